@@ -1,0 +1,52 @@
+# Two commands for a newcomer: `make lab` and `make test`. Both make .venv first, when it is missing or out of date.
+#   make lab LAB_ARGS="--no-browser --port 9999"    arguments for JupyterLab
+#   make test PHASES="lint unit"                    some of the phases
+#   COURSE_VENV=/big/disk/venv make lab             the environment in another folder
+
+PYTHON ?= python3
+COURSE_VENV ?= .venv
+export COURSE_VENV
+
+# What tools start by name (nbgrader starts alembic, a cell starts torchrun) must be the environment's own.
+IN_VENV := PATH="$$(cd "$(COURSE_VENV)" && pwd)/bin:$$PATH"
+VENV_PYTHON := $(IN_VENV) "$(COURSE_VENV)/bin/python"
+
+# JupyterLab refuses to start on a notebook that is not there. The file is for the browser that it opens, the
+# default_url for the address that it prints.
+START_PAGE := $(wildcard chapters/00_ranks.ipynb)
+OPEN_START_PAGE := $(if $(START_PAGE),--LabApp.default_url=/lab/tree/$(START_PAGE) $(START_PAGE))
+# JupyterLab refuses to start as root, as one is in a container, unless told to.
+ALLOW_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
+
+.DEFAULT_GOAL := help
+.PHONY: help lab test notebooks bench clean python environment environment-dev
+
+help: ## List these commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+
+lab: environment ## Open the course in JupyterLab
+	@$(VENV_PYTHON) -m jupyterlab --ServerApp.root_dir=. $(ALLOW_ROOT) $(LAB_ARGS) $(OPEN_START_PAGE)
+
+test: environment-dev ## Run every check: lint, unit tests, notebooks
+	@$(VENV_PYTHON) -m tests.run $(PHASES)
+
+notebooks: environment-dev ## Rebuild the notebooks from source/
+	@$(VENV_PYTHON) -m shared.build
+
+bench: environment-dev ## Measure starts, instruments and collectives on this machine
+	@$(VENV_PYTHON) -m benchmarks.ranks
+	@$(VENV_PYTHON) -m benchmarks.instruments
+	@$(VENV_PYTHON) -m benchmarks.collectives
+
+clean: ## Remove .venv and caches
+	rm -rf .venv .pytest_cache .ruff_cache build *.egg-info
+	find . -name .git -prune -o -type d \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
+
+environment: python
+	@$(PYTHON) bootstrap.py
+
+environment-dev: python
+	@$(PYTHON) bootstrap.py --dev
+
+python:
+	@command -v $(PYTHON) >/dev/null || { echo "The course needs Python 3.11 to 3.14: there is no $(PYTHON) here."; exit 1; }
