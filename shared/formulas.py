@@ -1,0 +1,218 @@
+"""The memory, wire, time, pipeline and activation formulas of the course: one function each, with its source.
+
+Bytes are bytes per rank unless a name says otherwise; times are in seconds. Letters of the literature:
+parameters Ψ, ranks N, stages p, micro-batches m, chunks v, tensor-parallel ranks t.
+
+Sources:
+    ZeRO        Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"
+    FSDP        Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel"
+    Megatron-2  Narayanan et al. 2021, arXiv 2104.04473
+    Megatron-3  Korthikanti et al. 2022, arXiv 2205.05198
+    GPipe       Huang et al. 2019
+    nccl-tests  PERFORMANCE.md of NVIDIA's nccl-tests
+"""
+
+import math
+from dataclasses import dataclass
+
+ZERO_STAGES = (0, 1, 2, 3)  # 0 is plain data parallelism
+
+
+@dataclass(frozen=True)
+class BytesPerParameter:
+    """How many bytes one parameter costs, by what they hold."""
+
+    parameter: int
+    gradient: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        return self.parameter + self.gradient + self.optimizer
+
+
+# ZeRO §3.1, K = 12: bf16 parameter and gradient; fp32 master, momentum and variance.
+MIXED_ADAM = BytesPerParameter(2, 2, 12)
+# The same with gradients accumulated in fp32: 2 + 6 + 12 = 20 bytes per parameter.
+MIXED_ADAM_FP32_GRADIENTS = BytesPerParameter(2, 6, 12)
+# As above without an fp32 master: 12 bytes per parameter.
+MIXED_ADAM_NO_MASTER = BytesPerParameter(2, 2, 8)
+FP32_ADAM = BytesPerParameter(4, 4, 8)
+
+
+def _positive(**values) -> None:
+    """Refuse what no cluster has."""
+    for name, value in values.items():
+        if value <= 0:
+            raise ValueError(f"{name} must be above 0, got {value}")
+
+
+def _stage(stage: int) -> None:
+    if stage not in ZERO_STAGES:
+        raise ValueError(f"stage must be one of {ZERO_STAGES} (0 is plain data parallelism), got {stage}")
+
+
+# -- static memory
+
+
+def model_state_bytes(parameters: float, ranks: int, stage: int, each: BytesPerParameter = MIXED_ADAM) -> float:
+    """Bytes of parameters, gradients and optimizer state on one rank. Source: ZeRO §3.1 and figure 1."""
+    _positive(parameters=parameters, ranks=ranks)
+    _stage(stage)
+    parameter = each.parameter / (ranks if stage >= 3 else 1)
+    gradient = each.gradient / (ranks if stage >= 2 else 1)
+    optimizer = each.optimizer / (ranks if stage >= 1 else 1)
+    return parameters * (parameter + gradient + optimizer)
+
+
+def memory_saving(ranks: int, stage: int, each: BytesPerParameter = MIXED_ADAM) -> float:
+    """How many times less a stage holds than plain data parallelism. Derived from model_state_bytes."""
+    return model_state_bytes(1, ranks, 0, each) / model_state_bytes(1, ranks, stage, each)
+
+
+def redundant_copies(ranks: int) -> int:
+    """How many copies of the model data parallelism keeps that one process would not."""
+    _positive(ranks=ranks)
+    return ranks - 1
+
+
+def zero3_parameter_peak_bytes(
+    unit_parameters: list[float], ranks: int, bytes_each: int = 2, prefetch: int = 0
+) -> float:
+    """Bytes of parameters at ZeRO-3's peak: all shards, and the gathered units.
+
+    prefetch: how many units are gathered ahead of the one that computes.
+    Source: FSDP §3.2.1 (without prefetch): Σψᵢ/N + max ψᵢ.
+    """
+    _positive(ranks=ranks)
+    if not unit_parameters or prefetch < 0:
+        raise ValueError("needs at least one unit, and a prefetch of 0 or more")
+    window = prefetch + 1
+    gathered = max(sum(unit_parameters[i : i + window]) for i in range(len(unit_parameters)))
+    return bytes_each * (sum(unit_parameters) / ranks + gathered)
+
+
+def largest_model_parameters(card_bytes: float, each: BytesPerParameter = MIXED_ADAM) -> float:
+    """Parameters whose state alone fills a card under plain data parallelism: M/16. Derived."""
+    _positive(card_bytes=card_bytes)
+    return card_bytes / each.total
+
+
+# -- bytes on the wire, sent per rank
+
+
+def ring_fraction(ranks: int) -> float:
+    """f = (N−1)/N: the part of a buffer that is not this rank's own."""
+    _positive(ranks=ranks)
+    return (ranks - 1) / ranks
+
+
+def reduce_scatter_sent_bytes(buffer_bytes: float, ranks: int) -> float:
+    """Ring reduce-scatter of a buffer of S bytes: fS. Source: nccl-tests."""
+    return ring_fraction(ranks) * buffer_bytes
+
+
+def all_gather_sent_bytes(buffer_bytes: float, ranks: int) -> float:
+    """Ring all-gather to a buffer of S bytes: fS. Source: nccl-tests."""
+    return ring_fraction(ranks) * buffer_bytes
+
+
+def all_reduce_sent_bytes(buffer_bytes: float, ranks: int) -> float:
+    """Ring all-reduce: a reduce-scatter and an all-gather, 2fS. Source: nccl-tests."""
+    return reduce_scatter_sent_bytes(buffer_bytes, ranks) + all_gather_sent_bytes(buffer_bytes, ranks)
+
+
+def step_sent_bytes(parameters: float, ranks: int, stage: int, bytes_each: int = 2, micro_batches: int = 1) -> float:
+    """Bytes that one rank sends per optimizer step.
+
+    Plain data parallelism (with no_sync) and ZeRO-1 2fwΨ; ZeRO-2 (g+1)fwΨ; ZeRO-3 3g·fwΨ.
+    Source: ZeRO §7 for g = 1; derived for g > 1.
+    """
+    _positive(parameters=parameters, micro_batches=micro_batches)
+    _stage(stage)
+    passes = {0: 2, 1: 2, 2: micro_batches + 1, 3: 3 * micro_batches}[stage]
+    return passes * ring_fraction(ranks) * bytes_each * parameters
+
+
+# -- the α–β cost model: α seconds per message, β seconds per byte
+
+
+def ring_all_gather_s(buffer_bytes: float, ranks: int, alpha_s: float, beta_s: float) -> float:
+    """(N−1)α + fSβ; a ring reduce-scatter takes the same."""
+    return (ranks - 1) * alpha_s + all_gather_sent_bytes(buffer_bytes, ranks) * beta_s
+
+
+def ring_all_reduce_s(buffer_bytes: float, ranks: int, alpha_s: float, beta_s: float) -> float:
+    """2(N−1)α + 2fSβ."""
+    return 2 * ring_all_gather_s(buffer_bytes, ranks, alpha_s, beta_s)
+
+
+def tree_all_reduce_s(buffer_bytes: float, ranks: int, alpha_s: float, beta_s: float) -> float:
+    """Binomial tree, not pipelined: 2⌈log₂N⌉(α + Sβ)."""
+    _positive(ranks=ranks)
+    return 2 * math.ceil(math.log2(ranks)) * (alpha_s + buffer_bytes * beta_s)
+
+
+def halving_doubling_all_reduce_s(buffer_bytes: float, ranks: int, alpha_s: float, beta_s: float) -> float:
+    """Recursive halving and doubling: 2log₂N·α + 2fSβ, for a power of two ranks."""
+    _positive(ranks=ranks)
+    if ranks & (ranks - 1):
+        raise ValueError(f"halving and doubling needs a power of two ranks, got {ranks}")
+    return 2 * math.log2(ranks) * alpha_s + all_reduce_sent_bytes(buffer_bytes, ranks) * beta_s
+
+
+def exposed_s(ready_s: list[float], lasts_s: list[float], backward_end_s: float) -> float:
+    """Communication that backward does not hide: buckets go one after another, each when it is ready.
+
+    eᵢ = max(eᵢ₋₁, readyᵢ) + tᵢ; exposed = max(0, e_last − end of backward). Derived.
+    """
+    end_s = 0.0
+    for ready, lasts in zip(ready_s, lasts_s, strict=True):
+        end_s = max(end_s, ready) + lasts
+    return max(0.0, end_s - backward_end_s)
+
+
+# -- pipeline
+
+
+def bubble_over_ideal(stages: int, micro_batches: int, chunks: int = 1) -> float:
+    """Idle time over the ideal time: (p−1)/(v·m), for GPipe, 1F1B (v = 1) and interleaved. Source: Megatron-2 §2.2."""
+    _positive(stages=stages, micro_batches=micro_batches, chunks=chunks)
+    if chunks > 1 and micro_batches % stages:
+        raise ValueError(f"the interleaved schedule needs micro-batches that are a multiple of {stages} stages")
+    return (stages - 1) / (chunks * micro_batches)
+
+
+def bubble_over_total(stages: int, micro_batches: int) -> float:
+    """Idle time over the whole time: (p−1)/(m+p−1). Source: GPipe §2.3."""
+    _positive(stages=stages, micro_batches=micro_batches)
+    return (stages - 1) / (micro_batches + stages - 1)
+
+
+# -- activations per transformer layer, 16-bit, GELU 4h MLP, dropout, attention materialised
+
+
+def activation_bytes(
+    sequence: int,
+    batch: int,
+    hidden: int,
+    heads: int,
+    *,
+    tensor_ranks: int = 1,
+    sequence_parallel: bool = False,
+    checkpointing: str = "none",
+) -> float:
+    """Bytes of activations one layer keeps for backward. Source: Megatron-3 §4 and table 2.
+
+    checkpointing: "none", "selective" (attention is recomputed) or "full" (only the layer's input is kept).
+    """
+    _positive(sequence=sequence, batch=batch, hidden=hidden, heads=heads, tensor_ranks=tensor_ranks)
+    if checkpointing not in ("none", "selective", "full"):
+        raise ValueError(f"checkpointing must be 'none', 'selective' or 'full', got {checkpointing!r}")
+    if checkpointing == "full":
+        per_element = 2.0
+    else:
+        attention = 0.0 if checkpointing == "selective" else 5 * heads * sequence / hidden
+        unsharded, sharded = (0.0, 34.0) if sequence_parallel else (10.0, 24.0)
+        per_element = unsharded + (sharded + attention) / tensor_ranks
+    return sequence * batch * hidden * per_element

@@ -1,0 +1,48 @@
+"""Sets of time intervals: lists of (began_s, ended_s)."""
+
+Intervals = list[tuple[float, float]]
+
+
+def merge(intervals: Intervals) -> Intervals:
+    """Cover the same time by intervals that do not touch, in order."""
+    merged: Intervals = []
+    for began, ended in sorted(intervals):
+        if merged and began <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(ended, merged[-1][1]))
+        else:
+            merged.append((began, ended))
+    return merged
+
+
+def subtract(intervals: Intervals, taken: Intervals) -> Intervals:
+    """Keep of some intervals what lies in none of those taken away."""
+    left, holes, first = [], merge(taken), 0
+    for start, end in merge(intervals):
+        while first < len(holes) and holes[first][1] <= start:
+            first += 1
+        hole = first
+        while hole < len(holes) and holes[hole][0] < end:
+            if start < holes[hole][0]:
+                left.append((start, holes[hole][0]))
+            start = holes[hole][1]
+            hole += 1
+        if start < end:
+            left.append((start, end))
+    return left
+
+
+def length_s(intervals: Intervals) -> float:
+    """Add up the time that the intervals cover, overlaps counted once."""
+    return sum(ended - began for began, ended in merge(intervals))
+
+
+def rows(intervals: Intervals) -> list[int]:
+    """Give each interval, in order of its beginning, the first row in which nothing else runs. → row numbers"""
+    free_at: list[float] = []
+    chosen = {}
+    for place in sorted(range(len(intervals)), key=lambda place: intervals[place]):
+        began, ended = intervals[place]
+        row = next((row for row, free in enumerate(free_at) if free <= began), len(free_at))
+        free_at[row : row + 1] = [ended]
+        chosen[place] = row
+    return [chosen[place] for place in range(len(intervals))]

@@ -1,0 +1,99 @@
+"""The two models of the course, small enough for a laptop and shaped like the real ones.
+
+Shape legend: B batch, T tokens, D model width, H heads, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name everybody uses
+from torch import nn
+
+
+class MLP(nn.Module):
+    """A stack of linear layers with GELU between, for digits or anything flat."""
+
+    def __init__(self, sizes: tuple[int, ...] = (64, 128, 128, 10), seed: int = 0):
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):  # a seed of ours must not move the student's
+            torch.manual_seed(seed)
+            layers = []
+            for inputs, outputs in pairwise(sizes):
+                layers += [nn.Linear(inputs, outputs), nn.GELU()]
+            self.layers = nn.Sequential(*layers[:-1])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)  # (B, sizes[0]) → (B, sizes[-1])
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    vocab_size: int = 96
+    context: int = 64
+    layers: int = 2
+    heads: int = 4
+    width: int = 64
+
+
+class Attention(nn.Module):
+    """Causal self-attention over H heads."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.heads = config.heads
+        self.query_key_value = nn.Linear(config.width, 3 * config.width, bias=False)
+        self.project = nn.Linear(config.width, config.width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, D)
+        batch, tokens, width = x.shape
+        split = self.query_key_value(x).view(batch, tokens, 3, self.heads, width // self.heads)
+        query, key, value = split.permute(2, 0, 3, 1, 4)  # each (B, H, T, D/H)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)  # (B, H, T, D/H)
+        return self.project(mixed.transpose(1, 2).reshape(batch, tokens, width))  # (B, T, D)
+
+
+class Block(nn.Module):
+    """Attention, then a two-layer MLP, each added to its input."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.norm_1 = nn.LayerNorm(config.width)
+        self.attention = Attention(config)
+        self.norm_2 = nn.LayerNorm(config.width)
+        self.up = nn.Linear(config.width, 4 * config.width, bias=False)
+        self.down = nn.Linear(4 * config.width, config.width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, D)
+        x = x + self.attention(self.norm_1(x))
+        return x + self.down(F.gelu(self.up(self.norm_2(x))))
+
+
+class TinyGPT(nn.Module):
+    """A GPT with its output layer tied to its embedding, as in GPT-2 (Radford et al. 2019)."""
+
+    def __init__(self, config: GPTConfig | None = None, seed: int = 0):
+        super().__init__()
+        self.config = config = config or GPTConfig()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.token_embedding = nn.Embedding(config.vocab_size, config.width)
+            self.position_embedding = nn.Embedding(config.context, config.width)
+            self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+            self.norm = nn.LayerNorm(config.width)
+            self.output = nn.Linear(config.width, config.vocab_size, bias=False)
+            self.output.weight = self.token_embedding.weight  # tied: one parameter, two gradients
+            for parameter in self.parameters():
+                if parameter.dim() > 1:
+                    nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None):
+        """Predict the next token. → logits (B, T, V), or the mean loss where targets are given"""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.token_embedding(tokens) + self.position_embedding(positions)  # (B, T, D)
+        for block in self.blocks:
+            x = block(x)
+        logits = self.output(self.norm(x))  # (B, T, V)
+        if targets is None:
+            return logits
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())

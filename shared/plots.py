@@ -1,0 +1,439 @@
+"""The course's figures: pure functions from data to a matplotlib Figure.
+
+Colours are Okabe and Ito's, told apart by colour-blind readers; markers, line styles and hatches say the
+same again for readers of grey paper.
+"""
+
+from collections.abc import Callable
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+LINES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+HATCHES = ("", "//", "..", "xx", "\\\\", "++")
+
+
+def _finish(figure: Figure) -> Figure:
+    """Hand the figure over to the caller alone, so that a notebook shows it once: as the cell's value."""
+    plt.close(figure)
+    return figure
+
+
+def _axes(width_in: float, height_in: float):
+    """Start a figure with one plain pair of axes."""
+    figure, axes = plt.subplots(figsize=(width_in, height_in), layout="constrained")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def loss_curves(curves: dict[str, list[float]]) -> Figure:
+    """Draw losses per step, one line per name; lines that lie on each other stay countable by their markers."""
+    figure, axes = _axes(6.0, 3.0)
+    for number, (name, losses) in enumerate(curves.items()):
+        every = max(1, len(losses) // 8)
+        axes.plot(
+            losses,
+            color=COLOURS[number % len(COLOURS)],
+            linestyle=LINES[number % len(LINES)],
+            linewidth=2.6 - 0.7 * number,
+            marker=MARKERS[number % len(MARKERS)],
+            markevery=(number * every // max(1, len(curves)), every),
+            label=name,
+        )
+    axes.set(xlabel="step", ylabel="loss")
+    axes.legend(frameon=False)
+    return _finish(figure)
+
+
+def gradients_before_and_after(before: list, after: list, name: str) -> Figure:
+    """Draw one parameter's gradient on every rank, before and after synchronisation, on one colour scale.
+
+    Shapes: before, after: one [elements] tensor per rank.
+    """
+    figure, panels = plt.subplots(1, 2, figsize=(8.0, 0.9 + 0.35 * len(before)), sharey=True, layout="constrained")
+    largest = max(float(gradient.abs().max()) for gradient in [*before, *after])
+    for axes, gradients, title in zip(panels, (before, after), ("before", "after"), strict=True):
+        rows = [gradient.tolist() for gradient in gradients]
+        image = axes.imshow(rows, cmap="cividis", vmin=-largest, vmax=largest, aspect="auto", interpolation="nearest")
+        axes.set(title=f"{name}, {title}", xlabel="element", yticks=range(len(rows)))
+        axes.set_yticklabels([f"rank {rank}" for rank in range(len(rows))])
+    figure.colorbar(image, ax=panels, label="gradient")
+    return _finish(figure)
+
+
+def bars(values: dict[str, float], unit: str) -> Figure:
+    """Draw one labelled bar per value."""
+    figure, axes = _axes(6.0, 0.7 + 0.42 * len(values))
+    drawn = axes.barh(list(values), list(values.values()), color=COLOURS[0], edgecolor="black", linewidth=0.6)
+    axes.bar_label(drawn, fmt="%.3g", padding=4)
+    axes.invert_yaxis()
+    axes.set(xlabel=unit, xlim=(0, 1.15 * max(values.values())))
+    return _finish(figure)
+
+
+def waiting(began_s: list[float], arrived_s: list[float], left_s: list[float], waits_in: str) -> Figure:
+    """Draw one lane per rank: its work until it arrived at a collective, then its wait until it left."""
+    figure, axes = _axes(6.0, 0.9 + 0.35 * len(began_s))
+    start = min(began_s)
+    for rank, (began, arrived, left) in enumerate(zip(began_s, arrived_s, left_s, strict=True)):
+        first = rank == 0
+        axes.barh(rank, arrived - began, left=began - start, height=0.6, color=COLOURS[0], edgecolor="black",
+                  label="works" if first else None)  # fmt: skip
+        axes.barh(rank, left - arrived, left=arrived - start, height=0.6, color="white", edgecolor=COLOURS[1],
+                  hatch=HATCHES[1], label=f"waits in {waits_in}" if first else None)  # fmt: skip
+    axes.set(xlabel="seconds", yticks=range(len(began_s)), xlim=(0, None))
+    axes.set_yticklabels([f"rank {rank}" for rank in range(len(began_s))])
+    axes.invert_yaxis()
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return _finish(figure)
+
+
+def message_cost(sizes_bytes: list[int], times_ms: dict[str, list[float]]) -> Figure:
+    """Draw time against message size on logarithmic axes, one line per name.
+
+    The dotted line is what time would be if only bytes cost: through the largest message, in proportion.
+    """
+    figure, axes = _axes(6.0, 3.4)
+    for number, (name, measured) in enumerate(times_ms.items()):
+        style = {"color": COLOURS[number], "linestyle": LINES[number], "marker": MARKERS[number]}
+        axes.loglog(sizes_bytes, measured, label=name, linewidth=1.8, **style)
+    fastest = min(measured[-1] for measured in times_ms.values())
+    floor = min(min(measured) for measured in times_ms.values())
+    shown = [size for size in sizes_bytes if fastest * size / sizes_bytes[-1] > floor / 5]
+    in_proportion = [fastest * size / sizes_bytes[-1] for size in shown]
+    axes.loglog(shown, in_proportion, ":", color="grey", label="if only bytes cost")
+    axes.set(xlabel="bytes in the tensor", ylabel="ms, fastest round")
+    axes.legend(frameon=False)
+    return _finish(figure)
+
+
+def traffic(sent_mb: list[list[float]]) -> Figure:
+    """Draw who sent how much to whom as a map, the number in each field.
+
+    Shapes: sent_mb: [ranks][ranks], sender first.
+    """
+    figure, axes = plt.subplots(figsize=(4.2, 3.4), layout="constrained")
+    most = max(map(max, sent_mb)) or 1.0
+    axes.imshow(sent_mb, cmap="Blues", vmin=0, vmax=2.2 * most)
+    for sender, row in enumerate(sent_mb):
+        for receiver, megabytes in enumerate(row):
+            axes.text(receiver, sender, f"{megabytes:.3g}" if megabytes else "·", ha="center", va="center")
+    names = range(len(sent_mb))
+    axes.set(xlabel="to rank", ylabel="from rank", xticks=names, yticks=names, title="MB sent")
+    return _finish(figure)
+
+
+_LANE_STYLES = {  # lane → colour, hatch
+    "forward": (COLOURS[5], HATCHES[0]),
+    "backward": (COLOURS[0], HATCHES[0]),
+    "optimizer": (COLOURS[2], HATCHES[3]),
+    "communication": (COLOURS[4], HATCHES[1]),
+}
+
+
+def timeline(lines: list) -> Figure:
+    """Draw the ranks' timelines below each other: a row of computing, then what was on the wire meanwhile.
+
+    lines: one `timeline.Timeline` per rank.
+    Raises: ValueError when nothing was recorded.
+    """
+    from shared.timeline import rows_of
+
+    if not any(line.spans for line in lines):
+        raise ValueError("there is nothing to draw: record a step with timeline.record(...) on the ranks first")
+    arranged = [(number if line.rank is None else line.rank, line, rows_of(line)) for number, line in enumerate(lines)]
+    row_in = min(0.34, 6.0 / sum(len(rows) for _, _, rows in arranged))
+    figure, axes = _axes(9.0, 0.75 + sum(row_in * len(rows) + 0.22 for _, _, rows in arranged))
+    start_s = min(line.began_s for line in lines)
+    end_ms = 1e3 * (max(line.ended_s for line in lines) - start_s)
+    ticks, seen, y = [], {}, 0.0
+    for rank, line, rows in arranged:
+        for name, spans in rows:
+            for lane in dict.fromkeys(span.lane for span in spans):
+                of_lane = [span for span in spans if span.lane == lane]
+                seen.setdefault(lane, _draw_spans(axes, of_lane, y, start_s, end_ms, named=row_in > 0.15))
+            if name == "compute" and line.waits:
+                seen.setdefault("waits", _draw_waits(axes, line, y, start_s))
+            ticks.append((y, f"rank {rank}" if name == rows[0][0] else ""))
+            y += 1
+        exposed = f"{line.exposed_ms:.1f} ms exposed\n{line.overlap:.0%} hidden" if line.communication_ms else ""
+        axes.annotate(exposed, (1.01, y - 0.5 - len(rows) / 2), xycoords=("axes fraction", "data"), va="center", size=8)
+        y += 0.6
+    axes.set(xlabel="ms", xlim=(0, end_ms), ylim=(y - 1.0, -0.6), yticks=[at for at, _ in ticks])
+    axes.set_yticklabels([label for _, label in ticks])
+    axes.tick_params(axis="y", length=0)
+    order = [*_LANE_STYLES, *sorted(set(seen) - set(_LANE_STYLES))]
+    shown = [lane for lane in order if lane in seen]
+    figure.legend([seen[lane] for lane in shown], shown, frameon=False, ncols=len(shown), loc="outside upper left")
+    return _finish(figure)
+
+
+def _draw_spans(axes, spans: list, y: float, start_s: float, end_ms: float, named: bool):
+    """Draw spans of one lane in one row; a name is written where it fits."""
+    colour, hatch = _LANE_STYLES.get(spans[0].lane, (COLOURS[3], HATCHES[2]))
+    ink = "white" if spans[0].lane == "backward" else "black"
+    backing = {"facecolor": colour, "edgecolor": "none", "pad": 0.8} if hatch else None
+    bars = [(1e3 * (span.began_s - start_s), 1e3 * (span.ended_s - span.began_s)) for span in spans]
+    for (began_ms, lasted_ms), span in zip(bars, spans, strict=True):
+        if named and lasted_ms > 0.011 * len(span.name) * end_ms:
+            middle_ms = began_ms + lasted_ms / 2
+            axes.text(middle_ms, y, span.name, ha="center", va="center", size=7, color=ink, bbox=backing)
+    # facecolor, not color: that would paint the hatch in the bar's own colour
+    return axes.broken_barh(bars, (y - 0.45, 0.9), facecolor=colour, hatch=hatch, edgecolor="white", linewidth=0.5)
+
+
+def _draw_waits(axes, line, y: float, start_s: float):
+    spans = [(1e3 * (began - start_s), 1e3 * (ended - began)) for began, ended in line.waits]
+    style = {"facecolor": "white", "edgecolor": "black", "hatch": HATCHES[4], "linewidth": 0.5}
+    return axes.broken_barh(spans, (y - 0.25, 0.5), zorder=4, **style)  # over the names
+
+
+def _component_styles(components: list[str]) -> dict[str, dict]:
+    """Give each component of memory one colour and one hatch; the last, what is left over, is white."""
+    colours, hatches = (*COLOURS[: len(components) - 1], "white"), (*HATCHES[: len(components) - 1], "")
+    styles = zip(components, colours, hatches, strict=True)
+    return {name: {"facecolor": colour, "hatch": hatch, "edgecolor": "black"} for name, colour, hatch in styles}
+
+
+def memory_by_component(held_bytes: dict[str, dict[str, int]]) -> Figure:
+    """Draw one bar per rank (or strategy), its components stacked, its total at the end.
+
+    held_bytes: name of the bar → component → bytes, as `memory.Held.by_component` tells them.
+    Raises: ValueError where there is no bar.
+    """
+    if not held_bytes:
+        raise ValueError("There is nothing to draw: give one name and its bytes by component at least.")
+    figure, axes = _axes(7.0, 0.9 + 0.42 * len(held_bytes))
+    totals = [sum(parts.values()) for parts in held_bytes.values()]
+    scale, unit = (1e6, "MB") if max(totals) >= 1e6 else (1e3, "KB")
+    components = list(next(iter(held_bytes.values())))
+    left = [0.0] * len(totals)
+    for component, style in _component_styles(components).items():
+        widths = [parts[component] / scale for parts in held_bytes.values()]
+        if any(widths):
+            axes.barh(list(held_bytes), widths, left=left, height=0.65, linewidth=0.6, label=component, **style)
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    for place, total in enumerate(left):
+        axes.text(total, place, f" {total:.3g}", va="center")
+    axes.invert_yaxis()
+    axes.set(xlabel=unit, xlim=(0, 1.1 * max(left) or 1.0))
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return _finish(figure)
+
+
+def memory_over_step(samples: list) -> Figure:
+    """Draw what was alive after each operator of a step, by component; phases apart, the peak marked.
+
+    samples: as `memory.peak` takes them.
+    Raises: ValueError where there are none.
+    """
+    if not samples:
+        raise ValueError("There are no samples to draw: memory.peak has them when its block has ended.")
+    figure, axes = _axes(8.0, 3.6)
+    totals = [sample.held.total_bytes for sample in samples]
+    scale, unit = (1e6, "MB") if max(totals) >= 1e6 else (1e3, "KB")
+    drawn = {name: [] for name in samples[0].held.by_component()}
+    for sample in samples:
+        for name, held_bytes in sample.held.by_component().items():
+            drawn[name].append(held_bytes / scale)
+    base = [0.0] * len(samples)
+    for name, style in _component_styles(list(drawn)).items():
+        top = [low + high for low, high in zip(base, drawn[name], strict=True)]
+        if any(drawn[name]):
+            axes.fill_between(range(len(top)), base, top, step="post", linewidth=0.4, label=name, **style)
+        base = top
+    starts = [at for at, sample in enumerate(samples) if at == 0 or sample.phase != samples[at - 1].phase]
+    for at in starts[1:]:
+        axes.axvline(at, color="black", linestyle=":", linewidth=1.0)
+        axes.text(at, 1.02, f" {samples[at].phase}", transform=axes.get_xaxis_transform())
+    peak = max(range(len(totals)), key=totals.__getitem__)
+    axes.plot(peak, totals[peak] / scale, marker="v", color="black")
+    axes.text(peak, 1.04 * totals[peak] / scale, f" peak: {totals[peak] / scale:.3g} {unit}")
+    axes.set(xlabel="operators since the start", ylabel=unit)
+    axes.set(xlim=(0, len(samples) - 1), ylim=(0, 1.2 * totals[peak] / scale or 1.0))
+    handles, names = axes.get_legend_handles_labels()
+    axes.legend(handles[::-1], names[::-1], frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return _finish(figure)
+
+
+# -- a ring, from the log of its run
+
+
+def ring_step(logs: list, step: int) -> Figure:
+    """Draw what every rank of a ring holds after one step, and the messages of that step.
+
+    A column is a rank, a row a chunk. A field names the ranks whose parts its sum holds: the more, the darker; white
+    on dark is complete. What came in this step has a thick frame, and an arrow from where it came.
+
+    Shapes: logs: [ranks][1 + steps], entry 0 is the start.
+    An entry is {"sent": name of the chunk that this rank sent (None at the start),
+    "holds": {name of a chunk: digits}}; digit r says how often rank r's part is in the sum.
+    Raises: ValueError where a rank's log is missing, or shorter than another's.
+    """
+    _check_ring(logs)
+    figure, axes = plt.subplots(figsize=(5.0, 3.4), layout="constrained")
+    _draw_ring(axes, logs, step, text_size=12)
+    return _finish(figure)
+
+
+def ring_steps(logs: list) -> Figure:
+    """Draw all steps of a ring side by side, as `ring_step` draws one: for readers without a kernel."""
+    _check_ring(logs)
+    steps = len(logs[0])
+    across = min(steps, 4)
+    down = -(-steps // across)
+    figure, panels = plt.subplots(down, across, figsize=(2.5 * across, 2.3 * down), layout="constrained", squeeze=False)
+    for step, axes in enumerate(panels.flat):
+        if step < steps:
+            _draw_ring(axes, logs, step, text_size=8.5)
+        else:
+            axes.axis("off")
+    if steps < panels.size:
+        _draw_ring_key(panels.flat[-1], len(logs))
+    return _finish(figure)
+
+
+_ACROSS = 1.4  # from one rank's column to the next; a field is 1 wide
+
+
+def _check_ring(logs: list) -> None:
+    lengths = [len(log) for log in logs]
+    if not lengths or len(set(lengths)) > 1 or lengths[0] == 0:
+        raise ValueError(f"a ring needs a log of each rank, all of the same length; their lengths are {lengths}")
+
+
+def _draw_ring(axes, logs: list, step: int, text_size: float) -> None:
+    ranks, names = len(logs), list(logs[0][0]["holds"])
+    for rank in range(ranks):
+        for row, name in enumerate(names):
+            came = step > 0 and logs[rank - 1][step]["sent"] == name
+            _draw_field(axes, rank * _ACROSS, row, logs[rank][step]["holds"][name], came, text_size)
+            if came:
+                _draw_arrival(axes, rank, row, ranks)
+    axes.set(xlim=(-0.95, (ranks - 1) * _ACROSS + 0.95), ylim=(len(names) - 0.4, -0.6))
+    axes.set_xticks([rank * _ACROSS for rank in range(ranks)], [f"rank {rank}" for rank in range(ranks)])
+    axes.set_yticks(range(len(names)), names)
+    axes.tick_params(length=0, labelsize=text_size)
+    axes.spines[:].set_visible(False)
+    axes.set_title(_what_happened(logs, step), size=text_size + 1)
+
+
+def _draw_field(axes, x: float, y: float, digits: str, came: bool, text_size: float) -> None:
+    inside = "".join(str(rank) * int(count) for rank, count in enumerate(digits))
+    part = sum(digit != "0" for digit in digits) / len(digits)
+    edge = {"edgecolor": COLOURS[1] if came else "black", "linewidth": 2.6 if came else 0.7}
+    axes.add_patch(plt.Rectangle((x - 0.5, y - 0.42), 1, 0.84, facecolor=_shade(part), **edge))
+    ink = {"color": "white", "weight": "bold"} if part == 1 else {"color": "black"}
+    axes.text(x, y, inside, ha="center", va="center", size=text_size, **ink)
+
+
+def _draw_ring_key(axes, ranks: int) -> None:
+    """Say in a free panel how to read the others."""
+    axes.set(xlim=(-0.7, 4.2), ylim=(3.4, -0.6))
+    some, everything = "011".ljust(ranks, "0"), "1" * ranks
+    rows = [
+        (some, False, "sum of the parts\nof ranks 1 and 2"),
+        (some, True, "came in this step"),
+        (everything, False, "complete"),
+    ]
+    for row, (digits, came, words) in enumerate(rows):
+        _draw_field(axes, 0, row, digits, came, text_size=8.5)
+        axes.text(0.75, row, words, va="center", size=8.5)
+
+
+def _shade(part: float) -> tuple:
+    """Mix white with blue, so that a complete sum is the only one as dark."""
+    strength = 1.0 if part == 1 else 0.55 * part
+    blue = plt.matplotlib.colors.to_rgb(COLOURS[0])
+    return tuple(1 - strength * (1 - channel) for channel in blue)
+
+
+def _draw_arrival(axes, rank: int, row: int, ranks: int) -> None:
+    style = {"arrowstyle": "-|>", "color": COLOURS[1], "linewidth": 1.8, "shrinkA": 0, "shrinkB": 0}
+    left_edge = rank * _ACROSS - 0.5
+    axes.annotate("", (left_edge, row), (left_edge - _ACROSS + 1, row), arrowprops=style)
+    if rank == 0:  # it left the picture on the right
+        right_edge = (ranks - 1) * _ACROSS + 0.5
+        axes.plot([right_edge, right_edge + 0.4], [row, row], color=COLOURS[1], linewidth=1.8, linestyle=":")
+
+
+def _what_happened(logs: list, step: int) -> str:
+    if step == 0:
+        return "start"
+    sent = logs[-1][step]["sent"]
+    same = logs[0][step]["holds"][sent] == logs[-1][step - 1]["holds"][sent]
+    return f"step {step}: {'copy' if same else 'add'} what comes"
+
+
+# -- time by the α–β model
+
+
+def predicted_against_measured(
+    predicted_s: dict[str, Callable[[float], float]], measured_s: dict[str, dict[float, float]], xlabel: str
+) -> Figure:
+    """Draw predictions as lines, measurements of the same name as marks of the same colour, on logarithmic axes.
+
+    predicted_s: name → function of bytes. measured_s: name → bytes → seconds.
+    """
+    figure, axes = _axes(6.0, 3.6)
+    sizes = sorted(size for measured in measured_s.values() for size in measured)
+    for number, name in enumerate(dict.fromkeys([*predicted_s, *measured_s])):
+        colour = COLOURS[number]
+        if name in predicted_s:
+            dense = _between(sizes[0], sizes[-1])
+            times_ms = [1e3 * predicted_s[name](size) for size in dense]
+            axes.plot(dense, times_ms, color=colour, linestyle=LINES[number], label=f"{name}, predicted")
+        if name in measured_s:
+            times_ms = [1e3 * time_s for time_s in measured_s[name].values()]
+            axes.plot(list(measured_s[name]), times_ms, MARKERS[number], color=colour, label=f"{name}, measured")
+    axes.set(xlabel=xlabel, ylabel="ms", xscale="log", yscale="log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.legend(frameon=False)
+    return _finish(figure)
+
+
+def all_reduce_costs(
+    algorithms: dict[str, Callable[[float, int], float]],
+    world_sizes: list[int],
+    sizes_bytes: tuple[float, float] = (1e2, 1e10),
+) -> Figure:
+    """Draw predicted times against size, a panel per world size; mark where the first algorithm overtakes the second.
+
+    algorithms: name → function of bytes and ranks, in seconds.
+    """
+    count = len(world_sizes)
+    figure, panels = plt.subplots(
+        1, count, figsize=(2.9 * count, 3.4), sharey=True, layout="constrained", squeeze=False
+    )
+    for axes, world_size in zip(panels.flat, world_sizes, strict=True):
+        sizes = _between(*sizes_bytes)
+        curves = [[1e3 * time_of(size, world_size) for size in sizes] for time_of in algorithms.values()]
+        for number, (name, curve) in enumerate(zip(algorithms, curves, strict=True)):
+            axes.loglog(sizes, curve, color=COLOURS[number], linestyle=LINES[number], label=name)
+        crossing = first_below(sizes, curves[0], curves[1])
+        if crossing is not None:
+            axes.axvline(crossing, color="grey", linestyle=":", linewidth=1)
+            label = f" {crossing / 1e6:.2g} MB" if crossing >= 1e5 else f" {crossing / 1e3:.2g} KB"
+            axes.text(crossing, 0.02, label, transform=axes.get_xaxis_transform(), va="bottom")
+        axes.set(title=f"{world_size} ranks", xlabel="bytes in the tensor")
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0, 0].set_ylabel("ms, predicted")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), frameon=False, ncols=count, loc="outside upper left")
+    return _finish(figure)
+
+
+def first_below(sizes: list[float], curve: list[float], other: list[float]) -> float | None:
+    """Find the size from which on a curve that began above another is below it. None where they never change."""
+    above = [mine >= theirs for mine, theirs in zip(curve, other, strict=True)]
+    return sizes[above.index(False)] if above[0] and not all(above) else None
+
+
+def _between(smallest: float, largest: float, points: int = 400) -> list[float]:
+    """Choose sizes at equal distances on a logarithmic axis."""
+    ratio = largest / smallest
+    return [smallest * ratio ** (place / (points - 1)) for place in range(points)]

@@ -1,0 +1,43 @@
+"""Timelines as a file for a trace viewer: ui.perfetto.dev, or chrome://tracing."""
+
+import json
+from pathlib import Path
+
+from shared.timeline import Span, Timeline, rows_of
+
+
+def save(lines: list[Timeline], path: str | Path) -> Path:
+    """Write the ranks' timelines into a file.
+
+    Source: the Trace Event Format: complete events ("X") in microseconds, a process per rank, a thread per row.
+    """
+    if not lines or not any(line.spans for line in lines):
+        raise ValueError("there is nothing to save: record a step with timeline.record(...) on the ranks first")
+    start_s = min(line.began_s for line in lines)
+    events = []
+    for number, line in enumerate(lines):
+        rank = number if line.rank is None else line.rank
+        events.append(_metadata("process_name", rank, 0, f"rank {rank}"))
+        for row, (name, spans) in enumerate(rows_of(line)):
+            events.append(_metadata("thread_name", rank, row, name))
+            events += [_event(each, rank, row, start_s) for each in spans]
+    path = Path(path)
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+    return path
+
+
+def _event(each: Span, rank: int, row: int, start_s: float) -> dict:
+    return {
+        "name": each.name,
+        "cat": each.lane,
+        "ph": "X",
+        "ts": 1e6 * (each.began_s - start_s),
+        "dur": 1e6 * (each.ended_s - each.began_s),
+        "pid": rank,
+        "tid": row,
+        "args": {"payload_bytes": each.payload_bytes} if each.payload_bytes else {},
+    }
+
+
+def _metadata(kind: str, rank: int, row: int, name: str) -> dict:
+    return {"name": kind, "ph": "M", "pid": rank, "tid": row, "args": {"name": name}}
