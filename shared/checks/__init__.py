@@ -1,0 +1,7 @@
+"""What each lab must show. One module per chapter's exported module, named as in `solutions/`.
+
+from shared.checks import manual_ddp as check      # in a notebook
+check.ManualDDP()
+
+python -m shared.checks manual_ddp my_file.py      # at a terminal, in a test, by a grader
+"""

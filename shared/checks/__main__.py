@@ -1,0 +1,93 @@
+"""python -m shared.checks NAME FILE: run one module's checks on a candidate file, on fresh ranks.
+
+Exit status: 0 all pass, 1 some fail, 2 unusable (and why).
+"""
+
+import argparse
+import contextlib
+import importlib
+import io
+import json
+import pkgutil
+import sys
+import time
+from pathlib import Path
+
+from shared import checks, ranks
+from shared.checks import candidate, display, framework
+
+
+def available() -> list[str]:
+    """Name the modules that have checks."""
+    modules = [info.name for info in pkgutil.iter_modules(checks.__path__)]
+    return [name for name in modules if any(exercises_of(name))]
+
+
+def exercises_of(name: str) -> list[framework.Exercise]:
+    """Give back the exercises of a check module, in order of definition."""
+    module = importlib.import_module(f"shared.checks.{name}")
+    return [value for value in vars(module).values() if isinstance(value, framework.Exercise)]
+
+
+def run_file(name: str, path: str, seed: int | None = None, only: str = "") -> list[framework.Verdict]:
+    """Check a candidate's file with the ranks that run now; `only` one piece of it, where named.
+
+    Raises: framework.Unusable when the file does not load or defines no required piece.
+    """
+    path = str(Path(path).resolve())
+    try:
+        defined = ranks.run(candidate.names_in, path, timeout_s=framework.CHECK_TIMEOUT_S)[0]
+    except ranks.CellFailed as failure:
+        raise framework.Unusable(f"{Path(path).name} does not load.\n{failure}") from None
+    verdicts = []
+    for exercise in exercises_of(name):
+        if only and exercise.piece != only:
+            continue
+        if exercise.piece in defined:
+            verdicts += framework.run_exercise(exercise, path, seed)
+        elif not exercise.optional:
+            raise framework.Unusable(f"{Path(path).name} does not define {exercise.piece}")
+    return verdicts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m shared.checks", description=__doc__.splitlines()[0])
+    parser.add_argument("name", help="the module's name in solutions/, manual_ddp for one")
+    parser.add_argument("file", help="a Python file that defines the piece")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.add_argument("--seed", type=int, help="repeat a run's draws")
+    options = parser.parse_args()
+    began = time.monotonic()
+    verdicts, problem = [], None
+    if options.name not in available():
+        problem = f"there are no checks for {options.name!r}; there are for: {', '.join(available())}"
+    elif not Path(options.file).is_file():
+        problem = f"there is no file {options.file}"
+    else:
+        try:
+            with contextlib.redirect_stdout(io.StringIO() if options.json else sys.stderr):
+                ranks.start(world_size=max(framework.WORLD_SIZES), detect_mismatch=False)
+                verdicts = run_file(options.name, options.file, options.seed)
+        except ranks.RanksError as error:
+            problem = str(error)
+        finally:
+            ranks.stop()
+    return _report(options, verdicts, problem, time.monotonic() - began)
+
+
+def _report(options, verdicts: list[framework.Verdict], problem: str | None, seconds: float) -> int:
+    status = 2 if problem else 0 if all(verdict.passed for verdict in verdicts) else 1
+    if options.json:
+        report = {"name": options.name, "file": options.file, "status": status, "unusable": problem}
+        print(json.dumps(report | {"verdicts": framework.as_json(verdicts), "seconds": round(seconds, 2)}))
+    elif problem:
+        print(f"unusable: {problem}")
+    else:
+        print(display.as_text(verdicts))
+        passed = sum(verdict.passed for verdict in verdicts)
+        print(f"{passed} of {len(verdicts)} checks passed in {seconds:.1f} s")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""Models that break careless wrappers, small enough that a step costs nothing.
+
+All take x [B, 6] and give [B, 3]. Each exists because some wrapper in the wild was wrong on it.
+"""
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+INPUTS, OUTPUTS = 6, 3
+
+
+class Plain(nn.Module):
+    """Two layers whose sizes no world size divides."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(INPUTS, 7), nn.Linear(7, OUTPUTS)
+
+    def forward(self, x):
+        return self.second(F.gelu(self.first(x)))
+
+
+class Tied(Plain):
+    """One parameter used twice: it is one parameter, and its gradient is the sum of two."""
+
+    def __init__(self):
+        super().__init__()
+        self.again = nn.Linear(INPUTS, 7)
+        self.again.weight = self.first.weight
+
+    def forward(self, x):
+        return self.second(F.gelu(self.first(x)) + self.again(x))
+
+
+class Frozen(Plain):
+    """Some parameters that take no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.first.bias.requires_grad_(False)
+        self.second.weight.requires_grad_(False)
+
+
+class Unused(Plain):
+    """A layer that no sample passes through: its gradients stay None on every rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.spare = nn.Linear(4, 5)
+
+
+class TwoRoads(Plain):
+    """Samples with x₀ > 0 take one layer, the others another: on some ranks a gradient stays None."""
+
+    def __init__(self):
+        super().__init__()
+        self.high, self.low = nn.Linear(OUTPUTS, OUTPUTS), nn.Linear(OUTPUTS, OUTPUTS)
+
+    def forward(self, x):
+        y, is_high = super().forward(x), x[:, 0] > 0
+        out = torch.zeros_like(y)
+        if is_high.any():
+            out[is_high] = self.high(y[is_high])
+        if (~is_high).any():
+            out[~is_high] = self.low(y[~is_high])
+        return out
+
+
+class Scalar(Plain):
+    """A parameter without dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        self.temperature = nn.Parameter(torch.rand(()) + 1)
+
+    def forward(self, x):
+        return super().forward(x) * self.temperature
+
+
+class Buffered(Plain):
+    """Buffers of floats, of integers, and one that state_dict leaves out; and a second input."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.rand(OUTPUTS) + 0.5)
+        self.register_buffer("seen", torch.randint(1, 9, (1,)))
+        self.register_buffer("shift", torch.rand(OUTPUTS), persistent=False)
+        self.register_buffer("absent", None)
+        self.register_buffer("count", torch.randint(2**53, 2**62, (1,)))  # more digits than a float64 has
+        self.register_buffer("mask", torch.rand(OUTPUTS) > 0.5)
+        self.second.register_buffer("inner", torch.rand(OUTPUTS))
+
+    def forward(self, x, times: float = 1.0):
+        return (
+            super().forward(x) * self.scale * self.seen * times
+            + self.shift
+            + self.count % 7
+            + self.mask
+            + self.second.inner
+        )
+
+
+class Strided(Plain):
+    """A parameter in channels_last: its gradient's elements do not lie in row order either."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernel = nn.Parameter(torch.rand(OUTPUTS, INPUTS, 2, 2).to(memory_format=torch.channels_last))
+
+    def forward(self, x):
+        return super().forward(x) + x @ self.kernel.sum((2, 3)).t()
+
+
+class Mixed(Plain):
+    """A float32 parameter before float64 ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.rand(INPUTS) + 1)
+
+    def to(self, dtype):
+        super().to(dtype)
+        self.gain.data = self.gain.data.float()
+        return self
+
+    def forward(self, x):
+        return super().forward(x * self.gain.to(x.dtype))
+
+
+MODELS = {cls.__name__: cls for cls in (Plain, Tied, Frozen, Unused, TwoRoads, Scalar, Buffered, Strided, Mixed)}
+
+
+def build(name: str, seed: int, dtype: torch.dtype = torch.float64) -> nn.Module:
+    """Build a model from its own seed; floating-point buffers take the dtype too."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return MODELS[name]().to(dtype)
+
+
+def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Copy every parameter and buffer, the ones outside state_dict too, to the CPU."""
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+
+
+def gradients_of(module: nn.Module) -> dict[str, torch.Tensor | None]:
+    """Copy every parameter's gradient to the CPU."""
+    return {name: None if p.grad is None else p.grad.detach().cpu().clone() for name, p in module.named_parameters()}
+
+
+def draw_batch(seed: int, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw a batch whose first third has x₀ < 0, so that TwoRoads leaves a rank without its high road.
+
+    Shapes: → x [samples, 6], y [samples, 3]
+    """
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(samples, INPUTS, generator=generator, dtype=torch.float64)
+    x[:, 0] = x[:, 0].abs()
+    x[: samples // 3, 0] *= -1
+    return x, torch.randn(samples, OUTPUTS, generator=generator, dtype=torch.float64)
+
+
+def other_roads(x: torch.Tensor) -> torch.Tensor:
+    """Turn x₀ round, so that every sample takes TwoRoads' other road."""
+    return torch.cat([-x[:, :1], x[:, 1:]], 1)
+
+
+def loss_of(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    output = module(x)
+    if output is None:
+        raise AssertionError("forward() gave back None: does it return what the module returns?")
+    return F.mse_loss(output, y)
+
+
+def said(name: str) -> str:
+    """Name a model to a student: what it is, since its name appears nowhere else."""
+    return f"a model with {_SAID[name]}"
+
+
+_SAID = {
+    "Plain": "two layers",
+    "Tied": "a parameter used twice",
+    "Frozen": "frozen parameters",
+    "Unused": "a layer nobody uses",
+    "TwoRoads": "a layer that only some ranks use",
+    "Scalar": "a parameter of no dimension",
+    "Buffered": "buffers",
+    "Strided": "a parameter in channels_last",
+    "Mixed": "parameters of two dtypes",
+}
