@@ -1,0 +1,35 @@
+"""A student receives into the tensor that was sent, and spares a buffer.
+
+caught by: pass_right · argument
+"""
+
+import torch
+import torch.distributed as dist
+
+
+def sum_over_ranks(value: float) -> float:
+    total = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(total)
+    return total.item()
+
+
+def global_mean(values: torch.Tensor) -> float:
+    sum_and_count = torch.tensor([values.sum(), values.numel()], dtype=torch.float64)
+    dist.all_reduce(sum_and_count)
+    return (sum_and_count[0] / sum_and_count[1]).item()
+
+
+def pass_right(tensor: torch.Tensor) -> torch.Tensor:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if size == 1:
+        return tensor
+    sending = dist.isend(tensor.clone(), dst=(rank + 1) % size)
+    dist.recv(tensor, src=(rank - 1) % size)
+    sending.wait()
+    return tensor
+
+
+def log_mean_loss(loss: torch.Tensor) -> float | None:
+    mean = loss.detach() / dist.get_world_size()
+    dist.all_reduce(mean)
+    return mean.item() if dist.get_rank() == 0 else None

@@ -1,0 +1,34 @@
+"""A student adds up neighbours in memory, not what the ranks have sent.
+
+caught by: direct_reduce_scatter · values
+"""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+
+from solutions import collectives as right
+
+
+def direct_reduce_scatter(tensor, group=None):
+    world_size = dist.get_world_size(group)
+    parts = F.pad(tensor.flatten(), (0, -tensor.numel() % world_size))
+    mine = torch.empty_like(parts)
+    dist.all_to_all_single(mine, parts, group=group)
+    return mine.view(-1, world_size).sum(1) if mine.numel() else mine
+
+
+def ring_reduce_scatter(tensor, group=None):
+    return right.ring_reduce_scatter(tensor, group)
+
+
+def ring_all_gather(shard, group=None):
+    return right.ring_all_gather(shard, group)
+
+
+def ring_all_reduce(tensor, group=None):
+    return right.ring_all_reduce(tensor, group)
+
+
+def tree_broadcast(tensor, src=0, group=None):
+    return right.tree_broadcast(tensor, src, group)

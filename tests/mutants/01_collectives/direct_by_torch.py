@@ -1,0 +1,34 @@
+"""A student calls torch's reduce-scatter, which is one call too.
+
+caught by: direct_reduce_scatter · wire
+"""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+
+from solutions import collectives as right
+
+
+def direct_reduce_scatter(tensor, group=None):
+    world_size = dist.get_world_size(group)
+    parts = F.pad(tensor.flatten(), (0, -tensor.numel() % world_size)).view(world_size, -1)
+    shard = torch.empty_like(parts[0])
+    dist.reduce_scatter(shard, list(parts), group=group)
+    return shard
+
+
+def ring_reduce_scatter(tensor, group=None):
+    return right.ring_reduce_scatter(tensor, group)
+
+
+def ring_all_gather(shard, group=None):
+    return right.ring_all_gather(shard, group)
+
+
+def ring_all_reduce(tensor, group=None):
+    return right.ring_all_reduce(tensor, group)
+
+
+def tree_broadcast(tensor, src=0, group=None):
+    return right.tree_broadcast(tensor, src, group)

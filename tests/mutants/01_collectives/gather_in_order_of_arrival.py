@@ -1,0 +1,30 @@
+"""A student puts the shards in the order in which they come.
+
+caught by: ring_all_gather · values
+"""
+
+import torch
+import torch.distributed as dist
+
+from solutions import collectives as right
+
+
+def ring_all_gather(shard, group=None):
+    shards = [shard]
+    for _ in range(dist.get_world_size(group) - 1):
+        arrived = torch.empty_like(shard)
+        right.ring_step(shards[-1], arrived, group)
+        shards.append(arrived)
+    return torch.cat(shards)
+
+
+def ring_reduce_scatter(tensor, group=None):
+    return right.ring_reduce_scatter(tensor, group)
+
+
+def ring_all_reduce(tensor, group=None):
+    return right.ring_all_reduce(tensor, group)
+
+
+def tree_broadcast(tensor, src=0, group=None):
+    return right.tree_broadcast(tensor, src, group)

@@ -1,0 +1,33 @@
+"""A student waits for what comes only: the last shard may be overwritten before it has left.
+
+caught by: ring_all_gather · waits
+"""
+
+import torch.distributed as dist
+
+from solutions import collectives as right
+
+_under_way = []
+
+
+def ring_all_gather(shard, group=None):
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    gathered = shard.new_empty(world_size, shard.numel())
+    gathered[rank] = shard
+    for step in range(world_size - 1):
+        outgoing, incoming = (rank - step) % world_size, (rank - step - 1) % world_size
+        _under_way.append(dist.isend(gathered[outgoing], group=group, group_dst=(rank + 1) % world_size))
+        dist.recv(gathered[incoming], group=group, group_src=(rank - 1) % world_size)
+    return gathered.view(-1)
+
+
+def ring_reduce_scatter(tensor, group=None):
+    return right.ring_reduce_scatter(tensor, group)
+
+
+def ring_all_reduce(tensor, group=None):
+    return right.ring_all_reduce(tensor, group)
+
+
+def tree_broadcast(tensor, src=0, group=None):
+    return right.tree_broadcast(tensor, src, group)

@@ -1,0 +1,32 @@
+"""A student sends on all that has come so far, in every step.
+
+caught by: ring_all_gather · wire
+"""
+
+import torch
+import torch.distributed as dist
+
+from solutions import collectives as right
+
+
+def ring_all_gather(shard, group=None):
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    gathered = shard.new_zeros(world_size, shard.numel())
+    gathered[rank] = shard
+    for _ in range(world_size - 1):
+        arrived = torch.empty_like(gathered)
+        right.ring_step(gathered, arrived, group)
+        gathered = torch.where(gathered.any(1, keepdim=True), gathered, arrived)
+    return gathered.view(-1)
+
+
+def ring_reduce_scatter(tensor, group=None):
+    return right.ring_reduce_scatter(tensor, group)
+
+
+def ring_all_reduce(tensor, group=None):
+    return right.ring_all_reduce(tensor, group)
+
+
+def tree_broadcast(tensor, src=0, group=None):
+    return right.tree_broadcast(tensor, src, group)

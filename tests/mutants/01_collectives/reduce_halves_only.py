@@ -1,0 +1,27 @@
+"""A student stops after the reduce-scatter: each rank has its own chunk of the sum, and old numbers elsewhere.
+
+caught by: ring_all_reduce · values
+"""
+
+import torch.distributed as dist
+
+from solutions import collectives as right
+
+
+def ring_all_reduce(tensor, group=None):
+    whole = tensor.contiguous()
+    mine = right.chunks_of(whole, dist.get_world_size(group))[dist.get_rank(group)]
+    mine.copy_(right.ring_reduce_scatter(whole, group)[: mine.numel()])
+    tensor.copy_(whole)
+
+
+def ring_reduce_scatter(tensor, group=None):
+    return right.ring_reduce_scatter(tensor, group)
+
+
+def ring_all_gather(shard, group=None):
+    return right.ring_all_gather(shard, group)
+
+
+def tree_broadcast(tensor, src=0, group=None):
+    return right.tree_broadcast(tensor, src, group)

@@ -1,0 +1,31 @@
+"""A student cuts along the first dimension, with `tensor.chunk`: 10 rows in 4 give 3, 3, 3, 1, and 6 give three chunks.
+
+caught by: ring_reduce_scatter · sizes
+"""
+
+import torch
+import torch.distributed as dist
+
+from solutions import collectives as right
+
+
+def ring_reduce_scatter(tensor, group=None):
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    chunks = [chunk.clone() for chunk in tensor.chunk(world_size)]
+    for step in range(1, world_size):
+        arrived = torch.empty_like(chunks[(rank - step - 1) % world_size])
+        right.ring_step(chunks[(rank - step) % world_size], arrived, group)
+        chunks[(rank - step - 1) % world_size] += arrived
+    return chunks[rank].flatten()
+
+
+def ring_all_gather(shard, group=None):
+    return right.ring_all_gather(shard, group)
+
+
+def ring_all_reduce(tensor, group=None):
+    return right.ring_all_reduce(tensor, group)
+
+
+def tree_broadcast(tensor, src=0, group=None):
+    return right.tree_broadcast(tensor, src, group)

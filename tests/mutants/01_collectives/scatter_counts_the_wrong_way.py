@@ -1,0 +1,34 @@
+"""A student lets the chunks' numbers grow from step to step: each part is added to another chunk's sum.
+
+caught by: ring_reduce_scatter · values
+"""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+
+from solutions import collectives as right
+
+
+def ring_reduce_scatter(tensor, group=None):
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    size = -(-tensor.numel() // world_size)
+    chunks = F.pad(tensor.flatten(), (0, world_size * size - tensor.numel())).view(world_size, size)
+    partial = chunks[(rank - 1) % world_size]
+    for step in range(1, world_size):
+        arrived = torch.empty_like(partial)
+        right.ring_step(partial, arrived, group)
+        partial = arrived + chunks[(rank - 1 + step) % world_size]
+    return partial
+
+
+def ring_all_gather(shard, group=None):
+    return right.ring_all_gather(shard, group)
+
+
+def ring_all_reduce(tensor, group=None):
+    return right.ring_all_reduce(tensor, group)
+
+
+def tree_broadcast(tensor, src=0, group=None):
+    return right.tree_broadcast(tensor, src, group)

@@ -1,0 +1,33 @@
+"""A student takes the size of the world, where the group is smaller.
+
+caught by: ring_reduce_scatter · group
+"""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+
+from solutions import collectives as right
+
+
+def ring_reduce_scatter(tensor, group=None):
+    rank, world_size = dist.get_rank(group), dist.get_world_size()
+    chunks = right.chunks_of(tensor.contiguous(), world_size)
+    partial = chunks[(rank - 1) % world_size]
+    for step in range(1, world_size):
+        arrived = torch.empty_like(chunks[(rank - step - 1) % world_size])
+        right.ring_step(partial, arrived, group)
+        partial = arrived + chunks[(rank - step - 1) % world_size]
+    return F.pad(partial, (0, chunks[0].numel() - partial.numel()))
+
+
+def ring_all_gather(shard, group=None):
+    return right.ring_all_gather(shard, group)
+
+
+def ring_all_reduce(tensor, group=None):
+    return right.ring_all_reduce(tensor, group)
+
+
+def tree_broadcast(tensor, src=0, group=None):
+    return right.tree_broadcast(tensor, src, group)

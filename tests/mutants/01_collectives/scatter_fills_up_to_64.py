@@ -1,0 +1,35 @@
+"""A student fills chunks up to a round number of elements, and sends the zeros too.
+
+caught by: ring_reduce_scatter · wire
+"""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+
+from solutions import collectives as right
+
+
+def ring_reduce_scatter(tensor, group=None):
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    chunks = right.chunks_of(tensor.contiguous(), world_size)
+    size = chunks[0].numel()
+    chunks = [F.pad(chunk, (0, -(-size // 64) * 64 - chunk.numel())) for chunk in chunks]
+    partial = chunks[(rank - 1) % world_size]
+    for step in range(1, world_size):
+        arrived = torch.empty_like(partial)
+        right.ring_step(partial, arrived, group)
+        partial = arrived + chunks[(rank - step - 1) % world_size]
+    return partial[:size].clone()
+
+
+def ring_all_gather(shard, group=None):
+    return right.ring_all_gather(shard, group)
+
+
+def ring_all_reduce(tensor, group=None):
+    return right.ring_all_reduce(tensor, group)
+
+
+def tree_broadcast(tensor, src=0, group=None):
+    return right.tree_broadcast(tensor, src, group)

@@ -1,0 +1,37 @@
+"""A student lets rank 0 collect, add up and hand out shards: one rank does the work of all.
+
+caught by: ring_reduce_scatter · wire
+"""
+
+import torch
+import torch.distributed as dist
+
+from solutions import collectives as right
+
+
+def ring_reduce_scatter(tensor, group=None):
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    total, arrived = tensor.clone(), torch.empty_like(tensor)
+    shards = [shard.clone() for shard in right.chunks_of(total, world_size)]
+    if rank > 0:
+        dist.send(total, group=group, group_dst=0)
+        dist.recv(shards[rank], group=group, group_src=0)
+        return shards[rank]
+    for other in range(1, world_size):
+        dist.recv(arrived, group=group, group_src=other)
+        total += arrived
+    for other in range(1, world_size):
+        dist.send(right.chunks_of(total, world_size)[other], group=group, group_dst=other)
+    return right.chunks_of(total, world_size)[0].clone()
+
+
+def ring_all_gather(shard, group=None):
+    return right.ring_all_gather(shard, group)
+
+
+def ring_all_reduce(tensor, group=None):
+    return right.ring_all_reduce(tensor, group)
+
+
+def tree_broadcast(tensor, src=0, group=None):
+    return right.tree_broadcast(tensor, src, group)

@@ -1,0 +1,34 @@
+"""Recursive halving: fewer steps, and for a power of two ranks only.
+
+caught by: ring_reduce_scatter · values
+"""
+
+import torch
+import torch.distributed as dist
+
+from solutions import collectives as right
+
+
+def ring_reduce_scatter(tensor, group=None):
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    part, half = tensor.clone().view(-1), world_size // 2
+    while half:
+        keep, give = part.chunk(2) if not rank & half else part.chunk(2)[::-1]
+        arrived = torch.empty_like(keep)
+        handle = dist.isend(give.contiguous(), group=group, group_dst=rank ^ half)
+        dist.recv(arrived, group=group, group_src=rank ^ half)
+        handle.wait()
+        part, half = keep + arrived, half // 2
+    return part
+
+
+def ring_all_gather(shard, group=None):
+    return right.ring_all_gather(shard, group)
+
+
+def ring_all_reduce(tensor, group=None):
+    return right.ring_all_reduce(tensor, group)
+
+
+def tree_broadcast(tensor, src=0, group=None):
+    return right.tree_broadcast(tensor, src, group)

@@ -1,0 +1,36 @@
+"""A student waits for the send too late: the next sum is put where the last one is still being sent from.
+
+caught by: ring_reduce_scatter · waits
+"""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+
+from solutions import collectives as right
+
+
+def ring_reduce_scatter(tensor, group=None):
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    size = -(-tensor.numel() // world_size)
+    chunks = F.pad(tensor.flatten(), (0, world_size * size - tensor.numel())).view(world_size, size)
+    travelling = chunks[(rank - 1) % world_size].clone()
+    arrived = torch.empty_like(travelling)
+    for step in range(1, world_size):
+        handle = dist.isend(travelling, group=group, group_dst=(rank + 1) % world_size)
+        dist.recv(arrived, group=group, group_src=(rank - 1) % world_size)
+        travelling.copy_(arrived + chunks[(rank - step - 1) % world_size])
+        handle.wait()
+    return travelling
+
+
+def ring_all_gather(shard, group=None):
+    return right.ring_all_gather(shard, group)
+
+
+def ring_all_reduce(tensor, group=None):
+    return right.ring_all_reduce(tensor, group)
+
+
+def tree_broadcast(tensor, src=0, group=None):
+    return right.tree_broadcast(tensor, src, group)

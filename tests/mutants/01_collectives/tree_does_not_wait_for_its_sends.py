@@ -1,0 +1,36 @@
+"""A student starts all sends and leaves: src may change its tensor before they have left.
+
+caught by: tree_broadcast · waits
+"""
+
+import torch.distributed as dist
+
+from solutions import collectives as right
+
+_under_way = []
+
+
+def tree_broadcast(tensor, src=0, group=None):
+    group = dist.group.WORLD if group is None else group
+    world_size, root = dist.get_world_size(group), dist.get_group_rank(group, src)
+    place, reach, whole = (dist.get_rank(group) - root) % world_size, 1, tensor.contiguous()
+    while reach < world_size:
+        if place < reach and place + reach < world_size:
+            _under_way.append(dist.isend(whole, group=group, group_dst=(place + reach + root) % world_size))
+        elif reach <= place < 2 * reach:
+            dist.recv(whole, group=group, group_src=(place - reach + root) % world_size)
+        reach *= 2
+    if whole is not tensor:
+        tensor.copy_(whole)
+
+
+def ring_reduce_scatter(tensor, group=None):
+    return right.ring_reduce_scatter(tensor, group)
+
+
+def ring_all_gather(shard, group=None):
+    return right.ring_all_gather(shard, group)
+
+
+def ring_all_reduce(tensor, group=None):
+    return right.ring_all_reduce(tensor, group)

@@ -1,0 +1,33 @@
+"""A student's last round sends to places that are not there.
+
+caught by: tree_broadcast · values
+"""
+
+import torch.distributed as dist
+
+from solutions import collectives as right
+
+
+def tree_broadcast(tensor, src=0, group=None):
+    group = dist.group.WORLD if group is None else group
+    world_size, root = dist.get_world_size(group), dist.get_group_rank(group, src)
+    place, reach, whole = (dist.get_rank(group) - root) % world_size, 1, tensor.contiguous()
+    while reach < world_size:
+        if place < reach:
+            dist.send(whole, group=group, group_dst=(place + reach + root) % world_size)
+        elif place < 2 * reach:
+            dist.recv(whole, group=group, group_src=(place - reach + root) % world_size)
+        reach *= 2
+    tensor.copy_(whole)
+
+
+def ring_reduce_scatter(tensor, group=None):
+    return right.ring_reduce_scatter(tensor, group)
+
+
+def ring_all_gather(shard, group=None):
+    return right.ring_all_gather(shard, group)
+
+
+def ring_all_reduce(tensor, group=None):
+    return right.ring_all_reduce(tensor, group)

@@ -1,0 +1,32 @@
+"""A student hands the tensor on from neighbour to neighbour: N − 1 rounds.
+
+caught by: tree_broadcast · wire
+"""
+
+import torch.distributed as dist
+
+from solutions import collectives as right
+
+
+def tree_broadcast(tensor, src=0, group=None):
+    world = dist.group.WORLD if group is None else group
+    world_size, rank = dist.get_world_size(world), dist.get_rank(world)
+    place = (rank - dist.get_group_rank(world, src)) % world_size
+    whole = tensor.contiguous()
+    if place > 0:
+        dist.recv(whole, group=world, group_src=(rank - 1) % world_size)
+    if place < world_size - 1:
+        dist.send(whole, group=world, group_dst=(rank + 1) % world_size)
+    tensor.copy_(whole)
+
+
+def ring_reduce_scatter(tensor, group=None):
+    return right.ring_reduce_scatter(tensor, group)
+
+
+def ring_all_gather(shard, group=None):
+    return right.ring_all_gather(shard, group)
+
+
+def ring_all_reduce(tensor, group=None):
+    return right.ring_all_reduce(tensor, group)

@@ -1,0 +1,26 @@
+"""A student takes src for a place in the group; in the world they are the same.
+
+caught by: tree_broadcast · group
+"""
+
+import torch.distributed as dist
+
+from solutions import collectives as right
+
+
+def tree_broadcast(tensor, src=0, group=None):
+    world_size = dist.get_world_size(group)
+    src = src if group is None else dist.get_global_rank(group, src % world_size)
+    right.tree_broadcast(tensor, src, group)
+
+
+def ring_reduce_scatter(tensor, group=None):
+    return right.ring_reduce_scatter(tensor, group)
+
+
+def ring_all_gather(shard, group=None):
+    return right.ring_all_gather(shard, group)
+
+
+def ring_all_reduce(tensor, group=None):
+    return right.ring_all_reduce(tensor, group)

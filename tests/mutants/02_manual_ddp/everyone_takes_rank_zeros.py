@@ -1,0 +1,22 @@
+"""Makes the gradients equal by taking rank 0's: the ranks agree, three quarters of the batch are lost.
+
+caught by: average_gradients · values
+"""
+
+import torch
+import torch.distributed as dist
+
+from solutions import manual_ddp as right
+
+
+def average_gradients(module, group=None):
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.broadcast(parameter.grad, group=group, group_src=0)
+
+
+class ManualDDP(right.ManualDDP):
+    def finish_gradient_sync(self):
+        average_gradients(self.module, self.group)

@@ -1,0 +1,17 @@
+"""Sends the parameters and forgets the buffers.
+
+caught by: broadcast_state · values
+"""
+
+import torch.distributed as dist
+
+from solutions import manual_ddp as right
+
+
+def broadcast_state(module, group=None):
+    for parameter in module.parameters():
+        dist.broadcast(parameter.detach(), group=group, group_src=0)
+
+
+class ManualDDP(right.ManualDDP):
+    pass

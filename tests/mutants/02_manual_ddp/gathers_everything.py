@@ -1,0 +1,19 @@
+"""Collects every rank's tensor and averages at home: N times the bytes.
+
+caught by: mean_over_ranks_ · wire
+"""
+
+import torch
+import torch.distributed as dist
+
+from solutions import manual_ddp as right
+
+
+def mean_over_ranks_(tensor, group=None):
+    everyone = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyone, tensor, group=group)
+    tensor.copy_(torch.stack(everyone).mean(0))
+
+
+class ManualDDP(right.ManualDDP):
+    pass

@@ -1,0 +1,11 @@
+"""Takes a group and talks to the whole world.
+
+caught by: ManualDDP · group
+"""
+
+from solutions import manual_ddp as right
+
+
+class ManualDDP(right.ManualDDP):
+    def __init__(self, module, group=None):
+        super().__init__(module, None)

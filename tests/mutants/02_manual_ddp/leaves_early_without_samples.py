@@ -1,0 +1,15 @@
+"""A rank without samples leaves early, and the others wait for it.
+
+caught by: average_gradients_weighted · values
+"""
+
+from solutions import manual_ddp as right
+
+
+class ManualDDP(right.ManualDDP):
+    pass
+
+
+def average_gradients_weighted(module, samples, group=None):
+    if samples > 0:
+        right.average_gradients_weighted(module, samples, group)

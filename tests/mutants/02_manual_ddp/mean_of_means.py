@@ -1,0 +1,14 @@
+"""Averages unequal shares as if they were equal.
+
+caught by: average_gradients_weighted · values
+"""
+
+from solutions import manual_ddp as right
+
+
+class ManualDDP(right.ManualDDP):
+    pass
+
+
+def average_gradients_weighted(module, samples, group=None):
+    right.average_gradients(module, group)

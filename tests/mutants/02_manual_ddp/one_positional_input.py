@@ -1,0 +1,14 @@
+"""Forwards one positional input and nothing else.
+
+caught by: ManualDDP · wraps
+"""
+
+from solutions import manual_ddp as right
+
+
+class ManualDDP(right.ManualDDP):
+    def forward(self, x):
+        return self.module(x)
+
+    def __call__(self, x):
+        return self.forward(x)

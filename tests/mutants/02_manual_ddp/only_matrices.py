@@ -1,0 +1,20 @@
+"""Averages weights and leaves biases out.
+
+caught by: average_gradients · values
+"""
+
+import torch
+
+from solutions import manual_ddp as right
+
+
+def average_gradients(module, group=None):
+    for parameter in module.parameters():
+        if parameter.requires_grad and parameter.dim() > 1:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            right.mean_over_ranks_(parameter.grad, group)
+
+
+class ManualDDP(right.ManualDDP):
+    pass

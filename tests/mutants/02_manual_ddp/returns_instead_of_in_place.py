@@ -1,0 +1,18 @@
+"""Gives the mean back and leaves the tensor as it was.
+
+caught by: mean_over_ranks_ · values
+"""
+
+import torch.distributed as dist
+
+from solutions import manual_ddp as right
+
+
+def mean_over_ranks_(tensor, group=None):
+    mean = tensor.clone()
+    dist.all_reduce(mean, group=group)
+    return mean / dist.get_world_size(group)
+
+
+class ManualDDP(right.ManualDDP):
+    pass

@@ -1,0 +1,20 @@
+"""Invents zero gradients for frozen parameters and sends them around.
+
+caught by: average_gradients · wire
+"""
+
+import torch
+
+from solutions import manual_ddp as right
+
+
+def average_gradients(module, group=None):
+    for parameter in module.parameters():
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        right.mean_over_ranks_(gradient, group)
+        if parameter.requires_grad:
+            parameter.grad = gradient
+
+
+class ManualDDP(right.ManualDDP):
+    pass

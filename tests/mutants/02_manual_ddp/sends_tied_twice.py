@@ -1,0 +1,20 @@
+"""Sends a tied parameter once per name. The values stay right, the bytes do not.
+
+caught by: average_gradients · wire
+"""
+
+import torch
+
+from solutions import manual_ddp as right
+
+
+def average_gradients(module, group=None):
+    for _, parameter in module.named_parameters(remove_duplicate=False):
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            right.mean_over_ranks_(parameter.grad, group)
+
+
+class ManualDDP(right.ManualDDP):
+    pass

@@ -1,0 +1,22 @@
+"""Shuffles with a seed of its own on each rank: some samples come twice, some never.
+
+caught by: ShardedSampler · every sample
+"""
+
+import torch
+
+from solutions import manual_ddp as right
+
+
+class ManualDDP(right.ManualDDP):
+    pass
+
+
+class ShardedSampler(right.ShardedSampler):
+    def __iter__(self):
+        order = torch.arange(self.length)
+        if self.shuffle:
+            draw = torch.Generator().manual_seed(self.seed + self.epoch + 1000 * self.rank)
+            order = torch.randperm(self.length, generator=draw)
+        places = torch.arange(self.rank, len(self) * self.world_size, self.world_size)
+        return iter(order[places % self.length].tolist())

@@ -1,0 +1,22 @@
+"""Packs all state into one tensor: integers go through floats, and large ones lose their last digits.
+
+caught by: broadcast_state · values
+"""
+
+import torch
+import torch.distributed as dist
+
+from solutions import manual_ddp as right
+
+
+def broadcast_state(module, group=None):
+    tensors = [*module.parameters(), *module.buffers()]
+    flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
+    dist.broadcast(flat, group=group, group_src=0)
+    with torch.no_grad():
+        for tensor, piece in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+            tensor.copy_(piece.view_as(tensor))
+
+
+class ManualDDP(right.ManualDDP):
+    pass

@@ -1,0 +1,16 @@
+"""Adds the ranks' values up and forgets to divide.
+
+caught by: mean_over_ranks_ · values
+"""
+
+import torch.distributed as dist
+
+from solutions import manual_ddp as right
+
+
+def mean_over_ranks_(tensor, group=None):
+    dist.all_reduce(tensor, group=group)
+
+
+class ManualDDP(right.ManualDDP):
+    pass

@@ -1,0 +1,20 @@
+"""A cheat: torch's DistributedDataParallel hidden where modules() does not look.
+
+caught by: ManualDDP · wire
+"""
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class ManualDDP(nn.Module):
+    def __init__(self, module, group=None):
+        super().__init__()
+        self.module = module
+        self.hidden = [DistributedDataParallel(module, process_group=group)]
+
+    def forward(self, *inputs, **kwargs):
+        return self.hidden[0](*inputs, **kwargs)
+
+    def finish_gradient_sync(self):
+        pass

@@ -1,0 +1,17 @@
+"""Leaves ranks with different numbers of samples where the length does not divide.
+
+caught by: ShardedSampler · every sample
+"""
+
+from solutions import manual_ddp as right
+
+
+class ManualDDP(right.ManualDDP):
+    pass
+
+
+class ShardedSampler(right.ShardedSampler):
+    def __iter__(self):
+        whole = right.ShardedSampler(self.length, 0, 1, self.shuffle, self.seed)
+        whole.set_epoch(self.epoch)
+        return iter(list(whole)[self.rank :: self.world_size])

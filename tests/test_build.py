@@ -1,0 +1,119 @@
+"""What is built matches its source, was executed, and the lab differs from its solution in exercises only."""
+
+import nbformat
+import pytest
+from nbformat.validator import validate
+
+from shared import build
+
+CHAPTERS = build.chapters()
+IDS = [chapter.name for chapter in CHAPTERS]
+OUR_FILES = ("rankset.py", "processes.py", "framework.py", "magic.py", "site-packages")
+
+
+def _read(folder: str, chapter) -> nbformat.NotebookNode:
+    return nbformat.read(build.ROOT / folder / f"{chapter.name}.ipynb", as_version=4)
+
+
+def _code(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def test_nothing_built_is_out_of_date():
+    assert build.stale() == []
+
+
+@pytest.mark.parametrize(
+    ("script", "stale"),
+    [
+        ("lesson", {"chapters/02_manual_ddp.ipynb"}),
+        ("lab", {"labs/02_manual_ddp.ipynb", "solutions/02_manual_ddp.ipynb"}),
+    ],
+)
+def test_a_changed_source_is_noticed(monkeypatch, script, stale):
+    """One word more in the first cell makes stale what is built from it, and nothing else."""
+    original = build.Chapter.read
+
+    def changed(self, name):
+        notebook = original(self, name)
+        if (self.name, name) == ("02_manual_ddp", script):
+            notebook.cells[0].source += " changed"
+        return notebook
+
+    monkeypatch.setattr(build.Chapter, "read", changed)
+    assert set(build.stale()) == stale
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=IDS)
+@pytest.mark.parametrize("folder", ["chapters", "solutions"])
+def test_every_code_cell_was_executed_in_order(folder, chapter):
+    counts = [cell.execution_count for cell in _code(_read(folder, chapter)) if cell.source.strip()]
+    assert counts == list(range(1, len(counts) + 1))
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=IDS)
+@pytest.mark.parametrize("folder", ["chapters", "solutions"])
+def test_errors_appear_only_where_they_are_meant_and_show_no_code_of_ours(folder, chapter):
+    for cell in _code(_read(folder, chapter)):
+        errors = [output for output in cell.outputs if output.output_type == "error"]
+        assert not errors or "raises-exception" in cell.metadata.get("tags", []), cell.source
+        for error in errors:
+            assert not any(name in line for line in error.traceback for name in OUR_FILES), error.traceback
+        text = str(cell.outputs)
+        assert "Warning" not in text, text[:500]
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=IDS)
+def test_lab_and_solution_differ_in_exercise_cells_only(chapter):
+    lab, solution = _read("labs", chapter), _read("solutions", chapter)
+    assert [cell.id for cell in lab.cells] == [cell.id for cell in solution.cells]
+    for blank, solved in zip(lab.cells, solution.cells, strict=True):
+        if "exercise" in blank.metadata.get("tags", []):
+            assert "NotImplementedError" in blank.source and blank.source != solved.source
+        else:
+            assert blank.source == solved.source
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=IDS)
+def test_the_lab_holds_no_solution_and_no_output(chapter):
+    lab = _read("labs", chapter)
+    assert all(not cell.outputs and cell.execution_count is None for cell in _code(lab))
+    assert not any("SOLUTION" in cell.source for cell in lab.cells)
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=IDS)
+@pytest.mark.parametrize("folder", ["chapters", "labs", "solutions"])
+def test_notebooks_are_valid_and_carry_nothing_of_this_machine(folder, chapter):
+    path = build.ROOT / folder / f"{chapter.name}.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    validate(notebook)
+    assert "widgets" not in notebook.metadata
+    text = path.read_text()
+    assert str(build.ROOT) not in text and "/tmp/" not in text
+    assert path.stat().st_size < 3 * 2**20
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=IDS)
+def test_exercises_and_checks_carry_nbgraders_metadata(chapter):
+    cells = [cell for cell in _read("labs", chapter).cells if "nbgrader" in cell.metadata]
+    marks = [cell.metadata["nbgrader"] for cell in cells]
+    assert len({mark["grade_id"] for mark in marks}) == len(marks)
+    assert sum(mark["solution"] for mark in marks) >= 3
+    assert sum(mark.get("points", 0) for mark in marks) > 0
+    for cell, mark in zip(cells, marks, strict=True):
+        assert mark["grade"] == cell.source.startswith("check."), cell.source
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=IDS)
+@pytest.mark.parametrize("folder", ["chapters", "labs", "solutions"])
+def test_cells_are_short(folder, chapter):
+    longest = max(len(cell.source.splitlines()) for cell in _code(_read(folder, chapter)))
+    assert longest <= 40
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=IDS)
+def test_a_lesson_imports_no_solution_of_its_own_or_a_later_chapter(chapter):
+    modules = {c.name: c.read("lab").metadata["course"]["module"] for c in CHAPTERS}
+    forbidden = [module for name, module in modules.items() if name >= chapter.name]
+    source = (chapter.folder / "lesson.py").read_text()
+    assert not [module for module in forbidden if f"solutions.{module}" in source]

@@ -1,0 +1,94 @@
+"""`python -m shared.checks NAME FILE`: 0 all pass, 1 some fail, 2 unusable and why."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shared import ranks
+from shared.checks import framework
+from shared.checks.__main__ import run_file
+
+ROOT = Path(__file__).parent.parent
+MUTANTS = ROOT / "tests" / "mutants" / "02_manual_ddp"
+VARIANTS = ROOT / "tests" / "variants" / "02_manual_ddp"
+
+
+def _check(*arguments) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "shared.checks", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
+
+
+def test_a_right_solution_exits_0_and_says_so_in_json():
+    done = _check("manual_ddp", VARIANTS / "one_flat_message.py", "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 0 and report["status"] == 0
+    assert all(verdict["passed"] for verdict in report["verdicts"]) and len(report["verdicts"]) >= 8
+
+
+def test_a_wrong_solution_exits_1_with_evidence_and_a_hint():
+    done = _check("manual_ddp", MUTANTS / "summed.py")
+    assert done.returncode == 1
+    assert "✗ mean_over_ranks_ · values" in done.stdout
+    assert "times too large" in done.stdout and "summed, or averaged?" in done.stdout
+
+
+def test_a_file_without_the_piece_exits_2_and_says_why(tmp_path):
+    path = tmp_path / "candidate.py"
+    path.write_text("x = 1\n")
+    done = _check("manual_ddp", path)
+    assert done.returncode == 2
+    assert done.stdout.startswith("unusable: candidate.py does not define ManualDDP")
+
+
+@pytest.fixture(scope="module")
+def four_ranks():
+    ranks.start(world_size=4, detect_mismatch=False)
+    yield
+    ranks.stop()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("def broken(:\n", "SyntaxError"),
+        ("import nothing_of_that_name\n", "nothing_of_that_name"),
+        ("raise SystemExit(0)\n", "does not load"),
+        ("import os\nos._exit(0)\n", "died"),
+    ],
+)
+def test_a_file_that_does_not_load_is_unusable_and_the_ranks_live_on(four_ranks, tmp_path, text, why):
+    path = tmp_path / "candidate.py"
+    path.write_text(text)
+    with pytest.raises(framework.Unusable, match=why):
+        run_file("manual_ddp", path)
+    assert ranks.run(int) == [0] * 4
+
+
+def test_a_seed_repeats_a_run(four_ranks):
+    first, second = (run_file("manual_ddp", MUTANTS / "summed.py", seed=5, only="mean_over_ranks_") for _ in range(2))
+    assert first == second and not first[0].passed
+
+
+def test_a_piece_imported_from_the_solutions_is_refused(four_ranks, tmp_path):
+    path = tmp_path / "candidate.py"
+    path.write_text("from solutions.manual_ddp import ManualDDP\n")
+    verdicts = run_file("manual_ddp", path, only="ManualDDP")
+    assert not any(verdict.passed for verdict in verdicts)
+    assert "write it by hand" in verdicts[0].evidence
+
+
+def test_what_is_not_written_yet_is_said_so(four_ranks, tmp_path):
+    path = tmp_path / "candidate.py"
+    path.write_text("def mean_over_ranks_(tensor, group=None):\n    raise NotImplementedError('your code here')\n")
+    verdicts = run_file("manual_ddp", path, only="mean_over_ranks_")
+    assert all(verdict.evidence == "it is not written yet" for verdict in verdicts)
+
+
+@pytest.mark.parametrize("arguments", [("no_such_module", __file__), ("manual_ddp", "no_such_file.py")])
+def test_a_wrong_name_exits_2_in_one_sentence(arguments):
+    done = _check(*arguments)
+    assert done.returncode == 2
+    assert done.stdout.startswith("unusable: there ") and len(done.stdout.splitlines()) == 1

@@ -1,0 +1,26 @@
+"""An unsolved lab runs to its end, fails every check, and says in words what to do."""
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from shared import build
+
+CHAPTERS = build.chapters()
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=[chapter.name for chapter in CHAPTERS])
+def test_an_unsolved_lab_fails_every_check_with_helpful_words(chapter):
+    path = build.ROOT / "labs" / f"{chapter.name}.ipynb"
+    lab = nbformat.read(path, as_version=4)
+    resources = {"metadata": {"path": str(path.parent)}}
+    NotebookClient(lab, timeout=120, allow_errors=True, resources=resources).execute()
+    checks = [cell for cell in lab.cells if "check" in cell.metadata.get("tags", [])]
+    assert checks
+    for cell in checks:
+        text = str(cell.outputs)
+        errors = [output for output in cell.outputs if output.output_type == "error"]
+        assert [error.ename for error in errors] == ["CheckFailed"], f"{cell.source}\n{text}"
+        assert "it is not written yet" in text, f"{cell.source}\n{text}"
+        assert "not there yet" in errors[0].evalue
+        assert not any("framework.py" in line for line in errors[0].traceback)

@@ -1,0 +1,66 @@
+"""Every wrong solution is rejected by the check that it names; every right one, written differently, passes."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from shared import ranks
+from shared.build import chapters
+from shared.checks.__main__ import run_file
+
+TESTS = Path(__file__).parent
+LEAST_MUTANTS, LEAST_VARIANTS = 8, 2
+
+
+def _module_of(chapter) -> str:
+    return chapter.read("lab").metadata["course"]["module"]
+
+
+def _files(kind: str) -> list:
+    return [
+        pytest.param(_module_of(chapter), path, id=f"{chapter.name}-{path.stem}")
+        for chapter in chapters()
+        for path in sorted((TESTS / kind / chapter.name).glob("*.py"))
+    ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def four_fresh_ranks():
+    ranks.start(world_size=4, detect_mismatch=False)
+    yield
+    ranks.stop()
+
+
+@pytest.mark.parametrize(("module", "path"), _files("mutants"))
+def test_the_named_check_catches_the_mutant(module, path):
+    named = re.search(r"^caught by: (\S+) · (.+)$", path.read_text(), re.MULTILINE)
+    assert named, f"{path.name} does not say which check must catch it"
+    verdicts = {(verdict.exercise, verdict.check): verdict for verdict in run_file(module, path, only=named[1])}
+    caught = verdicts.get(named.groups())
+    assert caught is not None, f"there is no check {named[1]} · {named[2]}: there are {sorted(verdicts)}"
+    assert not caught.passed, f"{path.name} passes {named[1]} · {named[2]}"
+    assert caught.evidence, "a failed check must say what it saw"
+    assert "cannot be compared" not in caught.evidence, "the check itself stumbled: that is no judgement"
+
+
+@pytest.mark.parametrize(("module", "path"), _files("variants"))
+def test_a_right_solution_written_differently_passes(module, path):
+    failed = [verdict for verdict in run_file(module, path) if not verdict.passed]
+    assert not failed, "\n".join(f"{v.exercise} · {v.check}: {v.evidence}" for v in failed)
+
+
+@pytest.mark.parametrize("chapter", chapters(), ids=lambda chapter: chapter.name)
+def test_the_solution_passes_every_check(chapter, tmp_path):
+    """The module itself may not be the candidate (it is ours), so its text is."""
+    module = _module_of(chapter)
+    copy = tmp_path / "candidate.py"
+    copy.write_text((TESTS.parent / "solutions" / f"{module}.py").read_text())
+    failed = [verdict for verdict in run_file(module, copy) if not verdict.passed]
+    assert not failed, "\n".join(f"{v.exercise} · {v.check}: {v.evidence}" for v in failed)
+
+
+@pytest.mark.parametrize("chapter", chapters(), ids=lambda chapter: chapter.name)
+def test_there_are_enough_of_both(chapter):
+    assert len(list((TESTS / "mutants" / chapter.name).glob("*.py"))) >= LEAST_MUTANTS
+    assert len(list((TESTS / "variants" / chapter.name).glob("*.py"))) >= LEAST_VARIANTS

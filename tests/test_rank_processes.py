@@ -1,0 +1,118 @@
+"""Nothing stays behind: however a program that started ranks ends, its processes and files are gone."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+import psutil
+import pytest
+
+REPORT = """
+import json, sys, psutil
+from shared import ranks
+
+def report():
+    children = psutil.Process().children(recursive=True)
+    print(json.dumps([[child.pid, child.create_time(), child.cmdline()] for child in children]), flush=True)
+"""
+START = REPORT + "ranks.start(2)\nreport()\n"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A program that started ranks, and has ended."""
+
+    status: int
+    error: str
+    left: list[psutil.Process]  # processes that were there at the report and still run
+    run_dir: str
+
+
+def run_program(source: str, timeout_s: float = 60.0) -> Ended:
+    """Run a program that reports its processes, and wait up to 5 s for them to go."""
+    program = [sys.executable, "-c", source]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL)
+    lines = [line for line in ended.stdout.splitlines() if line.startswith("[[")]
+    assert lines, f"the program reported no process\n{ended.stdout}\n{ended.stderr}"
+    found = json.loads(lines[-1])
+    assert len(found) >= 4, "fork server, controller, two ranks"
+    run_dir = next(command[-1] for _, _, command in found if "shared.forkserver" in command)
+    deadline = time.monotonic() + 5.0
+    while (left := still_there(found)) or os.path.exists(run_dir):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    return Ended(ended.returncode, ended.stderr, left, run_dir)
+
+
+def still_there(found: list) -> list[psutil.Process]:
+    left = []
+    for pid, created_s, _command in found:
+        try:
+            process = psutil.Process(pid)
+            if process.create_time() == created_s and process.status() != psutil.STATUS_ZOMBIE:
+                left.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return left
+
+
+def assert_nothing_left(ended: Ended) -> None:
+    assert not ended.left
+    assert not os.path.exists(ended.run_dir)
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [
+        ("", 0),
+        ("raise ValueError('in the script')", 1),
+        ("import os; os._exit(7)", 7),
+        ("ranks.run(lambda: 1 / 0)", 1),
+    ],
+    ids=["normally", "with an exception", "without cleaning up", "with a failure on the ranks"],
+)
+def test_program_that_ends_leaves_nothing(ending, status):
+    ended = run_program(START + ending)
+    assert ended.status == status, ended.error
+    assert_nothing_left(ended)
+
+
+def test_stop_leaves_nothing_and_the_program_goes_on():
+    source = START + (
+        "import os\n"
+        "gone = psutil.Process().children(recursive=True)\n"
+        "ranks.stop()\n"
+        "ranks.stop()  # harmless\n"
+        "gone = [p for p in gone if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]\n"
+        "sys.exit(repr(gone) if gone else 0)\n"
+    )
+    ended = run_program(source)
+    assert ended.status == 0, ended.error
+    assert_nothing_left(ended)
+
+
+@pytest.mark.parametrize("victim", ["shared.forkserver", "controller"])
+def test_lost_helper_process_is_told_and_a_new_start_works(victim):
+    """The fork server, or the controller, dies: both are ours, so no student should have to look for them."""
+    source = START + (
+        "server = ranks.current()._server\n"
+        f"pid = server._process.pid if {victim!r} == 'shared.forkserver' else server.pids['controller']\n"
+        "psutil.Process(pid).kill()\n"
+        "import time\n"
+        "while ranks.current().whole: time.sleep(0.01)\n"
+        "try:\n"
+        "    ranks.pull('rank')\n"
+        "except ranks.RanksError as error:\n"
+        "    assert 'ranks.start(world_size=2)' in str(error), error\n"
+        "else:\n"
+        "    sys.exit('no error')\n"
+        "ranks.start(2)\n"
+        "assert ranks.pull('rank') == [0, 1]\n"
+    )
+    ended = run_program(source)
+    assert ended.status == 0, ended.error
+    assert_nothing_left(ended)

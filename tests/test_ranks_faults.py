@@ -1,0 +1,552 @@
+"""Whatever a student does to the ranks, the message says what happened and the next cell works.
+
+Every fault is a real one, on four real ranks, one after the other: they must survive all of them.
+"""
+
+import contextlib
+import io
+import os
+import re
+import signal
+import textwrap
+import time
+from dataclasses import dataclass
+
+import psutil
+import pytest
+
+from shared import magic, ranks
+
+SOON_S = 10.0  # a hang that can never end is found long before the deadline of 60 s
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a student saw of a failed cell."""
+
+    message: str
+    seconds: float
+
+    @property
+    def lead(self) -> str:
+        """The sentences, without the table of ranks and what follows it."""
+        return self.message.split("\n\n")[0]
+
+
+def run_cell(source: str, line: str = "") -> None:
+    """Run a cell on the ranks. As in the notebook, the %%ranks line is its line 1."""
+    magic.cell(line, textwrap.dedent(source).strip())
+
+
+def failure_of(source: str, line: str = "") -> Failure:
+    began = time.monotonic()
+    with pytest.raises(ranks.CellFailed) as caught:
+        run_cell(source, line)
+    return Failure(str(caught.value), time.monotonic() - began)
+
+
+def call_failure(fn, *args) -> str:
+    with pytest.raises(ranks.RanksError) as caught:
+        fn(*args)
+    return str(caught.value)
+
+
+def assert_next_cell_works(world_size: int = 4) -> None:
+    run_cell("total = torch.ones(1) * rank\ndist.all_reduce(total)")
+    assert [value.item() for value in ranks.pull("total")] == [sum(range(world_size))] * world_size
+
+
+def assert_healed(message: str, *, kept: bool) -> None:
+    """The next cell works, and the variables are where the message says they are."""
+    assert_next_cell_works()
+    assert ("your variables on the ranks are kept" in message.lower()) == kept
+    assert ("their variables are gone" in message) == (not kept)
+    run_cell("found = 'marker' in globals()")
+    assert ranks.pull("found") == [kept] * 4
+
+
+@pytest.fixture(autouse=True)
+def marked_ranks(request):
+    """Four ranks that hold a variable from before the fault."""
+    if "no_ranks" not in request.fixturenames:
+        request.getfixturevalue("four_ranks")
+        run_cell("marker = 'from before the fault'")
+
+
+@pytest.fixture
+def no_ranks(monkeypatch):
+    """As in a notebook where nobody has called ranks.start yet."""
+    monkeypatch.setattr(ranks, "_current", None)
+
+
+# -- ranks that wait for each other
+
+
+def test_rank_that_never_joins_is_named():
+    failure = failure_of(
+        """
+        if rank != 2:
+            dist.all_reduce(torch.ones(5))
+        """
+    )
+    assert re.match(r"Ranks 0, 1, 3 wait in all_reduce #\d+ \(float32, 5 elements\) for rank 2\.", failure.message)
+    assert "Rank 2 left the cell" in failure.message
+    assert "cell, line 3: dist.all_reduce(torch.ones(5))" in failure.message
+    assert failure.seconds < SOON_S
+    assert_healed(failure.message, kept=True)
+
+
+def test_absent_rank_is_told_with_the_last_collective_that_it_launched():
+    failure = failure_of(
+        """
+        dist.barrier()
+        if rank != 2:
+            dist.all_reduce(torch.ones(5))
+        """
+    )
+    assert "for rank 2" in failure.lead
+    assert "Rank 2 left the cell after barrier #" in failure.lead
+    assert "launched at cell, line 2: dist.barrier()" in failure.lead
+    assert_healed(failure.message, kept=True)
+
+
+def test_different_collectives_are_told_with_their_ranks():
+    failure = failure_of(
+        """
+        values = torch.ones(3)
+        if rank == 2:
+            dist.broadcast(values, src=0)
+        else:
+            dist.all_reduce(values)
+        """
+    )
+    assert "do not agree" in failure.message
+    assert "ranks 0, 1, 3: all_reduce" in failure.message
+    assert "rank 2: broadcast" in failure.message
+    assert "in the same order" in failure.message
+    assert failure.seconds < SOON_S
+    assert_healed(failure.message, kept=True)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "of_rank_1", "of_others"),
+    [
+        ("torch.ones(3 + (rank == 1))", "float32, 4 elements", "float32, 3 elements"),
+        ("torch.ones(3, dtype=torch.float64 if rank == 1 else torch.float32)", "float64, 3 elem", "float32, 3 elem"),
+    ],
+    ids=["shape", "dtype"],
+)
+def test_different_tensors_are_told_with_their_ranks(tensor, of_rank_1, of_others):
+    failure = failure_of(f"dist.all_reduce({tensor})")
+    assert "do not agree" in failure.message
+    assert re.search(rf"rank 1: all_reduce #\d+ \({of_rank_1}", failure.message)
+    assert re.search(rf"ranks 0, 2, 3: all_reduce #\d+ \({of_others}", failure.message)
+    assert "same shape and dtype" in failure.message
+    assert failure.seconds < SOON_S
+    assert_healed(failure.message, kept=True)
+
+
+def test_broadcast_from_different_roots_is_told_with_the_roots():
+    failure = failure_of("dist.broadcast(torch.ones(3), src=0 if rank < 2 else 1)")
+    assert "do not agree" in failure.message
+    assert re.search(r"ranks 0, 1: broadcast #\d+ from rank 0 ", failure.message)
+    assert re.search(r"ranks 2, 3: broadcast #\d+ from rank 1 ", failure.message)
+    assert failure.seconds < SOON_S
+    assert_healed(failure.message, kept=True)
+
+
+def test_messages_between_some_ranks_are_no_disagreement():
+    """torch's own comparison takes a collective after them for a mismatch: gloo counts messages in the sequence."""
+    run_cell(
+        """
+        if rank == 0:
+            dist.send(torch.ones(1), dst=1)
+        if rank == 1:
+            dist.recv(torch.ones(1), src=0)
+        dist.barrier()
+        """
+    )
+    assert_next_cell_works()
+
+
+def test_ring_of_receives_is_seen_as_a_deadlock():
+    failure = failure_of("dist.recv(torch.ones(1), src=(rank + 1) % world_size)")
+    for rank in range(4):
+        assert re.search(rf"Rank {rank} waits in recv #\d+ from rank {(rank + 1) % 4}", failure.message)
+    assert "nobody can move" in failure.message
+    assert failure.seconds < SOON_S
+    assert_healed(failure.message, kept=True)
+
+
+def test_backward_that_one_rank_skips_is_seen_as_a_deadlock():
+    failure = failure_of(
+        """
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        loss = model(torch.ones(1, 2)).sum()
+        if rank != 3:
+            loss.backward()
+        """
+    )
+    assert re.search(r"Ranks 0–2 wait in all_reduce #\d+ \(float32, 6 elements\) for rank 3", failure.message)
+    assert "cell, line 5: loss.backward()" in failure.message
+    assert failure.seconds < SOON_S
+    assert_healed(failure.message, kept=True)
+
+
+def test_message_that_nobody_sends_names_the_sender():
+    failure = failure_of(
+        """
+        if rank == 3:
+            dist.recv(torch.ones(1), src=1)
+        """
+    )
+    assert re.match(r"Rank 3 waits in recv #\d+ from rank 1", failure.message)
+    assert re.search(
+        r"Rank 1 left the cell .*(never launched the matching send|without launching any)", failure.message
+    )
+    assert failure.seconds < SOON_S
+    assert_healed(failure.message, kept=True)
+
+
+def test_rank_that_was_not_asked_is_told_from_one_that_is_late():
+    failure = failure_of("dist.barrier()", "0,2")
+    assert "Ranks 0, 2 wait in barrier" in failure.message
+    assert "for ranks 1, 3" in failure.message
+    assert "Rank 1 was not asked to run this cell" in failure.message
+    assert "Rank 3 was not asked to run this cell" in failure.message
+    assert failure.seconds < SOON_S
+    assert_healed(failure.message, kept=True)
+
+
+def test_wait_that_is_no_collective_ends_at_the_deadline_and_shows_its_line():
+    run_cell("dist.barrier()")
+    failure = failure_of(
+        """
+        if rank == 0:
+            pair = dist.new_group([0, 1])
+        """,
+        "--timeout 1",
+    )
+    assert "Rank 0 waits at cell, line 3: pair = dist.new_group([0, 1])" in failure.message
+    assert "Every rank has launched the last collective, barrier" in failure.message
+    assert "stopped after 1 s" in failure.message
+    assert failure.seconds < SOON_S
+    assert_healed(failure.message, kept="variables on the ranks are kept" in failure.message)
+
+
+# -- ranks that compute on and on
+
+
+def test_endless_loop_is_shown_with_its_line_and_who_waits_for_it():
+    failure = failure_of(
+        """
+        if rank == 1:
+            while True: pass
+        dist.barrier()
+        """,
+        "--timeout 1.5",
+    )
+    assert "Ranks 0, 2, 3 wait in barrier" in failure.message
+    assert "for rank 1" in failure.message
+    assert "Rank 1 is still running: cell, line 3: while True: pass" in failure.message
+    assert "stopped after 1.5 s" in failure.message
+    assert 1.5 <= failure.seconds < SOON_S
+    assert_healed(failure.message, kept=True)
+
+
+def test_cell_that_computes_past_its_deadline_is_stopped():
+    failure = failure_of("import time\ntime.sleep(60)", "--timeout 0.5")
+    for rank in range(4):
+        assert f"Rank {rank} is still running: cell, line 3: time.sleep(60)" in failure.message
+    assert "wait" not in failure.lead
+    assert "stopped after 0.5 s" in failure.message
+    assert 0.5 <= failure.seconds < SOON_S
+    assert_healed(failure.message, kept=True)
+
+
+def test_slow_cell_within_its_deadline_is_left_alone():
+    run_cell(
+        """
+        import time
+        if rank == 0:
+            time.sleep(2.5)
+        dist.barrier()
+        arrived = True
+        """
+    )
+    assert ranks.pull("arrived") == [True] * 4
+
+
+def test_endless_print_fills_no_memory(capsys):
+    before = rank_memory_bytes(0)
+    failure = failure_of(
+        """
+        while rank == 0:
+            print("x" * 100_000)
+        """,
+        "--timeout 1",
+    )
+    assert rank_memory_bytes(0) - before < 100e6
+    printed = capsys.readouterr().out
+    assert "more characters not shown" in printed
+    assert len(printed) < 500_000
+    assert "Rank 0 is still running" in failure.message
+    assert_healed(failure.message, kept=True)
+
+
+def rank_memory_bytes(rank: int) -> int:
+    return psutil.Process(ranks.current().pids[rank]).memory_info().rss
+
+
+# -- ranks that fail
+
+
+def test_exception_on_one_rank_is_the_cause_and_the_waits_its_consequence():
+    failure = failure_of(
+        """
+        if rank == 1:
+            raise ValueError("no such batch")
+        dist.barrier()
+        """
+    )
+    assert failure.message.startswith("Rank 1 failed: ValueError: no such batch\n    cell, line 3: raise ValueError")
+    assert "Ranks 0, 2, 3 wait in barrier" in failure.message
+    assert "Connection closed" not in failure.message
+    assert failure.seconds < SOON_S
+    assert_healed(failure.message, kept=True)
+
+
+def test_exception_on_all_ranks_is_told_once():
+    failure = failure_of("import math\n\ndef root(x):\n    return math.sqrt(x)\n\nroot(-1)")
+    assert failure.message.count("math domain error") == 1
+    assert failure.message.startswith("Ranks 0–3 failed: ValueError")
+    assert "cell, line 7: root(-1)\n    root, line 5: return math.sqrt(x)" in failure.message
+    assert "a new process group" not in failure.message.lower(), "no rank left the sequence: the group is sound"
+    assert_healed(failure.message, kept=True)
+
+
+def test_memory_limit_on_one_rank_blames_that_rank_alone():
+    failure = failure_of(
+        """
+        import psutil, resource
+        if rank == 1:
+            limit_bytes = psutil.Process().memory_info().vms + 2**30
+            resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, resource.RLIM_INFINITY))
+            torch.ones(2**30)
+        dist.barrier()
+        """
+    )
+    run_cell("resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))")
+    assert failure.message.startswith("Rank 1 failed")
+    assert "asked for more memory than it may have" in failure.message
+    assert "cell, line 6: torch.ones(2**30)" in failure.message
+    assert failure.seconds < SOON_S
+    assert_healed(failure.message, kept=True)
+
+
+def test_sys_exit_ends_the_cell_and_not_the_rank(capsys):
+    pids = list(ranks.current().pids)
+    failure = failure_of("import sys\nsys.exit(3)")
+    assert "Ranks 0–3 failed: SystemExit: 3" in failure.message
+    assert "To exit" not in capsys.readouterr().out
+    assert ranks.current().pids == pids
+    assert_healed(failure.message, kept=True)
+
+
+def test_syntax_error_is_told_once_with_its_line():
+    failure = failure_of("x = 1\ndef f(:")
+    assert failure.message.count("SyntaxError") == 1
+    assert failure.message.startswith("Ranks 0–3 failed: cell, line 3")
+    assert "ipykernel" not in failure.message
+    assert_healed(failure.message, kept=True)
+
+
+def test_error_that_a_magic_swallows_still_fails_the_cell(tmp_path):
+    script = tmp_path / "broken.py"
+    script.write_text("raise RuntimeError('in the script')\n")
+    failure = failure_of(f"%run {script}")
+    assert "RuntimeError: in the script" in failure.message
+    assert "broken.py, line 1" in failure.message
+    assert_healed(failure.message, kept=True)
+
+
+def test_result_that_cannot_be_sent_says_what_can():
+    failure = call_failure(ranks.run, make_generator)
+    assert "Ranks 0–3 failed" in failure
+    assert "cannot pickle 'generator' object" in failure
+    assert "return numbers, tensors" in failure
+    assert_healed(failure, kept=True)
+
+
+def make_generator():
+    return (number for number in range(3))
+
+
+def test_pull_of_a_missing_variable_says_where_to_define_it():
+    failure = call_failure(ranks.pull, "never_defined")
+    assert failure.count("NameError") == 1
+    assert "no variable 'never_defined'" in failure
+    assert "%%ranks cell" in failure
+    assert_healed(failure, kept=True)
+
+
+def test_variable_on_some_ranks_only_is_missing_on_the_others():
+    run_cell("only_here = 1", "0,1")
+    failure = call_failure(ranks.pull, "only_here")
+    assert failure.startswith("Ranks 2, 3 failed: NameError")
+    assert_healed(failure, kept=True)
+
+
+# -- ranks that die
+
+
+@pytest.mark.parametrize(
+    ("death", "said"),
+    [("os._exit(5)", "exited with status 5"), ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL")],
+    ids=["exit", "sigkill"],
+)
+def test_rank_that_dies_in_a_cell_is_named_and_all_start_again(death, said):
+    pids = list(ranks.current().pids)
+    failure = failure_of(
+        f"""
+        import os, signal
+        if rank == 1:
+            {death}
+        dist.barrier()
+        """
+    )
+    assert "Rank 1 died" in failure.message
+    assert said in failure.message
+    assert "barrier" in failure.message
+    assert failure.seconds < SOON_S
+    assert_healed(failure.message, kept=False)
+    assert not set(ranks.current().pids) & set(pids)
+
+
+def test_rank_killed_between_cells_is_told_before_the_next_cell_runs():
+    os.kill(ranks.current().pids[2], signal.SIGKILL)
+    wait_until_the_death_is_known()
+    failure = call_failure(run_cell, "ran = True")
+    assert "Rank 2 died" in failure
+    assert "SIGKILL" in failure
+    assert "between two cells" in failure
+    run_cell("ran = 'ran' in globals()")
+    assert ranks.pull("ran") == [False] * 4, "a cell must not run on ranks whose variables are gone"
+    assert_healed(failure, kept=False)
+
+
+def test_start_replaces_ranks_of_which_one_has_died(capsys):
+    os.kill(ranks.current().pids[2], signal.SIGKILL)
+    wait_until_the_death_is_known()
+    ranks.start(4)
+    assert "kept" not in capsys.readouterr().out
+    assert_next_cell_works()
+
+
+def test_rank_killed_inside_a_smaller_world_is_told_at_its_end():
+    with pytest.raises(ranks.RanksError, match="Rank 3 died"), ranks.world(2):
+        os.kill(ranks.current().pids[3], signal.SIGKILL)
+        wait_until_the_death_is_known()
+    assert_next_cell_works()
+
+
+def test_rank_killed_before_a_smaller_world_is_told_and_the_whole_world_is_back():
+    os.kill(ranks.current().pids[3], signal.SIGKILL)
+    wait_until_the_death_is_known()
+    with pytest.raises(ranks.RanksError, match="Rank 3 died"), ranks.world(2):
+        pass
+    assert_next_cell_works()
+
+
+def wait_until_the_death_is_known() -> None:
+    deadline = time.monotonic() + SOON_S
+    while ranks.current().whole:
+        assert time.monotonic() < deadline, "the kernel never learned of the death"
+        time.sleep(0.01)
+
+
+# -- starting
+
+
+@pytest.mark.parametrize(
+    ("world_size", "error", "said"),
+    [
+        (0, ValueError, "at least 1"),
+        (-2, ValueError, "at least 1"),
+        ("4", TypeError, "whole number, got '4'"),
+        (True, TypeError, "whole number, got True"),
+        (2.0, TypeError, "whole number, got 2.0"),
+        (100_000, ValueError, "too much for this machine"),
+    ],
+)
+def test_world_size_that_makes_no_sense_is_refused_and_the_ranks_that_run_are_left_alone(world_size, error, said):
+    pids = list(ranks.current().pids)
+    with pytest.raises(error, match=said):
+        ranks.start(world_size)
+    assert ranks.current().pids == pids
+    assert_next_cell_works()
+
+
+def test_unknown_backend_is_refused_and_the_ranks_that_run_are_left_alone():
+    pids = list(ranks.current().pids)
+    with pytest.raises(ValueError, match="'gloo:cpu', got 'mpi'"):
+        ranks.start(4, backend="mpi")
+    assert ranks.current().pids == pids
+    assert_next_cell_works()
+
+
+@pytest.mark.parametrize("size", [0, 5])
+def test_smaller_world_that_is_none_is_refused(size):
+    with pytest.raises(ValueError, match="ranks 0 to 3"), ranks.world(size):
+        pass
+    assert_next_cell_works()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: run_cell("1"),
+        lambda: ranks.run(print),
+        lambda: ranks.pull("x"),
+        lambda: ranks.world(2).__enter__(),
+    ],
+    ids=["cell", "run", "pull", "world"],
+)
+def test_ranks_that_were_never_started_are_asked_for(use, no_ranks):
+    assert "ranks.start(" in call_failure(use)
+
+
+def test_second_start_of_the_same_size_keeps_the_ranks(capsys):
+    pids = list(ranks.current().pids)
+    ranks.start(4)
+    assert "variables are kept" in capsys.readouterr().out
+    assert ranks.current().pids == pids
+    assert ranks.pull("marker") == ["from before the fault"] * 4
+
+
+def test_start_of_another_size_replaces_the_ranks(capsys):
+    old = [psutil.Process(pid) for pid in ranks.current().pids]
+    ranks.start(2)
+    assert "kept" not in capsys.readouterr().out
+    assert not any(process.is_running() for process in old)
+    assert_next_cell_works(world_size=2)
+    assert "no variable 'marker'" in call_failure(ranks.pull, "marker")
+
+
+def test_collectives_that_differ_are_told_where_ranks_do_not_compare_them_first():
+    with contextlib.redirect_stdout(io.StringIO()):
+        ranks.start(2, detect_mismatch=False)
+    failure = failure_of(
+        """
+        values = torch.ones(3)
+        if rank == 1:
+            dist.broadcast(values, src=1)
+        else:
+            dist.all_reduce(values)
+        """
+    )
+    assert "do not agree" in failure.message
+    assert "rank 0: all_reduce #1" in failure.message
+    assert "rank 1: broadcast #1" in failure.message
+    assert failure.seconds < SOON_S
+    assert_next_cell_works(world_size=2)

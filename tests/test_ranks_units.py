@@ -1,0 +1,693 @@
+"""The parts of the ranks one by one: what the doctor concludes, how the magic reads and prints, where ranks live,
+what the tap hears."""
+
+import os
+import re
+import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from IPython.core.error import UsageError
+from torch import nn
+
+from shared import devices, diagnosis, frames, interrupts, magic, ranks, tap
+from shared.diagnosis import Case
+from shared.rankside import OUTPUT_LIMIT_CHARACTERS, Outcome, _LimitedText
+
+# -- the doctor's conclusions, from hand-made positions
+
+GROUP = ("default",)
+
+
+def position(rank: int, launched: int, *, waits="yes", op="all_reduce", members=4) -> dict:
+    """A rank whose last collective is the group's launched-th."""
+    call = {
+        "op": op,
+        "number": launched,
+        "text": f"{op} #{launched} (float32, 3 elements)",
+        "must_agree": f"{op} (3,) float32",
+        "lane": list(GROUP),
+        "group": list(range(members)),
+        "partner": None,
+        "line": f"cell, line {launched}: dist.{op}(x)",
+    }
+    return standing_at(rank, call if launched else None, [[list(GROUP), launched]] if launched else [], waits)
+
+
+def messaging(rank: int, op: str, partner: int, waits="yes") -> dict:
+    """A rank whose last call is its first message to or from partner."""
+    lane = ["default", op, partner]
+    preposition = "to" if op == "send" else "from"
+    text = f"{op} #1 {preposition} rank {partner} (float32, 1 element)"
+    call = {"op": op, "number": 1, "text": text, "lane": lane, "group": [0, 1, 2, 3], "partner": partner, "line": None}
+    return standing_at(rank, call, [[lane, 1]], waits)
+
+
+def standing_at(rank: int, call: dict | None, counts: list, waits: str) -> dict:
+    here = {"rank": rank, "busy": True, "counts": counts, "call": call, "printed": ""}
+    return here | {"line": f"cell, line 9: work({rank})", "waits": waits}
+
+
+def done(found: dict) -> dict:
+    return found | {"busy": False, "waits": "no", "line": None}
+
+
+def case_of(*positions, **more) -> Case:
+    found = {position["rank"]: position for position in positions}
+    finished = {rank: Outcome(rank) for rank, position in found.items() if not position["busy"]}
+    return Case(more.pop("targets", list(found)), more.pop("outcomes", finished), found, **more)
+
+
+def failed(rank: int, message: str, *, at_s=0.0, **marks) -> Outcome:
+    kind = message.split(":")[0]
+    error = {"kind": kind, "message": message, "lines": ["cell, line 2: f()"], "mismatch": False}
+    error |= {"others_fault": False, "out_of_memory": False} | marks
+    return Outcome(rank, error=error, ended_s=at_s)
+
+
+@pytest.mark.parametrize(
+    ("members", "name"),
+    [
+        ([2], "rank 2"),
+        ([0, 1], "ranks 0, 1"),
+        ([3, 0, 2, 1], "ranks 0–3"),
+        ([0, 2], "ranks 0, 2"),
+        ([0, 1, 3], "ranks 0, 1, 3"),
+        ({1, 2, 3}, "ranks 1–3"),
+    ],
+)
+def test_ranks_are_named_shortly(members, name):
+    assert diagnosis.name_ranks(members) == name
+
+
+def test_finished_rank_that_never_launched_is_a_deadlock():
+    case = case_of(position(0, 2), position(1, 2), done(position(2, 1)))
+    assert diagnosis.is_deadlocked(case)
+    assert "wait in all_reduce #2 (float32, 3 elements) for rank 2." in diagnosis.explain(case)
+    assert "Rank 2 left the cell after all_reduce #1, launched at cell, line 1" in diagnosis.explain(case)
+
+
+def test_rank_that_still_computes_is_no_deadlock():
+    case = case_of(position(0, 2), position(1, 2), position(2, 1, waits="no"))
+    assert not diagnosis.is_deadlocked(case)
+    assert "Rank 2 is still running: cell, line 9: work(2)" in diagnosis.explain(case)
+
+
+def test_collective_that_all_have_launched_is_no_deadlock():
+    case = case_of(position(0, 2, members=2), position(1, 2, members=2))
+    assert not diagnosis.is_deadlocked(case)
+    assert "Every rank has launched the last collective, all_reduce #2" in diagnosis.explain(case)
+
+
+def test_backward_may_compute_so_only_a_finished_rank_proves_the_deadlock():
+    in_backward = [position(0, 2, waits="maybe", members=3), position(1, 1, waits="maybe", members=3)]
+    assert not diagnosis.is_deadlocked(case_of(*in_backward, position(2, 2, members=3)))
+    assert diagnosis.is_deadlocked(case_of(*in_backward, done(position(2, 1, members=3))))
+
+
+def test_rank_that_does_not_answer_proves_nothing():
+    case = case_of(position(0, 2), done(position(1, 1)))
+    case.positions[2] = None
+    case.targets.append(2)
+    assert not diagnosis.is_deadlocked(case)
+    assert "Rank 2 does not answer: it is inside a long call of a C library" in diagnosis.explain(case)
+
+
+def test_cell_that_nobody_runs_any_more_is_no_deadlock():
+    assert not diagnosis.is_deadlocked(case_of(done(position(0, 1)), done(position(1, 1))))
+
+
+def test_send_that_was_received_is_no_deadlock():
+    exchange = [messaging(0, "send", 1), messaging(1, "recv", 0)]
+    assert not diagnosis.is_deadlocked(case_of(*exchange))
+
+
+def test_two_that_both_receive_are_a_deadlock():
+    case = case_of(messaging(0, "recv", 1), messaging(1, "recv", 0))
+    assert diagnosis.is_deadlocked(case)
+    assert "Rank 0 waits in recv #1 from rank 1" in diagnosis.explain(case)
+    assert "nobody can move" in diagnosis.explain(case)
+
+
+def test_message_without_its_other_end_names_the_missing_half():
+    case = case_of(messaging(0, "send", 1), done(position(1, 3)))
+    assert diagnosis.is_deadlocked(case)
+    assert "Rank 1 left the cell after all_reduce #3" in diagnosis.explain(case)
+    assert "never launched the matching recv" in diagnosis.explain(case)
+
+
+def test_different_collectives_in_the_same_place_are_a_deadlock():
+    case = case_of(position(0, 2, members=2), position(1, 2, op="broadcast", members=2))
+    assert diagnosis.is_deadlocked(case)
+    assert "do not agree" in diagnosis.explain(case)
+    assert "rank 0: all_reduce #2 (float32, 3 elements)" in diagnosis.explain(case)
+    assert "rank 1: broadcast #2 (float32, 3 elements)" in diagnosis.explain(case)
+
+
+def test_first_failure_in_time_comes_first():
+    outcomes = {0: failed(0, "KeyError: 'late'", at_s=5.0), 1: failed(1, "ValueError: early", at_s=1.0)}
+    said = diagnosis.explain(Case([0, 1], outcomes))
+    assert said.index("Rank 1 failed: ValueError: early") < said.index("Rank 0 failed: KeyError: 'late'")
+
+
+def test_equal_failures_are_told_once():
+    outcomes = {rank: failed(rank, "ValueError: same", at_s=rank) for rank in range(4)}
+    assert diagnosis.explain(Case([0, 1, 2, 3], outcomes)).count("ValueError: same") == 1
+    assert diagnosis.explain(Case([0, 1, 2, 3], outcomes)).startswith("Ranks 0–3 failed")
+
+
+def test_broken_connection_is_never_the_cause_when_another_rank_failed():
+    broken = failed(0, "RuntimeError: Connection closed by peer", at_s=0.0, others_fault=True)
+    said = diagnosis.explain(Case([0, 1], {0: broken, 1: failed(1, "ValueError: bad batch", at_s=1.0)}))
+    assert "Rank 1 failed: ValueError: bad batch" in said
+    assert "Connection closed" not in said
+
+
+def test_stopped_rank_is_not_reported_as_failed():
+    outcomes = {0: failed(0, "KeyboardInterrupt"), 1: failed(1, "ValueError: bad batch")}
+    assert "KeyboardInterrupt" not in diagnosis.explain(Case([0, 1], outcomes))
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [(-9, "SIGKILL"), (-6, "SIGABRT"), (-11, "SIGSEGV"), (5, "exited with status 5"), (0, "exited with status 0")],
+)
+def test_death_says_how(status, said):
+    case = case_of(position(0, 1, members=2), targets=[0, 1], deaths={1: status})
+    assert diagnosis.explain(case).startswith("Rank 1 died: ")
+    assert said in diagnosis.explain(case)
+    assert "Rank 0 waits in all_reduce #1 (float32, 3 elements) for rank 1." in diagnosis.explain(case)
+
+
+def test_interrupt_without_another_cause_says_so():
+    assert diagnosis.explain(Case([0], {}, interrupted=True)) == "You interrupted the cell."
+
+
+def test_table_shows_each_rank_once_with_its_state():
+    case = case_of(position(0, 2), position(1, 1, waits="no"), done(position(2, 1)), targets=[0, 1, 2], deaths={3: -9})
+    rows = [line.split() for line in diagnosis.explain(case).split("\n\n")[1].splitlines()]
+    assert [row[:2] for row in rows] == [
+        ["rank", "state"],
+        ["0", "waiting"],
+        ["1", "running"],
+        ["2", "finished"],
+        ["3", "died"],
+    ]
+
+
+# -- the magic
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", (None, 60.0)),
+        ("0,2", ([0, 2], 60.0)),
+        ("2, 0", ([0, 2], 60.0)),
+        ("1,1", ([1], 60.0)),
+        ("--timeout 2.5", (None, 2.5)),
+        ("3 --timeout 20", ([3], 20.0)),
+        ("--timeout=5 0", ([0], 5.0)),
+    ],
+)
+def test_line_of_the_magic_is_read(line, expected):
+    assert magic.parse(line, world_size=4) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("4", "ranks 0 to 3, you named 4"),
+        ("-1", "ranks 0 to 3"),
+        ("zero", "'zero' is no list of ranks"),
+        ("0-2", "no list of ranks"),
+        ("0,,2", "no list of ranks"),
+        ("0 2", "unrecognized arguments: 2"),
+        ("--timeout", "expected one argument"),
+        ("--timeout soon", "invalid float value"),
+        ("--timeout 0", "above 0"),
+        ("--timeout -3", "above 0"),
+        ("--timeout nan", "above 0"),
+        ("--timeout inf", "above 0"),
+        ("--verbose", "unrecognized arguments"),
+    ],
+)
+def test_line_that_makes_no_sense_is_refused_in_one_sentence(line, said):
+    with pytest.raises(UsageError, match="%%ranks") as caught:
+        magic.parse(line, world_size=4)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("texts", "merged"),
+    [
+        ({0: "a\n", 1: "a\n"}, [([0, 1], "a\n")]),
+        ({1: "b", 0: "a", 2: "a"}, [([0, 2], "a"), ([1], "b")]),
+        ({0: "", 1: " \n", 2: "c"}, [([2], "c")]),
+        ({}, []),
+    ],
+)
+def test_equal_outputs_are_merged_in_rank_order(texts, merged):
+    assert magic.merge(texts) == merged
+
+
+def test_output_is_printed_in_rank_order_with_its_ranks(capsys):
+    texts = {3: "same\n", 0: "same\n", 1: "other\nlines\n", 2: "same\n"}
+    magic.show({rank: Outcome(rank, text=text) for rank, text in texts.items()}, world_size=4)
+    assert capsys.readouterr().out == (
+        "ranks 0, 2, 3 │ same\n"
+        "rank 1        │ other\n"
+        "rank 1        │ lines\n"
+    )  # fmt: skip
+
+
+def test_printed_text_is_kept_up_to_a_limit():
+    text = _LimitedText()
+    for _ in range(3):
+        assert text.write("x" * OUTPUT_LIMIT_CHARACTERS) == OUTPUT_LIMIT_CHARACTERS
+    kept, note = text.getvalue().split("\n", 1)
+    assert kept == "x" * OUTPUT_LIMIT_CHARACTERS
+    assert f"{2 * OUTPUT_LIMIT_CHARACTERS} more characters not shown" in note
+
+
+# -- where ranks live
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Pretend that the machine has some GPUs, with or without NCCL."""
+
+    def pretend(gpus: int, nccl: bool = True) -> None:
+        monkeypatch.setattr(devices, "gpu_count", lambda: gpus)
+        monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl)
+
+    monkeypatch.delenv("RANKS_BACKEND", raising=False)
+    return pretend
+
+
+def test_gpu_per_rank_means_nccl_and_all_measurements(machine):
+    machine(gpus=4)
+    placed = devices.place(4)
+    assert "nccl" in placed.backend
+    assert placed.devices == ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
+    assert "times are valid" in placed.valid
+
+
+def test_fewer_gpus_than_ranks_are_shared_over_gloo(machine):
+    machine(gpus=2)
+    placed = devices.place(4)
+    assert placed.backend == "gloo"
+    assert placed.devices == ("cuda:0", "cuda:1", "cuda:0", "cuda:1")
+    assert "communication times are not" in placed.valid
+    assert "4 ranks share 2 GPUs" in placed.valid
+
+
+def test_torch_without_nccl_shares_gpus_over_gloo(machine):
+    machine(gpus=4, nccl=False)
+    assert devices.place(2).backend == "gloo"
+    assert devices.place(2).devices == ("cuda:0", "cuda:1")
+
+
+def test_no_gpu_means_gloo_on_the_cpu(machine, monkeypatch):
+    machine(gpus=0)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert devices.place(4).backend == "gloo"
+    assert devices.place(4).devices == ("cpu",) * 4
+    assert "4 ranks share 2 cores" in devices.place(4).valid
+    assert "share" not in devices.place(2).valid
+
+
+@pytest.mark.parametrize("wanted", ["gloo", "gloo:cpu", "nccl"])
+def test_argument_and_environment_choose_the_same(machine, monkeypatch, wanted):
+    machine(gpus=4)
+    by_argument = devices.place(2, wanted)
+    monkeypatch.setenv("RANKS_BACKEND", wanted)
+    assert devices.place(2) == by_argument
+    assert ("nccl" in by_argument.backend) == (wanted == "nccl")
+    assert by_argument.devices[0] == ("cpu" if wanted == "gloo:cpu" else "cuda:0")
+
+
+def test_argument_wins_over_the_environment(machine, monkeypatch):
+    machine(gpus=4)
+    monkeypatch.setenv("RANKS_BACKEND", "nccl")
+    assert devices.place(2, "gloo:cpu").devices == ("cpu", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nccl", "wanted", "said"),
+    [
+        (4, True, "mpi", "'nccl', 'gloo' or 'gloo:cpu', got 'mpi'"),
+        (4, False, "nccl", "no NCCL"),
+        (1, True, "nccl", "2 ranks, 1 GPUs"),
+    ],
+)
+def test_backend_that_cannot_run_here_is_refused(machine, gpus, nccl, wanted, said):
+    machine(gpus, nccl)
+    with pytest.raises(ValueError, match=said):
+        devices.place(2, wanted)
+
+
+def test_unknown_backend_in_the_environment_is_refused(machine, monkeypatch):
+    machine(gpus=0)
+    monkeypatch.setenv("RANKS_BACKEND", "nonsense")
+    with pytest.raises(ValueError, match="'nonsense'"):
+        devices.place(2)
+
+
+def test_gpus_allow_a_world_that_cores_would_not(machine, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    machine(gpus=16)
+    devices.check_world_size(16)
+    machine(gpus=8)
+    with pytest.raises(ValueError, match="ask for 8 ranks at most"):
+        devices.check_world_size(16)
+
+
+# -- whose lines they are
+
+
+@pytest.mark.parametrize(
+    ("filename", "is_students"),
+    [
+        ("/tmp/ipykernel_12/345.py", True),
+        ("<ipython-input-1-abc>", True),
+        (os.path.abspath("my_ddp.py"), True),
+        (torch.__file__, False),
+        (os.__file__, False),
+        (ranks.__file__, False),
+        ("<string>", False),
+        ("<frozen importlib._bootstrap>", False),
+    ],
+)
+def test_lines_of_the_student_are_told_from_all_others(filename, is_students):
+    assert frames.is_students(filename) == is_students
+
+
+def test_line_is_named_with_its_file_and_code(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import torch\n    x = 1  \n")
+    assert frames.where(str(script), 2) == "train.py, line 2: x = 1"
+    assert frames.where(str(script), 7) == "train.py, line 7"
+    assert frames.where("/tmp/ipykernel_12/345.py", 3) == "cell, line 3"
+    assert frames.where("/tmp/ipykernel_12/345.py", 3, "average") == "average, line 3"
+
+
+def test_innermost_frame_of_the_student_is_found():
+    here = sys._getframe()
+    assert frames.innermost_students(here) is here
+    assert frames.innermost_students(None) is None
+
+
+# -- what the tap hears, on real ranks. The functions below run on the ranks, and give back what they heard.
+
+
+@pytest.fixture(params=[2, 3])
+def world(request, four_ranks):
+    with ranks.world(request.param):
+        yield request.param
+
+
+def heard_on_ranks(fn, *args) -> list:
+    return ranks.run(listen_to, fn, args)
+
+
+def listen_to(fn, args) -> list[tap.Call]:
+    with tap.listening() as heard:
+        fn(*args)
+    return heard
+
+
+def each_collective() -> None:
+    size, rank = dist.get_world_size(), dist.get_rank()
+    dist.all_reduce(torch.ones(3))
+    dist.broadcast(torch.ones(5, dtype=torch.float64), src=1)
+    all_gather_flat()(torch.empty(2 * size), torch.ones(2))
+    reduce_scatter_flat()(torch.empty(4), torch.ones(4 * size))
+    dist.all_gather([torch.empty(2) for _ in range(size)], torch.ones(2))
+    if rank == 0:
+        dist.send(torch.ones(7, dtype=torch.int64), dst=1)
+    if rank == 1:
+        dist.recv(torch.empty(7, dtype=torch.int64), src=0)
+    dist.barrier()
+
+
+def all_gather_flat():
+    """The all-gather into one tensor, under the name that this torch does not warn about."""
+    return getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def reduce_scatter_flat():
+    return getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def asynchronous_collectives() -> None:
+    size = dist.get_world_size()
+    handles = [
+        dist.all_reduce(torch.ones(3), async_op=True),
+        all_gather_flat()(torch.empty(2 * size), torch.ones(2), async_op=True),
+        reduce_scatter_flat()(torch.empty(4), torch.ones(4 * size), async_op=True),
+    ]
+    for handle in handles:
+        handle.wait()
+
+
+def test_every_collective_is_heard_in_order_with_its_bytes(world):
+    common = [
+        ("all_reduce", 12),
+        ("broadcast", 40),
+        ("all_gather_into_tensor", 8 * world),
+        ("reduce_scatter_tensor", 16 * world),
+        ("all_gather", 8 * world),
+    ]
+    message = {0: [("send", 56)], 1: [("recv", 56)]}
+    for rank, heard in enumerate(heard_on_ranks(each_collective)):
+        found = [(call.op, call.payload_bytes) for call in heard]
+        assert found == [*common, *message.get(rank, []), ("barrier", 0)]
+
+
+def test_call_says_what_was_launched_and_by_whom(world):
+    heard = heard_on_ranks(each_collective)
+    reduced, sent, barrier = heard[0][0], heard[0][-2], heard[0][-1]
+    assert (reduced.number, reduced.shape, reduced.dtype, reduced.partner) == (1, (3,), "float32", None)
+    assert reduced.group_ranks == tuple(range(world))
+    assert (sent.number, sent.partner, sent.dtype) == (1, 1, "int64")
+    assert heard[1][-2].partner == 0, "the receiver's other end"
+    assert barrier.number == 6, "messages between two ranks do not count in the group's sequence"
+    assert str(sent) == "send #1 to rank 1 (int64, 7 elements)"
+    where = frames.where(*reduced.called_from)
+    assert re.fullmatch(r"test_ranks_units.py, line \d+: dist.all_reduce\(torch.ones\(3\)\)", where)
+    assert not reduced.in_backward
+
+
+def test_asynchronous_collectives_are_heard(world):
+    expected = [("all_reduce", 12), ("all_gather_into_tensor", 8 * world), ("reduce_scatter_tensor", 16 * world)]
+    for heard in heard_on_ranks(asynchronous_collectives):
+        assert [(call.op, call.payload_bytes) for call in heard] == expected
+
+
+def ddp_backward() -> list[tap.Call]:
+    model = nn.parallel.DistributedDataParallel(small_model())
+    loss = model(torch.ones(2, 8)).sum()
+    return listen_to(loss.backward, ())
+
+
+def small_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)])
+
+
+def test_reducer_of_ddp_is_heard(world):
+    gradient_bytes = sum(parameter.nbytes for parameter in small_model().parameters())
+    for heard in ranks.run(ddp_backward):
+        assert {call.op for call in heard} == {"all_reduce"}
+        assert sum(call.payload_bytes for call in heard) == gradient_bytes
+        assert all(call.in_backward for call in heard)
+
+
+def fsdp_step() -> tuple[list[tap.Call], dict[str, int]]:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    model = small_model()
+    for layer in model:
+        fully_shard(layer, reshard_after_forward=True)
+    fully_shard(model)
+    with CommDebugMode() as oracle:
+        heard = listen_to(lambda: model(torch.ones(2, 8)).sum().backward(), ())
+    return heard, {str(op): count for op, count in oracle.get_comm_counts().items()}
+
+
+def test_fsdp_is_heard_as_torch_itself_counts_it(world):
+    for heard, counted in ranks.run(fsdp_step):
+        gathers = [call for call in heard if call.op == "all_gather_into_tensor"]
+        scatters = [call for call in heard if call.op == "reduce_scatter_tensor"]
+        assert (len(gathers), len(scatters)) == (8, 4)
+        assert len(heard) == sum(counted.values()) == 12
+        assert [call.in_backward for call in gathers] == [False] * 4 + [True] * 4
+        assert all(call.in_backward for call in scatters)
+
+
+def nested_listeners() -> tuple[list, list]:
+    with tap.listening() as outer:
+        dist.all_reduce(torch.ones(1))
+        inner = listen_to(dist.all_reduce, (torch.ones(2),))
+        dist.all_reduce(torch.ones(3))
+    dist.all_reduce(torch.ones(4))
+    return [call.shape for call in outer], [call.shape for call in inner]
+
+
+def test_listener_hears_only_what_is_launched_inside_its_block(world):
+    for outer, inner in ranks.run(nested_listeners):
+        assert outer == [(1,), (2,), (3,)]
+        assert inner == [(2,)]
+
+
+def test_tap_warns_of_nothing(world, capsys):
+    ranks.run(each_collective)
+    assert "Warning" not in capsys.readouterr().out
+
+
+# -- smaller worlds on the same processes
+
+
+def place_in_the_world() -> tuple[int, int, float]:
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return dist.get_rank(), dist.get_world_size(), total.item()
+
+
+def assert_whole_world() -> None:
+    assert ranks.run(place_in_the_world) == [(rank, 4, 4.0) for rank in range(4)]
+    assert ranks.pull("world_size") == [4] * 4
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_smaller_world_has_the_ranks_it_says(four_ranks, size):
+    with ranks.world(size):
+        assert ranks.run(place_in_the_world) == [(rank, size, float(size)) for rank in range(size)]
+        assert ranks.pull("world_size") == [size] * size
+    assert_whole_world()
+
+
+def fail_on_rank_1() -> None:
+    if dist.get_rank() == 1:
+        raise ValueError("on purpose")
+    dist.barrier()
+
+
+def test_whole_world_is_back_after_a_failure_on_a_rank(four_ranks):
+    with pytest.raises(ranks.CellFailed, match="Rank 1 failed: ValueError: on purpose"), ranks.world(3):
+        ranks.run(fail_on_rank_1)
+    assert_whole_world()
+
+
+def test_whole_world_is_back_after_a_failure_in_the_block(four_ranks):
+    with pytest.raises(KeyError), ranks.world(2):
+        raise KeyError("in the notebook, not on a rank")
+    assert_whole_world()
+
+
+def test_whole_world_is_back_after_the_death_of_a_rank(four_ranks):
+    with pytest.raises(ranks.CellFailed, match="Rank 1 died"), ranks.world(2):
+        ranks.run(exit_on_rank_1)
+    assert_whole_world()
+
+
+def exit_on_rank_1() -> None:
+    if dist.get_rank() == 1:
+        os._exit(7)
+    dist.barrier()
+
+
+def test_functions_and_values_travel_both_ways(four_ranks):
+    results = ranks.run(scale, torch.ones(2), factor=3.0)
+    assert [result.tolist() for result in results] == [[0.0, 0.0], [3.0, 3.0], [6.0, 6.0], [9.0, 9.0]]
+
+
+def scale(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    return tensor * factor * dist.get_rank()
+
+
+def test_what_a_function_prints_is_shown_and_merged(four_ranks, capsys):
+    ranks.run(print_parity)
+    assert capsys.readouterr().out == "ranks 0, 2 │ even\nranks 1, 3 │ odd\n"
+
+
+def print_parity() -> None:
+    print("odd" if dist.get_rank() % 2 else "even")
+
+
+def test_function_past_its_deadline_is_stopped(four_ranks):
+    with pytest.raises(ranks.CellFailed, match=r"stopped after 0\.5 s"):
+        ranks.run(spin, timeout_s=0.5)
+    assert_whole_world()
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def test_controller_uses_no_port_that_the_system_might_hand_out(four_ranks):
+    """ipyparallel draws ports and binds them later: one start in a hundred failed while others started too."""
+    controller = psutil.Process(ranks.current()._server.pids["controller"])
+    listening = [
+        connection.laddr.port
+        for process in (controller, *controller.children(recursive=True))
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert len(listening) >= 14
+    assert all(10_000 <= port < 32_768 for port in listening)
+
+
+def test_ranks_draw_different_numbers_and_the_same_after_a_seed(four_ranks):
+    assert len(set(ranks.run(draw_python))) == 4
+    assert len(set(ranks.run(draw_torch_seeded))) == 1
+
+
+def draw_python() -> float:
+    import random
+
+    return random.random()
+
+
+def draw_torch_seeded() -> float:
+    torch.manual_seed(1)
+    return torch.rand(1).item()
+
+
+# -- interrupts
+
+
+def test_an_interrupt_waits_for_the_end_of_the_block():
+    done = []
+    with pytest.raises(KeyboardInterrupt), interrupts.held() as interrupted:
+        assert not interrupted()
+        signal.raise_signal(signal.SIGINT)
+        with interrupts.held() as asked_inside:
+            assert asked_inside()
+        done.append(interrupted())
+    assert done == [True]
+    with pytest.raises(KeyboardInterrupt):  # the handler of before is back
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_error_in_the_block_is_raised_instead_of_the_interrupt():
+    with pytest.raises(ValueError, match="the cause"), interrupts.held():
+        signal.raise_signal(signal.SIGINT)
+        raise ValueError("the cause")
+
+
+def test_interrupts_are_not_held_outside_the_main_thread():
+    def hold() -> bool:
+        with interrupts.held() as interrupted:
+            return interrupted() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(hold).result(timeout=10) is False

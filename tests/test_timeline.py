@@ -1,0 +1,399 @@
+"""The timeline against torch's profiler, hand-made cases and injected delays; its figure and its trace file.
+
+The functions without `test_` run on the ranks. Where a delay is injected it is ten times what is allowed to be off.
+"""
+
+import json
+import math
+import pickle
+import time
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shared import intervals, plots, ranks, timeline, trace
+from shared.models import GPTConfig, TinyGPT
+from shared.timeline import Span, Timeline
+
+LATE_S = 0.4
+SLACK_MS = 120.0  # two cores, and other tests beside this one
+
+
+@pytest.fixture(params=[2, 4])
+def world(request, four_ranks):
+    with ranks.world(request.param):
+        yield request.param
+
+
+# -- intervals
+
+
+def test_merged_intervals_cover_the_same_time():
+    assert intervals.merge([(5, 6), (1, 3), (2, 4), (4, 4.5)]) == [(1, 4.5), (5, 6)]
+    assert intervals.merge([]) == []
+    assert intervals.length_s([(0, 2), (1, 3), (10, 11)]) == 4
+
+
+def test_subtracted_intervals():
+    assert intervals.subtract([(0, 10)], [(2, 3), (5, 6)]) == [(0, 2), (3, 5), (6, 10)]
+    assert intervals.subtract([(0, 1), (4, 6)], [(-1, 5)]) == [(5, 6)]
+    assert intervals.subtract([(0, 1)], [(2, 3)]) == [(0, 1)]
+    assert intervals.subtract([(0, 1)], [(0, 1)]) == []
+
+
+def test_rows_have_no_overlap():
+    spans = [(0, 4), (1, 2), (2, 3), (3.5, 5), (4, 6)]
+    assert intervals.rows(spans) == [0, 1, 1, 1, 0]
+
+
+# -- exposed and hidden, by hand
+
+
+def line_of(*spans: tuple[str, float, float], waits=()) -> Timeline:
+    named = [Span(lane, lane, began, ended, 1000 * (lane == "communication")) for lane, began, ended in spans]
+    return Timeline(0, named, list(waits), 0.0, 10.0)
+
+
+def test_communication_after_backward_is_exposed():
+    line = line_of(("forward", 0, 1), ("backward", 1, 3), ("communication", 3, 5), ("optimizer", 5, 6))
+    assert (line.communication_ms, line.compute_ms, line.exposed_ms, line.overlap) == (2000, 4000, 2000, 0.0)
+
+
+def test_communication_during_backward_is_hidden():
+    line = line_of(("backward", 0, 4), ("communication", 1, 3))
+    assert (line.exposed_ms, line.overlap) == (0, 1.0)
+
+
+def test_only_what_outlasts_backward_is_exposed():
+    line = line_of(("backward", 0, 4), ("communication", 1, 3), ("communication", 2, 6))
+    assert line.communication_ms == 5000
+    assert line.exposed_ms == 2000
+    assert line.overlap == pytest.approx(0.6)
+
+
+def test_waiting_inside_backward_is_not_computing():
+    line = line_of(("backward", 0, 4), ("communication", 1, 3), waits=[(1, 3)])
+    assert (line.compute_ms, line.exposed_ms) == (2000, 2000)
+
+
+def test_without_communication_nothing_is_exposed():
+    line = line_of(("forward", 0, 1))
+    assert (line.communication_ms, line.exposed_ms, line.overlap) == (0, 0, 0.0)
+
+
+# -- recorded on real ranks
+
+
+def a_step(wrap: str) -> Timeline:
+    torch.manual_seed(0)
+    model = TinyGPT(GPTConfig(vocab_size=50), seed=0)
+    wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.1) if wrap == "ddp" else model
+    optimizer = torch.optim.AdamW(model.parameters())
+    inputs = torch.randint(50, (2, 16))
+    for _ in range(2):
+        optimizer.zero_grad()
+        with timeline.record(wrapped, optimizer) as line:
+            wrapped(inputs, inputs).backward()
+            if wrap == "by hand":
+                for parameter in model.parameters():
+                    dist.all_reduce(parameter.grad)
+            optimizer.step()
+    hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
+    assert not any(hooks), "hooks are removed"
+    return line
+
+
+@pytest.mark.parametrize("wrap", ["by hand", "ddp", "nothing"])
+def test_units_are_seen_forwards_then_backwards(world, wrap):
+    for rank, line in enumerate(ranks.run(a_step, wrap)):
+        forward = [span.name for span in line.spans if span.lane == "forward"]
+        backward = [span.name for span in line.spans if span.lane == "backward"]
+        assert forward == [name for name, _ in timeline.units_of(TinyGPT(GPTConfig(vocab_size=50)))]
+        assert backward[0] == "loss"
+        assert backward[1:] == forward[::-1]
+        assert [span.name for span in line.spans if span.lane == "optimizer"] == ["step"]
+        assert line.rank == rank
+        assert all(line.began_s <= span.began_s <= span.ended_s <= line.ended_s for span in line.spans)
+
+
+def test_communication_by_hand_comes_after_backward_and_is_exposed(world):
+    for line in ranks.run(a_step, "by hand"):
+        backward_ends_s = max(span.ended_s for span in line.spans if span.lane == "backward")
+        communication = [span for span in line.spans if span.lane == "communication"]
+        assert len(communication) == len(list(TinyGPT(GPTConfig(vocab_size=50)).parameters()))
+        assert all(span.began_s >= backward_ends_s for span in communication)
+        assert line.overlap == 0
+        assert line.exposed_ms == pytest.approx(line.communication_ms)
+
+
+def test_ddp_sends_its_first_bucket_while_backward_runs(world):
+    for line in ranks.run(a_step, "ddp"):
+        backward = [span for span in line.spans if span.lane == "backward"]
+        communication = [span for span in line.spans if span.lane == "communication"]
+        assert len(communication) > 1, "one span per bucket"
+        assert communication[0].began_s < max(span.ended_s for span in backward)
+
+
+class Sleeper(nn.Module):
+    """A unit whose forward takes a while, without using a core."""
+
+    def __init__(self, seconds: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.seconds = seconds
+
+    def forward(self, inputs):
+        time.sleep(self.seconds)
+        return inputs * self.weight
+
+
+def compute_while_a_rank_is_late(asynchronous: bool, computes_s: float) -> Timeline:
+    """Rank 1 comes to the all-reduce LATE_S late; the others compute meanwhile, or wait."""
+    group, model = dist.new_group(), nn.Sequential(Sleeper(computes_s))
+    dist.barrier()
+    with timeline.record(model) as line:
+        if dist.get_rank() == 1:
+            time.sleep(LATE_S)
+        work = dist.all_reduce(torch.ones(4), group=group, async_op=asynchronous)
+        model(torch.ones(1))
+        if asynchronous:
+            work.wait()
+    return line
+
+
+@pytest.mark.parametrize("computes_s", [LATE_S / 2, 2 * LATE_S])
+def test_exposed_time_is_what_computing_did_not_cover(world, computes_s):
+    for rank, line in enumerate(ranks.run(compute_while_a_rank_is_late, True, computes_s)):
+        lasts_ms = 0 if rank == 1 else 1e3 * LATE_S
+        assert line.communication_ms == pytest.approx(lasts_ms, abs=SLACK_MS)
+        assert line.exposed_ms == pytest.approx(max(0, lasts_ms - 1e3 * computes_s), abs=SLACK_MS)
+        assert line.compute_ms == pytest.approx(1e3 * computes_s, abs=SLACK_MS)
+
+
+def test_blocking_call_is_exposed_whole(world):
+    for rank, line in enumerate(ranks.run(compute_while_a_rank_is_late, False, LATE_S / 2)):
+        assert line.exposed_ms == pytest.approx(0 if rank == 1 else 1e3 * LATE_S, abs=SLACK_MS)
+        assert line.exposed_ms == pytest.approx(line.communication_ms, abs=1)
+
+
+def block_inside_backward() -> Timeline:
+    """A blocking all-reduce in a gradient hook: backward stands still for it."""
+    model, group = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), dist.new_group()
+    model[1].bias.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad, group=group))
+    with timeline.record(model) as line:
+        loss = model(torch.ones(1, 4)).sum()
+        if dist.get_rank() == 1:
+            time.sleep(LATE_S)
+        loss.backward()
+    return line
+
+
+def test_blocking_call_inside_backward_is_exposed(world):
+    for rank, line in enumerate(ranks.run(block_inside_backward)):
+        lasts_ms = 0 if rank == 1 else 1e3 * LATE_S
+        assert line.exposed_ms == pytest.approx(lasts_ms, abs=SLACK_MS)
+        assert line.compute_ms < SLACK_MS
+
+
+def functional_inside_a_unit() -> Timeline:
+    """DTensor's kind of collective, launched and waited for in a forward."""
+    import torch.distributed._functional_collectives as functional
+
+    class Reducing(Sleeper):
+        def forward(self, inputs):
+            return functional.all_reduce(inputs, "sum", dist.group.WORLD) * self.weight
+
+    model = nn.Sequential(Reducing(0))
+    dist.barrier()
+    with timeline.record(model) as line:
+        if dist.get_rank() == 1:
+            time.sleep(LATE_S)
+        model(torch.ones(1))
+    return line
+
+
+def test_wait_of_a_functional_collective_is_exposed(four_ranks):
+    ranks.start(2, detect_mismatch=False)
+    waited = ranks.run(functional_inside_a_unit)[0]
+    assert waited.exposed_ms == pytest.approx(1e3 * LATE_S, abs=SLACK_MS)
+    assert waited.compute_ms < SLACK_MS
+
+
+def ddp_with_a_late_rank() -> tuple[Timeline, float]:
+    """DDP waits in C++ at the end of backward(): that is no computing."""
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+    model(torch.ones(1, 4)).sum().backward()
+    dist.barrier()
+    with timeline.record(model) as line:
+        loss = model(torch.ones(1, 4)).sum()
+        if dist.get_rank() == 1:
+            time.sleep(LATE_S)
+        loss.backward()
+    return line
+
+
+def test_wait_of_ddp_is_exposed(four_ranks):
+    ranks.start(2, detect_mismatch=False)  # or all ranks would be late, comparing notes
+    waited = ranks.run(ddp_with_a_late_rank)[0]
+    assert waited.exposed_ms == pytest.approx(1e3 * LATE_S, abs=SLACK_MS)
+    assert waited.compute_ms < SLACK_MS
+
+
+def profiled_beside_us() -> list[tuple[float, float, float, float]]:
+    """Four all-reduces, rank 1 ever later. → (begins, lasts) by torch's profiler and by us, from the first on, in ms"""
+    from torch.profiler import ProfilerActivity, profile
+
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(1), group=group)
+    with profile(activities=[ProfilerActivity.CPU]) as profiled, timeline.record() as line:
+        for number in range(4):
+            if dist.get_rank() == 1:
+                time.sleep(0.1 * (number + 1))
+            dist.all_reduce(torch.ones(1000), group=group)
+    theirs = sorted(e.time_range.start for e in profiled.events() if e.name == "gloo:all_reduce")
+    lasting = {e.time_range.start: e.time_range.elapsed_us() for e in profiled.events() if e.name == "gloo:all_reduce"}
+    ours = [span for span in line.spans if span.lane == "communication"]
+    return [
+        (
+            (start - theirs[0]) / 1e3,
+            lasting[start] / 1e3,
+            1e3 * (span.began_s - ours[0].began_s),
+            1e3 * (span.ended_s - span.began_s),
+        )
+        for start, span in zip(theirs, ours, strict=True)
+    ]
+
+
+def test_spans_are_those_of_torchs_profiler(world):
+    """Two clocks, started apart: begins are compared from the first on. 20 ms for threads that wait for a core."""
+    for rank, found in enumerate(ranks.run(profiled_beside_us)):
+        assert len(found) == 4
+        for number, (their_begin, they_last, our_begin, we_last) in enumerate(found):
+            assert our_begin == pytest.approx(their_begin, abs=20)
+            assert we_last == pytest.approx(they_last, abs=20)
+            assert rank == 1 or we_last > 100 * number
+
+
+# -- awkward uses
+
+
+def test_nothing_recorded_is_an_empty_timeline():
+    with timeline.record() as line:
+        pass
+    assert (line.spans, line.rank, line.exposed_ms, line.overlap) == ([], None, 0, 0.0)
+    with pytest.raises(ValueError, match=r"nothing to draw: record a step"):
+        plots.timeline([line])
+    with pytest.raises(ValueError, match=r"nothing to draw"):
+        plots.timeline([])
+    with pytest.raises(ValueError, match=r"nothing to save"):
+        trace.save([line], "unused.json")
+
+
+def test_module_without_units_is_one_unit():
+    layer = nn.Linear(2, 2)
+    with timeline.record(layer) as line:
+        layer(torch.ones(1, 2)).sum().backward()
+    assert [(span.lane, span.name) for span in line.spans] == [("forward", "model"), ("backward", "model")]
+
+
+def test_forward_alone_and_two_micro_batches():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    with timeline.record(model) as line, torch.no_grad():
+        model(torch.ones(1, 2))
+    assert [(span.lane, span.name) for span in line.spans] == [("forward", "0"), ("forward", "2")]
+    with timeline.record(model) as line:
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+    lanes = [span.lane for span in line.spans]
+    assert lanes == ["forward", "forward", "backward", "backward"] * 2
+
+
+def test_error_in_the_step_passes_and_leaves_no_hooks():
+    model = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="on purpose"), timeline.record(model):
+        raise ValueError("on purpose")
+    assert not model[0]._forward_hooks and not model[0]._forward_pre_hooks and not model._forward_hooks
+
+
+def test_wrong_use_is_one_sentence():
+    with pytest.raises(TypeError, match=r"wants a torch\.nn\.Module, then an optimizer; got a Adam"):
+        with timeline.record(torch.optim.Adam([nn.Parameter(torch.ones(1))])):
+            pass
+    with pytest.raises(ValueError, match="not being recorded"), timeline.span(Timeline(), "optimizer", "step"):
+        pass
+
+
+def test_recomputed_units_get_a_row_of_their_own():
+    line = line_of(("backward", 0, 4), ("forward", 1, 2))
+    assert [name for name, _ in timeline.rows_of(line)] == ["compute", "compute 2"]
+
+
+def test_ten_thousand_spans_are_no_burden():
+    spans = [("communication", 2 * k, 2 * k + 1) for k in range(10_000)]
+    line = line_of(("backward", 0, 20_000), *spans, waits=[(2 * k + 0.5, 2 * k + 1) for k in range(10_000)])
+    began_s = time.perf_counter()
+    assert line.exposed_ms == pytest.approx(5_000_000)
+    assert time.perf_counter() - began_s < 5, "a sweep takes 0.1 s; comparing all with all takes a minute"
+
+
+def test_a_span_of_ones_own():
+    with timeline.record() as line, timeline.span(line, "optimizer", "sharded step"):
+        time.sleep(0.02)
+    assert [(span.lane, span.name) for span in line.spans] == [("optimizer", "sharded step")]
+    assert line.compute_ms >= 20
+
+
+def test_timeline_travels_to_the_kernel():
+    line = line_of(("forward", 0, 1))
+    assert pickle.loads(pickle.dumps(line)) == line
+
+
+# -- the figure and the file
+
+
+def hand_made() -> list[Timeline]:
+    spans = [("forward", 0, 1), ("backward", 1, 4), ("communication", 2, 5), ("communication", 3, 6), ("mine", 7, 8)]
+    return [line_of(*spans, waits=[(4, 6)]), Timeline(1, line_of(*spans).spans, [], 0.0, 10.0)]
+
+
+def test_figure_has_a_bar_per_span_and_says_what_is_exposed():
+    figure = plots.timeline(hand_made())
+    (axes,) = figure.axes
+    drawn = sum(len(collection.get_paths()) for collection in axes.collections)
+    assert drawn == 10 + 1, "spans, and a wait"
+    hatched = [bars for bars in axes.collections if bars.get_hatch()]
+    assert hatched, "grey paper tells lanes apart by their hatches"
+    assert all(tuple(bars.get_hatchcolor()[0]) != tuple(bars.get_facecolor()[0]) for bars in hatched), "to be seen"
+    assert [label.get_text() for label in axes.get_yticklabels() if label.get_text()] == ["rank 0", "rank 1"]
+    assert "2000.0 ms exposed\n50% hidden" in [text.get_text() for text in axes.texts]
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["forward", "backward", "communication", "mine", "waits"]
+
+
+def test_trace_follows_the_trace_event_format(tmp_path):
+    """https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU: what viewers require."""
+    saved = json.loads(trace.save(hand_made(), tmp_path / "trace.json").read_text())
+    assert set(saved) == {"traceEvents", "displayTimeUnit"}
+    assert saved["displayTimeUnit"] in ("ms", "ns")
+    named, rows = set(), {}
+    for event in saved["traceEvents"]:
+        assert isinstance(event["pid"], int) and isinstance(event["tid"], int)
+        if event["ph"] == "M":
+            assert event["name"] in ("process_name", "thread_name")
+            assert isinstance(event["args"]["name"], str)
+            named.add((event["pid"], event["tid"]))
+            continue
+        assert event["ph"] == "X"
+        assert event["name"] and isinstance(event["cat"], str)
+        assert all(math.isfinite(event[key]) and event[key] >= 0 for key in ("ts", "dur"))
+        rows.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+    assert set(rows) <= named, "every row has a name"
+    for spans in rows.values():
+        spans.sort()
+        assert all(ended <= begins for (_, ended), (begins, _) in pairwise(spans)), "no overlap"
+    assert sum(len(spans) for spans in rows.values()) == 10
+    lasting = {event["name"]: event["dur"] for event in saved["traceEvents"] if event["ph"] == "X"}
+    assert lasting["backward"] == pytest.approx(3e6), "microseconds"

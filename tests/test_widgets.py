@@ -1,0 +1,207 @@
+"""The figures of chapter 01 and the stepper over them: what they show, and what they leave in a notebook file."""
+
+import queue
+
+import nbformat
+import pytest
+from jupyter_client.manager import start_new_kernel
+from matplotlib.patches import Rectangle
+
+from shared import build, formulas, magic, plots, widgets
+
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+def ring_logs(size: int) -> list:
+    """What the ranks of a right ring all-reduce would log, worked out here in one process."""
+    names = "ABCD"[:size]
+    held = [{name: "0" * rank + "1" + "0" * (size - 1 - rank) for name in names} for rank in range(size)]
+    logs = [[{"sent": None, "holds": dict(holds)}] for holds in held]
+    for step in range(2 * (size - 1)):
+        add = step < size - 1
+        sends = [names[(rank - step - 1 if add else rank - (step - size + 1)) % size] for rank in range(size)]
+        before = [dict(holds) for holds in held]
+        for rank, holds in enumerate(held):
+            came = sends[rank - 1]
+            both = zip(before[rank - 1][came], before[rank][came] if add else "0" * size, strict=True)
+            holds[came] = "".join(str(int(theirs) + int(mine)) for theirs, mine in both)
+            logs[rank].append({"sent": sends[rank], "holds": dict(holds)})
+    return logs
+
+
+def fields(axes) -> list[list[str]]:
+    """The texts of a panel, one list per chunk, from rank 0 on."""
+    placed = sorted((text.get_position()[1], text.get_position()[0], text.get_text()) for text in axes.texts)
+    rows = sorted({y for y, _, text in placed if text})
+    return [[text for at, _, text in placed if at == y and text] for y in rows]
+
+
+def thick_frames(axes) -> int:
+    return sum(isinstance(patch, Rectangle) and patch.get_linewidth() > 2 for patch in axes.patches)
+
+
+def luminance(colour) -> float:
+    red, green, blue = colour
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+# -- the ring
+
+
+def test_a_step_names_the_ranks_in_each_sum_and_frames_what_came():
+    axes = plots.ring_step(ring_logs(4), 2).axes[0]
+    assert fields(axes) == [
+        ["0", "1", "12", "123"],
+        ["023", "1", "2", "23"],
+        ["03", "013", "2", "3"],
+        ["0", "01", "012", "3"],
+    ]
+    assert axes.get_title() == "step 2: add what comes"
+    assert thick_frames(axes) == 4
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["rank 0", "rank 1", "rank 2", "rank 3"]
+
+
+def test_the_start_has_no_arrows_and_the_second_half_copies():
+    start, fourth = (plots.ring_step(ring_logs(4), step).axes[0] for step in (0, 4))
+    assert thick_frames(start) == 0 and start.get_title() == "start"
+    assert all(row == ["0", "1", "2", "3"] for row in fields(start))
+    assert fourth.get_title() == "step 4: copy what comes"
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_side_by_side_all_steps_end_in_complete_sums(size):
+    panels = [axes for axes in plots.ring_steps(ring_logs(size)).axes if axes.get_title()]
+    assert len(panels) == 1 + 2 * (size - 1)
+    assert fields(panels[-1]) == [["0123"[:size]] * size] * size
+
+
+def test_a_part_that_was_added_twice_can_be_seen():
+    logs = ring_logs(3)
+    logs[1][1]["holds"]["C"] = "210"
+    assert "001" in fields(plots.ring_step(logs, 1).axes[0])[2]
+
+
+@pytest.mark.parametrize("logs", [[], [[], []], [ring_logs(3)[0], ring_logs(3)[1][:-1]]])
+def test_logs_that_do_not_belong_together_are_refused(logs):
+    for draw in (plots.ring_steps, lambda logs: plots.ring_step(logs, 0)):
+        with pytest.raises(ValueError, match="of the same length"):
+            draw(logs)
+
+
+def test_more_parts_are_darker_in_grey_too():
+    shades = [luminance(plots._shade(parts / 4)) for parts in range(1, 5)]
+    assert shades == sorted(shades, reverse=True)
+    assert shades[-2] - shades[-1] > 0.15 and shades[-1] < 0.45  # a complete one stands out, and bears white text
+
+
+# -- the α–β model
+
+
+def test_predictions_are_lines_and_measurements_marks_of_the_same_colour():
+    axes = plots.predicted_against_measured(
+        {"ring": lambda size: 1e-3 + 1e-9 * size}, {"ring": {100: 2e-3, 10**7: 3e-3}, "torch": {100: 1e-3}}, "bytes"
+    ).axes[0]
+    line, marks, other = axes.lines
+    assert [line.get_xdata()[0], round(line.get_xdata()[-1])] == [100, 10**7]
+    assert line.get_ydata()[-1] == pytest.approx(11)  # ms
+    assert list(marks.get_ydata()) == [2, 3] and marks.get_linestyle() == "None"
+    assert line.get_color() == marks.get_color() != other.get_color()
+    assert axes.get_xscale() == axes.get_yscale() == "log"
+
+
+def test_where_the_ring_overtakes_the_tree_is_marked():
+    """For 4 ranks: 6α + 1.5Sβ = 4α + 4Sβ, so S = α / 1.25β; for 1024: 2026α = (20 − 2·1023/1024)·Sβ."""
+    alpha_s, beta_s = 1e-4, 1e-9
+    algorithms = {
+        "ring": lambda size, ranks: formulas.ring_all_reduce_s(size, ranks, alpha_s, beta_s),
+        "tree": lambda size, ranks: formulas.tree_all_reduce_s(size, ranks, alpha_s, beta_s),
+    }
+    panels = plots.all_reduce_costs(algorithms, [4, 1024]).axes
+    marked = [axes.lines[-1].get_xdata()[0] for axes in panels]
+    assert marked == pytest.approx([8e4, 2026 / (20 - 2 * 1023 / 1024) * 1e5], rel=0.06)
+    assert [axes.texts[0].get_text() for axes in panels] == [" 81 KB", " 11 MB"]
+    assert [axes.get_title() for axes in panels] == ["4 ranks", "1024 ranks"]
+
+
+def test_curves_that_never_change_places_have_no_crossing():
+    sizes = [1.0, 2.0, 3.0]
+    assert plots.first_below(sizes, [5, 3, 1], [4, 4, 4]) == 2.0
+    assert plots.first_below(sizes, [5, 5, 5], [4, 4, 4]) is None
+    assert plots.first_below(sizes, [1, 1, 1], [4, 4, 4]) is None
+
+
+# -- the stepper
+
+
+@pytest.fixture
+def displayed(monkeypatch) -> list:
+    shown: list = []
+    monkeypatch.setattr(widgets, "display", shown.append)
+    return shown
+
+
+def test_without_jupyterlab_the_static_figure_is_all(displayed):
+    figure = widgets.ring_stepper(ring_logs(3))
+    assert displayed == []
+    assert widgets.as_png(figure) == widgets.as_png(plots.ring_steps(ring_logs(3)))
+
+
+def test_the_slider_shows_what_the_pure_function_draws(displayed, monkeypatch):
+    monkeypatch.setattr(magic, "in_jupyterlab", lambda: True)
+    logs = ring_logs(3)
+    assert widgets.as_png(widgets.ring_stepper(logs)) == widgets.as_png(plots.ring_steps(logs))
+    [box] = displayed
+    (play, slider), picture = box.children[0].children, box.children[1]
+    assert (slider.min, slider.max, play.min, play.max) == (0, 4, 0, 4)
+    for step in (3, 4, 0):
+        slider.value = step
+        assert picture.value == widgets.as_png(plots.ring_step(logs, step))
+
+
+CELL = """
+from shared import widgets
+log = [[{"sent": None, "holds": {"A": "1"}}]]
+widgets.ring_stepper(log)
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked_by", "kinds"),
+    [
+        ({}, [["image/png", "text/plain"]]),  # what executes notebooks for a file, or a test
+        ({"deletedCells": []}, [[WIDGET_VIEW, "text/plain"], ["image/png", "text/plain"]]),  # JupyterLab
+    ],
+)
+def test_a_file_keeps_the_figure_and_jupyterlab_gets_the_widget_too(asked_by, kinds):
+    manager, client = start_new_kernel(cwd=str(build.ROOT))
+    try:
+        content = {"code": CELL, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
+        request = client.session.msg("execute_request", content, metadata=asked_by)
+        client.shell_channel.send(request)
+        assert client.get_shell_msg(timeout=60)["content"]["status"] == "ok"
+        assert [sorted(bundle) for bundle in bundles(client)] == kinds
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+def bundles(client) -> list[dict]:
+    """What a cell displayed, in order, until the kernel was idle again."""
+    found = []
+    while True:
+        try:
+            message = client.get_iopub_msg(timeout=10)
+        except queue.Empty:
+            return found
+        if message["msg_type"] in ("display_data", "execute_result"):
+            found.append(message["content"]["data"])
+        if message["content"].get("execution_state") == "idle" and found:
+            return found
+
+
+@pytest.mark.parametrize(
+    "path", sorted(build.ROOT.glob("[cls]*/*.ipynb")), ids=lambda path: f"{path.parent.name}/{path.name}"
+)
+def test_no_built_notebook_keeps_a_widget_without_its_state(path):
+    outputs = [output for cell in nbformat.read(path, as_version=4).cells for output in cell.get("outputs", [])]
+    assert not any(WIDGET_VIEW in output.get("data", {}) for output in outputs)

@@ -1,0 +1,51 @@
+"""Even ranks send first, odd ones receive first; the loss is reduced to rank 0; the broadcast is a binomial tree."""
+
+import torch
+import torch.distributed as dist
+
+
+def sum_over_ranks(value: float) -> float:
+    total = torch.full((1,), value, dtype=torch.float64)
+    dist.all_reduce(total, op=dist.ReduceOp.SUM)
+    return float(total)
+
+
+def global_mean(values: torch.Tensor) -> float:
+    pair = torch.zeros(2, dtype=torch.float64, device=values.device)
+    for value in values.tolist():
+        pair += torch.tensor([value, 1.0], dtype=torch.float64, device=values.device)
+    dist.all_reduce(pair)
+    return pair[0].item() / pair[1].item()
+
+
+def pass_right(tensor: torch.Tensor) -> torch.Tensor:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    received = tensor.clone()
+    if size == 1:
+        return received
+    if rank % 2 == 0:
+        dist.send(tensor, dst=(rank + 1) % size)
+    dist.recv(received, src=(rank - 1) % size)
+    if rank % 2 == 1:
+        dist.send(tensor, dst=(rank + 1) % size)
+    return received
+
+
+def log_mean_loss(loss: torch.Tensor) -> float | None:
+    total = loss.detach().double()
+    dist.reduce(total, dst=0)
+    if dist.get_rank() == 0:
+        return total.item() / dist.get_world_size()
+
+
+def broadcast_by_hand(tensor: torch.Tensor, src: int) -> None:
+    """In each round every rank that has the tensor hands it to one that has not."""
+    size = dist.get_world_size()
+    place = (dist.get_rank() - src) % size
+    reach = 1
+    while reach < size:
+        if place < reach and place + reach < size:
+            dist.send(tensor, dst=(place + reach + src) % size)
+        elif reach <= place < 2 * reach:
+            dist.recv(tensor, src=(place - reach + src) % size)
+        reach *= 2

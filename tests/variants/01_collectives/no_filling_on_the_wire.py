@@ -1,0 +1,81 @@
+"""Blocking calls in turns; chunks of unequal length, none sent that is empty; both rings in place; rounds as lists."""
+
+import torch
+import torch.distributed as dist
+
+
+def _exchange(outgoing, incoming, group):
+    """To the right and from the left; even places send first. What has no element is not sent."""
+    place, n = dist.get_rank(group), dist.get_world_size(group)
+    steps = [
+        (dist.send, outgoing, {"group_dst": (place + 1) % n}),
+        (dist.recv, incoming, {"group_src": (place - 1) % n}),
+    ]
+    for call, tensor, partner in steps if place % 2 == 0 else steps[::-1]:
+        if tensor.numel():
+            call(tensor, group=group, **partner)
+
+
+def _views(flat, n):
+    size = max(1, -(-flat.numel() // n))
+    views = list(flat.split(size)) if flat.numel() else []
+    return views + [flat[:0]] * (n - len(views))
+
+
+def _around(chunks, group, offset, add):
+    place, n = dist.get_rank(group), len(chunks)
+    for step in range(n - 1):
+        mine = chunks[(place - step - offset - 1) % n]
+        arrived = torch.empty_like(mine)
+        _exchange(chunks[(place - step - offset) % n], arrived, group)
+        mine.copy_(mine + arrived if add else arrived)
+
+
+@torch.no_grad()
+def ring_reduce_scatter(tensor, group=None):
+    place, n = dist.get_rank(group), dist.get_world_size(group)
+    chunks = _views(tensor.clone(memory_format=torch.contiguous_format).view(-1), n)
+    _around(chunks, group, 1, add=True)
+    shard = tensor.new_zeros(-(-tensor.numel() // n))
+    shard[: chunks[place].numel()] = chunks[place]
+    return shard
+
+
+@torch.no_grad()
+def ring_all_gather(shard, group=None):
+    chunks = list(torch.zeros(dist.get_world_size(group), shard.numel(), dtype=shard.dtype, device=shard.device))
+    chunks[dist.get_rank(group)].copy_(shard)
+    _around(chunks, group, 0, add=False)
+    return torch.stack(chunks).flatten()
+
+
+@torch.no_grad()
+def ring_all_reduce(tensor, group=None):
+    flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
+    chunks = _views(flat, dist.get_world_size(group))
+    _around(chunks, group, 1, add=True)
+    _around(chunks, group, 0, add=False)
+    tensor.copy_(flat.view(tensor.shape))
+
+
+def _rounds(places):
+    """Yield who sends to whom, round by round: the ones who have it each take one of those who have not."""
+    have, lack = places[:1], places[1:]
+    while lack:
+        pairs = list(zip(have, lack, strict=False))
+        yield pairs
+        have, lack = have + [to for _, to in pairs], lack[len(pairs) :]
+
+
+@torch.no_grad()
+def tree_broadcast(tensor, src=0, group=None):
+    members = dist.get_process_group_ranks(group or dist.group.WORLD)
+    places = [src] + [rank for rank in members if rank != src]
+    buffer = tensor.clone(memory_format=torch.contiguous_format)
+    for pairs in _rounds(places):
+        for sender, receiver in pairs:
+            if dist.get_rank() == sender:
+                dist.send(buffer, receiver, group)
+            if dist.get_rank() == receiver:
+                dist.recv(buffer, sender, group)
+    tensor.copy_(buffer)
