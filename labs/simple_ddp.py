@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before any group: its default arguments would hold ours past the end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,7 +31,7 @@ def main() -> None:
     images, labels = (tensor.to(device) for tensor in digits())
     report("by hand", *train(by_hand, options, images, labels, device))
     report("torch's DDP", *train(by_ddp, options, images, labels, device))
-    dist.destroy_process_group()  # without it, ranks that still wait for each other may be cut off
+    dist.destroy_process_group()  # ends gloo's threads too: one that outlives Python aborts its process
 
 
 def parse_arguments() -> argparse.Namespace:
