@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from shared import interrupts
+
 MEMORY_PER_RANK_GB = 0.4  # torch imported and a small model, measured; pages shared by the fork not counted
 
 
@@ -38,7 +40,8 @@ def check_world_size(world_size: int) -> None:
 
 
 def gpu_count() -> int:
-    import torch
+    with interrupts.held():  # an import of torch that is broken off cannot be completed later
+        import torch
 
     return torch.cuda.device_count()
 
@@ -49,10 +52,10 @@ def place(world_size: int, backend: str | None = None) -> Placement:
     backend, or the environment variable RANKS_BACKEND: "nccl", "gloo", or "gloo:cpu" to leave GPUs alone.
     Raises: ValueError for a backend that this machine or this torch build cannot run.
     """
+    gpus = gpu_count()
     import torch.distributed as dist
 
     wanted = backend or os.environ.get("RANKS_BACKEND")
-    gpus = gpu_count()
     if wanted not in (None, "nccl", "gloo", "gloo:cpu"):
         raise ValueError(f"backend must be 'nccl', 'gloo' or 'gloo:cpu', got {wanted!r}")
     if wanted == "nccl" and not dist.is_nccl_available():

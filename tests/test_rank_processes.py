@@ -116,3 +116,26 @@ def test_lost_helper_process_is_told_and_a_new_start_works(victim):
     ended = run_program(source)
     assert ended.status == 0, ended.error
     assert_nothing_left(ended)
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+from shared import devices
+
+class InterruptHalfWay:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch.nn":  # torch's C++ library is loaded by then, torch itself is not
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, InterruptHalfWay())
+try:
+    devices.place(2)
+except KeyboardInterrupt:
+    print("interrupted")
+print(devices.place(2, "gloo:cpu").devices)
+"""
+
+
+def test_interrupt_never_leaves_half_of_torch_behind():
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "interrupted\n('cpu', 'cpu')\n", done.stderr[-2000:]
