@@ -6,19 +6,18 @@
 
 It hears what the tap hears (see `tap.py`): your own calls, DDP's reducer, FSDP2, DTensor, point-to-point. Two
 columns tell bytes. *Payload* is the full buffer. *Sent* is what this rank must send under the ring algorithm, whatever
-the backend really does; `carried_bytes` is what the network interface counted meanwhile, for everyone on it.
+the backend really does; `carried_bytes` is what the network interface counted meanwhile, for everyone on it: for all
+ranks on one machine, for this rank alone where it is a host (see `hosts.py`).
 """
 
 import contextlib
-import os
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from shared import ends, formulas, frames, intervals, tables, tap
+from shared import ends, formulas, frames, hosts, intervals, tables, tap
 
 _FAMILIES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")  # whatever variant of the call was used
 
@@ -154,7 +153,7 @@ def ledger():
     tap.install()
     log = Ledger(dist.get_rank() if dist.is_initialized() else None)
     with ends.watching() as watcher:
-        log.opened_s, log.waits, carried_bytes = watcher.clock.began_s, watcher.waits, interface_bytes()
+        log.opened_s, log.waits, carried = watcher.clock.began_s, watcher.waits, hosts.counters()
 
         def launched(call: tap.Call, work, tensors: list[torch.Tensor]) -> None:
             entry = _entry_of(call)
@@ -167,8 +166,8 @@ def ledger():
                 yield log
             finally:
                 log.closed_s = watcher.clock.seconds(watcher.clock.mark())
-                if carried_bytes is not None:
-                    log.carried_bytes = interface_bytes() - carried_bytes
+                if carried is not None:
+                    log.carried_bytes = hosts.counters().sent_bytes - carried.sent_bytes
 
 
 def sent_bytes_of(call: tap.Call, rank: int) -> float:
@@ -199,20 +198,6 @@ def sent_bytes_of(call: tap.Call, rank: int) -> float:
         case "send":
             return payload_bytes
     return 0
-
-
-def interface_bytes() -> int | None:
-    """Read how many bytes the interface between ranks has sent since it exists, all programs and headers counted.
-
-    It is the one named by GLOO_SOCKET_IFNAME, or loopback. None where the system does not tell (it is Linux that does).
-    """
-    try:
-        lines = Path("/proc/net/dev").read_text().splitlines()
-    except OSError:
-        return None
-    name = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-    counters = next((line.split(":")[1].split() for line in lines if line.strip().startswith(f"{name}:")), None)
-    return int(counters[8]) if counters else None  # receive has eight columns, then transmit begins with bytes
 
 
 def _family(op: str) -> str:
