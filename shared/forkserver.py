@@ -7,6 +7,7 @@ The notebook's kernel starts this process with a pipe on stdin. Requests come in
 events go out as lines of JSON on stdout:
 
     → {"do": "controller", "argv": [...], "env": {}, "log": path}         ← {"started": "controller", "pid": 12}
+    → {"do": "hosts", "n": 4, "bits_per_s": 1e9}                          ← {"hosts": 4} or {"no_hosts": "why"}
     → {"do": "ranks", "n": 4, "argv": [...], "env": {}, "log_dir": path}
                                                                ← {"started": 0, "pid": 13} ...
                                                                ← {"ended": 0, "pid": 13, "status": -9}
@@ -23,10 +24,14 @@ import random
 import selectors
 import shutil
 import signal
+import subprocess
 import sys
 import traceback
 
+from shared import hosts
+
 _children: dict[int, object] = {}  # pid → rank number, or "controller"
+_hosts: list[int] = []  # files whose being open keeps the hosts of ranks; none where ranks share the machine's network
 
 
 def _say(**event) -> None:
@@ -97,9 +102,17 @@ def _handle(request: dict) -> None:
     if request["do"] == "controller":
         _fork("controller", request["log"], request["env"], lambda: _run_controller(request["argv"]))
         _preload()  # while the controller starts, on the other core
+    elif request["do"] == "hosts":
+        try:
+            _hosts.extend(hosts.build(request["n"], request["bits_per_s"]))
+            _say(hosts=request["n"])
+        except (OSError, subprocess.TimeoutExpired) as error:
+            _say(no_hosts=str(error))
     elif request["do"] == "ranks":
         for rank in range(request["n"]):
             env = {**request["env"], "RANKS_RANK": str(rank)}
+            if _hosts:
+                env[hosts.HOST_FILE] = str(_hosts[rank])
             log = os.path.join(request["log_dir"], f"rank-{rank}.log")
             _fork(rank, log, env, lambda: _run_rank(request["argv"]))
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from ipyparallel.cluster.launcher import ControllerLauncher, EngineLauncher
@@ -25,15 +26,16 @@ COURSE_ROOT = Path(__file__).resolve().parent.parent
 class ForkServer:
     """The kernel's end of the fork server: sends requests, remembers what started and what ended."""
 
-    def __init__(self, run_dir: str):
+    def __init__(self, run_dir: str, as_root: Sequence[str] = ()):
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _python_path()}
         self.run_dir = run_dir
         self.pids: dict = {}  # rank number, or "controller" → pid
         self.ended: dict[int, int] = {}  # pid → exit status; negative: the signal that ended it
+        self._hosts: dict = {}  # the answer to a request for hosts
         self._changed = threading.Condition()
         with open(os.path.join(run_dir, "forkserver.log"), "wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "shared.forkserver", run_dir],
+                [*as_root, sys.executable, "-m", "shared.forkserver", run_dir],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -48,6 +50,14 @@ class ForkServer:
             self._process.stdin.flush()
         except BrokenPipeError:
             raise RuntimeError(f"The process that starts ranks has died. {self.last_words()}") from None
+
+    def make_hosts(self, n: int, bits_per_s: float) -> None:
+        """Make a host for each rank that will be started. Raises: RuntimeError."""
+        self.request(do="hosts", n=n, bits_per_s=bits_per_s)
+        if not self.wait_for(lambda server: server._hosts, 60.0):
+            raise RuntimeError(f"The hosts of the ranks were not made in 60 s. {self.last_words()}")
+        if "no_hosts" in self._hosts:
+            raise RuntimeError(f"The hosts of the ranks could not be made: {self._hosts['no_hosts']}")
 
     @property
     def serves(self) -> bool:
@@ -80,7 +90,9 @@ class ForkServer:
         for line in self._process.stdout:
             event = json.loads(line)
             with self._changed:
-                if "started" in event:
+                if "hosts" in event or "no_hosts" in event:
+                    self._hosts = event
+                elif "started" in event:
                     self.pids[event["started"]] = event["pid"]
                 else:
                     self.ended[event["pid"]] = event["status"]

@@ -154,8 +154,9 @@ def _bar(world_size: int, done: int) -> dict:
 
 def show_table(running, note: str = "") -> None:
     """Show each rank's host, process, device and backend, and what can be measured here."""
+    shared_host = None if running.link else "this machine"
     rows = [
-        [str(rank), "this machine", str(pid), device, running.placement.backend]
+        [str(rank), shared_host or f"host{rank}", str(pid), device, running.placement.backend]
         for rank, (pid, device) in enumerate(zip(running.pids, running.placement.devices, strict=True))
     ]
     notes = [running.placement.valid] + ([note] if note else [])

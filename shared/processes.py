@@ -7,7 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from shared import launchers
+from shared import hosts, launchers
 from shared.devices import place
 from shared.diagnosis import Case, explain
 from shared.errors import RanksError
@@ -30,16 +30,19 @@ class RankProcesses:
     What connects them is `RankSet`'s business.
     """
 
-    def __init__(self, world_size: int, backend: str | None, report=lambda done: None):
+    def __init__(self, world_size: int, backend: str | None, link: str | None, report=lambda done: None):
         self.world_size = world_size
+        self.link = link  # the rate of the link that each rank is behind; None where all share one machine
         self.starts = 1  # how often the processes were started: no variable is older than the last time
         self._questions = 0
         self._report = report
         self._run_dir = tempfile.mkdtemp(prefix="ranks-")
-        self._server = launchers.ForkServer(self._run_dir)
+        self._server = launchers.ForkServer(self._run_dir, as_root=hosts.as_root() if link else ())
         try:
             self._start_cluster()
-            self.placement = place(world_size, backend)  # imports torch, as the fork server does meanwhile
+            self.placement = place(world_size, backend, link)  # imports torch, as the fork server does meanwhile
+            if link:
+                self._server.make_hosts(world_size, hosts.bits_per_s(link))
             self._host_store()
             self._start_ranks()
         except BaseException as error:

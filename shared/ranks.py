@@ -13,7 +13,7 @@ hangs or is interrupted, the doctor says why, the process group is replaced, and
 
 import contextlib
 
-from shared.devices import check_world_size, place
+from shared.devices import check_link, check_world_size, place
 from shared.errors import CellFailed, RanksError
 from shared.rankset import DEFAULT_TIMEOUT_S, RankSet
 
@@ -22,7 +22,9 @@ __all__ = ["CellFailed", "RanksError", "current", "pull", "run", "start", "stop"
 _current: RankSet | None = None
 
 
-def start(world_size: int = 4, *, backend: str | None = None, detect_mismatch: bool = True) -> None:
+def start(
+    world_size: int = 4, *, backend: str | None = None, detect_mismatch: bool = True, link: str | None = None
+) -> None:
     """Start world_size ranks, and show where each one lives and what can be measured there.
 
     Ranks that already run are kept, variables and all, if there are as many as asked for.
@@ -30,22 +32,25 @@ def start(world_size: int = 4, *, backend: str | None = None, detect_mismatch: b
     backend: "nccl", "gloo" or "gloo:cpu"; by default what fits the machine (or RANKS_BACKEND says).
     detect_mismatch: compare each collective's op, shape and dtype over all ranks before it runs. It
         costs messages of its own: turn it off where a cell measures time.
-    Raises: ValueError for a world size or backend that this machine cannot serve; RanksError when the
+    link: a rate such as "1gbit": each rank is a host of its own, and what it sends, and what it receives, passes a
+        link of that rate. A host reaches the other hosts and nothing else, so fetch data before. See `hosts.py`.
+    Raises: ValueError for a world size, backend or link that this machine cannot serve; RanksError when the
         ranks do not come up.
     """
     global _current
     check_world_size(world_size)
-    asked_for = (world_size, backend, detect_mismatch)
+    asked_for = (world_size, backend, detect_mismatch, link)
     from shared import magic
 
     if _current is not None and _current.whole and _current.asked_for == asked_for:
         magic.show_table(_current, note="These ranks were running already: their variables are kept.")
         return
+    check_link(link)
     if _current is not None:
-        place(world_size, backend)  # a refusal comes before the ranks that run are ended
+        place(world_size, backend, link)  # a refusal comes before the ranks that run are ended
     stop()
     with magic.progress(world_size) as report:
-        _current = RankSet(world_size, backend, detect_mismatch, report)
+        _current = RankSet(world_size, backend, detect_mismatch, link, report)
     magic.register()
     magic.show_table(_current)
 

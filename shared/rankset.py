@@ -21,13 +21,13 @@ _RESTARTED = "The ranks were started again: their variables are gone. Run the ce
 class RankSet(RankProcesses):
     """world_size processes with one process group. Students use `shared.ranks`, which holds one of these."""
 
-    def __init__(self, world_size: int, backend: str | None, detect_mismatch: bool, report=lambda done: None):
-        self.asked_for = (world_size, backend, detect_mismatch)
+    def __init__(self, world_size: int, backend=None, detect_mismatch=True, link=None, report=lambda done: None):
+        self.asked_for = (world_size, backend, detect_mismatch, link)
         self.detect_mismatch = detect_mismatch
         self.alive = False
         self.members = list(range(world_size))  # the ranks in the process group; the rest stand by
         self._generation = 0
-        super().__init__(world_size, backend, report)
+        super().__init__(world_size, backend, link, report)
 
     # -- the process group
 

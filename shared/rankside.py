@@ -19,7 +19,7 @@ from IPython import get_ipython
 from IPython.display import display
 from IPython.utils.capture import capture_output
 
-from shared import agreement, doctor, tap
+from shared import agreement, doctor, hosts, tap
 
 OUTPUT_LIMIT_CHARACTERS = 200_000
 GROUP_TIMEOUT = timedelta(hours=1)  # a cell's own deadline comes first; this is for a lost kernel
@@ -55,7 +55,7 @@ def identify() -> dict:
 
 
 def settle(rank: int, device: str, store_address: tuple[str, int]) -> None:
-    """Connect to the kernel's store, take a device, let the doctor listen. Once per process."""
+    """Connect to the kernel's store, take a device, move to a host, let the doctor listen. Once per process."""
     here.rank, here.device = rank, device
     host, port = store_address
     here.store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
@@ -68,7 +68,9 @@ def settle(rank: int, device: str, store_address: tuple[str, int]) -> None:
         )
         torch.cuda.set_device(device)
     tap.install()
-    doctor.listen(dist.TCPStore(host, port, is_master=False, wait_for_workers=False), rank)
+    doctors_store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
+    hosts.enter()
+    doctor.listen(doctors_store, rank)
 
 
 def join(generation: int, members: list[int], backend: str, detect_mismatch: bool) -> None:
