@@ -35,6 +35,9 @@ _MTU_BYTES = 9000  # jumbo frames, as between the hosts of a cluster: headers ar
 _BURST_BYTES, _BURST_S = 128 << 10, 1e-3
 # Deeper than all that TCP leaves on its way: a packet dropped where all send to one would cost 200 ms until sent again.
 _QUEUE_BYTES = 64 << 20
+# It only backs off at losses, of which there are none. Others probe for the rate: at 100 Mbit/s every second all-reduce
+# took 3 % to 20 % longer under cubic and bbr.
+_CONGESTION_CONTROL = "reno"
 
 
 class Counters(NamedTuple):
@@ -111,8 +114,9 @@ def _build(count: int, rate_bits_per_s: float) -> list[int]:
         for number, file in enumerate(files[:-1]):
             _call_linux("setns", file, _CLONE_NEWNET)
             _batch("tc", [_shaped(INTERFACE, rate_bits_per_s)])
-            address = f"address add 10.0.0.{number + 1}/24 dev {INTERFACE}"
-            _batch("ip", ["link set lo up", address, f"link set {INTERFACE} addrgenmode none up"])
+            address = f"address add 10.0.0.{number + 1}/24 dev {INTERFACE} noprefixroute"
+            up = ["link set lo up", f"link set {INTERFACE} addrgenmode none up"]
+            _batch("ip", [*up, address, f"route add 10.0.0.0/24 dev {INTERFACE} congctl {_CONGESTION_CONTROL}"])
         undo.pop_all()
         return files
 
