@@ -144,6 +144,17 @@ def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
 
+def twin_of(name: str, module: nn.Module) -> nn.Module:
+    """Build a model anew with the state of one that lives: a copy would keep the hooks that a wrapper has put on it."""
+    weight = module.first.weight
+    twin = build(name, 0, weight.dtype).to(weight.device)
+    held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    with torch.no_grad():
+        for key, tensor in {**dict(twin.named_parameters()), **dict(twin.named_buffers())}.items():
+            tensor.copy_(held[key])
+    return twin
+
+
 def gradients_of(module: nn.Module) -> dict[str, torch.Tensor | None]:
     """Copy every parameter's gradient to the CPU."""
     return {name: None if p.grad is None else p.grad.detach().cpu().clone() for name, p in module.named_parameters()}

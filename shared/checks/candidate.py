@@ -4,9 +4,10 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import torch
 from IPython import get_ipython
 
-from shared import tap
+from shared import rankside, tap
 
 
 class PieceMissing(Exception):
@@ -34,6 +35,11 @@ def find(piece: str, path: str | None):
     if origin.split(".")[0] in ("solutions", "torch"):
         raise AssertionError(f"{piece} comes from {origin}: write it by hand")
     return found
+
+
+def device_here() -> torch.device:
+    """Give back the device of this rank."""
+    return torch.device(rankside.here.device)
 
 
 def names_in(path: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import torch
 
+from shared.checks import awkward
 from shared.checks.framework import Wrong
 
 # Both sides add the same few dozen float64 numbers, in another order: each addition may round by
@@ -45,6 +46,10 @@ def first_difference(found: torch.Tensor, want: torch.Tensor, tolerance: float =
     if f"{was:.6g}" == f"{expected:.6g}":
         return f"element {place} is {expected:.6g}, but off by {abs(was - expected):.0e}"
     return f"element {place} is {was:.6g}, expected {expected:.6g}"
+
+
+def by_rank(found: list[dict], what: str, members: list[int] | None = None) -> dict[int, dict]:
+    return {rank: found[rank][what] for rank in members or range(len(found))}
 
 
 def judge_gradients(found: dict[int, dict], want: dict, local: dict[int, dict], context: str) -> None:
@@ -97,3 +102,39 @@ def _cause(found, expected, rank: int, every: dict) -> str:
     if not found.any():
         return "It is all zeros. Look at: was it overwritten, or never filled?"
     return "Look at: which tensor is sent, and what is done with what arrives?"
+
+
+def judge_state(states: dict[int, dict], want: dict, source: int) -> None:
+    """Compare every rank's parameters and buffers, by global rank, bit by bit with the source's.
+
+    Raises: Wrong.
+    """
+    wrong, names = {}, set()
+    for rank, state in states.items():
+        for name, expected in want.items():
+            if not torch.equal(state[name], expected):
+                wrong[rank] = f"{name}: {first_difference(state[name].double(), expected.double(), 0.0)}"
+                names.add(name)
+                break
+    if wrong:
+        raise Wrong(
+            wrong, f"Expected: what rank {source}, the group's first, had. {_HINTS_ON_STATE.get(min(names), '')}"
+        )
+
+
+_HINTS_ON_STATE = {  # by the first tensor that is wrong, where that betrays what was left out
+    "first.bias": "This parameter is frozen. Look at: does a forward use it?",
+    "scale": "This is a buffer. Look at: what else than parameters does a module hold?",
+    "shift": "This is a buffer that state_dict() leaves out. Look at: where does a module list all of them?",
+}
+
+
+def refuse_frozen_gradients(found: list[dict], model: str) -> None:
+    """Raises: Wrong where a frozen parameter has got a gradient."""
+    wrong = {
+        rank: f"{awkward.said(model)}: {result['frozen'][0]} is frozen and has a .grad now, not None"
+        for rank, result in enumerate(found)
+        if result["frozen"]
+    }
+    if wrong:
+        raise Wrong(wrong, "Look at: what would weight decay do to it?")

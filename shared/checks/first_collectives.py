@@ -6,18 +6,32 @@ over the wire. Every message is counted.
 
 import functools
 import math
-import time
 
 import torch
-import torch.distributed as dist
 
-from shared import rankside, tap
+from shared import tap
 from shared.checks.compare import describe_calls, first_difference
+from shared.checks.first_collectives_causes import (
+    FLOAT32_TOLERANCE,
+    broadcast_cause,
+    common_cause,
+    is_close,
+    judge_numbers,
+    mean_cause,
+    passing_cause,
+    with_article,
+)
+from shared.checks.first_collectives_probes import (
+    LATE_S,
+    probe_broadcast,
+    probe_loss,
+    probe_mean,
+    probe_numbers,
+    probe_pass,
+)
 from shared.checks.framework import Attempt, Exercise, Wrong
 
-LATE_S = 0.2  # how late one rank comes where waiting is checked
 MOST_VALUES = 9
-FLOAT32_TOLERANCE = 1e-6  # a float32 keeps 7 digits: a few additions of a few numbers stay within it
 ROUNDING = 1e-12  # float64, added up in another order
 EXACT = 0.0
 
@@ -26,117 +40,6 @@ global_mean = Exercise("0.2", "global_mean")
 pass_right = Exercise("0.3", "pass_right")
 log_mean_loss = Exercise("0.4", "log_mean_loss")
 broadcast_by_hand = Exercise("0.5", "broadcast_by_hand", optional=True)
-
-
-# -- probes: what runs on a rank, beside the student's code
-
-
-def _on_device(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.device(rankside.here.device), copy=True)
-
-
-def probe_numbers(function, *values) -> dict:
-    """Call function with each value in turn. → what each call gave back, and its messages"""
-    results, calls = [], []
-    for value in values:
-        with tap.listening() as heard:
-            results.append(_described(function(value)))
-        calls.append(heard)
-    return {"results": results, "calls": calls}
-
-
-def _described(result) -> tuple[str, object]:
-    """→ the type's name, and the value as the kernel may have it"""
-    value = result.detach().cpu() if isinstance(result, torch.Tensor) else result
-    return type(result).__name__, value if isinstance(value, (torch.Tensor, float, int)) else None
-
-
-def probe_mean(global_mean, values: torch.Tensor) -> dict:
-    argument = _on_device(values)
-    found = probe_numbers(global_mean, argument)
-    return {**found, "argument": argument.cpu()}
-
-
-def probe_pass(pass_right, late_rank: int | None, mine: torch.Tensor) -> dict:
-    """Pass one tensor on. One rank may come late; the argument is overwritten as soon as the call returns."""
-    argument = _on_device(mine)
-    dist.barrier()
-    if dist.get_rank() == late_rank:
-        time.sleep(LATE_S)
-    with tap.listening() as calls:
-        result = pass_right(argument)
-    result = result.clone() if isinstance(result, torch.Tensor) else result
-    kept = argument.cpu().clone()
-    argument.fill_(-1)
-    dist.barrier()  # nobody leaves, and frees its tensors, while a message may still be under way
-    return {"result": _described(result), "argument": kept, "calls": calls}
-
-
-def probe_loss(log_mean_loss, value: float) -> dict:
-    """Log the loss of a model with one weight, then do with the loss what a training step does."""
-    weight = _on_device(torch.tensor(value)).requires_grad_()
-    loss = weight * 1.0
-    with tap.listening() as calls:
-        result = log_mean_loss(loss)
-    kept = loss.item()
-    loss.backward()
-    return {"result": _described(result), "loss": kept, "gradient": weight.grad.item(), "calls": calls}
-
-
-def probe_broadcast(broadcast_by_hand, src: int, mine: torch.Tensor) -> dict:
-    argument = _on_device(mine)
-    with tap.listening() as calls:
-        broadcast_by_hand(argument, src)
-    return {"tensor": argument.cpu(), "calls": calls}
-
-
-# -- what all of them share
-
-
-def _judge_numbers(found: list[tuple[str, object]], want: float, tolerance: float, cause_of) -> None:
-    """Every rank's number must be a float within tolerance of want; else cause_of(rank, number) hints why.
-
-    Raises: Wrong.
-    """
-    wrong, hints = {}, []
-    for rank, (kind, value) in enumerate(found):
-        if kind != "float":
-            wrong[rank] = f"gave back {_with_article(kind)}, expected a float"
-            hints.append("Look at: what does tensor.item() do?" if kind == "Tensor" else "")
-        elif not abs(value - want) <= tolerance * max(1.0, abs(want)):
-            wrong[rank] = "gave back {}, expected {}".format(*_told_apart(value, want))
-            hints.append(cause_of(rank, value))
-    if wrong:
-        raise Wrong(wrong, max(hints, key=len))
-
-
-def _told_apart(found: float, want: float) -> tuple[str, str]:
-    """Write two numbers as shortly as they still differ."""
-    short = f"{found:.6g}", f"{want:.6g}"
-    return short if short[0] != short[1] else (repr(found), repr(want))
-
-
-def _with_article(kind: str) -> str:
-    return "None" if kind == "NoneType" else f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
-
-
-def _is(value: float, other: float) -> bool:
-    return abs(value - other) <= 1e-9 * max(1.0, abs(other))
-
-
-def _common_cause(value: float, own: float, every: list[float]) -> str:
-    """Recognise the usual mistakes in a number that should be the ranks' sum, or some mean of it."""
-    if len(every) == 1:
-        return ""
-    if value == own:
-        return "It is this rank's own: nothing has come from the others."
-    if value == max(every):
-        return "It is the largest of all. Look at: the operation."
-    if value in every:
-        return f"It is what rank {every.index(value)} alone would give."
-    if _is(value, own * len(every)):
-        return f"It is {len(every)} times this rank's own: nothing has come from the others."
-    return ""
 
 
 # -- 0.1
@@ -158,15 +61,15 @@ def the_sum_is_exact_on_every_rank(attempt: Attempt) -> None:
 
         def cause(rank: int, value: float, every=every, turn=turn, previous=previous) -> str:
             total = sum(every)
-            if _is(value, total / attempt.world_size) and attempt.world_size > 1:
+            if is_close(value, total / attempt.world_size) and attempt.world_size > 1:
                 return "It is the mean. Look at: is anything to be divided here?"
-            if turn == 1 and (_is(value, total + previous) or abs(value - total) >= previous / 2):
+            if turn == 1 and (is_close(value, total + previous) or abs(value - total) >= previous / 2):
                 return "The first call was right, the second is not. Look at: what is left over from the first?"
             if abs(value - total) <= FLOAT32_TOLERANCE * total:
                 return "Right to 7 digits. Look at: which dtype does torch.tensor(0.1) have?"
-            return _common_cause(value, every[rank], every) or "Look at: what is sent, and which ranks get the result?"
+            return common_cause(value, every[rank], every) or "Look at: what is sent, and which ranks get the result?"
 
-        _judge_numbers([result["results"][turn] for result in found], sum(every), EXACT, cause)
+        judge_numbers([result["results"][turn] for result in found], sum(every), EXACT, cause)
 
 
 @sum_over_ranks.check("wire", world_sizes=(2, 4))
@@ -209,29 +112,8 @@ def every_value_counts_once(attempt: Attempt) -> None:
         own = _draw_shares(attempt, one_empty)
         found = attempt.run(probe_mean, per_rank=[(values,) for values in own])
         want = torch.cat(own).mean().item()
-        cause = functools.partial(_mean_cause, own)
-        _judge_numbers([result["results"][0] for result in found], want, ROUNDING, cause)
-
-
-def _mean_cause(own: list[torch.Tensor], rank: int, value: float) -> str:
-    everything, mine = torch.cat(own), own[rank]
-    total, means = everything.sum().item(), [values.mean().item() for values in own if len(values)]
-    shares = f"The ranks hold {'/'.join(str(len(values)) for values in own)} values. "
-    if value != value:
-        return shares + "The mean of no values is nan. Look at: what should a rank that holds none send?"
-    if _is(value, sum(means) / len(means)) or _is(value, sum(means) / len(own)):
-        return shares + "It is the mean of the ranks' means. Look at: does every value weigh the same in it?"
-    if _is(value, total):
-        return "It is the sum: it is divided by nothing."
-    if _is(value, total / len(own)):
-        return shares + "It is divided by the number of ranks, not of values."
-    if len(mine) and _is(value, total / len(mine)):
-        return shares + "It is divided by this rank's own number of values."
-    if len(mine) and _is(value, mine.mean().item()):
-        return "It is the mean of this rank's own values: nothing has come from the others."
-    if abs(value - total / len(everything)) <= FLOAT32_TOLERANCE * abs(value):
-        return "Right to 7 digits. Look at: which dtype is sent?"
-    return shares + "Look at: which two numbers does a rank have to tell the others?"
+        cause = functools.partial(mean_cause, own)
+        judge_numbers([result["results"][0] for result in found], want, ROUNDING, cause)
 
 
 @global_mean.check("argument")
@@ -284,32 +166,16 @@ def _judge_passed(found: list[tuple[str, object]], own: list[torch.Tensor]) -> N
         left, right = (rank - 1) % len(own), (rank + 1) % len(own)
         want = own[left]
         if kind != "Tensor":
-            wrong[rank] = f"gave back {_with_article(kind)}, expected a tensor"
+            wrong[rank] = f"gave back {with_article(kind)}, expected a tensor"
         elif (result.shape, result.dtype) != (want.shape, want.dtype):
             wrong[rank] = (
                 f"gave back {list(result.shape)}, {result.dtype}; rank {left} sent {list(want.shape)}, {want.dtype}"
             )
         elif not torch.equal(result, want):
             wrong[rank] = f"shape {list(want.shape)}: {first_difference(result, want, EXACT)}, from rank {left}"
-            hints.append(_passing_cause(result, own, rank, right))
+            hints.append(passing_cause(result, own, rank, right))
     if wrong:
         raise Wrong(wrong, max(hints, key=len, default=""))
-
-
-def _passing_cause(result: torch.Tensor, own: list[torch.Tensor], rank: int, right: int) -> str:
-    if torch.equal(result, own[rank]):
-        return "It is this rank's own tensor: nothing has arrived in what is given back."
-    if torch.equal(result, own[right]):
-        return "It is the right neighbour's tensor. Look at: who sends to whom?"
-    for other, tensor in enumerate(own):
-        if torch.equal(result, tensor):
-            return f"It is rank {other}'s tensor. Look at: who is the neighbour of the last rank?"
-    if bool((result == -1).any()):
-        return (
-            "−1 is what the left neighbour wrote into its tensor when its call had returned. "
-            "Look at: when may a tensor that is being sent be changed?"
-        )
-    return "Look at: is the message complete when you give the tensor back?"
 
 
 @pass_right.check("waits", world_sizes=(2, 4))
@@ -356,10 +222,10 @@ def rank_0_gets_the_mean(attempt: Attempt) -> None:
     def cause(_rank: int, value: float) -> str:
         if abs(value - sum(own)) <= FLOAT32_TOLERANCE * sum(own) and len(own) > 1:
             return f"It is {len(own)} times too large. Look at: sum or mean?"
-        return _common_cause(value, own[0], own)
+        return common_cause(value, own[0], own)
 
-    _judge_numbers(found[:1], want, FLOAT32_TOLERANCE, cause)
-    others = {rank: f"gave back {_with_article(kind)}, expected None" for rank, (kind, _) in enumerate(found) if rank}
+    judge_numbers(found[:1], want, FLOAT32_TOLERANCE, cause)
+    others = {rank: f"gave back {with_article(kind)}, expected None" for rank, (kind, _) in enumerate(found) if rank}
     wrong = {rank: said for rank, said in others.items() if found[rank][0] != "NoneType"}
     if wrong:
         raise Wrong(wrong, "Look at: what may rank 0 do alone, and what may it not?")
@@ -408,16 +274,7 @@ def everyone_has_what_src_had(attempt: Attempt) -> None:
             if not torch.equal(tensor, own[src])
         }
         if wrong:
-            raise Wrong(wrong, _broadcast_cause(tensors, own, list(wrong)))
-
-
-def _broadcast_cause(found: list[torch.Tensor], own: list[torch.Tensor], wrong_ranks: list[int]) -> str:
-    for sender, tensor in enumerate(own):
-        if all(torch.equal(theirs, tensor) for theirs in found):
-            return f"All have rank {sender}'s tensor. Look at: where does src come in?"
-    if all(torch.equal(found[rank], own[rank]) for rank in wrong_ranks):
-        return "It is what the rank held before. Look at: what is filled in place?"
-    return ""
+            raise Wrong(wrong, broadcast_cause(tensors, own, list(wrong)))
 
 
 @broadcast_by_hand.check("wire", world_sizes=(1, 2, 3, 4))
