@@ -63,16 +63,14 @@ def why_not() -> str | None:
     """Say in one sentence why this machine cannot make hosts; None where it can. It tries."""
     if sys.platform != "linux":
         return f"Hosts of their own need Linux's network namespaces, and this is {sys.platform}."
-    missing = [program for program in ("ip", "tc") if _found(program) is None]
+    missing = [program for program in ("ip", "tc", *as_root()[:1]) if _found(program) is None]
     if missing:
-        return f"There is no {' and no '.join(missing)} on this machine: both come with the package iproute2."
-    tried = subprocess.run(
-        [*as_root(), sys.executable, "-m", "shared.hosts"],
-        cwd=Path(__file__).parent.parent,
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-    )
+        return f"There is no {' and no '.join(missing)} on this machine (packages iproute2 and util-linux)."
+    course, command = Path(__file__).parent.parent, [*as_root(), sys.executable, "-m", "shared.hosts"]
+    try:
+        tried = subprocess.run(command, cwd=course, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return f"This machine made no network namespace with a shaped link in {_TIMEOUT_S:g} s."
     if tried.returncode == 0:
         return None
     said = (tried.stderr.strip().splitlines() or [f"status {tried.returncode}"])[-1]
