@@ -128,7 +128,41 @@ class Mixed(Plain):
         return super().forward(x * self.gain.to(x.dtype))
 
 
-MODELS = {cls.__name__: cls for cls in (Plain, Tied, Frozen, Unused, TwoRoads, Scalar, Buffered, Strided, Mixed)}
+class Crowd(Plain):
+    """Many small parameters, no two neighbours of one dtype, some of no element, one larger than all the others."""
+
+    def __init__(self):
+        super().__init__()
+        shapes = [(INPUTS,), (), (0,), (1, INPUTS), (INPUTS,), (9, INPUTS), (), (1,), (INPUTS,), (2, 0)]
+        self.gains = nn.ParameterList(nn.Parameter(torch.rand(shape) + 0.5) for shape in shapes)
+
+    def to(self, dtype):
+        super().to(dtype)
+        for gain in list(self.gains)[::2]:
+            gain.data = gain.data.float()
+        return self
+
+    def forward(self, x):
+        for gain in self.gains:
+            x = x * gain.to(x.dtype).mean(0) if gain.dim() and gain.numel() else x * (gain.to(x.dtype).sum() + 1)
+        return super().forward(x)
+
+
+class Large(Plain):
+    """2.2 MB in float32, most of it in matrices of 0.2 MB."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide = nn.ModuleList(nn.Linear(INPUTS, 8000) for _ in range(10))
+
+    def forward(self, x):
+        return super().forward(x) + sum(layer(x).mean(1, keepdim=True) for layer in self.wide)
+
+
+MODELS = {
+    cls.__name__: cls
+    for cls in (Plain, Tied, Frozen, Unused, TwoRoads, Scalar, Buffered, Strided, Mixed, Crowd, Large)
+}
 
 
 def build(name: str, seed: int, dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -199,4 +233,6 @@ _SAID = {
     "Buffered": "buffers",
     "Strided": "a parameter in channels_last",
     "Mixed": "parameters of two dtypes",
+    "Crowd": "many small parameters of two dtypes",
+    "Large": "2 MB of parameters",
 }
