@@ -81,6 +81,7 @@ class ForkServer:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
+            self._process.wait(timeout_s)  # or the kernel keeps a zombie
         for pid in set(self.pids.values()) - set(self.ended):  # a fork server that was killed left them behind
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
