@@ -1,4 +1,4 @@
-"""Things to move with the mouse: each a thin layer of ipywidgets over a pure figure function of `plots.py`.
+"""Things to move with the mouse: each a thin layer of ipywidgets over a pure figure function of `*plots.py`.
 
     widgets.ring_stepper(ranks.pull("log"))    # as the last line of a cell
 
@@ -10,12 +10,13 @@ is gone: that must not happen to the notebooks we build. (In a student's own cop
 
 import io
 from collections.abc import Callable
+from functools import partial
 
 import ipywidgets
 from IPython.display import display
 from matplotlib.figure import Figure
 
-from shared import magic, plots
+from shared import bucket_plots, magic, plots
 
 
 def ring_stepper(logs: list) -> Figure:
@@ -28,9 +29,17 @@ def ring_stepper(logs: list) -> Figure:
     return plots.ring_steps(logs)
 
 
-def stepper(draw: Callable[[int], Figure], last: int) -> ipywidgets.VBox:
+def cap_chooser(sizes_bytes: dict[str, int], runs: list[bucket_plots.CapRun]) -> Figure:
+    """Choose a cap: its buckets and its messages, as `bucket_plots.cap_run` draws them. → all caps below each other"""
+    if magic.in_jupyterlab():
+        draw = partial(bucket_plots.cap_run, sizes_bytes, runs)
+        display(stepper(draw, last=len(runs) - 1, description="cap"))
+    return bucket_plots.cap_runs(sizes_bytes, runs)
+
+
+def stepper(draw: Callable[[int], Figure], last: int, description: str = "step") -> ipywidgets.VBox:
     """A slider and a play button over draw(0), …, draw(last)."""
-    slider = ipywidgets.IntSlider(min=0, max=last, description="step")
+    slider = ipywidgets.IntSlider(min=0, max=last, description=description)
     play = ipywidgets.Play(min=0, max=last, interval=1200, show_repeat=False)
     ipywidgets.jslink((play, "value"), (slider, "value"))
     picture = ipywidgets.Image(

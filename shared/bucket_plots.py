@@ -1,0 +1,151 @@
+"""Figures of gradient buckets: which gradients travel together, and what each cap costs.
+
+A bucket has a colour, a hatch and, where there is room, its number: grey paper and colour-blind readers see it too.
+"""
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from shared.plots import COLOURS, HATCHES, MARKERS
+
+_FILLS = COLOURS[:5]  # five colours and six hatches: no pair comes twice in thirty buckets
+
+
+@dataclass(frozen=True)
+class CapRun:
+    """What one cap gave: its buckets, and when the message of each was under way."""
+
+    cap: str
+    buckets: list[list[str]]  # names of parameters, in the order in which buckets were sent
+    messages_ms: list[tuple[float, float]]  # began, ended; per bucket
+    predicted_ms: float
+
+    @property
+    def took_ms(self) -> float:
+        return max(ended for _, ended in self.messages_ms)
+
+
+def bucket_map(sizes_bytes: dict[str, int], buckets: list[list[str]], title: str = "") -> Figure:
+    """Draw a model as rows of parameters in their own order, as wide as their bytes, filled by bucket.
+
+    sizes_bytes: name of a parameter → bytes. buckets: names, in the order in which buckets are sent, numbered from 1.
+    """
+    rows = units(sizes_bytes)
+    figure, axes = plt.subplots(figsize=(7.0, 0.8 + 0.24 * len(rows)), layout="constrained")
+    draw_map(axes, sizes_bytes, buckets)
+    axes.set_title(title)
+    plt.close(figure)
+    return figure
+
+
+def cap_run(sizes_bytes: dict[str, int], runs: list[CapRun], place: int) -> Figure:
+    """Draw one cap: its bucket map, and below it its messages on the time axis that all caps share."""
+    run = runs[place]
+    rows = units(sizes_bytes)
+    figure, (above, below) = plt.subplots(
+        2, 1, figsize=(7.0, 1.9 + 0.24 * len(rows)), height_ratios=[len(rows), 2.2], layout="constrained"
+    )
+    draw_map(above, sizes_bytes, run.buckets)
+    above.set_title(f"cap {run.cap}: {_messages(run)}, {run.took_ms:.1f} ms, predicted {run.predicted_ms:.1f} ms")
+    _draw_messages(below, run, y=0)
+    below.axvline(run.predicted_ms, color="black", linestyle=":", linewidth=1.2)
+    below.text(run.predicted_ms, 0.55, " predicted", size=8, va="bottom")
+    below.set(xlabel="ms since the first message", yticks=[], ylim=(-0.6, 1.0), xlim=(0, _longest_ms(runs)))
+    below.spines[["top", "right", "left"]].set_visible(False)
+    plt.close(figure)
+    return figure
+
+
+def cap_runs(sizes_bytes: dict[str, int], runs: list[CapRun]) -> Figure:
+    """Draw all caps below each other: the model as one strip of buckets, and the time that its messages took."""
+    height_in = 1.0 + 0.42 * len(runs)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.0, height_in), sharey=True, layout="constrained")
+    widths = list(sizes_bytes.values())
+    starts = dict(zip(sizes_bytes, accumulate(widths, initial=0), strict=False))
+    for y, run in enumerate(runs):
+        for number, bucket in enumerate(run.buckets, 1):
+            spans = [(starts[name] / 1e6, sizes_bytes[name] / 1e6) for name in bucket]
+            _draw_bucket(left, spans, y, number, narrow=0.02 * sum(widths) / 1e6)
+        right.barh(y, run.took_ms, height=0.6, color=COLOURS[0], edgecolor="black", linewidth=0.6,
+                   label="" if y else "measured")  # fmt: skip
+        right.plot(run.predicted_ms, y, MARKERS[2], color="white", markeredgecolor="black", linestyle="none",
+                   label="" if y else "predicted")  # fmt: skip
+        furthest = max(run.took_ms, run.predicted_ms)
+        right.text(1.03 * furthest + 0.01 * _longest_ms(runs), y, _messages(run), va="center", size=9)
+    left.set(xlabel="MB of gradients, in the model's order", yticks=range(len(runs)))
+    left.set_yticklabels([run.cap for run in runs])
+    left.set_ylabel("cap")
+    left.invert_yaxis()
+    right.set(xlabel="ms for all messages", xlim=(0, 1.3 * _longest_ms(runs)))
+    right.legend(frameon=False, loc="lower right")
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    plt.close(figure)
+    return figure
+
+
+def units(sizes_bytes: dict[str, int]) -> dict[str, list[str]]:
+    """Group parameters by the part of the model that holds them: `blocks.3.up.weight` belongs to `blocks.3`."""
+    rows: dict[str, list[str]] = {}
+    for name in sizes_bytes:
+        words = name.split(".")
+        numbered = len(words) > 1 and words[1].isdigit()
+        rows.setdefault(".".join(words[: 1 + numbered]), []).append(name)
+    return rows
+
+
+def draw_map(axes, sizes_bytes: dict[str, int], buckets: list[list[str]]) -> None:
+    """Fill a pair of axes with a model's bucket map; see `bucket_map`."""
+    number_of = {name: number for number, bucket in enumerate(buckets, 1) for name in bucket}
+    rows = units(sizes_bytes)
+    widest = max(sum(sizes_bytes[name] for name in names) for names in rows.values()) / 1e3
+    for y, names in enumerate(rows.values()):
+        starts = accumulate((sizes_bytes[name] for name in names), initial=0)
+        spans: dict[int, list] = {}
+        for name, start in zip(names, starts, strict=False):
+            spans.setdefault(number_of.get(name, 0), []).append((start / 1e3, sizes_bytes[name] / 1e3))
+        for number, of_bucket in spans.items():
+            _draw_bucket(axes, of_bucket, y, number, narrow=0.03 * widest)
+    axes.set(xlabel="KB of gradients", yticks=range(len(rows)), ylim=(len(rows) - 0.4, -0.6), xlim=(0, 1.01 * widest))
+    axes.set_yticklabels(list(rows))
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def _draw_bucket(axes, spans: list[tuple[float, float]], y: float, number: int, narrow: float) -> None:
+    """Draw a bucket's gradients in one row; its number stands once on each run of neighbours that has room for it."""
+    colour = _FILLS[(number - 1) % len(_FILLS)] if number else "white"  # 0: in no bucket, as what is frozen
+    hatch = HATCHES[(number - 1) % len(HATCHES)] if number else ""
+    edge = {"edgecolor": "white" if number else "black", "linewidth": 0.4}
+    axes.broken_barh(spans, (y - 0.42, 0.84), facecolor=colour, hatch=hatch, **edge)
+    for start, width in _joined(spans):
+        if number and width > narrow:
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+            axes.text(start + width / 2, y, str(number), ha="center", va="center", size=7.5, bbox=box)
+
+
+def _joined(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Join spans that touch."""
+    joined: list[tuple[float, float]] = []
+    for start, width in sorted(spans):
+        if joined and abs(sum(joined[-1]) - start) < 1e-9 * max(1.0, start):
+            joined[-1] = (joined[-1][0], joined[-1][1] + width)
+        else:
+            joined.append((start, width))
+    return joined
+
+
+def _draw_messages(axes, run: CapRun, y: float) -> None:
+    for number, (began_ms, ended_ms) in enumerate(run.messages_ms, 1):
+        _draw_bucket(axes, [(began_ms, ended_ms - began_ms)], y, number, narrow=0.025 * _longest_ms([run]))
+
+
+def _longest_ms(runs: list[CapRun]) -> float:
+    return max(max(run.took_ms, run.predicted_ms) for run in runs)
+
+
+def _messages(run: CapRun) -> str:
+    return f"{len(run.buckets)} message{'s' if len(run.buckets) > 1 else ''}"
