@@ -1,0 +1,150 @@
+"""The one loop trains as one process would on the full batch, with every strategy and on any number of ranks.
+
+The functions without `test_` run on the ranks.
+"""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from shared import ranks
+from shared.formulas import all_reduce_sent_bytes
+from shared.models import GPTConfig
+from shared.tasks import Task, gpt, mlp
+from solutions.strategies import STRATEGIES
+from solutions.train import Settings, Summary, train
+
+ROOT = Path(__file__).parent.parent
+SMALL_GPT = GPTConfig(context=8, layers=1, heads=2, width=16)  # its embedding is tied: one parameter, two gradients
+EXACT = Settings(steps=6, global_batch=24, optimizer="sgd", learning_rate=0.1, double=True)
+
+# SGD passes a gradient's rounding on as it is: some 1e-16 a step, for gradients and weights below 1. The few steps let
+# it grow little, and a gradient that was added up instead of averaged, or lost, is off by 1e-3 and more.
+SGD_TOLERANCE = 1e-12
+# Adam divides by the gradient's own size, at least by eps = 1e-8: it can make 1e-17 of rounding, of a gradient that is
+# almost 0, 1e-9 of the learning rate (3e-3) a step. It would not notice a wrong scale, so SGD has the larger part here.
+ADAM_TOLERANCE = 1e-10
+
+
+def small_task(settings: Settings) -> Task:
+    dtype = torch.float64 if settings.double else torch.float32
+    return gpt(settings.seed, dtype, SMALL_GPT) if settings.model == "gpt" else mlp(settings.seed, dtype)
+
+
+def trained(settings: Settings) -> tuple[Summary, list[torch.Tensor]]:
+    task = small_task(settings)
+    summary = train(settings, task=task)
+    return summary, [parameter.detach() for parameter in task.module.parameters()]
+
+
+_known: dict[Settings, tuple[list[float], list[torch.Tensor]]] = {}
+
+
+def one_process(settings: Settings) -> tuple[list[float], list[torch.Tensor]]:
+    """A plain loop over full batches, without a strategy or a group. → losses, parameters"""
+    settings = replace(settings, strategy="none", accumulate=1)
+    if settings not in _known:
+        task, losses = small_task(settings), []
+        make = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[settings.optimizer]
+        optimizer = make(task.module.parameters(), lr=settings.learning_rate)
+        draw = torch.Generator().manual_seed(settings.seed)
+        for _ in range(settings.steps):
+            x, y = task.pick(torch.randint(task.length, (settings.global_batch,), generator=draw))
+            loss = nn.functional.cross_entropy(task.module(x).flatten(0, -2), y.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        _known[settings] = losses, [parameter.detach() for parameter in task.module.parameters()]
+    return _known[settings]
+
+
+def assert_equals_one_process(settings: Settings, tolerance: float) -> None:
+    losses, parameters = one_process(settings)
+    for summary, found in ranks.run(trained, settings):
+        assert summary.losses == pytest.approx(losses, rel=0, abs=tolerance)
+        for mine, expected in zip(found, parameters, strict=True):
+            torch.testing.assert_close(mine, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_every_strategy_equals_one_process_on_the_full_batch(four_ranks, world_size, strategy):
+    with ranks.world(world_size):
+        for model, accumulate in [("mlp", 1), ("mlp", 2), ("gpt", 1), ("gpt", 2)]:
+            settings = replace(EXACT, strategy=strategy, model=model, accumulate=accumulate)
+            assert_equals_one_process(settings, SGD_TOLERANCE)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_adam_too_equals_one_process(four_ranks, strategy):
+    settings = replace(EXACT, strategy=strategy, model="gpt", optimizer="adamw", learning_rate=3e-3)
+    assert_equals_one_process(settings, ADAM_TOLERANCE)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_step_sends_each_gradient_once_however_many_micro_batches_it_has(four_ranks, strategy):
+    for summary, parameters in ranks.run(trained, replace(EXACT, strategy=strategy, accumulate=3)):
+        sent_bytes = all_reduce_sent_bytes(sum(parameter.nbytes for parameter in parameters), 4)
+        assert summary.sent_mb_per_step == pytest.approx(sent_bytes / 1e6)
+        assert summary.messages_per_step == (len(parameters) if strategy == "manual_ddp" else 1)
+        assert summary.peak_mb > 2 * sum(parameter.nbytes for parameter in parameters) / 1e6
+        assert (summary.world_size, summary.parameters) == (4, sum(each.numel() for each in parameters))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_bf16_learns_and_keeps_float32_weights(four_ranks, strategy):
+    settings = Settings(strategy=strategy, steps=20, accumulate=2, bf16=True)
+    exact = ranks.run(trained, replace(settings, bf16=False))[0][0]
+    for summary, parameters in ranks.run(trained, settings):
+        assert summary.loss_last < 0.5 * summary.loss_first
+        assert summary.losses == pytest.approx(exact.losses, abs=0.1) and summary.losses != exact.losses
+        assert {parameter.dtype for parameter in parameters} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (Settings(strategy="zero9"), "there is no strategy 'zero9': choose one of ddp, manual_ddp, "),
+        (Settings(global_batch=25), "a global batch of 25 cannot be shared among 2 ranks of 1 equal micro-batches"),
+        (Settings(global_batch=12, accumulate=4), "a global batch of 12 cannot be shared among 2 ranks of 4 equal"),
+        (Settings(accumulate=0), "of 0 equal micro-batches"),
+        (Settings(steps=4), "steps must be above 4"),
+        (Settings(bf16=True, double=True), "exclude each other"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_in_one_sentence(settings, words):
+    with pytest.raises(ValueError, match=words) as refused:
+        settings.check(world_size=2)
+    assert "\n" not in str(refused.value)
+
+
+# -- as a script
+
+
+def run(*command: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, timeout=120, cwd=ROOT)
+
+
+def test_under_torchrun_it_trains_as_alone(tmp_path):
+    arguments = ["solutions.train", "--model", "gpt", "--steps", "6", "--global-batch", "4", "--double"]
+    under_torchrun = run("torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", *arguments, "--json", "-")
+    assert under_torchrun.returncode == 0, under_torchrun.stderr[-2000:]
+    alone = run(*arguments, "--json", str(tmp_path / "summary.json"))
+    assert alone.returncode == 0, alone.stderr[-2000:]
+    assert alone.stdout.startswith("overlapped_ddp, gpt on 1 × ") and alone.stdout.count("\n") == 1
+    of_two, of_one = json.loads(under_torchrun.stdout), json.loads((tmp_path / "summary.json").read_text())
+    assert (of_two["world_size"], of_one["world_size"]) == (2, 1)
+    assert of_two["losses"] == pytest.approx(of_one["losses"], abs=ADAM_TOLERANCE)
+
+
+def test_a_bad_argument_is_refused_in_one_sentence():
+    done = run("solutions.train", "--strategy", "zero9")
+    assert done.returncode == 2
+    assert "there is no strategy 'zero9': choose one of ddp, " in done.stderr and "Traceback" not in done.stderr
