@@ -1,7 +1,7 @@
 """Which gradients travel together, and in how many bytes: the plan, and a step's messages judged by it.
 
-The rule: trainable parameters in reverse order; each goes into the bucket that was opened last for its dtype and device,
-or, where it does not fit, into a new one. Buckets are launched in the order in which they were opened.
+The rule: trainable parameters in reverse order; each goes into the bucket that was opened last for its dtype and
+device, or, where it does not fit, into a new one. Buckets are launched in the order in which they were opened.
 """
 
 from dataclasses import dataclass

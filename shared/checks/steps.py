@@ -9,7 +9,7 @@ Message = tuple[int, int]  # from rank, to rank
 
 @dataclass(frozen=True)
 class Event:
-    """Something that a rank did: launch a send or recv, or wait for what it launched (None: for all so far)."""
+    """Something that a rank did: launch an operation, or wait for what it launched (None: for all so far)."""
 
     kind: str
     partner: int | None = None
@@ -17,15 +17,16 @@ class Event:
 
 
 class Diary(ends.Watcher):
-    """Writes down, in order, what this rank launches and what it waits for."""
+    """Writes down, in order, which operations this rank launches and what it waits for."""
 
-    def __init__(self):
+    def __init__(self, operations: tuple[str, ...] = ("send", "recv")):
         super().__init__()
+        self.operations = operations
         self.events: list[Event] = []
         self._works: list = []  # kept, so that no id comes twice
 
     def launched(self, call, work, _tensors) -> None:
-        if call.op in ("send", "recv"):
+        if call.op in self.operations:
             self._works.append(work)
             self.events.append(Event(call.op, partner=call.partner))
 

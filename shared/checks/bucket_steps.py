@@ -1,0 +1,214 @@
+"""What a Bucket must do, step after step: bring gradients home, send them in one message, wait when it is asked to."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shared import ends, tap
+from shared.checks.buckets import describe_messages
+from shared.checks.candidate import device_here
+from shared.checks.compare import judge_gradients
+from shared.checks.framework import Attempt, Wrong
+from shared.checks.loops import LATE_S
+from shared.checks.steps import Diary
+from shared.checks.subgroups import SUBGROUPS, called_alone, join_subgroup
+
+SHAPES = [(3, 5), (7,), (), (2, 3, 2, 2), (4, 1)]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What every rank does with its bucket. set_to_none: of the zero_grad() before each step."""
+
+    set_to_none: tuple[bool, ...]
+    dtype: torch.dtype = torch.float64
+    in_subgroup: bool = False
+    late: int | None = None  # a rank that launches late, and stays late in waiting
+
+    def said(self) -> str:
+        late = "" if self.late is None else f", rank {self.late} launches late"
+        return f"gradients of the shapes {', '.join(str(list(shape)) for shape in SHAPES)}{late}"
+
+
+def probe_bucket(bucket_class, steps: Steps, rank: int, gradients: list[list[torch.Tensor | None]]) -> list[dict]:
+    """Run through steps of backward, pack, launch and wait. gradients: of each step, per parameter; None: not used"""
+    group, member = join_subgroup(steps.in_subgroup)
+    if not member:
+        return []
+    parameters = [nn.Parameter(torch.zeros(shape, dtype=steps.dtype, device=device_here())) for shape in SHAPES]
+    parameters[3].data = parameters[3].data.to(memory_format=torch.channels_last)
+    with tap.listening() as building:
+        bucket = bucket_class(parameters, group) if steps.in_subgroup else bucket_class(parameters)
+    found = []
+    for set_to_none, own in zip(steps.set_to_none, gradients, strict=True):
+        torch.optim.SGD(parameters).zero_grad(set_to_none=set_to_none)
+        for parameter, gradient in zip(parameters, own, strict=True):
+            if gradient is not None:
+                (parameter * gradient.to(device_here())).sum().backward()
+        before = _places(parameters)
+        step = _pack_launch_wait(bucket, parameters, late=rank == steps.late)
+        found.append(step | {"stayed": before == step["packed"]})
+        dist.barrier(group)
+    found[0]["calls"] = building + found[0]["calls"]
+    return found
+
+
+def _pack_launch_wait(bucket, parameters: list, late: bool) -> dict:
+    diary = Diary(("all_reduce",))
+    with ends.watching(diary), tap.listening(diary.launched, diary.waiting) as calls:
+        for place in torch.randperm(len(parameters)).tolist():
+            bucket.pack(place)
+        early, packed = len(calls), _places(parameters)
+        if late:
+            time.sleep(LATE_S)
+        bucket.launch()
+        waited_in_launch = any(event.kind == "wait" for event in diary.events)
+        bucket.wait()
+        values = [None if p.grad is None else p.grad.detach().cpu().clone() for p in parameters]
+    storages = [p.grad.untyped_storage() for p in parameters if p.grad is not None]
+    return {
+        "gradients": dict(zip(_names(), values, strict=True)),
+        "types": [None if value is None else (tuple(value.shape), value.dtype) for value in values],
+        "calls": calls,
+        "early": early,
+        "waited_in_launch": waited_in_launch,
+        "packed": packed,
+        "waited": _places(parameters),
+        "memory_bytes": list({storage.data_ptr(): storage.nbytes() for storage in storages}.values()),
+    }
+
+
+def _places(parameters: list) -> list[int | None]:
+    """Tell where in memory each gradient lies."""
+    return [None if parameter.grad is None else parameter.grad.data_ptr() for parameter in parameters]
+
+
+def probe_differentiable(bucket_class) -> str:
+    """Pack a gradient that is part of a graph. → the kind of error that says so, "" for none"""
+    parameter = nn.Parameter(torch.ones(4, dtype=torch.float64, device=device_here()))
+    bucket = bucket_class([parameter])
+    (parameter**3).sum().backward(create_graph=True)
+    try:
+        bucket.pack(0)
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        return type(error).__name__
+    finally:
+        parameter.grad = None  # it refers to its own graph
+    return ""
+
+
+def _names() -> list[str]:
+    return [f"gradient {number}, of the shape {list(shape)}" for number, shape in enumerate(SHAPES)]
+
+
+def _draw(attempt: Attempt, steps: Steps, used: float) -> list[list[list]]:
+    """→ per rank, per step, per parameter: a gradient, or None with the probability 1 − used"""
+    generator = torch.Generator().manual_seed(attempt.draw_seed())
+
+    def one(shape):
+        drawn = torch.randn(shape, generator=generator, dtype=torch.float64).to(steps.dtype)
+        return drawn if attempt.random.random() < used else None
+
+    return [[[one(shape) for shape in SHAPES] for _ in steps.set_to_none] for _ in range(attempt.world_size)]
+
+
+def _run(attempt: Attempt, steps: Steps, drawn: list) -> dict[int, list[dict]]:
+    context = called_alone(attempt) if steps.in_subgroup else steps.said()
+    found = attempt.run(probe_bucket, steps, per_rank=[(rank, own) for rank, own in enumerate(drawn)], context=context)
+    members = SUBGROUPS[attempt.world_size] if steps.in_subgroup else range(attempt.world_size)
+    return {rank: found[rank] for rank in members}
+
+
+def _judge_values(attempt: Attempt, steps: Steps, used: float = 1.0) -> dict[int, list[dict]]:
+    """Raises: Wrong unless the gradients, each step, are the mean over the ranks."""
+    drawn = _draw(attempt, steps, used)
+    found = _run(attempt, steps, drawn)
+    context = called_alone(attempt) if steps.in_subgroup else steps.said()
+    for step in range(len(steps.set_to_none)):
+        own = {rank: dict(zip(_names(), drawn[rank][step], strict=True)) for rank in found}
+        want = {}
+        for name, shape in zip(_names(), SHAPES, strict=True):
+            zeros = torch.zeros(shape, dtype=steps.dtype)
+            want[name] = sum(zeros if each[name] is None else each[name] for each in own.values()) / len(own)
+        gradients = {rank: each[step]["gradients"] for rank, each in found.items()}
+        for rank, of_rank in gradients.items():
+            for name, gradient in of_rank.items():
+                if gradient is None:
+                    raise Wrong(
+                        {rank: f"{context}, step {step + 1}: {name}, is None"}, "Look at: what is None to become?"
+                    )
+        judge_gradients(gradients, want, own, f"{context}, step {step + 1}")
+    return found
+
+
+def each_gradient_becomes_the_mean(attempt: Attempt) -> None:
+    _judge_values(attempt, Steps((True, True)))
+
+
+def it_survives_zero_grad(attempt: Attempt) -> None:
+    """In whichever way: .grad None, or zeros in the slice itself."""
+    for ways in ((True, True, True), (False, False, False), (True, False, True, False)):
+        found = _judge_values(attempt, Steps(ways))
+        for rank, steps in found.items():
+            for number, step in enumerate(steps[1:], 1):
+                if not ways[number] and not step["stayed"]:
+                    said = f"step {number + 1}, after zero_grad(set_to_none=False): .grad was its slice, and is moved"
+                    raise Wrong({rank: said}, "Look at: what is to be done with a grad that is its slice already?")
+
+
+def none_counts_as_zeros(attempt: Attempt) -> None:
+    """Drawn anew each step: what the slice holds from the last one is not its gradient."""
+    _judge_values(attempt, Steps((True, True, True, False, True)), used=0.5)
+
+
+def it_waits_when_asked_to(attempt: Attempt) -> None:
+    late = attempt.random.randrange(attempt.world_size)
+    for rank, steps in _judge_values(attempt, Steps((True, True), late=late)).items():
+        for step in steps:
+            if step["early"]:
+                raise Wrong({rank: f"pack() launched {step['early']} messages"}, "Look at: who sends?")
+            if step["waited_in_launch"]:
+                raise Wrong({rank: "launch() came back only when its message was done"}, "Look at: async_op.")
+
+
+def it_sends_one_message(attempt: Attempt) -> None:
+    for dtype in (torch.float64, torch.float32):
+        steps = Steps((True, False, True), dtype)
+        want_bytes = sum(torch.Size(shape).numel() for shape in SHAPES) * dtype.itemsize
+        for rank, found in _run(attempt, steps, _draw(attempt, steps, 0.7)).items():
+            for step in found:
+                if [(call.op, call.payload_bytes) for call in step["calls"]] != [("all_reduce", want_bytes)]:
+                    said = f"{describe_messages(step['calls'])}; expected 1 all_reduce of {want_bytes} bytes"
+                    raise Wrong({rank: said}, "Look at: which tensor holds all of them?")
+
+
+def gradients_are_slices(attempt: Attempt) -> None:
+    steps = Steps((True, True, False))
+    want_bytes = sum(torch.Size(shape).numel() for shape in SHAPES) * steps.dtype.itemsize
+    for rank, found in _run(attempt, steps, _draw(attempt, steps, 0.7)).items():
+        for step in found:
+            if step["types"] != [(tuple(shape), steps.dtype) for shape in SHAPES]:
+                raise Wrong({rank: "a gradient has another shape or dtype than its parameter"})
+            if step["memory_bytes"] != [want_bytes]:
+                many = len(step["memory_bytes"])
+                said = f"the gradients lie in {many} tensor{'s' if many > 1 else ''} of together "
+                said += f"{sum(step['memory_bytes'])} bytes; expected 1 of {want_bytes}"
+                raise Wrong({rank: said}, "Look at: what is .grad after pack()?")
+            if step["waited"] != step["packed"]:
+                raise Wrong({rank: "a gradient lies elsewhere after wait() than after pack()"}, "Look at: who copies?")
+
+
+def only_its_group_takes_part(attempt: Attempt) -> None:
+    _judge_values(attempt, Steps((True, True), in_subgroup=True), used=0.7)
+
+
+def graphs_are_refused(attempt: Attempt) -> None:
+    for rank, error in enumerate(attempt.run(probe_differentiable)):
+        if error != "RuntimeError":
+            said = f"it raised {error}" if error else "it was packed without a word"
+            raise Wrong({rank: f"a gradient that is part of a graph: {said}; expected a RuntimeError"})

@@ -1,0 +1,108 @@
+"""Training loops as people write them: zero_grad() either way, and a rank that has nothing to do in some step.
+
+Every rank's wrapper is run through the same loop; the kernel computes each rank's own gradients, and their mean.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from shared import ends, tap
+from shared.checks import awkward
+from shared.checks.candidate import device_here
+from shared.checks.compare import judge_gradients
+from shared.checks.framework import Attempt
+from shared.checks.steps import Diary
+from shared.checks.training import LEARNING_RATE, Draw
+
+LATE_S = 0.05  # the others come and see whether it is there
+
+
+@dataclass(frozen=True)
+class Loop:
+    """How a wrapper is built and trained. set_to_none: of the zero_grad() before each step."""
+
+    model: str
+    set_to_none: tuple[bool, ...] = (True, True)
+    options: dict = field(default_factory=dict)  # keywords of the wrapper's constructor
+    idle: tuple[tuple[int, int], ...] = ()  # (rank, step) in which a rank runs no backward at all
+    late: int | None = None  # a rank that comes late to every finish_gradient_sync()
+
+
+def probe_loop(wrapper, loop: Loop, rank: int, seed: int, x, y) -> dict:
+    """→ per step: gradients after finish_gradient_sync(), what was sent before and in it, what was waited for"""
+    module = awkward.build(loop.model, seed).to(device_here())
+    wrapped = wrapper(module, **loop.options)
+    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=LEARNING_RATE)
+    x, y = x.to(device_here()), y.to(device_here())
+    found = []
+    for step, set_to_none in enumerate(loop.set_to_none):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        with tap.listening() as working:
+            if (rank, step) not in loop.idle:
+                awkward.loss_of(wrapped, x, y).backward()
+        if rank == loop.late:
+            time.sleep(LATE_S)
+        diary = Diary(("all_reduce",))
+        with ends.watching(diary), tap.listening(diary.launched, diary.waiting) as finishing:
+            wrapped.finish_gradient_sync()
+        gradients = awkward.gradients_of(module)
+        found.append({"gradients": gradients, "working": working, "finishing": finishing, "events": diary.events})
+        optimizer.step()
+        x = awkward.other_roads(x)
+    return {"steps": found}
+
+
+def expected(loop: Loop, draw: Draw) -> list[tuple[dict, dict[int, dict]]]:
+    """→ per step: the mean of the ranks' gradients, and by rank its own"""
+    module = awkward.build(loop.model, draw.seeds[0])
+    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=LEARNING_RATE)
+    shares, steps = draw.shares, []
+    for step in range(len(loop.set_to_none)):
+        own = {}
+        for rank, (x, y) in enumerate(shares):
+            optimizer.zero_grad()
+            if (rank, step) not in loop.idle:
+                awkward.loss_of(module, x, y).backward()
+            own[rank] = awkward.gradients_of(module)
+        want = {name: _mean([gradients[name] for gradients in own.values()]) for name in own[0]}
+        steps.append((want, own))
+        for name, parameter in module.named_parameters():
+            parameter.grad = want[name]
+        optimizer.step()
+        shares = [(awkward.other_roads(x), y) for x, y in shares]
+    return steps
+
+
+def _mean(gradients: list) -> torch.Tensor | None:
+    known = [gradient for gradient in gradients if gradient is not None]
+    return sum(known) / len(gradients) if known else None
+
+
+def loop_and_judge(attempt: Attempt, loop: Loop) -> list[dict]:
+    """Run the loop on fresh data. → per rank, what probe_loop found
+
+    Raises: Wrong unless every rank's gradients, each step, are the mean.
+    """
+    draw = Draw(attempt)
+    per_rank = [(rank, *share) for rank, share in enumerate(draw.per_rank)]
+    found = attempt.run(probe_loop, loop, per_rank=per_rank, context=said(loop))
+    for step, (want, own) in enumerate(expected(loop, draw)):
+        context = f"{said(loop)}, step {step + 1}"
+        judge_gradients({rank: each["steps"][step]["gradients"] for rank, each in enumerate(found)}, want, own, context)
+    return found
+
+
+def said(loop: Loop) -> str:
+    """Say what is out of the ordinary."""
+    kinds = set(loop.set_to_none)
+    parts = [awkward.said(loop.model)]
+    if kinds == {False}:
+        parts.append("zero_grad(set_to_none=False)")
+    elif len(kinds) > 1:
+        parts.append("zero_grad(set_to_none=True) and False in turns")
+    parts += [f"rank {rank} runs no backward in step {step + 1}" for rank, step in loop.idle]
+    if loop.late is not None:
+        parts.append(f"rank {loop.late} comes late")
+    return ", ".join(parts)
