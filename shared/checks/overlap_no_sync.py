@@ -1,0 +1,60 @@
+"""Judging no_sync(): silent inside, and as if nothing had been left out after it."""
+
+from shared.checks.buckets import judge_messages
+from shared.checks.compare import describe_calls
+from shared.checks.framework import Attempt, Wrong
+from shared.checks.overlap_models import draw_sizes
+from shared.checks.overlap_probes import Micro, probe_leaving
+from shared.checks.overlap_steps import draw_shares, judge_steps
+
+
+def no_message_inside(attempt: Attempt) -> None:
+    _judge_leaving(attempt, about_exceptions=False)
+
+
+def an_exception_leaves_it_as_it_was(attempt: Attempt) -> None:
+    _judge_leaving(attempt, about_exceptions=True)
+
+
+def _judge_leaving(attempt: Attempt, about_exceptions: bool) -> None:
+    sizes = draw_sizes(attempt)
+    found = attempt.run(probe_leaving, sizes, attempt.draw_seed(), per_rank=draw_shares(attempt))
+    for rank, result in enumerate(found):
+        if result["swallowed"] and about_exceptions:
+            raise Wrong({rank: "an exception raised inside no_sync() does not come out of it"})
+        for when, calls in result["calls"].items():
+            if ("exception" in when) != about_exceptions:
+                continue
+            if "inside" not in when:
+                judge_messages(rank, calls, sizes.messages(), f"{sizes}, {when}")
+            elif calls:
+                raise Wrong({rank: f"{sizes}, {when}: {describe_calls(calls)}; expected none"}, _hint_on(when))
+
+
+def _hint_on(when: str) -> str:
+    if "inner" in when:
+        return "Look at: what was it before the inner no_sync(), and is that what the inner one leaves behind?"
+    if "finish" in when:
+        return "Look at: what do the hooks do inside no_sync()? And finish_gradient_sync()?"
+    return "Look at: who sends, and does it know of no_sync()?"
+
+
+def the_sum_is_sent(attempt: Attempt) -> None:
+    """With a layer that only the silent micro-batches use; on one rank, or on all."""
+
+    def micro(silent: bool, leaves_out: str = "") -> list[Micro]:
+        shares = draw_shares(attempt, one_leaves_out=leaves_out == "one")
+        for x, _ in shares if leaves_out == "all" else []:
+            x[0, 1] = -1.0
+        return [Micro(x, y, silent) for x, y in shares]
+
+    def step(*micro_batches: list[Micro]) -> list[list[Micro]]:
+        return [list(own) for own in zip(*micro_batches, strict=True)]
+
+    sizes = draw_sizes(attempt, "Fork")
+    steps = [step(micro(True), micro(True), micro(False)), step(micro(False)), step(micro(True, "one"), micro(False))]
+    judge_steps(attempt, sizes, steps, "micro-batches inside no_sync(), the last one outside")
+    for leaves_out, where in (("one", "one rank"), ("all", "all ranks")):
+        said = f"a layer used by the micro-batch inside no_sync(), on {where} not by the last"
+        judge_steps(attempt, sizes, [step(micro(True), micro(False, leaves_out))], said)
+    judge_steps(attempt, sizes, [step(micro(True), micro(True))], "all micro-batches inside no_sync()")
