@@ -92,12 +92,23 @@ def watching(watcher: Watcher | None = None):
         watcher.settle()
 
 
-def _timed_wait(work, *args, **kwargs):
+@contextlib.contextmanager
+def timed(work):
+    """Tell every Watcher that this rank waits for a Work inside the block, and that the Work has ended then."""
     began = [(watcher, watcher.clock.mark()) for watcher in _watchers]
-    result = _original_wait(work, *args, **kwargs)
+    yield
     for watcher, mark in began:
         watcher.waited(id(work), mark)
-    return result
+
+
+def untimed_wait(work, *args, **kwargs) -> bool:
+    """Wait as torch does, told to nobody."""
+    return _original_wait(work, *args, **kwargs)
+
+
+def _timed_wait(work, *args, **kwargs):
+    with timed(work):
+        return _original_wait(work, *args, **kwargs)
 
 
 def _memory_of(tensor: torch.Tensor) -> int:

@@ -86,6 +86,7 @@ def lane_of(op: str, group_name: str, partner: int | None) -> tuple:
 counts: Counter = Counter()  # lane → collectives launched since the process group was formed
 last_call: Call | None = None
 before_launch: list = []  # functions of a Call that may refuse it, by raising
+stand_ins: list = []  # functions of a Call and its Work, that give the Work which the caller waits for in its place
 _listeners: list = []
 _libraries: list[torch.library.Library] = []  # hold the registrations alive
 
@@ -135,10 +136,16 @@ def _tapped(operator, name: str):
         arguments = dict(zip(argument_names, args, strict=False)) | kwargs
         call = _note(name, arguments)
         result = operator.redispatch(keyset & _LATER_KEYS, *args, **kwargs)
+        if not _listeners and not stand_ins:
+            return result
+        rest, boxed = ([*result[:-1]], result[-1]) if isinstance(result, (tuple, list)) else (None, result)
+        work = dist.Work.unbox(boxed) if boxed is not None else None  # a monitored barrier gives none
+        if work is not None and stand_ins:
+            for stand_in in stand_ins:
+                work = stand_in(call, work)
+            result = work.boxed() if rest is None else (*rest, work.boxed())
         for _, launched, _ in _listeners:
             if launched is not None:
-                boxed = result[-1] if isinstance(result, (tuple, list)) else result
-                work = dist.Work.unbox(boxed) if boxed is not None else None  # a monitored barrier gives none
                 launched(call, work, _tensors(list(arguments.values())))
         return result
 
