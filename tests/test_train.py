@@ -3,6 +3,7 @@
 The functions without `test_` run on the ranks.
 """
 
+import functools
 import json
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from shared.formulas import all_reduce_sent_bytes
 from shared.models import GPTConfig
 from shared.tasks import Task, gpt, mlp
 from solutions.strategies import STRATEGIES
-from solutions.train import Settings, Summary, train
+from solutions.train import Settings, Summary, main, train
 
 ROOT = Path(__file__).parent.parent
 SMALL_GPT = GPTConfig(context=8, layers=1, heads=2, width=16)  # its embedding is tied: one parameter, two gradients
@@ -43,30 +44,25 @@ def trained(settings: Settings) -> tuple[Summary, list[torch.Tensor]]:
     return summary, [parameter.detach() for parameter in task.module.parameters()]
 
 
-_known: dict[Settings, tuple[list[float], list[torch.Tensor]]] = {}
-
-
-def one_process(settings: Settings) -> tuple[list[float], list[torch.Tensor]]:
+@functools.cache
+def one_process(settings: Settings, small: bool = True) -> tuple[list[float], list[torch.Tensor]]:
     """A plain loop over full batches, without a strategy or a group. → losses, parameters"""
-    settings = replace(settings, strategy="none", accumulate=1)
-    if settings not in _known:
-        task, losses = small_task(settings), []
-        make = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[settings.optimizer]
-        optimizer = make(task.module.parameters(), lr=settings.learning_rate)
-        draw = torch.Generator().manual_seed(settings.seed)
-        for _ in range(settings.steps):
-            x, y = task.pick(torch.randint(task.length, (settings.global_batch,), generator=draw))
-            loss = nn.functional.cross_entropy(task.module(x).flatten(0, -2), y.flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        _known[settings] = losses, [parameter.detach() for parameter in task.module.parameters()]
-    return _known[settings]
+    task, losses = small_task(settings) if small else gpt(settings.seed, torch.float64), []
+    make = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[settings.optimizer]
+    optimizer = make(task.module.parameters(), lr=settings.learning_rate)
+    draw = torch.Generator().manual_seed(settings.seed)
+    for _ in range(settings.steps):
+        x, y = task.pick(torch.randint(task.length, (settings.global_batch,), generator=draw))
+        loss = nn.functional.cross_entropy(task.module(x).flatten(0, -2), y.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, [parameter.detach() for parameter in task.module.parameters()]
 
 
 def assert_equals_one_process(settings: Settings, tolerance: float) -> None:
-    losses, parameters = one_process(settings)
+    losses, parameters = one_process(replace(settings, strategy="none", accumulate=1))
     for summary, found in ranks.run(trained, settings):
         assert summary.losses == pytest.approx(losses, rel=0, abs=tolerance)
         for mine, expected in zip(found, parameters, strict=True):
@@ -127,24 +123,53 @@ def test_what_cannot_be_trained_is_refused_in_one_sentence(settings, words):
 
 # -- as a script
 
-
-def run(*command: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, timeout=120, cwd=ROOT)
-
-
-def test_under_torchrun_it_trains_as_alone(tmp_path):
-    arguments = ["solutions.train", "--model", "gpt", "--steps", "6", "--global-batch", "4", "--double"]
-    under_torchrun = run("torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", *arguments, "--json", "-")
-    assert under_torchrun.returncode == 0, under_torchrun.stderr[-2000:]
-    alone = run(*arguments, "--json", str(tmp_path / "summary.json"))
-    assert alone.returncode == 0, alone.stderr[-2000:]
-    assert alone.stdout.startswith("overlapped_ddp, gpt on 1 × ") and alone.stdout.count("\n") == 1
-    of_two, of_one = json.loads(under_torchrun.stdout), json.loads((tmp_path / "summary.json").read_text())
-    assert (of_two["world_size"], of_one["world_size"]) == (2, 1)
-    assert of_two["losses"] == pytest.approx(of_one["losses"], abs=ADAM_TOLERANCE)
+SCRIPT = Settings(model="gpt", steps=6, global_batch=4, double=True)
+ARGUMENTS = ["--model", "gpt", "--steps", "6", "--global-batch", "4", "--double"]
 
 
-def test_a_bad_argument_is_refused_in_one_sentence():
-    done = run("solutions.train", "--strategy", "zero9")
-    assert done.returncode == 2
-    assert "there is no strategy 'zero9': choose one of ddp, " in done.stderr and "Traceback" not in done.stderr
+def test_under_torchrun_it_trains_as_one_process():
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "solutions.train"]
+    command = [sys.executable, *launcher, *ARGUMENTS, "--json", "-"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    summary = json.loads(done.stdout)
+    assert (summary["world_size"], summary["strategy"], summary["steps"]) == (2, "overlapped_ddp", 6)
+    assert summary["losses"] == pytest.approx(one_process(SCRIPT, small=False)[0], rel=0, abs=ADAM_TOLERANCE)
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """main() with the arguments given, in this process, which torchrun did not start."""
+    threads = torch.get_num_threads()
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*arguments: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["train", *arguments])
+        main()
+
+    yield run
+    torch.set_num_threads(threads)
+
+
+def test_alone_it_is_a_world_of_one(script, tmp_path, capsys):
+    script(*ARGUMENTS, "--json", str(tmp_path / "summary.json"))
+    told = capsys.readouterr().out
+    assert told.startswith("overlapped_ddp, gpt on 1 × ") and told.count("\n") == 1
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["world_size"], summary["sent_mb_per_step"]) == (1, 0.0)
+    assert summary["losses"] == pytest.approx(one_process(SCRIPT, small=False)[0], rel=0, abs=ADAM_TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--strategy", "zero9"], "there is no strategy 'zero9': choose one of ddp, "),
+        (["--json", "no/such/folder/x.json"], "there is no folder no/such/folder"),
+        (["--steps", "many"], "argument --steps: invalid int value: 'many'"),
+    ],
+)
+def test_a_bad_argument_is_refused_in_one_sentence(script, capsys, arguments, words):
+    with pytest.raises(SystemExit) as ended:
+        script(*arguments)
+    assert ended.value.code == 2 and words in capsys.readouterr().err
