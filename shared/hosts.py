@@ -36,7 +36,7 @@ _BURST_BYTES, _BURST_S = 128 << 10, 1e-3
 # Deeper than all that TCP leaves on its way: a packet dropped where all send to one would cost 200 ms until sent again.
 _QUEUE_BYTES = 64 << 20
 # It only backs off at losses, of which there are none. Others probe for the rate: at 100 Mbit/s every second all-reduce
-# took 3 % to 20 % longer under cubic and bbr.
+# took longer under cubic and bbr, by up to a quarter.
 _CONGESTION_CONTROL = "reno"
 
 
