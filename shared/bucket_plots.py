@@ -68,13 +68,13 @@ def cap_runs(sizes_bytes: dict[str, int], runs: list[CapRun]) -> Figure:
     for y, run in enumerate(runs):
         for number, bucket in enumerate(run.buckets, 1):
             spans = [(starts[name] / 1e6, sizes_bytes[name] / 1e6) for name in bucket]
-            _draw_bucket(left, spans, y, number, narrow=0.02 * sum(widths) / 1e6)
+            _draw_bucket(left, spans, y, number, narrow=0.045 * sum(widths) / 1e6)
         right.barh(y, run.took_ms, height=0.6, color=COLOURS[0], edgecolor="black", linewidth=0.6,
                    label="" if y else "measured")  # fmt: skip
-        right.plot(run.predicted_ms, y, MARKERS[2], color="white", markeredgecolor="black", linestyle="none",
+        right.plot(run.predicted_ms, y, MARKERS[3], color=COLOURS[4], markeredgecolor="black", linestyle="none",
                    label="" if y else "predicted")  # fmt: skip
         furthest = max(run.took_ms, run.predicted_ms)
-        right.text(1.03 * furthest + 0.01 * _longest_ms(runs), y, _messages(run), va="center", size=9)
+        right.text(furthest + 0.03 * _longest_ms(runs), y, _messages(run), va="center", size=9)
     left.set(xlabel="MB of gradients, in the model's order", yticks=range(len(runs)))
     left.set_yticklabels([run.cap for run in runs])
     left.set_ylabel("cap")
@@ -106,7 +106,8 @@ def draw_map(axes, sizes_bytes: dict[str, int], buckets: list[list[str]]) -> Non
         starts = accumulate((sizes_bytes[name] for name in names), initial=0)
         spans: dict[int, list] = {}
         for name, start in zip(names, starts, strict=False):
-            spans.setdefault(number_of.get(name, 0), []).append((start / 1e3, sizes_bytes[name] / 1e3))
+            width = max(sizes_bytes[name] / 1e3, 0.004 * widest)  # a LayerNorm would vanish
+            spans.setdefault(number_of.get(name, 0), []).append((start / 1e3, width))
         for number, of_bucket in spans.items():
             _draw_bucket(axes, of_bucket, y, number, narrow=0.03 * widest)
     axes.set(xlabel="KB of gradients", yticks=range(len(rows)), ylim=(len(rows) - 0.4, -0.6), xlim=(0, 1.01 * widest))
