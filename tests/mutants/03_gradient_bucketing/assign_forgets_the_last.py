@@ -1,0 +1,10 @@
+"""Lists a bucket when it is closed, and never closes the last.
+
+caught by: assign_buckets · buckets
+"""
+
+from solutions import bucketed_ddp as right
+
+
+def assign_buckets(parameters, bucket_cap_mb=25.0, first_bucket_mb=1.0):
+    return right.assign_buckets(parameters, bucket_cap_mb, first_bucket_mb)[:-1]

@@ -1,0 +1,20 @@
+"""Adds a gradient to its slice, where it may be the slice already.
+
+caught by: Bucket · zero_grad
+"""
+
+import torch.distributed as dist
+
+from solutions import bucketed_ddp as right
+
+
+class Bucket(right.Bucket):
+    def pack(self, place):
+        parameter, piece = self.parameters[place], self.slices[place]
+        if parameter.grad is None:
+            piece.zero_()
+        else:
+            if parameter.grad is not piece:
+                piece.zero_()
+            piece += parameter.grad / dist.get_world_size(self.group)
+        parameter.grad = piece

@@ -1,0 +1,21 @@
+"""Copies the means out into the gradients that backward() left.
+
+caught by: Bucket · one copy
+"""
+
+import torch
+
+from solutions import bucketed_ddp as right
+
+
+class Bucket(right.Bucket):
+    def pack(self, place):
+        parameter = self.parameters[place]
+        own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        super().pack(place)
+        parameter.grad = own
+
+    def wait(self):
+        super().wait()
+        for parameter, piece in zip(self.parameters, self.slices, strict=True):
+            parameter.grad.copy_(piece)

@@ -1,0 +1,14 @@
+"""Divides when it packs, and once more when the sum has come.
+
+caught by: Bucket · values
+"""
+
+import torch.distributed as dist
+
+from solutions import bucketed_ddp as right
+
+
+class Bucket(right.Bucket):
+    def wait(self):
+        super().wait()
+        self.flat /= dist.get_world_size(self.group)

@@ -1,0 +1,14 @@
+"""Leaves the slice as it is where the gradient is None: the last step's mean comes again.
+
+caught by: Bucket · None
+"""
+
+from solutions import bucketed_ddp as right
+
+
+class Bucket(right.Bucket):
+    def pack(self, place):
+        if self.parameters[place].grad is None:
+            self.parameters[place].grad = self.slices[place]
+        else:
+            super().pack(place)

@@ -1,0 +1,14 @@
+"""Detaches a gradient that is part of a graph, and says nothing.
+
+caught by: Bucket · graphs
+"""
+
+from solutions import bucketed_ddp as right
+
+
+class Bucket(right.Bucket):
+    def pack(self, place):
+        parameter = self.parameters[place]
+        if parameter.grad is not None:
+            parameter.grad = parameter.grad.detach()
+        super().pack(place)

@@ -1,0 +1,16 @@
+"""Knows its parameters by their addresses: a deep copy has others.
+
+caught by: BucketedDDP · wraps
+"""
+
+from solutions import bucketed_ddp as right
+
+
+class BucketedDDP(right.BucketedDDP):
+    def __init__(self, module, bucket_cap_mb=25.0, group=None):
+        super().__init__(module, bucket_cap_mb, group)
+        self.ids = {id(parameter) for parameter in module.parameters()}
+
+    def finish_gradient_sync(self):
+        if self.ids == {id(parameter) for parameter in self.module.parameters()}:
+            super().finish_gradient_sync()

@@ -1,0 +1,13 @@
+"""Fills the first bucket up to bucket_cap_mb.
+
+caught by: BucketedDDP · caps
+"""
+
+from solutions import bucketed_ddp as right
+
+
+class BucketedDDP(right.BucketedDDP):
+    def __init__(self, module, bucket_cap_mb=25.0, group=None):
+        super().__init__(module, bucket_cap_mb, group)
+        assigned = right.assign_buckets(module.parameters(), bucket_cap_mb, bucket_cap_mb)
+        self.buckets = [right.Bucket(parameters, group) for parameters in assigned]

@@ -1,0 +1,11 @@
+"""Sends one message however large, whatever the cap.
+
+caught by: BucketedDDP · wire
+"""
+
+from solutions import bucketed_ddp as right
+
+
+class BucketedDDP(right.BucketedDDP):
+    def __init__(self, module, bucket_cap_mb=25.0, group=None):
+        super().__init__(module, 25.0, group)

@@ -1,0 +1,18 @@
+"""Sends float32 gradients in float16, and what float16 cannot hold is lost.
+
+caught by: BucketedDDP · values
+"""
+
+import torch.distributed as dist
+
+from solutions import bucketed_ddp as right
+
+
+class BucketedDDP(right.BucketedDDP):
+    def finish_gradient_sync(self):
+        for bucket in self.buckets:
+            for place in range(len(bucket.parameters)):
+                bucket.pack(place)
+            small = bucket.flat.half()
+            dist.all_reduce(small, group=bucket.group)
+            bucket.flat.copy_(small)

@@ -1,0 +1,16 @@
+"""Packs buckets, and sends their gradients one by one.
+
+caught by: BucketedDDP · wire
+"""
+
+import torch.distributed as dist
+
+from solutions import bucketed_ddp as right
+
+
+class BucketedDDP(right.BucketedDDP):
+    def finish_gradient_sync(self):
+        for bucket in self.buckets:
+            for place, piece in enumerate(bucket.slices):
+                bucket.pack(place)
+                dist.all_reduce(piece, group=bucket.group)

@@ -1,0 +1,18 @@
+"""Collects every rank's gradients as objects and averages at home.
+
+caught by: BucketedDDP · wire
+"""
+
+import torch.distributed as dist
+
+from solutions import bucketed_ddp as right
+
+
+class BucketedDDP(right.BucketedDDP):
+    def finish_gradient_sync(self):
+        for bucket in self.buckets:
+            for place in range(len(bucket.parameters)):
+                bucket.pack(place)
+            everyone = [None] * dist.get_world_size(bucket.group)
+            dist.all_gather_object(everyone, bucket.flat, group=bucket.group)
+            bucket.flat.copy_(sum(everyone))

@@ -1,0 +1,25 @@
+"""Makes gradients views of the buckets when it is built, and never again.
+
+caught by: BucketedDDP · values
+"""
+
+import torch.distributed as dist
+
+from solutions import bucketed_ddp as right
+
+
+class BucketedDDP(right.BucketedDDP):
+    """zero_grad() sets .grad to None, and the next backward() makes it a tensor of its own."""
+
+    def __init__(self, module, bucket_cap_mb=25.0, group=None):
+        super().__init__(module, bucket_cap_mb, group)
+        for bucket in self.buckets:
+            for parameter, piece in zip(bucket.parameters, bucket.slices, strict=True):
+                parameter.grad = piece
+
+    def finish_gradient_sync(self):
+        for bucket in self.buckets:
+            bucket.flat /= dist.get_world_size(bucket.group)
+            bucket.launch()
+        for bucket in self.buckets:
+            bucket.wait()

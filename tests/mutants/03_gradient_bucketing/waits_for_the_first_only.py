@@ -1,0 +1,18 @@
+"""Waits for the first bucket and takes the others for done.
+
+caught by: BucketedDDP · in flight
+"""
+
+from solutions import bucketed_ddp as right
+
+
+class BucketedDDP(right.BucketedDDP):
+    def finish_gradient_sync(self):
+        for bucket in self.buckets:
+            for place in range(len(bucket.parameters)):
+                bucket.pack(place)
+        for bucket in self.buckets[1:]:
+            bucket.launch()
+        self.buckets[0].launch()
+        if len(self.buckets) == 1:
+            self.buckets[0].wait()

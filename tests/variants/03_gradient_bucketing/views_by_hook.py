@@ -1,0 +1,72 @@
+"""Lets a hook bring every gradient home as soon as it is complete; sends everything at the end."""
+
+import weakref
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+def flat_and_slices(parameters):
+    flat = torch.cat([torch.zeros(p.numel(), dtype=p.dtype, device=p.device) for p in parameters])
+    ends = torch.tensor([p.numel() for p in parameters]).cumsum(0).tolist()
+    begins = [end - p.numel() for p, end in zip(parameters, ends, strict=True)]
+    return flat, [flat[at : at + p.numel()].reshape(p.shape) for p, at in zip(parameters, begins, strict=True)]
+
+
+def assign_buckets(parameters, bucket_cap_mb=25.0, first_bucket_mb=1.0):
+    queue = [p for p in parameters if p.requires_grad]
+    by_kind = {}
+    for order, p in enumerate(queue[::-1]):
+        buckets = by_kind.setdefault((p.dtype, p.device), [])
+        allowed = bucket_cap_mb if len(buckets) > 1 else min(bucket_cap_mb, first_bucket_mb)
+        if buckets and buckets[-1][1] + p.nbytes <= allowed * 2**20:
+            buckets[-1][1] += p.nbytes
+            buckets[-1][2].append(p)
+        else:
+            buckets.append([order, p.nbytes, [p]])
+    flattened = [bucket for buckets in by_kind.values() for bucket in buckets]
+    return [members for _, _, members in sorted(flattened, key=lambda bucket: bucket[0])]
+
+
+class BucketedDDP(nn.Module):
+    def __init__(self, module, bucket_cap_mb=25.0, group=None):
+        super().__init__()
+        self.module, self.group, self.scale = module, group, 1 / dist.get_world_size(group)
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), group=group, group_src=0)
+        assigned = assign_buckets(module.parameters(), bucket_cap_mb)
+        self.buckets = [(*flat_and_slices(members), members) for members in assigned]
+        self._hook()
+
+    def _hook(self):
+        me, handles = weakref.ref(self), []
+        self.place = {p: piece for _, pieces, members in self.buckets for p, piece in zip(members, pieces, strict=True)}
+        for p in self.place:
+            handles.append(p.register_post_accumulate_grad_hook(lambda p: me() and me()._bring_home(p)))
+        weakref.finalize(self, lambda: [handle.remove() for handle in handles])
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self._hook()
+
+    def _bring_home(self, p):
+        if p.grad is None:
+            self.place[p].zero_()
+        elif p.grad.requires_grad:
+            raise RuntimeError("backward(create_graph=True) leaves gradients that cannot be sent")
+        elif p.grad.data_ptr() != self.place[p].data_ptr():
+            self.place[p].copy_(p.grad)
+        p.grad = self.place[p]
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def finish_gradient_sync(self):
+        for p in self.place:
+            self._bring_home(p)
+        works = []
+        for flat, _, _ in self.buckets:
+            flat.mul_(self.scale)
+            works.append(dist.all_reduce(flat, group=self.group, async_op=True).get_future())
+        torch.futures.wait_all(works) if works else None
