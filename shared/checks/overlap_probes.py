@@ -216,12 +216,14 @@ def probe_lives(wrapper, sizes: Sizes, seed: int, x, y) -> dict:
     first, module = wrap(wrapper, sizes, seed)
     wrapped = [first, copy.deepcopy(first), wrap(wrapper, sizes, seed)[0]]
     del first
-    with tap.listening() as calls:
-        for loss in [_loss(each, x, y) for each in wrapped]:
+    working = []
+    for loss in [_loss(each, x, y) for each in wrapped]:
+        with tap.listening() as calls:
             loss.backward()
-        for each in wrapped[::-1]:
-            each.finish_gradient_sync()
-    found = {"calls": calls, "gradients": [awkward.gradients_of(each.module) for each in wrapped]}
+        working.append(calls)
+    for each in wrapped[::-1]:
+        each.finish_gradient_sync()
+    found = {"working": working, "gradients": [awkward.gradients_of(each.module) for each in wrapped]}
     del wrapped[0], each
     gc.collect()
     module.zero_grad()

@@ -200,6 +200,8 @@ def each_wrapper_has_hooks_of_its_own(attempt: Attempt) -> None:
     for place, name in enumerate(("a wrapper", "its copy by deepcopy", "another wrapper")):
         gradients = {rank: result["gradients"][place] for rank, result in enumerate(found)}
         judge_gradients(gradients, want, local, f"{name}, the three used in turns")
+        for rank, result in enumerate(found):
+            judge_messages(rank, result["working"][place], sizes.messages(), f"{sizes}: in backward() of {name}")
     for rank, result in enumerate(found):
         if result["left"]:
             said = f"the wrapper is thrown away, its module is not: in its backward(), {describe_calls(result['left'])}"

@@ -1,0 +1,14 @@
+"""Hooks send inside no_sync() as everywhere.
+
+caught by: OverlappedDDP · silence
+"""
+
+import contextlib
+
+from solutions import overlapped_ddp as right
+
+
+class OverlappedDDP(right.OverlappedDDP):
+    @contextlib.contextmanager
+    def no_sync(self):
+        yield

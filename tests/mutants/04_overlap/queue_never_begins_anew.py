@@ -1,0 +1,12 @@
+"""After the first step it takes all buckets for launched.
+
+caught by: LaunchQueue · order
+"""
+
+from solutions import overlapped_ddp as right
+
+
+class LaunchQueue(right.LaunchQueue):
+    def finish(self):
+        super().finish()
+        self.launched = len(self.buckets)

@@ -1,0 +1,21 @@
+"""Ties .grad to the bucket when it is built: after zero_grad() the bucket stays as it was.
+
+caught by: OverlappedDDP · values
+"""
+
+from solutions import overlapped_ddp as right
+
+
+class _Bucket(right.Bucket):
+    def pack(self, place):
+        if self.parameters[place].grad is self.slices[place]:
+            super().pack(place)
+
+
+class OverlappedDDP(right.OverlappedDDP):
+    def __init__(self, module, bucket_cap_mb=25.0, group=None):
+        super().__init__(module, bucket_cap_mb, group)
+        for bucket in self.queue.buckets:
+            bucket.__class__ = _Bucket
+            for parameter, piece in zip(bucket.parameters, bucket.slices, strict=True):
+                parameter.grad = piece
