@@ -193,9 +193,10 @@ class RankSet(RankProcesses):
     def _refuse_if_unserved(self) -> None:
         if not self._server.serves:
             self.alive = False
+            link = f', link="{self.link}"' if self.link else ""
             raise RanksError(
                 "The process that starts the ranks, or the one that carries cells to them, has died, and the ranks "
-                f"cannot be reached. Start them again: ranks.start(world_size={self.world_size})"
+                f"cannot be reached. Start them again: ranks.start(world_size={self.world_size}{link})"
             )
 
     def _refuse_if_not_whole(self) -> None:
