@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from shared import tap
-from shared.checks.buckets import FIRST_BUCKET_MB, LOOK_AT_CAP, LOOK_AT_ORDER, MB, plan
+from shared.checks.buckets import FIRST_BUCKET_MB, LOOK_AT_CAP, LOOK_AT_ORDER, MB, bytes_of, plan
 from shared.checks.compare import describe_calls
 from shared.checks.framework import Attempt, Wrong
 
@@ -149,7 +149,7 @@ def _evidence(case: Case, parameters: list, found: list, want: list) -> str:
     given = DEFAULTS | case.caps
     cap, first = (given[name] * MB for name in ("bucket_cap_mb", "first_bucket_mb"))
     kinds = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters}
-    many = len(parameters) > 16
+    many = len(parameters) > 8 and len({parameter.nbytes for parameter in parameters}) == 1
     shown = f"{len(parameters)} of {parameters[0].nbytes:,} each" if many else _listed([*range(len(parameters))], case)
     head = f"gradients of {shown} bytes ({', '.join(sorted(kinds)) or 'none'}), cap {cap:,.0f}, first {first:,.0f}"
     if case.frozen:
@@ -172,9 +172,7 @@ def _shown(buckets: list[list[int]], case: Case, many: bool) -> str:
 
 def _cause(case: Case, parameters: list, found: list[list[int]], want: list[list[int]]) -> str:
     """Name the first rule that is broken."""
-    given = DEFAULTS | case.caps
     placed = [place for bucket in found for place in bucket]
-    trainable = [place for bucket in want for place in bucket]
     if -1 in placed:
         return "Look at: what stands in a bucket? The parameters themselves are asked for."
     if any(place in case.frozen for place in placed):
@@ -183,22 +181,39 @@ def _cause(case: Case, parameters: list, found: list[list[int]], want: list[list
         return "Look at: when is a bucket opened? One of them stayed empty."
     if len(set(placed)) < len(placed):
         return "Look at: in how many buckets is each parameter?"
-    if set(trainable) - set(placed):
+    if len(placed) < sum(len(bucket) for bucket in want):
         if found == want[: len(found)]:
             return "Look at: what becomes of the bucket that is open when the parameters end?"
         return "Look at: which parameters are in no bucket?"
     for bucket in found:
         if len({(parameters[place].dtype, parameters[place].device) for place in bucket}) > 1:
             return "Look at: what can one flat tensor hold? One of these buckets mixes dtypes or devices."
-    if any(bucket != sorted(bucket, reverse=True) for bucket in found) or (len(found) > 1 and found[0] < found[-1]):
-        return LOOK_AT_ORDER
-    opened = set()
-    for bucket in found:
-        kind = (parameters[bucket[0]].dtype, parameters[bucket[0]].device)
-        room = min(given["first_bucket_mb"], given["bucket_cap_mb"]) if kind not in opened else given["bucket_cap_mb"]
-        is_first, _ = kind not in opened, opened.add(kind)
-        if len(bucket) > 1 and sum(parameters[place].nbytes for place in bucket) > room * MB:
-            return "Look at: how large may the first bucket of a dtype be?" if is_first else LOOK_AT_CAP
     if sorted(found) == sorted(want):
         return "The buckets are right, their order is not. Look at: which was opened first?"
+    for rule, hint in _other_rules(case, parameters):
+        if _same(rule, [[parameters[place] for place in bucket] for bucket in found]):
+            return hint
+    if any(bucket != sorted(bucket, reverse=True) for bucket in found):
+        return LOOK_AT_ORDER
+    if any(len(bucket) > 1 and bytes_of([parameters[p] for p in bucket]) > _cap_bytes(case) for bucket in found):
+        return LOOK_AT_CAP
     return "Look at: when is a bucket closed for good, and what may still go into one that is open?"
+
+
+def _other_rules(case: Case, parameters: list):
+    """Yield what usual mistakes come to, and what to look at."""
+    given = DEFAULTS | case.caps
+    cap, first = given["bucket_cap_mb"], given["first_bucket_mb"]
+    decimal, size = 1e6 / MB, max((parameter.itemsize for parameter in parameters), default=1)
+    yield plan(parameters[::-1], cap, first), LOOK_AT_ORDER
+    yield plan(parameters, cap * decimal, first * decimal), "Look at: how many bytes are an MB here?"
+    yield plan(parameters, cap * size, first * size), "Look at: the caps are in bytes. What do you compare with them?"
+    yield plan(parameters, cap, cap), "Look at: how large may the first bucket of a dtype be?"
+
+
+def _same(buckets: list[list], others: list[list]) -> bool:
+    return [list(map(id, bucket)) for bucket in buckets] == [list(map(id, bucket)) for bucket in others]
+
+
+def _cap_bytes(case: Case) -> float:
+    return (DEFAULTS | case.caps)["bucket_cap_mb"] * MB

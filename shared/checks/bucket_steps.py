@@ -17,6 +17,7 @@ from shared.checks.steps import Diary
 from shared.checks.subgroups import SUBGROUPS, called_alone, join_subgroup
 
 SHAPES = [(3, 5), (7,), (), (2, 3, 2, 2), (4, 1)]
+_ELEMENTS = sum(torch.Size(shape).numel() for shape in SHAPES)
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,10 @@ class Steps:
     in_subgroup: bool = False
     late: int | None = None  # a rank that launches late, and stays late in waiting
 
-    def said(self) -> str:
+    def said(self, step: int) -> str:
+        ways = "" if all(self.set_to_none) else f", after zero_grad(set_to_none={self.set_to_none[step]})"
         late = "" if self.late is None else f", rank {self.late} launches late"
-        return f"gradients of the shapes {', '.join(str(list(shape)) for shape in SHAPES)}{late}"
+        return f"step {step + 1}{ways}{late}"
 
 
 def probe_bucket(bucket_class, steps: Steps, rank: int, gradients: list[list[torch.Tensor | None]]) -> list[dict]:
@@ -44,8 +46,8 @@ def probe_bucket(bucket_class, steps: Steps, rank: int, gradients: list[list[tor
         bucket = bucket_class(parameters, group) if steps.in_subgroup else bucket_class(parameters)
     found = []
     for set_to_none, own in zip(steps.set_to_none, gradients, strict=True):
-        torch.optim.SGD(parameters).zero_grad(set_to_none=set_to_none)
         for parameter, gradient in zip(parameters, own, strict=True):
+            _zero_grad(parameter, set_to_none)
             if gradient is not None:
                 (parameter * gradient.to(device_here())).sum().backward()
         before = _places(parameters)
@@ -54,6 +56,13 @@ def probe_bucket(bucket_class, steps: Steps, rank: int, gradients: list[list[tor
         dist.barrier(group)
     found[0]["calls"] = building + found[0]["calls"]
     return found
+
+
+def _zero_grad(parameter: nn.Parameter, set_to_none: bool) -> None:
+    if set_to_none:
+        parameter.grad = None
+    elif parameter.grad is not None:
+        parameter.grad.zero_()
 
 
 def _pack_launch_wait(bucket, parameters: list, late: bool) -> dict:
@@ -103,7 +112,7 @@ def probe_differentiable(bucket_class) -> str:
 
 
 def _names() -> list[str]:
-    return [f"gradient {number}, of the shape {list(shape)}" for number, shape in enumerate(SHAPES)]
+    return [f"gradient {number} of the shape {_listed(shape)}" for number, shape in enumerate(SHAPES)]
 
 
 def _draw(attempt: Attempt, steps: Steps, used: float) -> list[list[list]]:
@@ -118,31 +127,39 @@ def _draw(attempt: Attempt, steps: Steps, used: float) -> list[list[list]]:
 
 
 def _run(attempt: Attempt, steps: Steps, drawn: list) -> dict[int, list[dict]]:
-    context = called_alone(attempt) if steps.in_subgroup else steps.said()
+    """→ by rank of the group, what probe_bucket found"""
+    context = (
+        called_alone(attempt) if steps.in_subgroup else f"gradients of the shapes {', '.join(map(_listed, SHAPES))}"
+    )
     found = attempt.run(probe_bucket, steps, per_rank=[(rank, own) for rank, own in enumerate(drawn)], context=context)
     members = SUBGROUPS[attempt.world_size] if steps.in_subgroup else range(attempt.world_size)
     return {rank: found[rank] for rank in members}
 
 
+def _zeros(shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.float64)
+
+
+def _listed(shape: tuple[int, ...]) -> str:
+    return str(list(shape))
+
+
 def _judge_values(attempt: Attempt, steps: Steps, used: float = 1.0) -> dict[int, list[dict]]:
-    """Raises: Wrong unless the gradients, each step, are the mean over the ranks."""
+    """→ by rank of the group, what probe_bucket found
+
+    Raises: Wrong unless the gradients, each step, are the mean over the ranks.
+    """
     drawn = _draw(attempt, steps, used)
     found = _run(attempt, steps, drawn)
-    context = called_alone(attempt) if steps.in_subgroup else steps.said()
-    for step in range(len(steps.set_to_none)):
-        own = {rank: dict(zip(_names(), drawn[rank][step], strict=True)) for rank in found}
-        want = {}
-        for name, shape in zip(_names(), SHAPES, strict=True):
-            zeros = torch.zeros(shape, dtype=steps.dtype)
-            want[name] = sum(zeros if each[name] is None else each[name] for each in own.values()) / len(own)
-        gradients = {rank: each[step]["gradients"] for rank, each in found.items()}
-        for rank, of_rank in gradients.items():
-            for name, gradient in of_rank.items():
-                if gradient is None:
-                    raise Wrong(
-                        {rank: f"{context}, step {step + 1}: {name}, is None"}, "Look at: what is None to become?"
-                    )
-        judge_gradients(gradients, want, own, f"{context}, step {step + 1}")
+    for number in range(len(steps.set_to_none)):
+        own = {rank: dict(zip(_names(), drawn[rank][number], strict=True)) for rank in found}
+        want = {
+            name: sum(zeros if each[name] is None else each[name] for each in own.values()) / len(own)
+            for name, zeros in zip(_names(), map(_zeros, SHAPES), strict=True)
+        }
+        gradients = {rank: each[number]["gradients"] for rank, each in found.items()}
+        context = f"{called_alone(attempt)}, {steps.said(number)}" if steps.in_subgroup else steps.said(number)
+        judge_gradients(gradients, want, own, context)
     return found
 
 
@@ -163,7 +180,11 @@ def it_survives_zero_grad(attempt: Attempt) -> None:
 
 def none_counts_as_zeros(attempt: Attempt) -> None:
     """Drawn anew each step: what the slice holds from the last one is not its gradient."""
-    _judge_values(attempt, Steps((True, True, True, False, True)), used=0.5)
+    try:
+        _judge_values(attempt, Steps((True, True, True, False, True)), used=0.5)
+    except Wrong as wrong:
+        wrong.hint = f"{wrong.hint} (On some ranks, some gradients are None in each step.)"
+        raise
 
 
 def it_waits_when_asked_to(attempt: Attempt) -> None:
@@ -173,13 +194,13 @@ def it_waits_when_asked_to(attempt: Attempt) -> None:
             if step["early"]:
                 raise Wrong({rank: f"pack() launched {step['early']} messages"}, "Look at: who sends?")
             if step["waited_in_launch"]:
-                raise Wrong({rank: "launch() came back only when its message was done"}, "Look at: async_op.")
+                raise Wrong({rank: "launch() came back only when its message was done"}, "Look at: who waits?")
 
 
 def it_sends_one_message(attempt: Attempt) -> None:
     for dtype in (torch.float64, torch.float32):
         steps = Steps((True, False, True), dtype)
-        want_bytes = sum(torch.Size(shape).numel() for shape in SHAPES) * dtype.itemsize
+        want_bytes = _ELEMENTS * dtype.itemsize
         for rank, found in _run(attempt, steps, _draw(attempt, steps, 0.7)).items():
             for step in found:
                 if [(call.op, call.payload_bytes) for call in step["calls"]] != [("all_reduce", want_bytes)]:
@@ -189,7 +210,7 @@ def it_sends_one_message(attempt: Attempt) -> None:
 
 def gradients_are_slices(attempt: Attempt) -> None:
     steps = Steps((True, True, False))
-    want_bytes = sum(torch.Size(shape).numel() for shape in SHAPES) * steps.dtype.itemsize
+    want_bytes = _ELEMENTS * steps.dtype.itemsize
     for rank, found in _run(attempt, steps, _draw(attempt, steps, 0.7)).items():
         for step in found:
             if step["types"] != [(tuple(shape), steps.dtype) for shape in SHAPES]:
@@ -211,4 +232,5 @@ def graphs_are_refused(attempt: Attempt) -> None:
     for rank, error in enumerate(attempt.run(probe_differentiable)):
         if error != "RuntimeError":
             said = f"it raised {error}" if error else "it was packed without a word"
-            raise Wrong({rank: f"a gradient that is part of a graph: {said}; expected a RuntimeError"})
+            hint = "Look at: what does such a gradient lose on the way through a message?"
+            raise Wrong({rank: f"a gradient that is part of a graph: {said}; expected a RuntimeError"}, hint)

@@ -73,11 +73,10 @@ def ranks_start_equal(attempt: Attempt) -> None:
 
 @BucketedDDP.check("values")
 def training_equals_one_process(attempt: Attempt) -> None:
-    caps = [TINY, SMALL, MIDDLE, DEFAULT]
-    for model in ("Plain", "Tied", "Frozen", "Unused", "Scalar", "Buffered", "Strided", "Mixed", "Crowd"):
-        train_and_judge(attempt, Training(model, options=attempt.random.choice(caps)))
-    train_and_judge(attempt, Training("Tied", options=DEFAULT))
-    train_and_judge(attempt, Training("Strided", options=SMALL))
+    models = ["Plain", "Tied", "Frozen", "Unused", "Scalar", "Buffered", "Strided", "Mixed", "Crowd"]
+    caps, shift = [TINY, SMALL, MIDDLE, DEFAULT], attempt.random.randrange(4)
+    for number, model in enumerate(attempt.random.sample(models, 4) if attempt.world_size == 3 else models):
+        train_and_judge(attempt, Training(model, options=caps[(number + shift) % 4]))
 
 
 @BucketedDDP.check("unused on one rank", world_sizes=(2, 3, 4))

@@ -86,14 +86,18 @@ def _cause(found, expected, rank: int, every: dict) -> str:
         if own is None and any(theirs is not None for theirs in every.values()):
             return "Look at: what happens to a parameter whose grad is None on this rank, but not on another?"
         return "Look at: what became of the .grad that backward() left?"
-    if found.shape != expected.shape or world_size == 1:
+    if found.shape != expected.shape:
         return ""
+    if world_size == 1:
+        return "On one rank the mean is what backward() left. Look at: what changes it?"
     if close(found, expected * world_size):
         return f"It is exactly {world_size} times too large. Look at: summed, or averaged? And in place?"
     if close(found, expected / world_size):
         return f"It is exactly {world_size} times too small. Look at: how often is it divided?"
     if own is not None and close(found, own):
         return "It is what this rank had before: nothing of the others' is in it. Look at: where is the result put?"
+    if own is not None and close(found, own / world_size):
+        return "It is what this rank had, divided, and nothing of the others'. Look at: which tensor was sent?"
     for other, theirs in every.items():
         if theirs is not None and close(found, theirs):
             return f"It is what rank {other} had, not the mean over the ranks."

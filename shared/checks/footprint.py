@@ -11,7 +11,8 @@ import torch
 from shared.checks import awkward
 from shared.checks.candidate import device_here
 from shared.checks.framework import Attempt, Wrong
-from shared.checks.training import LEARNING_RATE, Draw
+from shared.checks.loops import descend
+from shared.checks.training import Draw
 from shared.checks.volume import trainable_bytes
 
 _SETTLES_WITHIN_S = 1.0  # gloo's threads let go of a message's tensor a little after it is done
@@ -22,13 +23,12 @@ def probe_footprint(wrapper, model: str, options: dict, least_bytes: int, seed: 
     """Train two steps. → the bytes that have come since the module was built, and those of the gradients' storages"""
     module = awkward.build(model, seed).to(device_here())
     x, y = x.to(device_here()), y.to(device_here())
-    optimizer = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE)
     before_bytes = _living_bytes()
     wrapped = wrapper(module, **options)
     for step in range(3):
         if step:
-            optimizer.step()
-            optimizer.zero_grad()
+            descend(module)
+            module.zero_grad()
         awkward.loss_of(wrapped, x, y).backward()
         wrapped.finish_gradient_sync()
     began_s, held_bytes = time.perf_counter(), _living_bytes() - before_bytes

@@ -34,11 +34,10 @@ def probe_loop(wrapper, loop: Loop, rank: int, seed: int, x, y) -> dict:
     """→ per step: gradients after finish_gradient_sync(), what was sent before and in it, what was waited for"""
     module = awkward.build(loop.model, seed).to(device_here())
     wrapped = wrapper(module, **loop.options)
-    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=LEARNING_RATE)
     x, y = x.to(device_here()), y.to(device_here())
     found = []
     for step, set_to_none in enumerate(loop.set_to_none):
-        optimizer.zero_grad(set_to_none=set_to_none)
+        module.zero_grad(set_to_none=set_to_none)
         with tap.listening() as working:
             if (rank, step) not in loop.idle:
                 awkward.loss_of(wrapped, x, y).backward()
@@ -49,7 +48,7 @@ def probe_loop(wrapper, loop: Loop, rank: int, seed: int, x, y) -> dict:
             wrapped.finish_gradient_sync()
         gradients = awkward.gradients_of(module)
         found.append({"gradients": gradients, "working": working, "finishing": finishing, "events": diary.events})
-        optimizer.step()
+        descend(module)
         x = awkward.other_roads(x)
     return {"steps": found}
 
@@ -57,12 +56,11 @@ def probe_loop(wrapper, loop: Loop, rank: int, seed: int, x, y) -> dict:
 def expected(loop: Loop, draw: Draw) -> list[tuple[dict, dict[int, dict]]]:
     """→ per step: the mean of the ranks' gradients, and by rank its own"""
     module = awkward.build(loop.model, draw.seeds[0])
-    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=LEARNING_RATE)
     shares, steps = draw.shares, []
     for step in range(len(loop.set_to_none)):
         own = {}
         for rank, (x, y) in enumerate(shares):
-            optimizer.zero_grad()
+            module.zero_grad()
             if (rank, step) not in loop.idle:
                 awkward.loss_of(module, x, y).backward()
             own[rank] = awkward.gradients_of(module)
@@ -70,9 +68,17 @@ def expected(loop: Loop, draw: Draw) -> list[tuple[dict, dict[int, dict]]]:
         steps.append((want, own))
         for name, parameter in module.named_parameters():
             parameter.grad = want[name]
-        optimizer.step()
+        descend(module)
         shares = [(awkward.other_roads(x), y) for x, y in shares]
     return steps
+
+
+def descend(module) -> None:
+    """Take one step of SGD. torch's own optimizers import the compiler first: a second, in every check."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.requires_grad and parameter.grad is not None:
+                parameter.add_(parameter.grad, alpha=-LEARNING_RATE)
 
 
 def _mean(gradients: list) -> torch.Tensor | None:
