@@ -3,7 +3,7 @@
 from shared.checks.buckets import judge_messages
 from shared.checks.compare import describe_calls
 from shared.checks.framework import Attempt, Wrong
-from shared.checks.overlap_models import draw_sizes
+from shared.checks.overlap_models import Sizes, draw_sizes
 from shared.checks.overlap_probes import Micro, probe_leaving
 from shared.checks.overlap_steps import draw_shares, judge_steps
 
@@ -18,7 +18,8 @@ def an_exception_leaves_it_as_it_was(attempt: Attempt) -> None:
 
 def _judge_leaving(attempt: Attempt, about_exceptions: bool) -> None:
     sizes = draw_sizes(attempt)
-    found = attempt.run(probe_leaving, sizes, attempt.draw_seed(), per_rank=draw_shares(attempt))
+    context, shares = "with some steps inside no_sync() and some outside", draw_shares(attempt)
+    found = attempt.run(probe_leaving, sizes, attempt.draw_seed(), per_rank=shares, context=context)
     for rank, result in enumerate(found):
         if result["swallowed"] and about_exceptions:
             raise Wrong({rank: "an exception raised inside no_sync() does not come out of it"})
@@ -26,9 +27,17 @@ def _judge_leaving(attempt: Attempt, about_exceptions: bool) -> None:
             if ("exception" in when) != about_exceptions:
                 continue
             if "inside" not in when:
-                judge_messages(rank, calls, sizes.messages(), f"{sizes}, {when}")
+                _judge_outside(rank, calls, sizes, when)
             elif calls:
                 raise Wrong({rank: f"{sizes}, {when}: {describe_calls(calls)}; expected none"}, _hint_on(when))
+
+
+def _judge_outside(rank: int, calls: list, sizes: Sizes, when: str) -> None:
+    try:
+        judge_messages(rank, calls, sizes.messages(), f"{sizes}, {when}")
+    except Wrong as wrong:
+        left = "Look at: which of your lines are run when an exception passes through a context manager?"
+        raise Wrong(wrong.evidence, left if "exception" in when and not calls else wrong.hint) from None
 
 
 def _hint_on(when: str) -> str:

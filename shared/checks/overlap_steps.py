@@ -60,7 +60,8 @@ def judge_steps(
         for rank, result in enumerate(results):
             if result["silent"]:
                 raise Wrong({rank: f"{said}: inside no_sync(), {describe_calls(result['silent'])}; expected none"})
-            judge_messages(rank, result["loud"], sizes.messages(), said)
+            alone = "" if step[rank] else ", in which this rank has no backward()"
+            judge_messages(rank, result["loud"], sizes.messages(), said + alone)
         gradients, (want, local) = by_rank(results, "gradients"), mean_of(sizes, seed, step)
         try:
             judge_gradients(gradients, want, local, said)

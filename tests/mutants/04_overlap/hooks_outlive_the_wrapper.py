@@ -9,5 +9,7 @@ from solutions import overlapped_ddp as right
 class OverlappedDDP(right.OverlappedDDP):
     def _watch_gradients(self):
         super()._watch_gradients()
-        on_gradient, self._on_gradient = self._on_gradient, lambda parameter: None  # of the weak ones
-        right.on_gradients(list(self._place_of), on_gradient)
+        right.on_gradients(list(self._place_of), self._hold_me)
+
+    def _hold_me(self, parameter):
+        pass

@@ -7,13 +7,13 @@ from solutions import overlapped_ddp as right
 
 
 class OverlappedDDP(right.OverlappedDDP):
-    last = None
+    late = ()
 
     def _on_gradient(self, parameter):
-        if self.last is not None:
-            super()._on_gradient(self.last)
-        self.last = parameter
+        for before in self.late:
+            super()._on_gradient(before)
+        self.late = (parameter,)
 
     def finish_gradient_sync(self):
-        self.last = None
+        self.late = ()
         super().finish_gradient_sync()

@@ -1,0 +1,123 @@
+"""Hooks on autograd's AccumulateGrad nodes; buckets of one list of slots; sums after dividing once, in the message."""
+
+import contextlib
+import weakref
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+def on_gradients(parameters, tell):
+    nodes = [(p, torch.autograd.graph.get_gradient_edge(p).node) for p in dict.fromkeys(parameters) if p.requires_grad]
+    handles = [node.register_hook(lambda *_, p=p: tell(p)) for p, node in nodes]
+
+    def end():
+        for handle in handles:
+            handle.remove()
+        nodes.clear()  # a node that nobody holds is made anew, without its hooks
+
+    return end
+
+
+class _Slots:
+    """All buckets, and whose turn it is."""
+
+    def __init__(self, parameters, cap_mb, group):
+        self.group, self.size = group, dist.get_world_size(group)
+        self.slots, sizes, open_one = {}, [], {}
+        for parameter in reversed(parameters):
+            kind, first = parameter.dtype, parameter.dtype not in open_one
+            cap = 2**20 * cap_mb if not first else 2**20 * min(1.0, cap_mb)
+            number, room = open_one.get(kind, (None, -1))
+            if parameter.numel() * parameter.element_size() > room:
+                number, room = len(sizes), cap
+                sizes.append([0, parameter])
+            self.slots[parameter] = number, sizes[number][0]
+            sizes[number][0] += parameter.numel()
+            open_one[kind] = number, room - parameter.numel() * parameter.element_size()
+        self.flats = [torch.zeros(size, dtype=p.dtype, device=p.device) for size, p in sizes]
+        self.fresh()
+
+    def fresh(self):
+        self.waiting_for = [{p for p, slot in self.slots.items() if slot[0] == n} for n in range(len(self.flats))]
+        self.works = {}
+
+    def put(self, parameter):
+        number, start = self.slots[parameter]
+        place = self.flats[number][start : start + parameter.numel()].view_as(parameter)
+        if parameter.grad is None:
+            place.fill_(0)
+        elif parameter.grad.data_ptr() != place.data_ptr():
+            place.copy_(parameter.grad)
+        parameter.grad = place
+        place.mul_(1 / self.size)
+        self.waiting_for[number].discard(parameter)
+
+    def go(self, all_of_them):
+        for number, waiting in enumerate(self.waiting_for):
+            if number in self.works:
+                continue
+            if waiting and not all_of_them:
+                break
+            for parameter in list(waiting):
+                self.put(parameter)
+            self.works[number] = dist.all_reduce(self.flats[number], group=self.group, async_op=True)
+
+
+class OverlappedDDP(nn.Module):
+    def __init__(self, module, bucket_cap_mb=25.0, group=None):
+        super().__init__()
+        self.add_module("module", module)
+        self.arguments = bucket_cap_mb, group
+        for tensor in [*module.buffers(), *module.parameters()]:
+            dist.broadcast(tensor.detach(), group_src=0, group=group)
+        self._attach()
+
+    def _attach(self):
+        cap_mb, group = self.arguments
+        trainable = [p for p in self.module.parameters() if p.requires_grad]
+        self.slots, self.silence = _Slots(trainable, cap_mb, group), []
+        me = weakref.ref(self)
+        self.end = on_gradients(trainable, lambda parameter: me() and me()._came(parameter))
+        weakref.finalize(self, self.end)
+
+    def __getstate__(self):
+        return {key: value for key, value in self.__dict__.items() if key not in ("slots", "end", "silence")}
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self._attach()
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def _came(self, parameter):
+        if parameter not in self.slots.waiting_for[self.slots.slots[parameter][0]]:
+            raise RuntimeError(
+                "this gradient is being sent: finish_gradient_sync() has to come before another backward"
+            )
+        if torch.is_grad_enabled():
+            raise RuntimeError("create_graph=True cannot be had here")
+        if not self.silence:
+            self.slots.put(parameter)
+            self.slots.go(False)
+
+    def finish_gradient_sync(self):
+        if self.silence:
+            return
+        self.slots.go(True)
+        for work in self.slots.works.values():
+            work.wait()
+        self.slots.fresh()
+
+    def no_sync(self):
+        @contextlib.contextmanager
+        def silent():
+            self.silence.append(True)
+            try:
+                yield
+            finally:
+                self.silence.pop()
+
+        return silent()
