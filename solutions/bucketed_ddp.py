@@ -31,10 +31,8 @@ def assign_buckets(
     Units: caps in MB of 2²⁰ bytes. The first bucket of each dtype is smaller, so that it can leave early.
     Source: torch's DDP has the same order and caps, but closes a bucket only once it is over its cap.
     """
-    buckets, filling = (
-        [],
-        {},
-    )  # filling: per dtype and device, the open bucket and the bytes that it has room for
+    buckets = []
+    filling = {}  # per dtype and device: the open bucket, and how many bytes it has room for
     for parameter in reversed(list(parameters)):
         if not parameter.requires_grad:
             continue
@@ -94,6 +92,7 @@ class BucketedDDP(nn.Module):
     Call finish_gradient_sync() after backward() and before the optimizer's step. `.module` is the module itself.
 
     Comm: when built, one broadcast per parameter and buffer; per step, one all_reduce per bucket.
+    Raises: RuntimeError, at the latest in finish_gradient_sync(), for backward(create_graph=True).
     """
 
     def __init__(self, module: nn.Module, bucket_cap_mb: float = 25.0, group: dist.ProcessGroup | None = None):

@@ -160,8 +160,7 @@ class Large(Plain):
 
 
 MODELS = {
-    cls.__name__: cls
-    for cls in (Plain, Tied, Frozen, Unused, TwoRoads, Scalar, Buffered, Strided, Mixed, Crowd, Large)
+    cls.__name__: cls for cls in (Plain, Tied, Frozen, Unused, TwoRoads, Scalar, Buffered, Strided, Mixed, Crowd, Large)
 }
 
 

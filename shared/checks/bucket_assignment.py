@@ -11,6 +11,7 @@ from shared.checks.compare import describe_calls
 from shared.checks.framework import Attempt, Wrong
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
+LOOK_AT_FIRST = "Look at: how large may the first bucket of a dtype be?"
 DEFAULTS = {"bucket_cap_mb": 25.0, "first_bucket_mb": FIRST_BUCKET_MB}
 
 
@@ -150,8 +151,11 @@ def _evidence(case: Case, parameters: list, found: list, want: list) -> str:
     cap, first = (given[name] * MB for name in ("bucket_cap_mb", "first_bucket_mb"))
     kinds = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters}
     many = len(parameters) > 8 and len({parameter.nbytes for parameter in parameters}) == 1
-    shown = f"{len(parameters)} of {parameters[0].nbytes:,} each" if many else _listed([*range(len(parameters))], case)
-    head = f"gradients of {shown} bytes ({', '.join(sorted(kinds)) or 'none'}), cap {cap:,.0f}, first {first:,.0f}"
+    if many:
+        head = f"{len(parameters)} gradients of {parameters[0].nbytes:,} bytes each"
+    else:
+        head = f"gradients of {_listed([*range(len(parameters))], case) or 'no'} bytes"
+    head += f" ({', '.join(sorted(kinds)) or 'none'}), cap {cap:,.0f}, first {first:,.0f}"
     if case.frozen:
         head += f"; frozen: {', '.join(map(str, sorted(case.frozen)))} (counted from 0)"
     if case.elsewhere and not many and len(case.elsewhere) < len(parameters):
@@ -195,8 +199,10 @@ def _cause(case: Case, parameters: list, found: list[list[int]], want: list[list
             return hint
     if any(bucket != sorted(bucket, reverse=True) for bucket in found):
         return LOOK_AT_ORDER
-    if any(len(bucket) > 1 and bytes_of([parameters[p] for p in bucket]) > _cap_bytes(case) for bucket in found):
-        return LOOK_AT_CAP
+    given = DEFAULTS | case.caps
+    sizes = [bytes_of([parameters[place] for place in bucket]) for bucket in found if len(bucket) > 1]
+    if any(size > given["bucket_cap_mb"] * MB for size in sizes):
+        return LOOK_AT_CAP if given["first_bucket_mb"] <= given["bucket_cap_mb"] else LOOK_AT_FIRST
     return "Look at: when is a bucket closed for good, and what may still go into one that is open?"
 
 
@@ -208,12 +214,8 @@ def _other_rules(case: Case, parameters: list):
     yield plan(parameters[::-1], cap, first), LOOK_AT_ORDER
     yield plan(parameters, cap * decimal, first * decimal), "Look at: how many bytes are an MB here?"
     yield plan(parameters, cap * size, first * size), "Look at: the caps are in bytes. What do you compare with them?"
-    yield plan(parameters, cap, cap), "Look at: how large may the first bucket of a dtype be?"
+    yield plan(parameters, cap, cap), LOOK_AT_FIRST
 
 
 def _same(buckets: list[list], others: list[list]) -> bool:
     return [list(map(id, bucket)) for bucket in buckets] == [list(map(id, bucket)) for bucket in others]
-
-
-def _cap_bytes(case: Case) -> float:
-    return (DEFAULTS | case.caps)["bucket_cap_mb"] * MB

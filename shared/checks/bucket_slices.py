@@ -85,25 +85,26 @@ def _judge_types(rank: int, found: dict, shapes: list, dtype: torch.dtype, said:
 
 
 def _judge_places(rank: int, found: dict, shapes: list, dtype: torch.dtype, said: str) -> None:
-    place = 0
-    for number, (shape, piece) in enumerate(zip(shapes, found["read"], strict=True)):
-        size = torch.Size(shape).numel()
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    places = [sum(sizes[:number]) for number in range(len(sizes))]
+    slices = [f"{said}: slice {number}, of the shape {list(shape)}," for number, shape in enumerate(shapes)]
+    for which, place, size, piece in zip(slices, places, sizes, found["read"], strict=True):
         want = ((torch.arange(size) + place) % 251).to(dtype)
-        where = f"slice {number}, of the shape {list(shape)},"
-        if not torch.equal(piece.flatten(), want):
-            if not piece.any():
-                evidence, hint = "does not show what is written into flat", "Look at: is it a view, or a copy?"
-            elif torch.equal(piece.flatten().sort().values, want.sort().values):
-                evidence, hint = "has the right elements of flat, in another order", "Look at: the loop in the text."
-            else:
-                first = int((piece.flatten() != want).nonzero()[0])
-                evidence = f"shows at its place {first} another element than flat[{place + first}]"
-                hint = "Look at: what decides where a parameter's slice begins?"
-            raise Wrong({rank: f"{said}: {where} {evidence}"}, hint)
+        if torch.equal(piece.flatten(), want):
+            continue
+        if not piece.any():
+            evidence, hint = "does not show what is written into flat", "Look at: is it a view, or a copy?"
+        elif torch.equal(piece.flatten().sort().values, want.sort().values):
+            evidence, hint = "has the right elements of flat, in another order", "Look at: the loop in the text."
+        else:
+            first = int((piece.flatten() != want).nonzero()[0])
+            evidence = f"shows at its place {first} another element than flat[{place + first}]"
+            hint = "Look at: what decides where a parameter's slice begins?"
+        raise Wrong({rank: f"{which} {evidence}"}, hint)
+    for number, (which, place, size) in enumerate(zip(slices, places, sizes, strict=True)):
         if not bool((found["written"][place : place + size] == number + 1).all()):
-            evidence = f"{where} was written into, and flat[{place}:{place + size}] does not show it"
-            raise Wrong({rank: f"{said}: {evidence}"}, "Look at: is it a view, or a copy?")
-        place += size
+            evidence = f"was written into, and flat[{place}:{place + size}] does not show it"
+            raise Wrong({rank: f"{which} {evidence}"}, "Look at: is it a view, or a copy?")
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -9,7 +9,7 @@ from shared.checks.buckets import judge_messages, messages_of, said_cap
 from shared.checks.candidate import device_here
 from shared.checks.flights import judge_in_flight
 from shared.checks.footprint import judge_footprint
-from shared.checks.framework import Attempt, Exercise
+from shared.checks.framework import Attempt, Exercise, Wrong
 from shared.checks.loops import Loop, loop_and_judge
 from shared.checks.training import Draw, Training, judge_start, train, train_and_judge
 from shared.checks.volume import judge_state_bytes, refuse_early_messages
@@ -81,8 +81,12 @@ def training_equals_one_process(attempt: Attempt) -> None:
 
 @BucketedDDP.check("unused on one rank", world_sizes=(2, 3, 4))
 def a_parameter_may_be_unused_somewhere(attempt: Attempt) -> None:
-    for options in (SMALL, DEFAULT):
-        train_and_judge(attempt, Training("TwoRoads", options=options))
+    try:
+        for options in (SMALL, DEFAULT):
+            train_and_judge(attempt, Training("TwoRoads", options=options))
+    except Wrong as wrong:  # a process that died cannot tell why
+        wrong.hint = wrong.hint or "Look at: is each bucket of the same size on every rank, whoever has a gradient?"
+        raise
 
 
 @BucketedDDP.check("accumulation", world_sizes=(2, 3))

@@ -77,7 +77,7 @@ def describe_messages(calls: list[tap.Call]) -> str:
 
 def said_cap(model: str, bucket_cap_mb: float | None = None) -> str:
     """Name a model and a cap to a student."""
-    cap = "the default cap" if bucket_cap_mb is None else f"bucket_cap_mb={bucket_cap_mb:g}"
+    cap = "the default cap" if bucket_cap_mb is None else f"bucket_cap_mb={f'{bucket_cap_mb:f}'.rstrip('0')}"
     return f"{awkward.said(model)}, {cap}" + ("" if bucket_cap_mb is None else f" ({bucket_cap_mb * MB:,.0f} bytes)")
 
 
@@ -106,7 +106,7 @@ def _cause(found: list[Message], want: list[Message], other: list[str]) -> str:
     if sorted(found, key=repr) == sorted(want, key=repr):
         return "The sizes are right, their order is not. Look at: in which order are the buckets opened, and launched?"
     if len(found) == 1:
-        return "Look at: what does bucket_cap_mb do?"
+        return "Look at: what does bucket_cap_mb do? And how large may the first bucket be?"
     if len(found) > len(want):
         return "Look at: how many gradients travel in one message, and when is a new bucket opened?"
     if max(each.nbytes for each in found) > max(each.nbytes for each in want) or len(found) < len(want):

@@ -94,10 +94,8 @@ def assign_buckets(
     Source: torch's DDP has the same order and caps, but closes a bucket only once it is over its cap.
     """
     ### BEGIN SOLUTION
-    buckets, filling = (
-        [],
-        {},
-    )  # filling: per dtype and device, the open bucket and the bytes that it has room for
+    buckets = []
+    filling = {}  # per dtype and device: the open bucket, and how many bytes it has room for
     for parameter in reversed(list(parameters)):
         if not parameter.requires_grad:
             continue
@@ -221,8 +219,8 @@ check.Bucket()
 # %% [markdown]
 # ## Exercise 3.4 · The wrapper (10 min, 3 points)
 #
-# `BucketedDDP(module, bucket_cap_mb=25.0, group=None)` is used as `ManualDDP` was. Its messages are buckets, and all
-# of them are on their way before the first is waited for.
+# `BucketedDDP(module, bucket_cap_mb=25.0, group=None)` is used as `ManualDDP` was. Its messages are the buckets of
+# `assign_buckets`, in that order, and all of them are on their way before the first is waited for.
 #
 # Target: as many messages as `assign_buckets` gives buckets, with the gradients' bytes, all in
 # `finish_gradient_sync()`.
@@ -236,6 +234,7 @@ class BucketedDDP(nn.Module):
     Call finish_gradient_sync() after backward() and before the optimizer's step. `.module` is the module itself.
 
     Comm: when built, one broadcast per parameter and buffer; per step, one all_reduce per bucket.
+    Raises: RuntimeError, at the latest in finish_gradient_sync(), for backward(create_graph=True).
     """
 
     def __init__(
