@@ -11,7 +11,7 @@ from shared import ends, tap
 from shared.checks.buckets import describe_messages
 from shared.checks.candidate import device_here
 from shared.checks.compare import judge_gradients
-from shared.checks.framework import Attempt, Wrong
+from shared.checks.framework import NOT_WRITTEN, Attempt, Wrong
 from shared.checks.loops import LATE_S
 from shared.checks.steps import Diary
 from shared.checks.subgroups import SUBGROUPS, called_alone, join_subgroup
@@ -183,7 +183,8 @@ def none_counts_as_zeros(attempt: Attempt) -> None:
     try:
         _judge_values(attempt, Steps((True, True, True, False, True)), used=0.5)
     except Wrong as wrong:
-        wrong.hint = f"{wrong.hint} (On some ranks, some gradients are None in each step.)"
+        if wrong.evidence != NOT_WRITTEN:
+            wrong.hint = f"{wrong.hint} (In each step, some gradients are None on some ranks.)".strip()
         raise
 
 
