@@ -33,10 +33,11 @@ test: environment-dev ## Run every check: lint, unit tests, notebooks
 notebooks: environment-dev ## Rebuild the notebooks from source/
 	@$(VENV_PYTHON) -m shared.build
 
-bench: environment-dev ## Measure starts, instruments and collectives on this machine
+bench: environment-dev ## Measure starts, instruments, collectives and training steps on this machine
 	@$(VENV_PYTHON) -m benchmarks.ranks
 	@$(VENV_PYTHON) -m benchmarks.instruments
 	@$(VENV_PYTHON) -m benchmarks.collectives
+	@$(VENV_PYTHON) -m benchmarks.ladder
 
 clean: ## Remove .venv and caches
 	rm -rf .venv .pytest_cache .ruff_cache build *.egg-info
