@@ -1,0 +1,103 @@
+"""Figures of time under data parallelism: when buckets travel, and what more ranks bring. Pure functions."""
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator, PercentFormatter
+
+from shared.plots import COLOURS, HATCHES, LINES, MARKERS
+
+
+def schedule(
+    ready_ms: list[float],
+    lasts_ms: list[float],
+    ends_ms: list[float],
+    backward_end_ms: float,
+    measured_ends_ms: list[float] | None = None,
+) -> Figure:
+    """Draw predicted buckets, one row each: ready, on the wire, at its end; measured ends as marks.
+
+    ends_ms[i] is max(ends_ms[i − 1], ready_ms[i]) + lasts_ms[i]. What lies right of the end of backward is exposed.
+    """
+    figure, axes = plt.subplots(figsize=(8.0, 1.2 + 0.3 * len(ready_ms)), layout="constrained")
+    rows = range(len(ready_ms))
+    begins_ms = [end - lasts for end, lasts in zip(ends_ms, lasts_ms, strict=True)]
+    waits_ms = [begin - ready for begin, ready in zip(begins_ms, ready_ms, strict=True)]
+    if ends_ms[-1] > backward_end_ms:
+        axes.axvspan(backward_end_ms, ends_ms[-1], color="0.88", label="exposed, predicted")
+    axes.axvline(backward_end_ms, color="black", linestyle="--", linewidth=1.2, label="backward ends")
+    axes.barh(rows, waits_ms, left=ready_ms, height=0.18, color="0.45", label="full, waits for the one before")
+    wire = {"facecolor": COLOURS[4], "edgecolor": "white", "hatch": HATCHES[1], "linewidth": 0.5}
+    axes.barh(rows, lasts_ms, left=begins_ms, height=0.7, label="on the wire, predicted", **wire)
+    if measured_ends_ms is not None:
+        axes.plot(measured_ends_ms, rows, "D", color="black", markersize=5, label="end, measured")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set(xlabel="ms since the step began", yticks=rows, xlim=(0, None))
+    axes.set_yticklabels([f"bucket {row + 1}" for row in rows])
+    axes.tick_params(axis="y", length=0)
+    axes.invert_yaxis()
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    plt.close(figure)
+    return figure
+
+
+def efficiency(
+    curves: dict[str, dict[str, dict[int, float]]], marks: dict[str, dict[str, dict[int, float]]] | None = None
+) -> Figure:
+    """Draw efficiency against the number of ranks: a panel per title, a line per name in it.
+
+    curves: title → name → ranks → efficiency, 0 to 1. marks: the same, drawn as marks only.
+    """
+    figure, panels = plt.subplots(
+        1, len(curves), figsize=(4.6 * len(curves), 3.4), sharey=True, layout="constrained", squeeze=False
+    )
+    shown = {}
+    for axes, (title, lines) in zip(panels.flat, curves.items(), strict=True):
+        for number, (name, line) in enumerate(lines.items()):
+            style = {"color": COLOURS[number], "linestyle": LINES[number], "linewidth": 1.8}
+            (shown[name],) = axes.plot(list(line), list(line.values()), **style)
+        for number, (name, points) in enumerate((marks or {}).get(title, {}).items()):
+            style = {"color": "black", "marker": MARKERS[number], "linestyle": "none", "markersize": 6}
+            (shown[name],) = axes.plot(list(points), list(points.values()), fillstyle="none", **style)
+        axes.set_xscale("log", base=2)
+        sizes = sorted({size for line in lines.values() for size in line})
+        axes.set(title=title, xlabel="ranks", xticks=[size for size in sizes if size in (1, 2, 4, 8, 64, 512)])
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.set(ylim=(0, 1.05))
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0, 0].set_ylabel("efficiency")
+    columns = min(len(shown), 3)
+    figure.legend(shown.values(), shown.keys(), frameon=False, ncols=columns, loc="outside upper left")
+    plt.close(figure)
+    return figure
+
+
+_PART_STYLES = {  # part → colour, hatch: those of the timeline's lanes
+    "forward": (COLOURS[5], ""),
+    "backward": (COLOURS[0], ""),
+    "exposed": (COLOURS[4], HATCHES[1]),
+}
+
+
+def step_parts(parts: dict[str, dict[str, float]]) -> Figure:
+    """Draw what steps are made of, a bar per name: its parts stacked, in ms.
+
+    parts: name of the bar → "forward", "backward" and "exposed" → ms.
+    """
+    figure, axes = plt.subplots(figsize=(7.0, 0.9 + 0.42 * len(parts)), layout="constrained")
+    left = [0.0] * len(parts)
+    for part in next(iter(parts.values())):
+        widths = [each[part] for each in parts.values()]
+        colour, hatch = _PART_STYLES[part]
+        style = {"facecolor": colour, "hatch": hatch, "edgecolor": "black", "linewidth": 0.6}
+        axes.barh(list(parts), widths, left=left, height=0.65, label=part, **style)
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    for place, total in enumerate(left):
+        axes.text(total, place, f" {total:.3g}", va="center")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.invert_yaxis()
+    axes.set(xlabel="ms per step", xlim=(0, 1.12 * max(left)))
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    plt.close(figure)
+    return figure

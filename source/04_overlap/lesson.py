@@ -1,0 +1,870 @@
+# ---
+# jupyter:
+#   course:
+#     module: overlapped_ddp
+#     minutes: 40
+# ---
+
+# %% [markdown]
+# # 04 · Overlap
+#
+# **40 minutes.** You will be able to
+#
+# - send gradients while backward still computes, and predict what stays exposed from a run's own figures,
+# - say why all ranks must launch in one order, and what happens where they do not,
+# - measure what communication really costs: against the same step without messages,
+# - tell from a formula how 4 ranks, 64 or 512 will scale, and when a speed-up of 7.2 on 8 ranks is possible.
+#
+# You need chapter 01 (α, β and the ring) and chapter 03: `Bucket` and `BucketedDDP`.
+
+# %% [markdown]
+# ## What is wasted
+#
+# Chapter 03 left a handful of messages. Inside one machine they are over in no time, and there is little to see. So
+# give each rank a host of its own, behind a network link of 1 Gbit/s: a megabyte takes 8 ms.
+
+# %% tags=["nbval-ignore-output"]
+from shared import formulas, hosts, plots, ranks, scaling_plots, tables
+
+why_not = hosts.why_not()
+link = None if why_not else "1gbit"
+ranks.start(world_size=4, backend="gloo:cpu", detect_mismatch=False, link=link)
+print(why_not or "The links are real: the kernel keeps their rate.")
+
+# %% [markdown]
+# (On the CPU even where there are GPUs: it is the link that we look at.) Not every machine lets us make such hosts.
+# Where it does not, a link is *emulated*: messages are as fast as ever, but end only when a link would have carried
+# them.
+
+# %% tags=["nbval-ignore-output"]
+# %%ranks
+import contextlib
+import os
+
+from shared import hosts, slow_link
+
+emulation = contextlib.ExitStack()
+if hosts.HOST_FILE not in os.environ:  # this rank is no host of its own
+    emulation.enter_context(slow_link.emulated("1gbit", latency_ms=0.1))
+
+# %% [markdown]
+# Chapter 01 had a formula for the ring: $2(N-1)\,\alpha + \frac{2(N-1)}{N}\,S\,\beta$. Here β is given, 8 ns per byte.
+# α is a sixth of what an all-reduce of one number takes. Does the formula hold on these links?
+
+# %%
+# %%ranks
+import time
+
+
+def fastest_all_reduce_s(size_bytes, rounds):
+    tensor, times = torch.zeros(size_bytes // 4, device=device), []
+    for _ in range(rounds):
+        dist.barrier()
+        began_s = time.perf_counter()
+        dist.all_reduce(tensor)
+        tensor[0].item()  # a GPU still works when a call has returned
+        times.append(time.perf_counter() - began_s)
+    return min(times)
+
+
+one_number_s = fastest_all_reduce_s(4, rounds=40)
+fastest_s = [fastest_all_reduce_s(1_000_000 * size_mb, rounds=6) for size_mb in (1, 4, 10)]
+
+# %% tags=["nbval-ignore-output"]
+alpha_s, beta_s = max(ranks.pull("one_number_s")) / (2 * 3), 8 / 1e9
+rows = []
+for size_mb, measured_s in zip((1, 4, 10), map(max, *ranks.pull("fastest_s")), strict=True):
+    formula_s = formulas.ring_all_reduce_s(1e6 * size_mb, 4, alpha_s, beta_s)
+    assert 0.75 < measured_s / formula_s < 1.25
+    ratio = f"{measured_s / formula_s:.2f}"
+    rows.append([f"{size_mb} MB", f"{1e3 * formula_s:.1f}", f"{1e3 * measured_s:.1f}", ratio])
+note = f"α = {1e6 * alpha_s:.0f} µs, β = {1e9 * beta_s:g} ns per byte"
+tables.Table(["all-reduce", "formula, ms", "measured, ms", "ratio"], rows, note)
+
+# %% [markdown]
+# It does. Now a GPT of 2.7 million parameters, the buckets of chapter 03, and one step.
+
+# %%
+# %%ranks
+from shared import timeline
+from shared.data import CharTokens
+from shared.models import GPTConfig, TinyGPT
+from solutions.bucketed_ddp import BucketedDDP
+
+text = CharTokens()
+text.tokens = text.tokens.to(device)
+config = GPTConfig(vocab_size=text.vocab_size, layers=6, width=192)
+starts = range(1000 * rank, 1000 * rank + 600, 100)
+inputs, targets = text.windows(starts, length=64)  # this rank's own samples
+
+
+def new_model():
+    return TinyGPT(config).to(device)
+
+
+print(f"{4 * sum(p.numel() for p in new_model().parameters()) / 1e6:.1f} MB of gradients")
+
+# %% [markdown]
+# **Predict.** How many milliseconds is such a step longer than one without messages? You have S, N and β.
+
+# %%
+my_prediction_ms = 0.0
+
+
+# %%
+# %%ranks
+def finish(model):
+    if hasattr(model, "finish_gradient_sync"):  # torch's DDP has none
+        model.finish_gradient_sync()
+
+
+def step(model):
+    """One forward and backward, recorded on this rank. → Timeline"""
+    model.zero_grad()
+    dist.barrier()
+    with timeline.record(model) as line:
+        model(inputs, targets).backward()
+        finish(model)
+    return line
+
+
+bucketed = BucketedDDP(new_model(), bucket_cap_mb=2.0)
+lines = [step(bucketed) for _ in range(3)]
+
+# %% tags=["nbval-ignore-output"]
+import statistics
+
+
+def exposed_ms(runs):
+    """→ the median over steps and ranks"""
+    return statistics.median(line.exposed_ms for lines in runs for line in lines)
+
+
+before = ranks.pull("lines")
+assert all(line.overlap < 0.1 for lines in before for line in lines)
+print(f"predicted {my_prediction_ms:.0f} ms, measured {exposed_ms(before):.0f} ms")
+plots.timeline([before[0][-1]])
+
+# %% [markdown]
+# Seven buckets, all launched when backward is over; each row ends where its bucket has arrived. Until then rank 0
+# computes nothing: *exposed* communication. The formula's share of it is 129 ms + 42α; what is more is waiting for
+# ranks that came later.
+#
+# Yet the last layers' gradients were complete early on. Backward begins with them.
+
+# %% [markdown]
+# ## The obvious cure
+#
+# Send each gradient as soon as it is there. autograd tells us: `register_post_accumulate_grad_hook` calls a function
+# with the parameter, once backward has put all into its `.grad`.
+
+
+# %%
+# %%ranks
+from torch import nn
+
+
+class ImpatientDDP(nn.Module):
+    """Each gradient is averaged the moment it is there."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(self.average)
+
+    def average(self, parameter):
+        parameter.grad /= dist.get_world_size()
+        dist.all_reduce(parameter.grad)
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+
+# %% [markdown]
+# **Predict.** The messages now come during backward. How many milliseconds are exposed?
+
+# %%
+my_prediction_ms = 0.0
+
+# %%
+# %%ranks
+impatient = ImpatientDDP(new_model())
+lines = [step(impatient) for _ in range(3)]
+
+# %% tags=["nbval-ignore-output"]
+impatient = ranks.pull("lines")
+assert all(line.overlap < 0.5 for lines in impatient for line in lines)
+print(f"predicted {my_prediction_ms:.0f} ms, measured {exposed_ms(impatient):.0f} ms")
+plots.timeline([impatient[0][-1]])
+
+# %% [markdown]
+# Nothing is hidden. The messages lie inside backward, but so do the waits (white, hatched): `all_reduce` comes back
+# when the sum is there, and backward stands still meanwhile. *When* a message is sent is not enough.
+
+# %% [markdown]
+# ## Launch now, wait later
+#
+# `all_reduce(..., async_op=True)` comes back at once, with a *handle*. The bytes travel on threads of the backend, or
+# on a stream of the GPU's own, and `handle.wait()` waits for them. Your `Bucket` has both halves: `launch()` and
+# `wait()`. So: hooks fill buckets, a full bucket is launched, and only after backward somebody waits.
+
+# %%
+# %%ranks
+from functools import partial
+
+
+class HookedDDP(BucketedDDP):
+    """BucketedDDP, but a bucket leaves when its last gradient is there."""
+
+    def __init__(self, module, bucket_cap_mb=2.0):
+        super().__init__(module, bucket_cap_mb)
+        self.sends = True
+        for bucket in self.buckets:
+            bucket.missing = len(bucket.parameters)
+            for place, parameter in enumerate(bucket.parameters):
+                arrived = partial(self.arrived, bucket, place)
+                parameter.register_post_accumulate_grad_hook(arrived)
+
+    def arrived(self, bucket, place, parameter):
+        if self.sends:
+            bucket.pack(place)
+            bucket.missing -= 1
+            if bucket.missing == 0:
+                bucket.launch()
+
+    def finish_gradient_sync(self):
+        for bucket in self.buckets if self.sends else []:
+            bucket.wait()
+            bucket.missing = len(bucket.parameters)
+
+
+# %%
+# %%ranks
+from shared import wire
+
+hooked = HookedDDP(new_model())
+lines = [step(hooked) for _ in range(3)]
+with wire.ledger() as log:
+    step(hooked)
+buckets = [entry for entry in log.entries if entry.op == "all_reduce"]  # not the barrier
+print(f"{sum(b.in_backward for b in buckets)} of {len(buckets)} launched during backward")
+
+# %% tags=["nbval-ignore-output"]
+after = ranks.pull("lines")
+hidden = statistics.mean(line.overlap for lines in after for line in lines)
+assert hidden > 0.1
+print(f"exposed: {exposed_ms(before):.0f} ms before, {exposed_ms(after):.0f} ms after")
+plots.timeline([after[0][-1]])
+
+# %% [markdown]
+# The same seven buckets, now under backward. And the same gradients as chapter 03's:
+
+# %%
+# %%ranks
+step(bucketed)
+pairs = zip(bucketed.parameters(), hooked.parameters(), strict=True)
+print("same gradients:", all(torch.allclose(a.grad, b.grad, atol=1e-6) for a, b in pairs))
+
+# %% [markdown]
+# ## How much stays exposed?
+#
+# The last bucket cannot be hidden: it is full when backward ends. Nor can a bucket travel before the one before it has
+# arrived, since they share the link. Bucket *i* is ready at its time and takes $t_i$:
+#
+# $$e_i = \max(e_{i-1},\ \text{ready}_i) + t_i$$
+# $$\text{exposed} = \max(0,\ e_\text{last} - \text{end of backward})$$
+#
+# Hold that against a run: ready times from its own timeline (a bucket is ready when it is on *all* ranks), $t_i$ from
+# α, β and N. Two ranks this time, so that on a small machine, too, each has a core to itself.
+
+
+# %%
+# %%ranks
+def run_hooked(steps=8):
+    model = HookedDDP(TinyGPT(config).to(device))
+    return [step(model) for _ in range(steps)]
+
+
+# %%
+with ranks.world(2):
+    runs = ranks.run(lambda: run_hooked())
+print(f"{len(runs)} ranks, {len(runs[0])} steps recorded")
+
+# %%
+from types import SimpleNamespace
+
+
+def seen(lines):
+    """→ one step as all its ranks saw it; times in seconds since it began"""
+    began_s = min(line.began_s for line in lines)
+    messages = [[s for s in line.spans if s.lane == "communication"] for line in lines]
+    backward = [s.ended_s for line in lines for s in line.spans if s.lane == "backward"]
+    buckets = list(zip(*messages, strict=True))
+    return SimpleNamespace(
+        ready_s=[max(s.began_s for s in bucket) - began_s for bucket in buckets],
+        ends_s=[max(s.ended_s for s in bucket) - began_s for bucket in buckets],
+        sizes_bytes=[message.payload_bytes for message in messages[0]],
+        backward_end_s=max(backward) - began_s,
+    )
+
+
+steps = [seen(lines) for lines in zip(*runs, strict=True)][1:]  # the first warms up
+print([round(size / 1e6, 2) for size in steps[0].sizes_bytes], "MB")
+
+
+# %%
+def predicted_ends_s(ready_s, lasts_s):
+    ends_s = [0.0]
+    for ready, lasts in zip(ready_s, lasts_s, strict=True):
+        ends_s.append(max(ends_s[-1], ready) + lasts)
+    return ends_s[1:]
+
+
+def lasts_s(sizes_bytes, world_size):
+    return [formulas.ring_all_reduce_s(size, world_size, alpha_s, beta_s) for size in sizes_bytes]
+
+
+# %% tags=["nbval-ignore-output"]
+def stretched(each):
+    """→ from the first bucket's being ready to the last one's end: measured / predicted"""
+    ends_s = predicted_ends_s(each.ready_s, lasts_s(each.sizes_bytes, 2))
+    return (each.ends_s[-1] - each.ready_s[0]) / (ends_s[-1] - each.ready_s[0])
+
+
+ratios = sorted(stretched(each) for each in steps)
+print("measured / predicted, step by step:", ", ".join(f"{ratio:.2f}" for ratio in ratios))
+assert 0.75 < ratios[0] < 1.25
+
+# %% tags=["nbval-ignore-output"]
+calm = min(steps, key=stretched)
+ready_ms, came_ms = [[1e3 * s for s in each] for each in (calm.ready_s, calm.ends_s)]
+bucket_ms = [1e3 * s for s in lasts_s(calm.sizes_bytes, 2)]
+ends_ms, backward_ms = predicted_ends_s(ready_ms, bucket_ms), 1e3 * calm.backward_end_s
+predicted_ms = 1e3 * formulas.exposed_s(
+    calm.ready_s, lasts_s(calm.sizes_bytes, 2), calm.backward_end_s
+)
+print(f"exposed: predicted {predicted_ms:.0f} ms, measured {came_ms[-1] - backward_ms:.0f} ms")
+scaling_plots.schedule(ready_ms, bucket_ms, ends_ms, backward_ms, came_ms)
+
+# %% [markdown]
+# A bucket in the middle may come later than predicted: its bytes need a core while backward computes, and gloo carries
+# two at a time. What counts is the end of the last. It is the one with the *first* parameters, because backward ends
+# with them. What would leave less exposed: a smaller last bucket, or a larger one?
+
+# %% [markdown]
+# ## One order on every rank
+#
+# `HookedDDP` launches a bucket when it is full. In this GPT all ranks fill them in the same order. That need not be so:
+# which layer comes first may depend on the samples. Here are two parameters whose gradients are 1 and 10; rank 0
+# uses them in another order than the others, and rank 3 can leave one out.
+
+
+# %%
+# %%ranks
+class TwoRoads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.ones(1, device=device))
+        self.b = nn.Parameter(torch.ones(1, device=device))
+
+    def forward(self, order):
+        use = {"a": lambda: 1 * self.a, "b": lambda: 10 * self.b}
+        return sum([use[name]() for name in order])
+
+
+roads, ready = TwoRoads(), []
+for name, parameter in roads.named_parameters():
+    parameter.register_post_accumulate_grad_hook(lambda _, name=name: ready.append(name))
+order = {0: "ab", 3: "b"}.get(rank, "ba")
+roads(order).backward()
+print(f"used {order}, gradients ready: {ready}")
+
+# %% [markdown]
+# Backward goes through them from the end. With a bucket for each, rank 0 sends b's first while the others send a's.
+# Both are four bytes long. **Predict** what `HookedDDP` makes of the gradients 1 and 10 (all ranks use both).
+
+# %%
+my_prediction = {"a": 0.0, "b": 0.0}
+
+# %%
+# %%ranks
+roads = HookedDDP(TwoRoads(), bucket_cap_mb=1e-6)
+roads("ab" if rank == 0 else "ba").backward()
+roads.finish_gradient_sync()
+print(f"a {roads.module.a.grad.item():.2f}, b {roads.module.b.grad.item():.2f}")
+
+# %% [markdown]
+# Rank 0's b met the others' a: (10 + 1 + 1 + 1) / 4. No error, wrong gradients, and two kinds of replica. Had the sizes
+# differed, it would have been a crash or a hang, and the doctor's table. Two rules follow (Li et al., VLDB 2020,
+# §3.2.3):
+#
+# 1. **One order.** A bucket is launched when it is full *and all before it are launched*, on every rank.
+# 2. **Every bucket, on every rank.** A gradient that does not come counts as zeros; else rank 3's buckets never fill,
+#    and the others wait for ever.
+#
+# In the lab you write both. torch's DDP keeps them too:
+
+# %%
+# %%ranks
+from torch.nn.parallel import DistributedDataParallel
+
+ddp = DistributedDataParallel(TwoRoads(), bucket_cap_mb=1e-6, find_unused_parameters=True)
+for order in ("ab" if rank == 0 else "ba", "b" if rank == 3 else "ab"):
+    ddp.zero_grad()
+    ddp(order).backward()
+    print(f"a {ddp.module.a.grad.item():.2f}, b {ddp.module.b.grad.item():.2f}")
+
+# %% [markdown]
+# 0.75 is right: three ranks had 1, rank 3 none. Our `finish_gradient_sync()` knows what has not come, since backward is
+# over. DDP has no such call; it must know *before* backward, and so walks through the whole graph after each forward:
+# `find_unused_parameters=True`. More about that below.
+#
+# What else a hook must be ready for:
+#
+# | what comes | what would happen | what your wrapper will do |
+# |---|---|---|
+# | a second `backward()` before the sync | it adds to a bucket that is under way | refuse, and say what to do |
+# | `grad` is None, as `zero_grad()` leaves it | the gradient comes in a tensor of its own | bring it home |
+# | a tied parameter | two gradients, one parameter | nothing: the hook is called once, when both are added |
+# | `backward(create_graph=True)` | a gradient with a history, and a message that has none | refuse, and say why |
+
+# %% [markdown]
+# ## Messages for the last micro-batch only
+#
+# Accumulation adds up the gradients of several micro-batches (chapter 02), and only the sum must travel. torch's DDP
+# sends in every backward, unless told not to.
+#
+# **Predict.** Six micro-batches, the first five inside `no_sync()`: how many times the bytes of one backward?
+
+# %%
+my_prediction = 0
+
+
+# %%
+# %%ranks
+def accumulate(model, quiet):
+    """Six micro-batches, those numbered in quiet inside no_sync(). → bytes sent / bytes of the gradients"""
+    with wire.ledger() as log:
+        for number, (x, y) in enumerate(zip(inputs, targets, strict=True)):
+            with model.no_sync() if number in quiet else contextlib.nullcontext():
+                model(x[None], y[None]).backward()
+    return log.payload_bytes / sum(p.nbytes for p in model.parameters())
+
+
+ddp = DistributedDataParallel(new_model(), bucket_cap_mb=2.0, gradient_as_bucket_view=True)
+for _ in range(3):
+    step(ddp)  # DDP settles its buckets in the first steps
+always, once = accumulate(ddp, quiet=[]), accumulate(ddp, quiet=range(5))
+print(f"without no_sync() {always:.0f} times, with it {once:.0f}")
+
+# %% [markdown]
+# Ours needs only a flag:
+
+
+# %%
+# %%ranks
+@contextlib.contextmanager
+def no_sync(self):
+    self.sends = False
+    yield
+    self.sends = True
+
+
+HookedDDP.no_sync = no_sync
+hooked = HookedDDP(new_model())
+once = accumulate(hooked, quiet=range(5))
+hooked.finish_gradient_sync()
+print(f"{once:.0f} times the bytes")
+
+# %% [markdown]
+# It has a flaw: let a micro-batch raise an error, catch it, and go on. The flag stays down, and from then on every rank
+# trains alone, without a word. Yours in the lab will survive that.
+
+# %% [markdown]
+# ## What does communication cost?
+#
+# `no_sync()` is also the right ruler. What messages *take* says little, since they may be hidden. What they *cost* is
+# what a step takes longer than the same step without them:
+#
+# $$\text{exposed} = T_\text{step} - T_\text{step, no\_sync} \qquad
+# \text{communication-to-compute ratio} = \text{exposed} / T_\text{step, no\_sync}$$
+#
+# All kinds of step are taken in turn, each begins on all ranks at once, the clock is read only when a GPU, too, has
+# finished, and the fastest round counts: nothing makes a step faster than it is. Two ranks again.
+
+
+# %%
+# %%ranks
+from itertools import pairwise
+
+
+def now_ms():
+    if device.type == "cuda":
+        torch.cuda.synchronize()  # a GPU still works when a call has returned
+    return 1e3 * time.perf_counter()
+
+
+def timed_step(model, sends=True):
+    """→ ms of forward, of backward, of what comes after"""
+    model.zero_grad()
+    with contextlib.nullcontext() if sends else model.no_sync():
+        dist.barrier()
+        marks = [now_ms()]
+        loss = model(inputs, targets)
+        marks.append(now_ms())
+        loss.backward()
+        marks.append(now_ms())
+        finish(model)
+        marks.append(now_ms())
+    return [end - begin for begin, end in pairwise(marks)]
+
+
+# %%
+# %%ranks
+def profile(rounds=6):
+    """→ [rounds][no messages, BucketedDDP, HookedDDP, torch's DDP][forward, backward, after], in ms"""
+    hooked, bucketed = HookedDDP(new_model()), BucketedDDP(new_model(), bucket_cap_mb=2.0)
+    ddp = DistributedDataParallel(new_model(), bucket_cap_mb=2.0, gradient_as_bucket_view=True)
+    kinds = [(hooked, False), (bucketed,), (hooked,), (ddp,)]
+    return [[timed_step(*kind) for kind in kinds] for _ in range(2 + rounds)][2:]
+
+
+# %% tags=["nbval-ignore-output"]
+import torch
+
+names = ["no messages", "BucketedDDP", "HookedDDP", "torch's DDP"]
+with ranks.world(2):
+    times_ms = torch.tensor(ranks.run(lambda: profile())[:2])  # [ranks][rounds][kinds][parts]
+steps_ms = times_ms.sum(-1).amax(0).amin(0).tolist()  # the slower rank's, in the fastest round
+for name, ms in zip(names[1:], steps_ms[1:], strict=True):
+    print(f"{name:12} communication-to-compute ratio {ms / steps_ms[0] - 1:.0%}")
+assert steps_ms[1] > steps_ms[0]
+
+# %% tags=["nbval-ignore-output"]
+forward_ms = times_ms[:, :, 0, 0].amax(0).amin().item()
+computed = {"forward": forward_ms, "backward": steps_ms[0] - forward_ms}
+exposed_of = {name: max(0, ms - steps_ms[0]) for name, ms in zip(names, steps_ms, strict=True)}
+parts = {name: computed | {"exposed": exposed} for name, exposed in exposed_of.items()}
+scaling_plots.step_parts(parts)
+
+# %% [markdown]
+# By the clock of the messages all three look alike: each of them has 87 ms or more on the wire.
+
+# %% [markdown]
+# ## Scaling, measured
+#
+# Give every rank six samples, on 1, 2 and 4 ranks (*weak* scaling). If nothing were lost, a step would
+# take as long on four as on one. *Efficiency* is $T_1 / T_N$, and it has two factors:
+#
+# $$\frac{T_1}{T_N} = \frac{T_1}{T_{N,\text{ no\_sync}}} \cdot \frac{T_{N,\text{ no\_sync}}}{T_N}$$
+#
+# The second is what communication costs. The first should be 1: nobody waits for anybody. **Predict** both for 4 ranks.
+
+# %%
+my_predictions = 0.0, 0.0
+
+
+# %%
+# %%ranks
+def quiet_and_loud(rounds=5):
+    """→ per round, ms of a step without messages and of one with them"""
+    model = HookedDDP(new_model())
+    times = [[sum(timed_step(model, sends)) for sends in (False, True)] for _ in range(rounds)]
+    return times[1:]
+
+
+# %% tags=["nbval-ignore-output"]
+import os
+
+quiet_ms, loud_ms = {}, {}
+for size in (1, 2, 4):
+    with ranks.world(size):
+        times_ms = torch.tensor(ranks.run(lambda: quiet_and_loud())[:size])
+    quiet_ms[size], loud_ms[size] = times_ms.amax(0).amin(0).tolist()  # the slowest rank's, at best
+
+
+def parts_of(n):
+    """→ efficiency, and its two factors"""
+    return quiet_ms[1] / loud_ms[n], quiet_ms[1] / quiet_ms[n], quiet_ms[n] / loud_ms[n]
+
+
+header = ["ranks", "no messages, ms", "ms", "efficiency", "= computing", "× communication"]
+rows = [
+    [f"{n}", f"{quiet_ms[n]:.0f}", f"{loud_ms[n]:.0f}", *(f"{part:.0%}" for part in parts_of(n))]
+    for n in quiet_ms
+]
+print("predicted", *(f"{prediction:.0%}" for prediction in my_predictions))
+tables.Table(header, rows, f"{os.cpu_count()} cores on this machine")
+
+# %% [markdown]
+# Where four ranks share two cores, the first factor is far below 1: no network is to blame for that, and no bucket
+# cures it. Take the plain quotient $T_1/T_N$ for the price of communication, and you have measured the cores. With a
+# GPU for each rank the first factor is 1, and only the second is left. From here on we look at that one.
+
+# %% [markdown]
+# ## Scaling, on paper
+#
+# Your run says when each bucket is ready; the formula, how long it takes on N ranks. So carry the recurrence to ranks
+# that you do not have. Every rank computes as in the run above; α and β are those of the link.
+
+
+# %%
+def on_paper_s(world_size, overlap=True, share=1.0, link=(alpha_s, beta_s)):
+    """→ a step's seconds if each rank computes the given share of what one did above"""
+    end_s = share * calm.backward_end_s
+    ready_s = [share * s if overlap else end_s for s in calm.ready_s]
+    costs_s = [formulas.ring_all_reduce_s(size, world_size, *link) for size in calm.sizes_bytes]
+    return end_s + formulas.exposed_s(ready_s, costs_s, end_s)
+
+
+def efficiency(world_size, share=1.0, **options):
+    """→ how much of N ranks' computing is not lost"""
+    return on_paper_s(1) / (on_paper_s(world_size, share=share, **options) / share)
+
+
+# %% [markdown]
+# *Strong* scaling shares one batch out: each of N ranks computes 1/N of it, but sends as many bytes as ever.
+# **Predict** the efficiency of both for 64 ranks on this link, before you run the cell after the next.
+
+# %%
+my_weak, my_strong = 0.0, 0.0
+
+# %% tags=["nbval-ignore-output"]
+sizes = [2**k for k in range(10)]
+fast_link = alpha_s / 20, beta_s / 100
+panels = {}
+for title, link in {"this link": (alpha_s, beta_s), "β/100, α/20": fast_link}.items():
+    panels[title] = {
+        "weak, overlapped": {n: efficiency(n, link=link) for n in sizes},
+        "weak, after backward": {n: efficiency(n, link=link, overlap=False) for n in sizes},
+        "strong, overlapped": {n: efficiency(n, link=link, share=1 / n) for n in sizes},
+    }
+claims = {"in circulation": {2: 1.9 / 2, 4: 3.7 / 4, 8: 7.2 / 8}}
+weak, strong = panels["this link"]["weak, overlapped"], panels["this link"]["strong, overlapped"]
+print(f"64 ranks, weak: predicted {my_weak:.0%}, on paper {weak[64]:.0%}")
+print(f"64 ranks, strong: predicted {my_strong:.0%}, on paper {strong[64]:.0%}")
+assert strong[64] < weak[64] < weak[2]
+scaling_plots.efficiency(panels, marks={title: claims for title in panels})
+
+# %% [markdown]
+# (Right: the same run behind a link with a hundredth of the β and a twentieth of the α.) Why do all lines fall? Look at
+# what N does to the two terms of the formula:
+
+# %% tags=["nbval-ignore-output"]
+rows = []
+for n in (2, 8, 64, 512):
+    bytes_ms = 1e3 * formulas.ring_all_reduce_s(sum(calm.sizes_bytes), n, 0, beta_s)
+    messages_ms = 1e3 * 2 * (n - 1) * alpha_s
+    rows.append(
+        [
+            f"{n}",
+            f"{bytes_ms:.0f}",
+            f"{len(calm.sizes_bytes) * messages_ms:.0f}",
+            f"{messages_ms:.0f}",
+        ]
+    )
+tables.Table(["ranks", "bytes, ms", "messages, 7 buckets, ms", "messages, 1 bucket, ms"], rows)
+
+# %% [markdown]
+# **Bytes** level off at 2S: from 8 ranks to any number they grow by a seventh. **Messages** do not: 2(N−1)α for each
+# bucket. So few ranks like small buckets, which leave early, and many ranks like large ones (DDP's default is 25 MB),
+# or a tree, whose term is 2⌈log₂N⌉α (chapter 01). And in strong scaling there is ever less backward to hide behind.
+#
+# Speed-ups of 1.9, 3.7 and 7.2 on 2, 4 and 8 GPUs are told all over the web, with no source that measured them. When
+# would they be true?
+
+# %%
+for n, speed_up in {2: 1.9, 4: 3.7, 8: 7.2}.items():
+    wanted = speed_up / n
+    print(f"{speed_up} on {n}: efficiency {wanted:.1%}, exposed / compute {1 / wanted - 1:.1%}")
+
+
+# %% tags=["nbval-ignore-output"]
+def slowest_link(world_size, wanted, overlap):
+    """→ the smallest rate that gives the run above this efficiency"""
+    for gbit in (0.1 * 1.02**k for k in range(500)):
+        link = alpha_s, 8e-9 / gbit
+        if efficiency(world_size, overlap=overlap, link=link) >= wanted:
+            return f"{gbit:.1f} Gbit/s"
+    return "none: α alone costs more"
+
+
+rows = [
+    [f"{speed_up} on {n}", *(slowest_link(n, speed_up / n, overlap) for overlap in (True, False))]
+    for n, speed_up in {2: 1.9, 4: 3.7, 8: 7.2}.items()
+]
+tables.Table(["speed-up", "overlapped, from", "after backward, from"], rows)
+
+# %% [markdown]
+# So they are no property of data parallelism: the same program has them on one link and misses them on another, or
+# has them with a batch twice as large. What counts is exposed / compute. (Li et al., VLDB 2020, report near-linear
+# scaling on 256 GPUs, "when configured appropriately".)
+
+# %% [markdown]
+# ## The production version
+#
+# torch's DDP does all this in C++. Train the same GPT with each, and put them side by side.
+
+
+# %%
+# %%ranks
+from shared import memory
+
+
+def trained(model, steps=3):
+    """→ loss at the end, ledger of the last step, bytes at the peak of one more"""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        with wire.ledger() as log:
+            loss = model(inputs, targets)
+            loss.backward()
+            finish(model)
+        optimizer.step()
+    with memory.peak(model, optimizer) as peak:
+        optimizer.zero_grad()
+        model(inputs, targets).backward()
+        finish(model)
+    return loss.item(), log, peak.peak_bytes
+
+
+as_view = {"bucket_cap_mb": 2.0, "gradient_as_bucket_view": True}
+candidates = [
+    BucketedDDP(new_model(), bucket_cap_mb=2.0),
+    HookedDDP(new_model()),
+    DistributedDataParallel(new_model(), **as_view),
+]
+results = [trained(model) for model in candidates]
+
+# %% tags=["nbval-ignore-output"]
+rows, of_rank_0 = [], ranks.pull("results")[0]
+for name, (loss, log, peak_bytes) in zip(names[1:], of_rank_0, strict=True):
+    log.assert_volume(payload_bytes=sum(calm.sizes_bytes))
+    sent = [f"{log.messages}", f"{log.sent_bytes / 1e6:.1f}"]
+    rows.append([name, f"{loss:.4f}", *sent, f"{exposed_of[name]:.0f}", f"{peak_bytes / 1e6:.1f}"])
+losses = [loss for loss, _, _ in of_rank_0]
+assert max(losses) - min(losses) < 1e-3
+note = "Rank 0 of four; exposed as in the profile above, of two."
+tables.Table(["", "loss", "messages", "sent, MB", "exposed, ms", "peak, MB"], rows, note)
+
+# %% [markdown]
+# The same losses, the same bytes, the same peak. (Fewer messages, because DDP closes a bucket only once it is over its
+# cap: chapter 03.) So what else does it do? Four things, each seen in the ledger.
+#
+# **`static_graph=True`.** With `find_unused_parameters=True` DDP walks through the graph after each forward, and sends
+# a map of what was used. Promise that the graph never changes, and it asks in the first step only:
+
+
+# %%
+# %%ranks
+def fourth_step(**options):
+    ddp = DistributedDataParallel(TwoRoads(), **options)
+    for _ in range(4):
+        with wire.ledger() as log:
+            ddp("b").backward()  # a is never used
+    return [f"{entry.op} of {entry.elements} {entry.dtype}" for entry in log.entries]
+
+
+print("find_unused_parameters:", fourth_step(find_unused_parameters=True))
+print("static_graph:", fourth_step(static_graph=True))
+
+# %% [markdown]
+# **Communication hooks** decide what a bucket sends. This one of torch's sends bfloat16:
+
+# %%
+# %%ranks
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+
+def in_bf16(group, bucket):  # by its own name DDP refuses it where there is no NCCL
+    return default_hooks.bf16_compress_hook(group, bucket)
+
+
+def bytes_of_a_step(hook=None):
+    ddp = DistributedDataParallel(new_model())
+    if hook:
+        ddp.register_comm_hook(None, hook)
+    with wire.ledger() as log:
+        ddp(inputs, targets).backward()
+    return log.payload_bytes
+
+
+whole, half = bytes_of_a_step(), bytes_of_a_step(in_bf16)
+assert half == whole / 2
+print(f"{whole / 1e6:.2f} MB, with the hook {half / 1e6:.2f} MB")
+
+# %% [markdown]
+# **`broadcast_buffers`**, on by default: rank 0's buffers, such as BatchNorm's running means, go to all before each
+# forward. Ours sends them once, at the start.
+
+# %%
+# %%ranks
+normed = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).to(device)
+ddp = DistributedDataParallel(normed)
+with wire.ledger() as log:
+    ddp(torch.ones(2, 8, device=device))
+print([f"{entry.op} of {entry.elements} {entry.dtype}" for entry in log.entries])
+
+# %% [markdown]
+# **`join()`** is for ranks with unequally many batches. Who is done early keeps the others company with zeros. Here
+# rank r has r + 1 batches:
+
+# %%
+# %%ranks
+ddp = DistributedDataParallel(nn.Linear(8, 1).to(device))
+with wire.ledger() as log, ddp.join():
+    for _ in range(rank + 1):
+        ddp(torch.ones(2, 8, device=device)).sum().backward()
+buckets = sum(entry.op == "all_reduce" and entry.elements == 9 for entry in log.entries)
+print(f"{rank + 1} batches, {buckets} buckets sent")
+
+# %% [markdown]
+# Without `join()`, rank 0 would leave the loop, and the others wait for it in their second backward: chapter 00's hang.
+#
+# And where ours differs: you call `finish_gradient_sync()`. It costs a line in the training loop, and saves the walk
+# through the graph. The rest is the design of Li et al., *PyTorch Distributed: Experiences on Accelerating Data
+# Parallel Training*, VLDB 2020 (arXiv 2006.15704), §3.2.3 and §4.
+
+# %% [markdown]
+# ## Recap
+#
+# Ψ parameters in fp32, S = 4Ψ bytes of gradients, N ranks.
+#
+# | | memory per rank | sent per rank and step | messages | overlap |
+# |---|---|---|---|---|
+# | `ManualDDP` | 16Ψ | 2(N−1)/N · S | one per parameter | none |
+# | `BucketedDDP` | 16Ψ | 2(N−1)/N · S | one per bucket | none |
+# | a hook that waits | 16Ψ | 2(N−1)/N · S | one per parameter | none |
+# | `OverlappedDDP`, torch's DDP¹ | 16Ψ | 2(N−1)/N · S | one per bucket | all but max(0, e_last − end of backward) |
+#
+# ¹ with `gradient_as_bucket_view=True`; else 4Ψ more.
+
+# %% [markdown]
+# ## What is still wasted
+#
+# Communication is now hidden where it can be. The bytes are as few as an all-reduce needs. What is left is
+# **memory**:
+
+# %%
+# %%ranks
+model = HookedDDP(new_model())
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+model(inputs, targets).backward()
+model.finish_gradient_sync()
+optimizer.step()
+held = memory.held(model, optimizer)
+
+# %%
+held = {f"rank {number}": each.by_component() for number, each in enumerate(ranks.pull("held"))}
+assert len({str(each) for each in held.values()}) == 1
+plots.memory_by_component(held)
+
+# %% [markdown]
+# Four copies of everything, equal to the last number, and training needs one. Chapter 05 weighs what a rank holds; from
+# chapter 06 on the ranks share it out.
+#
+# But first build it: in the lab, `OverlappedDDP` gets hooks, a queue, and all that this page left out.
+
+# %%
+ranks.stop()
