@@ -30,7 +30,6 @@ from solutions.strategies import OPTIMIZERS, STRATEGIES
 # Steps 0 and 1 make what stays: the optimizer's state, and the buckets that DDP arranges anew after its first backward.
 LEDGER_STEP, MEMORY_STEP, FIRST_TIMED_STEP = 2, 3, 4
 CHOICES = {"strategy": STRATEGIES, "model": TASKS, "optimizer": OPTIMIZERS}
-MB = 1e6
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,8 @@ class Settings:
         if self.steps <= FIRST_TIMED_STEP:
             raise ValueError(f"steps must be above {FIRST_TIMED_STEP}, the first that is timed, got {self.steps}")
         if min(self.accumulate, self.global_batch) < 1 or self.global_batch % (world_size * self.accumulate):
-            share = f"{world_size} ranks of {self.accumulate} equal micro-batches each"
-            raise ValueError(f"a global batch of {self.global_batch} cannot be shared among {share}")
+            among = f"{world_size} ranks of {self.accumulate} equal micro-batches each"
+            raise ValueError(f"a global batch of {self.global_batch} cannot be shared among {among}")
         if self.bf16 and self.double:
             raise ValueError("bf16 and double exclude each other")
 
@@ -97,8 +96,7 @@ def train(settings: Settings, device: torch.device | str | None = None, task: Ta
     Raises: ValueError for settings that these ranks cannot train with.
     """
     settings.check(dist.get_world_size())
-    if device is None:
-        device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_initialized() else "cpu"
+    device = device or (f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_initialized() else "cpu")
     task = task or TASKS[settings.model](settings.seed, torch.float64 if settings.double else torch.float32)
     parameters = sum(parameter.numel() for parameter in task.module.parameters())
     model, optimizer = STRATEGIES[settings.strategy](task.module.to(device), settings)
@@ -127,8 +125,8 @@ def train(settings: Settings, device: torch.device | str | None = None, task: Ta
         losses=mean_losses.tolist(),
         ms_per_step=statistics.median(step_ms),
         messages_per_step=seen[LEDGER_STEP].messages,
-        sent_mb_per_step=seen[LEDGER_STEP].sent_bytes / MB,
-        peak_mb=seen[MEMORY_STEP].peak_bytes / MB,
+        sent_mb_per_step=seen[LEDGER_STEP].sent_bytes / 1e6,
+        peak_mb=seen[MEMORY_STEP].peak_bytes / 1e6,
     )
 
 
@@ -168,7 +166,7 @@ def main() -> None:
         as_json = json.dumps(asdict(summary))
         print(as_json if json_path == "-" else summary)
         if json_path not in (None, "-"):
-            Path(json_path).write_text(as_json + "\n")
+            Path(json_path).write_text(as_json)
     dist.destroy_process_group()  # ends gloo's threads too: one that outlives Python aborts its process
 
 
