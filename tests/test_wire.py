@@ -144,6 +144,18 @@ def test_asynchronous_work_ends_when_it_ends_not_when_it_is_waited_for(world):
         assert took_ms < 350 if rank == 1 else 350 < took_ms < 750
 
 
+def launch_and_do_not_wait() -> wire.Ledger:
+    with wire.ledger() as log:
+        work = dist.all_reduce(torch.ones(8), async_op=True)  # in a lab the ranks compare notes first
+    work.wait()
+    return log
+
+
+def test_waits_of_ranks_that_compare_notes_are_not_the_student_s(world):
+    for log in ranks.run(launch_and_do_not_wait):
+        assert log.messages == 1 and log.waits == []
+
+
 def never_waited_for() -> wire.Ledger:
     with wire.ledger() as log:
         if dist.get_rank() == 0:

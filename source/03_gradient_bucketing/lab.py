@@ -340,8 +340,8 @@ assert apart < 0.01
 plots.loss_curves(curves)
 
 # %% [markdown]
-# The same training, then. What does one step of each send, how long does it take, and what does a rank hold at its
-# peak? Times are taken in turn.
+# The same training, then. What does one step of each send, how long does it take, and what does a rank hold? Times are
+# taken in turn.
 
 # %%
 # %%ranks
@@ -372,12 +372,16 @@ times_ms = dict(zip(models, map(median, zip(*rounds, strict=True)), strict=True)
 
 # %%
 # %%ranks
+def synced_bytes(held):
+    return held.gradients_bytes + held.buckets_bytes
+
+
 def observed(model):
-    """→ the ledger of a step, and what this rank held at its peak"""
+    """→ the ledger of a step, the bytes at its peak, and the most bytes of gradients and buckets"""
     model.zero_grad()
     with wire.ledger() as log, memory.peak(model) as peak:
         compute_and_sync(model)
-    return log, peak.held.by_component()
+    return log, peak.held.total_bytes, max(synced_bytes(sample.held) for sample in peak.samples)
 
 
 observations = {name: observed(model) for name, model in models.items()}
@@ -385,24 +389,28 @@ observations = {name: observed(model) for name, model in models.items()}
 # %% tags=["nbval-ignore-output"]
 observations, of_ranks = ranks.pull("observations")[0], ranks.pull("times_ms")
 rows = []
-for name, (log, held) in observations.items():
-    slowest_ms, peak_mb = max(times[name] for times in of_ranks), sum(held.values()) / 1e6
+for name, (log, peak_bytes, _) in observations.items():
+    slowest_ms = max(times_ms[name] for times_ms in of_ranks)
     sent = [str(log.messages), f"{log.sent_bytes / 1e6:.2f}"]
-    rows.append([name, *sent, f"{slowest_ms:.0f}", f"{peak_mb:.1f}"])
+    rows.append([name, *sent, f"{slowest_ms:.0f}", f"{peak_bytes / 1e6:.1f}"])
 tables.Table(["", "messages", "MB sent per rank", "ms per step", "MB at the peak"], rows)
 
+# %% [markdown]
+# The peak is when backward begins: all activations are there, and in two of the three the buckets too. And how much
+# memory do gradients and buckets take at most, in the whole step?
+
 # %% tags=["nbval-ignore-output"]
-logs = {name: log for name, (log, _) in observations.items()}
-held = {name: components for name, (_, components) in observations.items()}
+logs = {name: log for name, (log, _, _) in observations.items()}
 assert logs["BucketedDDP"].messages < logs["ManualDDP"].messages / 10
 assert all(log.sent_bytes == logs["ManualDDP"].sent_bytes for log in logs.values())
-plots.memory_by_component(held)
+most_mb = {name: most_bytes / 1e6 for name, (*_, most_bytes) in observations.items()}
+plots.bars(most_mb, "MB of gradients and buckets, at most")
 
 # %% [markdown]
-# The same losses and the same bytes, in a handful of messages. But look at the gradients at the peak: yours are there
-# twice. `zero_grad()` has thrown the slices away, so backward makes every gradient anew, beside the buckets, and
-# `pack` frees them only at the end. torch packs each gradient in the moment in which it has come. And what is packed
-# early could leave early: that is chapter 04.
+# The same losses and the same bytes, in a handful of messages. But with yours, all gradients are there twice:
+# `zero_grad()` has thrown the slices away, so backward makes every gradient anew, beside the buckets, and they are
+# packed only when backward is over. torch packs each gradient in the moment in which it has come. And what is packed
+# early can leave early: that is chapter 04.
 
 # %%
 ranks.stop()

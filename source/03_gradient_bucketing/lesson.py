@@ -352,7 +352,7 @@ def in_buckets(parameters, cap_bytes):
     return buckets
 
 
-buckets = in_buckets(parameters, cap_bytes=300 * 1024)
+buckets = in_buckets(parameters, cap_bytes=350 * 1024)
 print([f"{sum(p.nbytes for p in bucket) / 1024:.0f} KiB" for bucket in buckets])
 
 # %% [markdown]
@@ -366,11 +366,11 @@ bucket_names = [[names[p] for p in bucket] for bucket in buckets]
 
 # %%
 gradient_bytes = ranks.pull("gradient_bytes")[0]
-bucket_plots.bucket_map(gradient_bytes, ranks.pull("bucket_names")[0], "a cap of 300 KiB")
+bucket_plots.bucket_map(gradient_bytes, ranks.pull("bucket_names")[0], "a cap of 350 KiB")
 
 # %% [markdown]
-# Three things to see. No bucket is quite full: the next gradient did not fit. The last one is *partial*: what was
-# left. And the gradients of one block may travel in two buckets; nobody minds.
+# Three things to see. No bucket is quite full: the next gradient did not fit. The last one is *partial*: it has what
+# was left. And the gradients of one block may travel in two buckets; nobody minds.
 #
 # A fourth is not in the picture: a library makes the **first bucket smaller** than the others. It is full sooner, so
 # the wire has work early.
@@ -405,7 +405,7 @@ print(f"{len(model.state_dict())} names, {len(parameters)} parameters")
 
 # %%
 # %%ranks
-caps_kib = {"none": 0, "30 KiB": 30, "100 KiB": 100, "300 KiB": 300, "1 MiB": 1024, "25 MiB": 25600}
+caps_kib = {"none": 0, "30 KiB": 30, "100 KiB": 100, "350 KiB": 350, "1 MiB": 1024, "25 MiB": 25600}
 by_cap = {cap: in_buckets(parameters, kib * 1024) for cap, kib in caps_kib.items()}
 for cap, buckets in by_cap.items():
     print(
@@ -413,7 +413,7 @@ for cap, buckets in by_cap.items():
     )
 
 # %% [markdown]
-# **Predict.** With your α and β, how many milliseconds does a cap of 300 KiB take? And which cap is the fastest?
+# **Predict.** With your α and β, how many milliseconds does a cap of 350 KiB take? And which cap is the fastest?
 
 # %%
 my_prediction_ms, my_fastest = 0.0, "?"
@@ -462,7 +462,7 @@ def run_of(cap, log, buckets):
 
 logs, buckets_of = ranks.pull("logs")[0], ranks.pull("bucket_names")[0]
 runs = {cap: run_of(cap, log, buckets_of[cap]) for cap, log in logs.items()}
-print(f"300 KiB: predicted {my_prediction_ms:.0f} ms, measured {runs['300 KiB'].took_ms:.0f} ms")
+print(f"350 KiB: predicted {my_prediction_ms:.0f} ms, measured {runs['350 KiB'].took_ms:.0f} ms")
 print(f"fastest: predicted {my_fastest}, measured {min(runs, key=lambda cap: runs[cap].took_ms)}")
 
 # %% tags=["nbval-ignore-output"]
@@ -584,7 +584,7 @@ print(f"{sent_bytes / 1e6:.2f} MB sent by each rank, whatever the cap")
 # %% [markdown]
 # ## What is still wasted
 #
-# The timeline of a step, with buckets of 300 KiB:
+# The timeline of a step, with buckets of 350 KiB:
 
 # %%
 # %%ranks
@@ -595,7 +595,7 @@ for _ in range(2):  # the second counts
     dist.barrier()
     with timeline.record(model) as line:
         model(inputs, targets).backward()
-        for bucket in by_cap["300 KiB"]:
+        for bucket in by_cap["350 KiB"]:
             average_flat(bucket)
 
 # %% tags=["nbval-ignore-output"]
