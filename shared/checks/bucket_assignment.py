@@ -90,7 +90,8 @@ def the_first_bucket_is_smaller(attempt: Attempt) -> None:
         Case([1, 1, 1, 1, 4, 1], caps(32, 8)),
         Case([2, 2, 2, 2, 5], caps(32, 16)),  # the first one is larger than its cap
         Case(sizes, caps(64, 24)),
-        Case(sizes, caps(16, 80)),  # never more than bucket_cap_mb
+        Case([1, 1, 1, 1, 1, 1], caps(16, 48)),  # never more than bucket_cap_mb
+        Case(sizes, caps(16, 80)),
         Case([2, 1, 2, 1, 2, 1, 2, 1, 2, 1], caps(40, 12), dtypes=[F64, F32]),  # of each dtype
     )
 
