@@ -212,7 +212,8 @@ def what_is_given_is_kept(attempt: Attempt) -> None:
 @_check(GIVE_BACK, "result")
 def the_result_is_new_memory(attempt: Attempt) -> None:
     """Called again and again: what is given back is neither the argument's memory nor that of an earlier result."""
-    settings = [(Setting(), [draw(attempt, even_shape(attempt)) for _ in range(4)]), *_variety(attempt)]
+    shape = even_shape(attempt)  # the same each time: whoever keeps memory keeps it by its size
+    settings = [(Setting(), [draw(attempt, shape) for _ in range(4)]), *_variety(attempt)]
     for setting, draws in settings:
         for own, tries in zip(draws, run(attempt, setting, *draws), strict=True):
             for rank in setting.ranks(attempt.world_size):
