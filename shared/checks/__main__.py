@@ -29,8 +29,10 @@ def exercises_of(name: str) -> list[framework.Exercise]:
     return [value for value in vars(module).values() if isinstance(value, framework.Exercise)]
 
 
-def run_file(name: str, path: str, seed: int | None = None, only: str = "") -> list[framework.Verdict]:
-    """Check a candidate's file with the ranks that run now; `only` one piece of it, where named.
+def run_file(name: str, path: str, seed: int | None = None, only: str = "", check: str = "") -> list[framework.Verdict]:
+    """Check a candidate's file with the ranks that run now.
+
+    only, check: the name of the one piece to check, and of the one check to try it by.
 
     Raises: framework.Unusable when the file does not load or defines no required piece.
     """
@@ -44,7 +46,7 @@ def run_file(name: str, path: str, seed: int | None = None, only: str = "") -> l
         if only and exercise.piece != only:
             continue
         if exercise.piece in defined:
-            verdicts += framework.run_exercise(exercise, path, seed)
+            verdicts += framework.run_exercise(exercise, path, seed, check)
         elif not exercise.optional:
             raise framework.Unusable(f"{Path(path).name} does not define {exercise.piece}")
     return verdicts

@@ -146,29 +146,41 @@ class Exercise:
             raise CheckFailed(f"Exercise {self.number}, {self.piece}: not there yet ({', '.join(failed)}).")
 
 
-def run_exercise(exercise: Exercise, path: str | None = None, seed: int | None = None) -> list[Verdict]:
-    """Try one exercise's checks in every world size that they ask for and that the ranks allow."""
+def run_exercise(exercise: Exercise, path: str | None = None, seed: int | None = None, only: str = "") -> list[Verdict]:
+    """Try one exercise's checks in every world size that they ask for and that the ranks allow.
+
+    only: the name of the one check to try.
+    """
     seed = random.SystemRandom().randrange(2**31) if seed is None else seed
-    most = ranks.current().world_size
+    checks = [check for check in exercise.checks if check.name == only or not only]
     found: dict[str, Wrong] = {}
-    tried: dict[str, list[int]] = {check.name: [] for check in exercise.checks}
+    tried: dict[str, list[int]] = {check.name: [] for check in checks}
     hangs, starts = 0, ranks.current().starts
-    for size in sorted({size for check in exercise.checks for size in check.world_sizes if size <= most}):
-        with ranks.world(size):
-            for check in exercise.checks:
-                if size not in check.world_sizes or check.name in found or hangs >= MOST_HANGS:
-                    continue
+
+    def due(size: int) -> list[Check]:
+        return [check for check in checks if size in check.world_sizes and check.name not in found]
+
+    sizes = [size for size in range(1, ranks.current().world_size + 1) if due(size)]
+    with ranks.world(min(sizes, default=1)):  # it leaves all ranks in one group again
+        for size in sizes:
+            if not due(size) or hangs >= MOST_HANGS:
+                continue
+            if size != min(sizes):
+                ranks.current().regroup(list(range(size)))
+            for check in due(size):
                 if path is None and ranks.current().starts != starts:
                     break  # what the student defined on the ranks is gone
+                if hangs >= MOST_HANGS:
+                    break
                 tried[check.name].append(size)
                 attempt = Attempt(exercise.piece, path, size, random.Random(f"{seed} {check.name} {size}"))
                 wrong = _judge(check, attempt)
                 if wrong is not None:
                     found[check.name] = wrong
                     hangs += wrong.hangs
-        if path is None and ranks.current().starts != starts and not found:
-            found[exercise.checks[0].name] = Wrong(_LEFT_UNDER_WAY, _WAIT_AND_REDEFINE)
-    return [_verdict(exercise, check, tried[check.name], found.get(check.name)) for check in exercise.checks]
+    if path is None and ranks.current().starts != starts and not found:
+        found[checks[0].name] = Wrong(_LEFT_UNDER_WAY, _WAIT_AND_REDEFINE)
+    return [_verdict(exercise, check, tried[check.name], found.get(check.name)) for check in checks]
 
 
 def _judge(check: Check, attempt: Attempt) -> Wrong | None:

@@ -75,10 +75,9 @@ def probe_training(wrapper, how: Training, seed: int, x, y) -> dict:
         wrapped = wrapper(module, **options)
     _refuse_library_wrappers(wrapped)
     found = {"start": awkward.state_of(module), "building": building, "steps": []}
-    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=LEARNING_RATE)
     x, y = x.to(device_here(), how.dtype), y.to(device_here(), how.dtype)
     for _ in range(STEPS):
-        optimizer.zero_grad()
+        _drop_gradients(module)
         plain = awkward.twin_of(how.model, module) if how.overlaps else None
         with tap.listening() as working:
             _accumulate(wrapped, x, y, how.micro_batches)
@@ -90,10 +89,24 @@ def probe_training(wrapper, how: Training, seed: int, x, y) -> dict:
         gradients = awkward.gradients_of(module)
         found["steps"].append({"local": local, "gradients": gradients, "working": working, "finishing": finishing})
         found["frozen"] = frozen_with_gradient(module)
-        optimizer.step()
+        _descend(module)
         x = awkward.other_roads(x)
     found["end"] = awkward.state_of(module)
     return found
+
+
+# torch's optimizers import the compiler before their first step: a second, in every kernel that checks.
+def _drop_gradients(module) -> None:
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.grad = None
+
+
+def _descend(module) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.requires_grad and parameter.grad is not None:
+                parameter.add_(parameter.grad, alpha=-LEARNING_RATE)
 
 
 def _accumulate(module, x, y, micro_batches: int) -> None:
@@ -113,13 +126,12 @@ def _refuse_library_wrappers(wrapped) -> None:
 def one_process(model: str, seed: int, x, y, steps: int = STEPS, ended: dict | None = None) -> list[dict]:
     """→ per step: the gradients on the full batch. ended: takes the state after the last step."""
     module = awkward.build(model, seed)
-    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=LEARNING_RATE)
     gradients = []
     for _ in range(steps):
-        optimizer.zero_grad()
+        _drop_gradients(module)
         awkward.loss_of(module, x, y).backward()
         gradients.append(awkward.gradients_of(module))
-        optimizer.step()
+        _descend(module)
         x = awkward.other_roads(x)
     if ended is not None:
         ended.update(awkward.state_of(module))

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 
-from solutions import collectives as right
+from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter, tree_broadcast  # noqa: F401
 
 
 def direct_reduce_scatter(tensor, group=None):
@@ -16,19 +16,3 @@ def direct_reduce_scatter(tensor, group=None):
     shard = torch.empty_like(parts[0])
     dist.reduce_scatter(shard, list(parts), group=group)
     return shard
-
-
-def ring_reduce_scatter(tensor, group=None):
-    return right.ring_reduce_scatter(tensor, group)
-
-
-def ring_all_gather(shard, group=None):
-    return right.ring_all_gather(shard, group)
-
-
-def ring_all_reduce(tensor, group=None):
-    return right.ring_all_reduce(tensor, group)
-
-
-def tree_broadcast(tensor, src=0, group=None):
-    return right.tree_broadcast(tensor, src, group)

@@ -5,7 +5,7 @@ caught by: ring_all_gather · wire
 
 import torch.distributed as dist
 
-from solutions import collectives as right
+from solutions.collectives import ring_all_reduce, ring_reduce_scatter, tree_broadcast  # noqa: F401
 
 
 def ring_all_gather(shard, group=None):
@@ -19,15 +19,3 @@ def ring_all_gather(shard, group=None):
     for handle in handles:
         handle.wait()
     return gathered.view(-1)
-
-
-def ring_reduce_scatter(tensor, group=None):
-    return right.ring_reduce_scatter(tensor, group)
-
-
-def ring_all_reduce(tensor, group=None):
-    return right.ring_all_reduce(tensor, group)
-
-
-def tree_broadcast(tensor, src=0, group=None):
-    return right.tree_broadcast(tensor, src, group)

@@ -5,7 +5,7 @@ caught by: ring_all_gather · waits
 
 import torch.distributed as dist
 
-from solutions import collectives as right
+from solutions.collectives import ring_all_reduce, ring_reduce_scatter, tree_broadcast  # noqa: F401
 
 _under_way = []
 
@@ -19,15 +19,3 @@ def ring_all_gather(shard, group=None):
         _under_way.append(dist.isend(gathered[outgoing], group=group, group_dst=(rank + 1) % world_size))
         dist.recv(gathered[incoming], group=group, group_src=(rank - 1) % world_size)
     return gathered.view(-1)
-
-
-def ring_reduce_scatter(tensor, group=None):
-    return right.ring_reduce_scatter(tensor, group)
-
-
-def ring_all_reduce(tensor, group=None):
-    return right.ring_all_reduce(tensor, group)
-
-
-def tree_broadcast(tensor, src=0, group=None):
-    return right.tree_broadcast(tensor, src, group)

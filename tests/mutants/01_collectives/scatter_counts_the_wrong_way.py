@@ -8,6 +8,7 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 
 from solutions import collectives as right
+from solutions.collectives import ring_all_gather, ring_all_reduce, tree_broadcast  # noqa: F401
 
 
 def ring_reduce_scatter(tensor, group=None):
@@ -20,15 +21,3 @@ def ring_reduce_scatter(tensor, group=None):
         right.ring_step(partial, arrived, group)
         partial = arrived + chunks[(rank - 1 + step) % world_size]
     return partial
-
-
-def ring_all_gather(shard, group=None):
-    return right.ring_all_gather(shard, group)
-
-
-def ring_all_reduce(tensor, group=None):
-    return right.ring_all_reduce(tensor, group)
-
-
-def tree_broadcast(tensor, src=0, group=None):
-    return right.tree_broadcast(tensor, src, group)

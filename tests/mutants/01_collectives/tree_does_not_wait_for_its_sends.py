@@ -5,7 +5,7 @@ caught by: tree_broadcast · waits
 
 import torch.distributed as dist
 
-from solutions import collectives as right
+from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter  # noqa: F401
 
 _under_way = []
 
@@ -22,15 +22,3 @@ def tree_broadcast(tensor, src=0, group=None):
         reach *= 2
     if whole is not tensor:
         tensor.copy_(whole)
-
-
-def ring_reduce_scatter(tensor, group=None):
-    return right.ring_reduce_scatter(tensor, group)
-
-
-def ring_all_gather(shard, group=None):
-    return right.ring_all_gather(shard, group)
-
-
-def ring_all_reduce(tensor, group=None):
-    return right.ring_all_reduce(tensor, group)

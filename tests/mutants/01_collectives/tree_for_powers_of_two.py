@@ -5,7 +5,7 @@ caught by: tree_broadcast · values
 
 import torch.distributed as dist
 
-from solutions import collectives as right
+from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter  # noqa: F401
 
 
 def tree_broadcast(tensor, src=0, group=None):
@@ -19,15 +19,3 @@ def tree_broadcast(tensor, src=0, group=None):
             dist.recv(whole, group=group, group_src=(place - reach + root) % world_size)
         reach *= 2
     tensor.copy_(whole)
-
-
-def ring_reduce_scatter(tensor, group=None):
-    return right.ring_reduce_scatter(tensor, group)
-
-
-def ring_all_gather(shard, group=None):
-    return right.ring_all_gather(shard, group)
-
-
-def ring_all_reduce(tensor, group=None):
-    return right.ring_all_reduce(tensor, group)

@@ -5,7 +5,7 @@ caught by: tree_broadcast · wire
 
 import torch.distributed as dist
 
-from solutions import collectives as right
+from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter  # noqa: F401
 
 
 def tree_broadcast(tensor, src=0, group=None):
@@ -18,15 +18,3 @@ def tree_broadcast(tensor, src=0, group=None):
     if place < world_size - 1:
         dist.send(whole, group=world, group_dst=(rank + 1) % world_size)
     tensor.copy_(whole)
-
-
-def ring_reduce_scatter(tensor, group=None):
-    return right.ring_reduce_scatter(tensor, group)
-
-
-def ring_all_gather(shard, group=None):
-    return right.ring_all_gather(shard, group)
-
-
-def ring_all_reduce(tensor, group=None):
-    return right.ring_all_reduce(tensor, group)

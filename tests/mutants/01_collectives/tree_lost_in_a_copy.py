@@ -4,19 +4,8 @@ caught by: tree_broadcast · layout
 """
 
 from solutions import collectives as right
+from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter  # noqa: F401
 
 
 def tree_broadcast(tensor, src=0, group=None):
     right.tree_broadcast(tensor.contiguous(), src, group)
-
-
-def ring_reduce_scatter(tensor, group=None):
-    return right.ring_reduce_scatter(tensor, group)
-
-
-def ring_all_gather(shard, group=None):
-    return right.ring_all_gather(shard, group)
-
-
-def ring_all_reduce(tensor, group=None):
-    return right.ring_all_reduce(tensor, group)

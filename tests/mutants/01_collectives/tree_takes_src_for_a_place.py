@@ -6,21 +6,10 @@ caught by: tree_broadcast · group
 import torch.distributed as dist
 
 from solutions import collectives as right
+from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter  # noqa: F401
 
 
 def tree_broadcast(tensor, src=0, group=None):
     world_size = dist.get_world_size(group)
     src = src if group is None else dist.get_global_rank(group, src % world_size)
     right.tree_broadcast(tensor, src, group)
-
-
-def ring_reduce_scatter(tensor, group=None):
-    return right.ring_reduce_scatter(tensor, group)
-
-
-def ring_all_gather(shard, group=None):
-    return right.ring_all_gather(shard, group)
-
-
-def ring_all_reduce(tensor, group=None):
-    return right.ring_all_reduce(tensor, group)

@@ -5,13 +5,9 @@ caught by: broadcast_state · group
 
 import torch.distributed as dist
 
-from solutions import manual_ddp as right
+from solutions.manual_ddp import ManualDDP  # noqa: F401
 
 
 def broadcast_state(module, group=None):
     for tensor in [*module.parameters(), *module.buffers()]:
         dist.broadcast(tensor.detach(), src=0, group=group)
-
-
-class ManualDDP(right.ManualDDP):
-    pass

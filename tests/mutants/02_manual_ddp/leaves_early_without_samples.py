@@ -4,10 +4,7 @@ caught by: average_gradients_weighted · values
 """
 
 from solutions import manual_ddp as right
-
-
-class ManualDDP(right.ManualDDP):
-    pass
+from solutions.manual_ddp import ManualDDP  # noqa: F401
 
 
 def average_gradients_weighted(module, samples, group=None):

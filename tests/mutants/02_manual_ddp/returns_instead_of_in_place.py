@@ -5,14 +5,10 @@ caught by: mean_over_ranks_ · values
 
 import torch.distributed as dist
 
-from solutions import manual_ddp as right
+from solutions.manual_ddp import ManualDDP  # noqa: F401
 
 
 def mean_over_ranks_(tensor, group=None):
     mean = tensor.clone()
     dist.all_reduce(mean, group=group)
     return mean / dist.get_world_size(group)
-
-
-class ManualDDP(right.ManualDDP):
-    pass

@@ -6,6 +6,7 @@ caught by: average_gradients · wire
 import torch
 
 from solutions import manual_ddp as right
+from solutions.manual_ddp import ManualDDP  # noqa: F401
 
 
 def average_gradients(module, group=None):
@@ -14,7 +15,3 @@ def average_gradients(module, group=None):
         right.mean_over_ranks_(gradient, group)
         if parameter.requires_grad:
             parameter.grad = gradient
-
-
-class ManualDDP(right.ManualDDP):
-    pass

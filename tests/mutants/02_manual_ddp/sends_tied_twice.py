@@ -6,6 +6,7 @@ caught by: average_gradients · wire
 import torch
 
 from solutions import manual_ddp as right
+from solutions.manual_ddp import ManualDDP  # noqa: F401
 
 
 def average_gradients(module, group=None):
@@ -14,7 +15,3 @@ def average_gradients(module, group=None):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             right.mean_over_ranks_(parameter.grad, group)
-
-
-class ManualDDP(right.ManualDDP):
-    pass

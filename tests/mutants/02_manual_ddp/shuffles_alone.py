@@ -6,10 +6,7 @@ caught by: ShardedSampler · every sample
 import torch
 
 from solutions import manual_ddp as right
-
-
-class ManualDDP(right.ManualDDP):
-    pass
+from solutions.manual_ddp import ManualDDP  # noqa: F401
 
 
 class ShardedSampler(right.ShardedSampler):
