@@ -103,8 +103,8 @@ def steps_of_every_kind(attempt: Attempt) -> None:
 
 @OverlappedDDP.check("wire", world_sizes=(2, 4))
 def one_message_per_bucket(attempt: Attempt) -> None:
-    for model in ("Tied", "Frozen", "Buffered", "Mixed"):
-        options = attempt.random.choice([TINY_CAP, {}])
+    models = attempt.random.sample(("Tied", "Frozen", "Buffered", "Mixed"), 4)
+    for model, options in zip(models, [TINY_CAP, TINY_CAP, TINY_CAP, {}], strict=True):
         for rank, result in enumerate(train(attempt, Training(model, options=options, overlaps=True), Draw(attempt))):
             judge_state_bytes(rank, result["building"], model)
             for step in result["steps"]:
