@@ -29,7 +29,7 @@ EXACT = Settings(steps=6, global_batch=24, optimizer="sgd", learning_rate=0.1, d
 # it grow little, and a gradient that was added up instead of averaged, or lost, is off by 1e-3 and more.
 SGD_TOLERANCE = 1e-12
 # Adam divides by the gradient's own size, at least by eps = 1e-8: it can make 1e-17 of rounding, of a gradient that is
-# almost 0, 1e-9 of the learning rate (3e-3) a step. It would not notice a wrong scale, so SGD has the larger part here.
+# almost 0, 1e-9 of the learning rate (3e-3) a step. It hardly notices a wrong scale, so SGD has the larger part here.
 ADAM_TOLERANCE = 1e-10
 
 
