@@ -38,8 +38,11 @@ def is_deadlocked(case: Case) -> bool:
     """True when a collective that some rank waits for can never happen, so nobody need sit out the deadline.
 
     Either a rank whose cell has ended never launched it; or two ranks launched different ones in its
-    place; or every rank that still runs is itself waiting, so that nobody is left to launch it.
+    place; or every rank that still runs is itself waiting, so that nobody is left to launch it. Nothing is certain
+    while a rank has yet to begin: it may still be importing what the cell needs.
     """
+    if any(found and not found["busy"] for rank, found in case.positions.items() if rank in _pending(case)):
+        return False
     running = {rank: found for rank, found in case.positions.items() if found is None or found["busy"]}
     if not running or any(found is None for found in running.values()):
         return False
@@ -47,6 +50,11 @@ def is_deadlocked(case: Case) -> bool:
     if any(rank not in running for ranks in missing.values() for rank in ranks) or disagreement(case):
         return True
     return any(missing.values()) and all(found["waits"] == "yes" for found in running.values())
+
+
+def _pending(case: Case) -> set[int]:
+    """The ranks whose cell has not ended; some of them may not have begun it."""
+    return set(case.targets) - set(case.outcomes)
 
 
 def disagreement(case: Case) -> dict[str, list[int]]:

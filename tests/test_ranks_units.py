@@ -91,6 +91,12 @@ def test_finished_rank_that_never_launched_is_a_deadlock():
     assert "Rank 2 left the cell after all_reduce #1, launched at cell, line 1" in diagnosis.explain(case)
 
 
+def test_rank_that_has_not_begun_is_no_deadlock():
+    """It may be importing, slowly, what its cell needs; its doctor sees no difference to a cell that has ended."""
+    case = case_of(position(0, 2), position(1, 2), done(position(2, 1)), outcomes={})
+    assert not diagnosis.is_deadlocked(case)
+
+
 def test_rank_that_still_computes_is_no_deadlock():
     case = case_of(position(0, 2), position(1, 2), position(2, 1, waits="no"))
     assert not diagnosis.is_deadlocked(case)
