@@ -9,11 +9,11 @@ import pytest
 
 from shared import ranks
 from shared.checks import framework
-from shared.checks.__main__ import run_file
+from shared.checks.__main__ import main, run_file
 
 ROOT = Path(__file__).parent.parent
-MUTANTS = ROOT / "tests" / "mutants" / "02_manual_ddp"
-VARIANTS = ROOT / "tests" / "variants" / "02_manual_ddp"
+MUTANTS, VARIANTS = ROOT / "tests" / "mutants", ROOT / "tests" / "variants"
+SUMMED = MUTANTS / "02_manual_ddp" / "summed.py"
 
 
 def _check(*arguments) -> subprocess.CompletedProcess:
@@ -22,17 +22,17 @@ def _check(*arguments) -> subprocess.CompletedProcess:
 
 
 def test_a_right_solution_exits_0_and_says_so_in_json():
-    done = _check("manual_ddp", VARIANTS / "one_flat_message.py", "--json")
+    done = _check("first_collectives", VARIANTS / "00_ranks" / "odd_even_and_tree.py", "--json")
     report = json.loads(done.stdout)
     assert done.returncode == 0 and report["status"] == 0
     assert all(verdict["passed"] for verdict in report["verdicts"]) and len(report["verdicts"]) >= 8
 
 
 def test_a_wrong_solution_exits_1_with_evidence_and_a_hint():
-    done = _check("manual_ddp", MUTANTS / "summed.py")
+    done = _check("first_collectives", MUTANTS / "00_ranks" / "log_the_sum.py")
     assert done.returncode == 1
-    assert "✗ mean_over_ranks_ · values" in done.stdout
-    assert "times too large" in done.stdout and "summed, or averaged?" in done.stdout
+    assert "✗ log_mean_loss · values" in done.stdout
+    assert "times too large" in done.stdout and "sum or mean?" in done.stdout
 
 
 def test_a_file_without_the_piece_exits_2_and_says_why(tmp_path):
@@ -68,8 +68,14 @@ def test_a_file_that_does_not_load_is_unusable_and_the_ranks_live_on(four_ranks,
 
 
 def test_a_seed_repeats_a_run(four_ranks):
-    first, second = (run_file("manual_ddp", MUTANTS / "summed.py", seed=5, only="mean_over_ranks_") for _ in range(2))
+    first, second = (run_file("manual_ddp", SUMMED, seed=5, only="mean_over_ranks_") for _ in range(2))
     assert first == second and not first[0].passed
+
+
+def test_one_check_of_one_piece_can_be_tried(four_ranks):
+    (verdict,) = run_file("manual_ddp", SUMMED, only="mean_over_ranks_", check="wire")
+    assert (verdict.exercise, verdict.check) == ("mean_over_ranks_", "wire")
+    assert verdict.passed and verdict.world_sizes == (2, 4), "a sum costs what a mean costs"
 
 
 def test_a_piece_imported_from_the_solutions_is_refused(four_ranks, tmp_path):
@@ -88,7 +94,8 @@ def test_what_is_not_written_yet_is_said_so(four_ranks, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [("no_such_module", __file__), ("manual_ddp", "no_such_file.py")])
-def test_a_wrong_name_exits_2_in_one_sentence(arguments):
-    done = _check(*arguments)
-    assert done.returncode == 2
-    assert done.stdout.startswith("unusable: there ") and len(done.stdout.splitlines()) == 1
+def test_a_wrong_name_exits_2_in_one_sentence(arguments, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["checks", *arguments])
+    assert main() == 2
+    said = capsys.readouterr().out
+    assert said.startswith("unusable: there ") and len(said.splitlines()) == 1

@@ -74,6 +74,15 @@ def test_a_window_past_the_end_is_refused(start):
         CharTokens("0123456789").window(start, 4)
 
 
+def test_digits_are_those_that_scikit_learn_loads():
+    from sklearn.datasets import load_digits
+
+    images, labels = digits(torch.float64)
+    theirs, their_labels = load_digits(return_X_y=True)
+    assert torch.equal(images * 16, torch.tensor(theirs))
+    assert torch.equal(labels, torch.tensor(their_labels)) and labels.dtype == torch.int64
+
+
 def test_digits_are_all_there_and_scaled():
     images, labels = digits()
     assert images.shape == (1797, 64) and labels.shape == (1797,)

@@ -44,6 +44,8 @@ class Parts:
         (n−1)·u·Σ|x|, where u is half of the dtype's eps. Twice that, because ours was rounded too.
         """
         parts = [self.by_rank[rank][slot.chunk] for rank in slot.ranks]
+        if len(parts) == 1:
+            return torch.zeros(len(parts[0]), dtype=torch.float64)
         unit = torch.finfo(parts[0].dtype).eps / 2 if parts[0].dtype.is_floating_point else 0.0
         return 2 * (len(parts) - 1) * unit * sum(part.double().abs() for part in parts)
 
