@@ -49,7 +49,7 @@ def is_deadlocked(case: Case) -> bool:
     missing = {rank: absent(found, case) for rank, found in running.items() if found["waits"] != "no"}
     if any(rank not in running for ranks in missing.values() for rank in ranks) or disagreement(case):
         return True
-    return any(missing.values()) and all(found["waits"] == "yes" for found in running.values())
+    return all(missing.get(rank) and found["waits"] == "yes" for rank, found in running.items())
 
 
 def _pending(case: Case) -> set[int]:

@@ -57,6 +57,7 @@ class Bucket:
     def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None):
         self.parameters, self.group = parameters, group
         self.flat, self.slices = flat_and_slices(parameters)
+        self.divisor = torch.tensor(float(dist.get_world_size(group)))  # a number is made a tensor in every call
         self.handle = None
 
     def pack(self, place: int) -> None:
@@ -73,7 +74,7 @@ class Bucket:
                 "itself, and average by hand what you need"
             )
         else:
-            torch.div(parameter.grad, dist.get_world_size(self.group), out=piece)
+            torch.div(parameter.grad, self.divisor, out=piece)
         parameter.grad = piece
 
     def launch(self) -> None:
