@@ -50,7 +50,8 @@ def cap_run(sizes_bytes: dict[str, int], runs: list[CapRun], place: int) -> Figu
     )
     draw_map(above, sizes_bytes, run.buckets)
     above.set_title(f"cap {run.cap}: {_messages(run)}, {run.took_ms:.1f} ms, predicted {run.predicted_ms:.1f} ms")
-    _draw_messages(below, run, y=0)
+    for number, (began_ms, ended_ms) in enumerate(run.messages_ms, 1):
+        _draw_bucket(below, [(began_ms, ended_ms - began_ms)], 0, number, narrow=0.025 * _longest_ms(runs))
     below.axvline(run.predicted_ms, color="black", linestyle=":", linewidth=1.2)
     below.text(run.predicted_ms, 0.55, " predicted", size=8, va="bottom")
     below.set(xlabel="ms since the first message", yticks=[], ylim=(-0.6, 1.0), xlim=(0, _longest_ms(runs)))
@@ -137,11 +138,6 @@ def _joined(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
         else:
             joined.append((start, width))
     return joined
-
-
-def _draw_messages(axes, run: CapRun, y: float) -> None:
-    for number, (began_ms, ended_ms) in enumerate(run.messages_ms, 1):
-        _draw_bucket(axes, [(began_ms, ended_ms - began_ms)], y, number, narrow=0.025 * _longest_ms([run]))
 
 
 def _longest_ms(runs: list[CapRun]) -> float:
