@@ -177,7 +177,8 @@ class Bucket:
         ### BEGIN SOLUTION
         self.parameters, self.group = parameters, group
         self.flat, self.slices = flat_and_slices(parameters)
-        self.divisor = torch.tensor(float(dist.get_world_size(group)))  # a number is made a tensor in every call
+        # torch.div would make a tensor of a number in every call
+        self.divisor = torch.tensor(float(dist.get_world_size(group)))
         self.handle = None
         ### END SOLUTION
 
