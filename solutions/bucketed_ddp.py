@@ -29,7 +29,7 @@ def assign_buckets(
     """Split trainable parameters into buckets, in the order in which backward() completes their gradients.
 
     Units: caps in MB of 2²⁰ bytes. The first bucket of each dtype is smaller, so that it can leave early.
-    Source: torch's DDP has the same order and caps, but closes a bucket only once it is over its cap.
+    Source: torch's DDP with its default cap has the same order and caps, but closes a bucket once it is over its cap.
     """
     buckets = []
     filling = {}  # per dtype and device: the open bucket, and how many bytes it has room for
