@@ -19,6 +19,8 @@ from collections import deque
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_map_only
+from torch.utils.weak import TensorWeakRef
 
 from shared import ends, formulas, tap, wire
 from shared.hosts import bits_per_s
@@ -100,6 +102,7 @@ class _LateWork(dist.Work):
         self._due_s = due_s
         self._source: int | None = None
         self._future: torch.futures.Future | None = None
+        self._result = None  # once it has ended, what its future gave, held weakly
         with contextlib.suppress(RuntimeError):  # gloo's messages and its reduce-scatter have none
             under_way = work.get_future()
             self._future = torch.futures.Future()
@@ -113,6 +116,7 @@ class _LateWork(dist.Work):
             except RuntimeError as error:
                 future.set_exception(error)  # and the Work stays, so that wait() raises it too
                 return
+            self._result = tree_map_only(torch.Tensor, TensorWeakRef, ended.value())
             self._future = self._work = None
 
         timer = threading.Timer(self._due_s - time.perf_counter(), end)
@@ -137,12 +141,14 @@ class _LateWork(dist.Work):
         return time.perf_counter() >= self._due_s and (work is None or work.is_completed())
 
     def get_future(self) -> torch.futures.Future:
-        if self._future is not None:
-            return self._future
-        if self._work is not None:
-            return self._work.get_future()  # which says why there is none
+        future, work = self._future, self._work  # a timer may take them away meanwhile
+        if future is not None:
+            return future
+        if work is not None:
+            return work.get_future()  # which says why there is none
         done = torch.futures.Future()
-        done.set_result(None)
+        # DDP's reducer asks after its launch, on a busy machine after the end, and takes what it gets for tensors.
+        done.set_result(tree_map_only(TensorWeakRef, lambda held: held(), self._result))
         return done
 
     def _source_rank(self) -> int:

@@ -159,6 +159,29 @@ def test_ddp_waits_in_cpp(world):
         assert took_s >= 0.1 and gradient == 1.5
 
 
+def asked_after_the_end() -> float:
+    """A busy machine lets a rank stand still between a launch and what it does next."""
+    hold = slow_link._Link.hold
+
+    def hold_and_stand_still(link, one_call, work):
+        late = hold(link, one_call, work)
+        time.sleep(0.1)
+        return late
+
+    slow_link._Link.hold = hold_and_stand_still
+    try:
+        with slow_link.emulated("1gbit"):
+            model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1, bias=False))
+            model(torch.full((1, 4), dist.get_rank() + 1.0)).sum().backward()
+    finally:
+        slow_link._Link.hold = hold
+    return model.module.weight.grad[0, 0].item()
+
+
+def test_future_that_is_asked_for_after_the_end_has_its_value(world):
+    assert ranks.run(asked_after_the_end)[:world] == [1.5, 1.5]
+
+
 def functional() -> tuple[float, float]:
     import torch.distributed._functional_collectives as calls
 

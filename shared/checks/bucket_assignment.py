@@ -106,6 +106,7 @@ def a_bucket_has_one_dtype_and_device(attempt: Attempt) -> None:
         Case([2] * 9, caps(16, 16), dtypes=[BF16, F32, F64]),
         Case(sizes, caps(48, 20), dtypes=[BF16, F32, F64]),
         Case([1] * 6, caps(64, 64), elsewhere=(0, 2, 4)),
+        Case([1] * 8, caps(32, 16), elsewhere=(0, 2, 4, 6)),  # each device's first one is small
         Case(sizes, caps(60, 30), dtypes=[F32, F64], elsewhere=some),
     )
 

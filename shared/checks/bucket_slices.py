@@ -37,6 +37,12 @@ def probe_slices(flat_and_slices, shapes: list[tuple[int, ...]], dtype: torch.dt
     return found
 
 
+def probe_devices(flat_and_slices) -> list[str]:
+    """→ the devices of flat and slices, for parameters on a device that this rank's others are not on"""
+    flat, slices = _unpacked(flat_and_slices([nn.Parameter(torch.empty(3, device="meta")) for _ in range(2)]))
+    return [str(tensor.device) for tensor in (flat, *slices)]
+
+
 def _unpacked(result) -> tuple[torch.Tensor, list[torch.Tensor]]:
     if not isinstance(result, tuple | list) or len(result) != 2 or not isinstance(result[0], torch.Tensor):
         raise AssertionError(f"it gave back {type(result).__name__}; expected (flat, slices)")
@@ -60,6 +66,10 @@ def slices_lie_in_one_tensor(attempt: Attempt) -> None:
             said = f"parameters of the shapes {', '.join(str(list(shape)) for shape in shapes)} in {_name(dtype)}"
             _judge_types(rank, found, shapes, dtype, said)
             _judge_places(rank, found, shapes, dtype, said)
+    for rank, devices in enumerate(attempt.run(probe_devices, context="parameters on the device meta")):
+        if set(devices) != {"meta"}:
+            said = f"parameters on the device meta: flat and slices are on {', '.join(sorted(set(devices)))}"
+            raise Wrong({rank: said}, "Look at: on which device are the gradients?")
 
 
 def _judge_types(rank: int, found: dict, shapes: list, dtype: torch.dtype, said: str) -> None:

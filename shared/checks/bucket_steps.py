@@ -1,6 +1,6 @@
 """What a Bucket must do, step after step: bring gradients home, send them in one message, wait when it is asked to."""
 
-import time
+import contextlib
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from shared.checks.buckets import describe_messages
 from shared.checks.candidate import device_here
 from shared.checks.compare import judge_gradients
 from shared.checks.framework import NOT_WRITTEN, Attempt, Wrong
-from shared.checks.loops import LATE_S
+from shared.checks.latecomers import PATIENCE_S, Meeting, launches_unasked
 from shared.checks.steps import Diary
 from shared.checks.subgroups import SUBGROUPS, called_alone, join_subgroup
 
@@ -27,7 +27,8 @@ class Steps:
     set_to_none: tuple[bool, ...]
     dtype: torch.dtype = torch.float64
     in_subgroup: bool = False
-    late: int | None = None  # a rank that launches late, and stays late in waiting
+    late: int | None = None  # a rank that launches only when the others' launch() has come back
+    token: int = 0  # another in every run
 
     def said(self, step: int) -> str:
         ways = "" if all(self.set_to_none) else f", after zero_grad(set_to_none={self.set_to_none[step]})"
@@ -45,13 +46,14 @@ def probe_bucket(bucket_class, steps: Steps, rank: int, gradients: list[list[tor
     with tap.listening() as building:
         bucket = bucket_class(parameters, group) if steps.in_subgroup else bucket_class(parameters)
     found = []
-    for set_to_none, own in zip(steps.set_to_none, gradients, strict=True):
+    for number, (set_to_none, own) in enumerate(zip(steps.set_to_none, gradients, strict=True)):
         for parameter, gradient in zip(parameters, own, strict=True):
             _zero_grad(parameter, set_to_none)
             if gradient is not None:
                 (parameter * gradient.to(device_here())).sum().backward()
         before = _places(parameters)
-        step = _pack_launch_wait(bucket, parameters, late=rank == steps.late)
+        meeting = None if steps.late is None else Meeting(f"bucket{steps.token}/{number}")
+        step = _pack_launch_wait(bucket, parameters, meeting, rank == steps.late)
         found.append(step | {"stayed": before == step["packed"]})
         dist.barrier(group)
     found[0]["calls"] = building + found[0]["calls"]
@@ -65,15 +67,18 @@ def _zero_grad(parameter: nn.Parameter, set_to_none: bool) -> None:
         parameter.grad.zero_()
 
 
-def _pack_launch_wait(bucket, parameters: list, late: bool) -> dict:
-    diary = Diary(("all_reduce",))
-    with ends.watching(diary), tap.listening(diary.launched, diary.waiting) as calls:
+def _pack_launch_wait(bucket, parameters: list, meeting: Meeting | None, is_late: bool) -> dict:
+    diary, missing = Diary(("all_reduce",)), []
+    unasked = launches_unasked() if meeting else contextlib.nullcontext()
+    with unasked, ends.watching(diary), tap.listening(diary.launched, diary.waiting) as calls:
         for place in torch.randperm(len(parameters)).tolist():
             bucket.pack(place)
         early, packed = len(calls), _places(parameters)
-        if late:
-            time.sleep(LATE_S)
+        if is_late:
+            missing = meeting.missing()
         bucket.launch()
+        if meeting:
+            meeting.come()
         waited_in_launch = any(event.kind == "wait" for event in diary.events)
         bucket.wait()
         values = [None if p.grad is None else p.grad.detach().cpu().clone() for p in parameters]
@@ -84,6 +89,7 @@ def _pack_launch_wait(bucket, parameters: list, late: bool) -> dict:
         "calls": calls,
         "early": early,
         "waited_in_launch": waited_in_launch,
+        "missing": missing,
         "packed": packed,
         "waited": _places(parameters),
         "memory_bytes": list({storage.data_ptr(): storage.nbytes() for storage in storages}.values()),
@@ -190,12 +196,17 @@ def none_counts_as_zeros(attempt: Attempt) -> None:
 
 def it_waits_when_asked_to(attempt: Attempt) -> None:
     late = attempt.random.randrange(attempt.world_size)
-    for rank, steps in _judge_values(attempt, Steps((True, True), late=late)).items():
+    found = _judge_values(attempt, Steps((True, True), late=late, token=attempt.draw_seed()))
+    for rank, steps in found.items():
         for step in steps:
             if step["early"]:
                 raise Wrong({rank: f"pack() launched {step['early']} messages"}, "Look at: who sends?")
             if step["waited_in_launch"]:
                 raise Wrong({rank: "launch() came back only when its message was done"}, "Look at: who waits?")
+    for step in found[late]:
+        if step["missing"]:
+            said = f"while rank {late} had launched nothing, launch() did not come back here in {PATIENCE_S:g} s"
+            raise Wrong(dict.fromkeys(step["missing"], said), "Look at: who waits?")
 
 
 def it_sends_one_message(attempt: Attempt) -> None:

@@ -7,7 +7,7 @@ from shared.checks import awkward, bucket_assignment, bucket_slices, bucket_step
 from shared.checks.bucket_refusals import judge_refusal
 from shared.checks.buckets import judge_messages, messages_of, said_cap
 from shared.checks.candidate import device_here
-from shared.checks.flights import judge_in_flight
+from shared.checks.flights import judge_in_flight, judge_latecomer
 from shared.checks.footprint import judge_footprint
 from shared.checks.framework import Attempt, Exercise, Wrong
 from shared.checks.loops import Loop, loop_and_judge
@@ -136,11 +136,18 @@ def _judge_wire(attempt: Attempt, model: str, cap: float | None, steps: int = 2)
 @BucketedDDP.check("in flight", world_sizes=(2, 4))
 def all_buckets_travel_at_once(attempt: Attempt) -> None:
     """Nobody waits before all are launched, and nobody comes back before all are done."""
-    late = attempt.random.randrange(attempt.world_size)
-    found = loop_and_judge(attempt, Loop("Plain", (True, True), TINY, late=late))
+    late, messages, said = (
+        attempt.random.randrange(attempt.world_size),
+        len(messages_of("Plain", **TINY)),
+        said_cap("Plain", TINY["bucket_cap_mb"]),
+    )
+    loop = Loop("Plain", (True, True), TINY, late=late, messages=messages, token=attempt.draw_seed())
+    found = loop_and_judge(attempt, loop)
     for rank, result in enumerate(found):
         for step in result["steps"]:
-            judge_in_flight(rank, step["events"], said_cap("Plain", TINY["bucket_cap_mb"]))
+            judge_in_flight(rank, step["events"], said)
+    for step in found[late]["steps"]:
+        judge_latecomer(late, step["missing"], messages, said)
 
 
 @BucketedDDP.check("one copy", world_sizes=(2,))

@@ -3,7 +3,7 @@
 Every rank's wrapper is run through the same loop; the kernel computes each rank's own gradients, and their mean.
 """
 
-import time
+import contextlib
 from dataclasses import dataclass, field
 
 import torch
@@ -13,10 +13,9 @@ from shared.checks import awkward
 from shared.checks.candidate import device_here
 from shared.checks.compare import judge_gradients
 from shared.checks.framework import Attempt
+from shared.checks.latecomers import Meeting, launches_unasked
 from shared.checks.steps import Diary
 from shared.checks.training import LEARNING_RATE, Draw
-
-LATE_S = 0.05  # the others come and see whether it is there
 
 
 @dataclass(frozen=True)
@@ -27,11 +26,15 @@ class Loop:
     set_to_none: tuple[bool, ...] = (True, True)
     options: dict = field(default_factory=dict)  # keywords of the wrapper's constructor
     idle: tuple[tuple[int, int], ...] = ()  # (rank, step) in which a rank runs no backward at all
-    late: int | None = None  # a rank that comes late to every finish_gradient_sync()
+    late: int | None = None  # a rank that begins finish_gradient_sync() only when the others have launched `messages`
+    messages: int = 0
+    token: int = 0  # another in every run
 
 
 def probe_loop(wrapper, loop: Loop, rank: int, seed: int, x, y) -> dict:
-    """→ per step: gradients after finish_gradient_sync(), what was sent before and in it, what was waited for"""
+    """→ per step: gradients after finish_gradient_sync(), what was sent before and in it, what was waited for, and
+    who had not launched all messages when the late rank's patience ended
+    """
     module = awkward.build(loop.model, seed).to(device_here())
     wrapped = wrapper(module, **loop.options)
     x, y = x.to(device_here()), y.to(device_here())
@@ -41,16 +44,36 @@ def probe_loop(wrapper, loop: Loop, rank: int, seed: int, x, y) -> dict:
         with tap.listening() as working:
             if (rank, step) not in loop.idle:
                 awkward.loss_of(wrapped, x, y).backward()
-        if rank == loop.late:
-            time.sleep(LATE_S)
         diary = Diary(("all_reduce",))
-        with ends.watching(diary), tap.listening(diary.launched, diary.waiting) as finishing:
+        with contextlib.ExitStack() as inside:
+            missing = _in_company(inside, loop, rank, step)
+            inside.enter_context(ends.watching(diary))
+            finishing = inside.enter_context(tap.listening(diary.launched, diary.waiting))
             wrapped.finish_gradient_sync()
         gradients = awkward.gradients_of(module)
-        found.append({"gradients": gradients, "working": working, "finishing": finishing, "events": diary.events})
+        events = {"working": working, "finishing": finishing, "events": diary.events, "missing": missing}
+        found.append(events | {"gradients": gradients})
         descend(module)
         x = awkward.other_roads(x)
     return {"steps": found}
+
+
+def _in_company(inside: contextlib.ExitStack, loop: Loop, rank: int, step: int) -> list[int]:
+    """→ on the late rank: who has not launched everything without it"""
+    if loop.late is None:
+        return []
+    inside.enter_context(launches_unasked())
+    meeting, launched = Meeting(f"loop{loop.token}/{step}"), []
+    if rank == loop.late:
+        return meeting.missing()
+
+    def count(*_) -> None:
+        launched.append(True)
+        if len(launched) == loop.messages:
+            meeting.come()
+
+    inside.enter_context(tap.listening(count))
+    return []
 
 
 def expected(loop: Loop, draw: Draw) -> list[tuple[dict, dict[int, dict]]]:

@@ -36,8 +36,13 @@ def _judge_outside(rank: int, calls: list, sizes: Sizes, when: str) -> None:
     try:
         judge_messages(rank, calls, sizes.messages(), f"{sizes}, {when}")
     except Wrong as wrong:
-        left = "Look at: which of your lines are run when an exception passes through a context manager?"
-        raise Wrong(wrong.evidence, left if "exception" in when and not calls else wrong.hint) from None
+        raise Wrong(wrong.evidence, wrong.hint if calls else _hint_on_silence(when) or wrong.hint) from None
+
+
+def _hint_on_silence(when: str) -> str:
+    if "exception" in when:
+        return "Look at: which of your lines are run when an exception passes through a context manager?"
+    return "Look at: where does no_sync() remember, and who else looks there?" if "another" in when else ""
 
 
 def _hint_on(when: str) -> str:

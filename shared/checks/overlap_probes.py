@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from shared import ends, rankside, tap
+from shared import ends, tap
 from shared.checks import awkward
 from shared.checks.candidate import device_here
+from shared.checks.latecomers import Meeting, launches_unasked
 from shared.checks.overlap_models import Sizes
 
-PATIENCE_S = 4.0  # what a rank that would not wait for us needs a few milliseconds for
 LATE_S = 0.25
 
 
@@ -38,8 +38,8 @@ class Waits(ends.Watcher):
         super().waited(work_id, began)
 
 
-class Stop(Exception):
-    """What a student's loop may raise at any time."""
+class Stop(BaseException):
+    """What may end a student's loop at any time; no Exception, as an interrupted cell's KeyboardInterrupt is none."""
 
 
 def wrap(wrapper, sizes: Sizes, seed: int, group=None):
@@ -71,7 +71,7 @@ def probe_progress(wrapper, sizes: Sizes, seed: int, x, y) -> list[dict]:
     for set_to_none in (True, False):
         module.zero_grad(set_to_none)
         waits, launched = Waits(), {}
-        with _launches_unasked(), ends.watching(waits), tap.listening() as calls:
+        with launches_unasked(), ends.watching(waits), tap.listening() as calls:
             module.passed = lambda place, launched=launched, calls=calls: launched.setdefault(place, len(calls))
             _loss(wrapped, x, y).backward()
             launched[0] = len(calls)
@@ -87,24 +87,19 @@ def probe_late(wrapper, sizes: Sizes, token: int, late: int, seed: int, x, y) ->
     → who had not ended when its patience did; the gradients after the second step
     """
     wrapped, module = wrap(wrapper, sizes, seed)
-    others = [rank for rank in range(dist.get_world_size()) if rank != late]
-    store, missing = dist.PrefixStore(f"late{token}", rankside.here.store), []
+    meeting, missing = Meeting(f"late{token}"), []
 
     def stand_by(place: int) -> None:
         if place == len(module.layers):
-            began_s = time.monotonic()
-            missing[:] = others
-            while missing and time.monotonic() - began_s < PATIENCE_S:
-                missing[:] = [rank for rank in missing if not store.check([f"{rank}"])]
-                time.sleep(1e-3)
+            missing[:] = meeting.missing()
 
     is_late = dist.get_rank() == late
     if is_late:
         module.passed = stand_by
-    with _launches_unasked():
+    with launches_unasked():
         dist.barrier()
         _loss(wrapped, x, y).backward()
-        store.set(f"{dist.get_rank()}", "ended")
+        meeting.come()
         wrapped.finish_gradient_sync()
         module.passed = None
         module.zero_grad()
@@ -113,17 +108,6 @@ def probe_late(wrapper, sizes: Sizes, token: int, late: int, seed: int, x, y) ->
         _loss(wrapped, x, y).backward()
         wrapped.finish_gradient_sync()
     return {"missing": missing, "gradients": awkward.gradients_of(module)}
-
-
-@contextlib.contextmanager
-def _launches_unasked():
-    """A notebook's ranks ask one another before each launch whether they agree: so every launch waits for all ranks."""
-    questions = tap.before_launch[:]
-    tap.before_launch.clear()
-    try:
-        yield
-    finally:
-        tap.before_launch[:] = questions
 
 
 def probe_steps(wrapper, sizes: Sizes, set_to_none: bool, seed: int, steps: list[list[Micro]]) -> list[dict]:
@@ -145,18 +129,19 @@ def probe_steps(wrapper, sizes: Sizes, set_to_none: bool, seed: int, steps: list
 
 def probe_leaving(wrapper, sizes: Sizes, seed: int, x, y) -> dict:
     """→ what was sent in each part of a script that goes in and out of no_sync(), and was an exception swallowed?"""
-    wrapped, _ = wrap(wrapper, sizes, seed)
+    wrapped, another = (wrap(wrapper, sizes, seed)[0] for _ in range(2))
     said: dict[str, list[tap.Call]] = {}
 
-    def step(name: str, finish: bool = True) -> None:
+    def step(name: str, finish: bool = True, which=wrapped) -> None:
         with tap.listening() as calls:
-            _loss(wrapped, x, y).backward()
+            _loss(which, x, y).backward()
             if finish:
-                wrapped.finish_gradient_sync()
+                which.finish_gradient_sync()
         said.setdefault(name, []).extend(calls)
 
     with wrapped.no_sync():
         step("finish_gradient_sync() inside no_sync()")
+        step("another wrapper, while the first is silent", which=another)
         with wrapped.no_sync():
             step("inside two nested no_sync()")
         step("inside no_sync(), after an inner one has ended")
@@ -174,18 +159,22 @@ def probe_leaving(wrapper, sizes: Sizes, seed: int, x, y) -> dict:
     return {"calls": said, "swallowed": swallowed}
 
 
-def probe_refusals(wrapper, sizes: Sizes, again: bool, seed: int, x, y) -> dict:
-    """Do what is to be refused. again: a second backward() and then a good step; else backward(create_graph=True)"""
+def probe_refusals(wrapper, sizes: Sizes, again: bool, silent: bool, seed: int, x, y) -> dict:
+    """Do what is to be refused. again: a second backward() and then a good step; else backward(create_graph=True)
+
+    silent: the second one inside no_sync().
+    """
     wrapped, module = wrap(wrapper, sizes, seed)
     if again:
         _loss(wrapped, x, y).backward()
-    loss = _loss(wrapped, x, y)
-    try:
-        loss.backward(create_graph=not again)
-    except Exception as error:
-        found = {"kind": type(error).__name__, "message": str(error)}
-    else:
-        return {"kind": None}
+    with wrapped.no_sync() if silent else contextlib.nullcontext():
+        loss = _loss(wrapped, x, y)
+        try:
+            loss.backward(create_graph=not again)
+        except Exception as error:
+            found = {"kind": type(error).__name__, "message": str(error)}
+        else:
+            return {"kind": None}
     if again:
         wrapped.finish_gradient_sync()
         module.zero_grad()

@@ -9,10 +9,11 @@ import torch
 from shared.checks import overlap_cost, overlap_no_sync, overlap_parts
 from shared.checks.buckets import describe_messages, judge_messages, messages_of, said_cap
 from shared.checks.compare import by_rank, describe_calls, judge_gradients
+from shared.checks.footprint import judge_footprint
 from shared.checks.framework import Attempt, Exercise, Wrong
+from shared.checks.latecomers import PATIENCE_S
 from shared.checks.overlap_models import draw_sizes
 from shared.checks.overlap_probes import (
-    PATIENCE_S,
     Micro,
     probe_late,
     probe_lives,
@@ -104,7 +105,8 @@ def steps_of_every_kind(attempt: Attempt) -> None:
 @OverlappedDDP.check("wire", world_sizes=(2, 4))
 def one_message_per_bucket(attempt: Attempt) -> None:
     models = attempt.random.sample(("Tied", "Frozen", "Buffered", "Mixed"), 4)
-    for model, options in zip(models, [TINY_CAP, TINY_CAP, TINY_CAP, {}], strict=True):
+    tried = [*zip(models, [TINY_CAP, TINY_CAP, TINY_CAP, {}], strict=True), ("Large", {})]
+    for model, options in tried:
         for rank, result in enumerate(train(attempt, Training(model, options=options, overlaps=True), Draw(attempt))):
             judge_state_bytes(rank, result["building"], model)
             for step in result["steps"]:
@@ -163,9 +165,10 @@ def backward_ends_without_the_other_ranks(attempt: Attempt) -> None:
 def what_cannot_be_right_is_refused(attempt: Attempt) -> None:
     sizes, seed, shares = draw_sizes(attempt), attempt.draw_seed(), draw_shares(attempt)
     want, local = mean_of(sizes, seed, [[Micro(x, y)] for x, y in shares])
-    tried = {"a second backward() before finish_gradient_sync()": True, "backward(create_graph=True)": False}
-    for what, again in tried.items():
-        found = attempt.run(probe_refusals, sizes, again, seed, per_rank=shares)
+    second = "a second backward() before finish_gradient_sync()"
+    tried = {second: (True, False), f"{second}, inside no_sync()": (True, True)}
+    for what, (again, silent) in {**tried, "backward(create_graph=True)": (False, False)}.items():
+        found = attempt.run(probe_refusals, sizes, again, silent, seed, per_rank=shares)
         for rank, result in enumerate(found):
             if result["kind"] is None:
                 hint = "Look at: the bucket is under way. What comes of it when another gradient is added to it?"
@@ -192,6 +195,7 @@ def gradients_live_in_the_buckets(attempt: Attempt) -> None:
             if held_bytes > 1.1 * want_bytes:  # a bucket may be filled up to an even size
                 said = f"{sizes}: {when}, gradients and buckets hold {held_bytes:,} bytes; expected {want_bytes:,}"
                 raise Wrong({rank: said}, "Look at: once a gradient is in its bucket, what does .grad still point at?")
+    judge_footprint(attempt, "Large", {}, said_cap("Large"))  # and nothing that is neither .grad nor sent
 
 
 @OverlappedDDP.check("lives", world_sizes=(1, 2))

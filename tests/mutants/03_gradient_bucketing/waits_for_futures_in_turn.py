@@ -1,0 +1,15 @@
+"""Waits for each bucket before it packs the next, by its future.
+
+caught by: BucketedDDP · in flight
+"""
+
+from solutions import bucketed_ddp as right
+
+
+class BucketedDDP(right.BucketedDDP):
+    def finish_gradient_sync(self):
+        for bucket in self.buckets:
+            for place in range(len(bucket.parameters)):
+                bucket.pack(place)
+            bucket.launch()
+            bucket.handle.get_future().wait()
