@@ -8,6 +8,7 @@ import torch.distributed as dist
 from shared import rankside, tap
 
 PATIENCE_S = 4.0  # what a rank that would not wait for us needs a few milliseconds for
+LATE_S = 0.05  # and then: who takes what has not arrived has taken it by now
 
 
 class Meeting:
@@ -26,6 +27,7 @@ class Meeting:
         while missing and time.monotonic() - began_s < PATIENCE_S:
             missing = [rank for rank in missing if not self.store.check([f"{rank}"])]
             time.sleep(1e-3)
+        time.sleep(LATE_S)
         return missing
 
 
