@@ -29,7 +29,8 @@ def assign_buckets(
     """Split trainable parameters into buckets, in the order in which backward() completes their gradients.
 
     Units: caps in MB of 2²⁰ bytes. The first bucket of each dtype is smaller, so that it can leave early.
-    Source: torch's DDP with its default cap has the same order and caps, but closes a bucket once it is over its cap.
+    Source: torch's DDP with its default cap has the same order and caps, but closes a bucket once it is at or over
+    its cap.
     """
     buckets = []
     filling = {}  # per dtype and device: the open bucket, and how many bytes it has room for
@@ -51,6 +52,7 @@ class Bucket:
     """Gradients that travel in one message: slices of one flat tensor.
 
     Once packed, a parameter's .grad *is* its slice: what arrives need not be copied back, and no second copy is held.
+    `parameters` are those whose gradients it carries.
     Comm: launch() is one all_reduce of the flat tensor.
     """
 

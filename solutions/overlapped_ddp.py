@@ -110,7 +110,8 @@ class OverlappedDDP(nn.Module):
             self.queue.add(number, place)
 
     def __setstate__(self, state) -> None:
-        super().__setstate__(state)  # deepcopy and pickle come here: hooks stay behind with the original's parameters
+        # deepcopy and pickle come here: hooks stay behind, with the original's parameters
+        super().__setstate__(state)
         self._watch_gradients()
 
 

@@ -8,7 +8,7 @@
 # %% [markdown]
 # # Lab 03 · Gradient bucketing
 #
-# **60 minutes, 11 points.** You build `BucketedDDP`: the same gradients as `ManualDDP`, to the last bit of the same
+# **60 minutes, 11 points.** You build `BucketedDDP`: the same gradients as `ManualDDP` up to rounding, the same
 # bytes, in a handful of messages. Two small objects do the work: a list that says which gradients travel together, and
 # a *bucket* that carries them.
 #
@@ -91,7 +91,8 @@ def assign_buckets(
     """Split trainable parameters into buckets, in the order in which backward() completes their gradients.
 
     Units: caps in MB of 2²⁰ bytes. The first bucket of each dtype is smaller, so that it can leave early.
-    Source: torch's DDP with its default cap has the same order and caps, but closes a bucket once it is over its cap.
+    Source: torch's DDP with its default cap has the same order and caps, but closes a bucket once it is at or over
+    its cap.
     """
     ### BEGIN SOLUTION
     buckets = []
@@ -170,6 +171,7 @@ class Bucket:
     """Gradients that travel in one message: slices of one flat tensor.
 
     Once packed, a parameter's .grad *is* its slice: what arrives need not be copied back, and no second copy is held.
+    `parameters` are those whose gradients it carries.
     Comm: launch() is one all_reduce of the flat tensor.
     """
 

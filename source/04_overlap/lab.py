@@ -2,13 +2,13 @@
 # jupyter:
 #   course:
 #     module: overlapped_ddp
-#     minutes: 65
+#     minutes: 70
 # ---
 
 # %% [markdown]
 # # Lab 04 · Overlap
 #
-# **65 minutes, 13 points.** You build `OverlappedDDP`: the buckets of lab 03, each sent while backward still works on
+# **70 minutes, 13 points.** You build `OverlappedDDP`: the buckets of lab 03, each sent while backward still works on
 # the rest. Done by hooks, which is where the mistakes are that raise no error; you will meet two of them.
 #
 # Each exercise has a check. Times are never judged, but the order of what happened is.
@@ -35,7 +35,7 @@ from solutions.bucketed_ddp import Bucket, assign_buckets
 from solutions.manual_ddp import broadcast_state
 
 # %% [markdown]
-# ## Exercise 4.1 · Break it, twice (15 min, 3 points)
+# ## Exercise 4.1 · Break it, twice (10 min, 2 points)
 #
 # A hook is a function that autograd calls. Two kinds look right here, and both have been published in code that
 # trains:
@@ -72,8 +72,9 @@ parameter, gradient = hooked("register_hook")
 print(f"hook on the tensor: parameter {parameter:.1f}, gradient {gradient:.1f}")
 
 # %% [markdown]
-# No error, and ranks that drift apart. The first averaged what it was handed, which was not the gradient: look up what
-# a post-accumulate hook receives. The second averaged a gradient, but which part of it?
+# No error, and gradients that differ from rank to rank. The first averaged what it was handed: the *parameter*, equal
+# on all ranks, so that nobody noticed. Look up what a post-accumulate hook receives. The second averaged a
+# gradient, but which part of it?
 #
 # Write what both should have been. `tell(parameter)` is to be called once per backward and trainable parameter, when
 # `parameter.grad` holds all that this and earlier backwards have added to it; a tied parameter is one parameter. Give
@@ -97,17 +98,18 @@ def on_gradients(
     ### END SOLUTION
 
 
-# %% tags=["check"] grade_id="check-on-gradients" points=3
+# %% tags=["check"] grade_id="check-on-gradients" points=2
 check.on_gradients()
 
 # %% [markdown]
-# ## Exercise 4.2 · In one order (10 min, 2 points)
+# ## Exercise 4.2 · In one order (15 min, 2 points)
 #
 # Collectives must be launched in the same order on every rank, and gradients become ready in whatever order this
 # rank's samples make of the model. So buckets stand in a queue: a bucket is launched when it is full *and all before it
 # have been launched*.
 #
-# `add(number, place)` packs gradient `place` of bucket `number`, and launches every bucket that may go now. `finish()`
+# A queue knows of its buckets `parameters`, `pack`, `launch` and `wait`, as in lab 03. `add(number, place)` packs
+# gradient `place` of bucket `number`, and launches every bucket that may go now. `finish()`
 # packs what has not come (no gradient this time: zeros, as `Bucket.pack` knows), launches the rest, waits for all, and
 # is ready for the next backward.
 # ```python
@@ -163,17 +165,19 @@ class LaunchQueue:
 check.LaunchQueue()
 
 # %% [markdown]
-# ## Exercise 4.3 · The wrapper (20 min, 4 points)
+# ## Exercise 4.3 · The wrapper (25 min, 5 points)
 #
 # `OverlappedDDP(module, bucket_cap_mb=25.0, group=None)`: hooks feed the queue during `backward()`, and
 # `finish_gradient_sync()` does what is left.
 #
 # - A parameter may go unused on one rank only. All ranks launch all buckets all the same, in the same order.
-# - A copy made by `deepcopy` synchronises its own parameters. Do hooks come along?
-# - A wrapper that is thrown away (`del model`) sends nothing more, whatever is done with its module.
-# - Another gradient for a parameter whose last one is under way (a second `backward()` before
-#   `finish_gradient_sync()`) is refused with a `RuntimeError` that says what to do instead. `Bucket.pack` refuses
-#   `backward(create_graph=True)` already.
+# - A copy made by `deepcopy` synchronises its own parameters. Do hooks come along? (A copy is a new object that is
+#   handed the old one's state: look up `__setstate__`.)
+# - A wrapper that is thrown away (`del model`) sends nothing more, whatever is done with its module. A hook that holds
+#   `self` would keep it alive; a `weakref.ref(self)` does not.
+# - Another gradient for a parameter whose last one is packed or under way (a second `backward()` before
+#   `finish_gradient_sync()`, inside `no_sync()` too) is refused with a `RuntimeError` that says what to do instead.
+#   `Bucket.pack` refuses `backward(create_graph=True)` already.
 #
 # Target: every bucket that is full is launched before backward goes on, and nothing waits inside backward. One copy of
 # the gradients, that of the buckets.
@@ -260,14 +264,13 @@ class OverlappedDDP(nn.Module):
             self.queue.add(number, place)
 
     def __setstate__(self, state) -> None:
-        super().__setstate__(
-            state
-        )  # deepcopy and pickle come here: hooks stay behind with the original's parameters
+        # deepcopy and pickle come here: hooks stay behind, with the original's parameters
+        super().__setstate__(state)
         self._watch_gradients()
         ### END SOLUTION
 
 
-# %% tags=["check"] grade_id="check-overlapped-ddp" points=4
+# %% tags=["check"] grade_id="check-overlapped-ddp" points=5
 check.OverlappedDDP()
 
 # %% tags=["check"] grade_id="check-no-sync" points=2
@@ -282,9 +285,11 @@ check.no_sync()
 # compute_ms = median(forward, backward, finish, inside no_sync)
 # exposed_ms = median(the same outside) - compute_ms
 # ```
+# (The lesson took the fastest rounds: what the machine can do. Medians are what it does.)
+#
 # `now_ms()` reads the clock (and lets a GPU finish first). Each measurement starts on all ranks at once
-# (`dist.barrier()`, before the clock is read) and from gradients that are None; the first round of each kind warms up
-# and does not count. In each round, the one without messages comes first.
+# (`dist.barrier()`, before the clock is read) and from gradients that are None. `rounds` rounds count, after one more
+# that warms up and does not. In each round, the one without messages comes first.
 
 
 # %% tags=["exercise", "export"] grade_id="communication-cost"

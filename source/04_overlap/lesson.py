@@ -49,7 +49,8 @@ if hosts.HOST_FILE not in os.environ:  # this rank is no host of its own
 
 # %% [markdown]
 # Chapter 01 had a formula for the ring: $2(N-1)\,\alpha + \frac{2(N-1)}{N}\,S\,\beta$. Here β is given, 8 ns per byte.
-# α is a sixth of what an all-reduce of one number takes. Does the formula hold on these links?
+# α is a sixth of what an all-reduce of one number takes, for it has 2(N−1) = 6 steps. Does the
+# formula hold on these links?
 
 # %%
 # %%ranks
@@ -228,7 +229,7 @@ print(f"predicted {my_prediction_ms:.0f} ms, measured {impatient.exposed_ms:.0f}
 plots.timeline([impatient])
 
 # %% [markdown]
-# No gain. The messages lie inside backward, but so do the waits (white, hatched): `all_reduce` comes back when the sum
+# A loss. The messages lie inside backward, but so do the waits (white, hatched): `all_reduce` comes back when the sum
 # is there, and backward stands still meanwhile, once for each parameter. *When* a message is sent is not enough.
 
 # %% [markdown]
@@ -761,7 +762,8 @@ tables.Table(["", "loss", "messages", "sent, MB", "exposed, ms", "peak, MB"], ro
 # %% [markdown]
 # The same losses, the same bytes. `BucketedDDP` has the highest peak: when backward ends, all gradients are there
 # twice, once as they came and once in the buckets; a hook packs each as it comes. (DDP's messages are fewer because it
-# closes a bucket only once it is over its cap: chapter 03.) So what else does DDP do? Four things, each in the ledger.
+# closes a bucket only once it is at or over its cap: chapter 03.) So what else does DDP do? Four things,
+# each in the ledger.
 #
 # **`static_graph=True`.** With `find_unused_parameters=True` DDP walks through the graph after each forward, and sends
 # a map of what was used. Promise that the graph never changes, and it asks in the first step only:
@@ -845,7 +847,7 @@ print(f"{rank + 1} batches, {buckets} buckets sent")
 # | | memory per rank | sent per rank and step | messages | overlap |
 # |---|---|---|---|---|
 # | `ManualDDP` | 16Ψ | 2(N−1)/N · S | one per parameter | none |
-# | `BucketedDDP` | 16Ψ | 2(N−1)/N · S | one per bucket | none |
+# | `BucketedDDP` | 16Ψ, + 4Ψ from backward to the sending | 2(N−1)/N · S | one per bucket | none |
 # | a hook that waits | 16Ψ | 2(N−1)/N · S | one per parameter | none |
 # | `OverlappedDDP`, torch's DDP¹ | 16Ψ | 2(N−1)/N · S | one per bucket | all but max(0, e_last − end of backward) |
 #
