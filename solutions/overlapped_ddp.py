@@ -9,8 +9,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 from torch import nn
 
-from solutions.bucketed_ddp import Bucket, assign_buckets
-from solutions.manual_ddp import broadcast_state
+from solutions.bucketed_ddp import Bucket, BucketedDDP
 
 
 def on_gradients(parameters: list[nn.Parameter], tell: Callable[[nn.Parameter], None]) -> Callable[[], None]:
@@ -54,31 +53,50 @@ class LaunchQueue:
         self.launched = 0
 
 
-class OverlappedDDP(nn.Module):
-    """Train a replica of module on each rank of the group, with gradients averaged while backward computes.
+class EagerDDP(BucketedDDP):
+    """Sends each bucket while backward() computes: when it is full and its turn has come.
 
-    Call finish_gradient_sync() after backward() and before the optimizer's step. `.module` is the module itself.
-
-    Comm: when built, one broadcast per parameter and buffer; per step, one all_reduce per bucket.
-    Raises: RuntimeError, in backward(), for a second gradient before finish_gradient_sync(), and for create_graph=True.
+    Raises: RuntimeError, in backward(), for a second gradient before finish_gradient_sync().
     """
 
     def __init__(self, module: nn.Module, bucket_cap_mb: float = 25.0, group: dist.ProcessGroup | None = None):
-        super().__init__()
-        self.module = module
-        broadcast_state(module, group)
-        assigned = assign_buckets(module.parameters(), bucket_cap_mb)
-        self.queue = LaunchQueue([Bucket(parameters, group) for parameters in assigned])
-        self.syncs = True
+        super().__init__(module, bucket_cap_mb, group)
+        self.queue, self.syncs = LaunchQueue(self.buckets), True
         self._watch_gradients()
-
-    def forward(self, *inputs, **kwargs):
-        return self.module(*inputs, **kwargs)
 
     def finish_gradient_sync(self) -> None:
         """Wait until every gradient is the mean over the ranks."""
         if self.syncs:
             self.queue.finish()
+
+    def _watch_gradients(self) -> None:
+        self._place_of = {
+            parameter: (number, place)
+            for number, bucket in enumerate(self.buckets)
+            for place, parameter in enumerate(bucket.parameters)
+        }
+        wrapper = weakref.ref(self)  # held by hooks, a wrapper could not be thrown away
+        forget = on_gradients(list(self._place_of), lambda each: wrapper()._on_gradient(each))
+        weakref.finalize(self, forget)
+
+    def _on_gradient(self, parameter: nn.Parameter) -> None:
+        number, place = self._place_of[parameter]
+        if place not in self.queue.missing[number]:
+            raise RuntimeError(
+                "a gradient came while the one before is under way: call finish_gradient_sync() "
+                "after each backward(), and let gradients accumulate inside no_sync()"
+            )
+        if self.syncs:
+            self.queue.add(number, place)
+
+
+class OverlappedDDP(EagerDDP):
+    """Train a replica of module on each rank of the group, with gradients averaged while backward computes.
+
+    Call finish_gradient_sync() after backward() and before the optimizer's step. `.module` is the module itself.
+
+    Comm: when built, one broadcast per parameter and buffer; per step, one all_reduce per bucket.
+    """
 
     @contextlib.contextmanager
     def no_sync(self):
@@ -88,26 +106,6 @@ class OverlappedDDP(nn.Module):
             yield
         finally:
             self.syncs = before
-
-    def _watch_gradients(self) -> None:
-        self._place_of = {
-            parameter: (number, place)
-            for number, bucket in enumerate(self.queue.buckets)
-            for place, parameter in enumerate(bucket.parameters)
-        }
-        wrapper = weakref.ref(self)  # a wrapper that is thrown away takes its hooks along
-        forget = on_gradients(list(self._place_of), lambda parameter: wrapper()._on_gradient(parameter))
-        weakref.finalize(self, forget)
-
-    def _on_gradient(self, parameter: nn.Parameter) -> None:
-        number, place = self._place_of[parameter]
-        if place not in self.queue.missing[number]:
-            raise RuntimeError(
-                "a gradient came for a parameter whose last one is under way: call finish_gradient_sync() after "
-                "each backward(), and let gradients accumulate inside no_sync()"
-            )
-        if self.syncs:
-            self.queue.add(number, place)
 
     def __setstate__(self, state) -> None:
         # deepcopy and pickle come here: hooks stay behind, with the original's parameters

@@ -31,8 +31,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 from torch import nn
 
-from solutions.bucketed_ddp import Bucket, assign_buckets
-from solutions.manual_ddp import broadcast_state
+from solutions.bucketed_ddp import Bucket, BucketedDDP
 
 # %% [markdown]
 # ## Exercise 4.1 · Break it, twice (10 min, 2 points)
@@ -168,7 +167,9 @@ check.LaunchQueue()
 # ## Exercise 4.3 · The wrapper (25 min, 5 points)
 #
 # `OverlappedDDP(module, bucket_cap_mb=25.0, group=None)`: hooks feed the queue during `backward()`, and
-# `finish_gradient_sync()` does what is left.
+# `finish_gradient_sync()` does what is left. It comes in two classes: `EagerDDP`, on top of lab 03's `BucketedDDP`
+# (which brings the module, its buckets and `forward`), and in exercise 4.4 `OverlappedDDP` on top of that. The check
+# comes below both, and needs no `no_sync`. Your own names inside are yours to choose.
 #
 # - A parameter may go unused on one rank only. All ranks launch all buckets all the same, in the same order.
 # - A copy made by `deepcopy` synchronises its own parameters. Do hooks come along? (A copy is a new object that is
@@ -181,7 +182,54 @@ check.LaunchQueue()
 #
 # Target: every bucket that is full is launched before backward goes on, and nothing waits inside backward. One copy of
 # the gradients, that of the buckets.
-#
+
+
+# %% tags=["exercise", "export"] grade_id="eager-ddp"
+# %%ranks
+class EagerDDP(BucketedDDP):
+    """Sends each bucket while backward() computes: when it is full and its turn has come.
+
+    Raises: RuntimeError, in backward(), for a second gradient before finish_gradient_sync().
+    """
+
+    def __init__(
+        self, module: nn.Module, bucket_cap_mb: float = 25.0, group: dist.ProcessGroup | None = None
+    ):
+        ### BEGIN SOLUTION
+        super().__init__(module, bucket_cap_mb, group)
+        self.queue, self.syncs = LaunchQueue(self.buckets), True
+        self._watch_gradients()
+        ### END SOLUTION
+
+    def finish_gradient_sync(self) -> None:
+        """Wait until every gradient is the mean over the ranks."""
+        ### BEGIN SOLUTION
+        if self.syncs:
+            self.queue.finish()
+
+    def _watch_gradients(self) -> None:
+        self._place_of = {
+            parameter: (number, place)
+            for number, bucket in enumerate(self.buckets)
+            for place, parameter in enumerate(bucket.parameters)
+        }
+        wrapper = weakref.ref(self)  # held by hooks, a wrapper could not be thrown away
+        forget = on_gradients(list(self._place_of), lambda each: wrapper()._on_gradient(each))
+        weakref.finalize(self, forget)
+
+    def _on_gradient(self, parameter: nn.Parameter) -> None:
+        number, place = self._place_of[parameter]
+        if place not in self.queue.missing[number]:
+            raise RuntimeError(
+                "a gradient came while the one before is under way: call finish_gradient_sync() "
+                "after each backward(), and let gradients accumulate inside no_sync()"
+            )
+        if self.syncs:
+            self.queue.add(number, place)
+        ### END SOLUTION
+
+
+# %% [markdown]
 # ## Exercise 4.4 · Messages for the last micro-batch only (10 min, 2 points)
 #
 # ```python
@@ -197,39 +245,13 @@ check.LaunchQueue()
 
 # %% tags=["exercise", "export"] grade_id="overlapped-ddp"
 # %%ranks
-class OverlappedDDP(nn.Module):
+class OverlappedDDP(EagerDDP):
     """Train a replica of module on each rank of the group, with gradients averaged while backward computes.
 
     Call finish_gradient_sync() after backward() and before the optimizer's step. `.module` is the module itself.
 
     Comm: when built, one broadcast per parameter and buffer; per step, one all_reduce per bucket.
-    Raises: RuntimeError, in backward(), for a second gradient before finish_gradient_sync(), and for create_graph=True.
     """
-
-    def __init__(
-        self, module: nn.Module, bucket_cap_mb: float = 25.0, group: dist.ProcessGroup | None = None
-    ):
-        ### BEGIN SOLUTION
-        super().__init__()
-        self.module = module
-        broadcast_state(module, group)
-        assigned = assign_buckets(module.parameters(), bucket_cap_mb)
-        self.queue = LaunchQueue([Bucket(parameters, group) for parameters in assigned])
-        self.syncs = True
-        self._watch_gradients()
-        ### END SOLUTION
-
-    def forward(self, *inputs, **kwargs):
-        ### BEGIN SOLUTION
-        return self.module(*inputs, **kwargs)
-        ### END SOLUTION
-
-    def finish_gradient_sync(self) -> None:
-        """Wait until every gradient is the mean over the ranks."""
-        ### BEGIN SOLUTION
-        if self.syncs:
-            self.queue.finish()
-        ### END SOLUTION
 
     @contextlib.contextmanager
     def no_sync(self):
@@ -240,28 +262,6 @@ class OverlappedDDP(nn.Module):
             yield
         finally:
             self.syncs = before
-
-    def _watch_gradients(self) -> None:
-        self._place_of = {
-            parameter: (number, place)
-            for number, bucket in enumerate(self.queue.buckets)
-            for place, parameter in enumerate(bucket.parameters)
-        }
-        wrapper = weakref.ref(self)  # a wrapper that is thrown away takes its hooks along
-        forget = on_gradients(
-            list(self._place_of), lambda parameter: wrapper()._on_gradient(parameter)
-        )
-        weakref.finalize(self, forget)
-
-    def _on_gradient(self, parameter: nn.Parameter) -> None:
-        number, place = self._place_of[parameter]
-        if place not in self.queue.missing[number]:
-            raise RuntimeError(
-                "a gradient came for a parameter whose last one is under way: call finish_gradient_sync() after "
-                "each backward(), and let gradients accumulate inside no_sync()"
-            )
-        if self.syncs:
-            self.queue.add(number, place)
 
     def __setstate__(self, state) -> None:
         # deepcopy and pickle come here: hooks stay behind, with the original's parameters
