@@ -6,9 +6,12 @@ never holds what it would need to make up the answer, and the code that judges n
 student's. (A student who attacks the process itself is another matter: grading needs a sandbox.)
 """
 
+import contextlib
 import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+
+import torch
 
 from shared import ranks
 from shared.checks import candidate
@@ -161,7 +164,7 @@ def run_exercise(exercise: Exercise, path: str | None = None, seed: int | None =
         return [check for check in checks if size in check.world_sizes and check.name not in found]
 
     sizes = [size for size in range(1, ranks.current().world_size + 1) if due(size)]
-    with ranks.world(min(sizes, default=1)):  # it leaves all ranks in one group again
+    with _one_thread(), ranks.world(min(sizes, default=1)):  # which leaves all ranks in one group again
         for size in sizes:
             if not due(size) or hangs >= MOST_HANGS:
                 continue
@@ -181,6 +184,17 @@ def run_exercise(exercise: Exercise, path: str | None = None, seed: int | None =
     if path is None and ranks.current().starts != starts and not found:
         found[checks[0].name] = Wrong(_LEFT_UNDER_WAY, _WAIT_AND_REDEFINE)
     return [_verdict(exercise, check, tried[check.name], found.get(check.name)) for check in checks]
+
+
+@contextlib.contextmanager
+def _one_thread():
+    """Let the kernel judge on one thread: the ranks have the cores, and a second thread would spin for its turn."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _judge(check: Check, attempt: Attempt) -> Wrong | None:
