@@ -8,18 +8,26 @@ import pytest
 
 from shared import ranks
 
-SPREAD = ("test_labs", "test_mutants")  # over workers: their tests need nothing of each other
+SPREAD = ("test_labs.py", "test_mutants.py")  # over workers: their tests need nothing of each other
 PARTS = 16
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items):
-    """A file's tests run in one process, because they share ranks. What is spread comes last, and ends evenly."""
-    items.sort(key=lambda item: item.path.stem in SPREAD)
-    for item in items:
-        file = item.path.stem
-        group = f"{file} {zlib.crc32(item.nodeid.encode()) % PARTS}" if file in SPREAD else file
-        item.add_marker(pytest.mark.xdist_group(group))
+    """What is spread comes last, so that the workers end at about the same time."""
+    items.sort(key=lambda item: item.path.name in SPREAD)
+
+
+@pytest.hookimpl(optionalhook=True)  # without xdist there are no workers
+def pytest_xdist_make_scheduler(config, log):
+    """A file's tests run on one worker, because they share ranks. (With pytest 9.2, xdist 3.8 forgets its groups.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::")[0]
+            return f"{file} {zlib.crc32(nodeid.encode()) % PARTS}" if file.endswith(SPREAD) else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

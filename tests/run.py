@@ -21,9 +21,8 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 PYTEST = (sys.executable, "-m", "pytest")
 RUFF = (sys.executable, "-m", "ruff")
-TWO_WORKERS = ("-n", "2", "--dist")
-BY_GROUP = (*TWO_WORKERS, "loadgroup")  # conftest.py makes the groups
-BY_FILE = (*TWO_WORKERS, "loadfile")  # a notebook's cells share a kernel
+BY_FILE = ("-n", "2", "--dist", "loadfile")  # tests share ranks (conftest.py spreads some), a notebook's cells a kernel
+IN_ORDER = "--no-loadscope-reorder"  # else the files with the most tests, not the longest ones, would come first
 
 # nbval marks the cells after one that timed out as expected to fail: one that passes all the same is a failure.
 STRICT = ("-p", "no:cacheprovider", "-o", "xfail_strict=true")
@@ -45,7 +44,7 @@ PHASES = (
     Phase(
         "unit",
         # After 5 minutes in one test, pytest prints where each thread is: the deadline's kill cannot.
-        ((*PYTEST, "tests", *BY_GROUP, "-m", "not gpu", "-o", "faulthandler_timeout=300"),),
+        ((*PYTEST, "tests", *BY_FILE, IN_ORDER, "-m", "not gpu", "-o", "faulthandler_timeout=300"),),
         deadline_s=20 * 60,
         is_pytest=True,
     ),
