@@ -49,10 +49,9 @@ def assign_buckets(
 
 
 class Bucket:
-    """Gradients that travel in one message: slices of one flat tensor.
+    """The gradients of its `parameters`, which travel in one message: slices of one flat tensor.
 
     Once packed, a parameter's .grad *is* its slice: what arrives need not be copied back, and no second copy is held.
-    `parameters` are those whose gradients it carries.
     Comm: launch() is one all_reduce of the flat tensor.
     """
 

@@ -168,10 +168,9 @@ for step in range(2):
 # %% tags=["exercise", "export"] grade_id="bucket"
 # %%ranks
 class Bucket:
-    """Gradients that travel in one message: slices of one flat tensor.
+    """The gradients of its `parameters`, which travel in one message: slices of one flat tensor.
 
     Once packed, a parameter's .grad *is* its slice: what arrives need not be copied back, and no second copy is held.
-    `parameters` are those whose gradients it carries.
     Comm: launch() is one all_reduce of the flat tensor.
     """
 
