@@ -9,12 +9,13 @@ import contextlib
 import json
 import os
 import socket
+import stat
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
 from datetime import timedelta
 
-import psutil
 import torch
 import torch.distributed as dist
 
@@ -135,19 +136,37 @@ def cut() -> None:
         for group in dist.distributed_c10d._world.pg_map:
             if dist.Backend.NCCL in dist.get_backend_config(group):
                 group._get_backend(torch.device("cuda")).abort()
-    for found in psutil.Process().net_connections("tcp"):
-        if not found.raddr or (tuple(found.laddr), tuple(found.raddr)) in _quiet_sockets:
-            continue
-        with contextlib.suppress(OSError):  # it may close, and its number be reused, while we look
-            with socket.socket(fileno=os.dup(found.fd)) as connection:
-                if connection.getpeername()[:2] == tuple(found.raddr):
-                    connection.shutdown(socket.SHUT_RDWR)
+    for connection in _open_connections():
+        with connection, contextlib.suppress(OSError):  # it may close while we look
+            if _ends(connection) not in _quiet_sockets:
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def _connections() -> set:
-    return {
-        (tuple(found.laddr), tuple(found.raddr)) for found in psutil.Process().net_connections("tcp") if found.raddr
-    }
+    found = set()
+    for connection in _open_connections():
+        with connection, contextlib.suppress(OSError):
+            found.add(_ends(connection))
+    return found
+
+
+def _open_connections() -> Iterator[socket.socket]:
+    """Duplicate this process's TCP connections, to be closed by who asked.
+
+    Its own file descriptors tell them: the system's table of all connections takes 10 ms to read.
+    """
+    for number in map(int, os.listdir("/dev/fd")):
+        with contextlib.suppress(OSError):  # it may close while we look
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                one = socket.socket(fileno=os.dup(number))
+                if one.family in (socket.AF_INET, socket.AF_INET6):
+                    yield one
+                else:
+                    one.close()
+
+
+def _ends(connection: socket.socket) -> tuple:
+    return connection.getsockname()[:2], connection.getpeername()[:2]
 
 
 def describe_error(error: BaseException) -> dict:

@@ -8,17 +8,18 @@ import torch
 from IPython import get_ipython
 
 from shared import rankside, tap
+from shared.checks import parcel
 
 
 class PieceMissing(Exception):
     """The piece is not defined where the check looks for it."""
 
 
-def probe(piece: str, path: str | None, probe_fn, args: tuple):
-    """Call probe_fn(the piece, *args) on this rank."""
+def probe(piece: str, path: str | None, probe_fn, args: tuple) -> bytes:
+    """Call probe_fn(the piece, *args) on this rank. → what it gives back, packed"""
     found = find(piece, path)
     tap.reset()  # so that a report counts this try's collectives from 1
-    return probe_fn(found, *args)
+    return parcel.pack(probe_fn(found, *args))
 
 
 def find(piece: str, path: str | None):

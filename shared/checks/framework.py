@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from shared import ranks
-from shared.checks import candidate
+from shared.checks import candidate, parcel
 from shared.diagnosis import name_ranks
 from shared.errors import CellFailed, RanksError
 
@@ -107,7 +107,7 @@ class Attempt:
                 wrong.hint = f"{wrong.hint} Then run every cell that defines something again.".strip()
                 wrong.hangs = MOST_HANGS
             raise wrong from None
-        return [outcome.value for outcome in outcomes]
+        return [parcel.unpack(outcome.value) for outcome in outcomes]
 
 
 @dataclass
