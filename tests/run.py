@@ -21,7 +21,7 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 PYTEST = (sys.executable, "-m", "pytest")
 RUFF = (sys.executable, "-m", "ruff")
-BY_FILE = ("-n", "2", "--dist", "loadfile")  # tests share ranks (conftest.py spreads some), a notebook's cells a kernel
+BY_FILE = ("--dist", "loadfile")  # tests share ranks (conftest.py spreads some), a notebook's cells a kernel
 IN_ORDER = "--no-loadscope-reorder"  # else the files with the most tests, not the longest ones, would come first
 
 # nbval marks the cells after one that timed out as expected to fail: one that passes all the same is a failure.
@@ -43,14 +43,15 @@ PHASES = (
     Phase("lint", ((*RUFF, "check", "."), (*RUFF, "format", "--check", ".")), deadline_s=120),
     Phase(
         "unit",
+        # Three workers for two cores: tests wait for ranks. Notebooks measure, and have the cores to themselves.
         # After 5 minutes in one test, pytest prints where each thread is: the deadline's kill cannot.
-        ((*PYTEST, "tests", *BY_FILE, IN_ORDER, "-m", "not gpu", "-o", "faulthandler_timeout=300"),),
+        ((*PYTEST, "tests", "-n", "3", *BY_FILE, IN_ORDER, "-m", "not gpu", "-o", "faulthandler_timeout=300"),),
         deadline_s=20 * 60,
         is_pytest=True,
     ),
     Phase(
         "notebooks",
-        ((*PYTEST, "--nbval", "--nbval-cell-timeout=120", "solutions", "chapters", *BY_FILE, *STRICT),),
+        ((*PYTEST, "--nbval", "--nbval-cell-timeout=120", "solutions", "chapters", "-n", "2", *BY_FILE, *STRICT),),
         deadline_s=15 * 60,
         is_pytest=True,
         notebooks_in=("solutions", "chapters"),
