@@ -15,22 +15,23 @@ class PieceMissing(Exception):
     """The piece is not defined where the check looks for it."""
 
 
-def probe(piece: str, path: str | None, probe_fn, args: tuple) -> bytes:
+def probe(names: tuple[str, ...], path: str | None, probe_fn, args: tuple) -> bytes:
     """Call probe_fn(the piece, *args) on this rank. → what it gives back, packed"""
-    found = find(piece, path)
+    found = find(names, path)
     tap.reset()  # so that a report counts this try's collectives from 1
     return parcel.pack(probe_fn(found, *args))
 
 
-def find(piece: str, path: str | None):
-    """Give back the student's object named `piece`, from a file or from this rank's namespace.
+def find(names: tuple[str, ...], path: str | None):
+    """Give back the student's object of the first of these names, from a file or from this rank's namespace.
 
     Raises: PieceMissing; AssertionError for a piece that is not the student's own.
     """
     namespace = get_ipython().user_ns if path is None else vars(_load(path))
-    if piece not in namespace:
+    piece = next((name for name in names if name in namespace), None)
+    if piece is None:
         place = "on the ranks: run the %%ranks cell that defines it" if path is None else f"in {Path(path).name}"
-        raise PieceMissing(f"{piece} is not defined {place}")
+        raise PieceMissing(f"{names[0]} is not defined {place}")
     found = namespace[piece]
     origin = getattr(found, "__module__", "") or ""
     if origin.split(".")[0] in ("solutions", "torch"):

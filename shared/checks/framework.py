@@ -70,6 +70,7 @@ class Attempt:
     path: str | None  # the candidate's file; None for the ranks' own namespace
     world_size: int
     random: random.Random
+    stands_in: str = ""
 
     def draw_seed(self) -> int:
         return self.random.randrange(2**31)
@@ -94,7 +95,7 @@ class Attempt:
 
         def request_of(rank: int) -> tuple:
             arguments = (*shared_args, *own[rank]) if rank < len(own) else shared_args
-            return candidate.probe, (self.piece, self.path, probe, arguments), {}
+            return candidate.probe, ((self.piece, self.stands_in), self.path, probe, arguments), {}
 
         try:
             outcomes = ranks.current().run(rankside.call, request_of, targets=targets, timeout_s=CHECK_TIMEOUT_S)
@@ -124,6 +125,7 @@ class Exercise:
     number: str
     piece: str
     optional: bool = False  # a step towards another piece: a file may leave it out
+    stands_in: str = ""  # the finished piece, which is tried where there is no such step
     checks: list[Check] = field(default_factory=list)
 
     def check(self, name: str, world_sizes: tuple[int, ...] = WORLD_SIZES):
@@ -176,7 +178,8 @@ def run_exercise(exercise: Exercise, path: str | None = None, seed: int | None =
                 if hangs >= MOST_HANGS:
                     break
                 tried[check.name].append(size)
-                attempt = Attempt(exercise.piece, path, size, random.Random(f"{seed} {check.name} {size}"))
+                draw = random.Random(f"{seed} {check.name} {size}")
+                attempt = Attempt(exercise.piece, path, size, draw, exercise.stands_in)
                 wrong = _judge(check, attempt)
                 if wrong is not None:
                     found[check.name] = wrong

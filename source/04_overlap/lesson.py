@@ -829,22 +829,23 @@ print(f"{rank + 1} batches, {buckets} buckets sent")
 # Without `join()`, rank 0 would leave the loop, and the others wait for it in their second backward: chapter 00's hang.
 #
 # How fast is ours? `python -m benchmarks.ladder` times all rungs in turn, in one run. On 2 cores of a virtual AMD EPYC
-# machine (torch 2.13 on CPU, gloo, with other work on the cores: load 6), step time as a multiple of torch's DDP with
-# `gradient_as_bucket_view=True`, medians of 10 rounds' own ratios:
+# machine (torch 2.13 on CPU, gloo, nothing else running), step time as a multiple of torch's DDP with
+# `gradient_as_bucket_view=True`, medians of 16 rounds' own ratios:
 #
 # | | TinyGPT, 10.7 M | | 200 small parameters | |
 # |---|---|---|---|---|
 # | **link, ranks** | **2** | **4** | **2** | **4** |
-# | `ManualDDP`, loopback | 1.51 | 1.57 | 6.00 | 44.56 |
-# | `BucketedDDP`, loopback | 1.43 | 1.10 | 0.79 | 1.12 |
-# | `OverlappedDDP`, loopback | 1.04 | 1.05 | 1.03 | 1.15 |
-# | `ManualDDP`, 1 Gbit/s | 1.21 | 1.35 | 13.01 | 23.98 |
-# | `BucketedDDP`, 1 Gbit/s | 1.12 | 1.11 | 1.08 | 1.17 |
-# | `OverlappedDDP`, 1 Gbit/s | 1.01 | 0.96 | 1.03 | 1.09 |
+# | `ManualDDP`, loopback | 1.52 | 1.94 | 12.43 | 40.75 |
+# | `BucketedDDP`, loopback | 1.12 | 1.13 | 1.03 | 1.01 |
+# | `OverlappedDDP`, loopback | 1.05 | 1.05 | 1.12 | 1.05 |
+# | `ManualDDP`, 1 Gbit/s | 1.23 | 1.34 | 10.82 | 35.72 |
+# | `BucketedDDP`, 1 Gbit/s | 1.12 | 1.09 | 1.04 | 1.05 |
+# | `OverlappedDDP`, 1 Gbit/s | 1.03 | 1.02 | 0.97 | 0.99 |
 #
-# The quartiles of every `OverlappedDDP` but one (200 small, 4 ranks, loopback: 1.01 to 1.35) have 1 between them. What
-# it has on top is Python, once per parameter: a hook, a division, a set. (`ManualDDP` also pays for the course's own
-# ear on each message, about 30 µs.)
+# Behind the link, what `OverlappedDDP` has on top comes of its first bucket: closed *before* the cap, it holds 3 KB of
+# this GPT, and DDP's, closed after, 2.4 MB that travel while the second fills. With a first cap of 2.5 MB ours was at
+# 0.98 and 1.00 there. Over loopback it is Python, once per parameter: a hook, a division, a set. (`ManualDDP` also pays
+# for the course's own ear on each message, about 30 µs.)
 #
 # And where ours differs: you call `finish_gradient_sync()`. It costs a line in the training loop, and saves the walk
 # through the graph. The rest is the design of Li et al., *PyTorch Distributed: Experiences on Accelerating Data

@@ -1,0 +1,6 @@
+"""torch's collectives on one flat tensor, under the names of torch 2.13, where older torch has them under others."""
+
+import torch.distributed as dist
+
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

@@ -1,0 +1,138 @@
+# Built by `make notebooks` from source/05_memory_wall/lab.py: edit that, not this.
+"""The memory of one rank: counted, kept in mixed precision, and saved by computing activations again."""
+
+from itertools import combinations
+
+import torch
+from torch import nn
+
+
+def model_state_bytes(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Count what stays on this rank from step to step. → bytes of "parameters", "gradients" and "optimizer" """
+    parameters = list(module.parameters())
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    return {
+        "parameters": sum(parameter.nbytes for parameter in parameters),
+        "gradients": sum(parameter.grad.nbytes for parameter in parameters if parameter.grad is not None),
+        "optimizer": sum(value.nbytes for value in states if isinstance(value, torch.Tensor)),
+    }
+
+
+class MasterWeights(torch.optim.Optimizer):
+    """Step parameters of low precision by way of float32 masters, with optimizer_cls(masters, **defaults).
+
+    Memory: with Adam, 12 bytes per parameter: master, momentum and variance.
+    Source: Micikevicius et al. 2018, "Mixed Precision Training", §3.1.
+    """
+
+    def __init__(self, params, optimizer_cls: type[torch.optim.Optimizer], **defaults):
+        self.optimizer_cls = optimizer_cls
+        self.inner = {}  # per parameter: the optimizer of its master, alone, so that gradients are converted in turn
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict) -> None:
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        for parameter in group["params"]:
+            master = nn.Parameter(parameter.detach().to(torch.float32, copy=True))
+            self.inner[parameter] = self.optimizer_cls([{"params": [master], **settings_of(group)}])
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Update masters, then parameters. → what closure() returns, if there is one"""
+        with torch.enable_grad():
+            loss = closure() if closure else None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step_one(parameter, settings_of(group))
+        return loss
+
+    def _step_one(self, parameter: nn.Parameter, settings: dict) -> None:
+        inner = self.inner[parameter].param_groups[0]
+        inner.update(settings)
+        (master,) = inner["params"]
+        master.grad = parameter.grad.float()
+        self.inner[parameter].step()
+        master.grad = None
+        parameter.copy_(master)
+
+
+def settings_of(group: dict) -> dict:
+    """Take a param group's settings without its parameters."""
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def randomness() -> list[torch.Tensor]:
+    """Remember where the random generators of the CPU and the GPU are."""
+    on_gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *on_gpu]
+
+
+def replay(seen: list[torch.Tensor]) -> None:
+    """Set the generators back to where they were."""
+    torch.set_rng_state(seen[0])
+    if len(seen) > 1:
+        torch.cuda.set_rng_state(seen[1])
+
+
+class Recompute(torch.autograd.Function):
+    """module(*inputs), of which only the inputs are kept: Recompute.apply(module, len(inputs), *inputs, *parameters).
+
+    Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", §4.
+    """
+
+    @staticmethod
+    def forward(ctx, module: nn.Module, count: int, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.module, ctx.count, ctx.random = module, count, randomness()
+        ctx.save_for_backward(*tensors)
+        return module(*tensors[:count])  # autograd records nothing inside a function's forward
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple:
+        inputs = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in ctx.saved_tensors[: ctx.count]]
+        tensors = [*inputs, *ctx.saved_tensors[ctx.count :]]
+        now = randomness()
+        replay(ctx.random)
+        with torch.enable_grad():
+            output = ctx.module(*inputs)
+        replay(now)
+        wanted = [tensor for tensor in tensors if tensor.requires_grad]
+        found = iter(torch.autograd.grad(output, wanted, gradient, allow_unused=True))
+        return None, None, *(next(found) if tensor.requires_grad else None for tensor in tensors)
+
+
+class Checkpointed(nn.Module):
+    """Wrap a module so that it keeps its inputs for backward, and computes its activations again."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return Recompute.apply(self.module, len(inputs), *inputs, *self.module.parameters())
+
+
+def activation_peak_bytes(saved_bytes: list[int], input_bytes: list[int], chosen: tuple[int, ...]) -> int:
+    """Predict the most that blocks keep during backward, if the chosen ones are checkpointed."""
+    kept_bytes = peak_bytes = 0
+    for block, (saved, given) in enumerate(zip(saved_bytes, input_bytes, strict=True)):
+        kept_bytes += given if block in chosen else saved
+        again_bytes = saved if block in chosen else 0
+        peak_bytes = max(peak_bytes, kept_bytes + again_bytes)
+    return peak_bytes
+
+
+def place_checkpoints(saved_bytes: list[int], input_bytes: list[int], target_bytes: int) -> tuple[int, ...]:
+    """Choose the fewest blocks to checkpoint so that the peak is at most target_bytes.
+
+    Raises: ValueError when no choice is enough.
+    """
+    blocks = range(len(saved_bytes))
+    choices = [chosen for count in range(len(blocks) + 1) for chosen in combinations(blocks, count)]
+    peaks_bytes = {chosen: activation_peak_bytes(saved_bytes, input_bytes, chosen) for chosen in choices}
+    for chosen, peak_bytes in peaks_bytes.items():  # few before many
+        if peak_bytes <= target_bytes:
+            return chosen
+    lowest_bytes = min(peaks_bytes.values())
+    raise ValueError(f"{target_bytes:,} bytes are too few: checkpoints bring the peak to {lowest_bytes:,} at best")

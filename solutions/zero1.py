@@ -1,0 +1,266 @@
+# Built by `make notebooks` from source/06_zero1/lab.py: edit that, not this.
+"""ZeRO stage 1: each rank holds all parameters and gradients, and one N-th of the optimizer's state."""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shared.c10d import all_gather_single, reduce_scatter_single
+from solutions.collectives import ring_reduce_scatter
+
+
+class FlatParameters:
+    """Parameters of one dtype and device, side by side in one flat tensor of which rank r owns the r-th N-th.
+
+    Shapes: flat [N · n], filled up with zeros at the end; shard [n], an nn.Parameter and a view of flat.
+    Comm: gather() is one all_gather to flat.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None):
+        self.parameters, self.group = parameters, group
+        self.flat = self.new_flat()
+        for parameter, piece in zip(parameters, self.slices_of(self.flat), strict=True):
+            piece.copy_(parameter.detach())
+        self.shard = nn.Parameter(self.own(self.flat))
+        self._move_in()
+
+    def _move_in(self) -> None:
+        for parameter, piece in zip(self.parameters, self.slices_of(self.flat), strict=True):
+            parameter.data = piece
+
+    def __setstate__(self, state: dict) -> None:
+        # deepcopy comes here, with a copy of each tensor: they must share memory again
+        self.__dict__.update(state)
+        self.shard.data = self.own(self.flat)
+        self._move_in()
+
+    def new_flat(self) -> torch.Tensor:
+        """Allocate zeros for all parameters, up to a multiple of the group's size."""
+        world_size, numel = dist.get_world_size(self.group), sum(each.numel() for each in self.parameters)
+        return self.parameters[0].new_zeros(-(-numel // world_size) * world_size)
+
+    def slices_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """View each parameter's part of flat in the parameter's shape."""
+        sizes = [each.numel() for each in self.parameters]
+        pieces = flat[: sum(sizes)].split(sizes)
+        return [piece.view(each.shape) for piece, each in zip(pieces, self.parameters, strict=True)]
+
+    def own(self, flat: torch.Tensor) -> torch.Tensor:
+        """View this rank's part of flat."""
+        return flat.view(dist.get_world_size(self.group), -1)[dist.get_rank(self.group)]
+
+    def gather(self) -> dist.Work:
+        """Begin to collect all shards into flat. → the handle to wait on"""
+        return all_gather_single(self.flat, self.shard.data, group=self.group, async_op=True)
+
+
+def reduce_scatter_(flat: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """Replace this rank's N-th of flat, in place, by its sum over the group's N ranks. → that N-th, a view
+
+    Shapes: flat: [N · n] → [n]
+    Comm: a reduce_scatter of flat, by hand on gloo; (N−1)/N of its bytes sent per rank.
+    """
+    own = flat.view(dist.get_world_size(group), -1)[dist.get_rank(group)]
+    if dist.get_backend(group) == "nccl":
+        reduce_scatter_single(own, flat, group=group)
+    else:
+        own.copy_(ring_reduce_scatter(flat, group))
+    return own
+
+
+class FlatGradients:
+    """The gradients of FlatParameters, side by side in the same layout: each .grad is a slice of one flat tensor.
+
+    Comm: reduce() is one reduce_scatter.
+    """
+
+    def __init__(self, home: FlatParameters):
+        self.home, self.flat = home, home.new_flat()
+        self.slices = home.slices_of(self.flat)
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew, with zeros."""
+        self.flat.zero_()
+        self.home.shard.grad = None
+        for parameter, piece in zip(self.home.parameters, self.slices, strict=True):
+            parameter.grad = piece
+
+    def reduce(self) -> None:
+        """Make the shard's gradient the mean over the ranks, once between two resets."""
+        if self.home.shard.grad is not None:
+            return
+        for parameter, piece in zip(self.home.parameters, self.slices, strict=True):
+            if parameter.grad is None:
+                piece.zero_()
+            elif parameter.grad is not piece:
+                piece.copy_(parameter.grad)
+            parameter.grad = piece
+        own = reduce_scatter_(self.flat, self.home.group)
+        self.home.shard.grad = own.div_(dist.get_world_size(self.home.group))
+
+    def still_there(self) -> bool:
+        """Has nobody taken the gradients of the last reset() away?"""
+        pairs = zip(self.home.parameters, self.slices, strict=True)
+        return any(parameter.grad is piece for parameter, piece in pairs)
+
+
+def alike(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Sort trainable parameters into lists of one dtype and device each."""
+    kinds = {}
+    for parameter in parameters:
+        if parameter.requires_grad:
+            kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+    return list(kinds.values())
+
+
+class ShardedOptimizer(torch.optim.Optimizer):
+    """Run optimizer_cls on one N-th of the parameters, and hand the updated ones around."""
+
+    def __init__(self, params, optimizer_cls: type, group: dist.ProcessGroup | None = None, **defaults):
+        self.group, self.gradients, self.used_up = group, [], False
+        # On a group of nothing, for its defaults: the real groups come one by one.
+        self.inner = optimizer_cls([{"params": [nn.Parameter(torch.empty(0))]}], **defaults)
+        self.inner.param_groups.clear()
+        super().__init__(params, self.inner.defaults)
+
+    def add_param_group(self, param_group: dict) -> None:
+        """Begin to train more parameters. Comm: one broadcast per flat tensor and per frozen parameter."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        added = self._lay_out(group["params"])
+        self.gradients += added
+        self.inner.add_param_group({**group, "params": [each.home.shard for each in added]})
+
+    def _lay_out(self, parameters: list[nn.Parameter]) -> list[FlatGradients]:
+        homes = [FlatParameters(each, self.group) for each in alike(parameters)]
+        frozen = [each.detach() for each in parameters if not each.requires_grad]
+        for tensor in (*(home.flat for home in homes), *frozen):
+            dist.broadcast(tensor, group=self.group, group_src=0)
+        return [FlatGradients(home) for home in homes]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Fill gradients with zeros; they keep their memory either way, which the messages need."""
+        self.used_up = False
+        for each in self.gradients:
+            each.reset()
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Average gradients, update this rank's part, collect the others'. → what closure() gives back"""
+        with torch.enable_grad():
+            loss = closure() if closure else None
+        self.reduce_gradients()
+        for group, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
+            inner.update({name: value for name, value in group.items() if name != "params"})
+        self.inner.step()
+        for handle in [each.home.gather() for each in self.gradients]:
+            handle.wait()
+        for each in self.gradients:
+            each.home.shard.grad = None
+        self.used_up = True
+        return loss
+
+    def reduce_gradients(self) -> None:
+        """Let this rank have the mean gradient of its own part. Comm: one reduce_scatter per flat tensor."""
+        if self.used_up and any(each.still_there() for each in self.gradients):
+            raise RuntimeError("these gradients are used up: call this optimizer's zero_grad() before backward()")
+        self.used_up = False
+        for each in self.gradients:
+            each.reduce()
+
+
+class ClipsGradients(ShardedOptimizer):
+    """A sharded optimizer that can bound the norm of its gradients."""
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale gradients so that their norm over all parameters is at most max_norm. → the norm before
+
+        Comm: one reduce_scatter per flat tensor, which step() need not do again; one all_reduce of one number.
+        """
+        self.reduce_gradients()
+        shards = [each.home.shard.grad for each in self.gradients]
+        if not shards:
+            return torch.zeros(())
+        norms = [torch.linalg.vector_norm(shard, dtype=torch.float64) for shard in shards]
+        total = torch.stack(norms).square().sum()
+        dist.all_reduce(total, group=self.group)
+        norm = total.sqrt()
+        for shard in shards:
+            shard *= (max_norm / (norm + 1e-6)).clamp(max=1)
+        return norm
+
+
+class ZeRO1(ClipsGradients):
+    """ZeRO stage 1: an optimizer_cls whose state is shared out over the ranks of the group.
+
+    Takes gradients as each rank's own backward() leaves them, averages them, and hands updated parameters around.
+    For optimizers that treat each number by itself (SGD, Adam, AdamW, …). A gradient that is None counts as zeros.
+
+    Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks.
+    Comm: per step, one reduce_scatter and one all_gather per param group, dtype and device: 2(N−1)/N · 4Ψ bytes.
+    Raises: RuntimeError in step(), when zero_grad() was not called since the last one.
+    Source: Rajbhandari et al. 2020, "ZeRO", §5.1 and §7.
+    """
+
+    def state_dict(self, to: int | None = None) -> dict | None:
+        """Collect the state that optimizer_cls alone would have. To be called by all ranks.
+
+        to: the one rank of the group that gets it, while others get None; by default all do.
+        Comm: one all_gather, or gather, per tensor of sharded state.
+        """
+        collected = super().state_dict()
+        number_of = self._numbers(collected["param_groups"])
+        for home in (each.home for each in self.gradients):
+            for name, value in self.inner.state.get(home.shard, {}).items():
+                values = [value] * len(home.parameters)
+                if torch.is_tensor(value) and value.shape == home.shard.shape:
+                    values = home.slices_of(collect(value, self.group, to))
+                for parameter, one in zip(home.parameters, values, strict=True):
+                    one = one.clone() if torch.is_tensor(one) else one
+                    collected["state"].setdefault(number_of[parameter], {})[name] = one
+        return collected if to in (None, dist.get_rank(self.group)) else None
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Take this rank's part of a whole state, which any number of ranks may have collected.
+
+        Raises: ValueError for a state that belongs to other parameters.
+        """
+        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+        number_of = self._numbers(state_dict["param_groups"])
+        for home in (each.home for each in self.gradients):
+            states = [state_dict["state"].get(number_of[each], {}) for each in home.parameters]
+            names = dict.fromkeys(name for state in states for name in state)
+            self.inner.state[home.shard] = {name: part_of(home, name, states) for name in names}
+
+    def _numbers(self, packed_groups: list[dict]) -> dict[nn.Parameter, int]:
+        pairs = zip(self.param_groups, packed_groups, strict=True)
+        return {p: n for group, packed in pairs for p, n in zip(group["params"], packed["params"], strict=True)}
+
+
+def collect(part: torch.Tensor, group: dist.ProcessGroup | None, to: int | None) -> torch.Tensor:
+    """Put the parts of all ranks one after the other, on rank `to` of the group or, for None, on all."""
+    whole = part.new_empty(dist.get_world_size(group) * part.numel())
+    if to is None:
+        all_gather_single(whole, part, group=group)
+    else:
+        places = list(whole.chunk(dist.get_world_size(group))) if dist.get_rank(group) == to else None
+        dist.gather(part, places, group=group, group_dst=to)
+    return whole
+
+
+def part_of(home: FlatParameters, name: str, states: list[dict]):
+    """Take this rank's part of one entry of the parameters' states; what is not per number, from any of them."""
+    values = [state.get(name) for state in states]
+    pairs = list(zip(values, home.parameters, strict=True))
+    shared = next(value for value in values if value is not None)
+    if name == "step" or any(v is not None and getattr(v, "shape", None) != p.shape for v, p in pairs):
+        return shared.clone() if torch.is_tensor(shared) else shared
+    flat = home.new_flat().to(shared.dtype)
+    for piece, value in zip(home.slices_of(flat), values, strict=True):
+        if value is not None:  # never stepped: zeros, as an optimizer begins with
+            piece.copy_(value)
+    return home.own(flat).clone()

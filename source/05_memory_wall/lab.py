@@ -1,0 +1,386 @@
+# ---
+# jupyter:
+#   course:
+#     module: memory_wall
+#     minutes: 65
+# ---
+
+# %% [markdown]
+# # Lab 05 · The memory wall
+#
+# **65 minutes, 13 points.** You count what a rank holds, train in mixed precision by hand, write activation
+# checkpointing, and place checkpoints so that a model fits where it did not.
+#
+# Each exercise has a check. Bytes are counted exactly; times are never judged.
+
+# %% tags=["nbval-ignore-output"]
+from shared import plots, ranks
+from shared.checks import memory_wall as check
+
+ranks.start(world_size=2)
+
+# %% tags=["export"]
+# %%ranks
+"""The memory of one rank: counted, kept in mixed precision, and saved by computing activations again."""
+
+from itertools import combinations
+
+import torch
+from torch import nn
+
+# %% [markdown]
+# ## Exercise 5.1 · Break it: a count (10 min, 2 points)
+#
+# Parameters times 4, 4 and 8 bytes: so the memory of fp32 training with Adam is counted everywhere. Here is such a
+# count of a small GPT whose position embedding is frozen:
+# %%
+# %%ranks
+from shared.data import CharTokens
+from shared.models import TinyGPT
+
+text = CharTokens()
+inputs, targets = (batch.to(device) for batch in text.windows(range(rank, 400, 100), length=64))
+
+
+def guessed_bytes(module, optimizer):
+    numbers = sum(tensor.numel() for tensor in module.state_dict().values())
+    return {"parameters": 4 * numbers, "gradients": 4 * numbers, "optimizer": 8 * numbers}
+
+
+# %%
+# %%ranks
+gpt = TinyGPT().to(device)
+gpt.position_embedding.requires_grad_(False)
+adamw = torch.optim.AdamW(gpt.parameters())
+gpt(inputs, targets).backward()
+adamw.step()
+print(guessed_bytes(gpt, adamw))
+
+# %% [markdown]
+# **Predict.** All three are wrong, for three reasons, one of which costs a few bytes only. Which?
+#
+# Now count. `module` is any module, in any mixture of dtypes; `optimizer` any torch optimizer, before or after its
+# first step. Parameters and gradients are those of the module. What an optimizer holds is in `optimizer.state`, a dict
+# per parameter; a value in it may be a tensor or a plain number, and a plain number costs nothing here.
+#
+# Target: equal to the memory ledger, to the byte. Buffers belong to none of the three.
+
+
+# %% tags=["exercise", "export"] grade_id="model-state-bytes"
+# %%ranks
+def model_state_bytes(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Count what stays on this rank from step to step. → bytes of "parameters", "gradients" and "optimizer" """
+    ### BEGIN SOLUTION
+    parameters = list(module.parameters())
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    return {
+        "parameters": sum(parameter.nbytes for parameter in parameters),
+        "gradients": sum(
+            parameter.grad.nbytes for parameter in parameters if parameter.grad is not None
+        ),
+        "optimizer": sum(value.nbytes for value in states if isinstance(value, torch.Tensor)),
+    }
+    ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-model-state-bytes" points=2
+check.model_state_bytes()
+
+# %% [markdown]
+# ## Exercise 5.2 · Master weights (20 min, 5 points)
+#
+# In bfloat16 a number has 8 significant bits. What does a small update do to it?
+
+# %%
+# %%ranks
+weight = torch.ones(1, dtype=torch.bfloat16)
+for _ in range(1000):
+    weight += 0.001
+print(f"1 + 1000 × 0.001 = {weight.item():.3f}")
+
+# %% [markdown]
+# Nothing, a thousand times. So mixed precision computes in bfloat16 and *updates* in float32: each parameter has a
+# **master**, which the optimizer steps, and of which the parameter is a rounded copy.
+#
+# `MasterWeights(params, optimizer_cls, **defaults)` is a torch optimizer: build `optimizer_cls` on masters. A step is,
+# for each parameter with a gradient:
+# ```python
+# master.grad = parameter.grad.float()
+# inner.step()                           # the optimizer of this master, with its group's settings of now
+# parameter.copy_(master)
+# ```
+# - Groups have settings of their own, and a scheduler changes them between steps: it writes to
+#   `self.param_groups[i]["lr"]`. `torch.optim.Optimizer.__init__` calls `add_param_group` for each group, and so does
+#   whoever unfreezes a layer later.
+# - A parameter without a gradient is left alone, as torch's optimizers do.
+# - A float32 parameter gets a master too, one of its own.
+#
+# Target: 2 + 2 + 12 bytes per parameter with Adam. Never more than *one* parameter's gradient in float32: the float32
+# gradients of all would be 4 bytes more. (One inner optimizer per parameter makes that easy.)
+
+
+# %% tags=["exercise", "export"] grade_id="master-weights"
+# %%ranks
+class MasterWeights(torch.optim.Optimizer):
+    """Step parameters of low precision by way of float32 masters, with optimizer_cls(masters, **defaults).
+
+    Memory: with Adam, 12 bytes per parameter: master, momentum and variance.
+    Source: Micikevicius et al. 2018, "Mixed Precision Training", §3.1.
+    """
+
+    ### BEGIN SOLUTION
+    def __init__(self, params, optimizer_cls: type[torch.optim.Optimizer], **defaults):
+        self.optimizer_cls = optimizer_cls
+        self.inner = {}  # per parameter: the optimizer of its master, alone, so that gradients are converted in turn
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict) -> None:
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        for parameter in group["params"]:
+            master = nn.Parameter(parameter.detach().to(torch.float32, copy=True))
+            self.inner[parameter] = self.optimizer_cls([{"params": [master], **settings_of(group)}])
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Update masters, then parameters. → what closure() returns, if there is one"""
+        with torch.enable_grad():
+            loss = closure() if closure else None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step_one(parameter, settings_of(group))
+        return loss
+
+    def _step_one(self, parameter: nn.Parameter, settings: dict) -> None:
+        inner = self.inner[parameter].param_groups[0]
+        inner.update(settings)
+        (master,) = inner["params"]
+        master.grad = parameter.grad.float()
+        self.inner[parameter].step()
+        master.grad = None
+        parameter.copy_(master)
+
+
+def settings_of(group: dict) -> dict:
+    """Take a param group's settings without its parameters."""
+    return {name: value for name, value in group.items() if name != "params"}
+    ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-master-weights" points=5
+check.MasterWeights()
+
+# %% [markdown]
+# ## Exercise 5.3 · Compute it again (15 min, 3 points)
+#
+# Forward keeps what backward will need: the activations. A **checkpointed** module keeps its input only, and computes
+# the rest again when backward comes. In autograd's words, it is a function whose forward records nothing and whose
+# backward runs the module once more:
+#
+# | | given | keeps | gives back |
+# |---|---|---|---|
+# | forward | the module's inputs and its parameters | the inputs | the output, computed under `no_grad` |
+# | backward | the output's gradient | | a gradient per input and per parameter, None where none is needed |
+#
+# The parameters are inputs of the function as well, though the module has them: autograd asks for gradients of a
+# function's inputs only. Run the module under `enable_grad`, on inputs that are cut off from the graph
+# (`detach()`), and ask `torch.autograd.grad` for all gradients at once. (`.backward()` would write them into `.grad`
+# itself, and call hooks too early.)
+#
+# Inputs are tensors, and there is one output. `randomness()` and `replay(seen)` are given: what dropout dropped the
+# first time, it must drop again.
+
+
+# %% tags=["export"]
+# %%ranks
+def randomness() -> list[torch.Tensor]:
+    """Remember where the random generators of the CPU and the GPU are."""
+    on_gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *on_gpu]
+
+
+def replay(seen: list[torch.Tensor]) -> None:
+    """Set the generators back to where they were."""
+    torch.set_rng_state(seen[0])
+    if len(seen) > 1:
+        torch.cuda.set_rng_state(seen[1])
+
+
+# %% tags=["exercise", "export"] grade_id="recompute"
+# %%ranks
+class Recompute(torch.autograd.Function):
+    """module(*inputs), of which only the inputs are kept: Recompute.apply(module, len(inputs), *inputs, *parameters).
+
+    Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", §4.
+    """
+
+    @staticmethod
+    def forward(ctx, module: nn.Module, count: int, *tensors: torch.Tensor) -> torch.Tensor:
+        ### BEGIN SOLUTION
+        ctx.module, ctx.count, ctx.random = module, count, randomness()
+        ctx.save_for_backward(*tensors)
+        return module(*tensors[:count])  # autograd records nothing inside a function's forward
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple:
+        ### BEGIN SOLUTION
+        inputs = [
+            tensor.detach().requires_grad_(tensor.requires_grad)
+            for tensor in ctx.saved_tensors[: ctx.count]
+        ]
+        tensors = [*inputs, *ctx.saved_tensors[ctx.count :]]
+        now = randomness()
+        replay(ctx.random)
+        with torch.enable_grad():
+            output = ctx.module(*inputs)
+        replay(now)
+        wanted = [tensor for tensor in tensors if tensor.requires_grad]
+        found = iter(torch.autograd.grad(output, wanted, gradient, allow_unused=True))
+        return None, None, *(next(found) if tensor.requires_grad else None for tensor in tensors)
+        ### END SOLUTION
+
+
+class Checkpointed(nn.Module):
+    """Wrap a module so that it keeps its inputs for backward, and computes its activations again."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return Recompute.apply(self.module, len(inputs), *inputs, *self.module.parameters())
+
+
+# %% tags=["check"] grade_id="check-recompute" points=3
+check.Checkpointed()
+
+# %% [markdown]
+# ## Exercise 5.4 · Where to put them (15 min, 3 points)
+#
+# Blocks run one after the other. Block i keeps `saved_bytes[i]`, or, checkpointed, `input_bytes[i]`. When backward
+# reaches a checkpointed block, its activations come back for as long as its backward lasts; those of the blocks above
+# it are gone by then.
+#
+# ```python
+# kept = [input_bytes[i] if i in chosen else saved_bytes[i] for i in range(blocks)]
+# held_in_backward_of[k] = sum(kept[: k + 1]) + (saved_bytes[k] if k in chosen else 0)
+# peak = max(held_in_backward_of)
+# ```
+# **Predict.** Four equal blocks, and you may checkpoint one. Which one saves nothing at the peak?
+#
+# Give back the numbers of the blocks to checkpoint: as few as possible, so that the peak is at most `target_bytes`. If
+# no choice does it, raise a `ValueError` that says how low the peak can get. There are at most 12 blocks.
+
+
+# %% tags=["exercise", "export"] grade_id="place-checkpoints"
+# %%ranks
+def activation_peak_bytes(
+    saved_bytes: list[int], input_bytes: list[int], chosen: tuple[int, ...]
+) -> int:
+    """Predict the most that blocks keep during backward, if the chosen ones are checkpointed."""
+    ### BEGIN SOLUTION
+    kept_bytes = peak_bytes = 0
+    for block, (saved, given) in enumerate(zip(saved_bytes, input_bytes, strict=True)):
+        kept_bytes += given if block in chosen else saved
+        again_bytes = saved if block in chosen else 0
+        peak_bytes = max(peak_bytes, kept_bytes + again_bytes)
+    return peak_bytes
+    ### END SOLUTION
+
+
+def place_checkpoints(
+    saved_bytes: list[int], input_bytes: list[int], target_bytes: int
+) -> tuple[int, ...]:
+    """Choose the fewest blocks to checkpoint so that the peak is at most target_bytes.
+
+    Raises: ValueError when no choice is enough.
+    """
+    ### BEGIN SOLUTION
+    blocks = range(len(saved_bytes))
+    choices = [chosen for count in range(len(blocks) + 1) for chosen in combinations(blocks, count)]
+    peaks_bytes = {
+        chosen: activation_peak_bytes(saved_bytes, input_bytes, chosen) for chosen in choices
+    }
+    for chosen, peak_bytes in peaks_bytes.items():  # few before many
+        if peak_bytes <= target_bytes:
+            return chosen
+    lowest_bytes = min(peaks_bytes.values())
+    raise ValueError(
+        f"{target_bytes:,} bytes are too few: checkpoints bring the peak to {lowest_bytes:,} at best"
+    )
+    ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-place-checkpoints" points=3
+check.place_checkpoints()
+
+# %% [markdown]
+# ## Your figure
+#
+# A GPT of six blocks. What each block keeps is measured, with the ledger, on the rank:
+
+
+# %%
+# %%ranks
+from shared import agreement, memory
+from shared.models import GPTConfig
+
+agreement.ignore()
+config = GPTConfig(vocab_size=text.vocab_size, layers=6)
+
+
+def training_peak(model):
+    with memory.peak(model) as peak:
+        model(inputs, targets).backward()
+    return peak
+
+
+def kept_by(block, x):
+    """→ bytes of activations that block(x) leaves behind, and of its input"""
+    with memory.peak(block) as peak:
+        result = block(x)
+    return peak.samples[-1].held.activations_bytes, result.nbytes
+
+
+# %%
+# %%ranks
+gpt = TinyGPT(config).to(device)
+x = torch.randn(len(inputs), inputs.shape[1], config.width, device=device, requires_grad=True)
+saved_bytes, input_bytes = map(list, zip(*(kept_by(block, x) for block in gpt.blocks), strict=True))
+print(f"{saved_bytes[0]:,} bytes kept by each block, or {input_bytes[0]:,} for its input")
+
+# %% [markdown]
+# The blocks' activations are to shrink to 60 %. How many must be computed again?
+
+# %%
+# %%ranks
+target_bytes = int(0.6 * sum(saved_bytes))
+chosen = place_checkpoints(saved_bytes, input_bytes, target_bytes)
+print(f"checkpointed: {chosen}")
+
+# %%
+# %%ranks
+peaks = {"no checkpoint": training_peak(gpt)}
+for block in chosen:
+    gpt.blocks[block] = Checkpointed(gpt.blocks[block])
+peaks[f"{len(chosen)} checkpoints"] = training_peak(gpt)
+
+# %% [markdown]
+# Measured, with all else that a step holds:
+
+# %%
+peaks = ranks.pull("peaks")[0]
+held = {name: peak.held.by_component() for name, peak in peaks.items()}
+without, placed = (each["activations"] for each in held.values())
+print(f"activations at the peak: {placed / without:.0%} of what they were")
+assert placed < 0.75 * without
+plots.memory_by_component(held)
+
+# %% [markdown]
+# Less memory, and the chosen blocks' forward computed twice. Every rank pays that, and every rank holds the same
+# parameters, gradients and optimizer state beside it. That is where chapter 06 begins.
+
+# %%
+ranks.stop()

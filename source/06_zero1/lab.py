@@ -1,0 +1,568 @@
+# ---
+# jupyter:
+#   course:
+#     module: zero1
+#     minutes: 75
+# ---
+
+# %% [markdown]
+# # Lab 06 · ZeRO-1
+#
+# **75 minutes, 16 points.** You build `ZeRO1`: an optimizer of which each rank keeps one N-th. It averages gradients,
+# steps the part that this rank owns, and hands the updated parameters around.
+#
+# Each exercise has a check. Times are never judged; bytes are, those held and those sent.
+
+# %% tags=["nbval-ignore-output"]
+from shared import plots, ranks, tables
+from shared.checks import zero1 as check
+
+ranks.start(world_size=4)
+
+# %% tags=["export"]
+# %%ranks
+"""ZeRO stage 1: each rank holds all parameters and gradients, and one N-th of the optimizer's state."""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shared.c10d import all_gather_single, reduce_scatter_single
+from solutions.collectives import ring_reduce_scatter
+
+# %% [markdown]
+# ## Exercise 6.1 · Who owns what (15 min, 3 points)
+#
+# Put parameters side by side into one flat tensor, cut that into N equal parts, and rank r owns part r. A part may
+# begin and end in the middle of a parameter: nobody minds, for Adam treats each number by itself.
+#
+# ```python
+# # parameters of 5, 4 and 2 numbers on 4 ranks: 11 numbers, filled up to 12
+# #   0 0 0 | 0 0 1 | 1 1 1 | 2 2 _
+# ```
+# `FlatParameters(parameters, group)` moves parameters, all of one dtype and device, into such a tensor. Every parameter
+# stays the `nn.Parameter` it was, with its shape and its values, and its memory becomes a *slice* of `flat`
+# (assign to `parameter.data`). What is written into `flat` is then what the model computes with.
+#
+# - `own(flat)` is this rank's part of any flat tensor of this layout, `slices_of(flat)` the part of each parameter, in
+#   its shape. Both are views. `new_flat()` makes another flat tensor of the same layout, of zeros.
+# - `shard` is an `nn.Parameter`, this rank's part of `flat`: the one that an optimizer gets.
+# - `gather()` begins to collect every rank's shard into `flat`, and gives back the handle to wait on.
+#
+# Target: no second copy of the parameters stays, and a `gather()` sends no byte that is not a parameter or its filling.
+
+
+# %% tags=["exercise", "export"] grade_id="flat-parameters"
+# %%ranks
+class FlatParameters:
+    """Parameters of one dtype and device, side by side in one flat tensor of which rank r owns the r-th N-th.
+
+    Shapes: flat [N · n], filled up with zeros at the end; shard [n], an nn.Parameter and a view of flat.
+    Comm: gather() is one all_gather to flat.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None):
+        ### BEGIN SOLUTION
+        self.parameters, self.group = parameters, group
+        self.flat = self.new_flat()
+        for parameter, piece in zip(parameters, self.slices_of(self.flat), strict=True):
+            piece.copy_(parameter.detach())
+        self.shard = nn.Parameter(self.own(self.flat))
+        self._move_in()
+
+    def _move_in(self) -> None:
+        for parameter, piece in zip(self.parameters, self.slices_of(self.flat), strict=True):
+            parameter.data = piece
+
+    def __setstate__(self, state: dict) -> None:
+        # deepcopy comes here, with a copy of each tensor: they must share memory again
+        self.__dict__.update(state)
+        self.shard.data = self.own(self.flat)
+        self._move_in()
+        ### END SOLUTION
+
+    def new_flat(self) -> torch.Tensor:
+        """Allocate zeros for all parameters, up to a multiple of the group's size."""
+        ### BEGIN SOLUTION
+        world_size, numel = (
+            dist.get_world_size(self.group),
+            sum(each.numel() for each in self.parameters),
+        )
+        return self.parameters[0].new_zeros(-(-numel // world_size) * world_size)
+        ### END SOLUTION
+
+    def slices_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """View each parameter's part of flat in the parameter's shape."""
+        ### BEGIN SOLUTION
+        sizes = [each.numel() for each in self.parameters]
+        pieces = flat[: sum(sizes)].split(sizes)
+        return [piece.view(each.shape) for piece, each in zip(pieces, self.parameters, strict=True)]
+        ### END SOLUTION
+
+    def own(self, flat: torch.Tensor) -> torch.Tensor:
+        """View this rank's part of flat."""
+        ### BEGIN SOLUTION
+        return flat.view(dist.get_world_size(self.group), -1)[dist.get_rank(self.group)]
+        ### END SOLUTION
+
+    def gather(self) -> dist.Work:
+        """Begin to collect all shards into flat. → the handle to wait on"""
+        ### BEGIN SOLUTION
+        return all_gather_single(self.flat, self.shard.data, group=self.group, async_op=True)
+        ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-flat-parameters" points=3
+check.FlatParameters()
+
+# %% [markdown]
+# ## Exercise 6.2 · A gradient where it is needed (15 min, 3 points)
+#
+# A rank that steps one N-th needs the mean gradient of that N-th, and no other. That is a reduce-scatter: half of what
+# an all-reduce sends.
+#
+# `FlatGradients(home)` keeps the gradients of a `FlatParameters` side by side in the same layout:
+#
+# - `reset()` fills them with zeros, makes every parameter's `.grad` its slice, and forgets the last mean
+#   (`home.shard.grad = None`).
+# - `reduce()` makes `home.shard.grad` the mean over the ranks of this rank's part. Called again before the next
+#   `reset()`, it does nothing: the mean is there.
+#
+# Somebody may have put another tensor, or None, into `.grad` since `reset()` (`model.zero_grad()` does). `reduce()`
+# brings such gradients home first, and None counts as zeros.
+#
+# `reduce_scatter_(flat, group)` is given. It adds up *in place*: this rank's part of `flat` becomes the sum, and the
+# other parts are worth nothing any more. NCCL does this itself. gloo's reduce-scatter is an all-reduce inside, so on
+# gloo it takes the ring that you built in lab 01.
+#
+# Target: (N−1)/N of the gradients' bytes sent by each rank, and no second copy of the gradients.
+
+
+# %% tags=["export"]
+# %%ranks
+def reduce_scatter_(flat: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """Replace this rank's N-th of flat, in place, by its sum over the group's N ranks. → that N-th, a view
+
+    Shapes: flat: [N · n] → [n]
+    Comm: a reduce_scatter of flat, by hand on gloo; (N−1)/N of its bytes sent per rank.
+    """
+    own = flat.view(dist.get_world_size(group), -1)[dist.get_rank(group)]
+    if dist.get_backend(group) == "nccl":
+        reduce_scatter_single(own, flat, group=group)
+    else:
+        own.copy_(ring_reduce_scatter(flat, group))
+    return own
+
+
+# %% tags=["exercise", "export"] grade_id="flat-gradients"
+# %%ranks
+class FlatGradients:
+    """The gradients of FlatParameters, side by side in the same layout: each .grad is a slice of one flat tensor.
+
+    Comm: reduce() is one reduce_scatter.
+    """
+
+    def __init__(self, home: FlatParameters):
+        ### BEGIN SOLUTION
+        self.home, self.flat = home, home.new_flat()
+        self.slices = home.slices_of(self.flat)
+        self.reset()
+        ### END SOLUTION
+
+    def reset(self) -> None:
+        """Begin anew, with zeros."""
+        ### BEGIN SOLUTION
+        self.flat.zero_()
+        self.home.shard.grad = None
+        for parameter, piece in zip(self.home.parameters, self.slices, strict=True):
+            parameter.grad = piece
+        ### END SOLUTION
+
+    def reduce(self) -> None:
+        """Make the shard's gradient the mean over the ranks, once between two resets."""
+        ### BEGIN SOLUTION
+        if self.home.shard.grad is not None:
+            return
+        for parameter, piece in zip(self.home.parameters, self.slices, strict=True):
+            if parameter.grad is None:
+                piece.zero_()
+            elif parameter.grad is not piece:
+                piece.copy_(parameter.grad)
+            parameter.grad = piece
+        own = reduce_scatter_(self.flat, self.home.group)
+        self.home.shard.grad = own.div_(dist.get_world_size(self.home.group))
+
+    def still_there(self) -> bool:
+        """Has nobody taken the gradients of the last reset() away?"""
+        pairs = zip(self.home.parameters, self.slices, strict=True)
+        return any(parameter.grad is piece for parameter, piece in pairs)
+        ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-flat-gradients" points=3
+check.FlatGradients()
+
+# %% [markdown]
+# ## Exercise 6.3 · The sharded optimizer (20 min, 4 points)
+#
+# `ShardedOptimizer(params, optimizer_cls, group=None, **defaults)` is a torch optimizer that keeps an *inner* one, of
+# class `optimizer_cls`, on shards:
+# ```python
+# reduce()                    # each rank: the mean gradient of its own part
+# inner.step()                # ... updates that part
+# gather()                    # everybody gets every part. Parameters travel; the optimizer's state never does
+# ```
+# - It begins with what `torch.optim.Optimizer` does: `__init__(params, defaults)` makes `self.param_groups`, and calls
+#   `add_param_group` for each group. Its defaults are the inner one's, betas and all.
+# - Each group has settings of its own, and a scheduler writes to `self.param_groups[i]["lr"]` between steps. The inner
+#   optimizer must hear of it.
+# - Parameters of one group may differ in dtype: `alike` is given. Frozen ones are never updated, but all ranks begin
+#   with the same values of them, too.
+# - `zero_grad()` and `step(closure=None)` as in torch. A `backward()` after `step()` without a `zero_grad()` between
+#   (the optimizer's or the model's) would add to gradients that are used up. The next `step()` refuses it with a
+#   `RuntimeError`.
+#
+# Target: with Adam and N ranks, 8/N bytes of state per parameter. Per step one reduce-scatter and one all-gather of
+# each flat tensor.
+
+
+# %% tags=["export"]
+# %%ranks
+def alike(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Sort trainable parameters into lists of one dtype and device each."""
+    kinds = {}
+    for parameter in parameters:
+        if parameter.requires_grad:
+            kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+    return list(kinds.values())
+
+
+# %% tags=["exercise", "export"] grade_id="sharded-optimizer"
+# %%ranks
+class ShardedOptimizer(torch.optim.Optimizer):
+    """Run optimizer_cls on one N-th of the parameters, and hand the updated ones around."""
+
+    def __init__(
+        self, params, optimizer_cls: type, group: dist.ProcessGroup | None = None, **defaults
+    ):
+        ### BEGIN SOLUTION
+        self.group, self.gradients, self.used_up = group, [], False
+        # On a group of nothing, for its defaults: the real groups come one by one.
+        self.inner = optimizer_cls([{"params": [nn.Parameter(torch.empty(0))]}], **defaults)
+        self.inner.param_groups.clear()
+        super().__init__(params, self.inner.defaults)
+
+    def add_param_group(self, param_group: dict) -> None:
+        """Begin to train more parameters. Comm: one broadcast per flat tensor and per frozen parameter."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        added = self._lay_out(group["params"])
+        self.gradients += added
+        self.inner.add_param_group({**group, "params": [each.home.shard for each in added]})
+
+    def _lay_out(self, parameters: list[nn.Parameter]) -> list[FlatGradients]:
+        homes = [FlatParameters(each, self.group) for each in alike(parameters)]
+        frozen = [each.detach() for each in parameters if not each.requires_grad]
+        for tensor in (*(home.flat for home in homes), *frozen):
+            dist.broadcast(tensor, group=self.group, group_src=0)
+        return [FlatGradients(home) for home in homes]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Fill gradients with zeros; they keep their memory either way, which the messages need."""
+        self.used_up = False
+        for each in self.gradients:
+            each.reset()
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Average gradients, update this rank's part, collect the others'. → what closure() gives back"""
+        with torch.enable_grad():
+            loss = closure() if closure else None
+        self.reduce_gradients()
+        for group, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
+            inner.update({name: value for name, value in group.items() if name != "params"})
+        self.inner.step()
+        for handle in [each.home.gather() for each in self.gradients]:
+            handle.wait()
+        for each in self.gradients:
+            each.home.shard.grad = None
+        self.used_up = True
+        return loss
+
+    def reduce_gradients(self) -> None:
+        """Let this rank have the mean gradient of its own part. Comm: one reduce_scatter per flat tensor."""
+        if self.used_up and any(each.still_there() for each in self.gradients):
+            raise RuntimeError(
+                "these gradients are used up: call this optimizer's zero_grad() before backward()"
+            )
+        self.used_up = False
+        for each in self.gradients:
+            each.reduce()
+        ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-sharded-optimizer" points=4
+check.ShardedOptimizer()
+
+# %% [markdown]
+# ## Exercise 6.4 · Break it: one norm for all (10 min, 2 points)
+#
+# Clipping scales gradients so that their norm, over *all* parameters, is at most `max_norm`. Each rank now has the mean
+# gradient of its own part. So somebody writes:
+
+
+# %%
+# %%ranks
+def published_clip(shard_gradient, max_norm):
+    norm = shard_gradient.norm()
+    shard_gradient *= (max_norm / (norm + 1e-6)).clamp(max=1)
+
+
+mine = torch.full((2,), 3.0 * (rank + 1), device=device)
+published_clip(mine, max_norm=1.0)
+
+# %% [markdown]
+# **Predict.** Gradients of 3, 6, 9 and 12, two numbers each, are clipped to a norm of 1. What is each rank's first
+# number now, and what should it be?
+
+# %%
+# %%ranks
+print(f"{mine[0].item():.3f}")
+
+# %% [markdown]
+# No error, and a model that trains, in a direction that is not the gradient's.
+#
+# Write it right: `ZeRO1.clip_grad_norm_(max_norm)`, to be called between `backward()` and `step()`. It gives back the
+# norm that was there before, a tensor, the same on all ranks, and does what
+# `torch.nn.utils.clip_grad_norm_(parameters, max_norm)` does in one process.
+#
+# Target: besides the reduce-scatters that `step()` then need not do again, one all-reduce of one number.
+
+
+# %% tags=["exercise", "export"] grade_id="clips-gradients"
+# %%ranks
+class ClipsGradients(ShardedOptimizer):
+    """A sharded optimizer that can bound the norm of its gradients."""
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale gradients so that their norm over all parameters is at most max_norm. → the norm before
+
+        Comm: one reduce_scatter per flat tensor, which step() need not do again; one all_reduce of one number.
+        """
+        ### BEGIN SOLUTION
+        self.reduce_gradients()
+        shards = [each.home.shard.grad for each in self.gradients]
+        if not shards:
+            return torch.zeros(())
+        norms = [torch.linalg.vector_norm(shard, dtype=torch.float64) for shard in shards]
+        total = torch.stack(norms).square().sum()
+        dist.all_reduce(total, group=self.group)
+        norm = total.sqrt()
+        for shard in shards:
+            shard *= (max_norm / (norm + 1e-6)).clamp(max=1)
+        return norm
+        ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-clip" points=2
+check.clip_grad_norm_()
+
+# %% [markdown]
+# ## Exercise 6.5 · A checkpoint that fits any number of ranks (15 min, 4 points)
+#
+# Each rank's state is one N-th. To go on with another number of ranks, or with a plain optimizer, a checkpoint must
+# have it whole, per parameter:
+# ```python
+# zero1.state_dict()["state"][3]["exp_avg"].shape == parameters[3].shape
+# ```
+# - `state_dict(to=None)`: called by all ranks, it gives each of them what a plain `optimizer_cls` would give that had
+#   trained alone. With `to=0` only rank 0 of the group gets it, and the others get None: nobody else need hold the
+#   whole state.
+# - `load_state_dict(state_dict)`: each rank is given a whole state, made on any number of ranks or by a plain
+#   optimizer, and keeps its part.
+#
+# The base class does what concerns `param_groups`: `super().state_dict()["param_groups"]` numbers the parameters, and
+# `super().load_state_dict({"state": {}, "param_groups": …})` takes settings over. What is in
+# `inner.state[shard]`? Tensors of the shard's shape, to be gathered, and others, such as Adam's `step`, that all
+# parameters share. (Give each parameter a copy of those: a plain Adam counts them up per parameter.)
+
+
+# %% tags=["exercise", "export"] grade_id="zero1"
+# %%ranks
+class ZeRO1(ClipsGradients):
+    """ZeRO stage 1: an optimizer_cls whose state is shared out over the ranks of the group.
+
+    Takes gradients as each rank's own backward() leaves them, averages them, and hands updated parameters around.
+    For optimizers that treat each number by itself (SGD, Adam, AdamW, …). A gradient that is None counts as zeros.
+
+    Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks.
+    Comm: per step, one reduce_scatter and one all_gather per param group, dtype and device: 2(N−1)/N · 4Ψ bytes.
+    Raises: RuntimeError in step(), when zero_grad() was not called since the last one.
+    Source: Rajbhandari et al. 2020, "ZeRO", §5.1 and §7.
+    """
+
+    def state_dict(self, to: int | None = None) -> dict | None:
+        """Collect the state that optimizer_cls alone would have. To be called by all ranks.
+
+        to: the one rank of the group that gets it, while others get None; by default all do.
+        Comm: one all_gather, or gather, per tensor of sharded state.
+        """
+        ### BEGIN SOLUTION
+        collected = super().state_dict()
+        number_of = self._numbers(collected["param_groups"])
+        for home in (each.home for each in self.gradients):
+            for name, value in self.inner.state.get(home.shard, {}).items():
+                values = [value] * len(home.parameters)
+                if torch.is_tensor(value) and value.shape == home.shard.shape:
+                    values = home.slices_of(collect(value, self.group, to))
+                for parameter, one in zip(home.parameters, values, strict=True):
+                    one = one.clone() if torch.is_tensor(one) else one
+                    collected["state"].setdefault(number_of[parameter], {})[name] = one
+        return collected if to in (None, dist.get_rank(self.group)) else None
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Take this rank's part of a whole state, which any number of ranks may have collected.
+
+        Raises: ValueError for a state that belongs to other parameters.
+        """
+        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+        number_of = self._numbers(state_dict["param_groups"])
+        for home in (each.home for each in self.gradients):
+            states = [state_dict["state"].get(number_of[each], {}) for each in home.parameters]
+            names = dict.fromkeys(name for state in states for name in state)
+            self.inner.state[home.shard] = {name: part_of(home, name, states) for name in names}
+
+    def _numbers(self, packed_groups: list[dict]) -> dict[nn.Parameter, int]:
+        pairs = zip(self.param_groups, packed_groups, strict=True)
+        return {
+            p: n
+            for group, packed in pairs
+            for p, n in zip(group["params"], packed["params"], strict=True)
+        }
+
+
+def collect(part: torch.Tensor, group: dist.ProcessGroup | None, to: int | None) -> torch.Tensor:
+    """Put the parts of all ranks one after the other, on rank `to` of the group or, for None, on all."""
+    whole = part.new_empty(dist.get_world_size(group) * part.numel())
+    if to is None:
+        all_gather_single(whole, part, group=group)
+    else:
+        places = (
+            list(whole.chunk(dist.get_world_size(group))) if dist.get_rank(group) == to else None
+        )
+        dist.gather(part, places, group=group, group_dst=to)
+    return whole
+
+
+def part_of(home: FlatParameters, name: str, states: list[dict]):
+    """Take this rank's part of one entry of the parameters' states; what is not per number, from any of them."""
+    values = [state.get(name) for state in states]
+    pairs = list(zip(values, home.parameters, strict=True))
+    shared = next(value for value in values if value is not None)
+    if name == "step" or any(
+        v is not None and getattr(v, "shape", None) != p.shape for v, p in pairs
+    ):
+        return shared.clone() if torch.is_tensor(shared) else shared
+    flat = home.new_flat().to(shared.dtype)
+    for piece, value in zip(home.slices_of(flat), values, strict=True):
+        if value is not None:  # never stepped: zeros, as an optimizer begins with
+            piece.copy_(value)
+    return home.own(flat).clone()
+    ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-zero1" points=4
+check.ZeRO1()
+
+# %% [markdown]
+# ## Your figure, and torch's answer
+#
+# Your optimizer beside a plain AdamW under torch's DDP, and beside torch's own `ZeroRedundancyOptimizer`. Ranks compare
+# notes no more: that costs messages.
+
+
+# %%
+# %%ranks
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from shared import agreement, memory, wire
+from shared.data import CharTokens
+from shared.models import GPTConfig, TinyGPT
+
+agreement.ignore()
+text = CharTokens()
+config = GPTConfig(vocab_size=text.vocab_size, layers=4, width=128)
+samples = text.windows(range(1000 * rank, 1000 * rank + 600, 100), length=64)
+inputs, targets = (tensor.to(device) for tensor in samples)
+
+
+def in_ddp():
+    return DistributedDataParallel(TinyGPT(config).to(device), gradient_as_bucket_view=True)
+
+
+# %%
+# %%ranks
+def steps_of(model, optimizer, steps=4):
+    """→ last loss, ledger of the last step, memory at the peak of one more"""
+    for _ in range(steps):
+        optimizer.zero_grad()
+        with wire.ledger() as log:
+            loss = model(inputs, targets)
+            loss.backward()
+            optimizer.step()
+    with memory.peak(model, optimizer) as peak:
+        optimizer.zero_grad()
+        model(inputs, targets).backward()
+        optimizer.step()
+    return loss.item(), log, peak
+
+
+# %%
+# %%ranks
+settings = {"lr": 3e-3}
+adamw = torch.optim.AdamW
+ddp, ddp_sharded, alone = in_ddp(), in_ddp(), TinyGPT(config).to(device)
+sharded = ZeroRedundancyOptimizer(ddp_sharded.parameters(), adamw, **settings)
+results = {
+    "DDP, AdamW": steps_of(ddp, adamw(ddp.parameters(), **settings)),
+    "DDP, torch's ZeRO-1": steps_of(ddp_sharded, sharded),
+    "your ZeRO1": steps_of(alone, ZeRO1(alone.parameters(), adamw, **settings)),
+}
+
+# %% [markdown]
+# The same losses? And what did each send?
+
+# %% tags=["nbval-ignore-output"]
+results = ranks.pull("results")[0]
+losses = [loss for loss, _, _ in results.values()]
+assert max(losses) - min(losses) < 1e-3
+rows = [
+    [
+        name,
+        f"{loss:.4f}",
+        f"{log.messages}",
+        f"{log.sent_bytes / 1e6:.2f}",
+        f"{peak.peak_bytes / 1e6:.2f}",
+    ]
+    for name, (loss, log, peak) in results.items()
+]
+tables.Table(["", "loss", "messages", "must send, MB", "peak, MB"], rows, "rank 0, one step")
+
+# %% [markdown]
+# (The messages of yours are those of the ring: three for a reduce-scatter among four ranks on gloo.) What is held
+# between steps:
+
+# %%
+held = {name: peak.samples[-1].held.by_component() for name, (_, _, peak) in results.items()}
+plots.memory_by_component(held)
+
+# %% [markdown]
+# The optimizer's part is a quarter of what it was. The parameters and the gradients are not: all four ranks still hold
+# all gradients, of which three quarters are worth nothing after the reduce-scatter. Chapter 07 lets go of them.
+
+# %%
+ranks.stop()

@@ -1,0 +1,282 @@
+# ---
+# jupyter:
+#   course:
+#     module: zero2
+#     minutes: 60
+# ---
+
+# %% [markdown]
+# # Lab 07 · ZeRO-2
+#
+# **60 minutes, 13 points.** You build `ZeRO2`: the buckets of lab 04, of whose sum each rank keeps its own part only,
+# and the sharded optimizer of lab 06. A gradient lives from the moment backward makes it until its bucket has left.
+#
+# Each exercise has a check. Times are never judged; bytes are, at every moment of a backward.
+
+# %% tags=["nbval-ignore-output"]
+from shared import ranks
+from shared.checks import zero2 as check
+
+ranks.start(world_size=4)
+
+# %% tags=["export"]
+# %%ranks
+"""ZeRO stage 2: each rank holds all parameters, and one N-th of the gradients and of the optimizer's state."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shared.c10d import reduce_scatter_single
+from solutions.overlapped_ddp import OverlappedDDP
+from solutions.zero1 import FlatParameters, ZeRO1
+
+# %% [markdown]
+# ## Exercise 7.1 · A reduce-scatter under way (10 min, 2 points)
+#
+# Lab 06's `reduce_scatter_` came back when all was done. To send while backward computes, it must come back at once:
+#
+# `begin_reduce_scatter(flat, group)` launches, and gives back a function; called, it waits, and gives back this
+# rank's part of the sum.
+#
+# With NCCL that is `reduce_scatter_single(own, flat, group=group, async_op=True)`. gloo's sends twice as much as it
+# must, and the ring of lab 01 waits at each step. But if everybody sends each rank its part *directly*, in one
+# `dist.all_to_all_single(received, flat, group=group, async_op=True)`, each rank has N parts to add up when it is done.
+#
+# Target: (N−1)/N of flat's bytes sent; `flat` is not written to on gloo, and beside it one tensor of its size.
+
+
+# %% tags=["exercise", "export"] grade_id="begin-reduce-scatter"
+# %%ranks
+def begin_reduce_scatter(
+    flat: torch.Tensor, group: dist.ProcessGroup | None = None
+) -> Callable[[], torch.Tensor]:
+    """Begin to add flat up over the group's N ranks. → a function that waits, and gives back this rank's N-th
+
+    Shapes: flat: [N · n] → [n]
+    Comm: one reduce_scatter of flat, on gloo one all_to_all; (N−1)/N of its bytes sent per rank.
+    """
+    ### BEGIN SOLUTION
+    world_size = dist.get_world_size(group)
+    if dist.get_backend(group) == "nccl":
+        own = flat.new_empty(flat.numel() // world_size)
+        handle = reduce_scatter_single(own, flat, group=group, async_op=True)
+    else:
+        received = torch.empty_like(flat)
+        handle = dist.all_to_all_single(received, flat, group=group, async_op=True)
+
+    def finish() -> torch.Tensor:
+        handle.wait()
+        if dist.get_backend(group) == "nccl":
+            return own
+        return received.view(world_size, -1).sum(0, dtype=flat.dtype)
+
+    return finish
+    ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-begin-reduce-scatter" points=2
+check.begin_reduce_scatter()
+
+# %% [markdown]
+# ## Exercise 7.2 · A bucket that lets go (20 min, 4 points)
+#
+# `TravellingGradients(parameters, group)` holds *parameters* for good, flat and with a shard, as `FlatParameters` does. It
+# holds *gradients* only while they are on their way:
+#
+# | | does | memory for gradients |
+# |---|---|---|
+# | `pack(place)` | moves the gradient of `parameters[place]` into a flat tensor, made for the first one to come; `.grad` becomes None | one bucket |
+# | `launch()` | begins the reduce-scatter of the flat tensor, after the bucket launched before has been waited for | two buckets, and one more where gloo receives |
+# | `wait()` | adds this rank's part of the mean to `home.shard.grad`, and lets the flat tensor go; does nothing if nothing is under way | one N-th |
+#
+# A gradient of None counts as zeros. `before` is the bucket that is launched before this one: without waiting for it, all
+# buckets would be alive at once on a slow link. `pack` refuses a gradient that is part of a graph, as in lab 03.
+#
+# Several backwards may come before a step. Each sends its gradients, and they add up in `home.shard.grad`.
+
+
+# %% tags=["exercise", "export"] grade_id="travelling-gradients"
+# %%ranks
+class TravellingGradients:
+    """The gradients of one bucket's parameters, kept whole only until their sum is sent.
+
+    Comm: launch() is one reduce_scatter.
+    """
+
+    before = None  # the bucket that is launched before this one
+
+    def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None):
+        ### BEGIN SOLUTION
+        self.parameters, self.home = parameters, FlatParameters(parameters, group)
+        self.flat = self.slices = self.finish = None
+        ### END SOLUTION
+
+    def pack(self, place: int) -> None:
+        """Take the gradient of parameters[place] away; None counts as zeros.
+
+        Raises: RuntimeError for a gradient that is itself differentiable.
+        """
+        ### BEGIN SOLUTION
+        if self.flat is None:
+            self.flat = self.home.new_flat()
+            self.slices = self.home.slices_of(self.flat)
+        parameter = self.parameters[place]
+        if parameter.grad is None:
+            return
+        if parameter.grad.requires_grad:
+            raise RuntimeError(
+                "this gradient is part of a graph (backward(create_graph=True)), and a message is not"
+            )
+        self.slices[place].copy_(parameter.grad)
+        parameter.grad = None
+        ### END SOLUTION
+
+    def launch(self) -> None:
+        """Begin to send the sum, when that of the bucket `before` has arrived."""
+        ### BEGIN SOLUTION
+        if self.before is not None:
+            self.before.wait()
+        self.finish = begin_reduce_scatter(self.flat, self.home.group)
+        ### END SOLUTION
+
+    def wait(self) -> None:
+        """Add the mean to the shard's gradient, if it is under way, and let the rest go."""
+        ### BEGIN SOLUTION
+        if self.finish is None:
+            return
+        mean = self.finish().div_(dist.get_world_size(self.home.group))
+        shard = self.home.shard
+        shard.grad = mean if shard.grad is None else shard.grad.add_(mean)
+        self.flat = self.slices = self.finish = None
+        ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-travelling-gradients" points=4
+check.TravellingGradients()
+
+# %% [markdown]
+# Two adapters, given: how your bucket answers the optimizer of lab 06, which knows `reset`, `reduce` and `still_there`
+# from `FlatGradients`; and that optimizer, on buckets. By the time of a step nothing is left to reduce, and nothing of
+# the last step is still there.
+
+
+# %% tags=["export"]
+# %%ranks
+class ShardedBucket(TravellingGradients):
+    """A bucket as lab 04's queue and lab 06's optimizer know it."""
+
+    def reset(self) -> None:
+        self.home.shard.grad = None
+        for parameter in self.parameters:
+            parameter.grad = None  # what no_sync() has kept
+
+    def reduce(self) -> None:
+        pass
+
+    def still_there(self) -> bool:
+        return False
+
+
+class BucketOptimizer(ZeRO1):
+    """ZeRO1 over buckets that somebody else has laid out, and fills."""
+
+    def __init__(
+        self, buckets: list[ShardedBucket], params, optimizer_cls: type, group, **defaults
+    ):
+        self.buckets = buckets
+        super().__init__(params, optimizer_cls, group, **defaults)
+
+    def _lay_out(self, parameters: list[nn.Parameter]) -> list[ShardedBucket]:
+        return self.buckets
+
+
+# %% [markdown]
+# ## Exercise 7.3 · The wrapper (20 min, 5 points)
+#
+# `ZeRO2(module, optimizer_cls, bucket_cap_mb=25.0, group=None, **defaults)` is `OverlappedDDP` with buckets of your
+# kind, and with an optimizer. `BucketedDDP` of lab 03 makes its buckets with `self.bucket_type(parameters, group)`.
+#
+# ```python
+# zero2.zero_grad()
+# zero2(inputs).backward()           # buckets leave while backward computes
+# zero2.finish_gradient_sync()
+# zero2.step()
+# ```
+# - `step()` finishes the synchronisation itself, where that was not done since the last step.
+# - With more than one micro-batch there is a choice. `no_sync()` keeps whole gradients until the last one, and sends
+#   them once. Or each `backward()` is followed by `finish_gradient_sync()`: what is kept stays small, and every
+#   micro-batch sends. Both must give the same gradients.
+# - `clip_grad_norm_(max_norm)` as in lab 06, between `finish_gradient_sync()` and `step()`.
+#
+# Target: at any moment of backward, no more than Ψ/N gradients, and three buckets.
+
+
+# %% tags=["exercise", "export"] grade_id="zero2"
+# %%ranks
+class ZeRO2(OverlappedDDP):
+    """ZeRO stage 2: gradients are reduce-scattered while backward computes, and freed; the optimizer is sharded.
+
+    `.optimizer` is the sharded optimizer, for schedulers and its state_dict().
+
+    Memory: with Adam in fp32, 4Ψ + 4Ψ/N + 8Ψ/N bytes for Ψ parameters on N ranks, and during backward up to three
+    buckets.
+    Comm: per backward outside no_sync(), one reduce_scatter per bucket; per step, one all_gather per bucket. With g
+    micro-batches (g+1)(N−1)/N · 4Ψ bytes, with no_sync() 2(N−1)/N · 4Ψ.
+    Source: Rajbhandari et al. 2020, "ZeRO", §5.2 and §7.
+    """
+
+    bucket_type = ShardedBucket
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer_cls: type[torch.optim.Optimizer],
+        bucket_cap_mb: float = 25.0,
+        group: dist.ProcessGroup | None = None,
+        **defaults,
+    ):
+        ### BEGIN SOLUTION
+        super().__init__(module, bucket_cap_mb, group)
+        for before, bucket in pairwise(self.buckets):
+            bucket.before = before
+        self.optimizer = BucketOptimizer(
+            self.buckets, module.parameters(), optimizer_cls, group, **defaults
+        )
+        self.synced = False
+
+    def finish_gradient_sync(self) -> None:
+        """Wait until this rank has its part of every mean gradient."""
+        super().finish_gradient_sync()
+        self.synced = self.syncs
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale gradients so that their norm over all parameters is at most max_norm. → the norm before"""
+        self._finish_once()
+        return self.optimizer.clip_grad_norm_(max_norm)
+
+    def step(self) -> None:
+        """Update this rank's part of the parameters, and collect the others'."""
+        self._finish_once()
+        self.optimizer.step()
+        self.synced = False
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients."""
+        self.optimizer.zero_grad()
+
+    def _finish_once(self) -> None:
+        if not self.synced:
+            self.finish_gradient_sync()
+
+    def _on_gradient(self, parameter: nn.Parameter) -> None:
+        self.synced = False
+        super()._on_gradient(parameter)
+        ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-zero2" points=5
+check.ZeRO2()
