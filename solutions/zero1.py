@@ -38,7 +38,10 @@ class FlatParameters:
 
     def new_flat(self) -> torch.Tensor:
         """Allocate zeros for all parameters, up to a multiple of the group's size."""
-        world_size, numel = dist.get_world_size(self.group), sum(each.numel() for each in self.parameters)
+        world_size, numel = (
+            dist.get_world_size(self.group),
+            sum(each.numel() for each in self.parameters),
+        )
         return self.parameters[0].new_zeros(-(-numel // world_size) * world_size)
 
     def slices_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
@@ -106,6 +109,11 @@ class FlatGradients:
         pairs = zip(self.home.parameters, self.slices, strict=True)
         return any(parameter.grad is piece for parameter, piece in pairs)
 
+    def __setstate__(self, state: dict) -> None:
+        # deepcopy, again: slices are copies, until they are cut anew
+        self.__dict__.update(state)
+        self.slices = self.home.slices_of(self.flat)
+
 
 def alike(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     """Sort trainable parameters into lists of one dtype and device each."""
@@ -171,6 +179,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for each in self.gradients:
             each.reduce()
 
+    def __getstate__(self) -> dict:
+        return self.__dict__  # for deepcopy: torch's own leaves out what it does not know
+
 
 class ClipsGradients(ShardedOptimizer):
     """A sharded optimizer that can bound the norm of its gradients."""
@@ -182,16 +193,23 @@ class ClipsGradients(ShardedOptimizer):
         Comm: one reduce_scatter per flat tensor, which step() need not do again; one all_reduce of one number.
         """
         self.reduce_gradients()
-        shards = [each.home.shard.grad for each in self.gradients]
-        if not shards:
-            return torch.zeros(())
-        norms = [torch.linalg.vector_norm(shard, dtype=torch.float64) for shard in shards]
-        total = torch.stack(norms).square().sum()
-        dist.all_reduce(total, group=self.group)
-        norm = total.sqrt()
-        for shard in shards:
-            shard *= (max_norm / (norm + 1e-6)).clamp(max=1)
-        return norm
+        return clip_norm_([each.home.shard.grad for each in self.gradients], max_norm, self.group)
+
+
+def clip_norm_(parts: list[torch.Tensor], max_norm: float, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """Scale this rank's parts of a gradient so that the norm of the whole is at most max_norm. → the norm before
+
+    Comm: one all_reduce of one number.
+    """
+    if not parts:
+        return torch.zeros(())  # on all ranks: everything is frozen
+    norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]
+    total = torch.stack(norms).square().sum()
+    dist.all_reduce(total, group=group)
+    norm = total.sqrt()
+    for part in parts:
+        part *= (max_norm / (norm + 1e-6)).clamp(max=1)
+    return norm
 
 
 class ZeRO1(ClipsGradients):

@@ -198,6 +198,11 @@ class FlatGradients:
         """Has nobody taken the gradients of the last reset() away?"""
         pairs = zip(self.home.parameters, self.slices, strict=True)
         return any(parameter.grad is piece for parameter, piece in pairs)
+
+    def __setstate__(self, state: dict) -> None:
+        # deepcopy, again: slices are copies, until they are cut anew
+        self.__dict__.update(state)
+        self.slices = self.home.slices_of(self.flat)
         ### END SOLUTION
 
 
@@ -300,6 +305,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.used_up = False
         for each in self.gradients:
             each.reduce()
+
+    def __getstate__(self) -> dict:
+        return self.__dict__  # for deepcopy: torch's own leaves out what it does not know
         ### END SOLUTION
 
 
@@ -354,17 +362,26 @@ class ClipsGradients(ShardedOptimizer):
         """
         ### BEGIN SOLUTION
         self.reduce_gradients()
-        shards = [each.home.shard.grad for each in self.gradients]
-        if not shards:
-            return torch.zeros(())
-        norms = [torch.linalg.vector_norm(shard, dtype=torch.float64) for shard in shards]
-        total = torch.stack(norms).square().sum()
-        dist.all_reduce(total, group=self.group)
-        norm = total.sqrt()
-        for shard in shards:
-            shard *= (max_norm / (norm + 1e-6)).clamp(max=1)
-        return norm
-        ### END SOLUTION
+        return clip_norm_([each.home.shard.grad for each in self.gradients], max_norm, self.group)
+
+
+def clip_norm_(
+    parts: list[torch.Tensor], max_norm: float, group: dist.ProcessGroup | None = None
+) -> torch.Tensor:
+    """Scale this rank's parts of a gradient so that the norm of the whole is at most max_norm. → the norm before
+
+    Comm: one all_reduce of one number.
+    """
+    if not parts:
+        return torch.zeros(())  # on all ranks: everything is frozen
+    norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]
+    total = torch.stack(norms).square().sum()
+    dist.all_reduce(total, group=group)
+    norm = total.sqrt()
+    for part in parts:
+        part *= (max_norm / (norm + 1e-6)).clamp(max=1)
+    return norm
+    ### END SOLUTION
 
 
 # %% tags=["check"] grade_id="check-clip" points=2

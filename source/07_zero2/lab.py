@@ -84,34 +84,35 @@ check.begin_reduce_scatter()
 # %% [markdown]
 # ## Exercise 7.2 · A bucket that lets go (20 min, 4 points)
 #
-# `TravellingGradients(parameters, group)` holds *parameters* for good, flat and with a shard, as `FlatParameters` does. It
-# holds *gradients* only while they are on their way:
+# `TravellingGradients(home)` holds the gradients of the parameters in `home` (lab 06's `FlatParameters`), but only while
+# they are on their way:
 #
-# | | does | memory for gradients |
+# | | does | holds |
 # |---|---|---|
-# | `pack(place)` | moves the gradient of `parameters[place]` into a flat tensor, made for the first one to come; `.grad` becomes None | one bucket |
-# | `launch()` | begins the reduce-scatter of the flat tensor, after the bucket launched before has been waited for | two buckets, and one more where gloo receives |
-# | `wait()` | adds this rank's part of the mean to `home.shard.grad`, and lets the flat tensor go; does nothing if nothing is under way | one N-th |
+# | `pack(place)` | moves a gradient into a flat tensor, made for the first to come; its `.grad` becomes None | a bucket |
+# | `launch()` | waits for the bucket `before`, then begins the reduce-scatter of this one | two, three on gloo |
+# | `wait()` | adds this rank's part of the mean to `home.shard.grad`, lets the flat tensor go | one N-th |
 #
-# A gradient of None counts as zeros. `before` is the bucket that is launched before this one: without waiting for it, all
-# buckets would be alive at once on a slow link. `pack` refuses a gradient that is part of a graph, as in lab 03.
-#
-# Several backwards may come before a step. Each sends its gradients, and they add up in `home.shard.grad`.
+# - `before` is the bucket that is launched before this one. Without waiting for it, all buckets could be alive at once.
+# - `wait()` when nothing is under way does nothing.
+# - A gradient of None counts as zeros, and one that is part of a graph is refused, as by lab 03's `Bucket`.
+# - Several backwards may come before a step. Each sends its gradients, and they add up in `home.shard.grad`, in the
+#   shard's dtype.
 
 
 # %% tags=["exercise", "export"] grade_id="travelling-gradients"
 # %%ranks
 class TravellingGradients:
-    """The gradients of one bucket's parameters, kept whole only until their sum is sent.
+    """The gradients of home's parameters, kept whole only until their sum is sent.
 
     Comm: launch() is one reduce_scatter.
     """
 
-    before = None  # the bucket that is launched before this one
+    before = None  # what is launched before this
 
-    def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None):
+    def __init__(self, home: FlatParameters):
         ### BEGIN SOLUTION
-        self.parameters, self.home = parameters, FlatParameters(parameters, group)
+        self.home, self.parameters = home, home.parameters
         self.flat = self.slices = self.finish = None
         ### END SOLUTION
 
@@ -136,7 +137,7 @@ class TravellingGradients:
         ### END SOLUTION
 
     def launch(self) -> None:
-        """Begin to send the sum, when that of the bucket `before` has arrived."""
+        """Begin to send the sum, when that of `before` has arrived."""
         ### BEGIN SOLUTION
         if self.before is not None:
             self.before.wait()
@@ -148,8 +149,8 @@ class TravellingGradients:
         ### BEGIN SOLUTION
         if self.finish is None:
             return
-        mean = self.finish().div_(dist.get_world_size(self.home.group))
         shard = self.home.shard
+        mean = self.finish().to(shard.dtype).div_(dist.get_world_size(self.home.group))
         shard.grad = mean if shard.grad is None else shard.grad.add_(mean)
         self.flat = self.slices = self.finish = None
         ### END SOLUTION
@@ -168,6 +169,9 @@ check.TravellingGradients()
 # %%ranks
 class ShardedBucket(TravellingGradients):
     """A bucket as lab 04's queue and lab 06's optimizer know it."""
+
+    def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None):
+        super().__init__(FlatParameters(parameters, group))
 
     def reset(self) -> None:
         self.home.shard.grad = None

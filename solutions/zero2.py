@@ -1,0 +1,166 @@
+# Built by `make notebooks` from source/07_zero2/lab.py: edit that, not this.
+"""ZeRO stage 2: each rank holds all parameters, and one N-th of the gradients and of the optimizer's state."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shared.c10d import reduce_scatter_single
+from solutions.overlapped_ddp import OverlappedDDP
+from solutions.zero1 import FlatParameters, ZeRO1
+
+
+def begin_reduce_scatter(flat: torch.Tensor, group: dist.ProcessGroup | None = None) -> Callable[[], torch.Tensor]:
+    """Begin to add flat up over the group's N ranks. → a function that waits, and gives back this rank's N-th
+
+    Shapes: flat: [N · n] → [n]
+    Comm: one reduce_scatter of flat, on gloo one all_to_all; (N−1)/N of its bytes sent per rank.
+    """
+    world_size = dist.get_world_size(group)
+    if dist.get_backend(group) == "nccl":
+        own = flat.new_empty(flat.numel() // world_size)
+        handle = reduce_scatter_single(own, flat, group=group, async_op=True)
+    else:
+        received = torch.empty_like(flat)
+        handle = dist.all_to_all_single(received, flat, group=group, async_op=True)
+
+    def finish() -> torch.Tensor:
+        handle.wait()
+        if dist.get_backend(group) == "nccl":
+            return own
+        return received.view(world_size, -1).sum(0, dtype=flat.dtype)
+
+    return finish
+
+
+class TravellingGradients:
+    """The gradients of home's parameters, kept whole only until their sum is sent.
+
+    Comm: launch() is one reduce_scatter.
+    """
+
+    before = None  # what is launched before this
+
+    def __init__(self, home: FlatParameters):
+        self.home, self.parameters = home, home.parameters
+        self.flat = self.slices = self.finish = None
+
+    def pack(self, place: int) -> None:
+        """Take the gradient of parameters[place] away; None counts as zeros.
+
+        Raises: RuntimeError for a gradient that is itself differentiable.
+        """
+        if self.flat is None:
+            self.flat = self.home.new_flat()
+            self.slices = self.home.slices_of(self.flat)
+        parameter = self.parameters[place]
+        if parameter.grad is None:
+            return
+        if parameter.grad.requires_grad:
+            raise RuntimeError("this gradient is part of a graph (backward(create_graph=True)), and a message is not")
+        self.slices[place].copy_(parameter.grad)
+        parameter.grad = None
+
+    def launch(self) -> None:
+        """Begin to send the sum, when that of `before` has arrived."""
+        if self.before is not None:
+            self.before.wait()
+        self.finish = begin_reduce_scatter(self.flat, self.home.group)
+
+    def wait(self) -> None:
+        """Add the mean to the shard's gradient, if it is under way, and let the rest go."""
+        if self.finish is None:
+            return
+        shard = self.home.shard
+        mean = self.finish().to(shard.dtype).div_(dist.get_world_size(self.home.group))
+        shard.grad = mean if shard.grad is None else shard.grad.add_(mean)
+        self.flat = self.slices = self.finish = None
+
+
+class ShardedBucket(TravellingGradients):
+    """A bucket as lab 04's queue and lab 06's optimizer know it."""
+
+    def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None):
+        super().__init__(FlatParameters(parameters, group))
+
+    def reset(self) -> None:
+        self.home.shard.grad = None
+        for parameter in self.parameters:
+            parameter.grad = None  # what no_sync() has kept
+
+    def reduce(self) -> None:
+        pass
+
+    def still_there(self) -> bool:
+        return False
+
+
+class BucketOptimizer(ZeRO1):
+    """ZeRO1 over buckets that somebody else has laid out, and fills."""
+
+    def __init__(self, buckets: list[ShardedBucket], params, optimizer_cls: type, group, **defaults):
+        self.buckets = buckets
+        super().__init__(params, optimizer_cls, group, **defaults)
+
+    def _lay_out(self, parameters: list[nn.Parameter]) -> list[ShardedBucket]:
+        return self.buckets
+
+
+class ZeRO2(OverlappedDDP):
+    """ZeRO stage 2: gradients are reduce-scattered while backward computes, and freed; the optimizer is sharded.
+
+    `.optimizer` is the sharded optimizer, for schedulers and its state_dict().
+
+    Memory: with Adam in fp32, 4Ψ + 4Ψ/N + 8Ψ/N bytes for Ψ parameters on N ranks, and during backward up to three
+    buckets.
+    Comm: per backward outside no_sync(), one reduce_scatter per bucket; per step, one all_gather per bucket. With g
+    micro-batches (g+1)(N−1)/N · 4Ψ bytes, with no_sync() 2(N−1)/N · 4Ψ.
+    Source: Rajbhandari et al. 2020, "ZeRO", §5.2 and §7.
+    """
+
+    bucket_type = ShardedBucket
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer_cls: type[torch.optim.Optimizer],
+        bucket_cap_mb: float = 25.0,
+        group: dist.ProcessGroup | None = None,
+        **defaults,
+    ):
+        super().__init__(module, bucket_cap_mb, group)
+        for before, bucket in pairwise(self.buckets):
+            bucket.before = before
+        self.optimizer = BucketOptimizer(self.buckets, module.parameters(), optimizer_cls, group, **defaults)
+        self.synced = False
+
+    def finish_gradient_sync(self) -> None:
+        """Wait until this rank has its part of every mean gradient."""
+        super().finish_gradient_sync()
+        self.synced = self.syncs
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale gradients so that their norm over all parameters is at most max_norm. → the norm before"""
+        self._finish_once()
+        return self.optimizer.clip_grad_norm_(max_norm)
+
+    def step(self) -> None:
+        """Update this rank's part of the parameters, and collect the others'."""
+        self._finish_once()
+        self.optimizer.step()
+        self.synced = False
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients."""
+        self.optimizer.zero_grad()
+
+    def _finish_once(self) -> None:
+        if not self.synced:
+            self.finish_gradient_sync()
+
+    def _on_gradient(self, parameter: nn.Parameter) -> None:
+        self.synced = False
+        super()._on_gradient(parameter)
