@@ -189,7 +189,7 @@ def bubble_over_total(stages: int, micro_batches: int) -> float:
     return (stages - 1) / (micro_batches + stages - 1)
 
 
-# -- activations per transformer layer, 16-bit, GELU 4h MLP, dropout, attention materialised
+# -- activations per transformer layer: GELU 4h MLP, dropout, attention materialised
 
 
 def activation_bytes(
@@ -201,18 +201,28 @@ def activation_bytes(
     tensor_ranks: int = 1,
     sequence_parallel: bool = False,
     checkpointing: str = "none",
+    bytes_each: int = 2,
 ) -> float:
-    """Bytes of activations one layer keeps for backward. Source: Megatron-3 §4 and table 2.
+    """Bytes of activations one layer keeps for backward: sbh(34 + 5as/h). Source: Megatron-3 §4 and table 2.
 
     checkpointing: "none", "selective" (attention is recomputed) or "full" (only the layer's input is kept).
+    bytes_each: of an activation, 2 in the paper. Its masks of dropout, 2sbh + as²b, are of 1 byte in any precision.
     """
     _positive(sequence=sequence, batch=batch, hidden=hidden, heads=heads, tensor_ranks=tensor_ranks)
     if checkpointing not in ("none", "selective", "full"):
         raise ValueError(f"checkpointing must be 'none', 'selective' or 'full', got {checkpointing!r}")
     if checkpointing == "full":
-        per_element = 2.0
+        per_element = float(bytes_each)
     else:
-        attention = 0.0 if checkpointing == "selective" else 5 * heads * sequence / hidden
-        unsharded, sharded = (0.0, 34.0) if sequence_parallel else (10.0, 24.0)
+        attention = 0.0 if checkpointing == "selective" else (2 * bytes_each + 1) * heads * sequence / hidden
+        unsharded, sharded = 4.0 * bytes_each + 2, 12.0 * bytes_each  # 10 and 24
+        if sequence_parallel:
+            unsharded, sharded = 0.0, unsharded + sharded
         per_element = unsharded + (sharded + attention) / tensor_ranks
     return sequence * batch * hidden * per_element
+
+
+def logits_bytes(sequence: int, batch: int, vocabulary: int) -> float:
+    """Bytes of the logits that the loss keeps, in fp32 whatever the rest is: 4sbv. Source: Megatron-3 §4.3."""
+    _positive(sequence=sequence, batch=batch, vocabulary=vocabulary)
+    return 4.0 * sequence * batch * vocabulary

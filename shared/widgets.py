@@ -16,7 +16,10 @@ import ipywidgets
 from IPython.display import display
 from matplotlib.figure import Figure
 
-from shared import bucket_plots, magic, plots
+from shared import bucket_plots, magic, planner, planner_plots, plots
+from shared.model_shapes import SHAPES
+
+_LABEL = {"description_width": "initial"}
 
 
 def ring_stepper(logs: list) -> Figure:
@@ -35,6 +38,63 @@ def cap_chooser(sizes_bytes: dict[str, int], runs: list[bucket_plots.CapRun]) ->
         draw = partial(bucket_plots.cap_run, sizes_bytes, runs)
         display(stepper(draw, last=len(runs) - 1, description="cap"))
     return bucket_plots.cap_runs(sizes_bytes, runs)
+
+
+def memory_planner(
+    model: str = "Llama-2 7B",
+    ranks: int = 8,
+    precision: str = "mixed, 16 B",
+    micro_batch: int = 1,
+    checkpointing: str = "full",
+) -> Figure:
+    """Choose a model and how to train it: what a rank holds under each strategy, against cards. → the choice given
+
+    See `planner` for what is counted. Raises: ValueError for a choice that the planner does not offer.
+    """
+    offered = {
+        "model": list(SHAPES),
+        "ranks": [2**power for power in range(11)],
+        "precision": list(planner.PRECISIONS),
+        "micro_batch": [1, 2, 4, 8, 16],
+        "checkpointing": list(planner.CHECKPOINTING),
+    }
+    given = dict(zip(offered, (model, ranks, precision, micro_batch, checkpointing), strict=True))
+    for name, value in given.items():
+        if value not in offered[name]:
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, offered[name]))}, got {value!r}")
+    if magic.in_jupyterlab():
+        display(chooser(planned, offered, given))
+    return planned(**given)
+
+
+def planned(*, model: str, **choice) -> Figure:
+    """Draw a choice: a bar per strategy."""
+    bars = {
+        name: planner.plan(SHAPES[model], stage=stage, **choice).by_component()
+        for stage, name in planner.STAGES.items()
+    }
+    words = "{ranks} ranks, {precision}, micro-batch {micro_batch}, checkpointing: {checkpointing}".format(**choice)
+    return planner_plots.stages(bars, title=f"{model}, {words}")
+
+
+def chooser(draw: Callable[..., Figure], offered: dict[str, list], given: dict) -> ipywidgets.VBox:
+    """A dropdown per option over draw(option=value, …)."""
+    picture = ipywidgets.Image(value=as_png(draw(**given)), format="png", layout={"max_width": "100%"})
+    layout = {"width": "auto"}
+    dropdowns = {
+        name: ipywidgets.Dropdown(
+            options=values, value=given[name], description=name.replace("_", "-"), layout=layout, style=_LABEL
+        )
+        for name, values in offered.items()
+    }
+
+    def redraw(_) -> None:
+        picture.value = as_png(draw(**{name: dropdown.value for name, dropdown in dropdowns.items()}))
+
+    for dropdown in dropdowns.values():
+        dropdown.observe(redraw, names="value")
+    row = ipywidgets.HBox(list(dropdowns.values()), layout={"flex_flow": "row wrap"})
+    return ipywidgets.VBox([row, picture])
 
 
 def stepper(draw: Callable[[int], Figure], last: int, description: str = "step") -> ipywidgets.VBox:

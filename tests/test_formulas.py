@@ -104,6 +104,14 @@ def test_activations_of_megatrons_table():
     assert in_sbh(checkpointing="full") == 2
 
 
+def test_activations_of_another_precision():
+    """32 of the 34 bytes are numbers of 2, and 4 of the 5 of attention; the rest are masks."""
+    tokens = 64 * 2 * 128  # s·b·h
+    assert f.activation_bytes(64, 2, 128, 4, bytes_each=4) == tokens * (66 + 9 * 4 * 64 / 128)
+    assert f.activation_bytes(64, 2, 128, 4, bytes_each=4, checkpointing="full") == tokens * 4
+    assert f.logits_bytes(64, 2, 1000) == 4 * 64 * 2 * 1000
+
+
 @pytest.mark.parametrize(
     "call",
     [

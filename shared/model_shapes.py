@@ -1,0 +1,113 @@
+"""The shapes of published language models, and how many parameters each has, counted to the last one.
+
+Every one is a decoder of equal layers: attention over `heads`, then an MLP of `ffn` hidden numbers. Two families:
+
+    GPT     LayerNorm with a bias, a bias on every linear layer, learned positions, an MLP of two matrices, and an
+            output that is tied to the token embedding
+    Llama   RMSNorm, no biases, rotary positions (which have no parameters), a gated MLP of three matrices, and an
+            output of its own; keys and values may have fewer heads than queries (grouped-query attention)
+
+Sources:
+    GPT-2    Radford et al. 2019, table 2, and the hparams.json released with each model (github.com/openai/gpt-2).
+             The paper's own totals, 117M to 1542M, were wrong; that repository's README corrects them.
+    GPT-3    Brown et al. 2020 (arXiv 2005.14165), table 2.1; the total in millions in table D.1
+    Llama 2  Touvron et al. 2023 (arXiv 2307.09288), §2.2 and table 1; the params.json released with each model
+    Llama 3  Grattafiori et al. 2024, "The Llama 3 Herd of Models" (arXiv 2407.21783), table 3 and §3.4;
+             the params.json released with each model
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What decides how many parameters a decoder has.
+
+    context: the sequence length that it was first trained on.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocabulary: int
+    context: int
+    gated: bool = False
+    tied: bool = True
+    biases: bool = True  # on linear layers and norms
+    learned_positions: bool = True
+
+    @property
+    def attention_parameters(self) -> int:
+        """Query, key, value and output projection of one layer."""
+        kv_width = self.hidden // self.heads * self.kv_heads
+        matrices = 2 * self.hidden * self.hidden + 2 * self.hidden * kv_width
+        return matrices + (2 * self.hidden + 2 * kv_width if self.biases else 0)
+
+    @property
+    def mlp_parameters(self) -> int:
+        matrices = (3 if self.gated else 2) * self.hidden * self.ffn
+        biases = (2 if self.gated else 1) * self.ffn + self.hidden
+        return matrices + (biases if self.biases else 0)
+
+    @property
+    def norm_parameters(self) -> int:
+        """One norm: a scale for each hidden number, and a shift where there are biases."""
+        return (2 if self.biases else 1) * self.hidden
+
+    @property
+    def layer_parameters(self) -> int:
+        return self.attention_parameters + self.mlp_parameters + 2 * self.norm_parameters
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Tokens, and positions where they are learned."""
+        positions = self.context if self.learned_positions else 0
+        return (self.vocabulary + positions) * self.hidden
+
+    @property
+    def output_parameters(self) -> int:
+        """The last norm, and the output layer where it is not tied to the embedding."""
+        return self.norm_parameters + (0 if self.tied else self.vocabulary * self.hidden)
+
+    @property
+    def unit_parameters(self) -> list[int]:
+        """Parameters of the units that ZeRO-3 gathers one by one: embedding, each layer, output."""
+        return [self.embedding_parameters, *[self.layer_parameters] * self.layers, self.output_parameters]
+
+    @property
+    def parameters(self) -> int:
+        return sum(self.unit_parameters)
+
+
+def gpt(name: str, layers: int, hidden: int, heads: int, context: int) -> ModelShape:
+    """Shape a model of the GPT family: an MLP of 4h, and GPT-2's vocabulary, which GPT-3 kept."""
+    return ModelShape(name, layers, hidden, heads, heads, 4 * hidden, vocabulary=50257, context=context)
+
+
+def llama(
+    name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocabulary: int, context: int
+) -> ModelShape:
+    """Shape a model of the Llama family."""
+    family = {"gated": True, "tied": False, "biases": False, "learned_positions": False}
+    return ModelShape(name, layers, hidden, heads, kv_heads, ffn, vocabulary, context, **family)
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        gpt("GPT-2 124M", 12, 768, 12, context=1024),
+        gpt("GPT-2 355M", 24, 1024, 16, context=1024),
+        gpt("GPT-2 774M", 36, 1280, 20, context=1024),
+        gpt("GPT-2 1.5B", 48, 1600, 25, context=1024),
+        gpt("GPT-3 175B", 96, 12288, 96, context=2048),
+        llama("Llama-2 7B", 32, 4096, 32, 32, 11008, vocabulary=32000, context=4096),
+        llama("Llama-2 13B", 40, 5120, 40, 40, 13824, vocabulary=32000, context=4096),
+        llama("Llama-2 70B", 80, 8192, 64, 8, 28672, vocabulary=32000, context=4096),
+        llama("Llama-3 8B", 32, 4096, 32, 8, 14336, vocabulary=128256, context=8192),
+        llama("Llama-3 70B", 80, 8192, 64, 8, 28672, vocabulary=128256, context=8192),
+        llama("Llama-3 405B", 126, 16384, 128, 8, 53248, vocabulary=128256, context=8192),
+    )
+}

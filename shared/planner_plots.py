@@ -1,0 +1,82 @@
+"""Figures of memory that was planned, not measured: a rank's share against the card it must fit on. Pure functions."""
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from shared.plots import COLOURS, HATCHES, LINES, MARKERS
+
+CARDS_GB = (24, 80, 141)  # one for the desk, A100 or H100, H200
+_STYLES = {  # component → colour, hatch: those of the memory figures, where they have the same component
+    "parameters": (COLOURS[0], HATCHES[0]),
+    "gradients": (COLOURS[1], HATCHES[1]),
+    "optimizer": (COLOURS[2], HATCHES[2]),
+    "gathered": (COLOURS[4], HATCHES[4]),
+    "activations": (COLOURS[5], HATCHES[5]),
+}
+
+
+def stages(plans: dict[str, dict[str, float]], title: str = "", cards_gb: tuple[float, ...] = CARDS_GB) -> Figure:
+    """Draw one rank's planned bytes, a bar per strategy, its components stacked, against what cards hold.
+
+    A bar longer than the largest card by a third is cut off there; its total stands beside it all the same.
+    plans: strategy → component → bytes, as `planner.Plan.by_component` tells them.
+    Raises: ValueError where there is no bar.
+    """
+    if not plans:
+        raise ValueError("There is nothing to draw: give one strategy and its bytes by component at least.")
+    figure, axes = plt.subplots(figsize=(8.0, 1.3 + 0.42 * len(plans)), layout="constrained")
+    edge_gb = 1.33 * max(cards_gb)
+    for y, parts in enumerate(plans.values()):
+        left_gb = 0.0
+        for name, held_bytes in parts.items():
+            colour, hatch = _STYLES[name]
+            width_gb = max(0.0, min(held_bytes / 1e9, edge_gb - left_gb))
+            style = {"facecolor": colour, "hatch": hatch, "edgecolor": "black", "linewidth": 0.6}
+            axes.barh(y, width_gb, left=left_gb, height=0.65, label=name, **style)
+            left_gb += width_gb
+        total_gb = sum(parts.values()) / 1e9
+        cut = "… " if total_gb > edge_gb else ""
+        fits = "" if any(total_gb <= card for card in cards_gb) else ", fits none"
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}  # a card's line may run through it
+        axes.text(left_gb + 0.01 * edge_gb, y, f"{cut}{_rounded(total_gb)}{fits}", va="center", bbox=box)
+    for card, line in zip(cards_gb, LINES[1:], strict=False):
+        axes.axvline(card, color="black", linestyle=line, linewidth=1.3)
+        axes.text(card, 1.0, f"{card} GB", transform=axes.get_xaxis_transform(), ha="center", va="bottom", size=9)
+    axes.set(xlabel="GB per rank", yticks=range(len(plans)), xlim=(0, 1.22 * edge_gb), ylim=(len(plans) - 0.5, -0.5))
+    axes.set_yticklabels(list(plans))
+    axes.set_title(title, pad=18)
+    axes.spines[["top", "right"]].set_visible(False)
+    handles, names = axes.get_legend_handles_labels()
+    drawn = {name: handle for handle, name in zip(handles, names, strict=True) if any(p[name] for p in plans.values())}
+    figure.legend(drawn.values(), drawn.keys(), frameon=False, ncols=len(drawn), loc="outside lower center")
+    plt.close(figure)
+    return figure
+
+
+def activation_growth(
+    predicted_bytes: dict[str, dict[int, float]], measured_bytes: dict[str, dict[int, float]]
+) -> Figure:
+    """Draw what a layer keeps per token against the length of the sequence: formulas as lines, measurements as marks.
+
+    Both: name → sequence length → bytes per token. A name has one colour.
+    """
+    figure, axes = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
+    for number, name in enumerate(dict.fromkeys([*predicted_bytes, *measured_bytes])):
+        colour = COLOURS[number]
+        line, marks = predicted_bytes.get(name, {}), measured_bytes.get(name, {})
+        if line:
+            label = f"{name}, formula"
+            kilobytes = [value / 1e3 for value in line.values()]
+            axes.plot(list(line), kilobytes, color=colour, linestyle=LINES[number], label=label)
+        if marks:
+            kilobytes = [value / 1e3 for value in marks.values()]
+            axes.plot(list(marks), kilobytes, MARKERS[number], color=colour, label=f"{name}, measured")
+    axes.set(xlabel="tokens in the sequence", ylabel="KB kept per token", xlim=(0, None), ylim=(0, None))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    plt.close(figure)
+    return figure
+
+
+def _rounded(gigabytes: float) -> str:
+    return f"{gigabytes:.1f} GB" if gigabytes < 100 else f"{gigabytes:,.0f} GB"

@@ -1,0 +1,193 @@
+"""Published models have the published sizes; a plan of memory adds up as the formulas say; its figure and widget."""
+
+import pytest
+
+from shared import formulas, magic, planner, planner_plots, widgets
+from shared.model_shapes import SHAPES
+from shared.models import GPTConfig, TinyGPT
+
+EXACT = {  # parameters in the released weights; GPT-3 has none that anyone could count
+    "GPT-2 124M": 124_439_808,
+    "GPT-2 355M": 354_823_168,
+    "GPT-2 774M": 774_030_080,
+    "GPT-2 1.5B": 1_557_611_200,
+    "Llama-2 7B": 6_738_415_616,
+    "Llama-2 13B": 13_015_864_320,
+    "Llama-2 70B": 68_976_648_192,
+    "Llama-3 8B": 8_030_261_248,
+    "Llama-3 70B": 70_553_706_496,
+    "Llama-3 405B": 405_853_388_800,
+}
+GB = 1e9
+
+
+# -- shapes
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_shape_has_exactly_the_parameters_of_the_released_model(name):
+    assert SHAPES[name].parameters == EXACT[name]
+
+
+def test_gpt_3_has_the_millions_of_its_papers_table():
+    """Table D.1 says 174,600 million; table 2.1 rounds to 175.0 billion."""
+    assert set(SHAPES) - set(EXACT) == {"GPT-3 175B"}
+    assert SHAPES["GPT-3 175B"].parameters / 1e6 == pytest.approx(174_600, abs=50)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_name_says_the_size(name):
+    number, unit = float(name.split()[1][:-1]), name[-1]
+    assert SHAPES[name].parameters / {"M": 1e6, "B": 1e9}[unit] == pytest.approx(number, rel=0.05)
+
+
+def test_units_are_all_there_is():
+    shape = SHAPES["Llama-3 8B"]
+    assert len(shape.unit_parameters) == shape.layers + 2
+    assert shape.unit_parameters[0] == 128256 * 4096 == shape.unit_parameters[-1] - 4096
+
+
+def test_a_layer_of_ours_is_counted_by_the_same_arithmetic():
+    """Our GPT has no biases but in its norms."""
+    width = 64
+    block = TinyGPT(GPTConfig(width=width)).blocks[0]
+    shape = SHAPES["GPT-2 124M"].__class__("ours", 2, width, 4, 4, 4 * width, 96, 64)
+    biases = 3 * width + width + 4 * width + width
+    assert sum(parameter.numel() for parameter in block.parameters()) == shape.layer_parameters - biases
+
+
+# -- plans
+
+
+def test_stages_share_out_what_the_formula_says():
+    shape = SHAPES["GPT-3 175B"]
+    for stage in planner.STAGES:
+        plan = planner.plan(shape, ranks=64, stage=stage)
+        static_bytes = plan.parameters + plan.gradients + plan.optimizer
+        assert static_bytes == pytest.approx(formulas.model_state_bytes(shape.parameters, 64, stage))
+        assert plan.total_bytes == pytest.approx(static_bytes + plan.gathered + plan.activations)
+        assert (plan.gathered > 0) == (stage == 3)
+
+
+@pytest.mark.parametrize(
+    ("precision", "bytes_each"), [*zip(planner.PRECISIONS, [(2, 2, 12), (2, 6, 12), (4, 4, 8)], strict=True)]
+)
+def test_precisions(precision, bytes_each):
+    shape = SHAPES["Llama-2 7B"]
+    plan = planner.plan(shape, ranks=1, stage=0, precision=precision)
+    held = (plan.parameters, plan.gradients, plan.optimizer)
+    assert held == pytest.approx([each * shape.parameters for each in bytes_each])
+
+
+def test_gathered_are_two_neighbouring_units():
+    """Llama-3 8B's embedding is larger than two of its layers; GPT-3's is smaller than one."""
+    llama, gpt = SHAPES["Llama-3 8B"], SHAPES["GPT-3 175B"]
+    assert planner.gathered_bytes(llama, 8, 2) == pytest.approx(2 * (128256 * 4096 + 4096 + llama.layer_parameters))
+    assert planner.gathered_bytes(gpt, 8, 2) == pytest.approx(2 * 2 * gpt.layer_parameters)
+
+
+def test_activations_grow_with_the_micro_batch_and_shrink_with_checkpoints():
+    shape = SHAPES["GPT-3 175B"]
+
+    def of(micro_batch, checkpointing, bytes_each=2):
+        return planner.activations_bytes(shape, micro_batch, shape.context, checkpointing, bytes_each)
+
+    none, selective, full = (of(1, how) for how in planner.CHECKPOINTING)
+    assert none > selective > full and of(4, "full") == pytest.approx(4 * full)
+    sbh, logits = 2048 * 12288, 4 * 2048 * 50257
+    assert none == pytest.approx(96 * sbh * (34 + 80) + logits)
+    assert selective == pytest.approx(96 * sbh * 34 + sbh * 80 + logits)
+    assert full == pytest.approx(96 * sbh * 2 + sbh * 112 + logits)
+    assert of(1, "full", 4) - logits == pytest.approx(96 * sbh * 4 + sbh * (66 + 144 - 4))
+
+
+def test_a_plan_ignores_ranks_where_nothing_is_shared():
+    shape = SHAPES["GPT-2 124M"]
+    assert planner.plan(shape, ranks=1, stage=0) == planner.plan(shape, ranks=1024, stage=0)
+
+
+@pytest.mark.parametrize("wrong", [{"stage": 4}, {"precision": "int4"}, {"ranks": 0}, {"checkpointing": "some"}])
+def test_a_plan_of_nonsense_is_refused(wrong):
+    with pytest.raises(ValueError, match=str(next(iter(wrong.values())))):
+        planner.plan(SHAPES["GPT-2 124M"], **({"ranks": 2, "stage": 0} | wrong))
+
+
+# -- figures
+
+
+def bars_of(model, ranks):
+    plans = {
+        name: planner.plan(SHAPES[model], ranks=ranks, stage=stage, checkpointing="full")
+        for stage, name in planner.STAGES.items()
+    }
+    return plans, planner_plots.stages({name: plan.by_component() for name, plan in plans.items()}, model).axes[0]
+
+
+def test_bars_are_as_long_as_the_plan_and_lines_stand_at_the_cards():
+    plans, axes = bars_of("Llama-2 7B", 8)
+    for y, plan in enumerate(plans.values()):
+        of_bar = [patch for patch in axes.patches if abs(patch.get_y() + patch.get_height() / 2 - y) < 0.1]
+        assert sum(patch.get_width() for patch in of_bar) == pytest.approx(plan.total_bytes / GB)
+    assert [line.get_xdata()[0] for line in axes.lines] == [24, 80, 141]
+    assert len({line.get_linestyle() for line in axes.lines}) == 3
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"]
+
+
+def test_a_bar_that_is_cut_off_says_so_and_still_tells_its_total():
+    plans, axes = bars_of("Llama-2 70B", 64)
+    texts = [text.get_text() for text in axes.texts]
+    assert "… 1,116 GB, fits none" in texts and f"{plans['ZeRO-3'].total_bytes / GB:.1f} GB" in texts
+    assert max(patch.get_x() + patch.get_width() for patch in axes.patches) <= 1.34 * 141
+
+
+def test_components_are_told_apart_without_colour():
+    hatches = [hatch for _, hatch in planner_plots._STYLES.values()]
+    assert len(set(hatches)) == len(hatches)
+
+
+def test_no_bar_is_refused():
+    with pytest.raises(ValueError, match="nothing to draw"):
+        planner_plots.stages({})
+
+
+def test_growth_draws_formulas_as_lines_and_measurements_as_marks():
+    line = {64: 1000.0, 128: 2000.0}
+    axes = planner_plots.activation_growth({"a": line, "b": line}, {"a": {64: 1000.0}, "c": {64: 500.0}}).axes[0]
+    labels = [drawn.get_label() for drawn in axes.lines]
+    assert labels == ["a, formula", "a, measured", "b, formula", "c, measured"]
+    assert list(axes.lines[0].get_ydata()) == [1.0, 2.0]
+    assert axes.lines[1].get_linestyle() == "None" and axes.lines[0].get_color() == axes.lines[1].get_color()
+
+
+# -- the widget
+
+
+@pytest.fixture
+def displayed(monkeypatch) -> list:
+    shown: list = []
+    monkeypatch.setattr(widgets, "display", shown.append)
+    return shown
+
+
+def test_without_jupyterlab_the_figure_of_the_choice_is_all(displayed):
+    axes = widgets.memory_planner("Llama-2 7B", ranks=8).axes[0]
+    assert displayed == []
+    assert axes.get_title() == "Llama-2 7B, 8 ranks, mixed, 16 B, micro-batch 1, checkpointing: full"
+
+
+def test_a_dropdown_redraws_what_the_pure_function_draws(displayed, monkeypatch):
+    monkeypatch.setattr(magic, "in_jupyterlab", lambda: True)
+    figure = widgets.memory_planner("Llama-2 7B", ranks=8)
+    [box] = displayed
+    dropdowns, picture = {one.description: one for one in box.children[0].children}, box.children[1]
+    assert list(dropdowns) == ["model", "ranks", "precision", "micro-batch", "checkpointing"]
+    assert picture.value == widgets.as_png(figure)
+    dropdowns["model"].value, dropdowns["micro-batch"].value = "Llama-3 70B", 4
+    rest = {"ranks": 8, "precision": "mixed, 16 B", "checkpointing": "full"}
+    assert picture.value == widgets.as_png(widgets.planned(model="Llama-3 70B", micro_batch=4, **rest))
+
+
+@pytest.mark.parametrize("wrong", [{"model": "GPT-4"}, {"ranks": 3}, {"precision": "int4"}, {"micro_batch": 0}])
+def test_a_choice_that_is_not_offered_is_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        widgets.memory_planner(**wrong)
