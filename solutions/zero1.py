@@ -234,13 +234,17 @@ class ZeRO1(ClipsGradients):
         number_of = self._numbers(collected["param_groups"])
         for home in (each.home for each in self.gradients):
             for name, value in self.inner.state.get(home.shard, {}).items():
-                values = [value] * len(home.parameters)
-                if torch.is_tensor(value) and value.shape == home.shard.shape:
-                    values = home.slices_of(collect(value, self.group, to))
-                for parameter, one in zip(home.parameters, values, strict=True):
-                    one = one.clone() if torch.is_tensor(one) else one
+                for parameter, one in zip(*self._per_parameter(home, value, to), strict=True):
                     collected["state"].setdefault(number_of[parameter], {})[name] = one
         return collected if to in (None, dist.get_rank(self.group)) else None
+
+    def _per_parameter(self, home: FlatParameters, value, to: int | None) -> tuple[list, list]:
+        if not torch.is_tensor(value):
+            return home.parameters, [value] * len(home.parameters)
+        if value.shape != home.shard.shape:
+            return home.parameters, [value.clone() for _ in home.parameters]
+        whole = collect(value, self.group, to)
+        return ([], []) if whole is None else (home.parameters, home.slices_of(whole))
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Take this rank's part of a whole state, which any number of ranks may have collected.
@@ -259,25 +263,33 @@ class ZeRO1(ClipsGradients):
         return {p: n for group, packed in pairs for p, n in zip(group["params"], packed["params"], strict=True)}
 
 
-def collect(part: torch.Tensor, group: dist.ProcessGroup | None, to: int | None) -> torch.Tensor:
+def collect(part: torch.Tensor, group: dist.ProcessGroup | None, to: int | None) -> torch.Tensor | None:
     """Put the parts of all ranks one after the other, on rank `to` of the group or, for None, on all."""
+    if to not in (None, dist.get_rank(group)):
+        dist.gather(part, group=group, group_dst=to)
+        return None
     whole = part.new_empty(dist.get_world_size(group) * part.numel())
     if to is None:
         all_gather_single(whole, part, group=group)
     else:
-        places = list(whole.chunk(dist.get_world_size(group))) if dist.get_rank(group) == to else None
-        dist.gather(part, places, group=group, group_dst=to)
+        dist.gather(part, list(whole.chunk(dist.get_world_size(group))), group=group, group_dst=to)
     return whole
 
 
 def part_of(home: FlatParameters, name: str, states: list[dict]):
     """Take this rank's part of one entry of the parameters' states; what is not per number, from any of them."""
     values = [state.get(name) for state in states]
-    pairs = list(zip(values, home.parameters, strict=True))
-    shared = next(value for value in values if value is not None)
-    if name == "step" or any(v is not None and getattr(v, "shape", None) != p.shape for v, p in pairs):
-        return shared.clone() if torch.is_tensor(shared) else shared
-    flat = home.new_flat().to(shared.dtype)
+    pairs = zip(values, home.parameters, strict=True)
+    pairs = [(v, p) for v, p in pairs if v is not None]
+    misfits = [(v, p) for v, p in pairs if getattr(v, "shape", None) != p.shape]
+    first = pairs[0][0]
+    if name == "step" or (misfits and not any(getattr(v, "ndim", 0) for v, _ in pairs)):
+        return first.clone() if torch.is_tensor(first) else first
+    if misfits:
+        value, parameter = misfits[0]
+        shapes = f"{list(getattr(value, 'shape', []))}, the parameter {list(parameter.shape)}"
+        raise ValueError(f"this state belongs to other parameters: {name} has the shape {shapes}")
+    flat = home.new_flat().to(first.dtype)
     for piece, value in zip(home.slices_of(flat), values, strict=True):
         if value is not None:  # never stepped: zeros, as an optimizer begins with
             piece.copy_(value)
