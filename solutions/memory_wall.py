@@ -1,6 +1,7 @@
 # Built by `make notebooks` from source/05_memory_wall/lab.py: edit that, not this.
 """The memory of one rank: counted, kept in mixed precision, and saved by computing activations again."""
 
+from functools import partial
 from itertools import combinations
 
 import torch
@@ -26,16 +27,17 @@ class MasterWeights(torch.optim.Optimizer):
     """
 
     def __init__(self, params, optimizer_cls: type[torch.optim.Optimizer], **defaults):
-        self.optimizer_cls = optimizer_cls
-        self.inner = {}  # per parameter: the optimizer of its master, alone, so that gradients are converted in turn
-        super().__init__(params, defaults)
+        self.inner = {}  # per parameter: the optimizer of its master alone
+        self.new_inner = partial(optimizer_cls, **defaults)
+        super().__init__(params, self.new_inner([torch.empty(0)]).defaults)
 
     def add_param_group(self, param_group: dict) -> None:
+        """Step further parameters from now on. param_group: "params", and settings unlike the defaults"""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         for parameter in group["params"]:
             master = nn.Parameter(parameter.detach().to(torch.float32, copy=True))
-            self.inner[parameter] = self.optimizer_cls([{"params": [master], **settings_of(group)}])
+            self.inner[parameter] = self.new_inner([{**group, "params": [master]}])
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -45,22 +47,17 @@ class MasterWeights(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._step_one(parameter, settings_of(group))
+                    self._step_one(parameter, group)
         return loss
 
-    def _step_one(self, parameter: nn.Parameter, settings: dict) -> None:
-        inner = self.inner[parameter].param_groups[0]
-        inner.update(settings)
-        (master,) = inner["params"]
+    def _step_one(self, parameter: nn.Parameter, group: dict) -> None:
+        inner = self.inner[parameter]
+        (master,) = inner.param_groups[0]["params"]
+        inner.param_groups[0].update({**group, "params": [master]})
         master.grad = parameter.grad.float()
-        self.inner[parameter].step()
-        master.grad = None
+        inner.step()
+        master.grad = None  # or float32 gradients of all parameters pile up
         parameter.copy_(master)
-
-
-def settings_of(group: dict) -> dict:
-    """Take a param group's settings without its parameters."""
-    return {name: value for name, value in group.items() if name != "params"}
 
 
 def randomness() -> list[torch.Tensor]:

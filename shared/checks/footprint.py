@@ -23,7 +23,7 @@ def probe_footprint(wrapper, model: str, options: dict, least_bytes: int, seed: 
     """Train two steps. → the bytes that have come since the module was built, and those of the gradients' storages"""
     module = awkward.build(model, seed).to(device_here())
     x, y = x.to(device_here()), y.to(device_here())
-    before_bytes = _living_bytes()
+    before_bytes = living_bytes()
     wrapped = wrapper(module, **options)
     for step in range(3):
         if step:
@@ -31,10 +31,10 @@ def probe_footprint(wrapper, model: str, options: dict, least_bytes: int, seed: 
             module.zero_grad()
         awkward.loss_of(wrapped, x, y).backward()
         wrapped.finish_gradient_sync()
-    began_s, held_bytes = time.perf_counter(), _living_bytes() - before_bytes
+    began_s, held_bytes = time.perf_counter(), living_bytes() - before_bytes
     while held_bytes > least_bytes and time.perf_counter() - began_s < _SETTLES_WITHIN_S:
         time.sleep(0.01)
-        held_bytes = min(held_bytes, _living_bytes() - before_bytes)
+        held_bytes = min(held_bytes, living_bytes() - before_bytes)
     gradients = {p.grad.untyped_storage().data_ptr(): p.grad.untyped_storage() for p in _with_gradient(module)}
     return {"held": held_bytes, "gradients": sum(storage.nbytes() for storage in gradients.values())}
 
@@ -43,7 +43,7 @@ def _with_gradient(module) -> list:
     return [p for p in module.parameters() if p.grad is not None]
 
 
-def _living_bytes() -> int:
+def living_bytes() -> int:
     """Add up all storages on this rank's device, each once."""
     gc.collect()
     found = {}

@@ -23,6 +23,7 @@ ranks.start(world_size=2)
 # %%ranks
 """The memory of one rank: counted, kept in mixed precision, and saved by computing activations again."""
 
+from functools import partial
 from itertools import combinations
 
 import torch
@@ -110,10 +111,12 @@ print(f"1 + 1000 × 0.001 = {weight.item():.3f}")
 # parameter.copy_(master)
 # ```
 # - Groups have settings of their own, and a scheduler changes them between steps: it writes to
-#   `self.param_groups[i]["lr"]`. `torch.optim.Optimizer.__init__` calls `add_param_group` for each group, and so does
-#   whoever unfreezes a layer later.
+#   `self.param_groups[i]["lr"]`, and some write `betas` or `momentum` too.
+# - So settings that nobody gave must be there as well. A torch optimizer keeps its own in `.defaults`, which is what
+#   `torch.optim.Optimizer.__init__(params, defaults)` wants; build one on any tensor, and look.
+# - That `__init__` calls `add_param_group` for each group, and so does whoever unfreezes a layer later.
 # - A parameter without a gradient is left alone, as torch's optimizers do.
-# - A float32 parameter gets a master too, one of its own.
+# - A float32 parameter gets a master too, one of its own. Parameters stay in their memory: others may view it.
 #
 # Target: 2 + 2 + 12 bytes per parameter with Adam. Never more than *one* parameter's gradient in float32: the float32
 # gradients of all would be 4 bytes more. (One inner optimizer per parameter makes that easy.)
@@ -128,44 +131,44 @@ class MasterWeights(torch.optim.Optimizer):
     Source: Micikevicius et al. 2018, "Mixed Precision Training", §3.1.
     """
 
-    ### BEGIN SOLUTION
     def __init__(self, params, optimizer_cls: type[torch.optim.Optimizer], **defaults):
-        self.optimizer_cls = optimizer_cls
-        self.inner = {}  # per parameter: the optimizer of its master, alone, so that gradients are converted in turn
-        super().__init__(params, defaults)
+        ### BEGIN SOLUTION
+        self.inner = {}  # per parameter: the optimizer of its master alone
+        self.new_inner = partial(optimizer_cls, **defaults)
+        super().__init__(params, self.new_inner([torch.empty(0)]).defaults)
+        ### END SOLUTION
 
     def add_param_group(self, param_group: dict) -> None:
+        """Step further parameters from now on. param_group: "params", and settings unlike the defaults"""
+        ### BEGIN SOLUTION
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         for parameter in group["params"]:
             master = nn.Parameter(parameter.detach().to(torch.float32, copy=True))
-            self.inner[parameter] = self.optimizer_cls([{"params": [master], **settings_of(group)}])
+            self.inner[parameter] = self.new_inner([{**group, "params": [master]}])
+        ### END SOLUTION
 
     @torch.no_grad()
     def step(self, closure=None):
         """Update masters, then parameters. → what closure() returns, if there is one"""
+        ### BEGIN SOLUTION
         with torch.enable_grad():
             loss = closure() if closure else None
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._step_one(parameter, settings_of(group))
+                    self._step_one(parameter, group)
         return loss
 
-    def _step_one(self, parameter: nn.Parameter, settings: dict) -> None:
-        inner = self.inner[parameter].param_groups[0]
-        inner.update(settings)
-        (master,) = inner["params"]
+    def _step_one(self, parameter: nn.Parameter, group: dict) -> None:
+        inner = self.inner[parameter]
+        (master,) = inner.param_groups[0]["params"]
+        inner.param_groups[0].update({**group, "params": [master]})
         master.grad = parameter.grad.float()
-        self.inner[parameter].step()
-        master.grad = None
+        inner.step()
+        master.grad = None  # or float32 gradients of all parameters pile up
         parameter.copy_(master)
-
-
-def settings_of(group: dict) -> dict:
-    """Take a param group's settings without its parameters."""
-    return {name: value for name, value in group.items() if name != "params"}
-    ### END SOLUTION
+        ### END SOLUTION
 
 
 # %% tags=["check"] grade_id="check-master-weights" points=5
@@ -189,7 +192,10 @@ check.MasterWeights()
 # itself, and call hooks too early.)
 #
 # Inputs are tensors, and there is one output. `randomness()` and `replay(seen)` are given: what dropout dropped the
-# first time, it must drop again.
+# first time, it must drop again, and after that the generators go on from where backward found them.
+#
+# Target: the module runs twice per backward. A hook on a parameter is called once, when its gradient is complete, also
+# where somebody outside uses the parameter too.
 
 
 # %% tags=["export"]
@@ -269,12 +275,9 @@ check.Checkpointed()
 # peak = max(held_in_backward_of)
 # ```
 # **Predict.** Four equal blocks, and you may checkpoint one. Which one saves nothing at the peak?
-#
-# Give back the numbers of the blocks to checkpoint: as few as possible, so that the peak is at most `target_bytes`. If
-# no choice does it, raise a `ValueError` that says how low the peak can get. There are at most 12 blocks.
 
 
-# %% tags=["exercise", "export"] grade_id="place-checkpoints"
+# %% tags=["exercise", "export"] grade_id="activation-peak"
 # %%ranks
 def activation_peak_bytes(
     saved_bytes: list[int], input_bytes: list[int], chosen: tuple[int, ...]
@@ -290,6 +293,17 @@ def activation_peak_bytes(
     ### END SOLUTION
 
 
+# %% tags=["check"] grade_id="check-activation-peak" points=1
+check.activation_peak_bytes()
+
+# %% [markdown]
+# `place_checkpoints` gives back the numbers of the blocks to checkpoint: as few as possible, so that the peak is at
+# most `target_bytes`. If no choice does it, it raises a `ValueError` that says how many bytes the lowest peak has.
+# There are at most 12 blocks.
+
+
+# %% tags=["exercise", "export"] grade_id="place-checkpoints"
+# %%ranks
 def place_checkpoints(
     saved_bytes: list[int], input_bytes: list[int], target_bytes: int
 ) -> tuple[int, ...]:
@@ -313,7 +327,7 @@ def place_checkpoints(
     ### END SOLUTION
 
 
-# %% tags=["check"] grade_id="check-place-checkpoints" points=3
+# %% tags=["check"] grade_id="check-place-checkpoints" points=2
 check.place_checkpoints()
 
 # %% [markdown]
