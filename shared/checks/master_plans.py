@@ -1,0 +1,114 @@
+"""Optimizers driven through a few steps with given gradients: one code for the ranks, and for what they must equal."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+STEPS = 5
+LATE = 2  # the step before which a late group comes
+SHAPES = ((3, 7), (), (5,), (2, 3, 2, 2), (1,), (4, 4))
+OPTIMIZERS = {
+    "SGD": (torch.optim.SGD, {"lr": 0.1}),
+    "SGD with momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.05}),
+    "Adam": (torch.optim.Adam, {"lr": 0.03}),
+    "AdamW": (torch.optim.AdamW, {"lr": 0.03, "weight_decay": 0.1, "betas": (0.8, 0.95)}),
+}
+SCHEDULERS = {
+    "StepLR": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.3),
+    "OneCycleLR": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.3, total_steps=STEPS + 1),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is optimized, how, and what happens between the steps."""
+
+    said: str
+    optimizer: str
+    groups: tuple[dict, ...] = ({},)  # each one's settings; parameters are dealt out in turns
+    late: bool = False  # the last group is added before step LATE
+    scheduler: str = ""
+    rewritten: dict = field(default_factory=dict)  # settings of the last group, written before step LATE
+    written_over: bool = False  # somebody writes into the parameters after the first step
+    dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float32)
+    hint: str = ""
+
+
+@dataclass
+class Data:
+    """What a plan starts with; gradients: per step, one per parameter or None."""
+
+    parameters: list[torch.Tensor]
+    gradients: list[list[torch.Tensor | None]]
+
+
+def draw(seed: int, dtypes: tuple[torch.dtype, ...], missing: float = 0.0) -> Data:
+    """Draw parameters of dtypes in turn, and gradients of which some are missing."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def numbers() -> list[torch.Tensor]:
+        some = [torch.randn(shape, generator=generator) for shape in SHAPES]
+        return [each.to(dtypes[place % len(dtypes)]) for place, each in enumerate(some)]
+
+    parameters = numbers()
+    gradients = [
+        [None if torch.rand((), generator=generator) < missing else each for each in numbers()] for _ in range(STEPS)
+    ]
+    return Data(parameters, gradients)
+
+
+def deal(parameters: list, groups: int) -> list[list]:
+    return [parameters[first::groups] for first in range(groups)]
+
+
+def run(plan: Plan, build, data: Data, device: torch.device) -> dict:
+    """Step through a plan. build(groups, **defaults) gives an optimizer. → per step the parameters, and its manners"""
+    parameters = [nn.Parameter(each.to(device, copy=True)) for each in data.parameters]
+    addresses = [parameter.data_ptr() for parameter in parameters]
+    dealt = deal(parameters, len(plan.groups))
+    groups = [{"params": some, **settings} for some, settings in zip(dealt, plan.groups, strict=True)]
+    now = groups[:-1] if plan.late else groups
+    given = iter(parameters) if plan.groups == ({},) else now  # as module.parameters() is: to be read once
+    optimizer = build(given, **OPTIMIZERS[plan.optimizer][1])
+    scheduler = SCHEDULERS[plan.scheduler](optimizer) if plan.scheduler else None
+    found = {"steps": [], "gradients kept": True}
+    for number, gradients in enumerate(data.gradients):
+        if number == LATE and plan.late:
+            optimizer.add_param_group(groups[-1])
+        if number == LATE:
+            optimizer.param_groups[-1].update(plan.rewritten)
+        if number == 1 and plan.written_over:
+            for parameter in parameters:
+                parameter.data.add_(1)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = None if gradient is None else gradient.to(device, parameter.dtype)
+        optimizer.step()
+        if scheduler:
+            scheduler.step()
+        found["steps"].append([parameter.detach().cpu().clone() for parameter in parameters])
+        same = [_same(parameter.grad, gradient) for parameter, gradient in zip(parameters, gradients, strict=True)]
+        found["gradients kept"] &= all(same)
+    found["in place"] = addresses == [parameter.data_ptr() for parameter in parameters]
+    found["kind"] = isinstance(optimizer, torch.optim.Optimizer)
+    optimizer.zero_grad()
+    found["zeroed"] = all(parameter.grad is None for parameter in parameters)
+    return found
+
+
+def _same(found: torch.Tensor | None, want: torch.Tensor | None) -> bool:
+    if found is None or want is None:
+        return found is want
+    return found.dtype == want.dtype and torch.equal(found.cpu(), want)
+
+
+def masters(plan: Plan, data: Data) -> list[list[torch.Tensor]]:
+    """Run torch's optimizer on float32 copies, in which nobody else writes. → them, per step"""
+    whole = Plan(**{**vars(plan), "written_over": False})
+    copies = Data([each.float() for each in data.parameters], data.gradients)
+    return run(whole, OPTIMIZERS[plan.optimizer][0], copies, torch.device("cpu"))["steps"]
+
+
+def without_masters(plan: Plan, data: Data) -> list[list[torch.Tensor]]:
+    """Run torch's optimizer on the parameters themselves. → them, per step"""
+    return run(plan, OPTIMIZERS[plan.optimizer][0], data, torch.device("cpu"))["steps"]
