@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 LINES = ("-", "--", "-.", ":")
@@ -44,6 +44,7 @@ def loss_curves(curves: dict[str, list[float]]) -> Figure:
             label=name,
         )
     axes.set(xlabel="step", ylabel="loss")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False)
     return _finish(figure)
 

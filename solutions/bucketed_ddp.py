@@ -84,7 +84,12 @@ class Bucket:
         self.handle = dist.all_reduce(self.flat, group=self.group, async_op=True)
 
     def wait(self) -> None:
-        """Wait until what launch() began is done."""
+        """Wait until what launch() began is done.
+
+        Raises: RuntimeError where nothing is under way.
+        """
+        if self.handle is None:
+            raise RuntimeError("nothing is under way: launch() comes before wait()")
         self.handle.wait()
         self.handle = None
 

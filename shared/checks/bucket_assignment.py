@@ -127,8 +127,8 @@ def caps_are_in_mb(attempt: Attempt) -> None:
     quarter = MB // 16  # of an MB, in float32
     _judge(
         attempt,
-        Case([quarter] * 12, dtypes=[F32], elsewhere=tuple(range(12))),  # the first leaves at 1 MB
-        Case([quarter] * 121, dtypes=[F32], elsewhere=tuple(range(121))),  # and the second at 25
+        Case([quarter] * 121, dtypes=[F32], elsewhere=tuple(range(121))),  # the first leaves at 1 MB, the second at 25
+        Case([quarter] * 12, dtypes=[F32], elsewhere=tuple(range(12))),
         Case([quarter] * 9, {"bucket_cap_mb": 0.5}, dtypes=[F32], elsewhere=tuple(range(9))),
         Case([quarter] * 9, {"bucket_cap_mb": 2}, dtypes=[F32], elsewhere=tuple(range(9))),
     )
@@ -162,7 +162,10 @@ def _evidence(case: Case, parameters: list, found: list, want: list) -> str:
         head += f"; frozen: {', '.join(map(str, sorted(case.frozen)))} (counted from 0)"
     if case.elsewhere and not many and len(case.elsewhere) < len(parameters):
         head += f"; on another device: {', '.join(map(str, sorted(case.elsewhere)))} (counted from 0)"
-    return f"{head}\ngave     {_shown(found, case, many)}\nexpected {_shown(want, case, many)}"
+    show = _shown
+    if _shown(found, case, many) == _shown(want, case, many):
+        head, show = f"{head}\nby places in the model, counted from 0:", _placed
+    return f"{head}\ngave     {show(found, case, many)}\nexpected {show(want, case, many)}"
 
 
 def _listed(places: list[int], case: Case) -> str:
@@ -174,6 +177,13 @@ def _shown(buckets: list[list[int]], case: Case, many: bool) -> str:
     if many:
         return f"buckets of {', '.join(str(len(bucket)) for bucket in buckets)} gradients"
     return f"[{', '.join(f'[{_listed(bucket, case)}]' for bucket in buckets)}]"
+
+
+def _placed(buckets: list[list[int]], case: Case, many: bool) -> str:
+    """Name parameters by their places: where sizes are equal, only these tell their order."""
+    if many:
+        return f"buckets of places {', '.join(f'{bucket[0]} to {bucket[-1]}' for bucket in buckets)}"
+    return f"{[list(bucket) for bucket in buckets]}"
 
 
 def _cause(case: Case, parameters: list, found: list[list[int]], want: list[list[int]]) -> str:
@@ -213,10 +223,23 @@ def _other_rules(case: Case, parameters: list):
     given = DEFAULTS | case.caps
     cap, first = given["bucket_cap_mb"], given["first_bucket_mb"]
     decimal, size = 1e6 / MB, max((parameter.itemsize for parameter in parameters), default=1)
+    short = 0.5 / MB  # half a byte: what would fit exactly does not
     yield plan(parameters[::-1], cap, first), LOOK_AT_ORDER
-    yield plan(parameters, cap * decimal, first * decimal), "Look at: how many bytes are an MB here?"
+    if first > cap:
+        yield _first_unlimited(parameters, cap, first), "Look at: may the first bucket hold more than the others?"
     yield plan(parameters, cap * size, first * size), "Look at: the caps are in bytes. What do you compare with them?"
     yield plan(parameters, cap, cap), LOOK_AT_FIRST
+    none_exact = plan(parameters, cap - short, first - short)
+    in_decimal = plan(parameters, cap * decimal, first * decimal)
+    also = " And how many bytes are an MB here?" if _same(none_exact, in_decimal) else ""  # small caps: who can tell
+    yield none_exact, f"Look at: does a gradient go in that fits exactly?{also}"
+    yield in_decimal, "Look at: how many bytes are an MB here?"
+
+
+def _first_unlimited(parameters: list, cap: float, first: float) -> list[list]:
+    """Split parameters of one dtype and device, the first bucket with its own cap even if that is the larger one."""
+    opened = plan(parameters, first, first)[:1]
+    return opened + plan(parameters[: len(parameters) - sum(map(len, opened))], cap, cap)
 
 
 def _same(buckets: list[list], others: list[list]) -> bool:

@@ -1,9 +1,28 @@
-"""A gradient that is part of a graph cannot be averaged by a message: a wrapper must say so."""
+"""A gradient that is part of a graph cannot be averaged by a message: a bucket, or a wrapper, must say so."""
+
+import torch
+from torch import nn
 
 from shared.checks import awkward
 from shared.checks.candidate import device_here
 from shared.checks.framework import Attempt, Wrong
 from shared.checks.training import Draw
+
+
+def probe_differentiable(bucket_class) -> str:
+    """Pack a gradient that is part of a graph. → the kind of error that says so, "" for none"""
+    parameter = nn.Parameter(torch.ones(4, dtype=torch.float64, device=device_here()))
+    bucket = bucket_class([parameter])
+    (parameter**3).sum().backward(create_graph=True)
+    try:
+        bucket.pack(0)
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        return type(error).__name__
+    finally:
+        parameter.grad = None  # it refers to its own graph
+    return ""
 
 
 def probe_refusal(wrapper, options: dict, seed: int, x, y) -> str:
@@ -31,3 +50,11 @@ def judge_refusal(attempt: Attempt, options: dict) -> None:
                 {rank: f"after backward(create_graph=True), {said}; expected a RuntimeError that says why"},
                 "Look at: what does a gradient that is itself differentiable lose on the way through a message?",
             )
+
+
+def bucket_refuses_graphs(attempt: Attempt) -> None:
+    for rank, error in enumerate(attempt.run(probe_differentiable)):
+        if error != "RuntimeError":
+            said = f"it raised {error}" if error else "it was packed without a word"
+            hint = "Look at: what does such a gradient lose on the way through a message?"
+            raise Wrong({rank: f"a gradient that is part of a graph: {said}; expected a RuntimeError"}, hint)

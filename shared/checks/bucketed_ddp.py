@@ -3,8 +3,7 @@
 import torch
 
 from shared import tap
-from shared.checks import awkward, bucket_assignment, bucket_slices, bucket_steps
-from shared.checks.bucket_refusals import judge_refusal
+from shared.checks import awkward, bucket_assignment, bucket_refusals, bucket_slices, bucket_steps
 from shared.checks.buckets import judge_messages, messages_of, said_cap
 from shared.checks.candidate import device_here
 from shared.checks.flights import judge_in_flight, judge_latecomer
@@ -58,7 +57,7 @@ Bucket.check("waits", world_sizes=(2, 3))(bucket_steps.it_waits_when_asked_to)
 Bucket.check("wire", world_sizes=(2,))(bucket_steps.it_sends_one_message)
 Bucket.check("one copy", world_sizes=(2,))(bucket_steps.gradients_are_slices)
 Bucket.check("group", world_sizes=(3, 4))(bucket_steps.only_its_group_takes_part)
-Bucket.check("graphs", world_sizes=(2,))(bucket_steps.graphs_are_refused)
+Bucket.check("graphs", world_sizes=(2,))(bucket_refusals.bucket_refuses_graphs)
 
 
 # -- 3.4
@@ -168,7 +167,7 @@ def bf16_stays_bf16(attempt: Attempt) -> None:
 
 @BucketedDDP.check("graphs", world_sizes=(2,))
 def graphs_are_refused(attempt: Attempt) -> None:
-    judge_refusal(attempt, SMALL)
+    bucket_refusals.judge_refusal(attempt, SMALL)
 
 
 @BucketedDDP.check("wraps", world_sizes=(2,))

@@ -9,6 +9,10 @@ from shared.checks.framework import Wrong
 # 1.1e-16 of its size, so 1e-10 of the largest value is thousands of roundings away.
 RELATIVE_TOLERANCE = 1e-10
 
+_NOTHING_OF_OTHERS = (
+    "It is what this rank had before: nothing of the others' is in it. Look at: where is the result put?"
+)
+
 
 def describe_calls(calls: list) -> str:
     """Sum up messages: `3 messages (all_reduce), 96 bytes`."""
@@ -65,10 +69,20 @@ def judge_gradients(found: dict[int, dict], want: dict, local: dict[int, dict], 
             if complaint:
                 wrong[rank] = f"{context}: {name}, {complaint}"
                 every = {other: gradients_of[name] for other, gradients_of in local.items()}
-                hints.append(_cause(gradients[name], expected, rank, every))
+                hint = _cause(gradients[name], expected, rank, every)
+                if hint == _NOTHING_OF_OTHERS and _some_averaged(gradients, want, local[rank], tolerance):
+                    hint = "It is what this rank had before; others are the mean. Look at: which message carries it?"
+                hints.append(hint)
                 break
     if wrong:
         raise Wrong(wrong, max(hints, key=len))
+
+
+def _some_averaged(found: dict, want: dict, own: dict, tolerance: float) -> bool:
+    """Is any gradient the mean over the ranks, which this rank could not have by itself?"""
+    pairs = [(found[name], want[name], own[name]) for name in want]
+    tensors = [each for each in pairs if not any(tensor is None for tensor in each)]
+    return any(close(was, mean, tolerance) and not close(alone, mean, tolerance) for was, mean, alone in tensors)
 
 
 def _complaint(found, expected, tolerance: float) -> str:
@@ -95,7 +109,7 @@ def _cause(found, expected, rank: int, every: dict) -> str:
     if close(found, expected / world_size):
         return f"It is exactly {world_size} times too small. Look at: how often is it divided?"
     if own is not None and close(found, own):
-        return "It is what this rank had before: nothing of the others' is in it. Look at: where is the result put?"
+        return _NOTHING_OF_OTHERS
     if own is not None and close(found, own / world_size):
         return "It is what this rank had, divided, and nothing of the others'. Look at: which tensor was sent?"
     for other, theirs in every.items():

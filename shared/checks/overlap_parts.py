@@ -98,12 +98,15 @@ def hooks_can_be_taken_away(attempt: Attempt) -> None:
 # -- LaunchQueue
 
 
-class FakeBucket:
+class Bucket:  # its name stands in the errors that a student reads
     """A bucket that carries nothing, and writes down what is done with it."""
 
     def __init__(self, number: int, size: int, diary: list[tuple]):
         self.number, self.diary = number, diary
         self.parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(size)]
+
+    def __getattr__(self, name: str):
+        raise AttributeError(f"a bucket in this check has parameters, pack, launch and wait, but no {name}")
 
     def pack(self, place: int) -> None:
         self.diary.append(("pack", self.number, place))
@@ -118,7 +121,7 @@ class FakeBucket:
 def probe_queue(queue_class, sizes: list[int], rounds: list[list[tuple[int, int]]]) -> list[list[list[tuple]]]:
     """→ per round: what each add did, and last what finish() did"""
     diary: list[tuple] = []
-    queue = queue_class([FakeBucket(number, size, diary) for number, size in enumerate(sizes)])
+    queue = queue_class([Bucket(number, size, diary) for number, size in enumerate(sizes)])
     found = []
     for order in rounds:
         found.append([])
@@ -138,7 +141,8 @@ def _try_queue(attempt: Attempt) -> tuple[list[int], list[list[tuple[int, int]]]
     rounds = []
     for left_out in (0, attempt.random.randint(1, len(every) - 1), len(every), 0):
         rounds.append(attempt.random.sample(every, len(every) - left_out))
-    return sizes, rounds, attempt.run(probe_queue, sizes, rounds)[0]
+    context = f"buckets of {sizes} gradients, {len(rounds)} rounds of add(…), each ended by finish()"
+    return sizes, rounds, attempt.run(probe_queue, sizes, rounds, context=context)[0]
 
 
 def _said(what: list[tuple]) -> str:
@@ -161,12 +165,16 @@ def launched_in_order_and_early(attempt: Attempt) -> None:
                 if did[step] != want:
                     added = ", ".join(f"({number}, {place})" for number, place in order[: step + 1])
                     said = f"buckets of {sizes} gradients, round {turn}, after add of {added}: {_said(did[step])}"
-                    raise Wrong(f"{said}; expected {_said(want)}", _why(did[step], want, turn, step))
+                    raise Wrong(f"{said}; expected {_said(want)}", _why(did[step], want, turn))
 
 
-def _why(did: list[tuple], want: list[tuple], turn: int, step: int) -> str:
-    if turn > 1 and step == 0:
+def _why(did: list[tuple], want: list[tuple], turn: int) -> str:
+    if turn > 1:  # the first round was right
         return "Look at: what must be forgotten when a round ends?"
+    if any(event[0] == "wait" for event in did):
+        return "Look at: who waits, and when? add(…) is called in the middle of backward()."
+    if [event for event in did if event[0] == "pack"] != want[:1]:
+        return "Look at: which gradient is ready? It is packed once, when it is added."
     if len(did) > len(want):
         return "Look at: is it this bucket's turn?"
     if len(did) < len(want):

@@ -158,7 +158,8 @@ for step in range(2):
 # `backward()` do with what it finds there?
 #
 # Write the bucket that survives it. `pack(place)` brings one gradient home, divided by the number of ranks, and makes
-# `.grad` its slice; `launch()` sends all of them at once and does not wait; `wait()` does.
+# `.grad` its slice; `launch()` sends all of them at once and does not wait (chapter 01: `async_op=True`); `wait()`
+# does.
 #
 # Target: one message. A `grad` that is None counts as zeros; one that is its slice already stays there; one that is
 # itself differentiable (`backward(create_graph=True)`) is refused with a `RuntimeError` that says why: a message is not
@@ -209,8 +210,13 @@ class Bucket:
         ### END SOLUTION
 
     def wait(self) -> None:
-        """Wait until what launch() began is done."""
+        """Wait until what launch() began is done.
+
+        Raises: RuntimeError where nothing is under way.
+        """
         ### BEGIN SOLUTION
+        if self.handle is None:
+            raise RuntimeError("nothing is under way: launch() comes before wait()")
         self.handle.wait()
         self.handle = None
         ### END SOLUTION

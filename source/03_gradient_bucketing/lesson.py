@@ -170,7 +170,7 @@ plots.bars(many_ms, "ms (slowest rank, median of 5)")
 
 # %% [markdown]
 # So most of the time is not *bytes*; it is *messages*. The cure is in that sentence: send the same bytes in
-# fewer messages.
+# fewer messages. (Compare bars of one figure: from cell to cell the pace of a shared machine changes.)
 
 # %% [markdown]
 # ## One message
@@ -307,7 +307,7 @@ plots.memory_by_component(held)
 # One flat tensor has a flaw that no ledger of bytes shows: it is complete when the *last* gradient is.
 #
 # **Predict.** Which gradients does backward complete first: those of the embedding, the first parameter, or those of
-# the final LayerNorm, the last one? A hook on every parameter writes down the order.
+# the final LayerNorm, the last one? A *hook*, a function that autograd calls, writes down the order.
 
 # %%
 my_prediction = "?"
@@ -475,7 +475,7 @@ widgets.cap_chooser(gradient_bytes, list(runs.values()))
 # %% [markdown]
 # (In JupyterLab, run the cell: choose a cap, and see its buckets and its messages in time.)
 #
-# Larger caps win, and win less and less. Where does it stop to matter? A bucket of α/β bytes pays as much for being a
+# Larger caps win, and win less and less. Where does that end? A bucket of α/β bytes pays as much for being a
 # message as for its bytes; one of ten times that, a tenth more.
 
 # %% tags=["nbval-ignore-output"]

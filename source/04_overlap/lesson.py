@@ -363,8 +363,11 @@ scaling_plots.schedule(ready_ms, bucket_ms, ends_ms, backward_ms, came_ms)
 # %% [markdown]
 # Where a bucket comes later than predicted, it wanted for a core: the threads that send share them with the ranks and
 # with whatever else runs. And gloo carries two buckets at a time. What counts is the end of the last. It is the one
-# with the *first* parameters, because backward ends with them. What would leave less exposed: a smaller last bucket, or
-# a larger one?
+# with the *first* parameters, because backward ends with them.
+#
+# Would a smaller last bucket leave less exposed? Look at the grey. While full buckets queue, the link has no rest, and
+# it does not matter where the bytes are cut. Only where the link rests until the last bucket is full does its own size
+# count.
 
 # %% [markdown]
 # ## One order on every rank
@@ -754,9 +757,9 @@ tables.Table(["", "loss", "messages", "sent, MB", "exposed, ms", "peak, MB"], ro
 
 # %% [markdown]
 # The same losses, the same bytes. `BucketedDDP` has the highest peak: when backward ends, all gradients are there
-# twice, once as they came and once in the buckets; a hook packs each as it comes. (DDP's messages are fewer because it
-# closes a bucket only once it is at or over its cap: chapter 03.) So what else does DDP do? Four things,
-# each in the ledger.
+# twice, once as they came and once in the buckets; a hook packs each as it comes. (DDP's messages are fewer: with a
+# given cap its first bucket is no smaller, and it closes one only at or over the cap: chapter 03.) So what else does
+# DDP do? Four things, each in the ledger.
 #
 # **`static_graph=True`.** With `find_unused_parameters=True` DDP walks through the graph after each forward, and sends
 # a map of what was used. Promise that the graph never changes, and it asks in the first step only:
@@ -823,7 +826,7 @@ with wire.ledger() as log, ddp.join():
     for _ in range(rank + 1):
         ddp(torch.ones(2, 8, device=device)).sum().backward()
 buckets = sum(entry.op == "all_reduce" and entry.elements == 9 for entry in log.entries)
-print(f"{rank + 1} batches, {buckets} buckets sent")
+print(f"batches: {rank + 1}, buckets sent: {buckets}")
 
 # %% [markdown]
 # Without `join()`, rank 0 would leave the loop, and the others wait for it in their second backward: chapter 00's hang.
@@ -843,9 +846,10 @@ print(f"{rank + 1} batches, {buckets} buckets sent")
 # | `OverlappedDDP`, 1 Gbit/s | 1.03 | 1.02 | 0.97 | 0.99 |
 #
 # Behind the link, what `OverlappedDDP` has on top comes of its first bucket: closed *before* the cap, it holds 3 KB of
-# this GPT, and DDP's, closed after, 2.4 MB that travel while the second fills. With a first cap of 2.5 MB ours was at
-# 0.98 and 1.00 there. Over loopback it is Python, once per parameter: a hook, a division, a set. (`ManualDDP` also pays
-# for the course's own ear on each message, about 30 µs.)
+# this GPT, and DDP's, closed after, 2.4 MB that travel while the second fills. With a first cap of 2.5 MB, in a
+# run of its own, 1.00 and 1.02 fell to 0.98 and 1.00. Over loopback, what is left is hardly above the noise: repeated
+# runs gave 0.99 to 1.05 on TinyGPT, and its CPU time was no more than DDP's. (`ManualDDP` also pays for the course's
+# own ear on each message, about 30 µs.)
 #
 # And where ours differs: you call `finish_gradient_sync()`. It costs a line in the training loop, and saves the walk
 # through the graph. The rest is the design of Li et al., *PyTorch Distributed: Experiences on Accelerating Data
