@@ -111,8 +111,8 @@ def _try(attempt: Attempt, shapes: Shapes) -> tuple[dict[int, dict], dict[int, l
 def _expect(rank: int, said: str, found: torch.Tensor, want: torch.Tensor, hint: str) -> None:
     if found.dtype != want.dtype:
         raise Wrong({rank: f"{said} is of {found.dtype}; expected {want.dtype}"}, hint)
-    difference = first_difference(found, want, 0.0)
-    if difference != "equal":
+    if not torch.equal(found, want):
+        difference = first_difference(found, want, 0.0)
         raise Wrong({rank: f"{said}: {difference}"}, hint)
 
 

@@ -71,9 +71,7 @@ def judge_memory(attempt: Attempt, dtype: torch.dtype, with_masters: bool, with_
             raise Wrong({rank: f"{said}, {evidence}"}, hint)
         if (held_bytes := max(result["all"], result["held"].total_bytes)) > most:
             parts = ", ".join(f"{name} {held:,}" for name, held in by_component.items() if held)
-            evidence = (
-                f"{max(result['all'], result['held'].total_bytes):,} bytes are held; expected {most / SLACK:,.0f}"
-            )
+            evidence = f"{held_bytes:,} bytes are held; expected {most / SLACK:,.0f}"
             hint = "Look at: what is a second copy of, and who keeps it?"
             raise Wrong({rank: f"{said}, {evidence}. Of what can be named: {parts}"}, hint)
         if result["all"] < least / SLACK:

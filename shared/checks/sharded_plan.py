@@ -65,6 +65,7 @@ class Plan:
     closure: bool = False
     late: bool = False  # a parameter joins after some steps
     max_norm: float | None = None
+    fill: bool = True  # a plain optimizer's missing gradients with zeros
     loss_scale: float = 1.0  # to recognise gradients that are too large
 
     def __str__(self) -> str:
@@ -154,7 +155,7 @@ class Run:
         losses = [awkward.loss_of(self.module, *part) / self.plan.micro_batches for part in parts]
         for loss in losses:
             (loss * self.plan.loss_scale).backward()
-        if self.alone:
+        if self.alone and self.plan.fill:
             for parameter in self.module.parameters():
                 if parameter.requires_grad and parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)

@@ -2,7 +2,7 @@
 
 import torch
 
-from shared.checks import awkward, sharded_steps
+from shared.checks import awkward, flat_gradients, flat_layout, sharded_clip, sharded_state, sharded_steps
 from shared.checks.compare import describe_calls
 from shared.checks.framework import Attempt, Exercise, Wrong
 from shared.checks.sharded_memory import judge_memory
@@ -17,6 +17,18 @@ clip_grad_norm_ = Exercise("6.4", "ClipsGradients", optional=True, stands_in="Ze
 ZeRO1 = Exercise("6.5", "ZeRO1")
 
 AWKWARD = ("Plain", "Tied", "Frozen", "Unused", "TwoRoads", "Scalar", "Strided", "Mixed", "Crowd")
+
+# -- 6.1 and 6.2
+
+FlatParameters.check("layout")(flat_layout.parameters_lie_side_by_side)
+FlatParameters.check("views", world_sizes=(1, 3))(flat_layout.the_model_computes_with_them)
+FlatParameters.check("gather")(flat_layout.gather_collects_every_shard)
+FlatParameters.check("memory", world_sizes=(1, 4))(flat_layout.no_copy_stays)
+
+FlatGradients.check("slices", world_sizes=(1, 2))(flat_gradients.gradients_are_slices_of_zeros)
+FlatGradients.check("values")(flat_gradients.each_rank_gets_its_part_of_the_mean)
+FlatGradients.check("wire", world_sizes=(2, 3, 4))(flat_gradients.one_part_of_each_gradient_travels)
+FlatGradients.check("memory", world_sizes=(2, 4))(flat_gradients.gradients_are_held_once)
 
 
 # -- 6.3
@@ -103,3 +115,22 @@ def it_stays_inside_its_group(attempt: Attempt) -> None:
 
 
 ShardedOptimizer.check("bf16", world_sizes=(2, 4))(sharded_steps.bf16_stays_bf16)
+
+
+# -- 6.4
+
+clip_grad_norm_.check("values")(sharded_clip.clipping_equals_one_process)
+clip_grad_norm_.check("below the bound", world_sizes=(1, 2))(sharded_clip.small_gradients_stay)
+clip_grad_norm_.check("wire", world_sizes=(2, 3))(sharded_clip.one_number_more_travels)
+clip_grad_norm_.check("group", world_sizes=(3, 4))(sharded_clip.it_stays_inside_its_group)
+
+
+# -- 6.5
+
+ZeRO1.check("state")(sharded_state.it_is_a_plain_state)
+ZeRO1.check("before the first step", world_sizes=(1, 2, 4))(sharded_state.before_the_first_step)
+ZeRO1.check("to one rank", world_sizes=(1, 2, 3, 4))(sharded_state.one_rank_alone_may_have_it)
+ZeRO1.check("other ranks' memory", world_sizes=(4,))(sharded_state.nobody_else_holds_it)
+ZeRO1.check("another world size", world_sizes=(4,))(sharded_state.another_number_of_ranks_goes_on)
+ZeRO1.check("plain state", world_sizes=(1, 2, 3, 4))(sharded_state.a_plain_state_is_taken_over)
+ZeRO1.check("foreign state", world_sizes=(1, 2))(sharded_state.foreign_states_are_refused)

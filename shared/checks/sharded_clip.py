@@ -1,0 +1,85 @@
+"""Judging clip_grad_norm_: one norm over all ranks' parts, from one number of each."""
+
+import torch
+
+from shared.checks import awkward
+from shared.checks.compare import describe_calls, tolerance_of
+from shared.checks.framework import Attempt, Wrong
+from shared.checks.sharded_plan import Plan, layout_of
+from shared.checks.sharded_training import Causes, alone, judge_states, probe_sharded
+from shared.checks.sharded_wire import judge_rounds
+from shared.checks.subgroups import SUBGROUPS, called_alone
+from shared.checks.training import Draw
+
+CLIPS, LEAVES = 0.05, 100.0  # the awkward models' gradients have norms between 0.3 and 10
+
+
+def _try(attempt: Attempt, plan: Plan) -> dict[int, dict]:
+    """Train on fresh data. → by global rank, what was found
+
+    Raises: Wrong unless norms and parameters, each step, are one process's.
+    """
+    draw = Draw(attempt)
+    members = SUBGROUPS[attempt.world_size] if plan.in_subgroup else list(range(attempt.world_size))
+    context = f"{called_alone(attempt)}, {plan}" if plan.in_subgroup else str(plan)
+    results = attempt.run(probe_sharded, plan, per_rank=draw.per_rank, context=context)
+    found = {rank: results[rank] for rank in members}
+    reference = alone(plan, awkward.build(plan.model, draw.seeds[members[0]]), *draw.samples_of(members))
+    for number, want in enumerate(reference.steps):
+        steps = {rank: each["steps"][number] for rank, each in found.items()}
+        said = f"{context}, step {number + 1}"
+        _judge_norms({rank: step["norm"] for rank, step in steps.items()}, want, said)
+        before = {rank: each["steps"][number - 1]["state"] if number else each["start"] for rank, each in found.items()}
+        states = {rank: step["state"] for rank, step in steps.items()}
+        judge_states(states, want["state"], before, said, Causes(plan, draw, number))
+    return found
+
+
+def _judge_norms(norms: dict[int, torch.Tensor], want: dict, said: str) -> None:
+    size, norm = len(norms), want["norm"].item()
+    close_enough = 10 * tolerance_of(want["state"].values()) * max(1.0, norm)
+    wrong = {
+        rank: f"{said}: the norm is {found.item():.6g}, expected {norm:.6g}"
+        for rank, found in norms.items()
+        if found.numel() != 1 or not abs(found.item() - norm) <= close_enough
+    }
+    if wrong:
+        found = [norms[rank].item() for rank in norms]
+        hint = "Look at: over which numbers is it the norm, and what of norms may be added up?"
+        if len(set(found)) > 1:
+            hint = "Each rank has a norm of its own. Look at: what must ranks tell each other, so that all have one?"
+        elif size > 1 and abs(found[0] - size * norm) <= close_enough * size:
+            hint = f"It is {size} times too large. Look at: is it the norm of the mean?"
+        raise Wrong(wrong, hint)
+    if len({found.item() for found in norms.values()}) > 1:
+        raise Wrong(f"{said}: ranks have norms that differ in the last digits", "Look at: who adds up, in which order?")
+
+
+def clipping_equals_one_process(attempt: Attempt) -> None:
+    for model, optimizer in (("TwoRoads", "SGD"), ("Mixed", "AdamW"), ("Unused", "Hiker")):
+        _try(attempt, Plan(model, optimizer, steps=3, max_norm=CLIPS, split=model == "Mixed"))
+    _try(attempt, Plan("Tied", "SGD", steps=3, max_norm=CLIPS, micro_batches=2, zero_grad=("model",)))
+
+
+def small_gradients_stay(attempt: Attempt) -> None:
+    _try(attempt, Plan("Plain", "SGD", steps=3, max_norm=LEAVES))
+
+
+def it_stays_inside_its_group(attempt: Attempt) -> None:
+    _try(attempt, Plan("Frozen", "SGD", steps=3, max_norm=CLIPS, in_subgroup=True))
+
+
+def one_number_more_travels(attempt: Attempt) -> None:
+    for plan in (Plan("Plain", max_norm=CLIPS, steps=2), Plan("Mixed", max_norm=CLIPS, steps=2, split=True)):
+        found = _try(attempt, plan)
+        for number in range(plan.steps):
+            rest = {}
+            for rank, result in found.items():
+                step = result["steps"][number]
+                small = [call for call in step["clip"] if call.op == "all_reduce" and call.payload_bytes <= 8]
+                if len(small) != 1:
+                    said = f"{plan}: {describe_calls(step['clip'])} in clip_grad_norm_()"
+                    expected = "expected one all_reduce of one number besides the gradients'"
+                    raise Wrong({rank: f"{said}; {expected}"}, "Look at: which numbers can be put together before?")
+                rest[rank] = [call for call in step["clip"] if call is not small[0]] + step["step"]
+            judge_rounds(rest, layout_of(plan), 2, f"{plan}, step {number + 1}, clip_grad_norm_() and step()")
