@@ -118,9 +118,8 @@ def _judge_manners(rank: int, result: dict, plan: Plan) -> None:
     if not result["gradients kept"]:
         raise Wrong({rank: f"{plan.said}: step() changed a parameter's .grad"}, "Look at: who clears gradients?")
     if not result["zeroed"]:
-        raise Wrong(
-            {rank: f"{plan.said}: zero_grad() leaves gradients"}, "Look at: which parameters are in the groups?"
-        )
+        hint = "Look at: which parameters are in the groups?"
+        raise Wrong({rank: f"{plan.said}: zero_grad() leaves gradients"}, hint)
 
 
 # -- the checks
@@ -150,9 +149,8 @@ def masters_move_where_parameters_would_not(attempt: Attempt) -> None:
     for rank, result in enumerate(attempt.run(probe_masters, SMALL, data)):
         last = result["steps"][-1][0]
         if torch.equal(last, ones[0]):
-            said = (
-                f"{SMALL.said}: after {SMALL_STEPS} steps they are still 1; expected {1 - sign * 0.001 * SMALL_STEPS:g}"
-            )
+            want = f"{1 - sign * 0.001 * SMALL_STEPS:g}"
+            said = f"{SMALL.said}: after {SMALL_STEPS} steps they are still 1; expected about {want}"
             raise Wrong({rank: said}, "Look at: where does the part of an update live that bfloat16 cannot hold?")
         judge_steps(rank, result["steps"], SMALL, data)
 

@@ -8,6 +8,8 @@ from shared.checks.framework import Attempt, Wrong
 
 MOST_BLOCKS = 12
 TRIES = 40
+# saved, input and target bytes: who takes the block that helps most, and then the next, takes too many
+NEEDS_FORESIGHT = [29, 11, 1, 11, 6], [19, 4, 1, 2, 2], 47
 
 
 def peak_bytes(saved: list[int], given: list[int], chosen: tuple[int, ...]) -> int:
@@ -91,6 +93,10 @@ def _draw_targets(attempt: Attempt, reachable: bool) -> list[tuple]:
         low = peaks[: max(1, len(peaks) // 3)]  # where it is hard to be good enough
         target = attempt.random.choice(low if attempt.random.random() < 0.7 else peaks) if reachable else peaks[0] - 1
         tried.append((saved, given, target))
+    if reachable:
+        scale = attempt.random.randint(20, 200)
+        saved, given, target = NEEDS_FORESIGHT
+        tried.append(([scale * each for each in saved], [scale * each for each in given], scale * target))
     return tried
 
 
@@ -103,9 +109,8 @@ def as_few_as_possible(attempt: Attempt) -> None:
             said = f"{_said(saved, given)}, target_bytes {target}"
             if kind == "refused":
                 evidence = f"{said}: ValueError({found[:80]!r}); a choice of {len(fewest)} blocks does it"
-                raise Wrong(
-                    {rank: evidence}, "Look at: is a peak of exactly target_bytes good enough? And which tried?"
-                )
+                hint = "Look at: is a peak of exactly target_bytes good enough, and which choices were tried?"
+                raise Wrong({rank: evidence}, hint)
             chosen = _as_choice(rank, found, len(saved), said)
             if peaks[chosen] > target:
                 evidence = f"{said}: {chosen} has a peak of {peaks[chosen]}"

@@ -8,16 +8,16 @@ from shared import memory
 from shared.checks.candidate import device_here
 from shared.checks.framework import Attempt, Wrong
 
-SAMPLES = 32
+SAMPLES, INPUTS = 32, 256
 SLACK_BYTES = 16_384  # where the generators were: some 5,000 bytes each
 
 
 class Wide(nn.Module):
-    """Keeps several tensors of [32, width] for backward, from two inputs of [32, 16]."""
+    """Keeps several tensors of [32, width] for backward, from two inputs."""
 
     def __init__(self, width: int):
         super().__init__()
-        self.up, self.middle, self.down = nn.Linear(16, width), nn.Linear(width, width), nn.Linear(width, 16)
+        self.up, self.middle, self.down = nn.Linear(INPUTS, width), nn.Linear(width, width), nn.Linear(width, INPUTS)
 
     def forward(self, x, y):
         return self.down(F.gelu(self.middle(F.gelu(self.up(x * y)))))
@@ -29,7 +29,7 @@ def probe_kept(checkpointed, width: int, turned: bool) -> dict:
     model = checkpointed(block) if turned else block
     found = {"forward": [], "backward": []}
     for _ in range(2):
-        x, y = (torch.randn(SAMPLES, 16, device=device_here(), requires_grad=True) for _ in range(2))
+        x, y = (torch.randn(SAMPLES, INPUTS, device=device_here(), requires_grad=True) for _ in range(2))
         for each in (*block.parameters(), x, y):
             each.grad = torch.zeros_like(each)
         own = {"other": [*block.parameters(), *(p.grad for p in block.parameters()), x, y, x.grad, y.grad]}

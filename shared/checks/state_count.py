@@ -111,9 +111,8 @@ def _judge(rank: int, found: dict, module, optimizer, context: str) -> None:
 
 
 def _cause(component: str, came: int, module, optimizer) -> str:
-    listed = list(module.state_dict().values())  # a tied one twice, and buffers
-    numbers = sum(parameter.numel() for parameter in module.parameters())
-    if came in (sum(each.nbytes for each in listed), 4 * sum(each.numel() for each in listed)) and came != 4 * numbers:
+    listed = sum(each.nbytes for each in module.state_dict().values())  # a tied one twice, and buffers
+    if came == listed != sum(parameter.nbytes for parameter in module.parameters()):
         return "Look at: what does state_dict() list twice, and what in it is no parameter?"
     if component == "gradients":
         return "Look at: which parameters have no .grad, and of which dtype is a gradient?"

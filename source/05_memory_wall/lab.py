@@ -117,6 +117,7 @@ print(f"1 + 1000 × 0.001 = {weight.item():.3f}")
 # - That `__init__` calls `add_param_group` for each group, and so does whoever unfreezes a layer later.
 # - A parameter without a gradient is left alone, as torch's optimizers do.
 # - A float32 parameter gets a master too, one of its own. Parameters stay in their memory: others may view it.
+# - Step what `self.param_groups` holds now: chapter 06 builds one on an empty tensor, clears the list and adds groups.
 #
 # Target: 2 + 2 + 12 bytes per parameter with Adam. Never more than *one* parameter's gradient in float32: the float32
 # gradients of all would be 4 bytes more. (One inner optimizer per parameter makes that easy.)

@@ -1,0 +1,12 @@
+"""Puts new memory into the parameter, of which views know nothing.
+
+caught by: MasterWeights · values
+"""
+
+from solutions import memory_wall as right
+
+
+class MasterWeights(right.MasterWeights):
+    def _step_one(self, parameter, group):
+        super()._step_one(parameter, group)
+        parameter.data = parameter.data.clone()

@@ -1,0 +1,17 @@
+"""Cuts the digits that bfloat16 has no room for, where it should round.
+
+caught by: MasterWeights · values
+"""
+
+import torch
+
+from solutions import memory_wall as right
+
+
+class MasterWeights(right.MasterWeights):
+    def _step_one(self, parameter, group):
+        super()._step_one(parameter, group)
+        (master,) = self.inner[parameter].param_groups[0]["params"]
+        if parameter.dtype == torch.bfloat16:
+            bits = master.detach().contiguous().view(torch.int32).bitwise_and(-65536)
+            parameter.copy_(bits.view(torch.float32))

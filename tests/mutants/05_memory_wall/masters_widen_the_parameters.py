@@ -1,0 +1,13 @@
+"""Leaves float32 in the parameters: nothing is rounded, and nothing saved.
+
+caught by: MasterWeights · values
+"""
+
+from solutions import memory_wall as right
+
+
+class MasterWeights(right.MasterWeights):
+    def _step_one(self, parameter, group):
+        super()._step_one(parameter, group)
+        (master,) = self.inner[parameter].param_groups[0]["params"]
+        parameter.data = master.detach().clone()

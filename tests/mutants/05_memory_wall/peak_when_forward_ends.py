@@ -1,0 +1,8 @@
+"""Adds up what is kept when forward ends: nothing comes back.
+
+caught by: activation_peak_bytes · values
+"""
+
+
+def activation_peak_bytes(saved_bytes, input_bytes, chosen):
+    return sum(input_bytes[i] if i in chosen else saved_bytes[i] for i in range(len(saved_bytes)))

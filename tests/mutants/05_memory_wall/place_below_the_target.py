@@ -1,0 +1,10 @@
+"""Wants the peak below the target, where at the target is enough.
+
+caught by: place_checkpoints · fewest
+"""
+
+from solutions import memory_wall as right
+
+
+def place_checkpoints(saved_bytes, input_bytes, target_bytes):
+    return right.place_checkpoints(saved_bytes, input_bytes, target_bytes - 1)

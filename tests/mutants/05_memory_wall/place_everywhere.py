@@ -1,0 +1,13 @@
+"""Checkpoints every block, or the lowest peak if that is not enough.
+
+caught by: place_checkpoints · fewest
+"""
+
+from solutions import memory_wall as right
+
+
+def place_checkpoints(saved_bytes, input_bytes, target_bytes):
+    every = tuple(range(len(saved_bytes)))
+    if right.activation_peak_bytes(saved_bytes, input_bytes, every) <= target_bytes:
+        return every
+    return right.place_checkpoints(saved_bytes, input_bytes, target_bytes)

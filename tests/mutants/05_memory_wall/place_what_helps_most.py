@@ -1,0 +1,20 @@
+"""Takes in each turn the block that brings the peak down most.
+
+caught by: place_checkpoints · fewest
+"""
+
+from solutions import memory_wall as right
+
+
+def place_checkpoints(saved_bytes, input_bytes, target_bytes):
+    chosen, blocks = (), range(len(saved_bytes))
+
+    def peak(choice):
+        return right.activation_peak_bytes(saved_bytes, input_bytes, choice)
+
+    while peak(chosen) > target_bytes:
+        left = [block for block in blocks if block not in chosen]
+        if not left:
+            return right.place_checkpoints(saved_bytes, input_bytes, target_bytes)
+        chosen += (min(left, key=lambda block: peak((*chosen, block))),)
+    return tuple(sorted(chosen))

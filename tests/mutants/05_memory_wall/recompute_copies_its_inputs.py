@@ -1,0 +1,19 @@
+"""Saves a copy of each input, though somebody holds the input anyway.
+
+caught by: Checkpointed · memory
+"""
+
+from solutions import memory_wall as right
+
+
+class _Recompute(right.Recompute):
+    @staticmethod
+    def forward(ctx, module, count, *tensors):
+        output = right.Recompute.forward(ctx, module, count, *tensors)
+        ctx.copies = [tensor.clone() for tensor in tensors[:count]]
+        return output
+
+
+class Checkpointed(right.Checkpointed):
+    def forward(self, *inputs):
+        return _Recompute.apply(self.module, len(inputs), *inputs, *self.module.parameters())

@@ -1,0 +1,19 @@
+"""Hands a gradient to the first input, and to none of the others.
+
+caught by: Checkpointed · values
+"""
+
+from solutions import memory_wall as right
+
+
+class _Recompute(right.Recompute):
+    @staticmethod
+    def backward(ctx, gradient):
+        found = right.Recompute.backward(ctx, gradient)
+        others = 2 + ctx.count
+        return *found[:3], *[None] * (others - 3), *found[others:]
+
+
+class Checkpointed(right.Checkpointed):
+    def forward(self, *inputs):
+        return _Recompute.apply(self.module, len(inputs), *inputs, *self.module.parameters())

@@ -1,0 +1,19 @@
+"""Differentiates the output's sum: what comes from above is not multiplied in.
+
+caught by: Checkpointed · values
+"""
+
+import torch
+
+from solutions import memory_wall as right
+
+
+class _Recompute(right.Recompute):
+    @staticmethod
+    def backward(ctx, gradient):
+        return right.Recompute.backward(ctx, torch.ones_like(gradient))
+
+
+class Checkpointed(right.Checkpointed):
+    def forward(self, *inputs):
+        return _Recompute.apply(self.module, len(inputs), *inputs, *self.module.parameters())

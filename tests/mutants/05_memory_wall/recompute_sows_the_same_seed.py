@@ -1,0 +1,14 @@
+"""Sets one seed before each forward: dropout drops the same in every step.
+
+caught by: Checkpointed · dropout
+"""
+
+import torch
+
+from solutions import memory_wall as right
+
+
+class Checkpointed(right.Checkpointed):
+    def forward(self, *inputs):
+        torch.manual_seed(0)
+        return super().forward(*inputs)

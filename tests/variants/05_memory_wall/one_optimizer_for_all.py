@@ -1,0 +1,138 @@
+"""All masters in one optimizer, of which one at a time has a gradient; activations packed by autograd's own hooks."""
+
+import torch
+from torch import nn
+
+
+def model_state_bytes(module, optimizer):
+    found = dict.fromkeys(("parameters", "gradients", "optimizer"), 0)
+    for parameter in module.parameters():
+        found["parameters"] += parameter.numel() * parameter.element_size()
+        if parameter.grad is not None:
+            found["gradients"] += parameter.grad.numel() * parameter.grad.element_size()
+    for kept in optimizer.state.values():
+        for value in filter(torch.is_tensor, kept.values()):
+            found["optimizer"] += value.numel() * value.element_size()
+    return found
+
+
+class MasterWeights(torch.optim.Optimizer):
+    def __init__(self, params, optimizer_cls, **defaults):
+        self.whole = optimizer_cls([torch.zeros(1)], **defaults)
+        self.whole.param_groups.clear()
+        self.inner_group_of, self.ready = {}, False
+        super().__init__(params, self.whole.defaults)
+        self.ready = True
+        self._follow()
+
+    def add_param_group(self, param_group):
+        super().add_param_group(param_group)
+        if self.ready:
+            self._follow()
+
+    def _follow(self):
+        for group in self.param_groups:
+            if any("master" in self.state[parameter] for parameter in group["params"]):
+                continue
+            for parameter in group["params"]:
+                self.state[parameter]["master"] = torch.empty_like(parameter, dtype=torch.float32).copy_(
+                    parameter.detach()
+                )
+            self.whole.add_param_group({**group, "params": [self.state[p]["master"] for p in group["params"]]})
+            self.inner_group_of |= dict.fromkeys(group["params"], self.whole.param_groups[-1])
+
+    def step(self, closure=None):
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            inner = self.inner_group_of[group["params"][0]]
+            inner.update((key, value) for key, value in group.items() if key != "params")
+        for parameter in [p for group in self.param_groups for p in group["params"] if p.grad is not None]:
+            master = self.state[parameter]["master"]
+            master.grad = parameter.grad.to(torch.float32)
+            self.whole.step()
+            master.grad = None
+            parameter.data.copy_(master)
+        return loss
+
+
+class _Packed:
+    """Numbers instead of activations, and the activations again when the first is asked for."""
+
+    def __init__(self, module, inputs):
+        self.module, self.inputs, self.count, self.found = module, inputs, 0, {}
+        self.random = torch.get_rng_state(), self._gpu()
+
+    @staticmethod
+    def _gpu():
+        return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+
+    def pack(self, _):
+        self.count += 1
+        return self.count
+
+    def unpack(self, number):
+        if not self.found:
+            self._again()
+        return self.found.pop(number)
+
+    def _again(self):
+        now = torch.get_rng_state(), self._gpu()
+        self._set(self.random)
+        place = iter(range(1, self.count + 1))
+
+        def keep(tensor):
+            self.found[next(place)] = tensor.detach()
+
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda _: None):
+            self.module(*self.inputs)
+        self._set(now)
+
+    @staticmethod
+    def _set(random):
+        torch.set_rng_state(random[0])
+        if random[1] is not None:
+            torch.cuda.set_rng_state_all(random[1])
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs):
+        cut = [each.detach().requires_grad_(each.requires_grad) for each in inputs]
+        packed = _Packed(self.module, cut)
+        with torch.autograd.graph.saved_tensors_hooks(packed.pack, packed.unpack):
+            return self.module(*inputs)
+
+
+def activation_peak_bytes(saved_bytes, input_bytes, chosen):
+    below, moments = 0, []
+    for number in range(len(saved_bytes)):
+        if number in chosen:
+            moments.append(below + input_bytes[number] + saved_bytes[number])
+            below += input_bytes[number]
+        else:
+            below += saved_bytes[number]
+            moments.append(below)
+    return max(moments)
+
+
+def place_checkpoints(saved_bytes, input_bytes, target_bytes):
+    """Walk up the blocks; of all ways with the same number chosen, keep the one that holds least so far."""
+    best = {frozenset(): (0, 0)}  # chosen → bytes below, peak
+    for number, (saved, given) in enumerate(zip(saved_bytes, input_bytes, strict=True)):
+        best = {
+            **{chosen: (held + saved, max(peak, held + saved)) for chosen, (held, peak) in best.items()},
+            **{
+                chosen | {number}: (held + given, max(peak, held + given + saved))
+                for chosen, (held, peak) in best.items()
+            },
+        }
+    good = [chosen for chosen, (_, peak) in best.items() if peak <= target_bytes]
+    if not good:
+        raise ValueError(f"the lowest peak is {min(peak for _, peak in best.values())} bytes")
+    return sorted(min(good, key=len))
