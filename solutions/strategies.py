@@ -15,11 +15,14 @@ from solutions.manual_ddp import ManualDDP
 from solutions.overlapped_ddp import OverlappedDDP
 
 OPTIMIZERS = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+DEFAULT_CAP_MB = 25.0  # torch's, and ours
 Built = tuple[nn.Module, torch.optim.Optimizer]
 
 
 def ddp(module: nn.Module, settings) -> Built:
-    model = DistributedDataParallel(module, bucket_cap_mb=settings.bucket_cap_mb, gradient_as_bucket_view=True)
+    # a cap that is given, be it the default's 25, would be the first bucket's too: ours begins with one of 1 MB
+    cap_mb = None if settings.bucket_cap_mb == DEFAULT_CAP_MB else settings.bucket_cap_mb
+    model = DistributedDataParallel(module, bucket_cap_mb=cap_mb, gradient_as_bucket_view=True)
     return model, optimizer_of(module, settings)
 
 

@@ -365,9 +365,9 @@ scaling_plots.schedule(ready_ms, bucket_ms, ends_ms, backward_ms, came_ms)
 # with whatever else runs. And gloo carries two buckets at a time. What counts is the end of the last. It is the one
 # with the *first* parameters, because backward ends with them.
 #
-# Would a smaller last bucket leave less exposed? Look at the grey. While full buckets queue, the link has no rest, and
-# it does not matter where the bytes are cut. Only where the link rests until the last bucket is full does its own size
-# count.
+# Would a smaller last bucket leave less exposed? Look at the dark bars. While full buckets queue, the link has no rest,
+# and it does not matter where the bytes are cut. Only where the link rests until the last bucket is full does its own
+# size count.
 
 # %% [markdown]
 # ## One order on every rank
