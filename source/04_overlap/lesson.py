@@ -20,8 +20,9 @@
 # %% [markdown]
 # ## What is wasted
 #
-# Chapter 03 left a handful of messages. Inside one machine they are over in no time, and there is little to see. So
-# give each rank a host of its own, behind a network link of 1 Gbit/s: a megabyte takes 8 ms.
+# Chapter 03 left a handful of messages. Inside one machine no network holds them up: what they take is mostly cores,
+# which the ranks need for computing as well. So give each rank a host of its own, behind a network link of 1 Gbit/s: a
+# megabyte takes 8 ms.
 
 # %% tags=["nbval-ignore-output"]
 from shared import formulas, hosts, plots, ranks, scaling_plots, tables
