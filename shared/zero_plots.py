@@ -1,0 +1,80 @@
+"""Figures of what is shared out over ranks: who owns which part, and what is left on each. Pure functions."""
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from shared.plots import COLOURS, HATCHES, LINES, MARKERS
+
+
+def ownership(model: dict[str, int], ways: dict[str, list[tuple[int, int]]]) -> Figure:
+    """Draw a model's numbers from first to last, and below, for each way of sharing out, which rank owns them.
+
+    model: name of a part → how many numbers; a name stands where it has room.
+    ways: name → (how many numbers, rank) from the first number on.
+    Raises: ValueError where there is no way.
+    """
+    if not ways:
+        raise ValueError("There is nothing to draw: give one way of sharing out at least.")
+    figure, axes = plt.subplots(figsize=(8.0, 0.9 + 0.55 * len(ways)), layout="constrained")
+    total = sum(model.values())
+    start = 0
+    for name, numbers in model.items():
+        axes.barh(0, numbers, left=start, height=0.7, facecolor="white", edgecolor="black", linewidth=0.8)
+        if numbers > 0.016 * len(name) * total:
+            axes.text(start + numbers / 2, 0, name, ha="center", va="center", size=9)
+        start += numbers
+    for row, pieces in enumerate(ways.values(), 1):
+        _draw_pieces(axes, row, pieces, total)
+    axes.set(xlim=(0, total), ylim=(len(ways) + 0.45, -0.45), xlabel="number in the flat model")
+    axes.set_yticks(range(len(ways) + 1), ["the model", *ways])
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    plt.close(figure)
+    return figure
+
+
+def _draw_pieces(axes, row: int, pieces: list[tuple[int, int]], total: int) -> None:
+    """Draw runs of numbers, each with its rank where there is room."""
+    start = 0
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.9}
+    for numbers, rank in pieces:
+        colour, hatch = COLOURS[rank % len(COLOURS)], HATCHES[rank % len(HATCHES)]
+        style = {"facecolor": colour, "hatch": hatch, "edgecolor": "black", "linewidth": 0.4}
+        axes.barh(row, numbers, left=start, height=0.7, **style)
+        if numbers > 0.03 * total:
+            axes.text(start + numbers / 2, row, f"{rank}", ha="center", va="center", size=9, bbox=box)
+        start += numbers
+
+
+def bytes_per_parameter(
+    formula: dict[str, dict[int, float]], measured: dict[str, dict[int, float]], limits: dict[str, float]
+) -> Figure:
+    """Draw what a rank holds per parameter against the number of ranks: formulas, measurements, and where lines end.
+
+    formula, measured: name → ranks → bytes. limits: name → bytes that no number of ranks gets below.
+    """
+    figure, axes = plt.subplots(figsize=(7.0, 3.4), layout="constrained")
+    names = list(dict.fromkeys([*formula, *measured, *limits]))
+    for number, name in enumerate(names):
+        colour, line, values = COLOURS[number], LINES[number], formula.get(name, {})
+        axes.plot(list(values), list(values.values()), color=colour, linestyle=line, label=f"{name}, formula")
+        if name in measured:
+            marks = measured[name]
+            label = f"{name}, measured"
+            axes.plot(list(marks), list(marks.values()), MARKERS[number], color=colour, label=label)
+        if name in limits:
+            axes.axhline(limits[name], color=colour, linestyle=":", linewidth=1.0)
+            text = {"ha": "left", "va": "center", "size": 9, "transform": axes.get_yaxis_transform()}
+            axes.text(1.01, limits[name], f"N → ∞: {limits[name]:g}", **text)
+    every = sorted({count for values in formula.values() for count in values})
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(every))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticklabels([f"{count}" for count in every])
+    axes.set(xlabel="ranks", ylabel="bytes per parameter", ylim=(0, None))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    plt.close(figure)
+    return figure

@@ -1,0 +1,35 @@
+"""The figures of sharing out draw what they are given, and can be read in grey."""
+
+import pytest
+
+from shared import zero_plots
+
+
+def test_ownership_draws_every_run_with_its_rank():
+    model = {"embedding": 60, "tiny": 1, "rest": 39}
+    ways = {"by range": [(50, 0), (50, 1)], "by parameter": [(60, 0), (1, 1), (39, 1)]}
+    axes = zero_plots.ownership(model, ways).axes[0]
+    widths = [bar.get_width() for bar in axes.patches]
+    assert widths == [60, 1, 39, 50, 50, 60, 1, 39]
+    assert [text.get_text() for text in axes.texts] == ["embedding", "rest", "0", "1", "0", "1"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["the model", "by range", "by parameter"]
+
+
+def test_two_ranks_differ_in_hatch_too():
+    bars = zero_plots.ownership({"all": 2}, {"by range": [(1, 0), (1, 1)]}).axes[0].patches[1:]
+    assert bars[0].get_hatch() != bars[1].get_hatch()
+
+
+def test_no_way_of_sharing_out_is_refused():
+    with pytest.raises(ValueError, match="at least"):
+        zero_plots.ownership({"all": 1}, {})
+
+
+def test_bytes_per_parameter_has_lines_marks_and_limits():
+    formula = {"fp32": {1: 16.0, 2: 12.0}, "mixed": {1: 16.0, 2: 10.0}}
+    axes = zero_plots.bytes_per_parameter(formula, {"fp32": {2: 12.1}}, {"fp32": 8.0}).axes[0]
+    drawn = {line.get_label(): list(line.get_ydata()) for line in axes.lines}
+    assert drawn["fp32, formula"] == [16.0, 12.0] and drawn["fp32, measured"] == [12.1]
+    assert drawn["mixed, formula"] == [16.0, 10.0] and "mixed, measured" not in drawn
+    assert [text.get_text() for text in axes.texts] == ["N → ∞: 8"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2"]
