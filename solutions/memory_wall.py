@@ -19,15 +19,11 @@ def model_state_bytes(module: nn.Module, optimizer: torch.optim.Optimizer) -> di
     }
 
 
-class MasterWeights(torch.optim.Optimizer):
-    """Step parameters of low precision by way of float32 masters, with optimizer_cls(masters, **defaults).
-
-    Memory: with Adam, 12 bytes per parameter: master, momentum and variance.
-    Source: Micikevicius et al. 2018, "Mixed Precision Training", §3.1.
-    """
+class HoldsMasters(torch.optim.Optimizer):
+    """Keeps a float32 master of each parameter, and an optimizer for each master alone."""
 
     def __init__(self, params, optimizer_cls: type[torch.optim.Optimizer], **defaults):
-        self.inner = {}  # per parameter: the optimizer of its master alone
+        self.inner = {}  # per parameter: the optimizer of its master
         self.new_inner = partial(optimizer_cls, **defaults)
         super().__init__(params, self.new_inner([torch.empty(0)]).defaults)
 
@@ -39,6 +35,24 @@ class MasterWeights(torch.optim.Optimizer):
             master = nn.Parameter(parameter.detach().to(torch.float32, copy=True))
             self.inner[parameter] = self.new_inner([{**group, "params": [master]}])
 
+    def step_one(self, parameter: nn.Parameter, group: dict) -> None:
+        """Update a parameter of that group by way of its master."""
+        inner = self.inner[parameter]
+        (master,) = inner.param_groups[0]["params"]
+        inner.param_groups[0].update({**group, "params": [master]})
+        master.grad = parameter.grad.float()
+        inner.step()
+        master.grad = None  # or float32 gradients of all parameters pile up
+        parameter.copy_(master)
+
+
+class MasterWeights(HoldsMasters):
+    """Step parameters of low precision by way of float32 masters, with optimizer_cls(masters, **defaults).
+
+    Memory: with Adam, 12 bytes per parameter: master, momentum and variance.
+    Source: Micikevicius et al. 2018, "Mixed Precision Training", §3.1.
+    """
+
     @torch.no_grad()
     def step(self, closure=None):
         """Update masters, then parameters. → what closure() returns, if there is one"""
@@ -47,17 +61,8 @@ class MasterWeights(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._step_one(parameter, group)
+                    self.step_one(parameter, group)
         return loss
-
-    def _step_one(self, parameter: nn.Parameter, group: dict) -> None:
-        inner = self.inner[parameter]
-        (master,) = inner.param_groups[0]["params"]
-        inner.param_groups[0].update({**group, "params": [master]})
-        master.grad = parameter.grad.float()
-        inner.step()
-        master.grad = None  # or float32 gradients of all parameters pile up
-        parameter.copy_(master)
 
 
 def randomness() -> list[torch.Tensor]:

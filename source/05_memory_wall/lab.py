@@ -107,7 +107,7 @@ print(f"1 + 1000 × 0.001 = {weight.item():.3f}")
 # for each parameter with a gradient:
 # ```python
 # master.grad = parameter.grad.float()
-# inner.step()                           # the optimizer of this master, with its group's settings of now
+# inner.step()  # the optimizer of this master, with its group's settings of now
 # parameter.copy_(master)
 # ```
 # - Groups have settings of their own, and a scheduler changes them between steps: it writes to
@@ -120,21 +120,18 @@ print(f"1 + 1000 × 0.001 = {weight.item():.3f}")
 # - Step what `self.param_groups` holds now: chapter 06 builds one on an empty tensor, clears the list and adds groups.
 #
 # Target: 2 + 2 + 12 bytes per parameter with Adam. Never more than *one* parameter's gradient in float32: the float32
-# gradients of all would be 4 bytes more. (One inner optimizer per parameter makes that easy.)
+# gradients of all would be 4 bytes more. One inner optimizer per parameter makes that easy.
+# `HoldsMasters` keeps them and updates one parameter; `MasterWeights` steps all.
 
 
-# %% tags=["exercise", "export"] grade_id="master-weights"
+# %% tags=["exercise", "export"] grade_id="holds-masters"
 # %%ranks
-class MasterWeights(torch.optim.Optimizer):
-    """Step parameters of low precision by way of float32 masters, with optimizer_cls(masters, **defaults).
-
-    Memory: with Adam, 12 bytes per parameter: master, momentum and variance.
-    Source: Micikevicius et al. 2018, "Mixed Precision Training", §3.1.
-    """
+class HoldsMasters(torch.optim.Optimizer):
+    """Keeps a float32 master of each parameter, and an optimizer for each master alone."""
 
     def __init__(self, params, optimizer_cls: type[torch.optim.Optimizer], **defaults):
         ### BEGIN SOLUTION
-        self.inner = {}  # per parameter: the optimizer of its master alone
+        self.inner = {}  # per parameter: the optimizer of its master
         self.new_inner = partial(optimizer_cls, **defaults)
         super().__init__(params, self.new_inner([torch.empty(0)]).defaults)
         ### END SOLUTION
@@ -149,6 +146,28 @@ class MasterWeights(torch.optim.Optimizer):
             self.inner[parameter] = self.new_inner([{**group, "params": [master]}])
         ### END SOLUTION
 
+    def step_one(self, parameter: nn.Parameter, group: dict) -> None:
+        """Update a parameter of that group by way of its master."""
+        ### BEGIN SOLUTION
+        inner = self.inner[parameter]
+        (master,) = inner.param_groups[0]["params"]
+        inner.param_groups[0].update({**group, "params": [master]})
+        master.grad = parameter.grad.float()
+        inner.step()
+        master.grad = None  # or float32 gradients of all parameters pile up
+        parameter.copy_(master)
+        ### END SOLUTION
+
+
+# %% tags=["exercise", "export"] grade_id="master-weights"
+# %%ranks
+class MasterWeights(HoldsMasters):
+    """Step parameters of low precision by way of float32 masters, with optimizer_cls(masters, **defaults).
+
+    Memory: with Adam, 12 bytes per parameter: master, momentum and variance.
+    Source: Micikevicius et al. 2018, "Mixed Precision Training", §3.1.
+    """
+
     @torch.no_grad()
     def step(self, closure=None):
         """Update masters, then parameters. → what closure() returns, if there is one"""
@@ -158,17 +177,8 @@ class MasterWeights(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._step_one(parameter, group)
+                    self.step_one(parameter, group)
         return loss
-
-    def _step_one(self, parameter: nn.Parameter, group: dict) -> None:
-        inner = self.inner[parameter]
-        (master,) = inner.param_groups[0]["params"]
-        inner.param_groups[0].update({**group, "params": [master]})
-        master.grad = parameter.grad.float()
-        inner.step()
-        master.grad = None  # or float32 gradients of all parameters pile up
-        parameter.copy_(master)
         ### END SOLUTION
 
 
@@ -249,6 +259,8 @@ class Recompute(torch.autograd.Function):
         ### END SOLUTION
 
 
+# %% tags=["export"]
+# %%ranks
 class Checkpointed(nn.Module):
     """Wrap a module so that it keeps its inputs for backward, and computes its activations again."""
 
@@ -271,10 +283,11 @@ check.Checkpointed()
 # it are gone by then.
 #
 # ```python
-# kept = [input_bytes[i] if i in chosen else saved_bytes[i] for i in range(blocks)]
-# held_in_backward_of[k] = sum(kept[: k + 1]) + (saved_bytes[k] if k in chosen else 0)
-# peak = max(held_in_backward_of)
+# kept[i] = input_bytes[i] if i in chosen else saved_bytes[i]
+# held[k] = sum(kept[: k + 1]) + (saved_bytes[k] if k in chosen else 0)
+# peak = max(held)  # held[k]: in backward of block k
 # ```
+#
 # **Predict.** Four equal blocks, and you may checkpoint one. Which one saves nothing at the peak?
 
 
@@ -347,6 +360,7 @@ config = GPTConfig(vocab_size=text.vocab_size, layers=6)
 
 
 def training_peak(model):
+    model.zero_grad()
     with memory.peak(model) as peak:
         model(inputs, targets).backward()
     return peak

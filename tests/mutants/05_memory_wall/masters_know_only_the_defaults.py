@@ -12,7 +12,7 @@ class MasterWeights(right.MasterWeights):
         for parameter in self.param_groups[-1]["params"]:
             self.inner[parameter].param_groups[0].update(self.defaults)
 
-    def _step_one(self, parameter, group):
+    def step_one(self, parameter, group):
         inner = self.inner[parameter]
         (master,) = inner.param_groups[0]["params"]
         master.grad = parameter.grad.float()

@@ -7,8 +7,8 @@ from solutions import memory_wall as right
 
 
 class MasterWeights(right.MasterWeights):
-    def _step_one(self, parameter, group):
+    def step_one(self, parameter, group):
         inner = self.inner[parameter]
         (master,) = inner.param_groups[0]["params"]
         master.copy_(parameter)
-        super()._step_one(parameter, group)
+        super().step_one(parameter, group)

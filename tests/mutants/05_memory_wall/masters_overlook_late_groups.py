@@ -11,6 +11,6 @@ class MasterWeights(right.MasterWeights):
         super().__init__(params, optimizer_cls, **defaults)
         self.known = set(self.inner)
 
-    def _step_one(self, parameter, group):
+    def step_one(self, parameter, group):
         if parameter in self.known:
-            super()._step_one(parameter, group)
+            super().step_one(parameter, group)

@@ -7,6 +7,6 @@ from solutions import memory_wall as right
 
 
 class MasterWeights(right.MasterWeights):
-    def _step_one(self, parameter, group):
-        super()._step_one(parameter, group)
+    def step_one(self, parameter, group):
+        super().step_one(parameter, group)
         parameter.data = parameter.data.clone()

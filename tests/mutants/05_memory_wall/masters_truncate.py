@@ -9,8 +9,8 @@ from solutions import memory_wall as right
 
 
 class MasterWeights(right.MasterWeights):
-    def _step_one(self, parameter, group):
-        super()._step_one(parameter, group)
+    def step_one(self, parameter, group):
+        super().step_one(parameter, group)
         (master,) = self.inner[parameter].param_groups[0]["params"]
         if parameter.dtype == torch.bfloat16:
             bits = master.detach().contiguous().view(torch.int32).bitwise_and(-65536)
