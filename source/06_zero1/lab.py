@@ -30,7 +30,71 @@ import torch.distributed as dist
 from torch import nn
 
 from shared.c10d import all_gather_single, reduce_scatter_single
-from solutions.collectives import ring_reduce_scatter
+
+# %% [markdown]
+# Two collectives are given. NCCL has them; gloo's own reduce-scatter is an all-reduce inside, and its all-gather copies
+# everything once more than it must. On gloo, each rank therefore sends every other one its part directly.
+
+
+# %% tags=["export"]
+# %%ranks
+PIECE = 2**18  # elements of a message: where sums are made, what arrives needs no more room
+
+
+class Messages:
+    """Messages under way; sends and receives are pairs of a tensor and the other rank of the group."""
+
+    def __init__(self, sends: list[tuple], receives: list[tuple], group: dist.ProcessGroup | None):
+        receives = [
+            dist.P2POp(dist.irecv, each, group=group, group_peer=peer) for each, peer in receives
+        ]
+        sends = [dist.P2POp(dist.isend, each, group=group, group_peer=peer) for each, peer in sends]
+        self.handles = dist.batch_isend_irecv(receives + sends) if sends else []
+
+    def wait(self) -> None:
+        for handle in self.handles:
+            handle.wait()
+
+
+# %% tags=["export"]
+# %%ranks
+def begin_all_gather(flat: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup | None = None):
+    """Begin to fill flat with every rank's own part, in rank order. → a handle with wait()
+
+    Shapes: flat: [N · n], own: [n], which may be this rank's part of flat.
+    Comm: an all_gather, by hand on gloo; (N−1)/N of flat's bytes sent per rank.
+    """
+    if dist.get_backend(group) == "nccl":
+        return all_gather_single(flat, own, group=group, async_op=True)
+    rank, parts = dist.get_rank(group), list(flat.view(dist.get_world_size(group), -1))
+    if parts[rank].data_ptr() != own.data_ptr():
+        parts[rank].copy_(own)
+    others = [peer for peer in range(len(parts)) if peer != rank]
+    return Messages(
+        [(parts[rank], peer) for peer in others], [(parts[peer], peer) for peer in others], group
+    )
+
+
+def reduce_scatter_(flat: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """Replace this rank's N-th of flat, in place, by its sum over the group's N ranks. → that N-th, a view
+
+    Shapes: flat: [N · n] → [n]
+    Comm: a reduce_scatter, by hand on gloo; (N−1)/N of flat's bytes sent per rank.
+    """
+    rank, parts = dist.get_rank(group), list(flat.view(dist.get_world_size(group), -1))
+    if dist.get_backend(group) == "nccl":
+        reduce_scatter_single(parts[rank], flat, group=group)
+        return parts[rank]
+    for step in range(1, len(parts)):
+        target, source = (rank + step) % len(parts), (rank - step) % len(parts)
+        for outgoing, mine in zip(
+            parts[target].split(PIECE), parts[rank].split(PIECE), strict=True
+        ):
+            arrived = torch.empty_like(mine)
+            Messages([(outgoing, target)], [(arrived, source)], group).wait()
+            mine += arrived
+    return parts[rank]
+
 
 # %% [markdown]
 # ## Exercise 6.1 · Who owns what (15 min, 3 points)
@@ -107,10 +171,10 @@ class FlatParameters:
         return flat.view(dist.get_world_size(self.group), -1)[dist.get_rank(self.group)]
         ### END SOLUTION
 
-    def gather(self) -> dist.Work:
+    def gather(self):
         """Begin to collect all shards into flat. → the handle to wait on"""
         ### BEGIN SOLUTION
-        return all_gather_single(self.flat, self.shard.data, group=self.group, async_op=True)
+        return begin_all_gather(self.flat, self.shard.detach(), self.group)
         ### END SOLUTION
 
 
@@ -133,27 +197,10 @@ check.FlatParameters()
 # Somebody may have put another tensor, or None, into `.grad` since `reset()` (`model.zero_grad()` does). `reduce()`
 # brings such gradients home first, and None counts as zeros.
 #
-# `reduce_scatter_(flat, group)` is given. It adds up *in place*: this rank's part of `flat` becomes the sum, and the
-# other parts are worth nothing any more. NCCL does this itself. gloo's reduce-scatter is an all-reduce inside, so on
-# gloo it takes the ring that you built in lab 01.
+# `reduce_scatter_(flat, group)` is given above. It adds up *in place*: this rank's part of `flat` becomes the sum, and
+# the other parts are worth nothing any more.
 #
 # Target: (N−1)/N of the gradients' bytes sent by each rank, and no second copy of the gradients.
-
-
-# %% tags=["export"]
-# %%ranks
-def reduce_scatter_(flat: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """Replace this rank's N-th of flat, in place, by its sum over the group's N ranks. → that N-th, a view
-
-    Shapes: flat: [N · n] → [n]
-    Comm: a reduce_scatter of flat, by hand on gloo; (N−1)/N of its bytes sent per rank.
-    """
-    own = flat.view(dist.get_world_size(group), -1)[dist.get_rank(group)]
-    if dist.get_backend(group) == "nccl":
-        reduce_scatter_single(own, flat, group=group)
-    else:
-        own.copy_(ring_reduce_scatter(flat, group))
-    return own
 
 
 # %% tags=["exercise", "export"] grade_id="flat-gradients"
