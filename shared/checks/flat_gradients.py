@@ -59,7 +59,10 @@ def probe_gradients(flat_gradients, how: Gradients, seed: int, x, y) -> list[dic
     for number, way in enumerate(how.ways):
         if number:
             gradients.reset()
-        found = {"places": _places(parameters), "zeros": all(not bool(p.grad.any()) for p in parameters)}
+        found = {
+            "places": _places(parameters),
+            "zeros": not any(bool(p.grad.any()) for p in parameters if p.grad is not None),
+        }
         found["forgotten"] = home.shard.grad is None
         if way != WAYS[0]:
             module.zero_grad(set_to_none=way == WAYS[1])

@@ -47,6 +47,10 @@ def draw_shapes(attempt: Attempt) -> list[Shapes]:
     ]
 
 
+def _in_subgroup(attempt: Attempt) -> list[Shapes]:
+    return [Shapes(((4,), (3, 2)), in_subgroup=True)] if attempt.world_size in SUBGROUPS else []
+
+
 def probe_layout(flat_parameters, shapes: Shapes, seed: int) -> dict:
     """Lay parameters out, look at every view, then write and gather. → what was there"""
     group, member = join_subgroup(shapes.in_subgroup)
@@ -122,7 +126,7 @@ def _cut(flat: torch.Tensor, shapes: Shapes) -> list[torch.Tensor]:
 
 
 def parameters_lie_side_by_side(attempt: Attempt) -> None:
-    for shapes in draw_shapes(attempt):
+    for shapes in [*draw_shapes(attempt), *_in_subgroup(attempt)]:
         found, values = _try(attempt, shapes)
         size = len(found)
         part = -(-shapes.numbers // size)
@@ -166,10 +170,7 @@ def the_model_computes_with_them(attempt: Attempt) -> None:
 
 
 def gather_collects_every_shard(attempt: Attempt) -> None:
-    tried = draw_shapes(attempt)
-    if attempt.world_size in SUBGROUPS:
-        tried.append(Shapes(((4,), (3, 2)), in_subgroup=True))
-    for shapes in tried:
+    for shapes in [*draw_shapes(attempt), *_in_subgroup(attempt)]:
         found, _ = _try(attempt, shapes)
         want = torch.cat([result["sent"] for result in found.values()])
         for rank, result in found.items():

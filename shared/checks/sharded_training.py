@@ -10,7 +10,7 @@ from shared.checks import awkward
 from shared.checks.candidate import device_here
 from shared.checks.compare import close, first_difference, tolerance_of
 from shared.checks.framework import Attempt, Wrong
-from shared.checks.sharded_plan import Plan, Run
+from shared.checks.sharded_plan import LATE_STEP, Plan, Run
 from shared.checks.subgroups import SUBGROUPS, called_alone, join_subgroup
 from shared.checks.training import Draw
 
@@ -24,15 +24,17 @@ def begin(sharded, plan: Plan, module, group=None, loaded: dict | None = None) -
     def make(params, cls, **settings):
         return sharded(params, cls, **settings, **further)
 
+    _refuse_libraries([sharded])
     run = Run(module, make, plan, False, dist.get_rank(group), loaded)
-    refuse_libraries(run.optimizer)
+    _refuse_libraries(type(thing) for thing in memory._reached([run.optimizer]))
     return run
 
 
-def refuse_libraries(optimizer) -> None:
-    for thing in memory._reached([optimizer]):
-        if any(base.__module__.startswith(_LIBRARIES) for base in type(thing).__mro__):
-            raise AssertionError(f"{type(thing).__name__} does the work here: write it by hand")
+def _refuse_libraries(types) -> None:
+    for each in types:
+        library = [base for base in getattr(each, "__mro__", ()) if base.__module__.startswith(_LIBRARIES)]
+        if library:
+            raise AssertionError(f"{library[0].__name__} does the work here: write it by hand")
 
 
 def probe_sharded(sharded, plan: Plan, seed: int, x, y) -> dict:
@@ -113,11 +115,20 @@ class Causes:
                 want = reference(other, self.draw, whose).steps[self.number]["state"][name]
                 if close(found, want, tolerance):
                     return hint
-        return ""
+        if plan.late and self.number >= LATE_STEP:
+            return "Look at: what must happen to parameters that join late, and happened to the others in __init__?"
+        if plan.split or plan.scheduler:
+            return "Look at: which settings does each param group have by now, and does the inner optimizer know all?"
+        return "The steps before are right. Look at: what does an optimizer remember?" if self.number else ""
 
 
-def judge_states(states: dict[int, dict], want: dict, before: dict, context: str, causes: Causes | None = None) -> None:
-    """states, before: by global rank, after the step and before it. Raises: Wrong."""
+def judge_states(
+    states: dict[int, dict], want: dict, before: dict, context: str, causes: Causes | None = None, hint: str = ""
+) -> None:
+    """states, before: by global rank, after the step and before it. hint: where the values betray no cause.
+
+    Raises: Wrong.
+    """
     tolerance, members = tolerance_of(want.values()), list(states)
     for name, expected in want.items():
         wrong = {
@@ -130,9 +141,10 @@ def judge_states(states: dict[int, dict], want: dict, before: dict, context: str
         rank = min(wrong)
         found = states[rank][name]
         if len(wrong) < len(states):
-            hint = "The other ranks are right. Look at: which part of the parameters reaches whom, and from where?"
+            cause = "The other ranks are right. Look at: which part of the parameters reaches whom, and from where?"
         elif torch.equal(found, before[rank][name]):
-            hint = "This step did not change it. Look at: which memory does the model compute with, and is all sent?"
+            cause = "This step did not change it. Look at: which memory does the model compute with, and is all sent?"
         else:
-            hint = causes.of(rank, found, name, members, tolerance) if causes and found.shape == expected.shape else ""
-        raise Wrong(wrong, hint or "Look at: is this part's gradient the mean of the same part, in the same order?")
+            cause = causes.of(rank, found, name, members, tolerance) if causes and found.shape == expected.shape else ""
+        otherwise = "Look at: is this part's gradient the mean of the same part, in the same order?"
+        raise Wrong(wrong, cause or hint or otherwise)

@@ -11,7 +11,8 @@ from shared.checks.compare import describe_calls
 from shared.checks.framework import Wrong
 
 _HINTS = {
-    "all_reduce": "An all_reduce gives every rank the mean of every number. Look at: which of them does this rank use?",
+    "barrier": "Look at: which of these messages carries a gradient or a parameter?",
+    "all_reduce": "An all_reduce brings every sum to every rank. Look at: which numbers does this rank need?",
     "broadcast": "Look at: which single collective collects everybody's part on every rank?",
     "all_gather": "Look at: is anything collected that everybody has, or that nobody but its owner needs?",
 }
@@ -56,14 +57,18 @@ def judge_rounds(calls: dict[int, list[tap.Call]], flats: list[Flat], rounds: in
     sent = {rank: sum(wire.sent_bytes_of(call, rank) for call in own) for rank, own in calls.items()}
     for rank, own in calls.items():
         said = f"{context}: {describe_calls([call for call in own if call.op != 'recv'])}"
+        hint = next((hint for op, hint in _HINTS.items() if any(call.op.startswith(op) for call in own)), "")
         if sent[rank] > most * others / len(calls) + 1e-6:
             expected = f"by a ring this rank sends {sent[rank]:,.0f} bytes; expected {most * others / len(calls):,.0f}"
-            kind = next((hint for op, hint in _HINTS.items() if any(call.op.startswith(op) for call in own)), "")
-            raise Wrong({rank: f"{said}; {expected}"}, kind or _LOOK_AT_BYTES)
+            raise Wrong({rank: f"{said}; {expected}"}, hint or _LOOK_AT_BYTES)
         messages = sum(1 if call.op == "send" else others for call in own if call.op != "recv")
         if messages > rounds * len(flats) * others:
-            expected = f"expected {rounds * len(flats)} collectives, or {others} messages in the place of one"
-            raise Wrong({rank: f"{said}; {expected}"}, _LOOK_AT_MESSAGES)
+            most_calls = rounds * len(flats)
+            expected = f"expected {most_calls} collective{'s' if most_calls > 1 else ''}"
+            by_ring = f", or {others} in the place of each" if others > 1 else ""
+            raise Wrong(
+                {rank: f"{said}; {expected}{by_ring}"}, hint or "Look at: how many parameters travel in one message?"
+            )
     if others and sum(sent.values()) < least * others - 1e-6:
         said = f"all ranks together send {sum(sent.values()):,.0f} bytes; a ring sends {least * others:,}"
         raise Wrong(f"{context}: {said}", "Look at: is every number sent in its own dtype?")

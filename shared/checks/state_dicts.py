@@ -6,8 +6,8 @@ from shared.checks.compare import close, first_difference
 from shared.checks.framework import Wrong
 
 
-def judge_state_dict(rank: int, found, want: dict, context: str) -> None:
-    """want: what a plain optimizer saves. Raises: Wrong."""
+def judge_state_dict(rank: int, found, want: dict, tolerance: float, context: str) -> None:
+    """want: what a plain optimizer saves. tolerance: of the model's numbers. Raises: Wrong."""
     if not isinstance(found, dict) or set(found) != set(want):
         kind = f"a dict of {sorted(map(str, found))}" if isinstance(found, dict) else type(found).__name__
         raise Wrong({rank: f"{context}: state_dict() gives {kind}; expected a dict of {sorted(want)}"})
@@ -23,7 +23,7 @@ def judge_state_dict(rank: int, found, want: dict, context: str) -> None:
             said = f"{context}: state[{number}] has {_keys(came)}; expected {_keys(entries)}"
             raise Wrong({rank: said}, "Look at: what does the inner optimizer keep for a shard?")
         for name, value in entries.items():
-            _judge_value(rank, came[name], value, f"{context}: state[{number}][{name!r}]")
+            _judge_value(rank, came[name], value, tolerance, f"{context}: state[{number}][{name!r}]")
 
 
 def _judge_groups(rank: int, found: list[dict], want: list[dict], context: str) -> None:
@@ -40,7 +40,7 @@ def _judge_groups(rank: int, found: list[dict], want: list[dict], context: str) 
                 raise Wrong({rank: f"{context}: param_groups[{place}][{name!r}] {said}"}, hint)
 
 
-def _judge_value(rank: int, found, want, said: str) -> None:
+def _judge_value(rank: int, found, want, tolerance: float, said: str) -> None:
     if isinstance(want, torch.Tensor) != isinstance(found, torch.Tensor):
         raise Wrong({rank: f"{said} is of type {type(found).__name__}; expected {type(want).__name__}"})
     if not isinstance(want, torch.Tensor):
@@ -50,7 +50,6 @@ def _judge_value(rank: int, found, want, said: str) -> None:
     if found.shape != want.shape:
         hint = "Look at: in which shape does a plain optimizer keep it, and which slice is whose?"
         raise Wrong({rank: f"{said} has the shape {list(found.shape)}; expected {list(want.shape)}"}, hint)
-    tolerance = 1e-5 if want.dtype == torch.float32 else 1e-9  # as in compare; Adam's second moments are squares
     if found.dtype != want.dtype or not close(found, want, tolerance):
         kind = f"is of {found.dtype}" if found.dtype != want.dtype else first_difference(found, want, tolerance)
         raise Wrong({rank: f"{said}: {kind}"}, "Look at: whose part is it, and in which order do parts lie?")

@@ -1,0 +1,21 @@
+"""Adds up squares over the world, not over its group.
+
+caught by: ClipsGradients · group
+"""
+
+import torch
+import torch.distributed as dist
+
+from solutions import zero1 as right
+
+
+class ZeRO1(right.ZeRO1):
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm):
+        self.reduce_gradients()
+        square = sum(each.home.shard.grad.double().norm() ** 2 for each in self.gradients)
+        square *= dist.get_world_size() / dist.get_world_size(self.group)
+        dist.all_reduce(square, group=self.group)
+        for each in self.gradients:
+            each.home.shard.grad *= (max_norm / (square.sqrt() + 1e-6)).clamp(max=1)
+        return square.sqrt()

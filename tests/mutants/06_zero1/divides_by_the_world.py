@@ -1,0 +1,15 @@
+"""Divides by the number of all ranks, not of its group's.
+
+caught by: ShardedOptimizer · group
+"""
+
+import torch.distributed as dist
+
+from solutions import zero1 as right
+
+
+class ZeRO1(right.ZeRO1):
+    def reduce_gradients(self):
+        super().reduce_gradients()
+        for each in self.gradients:
+            each.home.shard.grad *= dist.get_world_size(self.group) / dist.get_world_size()

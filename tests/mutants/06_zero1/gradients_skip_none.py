@@ -1,0 +1,18 @@
+"""Brings home the gradients that are there; where there is none, the last step's is sent again.
+
+caught by: FlatGradients · values
+"""
+
+from solutions import zero1 as right
+
+
+class FlatGradients(right.FlatGradients):
+    def reset(self):
+        super().reset()
+        self.flat += 1e-3  # what another step may have left
+
+    def reduce(self):
+        for parameter, piece in zip(self.home.parameters, self.slices, strict=True):
+            if parameter.grad is None:
+                parameter.grad = piece
+        super().reduce()

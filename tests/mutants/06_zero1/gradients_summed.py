@@ -1,0 +1,16 @@
+"""Leaves the sum over the ranks where the mean should be.
+
+caught by: FlatGradients · values
+"""
+
+import torch.distributed as dist
+
+from solutions import zero1 as right
+
+
+class FlatGradients(right.FlatGradients):
+    def reduce(self):
+        known = self.home.shard.grad is not None
+        super().reduce()
+        if not known:
+            self.home.shard.grad *= dist.get_world_size(self.home.group)

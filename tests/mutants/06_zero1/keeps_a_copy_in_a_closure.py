@@ -1,0 +1,16 @@
+"""Hides a full copy where no attribute shows it: in a function's closure.
+
+caught by: ShardedOptimizer · memory
+"""
+
+from solutions import zero1 as right
+
+
+def _remember(tensors):
+    return lambda: tensors
+
+
+class ZeRO1(right.ZeRO1):
+    def step(self, closure=None):
+        self.undo = _remember([each.home.flat.detach().clone() for each in self.gradients])
+        return super().step(closure)

@@ -1,0 +1,13 @@
+"""Remembers all parameters as they were before the step, to be able to go back.
+
+caught by: ShardedOptimizer · memory
+"""
+
+from solutions import zero1 as right
+
+
+class ZeRO1(right.ZeRO1):
+    def step(self, closure=None):
+        self.helper = type("Helper", (), {})()
+        self.helper.before = [each.home.flat.detach().clone() for each in self.gradients]
+        return super().step(closure)

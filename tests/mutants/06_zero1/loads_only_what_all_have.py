@@ -1,0 +1,15 @@
+"""Expects a state of every parameter; a plain optimizer has none where a gradient never came.
+
+caught by: ZeRO1 · plain state
+"""
+
+from solutions import zero1 as right
+
+
+class ZeRO1(right.ZeRO1):
+    def load_state_dict(self, state_dict):
+        if state_dict["state"]:
+            for group in state_dict["param_groups"]:
+                for number in group["params"]:
+                    state_dict["state"][number]
+        super().load_state_dict(state_dict)

@@ -1,0 +1,16 @@
+"""Gives all parameters one and the same tensor that counts steps.
+
+caught by: ZeRO1 · another world size
+"""
+
+from solutions import zero1 as right
+
+
+class ZeRO1(right.ZeRO1):
+    def state_dict(self, to=None):
+        collected = super().state_dict(to)
+        states = list((collected or {"state": {}})["state"].values())
+        for state in states:
+            if "step" in state:
+                state["step"] = states[0]["step"]
+        return collected

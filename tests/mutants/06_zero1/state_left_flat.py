@@ -1,0 +1,17 @@
+"""Saves every parameter's state as one row of numbers.
+
+caught by: ZeRO1 · state
+"""
+
+import torch
+
+from solutions import zero1 as right
+
+
+class ZeRO1(right.ZeRO1):
+    def state_dict(self, to=None):
+        collected = super().state_dict(to)
+        for state in (collected or {"state": {}})["state"].values():
+            for name, value in state.items():
+                state[name] = value.flatten() if torch.is_tensor(value) and value.dim() else value
+        return collected

@@ -1,0 +1,14 @@
+"""Takes `to` for a rank of the world.
+
+caught by: ZeRO1 · to one rank
+"""
+
+import torch.distributed as dist
+
+from solutions import zero1 as right
+
+
+class ZeRO1(right.ZeRO1):
+    def state_dict(self, to=None):
+        collected = super().state_dict()
+        return collected if to in (None, dist.get_rank()) else None

@@ -1,0 +1,192 @@
+"""Every rank sends each owner its part directly; one inner optimizer per flat tensor; parts come back around a ring."""
+
+import copy
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+
+
+class ZeRO1(torch.optim.Optimizer):
+    def __init__(self, params, optimizer_cls, group=None, **defaults):
+        self.pg = group
+        self.ranks, self.place = dist.get_world_size(group), dist.get_rank(group)
+        probe = torch.nn.Parameter(torch.zeros(1))
+        self.make, self.flats, self.stepped, self.reduced = optimizer_cls, [], False, False
+        super().__init__(params, optimizer_cls([probe], **defaults).defaults)
+
+    def add_param_group(self, param_group):
+        super().add_param_group(param_group)
+        number, group = len(self.param_groups) - 1, self.param_groups[-1]
+        kinds = {}
+        for p in group["params"]:
+            if p.requires_grad:
+                kinds.setdefault((p.dtype, p.device), []).append(p)
+            else:
+                dist.broadcast(p.data, group=self.pg, group_src=0)
+        for parameters in kinds.values():
+            self.flats.append(self._lay_out(parameters, number))
+
+    def _lay_out(self, parameters, number):
+        sizes = [p.numel() for p in parameters]
+        missing = -sum(sizes) % self.ranks
+        values = torch.cat([p.data.reshape(-1) for p in parameters] + [parameters[0].data.new_zeros(missing)])
+        grads = torch.zeros_like(values)
+        dist.broadcast(values, group=self.pg, group_src=0)
+        for p, value, grad in zip(
+            parameters, values.split([*sizes, missing]), grads.split([*sizes, missing]), strict=False
+        ):
+            p.data, p.grad = value.view(p.shape), grad.view(p.shape)
+        own = torch.nn.Parameter(values.chunk(self.ranks)[self.place])
+        settings = {name: value for name, value in self.param_groups[number].items() if name != "params"}
+        inner = self.make([{"params": [own], **settings}])
+        homes = [p.grad for p in parameters]
+        return SimpleNamespace(
+            parameters=parameters,
+            sizes=sizes,
+            values=values,
+            grads=grads,
+            own=own,
+            inner=inner,
+            homes=homes,
+            number=number,
+        )
+
+    def zero_grad(self, set_to_none=True):
+        self.stepped = self.reduced = False
+        for flat in self.flats:
+            flat.grads.zero_()
+            flat.own.grad = None
+            for p, home in zip(flat.parameters, flat.homes, strict=True):
+                p.grad = home
+
+    def _reduce(self):
+        if self.stepped:
+            if any(p.grad is home for flat in self.flats for p, home in zip(flat.parameters, flat.homes, strict=True)):
+                raise RuntimeError("gradients of the last step are still there: zero_grad() first")
+            self.stepped = False
+        if self.reduced:
+            return
+        for flat in self.flats:
+            for p, home in zip(flat.parameters, flat.homes, strict=True):
+                if p.grad is not home:
+                    home.zero_() if p.grad is None else home.copy_(p.grad)
+                    p.grad = home
+            parts = flat.grads.chunk(self.ranks)
+            total, arriving = parts[self.place].clone(), torch.empty_like(parts[self.place])
+            for step in range(1, self.ranks):
+                to, source = (self.place + step) % self.ranks, (self.place - step) % self.ranks
+                take = dist.P2POp(dist.irecv, arriving, group=self.pg, group_peer=source)
+                give = dist.P2POp(dist.isend, parts[to], group=self.pg, group_peer=to)
+                for work in dist.batch_isend_irecv([take, give]):
+                    work.wait()
+                total += arriving
+            flat.own.grad = total / self.ranks
+        self.reduced = True
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm):
+        self._reduce()
+        first = self.param_groups[0]["params"][0]
+        square = torch.zeros((), dtype=torch.float64, device=first.device)
+        for flat in self.flats:
+            square += flat.own.grad.double().pow(2).sum()
+        dist.all_reduce(square, group=self.pg)
+        norm = square.sqrt()
+        if norm > max_norm:
+            for flat in self.flats:
+                flat.own.grad *= max_norm / (norm.item() + 1e-6)
+        return norm
+
+    def step(self, closure=None):
+        loss = closure() if closure is not None else None
+        with torch.no_grad():
+            self._reduce()
+            for flat in self.flats:
+                for name, value in self.param_groups[flat.number].items():
+                    if name != "params":
+                        flat.inner.param_groups[0][name] = value
+                flat.inner.step()
+                flat.own.grad = None
+                self._pass_around(flat.values.chunk(self.ranks))
+        self.stepped, self.reduced = True, False
+        return loss
+
+    def _pass_around(self, parts):
+        right, left = (self.place + 1) % self.ranks, (self.place - 1) % self.ranks
+        for step in range(self.ranks - 1):
+            give, take = parts[(self.place - step) % self.ranks], parts[(self.place - step - 1) % self.ranks]
+            arrives = dist.P2POp(dist.irecv, take, group=self.pg, group_peer=left)
+            leaves = dist.P2POp(dist.isend, give, group=self.pg, group_peer=right)
+            for work in dist.batch_isend_irecv([arrives, leaves]):
+                work.wait()
+
+    def _groups(self):
+        numbers, groups = {}, []
+        for group in self.param_groups:
+            first = len(numbers)
+            numbers.update({p: first + place for place, p in enumerate(group["params"])})
+            packed = copy.deepcopy({name: value for name, value in group.items() if name != "params"})
+            groups.append(packed | {"params": [numbers[p] for p in group["params"]]})
+        return numbers, groups
+
+    @torch.no_grad()
+    def state_dict(self, to=None):
+        numbers, groups = self._groups()
+        state = {}
+        for flat in self.flats:
+            for name, value in flat.inner.state.get(flat.own, {}).items():
+                if torch.is_tensor(value) and value.shape == flat.own.shape:
+                    entries = self._bring_together(flat, value, to)
+                else:
+                    entries = [copy.deepcopy(value) for _ in flat.parameters]
+                for p, entry in zip(flat.parameters, entries, strict=False):
+                    state.setdefault(numbers[p], {})[name] = entry
+        return {"state": state, "param_groups": groups} if to in (None, self.place) else None
+
+    def _bring_together(self, flat, part, to):
+        parts = [torch.empty_like(part) for _ in range(self.ranks)] if to in (None, self.place) else []
+        if to is None:
+            dist.all_gather(parts, part, group=self.pg)
+        elif to == self.place:
+            for source in range(self.ranks):
+                if source == to:
+                    parts[source].copy_(part)
+                else:
+                    dist.recv(parts[source], group=self.pg, group_src=source)
+        else:
+            dist.send(part, group=self.pg, group_dst=to)
+        whole = torch.cat(parts)[: sum(flat.sizes)].split(flat.sizes) if parts else []
+        return [one.view(p.shape).clone() for one, p in zip(whole, flat.parameters, strict=False)]
+
+    def load_state_dict(self, state_dict):
+        numbers, groups = self._groups()
+        if len(groups) != len(state_dict["param_groups"]):
+            raise ValueError(f"{len(state_dict['param_groups'])} param groups do not fit {len(groups)}")
+        renumbered = {}
+        for ours, theirs in zip(groups, state_dict["param_groups"], strict=True):
+            if len(ours["params"]) != len(theirs["params"]):
+                raise ValueError("a param group has another number of parameters")
+            renumbered.update(zip(ours["params"], theirs["params"], strict=True))
+        found = {p: state_dict["state"].get(renumbered[number], {}) for p, number in numbers.items()}
+        for p, entries in found.items():
+            for name, value in entries.items():
+                if name != "step" and torch.is_tensor(value) and value.shape != p.shape:
+                    raise ValueError(f"{name} has the shape {tuple(value.shape)}, its parameter {tuple(p.shape)}")
+        for group, theirs in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            group.update(copy.deepcopy({name: value for name, value in theirs.items() if name != "params"}))
+        for flat in self.flats:
+            mine = flat.inner.state[flat.own] = {}
+            for name in dict.fromkeys(name for p in flat.parameters for name in found[p]):
+                values = [found[p].get(name) for p in flat.parameters]
+                some = next(value for value in values if value is not None)
+                if torch.is_tensor(some) and name != "step":
+                    whole = torch.zeros_like(flat.values, dtype=some.dtype)
+                    for value, piece in zip(
+                        values, whole.split([*flat.sizes, len(whole) - sum(flat.sizes)]), strict=False
+                    ):
+                        if value is not None:
+                            piece.copy_(value.reshape(-1))
+                    mine[name] = whole.chunk(self.ranks)[self.place].clone()
+                else:
+                    mine[name] = copy.deepcopy(some)
