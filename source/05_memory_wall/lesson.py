@@ -74,6 +74,8 @@ for phase, held in held_after.items():
     by_component = held.by_component()
     moment = "at the start" if phase == "start" else f"after {phase}"
     rows.append([moment, *(f"{by_component[name] / parameters:.2f}" for name in names)])
+each = formulas.FP32_ADAM
+rows.append(["formula", *(f"{n:.2f}" for n in (each.parameter, each.gradient, each.optimizer)), ""])
 tables.Table(["bytes / Ψ", *names], rows)
 
 # %%
