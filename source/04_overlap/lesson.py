@@ -664,8 +664,9 @@ assert strong[64] < weak[64] < weak[2]
 scaling_plots.efficiency(panels, marks)
 
 # %% [markdown]
-# Squares are the measurements above, near their line. (Right: the same run behind a link with a hundredth of the β and
-# a twentieth of the α.) Why do all lines fall? Look at what N does to the two terms of the formula:
+# Squares are the measurements above: below their line by as much as sending wanted for cores. (Right: the same run
+# behind a link with a hundredth of the β and a twentieth of the α.) Why do all lines fall? Look at what N does to the
+# two terms of the formula:
 
 # %% tags=["nbval-ignore-output"]
 rows = []
