@@ -10,28 +10,30 @@ from torch import nn
 
 from shared.c10d import reduce_scatter_single
 from solutions.overlapped_ddp import OverlappedDDP
-from solutions.zero1 import FlatParameters, ZeRO1
+from solutions.zero1 import FlatParameters, Messages, ZeRO1
 
 
 def begin_reduce_scatter(flat: torch.Tensor, group: dist.ProcessGroup | None = None) -> Callable[[], torch.Tensor]:
     """Begin to add flat up over the group's N ranks. → a function that waits, and gives back this rank's N-th
 
-    Shapes: flat: [N · n] → [n]
-    Comm: one reduce_scatter of flat, on gloo one all_to_all; (N−1)/N of its bytes sent per rank.
+    Shapes: flat: [N · n], used up → [n]
+    Comm: a reduce_scatter, by hand on gloo; (N−1)/N of flat's bytes sent per rank.
     """
-    world_size = dist.get_world_size(group)
+    rank, parts = dist.get_rank(group), flat.view(dist.get_world_size(group), -1)
+    own = parts[rank]
     if dist.get_backend(group) == "nccl":
-        own = flat.new_empty(flat.numel() // world_size)
-        handle = reduce_scatter_single(own, flat, group=group, async_op=True)
+        handle, arrived = reduce_scatter_single(own, flat, group=group, async_op=True), []
     else:
-        received = torch.empty_like(flat)
-        handle = dist.all_to_all_single(received, flat, group=group, async_op=True)
+        others = [peer for peer in range(len(parts)) if peer != rank]
+        arrived = torch.empty_like(parts[1:])
+        receives = list(zip(arrived, others, strict=True))
+        handle = Messages([(parts[peer], peer) for peer in others], receives, group)
 
     def finish() -> torch.Tensor:
         handle.wait()
-        if dist.get_backend(group) == "nccl":
-            return own
-        return received.view(world_size, -1).sum(0, dtype=flat.dtype)
+        for part in arrived:
+            own.add_(part)
+        return own.clone()  # a view would keep all of flat alive
 
     return finish
 

@@ -32,7 +32,7 @@ from torch import nn
 
 from shared.c10d import reduce_scatter_single
 from solutions.overlapped_ddp import OverlappedDDP
-from solutions.zero1 import FlatParameters, ZeRO1
+from solutions.zero1 import FlatParameters, Messages, ZeRO1
 
 # %% [markdown]
 # ## Exercise 7.1 · A reduce-scatter under way (10 min, 2 points)
@@ -42,11 +42,11 @@ from solutions.zero1 import FlatParameters, ZeRO1
 # `begin_reduce_scatter(flat, group)` launches, and gives back a function; called, it waits, and gives back this
 # rank's part of the sum.
 #
-# With NCCL that is `reduce_scatter_single(own, flat, group=group, async_op=True)`. gloo's sends twice as much as it
-# must, and the ring of lab 01 waits at each step. But if everybody sends each rank its part *directly*, in one
-# `dist.all_to_all_single(received, flat, group=group, async_op=True)`, each rank has N parts to add up when it is done.
+# With NCCL that is `reduce_scatter_single(own, flat, group=group, async_op=True)`. On gloo, let every rank send each other
+# one its part directly, all at once: lab 06's `Messages(sends, receives, group)` does that, and has `wait()`. Then there
+# are N parts to add up, this rank's own among them.
 #
-# Target: (N−1)/N of flat's bytes sent; `flat` is not written to on gloo, and beside it one tensor of its size.
+# Target: (N−1)/N of flat's bytes sent, and besides `flat`, which is used up, room for (N−1)/N of it.
 
 
 # %% tags=["exercise", "export"] grade_id="begin-reduce-scatter"
@@ -56,23 +56,25 @@ def begin_reduce_scatter(
 ) -> Callable[[], torch.Tensor]:
     """Begin to add flat up over the group's N ranks. → a function that waits, and gives back this rank's N-th
 
-    Shapes: flat: [N · n] → [n]
-    Comm: one reduce_scatter of flat, on gloo one all_to_all; (N−1)/N of its bytes sent per rank.
+    Shapes: flat: [N · n], used up → [n]
+    Comm: a reduce_scatter, by hand on gloo; (N−1)/N of flat's bytes sent per rank.
     """
     ### BEGIN SOLUTION
-    world_size = dist.get_world_size(group)
+    rank, parts = dist.get_rank(group), flat.view(dist.get_world_size(group), -1)
+    own = parts[rank]
     if dist.get_backend(group) == "nccl":
-        own = flat.new_empty(flat.numel() // world_size)
-        handle = reduce_scatter_single(own, flat, group=group, async_op=True)
+        handle, arrived = reduce_scatter_single(own, flat, group=group, async_op=True), []
     else:
-        received = torch.empty_like(flat)
-        handle = dist.all_to_all_single(received, flat, group=group, async_op=True)
+        others = [peer for peer in range(len(parts)) if peer != rank]
+        arrived = torch.empty_like(parts[1:])
+        receives = list(zip(arrived, others, strict=True))
+        handle = Messages([(parts[peer], peer) for peer in others], receives, group)
 
     def finish() -> torch.Tensor:
         handle.wait()
-        if dist.get_backend(group) == "nccl":
-            return own
-        return received.view(world_size, -1).sum(0, dtype=flat.dtype)
+        for part in arrived:
+            own.add_(part)
+        return own.clone()  # a view would keep all of flat alive
 
     return finish
     ### END SOLUTION
@@ -84,13 +86,13 @@ check.begin_reduce_scatter()
 # %% [markdown]
 # ## Exercise 7.2 · A bucket that lets go (20 min, 4 points)
 #
-# `TravellingGradients(home)` holds the gradients of the parameters in `home` (lab 06's `FlatParameters`), but only while
-# they are on their way:
+# `TravellingGradients(home)` holds the gradients of the parameters in `home` (lab 06's `FlatParameters`), but only
+# while they are on their way:
 #
 # | | does | holds |
 # |---|---|---|
-# | `pack(place)` | moves a gradient into a flat tensor, made for the first to come; its `.grad` becomes None | a bucket |
-# | `launch()` | waits for the bucket `before`, then begins the reduce-scatter of this one | two, three on gloo |
+# | `pack(place)` | moves a gradient into a flat tensor, made for the first to come; `.grad` becomes None | a bucket |
+# | `launch()` | waits for the bucket `before`, then begins the reduce-scatter of this one | two, on gloo three |
 # | `wait()` | adds this rank's part of the mean to `home.shard.grad`, lets the flat tensor go | one N-th |
 #
 # - `before` is the bucket that is launched before this one. Without waiting for it, all buckets could be alive at once.
