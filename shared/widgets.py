@@ -79,7 +79,7 @@ def planned(*, model: str, **choice) -> Figure:
 
 def chooser(draw: Callable[..., Figure], offered: dict[str, list], given: dict) -> ipywidgets.VBox:
     """A dropdown per option over draw(option=value, …)."""
-    picture = ipywidgets.Image(value=as_png(draw(**given)), format="png", layout={"max_width": "100%"})
+    picture = _picture(as_png(draw(**given)))
     layout = {"width": "auto"}
     dropdowns = {
         name: ipywidgets.Dropdown(
@@ -102,11 +102,13 @@ def stepper(draw: Callable[[int], Figure], last: int, description: str = "step")
     slider = ipywidgets.IntSlider(min=0, max=last, description=description)
     play = ipywidgets.Play(min=0, max=last, interval=1200, show_repeat=False)
     ipywidgets.jslink((play, "value"), (slider, "value"))
-    picture = ipywidgets.Image(
-        value=as_png(draw(0)), format="png", layout={"align_self": "flex-start", "max_width": "100%"}
-    )
+    picture = _picture(as_png(draw(0)))
     slider.observe(lambda change: setattr(picture, "value", as_png(draw(change["new"]))), names="value")
     return ipywidgets.VBox([ipywidgets.HBox([play, slider]), picture])
+
+
+def _picture(png: bytes) -> ipywidgets.Image:
+    return ipywidgets.Image(value=png, format="png", layout={"align_self": "flex-start", "max_width": "100%"})
 
 
 def as_png(figure: Figure) -> bytes:
