@@ -26,7 +26,11 @@ def ownership(model: dict[str, int], ways: dict[str, list[tuple[int, int]]]) -> 
         start += numbers
     for row, pieces in enumerate(ways.values(), 1):
         _draw_pieces(axes, row, pieces, total)
-    axes.set(xlim=(0, total), ylim=(len(ways) + 0.45, -0.45), xlabel="number in the flat model")
+    axes.set(
+        xlim=(0, total),
+        ylim=(len(ways) + 0.45, -0.45),
+        xlabel="numbers of the flat model; a digit in a box is the rank that owns them",
+    )
     axes.set_yticks(range(len(ways) + 1), ["the model", *ways])
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.tick_params(axis="y", length=0)
