@@ -20,15 +20,15 @@ AWKWARD = ("Plain", "Tied", "Frozen", "Unused", "TwoRoads", "Scalar", "Strided",
 
 # -- 6.1 and 6.2
 
-FlatParameters.check("layout")(flat_layout.parameters_lie_side_by_side)
-FlatParameters.check("views", world_sizes=(1, 3))(flat_layout.the_model_computes_with_them)
-FlatParameters.check("gather")(flat_layout.gather_collects_every_shard)
-FlatParameters.check("memory", world_sizes=(1, 4))(flat_layout.no_copy_stays)
+FlatParameters.check("layout", world_sizes=(1, 2, 3))(flat_layout.parameters_lie_side_by_side)
+FlatParameters.check("views", world_sizes=(1, 2))(flat_layout.the_model_computes_with_them)
+FlatParameters.check("gather", world_sizes=(1, 3, 4))(flat_layout.gather_collects_every_shard)
+FlatParameters.check("memory", world_sizes=(4,))(flat_layout.no_copy_stays)
 
-FlatGradients.check("slices", world_sizes=(1, 2))(flat_gradients.gradients_are_slices_of_zeros)
+FlatGradients.check("slices", world_sizes=(2,))(flat_gradients.gradients_are_slices_of_zeros)
 FlatGradients.check("values")(flat_gradients.each_rank_gets_its_part_of_the_mean)
-FlatGradients.check("wire", world_sizes=(2, 3, 4))(flat_gradients.one_part_of_each_gradient_travels)
-FlatGradients.check("memory", world_sizes=(2, 4))(flat_gradients.gradients_are_held_once)
+FlatGradients.check("wire", world_sizes=(2, 3))(flat_gradients.one_part_of_each_gradient_travels)
+FlatGradients.check("memory", world_sizes=(4,))(flat_gradients.gradients_are_held_once)
 
 
 # -- 6.3
@@ -49,13 +49,13 @@ def ranks_start_equal(attempt: Attempt) -> None:
 
 @ShardedOptimizer.check("values")
 def training_equals_one_process(attempt: Attempt) -> None:
-    odd = attempt.world_size % 2  # all models in worlds of 2 and 4, some in those of 1 and 3
-    models = attempt.random.sample(AWKWARD, 4 if odd else len(AWKWARD))
+    some = {1: 2, 2: len(AWKWARD), 3: 4, 4: 4}[attempt.world_size]
+    models = attempt.random.sample(AWKWARD, some)
     for number, model in enumerate(models):
         train_and_judge(attempt, Plan(model, ("AdamW", "SGD", "Hiker")[number % 3]))
 
 
-@ShardedOptimizer.check("settings", world_sizes=(1, 2, 4))
+@ShardedOptimizer.check("settings", world_sizes=(1, 3))
 def each_group_has_settings_of_its_own(attempt: Attempt) -> None:
     train_and_judge(attempt, Plan("Mixed", "Adam", split=True, scheduler="ExponentialLR"))
     for optimizer in ("AdamW", "SGD"):
@@ -80,7 +80,7 @@ def loops_of_every_kind(attempt: Attempt) -> None:
 ShardedOptimizer.check("used up", world_sizes=(1, 2))(sharded_steps.used_up_gradients_are_refused)
 
 
-@ShardedOptimizer.check("wire", world_sizes=(2, 3, 4))
+@ShardedOptimizer.check("wire", world_sizes=(3, 4))
 def every_number_travels_twice(attempt: Attempt) -> None:
     for plan in (Plan("Frozen", steps=3), Plan("Mixed", steps=3, split=True), Plan("Crowd", "Adam", steps=3)):
         found, flats = train_and_judge(attempt, plan), layout_of(plan)
@@ -98,7 +98,7 @@ def every_number_travels_twice(attempt: Attempt) -> None:
             judge_rounds(stepping, flats, 2, f"{plan}, step {number + 1}")
 
 
-@ShardedOptimizer.check("memory", world_sizes=(1, 2, 4))
+@ShardedOptimizer.check("memory", world_sizes=(2, 4))
 def the_state_is_shared_out(attempt: Attempt) -> None:
     judge_memory(attempt, torch.float32, with_masters=False, with_peak=attempt.world_size == 4)
 
@@ -128,9 +128,9 @@ clip_grad_norm_.check("group", world_sizes=(3, 4))(sharded_clip.it_stays_inside_
 # -- 6.5
 
 ZeRO1.check("state")(sharded_state.it_is_a_plain_state)
-ZeRO1.check("before the first step", world_sizes=(1, 2, 4))(sharded_state.before_the_first_step)
-ZeRO1.check("to one rank", world_sizes=(1, 2, 3, 4))(sharded_state.one_rank_alone_may_have_it)
+ZeRO1.check("before the first step", world_sizes=(1, 3))(sharded_state.before_the_first_step)
+ZeRO1.check("to one rank", world_sizes=(2, 3, 4))(sharded_state.one_rank_alone_may_have_it)
 ZeRO1.check("other ranks' memory", world_sizes=(4,))(sharded_state.nobody_else_holds_it)
 ZeRO1.check("another world size", world_sizes=(4,))(sharded_state.another_number_of_ranks_goes_on)
-ZeRO1.check("plain state", world_sizes=(1, 2, 3, 4))(sharded_state.a_plain_state_is_taken_over)
+ZeRO1.check("plain state", world_sizes=(1, 2, 4))(sharded_state.a_plain_state_is_taken_over)
 ZeRO1.check("foreign state", world_sizes=(1, 2))(sharded_state.foreign_states_are_refused)
