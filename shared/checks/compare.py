@@ -71,7 +71,9 @@ def judge_gradients(found: dict[int, dict], want: dict, local: dict[int, dict], 
                 every = {other: gradients_of[name] for other, gradients_of in local.items()}
                 hint = _cause(gradients[name], expected, rank, every)
                 if hint == _NOTHING_OF_OTHERS and _some_averaged(gradients, want, local[rank], tolerance):
-                    hint = "It is what this rank had before; others are the mean. Look at: in which message is this one?"
+                    hint = (
+                        "It is what this rank had before; others are the mean. Look at: in which message is this one?"
+                    )
                 hints.append(hint)
                 break
     if wrong:
