@@ -107,7 +107,7 @@ print(f"1 + 1000 × 0.001 = {weight.item():.3f}")
 # for each parameter with a gradient:
 # ```python
 # master.grad = parameter.grad.float()
-# inner.step()  # the optimizer of this master, with its group's settings of now
+# inner.step()  # of this master alone, with its group's settings of now
 # parameter.copy_(master)
 # ```
 # - Groups have settings of their own, and a scheduler changes them between steps: it writes to
@@ -387,7 +387,8 @@ print(f"{saved_bytes[0]:,} bytes kept by each block, or {input_bytes[0]:,} for i
 # %%ranks
 target_bytes = int(0.6 * sum(saved_bytes))
 chosen = place_checkpoints(saved_bytes, input_bytes, target_bytes)
-print(f"checkpointed: {chosen}")
+predicted = activation_peak_bytes(saved_bytes, input_bytes, chosen) / sum(saved_bytes)
+print(f"checkpointed: {chosen}, which should leave {predicted:.0%}")
 
 # %%
 # %%ranks

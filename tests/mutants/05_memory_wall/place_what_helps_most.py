@@ -1,4 +1,4 @@
-"""Takes in each turn the block that brings the peak down most.
+"""Takes in each turn the block that brings the peak down most, and never takes it back.
 
 caught by: place_checkpoints · fewest
 """
@@ -12,9 +12,11 @@ def place_checkpoints(saved_bytes, input_bytes, target_bytes):
     def peak(choice):
         return right.activation_peak_bytes(saved_bytes, input_bytes, choice)
 
+    lowest = peak(chosen)
     while peak(chosen) > target_bytes:
         left = [block for block in blocks if block not in chosen]
         if not left:
-            return right.place_checkpoints(saved_bytes, input_bytes, target_bytes)
+            raise ValueError(f"at least {lowest} bytes")
         chosen += (min(left, key=lambda block: peak((*chosen, block))),)
+        lowest = min(lowest, peak(chosen))
     return tuple(sorted(chosen))
