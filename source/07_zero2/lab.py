@@ -42,9 +42,9 @@ from solutions.zero1 import FlatParameters, Messages, ZeRO1
 # `begin_reduce_scatter(flat, group)` launches, and gives back a function; called, it waits, and gives back this
 # rank's part of the sum.
 #
-# With NCCL that is `reduce_scatter_single(own, flat, group=group, async_op=True)`. On gloo, let every rank send each other
-# one its part directly, all at once: lab 06's `Messages(sends, receives, group)` does that, and has `wait()`. Then there
-# are N parts to add up, this rank's own among them.
+# With NCCL that is `reduce_scatter_single(own, flat, group=group, async_op=True)`. On gloo, let every rank send each
+# other one its part directly, all at once: lab 06's `Messages(sends, receives, group)` does that, and has `wait()`.
+# Then there are N parts to add up, this rank's own among them.
 #
 # Target: (N−1)/N of flat's bytes sent, and besides `flat`, which is used up, room for (N−1)/N of it.
 

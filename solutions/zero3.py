@@ -1,0 +1,333 @@
+# Built by `make notebooks` from source/08_zero3/lab.py: edit that, not this.
+"""ZeRO stage 3: each rank holds one N-th of everything, and gathers a unit's parameters while it computes with them."""
+
+import enum
+from collections.abc import Iterable
+from functools import partial
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from solutions.overlapped_ddp import LaunchQueue, on_gradients
+from solutions.zero1 import FlatParameters, begin_all_gather, clip_norm_, collect
+from solutions.zero2 import TravellingGradients
+
+
+class ShardedParameters(FlatParameters):
+    """Parameters of one dtype and device, of which each rank keeps one N-th, and has the rest from gather() to free().
+
+    Shapes: shard [n], an nn.Parameter; flat [N · n] in compute_dtype, whose slices are the parameters.
+    Comm: when built, one broadcast; gather() is one all_gather of flat.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], group=None, compute_dtype: torch.dtype | None = None):
+        super().__init__(parameters, group)
+        dist.broadcast(self.flat, group=group, group_src=0)
+        self.shard = nn.Parameter(self.own(self.flat).clone(), requires_grad=parameters[0].requires_grad)
+        self.flat = self.flat.to(compute_dtype or self.flat.dtype)
+        self._move_in()
+        self.free()
+
+    def gather(self):
+        """Begin to fill flat with all shards. → a handle with wait()"""
+        self.flat.untyped_storage().resize_(self.flat.nbytes)
+        return begin_all_gather(self.flat, self.shard.detach().to(self.flat.dtype), self.group)
+
+    def free(self) -> None:
+        """Give flat's memory back."""
+        self.flat.untyped_storage().resize_(0)
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)  # deepcopy: parameters must be slices of flat again
+        self._move_in()
+
+
+class UnitState(enum.Enum):
+    """Where a unit's parameters are, and what that costs. ψ: their bytes in the dtype that the unit computes with."""
+
+    SHARDED = "this rank's part"
+    GATHERING = "this rank's part, and ψ which fill while the others' parts arrive"
+    GATHERED = "this rank's part, and ψ to compute with"
+    BACKWARD = "this rank's part, ψ to compute with, and up to ψ of gradients"
+
+
+class Unit:
+    """A part of the model whose parameters are gathered and freed together."""
+
+    def __init__(self, parts: list[ShardedParameters]):
+        self.parts, self.state, self.open = parts, UnitState.SHARDED, set()
+        self.handles = []
+
+    def begin_gather(self) -> None:
+        """Begin to gather the parameters, unless they are here or on their way."""
+        if self.state is UnitState.SHARDED:
+            self.handles = [part.gather() for part in self.parts]
+            self.state = UnitState.GATHERING
+
+    def wait(self) -> None:
+        """Have the parameters here."""
+        self.begin_gather()
+        if self.state is UnitState.GATHERING:
+            for handle in self.handles:
+                handle.wait()
+            self.handles = []
+            self.state = UnitState.GATHERED
+
+    def reshard(self) -> None:
+        """Keep this rank's part of the parameters only."""
+        if self.state is UnitState.SHARDED:
+            return
+        self.wait()
+        for part in self.parts:
+            part.free()
+        self.state = UnitState.SHARDED
+
+
+def owned_parameters(module: nn.Module, units: Iterable[nn.Module]) -> dict[nn.Module, list[nn.Parameter]]:
+    """Give each parameter to the innermost unit around it, or to the module, where there is none or not one only.
+
+    Raises: ValueError for a unit that is not inside module.
+    """
+    units = list(units)
+    unit_at = {path: each for path, each in module.named_modules(remove_duplicate=False) if each in units and path}
+    if missing := set(units) - set(unit_at.values()):
+        raise ValueError(f"units must be parts of the module, got {next(iter(missing))}")
+    owner = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        around = [path for path in unit_at if name.startswith(f"{path}.")]
+        innermost = unit_at[max(around, key=len)] if around else module
+        owner[parameter] = innermost if owner.get(parameter, innermost) is innermost else module
+    owned = {each: [] for each in (*units, module)}
+    for parameter, each in owner.items():
+        owned[each].append(parameter)
+    return owned
+
+
+def default_units(module: nn.Module) -> list[nn.Module]:
+    """Take the blocks of a model: what its outermost lists of layers hold."""
+    found, inside = [], set()
+    for each in module.modules():
+        if isinstance(each, nn.ModuleList | nn.Sequential) and each not in inside:
+            found += [layer for layer in each if any(True for _ in layer.parameters())]
+            inside |= set(each.modules())
+    return list(dict.fromkeys(found))
+
+
+def of_one_kind(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Sort parameters into lists of one dtype, one device, and all trainable or all frozen."""
+    kinds = {}
+    for each in parameters:
+        kinds.setdefault((each.dtype, each.device, each.requires_grad), []).append(each)
+    return list(kinds.values())
+
+
+class GathersForForward(nn.Module):
+    """Shards a module's parameters, and gathers those of each unit for its forward."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        units: Iterable[nn.Module] | None = None,
+        compute_dtype: torch.dtype | None = None,
+        reshard_after_forward: bool = True,
+        group: dist.ProcessGroup | None = None,
+    ):
+        super().__init__()
+        self.module, self.group = module, group
+        self.compute_dtype, self.reshard_after_forward = compute_dtype, reshard_after_forward
+        for buffer in module.buffers():
+            dist.broadcast(buffer, group=group, group_src=0)
+        owned = owned_parameters(module, default_units(module) if units is None else units)
+        self.units = {
+            each: Unit([ShardedParameters(kind, group, compute_dtype) for kind in of_one_kind(parameters)])
+            for each, parameters in owned.items()
+        }
+        self.root = self.units[module]
+        self.parts = [part for unit in self.units.values() for part in unit.parts]
+        self.shards = nn.ParameterList(part.shard for part in self.parts)
+        for each, unit in self.units.items():
+            each.register_forward_pre_hook(partial(self._before_forward, unit))
+            each.register_forward_hook(partial(self._after_forward, unit))
+
+    def forward(self, *inputs, **kwargs):
+        return self.module(*inputs, **kwargs)
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True):
+        """Name this rank's shards, which an optimizer gets."""
+        return self.shards.named_parameters(prefix, recurse, remove_duplicate)
+
+    def _before_forward(self, unit: Unit, module: nn.Module, inputs: tuple) -> None:
+        if unit.state is not UnitState.BACKWARD:
+            unit.wait()
+
+    def _after_forward(self, unit: Unit, module: nn.Module, inputs: tuple, output) -> None:
+        if unit.state is UnitState.BACKWARD:
+            return
+        recorded = torch.is_grad_enabled()
+        if recorded:
+            self._called(unit, output)
+        if not recorded or (self.reshard_after_forward and unit is not self.root):
+            unit.reshard()
+
+    def _called(self, unit: Unit, output) -> None:
+        call = object()  # a unit may be called several times in one forward
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                unit.open.add(call)
+                tensor.register_hook(partial(self._before_backward, unit, call))
+
+    def _before_backward(self, unit: Unit, call: object, gradient: torch.Tensor) -> None:
+        raise NotImplementedError  # exercise 8.5
+
+
+class ReducesGradients(GathersForForward):
+    """Gathers units for backward too, reduce-scatters their gradients, and frees them."""
+
+    def __init__(self, module: nn.Module, units=None, **options):
+        super().__init__(module, units, **options)
+        inside = {each: set(each.modules()) for each in self.units}
+        self.kin = {
+            unit: {other for its, other in self.units.items() if its in inside[each] or each in inside[its]}
+            for each, unit in self.units.items()
+        }
+        *inner, root = self.units.values()
+        trainable = [(part, unit) for unit in (*inner[::-1], root) for part in unit.parts if part.shard.requires_grad]
+        self.travelling = [TravellingGradients(part) for part, _ in trainable]
+        self._unit_of = [unit for _, unit in trainable]
+        for before, each in pairwise(self.travelling):
+            each.before = before
+        self.queue, self.entered, self.pending = LaunchQueue(self.travelling), [], False
+        self._watch_gradients()
+
+    def _watch_gradients(self) -> None:
+        self._place_of = {
+            parameter: (number, place)
+            for number, each in enumerate(self.travelling)
+            for place, parameter in enumerate(each.parameters)
+        }
+        on_gradients(list(self._place_of), self._on_gradient)
+
+    def forward(self, *inputs, **kwargs):
+        if self.pending:
+            self.finish_gradient_sync()
+        return super().forward(*inputs, **kwargs)
+
+    def finish_gradient_sync(self) -> None:
+        """Wait until each shard has its part of the mean gradient. Comm: reduce_scatters of what has not come."""
+        self.queue.finish()
+        for unit in self.units.values():
+            unit.reshard()
+            unit.open.clear()
+        self.entered, self.pending = [], False
+
+    def _before_backward(self, unit: Unit, call: object, gradient: torch.Tensor) -> None:
+        for each in self.entered:
+            if each not in self.kin[unit] and not each.open:
+                self._leave(each)
+        unit.open.discard(call)
+        if unit.state is not UnitState.BACKWARD and unit not in self.entered:
+            unit.wait()
+            unit.state = UnitState.BACKWARD
+            self.entered.append(unit)
+
+    def _on_gradient(self, parameter: nn.Parameter) -> None:
+        number, place = self._place_of[parameter]
+        if place not in self.queue.missing[number]:
+            raise RuntimeError(
+                "a gradient came while the one before is under way: call finish_gradient_sync() after each backward()"
+            )
+        self.pending = True
+        self.queue.add(number, place)
+        unit = self._unit_of[number]
+        if not any(self.queue.missing[other] for other in self._numbers_of(unit)):
+            unit.reshard()
+
+    def _leave(self, unit: Unit) -> None:
+        for number in self._numbers_of(unit):
+            for place in sorted(self.queue.missing[number]):
+                self.queue.add(number, place)
+        unit.reshard()
+
+    def _numbers_of(self, unit: Unit) -> list[int]:
+        return [number for number, its in enumerate(self._unit_of) if its is unit]
+
+
+class LooksAhead(ReducesGradients):
+    """Begins to gather the next units while this one computes."""
+
+    def __init__(self, module: nn.Module, units=None, prefetch: int = 1, **options):
+        super().__init__(module, units, **options)
+        self.prefetch, self.expected, self.called = prefetch, [], []
+
+    def forward(self, *inputs, **kwargs):
+        self.expected, self.called = self.called, []
+        return super().forward(*inputs, **kwargs)
+
+    def _before_forward(self, unit: Unit, module: nn.Module, inputs: tuple) -> None:
+        super()._before_forward(unit, module, inputs)
+        if unit is not self.root and unit.state is not UnitState.BACKWARD:
+            self.called.append(unit)
+            if self.called == self.expected[: len(self.called)]:
+                self._begin_to_gather(self.expected[len(self.called) :])
+
+    def _before_backward(self, unit: Unit, call: object, gradient: torch.Tensor) -> None:
+        super()._before_backward(unit, call, gradient)
+        if unit is not self.root:
+            backwards = self.called[::-1]
+            self._begin_to_gather(backwards[backwards.index(unit) + 1 :])
+
+    def _begin_to_gather(self, following: list[Unit]) -> None:
+        for unit in following[: self.prefetch]:
+            if unit not in self.entered:
+                unit.begin_gather()
+
+
+class ZeRO3(LooksAhead):
+    """ZeRO stage 3: train module with parameters, gradients and optimizer state shared out over the group's ranks.
+
+    Options: units, the modules to gather one by one (default: the layers of its lists); compute_dtype; prefetch, how
+    many units to gather ahead; reshard_after_forward; group. parameters() are this rank's shards: any optimizer that
+    treats each number by itself may step them. All ranks must call the same units in the same order.
+
+    Memory: with Adam in fp32, 16Ψ/N bytes for Ψ parameters on N ranks, and what is gathered: root, current, prefetched.
+    Comm: per micro-batch, a unit's parameters gathered twice and its gradients reduce-scattered: 3(N−1)/N · 4Ψ bytes;
+    2(N−1)/N for the root, or where reshard_after_forward is False.
+    Source: Rajbhandari et al. 2020, "ZeRO", §5.3 and §7; Zhao et al. 2023, "PyTorch FSDP", §3.
+    """
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale gradients so that their norm over all parameters is at most max_norm. → the norm before"""
+        return clip_norm_([each.grad for each in self.shards if each.grad is not None], max_norm, self.group)
+
+    @torch.no_grad()
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """Collect what module.state_dict() would be. To be called by all ranks. Comm: one all_gather per part."""
+        whole = {}
+        for part in self.parts:
+            slices = part.slices_of(collect(part.shard, self.group, None))
+            whole |= zip(part.parameters, slices, strict=True)
+        state = self.module.state_dict(keep_vars=True)
+        return {name: whole.get(value, value).detach().clone() for name, value in state.items()}
+
+    @torch.no_grad()
+    def load_full_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
+        """Take this rank's part of a whole state.
+
+        Raises: ValueError for a state of another module.
+        """
+        own = self.module.state_dict(keep_vars=True)
+        shapes = {name: value.shape for name, value in own.items()}
+        if shapes != {name: value.shape for name, value in state_dict.items()}:
+            differ = sorted(set(shapes) ^ set(state_dict)) or "their shapes"
+            raise ValueError(f"this is the state of another module: {differ} differ")
+        given = {value: state_dict[name] for name, value in own.items()}
+        for part in self.parts:
+            flat = part.shard.new_zeros(part.flat.numel())
+            for piece, parameter in zip(part.slices_of(flat), part.parameters, strict=True):
+                piece.copy_(given.pop(parameter))
+            part.shard.copy_(part.own(flat))
+        for buffer, value in given.items():
+            buffer.copy_(value)
