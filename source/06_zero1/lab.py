@@ -190,7 +190,7 @@ check.FlatParameters()
 # `FlatGradients(home)` keeps the gradients of a `FlatParameters` side by side in the same layout:
 #
 # - `reset()` fills them with zeros, makes every parameter's `.grad` its slice, and forgets the last mean
-#   (`home.shard.grad = None`).
+#   (`home.shard.grad = None`). Building one does that, too.
 # - `reduce()` makes `home.shard.grad` the mean over the ranks of this rank's part. Called again before the next
 #   `reset()`, it does nothing: the mean is there.
 #
@@ -264,20 +264,20 @@ check.FlatGradients()
 # ```python
 # reduce()                    # each rank: the mean gradient of its own part
 # inner.step()                # ... updates that part
-# gather()                    # everybody gets every part. Parameters travel; the optimizer's state never does
+# gather()                    # everybody gets every part; the optimizer's state never travels
 # ```
 # - It begins with what `torch.optim.Optimizer` does: `__init__(params, defaults)` makes `self.param_groups`, and calls
 #   `add_param_group` for each group. Its defaults are the inner one's, betas and all.
 # - Each group has settings of its own, and a scheduler writes to `self.param_groups[i]["lr"]` between steps. The inner
 #   optimizer must hear of it.
-# - Parameters of one group may differ in dtype: `alike` is given. Frozen ones are never updated, but all ranks begin
-#   with the same values of them, too.
+# - Parameters of one group may differ in dtype: `alike` is given. All ranks begin with the values of the group's
+#   rank 0, of frozen parameters too.
 # - `zero_grad()` and `step(closure=None)` as in torch. A `backward()` after `step()` without a `zero_grad()` between
 #   (the optimizer's or the model's) would add to gradients that are used up. The next `step()` refuses it with a
-#   `RuntimeError`.
+#   `RuntimeError` that says what to call.
 #
 # Target: with Adam and N ranks, 8/N bytes of state per parameter. Per step one reduce-scatter and one all-gather of
-# each flat tensor.
+# each flat tensor, and nothing new as large as all parameters.
 
 
 # %% tags=["export"]
@@ -384,7 +384,8 @@ published_clip(mine, max_norm=1.0)
 
 # %%
 # %%ranks
-print(f"{mine[0].item():.3f}")
+norm_of_all = torch.tensor([3.0, 6.0, 9.0, 12.0]).repeat(2).norm().item()
+print(f"{mine[0].item():.3f}, and should be {3 * (rank + 1) / norm_of_all:.3f}")
 
 # %% [markdown]
 # No error, and a model that trains, in a direction that is not the gradient's.
@@ -446,7 +447,8 @@ check.clip_grad_norm_()
 #   trained alone. With `to=0` only rank 0 of the group gets it, and the others get None: nobody else need hold the
 #   whole state.
 # - `load_state_dict(state_dict)`: each rank is given a whole state, made on any number of ranks or by a plain
-#   optimizer, and keeps its part.
+#   optimizer, and keeps a copy of its part. A plain optimizer has no state of a parameter that never had a gradient:
+#   that counts as zeros. A state of other parameters, by number or by shape, is refused with a `ValueError`.
 #
 # The base class does what concerns `param_groups`: `super().state_dict()["param_groups"]` numbers the parameters, and
 # `super().load_state_dict({"state": {}, "param_groups": …})` takes settings over. What is in
@@ -627,8 +629,8 @@ rows = [
 tables.Table(["", "loss", "messages", "must send, MB", "peak, MB"], rows, "rank 0, one step")
 
 # %% [markdown]
-# (The messages of yours are those of the ring: three for a reduce-scatter among four ranks on gloo.) What is held
-# between steps:
+# (On gloo yours sends each other rank its part, once for the reduce-scatter and once for the all-gather, and receives
+# as many.) What is held between steps:
 
 # %%
 held = {name: peak.samples[-1].held.by_component() for name, (_, _, peak) in results.items()}
