@@ -379,14 +379,14 @@ note = "Per rank, mean of four. A reduce-scatter by the ring of chapter 01 is th
 tables.Table(["", "messages", "in f · 4Ψ", "must send, MB", "sent, MB"], rows, note)
 
 # %% [markdown]
-# Read the last column as a warning about CPUs, not about ZeRO: with gloo's own call ZeRO-1 carries as much as with the
+# Read the last column as a warning about CPUs, not about ZeRO: with gloo's own call ZeRO-1 sends as much as with the
 # all-reduce. NCCL's reduce-scatter is an honest one.
 #
 # | told | what the ledger says |
 # |---|---|
 # | "data parallelism costs Ψ" | 2fΨ numbers: an all-reduce is two halves |
 # | "ZeRO-1 costs 3Ψ" | 3fΨ with an all-reduce of gradients, 2fΨ with a reduce-scatter |
-# | "sharding always costs more" | not here; of ZeRO's three stages only the third must |
+# | "sharding always costs more" | not here; with one micro-batch per step, only stage 3 must |
 # | "ZeRO-1 gathers the optimizer's states before the step" | see below |
 
 # %% [markdown]
@@ -517,8 +517,9 @@ print(f"a part takes {part_s / whole_s:.2f} of the time for all")
 assert part_s < 0.8 * whole_s
 
 # %% [markdown]
-# A quarter of the numbers, and in one tensor instead of 36. Parameters and gradients stay whole, though. On N ranks fp32 goes from 16 bytes per parameter to 8 + 8/N, and mixed
-# precision, with 12 bytes of optimizer (chapter 05), to 4 + 12/N:
+# A quarter of the numbers, and in one tensor instead of 36. Parameters and gradients stay whole, though. On N ranks
+# fp32 goes from 16 bytes per parameter to 8 + 8/N, and mixed precision, with 12 bytes of optimizer (chapter 05), to
+# 4 + 12/N:
 
 # %%
 counts, kinds = (1, 2, 4, 8, 16, 32, 64), {"fp32": formulas.FP32_ADAM, "mixed": formulas.MIXED_ADAM}
