@@ -15,6 +15,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from datetime import timedelta
+from itertools import groupby
 
 import torch
 import torch.distributed as dist
@@ -182,7 +183,7 @@ def describe_error(error: BaseException) -> dict:
     return {
         "kind": type(error).__name__,
         "message": _readable(message),
-        "lines": lines,
+        "lines": [line for line, _ in groupby(lines)],  # a recursion's are all the same
         "mismatch": agreement.SIGN in message,
         "others_fault": any(sign in message for sign in _OTHERS_FAULT),
         "out_of_memory": isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in message,

@@ -7,6 +7,7 @@ import functools
 import json
 import subprocess
 import sys
+import unittest.mock
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +16,17 @@ import torch
 from torch import nn
 
 from shared import ranks
-from shared.formulas import all_reduce_sent_bytes
+from shared.formulas import all_reduce_sent_bytes, ring_fraction
 from shared.models import GPTConfig
 from shared.tasks import Task, gpt, mlp
 from solutions.strategies import STRATEGIES
 from solutions.train import Settings, Summary, main, train
+from solutions.zero3 import ZeRO3
 
 ROOT = Path(__file__).parent.parent
+AVERAGING = ("ddp", "manual_ddp", "bucketed_ddp", "overlapped_ddp")
+SHARDING = {"zero1": 2, "zero2": 2, "zero3": 3 * 3, "fsdp2": 3 * 3, "zero_redundancy": 3}  # ... passes over parameters
+LADDER = ("overlapped_ddp", "zero1", "zero2", "zero3")
 SMALL_GPT = GPTConfig(context=8, layers=1, heads=2, width=16)  # its embedding is tied: one parameter, two gradients
 EXACT = Settings(steps=6, global_batch=24, optimizer="sgd", learning_rate=0.1, double=True)
 
@@ -39,9 +44,23 @@ def small_task(settings: Settings) -> Task:
 
 
 def trained(settings: Settings) -> tuple[Summary, list[torch.Tensor]]:
-    task = small_task(settings)
-    summary = train(settings, task=task)
-    return summary, [parameter.detach() for parameter in task.module.parameters()]
+    """Train, and put parameters together again, where they are shards."""
+    task, built, wrap = small_task(settings), [], STRATEGIES[settings.strategy]
+
+    def build(module, settings):
+        built.extend(wrap(module, settings))
+        return built
+
+    with unittest.mock.patch.dict("solutions.train.STRATEGIES", {settings.strategy: build}):
+        summary = train(settings, task=task)
+    return summary, whole_parameters(built[0], task.module)
+
+
+def whole_parameters(model: nn.Module, module: nn.Module) -> list[torch.Tensor]:
+    if isinstance(model, ZeRO3):
+        whole = model.full_state_dict()
+        return [whole[name] for name, _ in module.named_parameters()]
+    return [getattr(each.detach(), "full_tensor", each.detach)() for each in module.parameters()]
 
 
 @functools.cache
@@ -84,7 +103,7 @@ def test_adam_too_equals_one_process(four_ranks, strategy):
     assert_equals_one_process(settings, ADAM_TOLERANCE)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", AVERAGING)
 def test_a_step_sends_each_gradient_once_however_many_micro_batches_it_has(four_ranks, strategy):
     for summary, parameters in ranks.run(trained, replace(EXACT, strategy=strategy, accumulate=3)):
         sent_bytes = all_reduce_sent_bytes(sum(parameter.nbytes for parameter in parameters), 4)
@@ -92,6 +111,20 @@ def test_a_step_sends_each_gradient_once_however_many_micro_batches_it_has(four_
         assert summary.messages_per_step == (len(parameters) if strategy == "manual_ddp" else 1)
         assert summary.peak_mb > 2 * sum(parameter.nbytes for parameter in parameters) / 1e6
         assert (summary.world_size, summary.parameters) == (4, sum(each.numel() for each in parameters))
+
+
+@pytest.mark.parametrize(("strategy", "passes"), SHARDING.items())
+def test_sharding_sends_what_the_formula_says(four_ranks, strategy, passes):
+    """Three micro-batches. Parts are filled up to equal lengths; torch's ZeRO-1 shares out whole parameters."""
+    for summary, parameters in ranks.run(trained, replace(EXACT, strategy=strategy, accumulate=3)):
+        sent_bytes = passes * ring_fraction(4) * sum(parameter.nbytes for parameter in parameters)
+        assert summary.sent_mb_per_step == pytest.approx(sent_bytes / 1e6, rel=0.05)
+
+
+def test_each_stage_holds_less(four_ranks):
+    settings = replace(EXACT, optimizer="adamw", bucket_cap_mb=0.05)  # small, so that a bucket is not everything
+    peaks_mb = [ranks.run(trained, replace(settings, strategy=name))[0][0].peak_mb for name in LADDER]
+    assert peaks_mb == sorted(peaks_mb, reverse=True)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
