@@ -59,30 +59,14 @@ def reduce_scatter_(flat: torch.Tensor, group: dist.ProcessGroup | None = None) 
     return parts[rank]
 
 
-class FlatParameters:
-    """Parameters of one dtype and device, side by side in one flat tensor of which rank r owns the r-th N-th.
+class Layout:
+    """Where each parameter lies in a flat tensor, and which part of that is this rank's: rank r owns the r-th N-th.
 
-    Shapes: flat [N · n], filled up with zeros at the end; shard [n], an nn.Parameter and a view of flat.
-    Comm: gather() is one all_gather to flat.
+    Shapes: flat [N · n], filled up with zeros at the end.
     """
 
     def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None):
         self.parameters, self.group = parameters, group
-        self.flat = self.new_flat()
-        for parameter, piece in zip(parameters, self.slices_of(self.flat), strict=True):
-            piece.copy_(parameter.detach())
-        self.shard = nn.Parameter(self.own(self.flat))
-        self._move_in()
-
-    def _move_in(self) -> None:
-        for parameter, piece in zip(self.parameters, self.slices_of(self.flat), strict=True):
-            parameter.data = piece
-
-    def __setstate__(self, state: dict) -> None:
-        # deepcopy comes here, with a copy of each tensor: they must share memory again
-        self.__dict__.update(state)
-        self.shard.data = self.own(self.flat)
-        self._move_in()
 
     def new_flat(self) -> torch.Tensor:
         """Allocate zeros for all parameters, up to a multiple of the group's size."""
@@ -101,6 +85,32 @@ class FlatParameters:
     def own(self, flat: torch.Tensor) -> torch.Tensor:
         """View this rank's part of flat."""
         return flat.view(dist.get_world_size(self.group), -1)[dist.get_rank(self.group)]
+
+
+class FlatParameters(Layout):
+    """Parameters of one dtype and device, side by side in one flat tensor of which rank r owns the r-th N-th.
+
+    Shapes: flat [N · n], filled up with zeros at the end; shard [n], an nn.Parameter and a view of flat.
+    Comm: gather() is one all_gather to flat.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None):
+        super().__init__(parameters, group)
+        self.flat = self.new_flat()
+        for parameter, piece in zip(parameters, self.slices_of(self.flat), strict=True):
+            piece.copy_(parameter.detach())
+        self.shard = nn.Parameter(self.own(self.flat))
+        self._move_in()
+
+    def _move_in(self) -> None:
+        for parameter, piece in zip(self.parameters, self.slices_of(self.flat), strict=True):
+            parameter.data = piece
+
+    def __setstate__(self, state: dict) -> None:
+        # deepcopy comes here, with a copy of each tensor: they must share memory again
+        self.__dict__.update(state)
+        self.shard.data = self.own(self.flat)
+        self._move_in()
 
     def gather(self):
         """Begin to collect all shards into flat. → the handle to wait on"""
@@ -144,9 +154,8 @@ class FlatGradients:
         return any(parameter.grad is piece for parameter, piece in pairs)
 
     def __setstate__(self, state: dict) -> None:
-        # deepcopy, again: slices are copies, until they are cut anew
         self.__dict__.update(state)
-        self.slices = self.home.slices_of(self.flat)
+        self.slices = self.home.slices_of(self.flat)  # deepcopy, again: cut anew
 
 
 def alike(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
@@ -158,8 +167,8 @@ def alike(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     return list(kinds.values())
 
 
-class ShardedOptimizer(torch.optim.Optimizer):
-    """Run optimizer_cls on one N-th of the parameters, and hand the updated ones around."""
+class ShardedGroups(torch.optim.Optimizer):
+    """Param groups, and beside each one the inner optimizer's group of this rank's shards."""
 
     def __init__(self, params, optimizer_cls: type, group: dist.ProcessGroup | None = None, **defaults):
         self.group, self.gradients, self.used_up = group, [], False
@@ -182,6 +191,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for tensor in (*(home.flat for home in homes), *frozen):
             dist.broadcast(tensor, group=self.group, group_src=0)
         return [FlatGradients(home) for home in homes]
+
+    def __getstate__(self) -> dict:
+        return self.__dict__  # for deepcopy: torch's own leaves out what it does not know
+
+
+class ShardedOptimizer(ShardedGroups):
+    """Run optimizer_cls on one N-th of the parameters, and hand the updated ones around."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Fill gradients with zeros; they keep their memory either way, which the messages need."""
@@ -213,9 +229,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for each in self.gradients:
             each.reduce()
 
-    def __getstate__(self) -> dict:
-        return self.__dict__  # for deepcopy: torch's own leaves out what it does not know
-
 
 class ClipsGradients(ShardedOptimizer):
     """A sharded optimizer that can bound the norm of its gradients."""
@@ -246,17 +259,21 @@ def clip_norm_(parts: list[torch.Tensor], max_norm: float, group: dist.ProcessGr
     return norm
 
 
-class ZeRO1(ClipsGradients):
-    """ZeRO stage 1: an optimizer_cls whose state is shared out over the ranks of the group.
+def collect(part: torch.Tensor, group: dist.ProcessGroup | None, to: int | None) -> torch.Tensor | None:
+    """Put the parts of all ranks one after the other, on rank `to` of the group or, for None, on all."""
+    if to not in (None, dist.get_rank(group)):
+        dist.gather(part, group=group, group_dst=to)
+        return None
+    whole = part.new_empty(dist.get_world_size(group) * part.numel())
+    if to is None:
+        all_gather_single(whole, part, group=group)
+    else:
+        dist.gather(part, list(whole.chunk(dist.get_world_size(group))), group=group, group_dst=to)
+    return whole
 
-    Takes gradients as each rank's own backward() leaves them, averages them, and hands updated parameters around.
-    For optimizers that treat each number by itself (SGD, Adam, AdamW, …). A gradient that is None counts as zeros.
 
-    Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks.
-    Comm: per step, one reduce_scatter and one all_gather per param group, dtype and device: 2(N−1)/N · 4Ψ bytes.
-    Raises: RuntimeError in step(), when zero_grad() was not called since the last one.
-    Source: Rajbhandari et al. 2020, "ZeRO", §5.1 and §7.
-    """
+class SavesState(ClipsGradients):
+    """A sharded optimizer that saves the state that optimizer_cls alone would have."""
 
     def state_dict(self, to: int | None = None) -> dict | None:
         """Collect the state that optimizer_cls alone would have. To be called by all ranks.
@@ -280,38 +297,16 @@ class ZeRO1(ClipsGradients):
         whole = collect(value, self.group, to)
         return ([], []) if whole is None else (home.parameters, home.slices_of(whole))
 
-    def load_state_dict(self, state_dict: dict) -> None:
-        """Take this rank's part of a whole state, which any number of ranks may have collected.
-
-        Raises: ValueError for a state that belongs to other parameters.
-        """
-        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
-        number_of = self._numbers(state_dict["param_groups"])
-        for home in (each.home for each in self.gradients):
-            states = [state_dict["state"].get(number_of[each], {}) for each in home.parameters]
-            names = dict.fromkeys(name for state in states for name in state)
-            self.inner.state[home.shard] = {name: part_of(home, name, states) for name in names}
-
     def _numbers(self, packed_groups: list[dict]) -> dict[nn.Parameter, int]:
         pairs = zip(self.param_groups, packed_groups, strict=True)
         return {p: n for group, packed in pairs for p, n in zip(group["params"], packed["params"], strict=True)}
 
 
-def collect(part: torch.Tensor, group: dist.ProcessGroup | None, to: int | None) -> torch.Tensor | None:
-    """Put the parts of all ranks one after the other, on rank `to` of the group or, for None, on all."""
-    if to not in (None, dist.get_rank(group)):
-        dist.gather(part, group=group, group_dst=to)
-        return None
-    whole = part.new_empty(dist.get_world_size(group) * part.numel())
-    if to is None:
-        all_gather_single(whole, part, group=group)
-    else:
-        dist.gather(part, list(whole.chunk(dist.get_world_size(group))), group=group, group_dst=to)
-    return whole
-
-
 def part_of(home: FlatParameters, name: str, states: list[dict]):
-    """Take this rank's part of one entry of the parameters' states; what is not per number, from any of them."""
+    """Take this rank's part of one entry of the parameters' states; what is not per number, from any of them.
+
+    states: one for each parameter of home, in order; some may lack the entry.
+    """
     values = [state.get(name) for state in states]
     pairs = zip(values, home.parameters, strict=True)
     pairs = [(v, p) for v, p in pairs if v is not None]
@@ -328,3 +323,28 @@ def part_of(home: FlatParameters, name: str, states: list[dict]):
         if value is not None:  # never stepped: zeros, as an optimizer begins with
             piece.copy_(value)
     return home.own(flat).clone()
+
+
+class ZeRO1(SavesState):
+    """ZeRO stage 1: an optimizer_cls whose state is shared out over the ranks of the group.
+
+    Takes gradients as each rank's own backward() leaves them, averages them, and hands updated parameters around.
+    For optimizers that treat each number by itself (SGD, Adam, AdamW, …). A gradient that is None counts as zeros.
+
+    Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks.
+    Comm: per step, one reduce_scatter and one all_gather per param group, dtype and device: 2(N−1)/N · 4Ψ bytes.
+    Raises: RuntimeError in step(), when zero_grad() was not called since the last one.
+    Source: Rajbhandari et al. 2020, "ZeRO", §5.1 and §7.
+    """
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Take this rank's part of a whole state, which any number of ranks may have collected.
+
+        Raises: ValueError for a state that belongs to other parameters.
+        """
+        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+        number_of = self._numbers(state_dict["param_groups"])
+        for home in (each.home for each in self.gradients):
+            states = [state_dict["state"].get(number_of[each], {}) for each in home.parameters]
+            names = dict.fromkeys(name for state in states for name in state)
+            self.inner.state[home.shard] = {name: part_of(home, name, states) for name in names}

@@ -106,9 +106,10 @@ def reduce_scatter_(flat: torch.Tensor, group: dist.ProcessGroup | None = None) 
 # # parameters of 5, 4 and 2 numbers on 4 ranks: 11 numbers, filled up to 12
 # #   0 0 0 | 0 0 1 | 1 1 1 | 2 2 _
 # ```
-# `FlatParameters(parameters, group)` moves parameters, all of one dtype and device, into such a tensor. Every parameter
-# stays the `nn.Parameter` it was, with its shape and its values, and its memory becomes a *slice* of `flat`
-# (assign to `parameter.data`). What is written into `flat` is then what the model computes with.
+# Write `Layout` first, which only knows where everything lies. `FlatParameters(parameters, group)`, a `Layout`, moves
+# parameters, all of one dtype and device, into such a tensor. Every parameter stays the `nn.Parameter` it was, with its
+# shape and its values, and its memory becomes a *slice* of `flat` (assign to `parameter.data`). What is written into
+# `flat` is then what the model computes with.
 #
 # - `own(flat)` is this rank's part of any flat tensor of this layout, `slices_of(flat)` the part of each parameter, in
 #   its shape. Both are views. `new_flat()` makes another flat tensor of the same layout, of zeros.
@@ -118,34 +119,16 @@ def reduce_scatter_(flat: torch.Tensor, group: dist.ProcessGroup | None = None) 
 # Target: no second copy of the parameters stays, and a `gather()` sends no byte that is not a parameter or its filling.
 
 
-# %% tags=["exercise", "export"] grade_id="flat-parameters"
+# %% tags=["exercise", "export"] grade_id="layout"
 # %%ranks
-class FlatParameters:
-    """Parameters of one dtype and device, side by side in one flat tensor of which rank r owns the r-th N-th.
+class Layout:
+    """Where each parameter lies in a flat tensor, and which part of that is this rank's: rank r owns the r-th N-th.
 
-    Shapes: flat [N · n], filled up with zeros at the end; shard [n], an nn.Parameter and a view of flat.
-    Comm: gather() is one all_gather to flat.
+    Shapes: flat [N · n], filled up with zeros at the end.
     """
 
     def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None):
-        ### BEGIN SOLUTION
         self.parameters, self.group = parameters, group
-        self.flat = self.new_flat()
-        for parameter, piece in zip(parameters, self.slices_of(self.flat), strict=True):
-            piece.copy_(parameter.detach())
-        self.shard = nn.Parameter(self.own(self.flat))
-        self._move_in()
-
-    def _move_in(self) -> None:
-        for parameter, piece in zip(self.parameters, self.slices_of(self.flat), strict=True):
-            parameter.data = piece
-
-    def __setstate__(self, state: dict) -> None:
-        # deepcopy comes here, with a copy of each tensor: they must share memory again
-        self.__dict__.update(state)
-        self.shard.data = self.own(self.flat)
-        self._move_in()
-        ### END SOLUTION
 
     def new_flat(self) -> torch.Tensor:
         """Allocate zeros for all parameters, up to a multiple of the group's size."""
@@ -169,6 +152,36 @@ class FlatParameters:
         """View this rank's part of flat."""
         ### BEGIN SOLUTION
         return flat.view(dist.get_world_size(self.group), -1)[dist.get_rank(self.group)]
+        ### END SOLUTION
+
+
+# %% tags=["exercise", "export"] grade_id="flat-parameters"
+# %%ranks
+class FlatParameters(Layout):
+    """Parameters of one dtype and device, side by side in one flat tensor of which rank r owns the r-th N-th.
+
+    Shapes: flat [N · n], filled up with zeros at the end; shard [n], an nn.Parameter and a view of flat.
+    Comm: gather() is one all_gather to flat.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None):
+        ### BEGIN SOLUTION
+        super().__init__(parameters, group)
+        self.flat = self.new_flat()
+        for parameter, piece in zip(parameters, self.slices_of(self.flat), strict=True):
+            piece.copy_(parameter.detach())
+        self.shard = nn.Parameter(self.own(self.flat))
+        self._move_in()
+
+    def _move_in(self) -> None:
+        for parameter, piece in zip(self.parameters, self.slices_of(self.flat), strict=True):
+            parameter.data = piece
+
+    def __setstate__(self, state: dict) -> None:
+        # deepcopy comes here, with a copy of each tensor: they must share memory again
+        self.__dict__.update(state)
+        self.shard.data = self.own(self.flat)
+        self._move_in()
         ### END SOLUTION
 
     def gather(self):
@@ -247,9 +260,8 @@ class FlatGradients:
         return any(parameter.grad is piece for parameter, piece in pairs)
 
     def __setstate__(self, state: dict) -> None:
-        # deepcopy, again: slices are copies, until they are cut anew
         self.__dict__.update(state)
-        self.slices = self.home.slices_of(self.flat)
+        self.slices = self.home.slices_of(self.flat)  # deepcopy, again: cut anew
         ### END SOLUTION
 
 
@@ -266,8 +278,8 @@ check.FlatGradients()
 # inner.step()                # ... updates that part
 # gather()                    # everybody gets every part; the optimizer's state never travels
 # ```
-# - It begins with what `torch.optim.Optimizer` does: `__init__(params, defaults)` makes `self.param_groups`, and calls
-#   `add_param_group` for each group. Its defaults are the inner one's, betas and all.
+# - It begins, in `ShardedGroups`, with what `torch.optim.Optimizer` does: `__init__(params, defaults)` makes
+#   `self.param_groups`, and calls `add_param_group` for each group. Its defaults are the inner one's, betas and all.
 # - Each group has settings of its own, and a scheduler writes to `self.param_groups[i]["lr"]` between steps. The inner
 #   optimizer must hear of it.
 # - Parameters of one group may differ in dtype: `alike` is given. All ranks begin with the values of the group's
@@ -291,10 +303,10 @@ def alike(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     return list(kinds.values())
 
 
-# %% tags=["exercise", "export"] grade_id="sharded-optimizer"
+# %% tags=["exercise", "export"] grade_id="sharded-groups"
 # %%ranks
-class ShardedOptimizer(torch.optim.Optimizer):
-    """Run optimizer_cls on one N-th of the parameters, and hand the updated ones around."""
+class ShardedGroups(torch.optim.Optimizer):
+    """Param groups, and beside each one the inner optimizer's group of this rank's shards."""
 
     def __init__(
         self, params, optimizer_cls: type, group: dist.ProcessGroup | None = None, **defaults
@@ -321,15 +333,28 @@ class ShardedOptimizer(torch.optim.Optimizer):
             dist.broadcast(tensor, group=self.group, group_src=0)
         return [FlatGradients(home) for home in homes]
 
+    def __getstate__(self) -> dict:
+        return self.__dict__  # for deepcopy: torch's own leaves out what it does not know
+        ### END SOLUTION
+
+
+# %% tags=["exercise", "export"] grade_id="sharded-optimizer"
+# %%ranks
+class ShardedOptimizer(ShardedGroups):
+    """Run optimizer_cls on one N-th of the parameters, and hand the updated ones around."""
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Fill gradients with zeros; they keep their memory either way, which the messages need."""
+        ### BEGIN SOLUTION
         self.used_up = False
         for each in self.gradients:
             each.reset()
+        ### END SOLUTION
 
     @torch.no_grad()
     def step(self, closure=None):
         """Average gradients, update this rank's part, collect the others'. → what closure() gives back"""
+        ### BEGIN SOLUTION
         with torch.enable_grad():
             loss = closure() if closure else None
         self.reduce_gradients()
@@ -352,9 +377,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.used_up = False
         for each in self.gradients:
             each.reduce()
-
-    def __getstate__(self) -> dict:
-        return self.__dict__  # for deepcopy: torch's own leaves out what it does not know
         ### END SOLUTION
 
 
@@ -454,21 +476,31 @@ check.clip_grad_norm_()
 # `super().load_state_dict({"state": {}, "param_groups": …})` takes settings over. What is in
 # `inner.state[shard]`? Tensors of the shard's shape, to be gathered, and others, such as Adam's `step`, that all
 # parameters share. (Give each parameter a copy of those: a plain Adam counts them up per parameter.)
+#
+# `collect` is given, to bring a tensor's parts together. `part_of` does the reverse, with one entry of a state.
 
 
-# %% tags=["exercise", "export"] grade_id="zero1"
+# %% tags=["export"]
 # %%ranks
-class ZeRO1(ClipsGradients):
-    """ZeRO stage 1: an optimizer_cls whose state is shared out over the ranks of the group.
+def collect(
+    part: torch.Tensor, group: dist.ProcessGroup | None, to: int | None
+) -> torch.Tensor | None:
+    """Put the parts of all ranks one after the other, on rank `to` of the group or, for None, on all."""
+    if to not in (None, dist.get_rank(group)):
+        dist.gather(part, group=group, group_dst=to)
+        return None
+    whole = part.new_empty(dist.get_world_size(group) * part.numel())
+    if to is None:
+        all_gather_single(whole, part, group=group)
+    else:
+        dist.gather(part, list(whole.chunk(dist.get_world_size(group))), group=group, group_dst=to)
+    return whole
 
-    Takes gradients as each rank's own backward() leaves them, averages them, and hands updated parameters around.
-    For optimizers that treat each number by itself (SGD, Adam, AdamW, …). A gradient that is None counts as zeros.
 
-    Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks.
-    Comm: per step, one reduce_scatter and one all_gather per param group, dtype and device: 2(N−1)/N · 4Ψ bytes.
-    Raises: RuntimeError in step(), when zero_grad() was not called since the last one.
-    Source: Rajbhandari et al. 2020, "ZeRO", §5.1 and §7.
-    """
+# %% tags=["exercise", "export"] grade_id="saves-state"
+# %%ranks
+class SavesState(ClipsGradients):
+    """A sharded optimizer that saves the state that optimizer_cls alone would have."""
 
     def state_dict(self, to: int | None = None) -> dict | None:
         """Collect the state that optimizer_cls alone would have. To be called by all ranks.
@@ -493,18 +525,6 @@ class ZeRO1(ClipsGradients):
         whole = collect(value, self.group, to)
         return ([], []) if whole is None else (home.parameters, home.slices_of(whole))
 
-    def load_state_dict(self, state_dict: dict) -> None:
-        """Take this rank's part of a whole state, which any number of ranks may have collected.
-
-        Raises: ValueError for a state that belongs to other parameters.
-        """
-        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
-        number_of = self._numbers(state_dict["param_groups"])
-        for home in (each.home for each in self.gradients):
-            states = [state_dict["state"].get(number_of[each], {}) for each in home.parameters]
-            names = dict.fromkeys(name for state in states for name in state)
-            self.inner.state[home.shard] = {name: part_of(home, name, states) for name in names}
-
     def _numbers(self, packed_groups: list[dict]) -> dict[nn.Parameter, int]:
         pairs = zip(self.param_groups, packed_groups, strict=True)
         return {
@@ -512,25 +532,17 @@ class ZeRO1(ClipsGradients):
             for group, packed in pairs
             for p, n in zip(group["params"], packed["params"], strict=True)
         }
+        ### END SOLUTION
 
 
-def collect(
-    part: torch.Tensor, group: dist.ProcessGroup | None, to: int | None
-) -> torch.Tensor | None:
-    """Put the parts of all ranks one after the other, on rank `to` of the group or, for None, on all."""
-    if to not in (None, dist.get_rank(group)):
-        dist.gather(part, group=group, group_dst=to)
-        return None
-    whole = part.new_empty(dist.get_world_size(group) * part.numel())
-    if to is None:
-        all_gather_single(whole, part, group=group)
-    else:
-        dist.gather(part, list(whole.chunk(dist.get_world_size(group))), group=group, group_dst=to)
-    return whole
-
-
+# %% tags=["exercise", "export"] grade_id="part-of"
+# %%ranks
 def part_of(home: FlatParameters, name: str, states: list[dict]):
-    """Take this rank's part of one entry of the parameters' states; what is not per number, from any of them."""
+    """Take this rank's part of one entry of the parameters' states; what is not per number, from any of them.
+
+    states: one for each parameter of home, in order; some may lack the entry.
+    """
+    ### BEGIN SOLUTION
     values = [state.get(name) for state in states]
     pairs = zip(values, home.parameters, strict=True)
     pairs = [(v, p) for v, p in pairs if v is not None]
@@ -548,6 +560,35 @@ def part_of(home: FlatParameters, name: str, states: list[dict]):
             piece.copy_(value)
     return home.own(flat).clone()
     ### END SOLUTION
+
+
+# %% tags=["exercise", "export"] grade_id="zero1"
+# %%ranks
+class ZeRO1(SavesState):
+    """ZeRO stage 1: an optimizer_cls whose state is shared out over the ranks of the group.
+
+    Takes gradients as each rank's own backward() leaves them, averages them, and hands updated parameters around.
+    For optimizers that treat each number by itself (SGD, Adam, AdamW, …). A gradient that is None counts as zeros.
+
+    Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks.
+    Comm: per step, one reduce_scatter and one all_gather per param group, dtype and device: 2(N−1)/N · 4Ψ bytes.
+    Raises: RuntimeError in step(), when zero_grad() was not called since the last one.
+    Source: Rajbhandari et al. 2020, "ZeRO", §5.1 and §7.
+    """
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Take this rank's part of a whole state, which any number of ranks may have collected.
+
+        Raises: ValueError for a state that belongs to other parameters.
+        """
+        ### BEGIN SOLUTION
+        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+        number_of = self._numbers(state_dict["param_groups"])
+        for home in (each.home for each in self.gradients):
+            states = [state_dict["state"].get(number_of[each], {}) for each in home.parameters]
+            names = dict.fromkeys(name for state in states for name in state)
+            self.inner.state[home.shard] = {name: part_of(home, name, states) for name in names}
+        ### END SOLUTION
 
 
 # %% tags=["check"] grade_id="check-zero1" points=4
