@@ -25,8 +25,7 @@ from solutions.zero3 import ZeRO3
 
 ROOT = Path(__file__).parent.parent
 AVERAGING = ("ddp", "manual_ddp", "bucketed_ddp", "overlapped_ddp")
-SHARDING = {"zero1": 2, "zero2": 2, "zero3": 3 * 3, "fsdp2": 3 * 3, "zero_redundancy": 3}  # ... passes over parameters
-LADDER = ("overlapped_ddp", "zero1", "zero2", "zero3")
+SHARDING = {"zero1": 2, "zero2": 2, "zero3": 3 * 3, "fsdp2": 3 * 3}  # ... passes over the parameters
 SMALL_GPT = GPTConfig(context=8, layers=1, heads=2, width=16)  # its embedding is tied: one parameter, two gradients
 EXACT = Settings(steps=6, global_batch=24, optimizer="sgd", learning_rate=0.1, double=True)
 
@@ -92,7 +91,7 @@ def assert_equals_one_process(settings: Settings, tolerance: float) -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_every_strategy_equals_one_process_on_the_full_batch(four_ranks, world_size, strategy):
     with ranks.world(world_size):
-        for model, accumulate in [("mlp", 1), ("mlp", 2), ("gpt", 1), ("gpt", 2)]:
+        for model, accumulate in [("mlp", 1), ("gpt", 2)]:
             settings = replace(EXACT, strategy=strategy, model=model, accumulate=accumulate)
             assert_equals_one_process(settings, SGD_TOLERANCE)
 
@@ -115,16 +114,17 @@ def test_a_step_sends_each_gradient_once_however_many_micro_batches_it_has(four_
 
 @pytest.mark.parametrize(("strategy", "passes"), SHARDING.items())
 def test_sharding_sends_what_the_formula_says(four_ranks, strategy, passes):
-    """Three micro-batches. Parts are filled up to equal lengths; torch's ZeRO-1 shares out whole parameters."""
+    """Three micro-batches. Parts are filled up to equal lengths."""
     for summary, parameters in ranks.run(trained, replace(EXACT, strategy=strategy, accumulate=3)):
         sent_bytes = passes * ring_fraction(4) * sum(parameter.nbytes for parameter in parameters)
-        assert summary.sent_mb_per_step == pytest.approx(sent_bytes / 1e6, rel=0.05)
+        assert summary.sent_mb_per_step == pytest.approx(sent_bytes / 1e6, rel=0.01)
 
 
-def test_each_stage_holds_less(four_ranks):
+@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3", "fsdp2"])
+def test_sharding_holds_less_than_data_parallelism(four_ranks, strategy):
     settings = replace(EXACT, optimizer="adamw", bucket_cap_mb=0.05)  # small, so that a bucket is not everything
-    peaks_mb = [ranks.run(trained, replace(settings, strategy=name))[0][0].peak_mb for name in LADDER]
-    assert peaks_mb == sorted(peaks_mb, reverse=True)
+    peaks_mb = [ranks.run(trained, replace(settings, strategy=name))[0][0].peak_mb for name in ("ddp", strategy)]
+    assert peaks_mb[1] < 0.8 * peaks_mb[0]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
