@@ -21,7 +21,7 @@ def begin_reduce_scatter(flat: torch.Tensor, group: dist.ProcessGroup | None = N
     """
     rank, parts = dist.get_rank(group), flat.view(dist.get_world_size(group), -1)
     own = parts[rank]
-    if dist.get_backend(group) == "nccl":
+    if dist.get_backend(group) != "gloo":
         handle, arrived = reduce_scatter_single(own, flat, group=group, async_op=True), []
     else:
         others = [peer for peer in range(len(parts)) if peer != rank]
