@@ -70,8 +70,22 @@ def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
         return [part for one in inner if isinstance(one, torch.Tensor) for part in _parts(one)]
     if tensor.layout is torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
-    holds_memory = tensor.layout is torch.strided and not tensor.is_meta and not is_lazy(tensor)
-    return [tensor] if holds_memory else []
+    real = not tensor.is_meta or _counts_meta
+    return [tensor] if tensor.layout is torch.strided and real and not is_lazy(tensor) else []
+
+
+_counts_meta = False
+
+
+@contextlib.contextmanager
+def counting_meta():
+    """Count tensors on meta as if they had memory: what a dry run would hold."""
+    global _counts_meta
+    before, _counts_meta = _counts_meta, True
+    try:
+        yield
+    finally:
+        _counts_meta = before
 
 
 class Watch(TorchDispatchMode):

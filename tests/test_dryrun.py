@@ -1,0 +1,109 @@
+"""A dry run on meta counts what real ranks hold and send, and what the formulas say, at sizes that no machine here has.
+
+The functions without `test_` run on the ranks.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from shared import dryrun, formulas, memory, ranks, wire
+from shared.model_shapes import SHAPES, gpt, llama
+from shared.published_model import Decoder
+
+ROOT = Path(__file__).parent.parent
+SMALL = llama("small", 4, 64, 4, 2, 96, vocabulary=50, context=32)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=lambda shape: shape.name)
+def test_a_decoder_has_the_published_number_of_parameters(shape):
+    with torch.device("meta"):
+        assert sum(each.numel() for each in Decoder(shape).parameters()) == shape.parameters
+
+
+@pytest.mark.parametrize("shape", [SMALL, gpt("small", 2, 32, 2, context=16)], ids=["llama", "gpt"])
+def test_a_decoder_learns_and_recomputes_the_same(shape):
+    losses = []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        model = Decoder(shape, recompute)
+        tokens = torch.randint(shape.vocabulary, (2, 8))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = model(tokens, tokens)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert losses[:5] == losses[5:] and losses[4] < 0.8 * losses[0]
+
+
+def test_recomputing_runs_forward_twice():
+    with torch.device("meta"):
+        tokens = torch.zeros(1, 32, dtype=torch.long)
+        flops = []
+        for recompute in (False, True):
+            with FlopCounterMode(display=False) as counter:
+                Decoder(SMALL, recompute)(tokens, tokens).backward()
+            flops.append(counter.get_total_flops())
+    assert 1.2 < flops[1] / flops[0] < 4 / 3  # the output layer is not computed again
+
+
+def counted(strategy: str) -> tuple[float, int]:
+    """Do on a real rank what the dry run does on meta. → bytes sent, bytes at the peak"""
+    module = Decoder(SMALL, recompute=True)
+    module = module.to(torch.float32 if strategy == "zero3" else torch.bfloat16)
+    tokens = torch.zeros(1, 32, dtype=torch.long)
+    model, optimizer = dryrun.STRATEGIES[strategy][1](module)
+    dryrun.take_step(model, optimizer, tokens)
+    with wire.ledger() as log, memory.peak(model, optimizer) as peak:
+        dryrun.take_step(model, optimizer, tokens)
+    return log.sent_bytes, peak.peak_bytes
+
+
+def told(*arguments: str) -> str:
+    command = [sys.executable, "-m", "shared.dryrun", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ROOT, check=True).stdout
+
+
+def in_a_process_of_its_own(strategy: str) -> tuple[float, int]:
+    script = f"""
+from shared import dryrun
+from tests.test_dryrun import SMALL
+run = dryrun.dry_run(SMALL, {strategy!r}, 4)
+print(run.sent_bytes, run.at_peak.total_bytes)
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, check=True)
+    sent_bytes, peak_bytes = done.stdout.split()
+    return float(sent_bytes), int(peak_bytes)
+
+
+@pytest.mark.parametrize("strategy", dryrun.STRATEGIES)
+def test_real_ranks_hold_and_send_the_same(four_ranks, strategy):
+    """Attention on meta keeps what a GPU's kernel would: peaks agree roughly, and bytes on the wire exactly."""
+    sent_bytes, peak_bytes = ranks.run(counted, strategy)[0]
+    dry_sent_bytes, dry_peak_bytes = in_a_process_of_its_own(strategy)
+    assert dry_sent_bytes == pytest.approx(sent_bytes)
+    assert dry_peak_bytes == pytest.approx(peak_bytes, rel=0.2)
+
+
+def test_70b_on_1024_ranks_fits_into_this_process():
+    lines = {line.strip().split("  ")[0]: line.split() for line in told().splitlines() if line}
+    shape = SHAPES["Llama-2 70B"]
+    assert float(lines["optimizer"][1]) == pytest.approx(8 * shape.parameters / 1024 / 1e9, rel=1e-3)
+    assert float(lines["gathered"][1]) == pytest.approx(dryrun.expected_gathered_bytes(shape) / 1e9, rel=1e-3)
+    sent_bytes = formulas.step_sent_bytes(shape.parameters, 1024, stage=3)
+    assert float(lines["sent per step"][3]) == pytest.approx(sent_bytes / 1e9, rel=0.01)  # the root is gathered once
+    *_, last = lines.values()
+    assert float(last[2]) < 4.29, last
+
+
+def test_bad_arguments_are_refused_in_one_sentence():
+    command = [sys.executable, "-m", "shared.dryrun", "--world-size", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 2 and "must be at least 1" in done.stderr.splitlines()[-1]
