@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
 from shared import tap
 from shared.checks import awkward
 from shared.checks.sharded_wire import Flat, flats_of
+from shared.checks.training import SAMPLES_PER_RANK
 
 LATE_NAME, LATE_STEP = "second.bias", 2
 
@@ -64,6 +65,7 @@ class Plan:
     micro_batches: int = 1
     closure: bool = False
     late: bool = False  # a parameter joins after some steps
+    idle: tuple[int, int] | None = None  # (step, rank of the group) without a backward()
     max_norm: float | None = None
     fill: bool = True  # a plain optimizer's missing gradients with zeros
     loss_scale: float = 1.0  # to recognise gradients that are too large
@@ -74,6 +76,7 @@ class Plan:
         parts += ["model.zero_grad()"] * ("model" in self.zero_grad) + ["step(closure)"] * self.closure
         parts += [f"{self.micro_batches} micro-batches"] * (self.micro_batches > 1)
         parts += [f"{LATE_NAME} added after step {LATE_STEP}"] * self.late
+        parts += [f"rank {self.idle[1]} runs no backward in step {self.idle[0] + 1}"] if self.idle else []
         parts += [f"clipped to {self.max_norm}"] * (self.max_norm is not None)
         return ", ".join(parts)
 
@@ -151,15 +154,27 @@ class Run:
                 self.optimizer.zero_grad(set_to_none=False)
             else:
                 (self.module if whose == "model" else self.optimizer).zero_grad()
+        x, y, share = self._at_work(number, x, y)
         parts = zip(x.chunk(self.plan.micro_batches), y.chunk(self.plan.micro_batches), strict=True)
-        losses = [awkward.loss_of(self.module, *part) / self.plan.micro_batches for part in parts]
+        losses = [awkward.loss_of(self.module, *part) / self.plan.micro_batches for part in parts if len(part[0])]
         for loss in losses:
-            (loss * self.plan.loss_scale).backward()
+            (loss * self.plan.loss_scale * share).backward()
         if self.alone and self.plan.fill:
             for parameter in self.module.parameters():
                 if parameter.requires_grad and parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-        return sum(losses).detach()
+        return sum(losses, torch.zeros(())).detach()
+
+    def _at_work(self, number: int, x, y) -> tuple[torch.Tensor, torch.Tensor, float]:
+        """→ the samples of those who run a backward, and their share of all"""
+        if self.plan.idle is None or number != self.plan.idle[0]:
+            return x, y, 1.0
+        if not self.alone:
+            mine = self.off == self.plan.idle[1]
+            return x[: 0 if mine else None], y[: 0 if mine else None], 1.0
+        first = self.plan.idle[1] * SAMPLES_PER_RANK
+        at_work = [place for place in range(len(x)) if not first <= place < first + SAMPLES_PER_RANK]
+        return x[at_work], y[at_work], len(at_work) / len(x)
 
     def _clip(self) -> torch.Tensor:
         if not self.alone:

@@ -75,6 +75,9 @@ def loops_of_every_kind(attempt: Attempt) -> None:
     train_and_judge(attempt, Plan("Mixed", "SGD", zero_grad=("model",)))
     train_and_judge(attempt, Plan("Tied", "AdamW", micro_batches=3))
     train_and_judge(attempt, Plan("Unused", "SGD", closure=True))
+    if attempt.world_size > 1:
+        idle = attempt.random.randrange(1, 5), attempt.random.randrange(attempt.world_size)
+        train_and_judge(attempt, Plan("Plain", idle=idle, zero_grad=("model",)))
 
 
 ShardedOptimizer.check("used up", world_sizes=(1, 2))(sharded_steps.used_up_gradients_are_refused)
