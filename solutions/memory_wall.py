@@ -1,7 +1,6 @@
 # Built by `make notebooks` from source/05_memory_wall/lab.py: edit that, not this.
 """The memory of one rank: counted, kept in mixed precision, and saved by computing activations again."""
 
-from functools import partial
 from itertools import combinations
 
 import torch
@@ -20,29 +19,25 @@ def model_state_bytes(module: nn.Module, optimizer: torch.optim.Optimizer) -> di
 
 
 class HoldsMasters(torch.optim.Optimizer):
-    """Keeps a float32 master of each parameter, and an optimizer for each master alone."""
+    """Keeps a float32 master of each parameter in its state, beside what optimizer_cls remembers of it."""
 
     def __init__(self, params, optimizer_cls: type[torch.optim.Optimizer], **defaults):
-        self.inner = {}  # per parameter: the optimizer of its master
-        self.new_inner = partial(optimizer_cls, **defaults)
-        super().__init__(params, self.new_inner([torch.empty(0)]).defaults)
-
-    def add_param_group(self, param_group: dict) -> None:
-        """Step further parameters from now on. param_group: "params", and settings unlike the defaults"""
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        for parameter in group["params"]:
-            master = nn.Parameter(parameter.detach().to(torch.float32, copy=True))
-            self.inner[parameter] = self.new_inner([{**group, "params": [master]}])
+        self.inner = optimizer_cls([torch.empty(0)], **defaults)  # has one master at a time
+        super().__init__(params, self.inner.defaults)
 
     def step_one(self, parameter: nn.Parameter, group: dict) -> None:
         """Update a parameter of that group by way of its master."""
-        inner = self.inner[parameter]
-        (master,) = inner.param_groups[0]["params"]
-        inner.param_groups[0].update({**group, "params": [master]})
+        state = self.state[parameter]
+        if "master" not in state:
+            state["master"] = parameter.detach().to(torch.float32, copy=True)
+        master = nn.Parameter(state["master"])
         master.grad = parameter.grad.float()
-        inner.step()
-        master.grad = None  # or float32 gradients of all parameters pile up
+        remembered = {name: value for name, value in state.items() if name != "master"}
+        self.inner.param_groups = [{**group, "params": [master]}]
+        self.inner.state = {master: remembered}
+        self.inner.step()
+        state.update(remembered)
+        master.grad = None  # inner still has the master
         parameter.copy_(master)
 
 
@@ -63,6 +58,17 @@ class MasterWeights(HoldsMasters):
                 if parameter.grad is not None:
                     self.step_one(parameter, group)
         return loss
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Take over what state_dict() gave. torch's own rounds masters to the dtype of their parameters."""
+        super().load_state_dict(state_dict)
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        for number, parameter in zip(numbers, parameters, strict=True):
+            for name, value in state_dict["state"].get(number, {}).items():
+                if torch.is_tensor(value):  # on the device where torch's own has put it
+                    device = self.state[parameter][name].device
+                    self.state[parameter][name] = value.to(device, copy=True)
 
 
 def randomness() -> list[torch.Tensor]:
@@ -92,6 +98,8 @@ class Recompute(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> tuple:
+        if torch.is_grad_enabled():  # by create_graph=True, for gradients of these gradients
+            raise RuntimeError("a checkpointed module can be differentiated once only")
         inputs = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in ctx.saved_tensors[: ctx.count]]
         tensors = [*inputs, *ctx.saved_tensors[ctx.count :]]
         now = randomness()
@@ -105,14 +113,21 @@ class Recompute(torch.autograd.Function):
 
 
 class Checkpointed(nn.Module):
-    """Wrap a module so that it keeps its inputs for backward, and computes its activations again."""
+    """Wrap a module so that it keeps its inputs for backward, and computes its activations again, autocast or not.
+
+    Raises: RuntimeError in backward under create_graph=True.
+    """
 
     def __init__(self, module: nn.Module):
         super().__init__()
         self.module = module
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        return Recompute.apply(self.module, len(inputs), *inputs, *self.module.parameters())
+        kind = inputs[0].device.type
+        dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        # In backward autocast is off, or another. A cast that no_grad made must not be used again where gradients pass.
+        as_now = torch.autocast(kind, dtype, enabled, cache_enabled=False)
+        return Recompute.apply(as_now(self.module), len(inputs), *inputs, *self.module.parameters())
 
 
 def activation_peak_bytes(saved_bytes: list[int], input_bytes: list[int], chosen: tuple[int, ...]) -> int:

@@ -78,8 +78,8 @@ def stepped(sharded: bool) -> tuple[list[torch.Tensor], int]:
             parameter.grad = gradient.to(torch.bfloat16)
         optimizer.step()
         scheduler.step()
-    inner = optimizer.inner.inner if sharded else optimizer.inner
-    held = [value for each in inner.values() for state in each.state.values() for value in state.values()]
+    state = optimizer.inner.state if sharded else optimizer.state
+    held = [value for each in state.values() for value in each.values()]
     return [parameter.detach().clone() for parameter in parameters], sum(value.nbytes for value in held)
 
 
@@ -87,6 +87,55 @@ def test_zero1_shards_masters(world):
     numbers = sum(parameter.numel() for parameter in tiny_gpt().parameters())
     alone, sharded = ranks.run(stepped, False), ranks.run(stepped, True)
     for (want, _), (found, held_bytes) in zip(alone, sharded, strict=True):
-        assert held_bytes < 8 * numbers / world + 200
+        assert 12 * numbers / world <= held_bytes < 12 * numbers / world + 200
         for one, other in zip(found, want, strict=True):  # a mean of bfloat16 is rounded once more on its way
             torch.testing.assert_close(one, other, atol=0.02, rtol=0.02)
+
+
+def resumed() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Save masters that ZeRO-1 shards, load them into another; step both. → pairs of parameters, which must be equal"""
+    masters = functools.partial(MasterWeights, optimizer_cls=torch.optim.AdamW)
+    one = tiny_gpt().bfloat16()
+    optimizer = ZeRO1(one.parameters(), masters, lr=0.1)
+
+    def step(model, optimizer, number):
+        optimizer.zero_grad()
+        model(*batch_of(10 * number + dist.get_rank())).backward()
+        optimizer.step()
+
+    step(one, optimizer, 0)
+    saved = copy.deepcopy(optimizer.state_dict())
+    assert all(each["master"].dtype == torch.float32 for each in saved["state"].values())
+    other = copy.deepcopy(one)
+    loaded = ZeRO1(other.parameters(), masters, lr=0.1)
+    loaded.load_state_dict(saved)
+    for number in range(1, STEPS):
+        step(one, optimizer, number)
+        step(other, loaded, number)
+    return list(zip(map(torch.clone, one.parameters()), map(torch.clone, other.parameters()), strict=True))
+
+
+def test_zero1_saves_masters(world):
+    for pairs in ranks.run(resumed):
+        assert all(torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.parametrize("backward_inside", [False, True])
+def test_checkpointed_blocks_compute_again_as_autocast_did(backward_inside):
+    plain, saving = tiny_gpt(), tiny_gpt()
+    saving.blocks = torch.nn.ModuleList(Checkpointed(block) for block in saving.blocks)
+    for gpt in (plain, saving):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = gpt(*batch_of(0))
+            if backward_inside:
+                loss.backward()
+        if not backward_inside:
+            loss.backward()
+    for one, other in zip(plain.parameters(), saving.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+def test_checkpointed_refuses_gradients_of_gradients():
+    x = torch.randn(2, 3, requires_grad=True)
+    with pytest.raises(RuntimeError, match="differentiated once"):
+        torch.autograd.grad(Checkpointed(torch.nn.Linear(3, 3))(x).sum(), x, create_graph=True)

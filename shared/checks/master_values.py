@@ -80,9 +80,9 @@ def judge_plan(attempt: Attempt, plan: Plan, missing: float = 0.0) -> None:
         _judge_manners(rank, result, plan)
 
 
-def judge_steps(rank: int, steps: list[list[torch.Tensor]], plan: Plan, data: Data) -> None:
-    """Raises: Wrong."""
-    for number, (parameters, want) in enumerate(zip(steps, masters(plan, data), strict=True), 1):
+def judge_steps(rank: int, steps: list[list[torch.Tensor]], plan: Plan, data: Data, first: int = 1) -> None:
+    """Judge the parameters after steps first, first + 1, … Raises: Wrong."""
+    for number, (parameters, want) in enumerate(zip(steps, masters(plan, data)[first - 1 :], strict=True), first):
         for place, (parameter, master) in enumerate(zip(parameters, want, strict=True)):
             dtype = data.parameters[place].dtype
             said = f"{plan.said}, after step {number}: a parameter of {str(dtype).removeprefix('torch.')}"

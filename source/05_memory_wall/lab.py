@@ -23,7 +23,6 @@ ranks.start(world_size=2)
 # %%ranks
 """The memory of one rank: counted, kept in mixed precision, and saved by computing activations again."""
 
-from functools import partial
 from itertools import combinations
 
 import torch
@@ -103,58 +102,54 @@ print(f"1 + 1000 × 0.001 = {weight.item():.3f}")
 # Nothing, a thousand times. So mixed precision computes in bfloat16 and *updates* in float32: each parameter has a
 # **master**, which the optimizer steps, and of which the parameter is a rounded copy.
 #
-# `MasterWeights(params, optimizer_cls, **defaults)` is a torch optimizer: build `optimizer_cls` on masters. A step is,
-# for each parameter with a gradient:
+# `MasterWeights(params, optimizer_cls, **defaults)` is a torch optimizer around another one, `inner`, which steps
+# masters. A step is, for each parameter with a gradient:
 # ```python
 # master.grad = parameter.grad.float()
 # inner.step()  # of this master alone, with its group's settings of now
 # parameter.copy_(master)
 # ```
+# - `self.state[parameter]` is a dict. Keep the master there, and what `inner` remembers of it between steps (which it
+#   has in `inner.state[master]`): then `state_dict()` finds both, and so will ZeRO-1. `load_state_dict` is given.
 # - Groups have settings of their own, and a scheduler changes them between steps: it writes to
 #   `self.param_groups[i]["lr"]`, and some write `betas` or `momentum` too.
 # - So settings that nobody gave must be there as well. A torch optimizer keeps its own in `.defaults`, which is what
 #   `torch.optim.Optimizer.__init__(params, defaults)` wants; build one on any tensor, and look.
-# - That `__init__` calls `add_param_group` for each group, and so does whoever unfreezes a layer later.
+# - Groups may come later too, with `add_param_group`, when somebody unfreezes a layer.
 # - A parameter without a gradient is left alone, as torch's optimizers do.
 # - A float32 parameter gets a master too, one of its own. Parameters stay in their memory: others may view it.
 # - Step what `self.param_groups` holds now: chapter 06 builds one on an empty tensor, clears the list and adds groups.
 #
 # Target: 2 + 2 + 12 bytes per parameter with Adam. Never more than *one* parameter's gradient in float32: the float32
-# gradients of all would be 4 bytes more. One inner optimizer per parameter makes that easy.
-# `HoldsMasters` keeps them and updates one parameter; `MasterWeights` steps all.
+# gradients of all would be 4 bytes more. So let `inner` have one master at a time.
+# `HoldsMasters` updates one parameter; `MasterWeights` steps all.
 
 
 # %% tags=["exercise", "export"] grade_id="holds-masters"
 # %%ranks
 class HoldsMasters(torch.optim.Optimizer):
-    """Keeps a float32 master of each parameter, and an optimizer for each master alone."""
+    """Keeps a float32 master of each parameter in its state, beside what optimizer_cls remembers of it."""
 
     def __init__(self, params, optimizer_cls: type[torch.optim.Optimizer], **defaults):
         ### BEGIN SOLUTION
-        self.inner = {}  # per parameter: the optimizer of its master
-        self.new_inner = partial(optimizer_cls, **defaults)
-        super().__init__(params, self.new_inner([torch.empty(0)]).defaults)
-        ### END SOLUTION
-
-    def add_param_group(self, param_group: dict) -> None:
-        """Step further parameters from now on. param_group: "params", and settings unlike the defaults"""
-        ### BEGIN SOLUTION
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        for parameter in group["params"]:
-            master = nn.Parameter(parameter.detach().to(torch.float32, copy=True))
-            self.inner[parameter] = self.new_inner([{**group, "params": [master]}])
+        self.inner = optimizer_cls([torch.empty(0)], **defaults)  # has one master at a time
+        super().__init__(params, self.inner.defaults)
         ### END SOLUTION
 
     def step_one(self, parameter: nn.Parameter, group: dict) -> None:
         """Update a parameter of that group by way of its master."""
         ### BEGIN SOLUTION
-        inner = self.inner[parameter]
-        (master,) = inner.param_groups[0]["params"]
-        inner.param_groups[0].update({**group, "params": [master]})
+        state = self.state[parameter]
+        if "master" not in state:
+            state["master"] = parameter.detach().to(torch.float32, copy=True)
+        master = nn.Parameter(state["master"])
         master.grad = parameter.grad.float()
-        inner.step()
-        master.grad = None  # or float32 gradients of all parameters pile up
+        remembered = {name: value for name, value in state.items() if name != "master"}
+        self.inner.param_groups = [{**group, "params": [master]}]
+        self.inner.state = {master: remembered}
+        self.inner.step()
+        state.update(remembered)
+        master.grad = None  # inner still has the master
         parameter.copy_(master)
         ### END SOLUTION
 
@@ -181,6 +176,17 @@ class MasterWeights(HoldsMasters):
         return loss
         ### END SOLUTION
 
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Take over what state_dict() gave. torch's own rounds masters to the dtype of their parameters."""
+        super().load_state_dict(state_dict)
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        for number, parameter in zip(numbers, parameters, strict=True):
+            for name, value in state_dict["state"].get(number, {}).items():
+                if torch.is_tensor(value):  # on the device where torch's own has put it
+                    device = self.state[parameter][name].device
+                    self.state[parameter][name] = value.to(device, copy=True)
+
 
 # %% tags=["check"] grade_id="check-master-weights" points=5
 check.MasterWeights()
@@ -203,7 +209,8 @@ check.MasterWeights()
 # itself, and call hooks too early.)
 #
 # Inputs are tensors, and there is one output. `randomness()` and `replay(seen)` are given: what dropout dropped the
-# first time, it must drop again, and after that the generators go on from where backward found them.
+# first time, it must drop again, and after that the generators go on from where backward found them. `Checkpointed`
+# is given too, and sees to autocast.
 #
 # Target: the module runs twice per backward. A hook on a parameter is called once, when its gradient is complete, also
 # where somebody outside uses the parameter too.
@@ -242,6 +249,8 @@ class Recompute(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> tuple:
+        if torch.is_grad_enabled():  # by create_graph=True, for gradients of these gradients
+            raise RuntimeError("a checkpointed module can be differentiated once only")
         ### BEGIN SOLUTION
         inputs = [
             tensor.detach().requires_grad_(tensor.requires_grad)
@@ -262,14 +271,21 @@ class Recompute(torch.autograd.Function):
 # %% tags=["export"]
 # %%ranks
 class Checkpointed(nn.Module):
-    """Wrap a module so that it keeps its inputs for backward, and computes its activations again."""
+    """Wrap a module so that it keeps its inputs for backward, and computes its activations again, autocast or not.
+
+    Raises: RuntimeError in backward under create_graph=True.
+    """
 
     def __init__(self, module: nn.Module):
         super().__init__()
         self.module = module
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        return Recompute.apply(self.module, len(inputs), *inputs, *self.module.parameters())
+        kind = inputs[0].device.type
+        dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        # In backward autocast is off, or another. A cast that no_grad made must not be used again where gradients pass.
+        as_now = torch.autocast(kind, dtype, enabled, cache_enabled=False)
+        return Recompute.apply(as_now(self.module), len(inputs), *inputs, *self.module.parameters())
 
 
 # %% tags=["check"] grade_id="check-recompute" points=3

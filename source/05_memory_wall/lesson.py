@@ -2,16 +2,16 @@
 # jupyter:
 #   course:
 #     module: memory_wall
-#     minutes: 30
+#     minutes: 25
 # ---
 
 # %% [markdown]
 # # 05 · The memory wall
 #
-# **30 minutes.** You will be able to
+# **25 minutes.** You will be able to
 #
 # - say what a rank holds at each moment of a step, in bytes per parameter, and where each byte comes from,
-# - explain why mixed precision needs as many bytes for its state as fp32, and what it does save,
+# - train in mixed precision by hand, and say what it saves and what it does not,
 # - derive what a transformer block keeps for backward, and trade it for time by checkpointing,
 # - tell how large a model fits on a card, and why more cards do not help data parallelism.
 #
@@ -46,7 +46,7 @@ print(f"Ψ = {parameters:,} parameters, {4 * parameters / 1e6:.1f} MB")
 
 # %% [markdown]
 # **Predict.** The parameters take 4 bytes each. How many bytes *per parameter* does a rank hold when the first step
-# is over: parameters, gradients, and what AdamW remembers?
+# is over: parameters, gradients, and what AdamW remembers? And is it ever more than that?
 
 # %%
 my_prediction = 0.0
@@ -76,14 +76,12 @@ for phase, held in held_after.items():
     rows.append([moment, *(f"{by_component[name] / parameters:.2f}" for name in names)])
 each = formulas.FP32_ADAM
 rows.append(["formula", *(f"{n:.2f}" for n in (each.parameter, each.gradient, each.optimizer)), ""])
-tables.Table(["bytes / Ψ", *names], rows)
-
-# %%
 end = held_after["step"]
 assert end.parameters_bytes == end.gradients_bytes == 4 * parameters
 assert 0 <= end.optimizer_bytes - 8 * parameters < 1000
 stays = (end.parameters_bytes + end.gradients_bytes + end.optimizer_bytes) / parameters
 print(f"predicted {my_prediction:g}, measured {stays:.2f} bytes per parameter")
+tables.Table(["bytes / Ψ", *names], rows)
 
 # %% tags=["nbval-ignore-output"]
 plots.memory_over_step(peak.samples)
@@ -91,7 +89,7 @@ plots.memory_over_step(peak.samples)
 # %% [markdown]
 # Three things come and stay: 4 + 4 + 8 = 16 bytes per parameter. (AdamW has a momentum and a variance for each, and a
 # step counter of 4 bytes for each *tensor*.) One comes and goes: the **activations**, what forward
-# keeps because backward will need it. They hang on the batch, the rest does not.
+# keeps because backward will need it. They make the peak, and hang on the batch; the rest does not.
 #
 # And N appears nowhere. So N ranks hold N times as much, of which one process would need one part:
 
@@ -148,7 +146,7 @@ print(f"predicted {my_prediction:.0%}, measured {moved:.0%}")
 assert moved < 0.5
 
 # %% [markdown]
-# The rest stands still, step after step, however long you train. So mixed precision *computes* in bfloat16 and
+# The rest stands still, and will in every step that is no larger. So mixed precision *computes* in bfloat16 and
 # *remembers* in fp32 (Micikevicius et al. 2018, §3.1): each weight is the rounded copy of a **master**, and the
 # optimizer steps the master. By hand:
 
@@ -205,20 +203,8 @@ tables.Table(["", "parameters", "gradients", "optimizer", "in all"], rows)
 # 16 again. The state is *not* smaller than in fp32; only its parts are others (ZeRO paper, §3.1). 20 where the fp32
 # gradients of all weights are there at once, as above, or where micro-batches are added up in fp32.
 #
-# From there comes a rule of thumb that circulates: training takes "20 times the model size". Of which size?
-
-# %%
-rows = []
-for precision, size_gb in {"bf16": 2 * 7.0, "fp32": 4 * 7.0}.items():
-    rows.append(
-        [f"7B in {precision}", f"{size_gb:g} GB"]
-        + [f"{each.total * 7 / size_gb:g} times" for each in (kinds[3], kinds[2])]
-    )
-note = f"16 bytes × 7B = {16 * 7} GB, 20 bytes × 7B = {20 * 7} GB, and 20 × 14 GB = {20 * 14} GB"
-tables.Table(["model", "its size", "16 B per parameter", "20 B per parameter"], rows, note)
-
-# %% [markdown]
-# 20 *bytes per parameter*: 10 times a bf16 model, or 5 times an fp32 one. "20 times" counts twice.
+# From there comes a rule of thumb that circulates, "20 times the model size". It is 20 *bytes per parameter*: 10 times
+# a model in bfloat16, 5 times one in fp32.
 #
 # So what does mixed precision save? Time, since matrix units are faster in 16 bits; half of the bytes on the wire; and
 # half of what forward keeps.
@@ -241,10 +227,7 @@ tables.Table(["model", "its size", "16 B per parameter", "20 B per parameter"], 
 # | GELU | its input, 4h wide | 4 |
 # | `down` | its input, 4h wide | 4 |
 #
-# **Predict.** How many bytes is that per token and hidden number in fp32, and in bfloat16?
-
-# %%
-my_prediction = {"fp32": 0.0, "bf16": 0.0}
+# 16 numbers, so 64 bytes in fp32, and 32 in bfloat16. Measured:
 
 
 # %%
@@ -267,8 +250,7 @@ for name, kept_bytes in ranks.pull("kept")[0].items():
     bytes_each = {"fp32": 4, "bf16": 2}[name]
     measured, derived = kept_bytes / (tokens * width), 16 * bytes_each
     rest_bytes = (kept_bytes - derived * tokens * width) / tokens
-    print(f"{name}: predicted {my_prediction[name]:g}, derived {derived}, measured {measured:.2f}")
-    print(f"      {rest_bytes:.0f} bytes per token are not in the table")
+    print(f"{name}: derived {derived}, measured {measured:.2f}: {rest_bytes:.0f} B per token more")
     assert 1 <= measured / derived < 1.1
 
 # %% [markdown]
@@ -343,8 +325,8 @@ planner_plots.activation_growth(formula, kept)
 # %%
 gpt_3 = {"sequence": 2048, "batch": 1, "hidden": 12288, "heads": 96}
 ways = {
-    "nothing": {},
-    "fused attention": {"checkpointing": "selective"},
+    "none of these": {},
+    "fused attention": {"checkpointing": "selective"},  # computed anew in backward, as it is there
     "tensor parallelism, 8 ranks": {"tensor_ranks": 8},
     "+ sequence parallelism": {"tensor_ranks": 8, "sequence_parallel": True},
     "checkpointing": {"checkpointing": "full"},
@@ -356,9 +338,10 @@ for name, options in ways.items():
 tables.Table(["", "bytes / sbh", "GB per layer"], rows)
 
 # %% [markdown]
-# (Context parallelism, one more, gives each rank a part of the sequence in attention too.) A mixture of experts, which
-# is often named in this place, does not help: it multiplies the MLP's *parameters*, and a token still passes through
-# one expert or two. It keeps as much for backward as before, or more.
+# (Tensor parallelism splits each layer over the ranks, chapter 10; sequence parallelism splits the tokens between those
+# layers, and context parallelism in attention too.) A mixture of experts, which is often named in this place, does not
+# help: it multiplies the MLP's *parameters*, and a token still passes through one expert or two. It keeps as much for
+# backward as before, or more.
 
 # %% [markdown]
 # ## Compute it again
@@ -411,7 +394,7 @@ plots.memory_over_step(peaks["checkpointed"].samples)
 
 # %% [markdown]
 # (Measured are all activations, those of the output layer and the loss too.) A tooth for each block: recomputed, used,
-# gone. What remains between the teeth are the inputs. Without checkpoints they rose to the peak of the figure above.
+# gone. What remains between the teeth are the inputs. Without checkpoints they rose to the peak of the first figure.
 #
 # **Predict.** If backward takes twice as long as forward: how much longer do the two take with all blocks
 # checkpointed, in per cent?
@@ -451,9 +434,9 @@ print(f"forward is {forward_s / plain_s:.0%} of the step without checkpoints")
 assert 0.05 < longer < 0.8
 
 # %% [markdown]
-# The forward of the blocks is paid twice: a third more, where backward takes twice as long as forward, and the second
-# line's share here. (On the CPU it scatters, for holding memory takes time too: what was given back to the system must
-# be fetched again.)
+# The forward of the blocks is paid twice: a third more, where backward takes twice as long as forward, and about the
+# second line's share here. It scatters on the CPU, where memory given back to the system must be fetched again; and
+# torch stops when it has all that backward needs, so a block's last linear layer is not computed again.
 #
 # A good exchange, and torch makes it where you say: each block, every second, or the attention only
 # ("selective"). In the lab you write `checkpoint` yourself, and place a few where they help most.
@@ -483,8 +466,8 @@ tables.Table(["card", "data parallelism, any N", "ZeRO-1, N → ∞", "ZeRO-2, N
 # %% [markdown]
 # M/16, however many cards. "Data parallelism works up to about 8B" means the largest card of the table, with nothing in
 # it but state. The other columns look ahead: chapters 06 to 08 share out the optimizer's state (ZeRO-1), the
-# gradients too (2), the parameters too (3). As long as each rank keeps 2 bytes per parameter whole, 80 GB end at 40B:
-# "ZeRO-2 up to 70B" cannot be. Two published examples, per rank:
+# gradients too (2), the parameters too (3). As long as each rank keeps 2 bytes per parameter whole, 80 GB end at 40B,
+# and "ZeRO-2 up to 70B" takes the largest card. Two published examples, per rank:
 
 # %%
 published = {
@@ -501,49 +484,19 @@ tables.Table(["", "data parallelism", "ZeRO-1", "ZeRO-2", "ZeRO-3"], rows, note)
 
 # %% [markdown]
 # The first is the ZeRO paper's figure 1. The last is often told with 210 GB for ZeRO-2, 140 + 560/8: that forgets the
-# rank's share of the gradients, 17.5 GB. And at 70B none of them fits 80 GB. Nor do ZeRO-1 and 2 save "4 times" and
-# "8 times"; those are limits:
-
-# %%
-rows = []
-for stage in (1, 2, 3):
-    saved = [f"{formulas.memory_saving(n, stage):.2f}" for n in (2, 4, 8, 64)]
-    limit = f"{formulas.memory_saving(forever, stage):.2f}" if stage < 3 else "∞"
-    rows.append([f"ZeRO-{stage}", *saved, limit])
-tables.Table(["times less than DP", "N = 2", "4", "8", "64", "N → ∞"], rows)
-
-# %% [markdown]
-# Last, activations and states together, for models with published shapes. **Predict:** from
-# which stage on does Llama-2 7B train on eight cards of 24 GB? (In JupyterLab you can choose another
-# model, N, precision, micro-batch and checkpointing.)
+# rank's share of the gradients, 17.5 GB. At 70B none of them fits 80 GB. And the "4 times" and "8 times" that ZeRO-1
+# and 2 are said to save are limits for N → ∞: divide along the rows.
+#
+# Last, activations and states together, for models with published shapes. **Predict.** From which stage on does
+# Llama-2 7B train on eight cards of 24 GB? (In JupyterLab you can choose another model, N, precision, micro-batch and
+# checkpointing.)
 
 # %% tags=["nbval-ignore-output"]
 widgets.memory_planner("Llama-2 7B", ranks=8)
 
-# %%
-from shared import planner
-from shared.model_shapes import SHAPES
-
-
-def first_that_fits(model, world_size, card_gb):
-    for stage, name in planner.STAGES.items():
-        plan = planner.plan(SHAPES[model], ranks=world_size, stage=stage, checkpointing="full")
-        if plan.total_bytes <= card_gb * 1e9:
-            return name
-    return "none"
-
-
-cards_gb = planner_plots.CARDS_GB
-wanted = {"Llama-2 7B": 8, "Llama-2 13B": 8, "Llama-3 70B": 16, "Llama-3 405B": 256}
-rows = [
-    [f"{model} on {n}", *(first_that_fits(model, n, card_gb) for card_gb in cards_gb)]
-    for model, n in wanted.items()
-]
-tables.Table(["from which stage on", *(f"{card_gb} GB" for card_gb in cards_gb)], rows)
-
 # %% [markdown]
-# The planner counts what `shared/planner.py` says, and no more: no temporaries of kernels, no fragments, no buckets.
-# Keep a tenth of the card for those.
+# With ZeRO-3 only. The planner counts what `shared/planner.py` says, and no more: no temporaries of kernels, no
+# fragments, no buckets. Keep a tenth of the card for those.
 #
 # One caution. "Memory bound, so use ZeRO" mixes up two things. A kernel is *memory-bound* when it waits for memory's
 # *bandwidth*; sharding changes nothing there. What ZeRO gives is *capacity*. A step's time is computing plus exposed

@@ -1,4 +1,4 @@
-"""Builds the inner optimizers anew in each step: momentum never grows.
+"""Begins the inner optimizer anew in each step: momentum never grows.
 
 caught by: MasterWeights · values
 """
@@ -8,6 +8,5 @@ from solutions import memory_wall as right
 
 class MasterWeights(right.MasterWeights):
     def step_one(self, parameter, group):
-        (master,) = self.inner[parameter].param_groups[0]["params"]
-        self.inner[parameter] = self.new_inner([{**group, "params": [master]}])
         super().step_one(parameter, group)
+        self.state[parameter] = {"master": self.state[parameter]["master"]}

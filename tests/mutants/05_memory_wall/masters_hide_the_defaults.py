@@ -3,8 +3,6 @@
 caught by: MasterWeights · schedulers
 """
 
-import functools
-
 import torch
 
 from solutions import memory_wall as right
@@ -12,5 +10,8 @@ from solutions import memory_wall as right
 
 class MasterWeights(right.MasterWeights):
     def __init__(self, params, optimizer_cls, **defaults):
-        self.inner, self.new_inner = {}, functools.partial(optimizer_cls, **defaults)
+        self.inner = optimizer_cls([torch.empty(0)], **defaults)
         torch.optim.Optimizer.__init__(self, params, defaults)
+
+    def step_one(self, parameter, group):
+        super().step_one(parameter, {**self.inner.defaults, **group})

@@ -1,4 +1,4 @@
-"""Makes masters when it is built, and none for a group that comes later.
+"""Steps what it was built with, and nothing that comes later.
 
 caught by: MasterWeights · groups
 """
@@ -9,7 +9,7 @@ from solutions import memory_wall as right
 class MasterWeights(right.MasterWeights):
     def __init__(self, params, optimizer_cls, **defaults):
         super().__init__(params, optimizer_cls, **defaults)
-        self.known = set(self.inner)
+        self.known = {parameter for group in self.param_groups for parameter in group["params"]}
 
     def step_one(self, parameter, group):
         if parameter in self.known:

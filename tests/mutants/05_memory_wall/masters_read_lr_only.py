@@ -8,10 +8,6 @@ from solutions import memory_wall as right
 
 class MasterWeights(right.MasterWeights):
     def step_one(self, parameter, group):
-        inner = self.inner[parameter]
-        (master,) = inner.param_groups[0]["params"]
-        inner.param_groups[0]["lr"] = group["lr"]
-        master.grad = parameter.grad.float()
-        inner.step()
-        master.grad = None
-        parameter.copy_(master)
+        self.first = getattr(self, "first", {})
+        settings = self.first.setdefault(parameter, dict(group))
+        super().step_one(parameter, {**settings, "lr": group["lr"]})

@@ -11,7 +11,6 @@ from solutions import memory_wall as right
 class MasterWeights(right.MasterWeights):
     def step_one(self, parameter, group):
         super().step_one(parameter, group)
-        (master,) = self.inner[parameter].param_groups[0]["params"]
         if parameter.dtype == torch.bfloat16:
-            bits = master.detach().contiguous().view(torch.int32).bitwise_and(-65536)
+            bits = self.state[parameter]["master"].contiguous().view(torch.int32).bitwise_and(-65536)
             parameter.copy_(bits.view(torch.float32))

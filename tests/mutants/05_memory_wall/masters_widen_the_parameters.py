@@ -9,5 +9,4 @@ from solutions import memory_wall as right
 class MasterWeights(right.MasterWeights):
     def step_one(self, parameter, group):
         super().step_one(parameter, group)
-        (master,) = self.inner[parameter].param_groups[0]["params"]
-        parameter.data = master.detach().clone()
+        parameter.data = self.state[parameter]["master"].clone()

@@ -57,6 +57,24 @@ class MasterWeights(torch.optim.Optimizer):
             parameter.data.copy_(master)
         return loss
 
+    def _masters(self):
+        return [self.state[parameter]["master"] for group in self.param_groups for parameter in group["params"]]
+
+    def state_dict(self):
+        settings = {**super().state_dict(), "state": {}}
+        return {"settings": settings, "masters": self._masters(), "whole": self.whole.state_dict()}
+
+    def load_state_dict(self, state_dict):
+        masters = self._masters()
+        super().load_state_dict(state_dict["settings"])
+        self.whole.load_state_dict(state_dict["whole"])
+        self.state.clear()
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        for parameter, master, value in zip(parameters, masters, state_dict["masters"], strict=True):
+            self.state[parameter]["master"] = master.copy_(value)
+        inner = [group for group in self.whole.param_groups for _ in group["params"]]
+        self.inner_group_of = dict(zip(parameters, inner, strict=True))
+
 
 class _Packed:
     """Numbers instead of activations, and the activations again when the first is asked for."""

@@ -41,6 +41,16 @@ class MasterWeights(torch.optim.Optimizer):
                 master.step(group_of[id(parameter)])
         return loss
 
+    def state_dict(self):
+        inner = [(master.weight.detach(), master.optimizer.state_dict()) for master, _ in self.masters]
+        return {"outer": super().state_dict(), "inner": inner}
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict["outer"])
+        for (master, _), (weight, inner) in zip(self.masters, state_dict["inner"], strict=True):
+            master.weight.data.copy_(weight)
+            master.optimizer.load_state_dict(inner)
+
 
 class _Again(torch.autograd.Function):
     @staticmethod
