@@ -592,7 +592,7 @@ def fastest_ms(kinds, rounds):
 def quiet_loud_and_on_cores():
     on_cores, model = HookedDDP(TinyGPT(config).to(device)), HookedDDP(new_model())
     quiet_and_loud = fastest_ms([(model, False), (model, True)], rounds=9)
-    return [*quiet_and_loud, *fastest_ms([(on_cores, False, several)], rounds=4)]
+    return [*quiet_and_loud, *fastest_ms([(on_cores, False, several)], rounds=9)]
 
 
 # %% tags=["nbval-ignore-output"]
