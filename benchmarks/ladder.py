@@ -1,6 +1,7 @@
-"""Measure the rungs that average gradients beside torch's DistributedDataParallel: time, messages, memory.
+"""Measure every rung beside torch's own: time, messages, bytes, memory. What is compared is in `rungs.py`.
 
     python -m benchmarks.ladder                            # tables
+    python -m benchmarks.ladder --rungs sharding           # ZeRO-1, -2 and -3 beside torch's
     python -m benchmarks.ladder --json ladder.json --figure ladder.png
     python -m benchmarks.ladder --quick                    # few rounds: whether it runs, not how fast
 
@@ -13,6 +14,7 @@ and the strategy's own work.
 import argparse
 import contextlib
 import io
+import itertools
 import json
 import random
 import statistics
@@ -20,86 +22,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import report
+from benchmarks.rungs import ALONE, DDP_VIEW, MODELS, RUNGS, Aim
 from shared import hosts, memory, ranks, rankside, wire
-from shared.models import GPTConfig, TinyGPT
-from solutions.bucketed_ddp import BucketedDDP
-from solutions.manual_ddp import ManualDDP, broadcast_state
-from solutions.overlapped_ddp import OverlappedDDP
 
 WORLD_SIZES = (2, 4)
 LINKS = (None, "1gbit")  # None: the ranks share this machine's loopback
 ROUNDS, QUICK_ROUNDS, WARM_UP_ROUNDS = 30, 3, 3  # to warm up: DDP arranges its buckets anew after its first step
 TIMEOUT_S = 1800.0
 MB = 1e6
-ALONE, TORCHS, FLAT = "module alone", "DDP, bucket view", "flat"
-OVERLAPPED_AIM, BUCKETED_AIM = 1.0, 1.1
-MEMORY_AIM = 1.001  # a bucket keeps its divisor, four bytes
-# Buckets filled after backward stand beside all its gradients, as DDP's own do unless they are the gradients' memory.
-MEMORY_LIKE = {"BucketedDDP": "DDP", "OverlappedDDP": TORCHS}
-
-
-class FlatDDP(nn.Module):
-    """The obvious way to spare messages: copy all gradients into one tensor after backward, and send that."""
-
-    def __init__(self, module: nn.Module):
-        super().__init__()
-        self.module = module
-        broadcast_state(module)
-
-    def forward(self, *inputs):
-        return self.module(*inputs)
-
-    def finish_gradient_sync(self) -> None:
-        parameters = list(self.module.parameters())
-        flat = torch.cat([parameter.grad.flatten() for parameter in parameters])
-        dist.all_reduce(flat)
-        flat /= dist.get_world_size()
-        pieces = flat.split([parameter.numel() for parameter in parameters])
-        for parameter, piece in zip(parameters, pieces, strict=True):
-            parameter.grad = piece.view_as(parameter)
-
-
-STRATEGIES: dict[str, Callable[[nn.Module], nn.Module]] = {
-    ALONE: lambda module: module,
-    "DDP": DistributedDataParallel,
-    TORCHS: lambda module: DistributedDataParallel(module, gradient_as_bucket_view=True),
-    FLAT: FlatDDP,
-    "ManualDDP": ManualDDP,
-    "BucketedDDP": BucketedDDP,
-    "OverlappedDDP": OverlappedDDP,
-}
-
-
-class ManySmall(nn.Module):
-    """100 layers of 64×64: little to compute and little to send, so that what each parameter costs stands out."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(100))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = x + 0.1 * layer(x)  # added: 100 layers in a row would fade to denormal numbers, which are slow
-        return x.square().mean()
-
-
-def _gpt() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    config = GPTConfig(vocab_size=256, context=64, layers=6, heads=6, width=384)
-    tokens = torch.randint(config.vocab_size, (2, config.context))
-    return TinyGPT(config), (tokens, tokens)
-
-
-MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {  # module → loss, and its inputs
-    "TinyGPT": _gpt,
-    "many small": lambda: (ManySmall(), (torch.randn(32, 64),)),
-}
 
 
 # -- on a rank
@@ -112,17 +49,17 @@ class Found:
     times_ms: list[float]
     messages: int
     sent_mb: float
+    carried_mb: float  # by the network interface: for all ranks on one machine, for this rank where it is a host
     peak_mb: float
 
 
-def on_a_rank(model_name: str, rounds: int) -> dict[str, Found]:
+def on_a_rank(rungs: str, model_name: str, rounds: int) -> dict[str, Found]:
     """Measure every strategy on one model; runs on every rank."""
     device = torch.device(rankside.here.device)
     steps, trained = {}, {}
-    for name, wrap in STRATEGIES.items():
+    for name, build in RUNGS[rungs].builds.items():
         module, inputs = MODELS[model_name]()
-        model = wrap(module.to(device))
-        trained[name] = model, torch.optim.SGD(module.parameters(), lr=1e-4)
+        trained[name] = build(module.to(device))
         steps[name] = _step_of(*trained[name], [tensor.to(device) for tensor in inputs])
     times_ms: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(rounds + WARM_UP_ROUNDS):
@@ -133,12 +70,15 @@ def on_a_rank(model_name: str, rounds: int) -> dict[str, Found]:
             times_ms[name].append(1e3 * (time.perf_counter() - began_s))
     found = {}
     for name, step in steps.items():
+        dist.barrier()
         with wire.ledger() as log:
             step()
+            dist.barrier()
         with memory.peak(*trained[name]) as peak:
             step()
-        sent_mb, peak_mb = log.sent_bytes / MB, peak.peak_bytes / MB
-        found[name] = Found(times_ms[name][WARM_UP_ROUNDS:], log.messages, sent_mb, peak_mb)
+        sent_mb, carried_mb = log.sent_bytes / MB, (log.carried_bytes or 0) / MB
+        messages = log.messages - 1  # the barrier was one
+        found[name] = Found(times_ms[name][WARM_UP_ROUNDS:], messages, sent_mb, carried_mb, peak.peak_bytes / MB)
     return found
 
 
@@ -163,12 +103,13 @@ def _step_of(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: list[to
 class Setting:
     """One model on some ranks with one kind of link between them."""
 
+    rungs: str
     model: str
     link: str
     ranks: int
     found: dict[str, Found]  # by strategy: each round's slowest rank; of the rest, the rank with most
 
-    def ratios(self, strategy: str, over: str = TORCHS) -> list[float]:
+    def ratios(self, strategy: str, over: str = DDP_VIEW) -> list[float]:
         return [mine / other for mine, other in self._rounds(strategy, over)]
 
     def exposed_ms(self, strategy: str) -> float:
@@ -190,12 +131,12 @@ def merged(of_ranks: list[dict[str, Found]]) -> dict[str, Found]:
     for name in of_ranks[0]:
         same = [found[name] for found in of_ranks]
         times_ms = [max(times) for times in zip(*(each.times_ms for each in same), strict=True)]
-        most = [max(getattr(each, what) for each in same) for what in ("messages", "sent_mb", "peak_mb")]
+        most = [max(getattr(each, what) for each in same) for what in ("messages", "sent_mb", "carried_mb", "peak_mb")]
         merged[name] = Found(times_ms, *most)
     return merged
 
 
-def measure(rounds: int, links: tuple[str | None, ...]) -> list[Setting]:
+def measure(rungs: list[str], rounds: int, links: tuple[str | None, ...]) -> list[Setting]:
     from benchmarks.ladder import on_a_rank  # as __main__'s, it would travel without this file's names
 
     settings = []
@@ -204,40 +145,47 @@ def measure(rounds: int, links: tuple[str | None, ...]) -> list[Setting]:
             with contextlib.redirect_stdout(io.StringIO()):
                 ranks.start(world_size, detect_mismatch=False, link=link)
             try:
-                for model in MODELS:
-                    of_ranks = ranks.run(on_a_rank, model, rounds, timeout_s=TIMEOUT_S)
-                    settings.append(Setting(model, link or "loopback", world_size, merged(of_ranks)))
-                    print(f"measured: {settings[-1]}", file=sys.stderr)
+                for kind, model in itertools.product(rungs, MODELS):
+                    of_ranks = ranks.run(on_a_rank, kind, model, rounds, timeout_s=TIMEOUT_S)
+                    settings.append(Setting(kind, model, link or "loopback", world_size, merged(of_ranks)))
+                    print(f"measured: {settings[-1]}, {kind}", file=sys.stderr)
             finally:
                 ranks.stop()
-    return sorted(settings, key=lambda setting: list(MODELS).index(setting.model))
+    return sorted(settings, key=lambda each: (rungs.index(each.rungs), list(MODELS).index(each.model)))
 
 
 def aims(settings: list[Setting]) -> list[report.Row]:
-    """Hold the rungs against torch's DDP, and against one flat message."""
+    """Hold the rungs against torch's own, and against one flat message."""
     rows = []
     for setting in settings:
-        overlapped, bucketed = setting.ratios("OverlappedDDP"), setting.ratios("BucketedDDP", over=FLAT)
-        rows.append(report.Row(f"{setting}: OverlappedDDP / {TORCHS}", "×", overlapped, OVERLAPPED_AIM))
-        rows.append(report.Row(f"{setting}: BucketedDDP / flat", "×", bucketed, BUCKETED_AIM))
-        for name, like in MEMORY_LIKE.items():
-            peaks = setting.found[name].peak_mb / setting.found[like].peak_mb
-            rows.append(report.Row(f"{setting}: peak memory, {name} / {like}", "×", [peaks], MEMORY_AIM))
+        rungs = RUNGS[setting.rungs]
+        for aim in rungs.times:
+            rows.append(_row(setting, "", aim, setting.ratios(aim.mine, aim.other)))
+        for what, aimed in (("peak_mb", rungs.peaks), ("carried_mb", rungs.carried)):
+            for aim in aimed:
+                mine, other = (getattr(setting.found[name], what) for name in (aim.mine, aim.other))
+                if other:  # not every system tells what its interfaces carried
+                    rows.append(_row(setting, f"{what.removesuffix('_mb')}, ", aim, [mine / other]))
     return rows
 
 
+def _row(setting: Setting, what: str, aim: Aim, values: list[float]) -> report.Row:
+    return report.Row(f"{setting}: {what}{aim.mine} / {aim.other}", "×", values, aim.most)
+
+
 def as_table(settings: list[Setting]) -> str:
-    lines = [["", "", "", "", "ms", "ratio", "quartiles", "messages", "MB sent", "exposed ms", "peak MB"]]
+    lines = [["", "", "", "", "ms", "ratio", "quartiles", "messages", "MB sent", "carried", "exposed ms", "peak MB"]]
     for setting in settings:
         for name, found in setting.found.items():
             low, middle, high = statistics.quantiles(setting.ratios(name), n=4, method="inclusive")
             ratio = ["", ""] if name == ALONE else [f"{middle:.2f}", f"{low:.2f}–{high:.2f}"]
             exposed = "" if name == ALONE else f"{setting.exposed_ms(name):.1f}"
-            numbers = [str(found.messages), f"{found.sent_mb:.2f}", exposed, f"{found.peak_mb:.1f}"]
+            sent = [f"{found.sent_mb:.2f}", f"{found.carried_mb:.1f}"]
+            numbers = [str(found.messages), *sent, exposed, f"{found.peak_mb:.1f}"]
             words = [setting.model, setting.link, str(setting.ranks), name]
             lines.append([*words, f"{setting.median_ms(name):.1f}", *ratio, *numbers])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    justify = [str.ljust] * 4 + [str.rjust] * 7
+    justify = [str.ljust] * 4 + [str.rjust] * 8
     return "\n".join(
         "  ".join(fit(cell, width) for fit, cell, width in zip(justify, line, widths, strict=True)).rstrip()
         for line in lines
@@ -260,7 +208,7 @@ def figure(settings: list[Setting]):
     size = {"figsize": (1.2 + 2.6 * across, 0.8 + 2.3 * down)}
     drawing, panels = plt.subplots(down, across, **size, sharey=True, layout="constrained", squeeze=False)
     for setting, axes in zip(settings, panels.flat, strict=True):
-        names = [name for name in STRATEGIES if name != ALONE]
+        names = [name for name in RUNGS[setting.rungs].builds if name != ALONE]
         compute_ms = [setting.median_ms(ALONE)] * len(names)
         exposed_ms = [max(0.0, setting.exposed_ms(name)) for name in names]
         edge = {"edgecolor": "black", "linewidth": 0.6}
@@ -281,9 +229,10 @@ def figure(settings: list[Setting]):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure the rungs beside torch's DistributedDataParallel.")
+    parser = argparse.ArgumentParser(description="Measure the rungs beside torch's own.")
+    parser.add_argument("--rungs", choices=RUNGS, help="default: all")
     parser.add_argument("--json", metavar="FILE", help="write everything measured there")
-    parser.add_argument("--figure", metavar="FILE.png", help="draw it there")
+    parser.add_argument("--figure", metavar="FILE.png", help="draw it there, in a file for each kind of rungs")
     parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"rounds per setting ({ROUNDS})")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds per setting")
     options = parser.parse_args()
@@ -292,14 +241,17 @@ def main() -> int:
     found_on, no_link = report.machine(), hosts.why_not()
     if no_link:
         print(f"Without a shaped link: {no_link}", file=sys.stderr)
-    settings = measure(QUICK_ROUNDS if options.quick else options.rounds, LINKS[:1] if no_link else LINKS)
+    rungs = [options.rungs] if options.rungs else list(RUNGS)
+    settings = measure(rungs, QUICK_ROUNDS if options.quick else options.rounds, LINKS[:1] if no_link else LINKS)
     print("  ".join(f"{name} {value}" for name, value in found_on.items()))
     print(as_table(settings), report.as_table(aims(settings)), sep="\n\n")
     if options.json:
         with open(options.json, "w") as file:
             file.write(as_json(found_on, settings))
-    if options.figure:
-        figure(settings).savefig(options.figure, dpi=150)
+    for kind in rungs if options.figure else ():
+        file = Path(options.figure)
+        drawing = figure([each for each in settings if each.rungs == kind])
+        drawing.savefig(file.with_stem(f"{file.stem}-{kind}"), dpi=150)
     return 0 if all(row.met for row in aims(settings)) else 1
 
 
