@@ -2,13 +2,13 @@
 # jupyter:
 #   course:
 #     module: zero1
-#     minutes: 30
+#     minutes: 25
 # ---
 
 # %% [markdown]
 # # 06 · ZeRO-1
 #
-# **30 minutes.** You will be able to
+# **25 minutes.** You will be able to
 #
 # - share the optimizer's state out, by parameter or by range, and say which of them balances,
 # - predict what such a step sends, and settle from the ledger what is told about it,
@@ -72,20 +72,17 @@ def ddp_step():
 with wire.ledger() as log:
     ddp_step()
 print(log.summary())
-held, sizes = (
-    memory.held(ddp.module, adamw),
-    {n: p.numel() for n, p in ddp.module.named_parameters()},
-)
+held = memory.held(ddp.module, adamw)
+sizes = {n: p.numel() for n, p in ddp.module.named_parameters()}
 
 # %%
 of_ranks, sizes = ranks.pull("held"), ranks.pull("sizes")[0]
 parameters = sum(sizes.values())
 print(f"Ψ = {parameters:,}; embedding {sizes['token_embedding.weight'] / parameters:.0%} of it")
 assert all(each == of_ranks[0] for each in of_ranks)
-wasted_mb = formulas.redundant_copies(4) * of_ranks[0].optimizer_bytes / 1e6
-print(
-    f"optimizer: {of_ranks[0].optimizer_bytes / 1e6:.2f} MB on each rank, {wasted_mb:.2f} MB of copies"
-)
+optimizer_mb = of_ranks[0].optimizer_bytes / 1e6
+wasted_mb = formulas.redundant_copies(4) * optimizer_mb
+print(f"optimizer: {optimizer_mb:.2f} MB on each rank, {wasted_mb:.2f} MB of copies")
 plots.memory_by_component({f"rank {n}": each.by_component() for n, each in enumerate(of_ranks)})
 
 # %% [markdown]
@@ -111,7 +108,8 @@ def by_parameter(sizes, world_size):
     return owner
 
 
-owner = by_parameter(sizes, world_size)
+owners = {n: by_parameter(sizes, n) for n in (2, 4, 8, 64)}
+owner = owners[world_size]
 
 # %%
 # %%ranks
@@ -147,10 +145,6 @@ held = memory.held(owned_ddp, own_adamw)
 
 # %%
 my_prediction = 1.0
-
-# %%
-# %%ranks
-owners = {n: by_parameter(sizes, n) for n in (2, 4, 8, 64)}
 
 # %%
 held_bytes = [held.optimizer_bytes for held in ranks.pull("held")]
@@ -240,7 +234,8 @@ class ByRange:
 # `my_mean` is how this rank comes by the mean gradient of its part. `all_reduced` above does what data parallelism
 # does, and then takes its part.
 #
-# **Predict.** Data parallelism sent 6.93 MB per rank, 2f · 4Ψ with f = (N−1)/N. How many MB does a step by range send?
+# **Predict.** Data parallelism sent 2f · 4Ψ bytes per rank, f = (N−1)/N: the MB of the first ledger. How many does a
+# step by range send?
 
 # %%
 my_prediction_mb = 0.0
@@ -305,18 +300,17 @@ assert log.sent_bytes == all_reduce_bytes
 print(f"predicted {my_prediction_mb:g} MB, measured {log.sent_bytes / 1e6:.2f} MB")
 for entry in log.entries:
     if entry.op != "recv":
-        print(
-            f"{entry.op:10} {entry.elements:9,} numbers, must send {entry.sent_bytes / 1e6:.2f} MB"
-        )
+        sent_mb = entry.sent_bytes / 1e6
+        print(f"{entry.op:10} {entry.elements:9,} numbers, must send {sent_mb:.2f} MB")
 
 # %% [markdown]
 # As many bytes as data parallelism, to the last one, and a quarter of the state. The all-gather that was left out
 # after the gradients is the one that brings the parameters: between its two halves, the all-reduce has let the
 # optimizer step in. (Rajbhandari et al. 2020, "ZeRO", §5.1 and §7: the paper's "2Ψ" counts numbers, with f → 1.)
 #
-# `must send` is what the algorithm needs. And what did a rank really send? Chapter 01 asked the network interface,
-# which everybody uses; here each rank asks its own sockets. gloo's reduce-scatter is an all-reduce inside, so put it
-# beside the ring:
+# `must send` is what the algorithm needs. What a rank really sent, it asks its own sockets. (The network interface,
+# which chapter 01 asked, counts everybody's traffic.) gloo's reduce-scatter is an all-reduce inside, so put it beside
+# the ring:
 
 
 # %%
@@ -387,32 +381,29 @@ tables.Table(["", "messages", "in f · 4Ψ", "must send, MB", "sent, MB"], rows,
 # | "data parallelism costs Ψ" | 2fΨ numbers: an all-reduce is two halves |
 # | "ZeRO-1 costs 3Ψ" | 3fΨ with an all-reduce of gradients, 2fΨ with a reduce-scatter |
 # | "sharding always costs more" | not here; with one micro-batch per step, only stage 3 must |
-# | "ZeRO-1 gathers the optimizer's states before the step" | see below |
 
 # %% [markdown]
 # ## States never move
 #
-# The last claim is told with "broadcasts", too. Look at the list of messages above once more: three that sum up
-# gradients, and one all-gather of Ψ numbers *after* the step, the parameters. What would it cost to gather momentum and
-# variance as well?
+# It is told, too, that ZeRO-1 gathers (or broadcasts) the optimizer's states before the step. Look at the list of
+# messages above once more: three that sum up gradients, and one all-gather of Ψ numbers *after* the step, the
+# parameters. What would it cost to gather momentum and variance as well?
 
 # %%
 gathered_bytes = formulas.all_gather_sent_bytes(2 * state_bytes, ranks=4)
-print(
-    f"a step sends {log.sent_bytes / 1e6:.2f} MB, gathered states would add {gathered_bytes / 1e6:.2f}"
-)
+print(f"a step sends {log.sent_bytes / 1e6:.2f} MB")
+print(f"gathered states would add {gathered_bytes / 1e6:.2f} MB")
 assert log.entries[-1].op == "all_gather" and log.entries[-1].payload_bytes == state_bytes
 assert gathered_bytes == 2 * all_gather_bytes
 
 # %% [markdown]
 # As much again as the whole step, for numbers that no other rank needs; and each rank would need room for all of them,
-# which is what was saved.
+# which is what was saved. Only a checkpoint moves them, see below.
 
 # %% [markdown]
 # ## Is it the same training?
 #
-# Six steps of AdamW in float64, against one process that has the full batch. The model has 26,122 numbers; 4 does not
-# divide that.
+# Six steps of AdamW in float64, against one process that has the full batch. The model's size is no multiple of 4.
 
 # %%
 # %%ranks
@@ -432,6 +423,7 @@ def train(model, optimizer, images, labels):
 def apart(my_mean):
     """→ the largest difference between the parameters of one process and of the ranks"""
     alone, together = (MLP().to(device, torch.float64) for _ in range(2))
+    assert sum(p.numel() for p in alone.parameters()) % world_size > 0
     sharded = ByRange(together.parameters(), my_mean, lr=1e-2)
     train(alone, AdamW(alone.parameters(), lr=1e-2), images, labels)
     train(together, sharded, images.chunk(world_size)[rank], labels.chunk(world_size)[rank])
@@ -485,41 +477,9 @@ bars = {"data parallelism": at[4][0].by_component()}
 plots.memory_by_component(bars | {f"ZeRO-1, {n} ranks": at[n][1].by_component() for n in (2, 4)})
 
 # %% [markdown]
-# The computing is shared out with it. How long does AdamW take for all numbers, and for this rank's?
-
-# %%
-# %%ranks
-import time
-
-
-def now_s():
-    if device.type != "cuda":
-        return time.process_time()  # this process's own: others want the same cores
-    torch.cuda.synchronize()  # a GPU still works when a call has returned
-    return time.perf_counter()
-
-
-def fastest_s(step):
-    times = []
-    for _ in range(20):
-        began_s = now_s()
-        step()
-        times.append(now_s() - began_s)
-    return min(times)
-
-
-by_range.shard.grad = torch.zeros_like(by_range.shard)
-update_s = fastest_s(adamw.step), fastest_s(by_range.inner.step)
-
-# %% tags=["nbval-ignore-output"]
-whole_s, part_s = (min(times) for times in zip(*ranks.pull("update_s"), strict=True))
-print(f"a part takes {part_s / whole_s:.2f} of the time for all")
-assert part_s < 0.8 * whole_s
-
-# %% [markdown]
-# A quarter of the numbers, and in one tensor instead of 36. Parameters and gradients stay whole, though. On N ranks
-# fp32 goes from 16 bytes per parameter to 8 + 8/N, and mixed precision, with 12 bytes of optimizer (chapter 05), to
-# 4 + 12/N:
+# The updating is shared out with it: AdamW steps a quarter of the numbers. Parameters and gradients stay whole. On N
+# ranks fp32 goes from 16 bytes per parameter to 8 + 8/N, and mixed precision, with 12 bytes of optimizer (chapter 05),
+# to 4 + 12/N:
 
 # %%
 counts, kinds = (1, 2, 4, 8, 16, 32, 64), {"fp32": formulas.FP32_ADAM, "mixed": formulas.MIXED_ADAM}
@@ -550,28 +510,8 @@ tables.Table(["ranks", "1", "2", "4", "8", "64", "→ ∞"], rows)
 # %% [markdown]
 # ## What sharding breaks
 #
-# An optimizer in N parts is right, and some lines around it become wrong. Clipping scales gradients by their norm over
-# *all* parameters. What does each rank see?
-
-# %%
-# %%ranks
-backward(model)
-gradient = one_piece(p.grad for p in model.parameters())
-my_part = reduce_scattered(gradient)
-norm = my_part.norm().item()
-
-# %% tags=["nbval-ignore-output"]
-norms = ranks.pull("norm")
-whole = sum(norm**2 for norm in norms) ** 0.5
-for rank, norm in enumerate(norms):
-    print(f"rank {rank}: norm {norm:.3f}, of the whole gradient {whole:.3f}")
-assert len({f"{norm:.6f}" for norm in norms}) == 4 and max(norms) < whole
-
-# %% [markdown]
-# Each part would be scaled by another factor. No error, and the step no longer points along the gradient. The lab
-# plants this, and you mend it.
-#
-# A checkpoint is the next. Save `optimizer.state_dict()` on rank 0, as ever:
+# An optimizer in N parts is right, and some lines around it become wrong. Save `optimizer.state_dict()` on rank 0, as
+# ever:
 
 # %%
 # %%ranks
@@ -594,32 +534,23 @@ print("exp_avg:", ranks.pull("shape")[0])
 assert 0.24 < part_bytes / whole_bytes < 0.27
 
 # %% [markdown]
-# A quarter of the state, of a shape that fits no parameter, and no other number of ranks. What must be collected, per
-# parameter, is collected for the checkpoint. *There* states do move.
+# A quarter of the state, of a shape that fits no parameter, and no other number of ranks. For a checkpoint, states must
+# be collected, per parameter: *there* they do move. What else in a training loop takes the optimizer for whole?
 #
 # | in the loop | what goes wrong | so |
 # |---|---|---|
-# | clipping | N norms | one all-reduce of one number (lab) |
 # | a checkpoint | one N-th, and only for N ranks | collect it, per parameter (lab) |
+# | clipping | each rank would scale by its own part's norm, with no error | the norm of all parts (lab) |
 # | a scheduler | it writes to the outer optimizer, an inner one steps | pass settings on before each step (lab) |
 # | weight decay for some parameters only | a shard has one setting | a flat tensor per group |
 # | LAMB, Adafactor, Muon | they need a parameter's norm, rows or matrix | range cuts parameters: own by parameter |
 # | a log of `p.grad` | it is this rank's own, never the mean | reduce what you log |
 # | more ranks than numbers | the last ranks own filling only | an empty or zero part must still take part |
-#
-# The last row, for five numbers:
-
-# %%
-# %%ranks
-few = nn.Linear(4, 1).to(device)  # 4 weights and a bias
-sharded = ByRange(few.parameters(), reduce_scattered)
-own = sharded.shard.numel()
-print(f"a part of {own}, {max(0, min(own, 5 - rank * own))} of them the model's")
 
 # %% [markdown]
 # ## The production version
 #
-# torch has `ZeroRedundancyOptimizer`, to be used under its DDP. Train the GPT with it, and with each of ours.
+# torch has `ZeroRedundancyOptimizer`, to be used under its DDP. Train the GPT with it, and with ours.
 
 # %%
 # %%ranks
@@ -658,6 +589,9 @@ held = {name: memory.held(*rest) for name, (_, *rest) in kinds.items()}
 
 # %%
 # %%ranks
+import time
+
+
 def took_s(step):
     dist.barrier()
     began_s = time.perf_counter()
@@ -690,42 +624,27 @@ tables.Table(header, rows, "Loss of rank 0; optimizer: the fullest rank; time: m
 # The same losses. torch's is our first version: it owns by *parameter*, largest first, so its fullest rank has the
 # embedding; DDP all-reduces the gradients, and the parameters are broadcast, one by one or a rank's all together. That
 # is 3f. In exchange DDP's two thirds overlap with backward, and any optimizer may be in it, LAMB too. Ours waits until
-# backward is over and copies all gradients into one piece. (The lab spares the copy, chapter 07 the waiting.)
+# backward is over and copies all gradients into one piece. (The lab spares the copy, chapter 07 the waiting.) For a
+# checkpoint, torch's `consolidate_state_dict` collects the states.
 #
 # (DeepSpeed's stage 1 owns by range, as ours, and all-gathers parameters. But read its ledger before you count on 2f:
 # unless told otherwise, it *all-reduces* buckets of gradients, and each rank keeps its part: `allreduce_and_scatter` in
 # `stage_1_and_2.py`; issues 5758 and 7059.)
-#
-# And one call of torch's does move states: before a checkpoint, for rank 0.
-
-# %%
-# %%ranks
-zero = kinds["DDP, torch's"][2]
-with wire.ledger() as log:
-    zero.consolidate_state_dict(to=0)
-
-# %% tags=["nbval-ignore-output"]
-log = ranks.pull("log")[0]
-print(log.summary())
-assert log.payload_bytes > state_bytes
-
-# %% [markdown]
-# The states of the other three ranks, to everybody, where a gather would do. Once per checkpoint, never in a step.
 
 # %% [markdown]
 # ## Recap
 #
-# Ψ parameters in fp32, AdamW, N ranks, f = (N−1)/N. ¹ With gradient accumulation, still once per step.
+# Ψ parameters in fp32, AdamW, N ranks, f = (N−1)/N.
 #
-# | | memory per rank | sent per rank and step¹ | messages | overlap |
+# | | memory per rank | sent per rank and step¹ | collectives | overlap |
 # |---|---|---|---|---|
 # | data parallelism | 4Ψ + 4Ψ + 8Ψ | 2f · 4Ψ | one per bucket | backward |
 # | by parameter, all-reduce | 4Ψ + 4Ψ + 8 · (the fullest rank's) | 3f · 4Ψ | + one per parameter | backward |
 # | by range, all-reduce | 4Ψ + 4Ψ + 8Ψ/N | 3f · 4Ψ | 2 | none here |
 # | by range, reduce-scatter | 4Ψ + 4Ψ + 8Ψ/N | 2f · 4Ψ | 2 | none here² |
 #
-# ² A bucket's reduce-scatter could leave during backward, as in chapter 04; chapter 07 lets it. Parameters could
-# be gathered while the next forward begins.
+# ¹ With gradient accumulation, still once per step. ² A bucket's reduce-scatter could leave during backward, as in
+# chapter 04; chapter 07 lets it. Parameters could be gathered while the next forward begins.
 
 # %% [markdown]
 # ## What is still wasted
