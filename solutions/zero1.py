@@ -31,7 +31,7 @@ def begin_all_gather(flat: torch.Tensor, own: torch.Tensor, group: dist.ProcessG
     Shapes: flat: [N · n], own: [n], which may be this rank's part of flat.
     Comm: an all_gather, by hand on gloo; (N−1)/N of flat's bytes sent per rank.
     """
-    if dist.get_backend(group) == "nccl":
+    if dist.get_backend(group) != "gloo":
         return all_gather_single(flat, own, group=group, async_op=True)
     rank, parts = dist.get_rank(group), list(flat.view(dist.get_world_size(group), -1))
     if parts[rank].data_ptr() != own.data_ptr():
@@ -47,7 +47,7 @@ def reduce_scatter_(flat: torch.Tensor, group: dist.ProcessGroup | None = None) 
     Comm: a reduce_scatter, by hand on gloo; (N−1)/N of flat's bytes sent per rank.
     """
     rank, parts = dist.get_rank(group), list(flat.view(dist.get_world_size(group), -1))
-    if dist.get_backend(group) == "nccl":
+    if dist.get_backend(group) != "gloo":
         reduce_scatter_single(parts[rank], flat, group=group)
         return parts[rank]
     for step in range(1, len(parts)):
