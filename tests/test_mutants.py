@@ -1,4 +1,7 @@
-"""Every wrong solution is rejected by the check that it names; every right one, written differently, passes."""
+"""Every wrong solution is rejected by the check that it names; every right one, written differently, passes.
+
+Our own solutions are tried by their notebooks, which run every check.
+"""
 
 import re
 from pathlib import Path
@@ -47,16 +50,6 @@ def test_the_named_check_catches_the_mutant(module, path):
 @pytest.mark.parametrize(("module", "path"), _files("variants"))
 def test_a_right_solution_written_differently_passes(module, path):
     failed = [verdict for verdict in run_file(module, path) if not verdict.passed]
-    assert not failed, "\n".join(f"{v.exercise} · {v.check}: {v.evidence}" for v in failed)
-
-
-@pytest.mark.parametrize("chapter", chapters(), ids=lambda chapter: chapter.name)
-def test_the_solution_passes_every_check(chapter, tmp_path):
-    """The module itself may not be the candidate (it is ours), so its text is."""
-    module = _module_of(chapter)
-    copy = tmp_path / "candidate.py"
-    copy.write_text((TESTS.parent / "solutions" / f"{module}.py").read_text())
-    failed = [verdict for verdict in run_file(module, copy) if not verdict.passed]
     assert not failed, "\n".join(f"{v.exercise} · {v.check}: {v.evidence}" for v in failed)
 
 
