@@ -70,10 +70,7 @@ class Layout:
 
     def new_flat(self) -> torch.Tensor:
         """Allocate zeros for all parameters, up to a multiple of the group's size."""
-        world_size, numel = (
-            dist.get_world_size(self.group),
-            sum(each.numel() for each in self.parameters),
-        )
+        numel, world_size = sum(p.numel() for p in self.parameters), dist.get_world_size(self.group)
         return self.parameters[0].new_zeros(-(-numel // world_size) * world_size)
 
     def slices_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
@@ -309,10 +306,13 @@ def part_of(home: FlatParameters, name: str, states: list[dict]):
     """
     values = [state.get(name) for state in states]
     pairs = zip(values, home.parameters, strict=True)
-    pairs = [(v, p) for v, p in pairs if v is not None]
-    misfits = [(v, p) for v, p in pairs if getattr(v, "shape", None) != p.shape]
-    first = pairs[0][0]
-    if name == "step" or (misfits and not any(getattr(v, "ndim", 0) for v, _ in pairs)):
+    known = [(value, parameter) for value, parameter in pairs if value is not None]
+    if not known:
+        return None  # as some versions of SGD save a momentum that they do not use
+    first = known[0][0]
+    misfits = [(v, p) for v, p in known if getattr(v, "shape", None) != p.shape]
+    # A parameter may be a single number, of the same shape as its step: that is told by its name.
+    if name == "step" or (misfits and not any(getattr(v, "ndim", 0) for v, _ in known)):
         return first.clone() if torch.is_tensor(first) else first
     if misfits:
         value, parameter = misfits[0]
