@@ -37,8 +37,8 @@ def stages(plans: dict[str, dict[str, float]], title: str = "", cards_gb: tuple[
         total_gb = sum(parts.values()) / 1e9
         cut = "… " if total_gb > edge_gb else ""
         fits = "" if any(total_gb <= card for card in cards_gb) else ", fits none"
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}  # a card's line may run through it
-        axes.text(left_gb + 0.01 * edge_gb, y, f"{cut}{_rounded(total_gb)}{fits}", va="center", bbox=box)
+        crossed = [card for card in cards_gb if 0 <= card - left_gb < 0.11 * edge_gb]  # its line, by the label
+        axes.text(max([left_gb, *crossed]) + 0.01 * edge_gb, y, f"{cut}{_rounded(total_gb)}{fits}", va="center")
     for card, line in zip(cards_gb, LINES[1:], strict=False):
         axes.axvline(card, color="black", linestyle=line, linewidth=1.3)
         axes.text(card, 1.0, f"{card} GB", transform=axes.get_xaxis_transform(), ha="center", va="bottom", size=9)

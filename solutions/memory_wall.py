@@ -1,6 +1,7 @@
 # Built by `make notebooks` from source/05_memory_wall/lab.py: edit that, not this.
 """The memory of one rank: counted, kept in mixed precision, and saved by computing activations again."""
 
+from collections.abc import Callable
 from itertools import combinations
 
 import torch
@@ -59,8 +60,9 @@ class MasterWeights(HoldsMasters):
                     self.step_one(parameter, group)
         return loss
 
+    # given, keep: torch's own rounds masters to the dtype of their parameters
     def load_state_dict(self, state_dict: dict) -> None:
-        """Take over what state_dict() gave. torch's own rounds masters to the dtype of their parameters."""
+        """Take over what state_dict() gave."""
         super().load_state_dict(state_dict)
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
@@ -91,14 +93,15 @@ class Recompute(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, module: nn.Module, count: int, *tensors: torch.Tensor) -> torch.Tensor:
+    def forward(ctx, module: Callable, count: int, *tensors: torch.Tensor) -> torch.Tensor:
         ctx.module, ctx.count, ctx.random = module, count, randomness()
         ctx.save_for_backward(*tensors)
         return module(*tensors[:count])  # autograd records nothing inside a function's forward
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> tuple:
-        if torch.is_grad_enabled():  # by create_graph=True, for gradients of these gradients
+        # given, keep: create_graph=True enables gradients here, for gradients of these gradients
+        if torch.is_grad_enabled():
             raise RuntimeError("a checkpointed module can be differentiated once only")
         inputs = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in ctx.saved_tensors[: ctx.count]]
         tensors = [*inputs, *ctx.saved_tensors[ctx.count :]]

@@ -9,7 +9,7 @@ from torch import nn
 from shared.checks.candidate import device_here
 from shared.checks.framework import Attempt
 from shared.checks.master_plans import OPTIMIZERS, Data, Plan, deal, draw
-from shared.checks.master_values import judge_steps
+from shared.checks.master_values import after_values, judge_steps
 
 SAVED_AFTER = 3  # of the steps
 HINT = (
@@ -54,6 +54,7 @@ def probe_resumed(master_weights, plan: Plan, data: Data) -> list[list[torch.Ten
     return steps
 
 
+@after_values
 def training_goes_on(attempt: Attempt) -> None:
     for plan in PLANS:
         data = draw(attempt.draw_seed(), plan.dtypes)

@@ -8,6 +8,7 @@ from torch import nn
 from shared.checks.candidate import device_here
 from shared.checks.compare import first_difference
 from shared.checks.framework import Attempt, Wrong
+from shared.checks.hints import begin_at, where_it_raises
 from shared.checks.master_plans import OPTIMIZERS, Data, Plan, draw, masters, run, without_masters
 
 # A dozen float32 operations on numbers of size 1, in another order or fused: each rounds by 6e-8. A master may then lie
@@ -15,7 +16,7 @@ from shared.checks.master_plans import OPTIMIZERS, Data, Plan, draw, masters, ru
 MARGIN = 2e-6
 
 VALUES = (
-    Plan("SGD", "SGD", hint="Look at: what is stepped, what is rounded, and which way does the copy go?"),
+    Plan("SGD", "SGD", hint="Look at: which tensors does inner step, what is rounded, and which way does the copy go?"),
     Plan("SGD with momentum", "SGD with momentum", hint="Look at: what must live from one step to the next?"),
     Plan("Adam", "Adam", hint="Look at: what must live from one step to the next?"),
     Plan("AdamW", "AdamW", hint="Look at: do the defaults reach the optimizer of each master?"),
@@ -61,6 +62,10 @@ SCHEDULES = (
 MISSING = Plan("AdamW, gradients of None here and there", "AdamW")
 SMALL = Plan("SGD, parameters of 1, every update 0.001", "SGD", ({"lr": 0.001},), dtypes=(torch.bfloat16,))
 SMALL_STEPS = 20
+BEGUN = {
+    "KeyError: '": "inner takes a state that is not empty for one that has begun. Look at: what does it find of a "
+    "master that it steps for the first time?"
+}
 
 
 def probe_masters(master_weights, plan: Plan, data: Data) -> dict:
@@ -125,21 +130,28 @@ def _judge_manners(rank: int, result: dict, plan: Plan) -> None:
 # -- the checks
 
 
+@where_it_raises(BEGUN)
 def parameters_are_rounded_masters(attempt: Attempt) -> None:
     for plan in VALUES:
         judge_plan(attempt, plan)
 
 
+after_values = begin_at(parameters_are_rounded_masters, "values")
+
+
+@after_values
 def groups_have_settings_of_their_own(attempt: Attempt) -> None:
     for plan in GROUPS:
         judge_plan(attempt, plan)
 
 
+@after_values
 def settings_are_those_of_now(attempt: Attempt) -> None:
     for plan in SCHEDULES:
         judge_plan(attempt, plan)
 
 
+@after_values
 def masters_move_where_parameters_would_not(attempt: Attempt) -> None:
     """bfloat16's neighbours of 1 are 0.0039 below and 0.0078 above: one update is lost, twenty are not."""
     sign = attempt.random.choice((-1.0, 1.0))
@@ -155,6 +167,7 @@ def masters_move_where_parameters_would_not(attempt: Attempt) -> None:
         judge_steps(rank, result["steps"], SMALL, data)
 
 
+@after_values
 def what_has_no_gradient_stays(attempt: Attempt) -> None:
     data = draw(attempt.draw_seed(), MISSING.dtypes, 0.5)
     for rank, result in enumerate(attempt.run(probe_masters, MISSING, data, context=MISSING.said)):
@@ -188,6 +201,7 @@ def probe_inside(master_weights, data: Data, lr: float) -> dict:
     return {"steps": steps, "defaults": sorted(inner.defaults)}
 
 
+@after_values
 def another_optimizer_may_hold_it(attempt: Attempt) -> None:
     data, lr = draw(attempt.draw_seed(), (torch.bfloat16,)), attempt.random.uniform(0.05, 0.1)
     context = "built on an empty tensor, its groups cleared, then given a group whose parameter is a view"
@@ -206,4 +220,5 @@ def another_optimizer_may_hold_it(attempt: Attempt) -> None:
             if not is_rounded(result["steps"][number], master):
                 difference = first_difference(result["steps"][number], master.bfloat16(), MARGIN)
                 said = f"{context}; after step {number + 1}: {difference}"
-                raise Wrong({rank: said}, "Look at: where are masters made, and how is a parameter written?")
+                hint = "Look at: where are masters made, when are settings read, and how is a parameter written?"
+                raise Wrong({rank: said}, hint)

@@ -5,6 +5,7 @@ counted by storage, so that it does not matter under which name a tensor is kept
 """
 
 from shared.checks import (
+    master_closure,
     master_memory,
     master_resumed,
     master_values,
@@ -30,6 +31,7 @@ MasterWeights.check("small updates", world_sizes=(1,))(master_values.masters_mov
 MasterWeights.check("no gradient", world_sizes=(1,))(master_values.what_has_no_gradient_stays)
 MasterWeights.check("groups", world_sizes=(1,))(master_values.groups_have_settings_of_their_own)
 MasterWeights.check("schedulers", world_sizes=(1,))(master_values.settings_are_those_of_now)
+MasterWeights.check("closure", world_sizes=(1,))(master_closure.a_closure_runs_first)
 MasterWeights.check("inside another", world_sizes=(1,))(master_values.another_optimizer_may_hold_it)
 MasterWeights.check("checkpoint", world_sizes=(1,))(master_resumed.training_goes_on)
 MasterWeights.check("memory", world_sizes=(1,))(master_memory.twelve_bytes_stay)

@@ -109,7 +109,7 @@ def as_few_as_possible(attempt: Attempt) -> None:
             said = f"{_said(saved, given)}, target_bytes {target}"
             if kind == "refused":
                 evidence = f"{said}: ValueError({found[:80]!r}); a choice of {len(fewest)} blocks does it"
-                hint = "Look at: is a peak of exactly target_bytes good enough, and which choices were tried?"
+                hint = "Look at: is a peak of exactly target_bytes good enough, and which choices were never tried?"
                 raise Wrong({rank: evidence}, hint)
             chosen = _as_choice(rank, found, len(saved), said)
             if peaks[chosen] > target:
@@ -117,7 +117,8 @@ def as_few_as_possible(attempt: Attempt) -> None:
                 raise Wrong({rank: evidence}, "Look at: when is the peak, with these blocks checkpointed?")
             if len(chosen) > len(fewest):
                 evidence = f"{said}: {chosen} are {len(chosen)} blocks; {len(fewest)} can do it"
-                raise Wrong({rank: evidence}, "Look at: which choices have been left out, and are they fewer blocks?")
+                hint = "What a block saves is not what the peak loses. Look at: which smaller choices were never tried?"
+                raise Wrong({rank: evidence}, hint)
 
 
 def _as_choice(rank: int, found, blocks: int, said: str) -> tuple[int, ...]:
@@ -141,4 +142,6 @@ def the_lowest_peak_is_told(attempt: Attempt) -> None:
                 raise Wrong({rank: f"{said}: {found}; expected a ValueError, no choice is below {lowest}"})
             if str(lowest) not in re.findall(r"\d+", re.sub(r"(?<=\d)[,_ '](?=\d{3})", "", found)):
                 evidence = f"{said}: ValueError({found[:90]!r}); expected the lowest peak, {lowest}, in its words"
-                raise Wrong({rank: evidence}, "Look at: of which choice is the number that it says?")
+                says_one = re.search(r"\d", found.replace(str(target), ""))
+                hint = "of which choice is the number that it says?" if says_one else "which number do its words lack?"
+                raise Wrong({rank: evidence}, f"Look at: {hint}")

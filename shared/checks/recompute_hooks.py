@@ -4,7 +4,9 @@ from shared.checks import recompute_models
 from shared.checks.candidate import device_here
 from shared.checks.compare import close, first_difference
 from shared.checks.framework import Attempt, Wrong
+from shared.checks.hints import begin_at
 from shared.checks.recompute_models import MODELS, draw_inputs, loss_of, named_parameters
+from shared.checks.recompute_values import gradients_are_those_without_it
 
 BACKWARDS = 2
 
@@ -26,6 +28,7 @@ def probe_hooks(checkpointed, name: str, seed: int, inputs: tuple) -> list[list[
     return rounds
 
 
+@begin_at(gradients_are_those_without_it, "values")
 def hooks_see_whole_gradients_once(attempt: Attempt) -> None:
     for name in MODELS:
         seed = attempt.draw_seed()

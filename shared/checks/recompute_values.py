@@ -10,9 +10,15 @@ from shared.checks import recompute_models
 from shared.checks.candidate import device_here
 from shared.checks.compare import close, first_difference
 from shared.checks.framework import Attempt, Wrong
+from shared.checks.hints import where_it_raises
 from shared.checks.recompute_models import MODELS, blocks_of, draw_inputs, loss_of, named_parameters
 
 ROUNDS = 2
+RAISED = {
+    "incorrect number of gradients": "Look at: backward gives back one value per argument of forward. Which are they?",
+    "not have been used in the graph": "Look at: what does autograd.grad do with a parameter that nothing uses?",
+    "through the graph a second time": "Look at: on which graph do the recomputed inputs hang?",
+}
 
 
 @contextlib.contextmanager
@@ -61,6 +67,7 @@ def plain(block: nn.Module) -> nn.Module:
     return block
 
 
+@where_it_raises(RAISED)
 def gradients_are_those_without_it(attempt: Attempt) -> None:
     for name in MODELS:
         seeds = [attempt.draw_seed() for _ in range(attempt.world_size)]
@@ -103,7 +110,7 @@ def _judge_values(rank: int, found: dict, want: dict, name: str) -> None:
 
 def _cause(came: torch.Tensor, expected: torch.Tensor, number: int) -> str:
     if close(came, 2 * expected):
-        return "It is exactly twice what it should be. Look at: who else adds to .grad?"
+        return "It is twice what it should be. Look at: who else adds to .grad, and on what do recomputed inputs hang?"
     if number == 1 and not came.any():
         return "It is all zeros. Look at: which of the inputs and parameters has a gradient of its own?"
     return "Look at: what is differentiated, with respect to what, and multiplied by which gradient?"

@@ -111,6 +111,8 @@ def _judge(rank: int, found: dict, module, optimizer, context: str) -> None:
 
 
 def _cause(component: str, came: int, module, optimizer) -> str:
+    if component == "parameters" and came == sum(each.nbytes for each in (*module.parameters(), *module.buffers())):
+        return "Look at: which of the tensors that were counted is no parameter?"
     listed = sum(each.nbytes for each in module.state_dict().values())  # a tied one twice, and buffers
     if came == listed != sum(parameter.nbytes for parameter in module.parameters()):
         return "Look at: what does state_dict() list twice, and what in it is no parameter?"

@@ -2,13 +2,13 @@
 # jupyter:
 #   course:
 #     module: memory_wall
-#     minutes: 65
+#     minutes: 75
 # ---
 
 # %% [markdown]
 # # Lab 05 · The memory wall
 #
-# **65 minutes, 13 points.** You count what a rank holds, train in mixed precision by hand, write activation
+# **75 minutes, 13 points.** You count what a rank holds, train in mixed precision by hand, write activation
 # checkpointing, and place checkpoints so that a model fits where it did not.
 #
 # Each exercise has a check. Bytes are counted exactly; times are never judged.
@@ -23,6 +23,7 @@ ranks.start(world_size=2)
 # %%ranks
 """The memory of one rank: counted, kept in mixed precision, and saved by computing activations again."""
 
+from collections.abc import Callable
 from itertools import combinations
 
 import torch
@@ -86,8 +87,18 @@ def model_state_bytes(module: nn.Module, optimizer: torch.optim.Optimizer) -> di
 # %% tags=["check"] grade_id="check-model-state-bytes" points=2
 check.model_state_bytes()
 
+# %%
+# %%ranks
+guessed = guessed_bytes(gpt, adamw)
+for name, counted in model_state_bytes(gpt, adamw).items():
+    print(f"{name}: guessed {guessed[name]:,} bytes, counted {counted:,}")
+
 # %% [markdown]
-# ## Exercise 5.2 · Master weights (20 min, 5 points)
+# `state_dict()` lists the output layer's weight, which is the token embedding's, a second time. The frozen embedding
+# has no gradient, and nothing is remembered of it. And a few bytes: AdamW counts the steps of each parameter.
+
+# %% [markdown]
+# ## Exercise 5.2 · Master weights (30 min, 5 points)
 #
 # In bfloat16 a number has 8 significant bits. What does a small update do to it?
 
@@ -110,7 +121,9 @@ print(f"1 + 1000 × 0.001 = {weight.item():.3f}")
 # parameter.copy_(master)
 # ```
 # - `self.state[parameter]` is a dict. Keep the master there, and what `inner` remembers of it between steps (which it
-#   has in `inner.state[master]`): then `state_dict()` finds both, and so will ZeRO-1. `load_state_dict` is given.
+#   has in `inner.state[master]`), side by side: `{"master": …, "exp_avg": …, "exp_avg_sq": …, "step": …}` for Adam.
+#   Then `state_dict()` finds all of it, and so will ZeRO-1; and `load_state_dict`, which is given, expects it so.
+# - A closure, if there is one, runs first, with gradients enabled. `step` gives back what it returns.
 # - Groups have settings of their own, and a scheduler changes them between steps: it writes to
 #   `self.param_groups[i]["lr"]`, and some write `betas` or `momentum` too.
 # - So settings that nobody gave must be there as well. A torch optimizer keeps its own in `.defaults`, which is what
@@ -176,8 +189,9 @@ class MasterWeights(HoldsMasters):
         return loss
         ### END SOLUTION
 
+    # given, keep: torch's own rounds masters to the dtype of their parameters
     def load_state_dict(self, state_dict: dict) -> None:
-        """Take over what state_dict() gave. torch's own rounds masters to the dtype of their parameters."""
+        """Take over what state_dict() gave."""
         super().load_state_dict(state_dict)
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
@@ -208,12 +222,19 @@ check.MasterWeights()
 # (`detach()`), and ask `torch.autograd.grad` for all gradients at once. (`.backward()` would write them into `.grad`
 # itself, and call hooks too early.)
 #
-# Inputs are tensors, and there is one output. `randomness()` and `replay(seen)` are given: what dropout dropped the
-# first time, it must drop again, and after that the generators go on from where backward found them. `Checkpointed`
-# is given too, and sees to autocast.
+# - `module` comes as a function of its inputs, not as an `nn.Module`: its parameters are among `tensors`, after the
+#   `count` inputs. Keep tensors with `ctx.save_for_backward`, and the rest on `ctx`.
+# - Backward returns one value per argument of forward: for `module` and `count` too, and theirs is None.
+# - An input that needed no gradient must not get one. A parameter that nothing uses is no error: `allow_unused=True`.
+# - Inputs are tensors, at least one, and there is one output.
+# - `randomness()` and `replay(seen)` are given: what dropout dropped the first time, it must drop again, and after that
+#   the generators go on from where backward found them.
+# - `Checkpointed` is given too. Backward runs when `with torch.autocast(…)` has been left, so it hands `module` over
+#   with the autocast of its forward around it.
 #
-# Target: the module runs twice per backward. A hook on a parameter is called once, when its gradient is complete, also
-# where somebody outside uses the parameter too.
+# Target: the module runs once in forward and once in backward. A hook that waits for the finished gradient
+# (`register_post_accumulate_grad_hook`, as in `OverlappedDDP`) is called once, also where somebody outside uses the
+# parameter too. (One of `register_hook` is called twice: `torch.autograd.grad` calls those as well.)
 
 
 # %% tags=["export"]
@@ -240,7 +261,7 @@ class Recompute(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, module: nn.Module, count: int, *tensors: torch.Tensor) -> torch.Tensor:
+    def forward(ctx, module: Callable, count: int, *tensors: torch.Tensor) -> torch.Tensor:
         ### BEGIN SOLUTION
         ctx.module, ctx.count, ctx.random = module, count, randomness()
         ctx.save_for_backward(*tensors)
@@ -249,7 +270,8 @@ class Recompute(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> tuple:
-        if torch.is_grad_enabled():  # by create_graph=True, for gradients of these gradients
+        # given, keep: create_graph=True enables gradients here, for gradients of these gradients
+        if torch.is_grad_enabled():
             raise RuntimeError("a checkpointed module can be differentiated once only")
         ### BEGIN SOLUTION
         inputs = [
@@ -304,6 +326,9 @@ check.Checkpointed()
 # peak = max(held)  # held[k]: in backward of block k
 # ```
 #
+# (Ours recomputes the output too, so all of `saved_bytes[k]` comes back beside the input. torch's, in the lesson, stops
+# before it: 15 of 16 parts.)
+#
 # **Predict.** Four equal blocks, and you may checkpoint one. Which one saves nothing at the peak?
 
 
@@ -325,6 +350,16 @@ def activation_peak_bytes(
 
 # %% tags=["check"] grade_id="check-activation-peak" points=1
 check.activation_peak_bytes()
+
+# %%
+# %%ranks
+print("no checkpoint:", activation_peak_bytes([160] * 4, [10] * 4, ()))
+for block in range(4):
+    print(f"block {block}:", activation_peak_bytes([160] * 4, [10] * 4, (block,)))
+
+# %% [markdown]
+# The last one saves nothing, it costs its input: backward begins with it, so all that it gave up is back while
+# everything below is still there.
 
 # %% [markdown]
 # `place_checkpoints` gives back the numbers of the blocks to checkpoint: as few as possible, so that the peak is at

@@ -80,7 +80,9 @@ end = held_after["step"]
 assert end.parameters_bytes == end.gradients_bytes == 4 * parameters
 assert 0 <= end.optimizer_bytes - 8 * parameters < 1000
 stays = (end.parameters_bytes + end.gradients_bytes + end.optimizer_bytes) / parameters
+at_peak = peak.held.total_bytes / parameters
 print(f"predicted {my_prediction:g}, measured {stays:.2f} bytes per parameter")
+print(f"at the peak, in {peak.phase}: {at_peak:.1f}")
 tables.Table(["bytes / Ψ", *names], rows)
 
 # %% tags=["nbval-ignore-output"]
@@ -89,7 +91,7 @@ plots.memory_over_step(peak.samples)
 # %% [markdown]
 # Three things come and stay: 4 + 4 + 8 = 16 bytes per parameter. (AdamW has a momentum and a variance for each, and a
 # step counter of 4 bytes for each *tensor*.) One comes and goes: the **activations**, what forward
-# keeps because backward will need it. They make the peak, and hang on the batch; the rest does not.
+# keeps because backward will need it. They make the peak, and depend on the batch; the rest does not.
 #
 # And N appears nowhere. So N ranks hold N times as much, of which one process would need one part:
 
@@ -103,7 +105,7 @@ for world_size in (4, 100):
 # %% [markdown]
 # Memory of data parallelism grows with the model, and not with the cluster: more ranks do not make room. This is the
 # wall. Before the ranks share anything out (chapter 06), what can one rank do alone? It can hold smaller numbers, and
-# it can hold fewer.
+# fewer of them.
 
 # %% [markdown]
 # ## Smaller numbers
@@ -139,13 +141,20 @@ my_prediction = 0.0
 # %%ranks
 pairs = zip(all_low.parameters(), before, strict=True)
 moved = sum(int((now != then).sum()) for now, then in pairs) / parameters
+limit = 512 * 1e-5
+sizes = torch.cat([each.flatten() for each in before]).float().abs()
+below = [(sizes < part).float().mean().item() for part in (limit / 2, limit)]
 
 # %% tags=["nbval-ignore-output"]
-moved = ranks.pull("moved")[0]
+moved, below = ranks.pull("moved")[0], ranks.pull("below")[0]
 print(f"predicted {my_prediction:.0%}, measured {moved:.0%}")
-assert moved < 0.5
+print(f"weights below half of 0.005: {below[0]:.0%}, below 0.005: {below[1]:.0%}")
+assert below[0] < moved < below[1] < 0.5
 
 # %% [markdown]
+# 1e−5 is the 512th part of 0.005. Above that no weight moves; below half of it nearly all do; between the two it
+# depends on the next power of 2. So the share that moves lies between those of the second line.
+#
 # The rest stands still, and will in every step that is no larger. So mixed precision *computes* in bfloat16 and
 # *remembers* in fp32 (Micikevicius et al. 2018, §3.1): each weight is the rounded copy of a **master**, and the
 # optimizer steps the master. By hand:
@@ -206,6 +215,16 @@ tables.Table(["", "parameters", "gradients", "optimizer", "in all"], rows)
 # From there comes a rule of thumb that circulates, "20 times the model size". It is 20 *bytes per parameter*: 10 times
 # a model in bfloat16, 5 times one in fp32.
 #
+# For the lab, where you write such an optimizer, look at one from inside. A group holds parameters and their settings;
+# `state` is a dict per parameter; `defaults` are the settings of a group that says nothing:
+
+# %% tags=["nbval-ignore-output"]
+# %%ranks
+print("group:", *adamw_masters.param_groups[0].keys())
+print("state:", *adamw_masters.state[masters[0]].keys())
+print("defaults:", *adamw_masters.defaults.keys())
+
+# %% [markdown]
 # So what does mixed precision save? Time, since matrix units are faster in 16 bits; half of the bytes on the wire; and
 # half of what forward keeps.
 
@@ -444,7 +463,9 @@ assert 0.05 < longer < 0.8
 # %% [markdown]
 # ## How large a model fits?
 #
-# Now the other way round: a card of M bytes, and 16 bytes per parameter. **Predict.** A thousand cards of 80 GB, plain
+# Now the other way round: a card of M bytes, and 16 bytes per parameter.
+#
+# **Predict.** A thousand cards of 80 GB, plain
 # data parallelism, no activations at all. How many billion parameters?
 
 # %%
@@ -464,10 +485,10 @@ print(f"predicted {my_prediction_billions:g}B, by formula {rows[1][1]}")
 tables.Table(["card", "data parallelism, any N", "ZeRO-1, N → ∞", "ZeRO-2, N → ∞"], rows)
 
 # %% [markdown]
-# M/16, however many cards. "Data parallelism works up to about 8B" means the largest card of the table, with nothing in
-# it but state. The other columns look ahead: chapters 06 to 08 share out the optimizer's state (ZeRO-1), the
-# gradients too (2), the parameters too (3). As long as each rank keeps 2 bytes per parameter whole, 80 GB end at 40B,
-# and "ZeRO-2 up to 70B" takes the largest card. Two published examples, per rank:
+# M/16, however many cards. You may read that data parallelism works up to about 8B: that is the largest card of the
+# table, with nothing in it but state. The other columns look ahead: chapters 06 to 08 share out the optimizer's state
+# (ZeRO-1), the gradients too (2), the parameters too (3). As long as each rank keeps 2 bytes per parameter whole, 80 GB
+# end at 40B. You may read of 70B under ZeRO-2: that takes the largest card. Two published examples, per rank:
 
 # %%
 published = {
@@ -487,11 +508,17 @@ tables.Table(["", "data parallelism", "ZeRO-1", "ZeRO-2", "ZeRO-3"], rows, note)
 # rank's share of the gradients, 17.5 GB. At 70B none of them fits 80 GB. And the "4 times" and "8 times" that ZeRO-1
 # and 2 are said to save are limits for N → ∞: divide along the rows.
 #
-# Last, activations and states together, for models with published shapes. **Predict.** From which stage on does
-# Llama-2 7B train on eight cards of 24 GB? (In JupyterLab you can choose another model, N, precision, micro-batch and
-# checkpointing.)
+# Last, activations and states together, for models with published shapes. Gathered, in the figure, are the layer that
+# computes and the next one, which a rank of ZeRO-3 holds whole for a moment. (In JupyterLab you can choose another
+# model, N, precision, micro-batch and checkpointing.)
+#
+# **Predict.** From which stage on does Llama-2 7B train on eight cards of 24 GB?
+
+# %%
+my_prediction = "ZeRO-?"
 
 # %% tags=["nbval-ignore-output"]
+print(f"predicted {my_prediction}")
 widgets.memory_planner("Llama-2 7B", ranks=8)
 
 # %% [markdown]

@@ -1,0 +1,11 @@
+"""Calls the closure and keeps its value to itself.
+
+caught by: MasterWeights · closure
+"""
+
+from solutions import memory_wall as right
+
+
+class MasterWeights(right.MasterWeights):
+    def step(self, closure=None):
+        super().step(closure)
