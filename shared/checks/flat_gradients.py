@@ -16,8 +16,14 @@ from shared.checks.sharded_wire import Flat, judge_rounds, refuse_messages
 from shared.checks.subgroups import SUBGROUPS, called_alone, join_subgroup
 from shared.checks.training import Draw
 
-WAYS = ("as reset() left them", "after model.zero_grad()", "after model.zero_grad(set_to_none=False)")
+WAYS = (
+    "as reset() left them",
+    "after model.zero_grad()",
+    "after model.zero_grad(set_to_none=False)",
+    "all None since backward()",
+)
 _LOOK_AT_NONE = "Look at: what is in the flat tensor where a parameter has no gradient this time?"
+_LOOK_AT_LEFT = "Look at: what is left in the slice of a gradient that is None?"
 
 
 @dataclass(frozen=True)
@@ -64,13 +70,15 @@ def probe_gradients(flat_gradients, how: Gradients, seed: int, x, y) -> list[dic
             "zeros": not any(bool(p.grad.any()) for p in parameters if p.grad is not None),
         }
         found["forgotten"] = home.shard.grad is None
-        if way != WAYS[0]:
+        if way in WAYS[1:3]:
             module.zero_grad(set_to_none=way == WAYS[1])
         twin = awkward.twin_of(how.model, module)
         twin.zero_grad()
         with tap.listening() as early:
             for each in (module, twin):
                 awkward.loss_of(each, x, y).backward()
+        for each in (module, twin) if way == WAYS[3] else ():
+            each.zero_grad()
         with tap.listening() as calls:
             gradients.reduce()
         mean = home.shard.grad.detach().cpu().clone()
@@ -160,6 +168,8 @@ def _cause(found: torch.Tensor, mean: torch.Tensor, place: int, own: torch.Tenso
         return "It is what this rank had before. Look at: where is the sum put?"
     if not found.any():
         return "It is all zeros. Look at: which tensor did backward() write into?"
+    if way == WAYS[3]:
+        return _LOOK_AT_LEFT
     return _LOOK_AT_NONE if way != WAYS[0] else "Look at: which gradient lies where in what is sent?"
 
 

@@ -14,6 +14,8 @@ from shared.checks.framework import Attempt, Wrong
 from shared.checks.sharded_wire import Flat, judge_rounds
 from shared.checks.subgroups import SUBGROUPS, called_alone, join_subgroup
 
+_LOOK_AT_VALUES = "Look at: who has put the parameters' values into flat?"
+
 
 @dataclass(frozen=True)
 class Shapes:
@@ -135,7 +137,9 @@ def parameters_lie_side_by_side(attempt: Attempt) -> None:
             flat = torch.cat([flat, flat.new_zeros(size * part - len(flat))])
             counted = torch.arange(len(flat))
             said = f"{shapes} on {size} rank{'s' if size > 1 else ''}"
-            _expect(rank, f"{said}: flat", result["flat"], flat, "Look at: how many numbers must every rank get?")
+            empty = result["flat"].shape == flat.shape and not result["flat"].any()
+            look = _LOOK_AT_VALUES if empty else "Look at: how many numbers must every rank get?"
+            _expect(rank, f"{said}: flat", result["flat"], flat, look)
             _expect(rank, f"{said}: new_flat()", result["fresh"], torch.zeros_like(flat), "")
             look = "Look at: where does the part of a rank begin, and where does it end?"
             _expect(rank, f"{said}: own(0, 1, 2, …)", result["own"], counted.view(size, part)[place], look)

@@ -1,6 +1,6 @@
 """Judging clip_grad_norm_: one norm over all ranks' parts, from one number of each."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -8,12 +8,21 @@ from shared.checks import awkward
 from shared.checks.compare import describe_calls, tolerance_of
 from shared.checks.framework import Attempt, Wrong
 from shared.checks.sharded_plan import Plan, layout_of
-from shared.checks.sharded_training import Causes, alone, judge_states, probe_sharded
+from shared.checks.sharded_training import LOOK_AT_STALE, Causes, alone, judge_states, probe_sharded
 from shared.checks.sharded_wire import judge_rounds
 from shared.checks.subgroups import SUBGROUPS, called_alone
 from shared.checks.training import Draw
 
 CLIPS, LEAVES = 0.05, 100.0  # the awkward models' gradients have norms between 0.3 and 10
+
+
+@dataclass
+class _Clipped(Causes):
+    norm: float  # before clipping
+
+    def of(self, *found) -> str:
+        below = "Look at: what becomes of gradients whose norm is below the bound?"
+        return below if self.norm <= self.plan.max_norm else super().of(*found)
 
 
 def _try(attempt: Attempt, plan: Plan) -> dict[int, dict]:
@@ -30,14 +39,16 @@ def _try(attempt: Attempt, plan: Plan) -> dict[int, dict]:
     for number, want in enumerate(reference.steps):
         steps = {rank: each["steps"][number] for rank, each in found.items()}
         said = f"{context}, step {number + 1}"
-        _judge_norms({rank: step["norm"] for rank, step in steps.items()}, want, said)
+        last_bound = plan.max_norm if number and "model" in plan.zero_grad else None
+        _judge_norms({rank: step["norm"] for rank, step in steps.items()}, want, said, last_bound)
         before = {rank: each["steps"][number - 1]["state"] if number else each["start"] for rank, each in found.items()}
         states = {rank: step["state"] for rank, step in steps.items()}
-        judge_states(states, want["state"], before, said, Causes(plan, draw, number))
+        judge_states(states, want["state"], before, said, _Clipped(plan, draw, number, want["norm"].item()))
     return found
 
 
-def _judge_norms(norms: dict[int, torch.Tensor], want: dict, said: str) -> None:
+def _judge_norms(norms: dict[int, torch.Tensor], want: dict, said: str, last_bound: float | None) -> None:
+    """last_bound: of a step before, whose mean may still be there."""
     size, norm = len(norms), want["norm"].item()
     close_enough = 10 * tolerance_of(want["state"].values()) * max(1.0, norm)
     wrong = {
@@ -52,6 +63,8 @@ def _judge_norms(norms: dict[int, torch.Tensor], want: dict, said: str) -> None:
             hint = "Each rank has a norm of its own. Look at: what must ranks tell each other, so that all have one?"
         elif size > 1 and abs(found[0] - size * norm) <= close_enough * size:
             hint = f"It is {size} times too large. Look at: is it the norm of the mean?"
+        elif last_bound is not None and abs(found[0] - last_bound) <= 1e-3 * last_bound:
+            hint = LOOK_AT_STALE
         raise Wrong(wrong, hint)
     if len({found.item() for found in norms.values()}) > 1:
         raise Wrong(f"{said}: ranks have norms that differ in the last digits", "Look at: who adds up, in which order?")

@@ -7,7 +7,7 @@ from shared.checks.candidate import device_here
 from shared.checks.compare import close, first_difference
 from shared.checks.framework import Attempt, Wrong
 from shared.checks.sharded_plan import Plan, Run
-from shared.checks.sharded_training import begin, judge_states, probe_sharded
+from shared.checks.sharded_training import LOOK_AT_STALE, begin, judge_states, probe_sharded
 from shared.checks.training import Draw
 
 
@@ -46,7 +46,8 @@ def used_up_gradients_are_refused(attempt: Attempt) -> None:
         alone.step(1, draw.x, draw.y)
         states, before = ({rank: each[what] for rank, each in enumerate(found)} for what in ("state", "before"))
         context = f"a step was refused; then {whose}.zero_grad(), backward() and step()"
-        judge_states(states, alone.steps[-1]["state"], before, context)
+        hint = LOOK_AT_STALE if whose == "model" else ""
+        judge_states(states, alone.steps[-1]["state"], before, context, hint=hint)
 
 
 def bf16_stays_bf16(attempt: Attempt) -> None:

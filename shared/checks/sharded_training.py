@@ -15,6 +15,7 @@ from shared.checks.subgroups import SUBGROUPS, called_alone, join_subgroup
 from shared.checks.training import Draw
 
 _LIBRARIES = ("torch.distributed.optim", "torch.distributed.fsdp", "torch.distributed._composable", "deepspeed")
+LOOK_AT_STALE = "Look at: model.zero_grad() does not call reset(): who forgets the last mean?"
 
 
 def begin(sharded, plan: Plan, module, group=None, loaded: dict | None = None) -> Run:
@@ -115,6 +116,8 @@ class Causes:
                 want = reference(other, self.draw, whose).steps[self.number]["state"][name]
                 if close(found, want, tolerance):
                     return hint
+        if "model" in plan.zero_grad and self.number:
+            return LOOK_AT_STALE
         if plan.late and self.number >= LATE_STEP:
             return "Look at: what must happen to parameters that join late, and happened to the others in __init__?"
         if plan.split or plan.scheduler:

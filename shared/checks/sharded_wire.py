@@ -17,6 +17,7 @@ _HINTS = {
     "all_gather": "Look at: is anything collected that everybody has, or that nobody but its owner needs?",
 }
 _LOOK_AT_BYTES = "Look at: which bytes must a rank send so that a part is complete, and which so that all have it?"
+_LOOK_AT_NOTHING = "Nothing is sent. Look at: which collective brings the others' numbers, and is it begun here?"
 _LOOK_AT_MESSAGES = "Look at: how many parameters travel in one message?"
 
 
@@ -71,7 +72,8 @@ def judge_rounds(calls: dict[int, list[tap.Call]], flats: list[Flat], rounds: in
             )
     if others and sum(sent.values()) < least * others - 1e-6:
         said = f"all ranks together send {sum(sent.values()):,.0f} bytes; a ring sends {least * others:,}"
-        raise Wrong(f"{context}: {said}", "Look at: is every number sent in its own dtype?")
+        hint = "Look at: is every number sent in its own dtype?"
+        raise Wrong(f"{context}: {said}", hint if any(sent.values()) else _LOOK_AT_NOTHING)
 
 
 def refuse_messages(calls: dict[int, list[tap.Call]], context: str) -> None:

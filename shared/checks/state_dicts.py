@@ -5,6 +5,9 @@ import torch
 from shared.checks.compare import close, first_difference
 from shared.checks.framework import Wrong
 
+_LOOK_AT_DTYPES = "Look at: which dtype has each entry, and which the tensors that it passes through?"
+_LOOK_AT_ORDER = "Look at: whose part is it, and in which order do parts lie?"
+
 
 def judge_state_dict(rank: int, found, want: dict, tolerance: float, context: str) -> None:
     """want: what a plain optimizer saves. tolerance: of the model's numbers. Raises: Wrong."""
@@ -33,7 +36,8 @@ def _judge_groups(rank: int, found: list[dict], want: list[dict], context: str) 
         for name in {**expected, **group}:
             if name not in group or name not in expected:
                 said = "missing" if name not in group else "there, and a plain optimizer has no such setting"
-                raise Wrong({rank: f"{context}: param_groups[{place}][{name!r}] is {said}"})
+                hint = "Look at: which settings has the inner optimizer that nobody gave?" if name not in group else ""
+                raise Wrong({rank: f"{context}: param_groups[{place}][{name!r}] is {said}"}, hint)
             if not same(group[name], expected[name], 1e-12):
                 said = f"is {group[name]}; expected {expected[name]}"
                 hint = "Look at: how are parameters numbered?" if name == "params" else ""
@@ -52,7 +56,12 @@ def _judge_value(rank: int, found, want, tolerance: float, said: str) -> None:
         raise Wrong({rank: f"{said} has the shape {list(found.shape)}; expected {list(want.shape)}"}, hint)
     if found.dtype != want.dtype or not close(found, want, tolerance):
         kind = f"is of {found.dtype}" if found.dtype != want.dtype else first_difference(found, want, tolerance)
-        raise Wrong({rank: f"{said}: {kind}"}, "Look at: whose part is it, and in which order do parts lie?")
+        raise Wrong({rank: f"{said}: {kind}"}, _LOOK_AT_DTYPES if _rounded(found, want) else _LOOK_AT_ORDER)
+
+
+def _rounded(found: torch.Tensor, want: torch.Tensor) -> bool:
+    """Has it been in another dtype, or is it still?"""
+    return found.dtype != want.dtype or torch.equal(found, want.bfloat16().to(want.dtype))
 
 
 def same(one, other, tolerance: float = 0.0) -> bool:

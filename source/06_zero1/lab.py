@@ -2,13 +2,13 @@
 # jupyter:
 #   course:
 #     module: zero1
-#     minutes: 75
+#     minutes: 95
 # ---
 
 # %% [markdown]
 # # Lab 06 · ZeRO-1
 #
-# **75 minutes, 16 points.** You build `ZeRO1`: an optimizer of which each rank keeps one N-th. It averages gradients,
+# **95 minutes, 16 points.** You build `ZeRO1`: an optimizer of which each rank keeps one N-th. It averages gradients,
 # steps the part that this rank owns, and hands the updated parameters around.
 #
 # Each exercise has a check. Times are never judged; bytes are, those held and those sent.
@@ -106,20 +106,21 @@ def reduce_scatter_(flat: torch.Tensor, group: dist.ProcessGroup | None = None) 
 # # parameters of 5, 4 and 2 numbers on 4 ranks: 11 numbers, filled up to 12
 # #   0 0 0 | 0 0 1 | 1 1 1 | 2 2 _
 # ```
-# Write `Layout` first, which only knows where everything lies. `FlatParameters(parameters, group)`, a `Layout`, moves
-# parameters, all of one dtype and device, into such a tensor. Every parameter stays the `nn.Parameter` it was, with its
-# shape and its values, and its memory becomes a *slice* of `flat` (assign to `parameter.data`). What is written into
-# `flat` is then what the model computes with.
+# `Layout` is given: it only knows where everything lies. `new_flat()` makes a flat tensor of zeros, `own(flat)` is this
+# rank's part of any such tensor, and `slices_of(flat)` the part of each parameter, in its shape. Both are views.
 #
-# - `own(flat)` is this rank's part of any flat tensor of this layout, `slices_of(flat)` the part of each parameter, in
-#   its shape. Both are views. `new_flat()` makes another flat tensor of the same layout, of zeros.
+# You write `FlatParameters(parameters, group)`, a `Layout`, which moves parameters, all of one dtype and device, into
+# such a tensor. Every parameter stays the `nn.Parameter` it was, with its shape and its values, and its memory becomes
+# a *slice* of `flat` (assign to `parameter.data`). What is written into `flat` is then what the model computes with.
+#
 # - `shard` is an `nn.Parameter`, this rank's part of `flat`: the one that an optimizer gets.
-# - `gather()` begins to collect every rank's shard into `flat`, and gives back the handle to wait on.
+# - `gather()` begins to collect every rank's shard into `flat`, and gives back the handle to wait on. It is
+#   `begin_all_gather`, given above, with this layout's tensors.
 #
 # Target: no second copy of the parameters stays, and a `gather()` sends no byte that is not a parameter or its filling.
 
 
-# %% tags=["exercise", "export"] grade_id="layout"
+# %% tags=["export"]
 # %%ranks
 class Layout:
     """Where each parameter lies in a flat tensor, and which part of that is this rank's: rank r owns the r-th N-th.
@@ -132,24 +133,18 @@ class Layout:
 
     def new_flat(self) -> torch.Tensor:
         """Allocate zeros for all parameters, up to a multiple of the group's size."""
-        ### BEGIN SOLUTION
         numel, world_size = sum(p.numel() for p in self.parameters), dist.get_world_size(self.group)
         return self.parameters[0].new_zeros(-(-numel // world_size) * world_size)
-        ### END SOLUTION
 
     def slices_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """View each parameter's part of flat in the parameter's shape."""
-        ### BEGIN SOLUTION
         sizes = [each.numel() for each in self.parameters]
         pieces = flat[: sum(sizes)].split(sizes)
         return [piece.view(each.shape) for piece, each in zip(pieces, self.parameters, strict=True)]
-        ### END SOLUTION
 
     def own(self, flat: torch.Tensor) -> torch.Tensor:
         """View this rank's part of flat."""
-        ### BEGIN SOLUTION
         return flat.view(dist.get_world_size(self.group), -1)[dist.get_rank(self.group)]
-        ### END SOLUTION
 
 
 # %% tags=["exercise", "export"] grade_id="flat-parameters"
@@ -204,8 +199,8 @@ check.FlatParameters()
 # - `reduce()` makes `home.shard.grad` the mean over the ranks of this rank's part. Called again before the next
 #   `reset()`, it does nothing: the mean is there.
 #
-# Somebody may have put another tensor, or None, into `.grad` since `reset()` (`model.zero_grad()` does). `reduce()`
-# brings such gradients home first, and None counts as zeros.
+# Somebody may have put another tensor, or None, into `.grad` since `reset()` (`model.zero_grad()` does, and may come
+# after `backward()`, too). `reduce()` brings such gradients home first, and None counts as zeros.
 #
 # `reduce_scatter_(flat, group)` is given above. It adds up *in place*: this rank's part of `flat` becomes the sum, and
 # the other parts are worth nothing any more.
@@ -266,17 +261,18 @@ class FlatGradients:
 check.FlatGradients()
 
 # %% [markdown]
-# ## Exercise 6.3 · The sharded optimizer (20 min, 4 points)
+# ## Exercise 6.3 · The sharded optimizer (30 min, 4 points)
 #
-# `ShardedOptimizer(params, optimizer_cls, group=None, **defaults)` is a torch optimizer that keeps an *inner* one, of
-# class `optimizer_cls`, on shards:
+# `ShardedOptimizer(params, optimizer_cls, group=None, **defaults)` is a torch optimizer that keeps another one,
+# `self.inner`, of class `optimizer_cls`, on shards. (That may be a torch class, or chapter 05's `MasterWeights`.)
 # ```python
 # reduce()                    # each rank: the mean gradient of its own part
 # inner.step()                # ... updates that part
 # gather()                    # everybody gets every part; the optimizer's state never travels
 # ```
 # - It begins, in `ShardedGroups`, with what `torch.optim.Optimizer` does: `__init__(params, defaults)` makes
-#   `self.param_groups`, and calls `add_param_group` for each group. Its defaults are the inner one's, betas and all.
+#   `self.param_groups`. `add_param_group` is called for each group, and later by anybody. The defaults are those of
+#   `self.inner`, betas and all.
 # - Each group has settings of its own, and a scheduler writes to `self.param_groups[i]["lr"]` between steps. The inner
 #   optimizer must hear of it.
 # - Parameters of one group may differ in dtype: `alike` is given. All ranks begin with the values of the group's
@@ -284,6 +280,9 @@ check.FlatGradients()
 # - `zero_grad()` and `step(closure=None)` as in torch. A `backward()` after `step()` without a `zero_grad()` between
 #   (the optimizer's or the model's) would add to gradients that are used up. The next `step()` refuses it with a
 #   `RuntimeError` that says what to call.
+# - `model.zero_grad()` does not call `reset()`: how can `step()` see it in `.grad`? (By default it sets `.grad` to
+#   None; with `set_to_none=False` it cannot be told from no `zero_grad` at all.) The refusal comes after `closure()`,
+#   which calls `zero_grad` itself.
 #
 # Target: with Adam and N ranks, 8/N bytes of state per parameter. Per step one reduce-scatter and one all-gather of
 # each flat tensor, and nothing new as large as all parameters.
@@ -413,7 +412,7 @@ print(f"{mine[0].item():.3f}, and should be {3 * (rank + 1) / norm_of_all:.3f}")
 # norm that was there before, a tensor, the same on all ranks, and does what
 # `torch.nn.utils.clip_grad_norm_(parameters, max_norm)` does in one process.
 #
-# Target: besides the reduce-scatters that `step()` then need not do again, one all-reduce of one number.
+# Target: besides the reduce-scatters, which `reduce()` of 6.2 already skips in `step()`, one all-reduce of one number.
 
 
 # %% tags=["exercise", "export"] grade_id="clips-gradients"
@@ -455,7 +454,7 @@ def clip_norm_(
 check.clip_grad_norm_()
 
 # %% [markdown]
-# ## Exercise 6.5 · A checkpoint that fits any number of ranks (15 min, 4 points)
+# ## Exercise 6.5 · A checkpoint that fits any number of ranks (25 min, 4 points)
 #
 # Each rank's state is one N-th. To go on with another number of ranks, or with a plain optimizer, a checkpoint must
 # have it whole, per parameter:
@@ -472,9 +471,13 @@ check.clip_grad_norm_()
 # The base class does what concerns `param_groups`: `super().state_dict()["param_groups"]` numbers the parameters, and
 # `super().load_state_dict({"state": {}, "param_groups": …})` takes settings over. What is in
 # `inner.state[shard]`? Tensors of the shard's shape, to be gathered, and others, such as Adam's `step`, that all
-# parameters share. (Give each parameter a copy of those: a plain Adam counts them up per parameter.)
+# parameters share. (Give each parameter a copy of those: a plain Adam counts them up per parameter.) Each entry keeps
+# its own dtype: masters are float32 beside parameters of bf16.
 #
-# `collect` is given, to bring a tensor's parts together. `part_of` does the reverse, with one entry of a state.
+# `collect` is given, to bring a tensor's parts together. `part_of` does the reverse, with one entry of a state. Gather
+# the states of a home's parameters, in order, then call `part_of` once per name. How is a shared entry told from one
+# per number? By its shape, which is not the parameter's; but a parameter may be a single number, too, and then only
+# the name `step` tells. What a rank keeps is its part, and no view of something larger.
 
 
 # %% tags=["export"]
