@@ -38,22 +38,7 @@ from shared.c10d import all_gather_single, reduce_scatter_single
 
 # %% tags=["export"]
 # %%ranks
-PIECE = 2**18  # elements of a message: where sums are made, what arrives needs no more room
-
-
-class Messages:
-    """Messages under way; sends and receives are pairs of a tensor and the other rank of the group."""
-
-    def __init__(self, sends: list[tuple], receives: list[tuple], group: dist.ProcessGroup | None):
-        receives = [
-            dist.P2POp(dist.irecv, each, group=group, group_peer=peer) for each, peer in receives
-        ]
-        sends = [dist.P2POp(dist.isend, each, group=group, group_peer=peer) for each, peer in sends]
-        self.handles = dist.batch_isend_irecv(receives + sends) if sends else []
-
-    def wait(self) -> None:
-        for handle in self.handles:
-            handle.wait()
+PIECE = 2**20  # elements that travel at a time: where sums are made, what arrives needs room
 
 
 # %% tags=["export"]
@@ -75,6 +60,12 @@ def begin_all_gather(flat: torch.Tensor, own: torch.Tensor, group: dist.ProcessG
     )
 
 
+def add_up(messages: Messages, arrived: torch.Tensor, mine: torch.Tensor) -> None:
+    messages.wait()
+    for part in arrived:
+        mine += part
+
+
 def reduce_scatter_(flat: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """Replace this rank's N-th of flat, in place, by its sum over the group's N ranks. → that N-th, a view
 
@@ -85,14 +76,18 @@ def reduce_scatter_(flat: torch.Tensor, group: dist.ProcessGroup | None = None) 
     if dist.get_backend(group) != "gloo":
         reduce_scatter_single(parts[rank], flat, group=group)
         return parts[rank]
-    for step in range(1, len(parts)):
-        target, source = (rank + step) % len(parts), (rank - step) % len(parts)
-        for outgoing, mine in zip(
-            parts[target].split(PIECE), parts[rank].split(PIECE), strict=True
-        ):
-            arrived = torch.empty_like(mine)
-            Messages([(outgoing, target)], [(arrived, source)], group).wait()
-            mine += arrived
+    others, under_way = [peer for peer in range(len(parts)) if peer != rank], []
+    for pieces in zip(*(part.split(PIECE // len(parts)) for part in parts), strict=True):
+        arrived = pieces[rank].new_empty(len(others), pieces[rank].numel())
+        sends, receives = (
+            [(pieces[peer], peer) for peer in others],
+            list(zip(arrived, others, strict=True)),
+        )
+        under_way.append((Messages(sends, receives, group), arrived, pieces[rank]))
+        if len(under_way) == 2:  # one piece travels while the one before is added up
+            add_up(*under_way.pop(0))
+    for each in under_way:
+        add_up(*each)
     return parts[rank]
 
 
