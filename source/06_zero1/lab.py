@@ -41,6 +41,21 @@ from shared.c10d import all_gather_single, reduce_scatter_single
 PIECE = 2**20  # elements that travel at a time: where sums are made, what arrives needs room
 
 
+class Messages:
+    """Messages under way; sends and receives are pairs of a tensor and the other rank of the group."""
+
+    def __init__(self, sends: list[tuple], receives: list[tuple], group: dist.ProcessGroup | None):
+        receives = [
+            dist.P2POp(dist.irecv, each, group=group, group_peer=peer) for each, peer in receives
+        ]
+        sends = [dist.P2POp(dist.isend, each, group=group, group_peer=peer) for each, peer in sends]
+        self.handles = dist.batch_isend_irecv(receives + sends) if sends else []
+
+    def wait(self) -> None:
+        for handle in self.handles:
+            handle.wait()
+
+
 # %% tags=["export"]
 # %%ranks
 def begin_all_gather(flat: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup | None = None):
@@ -79,10 +94,8 @@ def reduce_scatter_(flat: torch.Tensor, group: dist.ProcessGroup | None = None) 
     others, under_way = [peer for peer in range(len(parts)) if peer != rank], []
     for pieces in zip(*(part.split(PIECE // len(parts)) for part in parts), strict=True):
         arrived = pieces[rank].new_empty(len(others), pieces[rank].numel())
-        sends, receives = (
-            [(pieces[peer], peer) for peer in others],
-            list(zip(arrived, others, strict=True)),
-        )
+        sends = [(pieces[peer], peer) for peer in others]
+        receives = list(zip(arrived, others, strict=True))
         under_way.append((Messages(sends, receives, group), arrived, pieces[rank]))
         if len(under_way) == 2:  # one piece travels while the one before is added up
             add_up(*under_way.pop(0))
