@@ -58,8 +58,7 @@ class Bucket:
     def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None):
         self.parameters, self.group = parameters, group
         self.flat, self.slices = flat_and_slices(parameters)
-        # torch.div would make a tensor of a number in every call
-        self.divisor = torch.tensor(float(dist.get_world_size(group)))
+        self.divisor = torch.tensor(float(dist.get_world_size(group)))  # a number would become one in every call
         self.handle = None
 
     def pack(self, place: int) -> None:
@@ -72,8 +71,7 @@ class Bucket:
             piece.zero_()
         elif parameter.grad.requires_grad:
             raise RuntimeError(
-                "this gradient is part of a graph (backward(create_graph=True)), and a message is not: use the module "
-                "itself, and average by hand what you need"
+                "a gradient of backward(create_graph=True) is part of a graph, a message is not: use the module itself"
             )
         else:
             torch.div(parameter.grad, self.divisor, out=piece)
@@ -84,10 +82,7 @@ class Bucket:
         self.handle = dist.all_reduce(self.flat, group=self.group, async_op=True)
 
     def wait(self) -> None:
-        """Wait until what launch() began is done.
-
-        Raises: RuntimeError where nothing is under way.
-        """
+        """Wait until what launch() began is done. Raises: RuntimeError where nothing is under way."""
         if self.handle is None:
             raise RuntimeError("nothing is under way: launch() comes before wait()")
         self.handle.wait()

@@ -179,8 +179,9 @@ class Bucket:
         ### BEGIN SOLUTION
         self.parameters, self.group = parameters, group
         self.flat, self.slices = flat_and_slices(parameters)
-        # torch.div would make a tensor of a number in every call
-        self.divisor = torch.tensor(float(dist.get_world_size(group)))
+        self.divisor = torch.tensor(
+            float(dist.get_world_size(group))
+        )  # a number would become one in every call
         self.handle = None
         ### END SOLUTION
 
@@ -195,8 +196,7 @@ class Bucket:
             piece.zero_()
         elif parameter.grad.requires_grad:
             raise RuntimeError(
-                "this gradient is part of a graph (backward(create_graph=True)), and a message is not: use the module "
-                "itself, and average by hand what you need"
+                "a gradient of backward(create_graph=True) is part of a graph, a message is not: use the module itself"
             )
         else:
             torch.div(parameter.grad, self.divisor, out=piece)
@@ -210,10 +210,7 @@ class Bucket:
         ### END SOLUTION
 
     def wait(self) -> None:
-        """Wait until what launch() began is done.
-
-        Raises: RuntimeError where nothing is under way.
-        """
+        """Wait until what launch() began is done. Raises: RuntimeError where nothing is under way."""
         ### BEGIN SOLUTION
         if self.handle is None:
             raise RuntimeError("nothing is under way: launch() comes before wait()")

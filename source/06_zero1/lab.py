@@ -75,6 +75,8 @@ def begin_all_gather(flat: torch.Tensor, own: torch.Tensor, group: dist.ProcessG
     )
 
 
+# %% tags=["export"]
+# %%ranks
 def add_up(messages: Messages, arrived: torch.Tensor, mine: torch.Tensor) -> None:
     messages.wait()
     for part in arrived:
