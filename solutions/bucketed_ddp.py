@@ -58,7 +58,8 @@ class Bucket:
     def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None):
         self.parameters, self.group = parameters, group
         self.flat, self.slices = flat_and_slices(parameters)
-        self.divisor = torch.tensor(float(dist.get_world_size(group)))  # a number would become one in every call
+        # torch.div would make a tensor of a number in every call
+        self.divisor = torch.tensor(float(dist.get_world_size(group)))
         self.handle = None
 
     def pack(self, place: int) -> None:
@@ -70,9 +71,7 @@ class Bucket:
         if parameter.grad is None:
             piece.zero_()
         elif parameter.grad.requires_grad:
-            raise RuntimeError(
-                "a gradient of backward(create_graph=True) is part of a graph, a message is not: use the module itself"
-            )
+            raise RuntimeError("create_graph=True: messages have no graph; use the module itself")
         else:
             torch.div(parameter.grad, self.divisor, out=piece)
         parameter.grad = piece
