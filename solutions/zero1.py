@@ -329,9 +329,11 @@ def part_of(home: FlatParameters, name: str, states: list[dict]):
         shapes = f"{list(getattr(value, 'shape', []))}, the parameter {list(parameter.shape)}"
         raise ValueError(f"this state belongs to other parameters: {name} has the shape {shapes}")
     flat = home.new_flat().to(first.dtype)
-    for piece, value in zip(home.slices_of(flat), values, strict=True):
-        if value is not None:  # never stepped: zeros, as an optimizer begins with
+    for piece, value, parameter in zip(home.slices_of(flat), values, home.parameters, strict=True):
+        if value is not None:
             piece.copy_(value)
+        elif name == "master":  # never stepped: chapter 05's master is the parameter, all else begins with zeros
+            piece.copy_(parameter.detach())
     return home.own(flat).clone()
 
 

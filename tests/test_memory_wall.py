@@ -141,3 +141,23 @@ def test_checkpointed_refuses_gradients_of_gradients():
     x = torch.randn(2, 3, requires_grad=True)
     with pytest.raises(RuntimeError, match="differentiated once"):
         torch.autograd.grad(Checkpointed(torch.nn.Linear(3, 3))(x).sum(), x, create_graph=True)
+
+
+def resumed_where_one_had_no_gradient() -> list[torch.Tensor]:
+    """Load a state of masters in which the last parameter never had a gradient, and step. → before, after"""
+    weights = [torch.nn.Parameter(torch.full((5,), 0.5 + number, dtype=torch.bfloat16)) for number in range(2)]
+    plain = MasterWeights(weights, torch.optim.AdamW, lr=0.1)
+    weights[0].grad = torch.ones_like(weights[0])
+    plain.step()
+    masters = functools.partial(MasterWeights, optimizer_cls=torch.optim.AdamW)
+    sharded = ZeRO1(weights, masters, lr=0.1, weight_decay=0.0)
+    sharded.load_state_dict(plain.state_dict())
+    before = weights[1].detach().clone()
+    sharded.zero_grad()
+    sharded.step()
+    return [before, weights[1].detach().clone()]
+
+
+def test_a_master_that_was_never_made_is_its_parameter(world):
+    for before, after in ranks.run(resumed_where_one_had_no_gradient):
+        torch.testing.assert_close(after, before)
