@@ -1,6 +1,7 @@
 # Built by `make notebooks` from source/08_zero3/lab.py: edit that, not this.
 """ZeRO stage 3: each rank holds one N-th of everything, and gathers a unit's parameters while it computes with them."""
 
+import copy
 import enum
 from collections.abc import Iterable
 from functools import partial
@@ -9,6 +10,8 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.utils._pytree import tree_leaves
 
 from solutions.overlapped_ddp import LaunchQueue, on_gradients
@@ -124,6 +127,16 @@ def of_one_kind(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     return list(kinds.values())
 
 
+def _leave_out_whole_parameters(wrapper: nn.Module, state: dict, prefix: str, _metadata) -> None:
+    for name, _ in wrapper.module.named_parameters(remove_duplicate=False):
+        del state[f"{prefix}module.{name}"]
+
+
+def _miss_no_whole_parameters(wrapper: nn.Module, keys) -> None:
+    whole = {name for name, _ in wrapper.module.named_parameters("module", remove_duplicate=False)}
+    keys.missing_keys[:] = [key for key in keys.missing_keys if key not in whole]
+
+
 class GathersForForward(nn.Module):
     """Shards a module's parameters, and gathers those of each unit for its forward."""
 
@@ -151,9 +164,18 @@ class GathersForForward(nn.Module):
         for each, unit in self.units.items():
             each.register_forward_pre_hook(partial(self._before_forward, unit))
             each.register_forward_hook(partial(self._after_forward, unit))
+        self.register_state_dict_post_hook(_leave_out_whole_parameters)
+        self.register_load_state_dict_post_hook(_miss_no_whole_parameters)
 
     def forward(self, *inputs, **kwargs):
         return self.module(*inputs, **kwargs)
+
+    def __deepcopy__(self, memo: dict) -> nn.Module:
+        for part in self.parts:  # parameters without memory cannot be copied: they will be slices of the new flat
+            memo |= {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in part.parameters}
+        copied = memo[id(self)] = self.__class__.__new__(self.__class__)
+        copied.__setstate__(copy.deepcopy(self.__dict__, memo))
+        return copied
 
     def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True):
         """Name this rank's shards, which an optimizer gets."""
@@ -209,6 +231,10 @@ class ReducesGradients(GathersForForward):
             for place, parameter in enumerate(each.parameters)
         }
         on_gradients(list(self._place_of), self._on_gradient)
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        self._watch_gradients()  # deepcopy: hooks stay behind, with the original's parameters
 
     def forward(self, *inputs, **kwargs):
         if self.pending:
@@ -285,6 +311,29 @@ class LooksAhead(ReducesGradients):
                 unit.begin_gather()
 
 
+def as_dtensor(part: ShardedParameters, value: torch.Tensor) -> DTensor:
+    """Say of one N-th, laid out as part.shard is, where it belongs. The result is a view, without what fills up."""
+    numel = sum(each.numel() for each in part.parameters)
+    left = numel - dist.get_rank(part.group) * value.numel()
+    mesh = DeviceMesh.from_group(part.group or dist.group.WORLD, value.device.type)
+    used = value.detach()[: max(0, left)]
+    shape = {"shape": torch.Size([numel]), "stride": (1,)}
+    return DTensor.from_local(used, mesh, [Shard(0)], run_check=False, **shape)
+
+
+def begin_state(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer make its state before the first step, so that there is something to load into."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    optimizer.step()
+    optimizer.zero_grad()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
 class ZeRO3(LooksAhead):
     """ZeRO stage 3: train module with parameters, gradients and optimizer state shared out over the group's ranks.
 
@@ -331,3 +380,16 @@ class ZeRO3(LooksAhead):
             part.shard.copy_(part.own(flat))
         for buffer, value in given.items():
             buffer.copy_(value)
+
+    def sharded_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+        """View this rank's parts, and the optimizer's state of them, as torch.distributed.checkpoint saves and loads.
+
+        An optimizer that has not stepped has no state to load into: see begin_state().
+        """
+        state = {f"module.{name}": buffer for name, buffer in self.module.named_buffers()}
+        for number, part in enumerate(self.parts):
+            entries = {"shard": part.shard} | optimizer.state.get(part.shard, {})
+            for name, value in entries.items():
+                is_sharded = torch.is_tensor(value) and value.shape == part.shard.shape
+                state[f"{number}.{name}"] = as_dtensor(part, value) if is_sharded else value
+        return state

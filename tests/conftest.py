@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import signal
 import zlib
 
 import pytest
@@ -28,6 +29,13 @@ def pytest_xdist_make_scheduler(config, log):
             return f"{file} {zlib.crc32(nodeid.encode()) % PARTS}" if file.endswith(SPREAD) else file
 
     return ByFile(config, log)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heeds_ctrl_c():
+    """A shell lets what it starts in the background ignore Ctrl-C; tests of Ctrl-C need it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -286,3 +286,145 @@ class ZeRO2(OverlappedDDP):
 
 # %% tags=["check"] grade_id="check-zero2" points=5
 check.ZeRO2()
+
+# %% [markdown]
+# ## Break it: all-reduce, and keep a slice
+#
+# Code in circulation calls this ZeRO-2: all-reduce the bucket, then keep one's own part and let the rest go.
+
+
+# %%
+# %%ranks
+class AllReducingBucket(ShardedBucket):
+    def launch(self):
+        if self.before is not None:
+            self.before.wait()
+        handle = dist.all_reduce(self.flat, group=self.home.group, async_op=True)
+        flat = self.flat
+
+        def finish():
+            handle.wait()
+            return self.home.own(flat).clone()
+
+        self.finish = finish
+
+
+class AllReducingZeRO2(ZeRO2):
+    bucket_type = AllReducingBucket
+
+
+# %% [markdown]
+# **Predict.** Which of these differ from yours: the losses, the bytes sent, the gradients kept after backward?
+
+# %%
+prediction_what_differs = ""  # <- what do you expect?
+
+# %% [markdown]
+# ## Your figure, and torch's answer
+#
+# Both train beside a plain AdamW under torch's DDP, beside your `ZeRO1`, and beside torch's FSDP2. That one with
+# `reshard_after_forward=False`, which keeps gathered parameters until backward has used them, is the nearest that torch
+# has to ZeRO-2. Ranks compare notes no more: that costs messages.
+
+# %%
+# %%ranks
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from shared import agreement, memory, wire
+from shared.data import CharTokens
+from shared.models import GPTConfig, TinyGPT
+from solutions.manual_ddp import broadcast_state
+
+agreement.ignore()
+text = CharTokens()
+config = GPTConfig(vocab_size=text.vocab_size, layers=4, width=128)
+samples = text.windows(range(1000 * rank, 1000 * rank + 600, 100), length=64)
+inputs, targets = (tensor.to(device) for tensor in samples)
+adamw, settings = torch.optim.AdamW, {"lr": 3e-3}
+
+
+# %%
+# %%ranks
+def new_model():
+    model = TinyGPT(config).to(device)
+    broadcast_state(model)
+    return model
+
+
+def in_ddp():
+    model = DistributedDataParallel(new_model(), gradient_as_bucket_view=True)
+    return model, adamw(model.parameters(), **settings)
+
+
+def in_fsdp2():
+    model = new_model()
+    for each in (*model.blocks, model):
+        fully_shard(each, reshard_after_forward=False)
+    return model, adamw(model.parameters(), **settings)
+
+
+def in_zero2(kind):
+    model = kind(new_model(), adamw, bucket_cap_mb=0.25, **settings)
+    return model, model
+
+
+# %%
+# %%ranks
+def steps_of(model, optimizer, steps=4):
+    """→ last loss, ledger of the last step, memory at the peak of one more"""
+    for _ in range(steps):
+        optimizer.zero_grad()
+        with wire.ledger() as log:
+            loss = model(inputs, targets)
+            loss.backward()
+            optimizer.step()
+    optimizer.zero_grad()
+    with memory.peak(model, optimizer) as peak:
+        model(inputs, targets).backward()
+        optimizer.step()
+    return loss.item(), log, peak
+
+
+# %%
+# %%ranks
+alone = new_model()
+results = {
+    "DDP, AdamW": steps_of(*in_ddp()),
+    "your ZeRO1": steps_of(alone, ZeRO1(alone.parameters(), adamw, **settings)),
+    "all-reduce, then slice": steps_of(*in_zero2(AllReducingZeRO2)),
+    "your ZeRO2": steps_of(*in_zero2(ZeRO2)),
+    "FSDP2, kept": steps_of(*in_fsdp2()),
+}
+
+# %% tags=["nbval-ignore-output"]
+from shared import plots, tables
+
+results = ranks.pull("results")[0]
+losses = [loss for loss, _, _ in results.values()]
+assert max(losses) - min(losses) < 1e-3
+rows = [
+    [
+        name,
+        f"{loss:.4f}",
+        f"{log.messages}",
+        f"{log.sent_bytes / 1e6:.2f}",
+        f"{peak.peak_bytes / 1e6:.2f}",
+    ]
+    for name, (loss, log, peak) in results.items()
+]
+tables.Table(["", "loss", "messages", "must send, MB", "peak, MB"], rows, "rank 0, one step")
+
+# %% [markdown]
+# Slicing gives the right losses, and a third of its bytes were for nothing. (FSDP2 between steps holds its part of the
+# parameters only: that is chapter 08.) And when are gradients there? Your own step:
+
+# %% tags=["nbval-ignore-output"]
+plots.memory_over_step(results["your ZeRO2"][2].samples)
+
+# %% [markdown]
+# Buckets come and go while the activations shrink; a quarter of the gradients stays. The parameters are now the largest
+# part, and all four ranks hold all of them. Chapter 08 lets go of them, too.
+
+# %%
+ranks.stop()

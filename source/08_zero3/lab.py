@@ -2,13 +2,13 @@
 # jupyter:
 #   course:
 #     module: zero3
-#     minutes: 100
+#     minutes: 105
 # ---
 
 # %% [markdown]
 # # Lab 08 · ZeRO-3
 #
-# **100 minutes, 20 points.** You build `ZeRO3`: parameters live as shards, are gathered unit by unit while a unit
+# **105 minutes, 21 points.** You build `ZeRO3`: parameters live as shards, are gathered unit by unit while a unit
 # computes, and freed when it is done. It is what torch calls fully sharded data parallelism.
 #
 # Each exercise has a check. Times are never judged; bytes are, at every moment of a step.
@@ -23,6 +23,7 @@ ranks.start(world_size=4)
 # %%ranks
 """ZeRO stage 3: each rank holds one N-th of everything, and gathers a unit's parameters while it computes with them."""
 
+import copy
 import enum
 from collections.abc import Iterable
 from functools import partial
@@ -31,6 +32,8 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.utils._pytree import tree_leaves
 
 from solutions.overlapped_ddp import LaunchQueue, on_gradients
@@ -55,7 +58,8 @@ print(part[:3].tolist())
 
 # %% [markdown]
 # What autograd saves for backward is such a window, too. So a parameter may lose its memory after forward, and backward
-# does not notice, if the same values are in place again by then.
+# does not notice, if the same values are in place again by then. (torch does not look: what reads a tensor without
+# memory ends the process with a segmentation fault. If that happens to you, you are told, and get new ranks.)
 #
 # `ShardedParameters(parameters, group, compute_dtype)` is lab 06's `FlatParameters` with two differences. `shard`, the
 # `nn.Parameter` that an optimizer gets, has memory *of its own*, in the parameters' dtype. `flat`, of which the model's
@@ -255,6 +259,23 @@ def of_one_kind(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 # %% [markdown]
+# And two hooks, so that `state_dict()` is about this rank's shards, as `parameters()` is, and not about parameters that
+# have no memory.
+
+
+# %% tags=["export"]
+# %%ranks
+def _leave_out_whole_parameters(wrapper: nn.Module, state: dict, prefix: str, _metadata) -> None:
+    for name, _ in wrapper.module.named_parameters(remove_duplicate=False):
+        del state[f"{prefix}module.{name}"]
+
+
+def _miss_no_whole_parameters(wrapper: nn.Module, keys) -> None:
+    whole = {name for name, _ in wrapper.module.named_parameters("module", remove_duplicate=False)}
+    keys.missing_keys[:] = [key for key in keys.missing_keys if key not in whole]
+
+
+# %% [markdown]
 # ## Exercise 8.4 · Forward (15 min, 3 points)
 #
 # Hooks do the rest. `_before_forward` is called before a unit's forward, `_after_forward` after it, and `_called` is
@@ -299,9 +320,18 @@ class GathersForForward(nn.Module):
         for each, unit in self.units.items():
             each.register_forward_pre_hook(partial(self._before_forward, unit))
             each.register_forward_hook(partial(self._after_forward, unit))
+        self.register_state_dict_post_hook(_leave_out_whole_parameters)
+        self.register_load_state_dict_post_hook(_miss_no_whole_parameters)
 
     def forward(self, *inputs, **kwargs):
         return self.module(*inputs, **kwargs)
+
+    def __deepcopy__(self, memo: dict) -> nn.Module:
+        for part in self.parts:  # parameters without memory cannot be copied: they will be slices of the new flat
+            memo |= {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in part.parameters}
+        copied = memo[id(self)] = self.__class__.__new__(self.__class__)
+        copied.__setstate__(copy.deepcopy(self.__dict__, memo))
+        return copied
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
@@ -401,6 +431,10 @@ class ReducesGradients(GathersForForward):
             for place, parameter in enumerate(each.parameters)
         }
         on_gradients(list(self._place_of), self._on_gradient)
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        self._watch_gradients()  # deepcopy: hooks stay behind, with the original's parameters
 
     def forward(self, *inputs, **kwargs):
         ### BEGIN SOLUTION
@@ -511,7 +545,7 @@ class LooksAhead(ReducesGradients):
 check.LooksAhead()
 
 # %% [markdown]
-# ## Exercise 8.7 · Whole again (15 min, 2 points)
+# ## Exercise 8.7 · Whole again (20 min, 3 points)
 #
 # A checkpoint for any number of ranks, and for no wrapper at all, has each parameter whole, under the name that the
 # module gives it:
@@ -521,6 +555,42 @@ check.LooksAhead()
 # - `load_full_state_dict(state_dict)`: each rank is given a whole state, and keeps its part.
 #
 # `collect(part, group, None)` of lab 06 puts the parts of all ranks together.
+#
+# A state that is whole needs a rank with room for it. `torch.distributed.checkpoint` lets each rank write its own part,
+# and any other number of ranks read what it needs. It has to know where a part belongs: a `DTensor` says that.
+#
+# - `sharded_state_dict(optimizer)`: for every part, its shard, and the optimizer's state of it, as tensors that share
+#   memory with them: `torch.distributed.checkpoint.load` fills them in place. Filling at the end is not part of it, as
+#   it depends on the number of ranks. `as_dtensor(part, value)` is given.
+#
+# Names: `f"{number}.shard"` with the part's place in `self.parts`, and `f"{number}.{name}"` for an entry of
+# `optimizer.state[part.shard]`; entries of one number, such as Adam's `step`, are as they are; and `module.`… for each
+# of the module's buffers.
+
+
+# %% tags=["export"]
+# %%ranks
+def as_dtensor(part: ShardedParameters, value: torch.Tensor) -> DTensor:
+    """Say of one N-th, laid out as part.shard is, where it belongs. The result is a view, without what fills up."""
+    numel = sum(each.numel() for each in part.parameters)
+    left = numel - dist.get_rank(part.group) * value.numel()
+    mesh = DeviceMesh.from_group(part.group or dist.group.WORLD, value.device.type)
+    used = value.detach()[: max(0, left)]
+    shape = {"shape": torch.Size([numel]), "stride": (1,)}
+    return DTensor.from_local(used, mesh, [Shard(0)], run_check=False, **shape)
+
+
+def begin_state(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer make its state before the first step, so that there is something to load into."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    optimizer.step()
+    optimizer.zero_grad()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
 
 
 # %% tags=["exercise", "export"] grade_id="zero3"
@@ -578,12 +648,139 @@ class ZeRO3(LooksAhead):
             buffer.copy_(value)
         ### END SOLUTION
 
+    def sharded_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+        """View this rank's parts, and the optimizer's state of them, as torch.distributed.checkpoint saves and loads.
 
-# %% tags=["check"] grade_id="check-zero3" points=2
+        An optimizer that has not stepped has no state to load into: see begin_state().
+        """
+        ### BEGIN SOLUTION
+        state = {f"module.{name}": buffer for name, buffer in self.module.named_buffers()}
+        for number, part in enumerate(self.parts):
+            entries = {"shard": part.shard} | optimizer.state.get(part.shard, {})
+            for name, value in entries.items():
+                is_sharded = torch.is_tensor(value) and value.shape == part.shard.shape
+                state[f"{number}.{name}"] = as_dtensor(part, value) if is_sharded else value
+        return state
+        ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-zero3" points=3
 check.ZeRO3()
 
 # %% [markdown]
 # ## Break it: no units
 #
-# Code is in circulation that wraps a model and names no units. What does it gather? Try `ZeRO3(gpt, units=[])` beside
-# your default, and look at the parameters' peak.
+# Code in circulation wraps a model and names no units. Then there is one, the root. The same GPT both ways, beside your
+# `ZeRO2` and torch's FSDP2. Ranks compare notes no more: that costs messages.
+#
+# **Predict.** What is the peak of the parameters, with Ψ bytes of them in four blocks and a root?
+
+# %%
+prediction_peak_with_units = None  # <- as a part of Ψ
+prediction_peak_without = None  # <- as a part of Ψ
+
+# %%
+# %%ranks
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from shared import agreement, memory, wire
+from shared.data import CharTokens
+from shared.models import GPTConfig, TinyGPT
+from solutions.manual_ddp import broadcast_state
+from solutions.zero2 import ZeRO2
+
+agreement.ignore()
+text = CharTokens()
+config = GPTConfig(vocab_size=text.vocab_size, layers=4, width=128)
+samples = text.windows(range(1000 * rank, 1000 * rank + 600, 100), length=64)
+inputs, targets = (tensor.to(device) for tensor in samples)
+settings = {"lr": 3e-3}
+
+
+# %%
+# %%ranks
+def new_model():
+    model = TinyGPT(config).to(device)
+    broadcast_state(model)
+    return model
+
+
+def with_adamw(model):
+    return model, torch.optim.AdamW(model.parameters(), **settings)
+
+
+def in_zero2():
+    model = ZeRO2(new_model(), torch.optim.AdamW, bucket_cap_mb=0.25, **settings)
+    return model, model
+
+
+def in_fsdp2():
+    model = new_model()
+    for each in (*model.blocks, model):
+        fully_shard(each)
+    return with_adamw(model)
+
+
+# %%
+# %%ranks
+def steps_of(model, optimizer, steps=4):
+    """→ last loss, ledger of the last step, memory over one more"""
+
+    def step():
+        optimizer.zero_grad()
+        loss = model(inputs, targets)
+        loss.backward()
+        if hasattr(model, "finish_gradient_sync"):
+            model.finish_gradient_sync()
+        optimizer.step()
+        return loss.item()
+
+    for _ in range(steps):
+        with wire.ledger() as log:
+            loss = step()
+    with memory.peak(model, optimizer) as peak:
+        step()
+    return loss, log, peak
+
+
+# %%
+# %%ranks
+results = {
+    "DDP, AdamW": steps_of(*with_adamw(DistributedDataParallel(new_model()))),
+    "your ZeRO2": steps_of(*in_zero2()),
+    "your ZeRO3, units=[]": steps_of(*with_adamw(ZeRO3(new_model(), units=[]))),
+    "your ZeRO3": steps_of(*with_adamw(ZeRO3(new_model()))),
+    "FSDP2": steps_of(*in_fsdp2()),
+}
+
+# %% tags=["nbval-ignore-output"]
+from shared import plots, tables
+
+results = ranks.pull("results")[0]
+losses = [loss for loss, _, _ in results.values()]
+assert max(losses) - min(losses) < 1e-3
+rows = []
+for name, (loss, log, peak) in results.items():
+    most_bytes = max(sample.held.parameters_bytes for sample in peak.samples)
+    numbers = (log.sent_bytes, most_bytes, peak.peak_bytes)
+    rows.append([name, f"{loss:.4f}", *(f"{number / 1e6:.2f}" for number in numbers)])
+header = ["", "loss", "must send, MB", "parameters' peak, MB", "peak, MB"]
+tables.Table(header, rows, "rank 0, one step")
+
+# %% [markdown]
+# One unit is a right answer to every check of values, sends less, and saves nothing when it matters.
+# ## Your figure, and torch's answer
+#
+# With units, this is a step of yours:
+
+# %% tags=["nbval-ignore-output"]
+plots.memory_over_step(results["your ZeRO3"][2].samples)
+
+# %% [markdown]
+# Blocks come and go: in forward from first to last, in backward from last to first. What is left is what one rank has
+# to have: its part, the units it computes with, and the activations of its own micro-batch. To shrink those, turn to
+# checkpoints (chapter 05), or split the computation itself: tensor parallelism, chapter 10.
+
+# %%
+ranks.stop()
