@@ -673,7 +673,7 @@ check.ZeRO3()
 # Code in circulation wraps a model and names no units. Then there is one, the root. The same GPT both ways, beside your
 # `ZeRO2` and torch's FSDP2. Ranks compare notes no more: that costs messages.
 #
-# **Predict.** What is the peak of the parameters, with Ψ bytes of them in four blocks and a root?
+# **Predict.** What is the peak of the parameters, with Ψ bytes of them in eight blocks and a small root?
 
 # %%
 prediction_peak_with_units = None  # <- as a part of Ψ
@@ -692,8 +692,8 @@ from solutions.zero2 import ZeRO2
 
 agreement.ignore()
 text = CharTokens()
-config = GPTConfig(vocab_size=text.vocab_size, layers=4, width=128)
-samples = text.windows(range(1000 * rank, 1000 * rank + 600, 100), length=64)
+config = GPTConfig(vocab_size=text.vocab_size, layers=8, width=128)
+samples = text.windows(range(1000 * rank, 1000 * rank + 300, 100), length=32)
 inputs, targets = (tensor.to(device) for tensor in samples)
 settings = {"lr": 3e-3}
 
