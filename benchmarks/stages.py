@@ -1,0 +1,207 @@
+"""Train one model at ZeRO's stages 0 to 3, and draw what a rank holds, what it sends, and what a step takes.
+
+    python -m benchmarks.stages                                     # a table
+    python -m benchmarks.stages --figure source/images/stages.png   # the README's figure
+
+Bytes stand beside the formulas of `shared/formulas.py`. Times are each round's ratio to stage 0; the stages take turns.
+"""
+
+import argparse
+import contextlib
+import io
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from benchmarks import report
+from benchmarks.rungs import MODELS
+from shared import memory, ranks, rankside, wire
+from shared.formulas import FP32_ADAM, model_state_bytes, step_sent_bytes
+from solutions.overlapped_ddp import OverlappedDDP
+from solutions.zero1 import ZeRO1
+from solutions.zero2 import ZeRO2
+from solutions.zero3 import ZeRO3
+
+WORLD_SIZE, ROUNDS, WARM_UP_ROUNDS = 4, 30, 3
+STAGES = ("stage 0: OverlappedDDP", "stage 1: ZeRO1", "stage 2: ZeRO2", "stage 3: ZeRO3")
+STATE = ("parameters", "gradients", "optimizer")
+MB = 1e6
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a rank found out about one stage, or what the formulas say."""
+
+    held_mb: dict[str, float]  # between backward and step; "gathered" is what comes on top at the parameters' peak
+    sent_mb: float
+    ratios: list[float]  # a step's time over stage 0's, round by round
+
+
+# -- on a rank
+
+
+def built(stage: int, module: torch.nn.Module) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Wrap the module. → what to call, what to step"""
+    settings = {"lr": 1e-4}
+    if stage == 1:
+        return module, ZeRO1(module.parameters(), torch.optim.AdamW, **settings)
+    if stage == 2:
+        model = ZeRO2(module, torch.optim.AdamW, **settings)
+        return model, model
+    model = OverlappedDDP(module) if stage == 0 else ZeRO3(module)
+    return model, torch.optim.AdamW(model.parameters(), **settings)
+
+
+def backward_of(model, optimizer, inputs) -> Callable[[], None]:
+    finish = getattr(model, "finish_gradient_sync", getattr(optimizer, "reduce_gradients", None))
+
+    def backward() -> None:
+        optimizer.zero_grad()
+        model(*inputs).backward()
+        finish()
+
+    return backward
+
+
+def on_a_rank(rounds: int, warm_up_rounds: int = WARM_UP_ROUNDS) -> list[Found]:
+    """Measure every stage; runs on every rank."""
+    device, trained = torch.device(rankside.here.device), []
+    for stage in range(len(STAGES)):
+        module, inputs = MODELS["TinyGPT"]()
+        model, optimizer = built(stage, module.to(device))
+        trained.append((model, optimizer, backward_of(model, optimizer, [each.to(device) for each in inputs])))
+    took_s = [[] for _ in trained]
+    for number in range(rounds + warm_up_rounds):
+        for stage in random.Random(number).sample(range(len(trained)), len(trained)):
+            _, optimizer, backward = trained[stage]
+            dist.barrier()
+            began_s = time.perf_counter()
+            backward()
+            optimizer.step()
+            dist.barrier()  # a step lasts until its slowest rank is done
+            took_s[stage].append(time.perf_counter() - began_s)
+    ratios = [[mine / plain for mine, plain in zip(times, took_s[0], strict=True)] for times in took_s]
+    return [_bytes_of(*each, of_stage[warm_up_rounds:]) for each, of_stage in zip(trained, ratios, strict=True)]
+
+
+def _bytes_of(model, optimizer, backward, ratios: list[float]) -> Found:
+    with wire.ledger() as log:
+        backward()
+        optimizer.step()
+    with memory.peak(model, optimizer) as peak:
+        backward()
+        held = memory.held(model, optimizer)
+        optimizer.step()
+    held_mb = {name: held.by_component()[name] / MB for name in STATE}
+    most_mb = max(sample.held.parameters_bytes for sample in peak.samples) / MB
+    return Found(held_mb | {"gathered": most_mb - held_mb["parameters"]}, log.sent_bytes / MB, ratios)
+
+
+# -- what the formulas say
+
+
+def predicted(stage: int, world_size: int = WORLD_SIZE) -> Found:
+    with torch.device("meta"):
+        module, _ = MODELS["TinyGPT"]()
+    counts = {each: sum(p.numel() for p in each.parameters()) for each in (module, *module.blocks)}
+    whole, *blocks = counts.values()
+    held_mb = {}
+    for name in STATE:
+        alone = {"parameter": 0, "gradient": 0, "optimizer": 0} | {name.removesuffix("s"): 1}
+        each = type(FP32_ADAM)(**{what: alone[what] * getattr(FP32_ADAM, what) for what in alone})
+        held_mb[name] = model_state_bytes(whole, world_size, stage, each) / MB
+    root = whole - sum(blocks)
+    gathered = root + 2 * max(blocks) if stage == 3 else 0  # the one that computes, and the next
+    # The root is gathered once: it stays from forward to backward.
+    saved = root / whole * step_sent_bytes(whole, world_size, 2, 4) / 2 if stage == 3 else 0
+    held_mb["gathered"] = FP32_ADAM.parameter * gathered / MB
+    return Found(held_mb, (step_sent_bytes(whole, world_size, stage, FP32_ADAM.parameter) - saved) / MB, [])
+
+
+# -- what came of it
+
+
+def as_table(found: list[Found], formulas: list[Found]) -> str:
+    lines = [["", "held MB", "formula", "gathered MB", "formula", "sent MB", "formula", "time"]]
+    for name, mine, told in zip(STAGES, found, formulas, strict=True):
+        pairs = [(sum(each.held_mb[part] for part in STATE) for each in (mine, told))]
+        pairs += [(each.held_mb["gathered"] for each in (mine, told)), (mine.sent_mb, told.sent_mb)]
+        numbers = [f"{number:.1f}" for pair in pairs for number in pair]
+        lines.append([name, *numbers, f"{statistics.median(mine.ratios):.2f}"])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+
+
+def figure(found: list[Found], formulas: list[Found]):
+    """Draw memory, bytes sent and time side by side, a row per stage; under each bar of bytes, the formula's."""
+    import matplotlib.pyplot as plt
+
+    from shared.plots import COLOURS, HATCHES
+
+    drawing, panels = plt.subplots(
+        1, 3, figsize=(11.0, 3.2), sharey=True, width_ratios=(3, 1.3, 1.3), layout="constrained"
+    )
+    memory_axes, wire_axes, time_axes = panels
+    for row, (mine, told) in enumerate(zip(found, formulas, strict=True)):
+        for y, each, opacity, height in ((row - 0.16, mine, 1.0, 0.36), (row + 0.22, told, 0.45, 0.22)):
+            left = 0.0
+            for number, (name, held_mb) in enumerate(each.held_mb.items()):
+                style = {"facecolor": COLOURS[number], "hatch": HATCHES[number], "alpha": opacity}
+                label = name if row == 0 and each is mine else None
+                memory_axes.barh(y, held_mb, height, left=left, edgecolor="black", linewidth=0.6, label=label, **style)
+                left += held_mb
+            said = f" {left:.0f}" if each is mine else f" {left:.0f} by formula"
+            memory_axes.text(left, y, said, va="center", size=9 if each is mine else 7)
+            style = {"facecolor": COLOURS[5], "hatch": HATCHES[0], "alpha": opacity}
+            wire_axes.barh(y, each.sent_mb, height, edgecolor="black", linewidth=0.6, **style)
+            wire_axes.text(each.sent_mb, y, f" {each.sent_mb:.1f}", va="center", size=9 if each is mine else 7)
+        quartiles = statistics.quantiles(mine.ratios, n=4, method="inclusive")
+        time_axes.barh(row, quartiles[1], 0.5, facecolor="white", edgecolor="black", hatch=HATCHES[1], linewidth=0.6)
+        time_axes.plot([quartiles[0], quartiles[2]], [row, row], color="black", linewidth=2.0)
+        time_axes.text(max(quartiles), row, f"  {quartiles[1]:.2f}", va="center", size=9)
+    longest_mb = max(sum(each.held_mb.values()) for each in (*found, *formulas))
+    memory_axes.set(yticks=range(len(found)), yticklabels=STAGES, xlim=(0, 1.25 * longest_mb))
+    memory_axes.set(xlabel="MB", title="a rank's memory before the step, and what it gathers")
+    wire_axes.set(xlabel="MB", title="sent per step", xlim=(0, 1.35 * max(each.sent_mb for each in found)))
+    longest = max(max(statistics.quantiles(each.ratios, n=4, method="inclusive")) for each in found)
+    time_axes.set(xlabel="× stage 0, quartiles", title="time of a step", xlim=(0, 1.35 * longest))
+    memory_axes.invert_yaxis()
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+    drawing.legend(*memory_axes.get_legend_handles_labels(), frameon=False, ncols=4, loc="outside lower left")
+    plt.close(drawing)
+    return drawing
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Measure one model at ZeRO's stages 0 to 3.")
+    parser.add_argument("--figure", metavar="FILE.png", help="draw it there")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"rounds of steps ({ROUNDS})")
+    options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error(f"--rounds must be at least 2, got {options.rounds}")
+    found_on = report.machine()
+    from benchmarks.stages import on_a_rank  # as __main__'s, it would travel without this file's names
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        ranks.start(WORLD_SIZE, detect_mismatch=False)
+    try:
+        found = ranks.run(on_a_rank, options.rounds, timeout_s=600.0)[0]
+    finally:
+        ranks.stop()
+    formulas = [predicted(stage) for stage in range(len(STAGES))]
+    print("  ".join(f"{name} {value}" for name, value in found_on.items()))
+    print(as_table(found, formulas))
+    if options.figure:
+        figure(found, formulas).savefig(options.figure, dpi=150)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
