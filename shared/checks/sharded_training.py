@@ -25,13 +25,13 @@ def begin(sharded, plan: Plan, module, group=None, loaded: dict | None = None) -
     def make(params, cls, **settings):
         return sharded(params, cls, **settings, **further)
 
-    _refuse_libraries([sharded])
+    refuse_libraries([sharded])
     run = Run(module, make, plan, False, dist.get_rank(group), loaded)
-    _refuse_libraries(type(thing) for thing in memory._reached([run.optimizer]))
+    refuse_libraries(type(thing) for thing in memory._reached([run.optimizer]))
     return run
 
 
-def _refuse_libraries(types) -> None:
+def refuse_libraries(types) -> None:
     for each in types:
         library = [base for base in getattr(each, "__mro__", ()) if base.__module__.startswith(_LIBRARIES)]
         if library:
