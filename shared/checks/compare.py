@@ -33,6 +33,8 @@ def tolerance_of(tensors) -> float:
 
 
 def close(found: torch.Tensor, want: torch.Tensor, tolerance: float = RELATIVE_TOLERANCE) -> bool:
+    if want.dtype == torch.bool:  # a buffer
+        return torch.equal(found, want)
     scale = max(1.0, want.abs().max().item()) if want.numel() else 1.0
     return found.shape == want.shape and bool(((found.double() - want.double()).abs() <= tolerance * scale).all())
 
@@ -41,7 +43,7 @@ def first_difference(found: torch.Tensor, want: torch.Tensor, tolerance: float =
     """Say where two tensors differ first: `element 13 is 0.0, expected −0.41`."""
     if found.shape != want.shape:
         return f"the shape is {list(found.shape)}, expected {list(want.shape)}"
-    scale = max(1.0, want.abs().max().item())
+    scale = max(1.0, want.double().abs().max().item())
     off = (found.double() - want.double()).abs().flatten() > tolerance * scale
     if not off.any() and found.isfinite().all():
         return "equal"

@@ -25,7 +25,7 @@ class _Clipped(Causes):
         return below if self.norm <= self.plan.max_norm else super().of(*found)
 
 
-def _try(attempt: Attempt, plan: Plan) -> dict[int, dict]:
+def clip_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[int, dict]:
     """Train on fresh data. → by global rank, what was found
 
     Raises: Wrong unless norms and parameters, each step, are one process's.
@@ -33,7 +33,7 @@ def _try(attempt: Attempt, plan: Plan) -> dict[int, dict]:
     draw = Draw(attempt)
     members = SUBGROUPS[attempt.world_size] if plan.in_subgroup else list(range(attempt.world_size))
     context = f"{called_alone(attempt)}, {plan}" if plan.in_subgroup else str(plan)
-    results = attempt.run(probe_sharded, plan, per_rank=draw.per_rank, context=context)
+    results = attempt.run(probe, plan, per_rank=draw.per_rank, context=context)
     found = {rank: results[rank] for rank in members}
     reference = alone(plan, awkward.build(plan.model, draw.seeds[members[0]]), *draw.samples_of(members))
     for number, want in enumerate(reference.steps):
@@ -74,20 +74,20 @@ def clipping_equals_one_process(attempt: Attempt) -> None:
     plans = [Plan("TwoRoads", "SGD"), Plan("Mixed", "AdamW", split=True), Plan("Unused", "Hiker")]
     plans.append(Plan("Tied", "SGD", micro_batches=2, zero_grad=("model",)))
     for plan in plans if attempt.world_size in (1, 2) else attempt.random.sample(plans, 1):
-        _try(attempt, replace(plan, steps=3, max_norm=CLIPS))
+        clip_and_judge(attempt, replace(plan, steps=3, max_norm=CLIPS))
 
 
 def small_gradients_stay(attempt: Attempt) -> None:
-    _try(attempt, Plan("Plain", "SGD", steps=3, max_norm=LEAVES))
+    clip_and_judge(attempt, Plan("Plain", "SGD", steps=3, max_norm=LEAVES))
 
 
 def it_stays_inside_its_group(attempt: Attempt) -> None:
-    _try(attempt, Plan("Frozen", "SGD", steps=3, max_norm=CLIPS, in_subgroup=True))
+    clip_and_judge(attempt, Plan("Frozen", "SGD", steps=3, max_norm=CLIPS, in_subgroup=True))
 
 
 def one_number_more_travels(attempt: Attempt) -> None:
     for plan in (Plan("Plain", max_norm=CLIPS, steps=2), Plan("Mixed", max_norm=CLIPS, steps=2, split=True)):
-        found = _try(attempt, plan)
+        found = clip_and_judge(attempt, plan)
         for number in range(plan.steps):
             rest = {}
             for rank, result in found.items():

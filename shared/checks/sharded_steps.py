@@ -51,12 +51,18 @@ def used_up_gradients_are_refused(attempt: Attempt) -> None:
 
 
 def bf16_stays_bf16(attempt: Attempt) -> None:
+    judge_bf16(attempt, Plan("TwoRoads", "SGD", steps=2, dtype=torch.bfloat16))
+
+
+def judge_bf16(attempt: Attempt, plan: Plan, probe=probe_sharded) -> None:
     """Against float64 from the same start. A number of bf16 has 8 bits: each step rounds parameters by 2⁻⁹ of their
     size, and gradients by a few 2⁻⁹ of theirs, of which a tenth is taken. Summed instead of averaged, or of one rank
     alone, they are off by as much as themselves: some tenths.
+
+    Raises: Wrong.
     """
-    plan, draw = Plan("TwoRoads", "SGD", steps=2, dtype=torch.bfloat16), Draw(attempt)
-    found = attempt.run(probe_sharded, plan, per_rank=draw.per_rank)
+    draw = Draw(attempt)
+    found = attempt.run(probe, plan, per_rank=draw.per_rank)
     start = awkward.build(plan.model, draw.seeds[0], torch.bfloat16).double()
     alone = Run(start, lambda params, cls, **more: cls(params, **more), plan).train(draw.x, draw.y)
     for name, want in alone.steps[-1]["state"].items():

@@ -32,6 +32,7 @@ def begin(sharded, plan: Plan, module, group=None, loaded: dict | None = None) -
 
 
 def refuse_libraries(types) -> None:
+    """Raises: AssertionError where a library's class is among them."""
     for each in types:
         library = [base for base in getattr(each, "__mro__", ()) if base.__module__.startswith(_LIBRARIES)]
         if library:
@@ -62,15 +63,15 @@ def alone(plan: Plan, module, x, y, loaded: dict | None = None) -> Run:
     return Run(module, lambda params, cls, **settings: cls(params, **settings), plan, loaded=loaded).train(x, y)
 
 
-def train_and_judge(attempt: Attempt, plan: Plan) -> dict[int, dict]:
-    """Train on fresh data. → by global rank, what probe_sharded found
+def train_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[int, dict]:
+    """Train on fresh data. → by global rank, what the probe found
 
     Raises: Wrong unless every step leaves on every rank what one process gets.
     """
     draw = Draw(attempt)
     members = SUBGROUPS[attempt.world_size] if plan.in_subgroup else list(range(attempt.world_size))
     context = f"{called_alone(attempt)}, {plan}" if plan.in_subgroup else str(plan)
-    results = attempt.run(probe_sharded, plan, per_rank=draw.per_rank, context=context)
+    results = attempt.run(probe, plan, per_rank=draw.per_rank, context=context)
     found = {rank: results[rank] for rank in members}
     for number, want in enumerate(reference(plan, draw, members).steps):
         states = {rank: each["steps"][number]["state"] for rank, each in found.items()}

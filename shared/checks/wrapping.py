@@ -34,7 +34,7 @@ def probe_wrapping(wrapper, options: dict, overlaps: bool, seed: int, x) -> dict
     hooked = bool(seen)
     copied = copy.deepcopy(wrapped)
     other = wrapper(awkward.build("Plain", seed).to(device_here()), **options)  # two wrappers may live at once
-    copy_syncs = _syncs(copied, overlaps, x)
+    copy_syncs = _syncs(copied, overlaps, "optimizer_cls" in options, x)
     _finish_backward(other, x)
     other.zero_grad()
     original_left = all(p.grad is None for p in [*module.parameters(), *other.module.parameters()])
@@ -65,15 +65,16 @@ def _finish_backward(wrapped, x) -> None:
     wrapped.finish_gradient_sync()
 
 
-def _syncs(wrapped, overlaps: bool, x) -> bool:
-    """Does finish_gradient_sync() leave another gradient than this rank's own samples give?"""
+def _syncs(wrapped, overlaps: bool, shards: bool, x) -> bool:
+    """Does finish_gradient_sync() leave another gradient than this rank's own samples give, or, sharded, none?"""
     plain = awkward.twin_of("Buffered", wrapped.module) if overlaps else wrapped.module
     _loss_of(wrapped, x).backward()
     if overlaps:
         _loss_of(plain, x).backward()
     own = plain.second.weight.grad.clone()
     wrapped.finish_gradient_sync()
-    return not torch.equal(own, wrapped.module.second.weight.grad)
+    left = wrapped.module.second.weight.grad
+    return left is None if shards else not torch.equal(own, left)
 
 
 def judge_wrapping(attempt: Attempt, options: dict | None = None, overlaps: bool = False) -> None:

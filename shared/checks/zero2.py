@@ -1,0 +1,127 @@
+"""Checks for chapter 07: gradients that live from backward to their message, and an optimizer on one N-th.
+
+Nothing is judged by how long it took. Bytes are, held and sent, and which bucket had left when.
+"""
+
+import torch
+
+from shared.checks import (
+    awkward,
+    sharded_clip,
+    travelling_gradients,
+    travelling_memory,
+    travelling_sum,
+    zero2_lives,
+    zero2_memory,
+    zero2_order,
+    zero2_wire,
+)
+from shared.checks.framework import Attempt, Exercise, Wrong
+from shared.checks.sharded_steps import judge_bf16
+from shared.checks.wrapping import judge_wrapping
+from shared.checks.zero2_training import TINY_CAP_MB, Travel, probe_zero2, travel_and_judge
+
+begin_reduce_scatter = Exercise("7.1", "begin_reduce_scatter", optional=True)
+TravellingGradients = Exercise("7.2", "TravellingGradients", optional=True)
+ZeRO2 = Exercise("7.3", "ZeRO2")
+
+AWKWARD = ("Plain", "Tied", "Frozen", "Unused", "TwoRoads", "Scalar", "Buffered", "Strided", "Mixed", "Crowd")
+CLIPS = sharded_clip.CLIPS
+
+# -- 7.1 and 7.2
+
+begin_reduce_scatter.check("values")(travelling_sum.each_rank_gets_its_part_of_the_sum)
+begin_reduce_scatter.check("at once", world_sizes=(2, 3))(travelling_sum.the_call_comes_back_at_once)
+begin_reduce_scatter.check("wire", world_sizes=(3, 4))(travelling_sum.one_part_of_flat_is_sent_to_each)
+begin_reduce_scatter.check("memory", world_sizes=(4,))(travelling_sum.there_is_little_room_for_what_arrives)
+
+TravellingGradients.check("values")(travelling_gradients.each_shard_gets_its_part_of_the_mean)
+TravellingGradients.check("wire", world_sizes=(2, 3))(travelling_gradients.one_message_per_launch)
+TravellingGradients.check("before", world_sizes=(2,))(travelling_gradients.the_one_before_has_arrived)
+TravellingGradients.check("at once", world_sizes=(2, 3))(travelling_gradients.launch_waits_for_nobody)
+TravellingGradients.check("memory", world_sizes=(4,))(travelling_memory.nothing_but_a_part_stays)
+TravellingGradients.check("refusals", world_sizes=(1,))(travelling_gradients.gradients_with_a_graph_are_refused)
+
+
+# -- 7.3
+
+
+@ZeRO2.check("same start", world_sizes=(2, 3))
+def ranks_start_equal(attempt: Attempt) -> None:
+    for model in ("Frozen", "Buffered", "Mixed"):
+        found = travel_and_judge(attempt, Travel(model, steps=0))
+        for rank, result in found.items():
+            for name, want in found[0]["start"].items():
+                if not torch.equal(result["start"][name], want):
+                    said = f"{awkward.said(model)}: when it is wrapped, {name} is not what rank 0 has"
+                    raise Wrong({rank: said}, "Look at: what else than trainable parameters does a module hold?")
+
+
+@ZeRO2.check("values")
+def training_equals_one_process(attempt: Attempt) -> None:
+    some = {1: 2, 2: len(AWKWARD), 3: 3, 4: 3}[attempt.world_size]
+    for number, model in enumerate(attempt.random.sample(AWKWARD, some)):
+        travel_and_judge(attempt, Travel(model, ("AdamW", "SGD", "Hiker")[number % 3]))
+    travel_and_judge(attempt, Travel("Plain", "SGD", bucket_cap_mb=25.0))
+
+
+@ZeRO2.check("accumulation", world_sizes=(1, 2, 3))
+def both_ways_of_accumulating_are_equal(attempt: Attempt) -> None:
+    for sends_each in (False, True):
+        for model in ("TwoRoads", "Tied"):
+            plan = Travel(model, "SGD", micro_batches=3, sends_each=sends_each)
+            travel_and_judge(attempt, plan)
+
+
+@ZeRO2.check("loops", world_sizes=(1, 3))
+def loops_of_every_kind(attempt: Attempt) -> None:
+    travel_and_judge(attempt, Travel("Unused", "AdamW", finishes=False, zero_grad=("optimizer", "keeping")))
+    travel_and_judge(attempt, Travel("TwoRoads", "SGD", micro_batches=2, finishes=False))
+    zero2_lives.zero_grad_forgets_all(attempt)
+    if attempt.world_size > 1:
+        idle = attempt.random.randrange(1, 5), attempt.random.randrange(attempt.world_size)
+        travel_and_judge(attempt, Travel("Plain", idle=idle, finishes=attempt.random.random() < 0.5))
+
+
+@ZeRO2.check("clip", world_sizes=(1, 2, 3))
+def clipping_equals_one_process(attempt: Attempt) -> None:
+    for plan in (
+        Travel("TwoRoads", "SGD", steps=3, max_norm=CLIPS),
+        Travel("Mixed", "AdamW", steps=2, max_norm=CLIPS, micro_batches=2, sends_each=True),
+        Travel("Plain", "SGD", steps=2, max_norm=sharded_clip.LEAVES, finishes=False),
+    ):
+        sharded_clip.clip_and_judge(attempt, plan, probe_zero2)
+    if attempt.world_size > 1:
+        zero2_wire.clipping_sends_one_number_more(attempt)
+
+
+ZeRO2.check("wire", world_sizes=(2, 3, 4))(zero2_wire.each_backward_sends_once)
+ZeRO2.check("micro-batches", world_sizes=(2, 4))(zero2_wire.micro_batches_send_or_are_silent)
+ZeRO2.check("launch order", world_sizes=(2, 3))(zero2_order.every_rank_launches_in_one_order)
+ZeRO2.check("overlap", world_sizes=(2, 4))(zero2_order.full_buckets_leave_while_backward_goes_on)
+ZeRO2.check("goes on", world_sizes=(2, 3))(zero2_order.backward_goes_on_while_a_bucket_travels)
+ZeRO2.check("refusals", world_sizes=(1, 2))(zero2_lives.what_cannot_be_right_is_refused)
+ZeRO2.check("memory", world_sizes=(2, 4))(zero2_memory.each_rank_holds_its_part)
+ZeRO2.check("peak", world_sizes=(2, 4))(zero2_memory.backward_holds_three_buckets)
+ZeRO2.check("lives", world_sizes=(1, 2))(zero2_lives.copies_and_originals_live_their_own_lives)
+ZeRO2.check("state", world_sizes=(1, 3))(zero2_lives.both_states_are_plain)
+
+
+@ZeRO2.check("group", world_sizes=(3, 4))
+def it_stays_inside_its_group(attempt: Attempt) -> None:
+    travel_and_judge(attempt, Travel("TwoRoads", in_subgroup=True))
+    travel_and_judge(attempt, Travel("Buffered", "SGD", in_subgroup=True))
+    sharded_clip.clip_and_judge(
+        attempt, Travel("Frozen", "SGD", steps=2, max_norm=CLIPS, in_subgroup=True), probe_zero2
+    )
+
+
+@ZeRO2.check("bf16", world_sizes=(2, 4))
+def bf16_stays_bf16(attempt: Attempt) -> None:
+    judge_bf16(attempt, Travel("TwoRoads", "SGD", steps=2, dtype=torch.bfloat16), probe_zero2)
+
+
+@ZeRO2.check("wraps", world_sizes=(2,))
+def it_behaves_like_its_module(attempt: Attempt) -> None:
+    options = {"optimizer_cls": torch.optim.SGD, "lr": 0.1, "bucket_cap_mb": TINY_CAP_MB}
+    judge_wrapping(attempt, options, overlaps=True)

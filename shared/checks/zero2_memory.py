@@ -1,0 +1,123 @@
+"""How much a rank holds with ZeRO2: at rest, between backward and step, and at every moment of a backward.
+
+Two counts, because each sees what the other does not. Between calls, every tensor that lives on this rank is added up,
+in whichever attribute, closure or list it is kept. During backward, every storage is followed that an operator makes.
+"""
+
+import contextlib
+import time
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from shared import memory
+from shared.checks import awkward
+from shared.checks.buckets import MB
+from shared.checks.candidate import device_here
+from shared.checks.footprint import living_bytes
+from shared.checks.framework import Attempt, Wrong
+from shared.checks.overlap_models import Chain
+
+LAYERS, WIDTH, SAMPLES = 48, 64, 2
+WIDTHS = (awkward.INPUTS, *[WIDTH] * LAYERS, awkward.OUTPUTS)
+LAYER_BYTES = 4 * (WIDTH + 1) * WIDTH
+CAP_BYTES = 4 * LAYER_BYTES
+SLACK = 1.01  # fillings, Adam's counts of steps, inputs
+_SETTLES_WITHIN_S = 1.0  # gloo's threads let go of a message's tensor a little after it is done
+TRIES = 3  # for that reason, of a peak the least of three
+REST, REDUCED = "after zero_grad()", "after finish_gradient_sync()"
+
+
+def numbers() -> int:
+    return sum((before + 1) * after for before, after in pairwise(WIDTHS))
+
+
+def probe_memory(zero2, most_bytes: dict[str, float] | None, seed: int) -> dict:
+    """Train with Adam. → bytes held by the moment and by component
+
+    most_bytes: by the moment; None: → what came at the peak of each backward, instead
+    """
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(SAMPLES, awkward.INPUTS, generator=draw).to(device_here())
+    y = torch.randn(SAMPLES, awkward.OUTPUTS, generator=draw).to(device_here())
+    before_bytes, found = living_bytes(), {"held": {}, "peaks": []}
+    module = Chain(WIDTHS).to(device_here())
+    wrapped = zero2(module, torch.optim.Adam, bucket_cap_mb=CAP_BYTES / MB, lr=0.01)
+
+    def note(when: str) -> None:
+        began_s, held_bytes = time.perf_counter(), living_bytes() - before_bytes
+        while held_bytes > most_bytes[when] and time.perf_counter() - began_s < _SETTLES_WITHIN_S:
+            time.sleep(0.01)
+            held_bytes = min(held_bytes, living_bytes() - before_bytes)
+        found["held"][when] = held_bytes
+
+    def backward() -> None:
+        nn.functional.mse_loss(wrapped(x), y).backward()
+        wrapped.finish_gradient_sync()
+
+    for _ in range(TRIES if most_bytes is None else 1):
+        with memory.peak(wrapped, wrapped) if most_bytes is None else contextlib.nullcontext() as peak:
+            backward()
+        if most_bytes is None:
+            came = [sample.held.total_bytes - sample.held.activations_bytes for sample in peak.samples]
+            found["peaks"].append(max(came) - came[0])
+        wrapped.step()
+        wrapped.zero_grad()
+    if most_bytes is None:
+        return found
+    backward()
+    note(REDUCED)
+    wrapped.step()
+    wrapped.zero_grad()
+    note(REST)
+    found["parts"] = memory.held(wrapped, wrapped).by_component()
+    return found
+
+
+def _seeds(attempt: Attempt) -> list[tuple[int]]:
+    return [(attempt.draw_seed(),) for _ in range(attempt.world_size)]
+
+
+def each_rank_holds_its_part(attempt: Attempt) -> None:
+    rest = numbers() * (4 + 8 / attempt.world_size)
+    expected = {REST: rest, REDUCED: rest + 4 * numbers() / attempt.world_size}
+    most = {when: SLACK * nbytes for when, nbytes in expected.items()}
+    found = attempt.run(probe_memory, most, per_rank=_seeds(attempt))
+    said = f"{numbers():,} parameters of float32, Adam, {attempt.world_size} ranks"
+    for rank, result in enumerate(found):
+        state_bytes = 8 * numbers() / attempt.world_size
+        parts = ", ".join(f"{name} {held:,}" for name, held in result["parts"].items() if held)
+        if result["parts"]["optimizer"] > SLACK * state_bytes:
+            evidence = f"the optimizer holds {result['parts']['optimizer']:,} bytes; expected {state_bytes:,.0f}"
+            raise Wrong({rank: f"{said}: {evidence}"}, "Look at: which parameters is the inner optimizer given?")
+        for when in (REST, REDUCED):
+            if (held_bytes := result["held"][when]) > most[when]:
+                evidence = f"{when}, {held_bytes:,} bytes are held; expected {expected[when]:,.0f}"
+                raise Wrong({rank: f"{said}: {evidence}. Of what can be named at rest: {parts}"}, _why(when, result))
+        if result["held"][REST] < expected[REST] / SLACK:
+            evidence = f"{result['held'][REST]:,} bytes are in tensors; parameters and state are {expected[REST]:,.0f}"
+            raise Wrong({rank: f"{said}: {evidence}"}, "Look at: where is this rank's part of the optimizer's state?")
+
+
+def _why(when: str, result: dict) -> str:
+    if when == REST and result["parts"]["gradients"]:
+        return "Look at: which gradients are there after zero_grad(), and who still needs them?"
+    if when == REDUCED:
+        return "Look at: what is left of a bucket when its sum has arrived, and is it a view of something larger?"
+    return "Look at: what is a second copy of, and who keeps it?"
+
+
+def backward_holds_three_buckets(attempt: Attempt) -> None:
+    """Besides this rank's part: the bucket that travels, room for what arrives, the bucket that fills, one gradient."""
+    most = SLACK * (4 * numbers() / attempt.world_size + 3 * CAP_BYTES + LAYER_BYTES)
+    found = attempt.run(probe_memory, None, per_rank=_seeds(attempt))
+    for rank, result in enumerate(found):
+        if (peak_bytes := min(result["peaks"])) > most:
+            buckets = -(-4 * numbers() // CAP_BYTES)
+            said = f"{buckets} buckets of {CAP_BYTES:,} bytes on {attempt.world_size} ranks: at its peak backward holds"
+            part = f"{4 * numbers() // attempt.world_size:,}"
+            raise Wrong(
+                {rank: f"{said} {peak_bytes:,} bytes more than before it; expected {part}, and three buckets"},
+                "Look at: which gradients and flat tensors are alive at that moment, and which of them are needed?",
+            )

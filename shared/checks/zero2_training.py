@@ -1,0 +1,115 @@
+"""ZeRO2 trained on ranks, micro-batch by micro-batch, and what a plain optimizer in one process gets from all the data.
+
+The plan, the loop in one process and the words for what went wrong are those of chapter 06.
+"""
+
+import contextlib
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from shared import memory, tap
+from shared.checks import awkward
+from shared.checks.buckets import MB, plan
+from shared.checks.candidate import device_here
+from shared.checks.framework import Attempt
+from shared.checks.sharded_plan import Plan, Run
+from shared.checks.sharded_training import refuse_libraries, train_and_judge
+from shared.checks.sharded_wire import Flat
+from shared.checks.subgroups import join_subgroup
+
+TINY_CAP_MB = 200 / MB  # the awkward models have some 600 bytes
+
+
+@dataclass(frozen=True)
+class Travel(Plan):
+    """What is trained with ZeRO2, and how."""
+
+    bucket_cap_mb: float = TINY_CAP_MB
+    sends_each: bool = False  # every micro-batch sends; otherwise all but the last are inside no_sync()
+    finishes: bool = True  # or does step() have to?
+
+    def __str__(self) -> str:
+        said = super().__str__()
+        if self.micro_batches > 1:
+            said += ", finish_gradient_sync() after each" if self.sends_each else ", all but the last in no_sync()"
+        return said if self.finishes else f"{said}, without finish_gradient_sync()"
+
+    def buckets(self) -> list[Flat]:
+        parameters = awkward.build(self.model, 0, self.dtype).parameters()
+        buckets = plan(parameters, self.bucket_cap_mb)
+        return [Flat(sum(p.numel() for p in each), each[0].dtype.itemsize) for each in buckets]
+
+
+class TravelRun(Run):
+    """One training on a rank: `optimizer` is the wrapper. place: of this rank in its group."""
+
+    def __init__(self, zero2, module, plan: Travel, place: int = 0, group=None):
+        further = {} if group is None else {"group": group}
+
+        def wrap(_, cls, **settings):
+            return zero2(module, cls, bucket_cap_mb=plan.bucket_cap_mb, **settings, **further)
+
+        super().__init__(module, wrap, plan, alone=False, off=place)
+
+    def step(self, number: int, x, y) -> None:
+        done = {"clip": [], "norm": None, "silent": [], "sent": [], "loss": None}
+        with tap.listening() as done["zero_grad"]:
+            if number:
+                self._forget(number)
+        x, y, _ = self._at_work(number, x, y)
+        parts = list(zip(x.chunk(self.plan.micro_batches), y.chunk(self.plan.micro_batches), strict=True))
+        for part in parts:
+            self._micro_batch(part, len(parts), is_last=part is parts[-1], done=done)
+        if self.plan.max_norm is not None:
+            with tap.listening() as done["clip"]:
+                done["norm"] = self._clip().detach().cpu().clone()
+        with tap.listening() as done["step"]:
+            self.optimizer.step()
+        self.steps.append(done | {"state": awkward.state_of(self.module)})
+
+    def _forget(self, number: int) -> None:
+        whose = self.plan.zero_grad[number % len(self.plan.zero_grad)]
+        self.optimizer.zero_grad(**({"set_to_none": False} if whose == "keeping" else {}))
+
+    def _micro_batch(self, part: tuple, many: int, is_last: bool, done: dict) -> None:
+        is_silent = not is_last and not self.plan.sends_each
+        with self.optimizer.no_sync() if is_silent else contextlib.nullcontext(), tap.listening() as calls:
+            if len(part[0]):
+                (awkward.loss_of(self.optimizer, *part) / many).backward()
+        if self.plan.sends_each or (self.plan.finishes and not is_silent):
+            with tap.listening() as finishing:
+                self.optimizer.finish_gradient_sync()
+            calls += finishing
+        done["silent" if is_silent else "sent"].append(calls)
+
+
+def begin(zero2, plan: Travel, module, group=None) -> TravelRun:
+    """Wrap a module on this rank. Raises: AssertionError where a library does the work."""
+    refuse_libraries([zero2])
+    run = TravelRun(zero2, module, plan, dist.get_rank(group), group)
+    reached = memory._reached([run.optimizer])
+    refuse_libraries([type(thing) for thing in reached])
+    return run
+
+
+def probe_zero2(zero2, plan: Travel, seed: int, x, y) -> dict:
+    """→ the state the ranks begin with, and what each step did"""
+    group, member = join_subgroup(plan.in_subgroup)
+    if not member:
+        return {"outside": True}
+    module = awkward.build(plan.model, seed, plan.dtype).to(device_here())
+    own = {id(p) for p in module.parameters()}
+    run = begin(zero2, plan, module, group)
+    start = awkward.state_of(module)
+    run.train(x.to(device_here(), plan.dtype), y.to(device_here(), plan.dtype))
+    left = {id(p) for p in run.optimizer.parameters()} == own == {id(p) for p in module.parameters()}
+    return {"start": start, "steps": run.steps, "building": run.building, "left": left}
+
+
+def travel_and_judge(attempt: Attempt, plan: Travel) -> dict[int, dict]:
+    """Train on fresh data. → by global rank, what probe_zero2 found
+
+    Raises: Wrong unless every step leaves on every rank what one process gets.
+    """
+    return train_and_judge(attempt, plan, probe_zero2)
