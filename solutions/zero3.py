@@ -290,7 +290,11 @@ class LooksAhead(ReducesGradients):
 
     def forward(self, *inputs, **kwargs):
         self.expected, self.called = self.called, []
-        return super().forward(*inputs, **kwargs)
+        output = super().forward(*inputs, **kwargs)
+        if not torch.is_grad_enabled():
+            for unit in self.units.values():
+                unit.reshard()  # what was expected, and not called
+        return output
 
     def _before_forward(self, unit: Unit, module: nn.Module, inputs: tuple) -> None:
         super()._before_forward(unit, module, inputs)
@@ -303,7 +307,8 @@ class LooksAhead(ReducesGradients):
         super()._before_backward(unit, call, gradient)
         if unit is not self.root:
             backwards = self.called[::-1]
-            self._begin_to_gather(backwards[backwards.index(unit) + 1 :])
+            following = backwards[backwards.index(unit) + 1 :]
+            self._begin_to_gather([each for each in following if each.open])
 
     def _begin_to_gather(self, following: list[Unit]) -> None:
         for unit in following[: self.prefetch]:

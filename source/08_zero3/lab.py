@@ -502,7 +502,7 @@ check.ReducesGradients()
 #
 # Which one is next? `called` lists the units of this forward, without the root, in the order of their calls, and
 # `expected` those of the forward before. As long as the two agree, look at what was called next then. In backward, go
-# through `called` from its end.
+# through `called` from its end; a unit that is not `open` backward will not reach, as nothing before it is trainable.
 
 
 # %% tags=["exercise", "export"] grade_id="looks-ahead"
@@ -516,7 +516,11 @@ class LooksAhead(ReducesGradients):
 
     def forward(self, *inputs, **kwargs):
         self.expected, self.called = self.called, []
-        return super().forward(*inputs, **kwargs)
+        output = super().forward(*inputs, **kwargs)
+        if not torch.is_grad_enabled():
+            for unit in self.units.values():
+                unit.reshard()  # what was expected, and not called
+        return output
 
     def _before_forward(self, unit: Unit, module: nn.Module, inputs: tuple) -> None:
         ### BEGIN SOLUTION
@@ -532,7 +536,8 @@ class LooksAhead(ReducesGradients):
         super()._before_backward(unit, call, gradient)
         if unit is not self.root:
             backwards = self.called[::-1]
-            self._begin_to_gather(backwards[backwards.index(unit) + 1 :])
+            following = backwards[backwards.index(unit) + 1 :]
+            self._begin_to_gather([each for each in following if each.open])
 
     def _begin_to_gather(self, following: list[Unit]) -> None:
         for unit in following[: self.prefetch]:
