@@ -31,9 +31,7 @@ def begin_reduce_scatter(flat: torch.Tensor, group: dist.ProcessGroup | None = N
 
     def finish() -> torch.Tensor:
         handle.wait()
-        for part in arrived:
-            own.add_(part)
-        return own.clone()  # a view would keep all of flat alive
+        return sum(arrived, start=own) if len(arrived) else own.clone()  # a view keeps flat alive
 
     return finish
 
@@ -48,6 +46,7 @@ class TravellingGradients:
 
     def __init__(self, home: FlatParameters):
         self.home, self.parameters = home, home.parameters
+        self.world_size = dist.get_world_size(home.group)
         self.flat = self.slices = self.finish = None
 
     def pack(self, place: int) -> None:
@@ -63,7 +62,7 @@ class TravellingGradients:
             return
         if parameter.grad.requires_grad:
             raise RuntimeError("this gradient is part of a graph (backward(create_graph=True)), and a message is not")
-        self.slices[place].copy_(parameter.grad)
+        torch.div(parameter.grad, self.world_size, out=self.slices[place])
         parameter.grad = None
 
     def launch(self) -> None:
@@ -77,7 +76,7 @@ class TravellingGradients:
         if self.finish is None:
             return
         shard = self.home.shard
-        mean = self.finish().to(shard.dtype).div_(dist.get_world_size(self.home.group))
+        mean = self.finish().to(shard.dtype)
         shard.grad = mean if shard.grad is None else shard.grad.add_(mean)
         self.flat = self.slices = self.finish = None
 
