@@ -1,0 +1,31 @@
+"""Collectives that were made of messages, put together again on a timeline.
+
+Over gloo an all-gather by hand is 2(N−1) sends and receives. `plots.timeline` gives each a row of its own.
+"""
+
+from dataclasses import replace
+
+from shared.timeline import COMMUNICATION, Timeline
+
+
+def bundled(line: Timeline, messages: int) -> Timeline:
+    """Copy a timeline in which so many messages, launched one after the other, are one span, and time begins at 0."""
+    sent = [span for span in line.spans if span.lane == COMMUNICATION]  # in the order in which they were launched
+    together = [sent[place : place + messages] for place in range(0, len(sent), messages)]
+    whole = [
+        replace(
+            spans[0],
+            name=f"{number}",
+            ended_s=max(span.ended_s for span in spans),
+            payload_bytes=sum(span.payload_bytes for span in spans),
+        )
+        for number, spans in enumerate(together, 1)
+    ]
+    rest = [span for span in line.spans if span.lane != COMMUNICATION]
+    start_s = line.began_s
+    spans = [
+        replace(span, began_s=span.began_s - start_s, ended_s=span.ended_s - start_s)
+        for span in sorted(rest + whole, key=lambda span: span.began_s)
+    ]
+    waits = [(began - start_s, ended - start_s) for began, ended in line.waits]
+    return replace(line, spans=spans, waits=waits, began_s=0.0, ended_s=line.ended_s - start_s)

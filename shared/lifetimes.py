@@ -1,0 +1,89 @@
+"""When the parameters of each unit have memory: looked at after every operator of a step.
+
+    with lifetimes.follow(look) as life:        # look() → {name of a unit: (state, bytes)}
+        model(inputs).backward()
+    life.peak_bytes, life.gathers("block 0")
+
+Operators, unlike milliseconds, are as many in every run. Figure: `lifetime_plots.lifetimes`.
+"""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Look = Callable[[], dict[str, tuple[str, int]]]
+
+
+@dataclass
+class Span:
+    """A unit in one state, from one operator to before another."""
+
+    state: str
+    nbytes: int
+    began: int
+    ended: int
+
+
+@dataclass
+class Lifetimes:
+    """What each unit held, while it was followed."""
+
+    spans: dict[str, list[Span]] = field(default_factory=dict)
+    operators: int = 0
+    backward: tuple[int, int] | None = None  # its first operator, and the first after it
+
+    @property
+    def total_bytes(self) -> list[int]:
+        """All units together, after each operator."""
+        totals = [0] * self.operators
+        for span in (span for spans in self.spans.values() for span in spans):
+            for at in range(span.began, span.ended):
+                totals[at] += span.nbytes
+        return totals
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self.total_bytes, default=0)
+
+    def gathers(self, unit: str) -> int:
+        """How often a unit was given memory."""
+        held = [0, *(span.nbytes for span in self.spans[unit])]
+        return sum(before == 0 < now for before, now in pairwise(held))
+
+    def note(self, looked: dict[str, tuple[str, int]]) -> None:
+        """Add what was seen after one more operator."""
+        if torch._C._current_graph_task_id() != -1:
+            first, _ = self.backward or (self.operators, None)
+            self.backward = first, self.operators + 1
+        for name, (state, nbytes) in looked.items():
+            spans = self.spans.setdefault(name, [])
+            if not spans or (spans[-1].state, spans[-1].nbytes) != (state, nbytes):
+                spans.append(Span(state, nbytes, self.operators, self.operators))
+            spans[-1].ended = self.operators + 1
+        self.operators += 1
+
+
+@contextlib.contextmanager
+def follow(look: Look):
+    """Look at the units after each operator of the block. → Lifetimes
+
+    look: must not read what has no memory; a storage can be asked for its nbytes() at any time.
+    """
+    life = Lifetimes()
+    with _AfterEachOperator(lambda: life.note(look())):
+        yield life
+
+
+class _AfterEachOperator(TorchDispatchMode):
+    def __init__(self, call: Callable[[], None]):
+        super().__init__()
+        self.call = call
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.call()
+        return result

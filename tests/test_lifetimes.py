@@ -1,0 +1,94 @@
+"""What units have memory when: the record, its figure, and messages put together on a timeline."""
+
+import pytest
+import torch
+
+from shared import lifetime_plots, lifetimes
+from shared.bundles import bundled
+from shared.timeline import Span, Timeline
+
+
+def comes_and_goes() -> lifetimes.Lifetimes:
+    """Follow one unit through a forward and a backward, with memory for it in each."""
+    flat, weight = torch.ones(3), torch.nn.Parameter(torch.ones(3))
+    storage = flat.untyped_storage()
+
+    def resize(size: int) -> None:
+        storage.resize_(size)
+
+    def look() -> dict:
+        return {"block": ("GATHERED" if storage.nbytes() else "SHARDED", storage.nbytes())}
+
+    resize(0)
+    with lifetimes.follow(look) as life:
+        torch.zeros(1)
+        resize(12)
+        product = (weight * 2).sum()
+        resize(0)
+        product.register_hook(lambda _: resize(12))
+        torch.zeros(1)
+        product.backward()
+        resize(0)
+        torch.zeros(1)
+    return life
+
+
+def test_each_gather_is_counted_and_each_operator_seen():
+    life = comes_and_goes()
+    assert life.gathers("block") == 2
+    assert life.peak_bytes == 12
+    assert life.total_bytes[0] == 0 and life.total_bytes[-1] == 0
+    assert [span.nbytes for span in life.spans["block"]] == [0, 12, 0, 12, 0]
+    assert life.spans["block"][-1].ended == life.operators == len(life.total_bytes)
+
+
+def test_backward_is_told_from_what_is_around_it():
+    life = comes_and_goes()
+    began, ended = life.backward
+    second = life.spans["block"][3]
+    assert began <= second.began < second.ended <= ended < life.operators
+
+
+def test_a_block_without_operators_is_empty():
+    with lifetimes.follow(lambda: {}) as life:
+        pass
+    assert (life.operators, life.peak_bytes, life.backward) == (0, 0, None)
+
+
+def test_the_figure_has_a_bar_wherever_a_unit_has_memory():
+    life = comes_and_goes()
+    figure = lifetime_plots.lifetimes({"run": life}, own_bytes=4, expected_bytes={"run": 16})
+    above, below = figure.axes
+    bars = [path.get_extents() for bar in below.collections for path in bar.get_paths()]
+    seen = [(span.began, span.ended) for span in life.spans["block"] if span.nbytes]
+    assert [(bar.x0, bar.x1) for bar in bars] == seen
+    assert [label.get_text() for label in below.get_yticklabels()] == ["block"]
+    texts = [text.get_text().strip() for text in above.texts]
+    assert texts == ["formula: 0.00 MB", "forward", "backward", "step"]
+
+
+def test_states_can_be_told_apart_in_grey():
+    fills = [(style["facecolor"], style.get("hatch")) for style in lifetime_plots._STYLES.values()]
+    assert len(set(fills)) == len(fills)
+
+
+def test_no_step_is_refused():
+    with pytest.raises(ValueError, match="at least"):
+        lifetime_plots.lifetimes({}, 0, {})
+
+
+def test_messages_of_one_collective_become_one_span():
+    def message(began_s: float, ended_s: float) -> Span:
+        return Span("communication", "send", began_s, ended_s, payload_bytes=10)
+
+    sent = [message(1.0, 3.0), message(1.1, 2.0), message(5.0, 6.0), message(5.1, 7.0)]
+    line = Timeline(0, [*sent, Span("forward", "block", 3.0, 5.0)], waits=[(1.2, 3.0)], began_s=1.0, ended_s=8.0)
+    short = bundled(line, messages=2)
+    assert [(span.lane, span.began_s, span.ended_s, span.payload_bytes) for span in short.spans] == [
+        ("communication", 0.0, 2.0, 20),
+        ("forward", 2.0, 4.0, 0),
+        ("communication", 4.0, 6.0, 20),
+    ]
+    assert (short.began_s, short.ended_s, short.rank) == (0.0, 7.0, 0)
+    assert short.waits == [pytest.approx((0.2, 2.0))]
+    assert line.spans[0].began_s == 1.0  # the original is as it was
