@@ -82,3 +82,29 @@ def bytes_per_parameter(
     axes.legend(frameon=False)
     plt.close(figure)
     return figure
+
+
+def over_backward(held_bytes: dict[str, list[int]], levels_bytes: dict[str, float]) -> Figure:
+    """Draw what is held over a backward, one line per name, against dotted levels.
+
+    held_bytes: name → bytes at every moment; lines may have different numbers of moments.
+    levels_bytes: name → bytes of a level, whose name stands at its right end.
+    Raises: ValueError where a line has no moment.
+    """
+    empty = [name for name, values in held_bytes.items() if not values]
+    if empty or not held_bytes:
+        raise ValueError(f"There is nothing to draw: {empty[0] if empty else 'held_bytes'} is empty.")
+    figure, axes = plt.subplots(figsize=(7.0, 3.4), layout="constrained")
+    for number, (name, values) in enumerate(held_bytes.items()):
+        share = [100 * moment / max(1, len(values) - 1) for moment in range(len(values))]
+        style = {"color": COLOURS[number], "linestyle": LINES[number], "linewidth": 1.8}
+        axes.step(share, [each / 1e6 for each in values], where="post", label=name, **style)
+    for name, level in levels_bytes.items():
+        axes.axhline(level / 1e6, color="black", linestyle=":", linewidth=1.0)
+        text = {"ha": "left", "va": "center", "size": 9, "transform": axes.get_yaxis_transform()}
+        axes.text(1.01, level / 1e6, name, **text)
+    axes.set(xlabel="operators of backward, %", ylabel="MB", xlim=(0, 100), ylim=(0, None))
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(frameon=False, loc="outside upper left", ncols=len(held_bytes))
+    plt.close(figure)
+    return figure

@@ -33,3 +33,18 @@ def test_bytes_per_parameter_has_lines_marks_and_limits():
     assert drawn["mixed, formula"] == [16.0, 10.0] and "mixed, measured" not in drawn
     assert [text.get_text() for text in axes.texts] == ["N → ∞: 8"]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2"]
+
+
+def test_over_backward_brings_lines_of_any_length_to_one_width():
+    figure = zero_plots.over_backward({"all": [0, 8_000_000], "freed": [0, 2_000_000, 1_000_000]}, {"Ψ": 4e6})
+    drawn = {line.get_label(): line for line in figure.axes[0].lines}
+    assert list(drawn["all"].get_xdata()) == [0, 100] and list(drawn["all"].get_ydata()) == [0, 8]
+    assert list(drawn["freed"].get_xdata()) == [0, 50, 100] and list(drawn["freed"].get_ydata()) == [0, 2, 1]
+    assert drawn["all"].get_linestyle() != drawn["freed"].get_linestyle()
+    assert [text.get_text() for text in figure.axes[0].texts] == ["Ψ"]
+
+
+@pytest.mark.parametrize("held_bytes", [{}, {"none": []}])
+def test_over_backward_refuses_what_has_no_moment(held_bytes):
+    with pytest.raises(ValueError, match="nothing to draw"):
+        zero_plots.over_backward(held_bytes, {})
