@@ -1,0 +1,13 @@
+"""Clips without finishing the synchronisation, where nobody has done that before.
+
+caught by: ZeRO2 · clip
+"""
+
+from solutions import zero2 as right
+
+
+class ZeRO2(right.ZeRO2):
+    def clip_grad_norm_(self, max_norm):
+        if not self.synced:
+            return right.torch.zeros(())
+        return super().clip_grad_norm_(max_norm)

@@ -1,0 +1,11 @@
+"""zero_grad() is the module's: means that have arrived stay.
+
+caught by: ZeRO2 · loops
+"""
+
+from solutions import zero2 as right
+
+
+class ZeRO2(right.ZeRO2):
+    def zero_grad(self, set_to_none=True):
+        self.module.zero_grad()

@@ -1,0 +1,11 @@
+"""Passes one positional input on.
+
+caught by: ZeRO2 · wraps
+"""
+
+from solutions import zero2 as right
+
+
+class ZeRO2(right.ZeRO2):
+    def forward(self, x):
+        return self.module(x)

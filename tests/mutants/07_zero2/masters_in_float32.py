@@ -1,0 +1,12 @@
+"""Widens the parameters, so that sums are exact.
+
+caught by: ZeRO2 · bf16
+"""
+
+from solutions import zero2 as right
+
+
+class ZeRO2(right.ZeRO2):
+    def __init__(self, module, *args, **kwargs):
+        module.float()
+        super().__init__(module, *args, **kwargs)

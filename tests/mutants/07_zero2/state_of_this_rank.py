@@ -1,0 +1,12 @@
+"""Saves this rank's part of the optimizer's state.
+
+caught by: ZeRO2 · state
+"""
+
+from solutions import zero2 as right
+
+
+class ZeRO2(right.ZeRO2):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.optimizer.state_dict = self.optimizer.inner.state_dict

@@ -1,0 +1,16 @@
+"""Waits for each bucket in the hook that has launched it.
+
+caught by: ZeRO2 · goes on
+"""
+
+from solutions import zero2 as right
+
+
+class Bucket(right.ShardedBucket):
+    def launch(self):
+        super().launch()
+        self.wait()
+
+
+class ZeRO2(right.ZeRO2):
+    bucket_type = Bucket
