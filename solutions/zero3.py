@@ -253,8 +253,9 @@ class ReducesGradients(GathersForForward):
         for each in self.entered:
             if each not in self.kin[unit] and not each.open:
                 self._leave(each)
+        is_due = call in unit.open or unit not in self.entered
         unit.open.discard(call)
-        if unit.state is not UnitState.BACKWARD and unit not in self.entered:
+        if is_due and unit.state is not UnitState.BACKWARD:
             unit.wait()
             unit.state = UnitState.BACKWARD
             self.entered.append(unit)
@@ -378,6 +379,8 @@ class ZeRO3(LooksAhead):
             differ = sorted(set(shapes) ^ set(state_dict)) or "their shapes"
             raise ValueError(f"this is the state of another module: {differ} differ")
         given = {value: state_dict[name] for name, value in own.items()}
+        for unit in self.units.values():
+            unit.reshard()  # what a forward has gathered is no longer true
         for part in self.parts:
             flat = part.shard.new_zeros(part.flat.numel())
             for piece, parameter in zip(part.slices_of(flat), part.parameters, strict=True):

@@ -31,10 +31,7 @@ def probe_footprint(wrapper, model: str, options: dict, least_bytes: int, seed: 
             module.zero_grad()
         awkward.loss_of(wrapped, x, y).backward()
         wrapped.finish_gradient_sync()
-    began_s, held_bytes = time.perf_counter(), living_bytes() - before_bytes
-    while held_bytes > least_bytes and time.perf_counter() - began_s < _SETTLES_WITHIN_S:
-        time.sleep(0.01)
-        held_bytes = min(held_bytes, living_bytes() - before_bytes)
+    held_bytes = settled_bytes(least_bytes, before_bytes)
     gradients = {p.grad.untyped_storage().data_ptr(): p.grad.untyped_storage() for p in _with_gradient(module)}
     return {"held": held_bytes, "gradients": sum(storage.nbytes() for storage in gradients.values())}
 
@@ -53,6 +50,15 @@ def living_bytes() -> int:
                 if tensor is not None:
                     found[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
     return sum(found.values())
+
+
+def settled_bytes(most_bytes: float, before_bytes: int) -> int:
+    """Wait a little where more than expected lives. → bytes that live now and did not before"""
+    began_s, held_bytes = time.perf_counter(), living_bytes() - before_bytes
+    while held_bytes > most_bytes and time.perf_counter() - began_s < _SETTLES_WITHIN_S:
+        time.sleep(0.01)
+        held_bytes = min(held_bytes, living_bytes() - before_bytes)
+    return held_bytes
 
 
 def judge_footprint(attempt: Attempt, model: str, options: dict, context: str) -> None:

@@ -118,7 +118,7 @@ def one_rank_alone_may_have_it(attempt: Attempt) -> None:
 
 
 @contextlib.contextmanager
-def _in_world_of(attempt: Attempt, size: int):
+def in_world_of(attempt: Attempt, size: int):
     """Let the first `size` ranks be the world for a while. → an attempt there"""
     ranks.current().regroup(list(range(size)))
     try:
@@ -137,7 +137,7 @@ def another_number_of_ranks_goes_on(attempt: Attempt) -> None:
         after = replace(plan, steps=2, scheduler="")
         _go_on_alone(attempt, after, module_state, saved)
         for size in range(1, attempt.world_size):
-            with _in_world_of(attempt, size) as smaller:
+            with in_world_of(attempt, size) as smaller:
                 said = f"saved on {attempt.world_size} ranks and loaded on {size}"
                 _load(smaller, after, module_state, saved, said)
 

@@ -4,7 +4,6 @@ Two counts, as for ZeRO-1: the ledger names components and follows each operator
 lives on this rank, wherever it is kept.
 """
 
-import time
 from dataclasses import dataclass
 
 import torch
@@ -12,13 +11,12 @@ import torch
 from shared import memory
 from shared.checks import awkward, unit_models
 from shared.checks.candidate import device_here
-from shared.checks.footprint import living_bytes
+from shared.checks.footprint import living_bytes, settled_bytes
 from shared.checks.framework import Attempt, Wrong
 from shared.checks.training import Draw
 from shared.checks.unit_layout import layout_of
 from shared.checks.zero3_training import UnitPlan, shard
 
-_SETTLES_WITHIN_S = 1.0  # gloo's threads let go of a message's tensor a little after it is done
 SLACK = 1.02  # fillings, Adam's counts of steps, inputs
 SAMPLES, ACTIVATIONS_BYTES = 2, 40_000
 # Of gradients in backward: what computes, what is packed, what travels, and what arrives of it.
@@ -56,11 +54,7 @@ def probe_memory(wrapper, plan: UnitPlan, most: dict[str, float], seed: int, x, 
     held = {}
 
     def note(moment: str) -> None:
-        began_s, found = time.perf_counter(), living_bytes() - before_bytes
-        while found > most[moment] and time.perf_counter() - began_s < _SETTLES_WITHIN_S:
-            time.sleep(0.01)
-            found = min(found, living_bytes() - before_bytes)
-        held[moment] = found
+        held[moment] = settled_bytes(most[moment], before_bytes)
 
     def step(noting: bool) -> None:
         optimizer.zero_grad()

@@ -12,7 +12,7 @@ import torch
 from shared import memory, tap
 from shared.checks import awkward, unit_models
 from shared.checks.candidate import device_here
-from shared.checks.compare import close
+from shared.checks.compare import close, tolerance_of
 from shared.checks.framework import Attempt, Wrong
 from shared.checks.sharded_plan import OPTIMIZERS, Plan, Run
 from shared.checks.sharded_training import judge_states, refuse_libraries
@@ -69,7 +69,7 @@ class Look:
             for name, (path, leaf) in self.places.items():
                 if each in paths and f"{path}.".startswith(f"{paths[each]}.".lstrip(".")):
                     tensor = getattr(self.module.get_submodule(path), leaf)
-                    if _has_memory(tensor):  # it may still be filling, in a unit inside: that one tells later
+                    if has_memory(tensor):  # it may still be filling, in a unit inside: that one tells later
                         found[name] = tensor.detach().cpu().clone()
 
         unit_models.listeners.append(take)
@@ -79,7 +79,7 @@ class Look:
             unit_models.listeners.remove(take)
 
 
-def _has_memory(tensor: torch.Tensor) -> bool:
+def has_memory(tensor: torch.Tensor) -> bool:
     """Reading what has none would end this process."""
     needed = tensor.storage_offset() + sum(
         (n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
@@ -170,11 +170,29 @@ def train_and_judge(attempt: Attempt, plan: UnitPlan) -> dict[int, dict]:
         said = f"{context}, step {number + 1}"
         states = {rank: each["steps"][number]["state"] for rank, each in found.items()}
         refuse_missing(states, want["state"], said)
+        if plan.max_norm is not None:
+            _judge_norms({rank: each["steps"][number]["norm"] for rank, each in found.items()}, want, said)
         before = {
             rank: (each["steps"][number - 1] if number else each["start"])["state"] for rank, each in found.items()
         }
         judge_states(states, want["state"], before, said, UnitCauses(plan, draw, number))
     return found
+
+
+def _judge_norms(norms: dict[int, torch.Tensor], want: dict, said: str) -> None:
+    norm = want["norm"].item()
+    wrong = {
+        rank: f"{said}: the norm is {found.item():.6g}, expected {norm:.6g}"
+        for rank, found in norms.items()
+        if found.numel() != 1
+        or not abs(found.item() - norm) <= 10 * tolerance_of(want["state"].values()) * max(1, norm)
+    }
+    if wrong:
+        one = len({found.item() for found in norms.values()}) == 1
+        apart = "Each rank has a norm of its own. Look at: what must ranks tell each other, so that all have one?"
+        raise Wrong(
+            wrong, "Look at: over which numbers is it the norm, and what of norms may be added up?" if one else apart
+        )
 
 
 def judge_start(found: dict[int, dict], plan: UnitPlan, seed: int, context: str) -> None:

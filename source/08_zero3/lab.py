@@ -377,9 +377,9 @@ check.GathersForForward()
 # `travelling` holds a `TravellingGradients` per trainable part, in the order in which backward should reach them, in a
 # `LaunchQueue`; `_unit_of[number]` says whose part it is.
 #
-# - `_before_backward(unit, call, gradient)`: the first of a unit's calls puts it into state BACKWARD, with its
-#   parameters here, and into the list `entered`. Each takes itself out of `unit.open`: once that is empty, no call of
-#   this unit is left for backward to reach.
+# - `_before_backward(unit, call, gradient)`: a call that is in `unit.open`, or whose unit is not in `entered`, puts its
+#   unit into state BACKWARD, with the parameters here, and into the list `entered`. It takes itself out of `unit.open`:
+#   once that is empty, no call of this unit is left for backward to reach.
 # - `_on_gradient(parameter)`: add it to the queue. When nothing of its unit is missing, reshard the unit. A second
 #   gradient before `finish_gradient_sync()` is refused, as in lab 04.
 # - `finish_gradient_sync()`: finish the queue, reshard every unit, and forget what was entered and open.
@@ -458,8 +458,9 @@ class ReducesGradients(GathersForForward):
         for each in self.entered:
             if each not in self.kin[unit] and not each.open:
                 self._leave(each)
+        is_due = call in unit.open or unit not in self.entered
         unit.open.discard(call)
-        if unit.state is not UnitState.BACKWARD and unit not in self.entered:
+        if is_due and unit.state is not UnitState.BACKWARD:
             unit.wait()
             unit.state = UnitState.BACKWARD
             self.entered.append(unit)
@@ -557,7 +558,8 @@ check.LooksAhead()
 #
 # - `full_state_dict()`: called by all ranks, it gives each of them what `module.state_dict()` would, in the
 #   parameters' own dtype, buffers included. A tied parameter stands there under both names.
-# - `load_full_state_dict(state_dict)`: each rank is given a whole state, and keeps its part.
+# - `load_full_state_dict(state_dict)`: each rank is given a whole state, and keeps its part. What an earlier forward has
+#   left gathered is no longer true.
 #
 # `collect(part, group, None)` of lab 06 puts the parts of all ranks together.
 #
@@ -644,6 +646,8 @@ class ZeRO3(LooksAhead):
             differ = sorted(set(shapes) ^ set(state_dict)) or "their shapes"
             raise ValueError(f"this is the state of another module: {differ} differ")
         given = {value: state_dict[name] for name, value in own.items()}
+        for unit in self.units.values():
+            unit.reshard()  # what a forward has gathered is no longer true
         for part in self.parts:
             flat = part.shard.new_zeros(part.flat.numel())
             for piece, parameter in zip(part.slices_of(flat), part.parameters, strict=True):

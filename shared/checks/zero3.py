@@ -1,0 +1,162 @@
+"""Checks for chapter 08: parameters that are gathered unit by unit while a unit computes, and freed when it is done."""
+
+import torch
+
+from shared.checks import (
+    unit_owners,
+    unit_shards,
+    unit_states,
+    zero3_backward,
+    zero3_forward,
+    zero3_lives,
+    zero3_order,
+    zero3_saved,
+    zero3_state,
+    zero3_wire,
+)
+from shared.checks.framework import Attempt, Exercise
+from shared.checks.zero3_memory import judge_memory
+from shared.checks.zero3_training import UnitPlan, train_and_judge
+
+ShardedParameters = Exercise("8.1", "ShardedParameters", optional=True)
+Unit = Exercise("8.2", "Unit", optional=True)
+owned_parameters = Exercise("8.3", "owned_parameters", optional=True)
+GathersForForward = Exercise("8.4", "GathersForForward", optional=True, stands_in="ZeRO3")
+ReducesGradients = Exercise("8.5", "ReducesGradients", optional=True, stands_in="ZeRO3")
+LooksAhead = Exercise("8.6", "LooksAhead", optional=True, stands_in="ZeRO3")
+ZeRO3 = Exercise("8.7", "ZeRO3")
+
+AWKWARD = ("Blocks", "Tied", "Frozen", "Few", "Mixed", "Buffered", "Nested", "Twice", "Bundles", "Whole")
+
+# -- 8.1 to 8.3
+
+ShardedParameters.check("start", world_sizes=(1, 2, 3))(unit_shards.parts_of_the_first_ranks_values)
+ShardedParameters.check("gather", world_sizes=(1, 3, 4))(unit_shards.gather_puts_values_in_place)
+ShardedParameters.check("windows", world_sizes=(1, 2))(unit_shards.backward_finds_its_windows)
+ShardedParameters.check("memory", world_sizes=(4,))(unit_shards.only_a_part_has_memory)
+
+Unit.check("states", world_sizes=(1,))(unit_states.states_follow_the_table)
+Unit.check("parts", world_sizes=(1,))(unit_states.parts_are_told_once)
+
+owned_parameters.check("owners", world_sizes=(1,))(unit_owners.each_has_one_owner)
+owned_parameters.check("strangers", world_sizes=(1,))(unit_owners.strangers_are_refused)
+
+# -- 8.4
+
+GathersForForward.check("values")(zero3_forward.outputs_equal_one_process)
+GathersForForward.check("parameters", world_sizes=(1, 3))(zero3_forward.parameters_are_parts)
+GathersForForward.check("wire", world_sizes=(2, 4))(zero3_forward.each_unit_is_gathered_once)
+GathersForForward.check("memory", world_sizes=(4,))(zero3_forward.units_come_and_go)
+
+
+# -- 8.5
+
+WITHOUT = {"prefetch": 0}  # so that a step before prefetching and the finished piece are tried alike
+
+
+@ReducesGradients.check("values")
+def training_equals_one_process(attempt: Attempt) -> None:
+    some = {1: 2, 2: len(AWKWARD), 3: 4, 4: 4}[attempt.world_size]
+    for number, model in enumerate(attempt.random.sample(AWKWARD, some)):
+        options = WITHOUT | {"reshard_after_forward": attempt.random.random() < 0.7}
+        train_and_judge(attempt, UnitPlan(model, ("AdamW", "SGD", "Hiker")[number % 3], options=options))
+
+
+@ReducesGradients.check("unused on one rank", world_sizes=(2, 3, 4))
+def a_parameter_may_be_unused_somewhere(attempt: Attempt) -> None:
+    train_and_judge(attempt, UnitPlan("Roads", options=WITHOUT))
+
+
+@ReducesGradients.check("accumulation", world_sizes=(1, 2, 3))
+def micro_batches_add_up(attempt: Attempt) -> None:
+    for finish_each in (True, False):
+        train_and_judge(attempt, UnitPlan("Tied", micro_batches=3, finish_each=finish_each, options=WITHOUT))
+
+
+@ReducesGradients.check("checkpoints", world_sizes=(1, 2, 4))
+def blocks_may_be_computed_again(attempt: Attempt) -> None:
+    train_and_judge(attempt, UnitPlan("Checkpointed", "AdamW", options=WITHOUT))
+    zero3_wire.every_unit_travels(attempt, [UnitPlan("Checkpointed", steps=2, options=WITHOUT)])
+
+
+ReducesGradients.check("several forwards", world_sizes=(1, 3))(zero3_backward.two_forwards_may_share_a_backward)
+ReducesGradients.check("second backward", world_sizes=(1, 2))(zero3_backward.a_second_backward_is_refused)
+
+
+@ReducesGradients.check("wire", world_sizes=(2, 4))
+def parameters_travel_twice_and_gradients_once(attempt: Attempt) -> None:
+    stays = WITHOUT | {"reshard_after_forward": False}
+    plans = [UnitPlan(model, steps=2, options=WITHOUT) for model in ("Blocks", "Frozen", "Mixed", "Few", "Whole")]
+    plans.append(UnitPlan("Blocks", steps=2, options=stays))
+    plans.append(UnitPlan("Blocks", steps=2, options=WITHOUT, micro_batches=2, finish_each=False))
+    zero3_wire.every_unit_travels(attempt, plans)
+
+
+@ReducesGradients.check("memory", world_sizes=(4,))
+def only_what_computes_is_here(attempt: Attempt) -> None:
+    for more in ({}, {"reshard_after_forward": False}):
+        judge_memory(attempt, UnitPlan("Deep", dtype=torch.float32, options=WITHOUT | more))
+
+
+# -- 8.6
+
+LooksAhead.check("order", world_sizes=(2, 4))(zero3_order.the_next_unit_travels_meanwhile)
+LooksAhead.check("without", world_sizes=(2,))(zero3_order.nothing_travels_ahead)
+
+
+@LooksAhead.check("values", world_sizes=(1, 2, 3))
+def looking_ahead_changes_no_value(attempt: Attempt) -> None:
+    models = ("Turns", "Twice", "Nested", "Roads", "Checkpointed", "Frozen", "Tied")
+    for model in models if attempt.world_size == 2 else attempt.random.sample(models, 2):
+        train_and_judge(attempt, UnitPlan(model, "AdamW", options={"prefetch": attempt.random.choice((1, 2))}))
+
+
+@LooksAhead.check("wire", world_sizes=(2, 4))
+def looking_ahead_sends_no_more(attempt: Attempt) -> None:
+    plans = [UnitPlan(model, steps=3, options={"prefetch": 2}) for model in ("Blocks", "Frozen", "Checkpointed")]
+    zero3_wire.every_unit_travels(
+        attempt, [*plans, UnitPlan("Blocks", steps=3, options={"reshard_after_forward": False})]
+    )
+
+
+@LooksAhead.check("memory", world_sizes=(4,))
+def one_unit_more_is_here(attempt: Attempt) -> None:
+    judge_memory(attempt, UnitPlan("Deep", dtype=torch.float32))
+
+
+# -- 8.7
+
+
+@ZeRO3.check("values")
+def training_with_everything(attempt: Attempt) -> None:
+    for model in attempt.random.sample((*AWKWARD, "Roads", "Checkpointed"), 2):
+        options = {"reshard_after_forward": attempt.random.random() < 0.5, "prefetch": attempt.random.randrange(3)}
+        train_and_judge(attempt, UnitPlan(model, attempt.random.choice(("AdamW", "Adam")), options=options))
+
+
+@ZeRO3.check("clip")
+def clipping_equals_one_process(attempt: Attempt) -> None:
+    models = ("Tied", "Frozen", "Mixed", "Few", "Roads")
+    for model in models if attempt.world_size == 2 else attempt.random.sample(models, 1):
+        train_and_judge(attempt, UnitPlan(model, steps=3, max_norm=0.05))
+    train_and_judge(attempt, UnitPlan("Blocks", steps=2, max_norm=100.0))
+    zero3_wire.one_number_more_travels(attempt)
+
+
+@ZeRO3.check("group", world_sizes=(3, 4))
+def it_stays_inside_its_group(attempt: Attempt) -> None:
+    train_and_judge(attempt, UnitPlan("Frozen", steps=3, in_subgroup=True, max_norm=0.05))
+
+
+@ZeRO3.check("bf16 memory", world_sizes=(4,))
+def bf16_halves_what_is_gathered(attempt: Attempt) -> None:
+    judge_memory(attempt, UnitPlan("Deep", dtype=torch.float32, options={"compute_dtype": torch.bfloat16}))
+
+
+ZeRO3.check("bf16", world_sizes=(2, 4))(zero3_wire.bf16_halves_what_travels)
+ZeRO3.check("whole state")(zero3_state.it_is_a_plain_state)
+ZeRO3.check("another world size", world_sizes=(1, 3))(zero3_state.any_number_of_ranks_takes_it_over)
+ZeRO3.check("foreign state", world_sizes=(2,))(zero3_state.foreign_states_are_refused)
+ZeRO3.check("sharded state", world_sizes=(1, 4))(zero3_saved.other_ranks_go_on)
+ZeRO3.check("a module", world_sizes=(2,))(zero3_lives.it_is_like_its_module)
+ZeRO3.check("copies", world_sizes=(1, 3))(zero3_lives.a_copy_has_a_life_of_its_own)

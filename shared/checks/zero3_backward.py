@@ -1,0 +1,86 @@
+"""Judging backward: what is refused, what is forgotten, and what a rank does that has less to do than others."""
+
+import torch
+
+from shared.checks import awkward, unit_models
+from shared.checks.candidate import device_here
+from shared.checks.framework import Attempt, Wrong
+from shared.checks.sharded_plan import Run
+from shared.checks.sharded_training import judge_states
+from shared.checks.training import Draw
+from shared.checks.zero3_training import Look, UnitPlan, new_optimizer, refuse_missing, shard, take_step
+
+
+def probe_refusal(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
+    """Two forwards, two backwards and no finish between them; then a step as it should be."""
+    module = unit_models.build(plan.model, seed).to(device_here())
+    look, x, y = Look(module), x.to(device_here()), y.to(device_here())
+    wrapped = shard(wrapper, module, plan)
+    optimizer = new_optimizer(plan, wrapped)
+    losses = [awkward.loss_of(wrapped, x, y) for _ in range(2)]
+    losses[0].backward()
+    try:
+        losses[1].backward()
+    except Exception as error:
+        found = {"kind": type(error).__name__, "message": str(error)}
+    else:
+        return {"kind": None}
+    del losses
+    wrapped.finish_gradient_sync()
+    module.zero_grad()
+    take_step(wrapped, optimizer, plan, x, y)
+    with torch.no_grad():
+        _, state = look(lambda: wrapped(x))
+    return found | {"state": state}
+
+
+def a_second_backward_is_refused(attempt: Attempt) -> None:
+    plan, draw = UnitPlan("Blocks"), Draw(attempt)
+    found = attempt.run(probe_refusal, plan, per_rank=draw.per_rank)
+    for rank, result in enumerate(found):
+        if result["kind"] is None:
+            said = "two backward() with no finish_gradient_sync() between them are accepted; expected a RuntimeError"
+            raise Wrong({rank: said}, "Look at: what happens to a gradient whose unit is under way already?")
+        if result["kind"] != "RuntimeError" or "finish_gradient_sync" not in result["message"]:
+            said = f"a second backward() raises {result['kind']}({result['message'][:80]!r})"
+            raise Wrong({rank: f"{said}; expected a RuntimeError that says what to call"})
+    alone = Run(unit_models.build(plan.model, draw.seeds[0]), lambda params, cls, **more: cls(params, **more), plan)
+    before = awkward.state_of(alone.module)
+    alone.step(0, draw.x, draw.y)
+    states = {rank: result["state"] for rank, result in enumerate(found)}
+    refuse_missing(states, alone.steps[0]["state"], "after a refused backward()")
+    said = "a backward() was refused; then finish_gradient_sync(), and a step as it should be"
+    starts = dict.fromkeys(states, before)
+    judge_states(
+        states, alone.steps[0]["state"], starts, said, hint="Look at: what has finish_gradient_sync() to forget?"
+    )
+
+
+def probe_two_roads(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
+    """A forward whose graph is thrown away, then two forwards before one backward. → the state after the step"""
+    module = unit_models.build(plan.model, seed).to(device_here())
+    look, x, y = Look(module), x.to(device_here()), y.to(device_here())
+    wrapped = shard(wrapper, module, plan)
+    optimizer = new_optimizer(plan, wrapped)
+    wrapped(x)
+    one, two = (awkward.loss_of(wrapped, *half) for half in zip(x.chunk(2), y.chunk(2), strict=True))
+    ((one + two) / 2).backward()
+    wrapped.finish_gradient_sync()
+    optimizer.step()
+    with torch.no_grad():
+        _, state = look(lambda: wrapped(x))
+    return {"state": state}
+
+
+def two_forwards_may_share_a_backward(attempt: Attempt) -> None:
+    for model in ("Blocks", "Tied"):
+        plan, draw = UnitPlan(model), Draw(attempt)
+        said = f"{plan}: a forward that nobody uses, then two forwards and one backward() of both"
+        found = attempt.run(probe_two_roads, plan, per_rank=draw.per_rank, context=said)
+        alone = Run(unit_models.build(model, draw.seeds[0]), lambda params, cls, **more: cls(params, **more), plan)
+        before = awkward.state_of(alone.module)
+        alone.step(0, draw.x, draw.y)
+        states = {rank: result["state"] for rank, result in enumerate(found)}
+        refuse_missing(states, alone.steps[0]["state"], said)
+        hint = "Look at: when are the last gradients of a unit there, and what must stay until then?"
+        judge_states(states, alone.steps[0]["state"], dict.fromkeys(states, before), said, hint=hint)
