@@ -1,0 +1,141 @@
+# Built by `make notebooks` from source/09_production/lab.py: edit that, not this.
+"""What a training run uses in earnest: torch's fully_shard, hybrid sharding, checkpoints, a choice of strategy."""
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from shared import formulas, planner
+from shared.model_shapes import ModelShape
+from solutions.manual_ddp import broadcast_state
+from solutions.zero3 import default_units
+
+
+def fully_sharded(
+    module: nn.Module,
+    units: Iterable[nn.Module] | None = None,
+    compute_dtype: torch.dtype | None = None,
+    reduce_dtype: torch.dtype | None = None,
+    reshard_after_forward: bool = True,
+    mesh: DeviceMesh | None = None,
+) -> nn.Module:
+    """Make torch's fully sharded module of what ZeRO3 would wrap, on all ranks or on a mesh.
+
+    Comm: one broadcast per parameter and buffer.
+    """
+    broadcast_state(module)
+    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype)
+    options = {"mp_policy": policy, "mesh": mesh}
+    for unit in default_units(module) if units is None else units:
+        fully_shard(unit, reshard_after_forward=reshard_after_forward, **options)
+    return fully_shard(module, reshard_after_forward=False, **options)
+
+
+def host_mesh(ranks_per_host: int) -> DeviceMesh:
+    """Lay all ranks out as hosts × ranks of a host, with the names "replicate" and "shard".
+
+    Raises: ValueError where hosts would not have equally many ranks.
+    """
+    world_size = dist.get_world_size()
+    if world_size % ranks_per_host:
+        raise ValueError(f"{world_size} ranks do not fill hosts of {ranks_per_host}")
+    shape = (world_size // ranks_per_host, ranks_per_host)
+    device_type = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    return init_device_mesh(device_type, shape, mesh_dim_names=("replicate", "shard"))
+
+
+def save_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Write a checkpoint of which nobody ever sees a part. To be called by all ranks."""
+    whole, half = folder / f"step_{step}", folder / f"step_{step}.half"
+    if dist.get_rank() == 0:
+        for left in (whole, half):
+            shutil.rmtree(left, ignore_errors=True)
+    dist.barrier()
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    dcp.save({"model": model_state, "optimizer": optimizer_state, "step": step}, checkpoint_id=half)
+    if dist.get_rank() == 0:
+        half.rename(whole)
+    dist.barrier()
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Find the whole checkpoint with the largest step."""
+    whole = [path for path in folder.glob("step_*") if path.name.removeprefix("step_").isdigit()]
+    return max(whole, key=lambda path: int(path.name.removeprefix("step_")), default=None)
+
+
+def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Go on from a checkpoint that any number of ranks may have written. → its step"""
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    state = {"model": model_state, "optimizer": optimizer_state, "step": 0}
+    dcp.load(state, checkpoint_id=path)
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    return state["step"]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Hosts with equal cards. Rates are what is reached in practice, not what is printed on the box."""
+
+    hosts: int
+    cards_per_host: int
+    card_bytes: float
+    flops: float  # per card and second
+    inside_bytes_per_s: float  # from a card to the next one, inside a host
+    between_bytes_per_s: float  # from a host to the next one, shared by its cards
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How to train: a ZeRO stage over groups of shard_ranks ranks, each group a copy of the others."""
+
+    stage: int
+    shard_ranks: int
+    checkpointing: str
+    step_s: float
+
+
+def step_seconds(
+    shape: ModelShape,
+    cluster: Cluster,
+    stage: int,
+    shard_ranks: int,
+    checkpointing: str,
+    micro_batch: int,
+) -> float:
+    """Estimate a step of one micro-batch per card; messages hide behind computing where they are shorter."""
+    flops = (8 if checkpointing == "full" else 6) * shape.parameters * micro_batch * shape.context
+    leaves_host = shard_ranks > cluster.cards_per_host
+    slowest = cluster.between_bytes_per_s if leaves_host else cluster.inside_bytes_per_s
+    sending_s = formulas.step_sent_bytes(shape.parameters, shard_ranks, stage) / slowest
+    copies = cluster.hosts * cluster.cards_per_host // shard_ranks
+    if copies > 1:  # each rank's part of the gradients, in 16 bit; a host's cards share the wire
+        part_bytes = 2 * shape.parameters / shard_ranks
+        shared = cluster.between_bytes_per_s / cluster.cards_per_host
+        sending_s += formulas.all_reduce_sent_bytes(part_bytes, copies) / shared
+    return max(flops / cluster.flops, sending_s)
+
+
+def choose_strategy(shape: ModelShape, cluster: Cluster, micro_batch: int = 1) -> Choice | None:
+    """Find the fastest strategy that fits on the cluster's cards."""
+    all_cards = cluster.hosts * cluster.cards_per_host
+    fitting = []
+    for stage in planner.STAGES:
+        groups = {all_cards, cluster.cards_per_host} if stage else {all_cards}
+        for checkpointing in ("none", "full"):
+            for shard_ranks in sorted(groups, reverse=True):
+                how = {"stage": stage, "checkpointing": checkpointing, "micro_batch": micro_batch}
+                held_bytes = planner.plan(shape, ranks=shard_ranks, **how).total_bytes
+                if held_bytes <= 0.9 * cluster.card_bytes:
+                    took_s = step_seconds(shape, cluster, shard_ranks=shard_ranks, **how)
+                    fitting.append(Choice(stage, shard_ranks, checkpointing, took_s))
+    return min(fitting, key=lambda choice: choice.step_s, default=None)
