@@ -228,7 +228,7 @@ class FreesDuring(FreesAfter):
 # What is alive at one moment? A bucket on its way, what arrives of it, and gradients that wait until their own bucket
 # is full: three buckets. Besides these, this rank's part of all that have left:
 #
-# $$\text{gradients and buckets} \le \frac{4Ψ}{N} + 3 \cdot \text{bucket}$$
+# $$\text{gradients and buckets} \le \frac{4\Psi}{N} + 3 \cdot \text{bucket}$$
 
 
 # %%
@@ -258,8 +258,8 @@ levels = {"4Ψ": 4 * parameters, "4Ψ/N": parameters, "4Ψ/N + 3 buckets": bound
 zero_plots.over_backward(ranks.pull("curves")[0], levels)
 
 # %% [markdown]
-# Each step down of the dashed line is a bucket that has arrived. Smaller buckets would bring it nearer to 4Ψ/N, at the
-# price of more messages (chapter 03).
+# Where the dashed line falls, a bucket has arrived and gone. Smaller buckets would bring it nearer to 4Ψ/N, at the price
+# of more messages (chapter 03).
 
 # %% [markdown]
 # ## One line less
@@ -309,7 +309,7 @@ tables.Table(["times less, on ranks", "2", "4", "8", "64", "→ ∞"], rows)
 
 # %% [markdown]
 # "8 times" is a limit, as ZeRO-1's "4 times" was. Nor does it carry 70 billion parameters on devices of 80 GB, as is
-# told: 2Ψ bytes of parameters stay whole, so on any number of ranks the end is at 80/2 = 40 billion.
+# told: 2Ψ bytes of parameters stay whole in mixed precision, so on any number of ranks 80/2 = 40 billion are the end.
 
 # %% [markdown]
 # ## What it sends
@@ -529,8 +529,8 @@ plots.timeline([fastest["FreesDuring"]])
 
 # %% [markdown]
 # The reduce-scatters lie under backward, as DDP's messages do. Where a bucket has arrived before the next one is full,
-# the new wait costs nothing. (Where the link is slower than that, backward stands still; but then the link has no rest,
-# and without the wait the last bucket would come no sooner.)
+# the new wait costs nothing. (Where the link is slower than that, backward stands still. But then the link has no rest,
+# and if it stays the slower one to the end, the last bucket would come no sooner without the wait.)
 #
 # DDP hides both halves of its all-reduce, though, and ZeRO-2 only one: the all-gather comes after the step, in the
 # open. It could travel while the next forward begins. Chapter 08 gathers parameters just before a layer needs them.
@@ -635,11 +635,11 @@ def unsent(model):
 for n in (1, 2, 3, 4):
     with ranks.world(n):
         largest = max(ranks.run(lambda: apart(ours))[:n])
-    print(f"{n} ranks: apart by less than 1e-10: {largest < 1e-10}")
+    print(f"N = {n}: apart by less than 1e-10: {largest < 1e-10}")
     assert largest < 1e-10
 of_torch = max(ranks.run(lambda: apart(fsdp2)))
 of_unsent = max(ranks.run(lambda: apart(unsent)))
-print(f"torch's FSDP2, 4 ranks: by less than 1e-10: {of_torch < 1e-10}")
+print(f"torch's FSDP2, N = 4: by less than 1e-10: {of_torch < 1e-10}")
 print(f"ours without messages, for comparison: by more than 1e-3: {of_unsent > 1e-3}")
 assert of_torch < 1e-10 and of_unsent > 1e-3
 
@@ -662,10 +662,10 @@ def in_fsdp2():
 # %%
 # %%ranks
 kinds = {
-    "DDP, AdamW": in_ddp(),
-    "ours, gloo's reduce-scatter": in_buckets(FreesDuring, begin=by_backend),
-    "ours, sent directly": in_buckets(FreesDuring),
-    "FSDP2, kept after forward": in_fsdp2(),
+    "DDP": in_ddp(),
+    "ours, gloo's own": in_buckets(FreesDuring, begin=by_backend),
+    "ours, directly": in_buckets(FreesDuring),
+    "FSDP2": in_fsdp2(),
 }
 losses = {name: [one_step(*kind) for _ in range(4)][-1] for name, kind in kinds.items()}
 wires = {name: wire_of(lambda: one_step(*kind)) for name, kind in kinds.items()}  # noqa: B023
@@ -675,24 +675,25 @@ between = {name: memory.held(*kind).total_bytes for name, kind in kinds.items()}
 # %% tags=["nbval-ignore-output"]
 losses, peaks, between, rows = *(ranks.pull(n)[0] for n in ("losses", "peaks", "between")), []
 for name, loss in losses.items():
-    assert abs(loss - losses["DDP, AdamW"]) < 1e-3
+    assert abs(loss - losses["DDP"]) < 1e-3
     of_ranks = torch.tensor([wires[name] for wires in ranks.pull("wires")]).double().mean(0)
     messages, must_bytes, sent_bytes = of_ranks.tolist()
     assert abs(must_bytes / ddp_bytes - 1) < 0.01
     row = [name, f"{loss:.4f}", f"{messages:.0f}"]
     mb = [must_bytes, sent_bytes, between[name], peaks[name]]
     rows.append(row + [f"{each / 1e6:.2f}" for each in mb])
-header = ["", "loss", "messages", "must send, MB", "sent, MB", "between steps, MB", "peak, MB"]
-tables.Table(header, rows, "Rank 0; bytes sent: mean of four.")
+header = ["", "loss", "messages", "must send", "sent", "between steps", "peak"]
+tables.Table(header, rows, "In MB, of rank 0; sent: mean of four ranks.")
 
 # %% [markdown]
-# The same losses and the same bytes to send; what was sent is twice as much for a backend's reduce-scatter on gloo,
-# FSDP2's too.
+# The same losses and the same bytes to send. Where gloo's own reduce-scatter is used half as much again was sent, by
+# FSDP2 too.
 #
-# FSDP2 is not quite ZeRO-2. Between steps it shards the *parameters* too (the fifth column), and gathers them in
-# forward instead of after the step. From then until backward has used them they are whole, and so its peak is like
-# ours. The FSDP before it calls this `SHARD_GRAD_OP`, which is often put down as "ZeRO-2". Its `no_sync()` is called
-# `set_requires_gradient_sync(False)` in FSDP2. DeepSpeed's stage 2 keeps parameters whole between steps, as ours does.
+# FSDP2 is not quite ZeRO-2. Between steps it shards the *parameters* too (the table's last column but one), and
+# gathers them in forward instead of after the step. From then until backward has used them they are whole, and so its
+# peak is like ours. The FSDP before it calls this `SHARD_GRAD_OP`, which is often put down as "ZeRO-2". Its
+# `no_sync()` is called `set_requires_gradient_sync(False)` in FSDP2. DeepSpeed's stage 2 keeps parameters whole
+# between steps, as ours does.
 
 # %% [markdown]
 # ## Recap
@@ -711,7 +712,7 @@ tables.Table(header, rows, "Rank 0; bytes sent: mean of four.")
 # %% [markdown]
 # ## What is still wasted
 #
-# Optimizer and gradients are shared out. What is left between steps, and how much of it does a rank need at one moment?
+# Optimizer and gradients are shared out. What is most of the rest, and how much of that is needed at one moment?
 
 # %%
 # %%ranks
@@ -722,12 +723,11 @@ print(f"a block has {numbers / sum(p.numel() for p in model.parameters()):.0%} o
 held = kept.by_component()
 whole = held["parameters"] / (held["parameters"] + held["gradients"] + held["optimizer"])
 print(f"parameters are {whole:.0%} of what is kept for the step")
-assert round(whole, 2) == round(4 / 7, 2)
-plots.memory_by_component({"before the step": held})
+assert round(whole, 2) == round(4 / 7, 2)  # 4Ψ of 4Ψ + 4Ψ/4 + 8Ψ/4
 
 # %% [markdown]
-# All four ranks hold all parameters, all the time, and one block computes at a time. The others' parameters could stay
-# with their owners until it is their turn. That is ZeRO-3, chapter 08.
+# All ranks hold all parameters, all the time, and one block computes at a time. The others' parameters could stay with
+# their owners until it is their turn. That is ZeRO-3, chapter 08.
 #
 # But first build `ZeRO2`: an `nn.Module` that copes with unused parameters and any order of gradients, has `no_sync()`,
 # clips, can be copied and saved; and whose messages take less room than `directly` does.
