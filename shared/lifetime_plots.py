@@ -23,8 +23,9 @@ def lifetimes(lives: dict[str, Lifetimes], own_bytes: int, expected_bytes: dict[
     """
     if not lives:
         raise ValueError("There is nothing to draw: give one step at least.")
-    units = list(dict.fromkeys(unit for life in lives.values() for unit in life.spans))
-    size_in = (max(7.0, 1.0 + 3.0 * len(lives)), 2.6 + 0.24 * len(units))
+    by_units = sorted(lives.values(), key=lambda life: -len(life.spans))  # rows as where there are most
+    units = list(dict.fromkeys(unit for life in by_units for unit in life.spans))
+    size_in = (max(7.0, 1.0 + 2.7 * len(lives)), 2.6 + 0.24 * len(units))
     heights = [1.7, 0.24 * len(units)]
     figure, panels = plt.subplots(
         2, len(lives), figsize=size_in, height_ratios=heights, sharex="col", sharey="row", squeeze=False,
@@ -44,6 +45,25 @@ def lifetimes(lives: dict[str, Lifetimes], own_bytes: int, expected_bytes: dict[
     own = Patch(label="this rank's part", **_OWN)
     figure.legend(handles=[own, *states], frameon=False, ncols=4, loc="outside lower center")
     plt.close(figure)
+    return figure
+
+
+def moments(life: Lifetimes) -> list[int]:
+    """List the operators at which a unit changes its state."""
+    return sorted({span.began for spans in life.spans.values() for span in spans})
+
+
+def moment(life: Lifetimes, own_bytes: int, expected_bytes: float, at: int) -> Figure:
+    """Draw one step as `lifetimes` does, with a line after one operator, and the state of each unit then."""
+    now_mb = (own_bytes + life.total_bytes[at]) / 1e6
+    title = f"operator {at}: {now_mb:.2f} MB"
+    figure = lifetimes({title: life}, own_bytes, {title: expected_bytes})
+    for axes in figure.axes:
+        axes.axvline(at + 0.5, color="black", linewidth=1.6)
+    for row, spans in enumerate(life.spans.values()):
+        state = next(span.state for span in spans if span.began <= at < span.ended)
+        where = figure.axes[1].get_yaxis_transform()
+        figure.axes[1].text(1.01, row, state, transform=where, va="center", size=8)
     return figure
 
 

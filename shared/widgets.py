@@ -16,7 +16,8 @@ import ipywidgets
 from IPython.display import display
 from matplotlib.figure import Figure
 
-from shared import bucket_plots, magic, planner, planner_plots, plots
+from shared import bucket_plots, lifetime_plots, magic, planner, planner_plots, plots
+from shared.lifetimes import Lifetimes
 from shared.model_shapes import SHAPES
 
 _LABEL = {"description_width": "initial"}
@@ -38,6 +39,21 @@ def cap_chooser(sizes_bytes: dict[str, int], runs: list[bucket_plots.CapRun]) ->
         draw = partial(bucket_plots.cap_run, sizes_bytes, runs)
         display(stepper(draw, last=len(runs) - 1, description="cap"))
     return bucket_plots.cap_runs(sizes_bytes, runs)
+
+
+def lifetime_stepper(lives: dict[str, Lifetimes], own_bytes: int, expected_bytes: dict[str, float], of: str) -> Figure:
+    """Step through one of ZeRO-3's steps, from change to change of a unit's state. → all of them side by side
+
+    of: the name of the one to step through. Otherwise as `lifetime_plots.lifetimes`.
+    """
+    if magic.in_jupyterlab():
+        changes = lifetime_plots.moments(lives[of])
+
+        def draw(number: int) -> Figure:
+            return lifetime_plots.moment(lives[of], own_bytes, expected_bytes[of], changes[number])
+
+        display(stepper(draw, last=len(changes) - 1, description="change"))
+    return lifetime_plots.lifetimes(lives, own_bytes, expected_bytes)
 
 
 def memory_planner(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shared import lifetime_plots, lifetimes
+from shared import lifetime_plots, lifetimes, widgets
 from shared.bundles import bundled
 from shared.timeline import Span, Timeline
 
@@ -70,6 +70,26 @@ def test_the_figure_has_a_bar_wherever_a_unit_has_memory():
 def test_states_can_be_told_apart_in_grey():
     fills = [(style["facecolor"], style.get("hatch")) for style in lifetime_plots._STYLES.values()]
     assert len(set(fills)) == len(fills)
+
+
+def test_a_moment_names_the_state_of_each_unit():
+    life = comes_and_goes()
+    changes = lifetime_plots.moments(life)
+    assert changes == [span.began for span in life.spans["block"]]
+    for at, state in zip(changes, ["SHARDED", "GATHERED"] * 2, strict=False):
+        above, below = lifetime_plots.moment(life, 4, 16, at).axes
+        assert [text.get_text() for text in below.texts] == [state]
+        assert above.get_title().startswith(f"operator {at}")
+
+
+def test_the_stepper_leaves_all_steps_as_a_figure(monkeypatch):
+    life, shown = comes_and_goes(), []
+    monkeypatch.setattr(widgets.magic, "in_jupyterlab", lambda: True)
+    monkeypatch.setattr(widgets, "display", shown.append)
+    figure = widgets.lifetime_stepper({"run": life, "again": life}, 4, {"run": 16, "again": 16}, of="again")
+    assert [axes.get_title() for axes in figure.axes[:2]] == ["run", "again"]
+    slider = shown[0].children[0].children[1]
+    assert slider.max == len(lifetime_plots.moments(life)) - 1
 
 
 def test_no_step_is_refused():
