@@ -156,6 +156,7 @@ class ZeRO2(OverlappedDDP):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""
+        self.synced = False
         self.optimizer.zero_grad()
 
     def _finish_once(self) -> None:

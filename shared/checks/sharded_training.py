@@ -15,6 +15,7 @@ from shared.checks.subgroups import SUBGROUPS, called_alone, join_subgroup
 from shared.checks.training import Draw
 
 _LIBRARIES = ("torch.distributed.optim", "torch.distributed.fsdp", "torch.distributed._composable", "deepspeed")
+LOOK_AT_PARTS = "Look at: is this part's gradient the mean of the same part, in the same order?"
 LOOK_AT_STALE = "Look at: model.zero_grad() does not call reset(): who forgets the last mean?"
 
 
@@ -150,5 +151,4 @@ def judge_states(
             cause = "This step did not change it. Look at: which memory does the model compute with, and is all sent?"
         else:
             cause = causes.of(rank, found, name, members, tolerance) if causes and found.shape == expected.shape else ""
-        otherwise = "Look at: is this part's gradient the mean of the same part, in the same order?"
-        raise Wrong(wrong, cause or hint or otherwise)
+        raise Wrong(wrong, cause or hint or LOOK_AT_PARTS)

@@ -18,6 +18,7 @@ from shared.checks import (
 )
 from shared.checks.framework import Attempt, Exercise, Wrong
 from shared.checks.sharded_steps import judge_bf16
+from shared.checks.sharded_training import LOOK_AT_PARTS
 from shared.checks.wrapping import judge_wrapping
 from shared.checks.zero2_training import TINY_CAP_MB, Travel, probe_zero2, travel_and_judge
 
@@ -26,6 +27,8 @@ TravellingGradients = Exercise("7.2", "TravellingGradients", optional=True)
 ZeRO2 = Exercise("7.3", "ZeRO2")
 
 AWKWARD = ("Plain", "Tied", "Frozen", "Unused", "TwoRoads", "Scalar", "Buffered", "Strided", "Mixed", "Crowd")
+_LOOK_AT_KEPT = "Look at: where are the gradients that no_sync() has kept, when the last backward adds its own?"
+_LOOK_AT_SENT = "Look at: what is in the shard's gradient by then, when the mean of another micro-batch arrives?"
 CLIPS = sharded_clip.CLIPS
 
 # -- 7.1 and 7.2
@@ -69,8 +72,12 @@ def training_equals_one_process(attempt: Attempt) -> None:
 def both_ways_of_accumulating_are_equal(attempt: Attempt) -> None:
     for sends_each in (False, True):
         for model in ("TwoRoads", "Tied"):
-            plan = Travel(model, "SGD", micro_batches=3, sends_each=sends_each)
-            travel_and_judge(attempt, plan)
+            try:
+                travel_and_judge(attempt, Travel(model, "SGD", micro_batches=3, sends_each=sends_each))
+            except Wrong as wrong:
+                if wrong.hint == LOOK_AT_PARTS:
+                    wrong.hint = _LOOK_AT_SENT if sends_each else _LOOK_AT_KEPT
+                raise
 
 
 @ZeRO2.check("loops", world_sizes=(1, 3))

@@ -211,7 +211,8 @@ class BucketOptimizer(ZeRO1):
 # zero2.finish_gradient_sync()
 # zero2.step()
 # ```
-# - `step()` finishes the synchronisation itself, where that was not done since the last step.
+# - `step()` finishes the synchronisation itself, where that was not done since the last `zero_grad()` and the last
+#   `backward()`. All ranks must agree on that, also where one has nothing to compute in a step.
 # - With more than one micro-batch there is a choice. `no_sync()` keeps whole gradients until the last one, and sends
 #   them once. Or each `backward()` is followed by `finish_gradient_sync()`: what is kept stays small, and every
 #   micro-batch sends. Both must give the same gradients.
@@ -271,6 +272,7 @@ class ZeRO2(OverlappedDDP):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""
+        self.synced = False
         self.optimizer.zero_grad()
 
     def _finish_once(self) -> None:
