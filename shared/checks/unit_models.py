@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from shared.checks.awkward import INPUTS, OUTPUTS
 
@@ -98,11 +98,11 @@ class Frozen(Blocks):
 
 
 class RoadsBlock(Block):
-    """Samples with x₀ > 0 take one layer, the others another, and a third is never used."""
+    """Samples with x₀ > 0 take one layer, the others another."""
 
     def __init__(self, width: int, inner: int):
         super().__init__(width, inner)
-        self.high, self.low, self.spare = (nn.Linear(width, width) for _ in range(3))
+        self.high, self.low = nn.Linear(width, width), nn.Linear(width, width)
         self.is_high = None
 
     def compute(self, x):
@@ -120,6 +120,18 @@ class Roads(Blocks):
         for block in self.blocks:
             block.is_high = x[:, 0] > 0
         return super().forward(x)
+
+
+class SpareBlock(RoadsBlock):
+    def __init__(self, width: int, inner: int):
+        super().__init__(width, inner)
+        self.spare = nn.Linear(width, inner)
+
+
+class Spare(Roads):
+    """As Roads, with layers that nobody uses."""
+
+    block = SpareBlock
 
 
 class FewBlock(Block):
@@ -199,6 +211,14 @@ class Checkpointed(Blocks):
 
     def run(self, block, y):
         return checkpoint(block, y, use_reentrant=False)
+
+
+class Recomputed(Blocks):
+    """The same, to the end of each block: torch stops when it has all that it needs."""
+
+    def run(self, block, y):
+        with set_checkpoint_early_stop(False):
+            return checkpoint(block, y, use_reentrant=False)
 
 
 class BundleBlock(Block):
@@ -288,12 +308,14 @@ KINDS = {
     "Tied": Kind("blocks, some of which share a weight", Tied),
     "Frozen": Kind("frozen parameters, and frozen blocks", Frozen),
     "Roads": Kind("parameters in blocks that only some ranks use", Roads),
+    "Spare": Kind("parameters in blocks that only some ranks use, or none", Spare),
     "Few": Kind("blocks of fewer numbers than ranks", Few),
     "Mixed": Kind("blocks of two dtypes", Mixed),
     "Buffered": Kind("buffers", Buffered),
     "Nested": Kind("units inside units", Nested, "nested"),
     "Twice": Kind("blocks called more than once", Twice),
     "Checkpointed": Kind("checkpointed blocks", Checkpointed),
+    "Recomputed": Kind("checkpointed blocks that are computed again to their end", Recomputed),
     "Bundles": Kind("blocks that take keywords and give a dict", Bundles),
     "Turns": Kind("blocks called in another order each time", Turns),
     "Whole": Kind("blocks, and units=[]", Blocks, "none"),

@@ -1,0 +1,18 @@
+"""Collects all gradients to have their norm.
+
+caught by: ZeRO3 · clip
+"""
+
+import torch
+
+from solutions import zero3 as right
+
+
+class ZeRO3(right.ZeRO3):
+    def clip_grad_norm_(self, max_norm):
+        wholes = [right.collect(each.grad, self.group, None) for each in self.shards if each.grad is not None]
+        norm = torch.stack([each.double().norm() for each in wholes]).norm()
+        for each in self.shards:
+            if each.grad is not None:
+                each.grad *= (max_norm / (norm + 1e-6)).clamp(max=1)
+        return norm

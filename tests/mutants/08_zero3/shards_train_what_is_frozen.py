@@ -1,0 +1,12 @@
+"""Every part may be trained.
+
+caught by: ShardedParameters · start
+"""
+
+from solutions import zero3 as right
+
+
+class ShardedParameters(right.ShardedParameters):
+    def __init__(self, parameters, group=None, compute_dtype=None):
+        super().__init__(parameters, group, compute_dtype)
+        self.shard.requires_grad_(True)

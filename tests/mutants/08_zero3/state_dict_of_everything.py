@@ -1,0 +1,12 @@
+"""state_dict() names parameters that have no memory.
+
+caught by: ZeRO3 · copies
+"""
+
+from solutions import zero3 as right
+
+
+class ZeRO3(right.ZeRO3):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self._state_dict_hooks.clear()
