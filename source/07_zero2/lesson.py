@@ -258,8 +258,8 @@ levels = {"4Ψ": 4 * parameters, "4Ψ/N": parameters, "4Ψ/N + 3 buckets": bound
 zero_plots.over_backward(ranks.pull("curves")[0], levels)
 
 # %% [markdown]
-# Where the dashed line falls, a bucket has arrived and gone. Smaller buckets would bring it nearer to 4Ψ/N, at the price
-# of more messages (chapter 03).
+# Where the dashed line falls, a bucket has arrived and gone. Smaller buckets would bring it nearer to 4Ψ/N, at the
+# price of more messages (chapter 03).
 
 # %% [markdown]
 # ## One line less
