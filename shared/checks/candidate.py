@@ -19,7 +19,13 @@ def probe(names: tuple[str, ...], path: str | None, probe_fn, args: tuple) -> by
     """Call probe_fn(the piece, *args) on this rank. → what it gives back, packed"""
     found = find(names, path)
     tap.reset()  # so that a report counts this try's collectives from 1
-    return parcel.pack(probe_fn(found, *args))
+    try:
+        packed = parcel.pack(probe_fn(found, *args))
+        if not torch.is_grad_enabled():
+            raise AssertionError("it leaves gradients switched off: whatever comes next cannot be trained")
+    finally:
+        torch.set_grad_enabled(True)
+    return packed
 
 
 def find(names: tuple[str, ...], path: str | None):

@@ -13,6 +13,7 @@ OPTIMIZERS = {
     "SGD with momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.05}),
     "Adam": (torch.optim.Adam, {"lr": 0.03}),
     "AdamW": (torch.optim.AdamW, {"lr": 0.03, "weight_decay": 0.1, "betas": (0.8, 0.95)}),
+    "Adam with amsgrad": (torch.optim.Adam, {"lr": 0.03, "amsgrad": True}),
 }
 SCHEDULERS = {
     "StepLR": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.3),

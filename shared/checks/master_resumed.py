@@ -16,14 +16,15 @@ HINT = (
     "Look at: what does state_dict() hold after a step, and in which dtype does it come back? torch's own takes what "
     "is in self.state, and rounds it to the parameters' dtype when it loads."
 )
-_SAID = f"saved after step {SAVED_AFTER} and loaded into a new optimizer"
-PLANS = (
-    Plan(f"AdamW, two groups, {_SAID}", "AdamW", ({}, {"lr": 0.1, "weight_decay": 0.0}), hint=HINT),
-    Plan(f"SGD with momentum, {_SAID}", "SGD with momentum", hint=HINT),
+_SAID = f"saved after step {SAVED_AFTER} and loaded into"
+PLANS = (  # and whether the optimizer that loads has stepped before
+    (Plan(f"AdamW, two groups, {_SAID} a new one", "AdamW", ({}, {"lr": 0.1, "weight_decay": 0.0}), hint=HINT), False),
+    (Plan(f"SGD with momentum, {_SAID} a new one", "SGD with momentum", hint=HINT), False),
+    (Plan(f"AdamW, {_SAID} one that went another way", "AdamW", hint=HINT), True),
 )
 
 
-def probe_resumed(master_weights, plan: Plan, data: Data) -> list[list[torch.Tensor]]:
+def probe_resumed(master_weights, plan: Plan, used: bool, data: Data) -> list[list[torch.Tensor]]:
     """Step, save, and go on with other parameters and another optimizer. → the parameters after each later step"""
     optimizer_cls, defaults = OPTIMIZERS[plan.optimizer]
     build = functools.partial(master_weights, optimizer_cls=optimizer_cls, **defaults)
@@ -45,7 +46,12 @@ def probe_resumed(master_weights, plan: Plan, data: Data) -> list[list[torch.Ten
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
-    parameters, optimizer = begin([parameter.detach() for parameter in parameters])
+    saved = [parameter.detach() for parameter in parameters]
+    parameters, optimizer = begin(saved)
+    if used:
+        step(parameters, optimizer, [-2 * gradient for gradient in data.gradients[0]])
+        for parameter, value in zip(parameters, saved, strict=True):
+            parameter.data.copy_(value)
     optimizer.load_state_dict(torch.load(file, weights_only=False))
     steps = []
     for gradients in data.gradients[SAVED_AFTER:]:
@@ -56,7 +62,7 @@ def probe_resumed(master_weights, plan: Plan, data: Data) -> list[list[torch.Ten
 
 @after_values
 def training_goes_on(attempt: Attempt) -> None:
-    for plan in PLANS:
+    for plan, used in PLANS:
         data = draw(attempt.draw_seed(), plan.dtypes)
-        for rank, steps in enumerate(attempt.run(probe_resumed, plan, data, context=plan.said)):
+        for rank, steps in enumerate(attempt.run(probe_resumed, plan, used, data, context=plan.said)):
             judge_steps(rank, steps, plan, data, first=SAVED_AFTER + 1)

@@ -12,6 +12,7 @@ from shared.checks import (
     placement,
     recompute_hooks,
     recompute_memory,
+    recompute_order,
     recompute_values,
     state_count,
 )
@@ -40,8 +41,12 @@ MasterWeights.check("one gradient", world_sizes=(1,))(master_memory.one_gradient
 Checkpointed.check("values", world_sizes=(1, 2))(recompute_values.gradients_are_those_without_it)
 Checkpointed.check("twice", world_sizes=(1,))(recompute_values.the_module_runs_twice)
 Checkpointed.check("dropout", world_sizes=(1,))(recompute_values.dropout_drops_the_same)
+Checkpointed.check("order", world_sizes=(1,))(recompute_order.backward_finds_its_own_forward)
+Checkpointed.check("changed inputs", world_sizes=(1,))(recompute_order.changed_inputs_are_refused)
+Checkpointed.check("autocast", world_sizes=(1,))(recompute_order.autocast_is_that_of_forward)
 Checkpointed.check("hooks", world_sizes=(1,))(recompute_hooks.hooks_see_whole_gradients_once)
 Checkpointed.check("memory", world_sizes=(1,))(recompute_memory.only_inputs_are_kept)
+Checkpointed.check("let go", world_sizes=(1,))(recompute_memory.nothing_is_left)
 
 activation_peak_bytes.check("values", world_sizes=(1,))(placement.peaks_are_predicted)
 place_checkpoints.check("fewest", world_sizes=(1,))(placement.as_few_as_possible)

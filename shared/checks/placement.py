@@ -8,8 +8,16 @@ from shared.checks.framework import Attempt, Wrong
 
 MOST_BLOCKS = 12
 TRIES = 40
-# saved, input and target bytes: who takes the block that helps most, and then the next, takes too many
-NEEDS_FORESIGHT = [29, 11, 1, 11, 6], [19, 4, 1, 2, 2], 47
+# saved, input and target bytes: who takes the block that helps most, and then the next, gets nowhere, or takes too many
+NEEDS_FORESIGHT = [
+    ([29, 11, 1, 11, 6], [19, 4, 1, 2, 2], 47),
+    ([5, 30, 7, 15, 11], [4, 23, 2, 5, 2], 57),
+]
+MUST_HAVES = (0, 3, 7)  # blocks below them, of which each must be chosen: more than can be found by trying a few
+MOST_SIZES = 4  # in an error's words: who lists every peak does not say which is the lowest
+
+
+_LOWEST = "Look at: which one of them is the lowest peak?"
 
 
 def peak_bytes(saved: list[int], given: list[int], chosen: tuple[int, ...]) -> int:
@@ -95,8 +103,10 @@ def _draw_targets(attempt: Attempt, reachable: bool) -> list[tuple]:
         tried.append((saved, given, target))
     if reachable:
         scale = attempt.random.randint(20, 200)
-        saved, given, target = NEEDS_FORESIGHT
-        tried.append(([scale * each for each in saved], [scale * each for each in given], scale * target))
+        for saved, given, target in NEEDS_FORESIGHT:
+            for below in MUST_HAVES:
+                blocks = [target - 7] * below + saved, [1] * below + given
+                tried.append((*([scale * each for each in some] for some in blocks), scale * (target + below)))
     return tried
 
 
@@ -140,7 +150,11 @@ def the_lowest_peak_is_told(attempt: Attempt) -> None:
             said = f"{_said(saved, given)}, target_bytes {target}"
             if kind == "chosen":
                 raise Wrong({rank: f"{said}: {found}; expected a ValueError, no choice is below {lowest}"})
-            if str(lowest) not in re.findall(r"\d+", re.sub(r"(?<=\d)[,_ '](?=\d{3})", "", found)):
+            numbers = re.findall(r"\d+", re.sub(r"(?<=\d)[,_ '](?=\d{3})", "", found))
+            sizes = {number for number in numbers if len(number) > 2}  # others may be numbers of blocks
+            if len(sizes) > MOST_SIZES:
+                raise Wrong({rank: f"{said}: ValueError({found[:90]!r}) says {len(sizes)} sizes"}, _LOWEST)
+            if str(lowest) not in numbers:
                 evidence = f"{said}: ValueError({found[:90]!r}); expected the lowest peak, {lowest}, in its words"
                 says_one = re.search(r"\d", found.replace(str(target), ""))
                 hint = "of which choice is the number that it says?" if says_one else "which number do its words lack?"

@@ -6,6 +6,7 @@ from torch import nn
 
 from shared import memory
 from shared.checks.candidate import device_here
+from shared.checks.footprint import living_bytes
 from shared.checks.framework import Attempt, Wrong
 
 SAMPLES, INPUTS = 32, 256
@@ -62,3 +63,29 @@ def only_inputs_are_kept(attempt: Attempt) -> None:
             if kept_bytes > SLACK_BYTES:
                 said = f"after backward {number} there are {kept_bytes:,} bytes more than before"
                 raise Wrong({rank: said}, "Look at: who still holds what backward computed again?")
+
+
+def probe_left(checkpointed, width: int) -> int:
+    """Train once, and let go of inputs and gradients. → the bytes that still live with the loss"""
+    model = checkpointed(Wide(width).to(device_here()))
+    leaf = torch.zeros(1, device=device_here(), requires_grad=True)  # a graph keeps its leaves
+    before_bytes = living_bytes()
+
+    def forward() -> torch.Tensor:
+        return model(*(torch.randn(SAMPLES, INPUTS, device=device_here()) + leaf for _ in range(2))).sum()
+
+    loss = forward()
+    loss.backward()
+    model.zero_grad()
+    return living_bytes() - before_bytes - loss.nbytes
+
+
+def nothing_is_left(attempt: Attempt) -> None:
+    width = attempt.random.randint(450, 600)
+    for rank, left_bytes in enumerate(attempt.run(probe_left, width)):
+        if left_bytes > SLACK_BYTES:
+            said = (
+                f"after backward, inputs and gradients gone, {left_bytes:,} bytes are left; the two inputs were "
+                f"{2 * SAMPLES * INPUTS * 4:,}"
+            )
+            raise Wrong({rank: said}, "Look at: who keeps inputs, and does autograd know, so that it can let them go?")

@@ -35,7 +35,8 @@ OPTIMIZERS = {
     "SGD with momentum": lambda params: torch.optim.SGD(params, momentum=0.9),
     "an optimizer whose state has plain numbers": Counting,
 }
-BEFORE, AFTER, EMPTIED, PARTLY = "before the first step", "after a step", "after zero_grad()", "with half of the model"
+BEFORE, AFTER, EMPTIED = "before the first step", "after a step", "after zero_grad()"
+PARTLY, FROZEN = "with half of the model", "frozen since a step"
 TRIED = [  # model, optimizer, when
     ("Plain", "Adam", BEFORE),
     ("Plain", "Adam", AFTER),
@@ -47,6 +48,7 @@ TRIED = [  # model, optimizer, when
     ("Scalar", "an optimizer whose state has plain numbers", AFTER),
     ("Plain", "SGD with momentum", EMPTIED),
     ("Tied", "Adam", PARTLY),
+    ("Plain", "Adam", FROZEN),
 ]
 
 
@@ -62,27 +64,36 @@ def train(case: tuple[str, str, str], seed: int, dtype: torch.dtype, device: tor
         optimizer.step()
     if when == EMPTIED:
         optimizer.zero_grad()
+    if when == FROZEN:
+        module.requires_grad_(False)
     return module, optimizer
 
 
 def probe_count(model_state_bytes, tried: list[tuple], handmade: bool) -> list[dict]:
-    with _ledger_refused() if handmade else contextlib.nullcontext():
-        return [dict(model_state_bytes(*train(*each, device_here()))) for each in tried]
+    """→ per try what was counted, and for how many parameters there is state, before and after that"""
+    found = []
+    for each in tried:
+        module, optimizer = train(*each, device_here())
+        before = len(optimizer.state)
+        with _ledger_refused() if handmade else contextlib.nullcontext():
+            counted = dict(model_state_bytes(module, optimizer))
+        found.append({"counted": counted, "states": (before, len(optimizer.state))})
+    return found
 
 
 @contextlib.contextmanager
 def _ledger_refused():
-    """The ledger is what the count is compared with."""
-    uses = storages.uses
+    """The ledger is what the count is compared with. All of it goes through _parts, whoever has imported what."""
+    parts = storages._parts
 
     def refuse(_):
         raise AssertionError("the memory ledger does the counting here: count by hand")
 
-    storages.uses = refuse
+    storages._parts = refuse
     try:
         yield
     finally:
-        storages.uses = uses
+        storages._parts = parts
 
 
 def without_the_ledger(attempt: Attempt) -> None:
@@ -93,11 +104,15 @@ def counted_to_the_byte(attempt: Attempt) -> None:
     dtypes = (torch.bfloat16, torch.float32, torch.float64)
     tried = [(case, attempt.draw_seed(), attempt.random.choice(dtypes)) for case in TRIED]
     for rank, counts in enumerate(attempt.run(probe_count, tried, False)):
-        for (case, seed, dtype), found in zip(tried, counts, strict=True):
+        for (case, seed, dtype), result in zip(tried, counts, strict=True):
             module, optimizer = train(case, seed, dtype, torch.device("cpu"))
             model, name, when = case
             context = f"{awkward.said(model)} in {str(dtype).removeprefix('torch.')}, {name}, {when}"
-            _judge(rank, found, module, optimizer, context)
+            _judge(rank, result["counted"], module, optimizer, context)
+            before, after = result["states"]
+            if before != after:
+                said = f"{context}: optimizer.state had {before} entries, and has {after} since it was counted"
+                raise Wrong({rank: said}, "Look at: what does a defaultdict do when it is asked for what it has not?")
 
 
 def _judge(rank: int, found: dict, module, optimizer, context: str) -> None:

@@ -81,6 +81,10 @@ class _Packed:
 
     def __init__(self, module, inputs):
         self.module, self.inputs, self.count, self.found = module, inputs, 0, {}
+        self.versions = [each._version for each in inputs]
+        kind = inputs[0].device.type
+        now = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        self.autocast = torch.autocast(kind, *now, cache_enabled=False)
         self.random = torch.get_rng_state(), self._gpu()
 
     @staticmethod
@@ -97,6 +101,8 @@ class _Packed:
         return self.found.pop(number)
 
     def _again(self):
+        if self.versions != [each._version for each in self.inputs]:
+            raise RuntimeError("somebody wrote into an input since forward")
         now = torch.get_rng_state(), self._gpu()
         self._set(self.random)
         place = iter(range(1, self.count + 1))
@@ -104,7 +110,7 @@ class _Packed:
         def keep(tensor):
             self.found[next(place)] = tensor.detach()
 
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda _: None):
+        with torch.enable_grad(), self.autocast, torch.autograd.graph.saved_tensors_hooks(keep, lambda _: None):
             self.module(*self.inputs)
         self._set(now)
 

@@ -55,7 +55,8 @@ class MasterWeights(torch.optim.Optimizer):
 class _Again(torch.autograd.Function):
     @staticmethod
     def forward(ctx, run, *tensors):
-        ctx.run, ctx.tensors = run, tensors
+        ctx.run = run
+        ctx.save_for_backward(*tensors)
         ctx.cpu = torch.get_rng_state()
         ctx.gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
         return run(*tensors)
@@ -63,7 +64,7 @@ class _Again(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         needed = ctx.needs_input_grad[1:]
-        cut = [tensor.detach() for tensor in ctx.tensors]
+        cut = [tensor.detach() for tensor in ctx.saved_tensors]
         with torch.random.fork_rng(), torch.enable_grad():
             torch.set_rng_state(ctx.cpu)
             if ctx.gpu is not None:
@@ -84,11 +85,16 @@ class Checkpointed(torch.nn.Module):
         self.module = module
 
     def forward(self, *inputs):
+        kind, count = inputs[0].device.type, len(inputs)
+        autocast = torch.autocast(
+            kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False
+        )
         names, parameters = zip(*self.module.named_parameters(), strict=True) if self._trains() else ((), ())
 
         def run(*tensors):
-            weights = dict(zip(names, tensors[len(inputs) :], strict=True))
-            return torch.func.functional_call(self.module, weights, tensors[: len(inputs)])
+            weights = dict(zip(names, tensors[count:], strict=True))
+            with autocast:
+                return torch.func.functional_call(self.module, weights, tensors[:count])
 
         return _Again.apply(run, *inputs, *parameters)
 

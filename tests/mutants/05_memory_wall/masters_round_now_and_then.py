@@ -1,0 +1,14 @@
+"""Makes master and parameter equal every fiftieth step, lest they drift apart.
+
+caught by: MasterWeights · small updates
+"""
+
+from solutions import memory_wall as right
+
+
+class MasterWeights(right.MasterWeights):
+    def step_one(self, parameter, group):
+        super().step_one(parameter, group)
+        self.steps = getattr(self, "steps", 0) + 1
+        if self.steps % 50 == 0:
+            self.state[parameter]["master"].copy_(parameter)

@@ -1,0 +1,25 @@
+"""Remembers where the generators were in the module's last forward, not in each.
+
+caught by: Checkpointed · order
+"""
+
+from solutions import memory_wall as right
+
+LAST = {}
+
+
+class _Recompute(right.Recompute):
+    @staticmethod
+    def forward(ctx, module, count, *tensors):
+        LAST[module] = right.randomness()
+        return right.Recompute.forward(ctx, module, count, *tensors)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.random = LAST[ctx.module]
+        return right.Recompute.backward(ctx, gradient)
+
+
+class Checkpointed(right.Checkpointed):
+    def forward(self, *inputs):
+        return _Recompute.apply(self.module, len(inputs), *inputs, *self.module.parameters())
