@@ -269,7 +269,8 @@ class ReducesGradients(GathersForForward):
         self.pending = True
         self.queue.add(number, place)
         unit = self._unit_of[number]
-        if not any(self.queue.missing[other] for other in self._numbers_of(unit)):
+        numbers = self._numbers_of(unit)
+        if len(numbers) == len(unit.parts) and not any(self.queue.missing[each] for each in numbers):
             unit.reshard()
 
     def _leave(self, unit: Unit) -> None:

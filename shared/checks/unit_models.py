@@ -93,7 +93,8 @@ class Frozen(Blocks):
         super().__init__()
         for each in (self.into, self.blocks[0], self.blocks[2]):
             each.requires_grad_(False)
-        self.blocks[1].up.bias.requires_grad_(False)
+        for each in (self.blocks[1].norm, self.blocks[1].up.bias):  # backward needs the norm after the last gradient
+            each.requires_grad_(False)
         self.out.weight.requires_grad_(False)
 
 
@@ -177,7 +178,7 @@ class BufferedBlock(Block):
         self.register_buffer("shift", torch.rand(width), persistent=False)
 
     def compute(self, x):
-        return super().compute(x) * self.scale + self.shift + self.count % 7
+        return super().compute(x) * self.scale + self.shift + self.count % 7 / 10
 
 
 class Buffered(Blocks):

@@ -39,7 +39,8 @@ class UnitPlan(Plan):
 def shard(wrapper, module, plan: UnitPlan, group=None):
     """Build the student's wrapper; a step towards the last one may take no `prefetch` yet."""
     options = dict(plan.options)
-    if "prefetch" not in inspect.signature(wrapper).parameters:
+    makers = [each.__init__ for each in wrapper.__mro__] if inspect.isclass(wrapper) else [wrapper]
+    if not any("prefetch" in inspect.signature(each).parameters for each in makers):
         options.pop("prefetch", None)
     if unit_models.KINDS[plan.model].units:
         options["units"] = unit_models.units_of(plan.model, module)

@@ -380,8 +380,9 @@ check.GathersForForward()
 # - `_before_backward(unit, call, gradient)`: a call that is in `unit.open`, or whose unit is not in `entered`, puts its
 #   unit into state BACKWARD, with the parameters here, and into the list `entered`. It takes itself out of `unit.open`:
 #   once that is empty, no call of this unit is left for backward to reach.
-# - `_on_gradient(parameter)`: add it to the queue. When nothing of its unit is missing, reshard the unit. A second
-#   gradient before `finish_gradient_sync()` is refused, as in lab 04.
+# - `_on_gradient(parameter)`: add it to the queue. When nothing of its unit is missing, reshard the unit, but not where
+#   some of its parts are frozen: for these no gradient tells that backward needs them no more. A second gradient before
+#   `finish_gradient_sync()` is refused, as in lab 04.
 # - `finish_gradient_sync()`: finish the queue, reshard every unit, and forget what was entered and open.
 # - A `forward()` that finds gradients which nobody has finished, of an earlier micro-batch, finishes them first.
 #
@@ -476,7 +477,8 @@ class ReducesGradients(GathersForForward):
         self.pending = True
         self.queue.add(number, place)
         unit = self._unit_of[number]
-        if not any(self.queue.missing[other] for other in self._numbers_of(unit)):
+        numbers = self._numbers_of(unit)
+        if len(numbers) == len(unit.parts) and not any(self.queue.missing[each] for each in numbers):
             unit.reshard()
         ### END SOLUTION
 

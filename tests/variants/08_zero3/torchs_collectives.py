@@ -222,7 +222,7 @@ class ZeRO3(nn.Module):
             raise RuntimeError("call finish_gradient_sync() before the next backward()")
         shelf.take(p)
         self._send()
-        if not any(s.missing for s in place.shelves if s.own.requires_grad):
+        if not any(s.missing or not s.own.requires_grad for s in place.shelves):
             self._away(place)
 
     def _send(self):

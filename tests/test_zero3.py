@@ -1,0 +1,181 @@
+"""ZeRO3 as a whole: copied, saved, resumed by other numbers of ranks, computing in bfloat16, and beside FSDP2.
+
+The functions without `test_` run on the ranks.
+"""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.fsdp import fully_shard
+
+from shared import models, ranks, wire
+from solutions.memory_wall import Checkpointed
+from solutions.zero3 import ZeRO3, begin_state
+
+SETTINGS = {"lr": 0.01, "weight_decay": 0.1, "eps": 1e-3}  # eps: what is almost 0 is not blown up to a step of lr
+SAMPLES = 12
+
+
+@pytest.fixture(params=[1, 2, 3])
+def world(request, four_ranks):
+    with ranks.world(request.param):
+        yield request.param
+
+
+def tiny_gpt(seed: int, dtype=torch.float64) -> models.TinyGPT:
+    """A norm is frozen; there is a buffer; no size divides by three."""
+    gpt = models.TinyGPT(models.GPTConfig(vocab_size=13, context=8, layers=2, heads=2, width=10), seed).to(dtype)
+    gpt.blocks[0].requires_grad_(False).attention.requires_grad_(True)
+    gpt.register_buffer("count", torch.tensor(3.0 + seed))
+    return gpt
+
+
+def batch_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's share of a step's samples, which are the same for any number of ranks."""
+    tokens = torch.randint(13, (SAMPLES, 9), generator=torch.Generator().manual_seed(step))
+    own = tokens[dist.get_rank() :: dist.get_world_size()]
+    return own[:, :-1], own[:, 1:]
+
+
+def new_optimizer(model) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), **SETTINGS)
+
+
+def train(model, optimizer, steps: range) -> list[float]:
+    """→ losses on this rank's samples"""
+    losses = []
+    for step in steps:
+        optimizer.zero_grad()
+        loss = model(*batch_of(step))
+        loss.backward()
+        if isinstance(model, ZeRO3):
+            model.finish_gradient_sync()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def close(one: dict, other: dict) -> None:
+    """Sums of float64 in another order."""
+    assert list(one) == list(other)
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-10)
+
+
+def copied() -> list[dict]:
+    """Train a wrapper and its copy alike. → full states: before, and of both after"""
+    model = ZeRO3(tiny_gpt(dist.get_rank()))
+    optimizer = new_optimizer(model)
+    train(model, optimizer, range(2))
+    copy_ = copy.deepcopy(model)
+    its = new_optimizer(copy_)
+    its.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    states = [model.full_state_dict()]
+    train(copy_, its, range(2, 5))
+    states.append(model.full_state_dict())
+    train(model, optimizer, range(2, 5))
+    return [*states, model.full_state_dict(), copy_.full_state_dict()]
+
+
+def test_a_copy_trains_like_the_original_and_leaves_it_alone(world):
+    for before, untouched, original, its_copy in ranks.run(copied):
+        close(before, untouched)
+        close(original, its_copy)
+        assert any(not torch.equal(before[name], original[name]) for name in before)
+
+
+def round_trip() -> tuple[list[dict], list[str], str]:
+    """→ full states of a trained wrapper and of one that has loaded its state_dict(), names, and a refusal"""
+    model, other = ZeRO3(tiny_gpt(0)), ZeRO3(tiny_gpt(5))
+    train(model, new_optimizer(model), range(3))
+    state = copy.deepcopy(model.state_dict())
+    other.load_state_dict(state)
+    with pytest.raises(RuntimeError) as refused:
+        other.load_state_dict({**state, "stranger": torch.ones(1)})
+    return [model.full_state_dict(), other.full_state_dict()], list(state), str(refused.value)
+
+
+def test_state_dict_is_this_ranks_and_comes_back(world):
+    for (one, other), names, refused in ranks.run(round_trip):
+        close(one, other)
+        assert "module.count" in names
+        assert all(name.startswith("shards.") or name == "module.count" for name in names)
+        assert "stranger" in refused
+
+
+def saved(folder: str) -> dict:
+    """Save after two steps, and train three more. → the full state then"""
+    model = ZeRO3(tiny_gpt(dist.get_rank()))
+    optimizer = new_optimizer(model)
+    train(model, optimizer, range(2))
+    dcp.save({"zero3": model.sharded_state_dict(optimizer)}, checkpoint_id=folder)
+    train(model, optimizer, range(2, 5))
+    return model.full_state_dict()
+
+
+def resumed(folder: str) -> dict:
+    """Begin with what was saved, and train three steps. → the full state then"""
+    model = ZeRO3(tiny_gpt(7))
+    optimizer = new_optimizer(model)
+    begin_state(optimizer)
+    dcp.load({"zero3": model.sharded_state_dict(optimizer)}, checkpoint_id=folder)
+    train(model, optimizer, range(2, 5))
+    return model.full_state_dict()
+
+
+def test_four_ranks_save_and_others_go_on(four_ranks, tmp_path):
+    want = ranks.run(saved, str(tmp_path))[0]
+    for size in (1, 2, 3):
+        with ranks.world(size):
+            for state in ranks.run(resumed, str(tmp_path)):
+                close(state, want)
+
+
+def in_bfloat16() -> dict:
+    """→ bytes sent in a step in float32 and with compute_dtype=bfloat16; dtypes of parts and gradients; losses"""
+    found = {"sent": []}
+    for compute_dtype in (None, torch.bfloat16):
+        model = ZeRO3(tiny_gpt(0, torch.float32), compute_dtype=compute_dtype)
+        optimizer = new_optimizer(model)
+        losses = [sum(train(model, optimizer, range(2))) for _ in range(15)]
+        with wire.ledger() as log:
+            train(model, optimizer, range(1))
+        found["sent"].append(log.sent_bytes)
+    found["dtypes"] = {p.dtype for p in model.parameters()} | {
+        p.grad.dtype for p in model.parameters() if p.requires_grad
+    }
+    return found | {"losses": losses}
+
+
+def test_bfloat16_halves_the_wire_and_learns(world):
+    for found in ranks.run(in_bfloat16):
+        whole, half = found["sent"]
+        assert half == whole / 2
+        assert found["dtypes"] == {torch.float32}
+        assert found["losses"][-1] < 0.9 * found["losses"][0]
+
+
+def beside_fsdp2(checkpointed: bool) -> tuple[list[dict], list[list[float]]]:
+    """Five steps in float64, of ZeRO3 and of torch's FSDP2. → full states, losses"""
+    ours, theirs = tiny_gpt(0), tiny_gpt(0)
+    for gpt in (ours, theirs) if checkpointed else ():
+        gpt.blocks = torch.nn.ModuleList(Checkpointed(block) for block in gpt.blocks)
+    model = ZeRO3(ours)
+    for each in (*theirs.blocks, theirs):
+        fully_shard(each)
+    losses = [train(each, new_optimizer(each), range(5)) for each in (model, theirs)]
+    state = {
+        name: value.full_tensor() if hasattr(value, "full_tensor") else value
+        for name, value in theirs.state_dict().items()
+    }
+    return [model.full_state_dict(), state], losses
+
+
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["", "checkpointed"])
+def test_it_trains_as_fsdp2_does(world, checkpointed):
+    for (ours, theirs), losses in ranks.run(beside_fsdp2, checkpointed):
+        close(ours, theirs)
+        assert losses[0] == pytest.approx(losses[1], abs=1e-10)
