@@ -17,6 +17,7 @@ from shared.checks import (
     zero2_wire,
 )
 from shared.checks.framework import Attempt, Exercise, Wrong
+from shared.checks.hints import where_it_raises
 from shared.checks.sharded_steps import judge_bf16
 from shared.checks.sharded_training import LOOK_AT_PARTS
 from shared.checks.wrapping import judge_wrapping
@@ -111,7 +112,11 @@ ZeRO2.check("refusals", world_sizes=(1, 2))(zero2_lives.what_cannot_be_right_is_
 ZeRO2.check("memory", world_sizes=(2, 4))(zero2_memory.each_rank_holds_its_part)
 ZeRO2.check("peak", world_sizes=(2, 4))(zero2_memory.backward_holds_three_buckets)
 ZeRO2.check("lives", world_sizes=(1, 2))(zero2_lives.copies_and_originals_live_their_own_lives)
-ZeRO2.check("state", world_sizes=(1, 3))(zero2_lives.both_states_are_plain)
+ZeRO2.check("state", world_sizes=(1, 3))(
+    where_it_raises({"no attribute 'optimizer'": "Look at: to what would a scheduler write, and what would be saved?"})(
+        zero2_lives.both_states_are_plain
+    )
+)
 
 
 @ZeRO2.check("group", world_sizes=(3, 4))
