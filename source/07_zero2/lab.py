@@ -8,7 +8,7 @@
 # %% [markdown]
 # # Lab 07 · ZeRO-2
 #
-# **60 minutes, 13 points.** You build `ZeRO2`: the buckets of lab 04, of whose sum each rank keeps its own part only,
+# **60 minutes, 11 points.** You build `ZeRO2`: the buckets of lab 04, of whose sum each rank keeps its own part only,
 # and the sharded optimizer of lab 06. A gradient lives from the moment backward makes it until its bucket has left.
 #
 # Each exercise has a check. Times are never judged; bytes are, at every moment of a backward.
