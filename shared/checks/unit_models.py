@@ -93,9 +93,17 @@ class Frozen(Blocks):
         super().__init__()
         for each in (self.into, self.blocks[0], self.blocks[2]):
             each.requires_grad_(False)
-        for each in (self.blocks[1].norm, self.blocks[1].up.bias):  # backward needs the norm after the last gradient
-            each.requires_grad_(False)
+        self.blocks[1].up.bias.requires_grad_(False)
         self.out.weight.requires_grad_(False)
+
+
+class FrozenNorms(Blocks):
+    """Backward needs a block's norm when it has all of its gradients."""
+
+    def __init__(self):
+        super().__init__()
+        for block in self.blocks:
+            block.norm.requires_grad_(False)
 
 
 class RoadsBlock(Block):
@@ -308,6 +316,7 @@ KINDS = {
     "Blocks": Kind("blocks", Blocks),
     "Tied": Kind("blocks, some of which share a weight", Tied),
     "Frozen": Kind("frozen parameters, and frozen blocks", Frozen),
+    "FrozenNorms": Kind("blocks that begin with a frozen layer", FrozenNorms),
     "Roads": Kind("parameters in blocks that only some ranks use", Roads),
     "Spare": Kind("parameters in blocks that only some ranks use, or none", Spare),
     "Few": Kind("blocks of fewer numbers than ranks", Few),

@@ -26,7 +26,7 @@ ReducesGradients = Exercise("8.5", "ReducesGradients", optional=True, stands_in=
 LooksAhead = Exercise("8.6", "LooksAhead", optional=True, stands_in="ZeRO3")
 ZeRO3 = Exercise("8.7", "ZeRO3")
 
-AWKWARD = ("Blocks", "Tied", "Frozen", "Few", "Mixed", "Buffered", "Nested", "Twice", "Bundles", "Whole")
+AWKWARD = ("Blocks", "Tied", "Frozen", "FrozenNorms", "Few", "Mixed", "Buffered", "Nested", "Twice", "Bundles", "Whole")
 
 # -- 8.1 to 8.3
 
