@@ -56,13 +56,13 @@ WITHOUT = {"prefetch": 0}  # so that a step before prefetching and the finished 
 
 @ReducesGradients.check("values")
 def training_equals_one_process(attempt: Attempt) -> None:
-    some = {1: 2, 2: len(AWKWARD), 3: 4, 4: 4}[attempt.world_size]
+    some = {1: 2, 2: len(AWKWARD), 3: 2, 4: 2}[attempt.world_size]
     for number, model in enumerate(attempt.random.sample(AWKWARD, some)):
         options = WITHOUT | {"reshard_after_forward": attempt.random.random() < 0.7}
         train_and_judge(attempt, UnitPlan(model, ("AdamW", "SGD", "Hiker")[number % 3], options=options))
 
 
-@ReducesGradients.check("unused on one rank", world_sizes=(2, 3, 4))
+@ReducesGradients.check("unused on one rank", world_sizes=(2, 4))
 def a_parameter_may_be_unused_somewhere(attempt: Attempt) -> None:
     for model in ("Roads", "Spare"):
         train_and_judge(attempt, UnitPlan(model, options=WITHOUT))
@@ -106,7 +106,7 @@ LooksAhead.check("order", world_sizes=(2, 4))(zero3_order.the_next_unit_travels_
 LooksAhead.check("without", world_sizes=(2,))(zero3_order.nothing_travels_ahead)
 
 
-@LooksAhead.check("values", world_sizes=(1, 2, 3))
+@LooksAhead.check("values", world_sizes=(2, 3))
 def looking_ahead_changes_no_value(attempt: Attempt) -> None:
     models = ("Turns", "Twice", "Nested", "Roads", "Recomputed", "Frozen", "Tied")
     for model in models if attempt.world_size == 2 else attempt.random.sample(models, 2):
@@ -131,14 +131,14 @@ def one_unit_more_is_here(attempt: Attempt) -> None:
 
 @ZeRO3.check("values")
 def training_with_everything(attempt: Attempt) -> None:
-    for model in attempt.random.sample((*AWKWARD, "Roads", "Checkpointed"), 2):
+    for model in attempt.random.sample((*AWKWARD, "Roads", "Checkpointed"), 1):
         options = {"reshard_after_forward": attempt.random.random() < 0.5, "prefetch": attempt.random.randrange(3)}
         train_and_judge(attempt, UnitPlan(model, attempt.random.choice(("AdamW", "Adam")), options=options))
 
 
-@ZeRO3.check("clip")
+@ZeRO3.check("clip", world_sizes=(1, 2, 3))
 def clipping_equals_one_process(attempt: Attempt) -> None:
-    models = ("Tied", "Frozen", "Mixed", "Few", "Roads")
+    models = ("Tied", "Frozen", "Mixed", "Few")
     for model in models if attempt.world_size == 2 else attempt.random.sample(models, 1):
         train_and_judge(attempt, UnitPlan(model, steps=3, max_norm=0.05))
     train_and_judge(attempt, UnitPlan("Blocks", steps=2, max_norm=100.0))
@@ -156,9 +156,9 @@ def bf16_halves_what_is_gathered(attempt: Attempt) -> None:
 
 
 ZeRO3.check("bf16", world_sizes=(2, 4))(zero3_wire.bf16_halves_what_travels)
-ZeRO3.check("whole state")(zero3_state.it_is_a_plain_state)
+ZeRO3.check("whole state", world_sizes=(1, 2, 4))(zero3_state.it_is_a_plain_state)
 ZeRO3.check("another world size", world_sizes=(1, 3))(zero3_state.any_number_of_ranks_takes_it_over)
 ZeRO3.check("foreign state", world_sizes=(2,))(zero3_state.foreign_states_are_refused)
-ZeRO3.check("sharded state", world_sizes=(1, 4))(zero3_saved.other_ranks_go_on)
+ZeRO3.check("sharded state", world_sizes=(4,))(zero3_saved.other_ranks_go_on)
 ZeRO3.check("a module", world_sizes=(2,))(zero3_lives.it_is_like_its_module)
 ZeRO3.check("copies", world_sizes=(1, 3))(zero3_lives.a_copy_has_a_life_of_its_own)

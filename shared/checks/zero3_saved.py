@@ -58,7 +58,7 @@ def _begin_state(optimizer) -> None:
 
 
 def other_ranks_go_on(attempt: Attempt) -> None:
-    for model, optimizer in (("Buffered", "AdamW"), ("Few", "SGD"), ("Frozen", "Adam")):
+    for model, optimizer in (("Buffered", "AdamW"), ("Few", "SGD")):
         plan, draw = UnitPlan(model, optimizer, steps=4), Draw(attempt)
         want = _one_process(plan, draw)
         with tempfile.TemporaryDirectory() as folder:
