@@ -103,10 +103,7 @@ check.begin_reduce_scatter()
 # %% tags=["exercise", "export"] grade_id="travelling-gradients"
 # %%ranks
 class TravellingGradients:
-    """The gradients of home's parameters, kept whole only until their sum is sent.
-
-    Comm: launch() is one reduce_scatter.
-    """
+    """The gradients of home's parameters, kept whole only until their sum is sent."""
 
     before = None  # what is launched before this
 
@@ -126,19 +123,16 @@ class TravellingGradients:
         if self.flat is None:
             self.flat = self.home.new_flat()
             self.slices = self.home.slices_of(self.flat)
-        parameter = self.parameters[place]
-        if parameter.grad is None:
+        gradient, self.parameters[place].grad = self.parameters[place].grad, None
+        if gradient is None:
             return
-        if parameter.grad.requires_grad:
-            raise RuntimeError(
-                "this gradient is part of a graph (backward(create_graph=True)), and a message is not"
-            )
-        torch.div(parameter.grad, self.world_size, out=self.slices[place])
-        parameter.grad = None
+        if gradient.requires_grad:
+            raise RuntimeError("create_graph=True: messages have no graph; use the module itself")
+        torch.div(gradient, self.world_size, out=self.slices[place])
         ### END SOLUTION
 
     def launch(self) -> None:
-        """Begin to send the sum, when that of `before` has arrived."""
+        """Begin to send the sum, when that of `before` has arrived. Comm: one reduce_scatter."""
         ### BEGIN SOLUTION
         if self.before is not None:
             self.before.wait()
@@ -148,12 +142,10 @@ class TravellingGradients:
     def wait(self) -> None:
         """Add the mean to the shard's gradient, if it is under way, and let the rest go."""
         ### BEGIN SOLUTION
-        if self.finish is None:
-            return
-        shard = self.home.shard
-        mean = self.finish().to(shard.dtype)
-        shard.grad = mean if shard.grad is None else shard.grad.add_(mean)
-        self.flat = self.slices = self.finish = None
+        if self.finish is not None:
+            shard, mean = self.home.shard, self.finish().to(self.home.shard.dtype)
+            shard.grad = mean if shard.grad is None else shard.grad.add_(mean)
+            self.flat = self.slices = self.finish = None
         ### END SOLUTION
 
 
@@ -221,67 +213,88 @@ class BucketOptimizer(ZeRO1):
 # Target: at any moment of backward, no more than Ψ/N gradients, and three buckets.
 
 
+# %% [markdown]
+# Two cells. The first knows of buckets and messages, the second of the optimizer.
+
+
+# %% tags=["exercise", "export"] grade_id="syncs-once"
+# %%ranks
+class SyncsOnce(OverlappedDDP):
+    """Overlap over sharded buckets, of which one at a time is launched; knows whether a step may begin."""
+
+    bucket_type = ShardedBucket
+
+    def __init__(self, module: nn.Module, bucket_cap_mb: float = 25.0, group=None):
+        ### BEGIN SOLUTION
+        super().__init__(module, bucket_cap_mb, group)
+        self.synced = False  # since the last gradient, the last zero_grad() and the last step()
+        for before, bucket in pairwise(self.buckets):
+            bucket.before = before
+        ### END SOLUTION
+
+    def finish_gradient_sync(self) -> None:
+        """Wait until this rank has its part of every mean gradient."""
+        ### BEGIN SOLUTION
+        super().finish_gradient_sync()
+        self.synced = self.syncs
+        ### END SOLUTION
+
+    def finish_once(self) -> None:
+        """Synchronise, unless that is done."""
+        ### BEGIN SOLUTION
+        if not self.synced:
+            self.finish_gradient_sync()
+        ### END SOLUTION
+
+    def _on_gradient(self, parameter: nn.Parameter) -> None:
+        ### BEGIN SOLUTION
+        self.synced = False
+        super()._on_gradient(parameter)
+        ### END SOLUTION
+
+
 # %% tags=["exercise", "export"] grade_id="zero2"
 # %%ranks
-class ZeRO2(OverlappedDDP):
+class ZeRO2(SyncsOnce):
     """ZeRO stage 2: gradients are reduce-scattered while backward computes, and freed; the optimizer is sharded.
 
     `.optimizer` is the sharded optimizer, for schedulers and its state_dict().
 
-    Memory: with Adam in fp32, 4Ψ + 4Ψ/N + 8Ψ/N bytes for Ψ parameters on N ranks, and during backward up to three
-    buckets.
+    Memory: with Adam in fp32, 4Ψ + 4Ψ/N + 8Ψ/N bytes for Ψ parameters on N ranks; in backward up to three buckets.
     Comm: per backward outside no_sync(), one reduce_scatter per bucket; per step, one all_gather per bucket. With g
     micro-batches (g+1)(N−1)/N · 4Ψ bytes, with no_sync() 2(N−1)/N · 4Ψ.
     Source: Rajbhandari et al. 2020, "ZeRO", §5.2 and §7.
     """
 
-    bucket_type = ShardedBucket
-
     def __init__(
-        self,
-        module: nn.Module,
-        optimizer_cls: type[torch.optim.Optimizer],
-        bucket_cap_mb: float = 25.0,
-        group: dist.ProcessGroup | None = None,
-        **defaults,
+        self, module: nn.Module, optimizer_cls, bucket_cap_mb: float = 25.0, group=None, **defaults
     ):
         ### BEGIN SOLUTION
         super().__init__(module, bucket_cap_mb, group)
-        for before, bucket in pairwise(self.buckets):
-            bucket.before = before
-        self.optimizer = BucketOptimizer(
-            self.buckets, module.parameters(), optimizer_cls, group, **defaults
-        )
-        self.synced = False
-
-    def finish_gradient_sync(self) -> None:
-        """Wait until this rank has its part of every mean gradient."""
-        super().finish_gradient_sync()
-        self.synced = self.syncs
+        parameters = module.parameters()
+        self.optimizer = BucketOptimizer(self.buckets, parameters, optimizer_cls, group, **defaults)
+        ### END SOLUTION
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scale gradients so that their norm over all parameters is at most max_norm. → the norm before"""
-        self._finish_once()
+        ### BEGIN SOLUTION
+        self.finish_once()
         return self.optimizer.clip_grad_norm_(max_norm)
+        ### END SOLUTION
 
     def step(self) -> None:
         """Update this rank's part of the parameters, and collect the others'."""
-        self._finish_once()
+        ### BEGIN SOLUTION
+        self.finish_once()
         self.optimizer.step()
         self.synced = False
+        ### END SOLUTION
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""
+        ### BEGIN SOLUTION
         self.synced = False
         self.optimizer.zero_grad()
-
-    def _finish_once(self) -> None:
-        if not self.synced:
-            self.finish_gradient_sync()
-
-    def _on_gradient(self, parameter: nn.Parameter) -> None:
-        self.synced = False
-        super()._on_gradient(parameter)
         ### END SOLUTION
 
 

@@ -8,7 +8,7 @@ from solutions import zero2 as right
 
 class ZeRO2(right.ZeRO2):
     def clip_grad_norm_(self, max_norm):
-        self._finish_once()
+        self.finish_once()
         grads = [bucket.home.shard.grad for bucket in self.buckets]
         squares = [each.double().square().sum() for each in grads]
         for square in squares:
