@@ -144,7 +144,7 @@ class FlatGradients:
 
     def reduce(self) -> None:
         """Make the shard's gradient the mean over the ranks, once between two resets."""
-        if self.home.shard.grad is not None:
+        if self.home.shard.grad is not None and self.still_there():
             return
         for parameter, piece in zip(self.home.parameters, self.slices, strict=True):
             if parameter.grad is None:

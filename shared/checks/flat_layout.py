@@ -11,6 +11,7 @@ from shared.checks.candidate import device_here
 from shared.checks.compare import first_difference
 from shared.checks.footprint import living_bytes
 from shared.checks.framework import Attempt, Wrong
+from shared.checks.latecomers import Meeting, launches_unasked
 from shared.checks.sharded_wire import Flat, judge_rounds
 from shared.checks.subgroups import SUBGROUPS, called_alone, join_subgroup
 
@@ -205,3 +206,26 @@ def no_copy_stays(attempt: Attempt) -> None:
         if held_bytes > 1.01 * most:
             said = f"{shapes}: {held_bytes:,} bytes are held; expected {most:,}, those of flat"
             raise Wrong({rank: said}, "Look at: who still holds the memory in which the parameters were?")
+
+
+def probe_begins(flat_parameters, shapes: Shapes, late: int, token: int, seed: int) -> list[int]:
+    """Gather; one rank begins only when the others' gather() has come back. → there, whose has not"""
+    home = flat_parameters([nn.Parameter(each.to(device_here())) for each in shapes.values(seed)], None)
+    meeting = Meeting(f"gather{token}")
+    with launches_unasked():
+        missing = meeting.missing() if dist.get_rank() == late else []
+        handle = home.gather()
+        if dist.get_rank() != late:
+            meeting.come()
+        handle.wait()
+    return missing
+
+
+def gather_only_begins(attempt: Attempt) -> None:
+    late = attempt.random.randrange(attempt.world_size)
+    per_rank = [(attempt.draw_seed(),) for _ in range(attempt.world_size)]
+    shapes, token = Shapes(((5,), (2, 2), (2,))), attempt.draw_seed()
+    missing = attempt.run(probe_begins, shapes, late, token, per_rank=per_rank)[late]
+    if missing:
+        said = {rank: f"gather() does not come back before rank {late} has called it too" for rank in missing}
+        raise Wrong(said, "Look at: what may the caller do between gather() and wait()?")

@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from shared.checks import awkward
+from shared.checks.candidate import device_here
 from shared.checks.compare import describe_calls, tolerance_of
 from shared.checks.framework import Attempt, Wrong
 from shared.checks.sharded_plan import Plan, layout_of
-from shared.checks.sharded_training import LOOK_AT_STALE, Causes, alone, judge_states, probe_sharded
+from shared.checks.sharded_training import LOOK_AT_STALE, Causes, alone, begin, judge_states, probe_sharded
 from shared.checks.sharded_wire import judge_rounds
 from shared.checks.subgroups import SUBGROUPS, called_alone
 from shared.checks.training import Draw
@@ -99,3 +100,27 @@ def one_number_more_travels(attempt: Attempt) -> None:
                     raise Wrong({rank: f"{said}; {expected}"}, "Look at: which numbers can be put together before?")
                 rest[rank] = [call for call in step["clip"] if call is not small[0]] + step["step"]
             judge_rounds(rest, layout_of(plan), 2, f"{plan}, step {number + 1}, clip_grad_norm_() and step()")
+
+
+def probe_skipped(sharded, plan: Plan, seed: int, x, y) -> dict:
+    """A step; then a backward() that is clipped and thrown away, as when a norm is not finite; then a step again."""
+    run = begin(sharded, plan, awkward.build(plan.model, seed).to(device_here()))
+    x, y = x.to(device_here()), y.to(device_here())
+    run.step(0, x, y)
+    before = awkward.state_of(run.module)
+    run.backward(1, x, y)
+    run.optimizer.clip_grad_norm_(plan.max_norm)
+    run.step(1, awkward.other_roads(x), y)
+    return {"before": before, "state": awkward.state_of(run.module), "norm": run.steps[-1]["norm"]}
+
+
+def gradients_may_be_thrown_away(attempt: Attempt) -> None:
+    for whose in ("optimizer", "model"):
+        plan, draw = Plan("TwoRoads", "SGD", steps=2, max_norm=CLIPS, zero_grad=(whose,)), Draw(attempt)
+        said = f"{plan}; in step 2 a first gradient is clipped and thrown away"
+        hint = LOOK_AT_STALE if whose == "model" else "Look at: what does zero_grad() forget?"
+        found = attempt.run(probe_skipped, plan, per_rank=draw.per_rank, context=said)
+        plain = alone(plan, awkward.build(plan.model, draw.seeds[0]), draw.x, draw.y).steps[-1]
+        _judge_norms({rank: each["norm"] for rank, each in enumerate(found)}, plain, said, CLIPS)
+        states, before = ({rank: each[what] for rank, each in enumerate(found)} for what in ("state", "before"))
+        judge_states(states, plain["state"], before, said, hint=hint)

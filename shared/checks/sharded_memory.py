@@ -1,12 +1,15 @@
 """How much a rank holds with a sharded optimizer: between steps, and at the peak of one.
 
-Two counts, because each sees what the other does not. The ledger names components, and follows what a step makes;
-the other adds up every tensor that lives on this rank, in whichever attribute, closure or list it is kept.
+Three counts, because each sees what the others do not. The ledger names components, and follows what a step makes;
+another adds up every tensor that lives on this rank, in whichever attribute, closure or list it is kept; the third,
+what is no tensor but has the numbers of one.
 """
 
 import functools
+import gc
 import time
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -23,6 +26,7 @@ SLACK = 1.01  # fillings, Adam's counts of steps, inputs
 # Of a step: what arrives, what is added up, and what Adam needs to compute an update, each of a shard's size.
 # gloo's own reduce-scatter is an all-reduce of a whole copy, which is not the student's.
 TEMPORARY_SHARDS = 3
+LEAST_HIDDEN_BYTES = 4096  # of an array; programs have many small ones
 
 
 def adamw_on_masters():
@@ -34,6 +38,14 @@ def adamw_on_masters():
 
 def probe_memory(sharded, dtype: torch.dtype, with_masters: bool, most_bytes: int, seed: int, x, y) -> dict:
     """Train three steps. → bytes held between two steps, in all and by component, and at the peak of the third"""
+    gc.freeze()  # what is there is not looked at any more
+    try:
+        return _train(sharded, dtype, with_masters, most_bytes, seed, x, y)
+    finally:
+        gc.unfreeze()
+
+
+def _train(sharded, dtype: torch.dtype, with_masters: bool, most_bytes: int, seed: int, x, y) -> dict:
     before_bytes = living_bytes()
     module = awkward.build(MODEL, seed, dtype).to(device_here())
     optimizer = sharded(module.parameters(), adamw_on_masters() if with_masters else torch.optim.AdamW, lr=0.01)
@@ -55,7 +67,19 @@ def probe_memory(sharded, dtype: torch.dtype, with_masters: bool, most_bytes: in
     with memory.peak(module, optimizer) as peak, tap.listening() as calls:
         optimizer.step()
     on_gloo = dist.get_backend() == "gloo" and any(call.op.startswith("reduce_scatter") for call in calls)
-    return {"all": held_bytes, "held": held, "peak": peak.at_peak.held, "backends_copy": on_gloo}
+    found = {"all": held_bytes, "hidden": _hidden_bytes(), "held": held}
+    return found | {"peak": peak.at_peak.held, "backends_copy": on_gloo}
+
+
+def _hidden_bytes() -> int:
+    """Add up arrays, bytes and storages without a tensor that came since gc.freeze()."""
+    here = gc.get_objects()
+    seen = {each.untyped_storage()._cdata for each in here if issubclass(type(each), torch.Tensor)}
+    things = {id(thing): thing for thing in gc.get_referents(*here)}.values()
+    arrays = [thing.nbytes for thing in things if isinstance(thing, np.ndarray) and thing.base is None]
+    raw = [len(thing) for thing in things if isinstance(thing, bytes | bytearray)]
+    storages = [each.nbytes() for each in things if type(each) is torch.UntypedStorage and each._cdata not in seen]
+    return sum(each for each in arrays + raw + storages if each > LEAST_HIDDEN_BYTES)
 
 
 def judge_memory(attempt: Attempt, dtype: torch.dtype, with_masters: bool, with_peak: bool) -> None:
@@ -77,6 +101,9 @@ def judge_memory(attempt: Attempt, dtype: torch.dtype, with_masters: bool, with_
             evidence = f"{held_bytes:,} bytes are held; expected {most / SLACK:,.0f}"
             hint = "Look at: what is a second copy of, and who keeps it?"
             raise Wrong({rank: f"{said}, {evidence}. Of what can be named: {parts}"}, hint)
+        if result["hidden"] > (SLACK - 1) * most:
+            evidence = f"{result['hidden']:,} bytes are in arrays, bytes or storages that are no tensors"
+            raise Wrong({rank: f"{said}, {evidence}"}, "Look at: whose numbers are they, and does this rank need them?")
         if result["all"] < least / SLACK:
             evidence = f"{result['all']:,} bytes are in tensors; parameters and state alone are {least:,.0f}"
             raise Wrong({rank: f"{said}, {evidence}"}, "Look at: where is this rank's part of the optimizer's state?")

@@ -64,7 +64,7 @@ class Plan:
     zero_grad: tuple[str, ...] = ("optimizer",)  # whose, in turns; "keeping": the optimizer's, set_to_none=False
     micro_batches: int = 1
     closure: bool = False
-    late: bool = False  # a parameter joins after some steps
+    late: bool = False  # a parameter joins after some steps, and one step later its learning rate is halved
     idle: tuple[int, int] | None = None  # (step, rank of the group) without a backward()
     max_norm: float | None = None
     fill: bool = True  # a plain optimizer's missing gradients with zeros
@@ -123,6 +123,8 @@ class Run:
                 late = dict(self.module.named_parameters())[LATE_NAME]
                 late.data += self.off
                 self.optimizer.add_param_group({"params": [late], "lr": 0.05})
+            if self.plan.late and number == LATE_STEP + 1:
+                self.optimizer.param_groups[-1]["lr"] /= 2
             self.step(number, x, y)
             x = awkward.other_roads(x)
         return self

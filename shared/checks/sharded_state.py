@@ -35,12 +35,23 @@ def probe_save(sharded, plan: Plan, to: int | None, seed: int, x, y) -> dict:
     return found | {"after": awkward.state_of(run.module)}
 
 
-def probe_load(sharded, plan: Plan, module_state: dict, saved: dict, x, y) -> dict:
-    """Begin anew with what was saved. → every step"""
+def probe_load(sharded, plan: Plan, used: bool, module_state: dict, saved: dict, x, y) -> dict:
+    """Begin with what was saved: anew or, `used`, with an optimizer that has stepped. → every step"""
+    group, member = join_subgroup(plan.in_subgroup)
+    if not member:
+        return {"outside": True}
+    x, y, given = x.to(device_here()), y.to(device_here()), copy.deepcopy(saved)
     module = awkward.build(plan.model, 0).to(device_here())
+    if used:
+        run = begin(sharded, plan, module, group)
+        run.step(0, x, y)
+        run.steps.clear()
+        run.optimizer.zero_grad()
+        run.optimizer.load_state_dict(given)
     module.load_state_dict(module_state)
-    given = copy.deepcopy(saved)
-    run = begin(sharded, plan, module, loaded=given).train(x.to(device_here()), y.to(device_here()))
+    if not used:
+        run = begin(sharded, plan, module, group, loaded=given)
+    run.train(x, y)
     return {"steps": run.steps, "left alone": same(given, saved)}
 
 
@@ -72,23 +83,25 @@ def _save(attempt: Attempt, plan: Plan, to: int | None = None) -> tuple[dict[int
     return found, reference
 
 
-def _load(attempt: Attempt, plan: Plan, module_state: dict, saved: dict, context: str) -> None:
+def _load(attempt: Attempt, plan: Plan, module_state: dict, saved: dict, context: str, used: bool = False) -> None:
     """Go on from what was saved, on fresh data. Raises: Wrong unless a plain optimizer goes on likewise."""
     draw = Draw(attempt)
+    members = SUBGROUPS[attempt.world_size] if plan.in_subgroup else list(range(attempt.world_size))
+    context = f"{context} into an optimizer that has stepped" if used else context
+    context = f"{context}, {called_alone(attempt)}" if plan.in_subgroup else context
     share = [(module_state, saved, *each) for each in draw.shares]
-    found = attempt.run(probe_load, plan, per_rank=share, context=f"{plan}, {context}")
+    results = attempt.run(probe_load, plan, used, per_rank=share, context=f"{plan}, {context}")
+    found = {rank: results[rank] for rank in members}
     module = awkward.build(plan.model, 0)
     module.load_state_dict(module_state)
-    reference = alone(plan, module, draw.x, draw.y, loaded=copy.deepcopy(saved))
+    reference = alone(plan, module, *draw.samples_of(members), loaded=copy.deepcopy(saved))
     for number, want in enumerate(reference.steps):
-        states = {rank: each["steps"][number]["state"] for rank, each in enumerate(found)}
-        before = {
-            rank: each["steps"][number - 1]["state"] if number else module_state for rank, each in enumerate(found)
-        }
+        states = {rank: each["steps"][number]["state"] for rank, each in found.items()}
+        before = {rank: each["steps"][number - 1]["state"] if number else module_state for rank, each in found.items()}
         said = f"{plan}, {context}, step {number + 1} from there"
         judge_states(states, want["state"], before, said, hint=_LOOK_AT_LOADING)
-    changed = {rank: f"{plan}, {context}: what was loaded has changed" for rank, each in enumerate(found)}
-    if not all(each["left alone"] for each in found):
+    changed = {rank: f"{plan}, {context}: what was loaded has changed" for rank in found}
+    if not all(each["left alone"] for each in found.values()):
         raise Wrong(changed, "Look at: whose memory does the optimizer go on with?")
 
 
@@ -107,7 +120,8 @@ def it_is_a_plain_state(attempt: Attempt) -> None:
 def before_the_first_step(attempt: Attempt) -> None:
     for plan in (Plan("Plain", "AdamW", steps=0), Plan("Mixed", "SGD", steps=0, split=True)):
         found, _ = _save(attempt, plan)
-        _load(attempt, replace(plan, steps=2), found[0]["module"], found[0]["saved"], "saved before the first step")
+        after, said = replace(plan, steps=2), "saved before the first step and loaded"
+        _load(attempt, after, found[0]["module"], found[0]["saved"], said, used=plan.split)
 
 
 def one_rank_alone_may_have_it(attempt: Attempt) -> None:
@@ -136,6 +150,8 @@ def another_number_of_ranks_goes_on(attempt: Attempt) -> None:
         module_state, saved = found[0]["module"], found[0]["saved"]
         after = replace(plan, steps=2, scheduler="")
         _go_on_alone(attempt, after, module_state, saved)
+        in_subgroup, said = replace(after, in_subgroup=True), f"saved on {attempt.world_size} ranks and loaded"
+        _load(attempt, in_subgroup, module_state, saved, said)
         for size in range(1, attempt.world_size):
             with in_world_of(attempt, size) as smaller:
                 said = f"saved on {attempt.world_size} ranks and loaded on {size}"
@@ -158,13 +174,14 @@ def _go_on_alone(attempt: Attempt, plan: Plan, module_state: dict, saved: dict) 
 
 
 def a_plain_state_is_taken_over(attempt: Attempt) -> None:
-    """Where a parameter never had a gradient, a plain optimizer has no state for it."""
+    """Where a parameter never had a gradient, a plain optimizer has no state for it. Schedulers go on."""
     for plan in (Plan("Unused", "AdamW"), Plan("Mixed", "Adam", split=True, scheduler="OneCycleLR")):
         draw = Draw(attempt)
         plain = alone(replace(plan, steps=3, fill=False), awkward.build(plan.model, draw.seeds[0]), draw.x, draw.y)
         saved = copy.deepcopy(plain.optimizer.state_dict())
-        after = replace(plan, steps=3, scheduler="")
-        _load(attempt, after, awkward.state_of(plain.module), saved, "the state of a plain optimizer loaded")
+        after, said = replace(plan, steps=3, scheduler="ExponentialLR"), "the state of a plain optimizer loaded"
+        _load(attempt, after, awkward.state_of(plain.module), saved, said)
+        _load(attempt, replace(after, scheduler=""), awkward.state_of(plain.module), saved, said, used=True)
 
 
 def probe_foreign(sharded, saved: list[dict]) -> list[tuple[str, str]]:

@@ -6,8 +6,9 @@ from shared.checks import awkward
 from shared.checks.candidate import device_here
 from shared.checks.compare import close, first_difference
 from shared.checks.framework import Attempt, Wrong
-from shared.checks.sharded_plan import Plan, Run
+from shared.checks.sharded_plan import Plan, Run, layout_of
 from shared.checks.sharded_training import LOOK_AT_STALE, begin, judge_states, probe_sharded
+from shared.checks.sharded_wire import judge_rounds
 from shared.checks.training import Draw
 
 
@@ -51,14 +52,19 @@ def used_up_gradients_are_refused(attempt: Attempt) -> None:
 
 
 def bf16_stays_bf16(attempt: Attempt) -> None:
-    judge_bf16(attempt, Plan("TwoRoads", "SGD", steps=2, dtype=torch.bfloat16))
+    plan = Plan("TwoRoads", "SGD", steps=2, dtype=torch.bfloat16)
+    found = judge_bf16(attempt, plan)
+    for number in range(plan.steps):
+        calls = {rank: result["steps"][number]["step"] for rank, result in enumerate(found)}
+        judge_rounds(calls, layout_of(plan), 2, f"{plan}, bfloat16, step {number + 1}")
 
 
-def judge_bf16(attempt: Attempt, plan: Plan, probe=probe_sharded) -> None:
+def judge_bf16(attempt: Attempt, plan: Plan, probe=probe_sharded) -> list[dict]:
     """Against float64 from the same start. A number of bf16 has 8 bits: each step rounds parameters by 2⁻⁹ of their
     size, and gradients by a few 2⁻⁹ of theirs, of which a tenth is taken. Summed instead of averaged, or of one rank
     alone, they are off by as much as themselves: some tenths.
 
+    → by rank, what the probe found
     Raises: Wrong.
     """
     draw = Draw(attempt)
@@ -74,3 +80,4 @@ def judge_bf16(attempt: Attempt, plan: Plan, probe=probe_sharded) -> None:
                 raise Wrong({rank: f"{plan}: {name} differs from rank 0's"}, "Look at: who has it from whom?")
             if not close(state, want, 0.03):
                 raise Wrong({rank: f"{plan}, bfloat16: {name}, {first_difference(state, want, 0.03)}"})
+    return found

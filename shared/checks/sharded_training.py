@@ -79,11 +79,19 @@ def train_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[i
         before = {rank: each["steps"][number - 1]["state"] if number else each["start"] for rank, each in found.items()}
         judge_states(states, want["state"], before, f"{context}, step {number + 1}", Causes(plan, draw, number))
         losses = {rank: each["steps"][number]["loss"] for rank, each in found.items()}
-        if plan.closure and not all(isinstance(each, torch.Tensor) for each in losses.values()):
+        if plan.closure and not _mean_is(losses, want["loss"], tolerance_of(want["state"].values())):
             raise Wrong(f"{context}: step(closure) gives back {losses}", "Expected: what closure() gave back.")
     if not all(each["left"] for each in found.values()):
         raise Wrong(f"{context}: the module, or param_groups, holds other parameters than before")
     return found
+
+
+def _mean_is(losses: dict, want: torch.Tensor, tolerance: float) -> bool:
+    """Are these the losses of ranks with as many samples each, as closures gave them back?"""
+    if not all(isinstance(each, torch.Tensor) and each.numel() == 1 for each in losses.values()):
+        return False
+    mean = sum(each.detach().cpu().double().reshape(()) for each in losses.values()) / len(losses)
+    return close(mean, want.double().reshape(()), tolerance)
 
 
 @dataclass

@@ -31,6 +31,7 @@ AWKWARD = ("Plain", "Tied", "Frozen", "Unused", "TwoRoads", "Scalar", "Strided",
 FlatParameters.check("layout", world_sizes=(1, 2, 3))(flat_layout.parameters_lie_side_by_side)
 FlatParameters.check("views", world_sizes=(1, 2))(flat_layout.the_model_computes_with_them)
 FlatParameters.check("gather", world_sizes=(1, 3, 4))(flat_layout.gather_collects_every_shard)
+FlatParameters.check("begins", world_sizes=(2, 3))(flat_layout.gather_only_begins)
 FlatParameters.check("memory", world_sizes=(4,))(flat_layout.no_copy_stays)
 
 FlatGradients.check("slices", world_sizes=(2,))(flat_gradients.gradients_are_slices_of_zeros)
@@ -137,6 +138,7 @@ ShardedOptimizer.check("bf16", world_sizes=(2, 4))(sharded_steps.bf16_stays_bf16
 
 clip_grad_norm_.check("values")(sharded_clip.clipping_equals_one_process)
 clip_grad_norm_.check("below the bound", world_sizes=(1, 2))(sharded_clip.small_gradients_stay)
+clip_grad_norm_.check("skipped step", world_sizes=(1, 3))(sharded_clip.gradients_may_be_thrown_away)
 clip_grad_norm_.check("wire", world_sizes=(2, 3))(sharded_clip.one_number_more_travels)
 clip_grad_norm_.check("group", world_sizes=(3, 4))(sharded_clip.it_stays_inside_its_group)
 

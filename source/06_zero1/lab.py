@@ -207,7 +207,8 @@ check.FlatParameters()
 # - `reset()` fills them with zeros, makes every parameter's `.grad` its slice, and forgets the last mean
 #   (`home.shard.grad = None`). Building one does that, too.
 # - `reduce()` makes `home.shard.grad` the mean over the ranks of this rank's part. Called again before the next
-#   `reset()`, it does nothing: the mean is there.
+#   `reset()`, it does nothing: the mean is there. It begins anew only where `model.zero_grad()` has taken the gradients
+#   away since, as when a step is left out because the norm is infinite.
 #
 # Somebody may have put another tensor, or None, into `.grad` since `reset()` (`model.zero_grad()` does, and may come
 # after `backward()`, too). `reduce()` brings such gradients home first, and None counts as zeros.
@@ -245,7 +246,7 @@ class FlatGradients:
     def reduce(self) -> None:
         """Make the shard's gradient the mean over the ranks, once between two resets."""
         ### BEGIN SOLUTION
-        if self.home.shard.grad is not None:
+        if self.home.shard.grad is not None and self.still_there():
             return
         for parameter, piece in zip(self.home.parameters, self.slices, strict=True):
             if parameter.grad is None:

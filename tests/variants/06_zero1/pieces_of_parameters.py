@@ -53,7 +53,7 @@ class _Row:
         return list(zip(self.parameters, self.views(), strict=True))
 
     def average(self):
-        if self.mean is not None:
+        if self.mean is not None and self.is_used_up():
             return
         for p, view in self._pairs():
             if p.grad is None:

@@ -61,11 +61,13 @@ class ZeRO1(torch.optim.Optimizer):
                 p.grad = home
 
     def _reduce(self):
+        pairs = [pair for flat in self.flats for pair in zip(flat.parameters, flat.homes, strict=True)]
+        here = any(p.grad is home for p, home in pairs)
         if self.stepped:
-            if any(p.grad is home for flat in self.flats for p, home in zip(flat.parameters, flat.homes, strict=True)):
+            if here:
                 raise RuntimeError("gradients of the last step are still there: zero_grad() first")
             self.stepped = False
-        if self.reduced:
+        if self.reduced and here:
             return
         for flat in self.flats:
             for p, home in zip(flat.parameters, flat.homes, strict=True):

@@ -1,0 +1,19 @@
+"""Remembers until the next step that it has clipped: where a step is left out, new gradients are not.
+
+caught by: ClipsGradients · skipped step
+"""
+
+from solutions import zero1 as right
+
+
+class ZeRO1(right.ZeRO1):
+    norm = None
+
+    def clip_grad_norm_(self, max_norm):
+        if self.norm is None:
+            self.norm = super().clip_grad_norm_(max_norm)
+        return self.norm
+
+    def step(self, closure=None):
+        self.norm = None
+        return super().step(closure)

@@ -1,0 +1,14 @@
+"""Gives back a zero in the place of the closure's loss.
+
+caught by: ShardedOptimizer · loops
+"""
+
+import torch
+
+from solutions import zero1 as right
+
+
+class ZeRO1(right.ZeRO1):
+    def step(self, closure=None):
+        super().step(closure)
+        return torch.zeros(())

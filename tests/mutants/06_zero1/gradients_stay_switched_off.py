@@ -1,0 +1,19 @@
+"""Switches gradients off for the step, and leaves it so.
+
+caught by: ShardedOptimizer · values
+"""
+
+import torch
+
+from solutions import zero1 as right
+
+
+class ZeRO1(right.ZeRO1):
+    def step(self, closure=None):
+        loss = super().step(closure)
+        torch.set_grad_enabled(False)
+        return loss
+
+    def zero_grad(self, set_to_none=True):
+        torch.set_grad_enabled(True)
+        super().zero_grad(set_to_none)

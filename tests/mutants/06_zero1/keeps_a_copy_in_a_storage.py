@@ -1,0 +1,13 @@
+"""Hides a full copy of the parameters in a storage without a tensor.
+
+caught by: ShardedOptimizer · memory
+"""
+
+from solutions import zero1 as right
+
+
+class ZeRO1(right.ZeRO1):
+    def step(self, closure=None):
+        loss = super().step(closure)
+        self.undo = [each.home.flat.detach().clone().untyped_storage() for each in self.gradients]
+        return loss

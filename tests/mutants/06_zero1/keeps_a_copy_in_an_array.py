@@ -1,0 +1,17 @@
+"""Hides a full copy of the parameters where no tensor is: in NumPy's arrays, in a closure.
+
+caught by: ShardedOptimizer · memory
+"""
+
+from solutions import zero1 as right
+
+
+def _remember(arrays):
+    return lambda: arrays
+
+
+class ZeRO1(right.ZeRO1):
+    def step(self, closure=None):
+        loss = super().step(closure)
+        self.undo = _remember([each.home.flat.float().cpu().numpy().copy() for each in self.gradients])
+        return loss
