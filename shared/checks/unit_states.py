@@ -1,11 +1,12 @@
 """Judging Unit: which of its calls gather, wait and free, in which state. Its parts carry nothing, and keep a diary."""
 
-import torch  # noqa: F401  the ranks' own
-
 from shared.checks.framework import Attempt, Wrong
 
-TRIES = 8
 CALLS = ("begin_gather", "wait", "reshard", "into BACKWARD")
+CERTAIN = (  # whatever else is drawn
+    ["begin_gather", "wait", "into BACKWARD", "begin_gather", "wait", "reshard", "reshard", "wait"],
+    ["begin_gather", "reshard", "begin_gather", "begin_gather", "wait", "wait", "begin_gather"],
+)
 
 
 class Part:  # its name stands in the errors that a student reads
@@ -48,15 +49,23 @@ def probe_unit(unit_class, parts: int, calls: list[str]) -> list[tuple[str, list
     return found
 
 
-def _try(attempt: Attempt) -> tuple[list[str], list[tuple[str, list[tuple]]]]:
-    """→ what was called, and for each call and before the first, the state and what the parts were told"""
+def _tries(attempt: Attempt) -> list[tuple[list[str], list[tuple[str, list[tuple]]]]]:
+    """→ per try: what was called; and for each call and before the first, the state and what the parts were told"""
+    found = []
+    for calls in (*CERTAIN, *(_draw_calls(attempt) for _ in range(4))):
+        parts = attempt.random.randint(1, 3)
+        context = f"a unit of {parts} part{'s' if parts > 1 else ''}: {_said(calls)}"
+        found.append((calls, attempt.run(probe_unit, parts, calls, context=context)[0]))
+    return found
+
+
+def _draw_calls(attempt: Attempt) -> list[str]:
     calls, state = [], "SHARDED"
     for _ in range(attempt.random.randint(5, 9)):
         call = attempt.random.choice(CALLS if state == "GATHERED" else CALLS[:3])
         calls.append(call)
         state = _after(call, state)
-    parts = attempt.random.randint(1, 3)
-    return calls, attempt.run(probe_unit, parts, calls, context=f"a unit of {parts} parts: {_said(calls)}")[0]
+    return calls
 
 
 def _after(call: str, state: str) -> str:
@@ -72,8 +81,7 @@ def _said(calls: list[str]) -> str:
 
 
 def states_follow_the_table(attempt: Attempt) -> None:
-    for _ in range(TRIES):
-        calls, found = _try(attempt)
+    for calls, found in _tries(attempt):
         state = "SHARDED"
         for number, (call, (got, _)) in enumerate(zip(calls, found[1:], strict=True), 1):
             state = _after(call, state)
@@ -84,8 +92,7 @@ def states_follow_the_table(attempt: Attempt) -> None:
 
 def parts_are_told_once(attempt: Attempt) -> None:
     """Gathered once and all at a time, waited for once before anybody computes or frees, freed once."""
-    for _ in range(TRIES):
-        calls, found = _try(attempt)
+    for calls, found in _tries(attempt):
         state, waiting = "SHARDED", False
         for number, (call, (_, told)) in enumerate(zip(calls, found[1:], strict=True), 1):
             said = f"after {_said(calls[: number - 1]) or 'nothing'}, {_said([call])} did {_told(told)}"
