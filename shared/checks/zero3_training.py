@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from shared import memory, tap
-from shared.checks import awkward, unit_models
+from shared.checks import awkward, unit_blocks, unit_models
 from shared.checks.candidate import device_here
 from shared.checks.compare import close, tolerance_of
 from shared.checks.framework import Attempt, Wrong
@@ -73,11 +73,11 @@ class Look:
                     if has_memory(tensor):  # it may still be filling, in a unit inside: that one tells later
                         found[name] = tensor.detach().cpu().clone()
 
-        unit_models.listeners.append(take)
+        unit_blocks.listeners.append(take)
         try:
             return run(), found
         finally:
-            unit_models.listeners.remove(take)
+            unit_blocks.listeners.remove(take)
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
