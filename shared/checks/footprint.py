@@ -3,9 +3,11 @@
 Whatever Python can reach is counted, in whichever attribute, closure or list it is kept.
 """
 
+import contextlib
 import gc
 import time
 
+import numpy as np
 import torch
 
 from shared.checks import awkward
@@ -16,6 +18,7 @@ from shared.checks.training import Draw
 from shared.checks.volume import trainable_bytes
 
 _SETTLES_WITHIN_S = 1.0  # gloo's threads let go of a message's tensor a little after it is done
+LEAST_HIDDEN_BYTES = 4096  # of an array; programs have many small ones
 PADDING_BYTES = 64  # per parameter: some align each gradient
 
 
@@ -50,6 +53,27 @@ def living_bytes() -> int:
                 if tensor is not None:
                     found[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
     return sum(found.values())
+
+
+@contextlib.contextmanager
+def only_what_comes():
+    """Let counts leave out what is there already."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def hidden_bytes() -> int:
+    """Add up what is no tensor but may have the numbers of one: arrays, bytes, storages. In only_what_comes()."""
+    here = gc.get_objects()
+    seen = {each.untyped_storage()._cdata for each in here if issubclass(type(each), torch.Tensor)}
+    things = {id(thing): thing for thing in gc.get_referents(*here)}.values()
+    arrays = [thing.nbytes for thing in things if isinstance(thing, np.ndarray) and thing.base is None]
+    raw = [len(thing) for thing in things if isinstance(thing, bytes | bytearray)]
+    storages = [each.nbytes() for each in things if type(each) is torch.UntypedStorage and each._cdata not in seen]
+    return sum(each for each in arrays + raw + storages if each > LEAST_HIDDEN_BYTES)
 
 
 def settled_bytes(most_bytes: float, before_bytes: int) -> int:

@@ -8,7 +8,7 @@ from torch import nn
 
 from shared import memory
 from shared.checks.candidate import device_here
-from shared.checks.footprint import PADDING_BYTES, living_bytes
+from shared.checks.footprint import PADDING_BYTES, hidden_bytes, living_bytes, only_what_comes
 from shared.checks.framework import Attempt, Wrong
 
 PARAMETERS = 16  # of one size: then one gradient is a sixteenth of all
@@ -26,13 +26,13 @@ def probe_stays(master_weights, numel: int, optimizer: str) -> int:
     """Step twice. → the bytes that live since the optimizer was built, gradients dropped"""
     optimizer_cls, defaults, _ = STAYS[optimizer]
     parameters = [nn.Parameter(torch.randn(numel, device=device_here()).bfloat16()) for _ in range(PARAMETERS)]
-    before_bytes = living_bytes()
-    masters = master_weights(parameters, optimizer_cls=optimizer_cls, lr=0.01, **defaults)
-    for _ in range(2):
-        _set_gradients(parameters)
-        masters.step()
-        masters.zero_grad()
-    return living_bytes() - before_bytes
+    with only_what_comes():
+        masters = master_weights(parameters, optimizer_cls=optimizer_cls, lr=0.01, **defaults)
+        for _ in range(2):
+            _set_gradients(parameters)
+            masters.step()
+            masters.zero_grad()
+        return living_bytes() + hidden_bytes()
 
 
 def twelve_bytes_stay(attempt: Attempt) -> None:

@@ -53,11 +53,18 @@ def no_more_than_its_part_is_held(attempt: Attempt) -> None:
 
 
 def probe_masters(sharded, model: str, seed: int, x, y) -> dict:
-    """→ a state of float32 masters beside bf16 parameters, and what is saved again after it was loaded"""
-    module, saved = _trained(adamw_on_masters(), model, torch.bfloat16, seed, x, y)
+    """→ a state of float32 masters beside bf16 parameters, what is saved again, and how many are fine after a step"""
+    dtype = torch.bfloat16
+    module, saved = _trained(adamw_on_masters(), model, dtype, seed, x, y)
     optimizer = sharded(module.parameters(), adamw_on_masters(), lr=0.01)
     optimizer.load_state_dict(copy.deepcopy(saved))
-    return {"saved": saved, "again": copy.deepcopy(optimizer.state_dict())}
+    again = copy.deepcopy(optimizer.state_dict())
+    optimizer.zero_grad()
+    awkward.loss_of(module, x.to(device_here(), dtype), y.to(device_here(), dtype)).backward()
+    optimizer.step()
+    masters = [state["master"] for state in optimizer.state_dict()["state"].values()]
+    fine = sum(int((each != each.bfloat16()).sum()) for each in masters)
+    return {"saved": saved, "again": again, "fine": fine}
 
 
 def masters_come_back(attempt: Attempt) -> None:
@@ -68,3 +75,6 @@ def masters_come_back(attempt: Attempt) -> None:
         said = f"{awkward.said(model)}, bf16 parameters and float32 masters, loaded and saved again"
         for rank, result in enumerate(found):
             judge_state_dict(rank, result["again"], result["saved"], 0.0, said)
+            if not result["fine"]:
+                evidence = f"{said}; then a step, and saved: every number of a master is one of bf16"
+                raise Wrong({rank: evidence}, "Look at: through which dtype has a master gone?")

@@ -6,17 +6,15 @@ what is no tensor but has the numbers of one.
 """
 
 import functools
-import gc
 import time
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from shared import memory, tap
 from shared.checks import awkward
 from shared.checks.candidate import device_here
-from shared.checks.footprint import living_bytes
+from shared.checks.footprint import hidden_bytes, living_bytes, only_what_comes
 from shared.checks.framework import Attempt, Wrong
 from shared.checks.training import Draw
 
@@ -26,7 +24,6 @@ SLACK = 1.01  # fillings, Adam's counts of steps, inputs
 # Of a step: what arrives, what is added up, and what Adam needs to compute an update, each of a shard's size.
 # gloo's own reduce-scatter is an all-reduce of a whole copy, which is not the student's.
 TEMPORARY_SHARDS = 3
-LEAST_HIDDEN_BYTES = 4096  # of an array; programs have many small ones
 
 
 def adamw_on_masters():
@@ -38,11 +35,8 @@ def adamw_on_masters():
 
 def probe_memory(sharded, dtype: torch.dtype, with_masters: bool, most_bytes: int, seed: int, x, y) -> dict:
     """Train three steps. → bytes held between two steps, in all and by component, and at the peak of the third"""
-    gc.freeze()  # what is there is not looked at any more
-    try:
+    with only_what_comes():
         return _train(sharded, dtype, with_masters, most_bytes, seed, x, y)
-    finally:
-        gc.unfreeze()
 
 
 def _train(sharded, dtype: torch.dtype, with_masters: bool, most_bytes: int, seed: int, x, y) -> dict:
@@ -67,19 +61,8 @@ def _train(sharded, dtype: torch.dtype, with_masters: bool, most_bytes: int, see
     with memory.peak(module, optimizer) as peak, tap.listening() as calls:
         optimizer.step()
     on_gloo = dist.get_backend() == "gloo" and any(call.op.startswith("reduce_scatter") for call in calls)
-    found = {"all": held_bytes, "hidden": _hidden_bytes(), "held": held}
+    found = {"all": held_bytes, "hidden": hidden_bytes(), "held": held}
     return found | {"peak": peak.at_peak.held, "backends_copy": on_gloo}
-
-
-def _hidden_bytes() -> int:
-    """Add up arrays, bytes and storages without a tensor that came since gc.freeze()."""
-    here = gc.get_objects()
-    seen = {each.untyped_storage()._cdata for each in here if issubclass(type(each), torch.Tensor)}
-    things = {id(thing): thing for thing in gc.get_referents(*here)}.values()
-    arrays = [thing.nbytes for thing in things if isinstance(thing, np.ndarray) and thing.base is None]
-    raw = [len(thing) for thing in things if isinstance(thing, bytes | bytearray)]
-    storages = [each.nbytes() for each in things if type(each) is torch.UntypedStorage and each._cdata not in seen]
-    return sum(each for each in arrays + raw + storages if each > LEAST_HIDDEN_BYTES)
 
 
 def judge_memory(attempt: Attempt, dtype: torch.dtype, with_masters: bool, with_peak: bool) -> None:

@@ -89,7 +89,10 @@ def groups_of(module: nn.Module, plan: Plan):
     if not plan.split:
         return own
     middle = len(own) // 2
-    return [{"params": own[:middle], "lr": 0.03, "weight_decay": 0.2}, {"params": own[middle:]}]
+    return [  # with a name, of which no optimizer knows
+        {"params": own[:middle], "lr": 0.03, "weight_decay": 0.2, "name": "first"},
+        {"params": own[middle:], "name": "second"},
+    ]
 
 
 def layout_of(plan: Plan) -> list[Flat]:

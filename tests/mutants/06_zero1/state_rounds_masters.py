@@ -1,0 +1,25 @@
+"""Collects every entry in the dtype of the parameters: masters lose their digits.
+
+caught by: ZeRO1 · loaded masters
+"""
+
+import torch
+
+from solutions import zero1 as right
+
+
+class ZeRO1(right.ZeRO1):
+    stepped = False
+
+    def step(self, closure=None):
+        self.stepped = True
+        return super().step(closure)
+
+    def state_dict(self, to=None):
+        collected = super().state_dict(to)
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        for number, state in (collected or {"state": {}})["state"].items() if self.stepped else ():
+            for name, value in state.items():
+                if torch.is_tensor(value) and value.dim():
+                    state[name] = value.to(parameters[number].dtype).to(value.dtype)
+        return collected
