@@ -348,6 +348,11 @@ ways = {
     "fused attention": {"checkpointing": "selective"},  # computed anew in backward, as it is there
     "tensor parallelism, 8 ranks": {"tensor_ranks": 8},
     "+ sequence parallelism": {"tensor_ranks": 8, "sequence_parallel": True},
+    "+ fused attention": {
+        "tensor_ranks": 8,
+        "sequence_parallel": True,
+        "checkpointing": "selective",
+    },
     "checkpointing": {"checkpointing": "full"},
 }
 rows = []
@@ -488,25 +493,37 @@ tables.Table(["card", "data parallelism, any N", "ZeRO-1, N → ∞", "ZeRO-2, N
 # M/16, however many cards. You may read that data parallelism works up to about 8B: that is the largest card of the
 # table, with nothing in it but state. The other columns look ahead: chapters 06 to 08 share out the optimizer's state
 # (ZeRO-1), the gradients too (2), the parameters too (3). As long as each rank keeps 2 bytes per parameter whole, 80 GB
-# end at 40B. You may read of 70B under ZeRO-2: that takes the largest card. Two published examples, per rank:
+# end at 40B. You may read of 70B under ZeRO-2: that takes the largest card. Examples that are told, per rank:
 
 # %%
-published = {
+told = {
     "7.5B on 64, 16 B": (7.5e9, 64, formulas.MIXED_ADAM),
+    "7.5B on 64, shared by 8": (7.5e9, 8, formulas.MIXED_ADAM),
     "70B on 8, 16 B": (70e9, 8, formulas.MIXED_ADAM),
     "70B on 8, 12 B": (70e9, 8, formulas.MIXED_ADAM_NO_MASTER),
+    "70B on 32: an 8th on 4": (70e9 / 8, 4, formulas.MIXED_ADAM),
 }
 rows = []
-for name, (size, world_size, each) in published.items():
+for name, (size, world_size, each) in told.items():
     sizes = [formulas.model_state_bytes(size, world_size, stage, each) / 1e9 for stage in range(4)]
     rows.append([name, *(f"{gigabytes:.4g} GB" for gigabytes in sizes)])
-note = "12 B: without fp32 masters."
+nothing_twice = formulas.largest_model_parameters(32 * 80e9)
+print(f"32 cards of 80 GB, with nothing held twice: {nothing_twice / 1e9:.0f}B parameters")
+note = "16 B, unless it says 12: without fp32 masters."
 tables.Table(["", "data parallelism", "ZeRO-1", "ZeRO-2", "ZeRO-3"], rows, note)
 
 # %% [markdown]
-# The first is the ZeRO paper's figure 1. The last is often told with 210 GB for ZeRO-2, 140 + 560/8: that forgets the
-# rank's share of the gradients, 17.5 GB. At 70B none of them fits 80 GB. And the "4 times" and "8 times" that ZeRO-1
-# and 2 are said to save are limits for N → ∞: divide along the rows.
+# - The first is the ZeRO paper's figure 1. In the second only the 8 ranks of a host share, and each host has a copy:
+#   hybrid sharding, which spares the wire between hosts (lab 09). N counts those who share.
+# - 70B at 12 bytes is often told with 210 GB for ZeRO-2, 140 + 560/8: that forgets the rank's share of the gradients,
+#   17.5 GB. On 8 cards of 80 GB no stage fits.
+# - On 32, it is told, it does, with each layer split over 8 cards (tensor parallelism, chapter 10) and 4 such groups in
+#   data parallelism. With plain data parallelism it does not; with any stage of ZeRO it does, before activations.
+#   ("Fits one node", in short: 16 · 70 = 1,120 GB of state, and a node of 8 has 640.)
+# - "GPT-4 scale on 32 cards" is told as well. What fits there is the line above the table, without activations; and
+#   how large GPT-4 is has not been published (its report, arXiv 2303.08774, §2).
+#
+# And the "4 times" and "8 times" that ZeRO-1 and 2 are said to save are limits for N → ∞: divide along the rows.
 #
 # Last, activations and states together, for models with published shapes. Gathered, in the figure, are the layer that
 # computes and the next one, which a rank of ZeRO-3 holds whole for a moment. (In JupyterLab you can choose another

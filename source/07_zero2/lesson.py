@@ -579,7 +579,8 @@ tables.Table(["micro-batches", "sends", "must send, f · 4Ψ", "gradients at mos
 # %% [markdown]
 # (g + 1) times f · 4Ψ: a reduce-scatter for each micro-batch, one all-gather after the step. Or 2 times, and the memory
 # of ZeRO-1. "Moderately more" is right here, and only here. Where gradients do not fit, every micro-batch must send;
-# where they do, ZeRO-1 with `no_sync()` sends less. DeepSpeed's stage 2 leaves no choice: its `no_sync()` refuses.
+# where they do, ZeRO-1 with `no_sync()` sends less. DeepSpeed's stage 2 leaves no choice: its `no_sync()` refuses
+# (issue 6793).
 
 # %% [markdown]
 # ## Is it the same training?
@@ -693,7 +694,9 @@ tables.Table(header, rows, "In MB, of rank 0; sent: mean of four ranks.")
 # gathers them in forward instead of after the step. From then until backward has used them they are whole, and so its
 # peak is like ours. The FSDP before it calls this `SHARD_GRAD_OP`, which is often put down as "ZeRO-2". Its
 # `no_sync()` is called `set_requires_gradient_sync(False)` in FSDP2. DeepSpeed's stage 2 keeps parameters whole
-# between steps, as ours does.
+# between steps, as ours does. (`HYBRID_SHARD` and `_HYBRID_SHARD_ZERO2` share among the ranks of one host: scatters and
+# gathers stay inside it, and between hosts each rank all-reduces its part only. Zhao et al. 2023, "PyTorch FSDP",
+# §3.2.2; lab 09.)
 
 # %% [markdown]
 # ## Recap
@@ -702,7 +705,7 @@ tables.Table(header, rows, "In MB, of rank 0; sent: mean of four ranks.")
 #
 # | | memory per rank | sent per rank and step | overlap |
 # |---|---|---|---|
-# | data parallelism | 4Ψ + 4Ψ + 8Ψ | 2f · 4Ψ | all, in backward |
+# | data parallelism | 4Ψ + 4Ψ + 8Ψ | 2f · 4Ψ | both halves, in backward |
 # | ZeRO-1 | 4Ψ + 4Ψ + 8Ψ/N | 2f · 4Ψ | none in chapter 06 |
 # | freed after backward | 4Ψ + 4Ψ/N + 8Ψ/N; **in backward 4Ψ + 4Ψ** + 8Ψ/N | 2f · 4Ψ | none |
 # | ZeRO-2 | 4Ψ + 4Ψ/N + 8Ψ/N; in backward three buckets more | (g+1)f · 4Ψ | reduce-scatters, not the all-gather |
