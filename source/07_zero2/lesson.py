@@ -696,7 +696,7 @@ tables.Table(header, rows, "In MB, of rank 0; sent: mean of four ranks.")
 # `no_sync()` is called `set_requires_gradient_sync(False)` in FSDP2. DeepSpeed's stage 2 keeps parameters whole
 # between steps, as ours does. (`HYBRID_SHARD` and `_HYBRID_SHARD_ZERO2` share among the ranks of one host: scatters and
 # gathers stay inside it, and between hosts each rank all-reduces its part only. Zhao et al. 2023, "PyTorch FSDP",
-# §3.2.2; lab 09.)
+# §3.2; lab 09.)
 
 # %% [markdown]
 # ## Recap
