@@ -25,6 +25,7 @@ ranks.start(world_size=4)
 
 import copy
 import enum
+import weakref
 from collections.abc import Iterable
 from functools import partial
 from itertools import pairwise
@@ -276,6 +277,50 @@ def _miss_no_whole_parameters(wrapper: nn.Module, keys) -> None:
 
 
 # %% [markdown]
+# Given as well: a module whose units are sharded, and which tells an optimizer of its shards alone.
+
+
+# %% tags=["export"]
+# %%ranks
+class HoldsShards(nn.Module):
+    """Shards a module's parameters, unit by unit; its parameters() are this rank's shards."""
+
+    def __init__(self, module: nn.Module, units=None, compute_dtype=None, group=None):
+        super().__init__()
+        self.module, self.group = module, group
+        for buffer in module.buffers():
+            dist.broadcast(buffer, group=group, group_src=0)
+        owned = owned_parameters(module, default_units(module) if units is None else units)
+        self.units = {
+            each: Unit(
+                [ShardedParameters(kind, group, compute_dtype) for kind in of_one_kind(parameters)]
+            )
+            for each, parameters in owned.items()
+        }
+        self.root = self.units[module]
+        self.parts = [part for unit in self.units.values() for part in unit.parts]
+        self.shards = nn.ParameterList(part.shard for part in self.parts)
+        self.register_state_dict_post_hook(_leave_out_whole_parameters)
+        self.register_load_state_dict_post_hook(_miss_no_whole_parameters)
+
+    def forward(self, *inputs, **kwargs):
+        return self.module(*inputs, **kwargs)
+
+    def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
+        """Name this rank's shards, which an optimizer gets."""
+        return self.shards.named_parameters(prefix, recurse, remove_duplicate)
+
+    def __deepcopy__(self, memo: dict) -> nn.Module:
+        for part in (
+            self.parts
+        ):  # what has no memory cannot be copied: these will be slices of the new flat
+            memo |= {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in part.parameters}
+        copied = memo[id(self)] = self.__class__.__new__(self.__class__)
+        copied.__setstate__(copy.deepcopy(self.__dict__, memo))
+        return copied
+
+
+# %% [markdown]
 # ## Exercise 8.4 · Forward (15 min, 3 points)
 #
 # Hooks do the rest. `_before_forward` is called before a unit's forward, `_after_forward` after it, and `_called` is
@@ -291,53 +336,15 @@ def _miss_no_whole_parameters(wrapper: nn.Module, keys) -> None:
 
 # %% tags=["exercise", "export"] grade_id="gathers-for-forward"
 # %%ranks
-class GathersForForward(nn.Module):
-    """Shards a module's parameters, and gathers those of each unit for its forward."""
+class GathersForForward(HoldsShards):
+    """Gathers the parameters of each unit for its forward."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        units: Iterable[nn.Module] | None = None,
-        compute_dtype: torch.dtype | None = None,
-        reshard_after_forward: bool = True,
-        group: dist.ProcessGroup | None = None,
-    ):
-        super().__init__()
-        self.module, self.group = module, group
-        self.compute_dtype, self.reshard_after_forward = compute_dtype, reshard_after_forward
-        for buffer in module.buffers():
-            dist.broadcast(buffer, group=group, group_src=0)
-        owned = owned_parameters(module, default_units(module) if units is None else units)
-        self.units = {
-            each: Unit(
-                [ShardedParameters(kind, group, compute_dtype) for kind in of_one_kind(parameters)]
-            )
-            for each, parameters in owned.items()
-        }
-        self.root = self.units[module]
-        self.parts = [part for unit in self.units.values() for part in unit.parts]
-        self.shards = nn.ParameterList(part.shard for part in self.parts)
+    def __init__(self, module: nn.Module, units=None, reshard_after_forward=True, **options):
+        super().__init__(module, units, **options)
+        self.reshard_after_forward = reshard_after_forward
         for each, unit in self.units.items():
             each.register_forward_pre_hook(partial(self._before_forward, unit))
             each.register_forward_hook(partial(self._after_forward, unit))
-        self.register_state_dict_post_hook(_leave_out_whole_parameters)
-        self.register_load_state_dict_post_hook(_miss_no_whole_parameters)
-
-    def forward(self, *inputs, **kwargs):
-        return self.module(*inputs, **kwargs)
-
-    def __deepcopy__(self, memo: dict) -> nn.Module:
-        for part in self.parts:  # parameters without memory cannot be copied: they will be slices of the new flat
-            memo |= {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in part.parameters}
-        copied = memo[id(self)] = self.__class__.__new__(self.__class__)
-        copied.__setstate__(copy.deepcopy(self.__dict__, memo))
-        return copied
-
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ):
-        """Name this rank's shards, which an optimizer gets."""
-        return self.shards.named_parameters(prefix, recurse, remove_duplicate)
 
     def _before_forward(self, unit: Unit, module: nn.Module, inputs: tuple) -> None:
         ### BEGIN SOLUTION
@@ -380,44 +387,39 @@ check.GathersForForward()
 # - `_before_backward(unit, call, gradient)`: a call that is in `unit.open`, or whose unit is not in `entered`, puts its
 #   unit into state BACKWARD, with the parameters here, and into the list `entered`. It takes itself out of `unit.open`:
 #   once that is empty, no call of this unit is left for backward to reach.
-# - `_on_gradient(parameter)`: add it to the queue. When nothing of its unit is missing, reshard the unit, but not where
-#   some of its parts are frozen: for these no gradient tells that backward needs them no more. A second gradient before
-#   `finish_gradient_sync()` is refused, as in lab 04.
-# - `finish_gradient_sync()`: finish the queue, reshard every unit, and forget what was entered and open.
-# - A `forward()` that finds gradients which nobody has finished, of an earlier micro-batch, finishes them first.
+# - `_on_gradient(parameter)`: add it to the queue. When its unit is complete (`_is_complete`), reshard that. A second
+#   gradient before `finish_gradient_sync()` is refused, as in lab 04, and `pending` is true from the first one on.
+# - `finish_gradient_sync()`: finish the queue, reshard every unit, forget what was entered, open and pending. A
+#   `forward()` that finds gradients pending, of an earlier micro-batch, calls it first; that is given.
 #
 # **Predict.** A parameter is unused on one rank only. There, its unit is never complete; elsewhere it is, and sends.
 # What does this rank launch next, and what the others?
 #
 # On a rank where something is missing, the unit must be completed at the same place in the order of messages as
 # elsewhere: when backward has *left* it. It has left all that it entered before, when it enters another unit, except
-# units around or inside that one (`kin`), and units with open calls. So `_before_backward` begins by leaving these:
-# add what is missing (zeros), and reshard.
+# units around or inside that one (`kin`), and units with open calls. So `_before_backward` begins with a `_leave` for
+# each of these: it takes what is missing for zeros, and reshards.
 
 
-# %% tags=["exercise", "export"] grade_id="reduces-gradients"
+# %% [markdown]
+# Given: the queue, its hooks, and who is kin.
+
+
+# %% tags=["export"]
 # %%ranks
-class ReducesGradients(GathersForForward):
-    """Gathers units for backward too, reduce-scatters their gradients, and frees them."""
+class QueuesGradients(GathersForForward):
+    """Has the gradients of its units in a queue, in the order in which backward should reach them."""
 
     def __init__(self, module: nn.Module, units=None, **options):
         super().__init__(module, units, **options)
         inside = {each: set(each.modules()) for each in self.units}
         self.kin = {
-            unit: {
-                other
-                for its, other in self.units.items()
-                if its in inside[each] or each in inside[its]
-            }
+            unit: {u for its, u in self.units.items() if its in inside[each] or each in inside[its]}
             for each, unit in self.units.items()
         }
         *inner, root = self.units.values()
-        trainable = [
-            (part, unit)
-            for unit in (*inner[::-1], root)
-            for part in unit.parts
-            if part.shard.requires_grad
-        ]
+        in_order = [(part, unit) for unit in (*inner[::-1], root) for part in unit.parts]
+        trainable = [(part, unit) for part, unit in in_order if part.shard.requires_grad]
         self.travelling = [TravellingGradients(part) for part, _ in trainable]
         self._unit_of = [unit for _, unit in trainable]
         for before, each in pairwise(self.travelling):
@@ -431,18 +433,49 @@ class ReducesGradients(GathersForForward):
             for number, each in enumerate(self.travelling)
             for place, parameter in enumerate(each.parameters)
         }
-        on_gradients(list(self._place_of), self._on_gradient)
+        wrapper = weakref.ref(self)  # held by hooks, a wrapper could not be thrown away
+        on_gradients(list(self._place_of), lambda each: wrapper()._on_gradient(each))
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
         self._watch_gradients()  # deepcopy: hooks stay behind, with the original's parameters
 
+
+# %% [markdown]
+# And two questions about a unit's gradients: are all packed, and if not, let it be done with them.
+
+
+# %% tags=["export"]
+# %%ranks
+class CompletesUnits(QueuesGradients):
+    """Knows when a unit's gradients are all packed, and can do without those that are missing."""
+
+    def _is_complete(self, unit: Unit) -> bool:
+        """Tell whether backward is done with the unit: all gradients are packed. Of frozen parts, none tells that."""
+        numbers = self._numbers_of(unit)
+        all_trainable = len(numbers) == len(unit.parts)
+        return all_trainable and not any(self.queue.missing[number] for number in numbers)
+
+    def _leave(self, unit: Unit) -> None:
+        """Take missing gradients for zeros, and let the parameters go."""
+        for number in self._numbers_of(unit):
+            for place in sorted(self.queue.missing[number]):
+                self.queue.add(number, place)
+        unit.reshard()
+
+    def _numbers_of(self, unit: Unit) -> list[int]:
+        return [number for number, its in enumerate(self._unit_of) if its is unit]
+
+
+# %% tags=["exercise", "export"] grade_id="reduces-gradients"
+# %%ranks
+class ReducesGradients(CompletesUnits):
+    """Gathers units for backward too, reduce-scatters their gradients, and frees them."""
+
     def forward(self, *inputs, **kwargs):
-        ### BEGIN SOLUTION
         if self.pending:
             self.finish_gradient_sync()
         return super().forward(*inputs, **kwargs)
-        ### END SOLUTION
 
     def finish_gradient_sync(self) -> None:
         """Wait until each shard has its part of the mean gradient. Comm: reduce_scatters of what has not come."""
@@ -471,26 +504,11 @@ class ReducesGradients(GathersForForward):
         ### BEGIN SOLUTION
         number, place = self._place_of[parameter]
         if place not in self.queue.missing[number]:
-            raise RuntimeError(
-                "a gradient came while the one before is under way: call finish_gradient_sync() after each backward()"
-            )
+            raise RuntimeError("call finish_gradient_sync() after each backward(): this came twice")
         self.pending = True
         self.queue.add(number, place)
-        unit = self._unit_of[number]
-        numbers = self._numbers_of(unit)
-        if len(numbers) == len(unit.parts) and not any(self.queue.missing[each] for each in numbers):
-            unit.reshard()
-        ### END SOLUTION
-
-    def _leave(self, unit: Unit) -> None:
-        ### BEGIN SOLUTION
-        for number in self._numbers_of(unit):
-            for place in sorted(self.queue.missing[number]):
-                self.queue.add(number, place)
-        unit.reshard()
-
-    def _numbers_of(self, unit: Unit) -> list[int]:
-        return [number for number, its in enumerate(self._unit_of) if its is unit]
+        if self._is_complete(self._unit_of[number]):
+            self._unit_of[number].reshard()
         ### END SOLUTION
 
 
@@ -560,8 +578,8 @@ check.LooksAhead()
 #
 # - `full_state_dict()`: called by all ranks, it gives each of them what `module.state_dict()` would, in the
 #   parameters' own dtype, buffers included. A tied parameter stands there under both names.
-# - `load_full_state_dict(state_dict)`: each rank is given a whole state, and keeps its part. What an earlier forward has
-#   left gathered is no longer true.
+# - `load_full_state_dict(state_dict)`: each rank is given a whole state, and keeps its part. What an earlier forward
+#   has left gathered is no longer true.
 #
 # `collect(part, group, None)` of lab 06 puts the parts of all ranks together.
 #
@@ -602,26 +620,10 @@ def begin_state(optimizer: torch.optim.Optimizer) -> None:
         group["lr"] = rate
 
 
-# %% tags=["exercise", "export"] grade_id="zero3"
+# %% tags=["exercise", "export"] grade_id="whole-state"
 # %%ranks
-class ZeRO3(LooksAhead):
-    """ZeRO stage 3: train module with parameters, gradients and optimizer state shared out over the group's ranks.
-
-    Options: units, the modules to gather one by one (default: the layers of its lists); compute_dtype; prefetch, how
-    many units to gather ahead; reshard_after_forward; group. parameters() are this rank's shards: any optimizer that
-    treats each number by itself may step them. All ranks must call the same units in the same order.
-
-    Memory: with Adam in fp32, 16Ψ/N bytes for Ψ parameters on N ranks, and what is gathered: root, current, prefetched.
-    Comm: per micro-batch, a unit's parameters gathered twice and its gradients reduce-scattered: 3(N−1)/N · 4Ψ bytes;
-    2(N−1)/N for the root, or where reshard_after_forward is False.
-    Source: Rajbhandari et al. 2020, "ZeRO", §5.3 and §7; Zhao et al. 2023, "PyTorch FSDP", §3.
-    """
-
-    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Scale gradients so that their norm over all parameters is at most max_norm. → the norm before"""
-        return clip_norm_(
-            [each.grad for each in self.shards if each.grad is not None], max_norm, self.group
-        )
+class WholeState(LooksAhead):
+    """Puts the parts of all ranks together, and takes them apart again."""
 
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, torch.Tensor]:
@@ -658,6 +660,28 @@ class ZeRO3(LooksAhead):
         for buffer, value in given.items():
             buffer.copy_(value)
         ### END SOLUTION
+
+
+# %% tags=["exercise", "export"] grade_id="zero3"
+# %%ranks
+class ZeRO3(WholeState):
+    """ZeRO stage 3: train module with parameters, gradients and optimizer state shared out over the group's ranks.
+
+    Options: units, the modules to gather one by one (default: the layers of its lists); compute_dtype; prefetch, how
+    many units to gather ahead; reshard_after_forward; group. parameters() are this rank's shards: any optimizer that
+    treats each number by itself may step them. All ranks must call the same units in the same order.
+
+    Memory: with Adam in fp32, 16Ψ/N bytes for Ψ parameters on N ranks, and what is gathered: root, current, prefetched.
+    Comm: per micro-batch, a unit's parameters gathered twice and its gradients reduce-scattered: 3(N−1)/N · 4Ψ bytes;
+    2(N−1)/N for the root, or where reshard_after_forward is False.
+    Source: Rajbhandari et al. 2020, "ZeRO", §5.3 and §7; Zhao et al. 2023, "PyTorch FSDP", §3.
+    """
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale gradients so that their norm over all parameters is at most max_norm. → the norm before"""
+        return clip_norm_(
+            [each.grad for each in self.shards if each.grad is not None], max_norm, self.group
+        )
 
     def sharded_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
         """View this rank's parts, and the optimizer's state of them, as torch.distributed.checkpoint saves and loads.
