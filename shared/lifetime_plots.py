@@ -10,7 +10,6 @@ from shared.plots import COLOURS, HATCHES
 _STYLES = {  # state of a unit → how its bar looks; they differ in brightness too
     "GATHERING": {"facecolor": "white", "hatch": HATCHES[1], "edgecolor": "black"},
     "GATHERED": {"facecolor": COLOURS[5], "edgecolor": "black"},
-    "BACKWARD": {"facecolor": COLOURS[0], "edgecolor": "black"},
 }
 _OWN = {"facecolor": COLOURS[4], "hatch": HATCHES[2], "edgecolor": "black", "linewidth": 0.4}
 

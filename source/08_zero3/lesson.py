@@ -171,8 +171,8 @@ class Part:
 
     def gather(self):
         self.flat.untyped_storage().resize_(self.flat.nbytes)
-        all_gather_single(self.flat, self.shard.data)
         self.here = True
+        all_gather_single(self.flat, self.shard.data)
 
     def free(self):
         self.flat.untyped_storage().resize_(0)
@@ -394,7 +394,7 @@ tables.Table(["in f · 4Ψ", *(f"g = {g}" for g in counts)], rows, note)
 #
 # The inline version gathers, and stands still until all has come. Chapter 04's remedy: begin earlier. While block 2
 # computes, block 3's parameters travel, at the price of one more gathered unit. So a gather must be able to begin
-# before somebody waits for it. (`class Part(Part)` adds to the class. `Sharded` makes such parts from now on.)
+# before somebody waits for it. (`Sharded` makes parts of this new class from now on.)
 
 
 # %%
@@ -429,13 +429,8 @@ def look_ahead(before, after, parts):
 
 
 # %% [markdown]
-# A unit is now in one of three states. (In the lab they are an `Enum`, which has a fourth one, for backward.)
-#
-# | | what this rank has of it |
-# |---|---|
-# | SHARDED | its part |
-# | GATHERING | its part, and memory for all of it, which fills while the others' parts arrive |
-# | GATHERED | its part, and all of it to compute with; in backward also gradients, as many |
+# A unit is now SHARDED (its rank's part, and no more), GATHERING (and memory for all of it, which fills while the
+# others' parts arrive) or GATHERED. In the lab an `Enum` says so, with a fourth state for backward and its gradients.
 #
 # **Predict** the three peaks as parts of Ψ: without prefetching; with; with it and `reshard_after_forward=False`.
 
@@ -479,9 +474,9 @@ widgets.lifetime_stepper(lives, psi, expected_bytes, of="prefetch")
 
 # %% [markdown]
 # With prefetching a bar begins hatched, on its way, while the one before still computes: the next block in forward, the
-# *previous* one in backward. Here the list of blocks says which is next. The lab's `ZeRO3` notes the order of calls,
-# for the next step. Kept parameters spare the second gather, and the peak is that of one unit. (In JupyterLab, step
-# through the middle one.)
+# *previous* one in backward. Here the list of blocks says which is next; the lab's `ZeRO3` notes the order of calls.
+# Kept parameters spare the second gather, and the peak is that of one unit. (In JupyterLab, step through the middle
+# one.)
 #
 # Does it help? Emulate a link of 1 Gbit/s, as in chapter 04, between two ranks, so that each has a core of its own:
 
@@ -525,15 +520,15 @@ plots.timeline(lines)
 
 # %% [markdown]
 # Above, without: each gather of forward (1 to 7, the first is the root's) is a wait. Below, with: from the second block
-# on, it is under the block before. Backward has a gather *and* a reduce-scatter per block to hide. Ours stands still
-# for the latter; in the lab they wait in a queue, as in chapter 07. What cannot be hidden is what takes longer than the
-# computing: then only larger micro-batches help.
+# on, it is under the block before. Backward has a gather *and* a reduce-scatter per block to hide; ours waits for the
+# latter, the lab's queue (chapter 07) does not. What cannot be hidden is what takes longer than the computing: then
+# only larger micro-batches help.
 #
 # ## The production version
 #
-# The inline version serves one kind of model, in one order of calls. The lab's `ZeRO3` will do more; torch's
-# `fully_shard` (FSDP2) does. You choose the units: a call for each, then one for the rest. Parameters become `DTensor`s
-# that know which part is here, and an optimizer gets `model.parameters()`, as ever. With it, see what else is needed.
+# The inline version serves one kind of model, in one order of calls. The lab's `ZeRO3` will do more, and torch's
+# `fully_shard` (FSDP2) does. You choose the units: a call for each, then one for the rest. An optimizer gets
+# `model.parameters()`, as ever.
 
 
 # %%
@@ -639,18 +634,14 @@ header = ["", "all-gathers", "reduce-scatters", "sent, MB", "peak, MB"]
 tables.Table(header, rows, "peak: of the parameters")
 
 # %% [markdown]
-# A step gathers six blocks twice, and the root once. Evaluation gathers each block once (and this root was here: FSDP2
-# frees it after backward, which an evaluation does not have). A checkpoint costs no gather: a block is computed again
-# when backward has gathered it anyway. Checkpoints and sharding belong together, one for the activations, one for the
-# state. The block that is called first and last is gathered for each forward and for each backward, and reduced once:
-# autograd adds up the gradients of both calls before it hands them over.
+# A step gathers six blocks twice, and the root once. Evaluation gathers each block once (this root was still here, from
+# an evaluation before: FSDP2 frees it in backward). A checkpoint costs no gather: a block is computed again when backward
+# has gathered it anyway. Checkpoints and sharding belong together, one for the activations, one for the state. The block
+# that is called first and last is gathered for each forward and each backward, and reduced once: autograd adds up the
+# gradients of both calls first.
 #
-# | in the lab | |
-# |---|---|
-# | nested units | a parameter belongs to the innermost unit around it |
-# | clipping | the norm of all shards: one number is all-reduced (chapter 06) |
-# | micro-batches | each sends; the shards' gradients add up |
-# | a parameter unused on one rank only | its unit is never complete there: see the lab |
+# Left to the lab: nested units (a parameter belongs to the innermost), clipping (the norm of all shards, chapter 06),
+# and a parameter that is unused on one rank only.
 #
 # ## Is it the same training?
 #
@@ -778,7 +769,7 @@ tables.Table(["written by", "MB"], rows)
 #
 # "With ZeRO-3 a rank needs 16Ψ/N bytes, so any model fits on enough ranks." Ask for Llama-2 70B in mixed precision,
 # one sequence of 2,048 tokens per rank, all layers checkpointed. It takes no cluster: with tensors on `meta`, which
-# have shapes and no memory, and a process group that only pretends, rank 0 of N runs the lab's own `ZeRO3` through a
+# have shapes and no memory, and a process group that only pretends, rank 0 of N runs a finished `ZeRO3` through a
 # step, and its bytes are counted.
 
 # %%
@@ -821,8 +812,8 @@ tables.Table(header, rows, "GB")
 #
 # ## The ladder, measured
 #
-# All stages in one run, with torch's `fully_shard` beside them: once with the blocks as units, and once as it is often
-# wrapped, without.
+# All stages in one run: the solutions of the labs so far, and for stage 3 the inline version, which prefetches. Beside
+# it torch's `fully_shard`, once with the blocks as units, and once as it is often wrapped, without.
 
 
 # %%
@@ -891,10 +882,9 @@ tables.Table(header, rows, "rank 0; time as a multiple of the first row's, media
 # makes smaller, and the units or buckets of the moment.
 #
 # torch's `fully_shard` (FSDP2) does what ours does, unit by unit, with the same bytes. Each parameter is a `DTensor` of
-# its own, so that names, frozen parameters and state dicts need no care. You choose the units: one call per block, then
-# one for the rest. Leave the blocks out, and the last row is what you get. (FSDP1, the older wrapper, keeps one flat
-# tensor per unit, as ours, and is told its units by an `auto_wrap_policy`. DeepSpeed's stage 3 gathers parameter by
-# parameter, and learns the order from the first step.)
+# its own, so that names, frozen parameters and state dicts need no care. Leave out the call for each block, and the
+# last row is what you get. (FSDP1, the older wrapper, keeps one flat tensor per unit, as ours, and is told its units by
+# an `auto_wrap_policy`. DeepSpeed's stage 3 gathers parameter by parameter, and learns the order from the first step.)
 
 # %% [markdown]
 # ## Recap
