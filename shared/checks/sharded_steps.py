@@ -75,9 +75,11 @@ def judge_bf16(attempt: Attempt, plan: Plan, probe=probe_sharded) -> list[dict]:
         for rank, result in enumerate(found):
             state = result["steps"][-1]["state"][name]
             if state.dtype != torch.bfloat16:
-                raise Wrong({rank: f"{name} became {state.dtype}; it was bfloat16"})
+                said = f"{name} became {state.dtype}; it was bfloat16"
+                raise Wrong({rank: said}, "Look at: which dtype has what is added to it?")
             if not torch.equal(state, found[0]["steps"][-1]["state"][name]):
                 raise Wrong({rank: f"{plan}: {name} differs from rank 0's"}, "Look at: who has it from whom?")
             if not close(state, want, 0.03):
-                raise Wrong({rank: f"{plan}, bfloat16: {name}, {first_difference(state, want, 0.03)}"})
+                hint = "That is more than rounding. Look at: is the gradient the mean, of this step and of all ranks?"
+                raise Wrong({rank: f"{plan}, bfloat16: {name}, {first_difference(state, want, 0.03)}"}, hint)
     return found

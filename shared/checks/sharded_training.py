@@ -16,6 +16,7 @@ from shared.checks.training import Draw
 
 _LIBRARIES = ("torch.distributed.optim", "torch.distributed.fsdp", "torch.distributed._composable", "deepspeed")
 LOOK_AT_PARTS = "Look at: is this part's gradient the mean of the same part, in the same order?"
+LOOK_AT_THE_PAST = "The steps before are right. Look at: what does an optimizer remember?"
 LOOK_AT_STALE = "Look at: model.zero_grad() does not call reset(): who forgets the last mean?"
 
 
@@ -132,7 +133,7 @@ class Causes:
             return "Look at: what must happen to parameters that join late, and happened to the others in __init__?"
         if plan.split or plan.scheduler:
             return "Look at: which settings does each param group have by now, and does the inner optimizer know all?"
-        return "The steps before are right. Look at: what does an optimizer remember?" if self.number else ""
+        return LOOK_AT_THE_PAST if self.number else ""
 
 
 def judge_states(

@@ -48,8 +48,11 @@ def flats_of(groups: list[list]) -> list[Flat]:
     return found
 
 
-def judge_rounds(calls: dict[int, list[tap.Call]], flats: list[Flat], rounds: int, context: str) -> None:
+def judge_rounds(
+    calls: dict[int, list[tap.Call]], flats: list[Flat], rounds: int, context: str, again: str = ""
+) -> None:
     """calls: by global rank. rounds: 1 for a reduce-scatter or an all-gather of each flat tensor, 2 for both.
+    again: hint where whole rounds more are sent.
 
     Raises: Wrong where more is sent, or in more messages.
     """
@@ -60,8 +63,9 @@ def judge_rounds(calls: dict[int, list[tap.Call]], flats: list[Flat], rounds: in
         said = f"{context}: {describe_calls([call for call in own if call.op != 'recv'])}"
         hint = next((hint for op, hint in _HINTS.items() if any(call.op.startswith(op) for call in own)), "")
         if sent[rank] > most * others / len(calls) + 1e-6:
-            expected = f"by a ring this rank sends {sent[rank]:,.0f} bytes; expected {most * others / len(calls):,.0f}"
-            raise Wrong({rank: f"{said}; {expected}"}, hint or _LOOK_AT_BYTES)
+            expected = f"this rank sends {sent[rank]:,.0f} bytes; expected {most * others / len(calls):,.0f}"
+            repeated = again if abs(sent[rank] % (most / rounds * others / len(calls))) < 1e-6 else ""
+            raise Wrong({rank: f"{said}; {expected}"}, hint or repeated or _LOOK_AT_BYTES)
         messages = sum(1 if call.op == "send" else others for call in own if call.op != "recv")
         if messages > rounds * len(flats) * others:
             most_calls = rounds * len(flats)

@@ -211,8 +211,8 @@ def launch_waits_for_nobody(attempt: Attempt) -> None:
         raise Wrong(dict.fromkeys(missing, said), "Look at: which wait() belongs into launch(), and which does not?")
 
 
-def probe_graph(travelling, seed: int, x, y) -> str | None:
-    """→ the kind of error that a gradient with a graph brings"""
+def probe_graph(travelling, seed: int, x, y) -> tuple[str, str] | None:
+    """→ the error that a gradient with a graph brings: its kind, and what it says"""
     module = awkward.build("Plain", seed).to(device_here())
     home = settle(module)
     bucket = travelling(home)
@@ -220,14 +220,62 @@ def probe_graph(travelling, seed: int, x, y) -> str | None:
     try:
         bucket.pack(0)
     except Exception as error:
-        return type(error).__name__
+        return type(error).__name__, str(error)
     finally:
         module.zero_grad()  # a gradient with a graph would keep itself alive
     return None
 
 
 def gradients_with_a_graph_are_refused(attempt: Attempt) -> None:
-    for rank, kind in enumerate(attempt.run(probe_graph, per_rank=Draw(attempt).per_rank)):
-        if kind != "RuntimeError":
-            said = f"after backward(create_graph=True), pack(0) {'raises ' + kind if kind else 'takes the gradient'}"
-            raise Wrong({rank: f"{said}; expected a RuntimeError"}, "Look at: could a message be a part of a graph?")
+    for rank, error in enumerate(attempt.run(probe_graph, per_rank=Draw(attempt).per_rank)):
+        kind, message = error or (None, "")
+        if kind != "RuntimeError" or "create_graph" not in message:
+            did = f"raises {kind}({message[:80]!r})" if kind else "takes the gradient"
+            said = f"after backward(create_graph=True), pack(0) {did}"
+            expected = "expected a RuntimeError that names create_graph"
+            raise Wrong({rank: f"{said}; {expected}"}, "Look at: could a message be a part of a graph?")
+
+
+def probe_none(travelling, seed: int, x, y, computes: bool) -> dict:
+    """Send the gradients of a bucket for which this rank may have computed none."""
+    module = awkward.build("Plain", seed).to(device_here())
+    home = settle(module)
+    bucket = travelling(home)
+    known = [id(p) for p in getattr(bucket, "parameters", [])] == [id(p) for p in home.parameters]
+    if computes:
+        awkward.loss_of(module, x.to(device_here()), y.to(device_here())).backward()
+    own = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in home.parameters]
+    for place in range(len(home.parameters)):
+        bucket.pack(place)
+    bucket.launch()
+    bucket.wait()
+    grad = home.shard.grad
+    return {
+        "known": known,
+        "own": torch.cat([each.flatten() for each in own]).cpu(),
+        "grad": None if grad is None else grad.detach().cpu().flatten(),
+    }
+
+
+def no_gradient_counts_as_zeros(attempt: Attempt) -> None:
+    """Of a bucket that only one rank has computed, and of one that nobody has. And others read .parameters."""
+    size = attempt.world_size
+    for who in (attempt.random.randrange(size) if size > 1 else None, None):
+        computing = "nobody has" if who is None else f"rank {who} alone has"
+        per_rank = [(*share, rank == who) for rank, share in enumerate(Draw(attempt).per_rank)]
+        context = f"a bucket of whose gradients {computing} computed any"
+        hint = "Look at: what is sent where every gradient is None?"
+        try:
+            found = attempt.run(probe_none, per_rank=per_rank, context=context)
+        except Wrong as wrong:
+            wrong.hint = wrong.hint or hint
+            raise
+        flat = sum(each["own"] for each in found) / size
+        want = torch.cat([flat, flat.new_zeros(-len(flat) % size)]).view(size, -1)
+        for rank, each in enumerate(found):
+            if not each["known"]:
+                said = ".parameters is not the list of the parameters in home"
+                raise Wrong({rank: said}, "Look at: who asks a bucket for its parameters? (Lab 04's queue does.)")
+            if each["grad"] is None or not close(each["grad"], want[rank]):
+                was = "is None" if each["grad"] is None else first_difference(each["grad"], want[rank])
+                raise Wrong({rank: f"{context}: shard.grad, {was}"}, hint)

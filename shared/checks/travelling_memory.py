@@ -15,7 +15,7 @@ _SETTLES_WITHIN_S = 0.5  # gloo's threads let go of a message's tensor a little 
 PACKED, SECOND, ARRIVED = "when all is packed", "when the second is launched", "when both have arrived"
 _HINTS = {
     PACKED: "Look at: once a gradient is in the flat tensor, who still holds it? And when are flat tensors made?",
-    SECOND: "Look at: what does wait() let go of? And who else holds it?",
+    SECOND: "Look at: what does wait() let go of, and who else holds it? And when is it made?",
     ARRIVED: "Look at: is what stays memory of its own, or a view of something larger?",
 }
 

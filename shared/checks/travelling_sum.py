@@ -162,5 +162,5 @@ def there_is_little_room_for_what_arrives(attempt: Attempt) -> None:
         if held_bytes > SLACK * flat_bytes * (2 + 2 / size):
             said = f"flat has {flat_bytes:,} bytes, and with it {held_bytes:,} are held"
             expected = f"expected room for {flat_bytes * (size - 1) // size:,} that arrive, and for the result"
-            hint = "Look at: which parts of the others' tensors does this rank need?"
+            hint = "Look at: which parts of the others' does this rank need? And how many copies are made in adding up?"
             raise Wrong({rank: f"{said}; {expected}"}, hint)

@@ -38,7 +38,7 @@ def probe_wrapping(wrapper, options: dict, overlaps: bool, seed: int, x) -> dict
     _finish_backward(other, x)
     other.zero_grad()
     original_left = all(p.grad is None for p in [*module.parameters(), *other.module.parameters()])
-    return {
+    found = {
         "leaves parameters, requires_grad and train() as they were": untouched,
         "leaves the random numbers alone": rng_left,
         "calls the module, so that its hooks run": hooked,
@@ -52,8 +52,9 @@ def probe_wrapping(wrapper, options: dict, overlaps: bool, seed: int, x) -> dict
         "has the module's parameters": {id(p) for p in wrapped.parameters()} == {id(p) for p in module.parameters()},
         "passes eval() on": not wrapped.eval().module.training,
         "holds the module's state in state_dict": len(wrapped.state_dict()) == len(module.state_dict()),
-        "can be copied with deepcopy": copied.module is not module and copy_syncs,
     }
+    syncs = _syncs(wrapped, overlaps, "optimizer_cls" in options, x)  # if it does not, that is not the copy's fault
+    return found | {"can be copied with deepcopy": copied.module is not module and (copy_syncs or not syncs)}
 
 
 def _loss_of(module, x) -> torch.Tensor:

@@ -120,47 +120,15 @@ def what_cannot_be_right_is_refused(attempt: Attempt) -> None:
             if each["kind"] != "RuntimeError" or not each["message"].strip():
                 said = f"{each['kind']}({each['message'][:80]!r})"
                 raise Wrong({rank: f"{what} raises {said}; expected a RuntimeError that says why"})
+            if what == _GRAPH and "create_graph" not in each["message"]:
+                said = f"{what} raises RuntimeError({each['message'][:80]!r})"
+                hint = "Look at: is it refused, or does something fail by accident?"
+                raise Wrong({rank: f"{said}; expected a message that names create_graph"}, hint)
         if what != _GRAPH:
             want = reference(plan, draw, list(range(attempt.world_size))).steps[-1]["state"]
             states = _all(found, "state")
             said = f"{what}; then finish_gradient_sync(), zero_grad() and a step as it should be"
             judge_states(states, want, _all(found, "before"), said)
-
-
-KEPT, SENT = "one inside no_sync()", "one that was sent"
-
-
-def probe_forgetting(zero2, plan: Travel, kinds: tuple[str, ...], place: int, seed: int, x, y) -> dict:
-    """Gradients are forgotten before they are used, those of one backward after the other; a step follows."""
-    x, y = x.to(device_here()), y.to(device_here())
-    run = TravelRun(zero2, awkward.build(plan.model, seed).to(device_here()), plan, place)
-    wrapped, before = run.optimizer, awkward.state_of(run.module)
-    for kind in kinds:
-        with wrapped.no_sync() if kind == KEPT else contextlib.nullcontext():
-            awkward.loss_of(wrapped, x, y).backward()
-        if kind == SENT:
-            wrapped.finish_gradient_sync()
-        wrapped.zero_grad()
-    run.step(0, x, y)
-    return {"before": before, "state": run.steps[-1]["state"]}
-
-
-def zero_grad_forgets_all(attempt: Attempt) -> None:
-    """And whether gradients were synchronised: a rank that then runs no backward must know as the others do."""
-    idle = (0, attempt.random.randrange(attempt.world_size)) if attempt.world_size > 1 else None
-    for kinds in ((SENT, KEPT), (KEPT, SENT)):
-        plan, draw = Travel("Plain", "SGD", steps=1, idle=idle, finishes=False), Draw(attempt)
-        per_rank = [(rank, *share) for rank, share in enumerate(draw.per_rank)]
-        context = f"a backward(), {', then '.join(kinds)}, zero_grad() after each; {plan}"
-        try:
-            found = attempt.run(probe_forgetting, plan, kinds, per_rank=per_rank, context=context)
-        except Wrong as wrong:
-            hint = "Look at: what does each rank know of what was sent, and what does zero_grad() do with it?"
-            wrong.hint = hint if wrong.hangs else wrong.hint
-            raise
-        want = reference(plan, draw, list(range(attempt.world_size))).steps[-1]["state"]
-        hint = "Look at: where are gradients by then, and which of them does zero_grad() forget?"
-        judge_states(_all(found, "state"), want, _all(found, "before"), context, hint=hint)
 
 
 def probe_state(zero2, plan: Travel, place: int, seed: int, x, y) -> dict:

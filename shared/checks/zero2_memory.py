@@ -105,7 +105,7 @@ def _why(when: str, result: dict) -> str:
         return "Look at: which gradients are there after zero_grad(), and who still needs them?"
     if when == REDUCED:
         return "Look at: what is left of a bucket when its sum has arrived, and is it a view of something larger?"
-    return "Look at: what is a second copy of, and who keeps it?"
+    return "Look at: what is a second copy of, who keeps it, and when is it made?"
 
 
 def backward_holds_three_buckets(attempt: Attempt) -> None:
@@ -124,5 +124,5 @@ def backward_holds_three_buckets(attempt: Attempt) -> None:
             part = f"{4 * numbers() // attempt.world_size:,}"
             raise Wrong(
                 {rank: f"{said} {peak_bytes:,} bytes more than before it; expected {part}, and three buckets"},
-                "Look at: which gradients and flat tensors are alive at that moment, and which of them are needed?",
+                "Look at: which gradients and flat tensors are alive at that moment? And who is whose `before`?",
             )

@@ -12,9 +12,9 @@ from shared import memory, tap
 from shared.checks import awkward
 from shared.checks.buckets import MB, plan
 from shared.checks.candidate import device_here
-from shared.checks.framework import Attempt
+from shared.checks.framework import Attempt, Wrong
 from shared.checks.sharded_plan import Plan, Run
-from shared.checks.sharded_training import refuse_libraries, train_and_judge
+from shared.checks.sharded_training import LOOK_AT_THE_PAST, refuse_libraries, train_and_judge
 from shared.checks.sharded_wire import Flat
 from shared.checks.subgroups import join_subgroup
 
@@ -101,10 +101,22 @@ def probe_zero2(zero2, plan: Travel, seed: int, x, y) -> dict:
     module = awkward.build(plan.model, seed, plan.dtype).to(device_here())
     own = {id(p) for p in module.parameters()}
     run = begin(zero2, plan, module, group)
-    start = awkward.state_of(module)
+    start, elsewhere = awkward.state_of(module), _elsewhere(run.optimizer)
     run.train(x.to(device_here(), plan.dtype), y.to(device_here(), plan.dtype))
     left = {id(p) for p in run.optimizer.parameters()} == own == {id(p) for p in module.parameters()}
-    return {"start": start, "steps": run.steps, "building": run.building, "left": left}
+    return {"start": start, "steps": run.steps, "building": run.building, "left": left, "elsewhere": elsewhere}
+
+
+def _elsewhere(wrapped) -> list[str]:
+    """→ the names of parameters that do not lie in the flat tensor of their bucket, as far as that can be seen"""
+    homes = [getattr(bucket, "home", None) for bucket in getattr(wrapped, "buckets", [])]
+    flat_of = {id(p): home.flat for home in homes if hasattr(home, "flat") for p in home.parameters}
+    return [
+        name
+        for name, parameter in wrapped.module.named_parameters()
+        if id(parameter) in flat_of
+        and parameter.untyped_storage().data_ptr() != flat_of[id(parameter)].untyped_storage().data_ptr()
+    ]
 
 
 def travel_and_judge(attempt: Attempt, plan: Travel) -> dict[int, dict]:
@@ -112,4 +124,9 @@ def travel_and_judge(attempt: Attempt, plan: Travel) -> dict[int, dict]:
 
     Raises: Wrong unless every step leaves on every rank what one process gets.
     """
-    return train_and_judge(attempt, plan, probe_zero2)
+    try:
+        return train_and_judge(attempt, plan, probe_zero2)
+    except Wrong as wrong:
+        if wrong.hint == LOOK_AT_THE_PAST:
+            wrong.hint = "The steps before are right. Look at: what is left in a bucket from the backward before?"
+        raise

@@ -10,6 +10,8 @@ from shared.checks.sharded_wire import judge_rounds
 from shared.checks.volume import state_bytes
 from shared.checks.zero2_training import Travel, probe_zero2, travel_and_judge
 
+_AGAIN = "That is a whole round more. Look at: was the synchronisation already done?"
+
 
 def each_backward_sends_once(attempt: Attempt) -> None:
     plans = [Travel("Frozen", "SGD"), Travel("Mixed"), Travel("Crowd"), Travel("Tied", bucket_cap_mb=25.0)]
@@ -24,10 +26,10 @@ def each_backward_sends_once(attempt: Attempt) -> None:
                 sent = {rank: step["sent"][0] for rank, step in steps.items()}
                 judge_rounds(sent, plan.buckets(), 1, f"{said}, backward() and finish_gradient_sync()")
                 stepping = {rank: step["step"] for rank, step in steps.items()}
-                judge_rounds(stepping, plan.buckets(), 1, f"{said}, step()")
+                judge_rounds(stepping, plan.buckets(), 1, f"{said}, step()", _AGAIN)
             else:
                 both = {rank: step["sent"][0] + step["step"] for rank, step in steps.items()}
-                judge_rounds(both, plan.buckets(), 2, f"{said}, backward() and step()")
+                judge_rounds(both, plan.buckets(), 2, f"{said}, backward() and step()", _AGAIN)
 
 
 def micro_batches_send_or_are_silent(attempt: Attempt) -> None:
@@ -43,7 +45,7 @@ def micro_batches_send_or_are_silent(attempt: Attempt) -> None:
                 sent = {rank: step["sent"][place] for rank, step in steps.items()}
                 judge_rounds(sent, plan.buckets(), 1, f"{said}, the micro-batches that send, number {place + 1}")
             stepping = {rank: step["step"] for rank, step in steps.items()}
-            judge_rounds(stepping, plan.buckets(), 1, f"{said}, step()")
+            judge_rounds(stepping, plan.buckets(), 1, f"{said}, step()", _AGAIN)
 
 
 def _judge_building(found: dict[int, dict], plan: Travel) -> None:
@@ -75,4 +77,5 @@ def clipping_sends_one_number_more(attempt: Attempt) -> None:
                     expected = "expected one all_reduce of one number besides what is left of the gradients'"
                     raise Wrong({rank: f"{said}; {expected}"}, "Look at: which numbers can be put together before?")
                 rest[rank] = [call for call in step["clip"] if call is not small[0]] + step["sent"][0] + step["step"]
-            judge_rounds(rest, plan.buckets(), 2, f"{awkward.said(plan.model)}, step {number + 1}, clipped")
+            said = f"{awkward.said(plan.model)}, step {number + 1}, clipped"
+            judge_rounds(rest, plan.buckets(), 2, said, _AGAIN)

@@ -527,8 +527,7 @@ plots.timeline(lines)
 # ## The production version
 #
 # The inline version serves one kind of model, in one order of calls. The lab's `ZeRO3` will do more, and torch's
-# `fully_shard` (FSDP2) does. You choose the units: a call for each, then one for the rest. An optimizer gets
-# `model.parameters()`, as ever.
+# `fully_shard` (FSDP2) does. You choose the units: a call for each, then one for the rest.
 
 
 # %%
@@ -584,8 +583,7 @@ assert abs(seen["bf16"][2] - seen["fp32"][2]) < 0.05
 tables.Table(["", "sent, MB", "shards, MB", "gathered at most, MB", "loss of step 2"], rows)
 
 # %% [markdown]
-# (Gradients are summed up in bf16 too, on the way. With `reduce_dtype=torch.float32` they are not, and that message
-# has its full size again.)
+# (Gradients are summed up in bf16 too, on the way, but for `reduce_dtype=torch.float32`: then they have full size.)
 
 # %% [markdown]
 # ## What else a model does
@@ -634,11 +632,11 @@ header = ["", "all-gathers", "reduce-scatters", "sent, MB", "peak, MB"]
 tables.Table(header, rows, "peak: of the parameters")
 
 # %% [markdown]
-# A step gathers six blocks twice, and the root once. Evaluation gathers each block once (this root was still here, from
-# an evaluation before: FSDP2 frees it in backward). A checkpoint costs no gather: a block is computed again when backward
-# has gathered it anyway. Checkpoints and sharding belong together, one for the activations, one for the state. The block
-# that is called first and last is gathered for each forward and each backward, and reduced once: autograd adds up the
-# gradients of both calls first.
+# A step gathers six blocks twice, and the root once. Evaluation gathers each block once (the root was still here, from
+# an evaluation before: FSDP2 frees it in backward). A checkpoint costs no gather: a block is computed again when
+# backward has gathered it anyway. Checkpoints and sharding belong together, one for the activations, one for the state.
+# The block that is called twice is gathered for each call, in forward and in backward, and reduced once: autograd adds
+# up the gradients of both calls first.
 #
 # Left to the lab: nested units (a parameter belongs to the innermost), clipping (the norm of all shards, chapter 06),
 # and a parameter that is unused on one rank only.
@@ -760,9 +758,9 @@ assert all(quarter < size < 1.05 * quarter for size in written.values())
 tables.Table(["written by", "MB"], rows)
 
 # %% [markdown]
-# Each wrote a fourth of 12Ψ, parameters and AdamW's two states, all at the same time, and nobody ever held more. (It is
-# a little more: the tied embedding is saved under both its names.) With flat tensors, as in the lab, what fills up at
-# the end must not be saved, as it depends on N.
+# Each wrote a fourth of 12Ψ, parameters and AdamW's two states, all at the same time, and nobody ever held more. (The
+# tied embedding is written twice, under each of its names.) What fills up flat tensors at the end must not be saved:
+# it depends on N.
 
 # %% [markdown]
 # ## 16Ψ/N is not the peak

@@ -64,7 +64,7 @@ class TravellingGradients:
         if gradient is not None:
             if gradient.grad_fn is not None:
                 parameter.grad = gradient
-                raise RuntimeError("gradients of gradients cannot be sent")
+                raise RuntimeError("create_graph: gradients of gradients cannot be sent")
             self.row[self.starts[place] : self.starts[place + 1]] = gradient.reshape(-1)
 
     def launch(self):

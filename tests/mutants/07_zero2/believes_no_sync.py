@@ -1,0 +1,12 @@
+"""Takes finish_gradient_sync() inside no_sync() for done, where nothing was sent: the step trains nothing.
+
+caught by: ZeRO2 · loops
+"""
+
+from solutions import zero2 as right
+
+
+class ZeRO2(right.ZeRO2):
+    def finish_gradient_sync(self):
+        super().finish_gradient_sync()
+        self.synced = True
