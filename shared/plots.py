@@ -199,10 +199,11 @@ def _component_styles(components: list[str]) -> dict[str, dict]:
     return {name: {"facecolor": colour, "hatch": hatch, "edgecolor": "black"} for name, colour, hatch in styles}
 
 
-def memory_by_component(held_bytes: dict[str, dict[str, int]]) -> Figure:
+def memory_by_component(held_bytes: dict[str, dict[str, int]], decimals: int | None = None) -> Figure:
     """Draw one bar per rank (or strategy), its components stacked, its total at the end.
 
     held_bytes: name of the bar → component → bytes, as `memory.Held.by_component` tells them.
+    decimals: of the totals; None: three digits.
     Raises: ValueError where there is no bar.
     """
     if not held_bytes:
@@ -218,7 +219,7 @@ def memory_by_component(held_bytes: dict[str, dict[str, int]]) -> Figure:
             axes.barh(list(held_bytes), widths, left=left, height=0.65, linewidth=0.6, label=component, **style)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     for place, total in enumerate(left):
-        axes.text(total, place, f" {total:.3g}", va="center")
+        axes.text(total, place, f" {total:.3g}" if decimals is None else f" {total:.{decimals}f}", va="center")
     axes.invert_yaxis()
     axes.set(xlabel=unit, xlim=(0, 1.1 * max(left) or 1.0))
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -4,6 +4,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from shared import plots
 from shared.plots import COLOURS, HATCHES, LINES, MARKERS
 
 
@@ -84,6 +85,20 @@ def bytes_per_parameter(
     return figure
 
 
+def both_halves(line) -> Figure:
+    """Draw a rank's timeline, and mark the optimizer: what is sent before it adds up, what is sent after it collects.
+
+    line: a `timeline.Timeline` with a step of an optimizer.
+    """
+    figure = plots.timeline([line])
+    axes, above = figure.axes[0], figure.axes[0].get_xaxis_transform()
+    stepped_ms = 1e3 * (min(span.began_s for span in line.spans if span.lane == "optimizer") - line.began_s)
+    axes.axvline(stepped_ms, color="black", linestyle=":", linewidth=1.0)
+    axes.text(stepped_ms, 1.02, "reduce-scatters  ", ha="right", size=9, transform=above)
+    axes.text(stepped_ms, 1.02, "  all-gathers", ha="left", size=9, transform=above)
+    return figure
+
+
 def over_backward(held_bytes: dict[str, list[int]], levels_bytes: dict[str, float]) -> Figure:
     """Draw what is held over a backward, one line per name, against dotted levels.
 
@@ -102,8 +117,8 @@ def over_backward(held_bytes: dict[str, list[int]], levels_bytes: dict[str, floa
     for name, level in levels_bytes.items():
         axes.axhline(level / 1e6, color="black", linestyle=":", linewidth=1.0)
         text = {"ha": "left", "va": "center", "size": 9, "transform": axes.get_yaxis_transform()}
-        axes.text(1.01, level / 1e6, name, **text)
-    axes.set(xlabel="operators of backward, %", ylabel="MB", xlim=(0, 100), ylim=(0, None))
+        axes.text(1.03, level / 1e6, name, **text)
+    axes.set(xlabel="operators of backward() and finish_gradient_sync(), %", ylabel="MB", xlim=(0, 100), ylim=(0, None))
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(frameon=False, loc="outside upper left", ncols=len(held_bytes))
     plt.close(figure)

@@ -67,7 +67,7 @@ def every_loop_trains(attempt: Attempt) -> None:
         idle = (0, attempt.random.randrange(attempt.world_size)) if loop.idle and attempt.world_size > 1 else None
         plan, draw = Travel("Plain", "SGD", steps=1, idle=idle), Draw(attempt)
         per_rank = [(rank, *share) for rank, share in enumerate(draw.per_rank)]
-        context = f"`{'; '.join(loop.lines)}`"
+        context = ", ".join(f"`{line}`" for line in loop.lines)
         if idle:
             context += f", where rank {idle[1]} leaves out the last backward()"
         try:

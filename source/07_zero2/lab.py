@@ -2,13 +2,13 @@
 # jupyter:
 #   course:
 #     module: zero2
-#     minutes: 60
+#     minutes: 75
 # ---
 
 # %% [markdown]
 # # Lab 07 · ZeRO-2
 #
-# **60 minutes, 11 points.** You build `ZeRO2`: the buckets of lab 04, of whose sum each rank keeps its own part only,
+# **75 minutes, 11 points.** You build `ZeRO2`: the buckets of lab 04, of whose sum each rank keeps its own part only,
 # and the sharded optimizer of lab 06. A gradient lives from the moment backward makes it until its bucket has left.
 #
 # Each exercise has a check. Times are never judged; bytes are, at every moment of a backward.
@@ -35,18 +35,21 @@ from solutions.overlapped_ddp import OverlappedDDP
 from solutions.zero1 import FlatParameters, Messages, ZeRO1
 
 # %% [markdown]
-# ## Exercise 7.1 · A reduce-scatter under way (10 min, 2 points)
+# ## Exercise 7.1 · A reduce-scatter under way (15 min, 2 points)
 #
 # Lab 06's `reduce_scatter_` came back when all was done. To send while backward computes, it must come back at once:
 #
 # `begin_reduce_scatter(flat, group)` launches, and gives back a function; called, it waits, and gives back this
-# rank's part of the sum.
+# rank's part of the sum, which may be a view of flat.
 #
 # With NCCL that is `reduce_scatter_single(own, flat, group=group, async_op=True)`. On gloo, let every rank send each
 # other one its part directly, all at once: lab 06's `Messages(sends, receives, group)` does that, and has `wait()`.
-# Then there are N parts to add up, this rank's own among them.
+# Both are lists of pairs (tensor, peer), the peer's number within the group. Then there are N parts to add up, this
+# rank's own among them.
 #
-# Target: (N−1)/N of flat's bytes sent, and besides `flat`, which is used up, room for (N−1)/N of it.
+# Target: (N−1)/N of flat's bytes sent, and besides `flat`, which is used up, room for (N−1)/N of it. (The check
+# counts what must be sent. That gloo's own reduce-scatter carries twice as much, as the lesson has measured, it does
+# not see.)
 
 
 # %% tags=["exercise", "export"] grade_id="begin-reduce-scatter"
@@ -90,12 +93,16 @@ check.begin_reduce_scatter()
 # | | does | holds |
 # |---|---|---|
 # | `pack(place)` | moves a gradient into a flat tensor, made for the first to come; `.grad` becomes None | a bucket |
-# | `launch()` | waits for the bucket `before`, then begins the reduce-scatter of this one | two, on gloo three |
+# | `launch()` | waits for the bucket `before`, then begins the reduce-scatter of this one | a bucket, and what comes |
 # | `wait()` | adds this rank's part of the mean to `home.shard.grad`, lets the flat tensor go | one N-th |
 #
 # - `before` is the bucket that is launched before this one. Without waiting for it, all buckets could be alive at once.
 # - `wait()` when nothing is under way does nothing.
-# - A gradient of None counts as zeros, and one that is part of a graph is refused, as by lab 03's `Bucket`.
+# - A gradient of None counts as zeros, also where all are None. One that is part of a graph is refused, as by lab 03's
+#   `Bucket`, with a RuntimeError that names `create_graph`.
+# - The mean in `home.shard.grad` must not be a view of the flat tensor: the whole of that would stay alive.
+# - Others read four attributes: `home`; `parameters`, those of home; `flat`, None while there is none; `finish`, what
+#   `begin_reduce_scatter` gave, None while nothing is under way.
 # - Several backwards may come before a step. Each sends its gradients, and they add up in `home.shard.grad`, in the
 #   shard's dtype.
 
@@ -192,10 +199,12 @@ class BucketOptimizer(ZeRO1):
 
 
 # %% [markdown]
-# ## Exercise 7.3 · The wrapper (20 min, 5 points)
+# ## Exercise 7.3 · The wrapper (30 min, 5 points)
 #
 # `ZeRO2(module, optimizer_cls, bucket_cap_mb=25.0, group=None, **defaults)` is `OverlappedDDP` with buckets of your
-# kind, and with an optimizer. `BucketedDDP` of lab 03 makes its buckets with `self.bucket_type(parameters, group)`.
+# kind, and with an optimizer. Lab 04's `__init__` broadcasts and builds the buckets, with
+# `self.bucket_type(parameters, group)`; `self.buckets` has them in the order in which they are launched. Lab 04's hooks
+# call `_on_gradient` for each gradient, also inside `no_sync()`, where `self.syncs` is False.
 #
 # ```python
 # zero2.zero_grad()
@@ -203,18 +212,24 @@ class BucketOptimizer(ZeRO1):
 # zero2.finish_gradient_sync()
 # zero2.step()
 # ```
-# - `step()` finishes the synchronisation itself, where that was not done since the last `zero_grad()` and the last
-#   `backward()`. All ranks must agree on that, also where one has nothing to compute in a step.
+# - `step()` and `clip_grad_norm_(max_norm)`, which is lab 06's, finish the synchronisation themselves where that was
+#   not done since the last `zero_grad()` and the last `backward()`. Keep a flag.
+# - What the flag depends on must be the same on all ranks. One without a `backward()` since `zero_grad()` must
+#   synchronise too. That after `finish_gradient_sync()` either all run another `backward()` or none does, is the
+#   caller's business.
+# - `finish_gradient_sync()` inside `no_sync()` sends nothing, as in lab 04, so it settles nothing.
+# - `zero_grad()` sends nothing either, so it cannot call back what is under way. After a `backward()` that was not
+#   finished, call `finish_gradient_sync()` before: otherwise the next `backward()` is refused, as in lab 04.
 # - With more than one micro-batch there is a choice. `no_sync()` keeps whole gradients until the last one, and sends
 #   them once. Or each `backward()` is followed by `finish_gradient_sync()`: what is kept stays small, and every
 #   micro-batch sends. Both must give the same gradients.
-# - `clip_grad_norm_(max_norm)` as in lab 06, between `finish_gradient_sync()` and `step()`.
 #
 # Target: at any moment of backward, no more than Ψ/N gradients, and three buckets.
 
 
 # %% [markdown]
-# Two cells. The first knows of buckets and messages, the second of the optimizer.
+# Two cells. The first knows of buckets and messages: here each bucket learns which one is launched `before` it, and
+# the flag is kept. The second knows of the optimizer.
 
 
 # %% tags=["exercise", "export"] grade_id="syncs-once"
@@ -328,7 +343,8 @@ class AllReducingZeRO2(ZeRO2):
 
 
 # %% [markdown]
-# **Predict.** Which of these differ from yours: the losses, the bytes sent, the gradients kept after backward?
+# **Predict.** Which of these differ from yours: the losses, the bytes sent, the gradients kept after
+# `finish_gradient_sync()`?
 
 # %%
 prediction_what_differs = ""  # <- what do you expect?
@@ -336,9 +352,9 @@ prediction_what_differs = ""  # <- what do you expect?
 # %% [markdown]
 # ## Your figure, and torch's answer
 #
-# Both train beside a plain AdamW under torch's DDP, beside your `ZeRO1`, and beside torch's FSDP2. That one with
-# `reshard_after_forward=False`, which keeps gathered parameters until backward has used them, is the nearest that torch
-# has to ZeRO-2. Ranks compare notes no more: that costs messages.
+# Yours and the one that slices train beside a plain AdamW under torch's DDP, beside your `ZeRO1`, and beside torch's
+# FSDP2. That one with `reshard_after_forward=False`, which keeps gathered parameters until backward has used them, is
+# the nearest that torch has to ZeRO-2. Ranks compare notes no more: that costs messages.
 
 # %%
 # %%ranks
@@ -385,19 +401,26 @@ def in_zero2(kind):
 
 # %%
 # %%ranks
+def finish(optimizer):
+    for name in ("reduce_gradients", "finish_gradient_sync"):  # of ZeRO1, of ZeRO2
+        getattr(optimizer, name, lambda: None)()
+
+
 def steps_of(model, optimizer, steps=4):
-    """→ last loss, ledger of the last step, memory at the peak of one more"""
+    """→ last loss, ledger of the last step, what is held before it steps, memory at the peak of one more"""
     for _ in range(steps):
         optimizer.zero_grad()
         with wire.ledger() as log:
             loss = model(inputs, targets)
             loss.backward()
+            finish(optimizer)
+            held = memory.held(model, optimizer)
             optimizer.step()
     optimizer.zero_grad()
     with memory.peak(model, optimizer) as peak:
         model(inputs, targets).backward()
         optimizer.step()
-    return loss.item(), log, peak
+    return loss.item(), log, held, peak
 
 
 # %%
@@ -415,7 +438,7 @@ results = {
 from shared import plots, tables
 
 results = ranks.pull("results")[0]
-losses = [loss for loss, _, _ in results.values()]
+losses = [loss for loss, *_ in results.values()]
 assert max(losses) - min(losses) < 1e-3
 rows = [
     [
@@ -423,19 +446,20 @@ rows = [
         f"{loss:.4f}",
         f"{log.messages}",
         f"{log.sent_bytes / 1e6:.2f}",
+        f"{held.gradients_bytes / 1e6:.2f}",
         f"{peak.peak_bytes / 1e6:.2f}",
     ]
-    for name, (loss, log, peak) in results.items()
+    for name, (loss, log, held, peak) in results.items()
 ]
-note = "Rank 0, one step. On gloo a collective of ours is 3 sends and 3 receives."
-tables.Table(["", "loss", "messages", "must send, MB", "peak, MB"], rows, note)
+note = "Rank 0, one step, MB; gradients: kept for it. On gloo ours are 3 sends, 3 receives each."
+tables.Table(["", "loss", "messages", "must send", "gradients", "peak"], rows, note)
 
 # %% [markdown]
-# Slicing gives the right losses, and a third of its bytes were for nothing. (FSDP2 between steps holds its part of the
-# parameters only: that is chapter 08.) And when are gradients there? Your own step:
+# Slicing gives the right losses and keeps no more than yours, but a third of its bytes were for nothing. (FSDP2
+# between steps holds its part of the parameters only: that is chapter 08.) And when are gradients there? Your own step:
 
 # %% tags=["nbval-ignore-output"]
-plots.memory_over_step(results["your ZeRO2"][2].samples)
+plots.memory_over_step(results["your ZeRO2"][-1].samples)
 
 # %% [markdown]
 # Buckets come and go while the activations shrink; a quarter of the gradients stays. The parameters are now the largest
