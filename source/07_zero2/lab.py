@@ -104,7 +104,7 @@ check.begin_reduce_scatter()
 # - Others read four attributes: `home`; `parameters`, those of home; `flat`, None while there is none; `finish`, what
 #   `begin_reduce_scatter` gave, None while nothing is under way.
 # - Several backwards may come before a step. Each sends its gradients, and they add up in `home.shard.grad`, in the
-#   shard's dtype.
+#   shard's dtype, which in lab 08 may be another than theirs.
 
 
 # %% tags=["exercise", "export"] grade_id="travelling-gradients"
@@ -451,7 +451,10 @@ rows = [
     ]
     for name, (loss, log, held, peak) in results.items()
 ]
-note = "Rank 0, one step, MB; gradients: kept for it. On gloo ours are 3 sends, 3 receives each."
+note = (
+    "Rank 0, one step, in MB; gradients: kept for the step. "
+    "On gloo a collective of ours is 3 sends and 3 receives."
+)
 tables.Table(["", "loss", "messages", "must send", "gradients", "peak"], rows, note)
 
 # %% [markdown]

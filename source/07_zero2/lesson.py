@@ -440,8 +440,9 @@ tables.Table(["", "must send, in f · S", "sent, in f · S", "time / gloo's"], r
 
 # %% [markdown]
 # gloo's reduce-scatter is an all-reduce that throws three quarters away, so with it ZeRO-2 sends what all-reduce and
-# slice sends. NCCL's is a real one; on gloo the one that you built in chapter 01 is. Where the link is all that is slow,
-# half the bytes are half the time; here less is gained, for within one machine adding up takes its share.
+# slice sends. NCCL's is a real one; on gloo the one that you built in chapter 01 is. Where the link is all that is
+# slow, half the bytes are half the time. Within one machine adding up takes its share, and the last column says how
+# much is gained.
 #
 # Why not the ring, which sends as little? The ring has to wait between its steps, so it cannot run behind backward;
 # direct sending can.
@@ -557,22 +558,23 @@ my_prediction = 0
 # %%
 # %%ranks
 def accumulated(model, optimizer, micro_batches, last_only):
-    """→ bytes sent, and bytes of gradients and buckets at most, in a step of several micro-batches"""
+    """→ bytes sent in a step of several micro-batches, and of gradients and buckets at every moment"""
     with wire.ledger() as log, memory.peak(model, optimizer) as peak:
         for number in range(1, micro_batches + 1):
             optimizer.sends = not last_only or number == micro_batches
             (model(inputs, targets) / micro_batches).backward()
             optimizer.finish_gradient_sync()
         optimizer.step()
-    return log.sent_bytes, max(of_backward(peak))
+    return log.sent_bytes, of_backward(peak)
 
 
 kinds = [(1, False), (2, False), (4, False), (2, True), (4, True)]
 results = []
 for kind in kinds:
-    begun_kind = begun(FreesDuring)
-    sent, most = zip(*[accumulated(*begun_kind, *kind) for _ in range(3)], strict=True)
-    results.append((*kind, sent[0], min(most)))  # the least of three, as in curve_of
+    model, optimizer = begun(FreesDuring)
+    sent_bytes, curves = zip(*(accumulated(model, optimizer, *kind) for _ in range(3)), strict=True)
+    most_bytes = max(min(moment) for moment in zip(*curves, strict=True))  # as in curve_of
+    results.append((*kind, max(sent_bytes), most_bytes))
 
 # %% tags=["nbval-ignore-output"]
 rows = []
@@ -587,9 +589,9 @@ tables.Table(["micro-batches", "sends", "must send, f · 4Ψ", "gradients at mos
 
 # %% [markdown]
 # (g + 1) times f · 4Ψ: a reduce-scatter for each micro-batch, one all-gather after the step. Sending the last time only
-# costs 2 times f · 4Ψ, and the memory of ZeRO-1 and a bucket more. "Moderately more" is right here, and only here. Where
-# gradients do not fit, every micro-batch must send; where they do, ZeRO-1 with `no_sync()` sends less. DeepSpeed's
-# stage 2 leaves no choice: its `no_sync()` refuses (issue 6793).
+# costs 2 times f · 4Ψ, and the memory of ZeRO-1 and a bucket more. "Moderately more" is right here, and only here.
+# Where gradients do not fit, every micro-batch must send; where they do, ZeRO-1 with `no_sync()` sends less.
+# DeepSpeed's stage 2 leaves no choice: its `no_sync()` refuses (issue 6793).
 
 # %% [markdown]
 # ## Is it the same training?
