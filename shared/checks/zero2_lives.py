@@ -12,7 +12,7 @@ from shared.checks.candidate import device_here
 from shared.checks.compare import describe_calls, tolerance_of
 from shared.checks.framework import Attempt, Wrong
 from shared.checks.sharded_plan import Run
-from shared.checks.sharded_training import judge_states, reference
+from shared.checks.sharded_training import Causes, judge_states, reference
 from shared.checks.state_dicts import judge_state_dict
 from shared.checks.training import Draw
 from shared.checks.zero2_training import Travel, TravelRun
@@ -132,17 +132,22 @@ def what_cannot_be_right_is_refused(attempt: Attempt) -> None:
 
 
 def probe_state(zero2, plan: Travel, place: int, seed: int, x, y) -> dict:
-    """→ what the sharded optimizer saves after the plan's steps, and what the wrapper does"""
+    """→ what the sharded optimizer saves after the plan's steps, what the wrapper does, and who resumes from both"""
     run = TravelRun(zero2, awkward.build(plan.model, seed).to(device_here()), plan, place)
-    run.train(x.to(device_here()), y.to(device_here()))
+    x, y = x.to(device_here()), y.to(device_here())
+    run.train(x, y)
     other = TravelRun(zero2, awkward.build(plan.model, seed + 1).to(device_here()), plan, place)
     other.optimizer.load_state_dict(run.optimizer.state_dict())
     saved, loaded = run.optimizer.optimizer.state_dict(), awkward.state_of(other.module)
-    return {"saved": saved, "loaded": loaded, "module": run.steps[-1]["state"]}
+    found = {"saved": saved, "loaded": loaded, "before": run.steps[-2]["state"], "module": run.steps[-1]["state"]}
+    other.optimizer.optimizer.load_state_dict(saved)
+    for each in (run, other):
+        each.step(plan.steps, x, y)
+    return found | {"went on": run.steps[-1]["state"], "resumed": other.steps[-1]["state"]}
 
 
 def both_states_are_plain(attempt: Attempt) -> None:
-    plan, draw = Travel("Frozen", "AdamW", steps=2), Draw(attempt)
+    plan, draw = Travel("Frozen", "AdamW", steps=3, scheduler="ExponentialLR"), Draw(attempt)
     per_rank = [(rank, *share) for rank, share in enumerate(draw.per_rank)]
     found = attempt.run(probe_state, plan, per_rank=per_rank)
     alone = reference(plan, draw, list(range(attempt.world_size)))
@@ -153,3 +158,8 @@ def both_states_are_plain(attempt: Attempt) -> None:
             if not torch.equal(each["loaded"][name], value):
                 said = f"{name} is not what was saved, after load_state_dict(…) of another ZeRO2's state_dict()"
                 raise Wrong({rank: said}, "Look at: whose memory are the module's parameters?")
+            if not torch.equal(each["resumed"][name], each["went on"][name]):
+                said = f"both state_dict()s are loaded into another ZeRO2: {name} differs after one more step"
+                raise Wrong({rank: said}, "Look at: what of .optimizer's state is each rank's part?")
+    want = alone.steps[-1]["state"]
+    judge_states(_all(found, "module"), want, _all(found, "before"), str(plan), Causes(plan, draw, plan.steps - 1))

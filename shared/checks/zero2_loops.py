@@ -40,6 +40,11 @@ LOOPS = (
         (f"with zero2.no_sync(): backward(); {FINISH}", STEP),
         "Look at: inside no_sync(), what has finish_gradient_sync() synchronised?",
     ),
+    Loop(("backward()", FINISH, FINISH, STEP), "Look at: what is left to do for a second finish_gradient_sync()?"),
+    Loop(
+        ("backward()", "zero2.clip_grad_norm_(0.05)", FORGET, "backward()", STEP),
+        "Look at: what does clip_grad_norm_() leave behind where no step comes, and does zero_grad() forget it?",
+    ),
 )
 
 

@@ -1,7 +1,8 @@
 """How much a rank holds with ZeRO2: at rest, between backward and step, and at every moment of a backward.
 
-Two counts, because each sees what the other does not. Between calls, every tensor that lives on this rank is added up,
-in whichever attribute, closure or list it is kept. During backward, every storage is followed that an operator makes.
+Three counts, because each sees what others do not. Between calls, every tensor that lives on this rank is added up, in
+whichever attribute, closure or list it is kept; and so is what is no tensor but has the numbers of one. During
+backward, every storage is followed that an operator makes.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from shared import memory
 from shared.checks import awkward
 from shared.checks.buckets import MB
 from shared.checks.candidate import device_here
-from shared.checks.footprint import living_bytes
+from shared.checks.footprint import hidden_bytes, living_bytes, only_what_comes
 from shared.checks.framework import Attempt, Wrong
 from shared.checks.overlap_models import Chain
 
@@ -38,6 +39,11 @@ def probe_memory(zero2, most_bytes: dict[str, float] | None, seed: int) -> dict:
 
     most_bytes: by the moment; None: → what came at the peak of each backward, instead
     """
+    with only_what_comes():
+        return _train(zero2, most_bytes, seed)
+
+
+def _train(zero2, most_bytes: dict[str, float] | None, seed: int) -> dict:
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(SAMPLES, awkward.INPUTS, generator=draw).to(device_here())
     y = torch.randn(SAMPLES, awkward.OUTPUTS, generator=draw).to(device_here())
@@ -71,7 +77,7 @@ def probe_memory(zero2, most_bytes: dict[str, float] | None, seed: int) -> dict:
     wrapped.step()
     wrapped.zero_grad()
     note(REST)
-    found["parts"] = memory.held(wrapped, wrapped).by_component()
+    found |= {"parts": memory.held(wrapped, wrapped).by_component(), "hidden": hidden_bytes()}
     return found
 
 
@@ -95,6 +101,9 @@ def each_rank_holds_its_part(attempt: Attempt) -> None:
             if (held_bytes := result["held"][when]) > most[when]:
                 evidence = f"{when}, {held_bytes:,} bytes are held; expected {expected[when]:,.0f}"
                 raise Wrong({rank: f"{said}: {evidence}. Of what can be named at rest: {parts}"}, _why(when, result))
+        if result["hidden"] > (SLACK - 1) * expected[REST]:
+            evidence = f"{result['hidden']:,} bytes are in arrays, bytes or storages that are no tensors"
+            raise Wrong({rank: f"{said}: {evidence}"}, "Look at: whose numbers are they, and does this rank need them?")
         if result["held"][REST] < expected[REST] / SLACK:
             evidence = f"{result['held'][REST]:,} bytes are in tensors; parameters and state are {expected[REST]:,.0f}"
             raise Wrong({rank: f"{said}: {evidence}"}, "Look at: where is this rank's part of the optimizer's state?")

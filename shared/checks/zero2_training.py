@@ -4,7 +4,7 @@ The plan, the loop in one process and the words for what went wrong are those of
 """
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
@@ -13,7 +13,7 @@ from shared.checks import awkward
 from shared.checks.buckets import MB, plan
 from shared.checks.candidate import device_here
 from shared.checks.framework import Attempt, Wrong
-from shared.checks.sharded_plan import Plan, Run
+from shared.checks.sharded_plan import SCHEDULERS, Plan, Run
 from shared.checks.sharded_training import LOOK_AT_THE_PAST, refuse_libraries, train_and_judge
 from shared.checks.sharded_wire import Flat
 from shared.checks.subgroups import join_subgroup
@@ -50,7 +50,9 @@ class TravelRun(Run):
         def wrap(_, cls, **settings):
             return zero2(module, cls, bucket_cap_mb=plan.bucket_cap_mb, **settings, **further)
 
-        super().__init__(module, wrap, plan, alone=False, off=place)
+        super().__init__(module, wrap, replace(plan, scheduler=""), alone=False, off=place)
+        if plan.scheduler:
+            self.scheduler = SCHEDULERS[plan.scheduler](self.optimizer.optimizer, plan.steps)
 
     def step(self, number: int, x, y) -> None:
         done = {"clip": [], "norm": None, "silent": [], "sent": [], "loss": None}
@@ -66,6 +68,8 @@ class TravelRun(Run):
                 done["norm"] = self._clip().detach().cpu().clone()
         with tap.listening() as done["step"]:
             self.optimizer.step()
+        if self.scheduler:
+            self.scheduler.step()
         self.steps.append(done | {"state": awkward.state_of(self.module)})
 
     def _forget(self, number: int) -> None:

@@ -1,0 +1,23 @@
+"""Notes by how much to scale, and scales in the next step, whosever gradients that has.
+
+caught by: ZeRO2 · loops
+"""
+
+from solutions import zero2 as right
+
+
+class ZeRO2(right.ZeRO2):
+    scale = 1.0
+
+    def clip_grad_norm_(self, max_norm):
+        self.finish_once()
+        norm = self.optimizer.clip_grad_norm_(float("inf"))
+        self.scale = (max_norm / (norm + 1e-6)).clamp(max=1)
+        return norm
+
+    def step(self):
+        self.finish_once()
+        for bucket in self.buckets:
+            bucket.home.shard.grad *= self.scale
+        self.scale = 1.0
+        super().step()

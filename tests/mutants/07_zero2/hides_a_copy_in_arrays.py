@@ -1,0 +1,12 @@
+"""Keeps all parameters as they were in arrays, where no tensor shows it.
+
+caught by: ZeRO2 · memory
+"""
+
+from solutions import zero2 as right
+
+
+class ZeRO2(right.ZeRO2):
+    def step(self):
+        self.undo = [bucket.home.flat.detach().float().cpu().numpy().copy() for bucket in self.buckets]
+        super().step()
