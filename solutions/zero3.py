@@ -266,6 +266,8 @@ class ReducesGradients(CompletesUnits):
     def forward(self, *inputs, **kwargs):
         if self.pending:
             self.finish_gradient_sync()
+        for unit in self.units.values():
+            unit.reshard()  # an optimizer may have stepped since it was gathered
         return super().forward(*inputs, **kwargs)
 
     def finish_gradient_sync(self) -> None:
@@ -321,7 +323,7 @@ class LooksAhead(ReducesGradients):
 
     def _before_backward(self, unit: Unit, call: object, gradient: torch.Tensor) -> None:
         super()._before_backward(unit, call, gradient)
-        if unit is not self.root:
+        if unit in self.called:  # or it is the root's turn, or that of an earlier forward
             backwards = self.called[::-1]
             following = backwards[backwards.index(unit) + 1 :]
             self._begin_to_gather([each for each in following if each.open])
@@ -380,8 +382,6 @@ class WholeState(LooksAhead):
             differ = sorted(set(shapes) ^ set(state_dict)) or "their shapes"
             raise ValueError(f"this is the state of another module: {differ} differ")
         given = {value: state_dict[name] for name, value in own.items()}
-        for unit in self.units.values():
-            unit.reshard()  # what a forward has gathered is no longer true
         for part in self.parts:
             flat = part.shard.new_zeros(part.flat.numel())
             for piece, parameter in zip(part.slices_of(flat), part.parameters, strict=True):

@@ -209,7 +209,7 @@ class Turns(Blocks):
         forwards = list(self.blocks)
         if not torch.is_grad_enabled():
             return forwards
-        return [forwards, forwards[::-1], forwards[:1] + forwards[2:]][self.turn % 3]
+        return [forwards[:1] + forwards[2:], forwards, forwards[::-1]][self.turn % 3]
 
 
 @dataclass(frozen=True)
@@ -238,6 +238,7 @@ KINDS = {
     "Whole": Kind("blocks, and units=[]", Blocks, "none"),
     "Passed": Kind("four blocks", Passed),
     "Deep": Kind("eight blocks", Deep),
+    "DeepWhole": Kind("eight blocks, and units=[]", Deep, "none"),
 }
 
 

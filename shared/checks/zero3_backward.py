@@ -1,5 +1,7 @@
 """Judging backward: what is refused, what is forgotten, and what a rank does that has less to do than others."""
 
+import contextlib
+
 import torch
 
 from shared.checks import awkward, unit_models
@@ -56,16 +58,24 @@ def a_second_backward_is_refused(attempt: Attempt) -> None:
     )
 
 
+def _two_forwards(wrapped, x, y) -> torch.Tensor:
+    """A forward whose graph is thrown away, then two forwards. → their loss"""
+    wrapped(x)
+    one, two = (awkward.loss_of(wrapped, *half) for half in zip(x.chunk(2), y.chunk(2), strict=True))
+    return (one + two) / 2
+
+
 def probe_two_roads(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
-    """A forward whose graph is thrown away, then two forwards before one backward. → the state after the step"""
+    """A forward that fails, two that share a backward, one before the step. → the state after it"""
     module = unit_models.build(plan.model, seed).to(device_here())
     look, x, y = Look(module), x.to(device_here()), y.to(device_here())
     wrapped = shard(wrapper, module, plan)
     optimizer = new_optimizer(plan, wrapped)
-    wrapped(x)
-    one, two = (awkward.loss_of(wrapped, *half) for half in zip(x.chunk(2), y.chunk(2), strict=True))
-    ((one + two) / 2).backward()
+    with contextlib.suppress(RuntimeError):
+        wrapped(x[:, 1:])
+    _two_forwards(wrapped, x, y).backward()
     wrapped.finish_gradient_sync()
+    wrapped(x)  # to look at its output, say
     optimizer.step()
     with torch.no_grad():
         _, state = look(lambda: wrapped(x))
@@ -73,14 +83,17 @@ def probe_two_roads(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
 
 
 def two_forwards_may_share_a_backward(attempt: Attempt) -> None:
-    for model in ("Blocks", "Tied"):
+    for model in ("Turns", "Tied"):
         plan, draw = UnitPlan(model), Draw(attempt)
-        said = f"{plan}: a forward that nobody uses, then two forwards and one backward() of both"
+        said = f"{plan}: two forwards and one backward() of both, then a forward that nobody uses, and a step"
         found = attempt.run(probe_two_roads, plan, per_rank=draw.per_rank, context=said)
-        alone = Run(unit_models.build(model, draw.seeds[0]), lambda params, cls, **more: cls(params, **more), plan)
-        before = awkward.state_of(alone.module)
-        alone.step(0, draw.x, draw.y)
-        states = {rank: result["state"] for rank, result in enumerate(found)}
-        refuse_missing(states, alone.steps[0]["state"], said)
-        hint = "Look at: when are the last gradients of a unit there, and what must stay until then?"
-        judge_states(states, alone.steps[0]["state"], dict.fromkeys(states, before), said, hint=hint)
+        alone = unit_models.build(model, draw.seeds[0])
+        optimizer, before = new_optimizer(plan, alone), awkward.state_of(alone)
+        halves = [torch.cat(each) for each in zip(*(x.chunk(2) for x, _ in draw.shares), strict=True)]
+        targets = [torch.cat(each) for each in zip(*(y.chunk(2) for _, y in draw.shares), strict=True)]
+        _two_forwards(alone, torch.cat(halves), torch.cat(targets)).backward()
+        optimizer.step()
+        want, states = awkward.state_of(alone), {rank: result["state"] for rank, result in enumerate(found)}
+        refuse_missing(states, want, said)
+        hint = "Look at: when are the last gradients of a unit there, and what must stay, until then and no longer?"
+        judge_states(states, want, dict.fromkeys(states, before), said, hint=hint)

@@ -91,6 +91,7 @@ def probe_held(wrapper, plan: UnitPlan, most: dict[str, float], seed: int, x, y)
 
 def units_come_and_go(attempt: Attempt) -> None:
     plans = [UnitPlan("Deep", dtype=torch.float32, options={"prefetch": 0} | more) for more in _OPTIONS]
+    plans.append(UnitPlan("DeepWhole", dtype=torch.float32, options={"prefetch": 0}))  # whose root shows
     for plan in plans:
         own = bytes_of(plan, attempt.world_size)
         stays = own.all_units if "reshard_after_forward" in plan.options else 0

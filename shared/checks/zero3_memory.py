@@ -1,7 +1,7 @@
 """How much a rank holds with ZeRO-3, at every moment: its parts, and what is gathered for those who compute.
 
-Two counts, as for ZeRO-1: the ledger names components and follows each operator; the other adds up every tensor that
-lives on this rank, wherever it is kept.
+Three counts, as for ZeRO-1: the ledger names components and follows each operator; another adds up every tensor that
+lives on this rank, wherever it is kept; the third, what is no tensor but has the numbers of one.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import torch
 from shared import memory
 from shared.checks import awkward, unit_models
 from shared.checks.candidate import device_here
-from shared.checks.footprint import living_bytes, settled_bytes
+from shared.checks.footprint import hidden_bytes, living_bytes, only_what_comes, settled_bytes
 from shared.checks.framework import Attempt, Wrong
 from shared.checks.training import Draw
 from shared.checks.unit_layout import layout_of
@@ -42,10 +42,16 @@ def bytes_of(plan: UnitPlan, world_size: int) -> Bytes:
 
 
 def probe_memory(wrapper, plan: UnitPlan, most: dict[str, float], seed: int, x, y) -> dict:
-    """Train three steps. → bytes in all living tensors, by moment, and the samples of the third step
+    """Train three steps. → bytes in all living tensors, by moment; in what is no tensor; and samples of the last step
 
+    The last step ends in a forward without gradients: that may not gather everything either.
     most: by moment; how much is expected at most, so that a rank need not wait for more to go.
     """
+    with only_what_comes():
+        return _train(wrapper, plan, most, seed, x, y)
+
+
+def _train(wrapper, plan: UnitPlan, most: dict[str, float], seed: int, x, y) -> dict:
     before_bytes = living_bytes()
     module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
     wrapped = shard(wrapper, module, plan)
@@ -76,7 +82,10 @@ def probe_memory(wrapper, plan: UnitPlan, most: dict[str, float], seed: int, x, 
     note("after a forward without gradients")
     with memory.peak(wrapped, optimizer) as peak:
         step(False)
-    return {"held": held, "samples": [(sample.phase, sample.held) for sample in peak.samples]}
+        optimizer.zero_grad()
+        with torch.no_grad():
+            wrapped(x)
+    return {"held": held, "hidden": hidden_bytes(), "samples": [(sample.phase, sample.held) for sample in peak.samples]}
 
 
 def judge_memory(attempt: Attempt, plan: UnitPlan) -> None:
@@ -98,6 +107,9 @@ def judge_memory(attempt: Attempt, plan: UnitPlan) -> None:
             if nbytes > allowed[moment]:
                 said = f"{plan}, {moment}: {nbytes:,} bytes are held; expected {most[moment]:,.0f}"
                 raise Wrong({rank: f"{said} ({_said(own, moment, here)})"}, _HINTS[moment])
+        if result["hidden"] > (SLACK - 1) * state + 10_000:
+            evidence = f"{result['hidden']:,} bytes are in arrays, bytes or storages that are no tensors"
+            raise Wrong({rank: f"{plan}: {evidence}"}, "Look at: whose numbers are they, and does this rank need them?")
         _judge_samples(rank, result["samples"], plan, own, here, prefetch)
 
 

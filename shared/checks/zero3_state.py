@@ -2,7 +2,7 @@
 
 import torch
 
-from shared.checks import unit_models
+from shared.checks import awkward, unit_models
 from shared.checks.candidate import device_here
 from shared.checks.framework import Attempt, Wrong
 from shared.checks.sharded_plan import Run
@@ -17,7 +17,7 @@ STEPS = 2
 def probe_full(wrapper, plan: UnitPlan, loaded: dict | None, foreign: list[dict], seed: int, x, y) -> dict:
     """Take a state over, if there is one, train, and save. → the states after every step, and how others are refused
 
-    loaded: taken over after a forward with gradients that nobody uses.
+    loaded: taken over when it has been in use, after a forward with gradients that nobody uses.
     """
     module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
     wrapped = shard(wrapper, module, plan)
@@ -32,6 +32,9 @@ def probe_full(wrapper, plan: UnitPlan, loaded: dict | None, foreign: list[dict]
         else:
             found["refused"].append(("nothing", ""))
     if loaded is not None:
+        awkward.loss_of(wrapped, x, y).backward()
+        wrapped.finish_gradient_sync()
+        optimizer.zero_grad()
         wrapped(x)
         given = {name: value.clone() for name, value in loaded.items()}
         wrapped.load_full_state_dict(given)

@@ -137,14 +137,22 @@ def probe_units(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
         found["steps"].append(take_step(wrapped, optimizer, plan, x, y) | evaluate())
         x = awkward.other_roads(x)
     found["shards"] = [(p.dtype, None if p.grad is None else p.grad.dtype) for p in wrapped.parameters()]
+    gradients = [p.grad for p in wrapped.parameters() if p.grad is not None]
+    found["few digits"] = all(torch.equal(each, each.bfloat16().to(each.dtype)) for each in gradients)
+    if plan.in_subgroup:
+        found["whole"] = {name: value.cpu() for name, value in wrapped.full_state_dict().items()}
     return found
 
 
 def one_process(plan: UnitPlan, seed: int, x, y) -> list[dict]:
-    """→ per step, the state after it and the norm before it"""
+    """→ per step, the state after it, in the dtype that ranks compute with, and the norm before it"""
     module = unit_models.build(plan.model, seed, torch.float64 if plan.dtype.itemsize < 4 else plan.dtype)
     run = Run(module, lambda params, cls, **settings: cls(params, **settings), plan)
-    return run.train(x, y).steps
+    steps, computed = run.train(x, y).steps, plan.options.get("compute_dtype")
+    for step in steps if computed else ():
+        floats = {name: value for name, value in step["state"].items() if value.is_floating_point()}
+        step["state"] |= {name: value.to(computed) for name, value in floats.items()}
+    return steps
 
 
 def members_of(attempt: Attempt, plan: Plan) -> list[int]:

@@ -3,6 +3,8 @@
 The root, and every unit that stays from forward to backward, is gathered once.
 """
 
+from dataclasses import replace
+
 import torch
 
 from shared.checks import unit_models
@@ -89,15 +91,22 @@ def one_number_more_travels(attempt: Attempt) -> None:
 
 
 def bf16_halves_what_travels(attempt: Attempt) -> None:
-    """float32 parameters that compute in bfloat16: half the bytes on the wire; parts and their gradients in float32."""
-    for options in ({}, {"compute_dtype": torch.bfloat16}):
-        plan = UnitPlan("Blocks", dtype=torch.float32, steps=2, options=options)
+    """float32 parameters that compute in bfloat16: half the bytes on the wire; parts and their gradients in float32.
+
+    And of a bfloat16 model, everything stays so.
+    """
+    computing = UnitPlan("Blocks", dtype=torch.float32, steps=2, options={"compute_dtype": torch.bfloat16})
+    for plan in (UnitPlan("Blocks", dtype=torch.bfloat16, steps=2), replace(computing, micro_batches=3)):
         found = train(attempt, plan, Draw(attempt))
         for number in range(plan.steps):
             training = {rank: result["steps"][number]["training"] for rank, result in found.items()}
             judge_sent(training, of_training(plan), f"{plan}, step {number + 1}")
         for rank, result in found.items():
-            wrong = {kind for kinds in result["shards"] for kind in kinds if kind not in (torch.float32, None)}
+            hint = "Look at: in which dtype does the optimizer add up?"
+            wrong = {kind for kinds in result["shards"] for kind in kinds if kind not in (plan.dtype, None)}
             if wrong:
                 said = f"{plan}: parameters() and their gradients are of {', '.join(map(str, wrong))}"
-                raise Wrong({rank: f"{said}; expected float32"}, "Look at: in which dtype does the optimizer add up?")
+                raise Wrong({rank: f"{said}; expected {plan.dtype}, as the model's were"}, hint)
+            if plan.dtype == torch.float32 and result["few digits"]:
+                said = f"{plan}: after the last one, gradients have no more digits than bfloat16 has"
+                raise Wrong({rank: f"{said}; expected float32's"}, hint)

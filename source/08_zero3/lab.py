@@ -390,7 +390,8 @@ check.GathersForForward()
 # - `_on_gradient(parameter)`: add it to the queue. When its unit is complete (`_is_complete`), reshard that. A second
 #   gradient before `finish_gradient_sync()` is refused, as in lab 04, and `pending` is true from the first one on.
 # - `finish_gradient_sync()`: finish the queue, reshard every unit, forget what was entered, open and pending. A
-#   `forward()` that finds gradients pending, of an earlier micro-batch, calls it first; that is given.
+#   `forward()` that finds gradients pending, of an earlier micro-batch, calls it first, and then reshards what another
+#   one has left gathered, in case a step has come between; that is given.
 #
 # **Predict.** A parameter is unused on one rank only. There, its unit is never complete; elsewhere it is, and sends.
 # What does this rank launch next, and what the others?
@@ -475,6 +476,8 @@ class ReducesGradients(CompletesUnits):
     def forward(self, *inputs, **kwargs):
         if self.pending:
             self.finish_gradient_sync()
+        for unit in self.units.values():
+            unit.reshard()  # an optimizer may have stepped since it was gathered
         return super().forward(*inputs, **kwargs)
 
     def finish_gradient_sync(self) -> None:
@@ -555,7 +558,7 @@ class LooksAhead(ReducesGradients):
     def _before_backward(self, unit: Unit, call: object, gradient: torch.Tensor) -> None:
         ### BEGIN SOLUTION
         super()._before_backward(unit, call, gradient)
-        if unit is not self.root:
+        if unit in self.called:  # or it is the root's turn, or that of an earlier forward
             backwards = self.called[::-1]
             following = backwards[backwards.index(unit) + 1 :]
             self._begin_to_gather([each for each in following if each.open])
@@ -578,8 +581,7 @@ check.LooksAhead()
 #
 # - `full_state_dict()`: called by all ranks, it gives each of them what `module.state_dict()` would, in the
 #   parameters' own dtype, buffers included. A tied parameter stands there under both names.
-# - `load_full_state_dict(state_dict)`: each rank is given a whole state, and keeps its part. What an earlier forward
-#   has left gathered is no longer true.
+# - `load_full_state_dict(state_dict)`: each rank is given a whole state, and keeps its part.
 #
 # `collect(part, group, None)` of lab 06 puts the parts of all ranks together.
 #
@@ -650,8 +652,6 @@ class WholeState(LooksAhead):
             differ = sorted(set(shapes) ^ set(state_dict)) or "their shapes"
             raise ValueError(f"this is the state of another module: {differ} differ")
         given = {value: state_dict[name] for name, value in own.items()}
-        for unit in self.units.values():
-            unit.reshard()  # what a forward has gathered is no longer true
         for part in self.parts:
             flat = part.shard.new_zeros(part.flat.numel())
             for piece, parameter in zip(part.slices_of(flat), part.parameters, strict=True):

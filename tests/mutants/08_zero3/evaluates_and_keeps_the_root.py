@@ -1,6 +1,6 @@
 """Without gradients, the root stays.
 
-caught by: GathersForForward · wire
+caught by: GathersForForward · memory
 """
 
 import torch

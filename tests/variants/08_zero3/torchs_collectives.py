@@ -202,8 +202,8 @@ class ZeRO3(nn.Module):
         if place.where is not Where.BACKWARD:
             self._here(place)
             place.where = Where.BACKWARD
-        if not place.is_root:
-            backwards = self.order[::-1]
+        backwards = self.order[::-1]
+        if any(each is place for each in backwards):
             following = backwards[[id(p) for p in backwards].index(id(place)) + 1 :]
             for each in [p for p in following if p.calls > 0][: self.prefetch]:
                 self._begin(each)
@@ -248,6 +248,8 @@ class ZeRO3(nn.Module):
     def forward(self, *inputs, **kwargs):
         if any(len(shelf.missing) < len(shelf.parameters) for shelf in self.queue) or self.sent:
             self.finish_gradient_sync()
+        for place in self.places:
+            self._away(place)
         self.last_order, self.order = self.order, []
         output = self.module(*inputs, **kwargs)
         if not torch.is_grad_enabled():

@@ -1,0 +1,25 @@
+"""Turns a bfloat16 model's parts into float32.
+
+caught by: ZeRO3 · bf16
+"""
+
+import torch
+from torch import nn
+
+from solutions import zero3 as right
+
+
+class Parts(right.ShardedParameters):
+    def __init__(self, *args):
+        super().__init__(*args)
+        if self.shard.dtype == torch.bfloat16:
+            self.shard = nn.Parameter(self.shard.detach().float(), self.shard.requires_grad)
+
+
+class ZeRO3(right.ZeRO3):
+    def __init__(self, *args, **options):
+        before, right.ShardedParameters = right.ShardedParameters, Parts
+        try:
+            super().__init__(*args, **options)
+        finally:
+            right.ShardedParameters = before
