@@ -93,7 +93,7 @@ class Unit:
 def owned_parameters(module: nn.Module, units: Iterable[nn.Module]) -> dict[nn.Module, list[nn.Parameter]]:
     """Give each parameter to the innermost unit around it, or to the module, where there is none or not one only.
 
-    Raises: ValueError for a unit that is not inside module.
+    Raises: ValueError for a unit that is not inside module, or is module itself.
     """
     units = list(units)
     unit_at = {path: each for path, each in module.named_modules(remove_duplicate=False) if each in units and path}
@@ -165,7 +165,8 @@ class HoldsShards(nn.Module):
         return self.shards.named_parameters(prefix, recurse, remove_duplicate)
 
     def __deepcopy__(self, memo: dict) -> nn.Module:
-        for part in self.parts:  # what has no memory cannot be copied: these will be slices of the new flat
+        for part in self.parts:
+            # What has no memory cannot be copied: these will be slices of the new flat.
             memo |= {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in part.parameters}
         copied = memo[id(self)] = self.__class__.__new__(self.__class__)
         copied.__setstate__(copy.deepcopy(self.__dict__, memo))

@@ -2,16 +2,17 @@
 # jupyter:
 #   course:
 #     module: zero3
-#     minutes: 105
+#     minutes: 145
 # ---
 
 # %% [markdown]
 # # Lab 08 · ZeRO-3
 #
-# **105 minutes, 21 points.** You build `ZeRO3`: parameters live as shards, are gathered unit by unit while a unit
+# **145 minutes, 21 points.** You build `ZeRO3`: parameters live as shards, are gathered unit by unit while a unit
 # computes, and freed when it is done. It is what torch calls fully sharded data parallelism.
 #
-# Each exercise has a check. Times are never judged; bytes are, at every moment of a step.
+# Each exercise has a check. Times are never judged; bytes are, at every moment of a step. The lab may be done in two
+# sittings: after exercise 8.4, forward works. To go on, run the cells from the top.
 
 # %% tags=["nbval-ignore-output"]
 from shared import ranks
@@ -42,7 +43,7 @@ from solutions.zero1 import FlatParameters, begin_all_gather, clip_norm_, collec
 from solutions.zero2 import TravellingGradients
 
 # %% [markdown]
-# ## Exercise 8.1 · Parameters without memory (15 min, 3 points)
+# ## Exercise 8.1 · Parameters without memory (20 min, 3 points)
 #
 # A tensor is a window on a *storage*, and a storage can be resized, to nothing and back. The window stays:
 
@@ -59,8 +60,9 @@ print(part[:3].tolist())
 
 # %% [markdown]
 # What autograd saves for backward is such a window, too. So a parameter may lose its memory after forward, and backward
-# does not notice, if the same values are in place again by then. (torch does not look: what reads a tensor without
-# memory ends the process with a segmentation fault. If that happens to you, you are told, and get new ranks.)
+# does not notice, if the same values are in place again by then. (What reads a tensor without memory mostly raises
+# `RuntimeError: setStorage: … out of bounds for storage of size 0`. Where torch does not look, the process ends with a
+# segmentation fault, SIGSEGV; then you are told so, and get new ranks.)
 #
 # `ShardedParameters(parameters, group, compute_dtype)` is lab 06's `FlatParameters` with two differences. `shard`, the
 # `nn.Parameter` that an optimizer gets, has memory *of its own*, in the parameters' dtype. `flat`, of which the model's
@@ -108,11 +110,11 @@ class ShardedParameters(FlatParameters):
         """Give flat's memory back."""
         ### BEGIN SOLUTION
         self.flat.untyped_storage().resize_(0)
+        ### END SOLUTION
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)  # deepcopy: parameters must be slices of flat again
         self._move_in()
-        ### END SOLUTION
 
 
 # %% tags=["check"] grade_id="check-sharded-parameters" points=3
@@ -190,7 +192,7 @@ class Unit:
 check.Unit()
 
 # %% [markdown]
-# ## Exercise 8.3 · Whose parameter is it? (10 min, 2 points)
+# ## Exercise 8.3 · Whose parameter is it? (15 min, 2 points)
 #
 # `owned_parameters(module, units)`: units are modules inside `module`, and may be nested. Each parameter belongs to the
 # innermost unit around it. What is in no unit belongs to the **root**, the module itself. So does a *tied* parameter
@@ -199,7 +201,8 @@ check.Unit()
 # ```python
 # owned_parameters(gpt, list(gpt.blocks))    # {block 0: [...], block 1: [...], ..., gpt: [embeddings, final norm]}
 # ```
-# Every unit is a key, in the given order, and `module` is the last one. Each parameter comes once, frozen ones too.
+# Every unit is a key, in the given order, and `module` is the last one. Each parameter comes once, frozen ones too. A
+# unit that is not inside `module`, or is `module` itself, is refused with a `ValueError`.
 
 
 # %% tags=["exercise", "export"] grade_id="owned-parameters"
@@ -209,7 +212,7 @@ def owned_parameters(
 ) -> dict[nn.Module, list[nn.Parameter]]:
     """Give each parameter to the innermost unit around it, or to the module, where there is none or not one only.
 
-    Raises: ValueError for a unit that is not inside module.
+    Raises: ValueError for a unit that is not inside module, or is module itself.
     """
     ### BEGIN SOLUTION
     units = list(units)
@@ -311,9 +314,8 @@ class HoldsShards(nn.Module):
         return self.shards.named_parameters(prefix, recurse, remove_duplicate)
 
     def __deepcopy__(self, memo: dict) -> nn.Module:
-        for part in (
-            self.parts
-        ):  # what has no memory cannot be copied: these will be slices of the new flat
+        for part in self.parts:
+            # What has no memory cannot be copied: these will be slices of the new flat.
             memo |= {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in part.parameters}
         copied = memo[id(self)] = self.__class__.__new__(self.__class__)
         copied.__setstate__(copy.deepcopy(self.__dict__, memo))
@@ -326,11 +328,13 @@ class HoldsShards(nn.Module):
 # Hooks do the rest. `_before_forward` is called before a unit's forward, `_after_forward` after it, and `_called` is
 # given: it asks autograd to call `_before_backward` when the gradient of an output is known.
 #
-# - Before forward, the unit's parameters are here. After it, the unit is resharded, but not
+# - Before forward, the unit's parameters are here.
+# - After it, where gradients are recorded (`torch.is_grad_enabled()`), `_called` is told of the output: of every unit's,
+#   the root's too, whatever `reshard_after_forward` is. Then the unit is resharded, but not
 #   - the root: its embedding and its output layer are needed first and last;
-#   - when `reshard_after_forward` is False: that saves a gather in backward, and costs ψ;
-#   - when gradients are not recorded (`torch.is_grad_enabled()`), every unit is resharded, the root too: no backward
-#     will come to do it.
+#   - when `reshard_after_forward` is False: that saves a gather in backward, and costs ψ.
+# - Where gradients are not recorded, every unit is resharded after its forward, the root too: no backward will come to
+#   do it.
 # - In state BACKWARD a forward is one that a checkpoint computes again: both hooks leave everything as it is.
 
 
@@ -378,7 +382,7 @@ class GathersForForward(HoldsShards):
 check.GathersForForward()
 
 # %% [markdown]
-# ## Exercise 8.5 · Backward (25 min, 5 points)
+# ## Exercise 8.5 · Backward (45 min, 5 points)
 #
 # In backward a unit is gathered again, its gradients travel as in lab 07, and it is resharded when they are all packed.
 # `travelling` holds a `TravellingGradients` per trainable part, in the order in which backward should reach them, in a
@@ -387,19 +391,35 @@ check.GathersForForward()
 # - `_before_backward(unit, call, gradient)`: a call that is in `unit.open`, or whose unit is not in `entered`, puts its
 #   unit into state BACKWARD, with the parameters here, and into the list `entered`. It takes itself out of `unit.open`:
 #   once that is empty, no call of this unit is left for backward to reach.
-# - `_on_gradient(parameter)`: add it to the queue. When its unit is complete (`_is_complete`), reshard that. A second
-#   gradient before `finish_gradient_sync()` is refused, as in lab 04, and `pending` is true from the first one on.
+# - `_on_gradient(parameter)`: add it to the queue. When its unit is complete (`_is_complete`, below), reshard that. A
+#   second gradient before `finish_gradient_sync()` is refused, as in lab 04, and `pending` is true from the first one
+#   on.
 # - `finish_gradient_sync()`: finish the queue, reshard every unit, forget what was entered, open and pending. A
 #   `forward()` that finds gradients pending, of an earlier micro-batch, calls it first, and then reshards what another
 #   one has left gathered, in case a step has come between; that is given.
 #
-# **Predict.** A parameter is unused on one rank only. There, its unit is never complete; elsewhere it is, and sends.
-# What does this rank launch next, and what the others?
-#
+# **Predict.** Two ranks, three blocks, and a parameter of block 1 that rank 1 does not use. There, block 1 is never
+# complete; on rank 0 it is, and sends. With no more than the three methods above: what does each launch next?
+
+# %%
+prediction_rank_0 = ""  # <- after the gather of block 1
+prediction_rank_1 = ""
+
+# %% [markdown]
 # On a rank where something is missing, the unit must be completed at the same place in the order of messages as
 # elsewhere: when backward has *left* it. It has left all that it entered before, when it enters another unit, except
 # units around or inside that one (`kin`), and units with open calls. So `_before_backward` begins with a `_leave` for
-# each of these: it takes what is missing for zeros, and reshards.
+# each of these: it takes what is missing for zeros, and reshards. What was left stays in `entered`. What is launched:
+#
+# | when backward | rank 0 | rank 1 |
+# |---|---|---|
+# | enters block 2 | gather 2 | gather 2 |
+# | has its gradients | reduce-scatter 2 | reduce-scatter 2 |
+# | enters block 1 | gather 1 | gather 1 |
+# | has its gradients | reduce-scatter 1 | – |
+# | enters block 0 | – | reduce-scatter 1, by `_leave` |
+# | | gather 0 | gather 0 |
+# | has its gradients | reduce-scatter 0 | reduce-scatter 0 |
 
 
 # %% [markdown]
@@ -443,7 +463,7 @@ class QueuesGradients(GathersForForward):
 
 
 # %% [markdown]
-# And two questions about a unit's gradients: are all packed, and if not, let it be done with them.
+# Given too: whether a unit's gradients are all packed, and what to do when backward leaves it without some of them.
 
 
 # %% tags=["export"]
@@ -519,7 +539,10 @@ class ReducesGradients(CompletesUnits):
 check.ReducesGradients()
 
 # %% [markdown]
-# ## Exercise 8.6 · Ahead of time (10 min, 2 points)
+# Without `_leave`, rank 0 launches the reduce-scatter of block 1 and rank 1 the gather of block 0: the two do not fit,
+# and the ranks hang, or end with SIGABRT.
+#
+# ## Exercise 8.6 · Ahead of time (15 min, 2 points)
 #
 # So far the model waits for each unit. With `prefetch=1` the next one's parameters travel while this one computes, at
 # the price of one more gathered unit.
@@ -527,6 +550,7 @@ check.ReducesGradients()
 # Which one is next? `called` lists the units of this forward, without the root, in the order of their calls, and
 # `expected` those of the forward before. As long as the two agree, look at what was called next then. In backward, go
 # through `called` from its end; a unit that is not `open` backward will not reach, as nothing before it is trainable.
+# The root neither begins to gather others nor is gathered ahead.
 
 
 # %% tags=["exercise", "export"] grade_id="looks-ahead"
@@ -574,14 +598,16 @@ class LooksAhead(ReducesGradients):
 check.LooksAhead()
 
 # %% [markdown]
-# ## Exercise 8.7 · Whole again (20 min, 3 points)
+# ## Exercise 8.7 · Whole again (25 min, 3 points)
 #
 # A checkpoint for any number of ranks, and for no wrapper at all, has each parameter whole, under the name that the
 # module gives it:
 #
-# - `full_state_dict()`: called by all ranks, it gives each of them what `module.state_dict()` would, in the
-#   parameters' own dtype, buffers included. A tied parameter stands there under both names.
-# - `load_full_state_dict(state_dict)`: each rank is given a whole state, and keeps its part.
+# - `full_state_dict()`: called by all ranks, it gives each of them what `module.state_dict()` would, with the names in
+#   the same order, in the parameters' own dtype. Buffers are included, and as copies: a later forward must not change
+#   them. A tied parameter stands there under both names.
+# - `load_full_state_dict(state_dict)`: each rank is given a whole state, and keeps its part, in the shard's dtype. A
+#   state with other names or shapes than the module's is refused with a `ValueError`.
 #
 # `collect(part, group, None)` of lab 06 puts the parts of all ranks together.
 #
@@ -590,7 +616,8 @@ check.LooksAhead()
 #
 # - `sharded_state_dict(optimizer)`: for every part, its shard, and the optimizer's state of it, as tensors that share
 #   memory with them: `torch.distributed.checkpoint.load` fills them in place. Filling at the end is not part of it, as
-#   it depends on the number of ranks. `as_dtensor(part, value)` is given.
+#   it depends on the number of ranks. `as_dtensor(part, value)` is given, and so is `begin_state(optimizer)`, which a
+#   new optimizer needs before there is anything to fill.
 #
 # Names: `f"{number}.shard"` with the part's place in `self.parts`, and `f"{number}.{name}"` for an entry of
 # `optimizer.state[part.shard]`; entries of one number, such as Adam's `step`, are as they are; and `module.`… for each
@@ -795,16 +822,31 @@ from shared import plots, tables
 results = ranks.pull("results")[0]
 losses = [loss for loss, _, _ in results.values()]
 assert max(losses) - min(losses) < 1e-3
-rows = []
+rows, most_bytes = [], {}
 for name, (loss, log, peak) in results.items():
-    most_bytes = max(sample.held.parameters_bytes for sample in peak.samples)
-    numbers = (log.sent_bytes, most_bytes, peak.peak_bytes)
+    most_bytes[name] = max(sample.held.parameters_bytes for sample in peak.samples)
+    numbers = (log.sent_bytes, most_bytes[name], peak.peak_bytes)
     rows.append([name, f"{loss:.4f}", *(f"{number / 1e6:.2f}" for number in numbers)])
+peak_bytes = {name: peak.peak_bytes for name, (_, _, peak) in results.items()}
+assert peak_bytes["your ZeRO3"] < peak_bytes["your ZeRO2"] < peak_bytes["your ZeRO3, units=[]"]
 header = ["", "loss", "must send, MB", "parameters' peak, MB", "peak, MB"]
 tables.Table(header, rows, "rank 0, one step")
 
+# %% tags=["nbval-ignore-output"]
+predicted = {
+    "your ZeRO3": prediction_peak_with_units,
+    "your ZeRO3, units=[]": prediction_peak_without,
+}
+for name, part in predicted.items():
+    print(f"{name}: {most_bytes[name] / most_bytes['DDP, AdamW']:.2f} Ψ, predicted {part}")
+
 # %% [markdown]
-# One unit is a right answer to every check of values, sends less, and saves nothing when it matters.
+# With units it is one N-th, the root and two blocks: one computes, and `prefetch=1` has gathered the next. That next
+# one is what your `ZeRO3` has more than FSDP2 here.
+#
+# One unit is a right answer to every check of values, and sends less. But its parameters' peak is above all of Ψ, and
+# its whole peak above that of `ZeRO2`, which shards no parameters.
+#
 # ## Your figure, and torch's answer
 #
 # With units, this is a step of yours:
