@@ -12,6 +12,7 @@ from shared.checks import (
     zero3_order,
     zero3_saved,
     zero3_state,
+    zero3_states,
     zero3_wire,
 )
 from shared.checks.framework import Attempt, Exercise, Wrong
@@ -48,6 +49,7 @@ GathersForForward.check("values")(zero3_forward.outputs_equal_one_process)
 GathersForForward.check("parameters", world_sizes=(1, 3))(zero3_forward.parameters_are_parts)
 GathersForForward.check("wire", world_sizes=(2, 4))(zero3_forward.each_unit_is_gathered_once)
 GathersForForward.check("memory", world_sizes=(4,))(zero3_forward.units_come_and_go)
+GathersForForward.check("states", world_sizes=(1, 2))(zero3_states.forward_leaves_what_backward_needs)
 
 
 # -- 8.5

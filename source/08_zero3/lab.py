@@ -329,8 +329,8 @@ class HoldsShards(nn.Module):
 # given: it asks autograd to call `_before_backward` when the gradient of an output is known.
 #
 # - Before forward, the unit's parameters are here.
-# - After it, where gradients are recorded (`torch.is_grad_enabled()`), `_called` is told of the output: of every unit's,
-#   the root's too, whatever `reshard_after_forward` is. Then the unit is resharded, but not
+# - After it, where gradients are recorded (`torch.is_grad_enabled()`), `_called(unit, output)` is called: for the root
+#   too, and whatever `reshard_after_forward` is. Then the unit is resharded, but not
 #   - the root: its embedding and its output layer are needed first and last;
 #   - when `reshard_after_forward` is False: that saves a gather in backward, and costs ψ.
 # - Where gradients are not recorded, every unit is resharded after its forward, the root too: no backward will come to

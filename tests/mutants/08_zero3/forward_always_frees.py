@@ -1,0 +1,13 @@
+"""Asked to keep what is gathered, it frees it.
+
+caught by: GathersForForward · states
+"""
+
+from solutions import zero3 as right
+
+
+class ZeRO3(right.ZeRO3):
+    def _after_forward(self, unit, module, inputs, output):
+        super()._after_forward(unit, module, inputs, output)
+        if unit is not self.root and unit.state is not right.UnitState.BACKWARD:
+            unit.reshard()
