@@ -35,7 +35,9 @@ def probe_saved(wrapper, plan: UnitPlan, folder: str, resumes: bool, seed: int, 
         take_step(wrapped, optimizer, plan, x, y)
     with torch.no_grad():
         _, state = look(lambda: wrapped(x))
-    return {"state": state, "saved": None if resumes else {name: _local_bytes(each) for name, each in saved.items()}}
+    buffers = [name for name, _ in module.named_buffers()]
+    found = {"state": state, "misnamed": [] if resumes else [name for name in buffers if f"module.{name}" not in saved]}
+    return found | {"saved": None if resumes else {name: _local_bytes(each) for name, each in saved.items()}}
 
 
 def _local_bytes(value) -> int:
@@ -64,6 +66,7 @@ def other_ranks_go_on(attempt: Attempt) -> None:
         with tempfile.TemporaryDirectory() as folder:
             found = attempt.run(probe_saved, plan, folder, False, per_rank=draw.per_rank, context=str(plan))
             _judge(found, want, f"{plan}, saved after {SAVED_AFTER} steps and then trained on")
+            _judge_names(plan, found)
             _judge_bytes(attempt, plan, found)
             for size in (2,) if attempt.world_size == 4 else range(1, attempt.world_size + 1):
                 with in_world_of(attempt, size) as smaller:
@@ -88,6 +91,13 @@ def _judge(found: list[dict], want: dict, said: str) -> None:
     refuse_missing(states, want, said)
     hint = "Look at: which memory is filled when a state is loaded, and where does each part say that it belongs?"
     judge_states(states, want, states, said, hint=hint)
+
+
+def _judge_names(plan: UnitPlan, found: list[dict]) -> None:
+    for rank, result in enumerate(found):
+        for name in result["misnamed"][:1]:
+            said = f"{plan}: sharded_state_dict() does not name the buffer module.{name}"
+            raise Wrong({rank: said}, "Look at: how are the module's buffers named there?")
 
 
 def _judge_bytes(attempt: Attempt, plan: UnitPlan, found: list[dict]) -> None:

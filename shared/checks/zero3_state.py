@@ -40,14 +40,14 @@ def probe_full(wrapper, plan: UnitPlan, loaded: dict | None, foreign: list[dict]
         wrapped.load_full_state_dict(given)
         for value in given.values():
             value.zero_()  # it is the caller's
-    found["states"].append(_copied(wrapped.full_state_dict()))
+    saved = wrapped.full_state_dict()
+    found["states"].append(_copied(saved))
+    for value in saved.values():
+        value.zero_()  # and so is this
+    found["again"] = _copied(wrapped.full_state_dict())
     for _ in range(plan.steps):
         take_step(wrapped, optimizer, plan, x, y)
-        saved = wrapped.full_state_dict()
-        found["states"].append(_copied(saved))
-        for value in saved.values():
-            value.zero_()  # and so is this
-    found["last"] = _copied(wrapped.full_state_dict())
+        found["states"].append(_copied(wrapped.full_state_dict()))
     return found
 
 
@@ -55,13 +55,17 @@ def _copied(state: dict) -> dict:
     return {name: value.detach().cpu().clone() for name, value in state.items()}
 
 
-def _run(attempt: Attempt, plan: UnitPlan, loaded: dict | None = None, said: str = "", foreign=()) -> list[dict]:
+def _run(attempt: Attempt, plan: UnitPlan, loaded: dict | None = None, said: str = "", foreign=None) -> list[dict]:
     """Train on fresh data. → per rank, what probe_full found
 
     Raises: Wrong unless every state is what one process would save.
     """
     draw, context = Draw(attempt), f"{plan}{said}"
-    found = attempt.run(probe_full, plan, loaded, list(foreign), per_rank=draw.per_rank, context=context)
+    found = attempt.run(
+        probe_full, plan, loaded, list((foreign or {}).values()), per_rank=draw.per_rank, context=context
+    )
+    _judge_refusals(found, foreign or {})
+    _judge_copies(found, context)
     module = unit_models.build(plan.model, draw.seeds[0], plan.dtype)
     if loaded is not None:
         module.load_state_dict(loaded)
@@ -76,13 +80,23 @@ def _run(attempt: Attempt, plan: UnitPlan, loaded: dict | None = None, said: str
         _judge_names(states, want, moment)
         judge_states(states, _copied(want), before or states, moment, hint=_LOOK_AT_STATE)
         before = states
-    for rank, result in enumerate(found):
-        for name, value in result["last"].items():
-            if not torch.equal(value, result["states"][-1][name]):
-                raise Wrong(
-                    {rank: f"{context}: who writes into a saved {name} changes the model"}, "A state is a copy."
-                )
     return found
+
+
+def _judge_copies(found: list[dict], context: str) -> None:
+    for rank, result in enumerate(found):
+        for name, value in result["again"].items():
+            if not torch.equal(value, result["states"][0][name]):
+                hint = "Look at: does what an earlier full_state_dict() gave change when training goes on?"
+                raise Wrong({rank: f"{context}: who writes into a saved {name} changes the model"}, hint)
+
+
+def _judge_refusals(found: list[dict], foreign: dict[str, dict]) -> None:
+    for rank, result in enumerate(found):
+        for what, (kind, message) in zip(foreign, result["refused"], strict=True):
+            if kind != "ValueError" or not message.strip():
+                said = f"a state {what} raises {kind}({message[:80]!r}); expected a ValueError that says why"
+                raise Wrong({rank: said}, "Look at: what of a state and the module must be the same?")
 
 
 _LOOK_AT_STATE = "Look at: whose parts are put together, in which order, and where does each parameter's slice begin?"
@@ -93,7 +107,8 @@ def _judge_names(states: dict[int, dict], want: dict, moment: str) -> None:
         if list(state) != list(want):
             odd = sorted(set(state) ^ set(want)) or ["their order"]
             said = f"{moment}: names differ from module.state_dict()'s by {', '.join(odd[:3])}"
-            raise Wrong({rank: said}, "Look at: under which names does a plain module save its tensors?")
+            hint = "Look at: under which names does a plain module save its tensors? A tied parameter has two."
+            raise Wrong({rank: said}, hint)
         for name, value in want.items():
             if state[name].dtype != value.dtype or state[name].shape != value.shape:
                 said = f"{moment}: {name} is {state[name].dtype} {list(state[name].shape)}"
@@ -111,6 +126,8 @@ def _judge_computing_in_bf16(attempt: Attempt) -> None:
     """Parts keep all digits, so a state does."""
     plan = UnitPlan("Blocks", steps=0, dtype=torch.float32, options={"compute_dtype": torch.bfloat16})
     _run(attempt, plan)
+    plain = unit_models.build("Blocks", attempt.draw_seed(), torch.float32).state_dict()
+    _run(attempt, plan, _copied(plain), ", the state of a plain module loaded")
 
 
 def any_number_of_ranks_takes_it_over(attempt: Attempt) -> None:
@@ -132,9 +149,4 @@ def foreign_states_are_refused(attempt: Attempt) -> None:
         "with one tensor more": state | {"stranger": torch.ones(1)},
         f"with a transposed {name}": state | {name: state[name].t()},
     }
-    found = _run(attempt, UnitPlan("Blocks", steps=1), None, "", foreign.values())
-    for rank, result in enumerate(found):
-        for what, (kind, message) in zip(foreign, result["refused"], strict=True):
-            if kind != "ValueError" or not message.strip():
-                said = f"a state {what} raises {kind}({message[:80]!r}); expected a ValueError that says why"
-                raise Wrong({rank: said}, "Look at: what of a state and the module must be the same?")
+    _run(attempt, UnitPlan("Blocks", steps=1), None, "", foreign)

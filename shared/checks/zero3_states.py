@@ -13,7 +13,7 @@ from shared.checks.unit_blocks import WIDTH
 from shared.checks.zero3_training import UnitPlan, has_memory, shard
 
 _LOOK_AT_STATES = "Look at: whose parameters does backward need at once, and whose may go until then?"
-_LOOK_AT_CALLS = "Look at: how does backward learn that it reaches this unit? Each of its calls is told, the root's too."
+_LOOK_AT_CALLS = "Look at: how does backward learn that it reaches this unit, and the root?"
 _LOOK_AT_BACKWARD = "Look at: who sets BACKWARD, and what may a forward do that a checkpoint repeats?"
 
 

@@ -329,7 +329,7 @@ class ZeRO3(nn.Module):
             buffer.copy_(state_dict[name])
 
     def sharded_state_dict(self, optimizer):
-        state = {f"buffers/{name}": buffer for name, buffer in self.module.named_buffers()}
+        state = {f"module.{name}": buffer for name, buffer in self.module.named_buffers()}
         for number, shelf in enumerate(self._shelves()):
             mesh = DeviceMesh.from_group(self.group or dist.group.WORLD, shelf.own.device.type)
             for name, value in {"": shelf.own, **optimizer.state.get(shelf.own, {})}.items():
