@@ -212,6 +212,13 @@ class Turns(Blocks):
         return [forwards[:1] + forwards[2:], forwards, forwards[::-1]][self.turn % 3]
 
 
+class Backwards(Blocks):
+    """Calls its blocks from the last to the first."""
+
+    def called(self):
+        return list(self.blocks)[::-1]
+
+
 @dataclass(frozen=True)
 class Kind:
     said: str
@@ -235,6 +242,7 @@ KINDS = {
     "Recomputed": Kind("checkpointed blocks that are computed again to their end", Recomputed),
     "Bundles": Kind("blocks that take keywords and give a dict", Bundles),
     "Turns": Kind("blocks called in another order each time", Turns),
+    "Backwards": Kind("blocks called from last to first", Backwards),
     "Whole": Kind("blocks, and units=[]", Blocks, "none"),
     "Passed": Kind("four blocks", Passed),
     "Deep": Kind("eight blocks", Deep),

@@ -118,7 +118,9 @@ def looking_ahead_changes_no_value(attempt: Attempt) -> None:
 
 @LooksAhead.check("wire", world_sizes=(2,))
 def looking_ahead_sends_no_more(attempt: Attempt) -> None:
-    plans = [UnitPlan(model, steps=3, options={"prefetch": 2}) for model in ("Blocks", "Frozen", "Recomputed")]
+    zero3_wire.nothing_travels_in_vain(attempt)
+    models = ("Blocks", "Frozen", "Recomputed", "Backwards")
+    plans = [UnitPlan(model, steps=3, options={"prefetch": 2}) for model in models]
     zero3_wire.every_unit_travels(
         attempt, [*plans, UnitPlan("Blocks", steps=3, options={"reshard_after_forward": False})]
     )

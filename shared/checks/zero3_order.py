@@ -90,7 +90,10 @@ def the_next_unit_travels_meanwhile(attempt: Attempt) -> None:
 
 
 def _judge_step(rank: int, events: list[Event], units: int, prefetch: int, said: str) -> None:
-    """From the second on, each unit is launched while another computes: the one `prefetch` units before, or later."""
+    """From the second on, each unit is launched while another computes: the one `prefetch` units before."""
+    if _first(events, Event("launch", 0), 0) < events.index(Event("forward", 0)):
+        evidence = f"{said}, in forward: block 0 is on its way before what is in front of it computes"
+        raise Wrong({rank: evidence}, "Look at: which units begin a gather ahead, and is the root one of them?")
     for phase, order in _orders(units):
         for place, unit in enumerate(order[1:], 1):
             before, entered = order[place - 1], events.index(Event(phase, unit))
@@ -102,6 +105,10 @@ def _judge_step(rank: int, events: list[Event], units: int, prefetch: int, said:
             if waited is not None and waited < entered:
                 evidence = f"{said}, in {phase}: this rank waits for block {unit} before block {before} is done"
                 raise Wrong({rank: evidence}, "Look at: who needs these parameters, and when?")
+            latest = order[max(1, place - prefetch + 1)]
+            if launched > events.index(Event(phase, latest)):
+                evidence = f"{said}, in {phase}: block {unit} is not on its way when block {latest} is about to compute"
+                raise Wrong({rank: evidence}, "Look at: how many units ahead?")
             first = order[max(0, place - prefetch)]
             if first != order[0] and launched < events.index(Event(phase, first)):
                 evidence = f"{said}, in {phase}: block {unit} is on its way before block {first} computes"

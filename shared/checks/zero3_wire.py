@@ -8,12 +8,13 @@ from dataclasses import replace
 import torch
 
 from shared.checks import unit_models
+from shared.checks.candidate import device_here
 from shared.checks.compare import describe_calls
 from shared.checks.framework import Attempt, Wrong
 from shared.checks.sharded_wire import Flat, judge_rounds
 from shared.checks.training import Draw
 from shared.checks.unit_layout import layout_of
-from shared.checks.zero3_training import UnitPlan, train
+from shared.checks.zero3_training import UnitPlan, new_optimizer, shard, take_step, train
 
 _NOT_REACHED = {"Frozen": (0,)}  # units that backward has no business with
 _TOO_LITTLE = "all ranks together send"
@@ -75,6 +76,28 @@ def every_unit_travels(attempt: Attempt, plans: list[UnitPlan]) -> None:
             judge_sent(training, of_training(plan), f"{plan}, step {number + 1}")
             evaluating = {rank: step["evaluating"] for rank, step in steps.items()}
             judge_sent(evaluating, of_evaluation(plan), f"{plan}, a forward without gradients after step {number + 1}")
+
+
+def probe_turns(wrapper, plan: UnitPlan, seed: int, x, y) -> list[list]:
+    """Train, and do nothing between the steps. → per step, what was sent"""
+    wrapped = shard(wrapper, unit_models.build(plan.model, seed).to(device_here()), plan)
+    optimizer, x, y = new_optimizer(plan, wrapped), x.to(device_here()), y.to(device_here())
+    return [take_step(wrapped, optimizer, plan, x, y)["training"] for _ in range(plan.steps)]
+
+
+def nothing_travels_in_vain(attempt: Attempt) -> None:
+    """Where the order of units changes, and one is not called: its gradients travel, which are zeros."""
+    layout = layout_of("Turns")
+    for prefetch in (1, 2):
+        plan = UnitPlan("Turns", steps=4, options={"prefetch": prefetch})
+        found = attempt.run(probe_turns, plan, per_rank=Draw(attempt).per_rank, context=str(plan))
+        for number in range(1, plan.steps + 1):
+            called = (0, 2) if number % 3 == 0 else (0, 1, 2)
+            flats = [part.computed for part in layout.root] * 2
+            for place, unit in enumerate(layout.units):
+                flats += [part.computed for part in unit] * (3 if place in called else 1)
+            calls = {rank: steps[number - 1] for rank, steps in enumerate(found)}
+            judge_sent(calls, flats, f"{plan}, step {number}, which calls {len(called)} blocks")
 
 
 def one_number_more_travels(attempt: Attempt) -> None:
