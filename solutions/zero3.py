@@ -58,12 +58,16 @@ class UnitState(enum.Enum):
     BACKWARD = "this rank's part, ψ to compute with, and up to ψ of gradients"
 
 
+class Call:
+    """One call of a unit. Autograd holds it for as long as a backward may reach that."""
+
+
 class Unit:
     """A part of the model whose parameters are gathered and freed together."""
 
     def __init__(self, parts: list[ShardedParameters]):
-        self.parts, self.state, self.open = parts, UnitState.SHARDED, set()
-        self.handles = []
+        self.parts, self.state, self.handles = parts, UnitState.SHARDED, []
+        self.open = weakref.WeakSet()
 
     def begin_gather(self) -> None:
         """Begin to gather the parameters, unless they are here or on their way."""
@@ -197,7 +201,7 @@ class GathersForForward(HoldsShards):
             unit.reshard()
 
     def _called(self, unit: Unit, output) -> None:
-        call = object()  # a unit may be called several times in one forward
+        call = Call()  # a unit may be called several times in one forward
         for tensor in tree_leaves(output):
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                 unit.open.add(call)

@@ -69,6 +69,7 @@ def training_equals_one_process(attempt: Attempt) -> None:
 def a_parameter_may_be_unused_somewhere(attempt: Attempt) -> None:
     for model in ("Roads", "Spare"):
         train_and_judge(attempt, UnitPlan(model, options=WITHOUT))
+    zero3_backward.a_batch_may_be_skipped(attempt)
 
 
 @ReducesGradients.check("accumulation", world_sizes=(1, 3))

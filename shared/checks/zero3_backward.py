@@ -58,6 +58,38 @@ def a_second_backward_is_refused(attempt: Attempt) -> None:
     )
 
 
+def probe_skipped(wrapper, plan: UnitPlan, finishes: bool, seed: int, x, y) -> dict:
+    """A forward whose loss nobody uses, then a step. → the state after it. finishes: in between, with its graph here"""
+    module = unit_models.build(plan.model, seed).to(device_here())
+    look, x, y = Look(module), x.to(device_here()), y.to(device_here())
+    wrapped = shard(wrapper, module, plan)
+    optimizer = new_optimizer(plan, wrapped)
+    output = wrapped(x)
+    if finishes:
+        wrapped.finish_gradient_sync()
+    else:
+        del output
+    take_step(wrapped, optimizer, plan, x, y)
+    with torch.no_grad():
+        _, state = look(lambda: wrapped(x))
+    return {"state": state}
+
+
+def a_batch_may_be_skipped(attempt: Attempt) -> None:
+    """As for a loss that is not finite. The step after it uses parameters on one rank only."""
+    for finishes in (True, False):
+        plan, draw = UnitPlan("Roads", options={"prefetch": 0}), Draw(attempt)
+        said = f"{plan}: a forward that nobody uses, {'finish_gradient_sync(), ' * finishes}and a step"
+        found = attempt.run(probe_skipped, plan, finishes, per_rank=draw.per_rank, context=said)
+        alone = Run(unit_models.build(plan.model, draw.seeds[0]), lambda params, cls, **more: cls(params, **more), plan)
+        before = awkward.state_of(alone.module)
+        alone.step(0, draw.x, draw.y)
+        states = {rank: result["state"] for rank, result in enumerate(found)}
+        refuse_missing(states, alone.steps[0]["state"], said)
+        hint = "Look at: which calls are open that no backward will ever reach?"
+        judge_states(states, alone.steps[0]["state"], dict.fromkeys(states, before), said, hint=hint)
+
+
 def _two_forwards(wrapped, x, y) -> torch.Tensor:
     """A forward whose graph is thrown away, then two forwards. → their loss"""
     wrapped(x)

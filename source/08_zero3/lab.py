@@ -138,6 +138,10 @@ class UnitState(enum.Enum):
     BACKWARD = "this rank's part, ψ to compute with, and up to ψ of gradients"
 
 
+class Call:
+    """One call of a unit. Autograd holds it for as long as a backward may reach that."""
+
+
 # %% [markdown]
 # | | from | to |
 # |---|---|---|
@@ -145,7 +149,8 @@ class UnitState(enum.Enum):
 # | `wait()` | SHARDED, GATHERING | GATHERED; in other states nothing happens |
 # | `reshard()` | any | SHARDED. What is still under way must arrive first: its memory may not go |
 #
-# BACKWARD is set from outside. `open` is a set that you will need in exercise 8.5; a new unit's is empty.
+# BACKWARD is set from outside. `open` is a set that you will need in exercise 8.5: the unit's calls that backward has
+# still to reach. It is a weak set: a call whose graph is gone drops out of it.
 
 
 # %% tags=["exercise", "export"] grade_id="unit"
@@ -154,8 +159,8 @@ class Unit:
     """A part of the model whose parameters are gathered and freed together."""
 
     def __init__(self, parts: list[ShardedParameters]):
-        self.parts, self.state, self.open = parts, UnitState.SHARDED, set()
-        self.handles = []
+        self.parts, self.state, self.handles = parts, UnitState.SHARDED, []
+        self.open = weakref.WeakSet()
 
     def begin_gather(self) -> None:
         """Begin to gather the parameters, unless they are here or on their way."""
@@ -368,7 +373,7 @@ class GathersForForward(HoldsShards):
         ### END SOLUTION
 
     def _called(self, unit: Unit, output) -> None:
-        call = object()  # a unit may be called several times in one forward
+        call = Call()  # a unit may be called several times in one forward
         for tensor in tree_leaves(output):
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                 unit.open.add(call)

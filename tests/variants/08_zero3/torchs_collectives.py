@@ -2,6 +2,7 @@
 
 import copy
 import enum
+import weakref
 from types import SimpleNamespace
 
 import torch
@@ -16,6 +17,12 @@ from shared.c10d import all_gather_single, reduce_scatter_single
 
 class Where(enum.Enum):
     AWAY, COMING, HERE, BACKWARD = range(4)
+
+
+class Token:
+    """Of a call that backward may still reach: gone with its graph."""
+
+    seen = False
 
 
 class Shelf:
@@ -96,9 +103,9 @@ class ZeRO3(nn.Module):
                 kinds.setdefault((p.dtype, p.requires_grad), []).append(p)
             shelves = [Shelf(each, group, compute_dtype) for each in kinds.values()]
             place = SimpleNamespace(
-                shelves=shelves, where=Where.AWAY, works=[], calls=0, is_root=unit is module, near=set(unit.modules())
+                shelves=shelves, where=Where.AWAY, works=[], is_root=unit is module, near=set(unit.modules())
             )
-            place.unit = unit
+            place.unit, place.calls = unit, weakref.WeakSet()
             self.places.append(place)
             unit.register_forward_pre_hook(lambda *_, place=place: place.owner._enter(place))
             unit.register_forward_hook(lambda _m, _i, output, place=place: place.owner._leave(place, output))
@@ -176,12 +183,12 @@ class ZeRO3(nn.Module):
         if place.where is Where.BACKWARD:
             return
         if torch.is_grad_enabled():
-            seen, touched = [False], []
+            token, touched = Token(), []
 
             def reached(_gradient):
-                if not seen[0]:
-                    seen[0] = True
-                    place.owner._before(place)
+                if not token.seen:
+                    token.seen = True
+                    place.owner._before(place, token)
 
             def watch(tensor):
                 if tensor.requires_grad:
@@ -189,23 +196,23 @@ class ZeRO3(nn.Module):
                     touched.append(tensor)
 
             tree_map_only(torch.Tensor, watch, output)
-            place.calls += bool(touched)
+            place.calls |= {token} if touched else set()
         if not torch.is_grad_enabled() or not (place.is_root or self.stays):
             self._away(place)
 
-    def _before(self, place):
+    def _before(self, place, token):
         for other in self.places:
             near = other.unit in place.near or place.unit in other.near
             if other.where is Where.BACKWARD and not near and not other.calls:
                 self._complete(other)
-        place.calls -= 1
+        place.calls.discard(token)
         if place.where is not Where.BACKWARD:
             self._here(place)
             place.where = Where.BACKWARD
         backwards = self.order[::-1]
         if any(each is place for each in backwards):
             following = backwards[[id(p) for p in backwards].index(id(place)) + 1 :]
-            for each in [p for p in following if p.calls > 0][: self.prefetch]:
+            for each in [p for p in following if p.calls][: self.prefetch]:
                 self._begin(each)
 
     def _complete(self, place):
@@ -243,7 +250,7 @@ class ZeRO3(nn.Module):
         self.sent = 0
         for place in self.places:
             self._away(place)
-            place.calls = 0
+            place.calls.clear()
 
     def forward(self, *inputs, **kwargs):
         if any(len(shelf.missing) < len(shelf.parameters) for shelf in self.queue) or self.sent:
