@@ -25,6 +25,7 @@ _LEFT_UNDER_WAY = "it left a message under way that nobody waits for, and the ra
 _WAIT_AND_REDEFINE = (
     "Look at: does every isend and irecv meet its wait()? Then run the cells that define your functions again."
 )
+RUN_AGAIN = "Then run every cell that defines something again."
 NOT_WRITTEN = "it is not written yet"
 _NOT_DONE = (
     "the call came back, but then the ranks could not meet: a message that it launched is still under way, or was "
@@ -105,7 +106,7 @@ class Attempt:
                 wrong.evidence = f"{context}: {wrong.evidence}"
             if failure.restarted and self.path is None:
                 wrong.evidence += "\nThe ranks were started again, and what you defined on them is gone."
-                wrong.hint = f"{wrong.hint} Then run every cell that defines something again.".strip()
+                wrong.hint = f"{wrong.hint} {RUN_AGAIN}".strip()
                 wrong.hangs = MOST_HANGS
             raise wrong from None
         return [parcel.unpack(outcome.value) for outcome in outcomes]

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 
-from shared.checks.framework import NOT_WRITTEN, Attempt, Wrong
+from shared.checks.framework import NOT_WRITTEN, RUN_AGAIN, Attempt, Exercise, Wrong
 
 Judge = Callable[[Attempt], None]
 
@@ -17,13 +17,21 @@ def where_it_raises(hints: dict[str, str]) -> Callable[[Judge], Judge]:
             try:
                 judge(attempt)
             except Wrong as wrong:
-                if not wrong.hint:
-                    wrong.hint = next((hint for words, hint in hints.items() if words in wrong.evidence), "")
+                if wrong.hint in ("", RUN_AGAIN):
+                    hint = next((hint for words, hint in hints.items() if words in wrong.evidence), "")
+                    wrong.hint = f"{hint} {wrong.hint}".strip()
                 raise
 
         return judged
 
     return decorate
+
+
+def give_hints(hints: dict[str, str], *exercises: Exercise) -> None:
+    """Give all checks of some exercises the same hints for errors of their pieces."""
+    for exercise in exercises:
+        for check in exercise.checks:
+            check.judge = where_it_raises(hints)(check.judge)
 
 
 def begin_at(first: Judge, name: str) -> Callable[[Judge], Judge]:

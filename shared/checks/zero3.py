@@ -16,6 +16,7 @@ from shared.checks import (
     zero3_wire,
 )
 from shared.checks.framework import Attempt, Exercise, Wrong
+from shared.checks.hints import give_hints
 from shared.checks.subgroups import called_alone
 from shared.checks.zero3_memory import judge_memory
 from shared.checks.zero3_training import UnitPlan, train_and_judge
@@ -29,6 +30,19 @@ LooksAhead = Exercise("8.6", "LooksAhead", optional=True, stands_in="ZeRO3")
 ZeRO3 = Exercise("8.7", "ZeRO3")
 
 AWKWARD = ("Blocks", "Tied", "Frozen", "FrozenNorms", "Few", "Mixed", "Buffered", "Nested", "Twice", "Bundles", "Whole")
+
+_OUT_OF_BOUNDS = "out of bounds for storage of size"
+_LOOK_AT_READERS = "Look at: which unit was read without its memory? Is _before_backward ever called for it?"
+IN_PARTS = {
+    "SIGSEGV": "Look at: whose memory is shard's, after free()?",
+    _OUT_OF_BOUNDS: "Look at: how many bytes has flat's storage, and how many does it need?",
+}
+IN_UNITS = {
+    "SIGSEGV": _LOOK_AT_READERS,
+    _OUT_OF_BOUNDS: _LOOK_AT_READERS,
+    "SIGABRT": "Look at: what does each rank launch next?",
+    "CheckpointException": "Look at: does each tensor say where it belongs?",
+}
 
 # -- 8.1 to 8.3
 
@@ -176,3 +190,6 @@ ZeRO3.check("foreign state", world_sizes=(2,))(zero3_state.foreign_states_are_re
 ZeRO3.check("sharded state", world_sizes=(4,))(zero3_saved.other_ranks_go_on)
 ZeRO3.check("a module", world_sizes=(2,))(zero3_lives.it_is_like_its_module)
 ZeRO3.check("copies", world_sizes=(1, 3))(zero3_lives.a_copy_has_a_life_of_its_own)
+
+give_hints(IN_PARTS, ShardedParameters)
+give_hints(IN_UNITS, GathersForForward, ReducesGradients, LooksAhead, ZeRO3)
