@@ -207,7 +207,7 @@ class GathersForForward(HoldsShards):
                 unit.open.add(call)
                 tensor.register_hook(partial(self._before_backward, unit, call))
 
-    def _before_backward(self, unit: Unit, call: object, gradient: torch.Tensor) -> None:
+    def _before_backward(self, unit: Unit, call: Call, gradient: torch.Tensor) -> None:
         raise NotImplementedError  # exercise 8.5
 
 
@@ -283,7 +283,7 @@ class ReducesGradients(CompletesUnits):
             unit.open.clear()
         self.entered, self.pending = [], False
 
-    def _before_backward(self, unit: Unit, call: object, gradient: torch.Tensor) -> None:
+    def _before_backward(self, unit: Unit, call: Call, gradient: torch.Tensor) -> None:
         for each in self.entered:
             if each not in self.kin[unit] and not each.open:
                 self._leave(each)
@@ -326,7 +326,7 @@ class LooksAhead(ReducesGradients):
             if self.called == self.expected[: len(self.called)]:
                 self._begin_to_gather(self.expected[len(self.called) :])
 
-    def _before_backward(self, unit: Unit, call: object, gradient: torch.Tensor) -> None:
+    def _before_backward(self, unit: Unit, call: Call, gradient: torch.Tensor) -> None:
         super()._before_backward(unit, call, gradient)
         if unit in self.called:  # or it is the root's turn, or that of an earlier forward
             backwards = self.called[::-1]

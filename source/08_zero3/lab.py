@@ -379,7 +379,7 @@ class GathersForForward(HoldsShards):
                 unit.open.add(call)
                 tensor.register_hook(partial(self._before_backward, unit, call))
 
-    def _before_backward(self, unit: Unit, call: object, gradient: torch.Tensor) -> None:
+    def _before_backward(self, unit: Unit, call: Call, gradient: torch.Tensor) -> None:
         raise NotImplementedError  # exercise 8.5
 
 
@@ -515,7 +515,7 @@ class ReducesGradients(CompletesUnits):
         self.entered, self.pending = [], False
         ### END SOLUTION
 
-    def _before_backward(self, unit: Unit, call: object, gradient: torch.Tensor) -> None:
+    def _before_backward(self, unit: Unit, call: Call, gradient: torch.Tensor) -> None:
         ### BEGIN SOLUTION
         for each in self.entered:
             if each not in self.kin[unit] and not each.open:
@@ -584,7 +584,7 @@ class LooksAhead(ReducesGradients):
                 self._begin_to_gather(self.expected[len(self.called) :])
         ### END SOLUTION
 
-    def _before_backward(self, unit: Unit, call: object, gradient: torch.Tensor) -> None:
+    def _before_backward(self, unit: Unit, call: Call, gradient: torch.Tensor) -> None:
         ### BEGIN SOLUTION
         super()._before_backward(unit, call, gradient)
         if unit in self.called:  # or it is the root's turn, or that of an earlier forward
