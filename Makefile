@@ -38,6 +38,7 @@ bench: environment-dev ## Measure starts, instruments, collectives and training 
 	@$(VENV_PYTHON) -m benchmarks.instruments
 	@$(VENV_PYTHON) -m benchmarks.collectives
 	@$(VENV_PYTHON) -m benchmarks.ladder
+	@$(VENV_PYTHON) -m benchmarks.stages
 
 clean: ## Remove .venv and caches
 	rm -rf .venv .pytest_cache .ruff_cache build *.egg-info
