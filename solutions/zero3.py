@@ -362,7 +362,15 @@ def begin_state(optimizer: torch.optim.Optimizer) -> None:
         group["lr"] = rate
 
 
-class WholeState(LooksAhead):
+class ClipsShards(LooksAhead):
+    """Can bound the norm of its gradients."""
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale gradients so that their norm over all parameters is at most max_norm. → the norm before"""
+        return clip_norm_([each.grad for each in self.shards if each.grad is not None], max_norm, self.group)
+
+
+class WholeState(ClipsShards):
     """Puts the parts of all ranks together, and takes them apart again."""
 
     @torch.no_grad()
@@ -409,9 +417,17 @@ class ZeRO3(WholeState):
     Source: Rajbhandari et al. 2020, "ZeRO", §5.3 and §7; Zhao et al. 2023, "PyTorch FSDP", §3.
     """
 
-    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Scale gradients so that their norm over all parameters is at most max_norm. → the norm before"""
-        return clip_norm_([each.grad for each in self.shards if each.grad is not None], max_norm, self.group)
+    def __init__(
+        self,
+        module: nn.Module,
+        units: Iterable[nn.Module] | None = None,
+        compute_dtype: torch.dtype | None = None,
+        prefetch: int = 1,
+        reshard_after_forward: bool = True,
+        group: dist.ProcessGroup | None = None,
+    ):
+        options = {"reshard_after_forward": reshard_after_forward, "group": group}
+        super().__init__(module, units, prefetch, compute_dtype=compute_dtype, **options)
 
     def sharded_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
         """View this rank's parts, and the optimizer's state of them, as torch.distributed.checkpoint saves and loads.
