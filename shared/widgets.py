@@ -16,7 +16,7 @@ import ipywidgets
 from IPython.display import display
 from matplotlib.figure import Figure
 
-from shared import bucket_plots, lifetime_plots, magic, planner, planner_plots, plots
+from shared import bucket_plots, lifetime_plots, magic, planner, planner_plots, ring_plots
 from shared.lifetimes import Lifetimes
 from shared.model_shapes import SHAPES
 
@@ -24,13 +24,13 @@ _LABEL = {"description_width": "initial"}
 
 
 def ring_stepper(logs: list) -> Figure:
-    """Step through a ring, as `plots.ring_step` draws it. → all steps side by side
+    """Step through a ring, as `ring_plots.ring_step` draws it. → all steps side by side
 
-    Shapes: logs: [ranks][1 + steps]; see `plots.ring_step`.
+    Shapes: logs: [ranks][1 + steps]; see `ring_plots.ring_step`.
     """
     if magic.in_jupyterlab():
-        display(stepper(lambda step: plots.ring_step(logs, step), last=len(logs[0]) - 1))
-    return plots.ring_steps(logs)
+        display(stepper(lambda step: ring_plots.ring_step(logs, step), last=len(logs[0]) - 1))
+    return ring_plots.ring_steps(logs)
 
 
 def cap_chooser(sizes_bytes: dict[str, int], runs: list[bucket_plots.CapRun]) -> Figure:

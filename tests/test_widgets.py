@@ -7,7 +7,7 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 from matplotlib.patches import Rectangle
 
-from shared import build, formulas, magic, plots, widgets
+from shared import build, formulas, magic, plots, ring_plots, widgets
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -49,7 +49,7 @@ def luminance(colour) -> float:
 
 
 def test_a_step_names_the_ranks_in_each_sum_and_frames_what_came():
-    axes = plots.ring_step(ring_logs(4), 2).axes[0]
+    axes = ring_plots.ring_step(ring_logs(4), 2).axes[0]
     assert fields(axes) == [
         ["0", "1", "12", "123"],
         ["023", "1", "2", "23"],
@@ -62,7 +62,7 @@ def test_a_step_names_the_ranks_in_each_sum_and_frames_what_came():
 
 
 def test_the_start_has_no_arrows_and_the_second_half_copies():
-    start, fourth = (plots.ring_step(ring_logs(4), step).axes[0] for step in (0, 4))
+    start, fourth = (ring_plots.ring_step(ring_logs(4), step).axes[0] for step in (0, 4))
     assert thick_frames(start) == 0 and start.get_title() == "start"
     assert all(row == ["0", "1", "2", "3"] for row in fields(start))
     assert fourth.get_title() == "step 4: copy what comes"
@@ -70,7 +70,7 @@ def test_the_start_has_no_arrows_and_the_second_half_copies():
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_side_by_side_all_steps_end_in_complete_sums(size):
-    panels = [axes for axes in plots.ring_steps(ring_logs(size)).axes if axes.get_title()]
+    panels = [axes for axes in ring_plots.ring_steps(ring_logs(size)).axes if axes.get_title()]
     assert len(panels) == 1 + 2 * (size - 1)
     assert fields(panels[-1]) == [["0123"[:size]] * size] * size
 
@@ -78,18 +78,18 @@ def test_side_by_side_all_steps_end_in_complete_sums(size):
 def test_a_part_that_was_added_twice_can_be_seen():
     logs = ring_logs(3)
     logs[1][1]["holds"]["C"] = "210"
-    assert "001" in fields(plots.ring_step(logs, 1).axes[0])[2]
+    assert "001" in fields(ring_plots.ring_step(logs, 1).axes[0])[2]
 
 
 @pytest.mark.parametrize("logs", [[], [[], []], [ring_logs(3)[0], ring_logs(3)[1][:-1]]])
 def test_logs_that_do_not_belong_together_are_refused(logs):
-    for draw in (plots.ring_steps, lambda logs: plots.ring_step(logs, 0)):
+    for draw in (ring_plots.ring_steps, lambda logs: ring_plots.ring_step(logs, 0)):
         with pytest.raises(ValueError, match="of the same length"):
             draw(logs)
 
 
 def test_more_parts_are_darker_in_grey_too():
-    shades = [luminance(plots._shade(parts / 4)) for parts in range(1, 5)]
+    shades = [luminance(ring_plots._shade(parts / 4)) for parts in range(1, 5)]
     assert shades == sorted(shades, reverse=True)
     assert shades[-2] - shades[-1] > 0.15 and shades[-1] < 0.45  # a complete one stands out, and bears white text
 
@@ -143,19 +143,19 @@ def displayed(monkeypatch) -> list:
 def test_without_jupyterlab_the_static_figure_is_all(displayed):
     figure = widgets.ring_stepper(ring_logs(3))
     assert displayed == []
-    assert widgets.as_png(figure) == widgets.as_png(plots.ring_steps(ring_logs(3)))
+    assert widgets.as_png(figure) == widgets.as_png(ring_plots.ring_steps(ring_logs(3)))
 
 
 def test_the_slider_shows_what_the_pure_function_draws(displayed, monkeypatch):
     monkeypatch.setattr(magic, "in_jupyterlab", lambda: True)
     logs = ring_logs(3)
-    assert widgets.as_png(widgets.ring_stepper(logs)) == widgets.as_png(plots.ring_steps(logs))
+    assert widgets.as_png(widgets.ring_stepper(logs)) == widgets.as_png(ring_plots.ring_steps(logs))
     [box] = displayed
     (play, slider), picture = box.children[0].children, box.children[1]
     assert (slider.min, slider.max, play.min, play.max) == (0, 4, 0, 4)
     for step in (3, 4, 0):
         slider.value = step
-        assert picture.value == widgets.as_png(plots.ring_step(logs, step))
+        assert picture.value == widgets.as_png(ring_plots.ring_step(logs, step))
 
 
 CELL = """

@@ -1,0 +1,113 @@
+"""The figures of a ring, from the log of its run. Pure functions."""
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from shared.plots import COLOURS
+
+_ACROSS = 1.4  # from one rank's column to the next; a field is 1 wide
+
+
+def ring_step(logs: list, step: int) -> Figure:
+    """Draw what every rank of a ring holds after one step, and the messages of that step.
+
+    A column is a rank, a row a chunk. A field names the ranks whose parts its sum holds: the more, the darker; white
+    on dark is complete. What came in this step has a thick frame, and an arrow from where it came.
+
+    Shapes: logs: [ranks][1 + steps], entry 0 is the start.
+    An entry is {"sent": name of the chunk that this rank sent (None at the start),
+    "holds": {name of a chunk: digits}}; digit r says how often rank r's part is in the sum.
+    Raises: ValueError where a rank's log is missing, or shorter than another's.
+    """
+    _check_ring(logs)
+    figure, axes = plt.subplots(figsize=(5.0, 3.4), layout="constrained")
+    _draw_ring(axes, logs, step, text_size=12)
+    plt.close(figure)
+    return figure
+
+
+def ring_steps(logs: list) -> Figure:
+    """Draw all steps of a ring side by side, as `ring_step` draws one: for readers without a kernel."""
+    _check_ring(logs)
+    steps = len(logs[0])
+    across = min(steps, 4)
+    down = -(-steps // across)
+    figure, panels = plt.subplots(down, across, figsize=(2.5 * across, 2.3 * down), layout="constrained", squeeze=False)
+    for step, axes in enumerate(panels.flat):
+        if step < steps:
+            _draw_ring(axes, logs, step, text_size=8.5)
+        else:
+            axes.axis("off")
+    if steps < panels.size:
+        _draw_ring_key(panels.flat[-1], len(logs))
+    plt.close(figure)
+    return figure
+
+
+def _check_ring(logs: list) -> None:
+    lengths = [len(log) for log in logs]
+    if not lengths or len(set(lengths)) > 1 or lengths[0] == 0:
+        raise ValueError(f"a ring needs a log of each rank, all of the same length; their lengths are {lengths}")
+
+
+def _draw_ring(axes, logs: list, step: int, text_size: float) -> None:
+    ranks, names = len(logs), list(logs[0][0]["holds"])
+    for rank in range(ranks):
+        for row, name in enumerate(names):
+            came = step > 0 and logs[rank - 1][step]["sent"] == name
+            _draw_field(axes, rank * _ACROSS, row, logs[rank][step]["holds"][name], came, text_size)
+            if came:
+                _draw_arrival(axes, rank, row, ranks)
+    axes.set(xlim=(-0.95, (ranks - 1) * _ACROSS + 0.95), ylim=(len(names) - 0.4, -0.6))
+    axes.set_xticks([rank * _ACROSS for rank in range(ranks)], [f"rank {rank}" for rank in range(ranks)])
+    axes.set_yticks(range(len(names)), names)
+    axes.tick_params(length=0, labelsize=text_size)
+    axes.spines[:].set_visible(False)
+    axes.set_title(_what_happened(logs, step), size=text_size + 1)
+
+
+def _draw_field(axes, x: float, y: float, digits: str, came: bool, text_size: float) -> None:
+    inside = "".join(str(rank) * int(count) for rank, count in enumerate(digits))
+    part = sum(digit != "0" for digit in digits) / len(digits)
+    edge = {"edgecolor": COLOURS[1] if came else "black", "linewidth": 2.6 if came else 0.7}
+    axes.add_patch(plt.Rectangle((x - 0.5, y - 0.42), 1, 0.84, facecolor=_shade(part), **edge))
+    ink = {"color": "white", "weight": "bold"} if part == 1 else {"color": "black"}
+    axes.text(x, y, inside, ha="center", va="center", size=text_size, **ink)
+
+
+def _draw_ring_key(axes, ranks: int) -> None:
+    """Say in a free panel how to read the others."""
+    axes.set(xlim=(-0.7, 4.2), ylim=(3.4, -0.6))
+    some, everything = "011".ljust(ranks, "0"), "1" * ranks
+    rows = [
+        (some, False, "sum of the parts\nof ranks 1 and 2"),
+        (some, True, "came in this step"),
+        (everything, False, "complete"),
+    ]
+    for row, (digits, came, words) in enumerate(rows):
+        _draw_field(axes, 0, row, digits, came, text_size=8.5)
+        axes.text(0.75, row, words, va="center", size=8.5)
+
+
+def _shade(part: float) -> tuple:
+    """Mix white with blue, so that a complete sum is the only one as dark."""
+    strength = 1.0 if part == 1 else 0.55 * part
+    blue = plt.matplotlib.colors.to_rgb(COLOURS[0])
+    return tuple(1 - strength * (1 - channel) for channel in blue)
+
+
+def _draw_arrival(axes, rank: int, row: int, ranks: int) -> None:
+    style = {"arrowstyle": "-|>", "color": COLOURS[1], "linewidth": 1.8, "shrinkA": 0, "shrinkB": 0}
+    left_edge = rank * _ACROSS - 0.5
+    axes.annotate("", (left_edge, row), (left_edge - _ACROSS + 1, row), arrowprops=style)
+    if rank == 0:  # it left the picture on the right
+        right_edge = (ranks - 1) * _ACROSS + 0.5
+        axes.plot([right_edge, right_edge + 0.4], [row, row], color=COLOURS[1], linewidth=1.8, linestyle=":")
+
+
+def _what_happened(logs: list, step: int) -> str:
+    if step == 0:
+        return "start"
+    sent = logs[-1][step]["sent"]
+    same = logs[0][step]["holds"][sent] == logs[-1][step - 1]["holds"][sent]
+    return f"step {step}: {'copy' if same else 'add'} what comes"
