@@ -62,7 +62,7 @@ def stepped(sharded: bool) -> tuple[list[torch.Tensor], int]:
     gpt = tiny_gpt().bfloat16()
     parameters = list(gpt.parameters())
     groups = [{"params": parameters[:-2]}, {"params": parameters[-2:], "weight_decay": 0.3}]
-    masters = functools.partial(MasterWeights, optimizer_cls=torch.optim.AdamW)
+    masters = functools.partial(MasterWeights, optimizer_cls=torch.optim.AdamW, eps=1e-2)
     optimizer = ZeRO1(groups, masters, lr=0.1) if sharded else masters(groups, lr=0.1)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=STEPS + 1)
     world_size = dist.get_world_size()
@@ -88,10 +88,10 @@ def test_zero1_shards_masters(world):
     alone, sharded = ranks.run(stepped, False), ranks.run(stepped, True)
     for (want, _), (found, held_bytes) in zip(alone, sharded, strict=True):
         assert 12 * numbers / world <= held_bytes < 12 * numbers / world + 200
-        # A mean of bfloat16 is rounded once more on its way. Adam takes little more than a gradient's sign, which
-        # rounding may turn where it is almost 0: such a number goes its own way, and few do.
-        one, other = (torch.cat([each.flatten() for each in parameters]) for parameters in (found, want))
-        assert torch.isclose(one, other, atol=0.02, rtol=0.02).float().mean() > 0.99
+        # A mean of bfloat16 is rounded once more on its way: Adam's large epsilon keeps a gradient near 0 from
+        # turning that into a whole step.
+        for one, other in zip(found, want, strict=True):
+            torch.testing.assert_close(one, other, atol=0.02, rtol=0.02)
 
 
 def resumed() -> list[tuple[torch.Tensor, torch.Tensor]]:
