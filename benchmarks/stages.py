@@ -142,41 +142,54 @@ def figure(found: list[Found], formulas: list[Found]):
     """Draw memory, bytes sent and time side by side, a row per stage; under each bar of bytes, the formula's."""
     import matplotlib.pyplot as plt
 
-    from shared.plots import COLOURS, HATCHES
-
-    drawing, panels = plt.subplots(
-        1, 3, figsize=(11.0, 3.2), sharey=True, width_ratios=(3, 1.3, 1.3), layout="constrained"
-    )
+    size = {"figsize": (11.0, 3.2), "width_ratios": (3, 1.3, 1.3)}
+    drawing, panels = plt.subplots(1, 3, sharey=True, layout="constrained", **size)
     memory_axes, wire_axes, time_axes = panels
     for row, (mine, told) in enumerate(zip(found, formulas, strict=True)):
-        for y, each, opacity, height in ((row - 0.16, mine, 1.0, 0.36), (row + 0.22, told, 0.45, 0.22)):
-            left = 0.0
-            for number, (name, held_mb) in enumerate(each.held_mb.items()):
-                style = {"facecolor": COLOURS[number], "hatch": HATCHES[number], "alpha": opacity}
-                label = name if row == 0 and each is mine else None
-                memory_axes.barh(y, held_mb, height, left=left, edgecolor="black", linewidth=0.6, label=label, **style)
-                left += held_mb
-            said = f" {left:.0f}" if each is mine else f" {left:.0f} by formula"
-            memory_axes.text(left, y, said, va="center", size=9 if each is mine else 7)
-            style = {"facecolor": COLOURS[5], "hatch": HATCHES[0], "alpha": opacity}
-            wire_axes.barh(y, each.sent_mb, height, edgecolor="black", linewidth=0.6, **style)
-            wire_axes.text(each.sent_mb, y, f" {each.sent_mb:.1f}", va="center", size=9 if each is mine else 7)
-        quartiles = statistics.quantiles(mine.ratios, n=4, method="inclusive")
-        time_axes.barh(row, quartiles[1], 0.5, facecolor="white", edgecolor="black", hatch=HATCHES[1], linewidth=0.6)
-        time_axes.plot([quartiles[0], quartiles[2]], [row, row], color="black", linewidth=2.0)
-        time_axes.text(max(quartiles), row, f"  {quartiles[1]:.2f}", va="center", size=9)
-    longest_mb = max(sum(each.held_mb.values()) for each in (*found, *formulas))
-    memory_axes.set(yticks=range(len(found)), yticklabels=STAGES, xlim=(0, 1.25 * longest_mb))
-    memory_axes.set(xlabel="MB", title="a rank's memory before the step, and what it gathers")
-    wire_axes.set(xlabel="MB", title="sent per step", xlim=(0, 1.35 * max(each.sent_mb for each in found)))
-    longest = max(max(statistics.quantiles(each.ratios, n=4, method="inclusive")) for each in found)
-    time_axes.set(xlabel="× stage 0, quartiles", title="time of a step", xlim=(0, 1.35 * longest))
+        _draw_bytes(memory_axes, row, mine.held_mb, told.held_mb)
+        _draw_bytes(wire_axes, row, {"sent": mine.sent_mb}, {"sent": told.sent_mb})
+        _draw_time(time_axes, row, mine.ratios)
+    memory_axes.set(yticks=range(len(found)), yticklabels=STAGES, xlabel="MB")
+    memory_axes.set_title("a rank's memory before the step, and what it gathers")
+    wire_axes.set(xlabel="MB", title="sent per step")
+    time_axes.set(xlabel="× stage 0, quartiles", title="time of a step")
     memory_axes.invert_yaxis()
     for axes in panels:
+        axes.set_xlim(0, 1.3 * axes.get_xlim()[1])  # room for the numbers
         axes.spines[["top", "right"]].set_visible(False)
-    drawing.legend(*memory_axes.get_legend_handles_labels(), frameon=False, ncols=4, loc="outside lower left")
+    handles, names = memory_axes.get_legend_handles_labels()
+    measured = {}
+    for handle, name in zip(handles, names, strict=True):
+        measured.setdefault(name, handle)  # the formula's pale bar, of the same name, comes after it
+    drawing.legend(measured.values(), measured.keys(), frameon=False, ncols=4, loc="outside lower left")
     plt.close(drawing)
     return drawing
+
+
+def _draw_bytes(axes, row: int, mine_mb: dict[str, float], told_mb: dict[str, float]) -> None:
+    """Stack what was measured, and below it, pale and thin, what the formula says."""
+    from shared.plots import COLOURS, HATCHES
+
+    for y, height, opacity, parts, size, by in (
+        (row - 0.16, 0.36, 1.0, mine_mb, 9, ""),
+        (row + 0.22, 0.22, 0.45, told_mb, 7, " by formula" if len(told_mb) > 1 else ""),
+    ):
+        left = 0.0
+        for number, (name, held_mb) in enumerate(parts.items()):
+            place = number if len(parts) > 1 else len(COLOURS) - 1
+            style = {"facecolor": COLOURS[place], "hatch": HATCHES[number], "alpha": opacity, "linewidth": 0.6}
+            axes.barh(y, held_mb, height, left=left, edgecolor="black", label=name, **style)
+            left += held_mb
+        axes.text(left, y, f" {left:.{0 if len(parts) > 1 else 1}f}{by}", va="center", size=size)
+
+
+def _draw_time(axes, row: int, ratios: list[float]) -> None:
+    from shared.plots import HATCHES
+
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    axes.barh(row, middle, 0.5, facecolor="white", edgecolor="black", hatch=HATCHES[1], linewidth=0.6)
+    axes.plot([low, high], [row, row], color="black", linewidth=2.0)
+    axes.text(high, row, f"  {middle:.2f}", va="center", size=9)
 
 
 def main() -> int:
