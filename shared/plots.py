@@ -135,30 +135,32 @@ _LANE_STYLES = {  # lane → colour, hatch
 }
 
 
-def timeline(lines: list) -> Figure:
+def timeline(lines: list, names: list[str] | None = None) -> Figure:
     """Draw the ranks' timelines below each other: a row of computing, then what was on the wire meanwhile.
 
     lines: one `timeline.Timeline` per rank.
+    names: what to call them, where they are not one run's ranks.
     Raises: ValueError when nothing was recorded.
     """
     from shared.timeline import rows_of
 
     if not any(line.spans for line in lines):
         raise ValueError("there is nothing to draw: record a step with timeline.record(...) on the ranks first")
-    arranged = [(number if line.rank is None else line.rank, line, rows_of(line)) for number, line in enumerate(lines)]
+    of_ranks = [f"rank {number if line.rank is None else line.rank}" for number, line in enumerate(lines)]
+    arranged = [(name, line, rows_of(line)) for name, line in zip(names or of_ranks, lines, strict=True)]
     row_in = min(0.34, 6.0 / sum(len(rows) for _, _, rows in arranged))
     figure, axes = _axes(9.0, 0.75 + sum(row_in * len(rows) + 0.22 for _, _, rows in arranged))
     start_s = min(line.began_s for line in lines)
     end_ms = 1e3 * (max(line.ended_s for line in lines) - start_s)
     ticks, seen, y = [], {}, 0.0
-    for rank, line, rows in arranged:
+    for whose, line, rows in arranged:
         for name, spans in rows:
             for lane in dict.fromkeys(span.lane for span in spans):
                 of_lane = [span for span in spans if span.lane == lane]
                 seen.setdefault(lane, _draw_spans(axes, of_lane, y, start_s, end_ms, named=row_in > 0.15))
             if name == "compute" and line.waits:
                 seen.setdefault("waits", _draw_waits(axes, line, y, start_s))
-            ticks.append((y, f"rank {rank}" if name == rows[0][0] else ""))
+            ticks.append((y, whose if name == rows[0][0] else ""))
             y += 1
         exposed = f"{line.exposed_ms:.1f} ms exposed\n{line.overlap:.0%} hidden" if line.communication_ms else ""
         axes.annotate(exposed, (1.01, y - 0.5 - len(rows) / 2), xycoords=("axes fraction", "data"), va="center", size=8)

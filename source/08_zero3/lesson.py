@@ -515,7 +515,7 @@ for line, blocks_ended_s, ahead in zip(lines, ended_s, (0, 1), strict=True):
     begun_s = [began_s for began_s, _ in line.lane("communication")]
     begun = [sum(at_s < block_s for at_s in begun_s) for block_s in blocks_ended_s]
     assert begun == [min(7, 2 + block + ahead) for block in range(6)]  # when a block's forward ends
-plots.timeline(lines)
+plots.timeline(lines, ["gathered late", "prefetched"])
 
 # %% [markdown]
 # Above, without: each gather of forward (1 to 7, the first is the root's) is a wait. Below, with: from the second block
