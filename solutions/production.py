@@ -14,7 +14,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from shared import formulas, planner
+from shared import planner
+from shared.clusters import Cluster, step_seconds
 from shared.model_shapes import ModelShape
 from solutions.manual_ddp import broadcast_state
 from solutions.zero3 import default_units
@@ -83,18 +84,6 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
 
 
 @dataclass(frozen=True)
-class Cluster:
-    """Hosts with equal cards. Rates are what is reached in practice, not what is printed on the box."""
-
-    hosts: int
-    cards_per_host: int
-    card_bytes: float
-    flops: float  # per card and second
-    inside_bytes_per_s: float  # from a card to the next one, inside a host
-    between_bytes_per_s: float  # from a host to the next one, shared by its cards
-
-
-@dataclass(frozen=True)
 class Choice:
     """How to train: a ZeRO stage over groups of shard_ranks ranks, each group a copy of the others."""
 
@@ -104,34 +93,12 @@ class Choice:
     step_s: float
 
 
-def step_seconds(
-    shape: ModelShape,
-    cluster: Cluster,
-    stage: int,
-    shard_ranks: int,
-    checkpointing: str,
-    micro_batch: int,
-) -> float:
-    """Estimate a step of one micro-batch per card; messages hide behind computing where they are shorter."""
-    flops = (8 if checkpointing == "full" else 6) * shape.parameters * micro_batch * shape.context
-    leaves_host = shard_ranks > cluster.cards_per_host
-    slowest = cluster.between_bytes_per_s if leaves_host else cluster.inside_bytes_per_s
-    sending_s = formulas.step_sent_bytes(shape.parameters, shard_ranks, stage) / slowest
-    copies = cluster.hosts * cluster.cards_per_host // shard_ranks
-    if copies > 1:  # each rank's part of the gradients, in 16 bit; a host's cards share the wire
-        part_bytes = 2 * shape.parameters / shard_ranks
-        shared = cluster.between_bytes_per_s / cluster.cards_per_host
-        sending_s += formulas.all_reduce_sent_bytes(part_bytes, copies) / shared
-    return max(flops / cluster.flops, sending_s)
-
-
 def choose_strategy(shape: ModelShape, cluster: Cluster, micro_batch: int = 1) -> Choice | None:
     """Find the fastest strategy that fits on the cluster's cards."""
-    all_cards = cluster.hosts * cluster.cards_per_host
     fitting = []
     for stage in planner.STAGES:
-        groups = {all_cards, cluster.cards_per_host} if stage else {all_cards}
-        for checkpointing in ("none", "full"):
+        groups = {cluster.cards, cluster.cards_per_host} if stage else {cluster.cards}
+        for checkpointing in ("selective", "full"):
             for shard_ranks in sorted(groups, reverse=True):
                 how = {"stage": stage, "checkpointing": checkpointing, "micro_batch": micro_batch}
                 held_bytes = planner.plan(shape, ranks=shard_ranks, **how).total_bytes

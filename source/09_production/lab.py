@@ -14,7 +14,7 @@
 # Each exercise has a check. Times are never judged; bytes are.
 
 # %% tags=["nbval-ignore-output"]
-from shared import ranks
+from shared import clusters, ranks
 from shared.checks import production as check
 
 ranks.start(world_size=4)
@@ -36,7 +36,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from shared import formulas, planner
+from shared import planner
+from shared.clusters import Cluster, step_seconds
 from shared.model_shapes import ModelShape
 from solutions.manual_ddp import broadcast_state
 from solutions.zero3 import default_units
@@ -94,8 +95,9 @@ check.fully_sharded()
 # all-gathers and reduce-scatters stay inside; between hosts, each rank all-reduces its part of the gradients, Ψ over
 # the host's ranks.
 #
-# **Predict.** Two hosts of two ranks. How many bytes of a model of Ψ parameters in fp32 does a rank send to the other
-# host per step, fully sharded over all four, and hybrid?
+# **Predict.** Two hosts of two ranks, a model of S bytes. How many bytes leave a host per step? Fully sharded, the four
+# are one ring, in which one rank per host sends to the next host. Hybrid, each rank has a ring of two with the rank of
+# its place on the other host.
 #
 # `fully_shard` shards over the second dimension of a mesh of two, and replicates over its first.
 # `host_mesh(ranks_per_host)` makes that mesh, of all ranks, on the device type of the group's backend: "cuda" for NCCL,
@@ -187,23 +189,31 @@ check.save_checkpoint()
 # ## Exercise 9.4 · Which strategy? (25 min, 5 points)
 #
 # "Use ZeRO-2 up to 10 B", says a slogan. But what fits follows from the cards, and what is fast from the wire. So
-# compute it. Given: what a cluster is, and what a choice is.
+# compute it. `shared/clusters.py` has both sides of the question, ready made: read it, it is short.
+#
+# - `Cluster`: hosts, cards, rates; `cluster.cards` is all of them.
+# - `step_seconds(shape, cluster, stage, shard_ranks, checkpointing, micro_batch)` estimates a step.
+# - `SITUATIONS`: five models with clusters.
+#
+# **Predict** the five: which stage, over how many ranks each group shards, with how much recomputed?
+
+# %%
+for name in clusters.SITUATIONS:
+    print(name)
+
+# %% [markdown]
+# `choose_strategy(shape, cluster, micro_batch=1)`: of all that fit on a card, the one whose step is the shortest.
+#
+# - To try: stages 0 to 3, each with "selective" and with "full" checkpointing; sharded over all cards, and, for stages
+#   above 0, over the cards of one host.
+# - What fits: `planner.plan(shape, ranks=shard_ranks, stage=…, micro_batch=…, checkpointing=…).total_bytes`, and a
+#   tenth of the card is left free.
+# - Where steps are equally long, the one that takes less apart: the lower stage, then selective, then the larger group.
+# - None where nothing fits: then the model itself must be split (chapters 10 and 11).
 
 
 # %% tags=["export"]
 # %%ranks
-@dataclass(frozen=True)
-class Cluster:
-    """Hosts with equal cards. Rates are what is reached in practice, not what is printed on the box."""
-
-    hosts: int
-    cards_per_host: int
-    card_bytes: float
-    flops: float  # per card and second
-    inside_bytes_per_s: float  # from a card to the next one, inside a host
-    between_bytes_per_s: float  # from a host to the next one, shared by its cards
-
-
 @dataclass(frozen=True)
 class Choice:
     """How to train: a ZeRO stage over groups of shard_ranks ranks, each group a copy of the others."""
@@ -214,64 +224,15 @@ class Choice:
     step_s: float
 
 
-# %% [markdown]
-# What a step costs, simplified but with every term that decides:
-#
-# - Computing: 6 flops per parameter and token, 8 with full checkpointing (its second forward); micro_batch · context
-#   tokens per card.
-# - Sending: the bytes that the formulas say, in 16 bit, at the rate of the slowest wire of the ring. A ring over
-#   several hosts leaves each host once, so it has the whole of that wire. When each host is a copy, all its cards share
-#   it, each with an all-reduce over the hosts of its own part of the gradients.
-# - Messages are hidden behind computing as far as they can be: a step takes the longer of the two.
-#
-# `step_seconds(...)` is given.
-
-
-# %% tags=["export"]
-# %%ranks
-def step_seconds(
-    shape: ModelShape,
-    cluster: Cluster,
-    stage: int,
-    shard_ranks: int,
-    checkpointing: str,
-    micro_batch: int,
-) -> float:
-    """Estimate a step of one micro-batch per card; messages hide behind computing where they are shorter."""
-    flops = (8 if checkpointing == "full" else 6) * shape.parameters * micro_batch * shape.context
-    leaves_host = shard_ranks > cluster.cards_per_host
-    slowest = cluster.between_bytes_per_s if leaves_host else cluster.inside_bytes_per_s
-    sending_s = formulas.step_sent_bytes(shape.parameters, shard_ranks, stage) / slowest
-    copies = cluster.hosts * cluster.cards_per_host // shard_ranks
-    if copies > 1:  # each rank's part of the gradients, in 16 bit; a host's cards share the wire
-        part_bytes = 2 * shape.parameters / shard_ranks
-        shared = cluster.between_bytes_per_s / cluster.cards_per_host
-        sending_s += formulas.all_reduce_sent_bytes(part_bytes, copies) / shared
-    return max(flops / cluster.flops, sending_s)
-
-
-# %% [markdown]
-# `choose_strategy(shape, cluster, micro_batch=1)`: of all that fit on a card, the one whose step is the shortest.
-#
-# - To try: stages 0 to 3, each without and with full checkpointing; sharded over all cards, and, for stages above 0,
-#   over the cards of one host, where there are several hosts.
-# - What fits: `planner.plan(shape, ranks=shard_ranks, stage=…, micro_batch=…, checkpointing=…).total_bytes`, and a
-#   tenth of the card is left free.
-# - Where steps are equally long, the one that takes less apart: the lower stage, then no checkpointing, then the larger
-#   group.
-# - None where nothing fits: then the model itself must be split (chapters 10 and 11).
-
-
 # %% tags=["exercise", "export"] grade_id="choose-strategy"
 # %%ranks
 def choose_strategy(shape: ModelShape, cluster: Cluster, micro_batch: int = 1) -> Choice | None:
     """Find the fastest strategy that fits on the cluster's cards."""
     ### BEGIN SOLUTION
-    all_cards = cluster.hosts * cluster.cards_per_host
     fitting = []
     for stage in planner.STAGES:
-        groups = {all_cards, cluster.cards_per_host} if stage else {all_cards}
-        for checkpointing in ("none", "full"):
+        groups = {cluster.cards, cluster.cards_per_host} if stage else {cluster.cards}
+        for checkpointing in ("selective", "full"):
             for shard_ranks in sorted(groups, reverse=True):
                 how = {"stage": stage, "checkpointing": checkpointing, "micro_batch": micro_batch}
                 held_bytes = planner.plan(shape, ranks=shard_ranks, **how).total_bytes
@@ -284,3 +245,95 @@ def choose_strategy(shape: ModelShape, cluster: Cluster, micro_batch: int = 1) -
 
 # %% tags=["check"] grade_id="check-choose-strategy" points=5
 check.choose_strategy()
+
+# %% [markdown]
+# Your function knows nothing of slogans. What does it say of the five?
+
+# %%
+# %%ranks
+from shared import clusters
+
+if rank == 0:
+    for name, (shape, cluster) in clusters.SITUATIONS.items():
+        choice = choose_strategy(shape, cluster)
+        how = choice and f"stage {choice.stage} over {choice.shard_ranks}, {choice.checkpointing}"
+        print(f"{name}: {how or 'nothing fits'}")
+
+# %% [markdown]
+# **Compare.** Where was your prediction off, and which of the two decided: what fits, or what is fast?
+
+# %% [markdown]
+# ## Yours beside torch's
+#
+# One GPT under your `ZeRO3`, under `fully_shard`, and hybrid, on two hosts of two ranks. Ranks compare notes no more:
+# that costs messages.
+
+# %%
+# %%ranks
+from shared import agreement, memory, wire
+from shared.data import CharTokens
+from shared.models import GPTConfig, TinyGPT
+from solutions.zero3 import ZeRO3
+
+agreement.ignore()
+text = CharTokens()
+config = GPTConfig(vocab_size=text.vocab_size, layers=4, width=128)
+samples = text.windows(range(1000 * rank, 1000 * rank + 300, 100), length=32)
+inputs, targets = (tensor.to(device) for tensor in samples)
+
+
+def new_model():
+    torch.manual_seed(rank)  # rank 0's parameters are broadcast
+    return TinyGPT(config).to(device)
+
+
+# %%
+# %%ranks
+def steps_of(model, steps=4):
+    """→ last loss, ledger of the last step, memory over one more"""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+    def step():
+        optimizer.zero_grad()
+        loss = model(inputs, targets)
+        loss.backward()
+        if hasattr(model, "finish_gradient_sync"):
+            model.finish_gradient_sync()
+        optimizer.step()
+        return loss.item()
+
+    for _ in range(steps):
+        with wire.ledger() as log:
+            loss = step()
+    with memory.peak(model, optimizer) as peak:
+        step()
+    return loss, log, peak
+
+
+results = {
+    "your ZeRO3": steps_of(ZeRO3(new_model())),
+    "fully_shard": steps_of(fully_sharded(new_model())),
+    "fully_shard, hybrid": steps_of(fully_sharded(new_model(), mesh=host_mesh(2))),
+}
+
+# %% tags=["nbval-ignore-output"]
+from shared import tables
+
+results, rows = ranks.pull("results")[0], []
+losses = [loss for loss, _, _ in results.values()]
+assert max(losses) - min(losses) < 1e-3
+for name, (loss, log, peak) in results.items():
+    parameters_bytes = max(sample.held.parameters_bytes for sample in peak.samples)
+    numbers = (log.sent_bytes, parameters_bytes, peak.peak_bytes)
+    rows.append([name, f"{loss:.4f}", *(f"{number / 1e6:.2f}" for number in numbers)])
+sent_bytes = {name: log.sent_bytes for name, (_, log, _) in results.items()}
+assert sent_bytes["your ZeRO3"] == sent_bytes["fully_shard"]
+header = ["", "loss", "must send, MB", "parameters' peak, MB", "peak, MB"]
+tables.Table(header, rows, "rank 0, one step")
+
+# %% [markdown]
+# The same losses, and between the first two the same bytes. Hybrid holds half of everything where full sharding holds a
+# quarter. In all it sends more or less the same; *where* is the point, and your prediction in 9.2 counts it.
+
+# %%
+ranks.stop()
