@@ -36,7 +36,9 @@ def fully_sharded(
     broadcast_state(module)
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype)
     options = {"mp_policy": policy, "mesh": mesh}
-    for unit in default_units(module) if units is None else units:
+    chosen = set(default_units(module) if units is None else units)
+    outer_first = [each for each in module.modules() if each in chosen]
+    for unit in reversed(outer_first):
         fully_shard(unit, reshard_after_forward=reshard_after_forward, **options)
     return fully_shard(module, reshard_after_forward=False, **options)
 

@@ -38,6 +38,20 @@ class Tied(Blocks):
         return self.out(y + self.again(x))
 
 
+class TiedInside(Blocks):
+    """Only within a block, and around all of them: torch's fully_shard takes no tie between two units."""
+
+    block = TiedBlock
+
+    def __init__(self):
+        super().__init__()
+        self.again = nn.Linear(INPUTS, WIDTH)
+        self.again.weight = self.into.weight
+
+    def last(self, x, y):
+        return self.out(y + self.again(x))
+
+
 class Frozen(Blocks):
     """The first layer and the first block take no gradient, nor does the last block, nor some of what is between."""
 
@@ -229,6 +243,7 @@ class Kind:
 KINDS = {
     "Blocks": Kind("blocks", Blocks),
     "Tied": Kind("blocks, some of which share a weight", Tied),
+    "TiedInside": Kind("a weight used twice within a unit", TiedInside),
     "Frozen": Kind("frozen parameters, and frozen blocks", Frozen),
     "FrozenNorms": Kind("blocks that begin with a frozen layer", FrozenNorms),
     "Roads": Kind("parameters in blocks that only some ranks use", Roads),

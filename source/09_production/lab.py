@@ -51,7 +51,7 @@ from solutions.zero3 import default_units
 # | `ZeRO3` | `fully_shard` |
 # |---|---|
 # | broadcasts parameters and buffers from rank 0 | does not: lab 02's `broadcast_state(module)` does |
-# | `units`, by default `default_units(module)` | a call per unit, inner ones first, then one for the whole |
+# | `units` in any order, by default `default_units(module)` | a call per unit, inner ones first, the whole last |
 # | `reshard_after_forward`, of every unit but the root | an argument of the same name |
 # | `compute_dtype`, for parameters and what is sent | `mp_policy=MixedPrecisionPolicy(param_dtype=…)` |
 # | none | `reduce_dtype`: gradients may be added up in a wider type |
@@ -79,7 +79,9 @@ def fully_sharded(
     broadcast_state(module)
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype)
     options = {"mp_policy": policy, "mesh": mesh}
-    for unit in default_units(module) if units is None else units:
+    chosen = set(default_units(module) if units is None else units)
+    outer_first = [each for each in module.modules() if each in chosen]
+    for unit in reversed(outer_first):
         fully_shard(unit, reshard_after_forward=reshard_after_forward, **options)
     return fully_shard(module, reshard_after_forward=False, **options)
     ### END SOLUTION

@@ -1,0 +1,108 @@
+"""Checks for chapter 09: torch's fully_shard, hybrid sharding, checkpoints, and a choice of strategy."""
+
+import torch
+
+from shared.checks import (
+    production_choice,
+    production_crash,
+    production_folder,
+    production_memory,
+    production_mesh,
+    production_saved,
+    production_wire,
+)
+from shared.checks.framework import Attempt, Exercise
+from shared.checks.production_training import Sharding, train_and_judge
+
+# A file may have any of them: none is a step towards another.
+fully_sharded = Exercise("9.1", "fully_sharded", optional=True)
+host_mesh = Exercise("9.2", "host_mesh", optional=True)
+save_checkpoint = Exercise("9.3", "save_checkpoint", optional=True)  # and newest_checkpoint, load_checkpoint beside it
+choose_strategy = Exercise("9.4", "choose_strategy", optional=True)
+
+# torch's fully_shard takes no ties between units, no mixed dtypes in a unit, no scalars.
+MODELS = ("TiedInside", "Frozen", "FrozenNorms", "Buffered", "Nested", "Whole", "Bundles", "Checkpointed")
+
+# -- 9.1
+
+
+@fully_sharded.check("values")
+def training_equals_one_process(attempt: Attempt) -> None:
+    some = {1: 1, 2: len(MODELS), 3: 2, 4: 2}[attempt.world_size]
+    for model in attempt.random.sample(MODELS, some):
+        options = {"reshard_after_forward": attempt.random.random() < 0.7}
+        plan = Sharding(model, options=options, inner_first=attempt.random.random() < 0.5)
+        train_and_judge(attempt, plan)
+
+
+@fully_sharded.check("sharded", world_sizes=(2, 3, 4))
+def each_rank_has_its_rows(attempt: Attempt) -> None:
+    for model in ("Blocks", "Nested") if attempt.world_size == 2 else ("Blocks",):
+        plan = Sharding(model, steps=1)
+        production_memory.judge_parts(plan, train_and_judge(attempt, plan), attempt.world_size)
+
+
+@fully_sharded.check("wire", world_sizes=(2, 4))
+def units_travel_one_by_one(attempt: Attempt) -> None:
+    plans = [Sharding(model, steps=2) for model in ("Blocks", "Whole", "TiedInside")]
+    plans.append(Sharding("Blocks", steps=2, options={"reshard_after_forward": False}))
+    for plan in plans:
+        production_wire.every_step_sends(attempt, plan)
+
+
+@fully_sharded.check("nested", world_sizes=(2, 3))
+def units_may_lie_in_units(attempt: Attempt) -> None:
+    for inner_first in (True, False):
+        production_wire.every_step_sends(attempt, Sharding("Nested", steps=2, inner_first=inner_first))
+
+
+@fully_sharded.check("dtypes", world_sizes=(2, 3))
+def it_computes_and_adds_up_in_other_dtypes(attempt: Attempt) -> None:
+    """In float64 and float32, so that values can be compared: what bfloat16 rounds is more than a mistake changes."""
+    narrow, wide = torch.float32, torch.float64
+    for options in (
+        {"compute_dtype": narrow},
+        {"compute_dtype": narrow, "reduce_dtype": wide},
+        {"reduce_dtype": narrow},
+    ):
+        production_wire.every_step_sends(attempt, Sharding("Blocks", options=options))
+
+
+fully_sharded.check("memory", world_sizes=(4,))(production_memory.one_unit_is_gathered)
+
+
+@fully_sharded.check("mesh")
+def it_shards_over_its_mesh(attempt: Attempt) -> None:
+    size = attempt.world_size
+    for mesh in {1: [(1, 1)], 2: [(2,), (2, 1)], 3: [(1, 3)], 4: [(2, 2)]}[size]:
+        plan = Sharding("Blocks", steps=2, mesh=mesh)
+        found = train_and_judge(attempt, plan)
+        production_memory.judge_parts(plan, found, size)
+        for rank, result in enumerate(found):
+            production_wire.judge_wire(plan, rank, result["steps"][-1]["training"], size, str(plan))
+
+
+# -- 9.2
+
+host_mesh.check("mesh")(production_mesh.ranks_are_laid_out)
+host_mesh.check("refusal", world_sizes=(2, 3, 4))(production_mesh.uneven_hosts_are_refused)
+host_mesh.check("wire", world_sizes=(2, 4))(production_mesh.only_gradients_leave_a_host)
+
+# -- 9.3
+
+save_checkpoint.check("resumed", world_sizes=(1, 2, 4))(production_saved.any_number_of_ranks_goes_on)
+save_checkpoint.check("went on", world_sizes=(1, 3))(production_saved.training_goes_back)
+save_checkpoint.check("newest", world_sizes=(1,))(production_folder.the_largest_step_is_found)
+save_checkpoint.check("left behind", world_sizes=(1, 2))(production_folder.what_was_left_goes_first)
+save_checkpoint.check("all or nothing", world_sizes=(2, 4))(production_crash.nobody_sees_a_part)
+save_checkpoint.check("failure", world_sizes=(1, 3))(production_crash.a_failure_leaves_the_last_one)
+save_checkpoint.check("meeting", world_sizes=(2, 3))(production_crash.all_come_back_after_the_rename)
+save_checkpoint.check("own part", world_sizes=(4,))(production_crash.each_writes_its_part)
+
+# -- 9.4
+
+choose_strategy.check("situations", world_sizes=(1,))(production_choice.the_five_situations)
+choose_strategy.check("what fits", world_sizes=(1,))(production_choice.what_fits)
+choose_strategy.check("what is fast", world_sizes=(1,))(production_choice.what_is_fast)
+choose_strategy.check("ties", world_sizes=(1,))(production_choice.equally_long)
+choose_strategy.check("micro-batch", world_sizes=(1,))(production_choice.larger_batches)

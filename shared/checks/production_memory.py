@@ -1,0 +1,70 @@
+"""What a rank holds of a model that fully_shard has sharded: its rows of each parameter, and the unit that computes."""
+
+import torch
+
+from shared import memory
+from shared.checks import unit_models
+from shared.checks.candidate import device_here
+from shared.checks.framework import Attempt, Wrong
+from shared.checks.production_training import Sharding, loss_of, shard
+from shared.checks.production_wire import filled, units_of
+from shared.checks.training import Draw
+from shared.checks.zero3_training import new_optimizer
+
+SLACK = 1.02  # inputs, counts of steps
+SAMPLES = 2
+
+
+def judge_parts(plan: Sharding, found: list[dict], world_size: int) -> None:
+    """Raises: Wrong unless each parameter is a DTensor of which each rank has its rows, and every row is somewhere."""
+    copies, shard_ranks = plan.copies, world_size // plan.copies
+    for name, parameter in unit_models.build(plan.model, 0, plan.dtype).named_parameters():
+        held = [result["start"][name] for result in found]
+        most = filled(parameter, shard_ranks) // shard_ranks * parameter.itemsize
+        for rank, part in enumerate(held):
+            if part.dim is None:
+                raise Wrong({rank: f"{plan}: {name} is not sharded"}, "Look at: which call shards this parameter?")
+            if part.local.nbytes > most:
+                said = f"{plan}: {part.local.nbytes:,} bytes of {name} are held; expected at most {most:,}"
+                raise Wrong({rank: said}, "Look at: over which ranks is it split?")
+        in_all = sum(part.local.nbytes for part in held)
+        if in_all != copies * parameter.nbytes:
+            raise Wrong(f"{plan}: all ranks together hold {in_all:,} bytes of {name}, which has {parameter.nbytes:,}")
+
+
+def probe_memory(fully_sharded, plan: Sharding, seed: int, x, y) -> dict:
+    """Train two steps. → what is held between steps, and the most bytes of parameters in the second"""
+    module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
+    sharded = shard(fully_sharded, module, plan)
+    optimizer = new_optimizer(plan, sharded)
+    x, y = x.to(device_here(), plan.dtype), y.to(device_here(), plan.dtype)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss_of(sharded, x, y).backward()
+        optimizer.step()
+
+    step()
+    optimizer.zero_grad()
+    between = memory.held(sharded, optimizer)
+    with memory.peak(sharded, optimizer) as peak:
+        step()
+    return {"between": between, "parameters": max(sample.held.parameters_bytes for sample in peak.samples)}
+
+
+def one_unit_is_gathered(attempt: Attempt) -> None:
+    """Raises: Wrong where more than a rank's part, the root and two units are there at once."""
+    for stays in (False, True):
+        plan = Sharding("Deep", dtype=torch.float32, options={"reshard_after_forward": not stays})
+        draw = Draw(attempt, [SAMPLES] * attempt.world_size)
+        found = attempt.run(probe_memory, plan, per_rank=draw.per_rank, context=str(plan))
+        *units, root = (4 * unit.filled for unit in units_of(plan, attempt.world_size))
+        part = (sum(units) + root) / attempt.world_size
+        gathered = root + (sum(units) if stays else 2 * max(units))  # one computes, the next one may be there
+        for rank, result in enumerate(found):
+            if result["between"].total_bytes > SLACK * 3 * part:
+                said = f"{result['between'].total_bytes:,} bytes are held between steps; expected {3 * part:,.0f}"
+                raise Wrong({rank: f"{plan}: {said}"}, "Look at: what is kept beside the sharded parameters?")
+            if result["parameters"] > SLACK * (part + gathered):
+                said = f"{result['parameters']:,} bytes of parameters at once; expected at most {part + gathered:,.0f}"
+                raise Wrong({rank: f"{plan}: {said}"}, "Look at: how many units are gathered at the same time?")

@@ -1,0 +1,76 @@
+"""Judging a mesh of hosts × ranks of a host, by what it is and by what hybrid training sends on it."""
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+from shared.checks import unit_models
+from shared.checks.candidate import device_here
+from shared.checks.framework import Attempt, Wrong
+from shared.checks.production_training import NAMES, Sharding, loss_of
+from shared.checks.production_wire import judge_wire
+from shared.checks.training import Draw
+from shared.tap import listening
+
+_LOOK_AT_ORDER = "Look at: which ranks follow each other, those of one host or those of one place?"
+
+
+def probe_mesh(host_mesh, ranks_per_host: int) -> dict:
+    mesh = host_mesh(ranks_per_host)
+    if not isinstance(mesh, DeviceMesh):
+        raise AssertionError(f"host_mesh() gives back {type(mesh).__name__}, expected a DeviceMesh")
+    return {"ranks": mesh.mesh.tolist(), "names": mesh.mesh_dim_names, "device": mesh.device_type}
+
+
+def ranks_are_laid_out(attempt: Attempt) -> None:
+    size = attempt.world_size
+    for ranks_per_host in (each for each in range(1, size + 1) if size % each == 0):
+        said = f"host_mesh({ranks_per_host}) of {size} ranks"
+        want = torch.arange(size).view(-1, ranks_per_host).tolist()
+        for rank, found in enumerate(attempt.run(probe_mesh, ranks_per_host, context=said)):
+            if found["ranks"] != want:
+                raise Wrong({rank: f"{said} is {found['ranks']}, expected {want}"}, _LOOK_AT_ORDER)
+            if tuple(found["names"] or ()) != NAMES:
+                evidence = f"{said}: its dimensions are called {found['names']}, expected {NAMES}"
+                raise Wrong({rank: evidence}, "Look at: which dimension replicates?")
+
+
+def probe_refusal(host_mesh, ranks_per_host: int) -> str:
+    """→ what it raises"""
+    try:
+        host_mesh(ranks_per_host)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def uneven_hosts_are_refused(attempt: Attempt) -> None:
+    size = attempt.world_size
+    for ranks_per_host in (each for each in range(2, 2 * size + 1) if size % each):
+        for rank, found in enumerate(attempt.run(probe_refusal, ranks_per_host)):
+            said = f"host_mesh({ranks_per_host}) of {size} ranks"
+            if not found:
+                raise Wrong({rank: f"{said} is accepted; expected a ValueError"}, "Look at: how many hosts are that?")
+            kind, _, words = found.partition(": ")
+            if kind != "ValueError" or f"{ranks_per_host}" not in words:
+                expected = f"expected a ValueError that names {ranks_per_host}"
+                raise Wrong({rank: f"{said} raises {found[:120]}; {expected}"}, "Look at: what does the caller need?")
+
+
+def probe_hybrid(host_mesh, ranks_per_host: int, plan: Sharding, seed: int, x, y) -> list:
+    """Train one step of torch's own fully_shard on the student's mesh. → what was sent"""
+    mesh, module = host_mesh(ranks_per_host), unit_models.build(plan.model, seed).to(device_here())
+    for each in (*module.blocks, module):
+        fully_shard(each, mesh=mesh, reshard_after_forward=each is not module)
+    with listening() as calls:
+        loss_of(module, x.to(device_here()), y.to(device_here())).backward()
+    return calls
+
+
+def only_gradients_leave_a_host(attempt: Attempt) -> None:
+    for ranks_per_host in (2, attempt.world_size):
+        plan = Sharding("Blocks", mesh=(attempt.world_size // ranks_per_host, ranks_per_host))
+        said = f"trained on host_mesh({ranks_per_host}) of {attempt.world_size} ranks"
+        found = attempt.run(probe_hybrid, ranks_per_host, plan, per_rank=Draw(attempt).per_rank, context=said)
+        for rank, calls in enumerate(found):
+            judge_wire(plan, rank, calls, attempt.world_size, said)
