@@ -34,7 +34,7 @@ def run_file(name: str, path: str, seed: int | None = None, only: str = "", chec
 
     only, check: the name of the one piece to check, and of the one check to try it by.
 
-    Raises: framework.Unusable when the file does not load or defines no required piece.
+    Raises: framework.Unusable when the file does not load, or defines no piece or not a required one.
     """
     path = str(Path(path).resolve())
     try:
@@ -49,6 +49,9 @@ def run_file(name: str, path: str, seed: int | None = None, only: str = "", chec
             verdicts += framework.run_exercise(exercise, path, seed, check)
         elif not exercise.optional:
             raise framework.Unusable(f"{Path(path).name} does not define {exercise.piece}")
+    if not verdicts:
+        pieces = ", ".join(exercise.piece for exercise in exercises_of(name) if exercise.piece == only or not only)
+        raise framework.Unusable(f"{Path(path).name} defines none of: {pieces}")
     return verdicts
 
 

@@ -8,6 +8,7 @@ from shared.checks import (
     production_folder,
     production_memory,
     production_mesh,
+    production_parts,
     production_saved,
     production_wire,
 )
@@ -97,7 +98,7 @@ save_checkpoint.check("left behind", world_sizes=(1, 2))(production_folder.what_
 save_checkpoint.check("all or nothing", world_sizes=(2, 4))(production_crash.nobody_sees_a_part)
 save_checkpoint.check("failure", world_sizes=(1, 3))(production_crash.a_failure_leaves_the_last_one)
 save_checkpoint.check("meeting", world_sizes=(2, 3))(production_crash.all_come_back_after_the_rename)
-save_checkpoint.check("own part", world_sizes=(4,))(production_crash.each_writes_its_part)
+save_checkpoint.check("own part", world_sizes=(4,))(production_parts.each_writes_its_part)
 
 # -- 9.4
 

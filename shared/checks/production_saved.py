@@ -1,9 +1,194 @@
-"""To be written."""
+"""Training that is saved, and goes on elsewhere: on fewer ranks, on one where nothing is sharded, or where it was."""
+
+import inspect
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from shared.checks import awkward, unit_models
+from shared.checks.candidate import device_here
+from shared.checks.compare import RELATIVE_TOLERANCE, close
+from shared.checks.framework import Attempt, Wrong
+from shared.checks.production_training import assembled, judge_tensors, loss_of, part_of, parts_of
+from shared.checks.sharded_plan import OPTIMIZERS
+from shared.checks.sharded_state import in_world_of
+from shared.checks.training import Draw
+
+SAVED_AFTER, STEPS = 2, 4
+_FUNCTIONS = ("newest_checkpoint", "load_checkpoint")
+_LOOK_AT_OPTIMIZER = "Look at: what does an optimizer remember, and who hands it back?"
+_LOOK_AT_MODEL = "Look at: which tensors does load fill, and are they the model's?"
 
 
-def any_number_of_ranks_goes_on(attempt):
-    pass
+@dataclass(frozen=True)
+class Saving:
+    """sharded: by fully_shard, or a whole copy on every rank."""
+
+    model: str
+    optimizer: str = "AdamW"
+    sharded: bool = True
+
+    def __str__(self) -> str:
+        return f"{unit_models.said(self.model)}, {self.optimizer}" + ", nothing sharded" * (not self.sharded)
 
 
-def training_goes_back(attempt):
-    pass
+def beside(save_checkpoint) -> tuple:
+    """Find the two functions that belong to it, where it is defined. → newest_checkpoint, load_checkpoint"""
+    home = inspect.unwrap(save_checkpoint).__globals__
+    for name in _FUNCTIONS:
+        if name not in home:
+            raise AssertionError(f"{name} is not defined beside save_checkpoint")
+    return tuple(home[name] for name in _FUNCTIONS)
+
+
+def build(plan: Saving, seed: int) -> nn.Module:
+    """Build a model; what a state_dict leaves out is the same whatever the seed."""
+    module = unit_models.build(plan.model, seed)
+    kept = module.state_dict()
+    for name, buffer in module.named_buffers():
+        if name not in kept:
+            buffer.fill_(0.25)
+    return module
+
+
+def settle(plan: Saving, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Build a model on a rank, sharded or not, and its optimizer."""
+    module = build(plan, seed).to(device_here())
+    for each in (*module.blocks, module) if plan.sharded else ():
+        fully_shard(each)
+    return module, new_optimizer(plan, module)
+
+
+def new_optimizer(plan: Saving, module: nn.Module) -> torch.optim.Optimizer:
+    cls, settings = OPTIMIZERS[plan.optimizer]
+    return cls(module.parameters(), **settings)
+
+
+def train(module, optimizer, numbers: range, x, y) -> list[torch.Tensor]:
+    """Take these steps; the first halves the learning rate, as a scheduler would. → losses"""
+    losses = []
+    for number in numbers:
+        optimizer.zero_grad()
+        loss = loss_of(module, x, y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach().cpu())
+        if number == 0:
+            for group in optimizer.param_groups:
+                group["lr"] /= 2
+    return losses
+
+
+def remembered(module, optimizer) -> dict:
+    """→ parts of an optimizer's state, by parameter and name"""
+    return {
+        f"{name}, {what}": part_of(torch.as_tensor(value))
+        for name, parameter in module.named_parameters()
+        for what, value in optimizer.state.get(parameter, {}).items()
+        if value is not None
+    }
+
+
+def probe_saved(save_checkpoint, plan: Saving, folder: str, step: int, goes_back: bool, seed: int, x, y) -> dict:
+    """Train, save, and train on; then go back, if asked, and train on once more."""
+    _, load_checkpoint = beside(save_checkpoint)
+    module, optimizer = settle(plan, seed)
+    x, y = x.to(device_here()), y.to(device_here())
+    train(module, optimizer, range(SAVED_AFTER), x, y)
+    save_checkpoint(Path(folder), step, module, optimizer)
+    found = {"state": parts_of(module), "optimizer": remembered(module, optimizer)}
+    found["losses"] = train(module, optimizer, range(SAVED_AFTER, STEPS), x, y)
+    found["end"] = parts_of(module)
+    return found | {"again": _go_on(module, optimizer, load_checkpoint, folder, step, x, y) if goes_back else None}
+
+
+def probe_resumed(save_checkpoint, plan: Saving, folder: str, step: int, seed: int, x, y) -> dict:
+    """Load what is saved into a new model, and train on."""
+    newest_checkpoint, load_checkpoint = beside(save_checkpoint)
+    module, optimizer = settle(plan, seed)
+    found = newest_checkpoint(Path(folder))
+    if found is None or Path(found).name != f"step_{step}":
+        raise AssertionError(f"newest_checkpoint() finds {found and Path(found).name}, expected step_{step}")
+    return _go_on(module, optimizer, load_checkpoint, folder, step, x.to(device_here()), y.to(device_here()))
+
+
+def _go_on(module, optimizer, load_checkpoint, folder: str, step: int, x, y) -> dict:
+    loaded = load_checkpoint(Path(folder) / f"step_{step}", module, optimizer)
+    found = {"step": loaded, "state": parts_of(module), "optimizer": remembered(module, optimizer)}
+    found["losses"] = train(module, optimizer, range(SAVED_AFTER, STEPS), x, y)
+    return found | {"end": parts_of(module)}
+
+
+# -- judging, in the kernel
+
+
+def one_process(plan: Saving, seed: int, x, y) -> dict:
+    """→ the last losses, and the state at the end"""
+    module = build(plan, seed)
+    losses = train(module, new_optimizer(plan, module), range(STEPS), x, y)
+    return {"losses": losses[SAVED_AFTER:], "end": awkward.state_of(module)}
+
+
+def judge(found: list[dict], want: dict, saved: dict | None, step: int, said: str) -> None:
+    """saved: the state and the optimizer's as they were, which come back bit by bit; None where nothing was loaded.
+
+    Raises: Wrong.
+    """
+    for what, hint in (("state", _LOOK_AT_MODEL), ("optimizer", _LOOK_AT_OPTIMIZER)) if saved else ():
+        for rank, tensors in enumerate(assembled([result[what] for result in found])):
+            for name, expected in saved[what].items():
+                if name not in tensors or not torch.equal(tensors[name], expected):
+                    raise Wrong({rank: f"{said}: {name} is not what was saved"}, hint)
+    if saved:
+        wrong = {rank: f"{said}: load_checkpoint() gives back {each['step']!r}" for rank, each in enumerate(found)}
+        wrong = {rank: text for rank, text in wrong.items() if found[rank]["step"] != step}
+        if wrong:
+            raise Wrong(wrong, f"Expected: {step}.")
+    for number, expected in enumerate(want["losses"]):
+        loss = sum(result["losses"][number] for result in found) / len(found)
+        if not close(loss, expected, RELATIVE_TOLERANCE):
+            evidence = f"{said}: loss {loss:.8g} in step {SAVED_AFTER + number + 1}, expected {expected:.8g}"
+            hint = _LOOK_AT_OPTIMIZER if saved else "Look at: does saving change what is trained?"
+            raise Wrong(evidence, "Parameters and moments came back. Look at: what of param_groups?" if saved else hint)
+    judge_tensors(assembled([result["end"] for result in found]), want["end"], f"{said}: ", RELATIVE_TOLERANCE)
+
+
+def any_number_of_ranks_goes_on(attempt: Attempt) -> None:
+    size = attempt.world_size
+    plans = {
+        1: [Saving("Frozen", sharded=False)],
+        2: [Saving("Buffered", "SGD"), Saving("TiedInside", "Adam")],
+        4: [Saving("Buffered", attempt.random.choice(("AdamW", "SGD")))],
+    }[size]
+    for plan in plans:
+        draw, step = Draw(attempt), attempt.random.randrange(1, 10**6)
+        want = one_process(plan, draw.seeds[0], draw.x, draw.y)
+        with tempfile.TemporaryDirectory() as folder:
+            per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
+            found = attempt.run(probe_saved, plan, folder, step, False, per_rank=per_rank, context=str(plan))
+            judge(found, want, None, step, f"{plan}, after it was saved")
+            saved = {what: assembled([result[what] for result in found])[0] for what in ("state", "optimizer")}
+            for fewer in {1: [1], 2: [2, 1], 4: [4, 3, 1]}[size]:
+                other = replace(plan, sharded=plan.sharded and fewer > 1)
+                with in_world_of(attempt, fewer) as there:
+                    share = zip(draw.x.chunk(fewer), draw.y.chunk(fewer), strict=True)
+                    per_rank = [(attempt.draw_seed(), x, y) for x, y in share]
+                    said = f"{plan}, saved on {size} ranks and resumed on {fewer}"
+                    went = there.run(probe_resumed, other, folder, step, per_rank=per_rank, context=said)
+                    judge(went, want, saved, step, said)
+
+
+def training_goes_back(attempt: Attempt) -> None:
+    """In the run that saved, whose optimizer has gone on since, and whose gradients are still there."""
+    plan, draw, step = Saving("Blocks", sharded=attempt.world_size > 1), Draw(attempt), attempt.random.randrange(1, 99)
+    want = one_process(plan, draw.seeds[0], draw.x, draw.y)
+    per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
+    with tempfile.TemporaryDirectory() as folder:
+        found = attempt.run(probe_saved, plan, folder, step, True, per_rank=per_rank, context=str(plan))
+    judge(found, want, None, step, f"{plan}, after it was saved")
+    saved = {what: assembled([result[what] for result in found])[0] for what in ("state", "optimizer")}
+    judge([result["again"] for result in found], want, saved, step, f"{plan}, gone back in the same run")
