@@ -5,6 +5,7 @@ sends after backward(), or waits then for what is under way, has finish_gradient
 step(), and ZeRO2 is its own optimizer.
 """
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -75,9 +76,22 @@ def fsdp2(module: nn.Module, settings) -> Built:
     return model, optimizer_of(model, settings)
 
 
+def fsdp1(module: nn.Module, settings) -> Built:
+    """torch's older ZeRO-3: one flat parameter per unit."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
+
+    broadcast_state(module)
+    units = set(default_units(module))
+    policy = functools.partial(lambda_auto_wrap_policy, lambda_fn=lambda each: each in units)
+    device = next(module.parameters()).device
+    model = FullyShardedDataParallel(module, auto_wrap_policy=policy, device_id=device, use_orig_params=True)
+    return model, optimizer_of(model, settings)
+
+
 def optimizer_of(model: nn.Module, settings) -> torch.optim.Optimizer:
     return OPTIMIZERS[settings.optimizer](model.parameters(), lr=settings.learning_rate)
 
 
-BUILDS = (ddp, manual_ddp, bucketed_ddp, overlapped_ddp, zero1, zero2, zero3, zero_redundancy, fsdp2)
+BUILDS = (ddp, manual_ddp, bucketed_ddp, overlapped_ddp, zero1, zero2, zero3, zero_redundancy, fsdp1, fsdp2)
 STRATEGIES: dict[str, Callable[..., Built]] = {build.__name__: build for build in BUILDS}

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from shared import ranks
 from shared.formulas import all_reduce_sent_bytes, ring_fraction
@@ -25,7 +26,8 @@ from solutions.zero3 import ZeRO3
 
 ROOT = Path(__file__).parent.parent
 AVERAGING = ("ddp", "manual_ddp", "bucketed_ddp", "overlapped_ddp")
-SHARDING = {"zero1": 2, "zero2": 2, "zero3": 3 * 3, "fsdp2": 3 * 3}  # ... passes over the parameters
+# Passes over the parameters with three micro-batches. FSDP1 keeps whole gradients until the last.
+SHARDING = {"zero1": 2, "zero2": 2, "zero3": 3 * 3, "fsdp1": 3 * 2 + 1, "fsdp2": 3 * 3}
 SMALL_GPT = GPTConfig(context=8, layers=1, heads=2, width=16)  # its embedding is tied: one parameter, two gradients
 EXACT = Settings(steps=6, global_batch=24, optimizer="sgd", learning_rate=0.1, double=True)
 
@@ -59,6 +61,9 @@ def whole_parameters(model: nn.Module, module: nn.Module) -> list[torch.Tensor]:
     if isinstance(model, ZeRO3):
         whole = model.full_state_dict()
         return [whole[name] for name, _ in module.named_parameters()]
+    if isinstance(model, FullyShardedDataParallel):
+        with FullyShardedDataParallel.summon_full_params(model):
+            return [each.detach().clone() for each in module.parameters()]
     return [getattr(each.detach(), "full_tensor", each.detach)() for each in module.parameters()]
 
 
@@ -114,13 +119,13 @@ def test_a_step_sends_each_gradient_once_however_many_micro_batches_it_has(four_
 
 @pytest.mark.parametrize(("strategy", "passes"), SHARDING.items())
 def test_sharding_sends_what_the_formula_says(four_ranks, strategy, passes):
-    """Three micro-batches. Parts are filled up to equal lengths."""
+    """Parts are filled up to equal lengths."""
     for summary, parameters in ranks.run(trained, replace(EXACT, strategy=strategy, accumulate=3)):
         sent_bytes = passes * ring_fraction(4) * sum(parameter.nbytes for parameter in parameters)
         assert summary.sent_mb_per_step == pytest.approx(sent_bytes / 1e6, rel=0.01)
 
 
-@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3", "fsdp2"])
+@pytest.mark.parametrize("strategy", SHARDING)
 def test_sharding_holds_less_than_data_parallelism(four_ranks, strategy):
     settings = replace(EXACT, optimizer="adamw", bucket_cap_mb=0.05)  # small, so that a bucket is not everything
     peaks_mb = [ranks.run(trained, replace(settings, strategy=name))[0][0].peak_mb for name in ("ddp", strategy)]
