@@ -30,7 +30,7 @@ from torch import nn
 
 from benchmarks import report
 from benchmarks.rungs import ALONE, DDP_VIEW, MODELS, RUNGS, Aim
-from shared import hosts, memory, ranks, rankside, wire
+from shared import deepspeed_engine, hosts, memory, ranks, rankside, wire
 
 WORLD_SIZES = (2, 4)
 LINKS = (None, "1gbit")  # None: the ranks share this machine's loopback
@@ -239,6 +239,8 @@ def main() -> int:
     if options.rounds < 2:
         parser.error(f"--rounds must be at least 2, got {options.rounds}")
     found_on, no_link = report.machine(), hosts.why_not()
+    if no_deepspeed := deepspeed_engine.why_not():
+        print(f"Without DeepSpeed: {no_deepspeed}", file=sys.stderr)
     if no_link:
         print(f"Without a shaped link: {no_link}", file=sys.stderr)
     rungs = [options.rungs] if options.rungs else list(RUNGS)

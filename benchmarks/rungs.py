@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from shared import deepspeed_engine
 from shared.models import GPTConfig, TinyGPT
 from solutions.bucketed_ddp import BucketedDDP
 from solutions.manual_ddp import ManualDDP, broadcast_state
@@ -133,6 +134,21 @@ def _zero3(reshard_after_forward: bool) -> Callable[[nn.Module], Built]:
     )
 
 
+def _deepspeed(stage: int, prefetch_numbers: int = 0) -> Callable[[nn.Module], Built]:
+    ahead = {"prefetch_numbers": prefetch_numbers}
+    return lambda module: deepspeed_engine.engine(module, stage, torch.optim.AdamW, **ahead, lr=1e-4)
+
+
+DEEPSPEED = {
+    "DeepSpeed 1": _deepspeed(1),
+    "DeepSpeed 2": _deepspeed(2),
+    "DeepSpeed 3, kept": _deepspeed(3, prefetch_numbers=1_200_000),
+    "DeepSpeed 3": _deepspeed(3),
+}
+BESIDE_DEEPSPEED = tuple(
+    Aim(mine, other, 0.8) for mine, other in zip(("ZeRO1", "ZeRO2", ZERO3_KEPT, "ZeRO3"), DEEPSPEED, strict=True)
+)
+
 SHARDING = Rungs(
     builds={
         ALONE: _with_adamw(lambda module: module),
@@ -144,12 +160,14 @@ SHARDING = Rungs(
         ZERO3_KEPT: _zero3(False),
         FSDP2: _fsdp2(True),
         "ZeRO3": _zero3(True),
+        **({} if deepspeed_engine.why_not() else DEEPSPEED),
     },
     times=(
         Aim("ZeRO1", ZERO_REDUNDANCY, 0.95),
         Aim("ZeRO2", FSDP2_KEPT, 0.7),
         Aim(ZERO3_KEPT, FSDP2_KEPT, 0.7),
         Aim("ZeRO3", FSDP2, 0.7),
+        *(() if deepspeed_engine.why_not() else BESIDE_DEEPSPEED),
     ),
     peaks=(Aim("ZeRO1", ZERO_REDUNDANCY, 1.0), Aim("ZeRO3", FSDP2, 1.0)),
     carried=(Aim("ZeRO2", FSDP2_KEPT, 1.0), Aim("ZeRO3", FSDP2, 1.0)),
