@@ -137,7 +137,10 @@ def one_process(plan: Sharding, seed: int, x, y) -> list[dict]:
         optimizer.zero_grad()
         loss = loss_of(module, x, y)
         loss.backward()
-        gradients = {name: None if p.grad is None else p.grad.clone() for name, p in module.named_parameters(remove_duplicate=False)}
+        gradients = {
+            name: None if p.grad is None else p.grad.clone()
+            for name, p in module.named_parameters(remove_duplicate=False)
+        }
         optimizer.step()
         steps.append({"loss": loss.detach(), "gradients": gradients, "state": awkward.state_of(module)})
         x = awkward.other_roads(x)
@@ -161,7 +164,9 @@ def train_and_judge(attempt: Attempt, plan: Sharding) -> list[dict]:
             hint = "Look at: which parameters and buffers does each rank compute with?"
             raise Wrong(f"{said}: the mean of the losses is {loss:.6g}, expected {want['loss']:.6g}", hint)
         for what, of in (("gradients", "the gradient of "), ("state", "")):
-            judge_tensors(assembled([step[what] for step in steps], plan.copies), want[what], f"{said}: {of}", tolerance)
+            judge_tensors(
+                assembled([step[what] for step in steps], plan.copies), want[what], f"{said}: {of}", tolerance
+            )
     return found
 
 

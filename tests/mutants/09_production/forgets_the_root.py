@@ -1,0 +1,13 @@
+"""Shards the units, and leaves what is around them whole.
+
+caught by: fully_sharded · values
+"""
+
+from solutions import production as right
+
+
+def fully_sharded(module, units=None, **options):
+    right.broadcast_state(module)
+    for unit in right.default_units(module) if units is None else units:
+        right.fully_shard(unit)
+    return module

@@ -1,0 +1,16 @@
+"""Goes through units in the order named: an outer one takes what the inner one should have.
+
+caught by: fully_sharded · nested
+"""
+
+from solutions import production as right
+
+
+def fully_sharded(module, units=None, compute_dtype=None, reduce_dtype=None, reshard_after_forward=True, mesh=None):
+    right.broadcast_state(module)
+    policy = right.MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype)
+    options = {"mp_policy": policy, "mesh": mesh}
+    chosen = list(right.default_units(module) if units is None else units)
+    for unit in chosen:
+        right.fully_shard(unit, reshard_after_forward=reshard_after_forward, **options)
+    return right.fully_shard(module, reshard_after_forward=False, **options)

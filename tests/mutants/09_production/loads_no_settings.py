@@ -1,0 +1,18 @@
+"""Fills tensors in place, and hands nothing back: the learning rate stays the first one.
+
+caught by: save_checkpoint · resumed
+"""
+
+from solutions import production as right
+from solutions.production import newest_checkpoint  # noqa: F401
+
+
+def save_checkpoint(folder, step, model, optimizer):
+    right.save_checkpoint(folder, step, model, optimizer)
+
+
+def load_checkpoint(path, model, optimizer):
+    model_state, optimizer_state = right.get_state_dict(model, optimizer)
+    state = {"model": model_state, "optimizer": optimizer_state, "step": 0}
+    right.dcp.load(state, checkpoint_id=path)
+    return state["step"]

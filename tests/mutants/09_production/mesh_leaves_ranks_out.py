@@ -1,0 +1,12 @@
+"""Rounds down: the ranks that fill no host are in no mesh.
+
+caught by: host_mesh · refusal
+"""
+
+from solutions import production as right
+
+
+def host_mesh(ranks_per_host):
+    hosts = max(1, right.dist.get_world_size() // ranks_per_host)
+    places = right.torch.arange(right.dist.get_world_size())[: hosts * ranks_per_host].view(hosts, -1)
+    return right.DeviceMesh("cpu", places, mesh_dim_names=("replicate", "shard"))

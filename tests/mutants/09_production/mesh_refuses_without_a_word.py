@@ -1,0 +1,11 @@
+"""An assert without a message, for what a caller may get wrong.
+
+caught by: host_mesh · refusal
+"""
+
+from solutions import production as right
+
+
+def host_mesh(ranks_per_host):
+    assert right.dist.get_world_size() % ranks_per_host == 0
+    return right.host_mesh(ranks_per_host)

@@ -1,0 +1,16 @@
+"""fully_shard broadcasts nothing, and nobody else does.
+
+caught by: fully_sharded · values
+"""
+
+from solutions import production as right
+
+
+def fully_sharded(module, units=None, compute_dtype=None, reduce_dtype=None, reshard_after_forward=True, mesh=None):
+    assert module is not None
+    policy = right.MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype)
+    options = {"mp_policy": policy, "mesh": mesh}
+    chosen = set(right.default_units(module) if units is None else units)
+    for unit in reversed([each for each in module.modules() if each in chosen]):
+        right.fully_shard(unit, reshard_after_forward=reshard_after_forward, **options)
+    return right.fully_shard(module, reshard_after_forward=False, **options)
