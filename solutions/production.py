@@ -52,7 +52,7 @@ def host_mesh(ranks_per_host: int) -> DeviceMesh:
     if world_size % ranks_per_host:
         raise ValueError(f"{world_size} ranks do not fill hosts of {ranks_per_host}")
     shape = (world_size // ranks_per_host, ranks_per_host)
-    device_type = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    device_type = "cuda" if torch.cuda.is_initialized() else "cpu"
     return init_device_mesh(device_type, shape, mesh_dim_names=("replicate", "shard"))
 
 

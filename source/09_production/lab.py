@@ -102,8 +102,8 @@ check.fully_sharded()
 # its place on the other host.
 #
 # `fully_shard` shards over the second dimension of a mesh of two, and replicates over its first.
-# `host_mesh(ranks_per_host)` makes that mesh, of all ranks, on the device type of the group's backend: "cuda" for NCCL,
-# else "cpu". Ranks of a host follow each other.
+# `host_mesh(ranks_per_host)` makes that mesh, of all ranks, on the device type they compute on: "cuda" where
+# `torch.cuda.is_initialized()`, else "cpu". Ranks of a host follow each other.
 
 
 # %% tags=["exercise", "export"] grade_id="host-mesh"
@@ -118,7 +118,7 @@ def host_mesh(ranks_per_host: int) -> DeviceMesh:
     if world_size % ranks_per_host:
         raise ValueError(f"{world_size} ranks do not fill hosts of {ranks_per_host}")
     shape = (world_size // ranks_per_host, ranks_per_host)
-    device_type = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    device_type = "cuda" if torch.cuda.is_initialized() else "cpu"
     return init_device_mesh(device_type, shape, mesh_dim_names=("replicate", "shard"))
     ### END SOLUTION
 
