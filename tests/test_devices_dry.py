@@ -1,0 +1,93 @@
+"""Where no GPU is at hand: nothing that the wrappers make, beyond single numbers, lies anywhere but with the model.
+
+Model and batch are on meta, the process group is torch's fake one. What a wrapper makes without saying where lies on
+the CPU, and is found with the line that made it. On a GPU it would be copied in every step, or refused.
+"""
+
+import functools
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from shared.models import GPTConfig, TinyGPT
+from solutions.memory_wall import MasterWeights
+from solutions.overlapped_ddp import OverlappedDDP
+from solutions.strategies import STRATEGIES
+from solutions.train import Settings
+
+ROOT = str(Path(__file__).parent.parent)
+OURS = ("manual_ddp", "bucketed_ddp", "overlapped_ddp", "zero1", "zero2", "zero3")
+
+
+class Elsewhere(TorchDispatchMode):
+    """Lists the lines of this course that got a tensor of several numbers on the CPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(results):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu" and tensor.numel() > 1:
+                frames = [each for each in traceback.extract_stack() if each.filename.startswith(ROOT)][:-1]
+                self.lines.append(f"{frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line}")
+        return results
+
+
+@pytest.fixture(params=[2, 3])
+def fake_ranks(request):
+    dist.init_process_group("fake", rank=0, world_size=request.param, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+def gpt_on_meta() -> tuple[nn.Module, torch.Tensor]:
+    with torch.device("meta"):
+        gpt = TinyGPT(GPTConfig(vocab_size=11, context=8, width=10, heads=2, layers=2))
+        return gpt, torch.zeros(2, 8, dtype=torch.long)
+
+
+def take_two_steps(build) -> list[str]:
+    """→ the lines that made a tensor elsewhere"""
+    module, tokens = gpt_on_meta()
+    with Elsewhere() as watch:
+        model, optimizer = build(module)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(tokens, tokens).backward()
+            getattr(model, "finish_gradient_sync", lambda: None)()
+            optimizer.step()
+    return watch.lines
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("strategy", OURS)
+def test_wrappers_make_everything_where_the_model_is(fake_ranks, strategy, optimizer):
+    settings = Settings(optimizer=optimizer, bucket_cap_mb=0.005)
+    assert take_two_steps(lambda module: STRATEGIES[strategy](module, settings)) == []
+
+
+def test_so_do_masters(fake_ranks):
+    def build(module):
+        masters = functools.partial(MasterWeights, optimizer_cls=torch.optim.AdamW)
+        return OverlappedDDP(module.bfloat16()), masters(module.parameters())
+
+    assert take_two_steps(build) == []
+
+
+def test_a_tensor_that_says_nothing_of_its_device_is_found(fake_ranks):
+    class Careless(OverlappedDDP):
+        def finish_gradient_sync(self):
+            self.flat = torch.zeros(3)
+            super().finish_gradient_sync()
+
+    found = take_two_steps(lambda module: (Careless(module), torch.optim.SGD(module.parameters(), lr=0.1)))
+    assert len(found) == 2 and all("torch.zeros(3)" in line for line in found)
