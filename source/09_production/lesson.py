@@ -158,7 +158,7 @@ def in_fsdp2(**options):
 
 # %%
 # %%ranks
-def with_sharded_state(model, optimizer_cls):
+def stepped_by(optimizer_cls, model):
     return model, optimizer_cls(model.parameters(), AdamW, **settings)
 
 
@@ -175,11 +175,8 @@ def ways():
     """→ name, which begins with the stage: a function that makes model and optimizer"""
     yield "0 · OverlappedDDP", lambda: with_adamw(OverlappedDDP(new_model(), **cap))
     yield "0 · DDP", lambda: with_adamw(in_ddp())
-    yield "1 · ZeRO1", lambda: with_sharded_state(new_model(), ZeRO1)
-    yield (
-        "1 · ZeroRedundancyOptimizer",
-        lambda: with_sharded_state(in_ddp(), ZeroRedundancyOptimizer),
-    )
+    yield "1 · ZeRO1", lambda: stepped_by(ZeRO1, new_model())
+    yield "1 · ZeroRedundancyOptimizer", lambda: stepped_by(ZeroRedundancyOptimizer, in_ddp())
     yield "1 · DeepSpeed", lambda: in_deepspeed(1)
     yield "2 · ZeRO2", in_zero2
     yield "2 · DeepSpeed", lambda: in_deepspeed(2)
@@ -237,14 +234,15 @@ def measure_all():
 # %% tags=["nbval-ignore-output"]
 with ranks.world(2):
     seen, missing = ranks.run(lambda: measure_all(), timeout_s=110)[0]
-first_ms, rows = 1e3 * seen["0 · DDP"][-1], []
+short = {"all_reduce": "AR", "all_gather": "AG", "reduce_scatter": "RS", "broadcast": "BC"}
+rows = []
 for name, (losses, held, log, at_peak, took_s) in seen.items():
-    by_op = ", ".join(f"{count} {op}" for op, count in log.ops.items() if op != "recv")
+    by_op = [f"{n} {short.get(op, op)}" for op, n in log.ops.items() if op != "recv"]
     sizes = (held.total_bytes, at_peak.total_bytes, log.sent_bytes)
     row = [name, f"{losses[-1]:.4f}", *(f"{size / (4 * psi):.2f}" for size in sizes)]
-    rows.append([*row, by_op, f"{1e3 * took_s / first_ms:.1f}"])
-header = ["stage · way", "loss", "held", "peak", "sent", "messages", "time"]
-note = "Two ranks; in 4Ψ bytes: held before the optimizer's step, at its peak, must send. Time: × DDP's."
+    rows.append([*row, ", ".join(by_op), f"{1e3 * took_s:.0f}"])
+header = ["stage · way", "loss", "held", "peak", "sent", "messages", "ms"]
+note = "Two ranks; held before the step, at its peak, must send: in 4Ψ bytes. All-reduce, all-gather, …"
 tables.Table(header, rows, "\n".join([note] + [missing] * bool(missing)))
 
 # %%
@@ -256,9 +254,8 @@ sent = {name: log.sent_bytes / (4 * psi) for name, (_, _, log, _, _) in seen.ite
 for name in ("0 · OverlappedDDP", "1 · ZeRO1", "2 · ZeRO2", "3 · ZeRO3"):
     stage = int(name[0])
     formula = formulas.step_sent_bytes(psi, 2, stage, 4) / (4 * psi)
-    print(
-        f"stage {stage}: predicted {my_prediction[stage]:g}, formula {formula:g}, {sent[name]:.2f}"
-    )
+    print(f"stage {stage}: predicted {my_prediction[stage]:g}, formula {formula:g}", end=", ")
+    print(f"measured {sent[name]:.2f}")
     assert abs(sent[name] - formula) < 0.02
 others = [f"1 · {name}" for name in ("ZeroRedundancyOptimizer", "DeepSpeed")]
 assert all(abs(sent.get(name, 1.5) - 1.5) < 0.02 for name in [*others, "2 · DeepSpeed"])
@@ -270,20 +267,20 @@ assert all(abs(sent.get(name, 1.5) - 1.5) < 0.02 for name in [*others, "2 · Dee
 plots.memory_by_component({name: held.by_component() for name, (_, held, *_) in seen.items()})
 
 # %% [markdown]
-# **Who sends what, and why.** The losses are the same in every row, so each adds up the same gradients. In the
-# literature stages 0 to 2 send 2f · 4Ψ, and only stage 3 sends 3f · 4Ψ: 1 and 1.5 here. Two that come with the
-# libraries do not keep to it, and that is no law of ZeRO-1 or 2, it is how they are written:
+# **Who sends what, and why.** The losses are the same in every row: it is the same training. By the formulas (ZeRO,
+# §7) stages 0 to 2 send 2f · 4Ψ, and only stage 3 sends 3f · 4Ψ: 1 and 1.5 here. Three rows do not keep to it. That is
+# no law of stages 1 and 2, it is how these are written:
 #
 # - torch's `ZeroRedundancyOptimizer` steps behind DDP, which all-reduces (2f). Then every rank broadcasts what it has
 #   stepped, each parameter by itself (f): hence the messages.
 # - DeepSpeed's stages 1 and 2 all-reduce a bucket whole, keep their part of it (2f), and gather in the end (f).
 #
-# **Who holds what.** *parameters* are whole at stages 0 to 2, *gradients* to stage 1, *optimizer* at stage 0. Again
-# DeepSpeed is its own: it keeps a master copy of its part also where parameters are fp32 (12Ψ/N, not 8Ψ/N), and
-# gradients, buckets and stage 3's shards in memory that has no name as a parameter or a gradient (*other*). At bf16,
-# for which it is made, the master copy is no extra: chapter 05's 16 bytes have it.
+# **Who holds what.** Parameters are whole up to stage 2, gradients up to stage 1, the optimizer's state at stage 0
+# only. DeepSpeed keeps a master copy of its part also where parameters are fp32 (12Ψ/N for 8Ψ/N; in bf16, for which it
+# is made, that is no extra), lets go of gradients at stage 1 already, and has them, buckets, and the shards of stage 3
+# where no parameter or gradient shows them (*other*).
 #
-# Time is a multiple of DDP's on two cores of one machine, where bytes cost little and Python's work shows: not yours.
+# The times are those of two cores of one machine, where bytes cost little and Python's work shows: not yours.
 #
 # **Who does something else.** Losses should be compared whenever a wrapper is changed. DeepSpeed 0.19 clips the
 # norm of gradients to 1, unless it is told not to. Here it was told. If not:
@@ -356,13 +353,14 @@ for name, (sizes, gathers, sent_bytes) in history.items():
 at_rest, forward_ends = (size / (4 * psi) for size in history["SHARD_GRAD_OP"][0][:2])
 print(f"predicted {my_prediction}, measured {at_rest:.2f} and {forward_ends:.2f} Ψ")
 assert history["ZeRO2 (ours)"][0] == (4 * psi,) * 4
-header = ["", "at rest", "forward ends", "peak", "at rest again", "gathers", "sent, in f · 4Ψ"]
-tables.Table(header, rows, "parameters, as parts of Ψ, on 4 ranks")
+header = ["", "at rest", "forward ends", "peak", "step", "gathers", "sent"]
+tables.Table(header, rows, "Parameters as parts of Ψ, on 4 ranks. Sent: in f · 4Ψ bytes.")
 
 # %% [markdown]
 # `SHARD_GRAD_OP` gathers each unit once, keeps it until its backward has ended, and has shards again when the optimizer
 # steps. So it is *not* ZeRO-2: at rest it holds Ψ/N parameters, at the peak what ZeRO-2 has and a shard on top, and it
 # gathers before forward what ZeRO-2 gathers after the step. FSDP2 has it as `reshard_after_forward=False`.
+# (`FULL_SHARD` has two units at its peak: in backward it gathers one ahead.)
 #
 # Without a policy there is one unit, so its peak is that of `SHARD_GRAD_OP`, and nobody says so. It is the default.
 #
@@ -425,23 +423,16 @@ in_each, rows = ranks.pull("in_each")[0], []
 exact = in_each["DDP, fp32"][0]
 off = {name: float((each - exact).norm() / exact.norm()) for name, (each, _) in in_each.items()}
 for name, (_, log) in in_each.items():
-    types = {
-        op: " ".join({entry.dtype for entry in log.entries if entry.op == op}) or "–"
-        for op in ("all_gather", "all_reduce", "reduce_scatter")
-    }
-    gathered, summed = (
-        types["all_gather"],
-        types["all_reduce"].replace("–", types["reduce_scatter"]),
-    )
-    rows.append([name, gathered, summed, f"{log.sent_bytes / 1e6:.2f}", f"{off[name]:.1e}"])
+    types = {entry.op: entry.dtype for entry in log.entries}
+    added_up = types.get("all_reduce") or types["reduce_scatter"]
+    row = [name, types.get("all_gather", "–"), added_up]
+    rows.append([*row, f"{log.sent_bytes / 1e6:.2f}", f"{off[name]:.1e}"])
 sent_mb = {name: log.sent_bytes / 1e6 for name, (_, log) in in_each.items()}
 assert sent_mb["DDP, autocast to bf16"] == sent_mb["DDP, fp32"]
 assert sent_mb["FSDP2, bf16"] == sent_mb["FSDP2, fp32"] / 2
-both, computing, adding = (
-    off[f"FSDP2, {n}"] ** 2 for n in ("bf16", "bf16, sum in fp32", "fp32, sum in bf16")
-)
-assert 0.7 < both / (computing + adding) < 1.3
-assert off["FSDP2, fp32"] < 1e-6 < off["FSDP2, fp32, sum in bf16"] < off["FSDP2, bf16, sum in fp32"]
+computing, adding = off["FSDP2, bf16, sum in fp32"], off["FSDP2, fp32, sum in bf16"]
+assert off["FSDP2, fp32"] < 1e-6 < adding < computing
+assert 0.7 < off["FSDP2, bf16"] ** 2 / (computing**2 + adding**2) < 1.3
 tables.Table(["", "gathered in", "added up in", "sent, MB", "gradient off by"], rows)
 
 # %% [markdown]
@@ -516,9 +507,7 @@ for name, expected in by_formula.items():
     rows.append([name, *(f"{each:.2f}" for each in row)])
 print(f"predicted {my_prediction:g}")
 header = ["", "leaves a host", "formula", "a rank sends", "a rank holds at rest"]
-tables.Table(
-    header, rows, "in S = 4Ψ bytes; 4 ranks on 2 hosts (fully sharded: the root is gathered once)"
-)
+tables.Table(header, rows, "In S = 4Ψ bytes, 4 ranks on 2 hosts. FSDP2 gathers the root once.")
 
 # %% [markdown]
 # 2S(H−1)/H: less than half of what full sharding lets out, and less than data parallelism. It never is more than 2S,
@@ -664,8 +653,8 @@ for part in range(4):
     print(f"rank {part}'s rows of the embedding, loaded: of step {of_step}")
 
 # %% [markdown]
-# Each rank writes its own, and nobody puts the model together: the second row of the first table is answered. But what
-# is in `latest` now loads without an error, and is a model that never was, three quarters of step 4 and one of step 2.
+# Each rank writes its own, and nobody puts the model together: the last row of the first table is answered. But what is
+# in `latest` now loads without an error, and is a model that never was, three quarters of step 4 and one of step 2.
 # The good one is gone. Never write over the last whole checkpoint.
 #
 # ### Into a place of its own
@@ -707,7 +696,7 @@ for path in sorted(folder.glob("step_*")):
     parts = [file.name for file in path.glob("*.distcp")]
     rows.append([path.name, str(len(parts)), "yes" if (path / ".metadata").exists() else "no"])
 assert [row[2] for row in rows] == ["yes", "no"]
-tables.Table(["", "parts", "`.metadata`"], rows)
+tables.Table(["", "parts", ".metadata"], rows)
 
 # %% [markdown]
 # torch writes `.metadata`, the list of which part has which piece, when all ranks have said that theirs is written. So
@@ -771,13 +760,9 @@ def row_of(shape, cluster, stage, shard_ranks, checkpointing):
     fits = held_bytes <= 0.9 * cluster.card_bytes
     sending_s = clusters.sending_seconds(shape, cluster, stage, shard_ranks)
     step_s = clusters.step_seconds(shape, cluster, shard_ranks=shard_ranks, **how)
-    numbers = (
-        f"{held_bytes / 1e9:.0f}",
-        "yes" if fits else "no",
-        f"{sending_s:.2f}",
-        f"{step_s:.2f}",
-    )
-    return [f"{stage}", f"{shard_ranks}", checkpointing, *numbers]
+    sizes = f"{held_bytes / 1e9:.0f}", "yes" if fits else "no"
+    times = f"{sending_s:.2f}", f"{step_s:.2f}"
+    return [f"{stage}", f"{shard_ranks}", checkpointing, *sizes, *times]
 
 
 def hosts_of_eight(hosts, between_bytes_per_s):
@@ -811,8 +796,8 @@ tables.Table(header, rows)
 #
 # ## Slogans
 #
-# Numbers like these settle what circulates. "Data parallelism up to 8 B", "ZeRO-2 up to 70 B", "a 70 B Llama fits one
-# node", each on cards of 80 GB:
+# Numbers like these settle what circulates. On cards of 80 GB, "data parallelism up to 8 B parameters", "ZeRO-2 up to
+# 70 B", and "a Llama of 70 B fits one node" of 8 cards, so that 32 cards hold 4 copies:
 
 # %%
 state = formulas.model_state_bytes
@@ -847,7 +832,7 @@ assert at_3 > 1.5 * at_1
 #
 # - **Offload.** Optimizer's state and step in the host's memory (ZeRO-Offload, Ren et al. 2021, arXiv 2101.06840),
 #   or everything down to NVMe (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv 2104.07857). FSDP2 has
-#   `CPUOffloadPolicy`. Room for the wire between card and host, so count *its* bytes.
+#   `CPUOffloadPolicy`. The wire between card and host pays for it: count its bytes too.
 # - **Activations in host memory**, `torch.autograd.graph.save_on_cpu`: instead of computing them again.
 # - **Gathers in 8 bit**, gradients in 4, and a second copy of the shards inside each host, so that the gather of
 #   backward stays there: ZeRO++ (Wang et al. 2023, arXiv 2306.10209). Chapter 14 builds the like.
