@@ -4,74 +4,17 @@ Wrong rules are known too: a model and a cluster are drawn until each wrong rule
 so whoever follows one is found out, and told by which.
 """
 
-import itertools
-import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from shared import clusters, planner
+from shared import clusters
 from shared.checks.framework import Attempt, Wrong
-from shared.clusters import Cluster
-from shared.model_shapes import SHAPES, ModelShape, gpt, llama
+from shared.checks.production_ways import MARGIN, Case, Way, draw_case, fastest
 
 MOST_DRAWS = 4000
 CASES_PER_RULE = 2
-MARGIN = 1e-6  # from a limit, so that no rounding decides what fits; and no step is nearly as long as another
-_GROUPS = ("all", "one host")
-
-
-@dataclass(frozen=True)
-class Way:
-    stage: int
-    shard_ranks: int
-    checkpointing: str
-    held_bytes: float
-    step_s: float
-
-    @property
-    def least_apart(self) -> tuple:
-        return self.stage, self.checkpointing != "selective", -self.shard_ranks
-
-    def __str__(self) -> str:
-        return f"stage {self.stage} over {self.shard_ranks}, {self.checkpointing}"
-
-
-@dataclass(frozen=True)
-class Case:
-    shape: ModelShape
-    cluster: Cluster
-    micro_batch: int = 1
-
-    def __str__(self) -> str:
-        gb = self.cluster.card_bytes / clusters.GB
-        where = f"{self.cluster.hosts} hosts of {self.cluster.cards_per_host} × {gb:.3g} GB"
-        return f"{self.shape.parameters / 1e9:.3g}B parameters on {where}, micro_batch={self.micro_batch}"
-
-    def ways(self) -> list[Way]:
-        """List all that can be tried."""
-        cards, found = {"all": self.cluster.cards, "one host": self.cluster.cards_per_host}, []
-        for stage, group, how in itertools.product(range(4), _GROUPS, ("full", "selective")):
-            if stage == 0 and group == "one host":
-                continue
-            args = {"stage": stage, "checkpointing": how, "micro_batch": self.micro_batch}
-            held_bytes = planner.plan(self.shape, ranks=cards[group], **args).total_bytes
-            step_s = clusters.step_seconds(self.shape, self.cluster, shard_ranks=cards[group], **args)
-            found.append(Way(stage, cards[group], how, held_bytes, step_s))
-        return found
-
-    def is_clear(self, ways: list[Way]) -> bool:
-        """Is nothing decided by a rounding?"""
-        room = 0.9 * self.cluster.card_bytes
-        steps = sorted({way.step_s for way in ways})
-        apart = all(b - a > MARGIN * a for a, b in itertools.pairwise(steps))
-        return apart and all(abs(way.held_bytes - room) > MARGIN / 2 * room for way in ways)
-
 
 Rule = Callable[[Case, list[Way]], Way | None]
-
-
-def fastest(case: Case, ways: list[Way], room: float = 0.9, key=lambda way: (way.step_s, *way.least_apart)):
-    return min((way for way in ways if way.held_bytes <= room * case.cluster.card_bytes), key=key, default=None)
 
 
 def _with_one_sample(what: str) -> Rule:
@@ -103,14 +46,6 @@ FITS: dict[str, tuple[Rule, str]] = {
     ),
 }
 FAST: dict[str, tuple[Rule, str]] = {
-    "holds the least": (
-        lambda case, ways: fastest(case, ways, key=lambda way: (way.held_bytes, way.step_s)),
-        "of what fits, is it the smallest or the fastest that is wanted?",
-    ),
-    "takes the first that fits": (
-        lambda case, ways: fastest(case, ways, key=lambda way: way.least_apart),
-        "of what fits, is it the first or the fastest that is wanted?",
-    ),
     "shards over all cards": (
         lambda case, ways: fastest(case, [way for way in ways if way.shard_ranks == case.cluster.cards]),
         "over which groups is it tried to shard?",
@@ -120,6 +55,14 @@ FAST: dict[str, tuple[Rule, str]] = {
             case, [way for way in ways if not way.stage or way.shard_ranks == case.cluster.cards_per_host]
         ),
         "over which groups is it tried to shard?",
+    ),
+    "holds the least": (
+        lambda case, ways: fastest(case, ways, key=lambda way: (way.held_bytes, way.step_s)),
+        "of what fits, is it the smallest or the fastest that is wanted?",
+    ),
+    "takes the first that fits": (
+        lambda case, ways: fastest(case, ways, key=lambda way: way.least_apart),
+        "of what fits, is it the first or the fastest that is wanted?",
     ),
 }
 TIES: dict[str, tuple[Rule, str]] = {
@@ -152,23 +95,6 @@ BATCHES: dict[str, tuple[Rule, str]] = {
 }
 
 
-def draw_case(draw: random.Random, larger_batches: bool = False) -> Case:
-    width = 64 * draw.randrange(8, 160)
-    if draw.random() < 0.3:
-        shape = SHAPES[draw.choice(sorted(SHAPES))]
-    elif draw.random() < 0.5:
-        shape = gpt("drawn", draw.randrange(6, 90), width, width // 64, context=2 ** draw.randrange(8, 13))
-    else:
-        ffn, context = 64 * (width * 8 // 3 // 64), 2 ** draw.randrange(8, 14)
-        shape = llama("drawn", draw.randrange(6, 90), width, width // 64, width // 64, ffn, 32000, context)
-    hosts, cards = draw.choice((1, 2, 3, 4, 8, 32)), draw.choice((2, 4, 6, 8))
-    inside = 10 ** draw.uniform(9, 11.5)
-    cluster = Cluster(
-        hosts, cards, 10 ** draw.uniform(10, 11.4), 10 ** draw.uniform(13, 15), inside, inside / draw.uniform(1, 60)
-    )
-    return Case(shape, cluster, draw.choice((2, 4, 8)) if larger_batches else 1)
-
-
 def probe_choice(choose_strategy, cases: list[Case]) -> list:
     """→ stage, ranks, checkpointing and seconds of each choice"""
     chosen = []
@@ -183,20 +109,25 @@ def probe_choice(choose_strategy, cases: list[Case]) -> list:
 
 def judge(attempt: Attempt, cases: list[Case], rules: dict[str, tuple[Rule, str]]) -> None:
     """Raises: Wrong where another strategy is chosen than the fastest of all that fit."""
-    for case, found in zip(cases, attempt.run(probe_choice, cases)[0], strict=True):
+    chosen = attempt.run(probe_choice, cases)[0]
+    for case, found in zip(cases, chosen, strict=True):
         ways = case.ways()
         want = fastest(case, ways)
-        if found is None or want is None:
-            right, said = found is want is None, "None" if found is None else f"stage {found[0]} over {found[1]}"
-        else:
-            right, said = found[:3] == (want.stage, want.shard_ranks, want.checkpointing), "stage {} over {}, {}"
-            said = said.format(*found[:3])
-        if not right:
-            hints = [hint for rule, hint in rules.values() if _same(found, rule(case, ways))]
+        said = "None" if found is None else "stage {} over {}, {}".format(*found)
+        if not _same(found, want):
             expected = "None, since nothing fits" if want is None else f"{want}: {want.step_s:.4g} s"
-            raise Wrong(f"{case}: {said}; expected {expected}", f"Look at: {hints[0]}" if hints else "")
+            raise Wrong(f"{case}: {said}; expected {expected}", _hint(cases, chosen, rules))
         if want is not None and not abs(found[3] - want.step_s) <= 1e-9 * want.step_s:
-            raise Wrong(f"{case}: {said}, with step_s={found[3]}; expected {want.step_s:.6g}")
+            evidence = f"{case}: {said}, with step_s={found[3]:.6g}; expected {want.step_s:.6g}"
+            raise Wrong(evidence, "Look at: what is step_seconds told?")
+
+
+def _hint(cases: list[Case], chosen: list, rules: dict[str, tuple[Rule, str]]) -> str:
+    """Recognise the wrong rule by all that it chose."""
+    for rule, hint in rules.values():
+        if all(_same(found, rule(case, case.ways())) for case, found in zip(cases, chosen, strict=True)):
+            return f"Look at: {hint}"
+    return "Look at: which ways are tried, what does each hold, and how long does each take?"
 
 
 def _alike(one: Way | None, other: Way | None) -> bool:

@@ -58,7 +58,10 @@ def _lay_out(root: Path, draw: random.Random) -> list[tuple[Path, str | None, st
         put(root / "strangers", name)
     (root / "strangers" / "notes.txt").write_text("7")
     (root / "empty").mkdir()
-    by_number, halves = "is 10 more than 9, and how are names compared?", "what tells a whole one from a half?"
+    by_number, halves = (
+        "what of a checkpoint tells its step, and is 10 more than 9?",
+        "what tells whole ones from halves?",
+    )
     nothing = "what comes of a search that finds nothing?"
     return [
         (root / "several", f"step_{high}", by_number),

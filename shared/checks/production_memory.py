@@ -1,4 +1,4 @@
-"""What a rank holds of a model that fully_shard has sharded: its rows of each parameter, and the unit that computes."""
+"""What a rank holds of a model that fully_shard has sharded: its part, and the unit that computes."""
 
 import torch
 
@@ -6,30 +6,13 @@ from shared import memory
 from shared.checks import unit_models
 from shared.checks.candidate import device_here
 from shared.checks.framework import Attempt, Wrong
+from shared.checks.production_layout import units_of
 from shared.checks.production_training import Sharding, loss_of, shard
-from shared.checks.production_wire import filled, units_of
 from shared.checks.training import Draw
 from shared.checks.zero3_training import new_optimizer
 
 SLACK = 1.02  # inputs, counts of steps
 SAMPLES = 2
-
-
-def judge_parts(plan: Sharding, found: list[dict], world_size: int) -> None:
-    """Raises: Wrong unless each parameter is a DTensor of which each rank has its rows, and every row is somewhere."""
-    copies, shard_ranks = plan.copies, world_size // plan.copies
-    for name, parameter in unit_models.build(plan.model, 0, plan.dtype).named_parameters():
-        held = [result["start"][name] for result in found]
-        most = filled(parameter, shard_ranks) // shard_ranks * parameter.itemsize
-        for rank, part in enumerate(held):
-            if part.dim is None:
-                raise Wrong({rank: f"{plan}: {name} is not sharded"}, "Look at: which call shards this parameter?")
-            if part.local.nbytes > most:
-                said = f"{plan}: {part.local.nbytes:,} bytes of {name} are held; expected at most {most:,}"
-                raise Wrong({rank: said}, "Look at: over which ranks is it split?")
-        in_all = sum(part.local.nbytes for part in held)
-        if in_all != copies * parameter.nbytes:
-            raise Wrong(f"{plan}: all ranks together hold {in_all:,} bytes of {name}, which has {parameter.nbytes:,}")
 
 
 def probe_memory(fully_sharded, plan: Sharding, seed: int, x, y) -> dict:

@@ -19,7 +19,7 @@ def probe_mesh(host_mesh, ranks_per_host: int) -> dict:
     mesh = host_mesh(ranks_per_host)
     if not isinstance(mesh, DeviceMesh):
         raise AssertionError(f"host_mesh() gives back {type(mesh).__name__}, expected a DeviceMesh")
-    return {"ranks": mesh.mesh.tolist(), "names": mesh.mesh_dim_names, "device": mesh.device_type}
+    return {"ranks": mesh.mesh.tolist(), "names": mesh.mesh_dim_names, "on": (mesh.device_type, device_here().type)}
 
 
 def ranks_are_laid_out(attempt: Attempt) -> None:
@@ -33,12 +33,17 @@ def ranks_are_laid_out(attempt: Attempt) -> None:
             if tuple(found["names"] or ()) != NAMES:
                 evidence = f"{said}: its dimensions are called {found['names']}, expected {NAMES}"
                 raise Wrong({rank: evidence}, "Look at: which dimension replicates?")
+            if found["on"][0] != found["on"][1]:
+                evidence = f"{said} is of device type {found['on'][0]}; tensors here are on {found['on'][1]}"
+                raise Wrong({rank: evidence}, "Look at: where does this rank compute?")
 
 
 def probe_refusal(host_mesh, ranks_per_host: int) -> str:
     """→ what it raises"""
     try:
         host_mesh(ranks_per_host)
+    except NotImplementedError:
+        raise
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""

@@ -13,6 +13,7 @@ from shared.checks import awkward, unit_models
 from shared.checks.candidate import device_here
 from shared.checks.compare import RELATIVE_TOLERANCE, close, first_difference
 from shared.checks.framework import Attempt, Wrong
+from shared.checks.production_layout import judge_parts
 from shared.checks.sharded_plan import OPTIMIZERS
 from shared.checks.training import Draw
 from shared.checks.zero3_training import UnitPlan, new_optimizer
@@ -150,10 +151,11 @@ def one_process(plan: Sharding, seed: int, x, y) -> list[dict]:
 def train_and_judge(attempt: Attempt, plan: Sharding) -> list[dict]:
     """Train on fresh data. → by rank, what probe_sharded found
 
-    Raises: Wrong unless every step's loss, gradients and parameters are what one process gets.
+    Raises: Wrong unless each rank has its rows, and every step's loss, gradients and parameters are one process's.
     """
     draw = Draw(attempt)
     found = attempt.run(probe_sharded, plan, per_rank=draw.per_rank, context=str(plan))
+    judge_parts(plan, [result["start"] for result in found], plan.copies)
     judge_start(plan, found, awkward.state_of(unit_models.build(plan.model, draw.seeds[0], plan.dtype)))
     tolerance = RELATIVE_TOLERANCE if {plan.computed, plan.reduced} == {torch.float64} else _FLOAT32_TOLERANCE
     for number, want in enumerate(one_process(plan, draw.seeds[0], draw.x, draw.y)):

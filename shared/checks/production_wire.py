@@ -3,41 +3,19 @@
 Each parameter is split by its rows, and rows are filled up to a multiple of the ranks that share them.
 """
 
-from dataclasses import dataclass
-
 import torch
 
 from shared.checks import unit_models
 from shared.checks.compare import describe_calls
 from shared.checks.framework import Attempt, Wrong
+from shared.checks.production_layout import Unit, units_of
 from shared.checks.production_training import Sharding, train_and_judge
-from shared.checks.unit_layout import owners
 
 _FAMILIES = ("all_gather", "reduce_scatter", "all_reduce")
 _LOOK_AT_UNITS = "Look at: for which modules is fully_shard called, and which parameters are left to the last call?"
 _LOOK_AT_BACKWARD = "Look at: whose parameters are still here when backward begins, and whose are not?"
 _LOOK_AT_DTYPES = "Look at: which dtype has what is gathered, and which what is added up?"
 _LOOK_AT_GROUPS = "Look at: which ranks share one copy of the parameters, and which hold the same part of it?"
-
-
-@dataclass(frozen=True)
-class Unit:
-    """A unit's numbers: as they are, and filled up."""
-
-    numbers: int
-    filled: int
-
-
-def units_of(plan: Sharding, shard_ranks: int) -> list[Unit]:
-    """List the units of a model, the root last."""
-    module = unit_models.build(plan.model, 0, plan.dtype)
-    owned = owners(module, unit_models.units_of(plan.model, module)).values()
-    return [Unit(sum(p.numel() for p in each), sum(filled(p, shard_ranks) for p in each)) for each in owned]
-
-
-def filled(parameter: torch.Tensor, shard_ranks: int) -> int:
-    rows = parameter.shape[0]
-    return -(-rows // shard_ranks) * shard_ranks * (parameter.numel() // rows)
 
 
 def judge_wire(plan: Sharding, rank: int, calls: list, world_size: int, said: str) -> None:

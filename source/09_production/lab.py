@@ -137,7 +137,7 @@ check.host_mesh()
 #   of them renames that to `folder / f"step_{step}"`: on one file system a rename happens or does not. All ranks come
 #   back after it. What an earlier try has left under either name goes first. `get_state_dict(model, optimizer)` gives
 #   the two states, with `DTensor`s in them.
-# - `newest_checkpoint(folder)` → the whole checkpoint with the largest step, or None.
+# - `newest_checkpoint(folder)` → the whole checkpoint with the largest step, or None, also where there is no folder.
 # - `load_checkpoint(path, model, optimizer)` → its step. `torch.distributed.checkpoint.load` fills a state of the same
 #   form in place; `set_state_dict` hands it to model and optimizer. On any number of ranks, and also where nothing is
 #   sharded.
@@ -329,12 +329,13 @@ for name, (loss, log, peak) in results.items():
     numbers = (log.sent_bytes, parameters_bytes, peak.peak_bytes)
     rows.append([name, f"{loss:.4f}", *(f"{number / 1e6:.2f}" for number in numbers)])
 sent_bytes = {name: log.sent_bytes for name, (_, log, _) in results.items()}
-assert sent_bytes["your ZeRO3"] == sent_bytes["fully_shard"]
+assert 0 <= sent_bytes["fully_shard"] - sent_bytes["your ZeRO3"] < 0.001 * sent_bytes["your ZeRO3"]
 header = ["", "loss", "must send, MB", "parameters' peak, MB", "peak, MB"]
 tables.Table(header, rows, "rank 0, one step")
 
 # %% [markdown]
-# The same losses, and between the first two the same bytes. Hybrid holds half of everything where full sharding holds a
+# The same losses, and between the first two the same bytes but for filling: `fully_shard` splits each parameter by its
+# rows, and the embedding's 94 do not divide by four. Hybrid holds half of everything where full sharding holds a
 # quarter. In all it sends more or less the same; *where* is the point, and your prediction in 9.2 counts it.
 
 # %%

@@ -4,6 +4,7 @@ import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -19,7 +20,7 @@ from solutions.manual_ddp import broadcast_state
 def fully_sharded(module, units=None, compute_dtype=None, reduce_dtype=None, reshard_after_forward=True, mesh=None):
     broadcast_state(module)
     chosen = [*(production.default_units(module) if units is None else units)]
-    mesh = mesh or init_device_mesh("cuda" if dist.get_backend() == "nccl" else "cpu", (dist.get_world_size(),))
+    mesh = mesh or init_device_mesh("cuda" if torch.cuda.is_initialized() else "cpu", (dist.get_world_size(),))
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype)
 
     def descend(each):
@@ -37,7 +38,7 @@ def host_mesh(ranks_per_host):
     hosts, left = divmod(dist.get_world_size(), ranks_per_host)
     if left:
         raise ValueError(f"with {ranks_per_host} ranks per host, {left} of {dist.get_world_size()} ranks are left over")
-    flat = init_device_mesh("cuda" if dist.get_backend() == "nccl" else "cpu", (hosts, ranks_per_host))
+    flat = init_device_mesh("cuda" if torch.cuda.is_initialized() else "cpu", (hosts, ranks_per_host))
     return type(flat)(flat.device_type, flat.mesh, mesh_dim_names=("replicate", "shard"))
 
 
