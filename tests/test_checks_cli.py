@@ -43,6 +43,14 @@ def test_a_file_without_the_piece_exits_2_and_says_why(tmp_path):
     assert done.stdout.startswith("unusable: candidate.py does not define ManualDDP")
 
 
+def test_a_file_with_none_of_several_pieces_exits_2(tmp_path):
+    path = tmp_path / "candidate.py"
+    path.write_text("x = 1\n")
+    done = _check("production", path)
+    assert done.returncode == 2
+    assert done.stdout.startswith("unusable: candidate.py defines none of: fully_sharded, host_mesh,")
+
+
 @pytest.fixture(scope="module")
 def four_ranks():
     ranks.start(world_size=4, detect_mismatch=False)

@@ -161,22 +161,26 @@ def a_failure_leaves_the_last_one(attempt: Attempt) -> None:
 # -- a slow rename
 
 
-def probe_meeting(save_checkpoint, plan: Saving, folder: str, step: int, token: int, seed: int, x, y) -> bool:
-    """→ is it there when this rank is back?"""
+def probe_meeting(save_checkpoint, plan: Saving, folder: str, step: int, token: int, seed: int, x, y) -> dict:
+    """→ does this rank rename it, and is it there when this rank is back?"""
     module, optimizer = settle(plan, seed)
     train(module, optimizer, range(1), x.to(device_here()), y.to(device_here()))
     back = dist.PrefixStore(f"renamed{token}", rankside.here.store)
 
+    found = {"renames": False}
+
     def before(name: str) -> None:
-        began_s = time.monotonic()
-        while name == f"step_{step}" and time.monotonic() - began_s < SLOW_RENAME_S and not back.check(["back"]):
+        if name != f"step_{step}":
+            return
+        found["renames"], began_s = True, time.monotonic()
+        while time.monotonic() - began_s < SLOW_RENAME_S and not back.check(["back"]):
             time.sleep(1e-3)
 
     with renaming(before):
         save_checkpoint(Path(folder), step, module, optimizer)
-        there = (Path(folder) / f"step_{step}").exists()
+        found["there"] = (Path(folder) / f"step_{step}").exists()
     back.set("back", "yes")
-    return there
+    return found
 
 
 def all_come_back_after_the_rename(attempt: Attempt) -> None:
@@ -184,8 +188,10 @@ def all_come_back_after_the_rename(attempt: Attempt) -> None:
     with tempfile.TemporaryDirectory() as folder:
         per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
         found = attempt.run(probe_meeting, plan, folder, step, attempt.draw_seed(), per_rank=per_rank)
-    wrong = {
-        rank: f"save_checkpoint() is back, and step_{step} is not there yet" for rank, ok in enumerate(found) if not ok
-    }
+    said = f"save_checkpoint() is back, and step_{step} is not there yet"
+    wrong = {rank: said for rank, each in enumerate(found) if not each["there"]}
     if wrong:
         raise Wrong(wrong, "Look at: who renames, and how do the others learn that it is done?")
+    if not any(each["renames"] for each in found):
+        said = f"step_{step} comes to be, and nobody has renamed anything to it"
+        raise Wrong(said, "Look at: what of it would a kill leave, if it came file by file?")
