@@ -25,13 +25,17 @@ class Messages:
             handle.wait()
 
 
+def goes_by_hand(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> bool:
+    return dist.get_backend(group) == "gloo" and not tensor.is_cuda
+
+
 def begin_all_gather(flat: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup | None = None):
     """Begin to fill flat with every rank's own part, in rank order. → a handle with wait()
 
     Shapes: flat: [N · n], own: [n], which may be this rank's part of flat.
     Comm: an all_gather, by hand on gloo; (N−1)/N of flat's bytes sent per rank.
     """
-    if dist.get_backend(group) != "gloo":
+    if not goes_by_hand(flat, group):
         return all_gather_single(flat, own, group=group, async_op=True)
     rank, parts = dist.get_rank(group), list(flat.view(dist.get_world_size(group), -1))
     if parts[rank].data_ptr() != own.data_ptr():
@@ -53,7 +57,7 @@ def reduce_scatter_(flat: torch.Tensor, group: dist.ProcessGroup | None = None) 
     Comm: a reduce_scatter, by hand on gloo; (N−1)/N of flat's bytes sent per rank.
     """
     rank, parts = dist.get_rank(group), list(flat.view(dist.get_world_size(group), -1))
-    if dist.get_backend(group) != "gloo":
+    if not goes_by_hand(flat, group):
         reduce_scatter_single(parts[rank], flat, group=group)
         return parts[rank]
     others, under_way = [peer for peer in range(len(parts)) if peer != rank], []

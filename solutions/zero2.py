@@ -10,7 +10,7 @@ from torch import nn
 
 from shared.c10d import reduce_scatter_single
 from solutions.overlapped_ddp import OverlappedDDP
-from solutions.zero1 import FlatParameters, Messages, ZeRO1
+from solutions.zero1 import FlatParameters, Messages, ZeRO1, goes_by_hand
 
 
 def begin_reduce_scatter(flat: torch.Tensor, group: dist.ProcessGroup | None = None) -> Callable[[], torch.Tensor]:
@@ -21,7 +21,7 @@ def begin_reduce_scatter(flat: torch.Tensor, group: dist.ProcessGroup | None = N
     """
     rank, parts = dist.get_rank(group), flat.view(dist.get_world_size(group), -1)
     own = parts[rank]
-    if dist.get_backend(group) != "gloo":
+    if not goes_by_hand(flat, group):
         handle, arrived = reduce_scatter_single(own, flat, group=group, async_op=True), []
     else:
         others = [peer for peer in range(len(parts)) if peer != rank]

@@ -33,7 +33,8 @@ from shared.c10d import all_gather_single, reduce_scatter_single
 
 # %% [markdown]
 # Two collectives are given. NCCL has them; gloo's own reduce-scatter is an all-reduce inside, and its all-gather copies
-# everything once more than it must. On gloo, each rank therefore sends every other one its part directly.
+# everything once more than it must. On gloo, each rank therefore sends every other one its part directly; not from a
+# GPU, which gloo cannot.
 
 
 # %% tags=["export"]
@@ -56,6 +57,10 @@ class Messages:
             handle.wait()
 
 
+def goes_by_hand(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> bool:
+    return dist.get_backend(group) == "gloo" and not tensor.is_cuda
+
+
 # %% tags=["export"]
 # %%ranks
 def begin_all_gather(flat: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup | None = None):
@@ -64,7 +69,7 @@ def begin_all_gather(flat: torch.Tensor, own: torch.Tensor, group: dist.ProcessG
     Shapes: flat: [N · n], own: [n], which may be this rank's part of flat.
     Comm: an all_gather, by hand on gloo; (N−1)/N of flat's bytes sent per rank.
     """
-    if dist.get_backend(group) != "gloo":
+    if not goes_by_hand(flat, group):
         return all_gather_single(flat, own, group=group, async_op=True)
     rank, parts = dist.get_rank(group), list(flat.view(dist.get_world_size(group), -1))
     if parts[rank].data_ptr() != own.data_ptr():
@@ -90,7 +95,7 @@ def reduce_scatter_(flat: torch.Tensor, group: dist.ProcessGroup | None = None) 
     Comm: a reduce_scatter, by hand on gloo; (N−1)/N of flat's bytes sent per rank.
     """
     rank, parts = dist.get_rank(group), list(flat.view(dist.get_world_size(group), -1))
-    if dist.get_backend(group) != "gloo":
+    if not goes_by_hand(flat, group):
         reduce_scatter_single(parts[rank], flat, group=group)
         return parts[rank]
     others, under_way = [peer for peer in range(len(parts)) if peer != rank], []

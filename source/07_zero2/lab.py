@@ -32,7 +32,7 @@ from torch import nn
 
 from shared.c10d import reduce_scatter_single
 from solutions.overlapped_ddp import OverlappedDDP
-from solutions.zero1 import FlatParameters, Messages, ZeRO1
+from solutions.zero1 import FlatParameters, Messages, ZeRO1, goes_by_hand
 
 # %% [markdown]
 # ## Exercise 7.1 · A reduce-scatter under way (15 min, 2 points)
@@ -42,8 +42,9 @@ from solutions.zero1 import FlatParameters, Messages, ZeRO1
 # `begin_reduce_scatter(flat, group)` launches, and gives back a function; called, it waits, and gives back this
 # rank's part of the sum, which may be a view of flat.
 #
-# With NCCL that is `reduce_scatter_single(own, flat, group=group, async_op=True)`. On gloo, let every rank send each
-# other one its part directly, all at once: lab 06's `Messages(sends, receives, group)` does that, and has `wait()`.
+# With NCCL that is `reduce_scatter_single(own, flat, group=group, async_op=True)`. On gloo, where
+# `goes_by_hand(flat, group)`, let every rank send each other one its part directly, all at once: lab 06's
+# `Messages(sends, receives, group)` does that, and has `wait()`.
 # Both are lists of pairs (tensor, peer), the peer's number within the group. Then there are N parts to add up, this
 # rank's own among them.
 #
@@ -65,7 +66,7 @@ def begin_reduce_scatter(
     ### BEGIN SOLUTION
     rank, parts = dist.get_rank(group), flat.view(dist.get_world_size(group), -1)
     own = parts[rank]
-    if dist.get_backend(group) != "gloo":
+    if not goes_by_hand(flat, group):
         handle, arrived = reduce_scatter_single(own, flat, group=group, async_op=True), []
     else:
         others = [peer for peer in range(len(parts)) if peer != rank]
