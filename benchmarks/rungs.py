@@ -173,6 +173,19 @@ SHARDING = Rungs(
     carried=(Aim("ZeRO2", FSDP2_KEPT, 1.0), Aim("ZeRO3", FSDP2, 1.0)),
 )
 
+ON_A_GPU: dict[str, Callable[[nn.Module], Built]] = {
+    ALONE: _with_adamw(lambda module: module),
+    DDP_VIEW: _with_adamw(_viewed),
+    "ManualDDP": _with_adamw(ManualDDP),
+    "BucketedDDP": _with_adamw(BucketedDDP),
+    "OverlappedDDP": _with_adamw(OverlappedDDP),
+    ZERO_REDUNDANCY: _zero_redundancy,
+    "ZeRO1": _zero1,
+    "ZeRO2": _zero2,
+    FSDP2: _fsdp2(True),
+    "ZeRO3": _zero3(True),
+}
+
 RUNGS = {"averaging": AVERAGING, "sharding": SHARDING}
 
 # -- models

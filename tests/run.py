@@ -13,11 +13,13 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
+PROFILED_FILES = 8  # of each phase: the summary says how long the workers spent in them
 ROOT = Path(__file__).resolve().parent.parent
 PYTEST = (sys.executable, "-m", "pytest")
 RUFF = (sys.executable, "-m", "ruff")
@@ -61,11 +63,12 @@ PHASES = (
 
 @dataclass
 class Tally:
-    """How many tests of a phase passed, failed and were skipped."""
+    """How many tests of a phase passed, failed and were skipped, and where the time of its workers went."""
 
     passed: int = 0
     failed: int = 0
     skipped: int = 0
+    seconds_in: Counter[str] = field(default_factory=Counter)  # by file, the longest first
 
     def __str__(self):
         skipped = f", {self.skipped} skipped" if self.skipped else ""
@@ -157,6 +160,7 @@ def read_report(report: Path) -> Tally:
     except (OSError, ElementTree.ParseError):  # pytest never came to write it, or was killed while it did
         return tally
     for case in cases:
+        tally.seconds_in[case.get("classname", "")] += float(case.get("time", 0))
         kinds = {child.tag for child in case}
         if kinds & {"failure", "error"}:
             tally.failed += 1
@@ -190,6 +194,8 @@ def summary(results: list[Result]) -> str:
         total.passed += result.tally.passed
         total.failed += result.tally.failed
         total.skipped += result.tally.skipped
+        longest = result.tally.seconds_in.most_common(PROFILED_FILES)
+        lines += [f"{'':<10} {seconds:>8.1f}  {name}" for name, seconds in longest]
     return "\n".join([*lines, str(total)])
 
 

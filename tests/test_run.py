@@ -40,6 +40,15 @@ def test_error(broken): pass
     assert result.problem == "2 of 3 tests failed"
 
 
+def test_the_summary_says_where_the_time_went(tmp_path):
+    source = "import time\ndef test_slow(): time.sleep(0.3)\ndef test_fast(): pass"
+    result = pytest_phase(tmp_path, source)
+    (seconds,) = result.tally.seconds_in.values()
+    assert 0.3 <= seconds < 60
+    lines = run.summary([result]).splitlines()
+    assert lines[2].endswith("test_it") and lines[-1] == "2 passed, 0 failed"
+
+
 def test_a_phase_that_passes(tmp_path):
     result = pytest_phase(tmp_path, "def test_passes(): pass")
     assert (result.problem, str(result.tally)) == (None, "1 passed, 0 failed")

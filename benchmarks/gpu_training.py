@@ -1,0 +1,83 @@
+"""What a rank does for `gpu.py`: train one GPT with one strategy, with nothing else on the card."""
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.rungs import ON_A_GPU, BenchmarkGPT
+from shared import clock, memory, rankside
+from shared.models import GPTConfig
+
+ROUNDS, WARM_UP_ROUNDS = 10, 3
+
+
+@dataclass(frozen=True)
+class Training:
+    """What every strategy trains."""
+
+    config: GPTConfig
+    micro_batch: int
+    rounds: int = ROUNDS
+
+
+DRY = Training(GPTConfig(vocab_size=64, context=16, layers=2, heads=2, width=32), micro_batch=2, rounds=2)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one rank found out about one strategy."""
+
+    times_s: list[float]
+    losses: list[float]
+    held_bytes: int  # between backward and step, by the storages
+    peak_bytes: int  # the allocator's
+
+
+def parameters_of(config: GPTConfig) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in BenchmarkGPT(config).parameters())
+
+
+def on_a_rank(name: str, training: Training) -> Found:
+    """Train with one strategy, and give the card back."""
+    try:
+        return _trained(name, training)
+    finally:
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+
+def _trained(name: str, training: Training) -> Found:
+    device = torch.device(rankside.here.device)
+    with torch.device(device):
+        module = BenchmarkGPT(training.config).bfloat16()
+    draw = torch.Generator().manual_seed(dist.get_rank())
+    size = (training.micro_batch, training.config.context)
+    tokens = torch.randint(training.config.vocab_size, size, generator=draw).to(device)
+    model, optimizer = ON_A_GPU[name](module)
+    finish: Callable[[], None] = getattr(model, "finish_gradient_sync", lambda: None)
+
+    def backward() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(tokens, tokens)
+        loss.backward()
+        finish()
+        return loss.detach()
+
+    watch, losses, marks = clock.Clock(), [], []
+    for _ in range(WARM_UP_ROUNDS + training.rounds):
+        dist.barrier()
+        began = watch.mark()
+        losses.append(backward())
+        optimizer.step()
+        marks.append((began, watch.mark()))
+    times_s = [watch.seconds(ended) - watch.seconds(began) for began, ended in marks]
+    with memory.peak(model, optimizer) as peak:
+        backward()
+        held_bytes = memory.held(model, optimizer).total_bytes
+        optimizer.step()
+    return Found(times_s[WARM_UP_ROUNDS:], [loss.item() for loss in losses], held_bytes, peak.peak_bytes)
