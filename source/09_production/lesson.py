@@ -303,7 +303,7 @@ if not missing:
     with ranks.world(2):
         apart = ranks.run(lambda: clipped())[0]
     print("losses of the first steps are apart by", *(f"{each:.4f}" for each in apart))
-    assert apart[0] == 0 and apart[2] > 1e-3
+    assert apart[0] < 1e-6 and apart[2] > 1e-3
 
 # %% [markdown]
 # AdamW, which divides gradients by their size, hides it for a step or two. No error will tell you.
@@ -437,11 +437,27 @@ tables.Table(["", "gathered in", "added up in", "sent, MB", "gradient off by"], 
 
 # %% [markdown]
 # Autocast spares DDP no byte. A policy halves the gathers, and with `reduce_dtype=torch.float32` a step sends as much
-# as DDP's: 2f · 2Ψ + f · 4Ψ. What does a sum in bf16 cost? The last row has it alone: a rounding after each addition,
-# so it grows with the number of ranks. With 4 it is below what computing in bf16 costs anyway, and where both come
-# together their squares add up, so that little more is seen. (A policy computes *everything* of a unit in its type.
-# Autocast has a list of operators, and leaves the sum of a block's input and output in fp32.) The shards, and so the
-# optimizer's work, are fp32 in all rows.
+# as DDP's: 2f · 2Ψ + f · 4Ψ. The shards, and so the optimizer's work, are fp32 in all rows. (A policy computes
+# *everything* of a unit in its type. Autocast has a list of operators, and leaves the sum of a block's input and output
+# in fp32.)
+#
+# What does a sum in bf16 cost? The last row has it alone. With 4 ranks it is below what computing in bf16 costs anyway,
+# and where both come together their squares add up, so that little more is seen. But a ring rounds at each rank:
+
+# %%
+import torch
+
+gradients = torch.randn(1024, 10_000, generator=torch.Generator().manual_seed(0)).bfloat16()
+rows = []
+for count in (4, 64, 1024):
+    total, exact = gradients[0].clone(), gradients[:count].double().sum(0)
+    for each in gradients[1:count]:  # one rank after another
+        total += each
+    rows.append([f"{count:,}", f"{float((total - exact).norm() / exact.norm()):.3f}"])
+tables.Table(["ranks", "sum off by"], rows, "random numbers, added up in bf16")
+
+# %% [markdown]
+# With 4 it is what the row had. On many ranks, let gradients travel in fp32.
 
 # %% [markdown]
 # ## Hybrid sharding
@@ -518,12 +534,20 @@ tables.Table(header, rows, "In S = 4Ψ bytes, 4 ranks on 2 hosts. FSDP2 gathers 
 # ## A checkpoint, and a kill in the middle
 #
 # A run that saves every hour is killed while it saves, sooner or later: by a card, by the queue, by somebody's Ctrl-C.
-# The job of this section is two cells. It trains, and saves and loads with `torch.distributed.checkpoint`, each rank
-# its own part, as in chapter 08.
+# Then somebody starts its script again. So the job of this section is a file, which every rank runs. It trains, and
+# saves and loads with `torch.distributed.checkpoint`, each rank its own part, as in chapter 08.
 
 # %%
-# %%ranks
-# the job
+import os
+import tempfile
+from pathlib import Path
+
+place = tempfile.TemporaryDirectory()
+os.chdir(place.name)
+folder = Path(place.name)
+
+# %%
+# %%writefile job.py
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
@@ -558,8 +582,7 @@ def train(model, optimizer, numbers):
 
 
 # %%
-# %%ranks
-# the job
+# %%writefile -a job.py
 def states_of(model, optimizer):
     return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
 
@@ -571,8 +594,15 @@ def load(model, optimizer, path):
     set_state_dict(model, optimizer, **loaded)
 
 
+# %%
+def start_job():
+    ranks.run(lambda script: exec(script, globals()), Path("job.py").read_text())
+
+
+start_job()
+
 # %% [markdown]
-# And something to go wrong in the middle of a save:
+# And a writer with which something goes wrong in the middle of a save:
 
 
 # %%
@@ -636,11 +666,6 @@ def over_the_last_one(folder):
 
 
 # %%
-import tempfile
-from pathlib import Path
-
-place = tempfile.TemporaryDirectory()
-folder = Path(place.name)
 latest = str(folder / "latest")
 save_bytes, at_2, at_4, loaded, error = ranks.run(lambda path: over_the_last_one(path), latest)[0]
 print(f"to save takes {save_bytes / (4 * psi):.1f} × 4Ψ bytes more than is held anyway")
@@ -705,16 +730,10 @@ tables.Table(["", "parts", ".metadata"], rows)
 #
 # (Its `async_save` copies first, and writes while training goes on. What counts as whole is the same.)
 #
-# Start the job again: that is, run its cells again. First on 2 ranks, then on one, where nothing is sharded.
+# Start the job again, first on 2 ranks, then on one, where nothing is sharded.
 
 # %%
-from IPython import get_ipython
-
-shell = get_ipython()
-executed = list(shell.history_manager.input_hist_raw)
-for cell in executed:
-    if cell.startswith("%%ranks\n# the job"):
-        shell.run_cell(cell)
+start_job()
 
 
 # %%
@@ -734,7 +753,6 @@ for count in (2, 1):
         losses = ranks.run(lambda path: resumed(path), str(whole[0]))[0]
     print(f"resumed on {count}:               {[f'{loss:.4f}' for loss in losses]}")
     assert all(abs(one - other) < 1e-4 for one, other in zip(losses, expected[2:], strict=True))
-place.cleanup()
 ranks.stop()
 
 # %% [markdown]
@@ -746,8 +764,8 @@ ranks.stop()
 # - **What is fast**: a step takes as long as the longer of computing (6 flops per parameter and token, 8 with all
 #   activations recomputed) and sending (bytes at the rate of the slowest wire). `shared/clusters.py` has both.
 #
-# Of what fits, the fastest. Not the lowest stage, and not the highest. Llama-3 8B, on one host of eight cards of 80 GB
-# that reach 156 TFLOP/s, one sequence of 8,192 tokens each. **Predict**: at which stage is a step shortest?
+# Of what fits, take the fastest, whatever its stage. Llama-3 8B, on one host of eight cards of 80 GB that reach
+# 156 TFLOP/s, one sequence of 8,192 tokens each. **Predict**: at which stage is a step shortest?
 
 # %%
 my_prediction = 0
