@@ -139,6 +139,7 @@ def _failures(case: Case) -> list[str]:
         said += [f"    {line}" for line in outcome.error["lines"]]
         if outcome.error["out_of_memory"]:
             said.append("    This rank asked for more memory than it may have. The others are not to blame.")
+            said.append(f"    {outcome.error['held']}")
     return said
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from itertools import groupby
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -180,14 +181,26 @@ def describe_error(error: BaseException) -> dict:
         for summary in traceback.extract_tb(error.__traceback__)
         if frames.is_students(summary.filename)
     ]
+    out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in message
     return {
         "kind": type(error).__name__,
         "message": _readable(message),
         "lines": [line for line, _ in groupby(lines)],  # a recursion's are all the same
         "mismatch": agreement.SIGN in message,
         "others_fault": any(sign in message for sign in _OTHERS_FAULT),
-        "out_of_memory": isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in message,
+        "out_of_memory": out_of_memory,
+        "held": _what_it_holds() if out_of_memory else "",
     }
+
+
+def _what_it_holds() -> str:
+    """Say in a sentence what this process holds, and what is left: of the GPU if it uses one, else of the machine."""
+    if torch.cuda.is_initialized():
+        free, everything = (number / 1e9 for number in torch.cuda.mem_get_info())
+        held = f"Its tensors hold {torch.cuda.memory_allocated() / 1e9:.2f} GB of {everything:.2f} GB on its GPU"
+        return f"{held}, where {free:.2f} GB are free."
+    held, free = psutil.Process().memory_info().rss / 1e9, psutil.virtual_memory().available / 1e9
+    return f"Its process holds {held:.2f} GB; this machine has {free:.2f} GB left."
 
 
 def _readable(message: str) -> str:

@@ -66,8 +66,9 @@ def test_out_of_memory_on_one_rank_is_told_and_survived():
     def too_much():
         torch.empty(1 << 50, device="cuda")
 
-    with pytest.raises(ranks.CellFailed, match=r"Rank 0 failed.*out of memory"):
+    with pytest.raises(ranks.CellFailed, match=r"Rank 0 failed.*out of memory") as caught:
         ranks.run(too_much)
+    assert "Its tensors hold 0.00 GB of" in caught.value.message
     assert ranks.run(_sum_on_the_device)[0][1] == 1.0
 
 

@@ -330,6 +330,7 @@ def test_memory_limit_on_one_rank_blames_that_rank_alone():
         """
         import psutil, resource
         if rank == 1:
+            kept = torch.ones(10**8)
             limit_bytes = psutil.Process().memory_info().vms + 2**30
             resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, resource.RLIM_INFINITY))
             torch.ones(2**30)
@@ -339,7 +340,10 @@ def test_memory_limit_on_one_rank_blames_that_rank_alone():
     run_cell("resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))")
     assert failure.message.startswith("Rank 1 failed")
     assert "asked for more memory than it may have" in failure.message
-    assert "cell, line 6: torch.ones(2**30)" in failure.message
+    assert "cell, line 7: torch.ones(2**30)" in failure.message
+    held_gb = float(re.search(r"Its process holds (.*) GB; this machine has .* GB left", failure.message)[1])
+    assert 0.4 < held_gb < 1.4  # what is kept, and torch itself
+    run_cell("kept = None")
     assert failure.seconds < SOON_S
     assert_healed(failure.message, kept=True)
 
