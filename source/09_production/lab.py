@@ -58,7 +58,7 @@ from solutions.zero3 import default_units
 #
 # → the module, which is now sharded; an optimizer must be built after it.
 #
-# Target: losses, bytes and parameters' peak as those of your `ZeRO3`.
+# Target: losses and bytes as those of your `ZeRO3`, and no more parameters at once.
 
 
 # %% tags=["exercise", "export"] grade_id="fully-sharded"
