@@ -140,6 +140,8 @@ def _failures(case: Case) -> list[str]:
         if outcome.error["out_of_memory"]:
             said.append("    This rank asked for more memory than it may have. The others are not to blame.")
             said.append(f"    {outcome.error['held']}")
+        if outcome.error["gpu_lost"]:
+            said.append("    This process can use its GPU no more. `nvidia-smi` tells whether others can.")
     return said
 
 

@@ -190,6 +190,7 @@ def describe_error(error: BaseException) -> dict:
         "others_fault": any(sign in message for sign in _OTHERS_FAULT),
         "out_of_memory": out_of_memory,
         "held": _what_it_holds() if out_of_memory else "",
+        "gpu_lost": "CUDA error" in message,
     }
 
 

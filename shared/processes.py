@@ -31,7 +31,7 @@ class RankProcesses:
     """
 
     def __init__(self, world_size: int, backend: str | None, link: str | None, report=lambda done: None):
-        self.world_size = world_size
+        self.world_size, self._backend = world_size, backend
         self.link = link  # the rate of the link that each rank is behind; None where all share one machine
         self.starts = 1  # how often the processes were started: no variable is older than the last time
         self._questions = 0
@@ -98,6 +98,7 @@ class RankProcesses:
     def restart(self) -> None:
         """Replace every rank by a fresh one; their variables are gone."""
         self.starts += 1
+        self.placement = place(self.world_size, self._backend, self.link)  # a GPU may have been lost
         self._cluster.stop_engines_sync()
         gone = time.monotonic() + START_TIMEOUT_S
         while self._client.ids and time.monotonic() < gone:

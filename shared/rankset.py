@@ -112,7 +112,7 @@ class RankSet(RankProcesses):
         if show:
             show(outcomes, self.world_size)
         what_is_left = self._heal(case, hung, pending)
-        raise CellFailed(message, outcomes, case, what_is_left, restarted=what_is_left == _RESTARTED)
+        raise CellFailed(message, outcomes, case, what_is_left, restarted=what_is_left.startswith(_RESTARTED))
 
     def _wait(self, pending: dict, case: Case, timeout_s: float, watch, interrupted) -> Case:
         """Wait until every rank is done, or it is plain that they will not be."""
@@ -152,7 +152,7 @@ class RankSet(RankProcesses):
                 outcomes[rank] = pending.pop(rank).get()
             except Exception as error:  # the result could not be sent, or the engine is gone
                 described = {"kind": "Exception", "message": _told_by_engine(error), "lines": [], "mismatch": False}
-                described |= {"others_fault": False, "out_of_memory": False}
+                described |= {"others_fault": False, "out_of_memory": False, "gpu_lost": False}
                 outcomes[rank] = rankside.Outcome(rank, error=described, ended_s=time.time())
 
     # -- when things go wrong
@@ -175,9 +175,11 @@ class RankSet(RankProcesses):
 
     def _heal(self, case: Case, hung: dict, still_pending: dict) -> str:
         """Make the next cell work. → a sentence on what is left"""
-        if self._deaths() or still_pending:
+        lost = any(outcome.error and outcome.error["gpu_lost"] for outcome in case.outcomes.values())
+        if self._deaths() or still_pending or lost:
+            placement = self.placement
             self.restart()
-            return _RESTARTED
+            return _RESTARTED if self.placement == placement else f"{_RESTARTED} {self.placement.valid}"
         counts = {json.dumps(sorted(p["counts"])) for r, p in case.positions.items() if p and r in self.members}
         if not hung and len(counts) <= 1 and not any(o.error and o.error["mismatch"] for o in case.outcomes.values()):
             return _KEPT  # every rank is at the same point of the same sequence: the group is sound

@@ -10,7 +10,7 @@ import re
 import signal
 import textwrap
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 import pytest
@@ -402,6 +402,24 @@ def test_variable_on_some_ranks_only_is_missing_on_the_others():
 
 
 # -- ranks that die
+
+
+def test_rank_that_lost_its_gpu_is_named_and_all_start_again_where_there_is_room(monkeypatch):
+    """After such an error a process can do nothing on a GPU. The words are CUDA's; no GPU is needed to say them."""
+    placement, pids = ranks.current().placement, list(ranks.current().pids)
+    monkeypatch.setattr(ranks.current(), "placement", replace(placement, valid="on the GPU that was lost"))
+    failure = failure_of(
+        """
+        if rank == 1:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        dist.barrier()
+        """
+    )
+    assert failure.lead.startswith("Rank 1 failed: RuntimeError: CUDA error")
+    assert "can use its GPU no more" in failure.message and "nvidia-smi" in failure.message
+    assert failure.message.endswith(f"{placement.valid}")
+    assert_healed(failure.message, kept=False)
+    assert not set(ranks.current().pids) & set(pids) and ranks.current().placement == placement
 
 
 @pytest.mark.parametrize(
