@@ -59,19 +59,19 @@ def each_rank_has_its_rows(attempt: Attempt) -> None:
 
 @fully_sharded.check("wire", world_sizes=(2, 4))
 def units_travel_one_by_one(attempt: Attempt) -> None:
-    plans = [Sharding(model, steps=2) for model in ("Blocks", "Whole", "TiedInside")]
-    plans.append(Sharding("Blocks", steps=2, options={"reshard_after_forward": False}))
+    plans = [Sharding("Blocks", steps=2), Sharding("Whole", steps=1)]
+    plans.append(Sharding("TiedInside", steps=1, options={"reshard_after_forward": False}))
     for plan in plans:
         production_wire.every_step_sends(attempt, plan)
 
 
 @fully_sharded.check("nested", world_sizes=(2, 3))
 def units_may_lie_in_units(attempt: Attempt) -> None:
-    for inner_first in (True, False):
+    for inner_first in (True, False) if attempt.world_size == 2 else (False,):
         production_wire.every_step_sends(attempt, Sharding("Nested", steps=2, inner_first=inner_first))
 
 
-@fully_sharded.check("dtypes", world_sizes=(2, 3))
+@fully_sharded.check("dtypes", world_sizes=(3,))
 def it_computes_and_adds_up_in_other_dtypes(attempt: Attempt) -> None:
     """In float64 and float32, so that values can be compared: what bfloat16 rounds is more than a mistake changes."""
     narrow, wide = torch.float32, torch.float64
@@ -80,7 +80,7 @@ def it_computes_and_adds_up_in_other_dtypes(attempt: Attempt) -> None:
         {"compute_dtype": narrow, "reduce_dtype": wide},
         {"reduce_dtype": narrow},
     ):
-        production_wire.every_step_sends(attempt, Sharding("Blocks", options=options))
+        production_wire.every_step_sends(attempt, Sharding("Blocks", steps=2, options=options))
 
 
 fully_sharded.check("memory", world_sizes=(4,))(production_memory.one_unit_is_gathered)

@@ -37,17 +37,15 @@ def probe_memory(fully_sharded, plan: Sharding, seed: int, x, y) -> dict:
 
 def one_unit_is_gathered(attempt: Attempt) -> None:
     """Raises: Wrong where more than a rank's part, the root and two units are there at once."""
-    for stays in (False, True):
-        plan = Sharding("Deep", dtype=torch.float32, options={"reshard_after_forward": not stays})
-        draw = Draw(attempt, [SAMPLES] * attempt.world_size)
-        found = attempt.run(probe_memory, plan, per_rank=draw.per_rank, context=str(plan))
-        *units, root = (4 * unit.filled for unit in units_of(plan, attempt.world_size))
-        part = (sum(units) + root) / attempt.world_size
-        gathered = root + (sum(units) if stays else 2 * max(units))  # one computes, the next one may be there
-        for rank, result in enumerate(found):
-            if result["between"].total_bytes > SLACK * 3 * part:
-                said = f"{result['between'].total_bytes:,} bytes are held between steps; expected {3 * part:,.0f}"
-                raise Wrong({rank: f"{plan}: {said}"}, "Look at: what is kept beside the sharded parameters?")
-            if result["parameters"] > SLACK * (part + gathered):
-                said = f"{result['parameters']:,} bytes of parameters at once; expected at most {part + gathered:,.0f}"
-                raise Wrong({rank: f"{plan}: {said}"}, "Look at: how many units are gathered at the same time?")
+    plan, draw = Sharding("Deep", dtype=torch.float32), Draw(attempt, [SAMPLES] * attempt.world_size)
+    found = attempt.run(probe_memory, plan, per_rank=draw.per_rank, context=str(plan))
+    *units, root = (4 * unit.filled for unit in units_of(plan, attempt.world_size))
+    part = (sum(units) + root) / attempt.world_size
+    most = part + root + 2 * max(units)  # one computes, the next one may be there
+    for rank, result in enumerate(found):
+        if result["between"].total_bytes > SLACK * 3 * part:
+            said = f"{result['between'].total_bytes:,} bytes are held between steps; expected {3 * part:,.0f}"
+            raise Wrong({rank: f"{plan}: {said}"}, "Look at: what is kept beside the sharded parameters?")
+        if result["parameters"] > SLACK * most:
+            said = f"{result['parameters']:,} bytes of parameters at once; expected at most {most:,.0f}"
+            raise Wrong({rank: f"{plan}: {said}"}, "Look at: how many units are gathered at the same time?")
