@@ -22,8 +22,9 @@ host_mesh = Exercise("9.2", "host_mesh", optional=True)
 save_checkpoint = Exercise("9.3", "save_checkpoint", optional=True)  # and newest_checkpoint, load_checkpoint beside it
 choose_strategy = Exercise("9.4", "choose_strategy", optional=True)
 
-# torch's fully_shard takes no ties between units, no mixed dtypes in a unit, no scalars.
-MODELS = ("TiedInside", "Frozen", "FrozenNorms", "Buffered", "Nested", "Whole", "Bundles", "Checkpointed")
+# torch's fully_shard refuses ties between units, two dtypes in a unit and scalars, and ends where only some ranks use a
+# parameter (torch 2.13).
+MODELS = ("TiedInside", "Frozen", "FrozenNorms", "Buffered", "Nested", "Whole", "Bundles", "Checkpointed", "Twice")
 
 _LOOK_AT_NOTHING = "Look at: what comes of a search that finds nothing?"
 IN_SHARDING = {
