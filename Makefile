@@ -19,7 +19,7 @@ OPEN_START_PAGE := $(if $(START_PAGE),--LabApp.default_url=/lab/tree/$(START_PAG
 ALLOW_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test gpu notebooks bench clean python environment environment-dev
+.PHONY: help lab test gpu notebooks bench release clean python environment environment-dev
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -42,6 +42,9 @@ bench: environment-dev ## Measure starts, instruments, collectives and training 
 	@$(VENV_PYTHON) -m benchmarks.collectives
 	@$(VENV_PYTHON) -m benchmarks.ladder
 	@$(VENV_PYTHON) -m benchmarks.stages
+
+release: environment-dev ## CHAPTER=04: write the students' bundle of a chapter into build/release/
+	@$(VENV_PYTHON) -m shared.release $(CHAPTER)
 
 clean: ## Remove .venv and caches
 	rm -rf .venv .pytest_cache .ruff_cache build *.egg-info
