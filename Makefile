@@ -19,7 +19,7 @@ OPEN_START_PAGE := $(if $(START_PAGE),--LabApp.default_url=/lab/tree/$(START_PAG
 ALLOW_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test gpu notebooks bench release clean python environment environment-dev
+.PHONY: help lab test gpu mutants notebooks bench release clean python environment environment-dev
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -29,6 +29,9 @@ lab: environment ## Open the course in JupyterLab
 
 test: environment-dev ## Run every check: lint, unit tests, notebooks
 	@$(VENV_PYTHON) -m tests.run $(PHASES)
+
+mutants: environment-dev ## Say which check caught how many wrong solutions, chapter by chapter
+	@$(VENV_PYTHON) -m tests.mutation_report
 
 gpu: environment-dev ## Run what needs GPUs, and measure there: the report comes into build/gpu/
 	@$(VENV_PYTHON) -m tests.gpu

@@ -36,9 +36,10 @@ def four_fresh_ranks():
 
 
 @pytest.mark.parametrize(("module", "path"), _files("mutants"))
-def test_the_named_check_catches_the_mutant(module, path):
+def test_the_named_check_catches_the_mutant(module, path, record_property):
     named = re.search(r"^caught by: (\S+) · (.+)$", path.read_text(), re.MULTILINE)
     assert named, f"{path.name} does not say which check must catch it"
+    record_property("caught_by", f"{named[1]} · {named[2]}")
     known = [(exercise.piece, check.name) for exercise in exercises_of(module) for check in exercise.checks]
     assert named.groups() in known, f"there is no check {named[1]} · {named[2]}: there are {known}"
     (caught,) = run_file(module, path, only=named[1], check=named[2])
