@@ -65,13 +65,21 @@ def _answer(store: dist.TCPStore, rank: int, main_thread: int) -> None:
             if question == "cut":
                 with contextlib.suppress(Exception):  # whatever a broken group says, the doctor lives on
                     cut()
-            answer = json.dumps(position(rank, main_thread))
+            answer = json.dumps(look(rank, main_thread))
             store.set(f"answer/{number}/{rank}", answer)
         except dist.DistError:
             os._exit(3)  # the kernel that hosts the store is gone: a rank must not outlive it
 
 
-def position(rank: int, main_thread: int) -> dict:
+def look(rank: int, main_thread: int) -> dict:
+    """Describe where this rank is, whatever it does meanwhile."""
+    try:
+        return position(rank, main_thread)
+    except Exception:  # the main thread runs on, and its frames with it: say what is known without them
+        return position(rank, None)
+
+
+def position(rank: int, main_thread: int | None) -> dict:
     """Describe where this rank's main thread is, and which collectives it has launched."""
     call = tap.last_call
     here = {

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from IPython.core.error import UsageError
 from torch import nn
 
-from shared import devices, diagnosis, frames, interrupts, magic, ranks, tap
+from shared import devices, diagnosis, doctor, frames, interrupts, magic, ranks, tap
 from shared.diagnosis import Case
 from shared.rankside import OUTPUT_LIMIT_CHARACTERS, Outcome, _LimitedText
 
@@ -82,6 +83,20 @@ def failed(rank: int, message: str, *, at_s=0.0, **marks) -> Outcome:
 )
 def test_ranks_are_named_shortly(members, name):
     assert diagnosis.name_ranks(members) == name
+
+
+def test_the_doctor_answers_though_the_frames_it_looks_at_move(monkeypatch):
+    monkeypatch.setitem(doctor._work, "busy", True)
+    here = threading.get_ident()
+    assert doctor.look(3, here)["line"] is not None  # this line: it is no part of the course's own code
+
+    def frames_that_move(frame):
+        assert frame is None, "'str' object has no attribute 'f_back'"
+        return []
+
+    monkeypatch.setattr(doctor, "_stack", frames_that_move)
+    found = doctor.look(3, here)
+    assert (found["rank"], found["busy"], found["line"], found["waits"]) == (3, True, None, "no")
 
 
 def test_finished_rank_that_never_launched_is_a_deadlock():
