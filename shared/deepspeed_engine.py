@@ -35,6 +35,7 @@ def engine(
     optimizer_cls: Callable[..., torch.optim.Optimizer],
     bucket_cap_mb: float = 25.0,
     prefetch_numbers: int = 0,
+    gradient_clipping: float = 0.0,
     **settings,
 ) -> tuple[nn.Module, "EngineStep"]:
     """Hand a module to DeepSpeed, on the ranks of the current process group. → model to call, optimizer to step
@@ -45,6 +46,7 @@ def engine(
 
     prefetch_numbers: at stage 3, what to gather ahead. What was fetched ahead for backward stays after forward, so
     that a model not much larger than this is gathered once.
+    gradient_clipping: the largest norm of the gradients; 0 clips nothing.
     Comm: one broadcast per parameter. Source: Rajbhandari et al. 2020 (arXiv 1910.02054); DeepSpeed's ds_config docs.
     Raises: RuntimeError where DeepSpeed is missing, or the stage is none of 1, 2, 3.
     """
@@ -62,7 +64,7 @@ def engine(
         "train_micro_batch_size_per_gpu": 1,  # must be there; nothing here reads it
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,  # torch's own optimizers are, beside DeepSpeed's
-        "gradient_clipping": 0.0,  # unless told so, DeepSpeed 0.19 clips their norm at 1
+        "gradient_clipping": gradient_clipping,  # unless told so, DeepSpeed 0.19 clips their norm at 1
         "steps_per_print": 10**9,
     }
     optimizer = optimizer_cls(module.parameters(), **settings)

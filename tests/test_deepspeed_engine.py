@@ -26,10 +26,10 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(SAMPLES, 9, generator=generator), torch.randn(SAMPLES, 1, generator=generator)
 
 
-def trained(stage: int) -> tuple[list[float], float, int, bool]:
+def trained(stage: int, **more) -> tuple[list[float], float, int, bool]:
     """→ losses, bytes sent in the last step, the optimizer's bytes after it, whether torch's linear is still torch's"""
     torchs_linear = nn.functional.linear
-    model, optimizer = deepspeed_engine.engine(new_model(), stage, torch.optim.AdamW, lr=1e-2)
+    model, optimizer = deepspeed_engine.engine(new_model(), stage, torch.optim.AdamW, lr=1e-2, **more)
     losses = []
     for step in range(STEPS):
         x, y = (tensor[dist.get_rank() :: dist.get_world_size()] for tensor in batch(step))
@@ -77,6 +77,12 @@ def test_every_stage_trains_as_one_process_on_the_full_batch(world_size, stage):
         bytes_each = 12 if stage < 3 else 8  # stages 1 and 2 keep masters, even of parameters that are fp32
         assert optimizer_bytes == pytest.approx(bytes_each * numbers / world_size, rel=0.01, abs=64)
         assert linear_is_torchs
+
+
+def test_clipping_is_off_unless_asked_for(world_size):
+    for losses, *_ in ranks.run(trained, 2, gradient_clipping=0.1, timeout_s=120):
+        assert losses[:2] == pytest.approx(one_process()[:2], abs=1e-3)  # AdamW's first step knows signs alone
+        assert losses[-1] != pytest.approx(one_process()[-1], abs=1e-3)
 
 
 def test_other_stages_are_refused():
