@@ -22,7 +22,8 @@ import nbformat
 
 from shared.build import ROOT, Chapter, chapters
 
-TOP = ("README.md", "Makefile", "bootstrap.py", "pyproject.toml", "constraints.txt", "environment.yml")
+ENVIRONMENT = ("Makefile", "bootstrap.py", "pyproject.toml", "constraints.txt", "environment.yml")
+TOP = ("README.md", "labs/AGENTS.md", *ENVIRONMENT)
 INSTRUCTORS = ("build.py", "release.py", "grade.py")  # of shared/
 SCRIPTS_FROM = {"simple_ddp.py": 3, "gradient_sync_visualizer.py": 4}  # each shows what the lab before asks for
 WINDOW_LINES = 4  # as many lines of a solution in a row are no coincidence
