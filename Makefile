@@ -19,13 +19,16 @@ OPEN_START_PAGE := $(if $(START_PAGE),--LabApp.default_url=/lab/tree/$(START_PAG
 ALLOW_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test gpu mutants notebooks bench release clean python environment environment-dev
+.PHONY: help lab doctor test gpu mutants notebooks bench release clean python environment environment-dev
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
 lab: environment ## Open the course in JupyterLab
 	@$(VENV_PYTHON) -m jupyterlab --ServerApp.root_dir=. $(ALLOW_ROOT) $(LAB_ARGS) $(OPEN_START_PAGE)
+
+doctor: environment ## Say whether the course can run here, and what to do where not
+	@$(VENV_PYTHON) -m shared.check_machine
 
 test: environment-dev ## Run every check: lint, unit tests, notebooks
 	@$(VENV_PYTHON) -m tests.run $(PHASES)
