@@ -60,8 +60,10 @@ def save_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.
     """Write a checkpoint of which nobody ever sees a part. To be called by all ranks."""
     whole, half = folder / f"step_{step}", folder / f"step_{step}.half"
     if dist.get_rank() == 0:
-        for left in (whole, half):
-            shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(half, ignore_errors=True)
+        if whole.exists():
+            whole.rename(half)  # or a kill leaves a part under a whole one's name
+            shutil.rmtree(half)
     dist.barrier()
     model_state, optimizer_state = get_state_dict(model, optimizer)
     dcp.save({"model": model_state, "optimizer": optimizer_state, "step": step}, checkpoint_id=half)

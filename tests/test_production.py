@@ -4,6 +4,7 @@ The functions without `test_` run on the ranks.
 """
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -71,6 +72,16 @@ def killed_while_saving(folder: str, moment: str) -> None:
     save_checkpoint(Path(folder), KILLED_AT, model, optimizer)
 
 
+def killed_while_an_earlier_try_goes(folder: str) -> None:
+    """Save the same step twice: and when one file of the first is gone, rank 0 is killed."""
+    model, optimizer = new_run(dist.get_rank())
+    for step in (SAVED_AT, KILLED_AT):
+        save_checkpoint(Path(folder), step, model, optimizer)
+    if dist.get_rank() == 0:
+        shutil.rmtree = lambda path, **_: path.exists() and die(next(path.iterdir()).unlink())
+    save_checkpoint(Path(folder), KILLED_AT, model, optimizer)
+
+
 def resumed(folder: str, hosts: int = 1) -> tuple[str, int, list[float]]:
     """Go on from the newest checkpoint. → its name, its step, losses from there"""
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -102,6 +113,12 @@ def test_a_kill_loses_nothing_but_the_steps_since_the_last_save(four_ranks, tmp_
     assert {(name, step) for name, step, _ in found} == {(f"step_{SAVED_AT}", SAVED_AT)}
     assert mean_losses(found) == pytest.approx(uninterrupted()[SAVED_AT:], abs=1e-10)
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"step_{SAVED_AT}", f"step_{KILLED_AT}"]
+
+
+def test_a_kill_leaves_no_part_of_an_earlier_try(four_ranks, tmp_path):
+    with pytest.raises(ranks.CellFailed, match="killed with SIGKILL"):
+        ranks.run(killed_while_an_earlier_try_goes, str(tmp_path), timeout_s=DEADLINE_S)
+    assert newest_checkpoint(tmp_path) == tmp_path / f"step_{SAVED_AT}"
 
 
 def saved(folder: str, hosts: int) -> None:
