@@ -102,6 +102,14 @@ def test_what_is_not_written_yet_is_said_so(four_ranks, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [("no_such_module", __file__), ("manual_ddp", "no_such_file.py")])
+def test_what_raises_the_same_with_other_words_is_written(four_ranks, tmp_path):
+    """As torch does where an operator knows nothing of DTensors."""
+    text = "def mean_over_ranks_(*arguments):\n    raise NotImplementedError('no sharding strategy registered')\n"
+    (tmp_path / "theirs.py").write_text(text)
+    for verdict in run_file("manual_ddp", tmp_path / "theirs.py", only="mean_over_ranks_"):
+        assert not verdict.passed and "no sharding strategy registered" in verdict.evidence
+
+
 def test_a_wrong_name_exits_2_in_one_sentence(arguments, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["checks", *arguments])
     assert main() == 2

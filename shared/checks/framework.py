@@ -27,6 +27,7 @@ _WAIT_AND_REDEFINE = (
 )
 RUN_AGAIN = "Then run every cell that defines something again."
 NOT_WRITTEN = "it is not written yet"
+_UNWRITTEN = ("NotImplementedError: your code here", "NotImplementedError")
 _NOT_DONE = (
     "the call came back, but then the ranks could not meet: a message that it launched is still under way, or was "
     "dropped together with its work"
@@ -224,7 +225,7 @@ def _verdict(exercise: Exercise, check: Check, tried: list[int], wrong: Wrong | 
 def _from_failure(failure: CellFailed) -> Wrong:
     """Say what a piece that raised, hung or died did, in the doctor's words."""
     errors = [outcome.error for outcome in failure.outcomes.values() if outcome.error]
-    if any(error["kind"] == "NotImplementedError" for error in errors):
+    if any(error["message"] in _UNWRITTEN for error in errors):  # torch raises the like, with words of its own
         return Wrong(NOT_WRITTEN, "Replace the line `raise NotImplementedError(…)` and run its cell again.")
     missing = next((error for error in errors if error["kind"] == "PieceMissing"), None)
     if missing:
