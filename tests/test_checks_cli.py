@@ -101,7 +101,6 @@ def test_what_is_not_written_yet_is_said_so(four_ranks, tmp_path):
     assert all(verdict.evidence == "it is not written yet" for verdict in verdicts)
 
 
-@pytest.mark.parametrize("arguments", [("no_such_module", __file__), ("manual_ddp", "no_such_file.py")])
 def test_what_raises_the_same_with_other_words_is_written(four_ranks, tmp_path):
     """As torch does where an operator knows nothing of DTensors."""
     text = "def mean_over_ranks_(*arguments):\n    raise NotImplementedError('no sharding strategy registered')\n"
@@ -110,6 +109,7 @@ def test_what_raises_the_same_with_other_words_is_written(four_ranks, tmp_path):
         assert not verdict.passed and "no sharding strategy registered" in verdict.evidence
 
 
+@pytest.mark.parametrize("arguments", [("no_such_module", __file__), ("manual_ddp", "no_such_file.py")])
 def test_a_wrong_name_exits_2_in_one_sentence(arguments, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["checks", *arguments])
     assert main() == 2
