@@ -4,6 +4,7 @@ Wrong rules are known too: a model and a cluster are drawn until each wrong rule
 so whoever follows one is found out, and told by which.
 """
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -156,6 +157,18 @@ def telling(attempt: Attempt, rules: dict[str, tuple[Rule, str]], larger_batches
     raise AssertionError(f"no case tells {', '.join(open_rules)} in {MOST_DRAWS} draws")
 
 
+def in_favour_of(draw: random.Random, number: int) -> Case:
+    """Draw a case that this one of all ways decides: it just fits on a card, and is the fastest."""
+    for _ in range(MOST_DRAWS):
+        case = draw_case(draw)
+        ways = case.ways()
+        card_bytes = ways[number].held_bytes / 0.9 * (1 + 2 * MARGIN)
+        case = replace(case, cluster=replace(case.cluster, card_bytes=card_bytes))
+        if case.is_clear(ways) and _alike(fastest(case, ways), ways[number]):
+            return case
+    raise AssertionError(f"no case for way {number} in {MOST_DRAWS} draws")
+
+
 # -- the checks
 
 
@@ -164,9 +177,11 @@ def the_five_situations(attempt: Attempt) -> None:
 
 
 def what_fits(attempt: Attempt) -> None:
-    """And on cards on which the smallest way of all just fits, or just does not."""
+    """On cards on which each of all ways is once the right one, or the smallest just fits, or just does not."""
     cases = telling(attempt, FITS)
-    for case in cases[:3]:
+    smallest, each_way = cases[:3], range(len(cases[0].ways()))
+    cases += [in_favour_of(attempt.random, number) for number in each_way]
+    for case in smallest:
         card_bytes = min(way.held_bytes for way in case.ways()) / 0.9
         for near in (1 - 2 * MARGIN, 1 + 2 * MARGIN):
             cases.append(replace(case, cluster=replace(case.cluster, card_bytes=near * card_bytes)))

@@ -29,6 +29,9 @@ def names_in(folder: str | Path) -> list[str]:
 def probe_newest(save_checkpoint, folders: list[str]) -> list[str | None]:
     newest_checkpoint, _ = beside(save_checkpoint)
     found = [newest_checkpoint(Path(folder)) for folder in folders]
+    for path in found:
+        if not isinstance(path, Path | None):
+            raise AssertionError(f"newest_checkpoint() gives back a {type(path).__name__}, expected a Path or None")
     return [path if path is None else str(path) for path in found]
 
 
@@ -50,12 +53,14 @@ def _lay_out(root: Path, draw: random.Random) -> list[tuple[Path, str | None, st
     order = [put(root / "several", f"step_{step}") for step in (high, low, 0)]
     for age_s, path in enumerate(reversed(order)):  # the largest step was touched first
         os.utime(path, (1e9 - 100 * age_s, 1e9 - 100 * age_s))
+    put(root / "before the first step", "step_0")
     put(root / "halves", f"step_{low}")
     put(root / "halves", f"step_{high}.half", whole=False)
     put(root / "only halves", f"step_{high}.half", whole=False)
     put(root / "strangers", f"step_{low}")
     for name in ("best", "step_last", "step_", f"old_step_{high}", f"step_{high}.bak", f"restep_{high}"):
         put(root / "strangers", name)
+    put(root / "strangers" / "another run", f"step_{high}")
     (root / "strangers" / "notes.txt").write_text("7")
     (root / "empty").mkdir()
     by_number, halves = (
@@ -65,6 +70,7 @@ def _lay_out(root: Path, draw: random.Random) -> list[tuple[Path, str | None, st
     nothing = "what comes of a search that finds nothing?"
     return [
         (root / "several", f"step_{high}", by_number),
+        (root / "before the first step", "step_0", "what step may a run save that has not begun?"),
         (root / "halves", f"step_{low}", halves),
         (root / "only halves", None, halves),
         (root / "strangers", f"step_{low}", "which names can save_checkpoint have given?"),
@@ -80,23 +86,25 @@ def probe_saving(save_checkpoint, plan: Saving, folder: str, step: int, seed: in
 
 
 def what_was_left_goes_first(attempt: Attempt) -> None:
-    """Of the same step, that is: other steps stay."""
+    """Of the same step, that is: other steps stay, of whatever names."""
     plan, draw = Saving("Blocks", sharded=attempt.world_size > 1), Draw(attempt)
     step = attempt.random.randrange(10, 10**6)
+    others = ("step_3", f"step_{step}0")
     left_sets = (("step_{}", "step_{}.half"), ("step_{}.half",))
     for left in (each for each in left_sets if attempt.world_size == 1 or len(each) == 2):
         with tempfile.TemporaryDirectory() as folder:
-            for name in left:
+            for name in (*left, *others):
                 put(Path(folder), name.format(step))
-            put(Path(folder), "step_3")
             said = f"where {' and '.join(names_in(folder))} are, save_checkpoint() of step {step}"
             per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
             attempt.run(probe_saving, plan, folder, step, per_rank=per_rank, context=said)
             names = names_in(folder)
-            if names != sorted(["step_3", f"step_{step}"]):
+            expected = sorted([*others, f"step_{step}"])
+            if names != expected:
                 hint = "Look at: which two names does a step have, and who clears them before ranks write?"
-                raise Wrong(f"{said} leaves {', '.join(names)}; expected step_3 and step_{step}", hint)
-            for name, stays in ((f"step_{step}", False), ("step_3", True)):
+                raise Wrong(f"{said} leaves {', '.join(names)}; expected {', '.join(expected)}", hint)
+            for name in expected:
+                stays = name in others
                 if (Path(folder) / name / JUNK).exists() is not stays:
                     hint = "Look at: what may be in a folder that is there already?"
                     raise Wrong(f"{said}: {JUNK} in {name} {'is gone' if stays else 'is still there'}", hint)

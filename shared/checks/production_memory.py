@@ -13,10 +13,15 @@ from shared.checks.zero3_training import new_optimizer
 
 SLACK = 1.02  # inputs, counts of steps
 SAMPLES = 2
+UNDER_WAY = 4  # units: a message in and one out, each of which torch copies
+_LOOK_AT_UNITS = "Look at: how many units are gathered at the same time?"
 
 
 def probe_memory(fully_sharded, plan: Sharding, seed: int, x, y) -> dict:
-    """Train two steps. → what is held between steps, and the most bytes of parameters in the second"""
+    """Train two steps. → what is held between steps, and the most bytes of parameters in the second
+
+    Once alone, once with the messages in which they come and their gradients go.
+    """
     module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
     sharded = shard(fully_sharded, module, plan)
     optimizer = new_optimizer(plan, sharded)
@@ -32,7 +37,8 @@ def probe_memory(fully_sharded, plan: Sharding, seed: int, x, y) -> dict:
     between = memory.held(sharded, optimizer)
     with memory.peak(sharded, optimizer) as peak:
         step()
-    return {"between": between, "parameters": max(sample.held.parameters_bytes for sample in peak.samples)}
+    samples = [(each.held.parameters_bytes, each.held.buckets_bytes) for each in peak.samples]
+    return {"between": between, "parameters": max(samples)[0], "with messages": max(map(sum, samples))}
 
 
 def one_unit_is_gathered(attempt: Attempt) -> None:
@@ -48,4 +54,8 @@ def one_unit_is_gathered(attempt: Attempt) -> None:
             raise Wrong({rank: f"{plan}: {said}"}, "Look at: what is kept beside the sharded parameters?")
         if result["parameters"] > SLACK * most:
             said = f"{result['parameters']:,} bytes of parameters at once; expected at most {most:,.0f}"
-            raise Wrong({rank: f"{plan}: {said}"}, "Look at: how many units are gathered at the same time?")
+            raise Wrong({rank: f"{plan}: {said}"}, _LOOK_AT_UNITS)
+        if result["with messages"] > SLACK * (most + UNDER_WAY * max(units)):
+            said = f"{result['with messages']:,} bytes of parameters and messages at once"
+            expected = f"expected at most {most + UNDER_WAY * max(units):,.0f}"
+            raise Wrong({rank: f"{plan}: {said}; {expected}"}, _LOOK_AT_UNITS)

@@ -1,5 +1,7 @@
 """Judging a mesh of hosts × ranks of a host, by what it is and by what hybrid training sends on it."""
 
+import contextlib
+
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -13,6 +15,11 @@ from shared.checks.training import Draw
 from shared.tap import listening
 
 _LOOK_AT_ORDER = "Look at: which ranks follow each other, those of one host or those of one place?"
+_LOOK_AT_DEVICE = "Look at: where does this rank compute?"
+
+
+class _Asked(Exception):
+    """A mesh is asked for: that is all we want to know."""
 
 
 def probe_mesh(host_mesh, ranks_per_host: int) -> dict:
@@ -35,7 +42,36 @@ def ranks_are_laid_out(attempt: Attempt) -> None:
                 raise Wrong({rank: evidence}, "Look at: which dimension replicates?")
             if found["on"][0] != found["on"][1]:
                 evidence = f"{said} is of device type {found['on'][0]}; tensors here are on {found['on'][1]}"
-                raise Wrong({rank: evidence}, "Look at: where does this rank compute?")
+                raise Wrong({rank: evidence}, _LOOK_AT_DEVICE)
+    if size == 2:
+        _judge_device_type(attempt)
+
+
+def probe_device_type(host_mesh, on_cuda: bool) -> str | None:
+    """Make a mesh as if this rank computed there. → the device type that is asked for"""
+    asked, was = [], (DeviceMesh.__init__, torch.cuda.is_initialized)
+
+    def init(self, device_type: str, *_, **__):
+        asked.append(device_type)
+        raise _Asked
+
+    DeviceMesh.__init__, torch.cuda.is_initialized = init, lambda: on_cuda
+    try:
+        with contextlib.suppress(_Asked):
+            host_mesh(1)
+    finally:
+        DeviceMesh.__init__, torch.cuda.is_initialized = was
+    return asked[0] if asked else None
+
+
+def _judge_device_type(attempt: Attempt) -> None:
+    """Ask as on a machine with a GPU, and as on one without. Raises: Wrong."""
+    for on_cuda, expected in ((True, "cuda"), (False, "cpu")):
+        said = f"where torch.cuda.is_initialized() is {on_cuda}"
+        for rank, found in enumerate(attempt.run(probe_device_type, on_cuda, context=said)):
+            if found != expected:
+                evidence = f"{said}, host_mesh() is of device type {found}; expected {expected}"
+                raise Wrong({rank: evidence}, _LOOK_AT_DEVICE)
 
 
 def probe_refusal(host_mesh, ranks_per_host: int) -> str:

@@ -54,7 +54,7 @@ def shard(fully_sharded, module: nn.Module, plan: Sharding) -> nn.Module:
     options = dict(plan.options)
     if unit_models.KINDS[plan.model].units:
         units = unit_models.units_of(plan.model, module)
-        options["units"] = iter(units[::-1] if plan.inner_first else units)
+        options["units"] = iter(units[::-1] if plan.inner_first else units) if units else units
     if plan.mesh is not None:
         options["mesh"] = init_device_mesh(device_here().type, plan.mesh, mesh_dim_names=NAMES[-len(plan.mesh) :])
     sharded = fully_sharded(module, **options)

@@ -9,7 +9,8 @@ from shared.checks import unit_models
 from shared.checks.compare import describe_calls
 from shared.checks.framework import Attempt, Wrong
 from shared.checks.production_layout import Unit, units_of
-from shared.checks.production_training import Sharding, train_and_judge
+from shared.checks.production_training import Sharding, probe_sharded, train_and_judge
+from shared.checks.training import Draw
 
 _FAMILIES = ("all_gather", "reduce_scatter", "all_reduce")
 _LOOK_AT_UNITS = "Look at: for which modules is fully_shard called, and which parameters are left to the last call?"
@@ -75,7 +76,27 @@ def judge_building(plan: Sharding, found: list[dict]) -> None:
 
 def every_step_sends(attempt: Attempt, plan: Sharding) -> None:
     """Raises: Wrong unless values are right and each step sends what it must."""
-    found = train_and_judge(attempt, plan)
+    _judge_steps(attempt, plan, train_and_judge(attempt, plan))
+
+
+def every_step_sends_in_bf16(attempt: Attempt) -> None:
+    """Values are not judged: what bfloat16 rounds is more than a mistake changes."""
+    plan = Sharding("Blocks", steps=1, options={"compute_dtype": torch.bfloat16})
+    found = attempt.run(probe_sharded, plan, per_rank=Draw(attempt).per_rank, context=str(plan))
+    _judge_steps(attempt, plan, found)
+
+
+def frozen_units_are_gathered(attempt: Attempt) -> None:
+    """In forward, that is: whether backward needs what takes no gradient is torch's own affair."""
+    plan = Sharding("Frozen", steps=1)
+    units, everyone = units_of(plan, attempt.world_size), tuple(range(attempt.world_size))
+    for rank, result in enumerate(train_and_judge(attempt, plan)):
+        calls = [call for call in result["steps"][0]["training"] if call.op.startswith("all_gather")]
+        own = [call for call in calls if not call.in_backward]
+        _judge(rank, own, units, plan.computed, everyone, f"{plan}, all-gathers in forward", _LOOK_AT_UNITS)
+
+
+def _judge_steps(attempt: Attempt, plan: Sharding, found: list[dict]) -> None:
     judge_building(plan, found)
     for rank, result in enumerate(found):
         for number, step in enumerate(result["steps"], 1):

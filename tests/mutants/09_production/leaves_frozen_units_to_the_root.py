@@ -1,0 +1,17 @@
+"""Shards no unit that is not trained: the root gathers them all, and keeps them.
+
+caught by: fully_sharded · wire
+"""
+
+from solutions import production as right
+
+
+def fully_sharded(module, units=None, compute_dtype=None, reduce_dtype=None, reshard_after_forward=True, mesh=None):
+    right.broadcast_state(module)
+    policy = right.MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype)
+    options = {"mp_policy": policy, "mesh": mesh}
+    chosen = set(right.default_units(module) if units is None else units)
+    for unit in reversed([each for each in module.modules() if each in chosen]):
+        if any(parameter.requires_grad for parameter in unit.parameters()):
+            right.fully_shard(unit, reshard_after_forward=reshard_after_forward, **options)
+    return right.fully_shard(module, reshard_after_forward=False, **options)
