@@ -48,12 +48,12 @@ def engine(
     that a model not much larger than this is gathered once.
     gradient_clipping: the largest norm of the gradients; 0 clips nothing.
     Comm: one broadcast per parameter. Source: Rajbhandari et al. 2020 (arXiv 1910.02054); DeepSpeed's ds_config docs.
-    Raises: RuntimeError where DeepSpeed is missing, or the stage is none of 1, 2, 3.
+    Raises: RuntimeError where DeepSpeed is missing, ValueError for a stage that is none of 1, 2, 3.
     """
     if missing := why_not():
         raise RuntimeError(missing)
     if stage not in (1, 2, 3):
-        raise RuntimeError(f"DeepSpeed shards at stages 1, 2 and 3, got {stage}")
+        raise ValueError(f"DeepSpeed shards at stages 1, 2 and 3, got {stage}")
     deepspeed = _imported(module)
     numbers = max(1, int(bucket_cap_mb * _MIB / 4))
     zero = {"stage": stage, "reduce_bucket_size": numbers, "allgather_bucket_size": numbers}

@@ -58,17 +58,18 @@ def host_mesh(ranks_per_host: int) -> DeviceMesh:
 
 def save_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Write a checkpoint of which nobody ever sees a part. To be called by all ranks."""
-    whole, half = folder / f"step_{step}", folder / f"step_{step}.half"
+    whole, half, old = (folder / f"step_{step}{end}" for end in ("", ".half", ".old"))
     if dist.get_rank() == 0:
-        shutil.rmtree(half, ignore_errors=True)
-        if whole.exists():
-            whole.rename(half)  # or a kill leaves a part under a whole one's name
-            shutil.rmtree(half)
+        for left in (half, old):
+            shutil.rmtree(left, ignore_errors=True)
     dist.barrier()
     model_state, optimizer_state = get_state_dict(model, optimizer)
     dcp.save({"model": model_state, "optimizer": optimizer_state, "step": step}, checkpoint_id=half)
     if dist.get_rank() == 0:
+        if whole.exists():
+            whole.rename(old)  # in place, a kill would leave a part of it under a whole one's name
         half.rename(whole)
+        shutil.rmtree(old, ignore_errors=True)
     dist.barrier()
 
 

@@ -87,7 +87,7 @@ def test_clipping_is_off_unless_asked_for(world_size):
 
 def test_other_stages_are_refused():
     for stage in (0, 4):
-        with pytest.raises(RuntimeError, match=f"stages 1, 2 and 3, got {stage}"):
+        with pytest.raises(ValueError, match=f"stages 1, 2 and 3, got {stage}"):
             deepspeed_engine.engine(new_model(), stage, torch.optim.AdamW)
 
 

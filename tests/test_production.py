@@ -118,7 +118,9 @@ def test_a_kill_loses_nothing_but_the_steps_since_the_last_save(four_ranks, tmp_
 def test_a_kill_leaves_no_part_of_an_earlier_try(four_ranks, tmp_path):
     with pytest.raises(ranks.CellFailed, match="killed with SIGKILL"):
         ranks.run(killed_while_an_earlier_try_goes, str(tmp_path), timeout_s=DEADLINE_S)
-    assert newest_checkpoint(tmp_path) == tmp_path / f"step_{SAVED_AT}"
+    whole = newest_checkpoint(tmp_path)
+    assert whole == tmp_path / f"step_{KILLED_AT}"  # the new one: the old one made way when this was written
+    assert len(list(whole.glob("*.distcp"))) == 4 and (whole / ".metadata").exists()
 
 
 def saved(folder: str, hosts: int) -> None:

@@ -51,14 +51,15 @@ from solutions.zero3 import default_units
 # | `ZeRO3` | `fully_shard` |
 # |---|---|
 # | broadcasts parameters and buffers from rank 0 | does not: lab 02's `broadcast_state(module)` does |
-# | `units` in any order, by default `default_units(module)` | a call per unit, inner ones first, the whole last |
-# | `reshard_after_forward`, of every unit but the root | an argument of the same name |
+# | `units`, an iterable in any order, or `default_units(module)` | a call per unit, inner ones first, the whole last |
+# | `reshard_after_forward`, of every unit but the root | an argument of the same name, with a default of its own |
 # | `compute_dtype`, for parameters and what is sent | `mp_policy=MixedPrecisionPolicy(param_dtype=…)` |
 # | none | `reduce_dtype`: gradients may be added up in a wider type |
 #
 # → the module, which is now sharded; an optimizer must be built after it.
 #
-# Target: losses and bytes as those of your `ZeRO3`, and no more parameters at once.
+# Target: losses and bytes as those of your `ZeRO3`, and no more parameters at once. (torch gathers the next unit into a
+# buffer that is no parameter yet.)
 
 
 # %% tags=["exercise", "export"] grade_id="fully-sharded"
@@ -135,12 +136,13 @@ check.host_mesh()
 # - `save_checkpoint(folder, step, model, optimizer)`: `torch.distributed.checkpoint.save` lets each rank write its part
 #   of `{"model": …, "optimizer": …, "step": step}`, into `folder / f"step_{step}.half"`. Once all ranks are done, one
 #   of them renames that to `folder / f"step_{step}"`: on one file system a rename happens or does not. All ranks come
-#   back after it. What an earlier try has left under either name goes first. `get_state_dict(model, optimizer)` gives
-#   the two states, with `DTensor`s in them.
+#   back after it. A half that an earlier try has left goes first; a whole checkpoint of the same step makes way only
+#   when the new one is ready to take its name. `get_state_dict(model, optimizer)` gives the two states, with `DTensor`s
+#   in them, also of an optimizer that has not stepped yet.
 # - `newest_checkpoint(folder)` → the whole checkpoint with the largest step, or None, also where there is no folder.
-# - `load_checkpoint(path, model, optimizer)` → its step. `torch.distributed.checkpoint.load` fills a state of the same
-#   form in place; `set_state_dict` hands it to model and optimizer. On any number of ranks, and also where nothing is
-#   sharded.
+# - `load_checkpoint(path, model, optimizer)` → its step. `torch.distributed.checkpoint.load` fills the tensors of a
+#   state of the same form in place, and puts what is no tensor anew into the dict; `set_state_dict` hands it to model
+#   and optimizer. On any number of ranks, and also where nothing is sharded.
 
 
 # %% tags=["exercise", "export"] grade_id="checkpoints"
@@ -150,17 +152,18 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint of which nobody ever sees a part. To be called by all ranks."""
     ### BEGIN SOLUTION
-    whole, half = folder / f"step_{step}", folder / f"step_{step}.half"
+    whole, half, old = (folder / f"step_{step}{end}" for end in ("", ".half", ".old"))
     if dist.get_rank() == 0:
-        shutil.rmtree(half, ignore_errors=True)
-        if whole.exists():
-            whole.rename(half)  # or a kill leaves a part under a whole one's name
-            shutil.rmtree(half)
+        for left in (half, old):
+            shutil.rmtree(left, ignore_errors=True)
     dist.barrier()
     model_state, optimizer_state = get_state_dict(model, optimizer)
     dcp.save({"model": model_state, "optimizer": optimizer_state, "step": step}, checkpoint_id=half)
     if dist.get_rank() == 0:
+        if whole.exists():
+            whole.rename(old)  # in place, a kill would leave a part of it under a whole one's name
         half.rename(whole)
+        shutil.rmtree(old, ignore_errors=True)
     dist.barrier()
     ### END SOLUTION
 
@@ -212,7 +215,8 @@ for name in clusters.SITUATIONS:
 #   above 0, over the cards of one host.
 # - What fits: `planner.plan(shape, ranks=shard_ranks, stage=…, micro_batch=…, checkpointing=…).total_bytes`, and a
 #   tenth of the card is left free.
-# - Where steps are equally long, the one that takes less apart: the lower stage, then selective, then the larger group.
+# - Where steps are equally long, the simpler one: the lower stage, then selective. Then the larger group, which holds
+#   less.
 # - None where nothing fits: then the model itself must be split (chapters 10 and 11).
 
 
@@ -338,8 +342,8 @@ tables.Table(header, rows, "rank 0, one step")
 # %% [markdown]
 # The same losses, and between the first two the same bytes but for filling: `fully_shard` splits each parameter by its
 # rows, and the embedding's 94 do not divide by four. Hybrid holds half of everything where full sharding holds a
-# quarter. In all it sends a little less, S(H−1)/N on H hosts of N ranks in all; but *where* is the point, and your
-# prediction in 9.2 counts it.
+# quarter. With N ranks on H hosts it sends S(H−1)/N less in all; but *where* is the point. Your prediction in 9.2:
+# fully sharded, 3S · 31/32 leave each of the four hosts; hybrid, 2S · 3/4.
 
 # %%
 ranks.stop()

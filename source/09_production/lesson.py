@@ -110,7 +110,9 @@ rows = [
     ["… while a checkpoint is put together", f"{peak_bytes / (4 * psi):.2f}"],
 ]
 assert host_bytes > 2 * 4 * psi and peak_bytes > at_rest_bytes + 4 * psi
-tables.Table(["", "× 4Ψ bytes"], rows, f"Ψ = {psi:,} parameters in fp32")
+note = f"""Ψ = {psi:,} parameters in fp32. Between steps: a quarter of parameters and moments, no gradients.
+Over gloo each rank of ours sends to each other one."""
+tables.Table(["", "× 4Ψ bytes"], rows, note)
 
 # %% [markdown]
 # The model crosses the slow wire three times per step, although the two ranks of a host could hold it between them.
@@ -233,7 +235,8 @@ for name, (losses, held, log, at_peak) in seen.items():
     row = [name, f"{losses[-1]:.4f}", *(f"{size / (4 * psi):.2f}" for size in sizes)]
     rows.append([*row, ", ".join(by_op)])
 header = ["stage · way", "loss", "held", "peak", "sent", "messages"]
-note = """On 2 ranks; held before the step, at its peak, must send: in 4Ψ bytes.
+note = """On 2 ranks. Held when backward has ended, at the peak, must send: in 4Ψ bytes. (1.49: the root is
+gathered once; ours sends by hand over gloo; DeepSpeed gathers module by module.)
 AR all-reduce, AG all-gather, RS reduce-scatter, BC broadcast"""
 tables.Table(header, rows, "\n".join([note] + [missing] * bool(missing)))
 
@@ -444,13 +447,14 @@ tables.Table(["ranks", "sum off by"], rows, "random numbers, added up in bf16")
 # Back to the two hosts. Each could hold the model between its two ranks. So shard inside a host only, and let hosts be
 # copies of each other. Ranks lie in a *mesh*, a row per host: parameters are shared out along a row, gradients are
 # added up along a row (reduce-scatter), and then, each rank's part by itself, along a column (all-reduce).
-# `fully_shard` does so when it is given a mesh of two dimensions, hosts first.
+# `fully_shard` does so when it is given a mesh of two dimensions, hosts first. (Here its ranks are listed;
+# `init_device_mesh(device_type, shape, mesh_dim_names=…)` counts them up in rows.)
 
 # %%
 # %%ranks
 from torch.distributed.device_mesh import DeviceMesh
 
-mesh = DeviceMesh(device.type, [[0, 1], [2, 3]], mesh_dim_names=("copies", "parts"))
+mesh = DeviceMesh(device.type, [[0, 1], [2, 3]], mesh_dim_names=("replicate", "shard"))
 hybrid = with_adamw(in_fsdp2(mesh=mesh))
 step_of(*hybrid, 0)
 with wire.ledger() as log:
@@ -462,15 +466,15 @@ if rank == 0:
         print(f"{len(entries)} {op}, {mb:.2f} MB, among ranks {entries[0].group_ranks}")
 
 # %% [markdown]
-# Only the all-reduce meets the other host, with half of the gradients. **Predict** for W = 4 ranks on H = 2 hosts: how
+# Only the all-reduce meets the other host, with half of the gradients. **Predict** for N = 4 ranks on H = 2 hosts: how
 # many times S = 4Ψ bytes leave a host per step? A ring goes once around all ranks, so one rank of a host sends to the
 # next host.
 #
 # | | ring | leaves a host |
 # |---|---|---|
-# | data parallelism | all-reduce of S among W | 2S(W−1)/W |
-# | fully sharded | two gathers and a reduce-scatter of S among W | 3S(W−1)/W |
-# | hybrid | W/H rings at once, each an all-reduce of SH/W among H | ? |
+# | data parallelism | all-reduce of S among N | 2S(N−1)/N |
+# | fully sharded | two gathers and a reduce-scatter of S among N | 3S(N−1)/N |
+# | hybrid | k = N/H rings at once, each an all-reduce of S/k among H | ? |
 
 # %%
 my_prediction = 0.0
@@ -778,7 +782,7 @@ recomputed = ("selective", "full")
 rows = [row_of(llama_8b, one_host, stage, 8, how) for stage in range(4) for how in recomputed]
 shortest = min((row for row in rows if row[4] == "yes"), key=lambda row: float(row[-1]))
 print(f"predicted stage {my_prediction}, computed {shortest[0]}")
-tables.Table(header, rows)
+tables.Table(header, rows, "fits: at most 72 GB of a card's 80")
 
 # %% [markdown]
 # Here *what fits* decides, and the highest stage is the fastest. All stages have time to send. Stages 1 and 2 fit only
