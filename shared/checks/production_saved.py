@@ -103,15 +103,17 @@ def _ready(module) -> tuple:
 
 
 def probe_saved(save_checkpoint, plan: Saving, folder: str, step: int, goes_back: bool, seed: int, x, y) -> dict:
-    """Train, save, and train on; then go back, if asked, and train on once more."""
+    """Train, save, and train on. goes_back: save also what comes before, and at the end go back and on once more."""
     _, load_checkpoint = beside(save_checkpoint)
     module, optimizer = settle(plan, seed)
     x, y = x.to(device_here()), y.to(device_here())
-    train(module, optimizer, range(SAVED_AFTER), x, y)
-    before = _ready(module)
-    save_checkpoint(Path(folder), step, module, optimizer)
-    if _ready(module) != before:
-        raise AssertionError("save_checkpoint() drops gradients, or leaves another mode than train()")
+    for left in reversed(range(SAVED_AFTER)):
+        train(module, optimizer, range(1), x, y)
+        before = _ready(module)
+        if goes_back or not left:
+            save_checkpoint(Path(folder), step - left, module, optimizer)
+        if _ready(module) != before:
+            raise AssertionError("save_checkpoint() drops gradients, or leaves another mode than train()")
     found = {"state": parts_of(module), "optimizer": remembered(module, optimizer)}
     found["losses"] = train(module, optimizer, range(SAVED_AFTER, STEPS), x, y)
     found["end"] = parts_of(module)
