@@ -3,6 +3,7 @@
     python -m benchmarks.ladder                            # tables
     python -m benchmarks.ladder --rungs sharding           # ZeRO-1, -2 and -3 beside torch's
     python -m benchmarks.ladder --json ladder.json --figure ladder.png
+    python -m benchmarks.ladder --readme                   # put the tables anew into README.md
     python -m benchmarks.ladder --quick                    # few rounds: whether it runs, not how fast
 
 In a round each strategy takes one step, in an order that all ranks shuffle alike; a step lasts until its slowest rank
@@ -13,6 +14,7 @@ and the strategy's own work.
 
 import argparse
 import contextlib
+import importlib.metadata
 import io
 import itertools
 import json
@@ -37,6 +39,7 @@ LINKS = (None, "1gbit")  # None: the ranks share this machine's loopback
 ROUNDS, QUICK_ROUNDS, WARM_UP_ROUNDS = 30, 3, 3  # to warm up: DDP arranges its buckets anew after its first step
 TIMEOUT_S = 1800.0
 MB = 1e6
+README = Path(__file__).with_name("README.md")
 
 
 # -- on a rank
@@ -173,8 +176,14 @@ def _row(setting: Setting, what: str, aim: Aim, values: list[float]) -> report.R
     return report.Row(f"{setting}: {what}{aim.mine} / {aim.other}", "×", values, aim.most)
 
 
-def as_table(settings: list[Setting]) -> str:
-    lines = [["", "", "", "", "ms", "ratio", "quartiles", "messages", "MB sent", "carried", "exposed ms", "peak MB"]]
+HEADER = ["", "link", "ranks", "strategy", "ms", "ratio", "quartiles", "messages", "MB sent", "carried", "exposed ms"]
+HEADER += ["peak MB"]
+WORDS = 4  # of the columns are words, the rest numbers
+
+
+def as_rows(settings: list[Setting]) -> list[list[str]]:
+    """A row per setting and strategy, under HEADER."""
+    rows = []
     for setting in settings:
         for name, found in setting.found.items():
             low, middle, high = statistics.quantiles(setting.ratios(name), n=4, method="inclusive")
@@ -183,13 +192,35 @@ def as_table(settings: list[Setting]) -> str:
             sent = [f"{found.sent_mb:.2f}", f"{found.carried_mb:.1f}"]
             numbers = [str(found.messages), *sent, exposed, f"{found.peak_mb:.1f}"]
             words = [setting.model, setting.link, str(setting.ranks), name]
-            lines.append([*words, f"{setting.median_ms(name):.1f}", *ratio, *numbers])
+            rows.append([*words, f"{setting.median_ms(name):.1f}", *ratio, *numbers])
+    return rows
+
+
+def as_table(settings: list[Setting]) -> str:
+    lines = [HEADER, *as_rows(settings)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    justify = [str.ljust] * 4 + [str.rjust] * 8
+    justify = [str.ljust] * WORDS + [str.rjust] * (len(HEADER) - WORDS)
     return "\n".join(
         "  ".join(fit(cell, width) for fit, cell, width in zip(justify, line, widths, strict=True)).rstrip()
         for line in lines
     )
+
+
+def as_markdown(found_on: dict, settings: list[Setting], rounds: int) -> str:
+    """The machine, the aims with a column per setting, missed ones bold, and all that was found."""
+    machine = ", ".join(f"{name} {value}" for name, value in found_on.items())
+    columns = [f"{each.model}, {each.ranks}" + (f", {each.link}" if each.link in LINKS else "") for each in settings]
+    lines = [f"One run of {rounds} rounds: {machine}.", "", _line(["aim for time", *columns])]
+    lines.append("|" + "---|" * (1 + len(settings)))
+    for aim in RUNGS[settings[0].rungs].times:
+        rows = [_row(setting, "", aim, setting.ratios(aim.mine, aim.other)) for setting in settings]
+        said = [f"{row.median:.2f}" if row.met else f"**{row.median:.2f}**" for row in rows]
+        lines.append(_line([f"{aim.mine} / {aim.other} ≤ {aim.most:g}", *said]))
+    return "\n".join([*lines, "", _line(HEADER), "|" + "---|" * len(HEADER), *map(_line, as_rows(settings))])
+
+
+def _line(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
 
 
 def as_json(found_on: dict, settings: list[Setting]) -> str:
@@ -233,23 +264,31 @@ def main() -> int:
     parser.add_argument("--rungs", choices=RUNGS, help="default: all")
     parser.add_argument("--json", metavar="FILE", help="write everything measured there")
     parser.add_argument("--figure", metavar="FILE.png", help="draw it there, in a file for each kind of rungs")
+    parser.add_argument("--readme", action="store_true", help="put the tables into benchmarks/README.md")
     parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"rounds per setting ({ROUNDS})")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds per setting")
     options = parser.parse_args()
     if options.rounds < 2:
         parser.error(f"--rounds must be at least 2, got {options.rounds}")
     found_on, no_link = report.machine(), hosts.why_not()
+    if not deepspeed_engine.why_not():
+        found_on["deepspeed"] = importlib.metadata.version("deepspeed")
     if no_deepspeed := deepspeed_engine.why_not():
         print(f"Without DeepSpeed: {no_deepspeed}", file=sys.stderr)
     if no_link:
         print(f"Without a shaped link: {no_link}", file=sys.stderr)
     rungs = [options.rungs] if options.rungs else list(RUNGS)
-    settings = measure(rungs, QUICK_ROUNDS if options.quick else options.rounds, LINKS[:1] if no_link else LINKS)
+    rounds = QUICK_ROUNDS if options.quick else options.rounds
+    settings = measure(rungs, rounds, LINKS[:1] if no_link else LINKS)
     print("  ".join(f"{name} {value}" for name, value in found_on.items()))
     print(as_table(settings), report.as_table(aims(settings)), sep="\n\n")
     if options.json:
         with open(options.json, "w") as file:
             file.write(as_json(found_on, settings))
+    if options.readme:
+        for kind in rungs:
+            of_kind = [each for each in settings if each.rungs == kind]
+            report.put_between(README, f"ladder {kind}", as_markdown(found_on, of_kind, rounds))
     for kind in rungs if options.figure else ():
         file = Path(options.figure)
         drawing = figure([each for each in settings if each.rungs == kind])

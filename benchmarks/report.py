@@ -5,6 +5,7 @@ import os
 import platform
 import statistics
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,18 @@ def as_table(rows: list[Row]) -> str:
         "  ".join(fit(cell, width) for fit, cell, width in zip(justify, line, widths, strict=True)).rstrip()
         for line in cells
     )
+
+
+def put_between(path: Path, name: str, text: str) -> None:
+    """Replace what stands in a file between <!-- name --> and <!-- /name -->.
+
+    Raises: ValueError where the file has no such place.
+    """
+    before, begin, rest = path.read_text().partition(f"<!-- {name} -->\n")
+    _, end, after = rest.partition(f"<!-- /{name} -->")
+    if not begin or not end:
+        raise ValueError(f"{path.name} has no place between <!-- {name} --> and <!-- /{name} -->")
+    path.write_text(f"{before}{begin}\n{text}\n\n{end}{after}")
 
 
 def as_json(found_on: dict[str, object], rows: list[Row]) -> str:

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from benchmarks import ladder
+from benchmarks import ladder, report
 from benchmarks.ladder import Found, Setting
-from benchmarks.rungs import ALONE, DDP_VIEW, FLAT
+from benchmarks.rungs import ALONE, DDP_VIEW, FLAT, RUNGS
 
 # Each round is slower than the one before for everybody: ratios of medians would hide that ours is always ahead.
 ROUNDS_MS = {ALONE: [8, 80, 800], DDP_VIEW: [10, 100, 1000], FLAT: [10, 100, 1000]}
@@ -47,6 +47,32 @@ def test_the_table_has_a_line_per_strategy_and_setting():
     (overlapped,) = [line.split() for line in lines if "OverlappedDDP" in line and " 4 " in line]
     assert overlapped == ["TinyGPT", "loopback", "4", "OverlappedDDP", "90.0", "0.90", "0.90–0.90", *overlapped[7:]]
     assert overlapped[7:] == ["3", "41.50", "43.0", "10.0", "100.0"]
+
+
+def test_the_markdown_has_the_aims_missed_ones_bold_and_a_row_per_strategy():
+    lines = ladder.as_markdown({"cores": 2}, [setting(), setting(ranks=4, link="1gbit")], rounds=3).splitlines()
+    assert lines[0] == "One run of 3 rounds: cores 2."
+    assert lines[2] == "| aim for time | TinyGPT, 2 | TinyGPT, 4, 1gbit |"
+    assert lines[4:6] == [
+        "| OverlappedDDP / DDP, bucket view ≤ 1 | 0.90 | 0.90 |",
+        "| BucketedDDP / flat ≤ 1.1 | **1.20** | **1.20** |",
+    ]
+    assert len(lines) == 6 + 3 + 2 * len(ROUNDS_MS) and len({line.count("|") for line in lines[7:]}) == 1
+
+
+def test_tables_go_between_their_marks_and_nowhere_else(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text("above\n<!-- one -->\nold\n<!-- /one -->\nbelow\n")
+    for text in ("new", "newer"):
+        report.put_between(page, "one", text)
+    assert page.read_text() == "above\n<!-- one -->\n\nnewer\n\n<!-- /one -->\nbelow\n"
+    with pytest.raises(ValueError, match="no place between <!-- other -->"):
+        report.put_between(page, "other", "new")
+
+
+def test_the_readme_has_a_place_for_each_kind_of_rungs():
+    page = ladder.README.read_text()
+    assert all(f"<!-- ladder {kind} -->" in page and f"<!-- /ladder {kind} -->" in page for kind in RUNGS)
 
 
 def test_the_figure_has_a_panel_per_setting_and_two_bars_per_strategy():
