@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from shared import agreement, frames, tap
+from shared.diagnosis import name_ranks
 
 # Errors that say only that some other rank failed first: never the cause.
 _OTHERS_FAULT = (
@@ -181,7 +182,7 @@ def _ends(connection: socket.socket) -> tuple:
 
 def describe_error(error: BaseException) -> dict:
     """Put an exception into what the kernel needs of it: kind, message, the student's lines, whose fault."""
-    message = "".join(traceback.format_exception_only(error)).strip()
+    message = _message_of(error)
     if isinstance(error, SyntaxError) and frames.is_cell(error.filename or ""):
         message = message.replace(f'File "{error.filename}"', "cell", 1)  # its name differs from rank to rank
     lines = [
@@ -200,6 +201,17 @@ def describe_error(error: BaseException) -> dict:
         "held": _what_it_holds() if out_of_memory else "",
         "gpu_lost": "CUDA error" in message,
     }
+
+
+def _message_of(error: BaseException) -> str:
+    """Leave out the tracebacks through torch that its checkpoints tell of every rank."""
+    failures = getattr(error, "failures", {}) if type(error).__name__ == "CheckpointException" else {}
+    if not failures:
+        return "".join(traceback.format_exception_only(error)).strip()
+    told: dict[str, list[int]] = {}
+    for rank, (failure, _) in sorted(failures.items()):
+        told.setdefault("".join(traceback.format_exception_only(failure)).strip(), []).append(rank)
+    return "CheckpointException: " + "; ".join(f"{name_ranks(ranks)}: {words}" for words, ranks in told.items())
 
 
 def _what_it_holds() -> str:

@@ -28,13 +28,26 @@ MODELS = ("TiedInside", "Frozen", "FrozenNorms", "Buffered", "Nested", "Whole", 
 
 _AT_ONCE = {"compute_dtype": torch.float32, "reduce_dtype": torch.float64, "reshard_after_forward": False}
 _LOOK_AT_NOTHING = "Look at: what comes of a search that finds nothing?"
+_LOOK_AT_ORDER = "Look at: which is sharded first, a module or what lies inside it?"
+_LOOK_AT_LOAD = "Look at: what does torch.distributed.checkpoint.load fill?"
 IN_SHARDING = {
-    "Invariant encountered": "Look at: in which order are units inside units sharded?",
+    "Invariant encountered": _LOOK_AT_ORDER,
+    "mixed torch.Tensor and DTensor": _LOOK_AT_ORDER,
     "has not sharded": "Look at: which call shards what is around the units?",
+    "must have the same dtype": "Look at: which of the calls are told the policy?",
+    "broadcast_state(module)": "Look at: when are values told, before or after parameters are DTensors?",
 }
 IN_CHECKPOINTS = {
     "Directory not empty": "Look at: what is in the way of the rename?",
     "mixed torch.Tensor and DTensor": "Look at: which functions give and take a state for any number of ranks?",
+    "Missing key in checkpoint state_dict: optimizer": "Look at: of two kinds of an optimizer's state, which names a "
+    "parameter by its number, which by its name, and which of them is saved?",
+    "Missing key in checkpoint state_dict": "Look at: of which form is what is saved, and of which what is filled?",
+    ".half' -> ": "Look at: which ranks rename it?",
+    "KeyError: 'model'": _LOOK_AT_LOAD,
+    "KeyError: 'optimizer'": _LOOK_AT_LOAD,
+    "KeyError: 'step'": _LOOK_AT_LOAD,
+    "/missing'": "Look at: what is there before the first checkpoint?",
     "invalid literal for int": "Look at: which names can save_checkpoint have given?",
     "empty sequence": _LOOK_AT_NOTHING,
     "empty iterable": _LOOK_AT_NOTHING,

@@ -45,6 +45,9 @@ def judge_parts(plan: UnitPlan, parts: list[dict], copies: int) -> None:
         for rank, part in enumerate(held):
             if part.dim is None:
                 raise Wrong({rank: f"{plan}: {name} is not sharded"}, "Look at: which call shards this parameter?")
+            if part.local.dtype != parameter.dtype:
+                said = f"{plan}: {name} is kept in {part.local.dtype}, expected {parameter.dtype}"
+                raise Wrong({rank: said}, "Look at: in which dtype is a shard kept?")
             if part.local.nbytes > most:
                 said = f"{plan}: {part.local.nbytes:,} bytes of {name} are held; expected at most {most:,}"
                 raise Wrong({rank: said}, "Look at: over which ranks is it split?")

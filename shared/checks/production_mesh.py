@@ -9,6 +9,7 @@ from torch.distributed.fsdp import fully_shard
 from shared.checks import unit_models
 from shared.checks.candidate import device_here
 from shared.checks.framework import Attempt, Wrong
+from shared.checks.hints import begin_at
 from shared.checks.production_training import NAMES, Sharding, loss_of
 from shared.checks.production_wire import judge_wire
 from shared.checks.training import Draw
@@ -32,7 +33,7 @@ def probe_mesh(host_mesh, ranks_per_host: int) -> dict:
 def ranks_are_laid_out(attempt: Attempt) -> None:
     size = attempt.world_size
     for ranks_per_host in (each for each in range(1, size + 1) if size % each == 0):
-        said = f"host_mesh({ranks_per_host}) of {size} ranks"
+        said = f"host_mesh({ranks_per_host}) of {size} rank{'s' * (size > 1)}"
         want = torch.arange(size).view(-1, ranks_per_host).tolist()
         for rank, found in enumerate(attempt.run(probe_mesh, ranks_per_host, context=said)):
             if found["ranks"] != want:
@@ -94,8 +95,8 @@ def uneven_hosts_are_refused(attempt: Attempt) -> None:
                 raise Wrong({rank: f"{said} is accepted; expected a ValueError"}, "Look at: how many hosts are that?")
             kind, _, words = found.partition(": ")
             if kind != "ValueError" or not words.strip():
-                expected = "expected a ValueError that says why"
-                raise Wrong({rank: f"{said} raises {found[:120]}; {expected}"}, "Look at: what does the caller need?")
+                evidence = f"{said} raises {found[:120].rstrip(': ')}; expected a ValueError that says why"
+                raise Wrong({rank: evidence}, "Look at: what of a number that does not divide the ranks?")
 
 
 def probe_hybrid(host_mesh, ranks_per_host: int, plan: Sharding, seed: int, x, y) -> list:
@@ -108,6 +109,7 @@ def probe_hybrid(host_mesh, ranks_per_host: int, plan: Sharding, seed: int, x, y
     return calls
 
 
+@begin_at(ranks_are_laid_out, "mesh")
 def only_gradients_leave_a_host(attempt: Attempt) -> None:
     for ranks_per_host in (2, attempt.world_size):
         plan = Sharding("Blocks", mesh=(attempt.world_size // ranks_per_host, ranks_per_host))

@@ -197,7 +197,7 @@ def any_number_of_ranks_goes_on(attempt: Attempt) -> None:
             saved = {what: assembled([result[what] for result in found])[0] for what in ("state", "optimizer")}
             for fewer in {1: [1], 2: [1] if plan.sharded else [2], 4: [4, 3, 2]}[size]:
                 other, name = replace(plan, sharded=plan.sharded and fewer > 1), f"step_{step}"
-                said = f"{plan}, saved on {size} ranks and resumed on {fewer}"
+                said = f"{plan}, saved on {size} rank{'s' * (size > 1)} and resumed on {fewer}"
                 if size == 4 and fewer == 2:  # what a checkpoint is, it holds
                     name, said = f"step_{step + 1}", f"{said}, when its folder is called step_{step + 1} by then"
                     (Path(folder) / f"step_{step}").rename(Path(folder) / name)

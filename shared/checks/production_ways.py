@@ -46,11 +46,14 @@ class Case:
         for stage, group, how in itertools.product(range(4), _GROUPS, ("full", "selective")):
             if stage == 0 and group == "one host":
                 continue
-            args = {"stage": stage, "checkpointing": how, "micro_batch": self.micro_batch}
-            held_bytes = planner.plan(self.shape, ranks=cards[group], **args).total_bytes
-            step_s = clusters.step_seconds(self.shape, self.cluster, shard_ranks=cards[group], **args)
-            found.append(Way(stage, cards[group], how, held_bytes, step_s))
+            found.append(self.way(stage, cards[group], how))
         return found
+
+    def way(self, stage: int, shard_ranks: int, checkpointing: str) -> Way:
+        args = {"stage": stage, "checkpointing": checkpointing, "micro_batch": self.micro_batch}
+        held_bytes = planner.plan(self.shape, ranks=shard_ranks, **args).total_bytes
+        step_s = clusters.step_seconds(self.shape, self.cluster, shard_ranks=shard_ranks, **args)
+        return Way(stage, shard_ranks, checkpointing, held_bytes, step_s)
 
     def is_clear(self, ways: list[Way]) -> bool:
         """Is nothing decided by a rounding?"""
