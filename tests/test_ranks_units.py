@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from IPython.core.error import UsageError
 from torch import nn
+from torch.distributed.checkpoint import CheckpointException
 
 from shared import devices, diagnosis, doctor, frames, interrupts, magic, ranks, tap
 from shared.diagnosis import Case
@@ -97,6 +98,15 @@ def test_the_doctor_answers_though_the_frames_it_looks_at_move(monkeypatch):
     monkeypatch.setattr(doctor, "_stack", frames_that_move)
     found = doctor.look(3, here)
     assert (found["rank"], found["busy"], found["line"], found["waits"]) == (3, True, None, "no")
+
+
+def test_failed_checkpoint_is_told_without_torchs_tracebacks():
+    full, missing = OSError(28, "No space left on device"), KeyError("step")
+    error = CheckpointException("failed", {2: (full, None), 0: (full, None), 1: (missing, None)})
+    said = doctor.describe_error(error)["message"]
+    assert (
+        said == "CheckpointException: ranks 0, 2: OSError: [Errno 28] No space left on device; rank 1: KeyError: 'step'"
+    )
 
 
 def test_finished_rank_that_never_launched_is_a_deadlock():
