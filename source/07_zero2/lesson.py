@@ -701,13 +701,13 @@ tables.Table(header, rows, "In MB, of rank 0; sent: mean of four ranks.")
 # The same losses and the same bytes to send. Where gloo's own reduce-scatter is used, half as much again was sent, by
 # FSDP2 too.
 #
-# FSDP2 is not quite ZeRO-2. Between steps it shards the *parameters* too (the table's last column but one), and
-# gathers them in forward instead of after the step. From then until backward has used them they are whole, and so its
-# peak is like ours. The FSDP before it calls this `SHARD_GRAD_OP`, which is often put down as "ZeRO-2". Its
-# `no_sync()` is called `set_requires_gradient_sync(False)` in FSDP2. DeepSpeed's stage 2 keeps parameters whole
-# between steps, as ours does. (`HYBRID_SHARD` and `_HYBRID_SHARD_ZERO2` share among the ranks of one host: scatters and
-# gathers stay inside it, and between hosts each rank all-reduces its part only. Zhao et al. 2023, "PyTorch FSDP",
-# §3.2; lab 09.)
+# FSDP2 is not quite ZeRO-2. Between steps it shards the *parameters* too (the table's last column but one), and gathers
+# them in forward instead of after the step. From then until backward has used them they are whole, and so its peak is
+# like ours, whose size its buckets decide. The FSDP before it calls this `SHARD_GRAD_OP`, which is often put down as
+# "ZeRO-2". Its `no_sync()` is called `set_requires_gradient_sync(False)` in FSDP2. DeepSpeed's stage 2 keeps parameters
+# whole between steps, as ours does. (`HYBRID_SHARD` and `_HYBRID_SHARD_ZERO2` share among the ranks of one host:
+# scatters and gathers stay inside it, and between hosts each rank all-reduces its part only. Zhao et al. 2023, "PyTorch
+# FSDP", §3.2; lab 09.)
 
 # %% [markdown]
 # ## Recap

@@ -138,7 +138,8 @@ check.host_mesh()
 #   of them renames that to `folder / f"step_{step}"`: on one file system a rename happens or does not. All ranks come
 #   back after it. A half that an earlier try has left goes first; a whole checkpoint of the same step makes way only
 #   when the new one is ready to take its name. `get_state_dict(model, optimizer)` gives the two states, with `DTensor`s
-#   in them, also of an optimizer that has not stepped yet.
+#   in them, also of an optimizer that has not stepped yet: then it lets it take a step of gradients 0, which Adam
+#   counts. So to save before the first step is not harmless; nobody needs it.
 # - `newest_checkpoint(folder)` → the whole checkpoint with the largest step, or None, also where there is no folder.
 # - `load_checkpoint(path, model, optimizer)` → its step. `torch.distributed.checkpoint.load` fills the tensors of a
 #   state of the same form in place, and puts what is no tensor anew into the dict; `set_state_dict` hands it to model
