@@ -26,6 +26,10 @@ ROOT = str(Path(__file__).parent.parent)
 OURS = ("manual_ddp", "bucketed_ddp", "overlapped_ddp", "zero1", "zero2", "zero3")
 
 
+def is_the_courses(filename: str) -> bool:
+    return filename.startswith(ROOT) and "site-packages" not in filename  # .venv lies in the folder too
+
+
 class Elsewhere(TorchDispatchMode):
     """Lists the lines of this course that got a tensor of several numbers on the CPU."""
 
@@ -37,7 +41,7 @@ class Elsewhere(TorchDispatchMode):
         results = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(results):
             if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu" and tensor.numel() > 1:
-                frames = [each for each in traceback.extract_stack() if each.filename.startswith(ROOT)][:-1]
+                frames = [each for each in traceback.extract_stack() if is_the_courses(each.filename)][:-1]
                 self.lines.append(f"{frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line}")
         return results
 

@@ -225,7 +225,8 @@ def _verdict(exercise: Exercise, check: Check, tried: list[int], wrong: Wrong | 
 def _from_failure(failure: CellFailed) -> Wrong:
     """Say what a piece that raised, hung or died did, in the doctor's words."""
     errors = [outcome.error for outcome in failure.outcomes.values() if outcome.error]
-    if any(error["message"] in _UNWRITTEN for error in errors):  # torch raises the like, with words of its own
+    # The first line: notes may follow. Torch raises the like, with words of its own.
+    if any(error["message"].split("\n")[0] in _UNWRITTEN for error in errors):
         return Wrong(NOT_WRITTEN, "Replace the line `raise NotImplementedError(…)` and run its cell again.")
     missing = next((error for error in errors if error["kind"] == "PieceMissing"), None)
     if missing:
