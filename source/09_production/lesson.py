@@ -2,13 +2,13 @@
 # jupyter:
 #   course:
 #     module: production
-#     minutes: 30
+#     minutes: 40
 # ---
 
 # %% [markdown]
 # # 09 · Production
 #
-# **30 minutes.** You will be able to
+# **40 minutes.** You will be able to
 #
 # - say what torch's wrappers and DeepSpeed hold, send and keep from you, by measuring them beside your own,
 # - choose in which types they compute and add up, and count what that costs,
