@@ -7,6 +7,7 @@ the CPU, and is found with the line that made it. On a GPU it would be copied in
 import functools
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from solutions.memory_wall import MasterWeights
 from solutions.overlapped_ddp import OverlappedDDP
 from solutions.strategies import STRATEGIES
 from solutions.train import Settings
+from solutions.zero1 import goes_by_hand
 
 ROOT = str(Path(__file__).parent.parent)
 OURS = ("manual_ddp", "bucketed_ddp", "overlapped_ddp", "zero1", "zero2", "zero3")
@@ -85,6 +87,15 @@ def test_so_do_masters(fake_ranks):
         return OverlappedDDP(module.bfloat16()), masters(module.parameters())
 
     assert take_two_steps(build) == []
+
+
+@pytest.mark.parametrize(
+    ("backend", "is_cuda", "by_hand"),
+    [("gloo", False, True), ("gloo", True, False), ("nccl", True, False), ("cpu:gloo,cuda:nccl", True, False)],
+)
+def test_only_what_gloo_can_send_goes_by_hand(monkeypatch, backend, is_cuda, by_hand):
+    monkeypatch.setattr(dist, "get_backend", lambda group: backend)
+    assert goes_by_hand(SimpleNamespace(is_cuda=is_cuda), None) == by_hand
 
 
 def test_a_tensor_that_says_nothing_of_its_device_is_found(fake_ranks):
