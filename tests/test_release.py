@@ -57,6 +57,16 @@ def test_what_a_bundle_imports_is_in_it(bundles, number):
                     assert f"{node.module.replace('.', '/')}.py" in files, f"{name} needs {node.module}"
 
 
+def test_no_module_of_shared_needs_one_that_is_left_out(bundles):
+    files = bundles[max(CHAPTERS)]
+    for name in (name for name in files if name.startswith("shared/") and name.endswith(".py")):
+        for node in ast.walk(ast.parse(files[name])):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "shared":
+                needed = [node.module, *(f"{node.module}.{each.name}" for each in node.names)]
+                left_out = [f"shared.{each.removesuffix('.py')}" for each in release.INSTRUCTORS]
+                assert not set(needed) & set(left_out), f"{name}, line {node.lineno}"
+
+
 @pytest.mark.parametrize("number", CHAPTERS)
 def test_no_bundle_has_the_text_of_a_solution_to_come(bundles, number):
     """Asked anew, of whole solutions: as they stand in the source, but for how far lines are moved in."""
