@@ -23,6 +23,7 @@ PROFILED_FILES = 8  # of each phase: the summary says how long the workers spent
 ROOT = Path(__file__).resolve().parent.parent
 PYTEST = (sys.executable, "-m", "pytest")
 RUFF = (sys.executable, "-m", "ruff")
+SPELLING = (sys.executable, "-m", "tests.spelling")
 BY_FILE = ("--dist", "loadfile")  # tests share ranks (conftest.py spreads some), a notebook's cells a kernel
 IN_ORDER = "--no-loadscope-reorder"  # else the files with the most tests, not the longest ones, would come first
 
@@ -42,7 +43,7 @@ class Phase:
 
 
 PHASES = (
-    Phase("lint", ((*RUFF, "check", "."), (*RUFF, "format", "--check", ".")), deadline_s=120),
+    Phase("lint", ((*RUFF, "check", "."), (*RUFF, "format", "--check", "."), SPELLING), deadline_s=120),
     Phase(
         "unit",
         # Three workers for two cores: tests wait for ranks. Notebooks measure, and have the cores to themselves.

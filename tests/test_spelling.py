@@ -1,0 +1,58 @@
+"""The spell-check finds what is misspelled in prose, and leaves code, formulas and names alone."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests import spelling
+
+PLANTED = ["recieve", "shrad", "gradeint", "teh", "occured", "bukcet", "synchronzie"]
+
+
+def found(path, known=()) -> list[str]:
+    return [line.removeprefix(f"{path}:") for line in spelling.misspelled([path], known)]
+
+
+@pytest.mark.parametrize("word", PLANTED)
+@pytest.mark.parametrize(
+    "prose",
+    ["# A {} here", 'def f():\n    """Say {} twice."""', "raise ValueError('this rank has {}, and no other')"],
+    ids=["comment", "docstring", "message"],
+)
+def test_a_misspelling_is_found_in_python(tmp_path, word, prose):
+    path = tmp_path / "lesson.py"
+    path.write_text(f"import os\n\n{prose.format(word)}\n")
+    (line,) = found(path)
+    assert line.split(",")[0] == f"{4 if 'def' in prose else 3}: {word}"
+
+
+def test_a_misspelling_is_found_in_markdown_and_mended(tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text(
+        "# Title\n\n```\nshrad\n```\nThe **shrad** of `shrad`, $shrad$, shrad.py and shrad_bytes; half-shrad.\n"
+    )
+    assert [line.split(",")[0] for line in found(path)] == ["6: shrad", "6: shrad"]
+    assert found(path, known=["shrad"]) == []
+
+
+def test_code_is_no_prose(tmp_path):
+    path = tmp_path / "code.py"
+    path.write_text("recieve = 'shrad'  # `gradeint` and fp32, DDP and x.shrad\n# %% shrad\n")
+    assert found(path) == []
+
+
+def test_the_course_is_spelled_right_and_its_own_words_are_all_used():
+    """A word that nobody writes any more would let a misspelling through."""
+    done = subprocess.run([sys.executable, "-m", "tests.spelling"], cwd=spelling.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    used = {word for path in spelling.prose_files() for _, word in spelling.words_in(path)}
+    own = spelling.WORDS.read_text().split()
+    assert own == sorted(set(own)) and set(own) <= used, set(own) - used
+
+
+def test_an_unknown_word_fails_the_command(monkeypatch, tmp_path, capsys):
+    (tmp_path / "notes.md").write_text("A gradeint.")
+    monkeypatch.setattr(spelling, "prose_files", lambda: [tmp_path / "notes.md"])
+    assert spelling.main() == 1
+    assert "notes.md:1: gradeint" in capsys.readouterr().out
