@@ -284,7 +284,7 @@ def main() -> int:
     print(as_table(settings), report.as_table(aims(settings)), sep="\n\n")
     if options.json:
         with open(options.json, "w") as file:
-            file.write(as_json(found_on, settings))
+            file.write(as_json(found_on, settings) + "\n")
     if options.readme:
         for kind in rungs:
             of_kind = [each for each in settings if each.rungs == kind]

@@ -1,0 +1,64 @@
+"""`pre-commit` says what the lint phase of `make test` says, from the environment alone, and the course passes it."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests import run
+
+ROOT = Path(__file__).parent.parent
+HOOKS = [
+    hook for repo in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"] for hook in repo["hooks"]
+]
+
+
+def test_the_hooks_run_what_the_lint_phase_runs():
+    (lint,) = run.chosen_phases(["lint"])
+    entries = [shlex.split(hook["entry"]) for hook in HOOKS]
+    assert [entry[1:] for entry in entries if entry[0] == "python"] == [list(command[1:]) for command in lint.commands]
+
+
+def test_no_hook_is_fetched():
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    assert [repo["repo"] for repo in config["repos"]] == ["local"]
+    assert {hook["language"] for hook in HOOKS} == {"system"}
+    missing = [hook["entry"] for hook in HOOKS if not (Path(sys.prefix) / "bin" / hook["entry"].split()[0]).exists()]
+    assert not missing
+
+
+@pytest.fixture
+def repository(tmp_path) -> Path:
+    """A git repository of its own with what is tracked here: some hooks mend files."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / name)
+    for command in (["init", "--quiet"], ["add", "--all"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def hooks(repository: Path) -> subprocess.CompletedProcess:
+    path = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "PRE_COMMIT_HOME": str(repository / ".git" / "pre-commit")}
+    command = [sys.executable, "-m", "pre_commit", "run", "--all-files"]
+    return subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_the_course_passes_and_what_is_amiss_does_not(repository):
+    done = hooks(repository)
+    assert done.returncode == 0, done.stdout
+    (repository / "shared" / "clock.py").write_text('"""A gradeint."""\nimport os\n')
+    (repository / "README.md").write_text("# Title  \nno newline at the end")
+    done = hooks(repository)
+    failed = {line.split("..")[0] for line in done.stdout.splitlines() if line.endswith("Failed")}
+    assert failed == {
+        "lint", "layout of code", "spelling of prose", "one newline at the end", "no space at line ends"
+    }, done.stdout  # fmt: skip
