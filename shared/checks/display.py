@@ -14,13 +14,13 @@ _PASSED, _FAILED = "✓", "✗"
 def as_text(verdicts: list[Verdict]) -> str:
     """Write verdicts as lines: what was checked, and under a failure the evidence and the hint."""
     lines = []
-    for verdict in _said_once(verdicts):
+    for verdict in said_once(verdicts):
         lines.append(f"{_PASSED if verdict.passed else _FAILED} {verdict.exercise} · {verdict.check}{_where(verdict)}")
         lines += [f"    {line}" for line in (verdict.evidence + "\n" + verdict.hint).strip().splitlines()]
     return "\n".join(lines)
 
 
-def _said_once(verdicts: list[Verdict]) -> list[Verdict]:
+def said_once(verdicts: list[Verdict]) -> list[Verdict]:
     """One mistake may fail every check in the same words: say them at the first."""
     said: dict[tuple, str] = {}
     shown = []
@@ -37,7 +37,7 @@ def _said_once(verdicts: list[Verdict]) -> list[Verdict]:
 def as_html(verdicts: list[Verdict]) -> str:
     """Write verdicts as a table; sign and words carry the meaning, colour only helps."""
     rows = []
-    for verdict in _said_once(verdicts):
+    for verdict in said_once(verdicts):
         colour = "#1a7f37" if verdict.passed else "#b42318"
         sign = f"<td style='color:{colour};font-weight:bold'>{_PASSED if verdict.passed else _FAILED}</td>"
         name = f"<td style='text-align:left;white-space:nowrap'>{html.escape(verdict.exercise)} · {verdict.check}</td>"
