@@ -10,12 +10,15 @@ source say what a cell is:
     export     goes into solutions/<module>.py
     exercise   holds a `### BEGIN SOLUTION` region, blank in the lab   (grade_id="...")
     check      is graded                                              (grade_id="...", points=3)
+
+Colab opens one file, with no course beside it: in colab/ are the lessons and labs with a first cell that fetches it.
 """
 
 import argparse
 import hashlib
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,6 +107,24 @@ def module_of(chapter: Chapter) -> str:
     ).stdout
 
 
+def address() -> str:
+    """→ where the course is published, from the one place that says so"""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+
+
+def for_colab(notebook: nbformat.NotebookNode, folder: str) -> nbformat.NotebookNode:
+    """A lesson or lab, not executed, after two cells that fetch the course."""
+    there = f"~/{address().split('/')[-1]}"
+    words = (
+        "This copy is for Colab. Run the next cell first: it fetches the course, and installs what Colab lacks. To "
+        "keep what you write, *File > Save a copy in Drive*."
+    )
+    code = f"!test -d {there} || git clone --quiet --depth 1 {address()} {there}\n%run {there}/shared/colab.py {folder}"
+    first = [nbformat.v4.new_markdown_cell(words, id="colab-000"), nbformat.v4.new_code_cell(code, id="colab-001")]
+    notebook.cells = [*first, *notebook.cells]
+    return notebook
+
+
 def _without_markers(source: str) -> str:
     return "\n".join(line for line in source.splitlines() if line.strip() not in (_BEGIN, _END))
 
@@ -117,6 +138,8 @@ def products(chapter: Chapter) -> dict[Path, tuple[str, object]]:
         ROOT / "labs" / name: ("plain", lab_of(chapter)),
         ROOT / "solutions" / f"{module}.py": ("text", module_of(chapter)),
         ROOT / "solutions" / name: ("executed", solution_of(chapter)),
+        ROOT / "colab" / "chapters" / name: ("plain", for_colab(chapter.read("lesson"), "chapters")),
+        ROOT / "colab" / "labs" / name: ("plain", for_colab(lab_of(chapter), "labs")),
     }
 
 
@@ -168,6 +191,7 @@ def build(only: list[str], force: bool) -> None:
                 continue
             if kind == "executed":
                 content = execute(content, path.parent)
+            path.parent.mkdir(parents=True, exist_ok=True)
             nbformat.write(content, path)
 
 

@@ -1,0 +1,158 @@
+"""The doors for those who have nothing installed: badges, Colab, Codespaces.
+
+None of them was opened on the service itself. Tried is that each address is the course's, that each file it names is
+there; that a notebook opened on its own, with nothing beside it, fetches the course and runs; and that what Codespaces
+is told fits what `make lab` needs.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import nbformat
+import pytest
+import yaml
+from nbclient import NotebookClient
+
+from shared import build, colab
+
+ROOT = Path(__file__).parent.parent
+ADDRESS = build.address()
+NAME = ADDRESS.removeprefix("https://github.com/")  # OWNER/REPOSITORY
+README = (ROOT / "README.md").read_text()
+CONTAINER = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+
+
+# --- badges -----------------------------------------------------------------------------------------
+
+
+def badges() -> dict[str, str]:
+    """→ README's badges: what they say, and where they lead"""
+    return dict(re.findall(r"\[!\[([^]]+)\]\([^)]+\)\]\(([^)]+)\)", README))
+
+
+def test_every_badge_leads_to_the_course_and_to_a_file_that_is_there():
+    places = badges()
+    assert set(places) == {"Open in Colab", "Open in GitHub Codespaces"}
+    assert places["Open in GitHub Codespaces"] == f"https://codespaces.new/{NAME}"
+    prefix = f"https://colab.research.google.com/github/{NAME}/blob/main/"
+    assert places["Open in Colab"].startswith(prefix)
+    assert (ROOT / places["Open in Colab"].removeprefix(prefix)).is_file()
+
+
+def test_the_address_stands_nowhere_else_in_another_form():
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["repository-code"] == ADDRESS
+    assert set(re.findall(r"(?:github\.com/|codespaces\.new/|google\.com/github/)([\w-]+/[\w-]+)", README)) <= {
+        NAME,
+        "codespaces/badge",
+    }
+
+
+def test_the_version_and_the_licence_are_told_alike():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == project["version"]
+    assert (ROOT / "LICENSE").read_text().startswith(f"{citation['license']} License")
+
+
+# --- Colab ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory) -> str:
+    """→ the address of a git repository with the course as it stands here"""
+    folder = tmp_path_factory.mktemp("published")
+    for name in ("bootstrap.py", "constraints.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    for name in ("shared", "solutions", "chapters", "labs"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for command in (["init", "--quiet"], ["add", "--all"], [*author, "commit", "--quiet", "--message", "all"]):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+    return f"file://{folder}"
+
+
+def opened_alone(path: Path, published: str, place: Path) -> nbformat.NotebookNode:
+    """Run a notebook of colab/ up to its first check, in an empty folder and home."""
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells[1].source = notebook.cells[1].source.replace(ADDRESS, published)
+    checks = [n for n, cell in enumerate(notebook.cells) if "check" in cell.metadata.get("tags", [])]
+    notebook.cells = [
+        *notebook.cells[: checks[0] + 1],
+        nbformat.v4.new_code_cell("import shared; print(shared.__file__)"),
+    ]
+    home = place / "home"
+    home.mkdir()
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    client = NotebookClient(notebook, timeout=120, allow_errors=True, resources={"metadata": {"path": str(place)}})
+    client.execute(env={**environment, "HOME": str(home)})
+    return notebook
+
+
+def test_a_notebook_opened_alone_fetches_the_course_and_runs(published, tmp_path):
+    lab = opened_alone(ROOT / "colab" / "labs" / "02_manual_ddp.ipynb", published, tmp_path)
+    fetched = tmp_path / "home" / NAME.split("/")[1]
+    said, check, module = (lab.cells[n].outputs for n in (1, -2, -1))
+    assert said[0].text.startswith(f"The course is in {fetched}, with torch "), said
+    assert check[-1].ename == "CheckFailed" and "it is not written yet" in str(check)
+    assert module[0].text == f"{fetched}/shared/__init__.py\n"
+
+
+def test_only_what_is_missing_is_installed_and_torch_stays(monkeypatch):
+    there = set(colab.MODULES.values()) - {"ipyparallel", "sklearn"}
+    monkeypatch.setattr(colab.importlib.util, "find_spec", lambda module: module if module in there else None)
+    assert [pin.split("==")[0] for pin in colab.missing_pins()] == ["ipyparallel", "scikit-learn"]
+    assert all("==" in pin for pin in colab.missing_pins())
+
+
+def test_the_packages_for_colab_are_declared(monkeypatch):
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert set(colab.MODULES) <= set(declared)
+
+
+def test_a_torch_older_than_tested_is_told_and_another_is_not(monkeypatch):
+    for version, told in (("2.10.0+cu128", True), ("2.11.0+cu128", False), ("2.13.0", False), ("3.0.1", False)):
+        monkeypatch.setattr(colab.importlib.metadata, "version", lambda _, version=version: version)
+        assert ("older than" in colab.word_on_torch()) == told
+
+
+def test_packages_that_cannot_be_installed_stop_with_pips_words():
+    with pytest.raises(SystemExit, match="pip could not install no-such-package==1"):
+        colab.install(["no-such-package==1", "--no-index", "--find-links=/nowhere"])
+
+
+# --- Codespaces -------------------------------------------------------------------------------------
+
+
+def test_what_codespaces_runs_first_is_what_make_lab_needs():
+    shown = subprocess.run(["make", "--dry-run", "lab"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert CONTAINER["postCreateCommand"] in shown.splitlines()
+    hint = subprocess.run(CONTAINER["postAttachCommand"], shell=True, capture_output=True, text=True, check=True).stdout
+    targets = (ROOT / "Makefile").read_text()
+    assert all(f"\n{target}:" in targets for target in re.findall(r"make (\w+)", hint)) and "make lab" in hint
+
+
+def test_jupyterlab_listens_where_codespaces_forwards_and_lets_its_address_in():
+    """A page from another address than the server's own gets no kernel, unless it is allowed."""
+    shell = 'set -- $LAB_ARGS; printf "%s\\n" "$@"'  # as make has it: in no quotes
+    environment = {**os.environ, **CONTAINER["containerEnv"]}
+    words = subprocess.run(
+        ["sh", "-c", shell], cwd=ROOT, env=environment, capture_output=True, text=True
+    ).stdout.split()
+    assert "--no-browser" in words
+    assert [f"--port={port}" for port in CONTAINER["forwardPorts"]] == [w for w in words if w.startswith("--port")]
+    (pattern,) = [word.split("=", 1)[1] for word in words if "allow_origin_pat" in word]
+    assert re.match(pattern, "https://a-name-8888.app.github.dev") and not re.match(pattern, "https://example.org")
+    shown = subprocess.run(
+        ["make", "--dry-run", "lab"], cwd=ROOT, env=environment, capture_output=True, text=True
+    ).stdout
+    assert CONTAINER["containerEnv"]["LAB_ARGS"] in shown
+
+
+def test_vs_code_uses_the_environment_that_is_made():
+    python = CONTAINER["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"]
+    assert python == "${containerWorkspaceFolder}/.venv/bin/python"
