@@ -1,0 +1,181 @@
+"""A training as drawn, what a rank does with it, and what one process with all the data does."""
+
+import contextlib
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from solutions.bucketed_ddp import BucketedDDP
+from solutions.manual_ddp import ManualDDP, broadcast_state
+from solutions.overlapped_ddp import OverlappedDDP
+from solutions.zero1 import ZeRO1
+from solutions.zero2 import ZeRO2
+from solutions.zero3 import ZeRO3
+from tests.drawn_models import INPUTS, OUTPUTS, Model, Net
+
+SAMPLES = 12  # of a micro-batch, over all ranks: 1, 2, 3 and 4 divide it
+
+
+@dataclass(frozen=True)
+class Training:
+    wrapper: str
+    net: Net
+    rates: tuple[float, ...]  # the learning rate of each step
+    optimizer: str = "SGD"
+    options: tuple[tuple[str, object], ...] = ()
+    accumulate: int = 1  # micro-batches of a step
+    no_sync: bool = True  # for all of them but the last, where the wrapper has it
+    cap_mb: float = 25.0
+    max_norm: float | None = None
+    second_group: bool = False  # of parameters, which learns more slowly
+    set_to_none: bool = True
+    reshard_after_forward: bool = True
+    prefetch: int = 1
+
+    def micro_batch(self, step: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        draw = torch.Generator().manual_seed(1000 * step + number)
+        x = torch.randn(SAMPLES, INPUTS, generator=draw, dtype=torch.float64)
+        return x, torch.randn(SAMPLES, OUTPUTS, generator=draw, dtype=torch.float64)
+
+    def loss(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (model(x) - y).square().mean() / self.accumulate
+
+    @property
+    def optimizer_cls(self) -> type[torch.optim.Optimizer]:
+        return getattr(torch.optim, self.optimizer)
+
+    def groups_of(self, module: nn.Module) -> list[dict]:
+        """Every other parameter learns more slowly, if there are to be two groups."""
+        parameters = list(module.parameters())
+        if not self.second_group:
+            return [{"params": parameters}]
+        return [{"params": parameters[::2]}, {"params": parameters[1::2], "weight_decay": 0.2}]
+
+    def set_rates(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        for number, group in enumerate(optimizer.param_groups):
+            group["lr"] = self.rates[step] / (1 + number)
+
+
+# -- one process
+
+
+def alone(training: Training, steps: range | None = None) -> tuple[Model, torch.optim.Optimizer, list[float]]:
+    """Train with all the data. → the model, its optimizer, the norms of gradients before they are clipped"""
+    model, norms = Model(training.net), []
+    optimizer = training.optimizer_cls(groups_of_one(training, model), lr=0.0, **dict(training.options))
+    for step in range(len(training.rates)) if steps is None else steps:
+        optimizer.zero_grad()
+        for number in range(training.accumulate):
+            training.loss(model, *training.micro_batch(step, number)).backward()
+        trained = [each for each in model.parameters() if each.requires_grad]
+        for each in trained:
+            each.grad = torch.zeros_like(each) if each.grad is None else each.grad
+        norm = nn.utils.clip_grad_norm_(trained, training.max_norm or float("inf"))
+        norms += [norm.item()] if training.max_norm else []
+        training.set_rates(optimizer, step)
+        optimizer.step()
+    return model, optimizer, norms
+
+
+def groups_of_one(training: Training, module: nn.Module) -> list[dict]:
+    return training.groups_of(module) if training.wrapper in TAKE_GROUPS else [{"params": list(module.parameters())}]
+
+
+# -- on a rank
+
+
+def manual_ddp(training: Training, module: nn.Module, group):
+    return ManualDDP(module, group), plain_optimizer(training, module)
+
+
+def bucketed_ddp(training: Training, module: nn.Module, group):
+    return BucketedDDP(module, training.cap_mb, group), plain_optimizer(training, module)
+
+
+def overlapped_ddp(training: Training, module: nn.Module, group):
+    return OverlappedDDP(module, training.cap_mb, group), plain_optimizer(training, module)
+
+
+def zero1(training: Training, module: nn.Module, group):
+    broadcast_state(module, group)
+    options = dict(training.options)
+    return module, ZeRO1(training.groups_of(module), training.optimizer_cls, group, lr=0.0, **options)
+
+
+def zero2(training: Training, module: nn.Module, group):
+    options = dict(training.options)
+    model = ZeRO2(module, training.optimizer_cls, training.cap_mb, group, lr=0.0, **options)
+    return model, model
+
+
+def zero3(training: Training, module: nn.Module, group):
+    options = {"prefetch": training.prefetch, "reshard_after_forward": training.reshard_after_forward}
+    model = ZeRO3(module, group=group, **options)
+    return model, training.optimizer_cls(model.parameters(), lr=0.0, **dict(training.options))
+
+
+def plain_optimizer(training: Training, module: nn.Module) -> torch.optim.Optimizer:
+    return training.optimizer_cls(training.groups_of(module), lr=0.0, **dict(training.options))
+
+
+DDP = {"manual_ddp": manual_ddp, "bucketed_ddp": bucketed_ddp, "overlapped_ddp": overlapped_ddp}
+ZERO = {"zero1": zero1, "zero2": zero2, "zero3": zero3}
+WRAPPERS = DDP | ZERO
+TAKE_GROUPS = (*DDP, "zero1")
+
+
+class Rank:
+    """A training on one rank: each begins with values of its own, which the first one's must replace."""
+
+    def __init__(self, group, training: Training):
+        self.training, self.group = training, group
+        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
+        self.module = Model(training.net, self.rank)
+        self.model, self.optimizer = WRAPPERS[training.wrapper](training, self.module, group)
+        self.groups = getattr(self.optimizer, "optimizer", self.optimizer)  # ZeRO2 keeps its own
+        self.norms: list[float] = []
+
+    def backward(self, step: int) -> None:
+        """Run backward on this rank's samples of all micro-batches, and synchronise."""
+        self.optimizer.zero_grad(set_to_none=self.training.set_to_none)
+        for number in range(self.training.accumulate):
+            x, y = self.training.micro_batch(step, number)
+            own = slice(self.rank, None, self.world_size)
+            last = number == self.training.accumulate - 1
+            with self.model.no_sync() if self.silent and not last else contextlib.nullcontext():
+                self.training.loss(self.model, x[own], y[own]).backward()
+                if self.eager or last:
+                    getattr(self.model, "finish_gradient_sync", lambda: None)()
+
+    @property
+    def silent(self) -> bool:
+        return self.training.no_sync and hasattr(self.model, "no_sync")
+
+    @property
+    def eager(self) -> bool:
+        """Does each micro-batch send its gradients?"""
+        return not self.silent and (not self.training.no_sync or hasattr(self.model, "units"))
+
+    def step(self, step: int) -> None:
+        if self.training.max_norm:
+            self.norms.append(self.clip().item())
+        self.training.set_rates(self.groups, step)
+        self.optimizer.step()
+
+    def clip(self) -> torch.Tensor:
+        for each in (self.model, self.optimizer):
+            if hasattr(each, "clip_grad_norm_"):
+                return each.clip_grad_norm_(self.training.max_norm)
+        trained = [each for each in self.module.parameters() if each.requires_grad]
+        return nn.utils.clip_grad_norm_(trained, self.training.max_norm)
+
+    def train(self, steps: range | None = None) -> None:
+        for step in range(len(self.training.rates)) if steps is None else steps:
+            self.backward(step)
+            self.step(step)
+
+    def whole_state(self) -> dict[str, torch.Tensor]:
+        full = getattr(self.model, "full_state_dict", self.module.state_dict)()
+        return {name: value.detach().clone() for name, value in full.items()}
