@@ -23,6 +23,11 @@ from shared import deepspeed_engine, devices, hosts, ranks, tables
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("torch", "jupyterlab", "ipywidgets", "ipyparallel", "matplotlib", "nbval", "pytest")
+LAB_PORT = 8888  # JupyterLab's first choice
+OPTIONAL = (  # names of a program, its package on Debian, what it is for
+    (("chromium", "chromium-browser", "google-chrome"), "chromium", "the browser tests"),
+    (("bwrap",), "bubblewrap", "grading"),
+)
 LEAST_FREE_GB, LEAST_MEMORY_GB = 1.0, 2.0
 
 
@@ -66,6 +71,14 @@ def loopback() -> Iterator[Finding]:
         yield Finding("loopback ports", str(error), "let processes of this machine talk on 127.0.0.1", needed=True)
 
 
+def lab_port() -> Iterator[Finding]:
+    with contextlib.closing(socket.socket()) as client:
+        client.settimeout(2)
+        taken = client.connect_ex(("127.0.0.1", LAB_PORT)) == 0
+    advice = "make lab takes the next one, and prints it" if taken else ""
+    yield Finding(f"port {LAB_PORT}", "taken" if taken else "free", advice)
+
+
 def resources() -> Iterator[Finding]:
     cores, memory_gb = os.cpu_count() or 1, psutil.virtual_memory().available / 1e9
     few = "4 ranks share them: values and bytes are right, times are ratios within a run"
@@ -85,9 +98,10 @@ def gpus() -> Iterator[Finding]:
     none = "nothing: ranks use gloo on the CPU"
     shared = "" if count >= 4 else f"lessons with {count + 1} ranks or more share them through gloo"
     yield Finding("GPUs", f"{count} {names}".strip(), shared if count else none)
-    if count:
-        has_nccl = dist.is_nccl_available()
-        yield Finding("NCCL", "there" if has_nccl else "missing", "" if has_nccl else "install torch's CUDA build")
+    if dist.is_nccl_available():
+        yield Finding("NCCL", ".".join(map(str, torch.cuda.nccl.version())))
+    else:
+        yield Finding("NCCL", "missing", "install torch's CUDA build" if count else "nothing: it is for GPUs")
 
 
 def links() -> Iterator[Finding]:
@@ -99,6 +113,13 @@ def links() -> Iterator[Finding]:
 def peers() -> Iterator[Finding]:
     why = deepspeed_engine.why_not()
     yield Finding("DeepSpeed", "no" if why else importlib.metadata.version("deepspeed"), why or "")
+
+
+def programs() -> Iterator[Finding]:
+    """What students do not need."""
+    for names, package, purpose in OPTIONAL:
+        path = next(filter(None, map(shutil.which, names)), None)
+        yield Finding(package, path or "no", "" if path else f"nothing, but for {purpose}: apt-get install {package}")
 
 
 def two_ranks() -> Iterator[Finding]:
@@ -129,7 +150,7 @@ def _total() -> float:
     return total.item()
 
 
-LOOKS = (python, packages, loopback, resources, gpus, links, peers, two_ranks)
+LOOKS = (python, packages, loopback, lab_port, resources, gpus, links, peers, programs, two_ranks)
 
 
 def table(findings: list[Finding]) -> tables.Table:

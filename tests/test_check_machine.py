@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import os
+import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,6 +16,10 @@ import pytest
 from shared import check_machine, deepspeed_engine, devices, hosts, ranks
 
 ROOT = Path(__file__).parent.parent
+TOLD = (
+    *("Python", "torch", "jupyterlab", "loopback ports", "port 8888", "cores", "free memory", "free disk", "GPUs"),
+    *("NCCL", "shaped links", "DeepSpeed", "chromium", "bubblewrap", "two ranks"),
+)
 
 
 def advice_of(look) -> dict[str, str]:
@@ -26,6 +32,10 @@ def test_on_this_machine_the_course_can_run():
     )
     assert done.returncode == 0, done.stdout
     assert "The course can run here." in done.stdout and "start and add up in" in done.stdout
+    lines = done.stdout.splitlines()
+    for what in TOLD:
+        (line,) = [line for line in lines if line.startswith(f"{what} ")]
+        assert len(re.split(r"\s{2,}", line)) == 3, line  # what, what was found, and OK or what to do
 
 
 def test_an_old_python_stops(monkeypatch):
@@ -73,7 +83,34 @@ def test_gpus_are_counted(monkeypatch, count, said):
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
     found = advice_of(check_machine.gpus)
     assert said in found["GPUs"] and bool(found["GPUs"]) == bool(said)
-    assert ("NCCL" in found) == bool(count) and "CUDA build" in found.get("NCCL", "CUDA build")
+    assert ("CUDA build" if count else "it is for GPUs") in found["NCCL"]
+
+
+def test_nccls_version_is_told(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
+    (found,) = [each for each in check_machine.gpus() if each.what == "NCCL"]
+    assert (found.found, found.advice) == ("2.28.9", "")
+
+
+def test_a_taken_port_is_told_and_does_not_stop(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(check_machine, "LAB_PORT", server.getsockname()[1])
+        (taken,) = check_machine.lab_port()
+    (free,) = check_machine.lab_port()
+    assert taken.found == "taken" and "the next one" in taken.advice and not taken.stops
+    assert (free.found, free.advice) == ("free", "")
+
+
+@pytest.mark.parametrize("there", [[], ["bwrap", "chromium-browser"]])
+def test_programs_for_tests_and_grading_are_optional(monkeypatch, there):
+    monkeypatch.setattr(shutil, "which", lambda name: name if name in there else None)
+    browser, sandbox = check_machine.programs()
+    assert not browser.stops and not sandbox.stops
+    assert bool(browser.advice) == bool(sandbox.advice) == (not there)
+    assert there or ("the browser tests" in browser.advice and "apt-get install bubblewrap" in sandbox.advice)
 
 
 def test_what_is_merely_missing_does_not_stop(monkeypatch):
