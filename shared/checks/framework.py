@@ -144,10 +144,12 @@ class Exercise:
 
         Raises: CheckFailed after showing every verdict.
         """
+        from shared import progress
         from shared.checks import display
 
         verdicts = run_exercise(self)
         display.show(verdicts)
+        progress.record(self, verdicts)
         failed = [verdict.check for verdict in verdicts if not verdict.passed]
         if failed:
             raise CheckFailed(f"Exercise {self.number}, {self.piece}: not there yet ({', '.join(failed)}).")

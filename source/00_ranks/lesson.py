@@ -17,6 +17,11 @@
 #
 # You need PyTorch tensors, and nothing about distributed training.
 
+# %%
+from shared import progress
+
+progress.show()  # run this cell again to see where you are
+
 # %% [markdown]
 # ## Why more than one process
 #

@@ -1,0 +1,321 @@
+"""A student's progress: what is kept, from where, whatever the file holds, and what the start page makes of it."""
+
+import importlib
+import json
+import multiprocessing
+import os
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import nbformat
+import pytest
+from jupyter_client.manager import start_new_kernel
+
+from shared import build, labs, magic, progress, progress_page, release
+from shared.checks import first_collectives, framework
+
+NAMES = ("sum_over_ranks", "global_mean", "pass_right", "log_mean_loss", "broadcast_by_hand")  # the last one a stretch
+CHAPTERS = [chapter.name for chapter in build.chapters()]
+
+
+@pytest.fixture
+def course(tmp_path, monkeypatch) -> Path:
+    """A folder with labs 00 and 01, of which 00 is open in JupyterLab."""
+    for name in CHAPTERS[:2]:
+        for folder in ("labs", "chapters"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            shutil.copy(build.ROOT / folder / f"{name}.ipynb", tmp_path / folder)
+    monkeypatch.setattr(progress, "ROOT", tmp_path)
+    monkeypatch.setattr(progress, "FILE", tmp_path / "progress.jsonl")
+    monkeypatch.setattr(magic, "in_jupyterlab", lambda: True)
+    monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "labs" / "00_ranks.ipynb"))
+    return tmp_path
+
+
+def check(name: str, failed: tuple[str, ...] = ()) -> None:
+    """Record a run of one of lab 00's exercises that has the checks `values` and `wire`."""
+    verdicts = [framework.Verdict(name, each, each not in failed) for each in ("values", "wire")]
+    progress.record(getattr(first_collectives, name), verdicts)
+
+
+def page() -> progress_page.Page:
+    return progress_page.Page(*progress.runs())
+
+
+def run(exercise: str, passed: bool = True, at: str = "2026-01-02T10:00:00+00:00") -> progress.Run:
+    return progress.Run(at, exercise, ("values",) if passed else (), () if passed else ("values",))
+
+
+# -- what is kept
+
+
+def test_a_run_in_a_lab_is_kept_with_what_passed_and_when(course):
+    check("sum_over_ranks", failed=("wire",))
+    check("sum_over_ranks")
+    first, second = progress.runs()[0]
+    assert (first.exercise, first.passed, first.failed) == ("first_collectives.sum_over_ranks", ("values",), ("wire",))
+    assert (second.passed, second.failed) == (("values", "wire"), ())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d", first.at)
+    assert "Never used for grading" in (course / "progress.jsonl").read_text()
+
+
+@pytest.mark.parametrize("notebook", ["solutions/00_ranks.ipynb", "00_ranks.ipynb", "labs/mine/00_ranks.ipynb", ""])
+def test_a_run_anywhere_else_is_not(course, monkeypatch, notebook):
+    monkeypatch.setenv("JPY_SESSION_NAME", str(course / notebook) if notebook else "")
+    check("sum_over_ranks")
+    assert progress.runs() == ([], "") and not (course / "progress.jsonl").exists()
+
+
+def test_a_program_that_executes_a_lab_is_not_and_sees_a_newcomers_page(course, monkeypatch, capsys):
+    check("sum_over_ranks")
+    kept = (course / "progress.jsonl").read_bytes()
+    monkeypatch.setattr(magic, "in_jupyterlab", lambda: False)
+    check("global_mean")
+    assert (course / "progress.jsonl").read_bytes() == kept
+
+
+def test_each_lab_calls_the_exercises_that_are_recorded_by_the_same_name():
+    found, unreadable = labs.labs(build.ROOT)
+    assert [lab.file for lab in found] == [f"{name}.ipynb" for name in CHAPTERS] and not unreadable
+    for lab in found:
+        notebook = nbformat.read(build.ROOT / "labs" / lab.file, as_version=4)
+        marks = [cell.metadata["nbgrader"] for cell in notebook.cells if "nbgrader" in cell.metadata]
+        assert [mark["points"] for mark in marks if mark["grade"]] == [each.points for each in lab.exercises]
+        for each in lab.exercises:
+            module, name = each.key.split(".")
+            exercise = getattr(importlib.import_module(f"shared.checks.{module}"), name)
+            assert progress._name_of(exercise) == each.key
+    assert [each.name for lab in found[:2] for each in lab.exercises if each.stretch] == [
+        "broadcast_by_hand",
+        "direct_reduce_scatter",
+    ]
+
+
+def add_runs(file: Path, exercise: str, count: int, barrier) -> None:
+    progress.FILE = file
+    barrier.wait()
+    for _ in range(count):
+        progress._append(run(exercise))
+
+
+def test_notebooks_that_write_at_once_lose_nothing(course):
+    context, names = multiprocessing.get_context("fork"), [f"lab.{number}" for number in range(4)]
+    barrier = context.Barrier(len(names))
+    writers = [context.Process(target=add_runs, args=(progress.FILE, name, 200, barrier)) for name in names]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+    found, problem = progress.runs()
+    assert problem == "" and all([each.exercise for each in found].count(name) == 200 for name in names)
+
+
+# -- whatever the file holds
+
+FOREIGN = {
+    "cut short": b'\n{"at": "2026-01-01T00:00:0',
+    "not text": bytes(range(256)),
+    "not ours": b'{"at": 1, "exercise": [], "passed": ["a"], "failed": []}\n[]\n7\nnull\n{"passed": 3}',
+    "deep": b"[" * 100_000,
+    "says nothing": b'{"at": "", "exercise": "first_collectives.pass_right", "passed": [], "failed": []}',
+}
+
+
+@pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
+def test_what_cannot_be_read_is_told_once_and_spoils_no_other_line(course, capsys, content):
+    check("sum_over_ranks")
+    with (course / "progress.jsonl").open("ab") as file:
+        file.write(b"\n" + content)
+    check("global_mean")
+    assert [each.exercise.split(".")[1] for each in progress.runs()[0]] == ["sum_over_ranks", "global_mean"]
+    progress.show()
+    assert capsys.readouterr().out.count("cannot be read") == 1
+
+
+@pytest.mark.parametrize("kind", ["a folder", "nowhere", "too large"])
+def test_a_file_that_cannot_be_used_breaks_neither_check_nor_page(course, monkeypatch, capsys, kind):
+    if kind == "a folder":
+        progress.FILE.mkdir()
+    elif kind == "nowhere":
+        monkeypatch.setattr(progress, "FILE", course / "labs" / "00_ranks.ipynb" / "progress.jsonl")
+    else:
+        monkeypatch.setattr(progress, "MOST_BYTES", 10)
+        progress.FILE.write_text("a record of something else")
+    check("sum_over_ranks")
+    said = capsys.readouterr().out
+    assert said.count("\n") == (kind != "too large") and ("cannot be written" in said) == (kind != "too large")
+    progress.show()
+    shown = capsys.readouterr().out
+    assert shown.startswith("Next: read chapters/00_ranks.ipynb, then do labs/00_ranks.ipynb.")
+    assert "progress.jsonl" in shown.splitlines()[1] or kind == "nowhere"
+
+
+def test_a_disk_that_is_full_is_told(course, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "FILE", Path("/dev/full"))
+    if not progress.FILE.exists():
+        pytest.skip("there is no /dev/full here")
+    check("sum_over_ranks")
+    assert "cannot be written (No space left on device)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"metadata": {"course": {"module": "x"}}, "cells": [7]}'])
+def test_a_lab_that_cannot_be_read_is_named_and_the_others_shown(course, content):
+    (course / "labs" / "01_collectives.ipynb").write_text(content)
+    (course / "labs" / "00_ranks-Copy1.ipynb").write_text(content)  # no lesson: not one of the course's
+    check("sum_over_ranks")
+    shown = page().as_text()
+    assert "Not readable as a lab: 01_collectives.ipynb." in shown and "Lab 00" in shown and "Copy" not in shown
+
+
+# -- what is shown
+
+
+def test_passed_is_all_checks_in_one_run_and_stays(course):
+    check("sum_over_ranks", failed=("wire",))
+    check("sum_over_ranks", failed=("values",))
+    assert "✗ sum_over_ranks" in page().as_text() and "0 of 5 exercises, 0 of 15 points" in page().as_text()
+    check("sum_over_ranks")
+    assert "✓ sum_over_ranks" in page().as_text() and "1 of 5 exercises, 2 of 15 points" in page().as_text()
+    assert "last run" not in page().as_text()
+    check("sum_over_ranks", failed=("wire",))
+    shown = page().as_text()
+    assert "✓ sum_over_ranks" in shown and "1 of 5 exercises, 2 of 15 points" in shown
+    assert re.search(r"sum_over_ranks, last run on \S+ \(it passed on \S+\): ✗ wire; ✓ values", shown)
+
+
+@pytest.mark.parametrize(
+    ("runs", "next_step"),
+    [
+        ([], "read chapters/00_ranks.ipynb, then do labs/00_ranks.ipynb"),
+        ([("00", NAMES[0], False)], "sum_over_ranks in labs/00_ranks.ipynb"),
+        ([("00", name, True) for name in NAMES[:2]], "pass_right in labs/00_ranks.ipynb"),
+        ([("00", NAMES[0], True), ("00", NAMES[0], False)], "global_mean in labs/00_ranks.ipynb"),
+        # a stretch can wait
+        ([("00", name, True) for name in NAMES[:4]], "read chapters/01_collectives.ipynb, then do labs/01_coll"),
+        # who begins elsewhere is left there, and comes round again
+        ([("01", "ring_step", True)], "ring_reduce_scatter in labs/01_collectives.ipynb"),
+        ([("01", None, True)], "read chapters/00_ranks.ipynb, then do labs/00_ranks.ipynb"),
+        ([*[("00", name, True) for name in NAMES[:4]], ("01", None, True)], "broadcast_by_hand in labs/00_ranks.ipynb"),
+    ],
+)
+def test_the_next_step(course, runs, next_step):
+    modules = {"00": "first_collectives", "01": "collectives"}
+    everything = [each.key for each in labs.labs(course)[0][1].exercises]
+    found = []
+    for lab, name, passed in runs:
+        keys = [f"{modules[lab]}.{name}"] if name else everything
+        found += [run(key, passed) for key in keys]
+    assert progress_page.Page(found).as_text().startswith(f"Next: {next_step}")
+
+
+def test_when_all_has_passed_and_where_there_is_nothing(course):
+    found = [run(each.key) for lab in labs.labs(course)[0] for each in lab.exercises]
+    assert progress_page.Page(found).as_text().startswith("Every exercise in this folder has passed.")
+    shutil.rmtree(course / "labs")
+    assert progress_page.Page(found).as_text().startswith("There are no labs in this folder.")
+
+
+class Links(HTMLParser):
+    def __init__(self, text: str):
+        super().__init__()
+        self.found, self.words = [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "a":
+            self.found.append(dict(attrs)["href"])
+
+    def handle_data(self, data):
+        self.words += data
+
+
+def test_links_lead_to_notebooks_and_cells_that_there_are(course):
+    check("sum_over_ranks")
+    links = Links(page().as_html()).found
+    assert "../labs/00_ranks.ipynb#cell-id=lab-006" in links  # the heading of exercise 0.2
+    assert {"../chapters/01_collectives.ipynb", "../labs/01_collectives.ipynb"} <= set(links)
+    for link in links:
+        path, _, cell_id = link.partition("#cell-id=")
+        notebook = nbformat.read(course / "chapters" / path, as_version=4)
+        assert not cell_id or cell_id in [cell.id for cell in notebook.cells]
+
+
+def test_the_page_says_the_same_without_html_and_shows_no_code_of_a_notebook(course):
+    path = course / "labs" / "00_ranks.ipynb"
+    path.write_text(path.read_text().replace("Lab 00 · First", "Lab 00 · <script>"))
+    check("sum_over_ranks")
+    check("pass_right", failed=("values",))
+    shown = page().as_html()
+    assert "<script>" not in shown
+    words = Links(shown).words
+    for said in ("✓ sum_over_ranks", "✗ pass_right", "– global_mean", "✗ values; ✓ wire", "1 of 12 exercises", "tried"):
+        assert said in words and said in page().as_text()
+
+
+def test_the_built_start_page_is_a_newcomers():
+    lesson = nbformat.read(build.ROOT / "chapters" / f"{CHAPTERS[0]}.ipynb", as_version=4)
+    cell = next(cell for cell in lesson.cells if cell.cell_type == "code")
+    data = cell.outputs[0].data
+    newcomers = progress_page.Page([])
+    assert (data["text/plain"], data["text/html"]) == (newcomers.as_text(), newcomers.as_html())
+
+
+# -- in earnest
+
+START = """
+from shared import progress, ranks
+from shared.checks import first_collectives as check
+ranks.start(world_size=2)
+"""
+WRONG = """%%ranks
+def sum_over_ranks(value): return value
+"""
+RIGHT = """%%ranks
+def sum_over_ranks(value):
+    total = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(total)
+    return total.item()
+"""
+JUPYTERLAB = {"deletedCells": []}
+
+
+def test_checks_in_a_bundles_lab_come_to_its_start_page(tmp_path, monkeypatch):
+    release.write(1, tmp_path)
+    folder = tmp_path / "distributed-training-01"
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("JPY_SESSION_NAME", str(folder / "labs" / "00_ranks.ipynb"))
+    manager, client = start_new_kernel(cwd=str(folder / "labs"), env=dict(os.environ))
+
+    def execute(code: str, asked_by: dict) -> str:
+        content = {"code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
+        request = client.session.msg("execute_request", content, metadata=asked_by)
+        client.shell_channel.send(request)
+        shown = ""
+        while True:
+            message = client.get_iopub_msg(timeout=60)
+            if message["parent_header"].get("msg_id") == request["header"]["msg_id"]:
+                shown += str(message["content"].get("data", {}).get("text/plain", ""))
+                if message["content"].get("execution_state") == "idle":
+                    return shown
+
+    try:
+        execute(START, {})
+        execute(RIGHT, {})
+        assert "✓ sum_over_ranks · values" in execute("check.sum_over_ranks()", {})
+        assert not (folder / "progress.jsonl").exists()  # a program ran the lab
+        execute(WRONG, JUPYTERLAB)
+        execute("check.sum_over_ranks()", JUPYTERLAB)
+        assert "✗ sum_over_ranks  – global_mean" in execute("progress.show()", JUPYTERLAB)
+        execute(RIGHT, JUPYTERLAB)
+        execute("check.sum_over_ranks()", JUPYTERLAB)
+        shown = execute("progress.show()", JUPYTERLAB)
+        assert shown.startswith("Next: global_mean in labs/00_ranks.ipynb.") and "✓ sum_over_ranks" in shown
+        assert "1 of 12 exercises" in shown  # those of the two labs in the bundle
+        assert execute("progress.show()", {}) == progress_page.Page([]).as_text()
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    lines = (folder / "progress.jsonl").read_text().split()
+    assert lines.count(json.dumps("first_collectives.sum_over_ranks") + ",") == 2
