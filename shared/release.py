@@ -13,6 +13,7 @@ import ast
 import functools
 import hashlib
 import io
+import re
 import shutil
 import sys
 import zipfile
@@ -48,6 +49,7 @@ def bundle(number: int) -> dict[str, bytes]:
     if number not in known:
         raise ReleaseError(f"there is no chapter {number:02d}: {', '.join(f'{each:02d}' for each in sorted(known))}")
     files = {name: (ROOT / name).read_bytes() for name in TOP}
+    files["README.md"] = students_readme(files["README.md"].decode(), number).encode()
     for path in sorted((ROOT / "shared").rglob("*")):
         if path.suffix in (".py", ".txt", ".md") and path.name not in INSTRUCTORS:
             files[path.relative_to(ROOT).as_posix()] = path.read_bytes()
@@ -66,6 +68,18 @@ def bundle(number: int) -> dict[str, bytes]:
     if found:
         raise ReleaseError("the bundle would give answers away: " + "; ".join(found))
     return dict(sorted(files.items()))
+
+
+def students_readme(text: str, number: int) -> str:
+    """README without what a bundle does not hold: the course's own parts, chapters and solutions still to come."""
+    text = re.sub(r"<!-- course only.*?<!-- /course only -->\n+", "", text, flags=re.DOTALL)
+    lines = []
+    for line in text.splitlines():
+        row = re.match(r"\| (\d\d)\b", line)
+        if line.startswith(COURSES_OWN) or (row and int(row[1]) > number):
+            continue
+        lines.append(re.sub(r"\[\d\d]\(solutions/[^)]*\)", "*later*", line) if row and int(row[1]) == number else line)
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _modules(finished: list[Chapter]) -> dict[str, bytes]:

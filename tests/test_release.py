@@ -12,6 +12,7 @@ import nbformat
 import pytest
 
 from shared import build, release
+from tests import links
 
 ROOT = Path(__file__).parent.parent
 CHAPTERS = {release.number_of(chapter): chapter for chapter in build.chapters()}
@@ -43,6 +44,18 @@ def test_a_bundle_has_the_lessons_and_labs_up_to_its_chapter_and_solutions_befor
             assert (f"{folder}/{chapter.name}.ipynb" in names) == (number >= first)
     assert {"README.md", "Makefile", "shared/ranks.py", "shared/checks/framework.py"} <= names
     assert not names & {"shared/build.py", "shared/release.py"} and not any(name.startswith("source") for name in names)
+
+
+@pytest.mark.parametrize("number", CHAPTERS)
+def test_a_bundles_readme_is_of_what_is_in_it(bundles, number):
+    files = bundles[number]
+    texts = {name: content.decode() for name, content in files.items() if name.endswith((".md", ".ipynb"))}
+    folders = {parent.as_posix() for name in files for parent in Path(name).parents}
+    assert links.broken(texts, lambda target: target in files or target in folders) == []
+    rows = [line for line in texts["README.md"].splitlines() if line.startswith("| 0")]
+    assert len(rows) == number + 1 and "solutions/" not in rows[-1] and all("solutions/" in row for row in rows[:-1])
+    for word in ("course only", "make test", "Colab", "Codespaces", "make mutants"):
+        assert word not in texts["README.md"]
 
 
 @pytest.mark.parametrize("number", CHAPTERS)
