@@ -26,6 +26,7 @@ from shared.build import ROOT, Chapter, chapters
 ENVIRONMENT = ("Makefile", "bootstrap.py", "pyproject.toml", "constraints.txt", "environment.yml")
 TOP = ("README.md", "labs/AGENTS.md", *ENVIRONMENT)
 INSTRUCTORS = ("build.py", "release.py", "submissions.py")  # of shared/
+COURSES_OWN = ("make test", "| Colab", "| Codespaces")  # lines of README.md, beside the parts that are marked there
 SCRIPTS_FROM = {"simple_ddp.py": 3, "gradient_sync_visualizer.py": 4}  # each shows what the lab before asks for
 WINDOW_LINES = 4  # as many lines of a solution in a row are no coincidence
 FOLDER = ROOT / "build" / "release"
