@@ -1,7 +1,8 @@
 """Run the course's checks, phase by phase: `python -m tests.run [lint] [unit] [notebooks]`.
 
-Every phase runs, even after one that failed. A phase that hangs is ended with all that it started. The
-last line sums up the pytest phases: `N passed, N failed`. The exit code is 0 if every phase passed.
+Every phase runs, even after one that failed. A phase that hangs is ended with all that it started. The unit
+phase must also have caught every wrong solution of tests/mutants/ and passed every right one. The last line
+sums up the pytest phases: `N passed, N failed`. The exit code is 0 if every phase passed.
 """
 
 import argparse
@@ -18,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+
+from tests import mutation_results
 
 PROFILED_FILES = 8  # of each phase: the summary says how long the workers spent in them
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,6 +43,7 @@ class Phase:
     deadline_s: float
     is_pytest: bool = False
     notebooks_in: tuple[str, ...] = ()  # there must be some, or the phase would prove nothing
+    tries_mutants: bool = False  # all must be caught
 
 
 PHASES = (
@@ -51,6 +55,7 @@ PHASES = (
         ((*PYTEST, "tests", "-n", "3", *BY_FILE, IN_ORDER, "-m", "not gpu", "-o", "faulthandler_timeout=300"),),
         deadline_s=20 * 60,
         is_pytest=True,
+        tries_mutants=True,
     ),
     Phase(
         "notebooks",
@@ -84,6 +89,7 @@ class Result:
     seconds: float
     problem: str | None
     tally: Tally
+    mutants: dict[str, mutation_results.Report] = field(default_factory=dict)  # by chapter
 
 
 # --- one phase --------------------------------------------------------------------------------------
@@ -97,11 +103,14 @@ def run_phase(phase: Phase, root: Path = ROOT) -> Result:
         report = Path(folder) / "report.xml"
         problem = missing_notebooks(phase, root) or run_commands(phase, root, report)
         tally = read_report(report)
+        mutants = mutation_results.read(report) if phase.tries_mutants else {}
     if phase.is_pytest:
         problem = judge(tally, problem)
+        if phase.tries_mutants:
+            problem = problem or judge_mutants(mutants)
         # A killed or empty phase names no failed test: the last line must not read "0 failed".
         tally.failed = max(tally.failed, 1 if problem else 0)
-    return Result(phase.name, time.monotonic() - started, problem, tally)
+    return Result(phase.name, time.monotonic() - started, problem, tally, mutants)
 
 
 def missing_notebooks(phase: Phase, root: Path) -> str | None:
@@ -182,11 +191,18 @@ def judge(tally: Tally, problem: str | None) -> str | None:
     return problem
 
 
+def judge_mutants(mutants: dict[str, mutation_results.Report]) -> str | None:
+    """Say so when a wrong solution was not caught, a right one did not pass, or one was not tried."""
+    problems = mutation_results.problems(mutants)
+    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+    return f"wrong and right solutions: {problems[0]}{more}" if problems else None
+
+
 # --- all of them ------------------------------------------------------------------------------------
 
 
 def summary(results: list[Result]) -> str:
-    """Write the table of phases and, last, the sum of their tests."""
+    """Write the table of phases, that of the mutants and, last, the sum of their tests."""
     lines = [f"{'phase':<10} {'seconds':>8}  result"]
     total = Tally()
     for result in results:
@@ -197,6 +213,9 @@ def summary(results: list[Result]) -> str:
         total.skipped += result.tally.skipped
         longest = result.tally.seconds_in.most_common(PROFILED_FILES)
         lines += [f"{'':<10} {seconds:>8.1f}  {name}" for name, seconds in longest]
+    for result in results:
+        if result.mutants:
+            lines += ["", str(mutation_results.by_chapter(result.mutants)), ""]
     return "\n".join([*lines, str(total)])
 
 

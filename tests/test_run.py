@@ -9,7 +9,7 @@ import nbformat
 import psutil
 import pytest
 
-from tests import run
+from tests import mutation_results, run
 
 
 def pytest_phase(tmp_path: Path, source: str, deadline_s: float = 60) -> run.Result:
@@ -111,7 +111,7 @@ def test_a_stopped_runner_leaves_nothing_behind(tmp_path):
     pid = tmp_path / "pid"
     sleep = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     source = f"""
-from tests import run
+from tests import mutation_results, run
 run.PHASES = (run.Phase("lint", (({sys.executable!r}, "-c", {sleep!r}),), deadline_s=60),)
 run.main([])
 """
@@ -167,6 +167,50 @@ def test_the_summary_ends_in_the_sum():
     assert lines[2].split() == ["unit", "61.2", "failed:", "1", "of", "3", "tests", "failed"]
     assert lines[-1] == "6 passed, 1 failed, 1 skipped"
     assert run.summary(results[:2]).splitlines()[-1] == "2 passed, 1 failed"
+
+
+MUTANT = """
+import pytest
+
+@pytest.mark.parametrize("path", [pytest.param(0, id="02_manual_ddp-summed")])
+def test_the_named_check_catches_the_mutant(path, record_property):
+    record_property("caught_by", "average_gradients · values")
+
+@pytest.mark.parametrize("path", [pytest.param(0, id="02_manual_ddp-way")])
+def test_a_right_solution_written_differently_passes(path): {}
+"""
+
+
+def mutants_phase(tmp_path: Path, then: str) -> run.Result:
+    (tmp_path / "test_it.py").write_text(MUTANT.format(then))
+    command = ("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", *run.PYTEST, "-q", "-p", "no:cacheprovider", "test_it.py")
+    return run.run_phase(run.Phase("unit", (command,), 60, is_pytest=True, tries_mutants=True), tmp_path)
+
+
+def test_the_summary_says_how_many_mutants_were_caught(tmp_path, monkeypatch):
+    monkeypatch.setattr(mutation_results, "problems", lambda found: [])
+    result = mutants_phase(tmp_path, "pass")
+    lines = run.summary([result]).splitlines()
+    assert result.problem is None and lines[-1] == "2 passed, 0 failed"
+    place = next(place for place, line in enumerate(lines) if line.startswith("chapter"))
+    assert lines[place + 1].split() == ["02_manual_ddp", "1", "/", "1", "1", "/", "1", "0"]
+
+
+def test_a_mutant_that_was_not_tried_fails_the_phase_that_passed(tmp_path):
+    """The report knows one of the hundreds of files that there are."""
+    result = mutants_phase(tmp_path, "pass")
+    assert result.problem.startswith("wrong and right solutions: was not tried: mutants/") and " more" in result.problem
+    assert result.tally.failed == 1
+
+
+def test_a_right_solution_that_fails_is_counted(tmp_path):
+    result = mutants_phase(tmp_path, "assert 0")
+    assert result.problem == "1 of 2 tests failed"
+    assert "0 / 1" in run.summary([result])
+
+
+def test_the_unit_phase_tries_mutants():
+    assert [phase.name for phase in run.PHASES if phase.tries_mutants] == ["unit"]
 
 
 @pytest.mark.parametrize(("broken", "code"), [(None, 0), ("lint", 1), ("notebooks", 1)])
