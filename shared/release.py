@@ -24,7 +24,7 @@ import nbformat
 from shared.build import ROOT, Chapter, chapters
 
 ENVIRONMENT = ("Makefile", "bootstrap.py", "pyproject.toml", "constraints.txt", "environment.yml")
-TOP = ("README.md", "labs/AGENTS.md", *ENVIRONMENT)
+TOP = ("README.md", "AGENTS.md", "CLAUDE.md", "labs/AGENTS.md", *ENVIRONMENT)
 INSTRUCTORS = ("build.py", "release.py", "submissions.py")  # of shared/
 COURSES_OWN = ("make test", "| Colab", "| Codespaces")  # lines of README.md, beside the parts that are marked there
 SCRIPTS_FROM = {"simple_ddp.py": 3, "gradient_sync_visualizer.py": 4}  # each shows what the lab before asks for

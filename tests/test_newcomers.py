@@ -18,7 +18,7 @@ import pytest
 import yaml
 from nbclient import NotebookClient
 
-from shared import build, colab
+from shared import build, colab, release
 
 ROOT = Path(__file__).parent.parent
 ADDRESS = build.address()
@@ -156,3 +156,19 @@ def test_jupyterlab_listens_where_codespaces_forwards_and_lets_its_address_in():
 def test_vs_code_uses_the_environment_that_is_made():
     python = CONTAINER["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"]
     assert python == "${containerWorkspaceFolder}/.venv/bin/python"
+
+
+# --- coding assistants ------------------------------------------------------------------------------
+
+
+def test_assistants_are_led_to_the_rules_of_the_labs_from_the_root_and_in_a_bundle():
+    """Most read AGENTS.md; one reads CLAUDE.md, whose lines `@path` bring other files in."""
+    assert "(labs/AGENTS.md)" in (ROOT / "AGENTS.md").read_text()
+    brought = [line.removeprefix("@") for line in (ROOT / "CLAUDE.md").read_text().split()]
+    assert brought == ["AGENTS.md", "labs/AGENTS.md"]
+    assert {*brought, "CLAUDE.md"} <= set(release.TOP)
+    stub = next(
+        cell.source for cell in build.lab_of(build.chapters()[0]).cells if "exercise" in cell.metadata.get("tags", [])
+    )
+    (quoted,) = re.findall(r"`(raise .*)`", (ROOT / "labs" / "AGENTS.md").read_text())
+    assert quoted in stub
