@@ -18,14 +18,18 @@ OPEN_START_PAGE := $(if $(START_PAGE),--LabApp.default_url=/lab/tree/$(START_PAG
 # JupyterLab refuses to start as root, as one is in a container, unless told to.
 ALLOW_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
+# A newcomer's first sight is the lesson: no question about news, no advice to update what is pinned. These are
+# defaults, which JupyterLab's own settings override.
+LAB_DEFAULTS := JUPYTER_CONFIG_PATH="$(CURDIR)/shared/jupyter$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}"
+
 .DEFAULT_GOAL := help
-.PHONY: help lab doctor test gpu mutants notebooks bench release clean python environment environment-dev
+.PHONY: help lab doctor test gpu mutants notebooks bench release grade clean python environment environment-dev
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
 lab: environment ## Open the course in JupyterLab
-	@$(VENV_PYTHON) -m jupyterlab --ServerApp.root_dir=. $(ALLOW_ROOT) $(LAB_ARGS) $(OPEN_START_PAGE)
+	@$(LAB_DEFAULTS) $(VENV_PYTHON) -m jupyterlab --ServerApp.root_dir=. $(ALLOW_ROOT) $(LAB_ARGS) $(OPEN_START_PAGE)
 
 doctor: environment ## Say whether the course can run here, and what to do where not
 	@$(VENV_PYTHON) -m shared.check_machine
@@ -51,6 +55,9 @@ bench: environment-dev ## Measure starts, instruments, collectives and training 
 
 release: environment-dev ## CHAPTER=04: write the students' bundle of a chapter into build/release/
 	@$(VENV_PYTHON) -m shared.release $(CHAPTER)
+
+grade: environment-dev ## SUBMISSIONS=dir [CHAPTER=04]: grade students' notebooks into build/grades/
+	@$(VENV_PYTHON) -m shared.grade "$(SUBMISSIONS)" $(if $(CHAPTER),--chapter $(CHAPTER)) $(GRADE_ARGS)
 
 clean: ## Remove .venv and caches
 	rm -rf .venv .pytest_cache .ruff_cache build *.egg-info

@@ -9,6 +9,7 @@ from IPython.display import display
 from shared.checks.framework import Verdict
 
 _PASSED, _FAILED = "✓", "✗"
+_GREEN, _RED = "#1a7f37", "#d4483b"  # each can be told from JupyterLab's light ground and from its dark one
 
 
 def as_text(verdicts: list[Verdict]) -> str:
@@ -38,16 +39,21 @@ def as_html(verdicts: list[Verdict]) -> str:
     """Write verdicts as a table; sign and words carry the meaning, colour only helps."""
     rows = []
     for verdict in said_once(verdicts):
-        colour = "#1a7f37" if verdict.passed else "#b42318"
+        colour = _GREEN if verdict.passed else _RED
         sign = f"<td style='color:{colour};font-weight:bold'>{_PASSED if verdict.passed else _FAILED}</td>"
         name = f"<td style='text-align:left;white-space:nowrap'>{html.escape(verdict.exercise)} · {verdict.check}</td>"
-        said = html.escape(verdict.evidence)
+        said = _unbroken(verdict.evidence) if verdict.evidence else ""
         hint = f"<div style='margin-top:4px'><i>{html.escape(verdict.hint)}</i></div>" if verdict.hint else ""
         evidence = f"<pre style='white-space:pre-wrap;margin:0;background:none'>{said}</pre>"
         text = f"<td style='text-align:left'>{evidence}{hint}</td>"
         where = f"<td style='text-align:left;white-space:nowrap'>{_where(verdict).strip(' ()')}</td>"
         rows.append(f"<tr style='vertical-align:top'>{sign}{name}{where}{text}</tr>")
     return f"<table>{''.join(rows)}</table>"
+
+
+def _unbroken(text: str) -> str:
+    """Let lines end between words, where JupyterLab would break them anywhere."""
+    return f"<span style='word-break:normal;overflow-wrap:anywhere'>{html.escape(text)}</span>"
 
 
 def _where(verdict: Verdict) -> str:

@@ -1,0 +1,264 @@
+"""The course in JupyterLab and headless Chromium, from `make lab` on. Screenshots come into build/screenshots/.
+
+Without Chromium this module is skipped, and says so; in CI, or where COURSE_BROWSER=required, it fails.
+"""
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import nbformat
+import pytest
+from playwright.sync_api import BrowserContext, Locator
+
+from tests import browser
+from tests.browser import ROOT, Lab, wait_until
+from tests.contrasts import ENOUGH_FOR_A_SIGN, READABLE, contrasts_in
+
+LESSON, LAB = "chapters/00_ranks.ipynb", "labs/00_ranks.ipynb"
+NO_BROWSER = "no Chromium here: `apt-get install chromium`, and run this again"
+
+
+@dataclass
+class Course:
+    """A course that is open in a browser: its notebooks, each opened once, and what the console said."""
+
+    folder: Path
+    address: str
+    context: BrowserContext
+    heard: list[list[str]] = field(default_factory=list)
+    labs: dict[str, Lab] = field(default_factory=dict)
+
+    def open(self, name: str) -> Lab:
+        """Open a notebook on a page and in a workspace of its own; the first lesson as `make lab` does."""
+        if name not in self.labs:
+            page = self.context.new_page()
+            self.heard.append(browser.listen(page))
+            path = f"/lab/workspaces/{len(self.labs)}/tree/{name}"
+            page.goto(self.address if name == LESSON else re.sub(r"/lab/tree/[^?]*", path, self.address))
+            self.labs[name] = Lab(page, self.folder / name).wait_until_ready()
+        self.labs[name].page.bring_to_front()
+        return self.labs[name]
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    path = browser.find_browser()
+    if path is None:
+        required = os.environ.get("CI") or os.environ.get("COURSE_BROWSER") == "required"
+        (pytest.fail if required else pytest.skip)(NO_BROWSER)
+    folder = browser.copy_course(tmp_path_factory.mktemp("course"))
+    home = tmp_path_factory.mktemp("home")
+    with browser.nothing_left() as mark:
+        environment = browser.newcomers_environment(folder, home, mark)
+        with browser.make_lab(folder, environment, home / "server.log") as address:
+            with browser.browser(path, home / "profile", mark) as context:
+                yield Course(folder, address, context)
+
+
+@pytest.fixture(autouse=True)
+def no_complaints(course):
+    """Each test ends with a silent console."""
+    yield
+    said = [words for heard in course.heard for words in heard]
+    for heard in course.heard:
+        heard.clear()
+    assert said == []
+
+
+@pytest.fixture(scope="module")
+def lab(course) -> Lab:
+    """Lab 00, its ranks started."""
+    lab = course.open(LAB)
+    lab.run(lab.cell("ranks.start("))
+    lab.run(lab.cell('"""First collectives'))
+    return lab
+
+
+def solution(piece: str) -> str:
+    """→ the source of the solution's cell that defines a piece"""
+    cells = nbformat.read(ROOT / "solutions" / "00_ranks.ipynb", as_version=4).cells
+    (found,) = [cell.source for cell in cells if f"def {piece}(" in cell.source and cell.cell_type == "code"]
+    return found
+
+
+def solve_the_first_exercise(lab: Lab) -> Locator:
+    """→ its check, which has run"""
+    exercise = lab.cell("def sum_over_ranks(")
+    lab.write(exercise, solution("sum_over_ranks"))
+    lab.run(exercise)
+    return lab.run(lab.cell("check.sum_over_ranks()"))
+
+
+def output(cell: Locator) -> Locator:
+    return cell.locator(".jp-OutputArea-output")
+
+
+# -- the first five minutes
+
+
+def test_make_lab_opens_the_first_lesson(course):
+    lesson = course.open(LESSON)
+    assert lesson.page.url.endswith(f"/lab/tree/{LESSON}")
+    assert lesson.page.locator(".jp-NotebookPanel h1").first.inner_text().startswith("00 · Ranks")
+    lesson.picture("start")
+
+
+def test_nothing_is_in_the_way(course):
+    """No dialog, no question about news, no advice to update what is pinned."""
+    page = course.open(LESSON).page
+    page.wait_for_timeout(2000)  # JupyterLab asks a second after it is there
+    assert page.locator(".jp-Dialog").count() == 0
+    assert page.locator(".Toastify__toast").all_inner_texts() == []
+
+
+def test_the_first_lesson_runs_to_its_end(course):
+    lesson = course.open(LESSON)
+    lesson.forget_outputs()
+    lesson.choose("Run", "Run All Cells")
+    codes = lesson.page.locator(".jp-CodeCell .jp-InputPrompt")
+
+    def all_ran() -> bool:
+        numbers = [text.strip("[]: ") for text in codes.all_text_contents()]
+        return all(number.isdigit() for number in numbers)
+
+    wait_until("every cell of lesson 00 had run", all_ran, lesson.page, deadline_s=180)
+    lesson.picture("lesson_00", whole=True)
+    lesson.page.keyboard.press("Control+s")
+    saved = lesson.page.locator("#jp-main-statusbar").get_by_text("Saving completed")
+    saved.wait_for()
+    cells = [cell for cell in nbformat.read(lesson.file, as_version=4).cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    for cell in cells:
+        errors = [f"{each.ename}: {each.evalue}" for each in cell.outputs if each.output_type == "error"]
+        announced = "raises-exception" in cell.metadata.get("tags", [])
+        assert bool(errors) == announced, f"{cell.source}\n{errors}"
+
+
+# -- the lab
+
+
+def test_a_wrong_answer_gets_a_hint_and_a_right_one_a_tick(lab):
+    exercise, check = lab.cell("def sum_over_ranks("), lab.cell("check.sum_over_ranks()")
+    wrong = solution("sum_over_ranks").replace(", dtype=torch.float64", "")
+    assert wrong != solution("sum_over_ranks")
+    lab.write(exercise, wrong)
+    lab.run(exercise)
+    said = output(lab.run(check))
+    assert "✗" in said.first.inner_text() and "Look at: the dtype." in said.first.inner_text()
+    assert "not there yet" in said.last.inner_text()
+    lab.picture("lab_00_wrong")
+
+    said = output(solve_the_first_exercise(lab))
+    assert said.count() == 1
+    signs = said.locator("td:first-child").all_inner_texts()
+    assert signs == ["✓"] * len(signs) and signs
+    lab.picture("lab_00_right")
+
+
+def test_a_cell_that_hangs_is_explained_and_the_next_one_runs(lab):
+    hanging = lab.run(lab.cell("def log_loss("))
+    said = output(hanging).all_inner_texts()[-1]
+    assert re.search(r"Rank 0 waits in all_reduce .* for ranks 1–3\.", said)
+    assert re.search(r"(?m)^rank +state +last collective +at$", said) and "A new process group is ready" in said
+    lab.picture("lab_00_hang")
+    after = lab.cell("def log_mean_loss(")
+    lab.write(after, '%%ranks\nprint("on we go")')
+    assert output(lab.run(after)).inner_text().strip() == "ranks 0–3 │ on we go"
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Dark", "JupyterLab Light"])
+def test_what_the_course_says_is_readable_in_both_themes(lab, theme):
+    lab.choose("Settings", "Theme", theme)
+    light = str("Light" in theme).lower()
+    body = lab.page.locator("body")
+    wait_until(f"the theme was {theme}", lambda: body.get_attribute("data-jp-theme-light") == light, lab.page)
+    passed = solve_the_first_exercise(lab)
+    lab.run(lab.cell("def global_mean("))
+    failed = lab.run(lab.cell("check.global_mean()"))
+    lab.picture(f"lab_00_{theme.split()[1].lower()}", whole=True)
+    contrasts = [each for cell in (passed, failed) for each in contrasts_in(cell.locator(".jp-OutputArea").first)]
+    texts = [text for _, text in contrasts]
+    assert "✓" in texts and "✗" in texts and any("it is not written yet" in text for text in texts)
+    for contrast, text in contrasts:
+        assert contrast > (ENOUGH_FOR_A_SIGN if text in "✓✗" else READABLE), f"{text!r}: {contrast:.1f}"
+
+
+def test_the_first_page_knows_what_has_passed_and_leads_on(course, lab):
+    solve_the_first_exercise(lab)
+    lesson = course.open(LESSON)
+    lesson.forget_outputs()
+    page = output(lesson.run(lesson.cell("progress.show()")))
+    row = page.locator("tr", has_text="Lab 00").inner_text()
+    assert "✓ sum_over_ranks" in row and "1 of 5" in row and "2 of 15" in row
+    lesson.picture("progress")
+    assert (course.folder / "progress.jsonl").exists(), "the record belongs to the course that is read"
+    page.locator("a", has_text=LAB).first.click()
+    tab = lesson.page.locator("#jp-main-dock-panel .lm-TabBar-tab.jp-mod-current")
+    wait_until("the link had opened the lab", lambda: LAB in (tab.get_attribute("title") or ""), lesson.page)
+
+
+# -- what moves
+
+
+def shown(picture: Locator) -> str:
+    """→ the bytes of the image that a widget shows, as text"""
+    return picture.evaluate(
+        """async image => {
+            const bytes = new Uint8Array(await (await fetch(image.src)).arrayBuffer());
+            const digest = await crypto.subtle.digest('SHA-256', bytes);
+            return image.naturalWidth + ' ' + Array.from(new Uint8Array(digest)).join(' ');
+        }"""
+    )
+
+
+def test_the_stepper_goes_by_click_key_and_play(course):
+    lesson = course.open("chapters/01_collectives.ipynb")
+    lesson.forget_outputs()
+    stepper = lesson.cell("widgets.ring_stepper(")
+    stepper.locator(".cm-content").click()
+    lesson.choose("Run", "Run All Above Selected Cell")
+    lesson.run(stepper)
+    widget = stepper.locator(".jupyter-widgets.widget-vbox")
+    picture, readout = widget.locator("img"), widget.locator(".widget-readout")
+    pictures = {readout.inner_text(): shown(picture)}
+
+    def wait_for_step(step: str) -> None:
+        def came() -> bool:
+            return readout.inner_text() == step and shown(picture) not in set(pictures.values())
+
+        wait_until(f"the stepper showed step {step}", came, lesson.page)
+        pictures[step] = shown(picture)
+
+    widget.locator(".noUi-handle").press("ArrowRight")
+    wait_for_step("1")
+    lesson.picture("stepper")
+    widget.locator(".noUi-target").click()  # in the middle
+    wait_for_step("3")
+    widget.locator(".jupyter-widget-play, .widget-play").locator("button").first.click()
+    wait_for_step("4")
+    assert list(pictures) == ["0", "1", "3", "4"]
+
+
+def test_the_planner_follows_a_choice_and_a_key(course):
+    lesson = course.open("chapters/05_memory_wall.ipynb")
+    lesson.forget_outputs()
+    for words in ("from shared import formulas, planner_plots", 'my_prediction = "ZeRO-?"', "widgets.memory_planner("):
+        cell = lesson.run(lesson.cell(words))
+    widget = cell.locator(".jupyter-widgets.widget-vbox")
+    picture, model = widget.locator("img"), widget.locator("select").first
+    pictures = [shown(picture)]
+
+    def wait_for_another(what: str) -> None:
+        wait_until(f"the planner's figure followed {what}", lambda: shown(picture) not in pictures, lesson.page)
+        pictures.append(shown(picture))
+
+    lesson.picture("planner")
+    model.select_option(index=0)
+    wait_for_another("the model chosen")
+    ranks = widget.locator("select").nth(1)
+    before = ranks.input_value()
+    ranks.press("6")  # JupyterLab keeps the arrows for itself
+    wait_for_another("a key")
+    assert (before, ranks.input_value()) == ("8", "64")
