@@ -31,8 +31,8 @@ def called(group, name: str, drawn, *args) -> tuple[torch.Tensor, torch.Tensor, 
 
 
 def total_of(drawn, world) -> torch.Tensor:
-    """Add up whole numbers, small enough for every dtype."""
-    return sum(drawn.on(rank).double() for rank in world.ranks).to(drawn.dtype)
+    """Add up as whole numbers, without rounding."""
+    return sum(drawn.on(rank).to(torch.int64) for rank in world.ranks).to(drawn.dtype)
 
 
 def chunk_numel(tensor: torch.Tensor, world) -> int:
