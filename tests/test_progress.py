@@ -68,7 +68,7 @@ def test_a_run_anywhere_else_is_not(course, monkeypatch, notebook):
     assert progress.runs() == ([], "") and not (course / "progress.jsonl").exists()
 
 
-def test_a_program_that_executes_a_lab_is_not_and_sees_a_newcomers_page(course, monkeypatch, capsys):
+def test_a_run_by_a_program_that_executes_the_lab_is_not(course, monkeypatch):
     check("sum_over_ranks")
     kept = (course / "progress.jsonl").read_bytes()
     monkeypatch.setattr(magic, "in_jupyterlab", lambda: False)
