@@ -233,6 +233,7 @@ def test_the_stepper_goes_by_click_key_and_play(course):
 
     widget.locator(".noUi-handle").press("ArrowRight")
     wait_for_step("1")
+    widget.evaluate("element => element.scrollIntoView()")
     lesson.picture("stepper")
     widget.locator(".noUi-target").click()  # in the middle
     wait_for_step("3")
@@ -254,6 +255,7 @@ def test_the_planner_follows_a_choice_and_a_key(course):
         wait_until(f"the planner's figure followed {what}", lambda: shown(picture) not in pictures, lesson.page)
         pictures.append(shown(picture))
 
+    widget.evaluate("element => element.scrollIntoView()")
     lesson.picture("planner")
     model.select_option(index=0)
     wait_for_another("the model chosen")
