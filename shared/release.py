@@ -25,7 +25,7 @@ from shared.build import ROOT, Chapter, chapters
 
 ENVIRONMENT = ("Makefile", "bootstrap.py", "pyproject.toml", "constraints.txt", "environment.yml")
 TOP = ("README.md", "AGENTS.md", "CLAUDE.md", "labs/AGENTS.md", *ENVIRONMENT)
-INSTRUCTORS = ("build.py", "release.py", "submissions.py")  # of shared/
+INSTRUCTORS = ("build.py", "release.py", "grade")  # of shared/
 COURSES_OWN = ("make test", "| Colab", "| Codespaces")  # lines of README.md, beside the parts that are marked there
 SCRIPTS_FROM = {"simple_ddp.py": 3, "gradient_sync_visualizer.py": 4}  # each shows what the lab before asks for
 WINDOW_LINES = 4  # as many lines of a solution in a row are no coincidence
@@ -52,7 +52,7 @@ def bundle(number: int) -> dict[str, bytes]:
     files = {name: (ROOT / name).read_bytes() for name in TOP}
     files["README.md"] = students_readme(files["README.md"].decode(), number).encode()
     for path in sorted((ROOT / "shared").rglob("*")):
-        if path.suffix in (".py", ".txt", ".md") and path.name not in INSTRUCTORS:
+        if path.suffix in (".py", ".txt", ".md") and path.relative_to(ROOT / "shared").parts[0] not in INSTRUCTORS:
             files[path.relative_to(ROOT).as_posix()] = path.read_bytes()
     for name, first in SCRIPTS_FROM.items():
         if number >= first:

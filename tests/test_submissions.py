@@ -1,29 +1,26 @@
 """What is handed in is taken apart by the exercises' names; what cannot be read is told in one sentence."""
 
 import ast
+import os
 
 import nbformat
 import pytest
 
-from shared import build, submissions
-from shared.submissions import Submission, Unreadable, candidate_of, find
+from shared import build
+from shared.grade import submissions
+from shared.grade.submissions import Submission, Unreadable, find, pieces_of
+from tests.handed_in import CHAPTERS, cell_of, hand_in
 
-CHAPTER = next(chapter for chapter in build.chapters() if chapter.name == "02_manual_ddp")
-LAB = CHAPTER.name
+LAB = "02_manual_ddp"
+CHAPTER = CHAPTERS[LAB]
 
 
 def handed_in(folder, student: str, change=lambda notebook: None) -> Submission:
-    """Hand in our own solution, changed."""
-    notebook = build.solution_of(CHAPTER)
-    change(notebook)
-    path = folder / student / LAB / f"{LAB}.ipynb"
-    path.parent.mkdir(parents=True)
-    nbformat.write(notebook, path)
-    return Submission(student, LAB, path)
+    return hand_in(folder, student, LAB, change)
 
 
-def cell_of(notebook, name: str):
-    return next(cell for cell in notebook.cells if cell.metadata.get("nbgrader", {}).get("grade_id") == name)
+def candidate_of(submission: Submission, chapter=CHAPTER) -> str:
+    return "\n\n\n".join(piece["source"] for piece in pieces_of(submission, chapter))
 
 
 def test_students_are_folders_and_nobody_is_lost(tmp_path):
@@ -32,6 +29,8 @@ def test_students_are_folders_and_nobody_is_lost(tmp_path):
     flat = tmp_path / "cleo" / f"{LAB}.ipynb"
     flat.parent.mkdir()
     flat.write_text("{}")
+    (tmp_path / "dora").mkdir()
+    (tmp_path / "dora" / "03_gradient_bucketing.ipynb").write_text("{}")
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "notes.txt").write_text("not a student")
     found = find(tmp_path, LAB)
@@ -39,7 +38,9 @@ def test_students_are_folders_and_nobody_is_lost(tmp_path):
         ("anna", f"{LAB}.ipynb"),
         ("ben", None),
         ("cleo", f"{LAB}.ipynb"),
+        ("dora", None),
     ]
+    assert [lab.name for lab in submissions.labs_in(tmp_path)] == [LAB, "03_gradient_bucketing"]
 
 
 def test_our_own_solution_handed_in_is_our_own_module(tmp_path):
@@ -79,6 +80,7 @@ def test_a_missing_exercise_stays_unwritten_and_the_rest_counts(tmp_path):
 
 
 def write(path, text: str) -> Submission:
+    path = path.parent / "anna" / path.name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return Submission("anna", LAB, path)
@@ -103,8 +105,7 @@ def test_what_is_no_notebook_of_this_lab_is_told_in_one_sentence(tmp_path, text,
 
 
 def test_a_notebook_of_another_lab_and_one_that_is_missing_are_told(tmp_path):
-    other = next(chapter for chapter in build.chapters() if chapter.name == "03_gradient_bucketing")
-    submission = write(tmp_path / "lab.ipynb", nbformat.writes(build.lab_of(other)))
+    submission = write(tmp_path / "lab.ipynb", nbformat.writes(build.lab_of(CHAPTERS["03_gradient_bucketing"])))
     with pytest.raises(Unreadable, match="none of this lab's exercises"):
         candidate_of(submission, CHAPTER)
     with pytest.raises(Unreadable, match="there is no notebook for 02_manual_ddp"):
@@ -125,3 +126,33 @@ def test_a_notebook_swollen_by_output_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(submissions, "MOST_BYTES", 1000)
     with pytest.raises(Unreadable, match="clear its outputs"):
         candidate_of(handed_in(tmp_path, "anna"), CHAPTER)
+
+
+def test_a_link_to_anothers_work_is_not_followed_and_a_pipe_not_read(tmp_path):
+    anna = handed_in(tmp_path, "anna")
+    for student in ("ben", "cleo", "dora"):
+        (tmp_path / student / LAB).mkdir(parents=True)
+    (tmp_path / "ben" / LAB / f"{LAB}.ipynb").symlink_to(anna.path)
+    (tmp_path / "cleo" / LAB).rmdir()
+    (tmp_path / "cleo" / LAB).symlink_to(anna.path.parent)
+    os.mkfifo(tmp_path / "dora" / LAB / f"{LAB}.ipynb")
+    for submission in find(tmp_path, LAB)[1:]:
+        with pytest.raises(Unreadable, match="a link, or no file"):
+            pieces_of(submission, CHAPTER)
+
+
+def test_what_lies_beside_a_notebook_is_named(tmp_path):
+    submission = handed_in(tmp_path, "anna")
+    for name in ("shared.py", "timestamp.txt"):
+        (submission.path.parent / name).write_text("")
+    assert submissions.beside(submission) == ["shared.py"]
+    assert submissions.beside(Submission("ben", LAB, None)) == []
+
+
+HOSTILE = ["[" * 100_000, '{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [1]}', "\x00"]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=["nested", "a number for a cell", "nul"])
+def test_a_file_that_breaks_its_reader_is_told_too(tmp_path, text):
+    with pytest.raises(Unreadable, match="no valid notebook"):
+        candidate_of(write(tmp_path / "lab.ipynb", text))

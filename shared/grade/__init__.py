@@ -1,0 +1,9 @@
+"""Grading: `make grade SUBMISSIONS=dir`, or `python -m shared.grade dir`.
+
+submissions.py   what students handed in, found and taken apart
+tasks.py         what a lab asks for, and how many points each answer gets
+sandbox.py       a process tree with limits, which sees nothing of the machine that it does not need
+judge.py         what runs in there: the instructor's checks on one student's pieces (screen.py, guard.py help)
+records.py       one record per student and lab; a grader that was killed goes on where it was
+gradebook.py     all records as a table, and for Gradescope; feedback.py: a page per student
+"""

@@ -1,0 +1,73 @@
+"""Look through a student's code before it runs: what does not compile, what grading forbids, what a person should see.
+
+This reads code and runs none of it. It catches who copies openly; whoever hides it is caught by what runs, or not.
+"""
+
+import ast
+
+FORBIDDEN = ("shared.checks", "shared.grade")
+UNUSUAL = ("ctypes", "gc", "inspect", "multiprocessing", "pickle", "signal", "socket", "subprocess")
+UNUSUAL_NAMES = ("__builtins__", "__reduce__", "__subclasses__", "_getframe", "_exit", "eval", "exec", "kill", "fork")
+
+
+def problem(source: str) -> str:
+    """→ why a cell cannot be loaded; "" if it compiles"""
+    try:
+        source.encode()
+        compile(source, "cell", "exec")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        said = error.msg if isinstance(error, SyntaxError) else str(error)
+        return f"the cell does not compile: {type(error).__name__}{line}: {said}"
+    return ""
+
+
+def refusals(source: str, own_modules: tuple[str, ...]) -> list[str]:
+    """→ what may not be used where it is asked for: the checks themselves, and solutions still to be written
+
+    own_modules: the modules of solutions/ that students have not been given.
+    """
+    forbidden = (*FORBIDDEN, *own_modules)
+    found = []
+    for name, line in _names_of_modules(source):
+        found += [f"line {line} uses {each}" for each in forbidden if name == each or name.startswith(f"{each}.")]
+    return list(dict.fromkeys(found))
+
+
+def notices(source: str) -> list[str]:
+    """→ what an instructor should look at; no points are taken for it"""
+    found = [(line, f"uses {name}") for name, line in _names_of_modules(source) if name.split(".")[0] in UNUSUAL]
+    tree = ast.parse(source)
+    modules = {each.asname or each.name.split(".")[0] for node in ast.walk(tree) for each in _imported(node)} | {"dist"}
+    for node in ast.walk(tree):
+        name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+        if name in UNUSUAL_NAMES:
+            found.append((node.lineno, f"uses {name}"))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _root(node) in modules | {"torch"}:
+            found.append((node.lineno, f"sets {ast.unparse(node)}"))
+    return [f"line {line} {said}" for line, said in dict.fromkeys(sorted(found))]
+
+
+def _imported(node: ast.AST) -> list[ast.alias]:
+    return node.names if isinstance(node, ast.Import) else []
+
+
+def _root(node: ast.Attribute) -> str:
+    value: ast.AST = node
+    while isinstance(value, ast.Attribute):
+        value = value.value
+    return value.id if isinstance(value, ast.Name) else ""
+
+
+def _names_of_modules(source: str) -> list[tuple[str, int]]:
+    """→ (module, line): what is imported, by a statement or by a name in a string"""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [(each.name, node.lineno) for each in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found += [(node.module, node.lineno)]
+            found += [(f"{node.module}.{each.name}", node.lineno) for each in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found += [(node.value, node.lineno)] if node.value.startswith(("shared.", "solutions.")) else []
+    return found

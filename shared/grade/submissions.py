@@ -1,0 +1,133 @@
+"""What students hand in, found and taken apart: `<folder>/<student>/<lab>/<notebook>.ipynb`, nbgrader's layout.
+
+Of a submitted notebook only the exercise cells count, by their grade_id. All else, what is given and what is checked,
+comes from the instructor's source, and no other file that lies beside the notebook is read.
+
+Nothing here runs or compiles what a student wrote: the judge does, inside its sandbox.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+
+from shared.build import Chapter, chapters
+
+MAGIC = "%%ranks"
+MOST_BYTES = 20_000_000  # a notebook is not as large, unless something printed without end
+
+
+class Unreadable(ValueError):
+    """Why a submission cannot be graded, in one sentence."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One student's notebook for one lab; no path where none was handed in."""
+
+    student: str
+    lab: str
+    path: Path | None
+
+
+def find(folder: Path, lab: str) -> list[Submission]:
+    """List every student's submission for a lab, by the student's name. A student is a folder."""
+    return [Submission(student.name, lab, _notebook(student, lab)) for student in students_in(folder)]
+
+
+def students_in(folder: Path) -> list[Path]:
+    return sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+
+
+def labs_in(folder: Path) -> list[Chapter]:
+    """List the labs of which anybody handed something in."""
+    return [
+        chapter
+        for chapter in chapters()
+        if any((student / chapter.name).is_dir() or _notebook(student, chapter.name) for student in students_in(folder))
+    ]
+
+
+def _notebook(student: Path, lab: str) -> Path | None:
+    """The student's notebook for a lab: the one of its name, or else one that is not named after another lab."""
+    others = {chapter.name for chapter in chapters()} - {lab}
+    for place in (student / lab, student):
+        notebooks = [path for path in sorted(place.glob("*.ipynb")) if path.stem not in others]
+        named = [path for path in notebooks if path.stem == lab] or (notebooks if place != student else [])
+        if named:
+            return named[0]
+    return None
+
+
+def beside(submission: Submission) -> list[str]:
+    """→ what else lies where the notebook lies: it is not used, and the student should know"""
+    if submission.path is None:
+        return []
+    expected = {submission.path.name, "timestamp.txt", ".ipynb_checkpoints"}
+    return sorted(each.name for each in submission.path.parent.iterdir() if each.name not in expected)
+
+
+def pieces_of(submission: Submission, chapter: Chapter) -> list[dict]:
+    """→ the cells of the lab's module: the given ones as the instructor wrote them, the exercises as the student did
+
+    Each is {"grade_id": the exercise's name, or None for a given cell, "source": its code}, in the lab's order. An
+    exercise that is missing is left out.
+    Raises: Unreadable for a file that is no notebook, or none of this lab.
+    """
+    theirs = exercises_in(read(submission))
+    lab = chapter.read("lab")
+    asked = [cell.metadata["nbgrader"]["grade_id"] for cell in lab.cells if "exercise" in cell.metadata.get("tags", [])]
+    if not set(asked) & set(theirs):
+        raise Unreadable(f"the notebook has none of this lab's exercises: {', '.join(asked)}")
+    cells = []
+    for cell in lab.cells:
+        if "export" in cell.metadata.get("tags", []):
+            name = cell.metadata.get("nbgrader", {}).get("grade_id")
+            source = cell.source if name is None else theirs.get(name, "")
+            cells.append({"grade_id": name, "source": source.strip().removeprefix(MAGIC).strip()})
+    return [cell for cell in cells if cell["source"]]
+
+
+def read(submission: Submission) -> nbformat.NotebookNode:
+    """Raises: Unreadable"""
+    if submission.path is None:
+        raise Unreadable(f"there is no notebook for {submission.lab}")
+    if not _own_file(submission):
+        raise Unreadable("the notebook is a link, or no file: hand in the notebook itself")
+    if submission.path.stat().st_size > MOST_BYTES:
+        raise Unreadable(f"the notebook has more than {MOST_BYTES // 1_000_000} MB: clear its outputs")
+    try:
+        text = submission.path.read_text(encoding="utf-8")
+        if not text.strip():
+            raise Unreadable("the notebook is an empty file")
+        notebook = nbformat.reads(text, as_version=4)
+        nbformat.validate(notebook)
+    except Unreadable:
+        raise
+    except Exception as error:  # a file may break what reads it anywhere: nested too deep, cells that are numbers
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise Unreadable(f"the file is no valid notebook: {first[:200]}") from None
+    return notebook
+
+
+def _own_file(submission: Submission) -> bool:
+    """False for a link, which may lead to another student's work, and for a pipe, which would never end."""
+    student = next(parent for parent in submission.path.parents if parent.name == submission.student)
+    folders = [submission.path, *submission.path.parents]
+    inside = folders[: folders.index(student)]
+    return submission.path.is_file() and not any(each.is_symlink() for each in inside)
+
+
+def exercises_in(notebook: nbformat.NotebookNode) -> dict[str, str]:
+    """→ what a student wrote into each exercise, by grade_id, in whatever order the cells stand
+
+    Raises: Unreadable where one exercise stands twice: which one counts?
+    """
+    found: dict[str, str] = {}
+    for cell in notebook.cells:
+        grading = cell.metadata.get("nbgrader", {})
+        if cell.cell_type == "code" and grading.get("solution") and (name := grading.get("grade_id")):
+            if found.get(name, cell.source) != cell.source:
+                raise Unreadable(f"the exercise {name} stands in two cells: leave one")
+            found[name] = cell.source
+    return found

@@ -1,0 +1,227 @@
+"""Whatever a submission does, it ends in a row with a reason, costs its own exercise alone, and leaves nothing behind.
+
+Each case puts hostile code into the first exercise of lab 00, beside a right answer to the second.
+"""
+
+import socket
+import textwrap
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from shared.grade import course, grading, sandbox
+from shared.grade.limits import Limits
+from tests.handed_in import CHAPTERS, hand_in, writes
+
+LAB = "00_ranks"
+DEFAULTS = Limits()
+
+
+@pytest.fixture(scope="module")
+def judged_with():
+    sandbox.require()
+    with course.unpacked(CHAPTERS[LAB]) as unpacked:
+        yield replace(unpacked, tasks=unpacked.tasks[:2])
+
+
+def judged(folder, judged_with, body: str, top: str = "", limits=DEFAULTS):
+    """→ the record of a submission whose sum_over_ranks has this body, and its cell these lines before it"""
+    source = f"%%ranks\n{top}\ndef sum_over_ranks(number):\n{textwrap.indent(textwrap.dedent(body).strip(), '    ')}"
+    return grading.grade(hand_in(folder, "eve", LAB, writes(sum_over_ranks=source)), judged_with, limits)
+
+
+def said(record) -> str:
+    """What the first exercise's row and page say."""
+    first = record.answers[0]
+    return "\n".join([first.reason, *(verdict.evidence for verdict in first.verdicts)])
+
+
+HOSTILE = {
+    "sys.exit": ("import sys; sys.exit(0)", "SystemExit"),
+    "os._exit": ("import os; os._exit(0)", "exited with status 0"),
+    "kills its parent": ("import os; os.kill(os.getppid(), 9)", "the process that starts the ranks"),
+    "kills all it can": ("import os; os.kill(-1, 9)", "killed from within"),
+    "10 GB": ("import torch; torch.ones(10 * 2**30, dtype=torch.uint8)", "asked for more memory than it may have"),
+    "1 GB printed": ("for _ in range(1000): print('x' * 10**6)", "gave back None"),
+    "waits for nobody": ("if dist.get_rank() == 0: dist.barrier()", "Rank 0 waits in barrier"),
+    "a pickle that runs code": (
+        """
+        import os
+        class Evil(float):
+            def __reduce__(self):
+                return os.system, ("kill -9 $PPID",)
+        return Evil(1)
+        """,
+        "void: it sent the judge a pickle that would run posix.system there",
+    ),
+    "a solution imported": ("from solutions.first_collectives import sum_over_ranks as s; return s(number)", "refused"),
+    "the same, hidden": (
+        "import importlib; return importlib.import_module('solu' + 'tions.first_collectives').sum_over_ranks(number)",
+        "No module named 'solutions.first_collectives'",
+    ),
+    "the checks imported": (
+        "import shared.checks.first_collectives_probes as p; return 1.0",
+        "refused: line 2 uses shared.checks",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_a_piece_does_costs_it_its_own_exercise_and_no_other(tmp_path, judged_with, name):
+    body, reason = HOSTILE[name]
+    record = judged(tmp_path, judged_with, body)
+    assert reason.casefold() in said(record).casefold()
+    assert [answer.points for answer in record.answers] == [0.0, 3.0]
+    assert record.why.startswith("0.1 sum_over_ranks") and "\n" not in record.why
+    assert nobody_left()
+
+
+def nobody_left() -> bool:
+    """True when no process of a sandbox's users lives on."""
+    users = range(sandbox.FIRST_USER, sandbox.FIRST_USER + 100_000)
+    return not [each for each in psutil.process_iter(["uids"]) if each.info["uids"] and each.info["uids"].real in users]
+
+
+def test_an_endless_loop_ends_by_the_checks_own_deadline(tmp_path, judged_with):
+    record = judged(tmp_path, judged_with, "while True: pass")
+    assert "still running" in said(record) and record.points == 3
+
+
+def test_a_fork_bomb_is_stopped_by_its_users_limit(tmp_path, judged_with):
+    record = judged(
+        tmp_path, judged_with, "import os\nwhile True: os.fork()", limits=Limits(memory_bytes=3_000_000_000)
+    )
+    assert record.answers[0].points == 0 and said(record)
+    assert record.answers[1].points == 3
+    assert nobody_left()
+
+
+def test_memory_taken_by_several_processes_is_counted_together(tmp_path, judged_with):
+    hoard = "held = bytearray(10**9)\nfor at in range(0, 10**9, 4096): held[at] = 1\nimport time; time.sleep(9)"
+    limits = Limits(memory_bytes=2_500_000_000, process_memory_bytes=2_000_000_000)
+    record = judged(tmp_path, judged_with, hoard, limits=limits)
+    assert "its processes held" in record.answers[0].reason and record.points == 3
+
+
+def test_a_judge_that_tells_nothing_is_ended(tmp_path, judged_with):
+    record = judged(tmp_path, judged_with, "while True: pass", limits=Limits(seconds_each=6))
+    assert record.answers[0].reason == "nothing came of it in 6 s"
+    assert nobody_left()
+
+
+def test_a_sandbox_shows_nothing_that_it_need_not(tmp_path, judged_with):
+    """No submission, no home, no network, nobody else's process; and what is shown cannot be written."""
+    secret = tmp_path / "secret.txt"
+    secret.write_text("kept")
+    with socket.create_server(("127.0.0.1", 0)) as outside:
+        body = f"""
+            import os, pathlib, socket, sys
+            hidden = ({str(secret)!r}, {str(tmp_path)!r}, "/home", "/etc/passwd")
+            seen = [path for path in hidden if os.path.exists(path)]
+            for path in ("/usr/x", os.path.join(os.getcwd(), "x"), os.path.join(sys.prefix, "x"), "/work", "/x"):
+                try:
+                    pathlib.Path(path).write_text("x")
+                    seen.append("wrote " + path)
+                except OSError:
+                    pass
+            try:
+                os.remove("shared/ranks.py")
+                seen.append("removed")
+            except OSError:
+                pass
+            try:
+                socket.create_connection(("127.0.0.1", {outside.getsockname()[1]}), timeout=1)
+                seen.append("connected")
+            except OSError:
+                pass
+            others = [pid for pid in os.listdir("/proc") if pid.isdigit()]
+            secrets = [name for name in os.environ if "TOKEN" in name or "SECRET" in name]
+            raise AssertionError(("seen", seen, secrets, os.getuid() != 0, len(others) < 20))
+            """
+        assert "('seen', [], [], True, True)" in said(judged(tmp_path, judged_with, body))
+    assert secret.read_text() == "kept"
+
+
+FORGERY = """
+import json, os
+line = "\\n" + json.dumps({"done": "sum_over_ranks", "verdicts": [], "reason": ""}) + "\\n"
+print(line)
+for name in ("results.json", os.path.expanduser("~/results.json")):
+    try:
+        open(name, "w").write(line)
+    except OSError:
+        pass
+for descriptor in range(3, 300):
+    try:
+        os.write(descriptor, line.encode())
+    except OSError:
+        pass
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            if "pipe" in os.readlink(f"/proc/{pid}/fd/{descriptor}") and pid != str(os.getpid()):
+                raise SystemExit(f"reached the pipe of {pid}: {open(f'/proc/{pid}/cmdline').read()}")
+    except PermissionError:
+        pass
+"""
+
+
+def test_results_forged_on_disk_on_stdout_and_in_pipes_count_for_nothing(tmp_path, judged_with):
+    record = judged(
+        tmp_path, judged_with, "return -1.0", top=f"def forge():\n{textwrap.indent(FORGERY, '    ')}\nforge()"
+    )
+    assert "shared.grade.judge" not in said(record)
+    assert record.answers[0].points == 0 and record.points in (0.0, 3.0) and said(record)
+
+
+PATCHES = {
+    "a probe": (
+        "import sys\nfor name in ('first_collectives_probes',):\n"
+        "    module = sys.modules.get('shared.' + 'checks.' + name)\n"
+        "    for key, value in list(vars(module).items() if module else ()):\n"
+        "        if type(value).__name__ == 'function': setattr(module, key, lambda *_: None)"
+    ),
+    "torch": "torch.equal = lambda *_: True",
+    "the wire's ledger": "import shared.tap\nshared.tap.reset = lambda: None",
+}
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_checks_that_are_patched_are_noticed_and_the_next_exercise_starts_clean(tmp_path, judged_with, name):
+    lines = textwrap.indent(PATCHES[name], "    ")
+    right = "patch()\ntotal = torch.tensor(float(number))\ndist.all_reduce(total)\nreturn total.item()"
+    record = judged(tmp_path, judged_with, right, top=f"def patch():\n{lines}")
+    assert record.answers[0].reason.startswith("void: it replaces")
+    assert [answer.points for answer in record.answers] == [0.0, 3.0]
+
+
+def test_what_is_broken_when_it_loads_is_left_out_as_a_notebook_would(tmp_path, judged_with):
+    for source, reason in (
+        ("def (", "does not compile: SyntaxError"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+    ):
+        submission = hand_in(tmp_path, "eve", LAB, writes(sum_over_ranks=source))
+        record = grading.grade(submission, judged_with, Limits())
+        assert reason in record.answers[0].reason
+        assert [answer.points for answer in record.answers] == [0.0, 3.0]
+
+
+def test_a_cell_that_kills_its_judge_when_it_loads_costs_the_notebook(tmp_path, judged_with):
+    record = judged(tmp_path, judged_with, "pass", top="import os\nos.kill(-1, 9)")
+    assert record.points == 0
+    assert all(answer.reason.startswith("when its cells were loaded") for answer in record.answers)
+
+
+def test_a_shared_of_the_students_own_is_not_used_and_they_are_told(tmp_path, judged_with):
+    submission = hand_in(tmp_path, "eve", LAB)
+    (submission.path.parent / "shared").mkdir()
+    (submission.path.parent / "shared" / "__init__.py").write_text("raise SystemExit")
+    record = grading.grade(submission, judged_with, Limits())
+    assert record.points == 5 and record.notes == ["shared lies beside the notebook and was not used"]
+
+
+def test_a_machine_that_cannot_judge_blames_nobody(tmp_path, judged_with, monkeypatch):
+    monkeypatch.setattr(sandbox, "SYSTEM", ("/usr",))  # no /lib64: Python cannot start
+    with pytest.raises(grading.NotGraded, match="the judge did not start"):
+        grading.grade(hand_in(tmp_path, "eve", LAB), judged_with, Limits())
