@@ -56,7 +56,7 @@ def words_of(text: str) -> Iterator[tuple[int, str]]:
 
 def words_in(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the words of a file's prose, each with its line."""
-    text, messages = path.read_text(), not path.name.startswith("test_")  # tests quote what is wrong
+    text, messages = path.read_text(), "tests" not in path.parts  # tests quote code, and what is wrong
     for began, prose in python_prose(text, messages) if path.suffix == ".py" else [(1, text)]:
         for number, word in words_of(prose):
             yield began + number, word
