@@ -27,7 +27,7 @@ import nbformat
 
 ROOT = Path(__file__).resolve().parent.parent
 CELL_TIMEOUT_S = 120
-_STUB = 'raise NotImplementedError("your code here")'
+STUB = 'raise NotImplementedError("your code here")'
 _MAGIC = "%%ranks"
 _BEGIN, _END = "### BEGIN SOLUTION", "### END SOLUTION"
 
@@ -78,7 +78,7 @@ def lab_of(chapter: Chapter) -> nbformat.NotebookNode:
     from nbgrader.preprocessors import ClearOutput, ClearSolutions, LockCells
 
     notebook = chapter.read("lab")
-    clear = ClearSolutions(code_stub={"python": _STUB})
+    clear = ClearSolutions(code_stub={"python": STUB})
     for preprocessor in (clear, LockCells(), ClearOutput()):
         notebook, _ = preprocessor.preprocess(notebook, {})
     return notebook

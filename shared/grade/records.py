@@ -44,11 +44,11 @@ class Record:
 
     @property
     def points(self) -> float:
-        return round(sum(answer.points for answer in self.answers), 2)
+        return round(sum((answer.points for answer in self.answers), 0.0), 2)
 
     @property
     def max_points(self) -> float:
-        return sum(answer.max_points for answer in self.answers)
+        return sum((answer.max_points for answer in self.answers), 0.0)
 
     @property
     def why(self) -> str:

@@ -1,0 +1,255 @@
+"""One row for each student and lab, whatever happens; what was graded stays graded; pages show text as text."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from shared.checks.framework import Verdict
+from shared.grade import __main__ as grade
+from shared.grade import feedback, gradebook, records, sandbox, tasks
+from shared.grade.records import Answer, Record
+from tests.handed_in import CHAPTERS, hand_in, writes
+
+LAB = "00_ranks"
+ROOT = Path(__file__).parent.parent
+
+
+def rows(path: Path) -> list[dict]:
+    return list(csv.DictReader(path.open(encoding="utf-8")))
+
+
+def instant(submission, course, limits) -> Record:
+    """A grader without a sandbox: everything is right."""
+    digest = records.digest_of(submission, course.digest)
+    answers = [Answer(task.number, task.piece, task.points, task.points) for task in course.tasks]
+    return Record(submission.student, submission.lab, digest, answers)
+
+
+# -- points
+
+
+def test_a_lab_s_tasks_are_its_graded_cells_and_each_has_checks():
+    for chapter in CHAPTERS.values():
+        found = tasks.tasks_of(chapter)
+        graded = [cell for cell in chapter.read("lab").cells if "check" in cell.metadata.get("tags", [])]
+        assert len(found) == len(graded) > 0
+        assert sum(task.points for task in found) == sum(cell.metadata["nbgrader"]["points"] for cell in graded)
+        asked = [cell for cell in chapter.read("lab").cells if "exercise" in cell.metadata.get("tags", [])]
+        assert [name for task in found for name in task.cells] == [c.metadata["nbgrader"]["grade_id"] for c in asked]
+
+
+@pytest.mark.parametrize(
+    ("passed", "points"),
+    [
+        ({"values": True, "wire": True, "group": True}, 2.0),
+        ({"wire": True, "values": True, "group": False}, 1.33),
+        ({"wire": True, "values": False, "group": True}, 0.0),
+        ({"situations": True, "ties": False}, 1.0),
+        ({"situations": False, "ties": True}, 0.0),
+        ({}, 0.0),
+    ],
+)
+def test_points_are_shared_out_over_checks_and_without_right_values_there_are_none(passed, points):
+    assert tasks.credit(2.0, [Verdict("piece", check, well) for check, well in passed.items()]) == points
+
+
+# -- one row each
+
+
+def test_everybody_has_a_row_and_a_page_whatever_they_handed_in(tmp_path):
+    handed_in, folder = tmp_path / "in", tmp_path / "out"
+    hand_in(handed_in, "anna", LAB)
+    (handed_in / "ben").mkdir()
+    for student, text in (("cleo", ""), ("dora", '{"cells": [{"cell_ty'), ("eve", "[]")):
+        path = hand_in(handed_in, student, LAB).path
+        path.write_text(text)
+    hand_in(handed_in, "fritz", "01_collectives").path.rename(handed_in / "fritz" / f"{LAB}.ipynb")
+    hand_in(handed_in, "Ada", LAB)
+    hand_in(handed_in, "ada", LAB)
+
+    def grader(submission, course, limits):
+        if submission.student == "anna":
+            return instant(submission, course, limits)
+        if submission.student == "ada":
+            raise ZeroDivisionError("a mistake of the grader's")
+        return grade.grading.grade(submission, course, limits)
+
+    # Only what is wrong before any code runs comes to the real grader here: no sandbox is started.
+    hand_in(handed_in, "Ada", LAB).path.write_text("no notebook")
+    graded = grade.grade_all(handed_in, folder, 0, grader=grader)
+    book = {row["student"]: row for row in rows(folder / "gradebook.csv")}
+    assert (
+        list(book)
+        == sorted(["Ada", "ada", "anna", "ben", "cleo", "dora", "eve", "fritz"])
+        == [r.student for r in graded]
+    )
+    assert (book["anna"]["points"], book["anna"]["reason"]) == ("15.0", "all checks passed")
+    assert book["ben"]["reason"] == "there is no notebook for 00_ranks"
+    assert book["cleo"]["reason"] == "the notebook is an empty file"
+    assert book["fritz"]["reason"].startswith("the notebook has none of this lab's exercises")
+    assert book["ada"]["reason"] == "not graded, run the grader again: ZeroDivisionError: a mistake of the grader's"
+    assert "ada has the same name, written differently" in book["Ada"]["look_at"]
+    for student, row in book.items():
+        assert row["reason"] and (student == "anna") == (float(row["points"]) > 0)
+        assert (folder / row["feedback"]).read_text().count(student)
+        assert json.loads((folder / "gradescope" / student / LAB / "results.json").read_text())["output"]
+
+
+def test_a_grader_killed_in_the_middle_of_200_goes_on_where_it_was(tmp_path):
+    handed_in, folder, log = tmp_path / "in", tmp_path / "out", tmp_path / "log"
+    for number in range(200):
+        path = handed_in / f"student{number:03d}" / LAB / f"{LAB}.ipynb"
+        path.parent.mkdir(parents=True)
+        path.write_text(str(number))
+    script = f"""
+        import pathlib, time
+        from shared.grade import __main__ as grade
+        from tests.test_grade import instant
+        def grader(submission, course, limits):
+            with open({str(log)!r}, "a") as log:
+                log.write(submission.student + "\\n")
+            time.sleep(0.01)
+            return instant(submission, course, limits)
+        grade.sandbox.require = lambda: None
+        grade.grade_all(pathlib.Path({str(handed_in)!r}), pathlib.Path({str(folder)!r}), 0, grader=grader)
+        """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    for _ in range(80):
+        assert process.stdout.readline()
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    before = {path.parent.name: path.read_bytes() for path in (folder / "records").glob("*/*.json")}
+    assert 80 <= len(before) < 200
+    assert len(rows(folder / "gradebook.csv")) >= 79  # whole, though its writer was killed
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert again.returncode == 0, again.stderr
+    assert [row["student"] for row in rows(folder / "gradebook.csv")] == [f"student{n:03d}" for n in range(200)]
+    assert all((folder / "records" / student / f"{LAB}.json").read_bytes() == kept for student, kept in before.items())
+    times = Counter(log.read_text().split())
+    assert len(times) == 200 and all(times[student] == 1 for student in before)
+
+
+def test_what_is_handed_in_anew_is_graded_anew_and_nothing_else(tmp_path):
+    handed_in, folder = tmp_path / "in", tmp_path / "out"
+    anna, _ = hand_in(handed_in, "anna", LAB), hand_in(handed_in, "ben", LAB)
+    asked = []
+
+    def grader(submission, course, limits):
+        asked.append(submission.student)
+        return instant(submission, course, limits)
+
+    grade.grade_all(handed_in, folder, grader=grader)
+    hand_in(handed_in, "anna", LAB, writes(sum_over_ranks="def sum_over_ranks(): pass"))
+    records.path_of(folder, "ben", LAB).write_text('{"half a rec')
+    grade.grade_all(handed_in, folder, grader=grader)
+    grade.grade_all(handed_in, folder, grader=grader)
+    assert asked == ["anna", "ben", "anna", "ben"]
+    assert anna.path.exists()
+
+
+def test_two_graders_do_not_write_into_one_folder(tmp_path):
+    hand_in(tmp_path / "in", "anna", LAB)
+    with grade._alone_in(tmp_path / "out"), pytest.raises(grade.Usage, match="another grader writes into"):
+        grade.grade_all(tmp_path / "in", tmp_path / "out", grader=instant)
+
+
+# -- what is written
+
+
+def hostile_record() -> Record:
+    """A student whose every text is hostile to what reads it."""
+    script = "<script>alert(1)</script>"
+    verdicts = [Verdict("piece", "values", False, (2,), f"came {script}\nsecond line", script)]
+    answers = [Answer("0.1", "piece", 0.0, 2.0, verdicts, f"=cmd() {script}")]
+    return Record("=1+1 <b>", LAB, "", answers, notes=[script], notices=[f"uses {script}"])
+
+
+def test_pages_show_what_students_wrote_as_text(tmp_path):
+    record = hostile_record()
+    feedback.write(record, tmp_path)
+    feedback.write_index([record], tmp_path)
+    page = (tmp_path / "feedback" / record.student / f"{LAB}.html").read_text()
+    index = (tmp_path / "index.html").read_text()
+    for text in (page, index):
+        assert "<script" not in text and "<b>" not in text and "&lt;script&gt;" in text
+    assert 'href="feedback/%3D1%2B1%20%3Cb%3E/00_ranks.html"' in index
+    assert "uses" not in page, "what an instructor should look at is not for the student"
+
+
+def test_a_spreadsheet_finds_no_formula_and_one_line_a_row(tmp_path):
+    gradebook.write([hostile_record()], tmp_path)
+    for name in ("gradebook.csv", "exercises.csv"):
+        (row,) = rows(tmp_path / name)
+        assert not any(value.startswith(("=", "+", "-", "@")) or "\n" in value for value in row.values())
+        assert row["student"] == "'=1+1 <b>"
+
+
+def test_gradescope_gets_points_and_words_of_each_exercise(tmp_path):
+    gradebook.write_gradescope(hostile_record(), tmp_path)
+    results = json.loads((tmp_path / "gradescope" / "=1+1 <b>" / LAB / "results.json").read_text())
+    (test,) = results["tests"]
+    assert results["score"] == sum(each["score"] for each in results["tests"]) == 0
+    assert (test["name"], test["max_score"], test["status"], test["output_format"]) == ("piece", 2.0, "failed", "text")
+    assert "values" in test["output"] and "second line" in test["output"]
+
+
+# -- what an instructor types
+
+
+@pytest.mark.parametrize(
+    ("make", "number", "said"),
+    [
+        (lambda folder: None, None, "there is no folder"),
+        (lambda folder: folder.mkdir(), None, "has no folders"),
+        (lambda folder: (folder / "anna").mkdir(parents=True), None, "has a notebook of one of these labs: 00_ranks"),
+        (lambda folder: (folder / "anna").mkdir(parents=True), 77, "there is no chapter 77: 00, 01"),
+    ],
+)
+def test_what_cannot_be_graded_is_told_in_one_sentence(tmp_path, make, number, said):
+    make(tmp_path / "in")
+    with pytest.raises(grade.Usage, match=said):
+        grade.grade_all(tmp_path / "in", tmp_path / "out", number, grader=instant)
+
+
+def test_without_bubblewrap_nothing_is_run(tmp_path, monkeypatch):
+    hand_in(tmp_path / "in", "anna", LAB)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(sandbox.NoSandbox, match="apt-get install bubblewrap"):
+        grade.grade_all(tmp_path / "in", tmp_path / "out", grader=instant)
+
+
+def test_make_grade_grades(tmp_path):
+    """The whole way once, as an instructor types it: a right submission and a wrong one."""
+    hand_in(tmp_path / "in", "anna", LAB)
+    wrong = "%%ranks\ndef sum_over_ranks(number):\n    return number"
+    hand_in(tmp_path / "in", "ben", LAB, writes(sum_over_ranks=wrong))
+    began = time.monotonic()
+    command = [
+        sys.executable,
+        "-m",
+        "shared.grade",
+        str(tmp_path / "in"),
+        "--chapter",
+        "0",
+        "--into",
+        str(tmp_path / "out"),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    anna, ben = rows(tmp_path / "out" / "gradebook.csv")
+    assert (anna["points"], anna["reason"], anna["look_at"]) == ("15.0", "all checks passed", "")
+    assert (ben["points"], ben["reason"]) == ("13.0", "0.1 sum_over_ranks failed: values, wire")
+    page = (tmp_path / "out" / ben["feedback"]).read_text()
+    assert "✗ failed" in page and "✓ passed" in page and 'class="hint"' in page
+    assert [row["number"] for row in rows(tmp_path / "out" / "exercises.csv")] == [f"0.{n}" for n in range(1, 6)] * 2
+    assert time.monotonic() - began < 280

@@ -1,0 +1,59 @@
+"""An instructor's way with nbgrader itself: generate, autograde, export, on the course's own files."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from shared.grade import nbgrader_course
+from tests.handed_in import CHAPTERS, hand_in
+
+LAB = "00_ranks"
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory) -> Path:
+    """A course in which anna handed in our solution, and ben the lab as it was released."""
+    folder = tmp_path_factory.mktemp("nbgrader")
+    nbgrader_course.write(folder)
+    nbgrader(folder, "generate_assignment", LAB, "--create")
+    hand_in(folder / "submitted", "anna", LAB)
+    ben = folder / "submitted" / "ben" / LAB / f"{LAB}.ipynb"
+    ben.parent.mkdir(parents=True)
+    ben.write_bytes((folder / "release" / LAB / f"{LAB}.ipynb").read_bytes())
+    return folder
+
+
+def nbgrader(folder: Path, *arguments: str) -> None:
+    bin_folder = str(Path(sys.prefix) / "bin")  # nbgrader starts alembic by name
+    environment = {**os.environ, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "nbgrader", *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_nbgrader_releases_is_the_courses_lab(course):
+    released = nbformat.read(course / "release" / LAB / f"{LAB}.ipynb", as_version=4)
+    ours = nbformat.read(ROOT / "labs" / f"{LAB}.ipynb", as_version=4)
+    assert [cell.source for cell in released.cells] == [cell.source for cell in ours.cells]
+
+
+def test_nbgrader_gives_the_points_of_what_is_solved(course):
+    nbgrader(course, "autograde", LAB)
+    nbgrader(course, "export")
+    grades = {row["student_id"]: row for row in csv.DictReader((course / "grades.csv").open())}
+    assert {student: (row["score"], row["max_score"]) for student, row in grades.items()} == {
+        "anna": ("15.0", "15.0"),
+        "ben": ("0.0", "15.0"),
+    }
+
+
+def test_a_configuration_that_is_there_is_left_alone(tmp_path):
+    (tmp_path / "nbgrader_config.py").write_text("# mine")
+    assert len(nbgrader_course.write(tmp_path)) == len(CHAPTERS)
+    assert (tmp_path / "nbgrader_config.py").read_text() == "# mine"
