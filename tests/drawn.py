@@ -16,10 +16,9 @@ from tests.drawn_models import Block, Net
 from tests.drawn_trainings import Training
 
 MORE = int(os.environ.get("PROPERTIES", "0"))
-MOST_RANKS = 4
 MB = 2**20
 
-world_sizes = st.integers(1, MOST_RANKS)
+world_sizes = st.sampled_from([1, 2, 3, 4, 3, 4])  # more of those where subgroups are awkward
 seeds = st.integers(0, 2**16)
 
 
@@ -140,23 +139,23 @@ def nets(draw, plain: bool = False) -> Net:
 
 caps_mb = st.sampled_from([0.0, 100 / MB, 300 / MB, 1000 / MB, 25.0])
 
+# eps: what is almost 0 is not blown up to a step of lr
 OPTIMIZERS = {
-    "SGD": st.fixed_dictionaries(
-        {}, optional={"momentum": st.sampled_from([0.5, 0.9]), "weight_decay": st.sampled_from([0.1])}
-    ),
-    # eps: what is almost 0 is not blown up to a step of lr
+    "SGD": st.fixed_dictionaries({}, optional={"momentum": st.sampled_from([0.5, 0.9])}),
     "Adam": st.fixed_dictionaries({"eps": st.just(1e-3)}, optional={"amsgrad": st.just(True)}),
-    "AdamW": st.fixed_dictionaries({"eps": st.just(1e-3), "weight_decay": st.sampled_from([0.0, 0.1])}),
+    "AdamW": st.just({"eps": 1e-3}),
 }
 
 
 @st.composite
-def trainings(draw, wrappers: list[str], plain: bool = False, optimizers=tuple(OPTIMIZERS)) -> Training:
+def trainings(
+    draw, wrappers: list[str], plain: bool = False, optimizers=tuple(OPTIMIZERS), least_steps: int = 1
+) -> Training:
     optimizer = draw(st.sampled_from(optimizers))
     return Training(
         wrapper=draw(st.sampled_from(wrappers)),
         net=draw(nets(plain)),
-        rates=tuple(draw(st.lists(st.sampled_from([0.01, 0.05, 0.1]), min_size=1, max_size=4))),
+        rates=tuple(draw(st.lists(st.sampled_from([0.01, 0.05, 0.1]), min_size=least_steps, max_size=4))),
         optimizer=optimizer,
         options=tuple(sorted(draw(OPTIMIZERS[optimizer]).items())),
         accumulate=draw(st.integers(1, 3)),

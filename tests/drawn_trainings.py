@@ -51,11 +51,13 @@ class Training:
         parameters = list(module.parameters())
         if not self.second_group:
             return [{"params": parameters}]
-        return [{"params": parameters[::2]}, {"params": parameters[1::2], "weight_decay": 0.2}]
+        return [{"params": parameters[::2]}, {"params": parameters[1::2]}]
 
-    def set_rates(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+    def schedule(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """Set what the groups go by in this step: a scheduler changes more than lr."""
         for number, group in enumerate(optimizer.param_groups):
             group["lr"] = self.rates[step] / (1 + number)
+            group["weight_decay"] = 0.1 * number + 0.05 * step
 
 
 # -- one process
@@ -74,7 +76,7 @@ def alone(training: Training, steps: range | None = None) -> tuple[Model, torch.
             each.grad = torch.zeros_like(each) if each.grad is None else each.grad
         norm = nn.utils.clip_grad_norm_(trained, training.max_norm or float("inf"))
         norms += [norm.item()] if training.max_norm else []
-        training.set_rates(optimizer, step)
+        training.schedule(optimizer, step)
         optimizer.step()
     return model, optimizer, norms
 
@@ -161,7 +163,7 @@ class Rank:
     def step(self, step: int) -> None:
         if self.training.max_norm:
             self.norms.append(self.clip().item())
-        self.training.set_rates(self.groups, step)
+        self.training.schedule(self.groups, step)
         self.optimizer.step()
 
     def clip(self) -> torch.Tensor:

@@ -80,8 +80,11 @@ def test_bytes_on_the_wire_add_up(parameters, size, bytes_each, micro_batches):
     assert sent == [about(times * once) for times in passes]
 
 
+picoseconds = st.integers(0, 10**9).map(lambda count: 1e-12 * count)  # up to a millisecond
+
+
 @tried(100)
-@given(counts, st.integers(0, 12).map(lambda log: 2**log), st.floats(0, 1e-3), st.floats(0, 1e-6))
+@given(counts, st.integers(0, 12).map(lambda log: 2**log), picoseconds, picoseconds)
 def test_no_algorithm_beats_the_bytes_of_a_ring_or_the_rounds_of_a_tree(nbytes, size, alpha_s, beta_s):
     ring_s = formulas.ring_all_reduce_s(nbytes, size, alpha_s, beta_s)
     tree_s = formulas.tree_all_reduce_s(nbytes, size, alpha_s, beta_s)
@@ -160,8 +163,8 @@ def test_a_shape_counts_the_parameters_of_its_decoder(shape):
 
 
 @tried(150)
-@given(model_shapes(200), ranks, stages, st.sampled_from(list(planner.PRECISIONS)), few, st.data())
-def test_a_plan_adds_up_and_grows_with_what_it_is_for(shape, size, stage, precision, micro_batch, data):
+@given(model_shapes(200), ranks, stages, st.sampled_from(list(planner.PRECISIONS)), few)
+def test_a_plan_adds_up_and_grows_with_what_it_is_for(shape, size, stage, precision, micro_batch):
     options = {"precision": precision, "micro_batch": micro_batch}
     plan = planner.plan(shape, ranks=size, stage=stage, **options)
     each = planner.PRECISIONS[precision].each
@@ -171,8 +174,16 @@ def test_a_plan_adds_up_and_grows_with_what_it_is_for(shape, size, stage, precis
     assert planner.plan(shape, ranks=size + 1, stage=stage, **options).total_bytes <= plan.total_bytes * (1 + 1e-12)
     larger = planner.plan(shape, ranks=size, stage=stage, **{**options, "micro_batch": 2 * micro_batch})
     assert larger.activations == about(2 * plan.activations)
-    ways = [planner.plan(shape, ranks=size, stage=stage, checkpointing=how, **options) for how in planner.CHECKPOINTING]
-    assert [each.total_bytes for each in ways] == sorted((each.total_bytes for each in ways), reverse=True)
+    none, selective, full = activations_of(shape, size, stage, options)
+    assert none >= selective >= full
+    one_layer = activations_of(replace(shape, layers=1), size, stage, options)
+    assert one_layer == [about(one_layer[0])] * 3, "a layer that is computed again is whole for a while"
+
+
+def activations_of(shape: ModelShape, size: int, stage: int, options: dict) -> list[float]:
+    """→ bytes of activations for each way to recompute"""
+    ways = [{"checkpointing": how, **options} for how in planner.CHECKPOINTING]
+    return [planner.plan(shape, ranks=size, stage=stage, **way).activations for way in ways]
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +194,7 @@ def elsewhere():
 
 
 def dry(shape: ModelShape, strategy: str, size: int) -> tuple[float, int, int, int]:
-    """→ bytes sent, most bytes of the optimizer's state, bytes at the peak, flat tensors or buckets that were sent"""
+    """→ bytes sent, most bytes of the optimizer's state, bytes at the peak, messages"""
     run = dryrun.dry_run(shape, strategy, size)
     return run.sent_bytes, run.most_bytes("optimizer"), run.at_peak.total_bytes, run.messages
 
@@ -193,7 +204,8 @@ def dry(shape: ModelShape, strategy: str, size: int) -> tuple[float, int, int, i
 def test_a_dry_run_holds_and_sends_what_the_formulas_say(elsewhere, shape, size, strategy):
     stage, _ = dryrun.STRATEGIES[strategy]
     sent_bytes, optimizer_bytes, peak_bytes, messages = elsewhere.submit(dry, shape, strategy, size).result(120)
-    filled_up = shape.parameters + messages * size  # less than one number per rank and flat tensor
+    # Less than one number per rank and flat tensor, which is sent twice or more; what is all-reduced is not filled up.
+    filled_up = shape.parameters + (messages // 2 * size if stage else 0)
     kinds = BytesPerParameter(0, 0, 8 if stage == 3 else 12)
     counters_bytes = 4 * 100  # of Adam's steps
     least_bytes = formulas.model_state_bytes(shape.parameters, size, stage, kinds)
