@@ -155,6 +155,14 @@ for name in ("chapters/02_manual_ddp.ipynb", "labs/02_manual_ddp.ipynb"):
     assert lab.startswith("labs/02_manual_ddp.ipynb stopped: Exercise 2.1, mean_over_ranks_: not there yet")
 
 
+def test_a_bundle_can_be_installed(tmp_path):
+    """pip asks setuptools for the packages, which must all be there."""
+    release.write(0, tmp_path)
+    ask = [sys.executable, "-c", "import setuptools; setuptools.setup()", "--quiet", "egg_info"]
+    done = subprocess.run(ask, cwd=tmp_path / "distributed-training-00", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr[-500:]
+
+
 @pytest.mark.parametrize(
     ("chapter", "said"), [("77", "there is no chapter 77: 00, 01"), ("last", "a chapter is a number")]
 )
