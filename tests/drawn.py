@@ -70,7 +70,8 @@ def _in_group(members: tuple[int, ...] | None, fn, args: tuple):
 @st.composite
 def worlds(draw) -> World:
     size = draw(world_sizes)
-    members = draw(st.none() | st.sets(st.integers(0, size - 1), min_size=1).map(sorted).map(tuple))
+    some = [st.sets(st.integers(0, size - 1), min_size=least).map(sorted).map(tuple) for least in (1, min(2, size))]
+    members = draw(st.one_of(st.none(), *some))
     return World(size, members)
 
 

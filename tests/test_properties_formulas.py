@@ -210,7 +210,7 @@ def test_a_dry_run_holds_and_sends_what_the_formulas_say(elsewhere, shape, size,
     counters_bytes = 4 * 100  # of Adam's steps
     least_bytes = formulas.model_state_bytes(shape.parameters, size, stage, kinds)
     most_bytes = formulas.model_state_bytes(filled_up, size, stage, kinds)
-    assert least_bytes <= optimizer_bytes <= most_bytes + counters_bytes
+    assert least_bytes * (1 - 1e-12) <= optimizer_bytes <= most_bytes + counters_bytes
     assert optimizer_bytes < peak_bytes
     sent = [formulas.step_sent_bytes(count, size, stage) for count in (shape.parameters, filled_up)]
     root = shape.embedding_parameters + shape.output_parameters if stage == 3 else 0  # is gathered once

@@ -19,6 +19,7 @@ from tests.drawn_models import Model
 from tests.drawn_trainings import ZERO, Rank, Training, alone
 
 TOLERANCE = 1e-9  # what is 1e-16 in a gradient, Adam makes 1e-16 / eps of, a few times
+EPS = 1e-6  # of a byte: formulas divide
 FLOAT64_ADAM = formulas.BytesPerParameter(8, 8, 16)
 STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
 
@@ -161,7 +162,7 @@ def test_stages_1_and_2_hold_and_send_what_the_formulas_say(four_ranks, world, t
         assert found.sent_bytes == pytest.approx(sent_bytes, rel=1e-12)
         least_bytes, most_bytes = (formulas.model_state_bytes(n, size, stage, FLOAT64_ADAM) for n in (numel, whole))
         counters_bytes = 4 * len(found.flats)  # of Adam's steps
-        assert least_bytes <= found.held.total_bytes - 8 * frozen - counters_bytes <= most_bytes
+        assert least_bytes - EPS <= found.held.total_bytes - 8 * frozen - counters_bytes <= most_bytes + EPS
 
 
 @tried(25)
@@ -178,7 +179,7 @@ def test_stage_3_holds_and_sends_what_the_formulas_say(four_ranks, world, traini
         assert found.sent_bytes == pytest.approx(sent_bytes, rel=1e-12)
         least_bytes = formulas.model_state_bytes(numel, size, 3, FLOAT64_ADAM)
         most_bytes = formulas.model_state_bytes(root + sum(blocks), size, 3, FLOAT64_ADAM)
-        assert least_bytes <= found.held.total_bytes - 4 * len(found.flats) <= most_bytes
+        assert least_bytes - EPS <= found.held.total_bytes - 4 * len(found.flats) <= most_bytes + EPS
 
 
 @tried(20)
@@ -192,10 +193,10 @@ def test_what_is_whole_for_a_while_is_what_was_documented(four_ranks, world, tra
     for found in world.run(measured, training):
         flats = [filled_up([each], size) for each in found.flats]
         under_way = (3 + 2 / size) * max(flats) + largest
-        assert found.gradients_peak_bytes <= 8 * (sum(flats) / size + under_way)
+        assert found.gradients_peak_bytes <= 8 * (sum(flats) / size + under_way) + EPS
         *units, root = flats
         if training.wrapper == "zero3" and units and training.reshard_after_forward:
             least_bytes = formulas.zero3_parameter_peak_bytes(units, size, 8)
             most_bytes = formulas.zero3_parameter_peak_bytes(units, size, 8, training.prefetch)
             root_bytes = 8 * root * (1 + 1 / size)
-            assert least_bytes <= found.parameters_peak_bytes - root_bytes <= most_bytes
+            assert least_bytes - EPS <= found.parameters_peak_bytes - root_bytes <= most_bytes + EPS
