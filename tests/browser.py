@@ -1,26 +1,20 @@
-"""The course in a browser, as a student has it: `make lab` on a copy, headless Chromium, JupyterLab's menus and keys.
-
-The copy is of the files that git tracks, so that saving a notebook changes nothing here. Server, kernels, ranks and
-browser bear a mark in their environment, by which `processes` finds what was left running.
-"""
+"""Notebooks of the course in JupyterLab and headless Chromium. Only what a student can do: menus, clicks and keys."""
 
 import contextlib
 import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
-import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import nbformat
-import psutil
 from playwright.sync_api import BrowserContext, ConsoleMessage, Locator, Page, sync_playwright
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests import lab_server
+from tests.lab_server import DEADLINE_S, MARK, ROOT
+
+FIRST_LESSON = "chapters/00_ranks.ipynb"
 SCREENSHOTS = ROOT / "build" / "screenshots"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # Nothing but this machine can be reached: a page that needs more complains in the console.
@@ -35,102 +29,10 @@ BROWSER_ARGUMENTS = (
     "--disable-sync",
     "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
 )
-DEADLINE_S = 60.0  # of one wait: generous, because other tests may have the cores
-MARK = "COURSE_BROWSER_TEST"
-
-# What the console may say. Each with its reason, as narrow as can be.
-TOLERATED: dict[str, str] = {}
 
 
 def find_browser() -> str | None:
     return next((path for name in BROWSERS if (path := shutil.which(name))), None)
-
-
-def wait_until(what: str, condition: Callable[[], object], page: Page | None = None, deadline_s: float = DEADLINE_S):
-    """Ask again and again. → what condition gave when it was true. Raises: TimeoutError that says what never came."""
-    ends = time.monotonic() + deadline_s
-    while not (answer := condition()):
-        if time.monotonic() > ends:
-            raise TimeoutError(f"waited {deadline_s:g} s in vain until {what}")
-        page.wait_for_timeout(100) if page else time.sleep(0.1)  # the page's own wait lets its events through
-    return answer
-
-
-# -- the server
-
-
-def copy_course(folder: Path) -> Path:
-    """Copy what git tracks, as it stands in the working tree."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, folder / name)
-    return folder
-
-
-def newcomers_environment(course: Path, home: Path, mark: str) -> dict[str, str]:
-    """Of somebody who never used Jupyter, and has this Python's packages; the course's own are the copy's."""
-    ours = ("PYTEST_", "JUPYTER", "JPY_", "MAKE", "MFLAGS", "COURSE_", "RANKS_")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    folders = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
-    own = {name: str(home / name.lower()) for name in folders}
-    return kept | own | {"COURSE_VENV": sys.prefix, "PYTHONPATH": str(course), MARK: mark}
-
-
-@contextlib.contextmanager
-def make_lab(course: Path, environment: dict[str, str], log: Path) -> Iterator[str]:
-    """Run `make lab` in a copy of the course. → the address that it prints for a browser
-
-    The environment stands already: its target is taken for done, or bootstrap.py would make it anew for the copy.
-    """
-    command = ["make", "--old-file=environment", "lab", "LAB_ARGS=--no-browser --ip=127.0.0.1"]
-    options = {"cwd": course, "env": environment, "stdin": subprocess.DEVNULL, "start_new_session": True}
-    with log.open("w") as output:
-        server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, **options)
-
-    def address() -> str | None:
-        assert server.poll() is None, f"`make lab` ended by itself:\n{log.read_text()[-3000:]}"
-        found = re.search(r"http://127\.0\.0\.1:\S+token=\w+", log.read_text())
-        return found and found.group()
-
-    try:
-        yield wait_until("`make lab` printed an address", address)
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        try:
-            server.wait(DEADLINE_S)
-        except subprocess.TimeoutExpired:  # then its processes are found by their mark
-            server.kill()
-
-
-def processes(mark: str) -> list[psutil.Process]:
-    """→ what runs with this mark, however it was started"""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
-@contextlib.contextmanager
-def nothing_left(deadline_s: float = 20.0) -> Iterator[str]:
-    """Give a mark. → it; behind the block, what still bears it is ended, and is an error"""
-    mark = uuid.uuid4().hex
-    try:
-        yield mark
-    finally:
-        with contextlib.suppress(TimeoutError):
-            wait_until("all processes ended", lambda: not processes(mark), deadline_s=deadline_s)
-        left = processes(mark)
-        names = [" ".join(process.cmdline()) for process in left]
-        for process in left:
-            process.kill()
-        assert not left, f"still running {deadline_s:g} s after the server's end: {names}"
-
-
-# -- the browser
 
 
 @contextlib.contextmanager
@@ -153,16 +55,15 @@ def browser(path: str, profile: Path, mark: str) -> Iterator[BrowserContext]:
 
 
 def listen(page: Page) -> list[str]:
-    """→ a list that grows by each error in the page's console, and each that no script caught"""
+    """→ a list that grows by each error in the page's console, and each that no script caught. None is tolerated."""
     heard: list[str] = []
 
     def note(message: ConsoleMessage) -> None:
-        said = f"{message.text} ({message.location.get('url', '')})"
-        if message.type == "error" and not any(re.search(pattern, said) for pattern in TOLERATED):
-            heard.append(said)
+        if message.type == "error":
+            heard.append(f"{page.url}: {message.text} ({message.location.get('url', '')})")
 
     page.on("console", note)
-    page.on("pageerror", lambda error: heard.append(f"not caught: {error}"))
+    page.on("pageerror", lambda error: heard.append(f"{page.url}: not caught: {error}"))
     return heard
 
 
@@ -174,12 +75,17 @@ class Lab:
         cells = nbformat.read(file, as_version=4).cells
         self.sources = [cell.source for cell in cells if cell.cell_type == "code"]  # as they were before any change
 
-    def wait_until_ready(self) -> "Lab":
-        def ready() -> bool:
-            return self.cells.count() > 0 and "| Idle" in self.page.locator("#jp-main-statusbar").inner_text()
+    def wait_until(self, what: str, condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
+        """Wait as the page does, which lets its events through."""
+        lab_server.wait_until(what, condition, lambda seconds: self.page.wait_for_timeout(1000 * seconds), deadline_s)
 
-        wait_until(f"{self.file.name} was open and its kernel idle", ready, self.page)
+    def wait_until_ready(self) -> "Lab":
+        self.wait_until(f"{self.file.name} was open", lambda: self.cells.count() > 0)
+        self.wait_until(f"the kernel of {self.file.name} was idle", self.is_idle)
         return self
+
+    def is_idle(self) -> bool:
+        return "| Idle" in self.page.locator("#jp-main-statusbar").inner_text()
 
     @property
     def cells(self) -> Locator:
@@ -212,7 +118,7 @@ class Lab:
         def done() -> bool:
             return self.number(cell) not in (before, "*", " ", "")
 
-        wait_until(f"the cell {cell.locator('.cm-content').text_content()!r} had run", done, self.page)
+        self.wait_until(f"the cell {cell.locator('.cm-content').text_content()!r} had run", done)
         return cell
 
     def number(self, cell: Locator) -> str:
@@ -233,3 +139,25 @@ class Lab:
             self.page.wait_for_timeout(500)
         self.page.screenshot(path=SCREENSHOTS / f"{name}.png")
         self.page.set_viewport_size(usual)
+
+
+@dataclass
+class Course:
+    """A course that is open in a browser: its notebooks, each opened once, and what the console said."""
+
+    folder: Path
+    address: str
+    context: BrowserContext
+    heard: list[list[str]] = field(default_factory=list)
+    labs: dict[str, Lab] = field(default_factory=dict)
+
+    def open(self, name: str) -> Lab:
+        """Open a notebook on a page and in a workspace of its own; the first lesson as `make lab` does."""
+        if name not in self.labs:
+            page = self.context.new_page()
+            self.heard.append(listen(page))
+            path = f"/lab/workspaces/{len(self.labs)}/tree/{name}"
+            page.goto(self.address if name == FIRST_LESSON else re.sub(r"/lab/tree/[^?]*", path, self.address))
+            self.labs[name] = Lab(page, self.folder / name).wait_until_ready()
+        self.labs[name].page.bring_to_front()
+        return self.labs[name]

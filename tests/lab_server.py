@@ -1,0 +1,109 @@
+"""The course as a newcomer has it: `make lab` on a copy, for somebody who never used Jupyter.
+
+The copy is of the files that git tracks, so that saving a notebook changes nothing here. Server, kernels, ranks and
+browser bear a mark in their environment, by which `processes` finds what was left running.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+DEADLINE_S = 60.0  # of one wait: generous, because other tests may have the cores
+MARK = "COURSE_BROWSER_TEST"
+
+
+def wait_until(
+    what: str,
+    condition: Callable[[], object],
+    wait: Callable[[float], None] = time.sleep,
+    deadline_s: float = DEADLINE_S,
+):
+    """Ask again and again. → what condition gave when it was true. Raises: TimeoutError that says what never came."""
+    ends = time.monotonic() + deadline_s
+    while not (answer := condition()):
+        if time.monotonic() > ends:
+            raise TimeoutError(f"waited {deadline_s:g} s in vain until {what}")
+        wait(0.1)
+    return answer
+
+
+def copy_course(folder: Path) -> Path:
+    """Copy what git tracks, as it stands in the working tree."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, folder / name)
+    return folder
+
+
+def newcomers_environment(course: Path, home: Path, mark: str) -> dict[str, str]:
+    """Of somebody who never used Jupyter, and has this Python's packages; the course's own are the copy's."""
+    ours = ("PYTEST_", "JUPYTER", "JPY_", "MAKE", "MFLAGS", "COURSE_", "RANKS_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    folders = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
+    own = {name: str(home / name.lower()) for name in folders}
+    return kept | own | {"COURSE_VENV": sys.prefix, "PYTHONPATH": str(course), MARK: mark}
+
+
+@contextlib.contextmanager
+def make_lab(course: Path, environment: dict[str, str], log: Path) -> Iterator[str]:
+    """Run `make lab` in a copy of the course. → the address that it prints for a browser
+
+    The environment stands already: its target is taken for done, or bootstrap.py would make it anew for the copy.
+    """
+    command = ["make", "--old-file=environment", "lab", "LAB_ARGS=--no-browser --ip=127.0.0.1"]
+    options = {"cwd": course, "env": environment, "stdin": subprocess.DEVNULL, "start_new_session": True}
+    with log.open("w") as output:
+        server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, **options)
+
+    def address() -> str | None:
+        assert server.poll() is None, f"`make lab` ended by itself:\n{log.read_text()[-3000:]}"
+        found = re.search(r"http://127\.0\.0\.1:\S+token=\w+", log.read_text())
+        return found and found.group()
+
+    try:
+        yield wait_until("`make lab` printed an address", address)
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        try:
+            server.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired:  # then its processes are found by their mark
+            server.kill()
+
+
+def processes(mark: str) -> list[psutil.Process]:
+    """→ what runs with this mark, however it was started"""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+@contextlib.contextmanager
+def nothing_left(deadline_s: float = 20.0) -> Iterator[str]:
+    """Give a mark. → it; behind the block, what still bears it is ended, and is an error"""
+    mark = uuid.uuid4().hex
+    try:
+        yield mark
+    finally:
+        with contextlib.suppress(TimeoutError):
+            wait_until("all processes ended", lambda: not processes(mark), deadline_s=deadline_s)
+        left = processes(mark)
+        names = [" ".join(process.cmdline()) for process in left]
+        for process in left:
+            process.kill()
+        assert not left, f"still running {deadline_s:g} s after the server's end: {names}"
