@@ -39,7 +39,8 @@ def unpacked(chapter: Chapter) -> Iterator[Course]:
     files = release.bundle(release.number_of(chapter))
     files |= {f"shared/grade/{name}": (HERE / name).read_bytes() for name in JUDGE}
     content = hashlib.sha256()
-    for name, each in sorted(files.items()):
+    graders = {f"grader/{path.name}": path.read_bytes() for path in HERE.glob("*.py")}  # points are theirs to give
+    for name, each in sorted((files | graders).items()):
         content.update(name.encode() + b"\0" + each + b"\0")
     withheld = tuple(f"solutions.{module_of(each)}" for each in chapters() if each.name >= chapter.name)
     with tempfile.TemporaryDirectory(prefix="course-") as made:

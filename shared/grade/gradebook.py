@@ -25,7 +25,7 @@ def write(records: list[Record], folder: Path) -> None:
 def _exercises(record: Record) -> list[tuple]:
     return [
         (
-            *(record.student, record.lab, answer.number, answer.piece, answer.points, answer.max_points),
+            *(record.student, record.lab, answer.number, answer.name, answer.points, answer.max_points),
             *(sum(verdict.passed for verdict in answer.verdicts), len(answer.verdicts), answer.reason),
         )
         for answer in record.answers
@@ -53,7 +53,7 @@ def write_gradescope(record: Record, folder: Path) -> None:
     tests = [
         {
             "number": answer.number,
-            "name": answer.piece,
+            "name": answer.name,
             "score": answer.points,
             "max_score": answer.max_points,
             "status": "passed" if answer.points == answer.max_points else "failed",

@@ -10,7 +10,7 @@ from shared.grade.records import Answer, Record, digest_of, verdicts_from
 from shared.grade.submissions import Submission, Unreadable
 from shared.grade.tasks import Task, credit, module_of
 
-MOST_ENDS = 2  # a submission that brings its judge down again and again need not be tried any further
+MOST_WAITS = 3  # for a judge that tells nothing: then a submission is not tried any further
 NOT_TRIED = "not tried any more"
 KILLED_FROM = 128  # an exit status above it is that of a signal
 BROUGHT_DOWN = "it brought down the processes that judge it"
@@ -35,7 +35,7 @@ def grade(submission: Submission, course: Course, limits: Limits) -> Record:
     except Unreadable as error:
         record.reason = str(error)
     for task in course.tasks:
-        missing = Answer(task.number, task.piece, 0.0, task.points, reason=record.reason or NOT_TRIED)
+        missing = Answer(task.number, task.name, 0.0, task.points, reason=record.reason or NOT_TRIED)
         record.answers.append(answers.get(task.name, missing))
     record.seconds = round(time.monotonic() - began, 1)
     return record
@@ -45,7 +45,8 @@ def _judged(cells: list[dict], course: Course, limits: Limits, record: Record) -
     """→ the answers by the names of their tasks"""
     answers: dict[str, Answer] = {}
     left = list(course.tasks)
-    for _ in range(MOST_ENDS):
+    deadline = time.monotonic() + MOST_WAITS * limits.seconds_each
+    while left and time.monotonic() < deadline:
         job = {
             "module": module_of(course.chapter),
             "cells": cells,
@@ -77,7 +78,7 @@ def _judged(cells: list[dict], course: Course, limits: Limits, record: Record) -
 
 def _answer(task: Task, verdicts: list[Verdict], reason: str) -> Answer:
     points = 0.0 if reason else credit(task.points, verdicts)
-    return Answer(task.number, task.piece, points, task.points, verdicts, reason)
+    return Answer(task.number, task.name, points, task.points, verdicts, reason)
 
 
 def _last_words(ended: sandbox.Ended) -> str:

@@ -16,7 +16,7 @@ class Answer:
     """What one exercise is worth; the reason says why there are no verdicts."""
 
     number: str
-    piece: str
+    name: str  # of the exercise: "no_sync" is asked of OverlappedDDP
     points: float
     max_points: float
     verdicts: list[Verdict] = field(default_factory=list)
@@ -25,7 +25,7 @@ class Answer:
     def __str__(self):
         failed = [verdict.check for verdict in self.verdicts if not verdict.passed]
         why = self.reason or (f"failed: {', '.join(failed)}" if failed else "passed")
-        return f"{self.number} {self.piece} {why}"
+        return f"{self.number} {self.name}: {why}"
 
 
 @dataclass

@@ -104,6 +104,8 @@ def read(submission: Submission) -> nbformat.NotebookNode:
         nbformat.validate(notebook)
     except Unreadable:
         raise
+    except nbformat.reader.NotJSONError:
+        raise Unreadable("the file is no valid notebook: it is no JSON, or it was cut off") from None
     except Exception as error:  # a file may break what reads it anywhere: nested too deep, cells that are numbers
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise Unreadable(f"the file is no valid notebook: {first[:200]}") from None

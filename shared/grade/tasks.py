@@ -20,7 +20,7 @@ class Task:
     number: str  # "2.4"
     piece: str
     points: float
-    cells: tuple[str, ...] = ()  # the grade_ids of the cells where it is written
+    cells: tuple[str, ...] = ()  # the grade_ids of the cells where its piece is written
 
 
 def module_of(chapter: Chapter) -> str:
@@ -40,7 +40,8 @@ def tasks_of(chapter: Chapter) -> list[Task]:
         if grading.get("grade"):
             (name,) = _CALL.findall(cell.source)
             exercise: Exercise = getattr(checks, name)
-            found.append(Task(name, exercise.number, exercise.piece, float(grading["points"]), tuple(written)))
+            own = tuple(written) or next(task.cells for task in reversed(found) if task.piece == exercise.piece)
+            found.append(Task(name, exercise.number, exercise.piece, float(grading["points"]), own))
             written = []
     return found
 
