@@ -52,7 +52,8 @@ def bundle(number: int) -> dict[str, bytes]:
     files = {name: (ROOT / name).read_bytes() for name in TOP}
     files["README.md"] = students_readme(files["README.md"].decode(), number).encode()
     for path in sorted((ROOT / "shared").rglob("*")):
-        if path.suffix in (".py", ".txt", ".md") and path.relative_to(ROOT / "shared").parts[0] not in INSTRUCTORS:
+        own = path.relative_to(ROOT / "shared").parts[0] in INSTRUCTORS
+        if path.suffix in (".py", ".txt", ".md", ".json") and not own:
             files[path.relative_to(ROOT).as_posix()] = path.read_bytes()
     for name, first in SCRIPTS_FROM.items():
         if number >= first:

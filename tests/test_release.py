@@ -43,6 +43,7 @@ def test_a_bundle_has_the_lessons_and_labs_up_to_its_chapter_and_solutions_befor
         for folder, first in (("chapters", each), ("labs", each), ("solutions", each + 1)):
             assert (f"{folder}/{chapter.name}.ipynb" in names) == (number >= first)
     assert {"README.md", "Makefile", "shared/ranks.py", "shared/checks/framework.py"} <= names
+    assert any(name.startswith("shared/jupyter/") for name in names), "Makefile names it"
     assert not names & {"shared/build.py", "shared/release.py"} and not any(name.startswith("source") for name in names)
 
 
