@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
+from hypothesis.internal.conjecture import engine
 
 from shared import ranks
 from tests.drawn_models import Block, Net
@@ -20,6 +21,8 @@ MB = 2**20
 
 world_sizes = st.sampled_from([1, 2, 3, 4, 3, 4])  # more of those where subgroups are awkward
 seeds = st.integers(0, 2**16)
+
+engine.MAX_SHRINKING_SECONDS = 60  # not 300: an example that hangs takes seconds, and a phase of tests has a deadline
 
 
 def tried(examples: int):

@@ -124,7 +124,7 @@ def summed_by(group, wrapper: str, kinds: list[tuple], frozen: list[bool], cap_m
 kinds = st.tuples(shapes, st.sampled_from((*FLOATS, torch.float16)), st.sampled_from(["all", "some", "none"]))
 
 
-@tried(60)
+@tried(45)
 @given(
     worlds(),
     st.sampled_from(["ManualDDP", "BucketedDDP", "OverlappedDDP"]),
@@ -160,7 +160,7 @@ def trained(group, training: Training) -> tuple[list, dict, list, list[float]]:
     return gradients, rank.whole_state(), rank.norms, sent_bytes
 
 
-@tried(60)
+@tried(45)
 @given(worlds(), trainings(list(DDP)))
 def test_a_model_trains_as_in_one_process_and_sends_what_the_formula_says(four_ranks, world, training):
     module, _, norms = alone(training)

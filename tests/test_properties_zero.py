@@ -37,7 +37,7 @@ def trained(group, training: Training) -> tuple[dict, list[float]]:
     return rank.whole_state(), rank.norms
 
 
-@tried(80)
+@tried(60)
 @given(worlds(), trainings(list(ZERO)))
 def test_parameters_are_those_of_one_process(four_ranks, world, training):
     module, _, norms = alone(training)
@@ -72,7 +72,7 @@ def resumed(group, training: Training, steps: range, folder: str, parameters: di
     return rank.whole_state()
 
 
-@tried(40)
+@tried(30)
 @given(worlds(), worlds(), trainings(list(ZERO), least_steps=2), st.integers(0, 3))
 def test_what_some_ranks_save_others_go_on_with(four_ranks, world, other, training, cut):
     least = 1 if training.wrapper == "zero3" else 0  # DCP saves no state that is not there yet
@@ -182,7 +182,7 @@ def test_stage_3_holds_and_sends_what_the_formulas_say(four_ranks, world, traini
         assert least_bytes - EPS <= found.held.total_bytes - 4 * len(found.flats) <= most_bytes + EPS
 
 
-@tried(20)
+@tried(15)
 @given(worlds(), st.sampled_from(["zero2", "zero3"]).flatmap(lambda each: measuring(each, plain=True)))
 def test_what_is_whole_for_a_while_is_what_was_documented(four_ranks, world, training):
     """Gradients: three buckets or units, the gradient that comes, an N-th twice where sums are made. ZeRO-3's
