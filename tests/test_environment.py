@@ -161,7 +161,19 @@ def test_make_target_runs_its_steps_in_order(target, steps):
 
 def test_make_alone_lists_the_targets():
     listed = re.findall(r"^make (\w+) +\S", make().stdout, flags=re.MULTILINE)
-    assert listed == ["help", "lab", "doctor", "test", "mutants", "gpu", "notebooks", "bench", "release", "clean"]
+    assert listed == [
+        "help",
+        "lab",
+        "doctor",
+        "test",
+        "mutants",
+        "gpu",
+        "notebooks",
+        "bench",
+        "release",
+        "grade",
+        "clean",
+    ]
 
 
 def test_make_lab_hands_its_arguments_to_jupyterlab():
