@@ -9,7 +9,12 @@ import pytest
 
 from shared import ranks
 
-SPREAD = ("test_grade_hostile.py", "test_labs.py", "test_mutants.py")  # over workers: their tests need nothing of each other
+SPREAD = (
+    "test_grade_hostile.py",
+    "test_grade_solutions.py",
+    "test_labs.py",
+    "test_mutants.py",
+)  # over workers: their tests need nothing of each other
 PARTS = 16
 
 

@@ -1,0 +1,55 @@
+"""Honest work gets every point: each lab's solution, judged in the sandbox, is neither void nor worth a second look."""
+
+import pytest
+
+from shared.grade import course, grading, sandbox, screen
+from shared.grade.limits import Limits
+from shared.grade.tasks import module_of
+from tests.handed_in import CHAPTERS, hand_in
+
+
+@pytest.mark.parametrize("lab", CHAPTERS)
+def test_our_own_solution_gets_every_point(tmp_path, lab):
+    sandbox.require()
+    with course.unpacked(CHAPTERS[lab]) as judged_with:
+        record = grading.grade(hand_in(tmp_path, "anna", lab), judged_with, Limits())
+    assert record.why == "all checks passed"
+    assert record.points == record.max_points == sum(task.points for task in judged_with.tasks) > 0
+    assert record.notices == record.notes == []
+    assert all(answer.verdicts for answer in record.answers)
+
+
+WITHHELD = tuple(f"solutions.{module_of(chapter)}" for chapter in CHAPTERS.values())
+
+
+@pytest.mark.parametrize(
+    ("source", "refused"),
+    [
+        ("from solutions.zero1 import ZeRO1", "line 1 uses solutions.zero1"),
+        ("\nfrom solutions import zero1", "line 2 uses solutions.zero1"),
+        ("import shared.checks.zero1 as check", "line 1 uses shared.checks"),
+        ("import importlib\nimportlib.import_module('shared.grade.judge')", "line 2 uses shared.grade"),
+        ("from shared import checks", "line 1 uses shared.checks"),
+    ],
+)
+def test_what_is_not_written_by_hand_is_named(source, refused):
+    assert refused in screen.refusals(source, WITHHELD)
+
+
+@pytest.mark.parametrize(
+    ("source", "noticed"),
+    [
+        ("import gc", "line 1 uses gc"),
+        ("import sys\nframe = sys._getframe(1)", "line 2 uses _getframe"),
+        ("import torch\ntorch.equal = print", "line 2 sets torch.equal"),
+        ("dist.all_reduce = None", "line 1 sets dist.all_reduce"),
+        ("import shared.wire as wire\nwire.x.y = 1", "line 2 sets wire.x.y"),
+    ],
+)
+def test_what_a_person_should_look_at_is_named(source, noticed):
+    assert noticed in screen.notices(source)
+
+
+def test_plain_code_is_neither_refused_nor_noticed():
+    source = "import torch\nfrom solutions.models import x\nself.queue.kind = 'solutions.zero1x'\ntensor.grad = None"
+    assert screen.refusals(source, WITHHELD) == [] == screen.notices(source)
