@@ -26,7 +26,7 @@ engine.MAX_SHRINKING_SECONDS = 60  # not 300: an example that hangs takes second
 
 
 def tried(examples: int):
-    """Settings of a property that starts nothing anew from example to example."""
+    """Try a property on that many examples."""
     return settings(
         max_examples=examples * max(1, MORE),
         deadline=None,  # a loaded machine takes longer, and ranks have a deadline of their own
@@ -34,7 +34,7 @@ def tried(examples: int):
         database=None,
         print_blob=bool(MORE),
         phases=[each for each in Phase if each is not Phase.explain],  # it runs many more examples, to say little
-        # Ranks may stay from example to example: what fails heals them.
+        # The fixture's ranks stay from example to example: what fails heals them.
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     )
 
