@@ -6,6 +6,9 @@ comes from the instructor's source, and no other file that lies beside the noteb
 Nothing here runs or compiles what a student wrote: the judge does, inside its sandbox.
 """
 
+import json
+import re
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +16,9 @@ import nbformat
 
 from shared.build import Chapter, chapters
 
-MAGIC = "%%ranks"
+MAGICS = re.compile(r"\A(\s*%%(ranks|time|capture)\b[^\n]*)+")  # first lines, which say how a cell is run: no code
 MOST_BYTES = 20_000_000  # a notebook is not as large, unless something printed without end
+MOST_CELLS = 2000  # to look through 200 000 takes most of a minute, outside of any sandbox
 
 
 class Unreadable(ValueError):
@@ -84,7 +88,7 @@ def pieces_of(submission: Submission, chapter: Chapter) -> list[dict]:
         if "export" in cell.metadata.get("tags", []):
             name = cell.metadata.get("nbgrader", {}).get("grade_id")
             source = cell.source if name is None else theirs.get(name, "")
-            cells.append({"grade_id": name, "source": source.strip().removeprefix(MAGIC).strip()})
+            cells.append({"grade_id": name, "source": MAGICS.sub("", source).strip()})
     return [cell for cell in cells if cell["source"]]
 
 
@@ -97,11 +101,12 @@ def read(submission: Submission) -> nbformat.NotebookNode:
     if submission.path.stat().st_size > MOST_BYTES:
         raise Unreadable(f"the notebook has more than {MOST_BYTES // 1_000_000} MB: clear its outputs")
     try:
-        text = submission.path.read_text(encoding="utf-8")
+        text = submission.path.read_text(encoding="utf-8-sig")  # Windows' editors write a mark before the text
         if not text.strip():
             raise Unreadable("the notebook is an empty file")
-        notebook = nbformat.reads(text, as_version=4)
-        nbformat.validate(notebook)
+        with warnings.catch_warnings(action="ignore"):  # one for each cell without an id of its own
+            notebook = nbformat.reads(json.dumps(_without_outputs(json.loads(text))), as_version=4)
+            nbformat.validate(notebook, relax_add_props=True)
     except Unreadable:
         raise
     except nbformat.reader.NotJSONError:
@@ -109,6 +114,22 @@ def read(submission: Submission) -> nbformat.NotebookNode:
     except Exception as error:  # a file may break what reads it anywhere: nested too deep, cells that are numbers
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise Unreadable(f"the file is no valid notebook: {first[:200]}") from None
+    return notebook
+
+
+def _without_outputs(notebook: dict) -> dict:
+    """Nothing is read from outputs: whatever is wrong with them, or however many they are, costs nobody a point.
+
+    Raises: Unreadable; KeyError and the like for what is no notebook.
+    """
+    for sheet in notebook.get("worksheets", [notebook]):  # of nbformat 3
+        if len(sheet["cells"]) > MOST_CELLS:
+            raise Unreadable(f"the notebook has more than {MOST_CELLS} cells")
+        for cell in sheet["cells"]:
+            if cell["cell_type"] == "code":
+                cell["outputs"] = []
+                if sheet is notebook:
+                    cell["execution_count"] = None
     return notebook
 
 
@@ -127,8 +148,10 @@ def exercises_in(notebook: nbformat.NotebookNode) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for cell in notebook.cells:
-        grading = cell.metadata.get("nbgrader", {})
-        if cell.cell_type == "code" and grading.get("solution") and (name := grading.get("grade_id")):
+        grading = cell.metadata.get("nbgrader")
+        if cell.cell_type != "code" or not isinstance(grading, dict) or not grading.get("solution"):
+            continue
+        if isinstance(name := grading.get("grade_id"), str):
             if found.get(name, cell.source) != cell.source:
                 raise Unreadable(f"the exercise {name} stands in two cells: leave one")
             found[name] = cell.source
