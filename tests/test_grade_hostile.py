@@ -10,8 +10,10 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from shared.grade import course, grading, sandbox
+from shared.grade import __main__ as grade
+from shared.grade import course, gradebook, grading, sandbox
 from shared.grade.limits import Limits
+from shared.grade.records import Answer, Record, one_line
 from tests.handed_in import CHAPTERS, hand_in, writes
 
 LAB = "00_ranks"
@@ -225,3 +227,15 @@ def test_a_machine_that_cannot_judge_blames_nobody(tmp_path, judged_with, monkey
     monkeypatch.setattr(sandbox, "SYSTEM", ("/usr",))  # no /lib64: Python cannot start
     with pytest.raises(grading.NotGraded, match="the judge did not start"):
         grading.grade(hand_in(tmp_path, "eve", LAB), judged_with, Limits())
+
+
+def test_what_a_student_writes_moves_no_terminal_s_cursor_and_starts_no_formula(tmp_path):
+    evil = "\x1b[1A\rzoe 15/15\u202e\ud800 ;=HYPERLINK(1) ;\t@x" + "x" * 40_000
+    record = Record("eve", LAB, "", [Answer("0.1", "piece", 0.0, 2.0, reason=evil)])
+    line = grade._line(record)
+    assert line.isprintable() and len(line) < 3000 and line.encode()
+    gradebook.write([record], tmp_path)
+    for name in ("gradebook.csv", "exercises.csv"):
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        assert "; '=HYPERLINK(1) ; '@x" in text and len(text) < 6000
+    assert one_line("x;y") == "x;y" and one_line("\ud800") == ""

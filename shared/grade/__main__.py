@@ -131,7 +131,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 def _line(record: Record) -> str:
     points = f"{record.points:g}/{record.max_points:g}"
-    return f"{record.student}  {record.lab}  {points}  {record.why}  ({record.seconds:.0f} s)"
+    return f"{records.one_line(record.student)}  {record.lab}  {points}  {record.why}  ({record.seconds:.0f} s)"
 
 
 def main() -> int:

@@ -3,10 +3,11 @@
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 from shared.checks import display
-from shared.grade.records import Record, write_whole
+from shared.grade.records import Record, one_line, write_whole
 
 COLUMNS = ("student", "lab", "points", "max_points", "reason", "look_at", "feedback")
 EXERCISE_COLUMNS = ("student", "lab", "number", "exercise", "points", "max_points", "checks_passed", "checks", "reason")
@@ -41,10 +42,10 @@ def _as_csv(columns: tuple[str, ...], rows: list[tuple]) -> str:
 
 
 def _plain(value):
-    """One line, and no text that a spreadsheet would take for a formula."""
+    """One line, and no text that a spreadsheet would take for a formula, also where it parts cells at semicolons."""
     if not isinstance(value, str):
         return value
-    text = " ".join(value.split())
+    text = re.sub(r";\s*(?=[=+@-])", "; '", one_line(value))
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 

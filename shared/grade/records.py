@@ -10,6 +10,14 @@ from pathlib import Path
 from shared.checks.framework import Verdict
 from shared.grade.submissions import MOST_BYTES, Submission
 
+MOST_CHARACTERS = 2000  # of a reason in a table; a spreadsheet spreads what is above 32 767 over further rows
+
+
+def one_line(text: str) -> str:
+    """Without what a terminal obeys, or cannot show: an error's text may move its cursor to another student's row."""
+    line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
+    return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]} …"
+
 
 @dataclass
 class Answer:
@@ -54,9 +62,9 @@ class Record:
     def why(self) -> str:
         """The reason for these points, in one line."""
         if self.reason:
-            return self.reason
-        short = [" ".join(str(answer).split()) for answer in self.answers if answer.points < answer.max_points]
-        return "; ".join(short) or "all checks passed"
+            return one_line(self.reason)
+        short = [str(answer) for answer in self.answers if answer.points < answer.max_points]
+        return one_line("; ".join(short)) or "all checks passed"
 
 
 def digest_of(submission: Submission, course: str) -> str:
