@@ -11,7 +11,7 @@ source say what a cell is:
     exercise   holds a `### BEGIN SOLUTION` region, blank in the lab   (grade_id="...")
     check      is graded                                              (grade_id="...", points=3)
 
-Colab opens one file, with no course beside it: in colab/ are the lessons and labs with a first cell that fetches it.
+Colab opens one file, with no course beside it: in .colab/ are the lessons and labs with a first cell that fetches it.
 """
 
 import argparse
@@ -138,8 +138,8 @@ def products(chapter: Chapter) -> dict[Path, tuple[str, object]]:
         ROOT / "labs" / name: ("plain", lab_of(chapter)),
         ROOT / "solutions" / f"{module}.py": ("text", module_of(chapter)),
         ROOT / "solutions" / name: ("executed", solution_of(chapter)),
-        ROOT / "colab" / "chapters" / name: ("plain", for_colab(chapter.read("lesson"), "chapters")),
-        ROOT / "colab" / "labs" / name: ("plain", for_colab(lab_of(chapter), "labs")),
+        ROOT / ".colab" / "chapters" / name: ("plain", for_colab(chapter.read("lesson"), "chapters")),
+        ROOT / ".colab" / "labs" / name: ("plain", for_colab(lab_of(chapter), "labs")),
     }
 
 

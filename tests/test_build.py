@@ -26,8 +26,8 @@ def test_nothing_built_is_out_of_date():
 @pytest.mark.parametrize(
     ("script", "stale"),
     [
-        ("lesson", {"chapters/02_manual_ddp.ipynb", "colab/chapters/02_manual_ddp.ipynb"}),
-        ("lab", {f"{folder}/02_manual_ddp.ipynb" for folder in ("labs", "solutions", "colab/labs")}),
+        ("lesson", {"chapters/02_manual_ddp.ipynb", ".colab/chapters/02_manual_ddp.ipynb"}),
+        ("lab", {f"{folder}/02_manual_ddp.ipynb" for folder in ("labs", "solutions", ".colab/labs")}),
     ],
 )
 def test_a_changed_source_is_noticed(monkeypatch, script, stale):

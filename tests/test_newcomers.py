@@ -77,7 +77,7 @@ def published(tmp_path_factory) -> str:
 
 
 def opened_alone(path: Path, published: str, place: Path) -> nbformat.NotebookNode:
-    """Run a notebook of colab/ up to its first check, in an empty folder and home."""
+    """Run a notebook of .colab/ up to its first check, in an empty folder and home."""
     notebook = nbformat.read(path, as_version=4)
     notebook.cells[1].source = notebook.cells[1].source.replace(ADDRESS, published)
     checks = [n for n, cell in enumerate(notebook.cells) if "check" in cell.metadata.get("tags", [])]
@@ -94,7 +94,7 @@ def opened_alone(path: Path, published: str, place: Path) -> nbformat.NotebookNo
 
 
 def test_a_notebook_opened_alone_fetches_the_course_and_runs(published, tmp_path):
-    lab = opened_alone(ROOT / "colab" / "labs" / "02_manual_ddp.ipynb", published, tmp_path)
+    lab = opened_alone(ROOT / ".colab" / "labs" / "02_manual_ddp.ipynb", published, tmp_path)
     fetched = tmp_path / "home" / NAME.split("/")[1]
     said, check, module = (lab.cells[n].outputs for n in (1, -2, -1))
     assert said[0].text.startswith(f"The course is in {fetched}, with torch "), said
