@@ -276,7 +276,8 @@ class ZeRO2(SyncsOnce):
 
     `.optimizer` is the sharded optimizer, for schedulers and its state_dict().
 
-    Memory: with Adam in fp32, 4Ψ + 4Ψ/N + 8Ψ/N bytes for Ψ parameters on N ranks; in backward up to three buckets.
+    Memory: with Adam in fp32, 4Ψ + 4Ψ/N + 8Ψ/N bytes for Ψ parameters on N ranks; in backward up to 3 + 2/N
+    buckets more and the gradient that comes; no_sync() keeps whole gradients, 4Ψ.
     Comm: per backward outside no_sync(), one reduce_scatter per bucket; per step, one all_gather per bucket. With g
     micro-batches (g+1)(N−1)/N · 4Ψ bytes, with no_sync() 2(N−1)/N · 4Ψ.
     Source: Rajbhandari et al. 2020, "ZeRO", §5.2 and §7.
