@@ -3,10 +3,12 @@
 import copy
 import json
 
+import nbformat
 import pytest
 
-from shared.grade import submissions
-from tests.handed_in import CHAPTERS, hand_in
+from shared.grade import course, grading, sandbox, submissions
+from shared.grade.limits import Limits
+from tests.handed_in import CHAPTERS, cell_of, hand_in
 
 LAB = "00_ranks"
 
@@ -46,11 +48,11 @@ def test_a_notebook_counts_however_it_was_saved(tmp_path, how):
 
 
 def test_marks_that_are_no_marks_cost_their_own_cell(tmp_path):
-    for grading in ([1], "x", {"solution": True, "grade_id": [1]}):
+    for marks in ([1], "x", {"solution": True, "grade_id": [1]}):
 
-        def change(notebook, code, grading=grading):
+        def change(notebook, code, marks=marks):
             first = next(cell for cell in code if cell["metadata"].get("nbgrader", {}).get("solution"))
-            first["metadata"]["nbgrader"] = copy.deepcopy(grading)
+            first["metadata"]["nbgrader"] = copy.deepcopy(marks)
 
         assert len(saved_otherwise(tmp_path, change)) == 5
 
@@ -61,3 +63,48 @@ def test_a_notebook_of_countless_cells_does_not_hold_up_the_others(tmp_path):
 
     with pytest.raises(submissions.Unreadable, match="more than 2000 cells"):
         saved_otherwise(tmp_path, change)
+
+
+def graded(folder, change):
+    sandbox.require()
+    with course.unpacked(CHAPTERS[LAB]) as unpacked:
+        return grading.grade(hand_in(folder, "anna", LAB, change), unpacked, Limits())
+
+
+def test_what_runs_in_a_notebook_and_is_unusual_gets_all_points(tmp_path):
+    """A deadline for the cell, an import from the future, the ranks' own names, magics, a call at the end."""
+
+    def change(notebook):
+        def rewrite(name, *pairs, end=""):
+            cell = cell_of(notebook, name)
+            for old, new in pairs:
+                assert old in cell.source
+                cell.source = cell.source.replace(old, new)
+            cell.source += end
+
+        rewrite("sum-over-ranks", ("%%ranks", "%%ranks --timeout 20"), end="\nx = sum_over_ranks(rank + 0.5)\nprint(x)")
+        rewrite("global-mean", ("%%ranks\n", "%%ranks\nfrom __future__ import annotations\nimport math\n"))
+        rewrite("pass-right", ("rank, world_size = dist.get_rank(), dist.get_world_size()", "größe = world_size"))
+        rewrite(
+            "log-mean-loss", ("\n", "\r\n"), ("    ", "\t"), end="\r\nif __name__ == '__main__':\r\n\tdisplay(rank)"
+        )
+        magics = (
+            "\n%time broadcast_by_hand(torch.ones(3, device=device), 0)\n!ls\nif rank == 0:\n    %matplotlib inline"
+        )
+        rewrite("broadcast-by-hand", end=magics)
+
+    record = graded(tmp_path, change)
+    assert (record.why, record.points, record.notes) == ("all checks passed", 15.0, [])
+
+
+def test_a_helper_in_a_cell_of_ones_own_is_told_in_one_sentence(tmp_path):
+    def change(notebook):
+        notebook.cells.insert(3, nbformat.v4.new_code_cell("%%ranks\ndef left():\n    return (rank - 1) % world_size"))
+        cell = cell_of(notebook, "pass-right")
+        cell.source = cell.source.replace("(rank - 1) % world_size", "left()")
+
+    record = graded(tmp_path, change)
+    assert record.points == 11
+    assert record.notes == [
+        "left is defined in no exercise's cell, and only those are graded: define it in one of them"
+    ]

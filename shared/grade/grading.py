@@ -31,7 +31,7 @@ def grade(submission: Submission, course: Course, limits: Limits) -> Record:
     try:
         cells = submissions.pieces_of(submission, course.chapter)
         record.notes = [f"{name} lies beside the notebook and was not used" for name in submissions.beside(submission)]
-        answers = _judged(cells, course, limits, record)
+        answers = _judged(cells, submissions.others_in(submission), course, limits, record)
     except Unreadable as error:
         record.reason = str(error)
     for task in course.tasks:
@@ -41,7 +41,7 @@ def grade(submission: Submission, course: Course, limits: Limits) -> Record:
     return record
 
 
-def _judged(cells: list[dict], course: Course, limits: Limits, record: Record) -> dict[str, Answer]:
+def _judged(cells: list[dict], others: list[str], course: Course, limits: Limits, record: Record) -> dict[str, Answer]:
     """→ the answers by the names of their tasks"""
     answers: dict[str, Answer] = {}
     left = list(course.tasks)
@@ -50,6 +50,7 @@ def _judged(cells: list[dict], course: Course, limits: Limits, record: Record) -
         job = {
             "module": module_of(course.chapter),
             "cells": cells,
+            "others": others,
             "forbidden": course.withheld,
             "tasks": [{"name": task.name, "cells": task.cells} for task in left],
         }
@@ -60,6 +61,7 @@ def _judged(cells: list[dict], course: Course, limits: Limits, record: Record) -
         begun = None
         for line in ended.lines:
             record.notices = line.get("notices", record.notices)
+            record.notes += [said for said in line.get("notes", []) if said not in record.notes]
             begun = line.get("begin", begun)
             if "done" in line:
                 (task,) = (each for each in left if each.name == line["done"])

@@ -6,7 +6,7 @@ What is told goes into the pipe FD as lines of JSON, each as soon as it is known
 process down takes along its own verdict only:
 
     {"ready": true}
-    {"screened": {grade_id: why it was left out}, "notices": [...]}
+    {"screened": {grade_id: why it was left out}, "notices": [...], "notes": [...]}
     {"begin": "ManualDDP"}
     {"done": "ManualDDP", "verdicts": [...], "reason": ""}     or {"broken": "ManualDDP", "reason": ...}, and the end
 """
@@ -16,6 +16,7 @@ import importlib
 import io
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -25,6 +26,13 @@ from shared.grade import fingerprints, guard, screen
 from shared.grade.limits import Limits, give_up_rights
 
 LOOK_TIMEOUT_S = 20.0
+GIVEN = ("torch", "dist", "rank", "world_size", "device", "display", "get_ipython")
+# What every `%%ranks` cell may count on (rankside.join), so that what passes in a notebook passes here.
+PRELUDE = f"""from IPython import get_ipython
+from IPython.display import display
+globals().update({{name: get_ipython().user_ns[name] for name in {GIVEN[:5]}}})
+"""
+FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)  # of any cell: in a file it must come first
 
 
 def main(job_file: str, results: str) -> None:
@@ -73,6 +81,7 @@ class Judge:
         notices, kept = [], []
         for cell in self.job["cells"]:
             name = cell["grade_id"]
+            cell["source"] = screen.without_magics(cell["source"]) if name else cell["source"]
             why = screen.problem(cell["source"]) if name else ""
             if name and not why and (found := screen.refusals(cell["source"], tuple(self.job["forbidden"]))):
                 why = f"refused: {', '.join(found)}, and grading takes only what is written by hand"
@@ -82,7 +91,12 @@ class Judge:
                 self.left_out[name] = why
             else:
                 kept.append(cell)
-        self.say(screened=dict(self.left_out), notices=notices)
+        notes = [
+            f"{name} is defined in no exercise's cell, and only those are graded: define it in one of them"
+            for name in screen.borrowed(kept, self.job["others"])
+            if name not in GIVEN
+        ]
+        self.say(screened=dict(self.left_out), notices=notices, notes=notes)
         return kept
 
     def _load(self, cells: list[dict]) -> list[str]:
@@ -112,7 +126,9 @@ class Judge:
             return [], failure.explanation
 
     def _write(self, cells: list[dict]) -> None:
-        Path(self.path).write_text("\n\n\n".join(cell["source"] for cell in cells) + "\n")
+        source = "\n\n\n".join(cell["source"] for cell in cells) + "\n"
+        first = "\n".join(dict.fromkeys(FUTURE.findall(source)))
+        Path(self.path).write_text(f"{first}\n{PRELUDE}\n\n{FUTURE.sub('', source)}")
 
     def _judge(self, task: dict, defined: list[str]) -> tuple[list[framework.Verdict], str]:
         """→ verdicts, and why there are none"""

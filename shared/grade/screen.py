@@ -4,7 +4,11 @@ This reads code and runs none of it. It catches who copies openly; whoever hides
 """
 
 import ast
+import builtins
+import contextlib
+import re
 
+_MAGIC_LINE = re.compile(r"^([ \t]*)[%!].*$", re.MULTILINE)
 FORBIDDEN = ("shared.checks", "shared.grade")
 UNUSUAL = ("ctypes", "gc", "inspect", "multiprocessing", "pickle", "signal", "socket", "subprocess")
 UNUSUAL_NAMES = ("__builtins__", "__reduce__", "__subclasses__", "_getframe", "_exit", "eval", "exec", "kill", "fork")
@@ -20,6 +24,39 @@ def problem(source: str) -> str:
         said = error.msg if isinstance(error, SyntaxError) else str(error)
         return f"the cell does not compile: {type(error).__name__}{line}: {said}"
     return ""
+
+
+def without_magics(source: str) -> str:
+    """→ the cell without lines such as `%time f()` and `!ls`, which a notebook runs and which define nothing"""
+    rest = _MAGIC_LINE.sub(r"\1pass", source)
+    return rest if problem(source) and not problem(rest) else source
+
+
+def borrowed(cells: list[dict], others: list[str]) -> list[str]:
+    """→ what the exercises use that is defined in other cells of the student's notebook alone: it is not there"""
+    own, used, lent = set(dir(builtins)), set(), set()
+    for cell in cells:
+        stored, loaded = _stored_and_loaded(cell["source"])
+        own |= stored
+        used |= loaded if cell["grade_id"] else set()
+    for source in others:
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            lent |= _stored_and_loaded(source)[0]
+    return sorted((used - own) & lent)
+
+
+def _stored_and_loaded(source: str) -> tuple[set[str], set[str]]:
+    stored, loaded = set(), set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name):
+            (loaded if isinstance(node.ctx, ast.Load) else stored).add(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            stored.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            stored |= {each.asname or each.name.split(".")[0] for each in node.names}
+        elif isinstance(node, ast.arg):
+            stored.add(node.arg)
+    return stored, loaded
 
 
 def refusals(source: str, own_modules: tuple[str, ...]) -> list[str]:

@@ -92,6 +92,14 @@ def pieces_of(submission: Submission, chapter: Chapter) -> list[dict]:
     return [cell for cell in cells if cell["source"]]
 
 
+def others_in(submission: Submission) -> list[str]:
+    """→ the code cells that are no exercises: not graded, but what an exercise lacks may be defined there"""
+    notebook = read(submission)
+    graded = set(exercises_in(notebook).values())
+    cells = [cell.source for cell in notebook.cells if cell.cell_type == "code" and cell.source not in graded]
+    return [MAGICS.sub("", source) for source in cells]
+
+
 def read(submission: Submission) -> nbformat.NotebookNode:
     """Raises: Unreadable"""
     if submission.path is None:
