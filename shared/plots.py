@@ -4,11 +4,9 @@ Colours are Okabe and Ito's, told apart by colour-blind readers; markers, line s
 same again for readers of grey paper.
 """
 
-from collections.abc import Callable
-
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 LINES = ("-", "--", "-.", ":")
@@ -16,13 +14,13 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
 
 
-def _finish(figure: Figure) -> Figure:
+def finish(figure: Figure) -> Figure:
     """Hand the figure over to the caller alone, so that a notebook shows it once: as the cell's value."""
     plt.close(figure)
     return figure
 
 
-def _axes(width_in: float, height_in: float):
+def new_axes(width_in: float, height_in: float):
     """Start a figure with one plain pair of axes."""
     figure, axes = plt.subplots(figsize=(width_in, height_in), layout="constrained")
     axes.spines[["top", "right"]].set_visible(False)
@@ -31,7 +29,7 @@ def _axes(width_in: float, height_in: float):
 
 def loss_curves(curves: dict[str, list[float]]) -> Figure:
     """Draw losses per step, one line per name; lines that lie on each other stay countable by their markers."""
-    figure, axes = _axes(6.0, 3.0)
+    figure, axes = new_axes(6.0, 3.0)
     for number, (name, losses) in enumerate(curves.items()):
         every = max(1, len(losses) // 8)
         axes.plot(
@@ -46,7 +44,7 @@ def loss_curves(curves: dict[str, list[float]]) -> Figure:
     axes.set(xlabel="step", ylabel="loss")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False)
-    return _finish(figure)
+    return finish(figure)
 
 
 def gradients_before_and_after(before: list, after: list, name: str) -> Figure:
@@ -62,22 +60,22 @@ def gradients_before_and_after(before: list, after: list, name: str) -> Figure:
         axes.set(title=f"{name}, {title}", xlabel="element", yticks=range(len(rows)))
         axes.set_yticklabels([f"rank {rank}" for rank in range(len(rows))])
     figure.colorbar(image, ax=panels, label="gradient")
-    return _finish(figure)
+    return finish(figure)
 
 
 def bars(values: dict[str, float], unit: str) -> Figure:
     """Draw one labelled bar per value."""
-    figure, axes = _axes(6.0, 0.7 + 0.42 * len(values))
+    figure, axes = new_axes(6.0, 0.7 + 0.42 * len(values))
     drawn = axes.barh(list(values), list(values.values()), color=COLOURS[0], edgecolor="black", linewidth=0.6)
     axes.bar_label(drawn, fmt="%.3g", padding=4)
     axes.invert_yaxis()
     axes.set(xlabel=unit, xlim=(0, 1.15 * max(values.values())))
-    return _finish(figure)
+    return finish(figure)
 
 
 def waiting(began_s: list[float], arrived_s: list[float], left_s: list[float], waits_in: str) -> Figure:
     """Draw one lane per rank: its work until it arrived at a collective, then its wait until it left."""
-    figure, axes = _axes(6.0, 0.9 + 0.35 * len(began_s))
+    figure, axes = new_axes(6.0, 0.9 + 0.35 * len(began_s))
     start = min(began_s)
     for rank, (began, arrived, left) in enumerate(zip(began_s, arrived_s, left_s, strict=True)):
         first = rank == 0
@@ -89,7 +87,7 @@ def waiting(began_s: list[float], arrived_s: list[float], left_s: list[float], w
     axes.set_yticklabels([f"rank {rank}" for rank in range(len(began_s))])
     axes.invert_yaxis()
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return _finish(figure)
+    return finish(figure)
 
 
 def message_cost(sizes_bytes: list[int], times_ms: dict[str, list[float]]) -> Figure:
@@ -97,7 +95,7 @@ def message_cost(sizes_bytes: list[int], times_ms: dict[str, list[float]]) -> Fi
 
     The dotted line is what time would be if only bytes cost: through the largest message, in proportion.
     """
-    figure, axes = _axes(6.0, 3.4)
+    figure, axes = new_axes(6.0, 3.4)
     for number, (name, measured) in enumerate(times_ms.items()):
         style = {"color": COLOURS[number], "linestyle": LINES[number], "marker": MARKERS[number]}
         axes.loglog(sizes_bytes, measured, label=name, linewidth=1.8, **style)
@@ -108,7 +106,7 @@ def message_cost(sizes_bytes: list[int], times_ms: dict[str, list[float]]) -> Fi
     axes.loglog(shown, in_proportion, ":", color="grey", label="if only bytes cost")
     axes.set(xlabel="bytes in the tensor", ylabel="ms, fastest round")
     axes.legend(frameon=False)
-    return _finish(figure)
+    return finish(figure)
 
 
 def traffic(sent_mb: list[list[float]]) -> Figure:
@@ -124,7 +122,7 @@ def traffic(sent_mb: list[list[float]]) -> Figure:
             axes.text(receiver, sender, f"{megabytes:.3g}" if megabytes else "·", ha="center", va="center")
     names = range(len(sent_mb))
     axes.set(xlabel="to rank", ylabel="from rank", xticks=names, yticks=names, title="MB sent")
-    return _finish(figure)
+    return finish(figure)
 
 
 _LANE_STYLES = {  # lane → colour, hatch
@@ -149,7 +147,7 @@ def timeline(lines: list, names: list[str] | None = None) -> Figure:
     of_ranks = [f"rank {number if line.rank is None else line.rank}" for number, line in enumerate(lines)]
     arranged = [(name, line, rows_of(line)) for name, line in zip(names or of_ranks, lines, strict=True)]
     row_in = min(0.34, 6.0 / sum(len(rows) for _, _, rows in arranged))
-    figure, axes = _axes(9.0, 0.75 + sum(row_in * len(rows) + 0.22 for _, _, rows in arranged))
+    figure, axes = new_axes(9.0, 0.75 + sum(row_in * len(rows) + 0.22 for _, _, rows in arranged))
     start_s = min(line.began_s for line in lines)
     end_ms = 1e3 * (max(line.ended_s for line in lines) - start_s)
     ticks, seen, y = [], {}, 0.0
@@ -171,7 +169,7 @@ def timeline(lines: list, names: list[str] | None = None) -> Figure:
     order = [*_LANE_STYLES, *sorted(set(seen) - set(_LANE_STYLES))]
     shown = [lane for lane in order if lane in seen]
     figure.legend([seen[lane] for lane in shown], shown, frameon=False, ncols=len(shown), loc="outside upper left")
-    return _finish(figure)
+    return finish(figure)
 
 
 def _draw_spans(axes, spans: list, y: float, start_s: float, end_ms: float, named: bool):
@@ -210,7 +208,7 @@ def memory_by_component(held_bytes: dict[str, dict[str, int]], decimals: int | N
     """
     if not held_bytes:
         raise ValueError("There is nothing to draw: give one name and its bytes by component at least.")
-    figure, axes = _axes(7.0, 0.9 + 0.42 * len(held_bytes))
+    figure, axes = new_axes(7.0, 0.9 + 0.42 * len(held_bytes))
     totals = [sum(parts.values()) for parts in held_bytes.values()]
     scale, unit = (1e6, "MB") if max(totals) >= 1e6 else (1e3, "KB")
     components = list(next(iter(held_bytes.values())))
@@ -225,7 +223,7 @@ def memory_by_component(held_bytes: dict[str, dict[str, int]], decimals: int | N
     axes.invert_yaxis()
     axes.set(xlabel=unit, xlim=(0, 1.1 * max(left) or 1.0))
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return _finish(figure)
+    return finish(figure)
 
 
 def memory_over_step(samples: list) -> Figure:
@@ -236,7 +234,7 @@ def memory_over_step(samples: list) -> Figure:
     """
     if not samples:
         raise ValueError("There are no samples to draw: memory.peak has them when its block has ended.")
-    figure, axes = _axes(8.0, 3.6)
+    figure, axes = new_axes(8.0, 3.6)
     totals = [sample.held.total_bytes for sample in samples]
     scale, unit = (1e6, "MB") if max(totals) >= 1e6 else (1e3, "KB")
     drawn = {name: [] for name in samples[0].held.by_component()}
@@ -260,75 +258,4 @@ def memory_over_step(samples: list) -> Figure:
     axes.set(xlim=(0, len(samples) - 1), ylim=(0, 1.2 * totals[peak] / scale or 1.0))
     handles, names = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], names[::-1], frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return _finish(figure)
-
-
-# -- time by the α–β model
-
-
-def predicted_against_measured(
-    predicted_s: dict[str, Callable[[float], float]], measured_s: dict[str, dict[float, float]], xlabel: str
-) -> Figure:
-    """Draw predictions as lines, measurements of the same name as marks of the same colour, on logarithmic axes.
-
-    predicted_s: name → function of bytes. measured_s: name → bytes → seconds.
-    """
-    figure, axes = _axes(6.0, 3.6)
-    sizes = sorted(size for measured in measured_s.values() for size in measured)
-    for number, name in enumerate(dict.fromkeys([*predicted_s, *measured_s])):
-        colour = COLOURS[number]
-        if name in predicted_s:
-            dense = _between(sizes[0], sizes[-1])
-            times_ms = [1e3 * predicted_s[name](size) for size in dense]
-            axes.plot(dense, times_ms, color=colour, linestyle=LINES[number], label=f"{name}, predicted")
-        if name in measured_s:
-            times_ms = [1e3 * time_s for time_s in measured_s[name].values()]
-            axes.plot(list(measured_s[name]), times_ms, MARKERS[number], color=colour, label=f"{name}, measured")
-    axes.set(xlabel=xlabel, ylabel="ms", xscale="log", yscale="log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.legend(frameon=False)
-    return _finish(figure)
-
-
-def all_reduce_costs(
-    algorithms: dict[str, Callable[[float, int], float]],
-    world_sizes: list[int],
-    sizes_bytes: tuple[float, float] = (1e2, 1e10),
-) -> Figure:
-    """Draw predicted times against size, a panel per world size; mark where the first algorithm overtakes the second.
-
-    algorithms: name → function of bytes and ranks, in seconds.
-    """
-    count = len(world_sizes)
-    figure, panels = plt.subplots(
-        1, count, figsize=(2.9 * count, 3.4), sharey=True, layout="constrained", squeeze=False
-    )
-    for axes, world_size in zip(panels.flat, world_sizes, strict=True):
-        sizes = _between(*sizes_bytes)
-        curves = [[1e3 * time_of(size, world_size) for size in sizes] for time_of in algorithms.values()]
-        for number, (name, curve) in enumerate(zip(algorithms, curves, strict=True)):
-            axes.loglog(sizes, curve, color=COLOURS[number], linestyle=LINES[number], label=name)
-        crossing = first_below(sizes, curves[0], curves[1])
-        if crossing is not None:
-            axes.axvline(crossing, color="grey", linestyle=":", linewidth=1)
-            label = f" {crossing / 1e6:.2g} MB" if crossing >= 1e5 else f" {crossing / 1e3:.2g} KB"
-            axes.text(crossing, 0.02, label, transform=axes.get_xaxis_transform(), va="bottom")
-        axes.set(title=f"{world_size} ranks", xlabel="bytes in the tensor")
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[0, 0].set_ylabel("ms, predicted")
-    figure.legend(*panels[0, 0].get_legend_handles_labels(), frameon=False, ncols=count, loc="outside upper left")
-    return _finish(figure)
-
-
-def first_below(sizes: list[float], curve: list[float], other: list[float]) -> float | None:
-    """Find the size from which on a curve that began above another is below it. None where they never change."""
-    above = [mine >= theirs for mine, theirs in zip(curve, other, strict=True)]
-    return sizes[above.index(False)] if above[0] and not all(above) else None
-
-
-def _between(smallest: float, largest: float, points: int = 400) -> list[float]:
-    """Choose sizes at equal distances on a logarithmic axis."""
-    ratio = largest / smallest
-    return [smallest * ratio ** (place / (points - 1)) for place in range(points)]
+    return finish(figure)

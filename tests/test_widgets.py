@@ -7,7 +7,7 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 from matplotlib.patches import Rectangle
 
-from shared import build, formulas, magic, plots, ring_plots, widgets
+from shared import build, cost_plots, formulas, magic, ring_plots, widgets
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -98,7 +98,7 @@ def test_more_parts_are_darker_in_grey_too():
 
 
 def test_predictions_are_lines_and_measurements_marks_of_the_same_colour():
-    axes = plots.predicted_against_measured(
+    axes = cost_plots.predicted_against_measured(
         {"ring": lambda size: 1e-3 + 1e-9 * size}, {"ring": {100: 2e-3, 10**7: 3e-3}, "torch": {100: 1e-3}}, "bytes"
     ).axes[0]
     line, marks, other = axes.lines
@@ -116,7 +116,7 @@ def test_where_the_ring_overtakes_the_tree_is_marked():
         "ring": lambda size, ranks: formulas.ring_all_reduce_s(size, ranks, alpha_s, beta_s),
         "tree": lambda size, ranks: formulas.tree_all_reduce_s(size, ranks, alpha_s, beta_s),
     }
-    panels = plots.all_reduce_costs(algorithms, [4, 1024]).axes
+    panels = cost_plots.all_reduce_costs(algorithms, [4, 1024]).axes
     marked = [axes.lines[-1].get_xdata()[0] for axes in panels]
     assert marked == pytest.approx([8e4, 2026 / (20 - 2 * 1023 / 1024) * 1e5], rel=0.06)
     assert [axes.texts[0].get_text() for axes in panels] == [" 81 KB", " 11 MB"]
@@ -125,9 +125,9 @@ def test_where_the_ring_overtakes_the_tree_is_marked():
 
 def test_curves_that_never_change_places_have_no_crossing():
     sizes = [1.0, 2.0, 3.0]
-    assert plots.first_below(sizes, [5, 3, 1], [4, 4, 4]) == 2.0
-    assert plots.first_below(sizes, [5, 5, 5], [4, 4, 4]) is None
-    assert plots.first_below(sizes, [1, 1, 1], [4, 4, 4]) is None
+    assert cost_plots.first_below(sizes, [5, 3, 1], [4, 4, 4]) == 2.0
+    assert cost_plots.first_below(sizes, [5, 5, 5], [4, 4, 4]) is None
+    assert cost_plots.first_below(sizes, [1, 1, 1], [4, 4, 4]) is None
 
 
 # -- the stepper

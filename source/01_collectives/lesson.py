@@ -24,7 +24,7 @@
 # the *root*: a **reduce**. Then the root hands the sum out: a **broadcast**. You wrote the second in lab 00.
 
 # %% tags=["nbval-ignore-output"]
-from shared import formulas, plots, ranks, tables, widgets
+from shared import cost_plots, formulas, ranks, tables, widgets
 
 ranks.start(world_size=4, detect_mismatch=False)
 
@@ -395,7 +395,7 @@ alpha_s, beta_s = fit(step_s)
 print(f"α = {1e6 * alpha_s:.0f} µs, β = {1e9 * beta_s:.2f} ms per MB")
 assert alpha_s > 0 and beta_s > 0
 name, model = "a ring step", lambda size: alpha_s + beta_s * size
-plots.predicted_against_measured({name: model}, {name: step_s}, "bytes in a message")
+cost_plots.predicted_against_measured({name: model}, {name: step_s}, "bytes in a message")
 
 # %% [markdown]
 # Two numbers for seven sizes: flat while α is the larger part, rising with the bytes from there on.
@@ -417,7 +417,7 @@ print(f"predicted {my_prediction_ms:.1f} ms, measured {measured_ms:.1f} ms")
 off = sorted(time_s / models["our ring"](size) for size, time_s in measured_s["our ring"].items())
 print(f"our ring, measured / predicted: from {off[0]:.1f} to {off[-1]:.1f}")
 assert 1 / 3 < off[len(off) // 2] < 3
-plots.predicted_against_measured(models, measured_s, "bytes in the tensor")
+cost_plots.predicted_against_measured(models, measured_s, "bytes in the tensor")
 
 # %% [markdown]
 # The ring comes out near its line, though no all-reduce was in the fit; gloo's own, a ring too, is not far from it.
@@ -452,7 +452,7 @@ algorithms = {
     "tree": priced(formulas.tree_all_reduce_s),
     "halving and doubling": priced(formulas.halving_doubling_all_reduce_s),
 }
-plots.all_reduce_costs(algorithms, world_sizes=[4, 64, 1024])
+cost_plots.all_reduce_costs(algorithms, world_sizes=[4, 64, 1024])
 
 # %% [markdown]
 # At the dotted line ring and tree change places. Left of it the tree wins, right of it the ring; and the more ranks,

@@ -1,0 +1,77 @@
+"""Time by the α–β model: what it predicts, beside what was measured; and which algorithm it prefers at which size."""
+
+from collections.abc import Callable
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from shared.plots import COLOURS, LINES, MARKERS, finish, new_axes
+
+
+def predicted_against_measured(
+    predicted_s: dict[str, Callable[[float], float]], measured_s: dict[str, dict[float, float]], xlabel: str
+) -> Figure:
+    """Draw predictions as lines, measurements of the same name as marks of the same colour, on logarithmic axes.
+
+    predicted_s: name → function of bytes. measured_s: name → bytes → seconds.
+    """
+    figure, axes = new_axes(6.0, 3.6)
+    sizes = sorted(size for measured in measured_s.values() for size in measured)
+    for number, name in enumerate(dict.fromkeys([*predicted_s, *measured_s])):
+        colour = COLOURS[number]
+        if name in predicted_s:
+            dense = _between(sizes[0], sizes[-1])
+            times_ms = [1e3 * predicted_s[name](size) for size in dense]
+            axes.plot(dense, times_ms, color=colour, linestyle=LINES[number], label=f"{name}, predicted")
+        if name in measured_s:
+            times_ms = [1e3 * time_s for time_s in measured_s[name].values()]
+            axes.plot(list(measured_s[name]), times_ms, MARKERS[number], color=colour, label=f"{name}, measured")
+    axes.set(xlabel=xlabel, ylabel="ms", xscale="log", yscale="log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.legend(frameon=False)
+    return finish(figure)
+
+
+def all_reduce_costs(
+    algorithms: dict[str, Callable[[float, int], float]],
+    world_sizes: list[int],
+    sizes_bytes: tuple[float, float] = (1e2, 1e10),
+) -> Figure:
+    """Draw predicted times against size, a panel per world size; mark where the first algorithm overtakes the second.
+
+    algorithms: name → function of bytes and ranks, in seconds.
+    """
+    count = len(world_sizes)
+    figure, panels = plt.subplots(
+        1, count, figsize=(2.9 * count, 3.4), sharey=True, layout="constrained", squeeze=False
+    )
+    for axes, world_size in zip(panels.flat, world_sizes, strict=True):
+        sizes = _between(*sizes_bytes)
+        curves = [[1e3 * time_of(size, world_size) for size in sizes] for time_of in algorithms.values()]
+        for number, (name, curve) in enumerate(zip(algorithms, curves, strict=True)):
+            axes.loglog(sizes, curve, color=COLOURS[number], linestyle=LINES[number], label=name)
+        crossing = first_below(sizes, curves[0], curves[1])
+        if crossing is not None:
+            axes.axvline(crossing, color="grey", linestyle=":", linewidth=1)
+            label = f" {crossing / 1e6:.2g} MB" if crossing >= 1e5 else f" {crossing / 1e3:.2g} KB"
+            axes.text(crossing, 0.02, label, transform=axes.get_xaxis_transform(), va="bottom")
+        axes.set(title=f"{world_size} ranks", xlabel="bytes in the tensor")
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0, 0].set_ylabel("ms, predicted")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), frameon=False, ncols=count, loc="outside upper left")
+    return finish(figure)
+
+
+def first_below(sizes: list[float], curve: list[float], other: list[float]) -> float | None:
+    """Find the size from which on a curve that began above another is below it. None where they never change."""
+    above = [mine >= theirs for mine, theirs in zip(curve, other, strict=True)]
+    return sizes[above.index(False)] if above[0] and not all(above) else None
+
+
+def _between(smallest: float, largest: float, points: int = 400) -> list[float]:
+    """Choose sizes at equal distances on a logarithmic axis."""
+    ratio = largest / smallest
+    return [smallest * ratio ** (place / (points - 1)) for place in range(points)]
