@@ -3,15 +3,20 @@
 Each case puts hostile code into the first exercise of lab 00, beside a right answer to the second.
 """
 
+import pickle
 import socket
 import textwrap
+from collections import Counter
 from dataclasses import replace
 
 import psutil
 import pytest
+import torch
 
+from shared import rankside
+from shared.checks import parcel
 from shared.grade import __main__ as grade
-from shared.grade import course, gradebook, grading, sandbox
+from shared.grade import course, gradebook, grading, guard, sandbox
 from shared.grade.limits import Limits
 from shared.grade.records import Answer, Record, one_line
 from tests.handed_in import CHAPTERS, hand_in, writes
@@ -239,3 +244,25 @@ def test_what_a_student_writes_moves_no_terminal_s_cursor_and_starts_no_formula(
         text = (tmp_path / name).read_text(encoding="utf-8")
         assert "; '=HYPERLINK(1) ; '@x" in text and len(text) < 6000
     assert one_line("x;y") == "x;y" and one_line("\ud800") == ""
+
+
+def test_a_pickle_changes_no_class_of_the_judge_s(monkeypatch):
+    """Else a record could be sent that equals whatever it is compared with: no expected value need be known."""
+    for module in (pickle, parcel):
+        for name in {"loads", "unpack"} & set(vars(module)):
+            monkeypatch.setattr(module, name, getattr(module, name))  # so that it is put back
+    refused = guard.install()
+    record = b"cshared.rankside\n_Here\n"
+    for owner in (record, b"ccollections\nCounter\n", b"cshared.checks.parcel\n_tensor\n"):
+        with pytest.raises(guard.Refused):
+            pickle.loads(owner + b"(N(V__sub__\n" + record + b"dtb" + b"0" + record + b")R.")
+    assert len(refused) == 3 and "__sub__" not in vars(rankside._Here)
+    sent = {
+        "call": rankside.Outcome(1, text="x"),
+        "tensor": torch.ones(2),
+        "counts": Counter(a=1),
+        "size": torch.Size([2]),
+    }
+    found = pickle.loads(parcel.pack(sent))
+    assert found["call"] == sent["call"] and torch.equal(found["tensor"], sent["tensor"])
+    assert (found["counts"], found["size"], len(refused)) == (sent["counts"], sent["size"], 3)
