@@ -17,10 +17,17 @@ from shared.checks.framework import Verdict
 from shared.grade import __main__ as grade
 from shared.grade import feedback, gradebook, records, sandbox, tasks
 from shared.grade.records import Answer, Record
-from tests.handed_in import CHAPTERS, hand_in, writes
+from tests.handed_in import CHAPTERS, hand_in, need_sandbox, writes
 
 LAB = "00_ranks"
 ROOT = Path(__file__).parent.parent
+REQUIRE = sandbox.require
+
+
+@pytest.fixture(autouse=True)
+def graders_without_a_sandbox(monkeypatch):
+    """Most tests here bring a grader that runs no student's code."""
+    monkeypatch.setattr(sandbox, "require", lambda: None)
 
 
 def rows(path: Path) -> list[dict]:
@@ -224,13 +231,16 @@ def test_what_cannot_be_graded_is_told_in_one_sentence(tmp_path, make, number, s
 
 def test_without_bubblewrap_nothing_is_run(tmp_path, monkeypatch):
     hand_in(tmp_path / "in", "anna", LAB)
+    monkeypatch.setattr(sandbox, "require", REQUIRE)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(sandbox.NoSandbox, match="apt-get install bubblewrap"):
         grade.grade_all(tmp_path / "in", tmp_path / "out", grader=instant)
 
 
-def test_make_grade_grades(tmp_path):
+def test_make_grade_grades(tmp_path, monkeypatch):
     """The whole way once, as an instructor types it: a right submission and a wrong one."""
+    monkeypatch.setattr(sandbox, "require", REQUIRE)
+    need_sandbox()
     hand_in(tmp_path / "in", "anna", LAB)
     wrong = "%%ranks\ndef sum_over_ranks(number):\n    return number"
     hand_in(tmp_path / "in", "ben", LAB, writes(sum_over_ranks=wrong))

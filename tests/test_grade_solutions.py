@@ -2,15 +2,15 @@
 
 import pytest
 
-from shared.grade import course, grading, sandbox, screen
+from shared.grade import course, grading, screen
 from shared.grade.limits import Limits
 from shared.grade.tasks import module_of
-from tests.handed_in import CHAPTERS, hand_in
+from tests.handed_in import CHAPTERS, hand_in, need_sandbox
 
 
 @pytest.mark.parametrize("lab", CHAPTERS)
 def test_our_own_solution_gets_every_point(tmp_path, lab):
-    sandbox.require()
+    need_sandbox()
     with course.unpacked(CHAPTERS[lab]) as judged_with:
         record = grading.grade(hand_in(tmp_path, "anna", lab), judged_with, Limits())
     assert record.why == "all checks passed"
