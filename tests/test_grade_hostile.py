@@ -5,9 +5,13 @@ Each case puts hostile code into the first exercise of lab 00, beside a right an
 
 import pickle
 import socket
+import subprocess
+import sys
+import tempfile
 import textwrap
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -109,6 +113,31 @@ def test_memory_taken_by_several_processes_is_counted_together(tmp_path, judged_
     limits = Limits(memory_bytes=2_500_000_000, process_memory_bytes=2_000_000_000)
     record = judged(tmp_path, judged_with, hoard, limits=limits)
     assert "its processes held" in record.answers[0].reason and record.points == 3
+
+
+SHARED = {
+    "mapped": "held = mmap.mmap(-1, 10**9)\nfor at in range(0, 10**9, 4096): held[at] = 1",
+    "in files": """
+for file in [os.memfd_create("x") for _ in range(9)]:
+    while os.lseek(file, 0, os.SEEK_CUR) < 95e6:
+        os.write(file, bytes(10**6))""",
+}
+
+
+@pytest.mark.parametrize("how", SHARED)
+def test_memory_that_processes_share_is_counted_too(tmp_path, judged_with, how):
+    limits = Limits(memory_bytes=2_500_000_000, process_memory_bytes=2_000_000_000)
+    record = judged(tmp_path, judged_with, f"import mmap, os, time\n{SHARED[how]}\ntime.sleep(9)", limits=limits)
+    assert "its processes held" in record.answers[0].reason and record.points == 3
+
+
+def test_nothing_in_memory_can_be_written_but_what_has_a_limit(judged_with):
+    """As a user other than root the sandbox's own user owns its root and /dev."""
+    script = "import os; print(all(os.statvfs(path).f_flag & os.ST_RDONLY for path in ('/', '/dev', '/usr', '/etc')))"
+    with tempfile.TemporaryDirectory() as scratch:
+        options = [*sandbox._isolation(), *sandbox._shown([]), *sandbox._scratch(Path(scratch), DEFAULTS)]
+        found = subprocess.run(["bwrap", *options, "--", sys.executable, "-c", script], capture_output=True, text=True)
+    assert found.stdout == "True\n", found.stderr
 
 
 def test_a_judge_that_tells_nothing_is_ended(tmp_path, judged_with):

@@ -22,6 +22,7 @@ class Limits:
     file_bytes: int = 100_000_000  # of one file; all of them together stay below scratch_bytes
     scratch_bytes: int = 500_000_000
     cpu_s: int = 600  # of one process
+    files: int = 1024  # that one process has open
 
 
 def give_up_rights(limits: Limits, user: int) -> None:
@@ -30,6 +31,7 @@ def give_up_rights(limits: Limits, user: int) -> None:
         (resource.RLIMIT_DATA, limits.process_memory_bytes),
         (resource.RLIMIT_FSIZE, limits.file_bytes),
         (resource.RLIMIT_CPU, limits.cpu_s),
+        (resource.RLIMIT_NOFILE, limits.files),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NPROC, limits.processes),
     ):

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import selectors
 import shutil
 import subprocess
@@ -129,6 +130,7 @@ def _scratch(scratch: Path, limits: Limits) -> list[str]:
         if place == "/tmp" and str(scratch).startswith("/tmp/"):
             continue  # it is there already, and is not to be covered
         options += ["--size", str(limits.scratch_bytes), "--perms", "0777", "--tmpfs", place]
+    options += ["--remount-ro", "/dev", "--remount-ro", "/"]  # they lie in memory, and would have no limit
     return options + [word for name, value in environment.items() for word in ("--setenv", name, value)]
 
 
@@ -179,9 +181,24 @@ def _too_much(process: subprocess.Popen, limits: Limits) -> str:
         return f"it had {len(family)} processes"
     held_bytes = 0
     for each in family:
-        with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(psutil.Error, OSError):
             memory = each.memory_info()
-            held_bytes += memory.rss - memory.shared
+            held_bytes += memory.rss - memory.shared + _shared_bytes(Path("/proc", str(each.pid)))
     if held_bytes > limits.memory_bytes:
         return f"its processes held {held_bytes / 1e9:.1f} GB"
     return ""
+
+
+def _shared_bytes(process: Path) -> int:
+    """→ what a process keeps in memory that others may see too: no limit of the system's holds for it
+
+    Mapped, and as files in memory that are mapped nowhere; the libraries that all share are no part of it.
+    """
+    mapped = re.findall(r"^RssShmem:\s+(\d+) kB", (process / "status").read_text(), re.MULTILINE)  # none once it died
+    files = {}
+    for each in (process / "fd").iterdir():
+        with contextlib.suppress(OSError):
+            if os.readlink(each).startswith("/memfd:"):
+                found = each.stat()
+                files[found.st_ino] = 512 * found.st_blocks
+    return 1024 * sum(map(int, mapped)) + sum(files.values())
