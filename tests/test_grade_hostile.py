@@ -20,7 +20,7 @@ import torch
 from shared import rankside
 from shared.checks import parcel
 from shared.grade import __main__ as grade
-from shared.grade import course, gradebook, grading, guard, sandbox
+from shared.grade import course, gradebook, grading, guard, judge, sandbox, screen, submissions
 from shared.grade.limits import Limits
 from shared.grade.records import Answer, Record, one_line
 from tests.handed_in import CHAPTERS, hand_in, writes
@@ -295,3 +295,32 @@ def test_a_pickle_changes_no_class_of_the_judge_s(monkeypatch):
     found = pickle.loads(parcel.pack(sent))
     assert found["call"] == sent["call"] and torch.equal(found["tensor"], sent["tensor"])
     assert (found["counts"], found["size"], len(refused)) == (sent["counts"], sent["size"], 3)
+
+
+UNSEEN = {  # what no process can prevent in itself: a person is to look
+    "from shared import tap\ntap._listeners[-1][0].clear()": "line 1 uses shared.tap",
+    "import sys as s\ns.modules['shared.tap']": "line 1 uses sys",
+    "import importlib as i\ni.import_module('sha' + 'red.tap')": "line 1 uses importlib",
+    "__import__('shared.tap')": "line 1 uses __import__",
+    "def f():\n    open('/tmp/x', 'w')": "line 2 uses open",
+    "import mmap": "line 1 uses mmap",
+    "from torch.nn.parallel import DistributedDataParallel as D": (
+        "line 1 uses torch.nn.parallel.DistributedDataParallel"
+    ),
+    "torch.nn.parallel.DistributedDataParallel(x)": "line 1 uses DistributedDataParallel",
+}
+
+
+@pytest.mark.parametrize("source", UNSEEN)
+def test_what_cannot_be_prevented_is_named_to_the_instructor(source):
+    assert UNSEEN[source] in screen.notices(source)
+    assert screen.notices("fully_shard(model)", "from torch.distributed.fsdp import fully_shard") == []
+
+
+@pytest.mark.parametrize("lab", CHAPTERS)
+def test_honest_work_is_not_pointed_at(tmp_path, lab):
+    submission = hand_in(tmp_path, "anna", lab)
+    cells = submissions.pieces_of(submission, CHAPTERS[lab])
+    given = "\n".join(cell["source"] for cell in cells if not cell["grade_id"])
+    assert [said for cell in cells for said in screen.notices(cell["source"], given) if cell["grade_id"]] == []
+    assert set(screen.borrowed(cells, submissions.others_in(submission))) <= set(judge.GIVEN)

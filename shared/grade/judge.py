@@ -79,6 +79,7 @@ class Judge:
     def _screen(self) -> list[dict]:
         """→ the cells that may be loaded"""
         notices, kept = [], []
+        given = "\n".join(cell["source"] for cell in self.job["cells"] if not cell["grade_id"])
         for cell in self.job["cells"]:
             name = cell["grade_id"]
             cell["source"] = screen.without_magics(cell["source"]) if name else cell["source"]
@@ -86,7 +87,7 @@ class Judge:
             if name and not why and (found := screen.refusals(cell["source"], tuple(self.job["forbidden"]))):
                 why = f"refused: {', '.join(found)}, and grading takes only what is written by hand"
             if name and not why:
-                notices += [f"{name}, {said}" for said in screen.notices(cell["source"])]
+                notices += [f"{name}, {said}" for said in screen.notices(cell["source"], given)]
             if why:
                 self.left_out[name] = why
             else:

@@ -10,7 +10,17 @@ import re
 
 _MAGIC_LINE = re.compile(r"^([ \t]*)[%!].*$", re.MULTILINE)
 FORBIDDEN = ("shared.checks", "shared.grade")
-UNUSUAL = ("ctypes", "gc", "inspect", "multiprocessing", "pickle", "signal", "socket", "subprocess")
+UNUSUAL = ("ctypes", "gc", "importlib", "inspect", "mmap", "multiprocessing", "os", "pickle", "signal", "socket")
+UNUSUAL += ("subprocess", "sys", "tempfile", "threading")
+MEASURING = ("shared.agreement", "shared.doctor", "shared.rankside", "shared.tap")  # what they note can be rewritten
+READY_MADE = (
+    "DistributedDataParallel",
+    "FullyShardedDataParallel",
+    "ZeroRedundancyOptimizer",
+    "fully_shard",
+    "DTensor",
+)
+REACHING = ("__import__", "globals", "open", "setattr", "vars")  # as functions: methods may be named so
 UNUSUAL_NAMES = ("__builtins__", "__reduce__", "__subclasses__", "_getframe", "_exit", "eval", "exec", "kill", "fork")
 
 
@@ -71,18 +81,26 @@ def refusals(source: str, own_modules: tuple[str, ...]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def notices(source: str) -> list[str]:
-    """→ what an instructor should look at; no points are taken for it"""
-    found = [(line, f"uses {name}") for name, line in _names_of_modules(source) if name.split(".")[0] in UNUSUAL]
+def notices(source: str, given: str = "") -> list[str]:
+    """→ what an instructor should look at; no points are taken for it
+
+    given: the lab's own code. What it names is asked for.
+    """
+    found = [
+        (line, f"uses {name}")
+        for name, line in _names_of_modules(source)
+        if name.split(".")[0] in UNUSUAL or name in MEASURING or name.split(".")[-1] in READY_MADE
+    ]
     tree = ast.parse(source)
     modules = {each.asname or each.name.split(".")[0] for node in ast.walk(tree) for each in _imported(node)} | {"dist"}
     for node in ast.walk(tree):
         name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-        if name in UNUSUAL_NAMES:
+        if name in (*UNUSUAL_NAMES, *READY_MADE) or (isinstance(node, ast.Name) and name in REACHING):
             found.append((node.lineno, f"uses {name}"))
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _root(node) in modules | {"torch"}:
             found.append((node.lineno, f"sets {ast.unparse(node)}"))
-    return [f"line {line} {said}" for line, said in dict.fromkeys(sorted(found))]
+    asked_for = {f"uses {name}" for name in re.findall(r"\w+", given)}
+    return [f"line {line} {said}" for line, said in dict.fromkeys(sorted(found)) if said not in asked_for]
 
 
 def _imported(node: ast.AST) -> list[ast.alias]:
