@@ -112,14 +112,17 @@ def test_a_notebook_of_another_lab_and_one_that_is_missing_are_told(tmp_path):
         candidate_of(Submission("ben", LAB, None), CHAPTER)
 
 
-def test_an_exercise_that_stands_twice_is_told(tmp_path):
+def test_an_exercise_that_an_editor_split_or_copied_is_one_and_told(tmp_path):
     def change(notebook):
-        again = cell_of(notebook, "mean-over-ranks").copy()
-        again.id, again.source = "again", "def mean_over_ranks_(): pass"
-        notebook.cells.append(again)
+        first = cell_of(notebook, "mean-over-ranks")
+        again = first.copy()
+        again.id, again.source = "again", "%%ranks\nhelper = mean_over_ranks_"
+        notebook.cells.insert(notebook.cells.index(first) + 1, again)
 
-    with pytest.raises(Unreadable, match="the exercise mean-over-ranks stands in two cells"):
-        candidate_of(handed_in(tmp_path, "anna", change), CHAPTER)
+    plain, split = handed_in(tmp_path / "1", "anna"), handed_in(tmp_path / "2", "anna", change)
+    (changed,) = [each for each in pieces_of(split, CHAPTER) if each not in pieces_of(plain, CHAPTER)]
+    assert changed["source"].endswith("\n\nhelper = mean_over_ranks_") and "%%" not in changed["source"]
+    assert submissions.twice_in(split) == ["mean-over-ranks"] and submissions.twice_in(plain) == []
 
 
 def test_a_notebook_swollen_by_output_is_told(tmp_path, monkeypatch):

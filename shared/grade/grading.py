@@ -31,6 +31,8 @@ def grade(submission: Submission, course: Course, limits: Limits) -> Record:
     try:
         cells = submissions.pieces_of(submission, course.chapter)
         record.notes = [f"{name} lies beside the notebook and was not used" for name in submissions.beside(submission)]
+        twice = submissions.twice_in(submission)
+        record.notes += [f"{name} stands in several cells: they were run one after the other" for name in twice]
         answers = _judged(cells, submissions.others_in(submission), course, limits, record)
     except Unreadable as error:
         record.reason = str(error)

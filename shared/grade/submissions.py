@@ -94,10 +94,8 @@ def pieces_of(submission: Submission, chapter: Chapter) -> list[dict]:
 
 def others_in(submission: Submission) -> list[str]:
     """→ the code cells that are no exercises: not graded, but what an exercise lacks may be defined there"""
-    notebook = read(submission)
-    graded = set(exercises_in(notebook).values())
-    cells = [cell.source for cell in notebook.cells if cell.cell_type == "code" and cell.source not in graded]
-    return [MAGICS.sub("", source) for source in cells]
+    cells = [cell for cell in read(submission).cells if cell.cell_type == "code" and not _exercise(cell)]
+    return [MAGICS.sub("", cell.source) for cell in cells]
 
 
 def read(submission: Submission) -> nbformat.NotebookNode:
@@ -150,17 +148,26 @@ def _own_file(submission: Submission) -> bool:
 
 
 def exercises_in(notebook: nbformat.NotebookNode) -> dict[str, str]:
-    """→ what a student wrote into each exercise, by grade_id, in whatever order the cells stand
+    """→ what a student wrote into each exercise, by grade_id, in whatever order the exercises stand
 
-    Raises: Unreadable where one exercise stands twice: which one counts?
+    An editor that splits or copies a cell copies its name too: such cells are one, as if run from top to bottom.
     """
-    found: dict[str, str] = {}
+    found: dict[str, list[str]] = {}
     for cell in notebook.cells:
-        grading = cell.metadata.get("nbgrader")
-        if cell.cell_type != "code" or not isinstance(grading, dict) or not grading.get("solution"):
-            continue
-        if isinstance(name := grading.get("grade_id"), str):
-            if found.get(name, cell.source) != cell.source:
-                raise Unreadable(f"the exercise {name} stands in two cells: leave one")
-            found[name] = cell.source
-    return found
+        if name := _exercise(cell):
+            found.setdefault(name, []).append(MAGICS.sub("", cell.source).strip())
+    return {name: "\n\n".join(dict.fromkeys(sources)) for name, sources in found.items()}
+
+
+def twice_in(submission: Submission) -> list[str]:
+    """→ the exercises that stand in more than one cell, for the student to know"""
+    names = [_exercise(cell) for cell in read(submission).cells]
+    return sorted({name for name in names if name and names.count(name) > 1})
+
+
+def _exercise(cell: nbformat.NotebookNode) -> str | None:
+    """→ the name of the exercise that a cell is, or None"""
+    grading = cell.metadata.get("nbgrader")
+    if cell.cell_type != "code" or not isinstance(grading, dict) or not grading.get("solution"):
+        return None
+    return name if isinstance(name := grading.get("grade_id"), str) else None
