@@ -6,9 +6,9 @@ import json
 import nbformat
 import pytest
 
-from shared.grade import course, grading, sandbox, submissions
+from shared.grade import course, grading, submissions
 from shared.grade.limits import Limits
-from tests.handed_in import CHAPTERS, cell_of, hand_in
+from tests.handed_in import CHAPTERS, cell_of, hand_in, need_sandbox
 
 LAB = "00_ranks"
 
@@ -66,7 +66,7 @@ def test_a_notebook_of_countless_cells_does_not_hold_up_the_others(tmp_path):
 
 
 def graded(folder, change):
-    sandbox.require()
+    need_sandbox()
     with course.unpacked(CHAPTERS[LAB]) as unpacked:
         return grading.grade(hand_in(folder, "anna", LAB, change), unpacked, Limits())
 
