@@ -9,6 +9,6 @@ gradebook.py     all records as a table, and for Gradescope; feedback.py: a page
 
 What it cannot do: a piece runs in the process that counts its messages and bytes, so who sets out to can rewrite the
 counts, hide that from fingerprints.py, or send data through files, as who wraps torch's own class can pass by it. Right
-values cannot be forged so. The gradebook's column "look at" names code that could be up to it; hidden well, it is not
+values cannot be forged so. The column "look at" of all grades names code that could be up to it; hidden well, it is not
 named. CPU time is not shared out: with --jobs above 1, one submission can slow another down.
 """

@@ -30,7 +30,7 @@ GIVEN = ("torch", "dist", "rank", "world_size", "device", "display", "get_ipytho
 # What every `%%ranks` cell may count on (rankside.join), so that what passes in a notebook passes here.
 PRELUDE = f"""from IPython import get_ipython
 from IPython.display import display
-globals().update({{name: get_ipython().user_ns[name] for name in {GIVEN[:5]}}})
+locals().update({{name: get_ipython().user_ns[name] for name in {GIVEN[:5]}}})
 """
 FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)  # of any cell: in a file it must come first
 

@@ -128,7 +128,7 @@ def _without_outputs(notebook: dict) -> dict:
 
     Raises: Unreadable; KeyError and the like for what is no notebook.
     """
-    for sheet in notebook.get("worksheets", [notebook]):  # of nbformat 3
+    for sheet in notebook.get("worksheets", [notebook]):  # as notebooks of format 3 have it
         if len(sheet["cells"]) > MOST_CELLS:
             raise Unreadable(f"the notebook has more than {MOST_CELLS} cells")
         for cell in sheet["cells"]:
