@@ -33,12 +33,16 @@ def test_students_are_folders_and_nobody_is_lost(tmp_path):
     (tmp_path / "dora" / "03_gradient_bucketing.ipynb").write_text("{}")
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "notes.txt").write_text("not a student")
+    downloaded = tmp_path / "emma" / f"{LAB} (1).ipynb"
+    downloaded.parent.mkdir()
+    downloaded.write_text("{}")
     found = find(tmp_path, LAB)
     assert [(each.student, each.path and each.path.name) for each in found] == [
         ("anna", f"{LAB}.ipynb"),
         ("ben", None),
         ("cleo", f"{LAB}.ipynb"),
         ("dora", None),
+        ("emma", f"{LAB} (1).ipynb"),
     ]
     assert [lab.name for lab in submissions.labs_in(tmp_path)] == [LAB, "03_gradient_bucketing"]
 

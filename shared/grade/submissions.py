@@ -53,11 +53,13 @@ def labs_in(folder: Path) -> list[Chapter]:
 
 
 def _notebook(student: Path, lab: str) -> Path | None:
-    """The student's notebook for a lab: the one of its name, or else one that is not named after another lab."""
+    """The student's notebook for a lab: the one of its name, then "04_overlap (1)", then one not named after a lab."""
     others = {chapter.name for chapter in chapters()} - {lab}
     for place in (student / lab, student):
         notebooks = [path for path in sorted(place.glob("*.ipynb")) if path.stem not in others]
-        named = [path for path in notebooks if path.stem == lab] or (notebooks if place != student else [])
+        named = [path for path in notebooks if path.stem == lab]
+        named += [path for path in notebooks if path.stem.startswith(lab) and path.stem != lab]
+        named += notebooks if place != student else []
         if named:
             return named[0]
     return None
