@@ -3,6 +3,7 @@
 Each case puts hostile code into the first exercise of lab 00, beside a right answer to the second.
 """
 
+import os
 import pickle
 import socket
 import subprocess
@@ -23,15 +24,24 @@ from shared.grade import __main__ as grade
 from shared.grade import course, gradebook, grading, guard, judge, sandbox, screen, submissions
 from shared.grade.limits import Limits
 from shared.grade.records import Answer, Record, one_line
-from tests.handed_in import CHAPTERS, hand_in, writes
+from tests.handed_in import CHAPTERS, hand_in, need_sandbox, writes
 
 LAB = "00_ranks"
 DEFAULTS = Limits()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def users_of_our_own():
+    """Other workers have sandboxes too: whom this one leaves behind must be told from theirs."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sandbox, "FIRST_USER", sandbox.FIRST_USER + (1 + worker) * sandbox.USERS)
+        yield
+
+
 @pytest.fixture(scope="module")
 def judged_with():
-    sandbox.require()
+    need_sandbox()
     with course.unpacked(CHAPTERS[LAB]) as unpacked:
         yield replace(unpacked, tasks=unpacked.tasks[:2])
 
@@ -90,7 +100,7 @@ def test_what_a_piece_does_costs_it_its_own_exercise_and_no_other(tmp_path, judg
 
 def nobody_left() -> bool:
     """True when no process of a sandbox's users lives on."""
-    users = range(sandbox.FIRST_USER, sandbox.FIRST_USER + 100_000)
+    users = range(sandbox.FIRST_USER, sandbox.FIRST_USER + sandbox.USERS)
     return not [each for each in psutil.process_iter(["uids"]) if each.info["uids"] and each.info["uids"].real in users]
 
 

@@ -23,7 +23,7 @@ import psutil
 from shared.grade.limits import Limits
 
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/hosts", "/etc/nsswitch.conf")
-FIRST_USER = 200_000  # of a hundred thousand that nobody has: two sandboxes share no user, nor its limits
+FIRST_USER, USERS = 200_000, 100_000  # whom nobody has: two sandboxes share no user, nor its limits
 WATCH_EVERY_S = 0.2
 MOST_LINE_BYTES = 2_000_000
 KEPT_BYTES = 4000  # of what is printed: enough for a traceback
@@ -60,7 +60,7 @@ def run(module: str, job: dict, course: Path, limits: Limits) -> Ended:
 
     It is ended when it tells nothing for limits.seconds_each, takes too much memory, or starts too many processes.
     """
-    user = FIRST_USER + random.SystemRandom().randrange(100_000)
+    user = FIRST_USER + random.SystemRandom().randrange(USERS)
     with tempfile.TemporaryDirectory(prefix="grade-") as made:
         folder = Path(made)
         job_file = folder / "job.json"

@@ -117,7 +117,7 @@ def read(submission: Submission) -> nbformat.NotebookNode:
             nbformat.validate(notebook, relax_add_props=True)
     except Unreadable:
         raise
-    except nbformat.reader.NotJSONError:
+    except json.JSONDecodeError:
         raise Unreadable("the file is no valid notebook: it is no JSON, or it was cut off") from None
     except Exception as error:  # a file may break what reads it anywhere: nested too deep, cells that are numbers
         first = (str(error).splitlines() or [type(error).__name__])[0]
