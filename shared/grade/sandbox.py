@@ -105,7 +105,7 @@ def _shown(files: list[Path]) -> list[str]:
     python = {str(Path(each).resolve()) for each in (sys.base_prefix, sys.base_exec_prefix)} | {sys.prefix}
     options = ["--dev", "/dev", "--proc", "/proc"]
     shown = [*sorted(python), *map(str, files)]
-    for parent in sorted({str(each) for path in shown for each in Path(path).parents if each != Path("/")}):
+    for parent in sorted({str(each) for path in (*SYSTEM, *shown) for each in Path(path).parents if each != Path("/")}):
         options += ["--perms", "0755", "--dir", parent]  # bubblewrap would make them for root alone
     for path in (*SYSTEM, *shown):
         options += ["--ro-bind-try" if path in SYSTEM else "--ro-bind", path, path]
@@ -121,6 +121,9 @@ def _scratch(scratch: Path, limits: Limits) -> list[str]:
         "USER": "student",
         "LANG": "C.UTF-8",
         "RANKS_BACKEND": "gloo:cpu",
+        "OMP_NUM_THREADS": "1",  # or libraries would start a thread per core, and threads are limited
+        "OPENBLAS_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONWARNINGS": "ignore",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
