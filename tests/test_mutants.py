@@ -3,6 +3,7 @@
 Our own solutions are tried by their notebooks, which run every check.
 """
 
+import pickle
 import re
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 
 from shared import ranks
 from shared.build import chapters
+from shared.checks import parcel
 from shared.checks.__main__ import exercises_of, run_file
+from shared.grade import fingerprints, guard
 
 TESTS = Path(__file__).parent
 LEAST_MUTANTS, LEAST_VARIANTS = 8, 2
@@ -48,10 +51,23 @@ def test_the_named_check_catches_the_mutant(module, path, record_property):
     assert "cannot be compared" not in caught.evidence, "the check itself stumbled: that is no judgement"
 
 
+@pytest.fixture
+def judged_as_graded(monkeypatch):
+    """What the grader's judge takes for tampering must not be found in honest work."""
+    monkeypatch.setattr(pickle, "loads", pickle.loads)
+    monkeypatch.setattr(parcel, "unpack", parcel.unpack)
+    return guard.install()
+
+
 @pytest.mark.parametrize(("module", "path"), _files("variants"))
-def test_a_right_solution_written_differently_passes(module, path):
+def test_a_right_solution_written_differently_passes(module, path, judged_as_graded):
+    checks = f"shared.checks.{module}"
+    before = ranks.run(fingerprints.take, checks)
     failed = [verdict for verdict in run_file(module, path) if not verdict.passed]
     assert not failed, "\n".join(f"{v.exercise} · {v.check}: {v.evidence}" for v in failed)
+    after = ranks.run(fingerprints.take, checks)
+    assert [fingerprints.replaced(*both) for both in zip(before, after, strict=True)] == [[]] * 4
+    assert judged_as_graded == [], "a pickle was refused"
 
 
 @pytest.mark.parametrize("chapter", chapters(), ids=lambda chapter: chapter.name)
