@@ -18,7 +18,7 @@ from shared import planner
 from shared.clusters import Cluster, step_seconds
 from shared.model_shapes import ModelShape
 from solutions.manual_ddp import broadcast_state
-from solutions.zero3 import default_units
+from solutions.units import default_units
 
 
 def fully_sharded(
