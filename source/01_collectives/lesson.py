@@ -24,7 +24,8 @@
 # the *root*: a **reduce**. Then the root hands the sum out: a **broadcast**. You wrote the second in lab 00.
 
 # %% tags=["nbval-ignore-output"]
-from shared import cost_plots, formulas, ranks, tables, widgets
+from shared import formulas, ranks, tables, widgets
+from shared.plots import costs as cost_plots
 
 ranks.start(world_size=4, detect_mismatch=False)
 

@@ -403,10 +403,11 @@ check.place_checkpoints()
 
 # %%
 # %%ranks
-from shared import agreement, memory
+from shared import memory
 from shared.models import GPTConfig
+from shared.wire import mismatch
 
-agreement.ignore()
+mismatch.ignore()
 config = GPTConfig(vocab_size=text.vocab_size, layers=6)
 
 

@@ -23,7 +23,8 @@
 # Chapter 04 hid the messages, and ended with four ranks that hold four copies of everything. How much is everything?
 
 # %% tags=["nbval-ignore-output"]
-from shared import formulas, planner_plots, plots, ranks, tables, widgets
+from shared import formulas, plots, ranks, tables, widgets
+from shared.plots import memory_plan as planner_plots
 
 ranks.start(world_size=4, detect_mismatch=False)
 
@@ -539,8 +540,8 @@ print(f"predicted {my_prediction}")
 widgets.memory_planner("Llama-2 7B", ranks=8)
 
 # %% [markdown]
-# With ZeRO-3 only. The planner counts what `shared/planner.py` says, and no more: no temporaries of kernels, no
-# fragments, no buckets. Keep a tenth of the card for those.
+# With ZeRO-3 only. The planner counts what `shared/planner` says, and no more: no temporaries of kernels, no fragments,
+# no buckets. Keep a tenth of the card for those.
 #
 # One caution. "Memory bound, so use ZeRO" mixes up two things. A kernel is *memory-bound* when it waits for memory's
 # *bandwidth*; sharding changes nothing there. What ZeRO gives is *capacity*. A step's time is computing plus exposed

@@ -629,11 +629,12 @@ check.ZeRO1()
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from shared import agreement, memory, wire
+from shared import memory, wire
 from shared.data import CharTokens
 from shared.models import GPTConfig, TinyGPT
+from shared.wire import mismatch
 
-agreement.ignore()
+mismatch.ignore()
 text = CharTokens()
 config = GPTConfig(vocab_size=text.vocab_size, layers=4, width=128)
 samples = text.windows(range(1000 * rank, 1000 * rank + 600, 100), length=64)

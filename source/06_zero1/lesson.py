@@ -25,7 +25,8 @@
 # the text needs: so the embedding has 31% of the numbers, as in the smallest GPT-2.)
 
 # %% tags=["nbval-ignore-output"]
-from shared import formulas, plots, ranks, tables, zero_plots
+from shared import formulas, plots, ranks, tables
+from shared.plots import zero as zero_plots
 
 ranks.start(world_size=4, detect_mismatch=False)
 
@@ -316,7 +317,7 @@ for entry in log.entries:
 
 # %%
 # %%ranks
-from shared import socket_bytes
+from shared.wire import sockets
 
 
 def by_backend(gradient):
@@ -327,13 +328,13 @@ def by_backend(gradient):
 
 def wire_of(step):
     """→ messages, bytes that must be sent, and that were, of one step on this rank"""
-    before_bytes = socket_bytes.sent_bytes()
+    before_bytes = sockets.sent_bytes()
     with wire.ledger() as log:
         step()
         dist.barrier()  # until what was sent has left the sockets' queues
     sent_bytes = float("nan")
     if before_bytes is not None and dist.get_backend() == "gloo":  # NCCL goes other ways
-        sent_bytes = socket_bytes.sent_bytes() - before_bytes
+        sent_bytes = sockets.sent_bytes() - before_bytes
     messages = [entry for entry in log.entries if entry.op not in ("recv", "barrier")]
     return len(messages), log.sent_bytes, sent_bytes
 

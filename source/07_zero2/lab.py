@@ -363,12 +363,13 @@ prediction_what_differs = ""  # <- what do you expect?
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from shared import agreement, memory, wire
+from shared import memory, wire
 from shared.data import CharTokens
 from shared.models import GPTConfig, TinyGPT
+from shared.wire import mismatch
 from solutions.manual_ddp import broadcast_state
 
-agreement.ignore()
+mismatch.ignore()
 text = CharTokens()
 config = GPTConfig(vocab_size=text.vocab_size, layers=4, width=128)
 samples = text.windows(range(1000 * rank, 1000 * rank + 600, 100), length=64)

@@ -25,7 +25,8 @@
 # need for its part of the step?
 
 # %% tags=["nbval-ignore-output"]
-from shared import formulas, plots, ranks, tables, zero_plots
+from shared import formulas, plots, ranks, tables
+from shared.plots import zero as zero_plots
 
 ranks.start(world_size=4, backend="gloo:cpu", detect_mismatch=False)
 
@@ -392,18 +393,18 @@ def around_ring(flat):
 # %%ranks
 import time
 
-from shared import socket_bytes
+from shared.wire import sockets
 
 
 def wire_of(step):
     """→ messages, bytes that must be sent, and that were, on this rank"""
-    before_bytes = socket_bytes.sent_bytes()
+    before_bytes = sockets.sent_bytes()
     with wire.ledger() as log:
         step()
         dist.barrier()  # until what was sent has left the sockets' queues
     sent_bytes = float("nan")
     if before_bytes is not None:  # some systems do not tell
-        sent_bytes = socket_bytes.sent_bytes() - before_bytes
+        sent_bytes = sockets.sent_bytes() - before_bytes
     return log.messages - 1, log.sent_bytes, sent_bytes
 
 
@@ -488,7 +489,8 @@ class Around:
 # %%ranks
 from torch.nn.parallel import DistributedDataParallel
 
-from shared import slow_link, timeline
+from shared import timeline
+from shared.hosts import emulated
 
 
 def in_ddp():
@@ -517,7 +519,7 @@ def lines_of(model, optimizer):
     return lines[3:]  # DDP settles its buckets in the first steps
 
 
-with slow_link.emulated("1gbit", latency_ms=0.1):
+with emulated.link("1gbit", latency_ms=0.1):
     lines = {"DDP": lines_of(*in_ddp())}
     for kind in (FreesAfter, FreesDuring):
         lines[kind.__name__] = lines_of(*in_buckets(kind))

@@ -773,13 +773,14 @@ prediction_peak_without = None  # <- as a part of Ψ
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from shared import agreement, memory, wire
+from shared import memory, wire
 from shared.data import CharTokens
 from shared.models import GPTConfig, TinyGPT
+from shared.wire import mismatch
 from solutions.manual_ddp import broadcast_state
 from solutions.zero2 import ZeRO2
 
-agreement.ignore()
+mismatch.ignore()
 text = CharTokens()
 config = GPTConfig(vocab_size=text.vocab_size, layers=8, width=128)
 samples = text.windows(range(1000 * rank, 1000 * rank + 300, 100), length=32)

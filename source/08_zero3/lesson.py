@@ -26,7 +26,8 @@
 # it steps.
 
 # %% tags=["nbval-ignore-output"]
-from shared import formulas, lifetime_plots, plots, ranks, tables, widgets
+from shared import formulas, plots, ranks, tables, widgets
+from shared.plots import lifetimes as lifetime_plots
 
 ranks.start(world_size=4, detect_mismatch=False)
 
@@ -34,8 +35,9 @@ ranks.start(world_size=4, detect_mismatch=False)
 # %%ranks
 from torch import nn
 
-from shared import lifetimes, memory, timeline, wire
+from shared import memory, timeline, wire
 from shared.data import CharTokens
+from shared.memory import lifetimes
 from shared.models import GPTConfig, TinyGPT
 from solutions.zero2 import ZeRO2
 
@@ -484,14 +486,14 @@ widgets.lifetime_stepper(lives, psi, expected_bytes, of="prefetch")
 # %%ranks
 import contextlib
 
-from shared import slow_link
+from shared.hosts import emulated
 
 
 def behind_a_link(rounds=12):
     """→ the timelines of the shortest steps, without and with prefetching; messages per gather"""
     built = [in_blocks(prefetch) for prefetch in (False, True)]
     is_gloo, lines = dist.get_backend() == "gloo", ([], [])
-    link = slow_link.emulated("1gbit", latency_ms=0.1) if is_gloo else contextlib.nullcontext()
+    link = emulated.link("1gbit", latency_ms=0.1) if is_gloo else contextlib.nullcontext()
     with link:
         for (model, optimizer), recorded in rounds * list(zip(built, lines, strict=True)):
             with timeline.record(model, optimizer) as line:
@@ -505,7 +507,7 @@ def behind_a_link(rounds=12):
 
 
 # %% tags=["nbval-ignore-output"]
-from shared.bundles import bundled
+from shared.timeline.bundles import bundled
 
 with ranks.world(2):
     lines, of_a_gather = ranks.run(lambda: behind_a_link())[0]

@@ -14,8 +14,9 @@
 # Each exercise has a check. Times are never judged; bytes are.
 
 # %% tags=["nbval-ignore-output"]
-from shared import clusters, ranks
+from shared import ranks
 from shared.checks import production as check
+from shared.planner import clusters
 
 ranks.start(world_size=4)
 
@@ -37,8 +38,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from shared import planner
-from shared.clusters import Cluster, step_seconds
-from shared.model_shapes import ModelShape
+from shared.planner.clusters import Cluster, step_seconds
+from shared.planner.shapes import ModelShape
 from solutions.manual_ddp import broadcast_state
 from solutions.zero3 import default_units
 
@@ -197,7 +198,7 @@ check.save_checkpoint()
 # ## Exercise 9.4 · Which strategy? (25 min, 5 points)
 #
 # "Use ZeRO-2 up to 10 B", says a slogan. But what fits follows from the cards, and what is fast from the wire. So
-# compute it. `shared/clusters.py` has both sides of the question, ready made: read it, it is short.
+# compute it. `shared/planner/clusters.py` has both sides of the question, ready made: read it, it is short.
 #
 # - `Cluster`: hosts, cards, rates; `cluster.cards` is all of them.
 # - `step_seconds(shape, cluster, stage, shard_ranks, checkpointing, micro_batch)` estimates a step.
@@ -260,7 +261,7 @@ check.choose_strategy()
 
 # %%
 # %%ranks
-from shared import clusters
+from shared.planner import clusters
 
 if rank == 0:
     for name, (shape, cluster) in clusters.SITUATIONS.items():
@@ -279,12 +280,13 @@ if rank == 0:
 
 # %%
 # %%ranks
-from shared import agreement, memory, wire
+from shared import memory, wire
 from shared.data import CharTokens
 from shared.models import GPTConfig, TinyGPT
+from shared.wire import mismatch
 from solutions.zero3 import ZeRO3
 
-agreement.ignore()
+mismatch.ignore()
 text = CharTokens()
 config = GPTConfig(vocab_size=text.vocab_size, layers=4, width=128)
 samples = text.windows(range(1000 * rank, 1000 * rank + 300, 100), length=32)

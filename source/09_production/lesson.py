@@ -26,8 +26,9 @@
 # rank hold while a checkpoint is made?
 
 # %% tags=["nbval-ignore-output"]
-from shared import clusters, formulas, planner, plots, ranks, tables
-from shared.model_shapes import SHAPES
+from shared import formulas, planner, plots, ranks, tables
+from shared.planner import clusters
+from shared.planner.shapes import SHAPES
 
 ranks.start(world_size=4, detect_mismatch=False)
 
@@ -750,7 +751,7 @@ ranks.stop()
 # - **What fits**: chapter 05's planner, with a tenth of the card left free.
 # - **What is fast**: a step takes as long as the longer of computing (6 flops per parameter and token, 8 with all
 #   activations recomputed) and sending (bytes at the rate of the slowest wire), as if all of the shorter could hide
-#   behind the longer. `shared/clusters.py` has both.
+#   behind the longer. `shared/planner/clusters.py` has both.
 #
 # Of what fits, take the fastest, whatever its stage. Llama-3 8B, on one host of eight cards of 80 GB that reach
 # 156 TFLOP/s (half of what an A100 has on paper), one sequence of 8,192 tokens each. **Predict**: at which stage is a

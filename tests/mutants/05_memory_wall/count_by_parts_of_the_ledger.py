@@ -4,7 +4,7 @@ caught by: model_state_bytes · by hand
 """
 
 from shared.memory import _roles
-from shared.storages import uses
+from shared.memory.storages import uses
 
 
 def model_state_bytes(module, optimizer):

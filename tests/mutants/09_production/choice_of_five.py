@@ -3,7 +3,7 @@
 caught by: choose_strategy · what is fast
 """
 
-from shared.clusters import SITUATIONS
+from shared.planner.clusters import SITUATIONS
 from solutions import production as right
 
 ANSWERS = {situation: right.choose_strategy(*situation) for situation in SITUATIONS.values()}

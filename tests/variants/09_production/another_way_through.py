@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from shared import planner
-from shared.clusters import step_seconds
+from shared.planner.clusters import step_seconds
 from solutions.zero3 import default_units
 
 

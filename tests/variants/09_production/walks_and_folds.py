@@ -12,7 +12,8 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from shared import clusters, planner
+from shared import planner
+from shared.planner import clusters
 from solutions import production
 from solutions.manual_ddp import broadcast_state
 
