@@ -1,4 +1,4 @@
-# Built by `make notebooks` from source/09_production/lab.py: edit that, not this.
+# Built by `make notebooks` from source/11_production/lab.py: edit that, not this.
 """What a training run uses in earnest: torch's fully_shard, hybrid sharding, checkpoints, a choice of strategy."""
 
 import shutil

@@ -108,7 +108,7 @@ def test_an_answer_anywhere_is_found():
         ("chapters/00.ipynb", nbformat.writes(notebook)),
     ):
         assert release.leaks({name: text.encode()}, [CHAPTERS[4]]) == [f"{name} has lines of 04_overlap: {exercise}"]
-        assert release.leaks({name: text.encode()}, [CHAPTERS[9]]) == []
+        assert release.leaks({name: text.encode()}, [CHAPTERS[11]]) == []
 
 
 def test_a_bundle_with_an_answer_is_not_written(tmp_path, monkeypatch):

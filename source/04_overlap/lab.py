@@ -469,7 +469,7 @@ tables.Table(header, rows, "rank 0; exposed on the rank where it is most")
 # %% [markdown]
 # The same losses, the same bytes; yours leaves exposed what torch's does, give or take this machine's noise. What
 # neither of you saves stands in the last column: four ranks, and each holds the parameters, the gradients and the
-# optimizer's state of all. Chapter 05 weighs them.
+# optimizer's state of all. Chapter 06 weighs them.
 
 # %%
 ranks.stop()

@@ -894,8 +894,8 @@ assert len({str(each) for each in held.values()}) == 1
 plots.memory_by_component(held)
 
 # %% [markdown]
-# Four copies of everything, equal to the last number, and training needs one. Chapter 05 weighs what a rank holds; from
-# chapter 06 on the ranks share it out.
+# Four copies of everything, equal to the last number, and training needs one. Chapter 06 weighs what a rank holds; from
+# chapter 07 on the ranks share it out.
 #
 # But first build it: in the lab, `OverlappedDDP` gets hooks, a queue, and all that this page left out.
 

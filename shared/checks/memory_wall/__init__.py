@@ -1,4 +1,4 @@
-"""Checks for chapter 05: the memory of one rank, counted, kept in mixed precision, and saved by computing again.
+"""Checks for chapter 06: the memory of one rank, counted, kept in mixed precision, and saved by computing again.
 
 Nothing here is sent, so most checks run on one rank alone. Values are those of one process in full precision; bytes are
 counted by storage, so that it does not matter under which name a tensor is kept.
@@ -18,11 +18,11 @@ from shared.checks.memory_wall import (
     state_count,
 )
 
-model_state_bytes = Exercise("5.1", "model_state_bytes", optional=True)
-MasterWeights = Exercise("5.2", "MasterWeights")
-Checkpointed = Exercise("5.3", "Checkpointed")
-activation_peak_bytes = Exercise("5.4", "activation_peak_bytes", optional=True)
-place_checkpoints = Exercise("5.4", "place_checkpoints")
+model_state_bytes = Exercise("6.1", "model_state_bytes", optional=True)
+MasterWeights = Exercise("6.2", "MasterWeights")
+Checkpointed = Exercise("6.3", "Checkpointed")
+activation_peak_bytes = Exercise("6.4", "activation_peak_bytes", optional=True)
+place_checkpoints = Exercise("6.4", "place_checkpoints")
 
 model_state_bytes.check("values", world_sizes=(1,))(state_count.counted_to_the_byte)
 model_state_bytes.check("by hand", world_sizes=(1,))(state_count.without_the_ledger)

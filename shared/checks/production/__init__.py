@@ -1,4 +1,4 @@
-"""Checks for chapter 09: torch's fully_shard, hybrid sharding, checkpoints, and a choice of strategy."""
+"""Checks for chapter 11: torch's fully_shard, hybrid sharding, checkpoints, and a choice of strategy."""
 
 import torch
 
@@ -9,10 +9,10 @@ from shared.checks.production import mesh as production_mesh
 from shared.checks.production.training import Sharding, train_and_judge
 
 # A file may have any of them: none is a step towards another.
-fully_sharded = Exercise("9.1", "fully_sharded", optional=True)
-host_mesh = Exercise("9.2", "host_mesh", optional=True)
-save_checkpoint = Exercise("9.3", "save_checkpoint", optional=True)  # and newest_checkpoint, load_checkpoint beside it
-choose_strategy = Exercise("9.4", "choose_strategy", optional=True)
+fully_sharded = Exercise("11.1", "fully_sharded", optional=True)
+host_mesh = Exercise("11.2", "host_mesh", optional=True)
+save_checkpoint = Exercise("11.3", "save_checkpoint", optional=True)  # and newest_checkpoint, load_checkpoint beside it
+choose_strategy = Exercise("11.4", "choose_strategy", optional=True)
 
 # torch's fully_shard refuses ties between units, two dtypes in a unit and scalars, and ends where only some ranks use a
 # parameter (torch 2.13).
@@ -45,7 +45,7 @@ IN_CHECKPOINTS = {
     "empty iterable": _LOOK_AT_NOTHING,
 }
 
-# -- 9.1
+# -- 11.1
 
 
 @fully_sharded.check("values")
@@ -106,13 +106,13 @@ def it_shards_over_its_mesh(attempt: Attempt) -> None:
             wire.judge_wire(plan, rank, result["steps"][-1]["training"], size, str(plan))
 
 
-# -- 9.2
+# -- 11.2
 
 host_mesh.check("mesh")(production_mesh.ranks_are_laid_out)
 host_mesh.check("refusal", world_sizes=(2, 3, 4))(production_mesh.uneven_hosts_are_refused)
 host_mesh.check("wire", world_sizes=(2, 4))(production_mesh.only_gradients_leave_a_host)
 
-# -- 9.3
+# -- 11.3
 
 save_checkpoint.check("resumed", world_sizes=(1, 2, 4))(saved.any_number_of_ranks_goes_on)
 save_checkpoint.check("went on", world_sizes=(1, 3))(saved.training_goes_back)
@@ -123,7 +123,7 @@ save_checkpoint.check("failure", world_sizes=(1, 3))(crash.a_failure_leaves_the_
 save_checkpoint.check("meeting", world_sizes=(3,))(crash.all_come_back_after_the_rename)
 save_checkpoint.check("own part", world_sizes=(4,))(parts.each_writes_its_part)
 
-# -- 9.4
+# -- 11.4
 
 choose_strategy.check("situations", world_sizes=(1,))(choice.the_five_situations)
 choose_strategy.check("what fits", world_sizes=(1,))(choice.what_fits)

@@ -1,4 +1,4 @@
-"""Checks for chapter 06: an optimizer of which each rank keeps one N-th."""
+"""Checks for chapter 07: an optimizer of which each rank keeps one N-th."""
 
 import torch
 
@@ -14,15 +14,15 @@ from shared.checks.models import awkward
 from shared.checks.zero1 import flat_gradients, loaded
 from shared.checks.zero1.memory import judge_memory
 
-FlatParameters = Exercise("6.1", "FlatParameters", optional=True)
-FlatGradients = Exercise("6.2", "FlatGradients", optional=True)
-ShardedOptimizer = Exercise("6.3", "ShardedOptimizer", optional=True, stands_in="ZeRO1")
-clip_grad_norm_ = Exercise("6.4", "ClipsGradients", optional=True, stands_in="ZeRO1")
-ZeRO1 = Exercise("6.5", "ZeRO1")
+FlatParameters = Exercise("7.1", "FlatParameters", optional=True)
+FlatGradients = Exercise("7.2", "FlatGradients", optional=True)
+ShardedOptimizer = Exercise("7.3", "ShardedOptimizer", optional=True, stands_in="ZeRO1")
+clip_grad_norm_ = Exercise("7.4", "ClipsGradients", optional=True, stands_in="ZeRO1")
+ZeRO1 = Exercise("7.5", "ZeRO1")
 
 AWKWARD = ("Plain", "Tied", "Frozen", "Unused", "TwoRoads", "Scalar", "Strided", "Mixed", "Crowd")
 
-# -- 6.1 and 6.2
+# -- 7.1 and 7.2
 
 FlatParameters.check("layout", world_sizes=(1, 2, 3))(flat_layout.parameters_lie_side_by_side)
 FlatParameters.check("views", world_sizes=(1, 2))(flat_layout.the_model_computes_with_them)
@@ -36,7 +36,7 @@ FlatGradients.check("wire", world_sizes=(2, 3))(flat_gradients.one_part_of_each_
 FlatGradients.check("memory", world_sizes=(4,))(flat_gradients.gradients_are_held_once)
 
 
-# -- 6.3
+# -- 7.3
 
 
 @ShardedOptimizer.check("same start", world_sizes=(2, 3))
@@ -130,7 +130,7 @@ def it_stays_inside_its_group(attempt: Attempt) -> None:
 ShardedOptimizer.check("bf16", world_sizes=(2, 4))(sharded_steps.bf16_stays_bf16)
 
 
-# -- 6.4
+# -- 7.4
 
 clip_grad_norm_.check("values")(clip.clipping_equals_one_process)
 clip_grad_norm_.check("below the bound", world_sizes=(1, 2))(clip.small_gradients_stay)
@@ -139,7 +139,7 @@ clip_grad_norm_.check("wire", world_sizes=(2, 3))(clip.one_number_more_travels)
 clip_grad_norm_.check("group", world_sizes=(3, 4))(clip.it_stays_inside_its_group)
 
 
-# -- 6.5
+# -- 7.5
 
 ZeRO1.check("state")(sharded_state.it_is_a_plain_state)
 ZeRO1.check("before the first step", world_sizes=(1, 3))(sharded_state.before_the_first_step)

@@ -28,7 +28,7 @@ TEMPORARY_SHARDS = 3
 
 
 def adamw_on_masters():
-    """AdamW that keeps float32 masters of what it steps, as lab 05 builds it."""
+    """AdamW that keeps float32 masters of what it steps, as lab 06 builds it."""
     from solutions.memory_wall import MasterWeights
 
     return functools.partial(MasterWeights, optimizer_cls=torch.optim.AdamW)

@@ -1,4 +1,4 @@
-"""Checks for chapter 07: gradients that live from backward to their message, and an optimizer on one N-th.
+"""Checks for chapter 08: gradients that live from backward to their message, and an optimizer on one N-th.
 
 Nothing is judged by how long it took. Bytes are, held and sent, and which bucket had left when.
 """
@@ -24,9 +24,9 @@ from shared.checks.zero2 import (
 )
 from shared.checks.zero2.training import TINY_CAP_MB, Travel, probe_zero2, travel_and_judge
 
-begin_reduce_scatter = Exercise("7.1", "begin_reduce_scatter", optional=True)
-TravellingGradients = Exercise("7.2", "TravellingGradients", optional=True)
-ZeRO2 = Exercise("7.3", "ZeRO2")
+begin_reduce_scatter = Exercise("8.1", "begin_reduce_scatter", optional=True)
+TravellingGradients = Exercise("8.2", "TravellingGradients", optional=True)
+ZeRO2 = Exercise("8.3", "ZeRO2")
 
 AWKWARD = ("Plain", "Tied", "Frozen", "Unused", "TwoRoads", "Scalar", "Buffered", "Strided", "Mixed", "Crowd")
 _LOOK_AT_KEPT = "Look at: where are the gradients that no_sync() has kept, when the last backward adds its own?"
@@ -34,7 +34,7 @@ _LOOK_AT_SENT = "Look at: what is in the shard's gradient by then, when the mean
 CLIPS = clip.CLIPS
 UNFINISHED = {"while the one before is under way": "Look at: who finishes the synchronisation, if the loop does not?"}
 
-# -- 7.1 and 7.2
+# -- 8.1 and 8.2
 
 begin_reduce_scatter.check("values")(travelling_sum.each_rank_gets_its_part_of_the_sum)
 begin_reduce_scatter.check("at once", world_sizes=(2, 3))(travelling_sum.the_call_comes_back_at_once)
@@ -55,7 +55,7 @@ TravellingGradients.check("memory", world_sizes=(4,))(travelling_memory.nothing_
 TravellingGradients.check("refusals", world_sizes=(1,))(travelling_gradients.gradients_with_a_graph_are_refused)
 
 
-# -- 7.3
+# -- 8.3
 
 
 @ZeRO2.check("same start", world_sizes=(2, 3))

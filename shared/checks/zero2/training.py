@@ -1,6 +1,6 @@
 """ZeRO2 trained on ranks, micro-batch by micro-batch, and what a plain optimizer in one process gets from all the data.
 
-The plan, the loop in one process and the words for what went wrong are those of chapter 06.
+The plan, the loop in one process and the words for what went wrong are those of chapter 07.
 """
 
 import contextlib

@@ -31,7 +31,7 @@ class Sent:
 
 
 def settle(module: nn.Module, group=None):
-    """Lay a module's trainable parameters out, as lab 06 does."""
+    """Lay a module's trainable parameters out, as lab 07 does."""
     from solutions.zero1 import FlatParameters
 
     return FlatParameters([p for p in module.parameters() if p.requires_grad], group)

@@ -1,4 +1,4 @@
-"""Checks for chapter 08: parameters that are gathered unit by unit while a unit computes, and freed when it is done."""
+"""Checks for chapter 09: parameters that are gathered unit by unit while a unit computes, and freed when it is done."""
 
 import torch
 
@@ -21,13 +21,13 @@ from shared.checks.zero3 import (
 )
 from shared.checks.zero3.memory import judge_memory
 
-ShardedParameters = Exercise("8.1", "ShardedParameters", optional=True)
-Unit = Exercise("8.2", "Unit", optional=True)
-owned_parameters = Exercise("8.3", "owned_parameters", optional=True)
-GathersForForward = Exercise("8.4", "GathersForForward", optional=True, stands_in="ZeRO3")
-ReducesGradients = Exercise("8.5", "ReducesGradients", optional=True, stands_in="ZeRO3")
-LooksAhead = Exercise("8.6", "LooksAhead", optional=True, stands_in="ZeRO3")
-ZeRO3 = Exercise("8.7", "ZeRO3")
+ShardedParameters = Exercise("9.1", "ShardedParameters", optional=True)
+Unit = Exercise("9.2", "Unit", optional=True)
+owned_parameters = Exercise("9.3", "owned_parameters", optional=True)
+GathersForForward = Exercise("9.4", "GathersForForward", optional=True, stands_in="ZeRO3")
+ReducesGradients = Exercise("9.5", "ReducesGradients", optional=True, stands_in="ZeRO3")
+LooksAhead = Exercise("9.6", "LooksAhead", optional=True, stands_in="ZeRO3")
+ZeRO3 = Exercise("9.7", "ZeRO3")
 
 AWKWARD = ("Blocks", "Tied", "Frozen", "FrozenNorms", "Few", "Mixed", "Buffered", "Nested", "Twice", "Bundles", "Whole")
 
@@ -44,7 +44,7 @@ IN_UNITS = {
     "CheckpointException": "Look at: does each tensor say where it belongs?",
 }
 
-# -- 8.1 to 8.3
+# -- 9.1 to 9.3
 
 ShardedParameters.check("start", world_sizes=(1, 2, 3))(unit_shards.parts_of_the_first_ranks_values)
 ShardedParameters.check("gather", world_sizes=(1, 3, 4))(unit_shards.gather_puts_values_in_place)
@@ -57,7 +57,7 @@ Unit.check("parts", world_sizes=(1,))(unit_states.parts_are_told_once)
 owned_parameters.check("owners", world_sizes=(1,))(unit_owners.each_has_one_owner)
 owned_parameters.check("strangers", world_sizes=(1,))(unit_owners.strangers_are_refused)
 
-# -- 8.4
+# -- 9.4
 
 GathersForForward.check("values")(forward.outputs_equal_one_process)
 GathersForForward.check("parameters", world_sizes=(1, 3))(forward.parameters_are_parts)
@@ -66,7 +66,7 @@ GathersForForward.check("memory", world_sizes=(4,))(forward.units_come_and_go)
 GathersForForward.check("states", world_sizes=(1, 2))(states.forward_leaves_what_backward_needs)
 
 
-# -- 8.5
+# -- 9.5
 
 WITHOUT = {"prefetch": 0}  # so that a step before prefetching and the finished piece are tried alike
 
@@ -118,7 +118,7 @@ def only_what_computes_is_here(attempt: Attempt) -> None:
     judge_memory(attempt, UnitPlan("Deep", dtype=torch.float32, options=WITHOUT))
 
 
-# -- 8.6
+# -- 9.6
 
 LooksAhead.check("order", world_sizes=(2, 4))(order.the_next_unit_travels_meanwhile)
 LooksAhead.check("without", world_sizes=(2,))(order.nothing_travels_ahead)
@@ -145,7 +145,7 @@ def one_unit_more_is_here(attempt: Attempt) -> None:
     judge_memory(attempt, UnitPlan("Deep", dtype=torch.float32, options={"compute_dtype": torch.bfloat16}))
 
 
-# -- 8.7
+# -- 9.7
 
 
 @ZeRO3.check("values")

@@ -125,7 +125,7 @@ def gather_puts_values_in_place(attempt: Attempt) -> None:
         dtype = case.compute_dtype or case.shapes.dtype
         for rank, result in found.items():
             _expect(
-                rank, "gather() gives back nothing to wait on", result.get("handle", True), "Look at: lab 06's gather()"
+                rank, "gather() gives back nothing to wait on", result.get("handle", True), "Look at: lab 07's gather()"
             )
             _expect(rank, f"{case}: the parameters' shapes change", result["keeps shapes"], "")
             said = f"{case}: flat and parameters are of {', '.join(map(str, result['dtype']))}; expected {dtype}"

@@ -6,7 +6,7 @@
 # ---
 
 # %% [markdown]
-# # Lab 09 · Production
+# # Lab 11 · Production
 #
 # **75 minutes, 15 points.** You move from your own `ZeRO3` to torch's `fully_shard`, shard inside hosts only, write
 # checkpoints that a crash cannot spoil, and compute which strategy a model needs on given cards.
@@ -44,7 +44,7 @@ from solutions.manual_ddp import broadcast_state
 from solutions.zero3 import default_units
 
 # %% [markdown]
-# ## Exercise 9.1 · From ZeRO3 to fully_shard (15 min, 3 points)
+# ## Exercise 11.1 · From ZeRO3 to fully_shard (15 min, 3 points)
 #
 # `fully_shard(module)` shards one module in place, and swaps its parameters for `DTensor`s. `fully_sharded(module, …)`
 # is to make of a whole model what `ZeRO3(module, …)` makes:
@@ -93,7 +93,7 @@ def fully_sharded(
 check.fully_sharded()
 
 # %% [markdown]
-# ## Exercise 9.2 · Hybrid sharding (10 min, 2 points)
+# ## Exercise 11.2 · Hybrid sharding (10 min, 2 points)
 #
 # Between hosts the wire is slow. Hybrid sharding shards inside a host only, and keeps one copy of everything per host:
 # all-gathers and reduce-scatters stay inside; between hosts, each rank all-reduces its part of the gradients, Ψ over
@@ -129,7 +129,7 @@ def host_mesh(ranks_per_host: int) -> DeviceMesh:
 check.host_mesh()
 
 # %% [markdown]
-# ## Exercise 9.3 · A checkpoint or none (25 min, 5 points)
+# ## Exercise 11.3 · A checkpoint or none (25 min, 5 points)
 #
 # A run that saves every hour is killed while it saves, sooner or later. What then stands in the folder must not be
 # taken for a checkpoint, and the one before must still be there.
@@ -195,7 +195,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
 check.save_checkpoint()
 
 # %% [markdown]
-# ## Exercise 9.4 · Which strategy? (25 min, 5 points)
+# ## Exercise 11.4 · Which strategy? (25 min, 5 points)
 #
 # "Use ZeRO-2 up to 10 B", says a slogan. But what fits follows from the cards, and what is fast from the wire. So
 # compute it. `shared/planner/clusters.py` has both sides of the question, ready made: read it, it is short.
@@ -219,7 +219,7 @@ for name in clusters.SITUATIONS:
 #   tenth of the card is left free.
 # - Where steps are equally long, the simpler one: the lower stage, then selective. Then the larger group, which holds
 #   less.
-# - None where nothing fits: then the model itself must be split (chapters 10 and 11).
+# - None where nothing fits: then the model itself must be split (chapters 13 and 15).
 
 
 # %% tags=["export"]
@@ -345,7 +345,7 @@ tables.Table(header, rows, "rank 0, one step")
 # %% [markdown]
 # The same losses, and between the first two the same bytes but for filling: `fully_shard` splits each parameter by its
 # rows, and the embedding's 94 do not divide by four. Hybrid holds half of everything where full sharding holds a
-# quarter. With N ranks on H hosts it sends S(H−1)/N less in all; but *where* is the point. Your prediction in 9.2:
+# quarter. With N ranks on H hosts it sends S(H−1)/N less in all; but *where* is the point. Your prediction in 11.2:
 # fully sharded, 3S · 31/32 leave each of the four hosts; hybrid, 2S · 3/4.
 
 # %%

@@ -6,7 +6,7 @@
 # ---
 
 # %% [markdown]
-# # 09 · Production
+# # 11 · Production
 #
 # **40 minutes.** You will be able to
 #
@@ -16,7 +16,7 @@
 # - tell a whole checkpoint from what a killed run leaves, and go on from it on fewer ranks,
 # - compute which strategy a model needs on given cards, and refute slogans.
 #
-# You need chapters 06 to 08 (the stages of ZeRO), and chapter 05's count of a rank's memory.
+# You need chapters 07 to 09 (the stages of ZeRO), and chapter 06's count of a rank's memory.
 
 # %% [markdown]
 # ## What is still wasted
@@ -359,11 +359,11 @@ tables.Table(header, rows, "Parameters as parts of Ψ, on 4 ranks. Sent: in f ·
 #
 # Of the other strategies, `NO_SHARD` is deprecated: torch's own warning sends you to DDP. `HYBRID_SHARD` is FSDP2 on a
 # mesh of two dimensions, below. The default of `auto_wrap_policy` is none, which makes one unit of the whole model:
-# chapter 08 has measured its peak.
+# chapter 09 has measured its peak.
 #
 # ## In which type?
 #
-# Chapter 05: compute in bf16, keep and step in fp32. Wrappers differ in what travels. `torch.autocast` rounds inside
+# Chapter 06: compute in bf16, keep and step in fp32. Wrappers differ in what travels. `torch.autocast` rounds inside
 # the operators, so DDP's parameters and gradients stay fp32. FSDP2's `MixedPrecisionPolicy` has two types:
 # `param_dtype`, in which a unit is gathered and computes, and `reduce_dtype`, in which gradients travel and are added
 # up (by default the same). Off by: the distance of the mean gradient to that of fp32, relative to its length.
@@ -519,7 +519,7 @@ tables.Table(header, rows, "In S = 4Ψ bytes, 4 ranks on 2 hosts. FSDP2 gathers 
 #
 # A run that saves every hour is killed while it saves, sooner or later: by a card, by the queue, by somebody's Ctrl-C.
 # Then somebody starts its script again. So the job of this section is a file, which every rank runs. It trains, and
-# saves and loads with `torch.distributed.checkpoint`, each rank its own part, as in chapter 08.
+# saves and loads with `torch.distributed.checkpoint`, each rank its own part, as in chapter 09.
 
 # %%
 import os
@@ -748,7 +748,7 @@ ranks.stop()
 #
 # Which stage, then, over which ranks, and how much is recomputed? Two terms decide.
 #
-# - **What fits**: chapter 05's planner, with a tenth of the card left free.
+# - **What fits**: chapter 06's planner, with a tenth of the card left free.
 # - **What is fast**: a step takes as long as the longer of computing (6 flops per parameter and token, 8 with all
 #   activations recomputed) and sending (bytes at the rate of the slowest wire), as if all of the shorter could hide
 #   behind the longer. `shared/planner/clusters.py` has both.
@@ -801,7 +801,7 @@ tables.Table(header, rows)
 # %% [markdown]
 # Everything but data parallelism fits, so *what is fast* decides, and that is the wire. Stage 3 over all 32 cards is
 # the slowest: it saves memory that nobody needs. Stages 1 and 2 inside hosts last equally long, and then the lower one
-# is better: more micro-batches per step cost it no more bytes (chapter 07).
+# is better: more micro-batches per step cost it no more bytes (chapter 08).
 #
 # ## Slogans
 #
@@ -810,7 +810,7 @@ tables.Table(header, rows)
 
 # %%
 state = formulas.model_state_bytes
-of_8 = 70e9 / 8  # parameters on a rank, where tensor parallelism splits layers in 8 (chapter 10)
+of_8 = 70e9 / 8  # parameters on a rank, where tensor parallelism splits layers in 8 (chapter 13)
 needs = {
     "data parallelism, 8 B": state(8e9, 1, 0),
     "ZeRO-2, 70 B, 8 cards": state(70e9, 8, 2),
@@ -836,7 +836,7 @@ tables.Table(["", "GB", "below 80 GB"], rows, "16 bytes per parameter, no activa
 #   `CPUOffloadPolicy`. The wire between card and host pays for it: count its bytes too.
 # - **Activations in host memory**, `torch.autograd.graph.save_on_cpu`: instead of computing them again.
 # - **Gathers in 8 bit**, gradients in 4, and a second copy of the shards inside each host, so that the gather of
-#   backward stays there: ZeRO++ (Wang et al. 2023, arXiv 2306.10209). Chapter 14 builds the like.
+#   backward stays there: ZeRO++ (Wang et al. 2023, arXiv 2306.10209). Chapter 19 builds the like.
 #
 # ## Recap
 #
@@ -856,7 +856,7 @@ tables.Table(["", "GB", "below 80 GB"], rows, "16 bytes per parameter, no activa
 #
 # Whichever wrapper it is, each rank computes *whole layers*, one after another, on a batch of its own. A layer that
 # does not fit when it is gathered, or the activations of one long sequence, no strategy of this chapter makes smaller:
-# `choose_strategy` in the lab then says None. Chapter 10 splits the layer itself.
+# `choose_strategy` in the lab then says None. Chapter 13 splits the layer itself.
 #
 # In the lab you move from `ZeRO3` to `fully_shard`, make the mesh for any number of hosts, write checkpoints that no
 # crash can spoil, and compute the choice.

@@ -6,7 +6,7 @@
 # ---
 
 # %% [markdown]
-# # 07 · ZeRO-2
+# # 08 · ZeRO-2
 #
 # **25 minutes.** You will be able to
 #
@@ -15,13 +15,13 @@
 # - settle from the ledger whether ZeRO-2 sends more than data parallelism, with one micro-batch and with several,
 # - tell what gloo makes of a reduce-scatter, and how much of the sending still hides behind backward.
 #
-# You need buckets and hooks (chapters 03 and 04), and from lab 06 `FlatParameters`: parameters that are views of one
+# You need buckets and hooks (chapters 03 and 04), and from lab 07 `FlatParameters`: parameters that are views of one
 # flat tensor, of which rank r owns the r-th part.
 
 # %% [markdown]
 # ## What is wasted
 #
-# The `ZeRO1` of lab 06 has run backward and reduced the gradients. What does a rank hold now, and what of it does it
+# The `ZeRO1` of lab 07 has run backward and reduced the gradients. What does a rank hold now, and what of it does it
 # need for its part of the step?
 
 # %% tags=["nbval-ignore-output"]
@@ -298,7 +298,7 @@ assert times > 1.9
 # ## What it saves
 #
 # Between backward and step, on N ranks, fp32 is down from 16 bytes per parameter to 4 + 12/N, and mixed precision
-# (chapter 05) to 2 + 14/N.
+# (chapter 06) to 2 + 14/N.
 
 # %%
 held_bytes = kept.parameters_bytes + kept.gradients_bytes + kept.optimizer_bytes
@@ -542,7 +542,7 @@ zero_plots.both_halves(fastest["FreesDuring"])
 # the link is through, with or without the wait.
 #
 # DDP hides both halves of its all-reduce, though, and ZeRO-2 only one: the all-gather comes after the step, in the
-# open. It could travel while the next forward begins. Chapter 08 gathers parameters just before a layer needs them.
+# open. It could travel while the next forward begins. Chapter 09 gathers parameters just before a layer needs them.
 
 # %% [markdown]
 # ## Several micro-batches
@@ -709,7 +709,7 @@ tables.Table(header, rows, "In MB, of rank 0; sent: mean of four ranks.")
 # "ZeRO-2". Its `no_sync()` is called `set_requires_gradient_sync(False)` in FSDP2. DeepSpeed's stage 2 keeps parameters
 # whole between steps, as ours does. (`HYBRID_SHARD` and `_HYBRID_SHARD_ZERO2` share among the ranks of one host:
 # scatters and gathers stay inside it, and between hosts each rank all-reduces its part only. Zhao et al. 2023, "PyTorch
-# FSDP", §3.2; lab 09.)
+# FSDP", §3.2; lab 11.)
 
 # %% [markdown]
 # ## Recap
@@ -719,7 +719,7 @@ tables.Table(header, rows, "In MB, of rank 0; sent: mean of four ranks.")
 # | | memory per rank | sent per rank and step | overlap |
 # |---|---|---|---|
 # | data parallelism | 4Ψ + 4Ψ + 8Ψ | 2f · 4Ψ | both halves, in backward |
-# | ZeRO-1 | 4Ψ + 4Ψ + 8Ψ/N | 2f · 4Ψ | none in chapter 06 |
+# | ZeRO-1 | 4Ψ + 4Ψ + 8Ψ/N | 2f · 4Ψ | none in chapter 07 |
 # | freed after backward | 4Ψ + 4Ψ/N + 8Ψ/N; **in backward 4Ψ + 4Ψ** + 8Ψ/N | 2f · 4Ψ | none |
 # | ZeRO-2 | 4Ψ + 4Ψ/N + 8Ψ/N; in backward three buckets more | (g+1)f · 4Ψ | reduce-scatters, not the all-gather |
 # | ZeRO-2, the last one sends | as ZeRO-1 and a bucket more, when g > 1 | 2f · 4Ψ | the same |
@@ -743,7 +743,7 @@ assert round(whole, 2) == round(4 / 7, 2)  # 4Ψ of 4Ψ + 4Ψ/4 + 8Ψ/4
 
 # %% [markdown]
 # All ranks hold all parameters, all the time, and one block computes at a time. The others' parameters could stay with
-# their owners until it is their turn. That is ZeRO-3, chapter 08.
+# their owners until it is their turn. That is ZeRO-3, chapter 09.
 #
 # Before that, the lab. One question is left to it: who knows that a step may begin? `one_step` calls
 # `finish_gradient_sync()` itself. `ZeRO2` keeps a flag, so that `step()` can do it where the loop has not. It is an

@@ -6,7 +6,7 @@
 # ---
 
 # %% [markdown]
-# # 06 · ZeRO-1
+# # 07 · ZeRO-1
 #
 # **25 minutes.** You will be able to
 #
@@ -16,12 +16,12 @@
 # - name what else in a training loop must know that the state is in N parts.
 #
 # You need chapter 01 (reduce-scatter, all-gather), `OverlappedDDP` of chapter 04, and the 16 bytes per parameter of
-# chapter 05.
+# chapter 06.
 
 # %% [markdown]
 # ## What is wasted
 #
-# Chapter 05 ended with AdamW's memory, the same on four ranks to the last bit. Weigh it. (The vocabulary is larger than
+# Chapter 06 ended with AdamW's memory, the same on four ranks to the last bit. Weigh it. (The vocabulary is larger than
 # the text needs: so the embedding has 31% of the numbers, as in the smallest GPT-2.)
 
 # %% tags=["nbval-ignore-output"]
@@ -382,7 +382,7 @@ tables.Table(["", "messages", "in f · 4Ψ", "must send, MB", "sent, MB"], rows,
 # |---|---|
 # | "data parallelism costs Ψ" | 2fΨ numbers: an all-reduce is two halves |
 # | "ZeRO-1 costs 3Ψ" | 3fΨ with an all-reduce of gradients, 2fΨ with a reduce-scatter |
-# | "sharding always costs more" | not here; with one micro-batch per step, only stage 3 must (chapters 07, 08) |
+# | "sharding always costs more" | not here; with one micro-batch per step, only stage 3 must (chapters 08, 09) |
 
 # %% [markdown]
 # ## States never move
@@ -480,7 +480,7 @@ plots.memory_by_component(bars | {f"ZeRO-1, {n} ranks": at[n][1].by_component() 
 
 # %% [markdown]
 # The updating is shared out with it: AdamW steps a quarter of the numbers. Parameters and gradients stay whole. On N
-# ranks fp32 goes from 16 bytes per parameter to 8 + 8/N, and mixed precision, with 12 bytes of optimizer (chapter 05),
+# ranks fp32 goes from 16 bytes per parameter to 8 + 8/N, and mixed precision, with 12 bytes of optimizer (chapter 06),
 # to 4 + 12/N:
 
 # %%
@@ -604,7 +604,7 @@ tables.Table(header, rows, "Loss of rank 0; optimizer: the fullest rank.")
 # The same losses. torch's is our first version: it owns by *parameter*, largest first, so its fullest rank has the
 # embedding; DDP all-reduces the gradients, and the parameters are broadcast, one by one or a rank's all together. That
 # is 3f. In exchange DDP's two thirds overlap with backward, and any optimizer may be in it, LAMB too. Ours waits until
-# backward is over and copies all gradients into one piece. (The lab spares the copy, chapter 07 the waiting.) For a
+# backward is over and copies all gradients into one piece. (The lab spares the copy, chapter 08 the waiting.) For a
 # checkpoint, torch's `consolidate_state_dict` collects the states.
 #
 # (DeepSpeed's stage 1 owns by range, as ours, and all-gathers parameters. But read its ledger before you count on 2f:
@@ -624,7 +624,7 @@ tables.Table(header, rows, "Loss of rank 0; optimizer: the fullest rank.")
 # | by range, reduce-scatter | 4Ψ + 4Ψ + 8Ψ/N | 2f · 4Ψ | 2 | none here³ |
 #
 # ¹ With gradient accumulation, still once per step. ² The three messages of our ring count as one collective. ³ A
-# bucket's reduce-scatter could leave during backward, as in chapter 04; chapter 07 lets it. Parameters could be
+# bucket's reduce-scatter could leave during backward, as in chapter 04; chapter 08 lets it. Parameters could be
 # gathered while the next forward begins.
 
 # %% [markdown]
@@ -641,7 +641,7 @@ assert held.gradients_bytes == world_size * needed
 
 # %% [markdown]
 # Three quarters of them for nothing; in mixed precision, on many ranks, gradients are by now half of all that is held.
-# They could be let go of, each as soon as its sum has left. That is ZeRO-2, chapter 07.
+# They could be let go of, each as soon as its sum has left. That is ZeRO-2, chapter 08.
 #
 # But first build `ZeRO1`: a real `torch.optim.Optimizer`, without the second copy of the gradients that `one_piece`
 # makes, that clips, follows a scheduler, and writes checkpoints for any number of ranks.

@@ -6,10 +6,10 @@
 # ---
 
 # %% [markdown]
-# # Lab 07 · ZeRO-2
+# # Lab 08 · ZeRO-2
 #
 # **75 minutes, 11 points.** You build `ZeRO2`: the buckets of lab 04, of whose sum each rank keeps its own part only,
-# and the sharded optimizer of lab 06. A gradient lives from the moment backward makes it until its bucket has left.
+# and the sharded optimizer of lab 07. A gradient lives from the moment backward makes it until its bucket has left.
 #
 # Each exercise has a check. Times are never judged; bytes are, at every moment of a backward.
 
@@ -35,15 +35,15 @@ from solutions.overlapped_ddp import OverlappedDDP
 from solutions.zero1 import FlatParameters, Messages, ZeRO1, goes_by_hand
 
 # %% [markdown]
-# ## Exercise 7.1 · A reduce-scatter under way (15 min, 2 points)
+# ## Exercise 8.1 · A reduce-scatter under way (15 min, 2 points)
 #
-# Lab 06's `reduce_scatter_` came back when all was done. To send while backward computes, it must come back at once:
+# Lab 07's `reduce_scatter_` came back when all was done. To send while backward computes, it must come back at once:
 #
 # `begin_reduce_scatter(flat, group)` launches, and gives back a function; called, it waits, and gives back this
 # rank's part of the sum, which may be a view of flat.
 #
 # With NCCL that is `reduce_scatter_single(own, flat, group=group, async_op=True)`. On gloo, where
-# `goes_by_hand(flat, group)`, let every rank send each other one its part directly, all at once: lab 06's
+# `goes_by_hand(flat, group)`, let every rank send each other one its part directly, all at once: lab 07's
 # `Messages(sends, receives, group)` does that, and has `wait()`.
 # Both are lists of pairs (tensor, peer), the peer's number within the group. Then there are N parts to add up, this
 # rank's own among them.
@@ -86,9 +86,9 @@ def begin_reduce_scatter(
 check.begin_reduce_scatter()
 
 # %% [markdown]
-# ## Exercise 7.2 · A bucket that lets go (20 min, 4 points)
+# ## Exercise 8.2 · A bucket that lets go (20 min, 4 points)
 #
-# `TravellingGradients(home)` holds the gradients of the parameters in `home` (lab 06's `FlatParameters`), but only
+# `TravellingGradients(home)` holds the gradients of the parameters in `home` (lab 07's `FlatParameters`), but only
 # while they are on their way:
 #
 # | | does | holds |
@@ -105,7 +105,7 @@ check.begin_reduce_scatter()
 # - Others read four attributes: `home`; `parameters`, those of home; `flat`, None while there is none; `finish`, what
 #   `begin_reduce_scatter` gave, None while nothing is under way.
 # - Several backwards may come before a step. Each sends its gradients, and they add up in `home.shard.grad`, in the
-#   shard's dtype, which in lab 08 may be another than theirs.
+#   shard's dtype, which in lab 09 may be another than theirs.
 
 
 # %% tags=["exercise", "export"] grade_id="travelling-gradients"
@@ -161,7 +161,7 @@ class TravellingGradients:
 check.TravellingGradients()
 
 # %% [markdown]
-# Two adapters, given: how your bucket answers the optimizer of lab 06, which knows `reset`, `reduce` and `still_there`
+# Two adapters, given: how your bucket answers the optimizer of lab 07, which knows `reset`, `reduce` and `still_there`
 # from `FlatGradients`; and that optimizer, on buckets. By the time of a step nothing is left to reduce, and nothing of
 # the last step is still there.
 
@@ -169,7 +169,7 @@ check.TravellingGradients()
 # %% tags=["export"]
 # %%ranks
 class ShardedBucket(TravellingGradients):
-    """A bucket as lab 04's queue and lab 06's optimizer know it."""
+    """A bucket as lab 04's queue and lab 07's optimizer know it."""
 
     def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None):
         super().__init__(FlatParameters(parameters, group))
@@ -200,7 +200,7 @@ class BucketOptimizer(ZeRO1):
 
 
 # %% [markdown]
-# ## Exercise 7.3 · The wrapper (30 min, 5 points)
+# ## Exercise 8.3 · The wrapper (30 min, 5 points)
 #
 # `ZeRO2(module, optimizer_cls, bucket_cap_mb=25.0, group=None, **defaults)` is `OverlappedDDP` with buckets of your
 # kind, and with an optimizer. Lab 04's `__init__` broadcasts and builds the buckets, with
@@ -213,7 +213,7 @@ class BucketOptimizer(ZeRO1):
 # zero2.finish_gradient_sync()
 # zero2.step()
 # ```
-# - `step()` and `clip_grad_norm_(max_norm)`, which is lab 06's, finish the synchronisation themselves where that was
+# - `step()` and `clip_grad_norm_(max_norm)`, which is lab 07's, finish the synchronisation themselves where that was
 #   not done since the last `zero_grad()` and the last `backward()`. Keep a flag.
 # - What the flag depends on must be the same on all ranks. One without a `backward()` since `zero_grad()` must
 #   synchronise too. That after `finish_gradient_sync()` either all run another `backward()` or none does, is the
@@ -462,14 +462,14 @@ tables.Table(["", "loss", "messages", "must send", "gradients", "peak"], rows, n
 
 # %% [markdown]
 # Slicing gives the right losses and keeps no more than yours, but a third of its bytes were for nothing. (FSDP2
-# between steps holds its part of the parameters only: that is chapter 08.) And when are gradients there? Your own step:
+# between steps holds its part of the parameters only: that is chapter 09.) And when are gradients there? Your own step:
 
 # %% tags=["nbval-ignore-output"]
 plots.memory_over_step(results["your ZeRO2"][-1].samples)
 
 # %% [markdown]
 # Buckets come and go while the activations shrink; a quarter of the gradients stays. The parameters are now the largest
-# part, and all four ranks hold all of them. Chapter 08 lets go of them, too.
+# part, and all four ranks hold all of them. Chapter 09 lets go of them, too.
 
 # %%
 ranks.stop()

@@ -6,7 +6,7 @@
 # ---
 
 # %% [markdown]
-# # 08 · ZeRO-3
+# # 09 · ZeRO-3
 #
 # **30 minutes.** You will be able to
 #
@@ -16,13 +16,13 @@
 # - say what prefetching and keeping parameters buy, and what they cost,
 # - save a model in parts on 4 ranks, and go on with it on 2.
 #
-# You need chapter 01 (reduce-scatter, all-gather), flat tensors of chapter 06, and chapter 07's gradients that travel
+# You need chapter 01 (reduce-scatter, all-gather), flat tensors of chapter 07, and chapter 08's gradients that travel
 # while backward computes.
 
 # %% [markdown]
 # ## What is wasted
 #
-# Chapter 07 left each of four ranks with a quarter of the gradients and of the optimizer's state. Weigh a rank before
+# Chapter 08 left each of four ranks with a quarter of the gradients and of the optimizer's state. Weigh a rank before
 # it steps.
 
 # %% tags=["nbval-ignore-output"]
@@ -121,7 +121,7 @@ plots.timeline([line])
 # %%ranks 0
 weight, x = nn.Parameter(torch.zeros(3)), torch.ones(3, requires_grad=True)
 flat = torch.tensor([2.0, 4.0, 6.0])
-weight.data = flat  # its memory is flat's, as in chapter 06
+weight.data = flat  # its memory is flat's, as in chapter 07
 y = (weight * x).sum()  # backward will need weight
 storage = flat.untyped_storage()
 storage.resize_(0)
@@ -139,7 +139,7 @@ print("gradient of x:", x.grad.tolist())
 # %% [markdown]
 # ## The whole model at a time
 #
-# With that, sharding parameters is a few lines. They lie in one flat tensor, as in chapter 06, but this rank's part has
+# With that, sharding parameters is a few lines. They lie in one flat tensor, as in chapter 07, but this rank's part has
 # memory of its own, and the flat tensor has some only while somebody computes.
 
 
@@ -522,7 +522,7 @@ plots.timeline(lines, ["gathered late", "prefetched"])
 # %% [markdown]
 # Above, without: each gather of forward (1 to 7, the first is the root's) is a wait. Below, with: from the second block
 # on, it is under the block before. Backward has a gather *and* a reduce-scatter per block to hide; ours waits for the
-# latter, the lab's queue (chapter 07) does not. What cannot be hidden is what takes longer than the computing: then
+# latter, the lab's queue (chapter 08) does not. What cannot be hidden is what takes longer than the computing: then
 # only larger micro-batches help.
 #
 # ## The production version
@@ -562,7 +562,7 @@ def watched(model, optimizer, step=step_of):
 # %% [markdown]
 # ## Half the bytes
 #
-# Chapter 05 kept fp32 master weights beside bf16 parameters. With ZeRO-3 the shards *are* the masters. A gather rounds
+# Chapter 06 kept fp32 master weights beside bf16 parameters. With ZeRO-3 the shards *are* the masters. A gather rounds
 # to bf16 before it sends, and what is gathered is bf16:
 
 # %%
@@ -589,7 +589,7 @@ tables.Table(["", "sent, MB", "shards, MB", "gathered at most, MB", "loss of ste
 # %% [markdown]
 # ## What else a model does
 #
-# Evaluation has no backward that would free anything. A checkpointed block runs forward twice (chapter 05). A block may
+# Evaluation has no backward that would free anything. A checkpointed block runs forward twice (chapter 06). A block may
 # be called twice, with the same parameters. All of them work, and what each costs is told by counting messages.
 
 
@@ -639,7 +639,7 @@ tables.Table(header, rows, "peak: of the parameters")
 # The block that is called twice is gathered for each call, in forward and in backward, and reduced once: autograd adds
 # up the gradients of both calls first.
 #
-# Left to the lab: nested units (a parameter belongs to the innermost), clipping (the norm of all shards, chapter 06),
+# Left to the lab: nested units (a parameter belongs to the innermost), clipping (the norm of all shards, chapter 07),
 # and a parameter that is unused on one rank only.
 #
 # ## Is it the same training?
@@ -912,10 +912,10 @@ tables.Table(header, rows, "rank 0; time as a multiple of the first row's, media
 #
 # - **Make one layer smaller.** Whoever computes has the whole of it, and the activations of at least one sequence. On
 #   1,024 ranks of the dry run, the two are nearly all of the peak. Splitting the layer itself is tensor parallelism,
-#   chapter 10.
+#   chapter 13.
 # - **Keep the batch small.** Each rank needs a sequence of its own: 1,024 ranks with one of 2,048 tokens each are
 #   2.1 million tokens per step, whether the training wants so many or not.
-# - **Send less per step than the model's size**, g times over. Chapter 09 has the production wrappers, and how
+# - **Send less per step than the model's size**, g times over. Chapter 11 has the production wrappers, and how
 #   to choose between stages by such numbers.
 #
 # But first build `ZeRO3`: in the lab, with units that may be nested, prefetching, and checkpoints for any N.

@@ -6,7 +6,7 @@
 # ---
 
 # %% [markdown]
-# # Lab 05 · The memory wall
+# # Lab 06 · The memory wall
 #
 # **75 minutes, 13 points.** You count what a rank holds, train in mixed precision by hand, write activation
 # checkpointing, and place checkpoints so that a model fits where it did not.
@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 # %% [markdown]
-# ## Exercise 5.1 · Break it: a count (10 min, 2 points)
+# ## Exercise 6.1 · Break it: a count (10 min, 2 points)
 #
 # Parameters times 4, 4 and 8 bytes: so the memory of fp32 training with Adam is counted everywhere. Here is such a
 # count of a small GPT whose position embedding is frozen:
@@ -98,7 +98,7 @@ for name, counted in model_state_bytes(gpt, adamw).items():
 # has no gradient, and nothing is remembered of it. And a few bytes: AdamW counts the steps of each parameter.
 
 # %% [markdown]
-# ## Exercise 5.2 · Master weights (30 min, 5 points)
+# ## Exercise 6.2 · Master weights (30 min, 5 points)
 #
 # In bfloat16 a number has 8 significant bits. What does a small update do to it?
 
@@ -131,7 +131,7 @@ print(f"1 + 1000 × 0.001 = {weight.item():.3f}")
 # - Groups may come later too, with `add_param_group`, when somebody unfreezes a layer.
 # - A parameter without a gradient is left alone, as torch's optimizers do.
 # - A float32 parameter gets a master too, one of its own. Parameters stay in their memory: others may view it.
-# - Step what `self.param_groups` holds now: chapter 06 builds one on an empty tensor, clears the list and adds groups.
+# - Step what `self.param_groups` holds now: chapter 07 builds one on an empty tensor, clears the list and adds groups.
 #
 # Target: 2 + 2 + 12 bytes per parameter with Adam. Never more than *one* parameter's gradient in float32: the float32
 # gradients of all would be 4 bytes more. So let `inner` have one master at a time.
@@ -206,7 +206,7 @@ class MasterWeights(HoldsMasters):
 check.MasterWeights()
 
 # %% [markdown]
-# ## Exercise 5.3 · Compute it again (15 min, 3 points)
+# ## Exercise 6.3 · Compute it again (15 min, 3 points)
 #
 # Forward keeps what backward will need: the activations. A **checkpointed** module keeps its input only, and computes
 # the rest again when backward comes. In autograd's words, it is a function whose forward records nothing and whose
@@ -314,7 +314,7 @@ class Checkpointed(nn.Module):
 check.Checkpointed()
 
 # %% [markdown]
-# ## Exercise 5.4 · Where to put them (15 min, 3 points)
+# ## Exercise 6.4 · Where to put them (15 min, 3 points)
 #
 # Blocks run one after the other. Block i keeps `saved_bytes[i]`, or, checkpointed, `input_bytes[i]`. When backward
 # reaches a checkpointed block, its activations come back for as long as its backward lasts; those of the blocks above
@@ -462,7 +462,7 @@ plots.memory_by_component(held)
 
 # %% [markdown]
 # Less memory, and the chosen blocks' forward computed twice. Every rank pays that, and every rank holds the same
-# parameters, gradients and optimizer state beside it. That is where chapter 06 begins.
+# parameters, gradients and optimizer state beside it. That is where chapter 07 begins.
 
 # %%
 ranks.stop()

@@ -6,7 +6,7 @@
 # ---
 
 # %% [markdown]
-# # Lab 06 · ZeRO-1
+# # Lab 07 · ZeRO-1
 #
 # **95 minutes, 16 points.** You build `ZeRO1`: an optimizer of which each rank keeps one N-th. It averages gradients,
 # steps the part that this rank owns, and hands the updated parameters around.
@@ -112,7 +112,7 @@ def reduce_scatter_(flat: torch.Tensor, group: dist.ProcessGroup | None = None) 
 
 
 # %% [markdown]
-# ## Exercise 6.1 · Who owns what (15 min, 3 points)
+# ## Exercise 7.1 · Who owns what (15 min, 3 points)
 #
 # Put parameters side by side into one flat tensor, cut that into N equal parts, and rank r owns part r. A part may
 # begin and end in the middle of a parameter: nobody minds, for Adam treats each number by itself.
@@ -202,7 +202,7 @@ class FlatParameters(Layout):
 check.FlatParameters()
 
 # %% [markdown]
-# ## Exercise 6.2 · A gradient where it is needed (15 min, 3 points)
+# ## Exercise 7.2 · A gradient where it is needed (15 min, 3 points)
 #
 # A rank that steps one N-th needs the mean gradient of that N-th, and no other. That is a reduce-scatter: half of what
 # an all-reduce sends.
@@ -277,10 +277,10 @@ class FlatGradients:
 check.FlatGradients()
 
 # %% [markdown]
-# ## Exercise 6.3 · The sharded optimizer (30 min, 4 points)
+# ## Exercise 7.3 · The sharded optimizer (30 min, 4 points)
 #
 # `ShardedOptimizer(params, optimizer_cls, group=None, **defaults)` is a torch optimizer that keeps another one,
-# `self.inner`, of class `optimizer_cls`, on shards. (That may be a torch class, or chapter 05's `MasterWeights`.)
+# `self.inner`, of class `optimizer_cls`, on shards. (That may be a torch class, or chapter 06's `MasterWeights`.)
 # ```python
 # reduce()                    # each rank: the mean gradient of its own part
 # inner.step()                # ... updates that part
@@ -396,7 +396,7 @@ class ShardedOptimizer(ShardedGroups):
 check.ShardedOptimizer()
 
 # %% [markdown]
-# ## Exercise 6.4 · Break it: one norm for all (10 min, 2 points)
+# ## Exercise 7.4 · Break it: one norm for all (10 min, 2 points)
 #
 # Clipping scales gradients so that their norm, over *all* parameters, is at most `max_norm`. Each rank now has the mean
 # gradient of its own part. So somebody writes:
@@ -428,7 +428,7 @@ print(f"{mine[0].item():.3f}, and should be {3 * (rank + 1) / norm_of_all:.3f}")
 # norm that was there before, a tensor, the same on all ranks, and does what
 # `torch.nn.utils.clip_grad_norm_(parameters, max_norm)` does in one process.
 #
-# Target: besides the reduce-scatters, which `reduce()` of 6.2 already skips in `step()`, one all-reduce of one number.
+# Target: besides the reduce-scatters, which `reduce()` of 7.2 already skips in `step()`, one all-reduce of one number.
 
 
 # %% tags=["exercise", "export"] grade_id="clips-gradients"
@@ -470,7 +470,7 @@ def clip_norm_(
 check.clip_grad_norm_()
 
 # %% [markdown]
-# ## Exercise 6.5 · A checkpoint that fits any number of ranks (25 min, 4 points)
+# ## Exercise 7.5 · A checkpoint that fits any number of ranks (25 min, 4 points)
 #
 # Each rank's state is one N-th. To go on with another number of ranks, or with a plain optimizer, a checkpoint must
 # have it whole, per parameter:
@@ -579,7 +579,7 @@ def part_of(home: FlatParameters, name: str, states: list[dict]):
             piece.copy_(value)
         elif (
             name == "master"
-        ):  # never stepped: chapter 05's master is the parameter, all else begins with zeros
+        ):  # never stepped: chapter 06's master is the parameter, all else begins with zeros
             piece.copy_(parameter.detach())
     return home.own(flat).clone()
     ### END SOLUTION
@@ -703,7 +703,7 @@ plots.memory_by_component(held)
 
 # %% [markdown]
 # The optimizer's part is a quarter of what it was. The parameters and the gradients are not: all four ranks still hold
-# all gradients, of which three quarters are worth nothing after the reduce-scatter. Chapter 07 lets go of them.
+# all gradients, of which three quarters are worth nothing after the reduce-scatter. Chapter 08 lets go of them.
 
 # %%
 ranks.stop()

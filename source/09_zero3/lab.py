@@ -6,13 +6,13 @@
 # ---
 
 # %% [markdown]
-# # Lab 08 · ZeRO-3
+# # Lab 09 · ZeRO-3
 #
 # **145 minutes, 21 points.** You build `ZeRO3`: parameters live as shards, are gathered unit by unit while a unit
 # computes, and freed when it is done. It is what torch calls fully sharded data parallelism.
 #
 # Each exercise has a check. Times are never judged; bytes are, at every moment of a step. The lab may be done in two
-# sittings: after exercise 8.4, forward works. To go on, run the cells from the top.
+# sittings: after exercise 9.4, forward works. To go on, run the cells from the top.
 
 # %% tags=["nbval-ignore-output"]
 from shared import ranks
@@ -43,7 +43,7 @@ from solutions.zero1 import FlatParameters, begin_all_gather, clip_norm_, collec
 from solutions.zero2 import TravellingGradients
 
 # %% [markdown]
-# ## Exercise 8.1 · Parameters without memory (20 min, 3 points)
+# ## Exercise 9.1 · Parameters without memory (20 min, 3 points)
 #
 # A tensor is a window on a *storage*, and a storage can be resized, to nothing and back. The window stays:
 
@@ -64,12 +64,12 @@ print(part[:3].tolist())
 # `RuntimeError: setStorage: … out of bounds for storage of size 0`. Where torch does not look, the process ends with a
 # segmentation fault, SIGSEGV; then you are told so, and get new ranks.)
 #
-# `ShardedParameters(parameters, group, compute_dtype)` is lab 06's `FlatParameters` with two differences. `shard`, the
+# `ShardedParameters(parameters, group, compute_dtype)` is lab 07's `FlatParameters` with two differences. `shard`, the
 # `nn.Parameter` that an optimizer gets, has memory *of its own*, in the parameters' dtype. `flat`, of which the model's
 # parameters are slices, is of `compute_dtype`, and has memory only between `gather()` and `free()`.
 #
 # - When built, all ranks get the values of the group's first one, and `flat` is free.
-# - `gather()` begins to fill `flat` with all shards, in `compute_dtype`. → a handle with `wait()`. Use lab 06's
+# - `gather()` begins to fill `flat` with all shards, in `compute_dtype`. → a handle with `wait()`. Use lab 07's
 #   `begin_all_gather(flat, own, group)`.
 # - `shard.requires_grad` is that of the parameters, which are of one kind.
 #
@@ -121,7 +121,7 @@ class ShardedParameters(FlatParameters):
 check.ShardedParameters()
 
 # %% [markdown]
-# ## Exercise 8.2 · A unit and its states (10 min, 3 points)
+# ## Exercise 9.2 · A unit and its states (10 min, 3 points)
 #
 # A **unit** is a part of the model that is gathered and freed as one, such as a block of a GPT. Its parameters may be
 # of several kinds, so it has a list of `ShardedParameters`. At any time it is in one of four states:
@@ -149,7 +149,7 @@ class Call:
 # | `wait()` | SHARDED, GATHERING | GATHERED; in other states nothing happens |
 # | `reshard()` | any | SHARDED. What is still under way must arrive first: its memory may not go |
 #
-# BACKWARD is set from outside. `open` is a set that you will need in exercise 8.5: the unit's calls that backward has
+# BACKWARD is set from outside. `open` is a set that you will need in exercise 9.5: the unit's calls that backward has
 # still to reach. It is a weak set: a call whose graph is gone drops out of it.
 
 
@@ -197,7 +197,7 @@ class Unit:
 check.Unit()
 
 # %% [markdown]
-# ## Exercise 8.3 · Whose parameter is it? (15 min, 2 points)
+# ## Exercise 9.3 · Whose parameter is it? (15 min, 2 points)
 #
 # `owned_parameters(module, units)`: units are modules inside `module`, and may be nested. Each parameter belongs to the
 # innermost unit around it. What is in no unit belongs to the **root**, the module itself. So does a *tied* parameter
@@ -328,7 +328,7 @@ class HoldsShards(nn.Module):
 
 
 # %% [markdown]
-# ## Exercise 8.4 · Forward (15 min, 3 points)
+# ## Exercise 9.4 · Forward (15 min, 3 points)
 #
 # Hooks do the rest. `_before_forward` is called before a unit's forward, `_after_forward` after it, and `_called` is
 # given: it asks autograd to call `_before_backward` when the gradient of an output is known.
@@ -380,16 +380,16 @@ class GathersForForward(HoldsShards):
                 tensor.register_hook(partial(self._before_backward, unit, call))
 
     def _before_backward(self, unit: Unit, call: Call, gradient: torch.Tensor) -> None:
-        raise NotImplementedError  # exercise 8.5
+        raise NotImplementedError  # exercise 9.5
 
 
 # %% tags=["check"] grade_id="check-gathers-for-forward" points=3
 check.GathersForForward()
 
 # %% [markdown]
-# ## Exercise 8.5 · Backward (45 min, 5 points)
+# ## Exercise 9.5 · Backward (45 min, 5 points)
 #
-# In backward a unit is gathered again, its gradients travel as in lab 07, and it is resharded when they are all packed.
+# In backward a unit is gathered again, its gradients travel as in lab 08, and it is resharded when they are all packed.
 # `travelling` holds a `TravellingGradients` per trainable part, in the order in which backward should reach them, in a
 # `LaunchQueue`; `_unit_of[number]` says whose part it is.
 #
@@ -547,7 +547,7 @@ check.ReducesGradients()
 # Without `_leave`, rank 0 launches the reduce-scatter of block 1 and rank 1 the gather of block 0: the two do not fit,
 # and the ranks hang, or end with SIGABRT.
 #
-# ## Exercise 8.6 · Ahead of time (15 min, 2 points)
+# ## Exercise 9.6 · Ahead of time (15 min, 2 points)
 #
 # So far the model waits for each unit. With `prefetch=1` the next one's parameters travel while this one computes, at
 # the price of one more gathered unit.
@@ -603,7 +603,7 @@ class LooksAhead(ReducesGradients):
 check.LooksAhead()
 
 # %% [markdown]
-# ## Exercise 8.7 · Whole again (25 min, 3 points)
+# ## Exercise 9.7 · Whole again (25 min, 3 points)
 #
 # A checkpoint for any number of ranks, and for no wrapper at all, has each parameter whole, under the name that the
 # module gives it:
@@ -614,7 +614,7 @@ check.LooksAhead()
 # - `load_full_state_dict(state_dict)`: each rank is given a whole state, and keeps its part, in the shard's dtype. A
 #   state with other names or shapes than the module's is refused with a `ValueError`.
 #
-# `collect(part, group, None)` of lab 06 puts the parts of all ranks together.
+# `collect(part, group, None)` of lab 07 puts the parts of all ranks together.
 #
 # A state that is whole needs a rank with room for it. `torch.distributed.checkpoint` lets each rank write its own part,
 # and any other number of ranks read what it needs. It has to know where a part belongs: a `DTensor` says that.
@@ -655,7 +655,7 @@ def begin_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 # %% [markdown]
-# Given: clipping by lab 06's `clip_norm_`, which needs no more than each rank's shards.
+# Given: clipping by lab 07's `clip_norm_`, which needs no more than each rank's shards.
 
 
 # %% tags=["export"]
@@ -885,7 +885,7 @@ plots.memory_over_step(results["your ZeRO3"][2].samples)
 # %% [markdown]
 # Blocks come and go: in forward from first to last, in backward from last to first. What is left is what one rank has
 # to have: its part, the units it computes with, and the activations of its own micro-batch. To shrink those, turn to
-# checkpoints (chapter 05), or split the computation itself: tensor parallelism, chapter 10.
+# checkpoints (chapter 06), or split the computation itself: tensor parallelism, chapter 13.
 
 # %%
 ranks.stop()

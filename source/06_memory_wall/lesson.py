@@ -6,7 +6,7 @@
 # ---
 
 # %% [markdown]
-# # 05 · The memory wall
+# # 06 · The memory wall
 #
 # **25 minutes.** You will be able to
 #
@@ -105,7 +105,7 @@ for world_size in (4, 100):
 
 # %% [markdown]
 # Memory of data parallelism grows with the model, and not with the cluster: more ranks do not make room. This is the
-# wall. Before the ranks share anything out (chapter 06), what can one rank do alone? It can hold smaller numbers, and
+# wall. Before the ranks share anything out (chapter 07), what can one rank do alone? It can hold smaller numbers, and
 # fewer of them.
 
 # %% [markdown]
@@ -363,7 +363,7 @@ for name, options in ways.items():
 tables.Table(["", "bytes / sbh", "GB per layer"], rows)
 
 # %% [markdown]
-# (Tensor parallelism splits each layer over the ranks, chapter 10; sequence parallelism splits the tokens between those
+# (Tensor parallelism splits each layer over the ranks, chapter 13; sequence parallelism splits the tokens between those
 # layers, and context parallelism in attention too.) A mixture of experts, which is often named in this place, does not
 # help: it multiplies the MLP's *parameters*, and a token still passes through one expert or two. It keeps as much for
 # backward as before, or more.
@@ -492,7 +492,7 @@ tables.Table(["card", "data parallelism, any N", "ZeRO-1, N → ∞", "ZeRO-2, N
 
 # %% [markdown]
 # M/16, however many cards. You may read that data parallelism works up to about 8B: that is the largest card of the
-# table, with nothing in it but state. The other columns look ahead: chapters 06 to 08 share out the optimizer's state
+# table, with nothing in it but state. The other columns look ahead: chapters 07 to 09 share out the optimizer's state
 # (ZeRO-1), the gradients too (2), the parameters too (3). As long as each rank keeps 2 bytes per parameter whole, 80 GB
 # end at 40B. You may read of 70B under ZeRO-2: that takes the largest card. Examples that are told, per rank:
 
@@ -515,10 +515,10 @@ tables.Table(["", "data parallelism", "ZeRO-1", "ZeRO-2", "ZeRO-3"], rows, note)
 
 # %% [markdown]
 # - The first is the ZeRO paper's figure 1. In the second only the 8 ranks of a host share, and each host has a copy:
-#   hybrid sharding, which spares the wire between hosts (lab 09). N counts those who share.
+#   hybrid sharding, which spares the wire between hosts (lab 11). N counts those who share.
 # - 70B at 12 bytes is often told with 210 GB for ZeRO-2, 140 + 560/8: that forgets the rank's share of the gradients,
 #   17.5 GB. On 8 cards of 80 GB no stage fits.
-# - On 32, it is told, it does, with each layer split over 8 cards (tensor parallelism, chapter 10) and 4 such groups in
+# - On 32, it is told, it does, with each layer split over 8 cards (tensor parallelism, chapter 13) and 4 such groups in
 #   data parallelism. With plain data parallelism it does not; with any stage of ZeRO it does, before activations.
 #   ("Fits one node", in short: 16 · 70 = 1,120 GB of state, and a node of 8 has 640.)
 # - "GPT-4 scale on 32 cards" is told as well. What fits there is the line above the table, without activations; and
@@ -551,7 +551,7 @@ widgets.memory_planner("Llama-2 7B", ranks=8)
 # |---|---|---|
 # | capacity | out of memory | checkpointing, smaller micro-batches, ZeRO |
 # | memory bandwidth | small operators take long | fusing them: compilation, FlashAttention |
-# | network | exposed communication | overlap, larger batches, less to send (chapters 04, 14) |
+# | network | exposed communication | overlap, larger batches, less to send (chapters 04, 19) |
 # | computing | none of these | more ranks, 16 bits |
 
 # %% [markdown]
@@ -633,7 +633,7 @@ print(f"{mine.nbytes / parameters:.0f} bytes per parameter, as on rank 0: {same}
 # %% [markdown]
 # The same numbers on every rank, to the last bit: half of all that stays, and in mixed precision three quarters. And
 # AdamW needs each of them once per step, for its own parameter only. So rank *r* could keep one N-th of them, step that
-# part, and hand the updated parameters around. That is ZeRO-1, chapter 06.
+# part, and hand the updated parameters around. That is ZeRO-1, chapter 07.
 #
 # But first the lab: count a rank's memory where the guess is wrong three times, and build what this page used, masters
 # and the recomputing.
