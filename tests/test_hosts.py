@@ -20,8 +20,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shared import devices, hosts, magic, ranks, rankside, wire
-from shared.rankset import RankSet
+from shared import hosts, ranks, wire
+from shared.ranks import devices, magic, rankside
+from shared.ranks.rankset import RankSet
 from tests.test_rank_processes import still_there
 
 ROOT = Path(__file__).parent.parent

@@ -13,8 +13,13 @@ import nbformat
 import pytest
 from jupyter_client.manager import start_new_kernel
 
-from shared import build, labs, magic, progress, progress_page, release
-from shared.checks import first_collectives, framework
+from instructor import build, release
+from shared import progress
+from shared.checks import first_collectives
+from shared.checks.engine import framework
+from shared.progress import labs
+from shared.progress import page as progress_page
+from shared.ranks import magic
 
 NAMES = ("sum_over_ranks", "global_mean", "pass_right", "log_mean_loss", "broadcast_by_hand")  # the last one a stretch
 CHAPTERS = [chapter.name for chapter in build.chapters()]

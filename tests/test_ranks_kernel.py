@@ -120,7 +120,7 @@ def is_alive(process: psutil.Process) -> bool:
 def run_dir_of(processes: list[psutil.Process]) -> str:
     """The directory that a fork server was given for its files."""
     commands = [process.cmdline() for process in processes]
-    return next(command[-1] for command in commands if "shared.forkserver" in command)
+    return next(command[-1] for command in commands if "shared.ranks.forkserver" in command)
 
 
 def interrupt_when(notebook: Notebook, ready) -> float:

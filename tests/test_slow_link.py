@@ -13,7 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shared import formulas, ranks, slow_link, tap, wire
+from shared import formulas, ranks, wire
+from shared.hosts import emulated
+from shared.wire import instrumentation
 from tests.test_wire import call
 
 RATE = "8mbit"  # 1 MB/s
@@ -29,7 +31,7 @@ def world(four_ranks):
 def timed(launch) -> float:
     """Run launch() behind the emulated link. → seconds until it comes back"""
     dist.barrier()
-    with slow_link.emulated(RATE):
+    with emulated.link(RATE):
         began_s = time.perf_counter()
         launch()
         return time.perf_counter() - began_s
@@ -54,11 +56,11 @@ def timed(launch) -> float:
 def test_call_takes_its_messages_and_its_bytes(op, more, messages, nbytes):
     one_call = call(op, 800, **more)
     for rank in range(4):
-        assert slow_link.link_s(one_call, 8e3, 2.0, rank) == pytest.approx(messages * 2e-3 + nbytes / 1e3)
+        assert emulated.link_s(one_call, 8e3, 2.0, rank) == pytest.approx(messages * 2e-3 + nbytes / 1e3)
 
 
 def test_all_reduce_takes_what_the_formula_says():
-    took_s = slow_link.link_s(call("all_reduce", 1 << 20), 1e9, 0.1, 0)
+    took_s = emulated.link_s(call("all_reduce", 1 << 20), 1e9, 0.1, 0)
     assert took_s == pytest.approx(formulas.ring_all_reduce_s(1 << 20, 4, alpha_s=1e-4, beta_s=8e-9))
 
 
@@ -66,7 +68,7 @@ def test_all_reduce_takes_what_the_formula_says():
     ("rate", "latency_ms", "said"), [("fast", 0.0, "link must be a rate"), ("1gbit", -1, "0 or more")]
 )
 def test_what_is_no_link_is_refused(rate, latency_ms, said):
-    with pytest.raises(ValueError, match=said), slow_link.emulated(rate, latency_ms):
+    with pytest.raises(ValueError, match=said), emulated.link(rate, latency_ms):
         pass
 
 
@@ -84,7 +86,7 @@ def test_synchronous_call_comes_back_late(world):
 def asynchronous() -> dict:
     data = torch.ones(10 * ELEMENTS)
     dist.barrier()
-    with slow_link.emulated(RATE):
+    with emulated.link(RATE):
         began_s = time.perf_counter()
         first, second = dist.all_reduce(data, async_op=True), dist.all_reduce(torch.ones(1), async_op=True)
         found = {"launched_s": time.perf_counter() - began_s, "at once": first.is_completed()}
@@ -103,7 +105,7 @@ def test_launch_returns_at_once_and_works_end_one_after_another(world):
 
 
 def test_messages_have_a_direction_each_and_collectives_need_both():
-    link = slow_link._Link(8e6, 0.0)
+    link = emulated._Link(8e6, 0.0)
     calls = [call("send", 100_000, partner=1, launched_s=5.0), call("recv", 300_000, partner=1, launched_s=5.0)]
     calls += [call("send", 100_000, partner=1, launched_s=5.05), call("all_gather", 400_000, launched_s=5.1)]
     assert [link.carry(one, 0) for one in calls] == pytest.approx([5.1, 5.3, 5.2, 5.6])
@@ -125,7 +127,7 @@ def test_messages_between_two_ranks_end_late(world):
 
 
 def from_anyone() -> int:
-    with slow_link.emulated(RATE):
+    with emulated.link(RATE):
         if dist.get_rank() == 0:
             return dist.recv(torch.empty(1))
         dist.send(torch.ones(1), 0)
@@ -161,20 +163,20 @@ def test_ddp_waits_in_cpp(world):
 
 def asked_after_the_end() -> float:
     """A busy machine lets a rank stand still between a launch and what it does next."""
-    hold = slow_link._Link.hold
+    hold = emulated._Link.hold
 
     def hold_and_stand_still(link, one_call, work):
         late = hold(link, one_call, work)
         time.sleep(0.1)
         return late
 
-    slow_link._Link.hold = hold_and_stand_still
+    emulated._Link.hold = hold_and_stand_still
     try:
-        with slow_link.emulated("1gbit"):
+        with emulated.link("1gbit"):
             model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1, bias=False))
             model(torch.full((1, 4), dist.get_rank() + 1.0)).sum().backward()
     finally:
-        slow_link._Link.hold = hold
+        emulated._Link.hold = hold
     return model.module.weight.grad[0, 0].item()
 
 
@@ -221,14 +223,14 @@ def in_the_ledger(ledger_outside: bool) -> tuple[float, float]:
         with wire.ledger() as log:
             timed_in_block(launch)
     else:
-        with slow_link.emulated(RATE), wire.ledger() as log:
+        with emulated.link(RATE), wire.ledger() as log:
             launch()
     entry = log.entries[-1]
     return entry.took_ms, 1e3 * sum(ended - began for began, ended in log.waits)
 
 
 def timed_in_block(launch) -> None:
-    with slow_link.emulated(RATE):
+    with emulated.link(RATE):
         launch()
 
 
@@ -240,11 +242,11 @@ def test_ledger_sees_the_emulated_end(world, ledger_outside):
 
 
 def error_inside() -> bool:
-    with contextlib.suppress(KeyError), slow_link.emulated(RATE):
+    with contextlib.suppress(KeyError), emulated.link(RATE):
         raise KeyError("the student's own")
     work = dist.all_reduce(torch.ones(1), async_op=True)
     work.wait()
-    return tap.stand_ins == [] and not isinstance(work, slow_link._LateWork)
+    return instrumentation.stand_ins == [] and not isinstance(work, emulated._LateWork)
 
 
 def test_after_the_block_everything_is_as_before(world):
@@ -253,7 +255,7 @@ def test_after_the_block_everything_is_as_before(world):
 
 def tensor_is_freed() -> bool:
     """Works that have ended must not keep their tensors."""
-    with slow_link.emulated("1gbit"):
+    with emulated.link("1gbit"):
         data = torch.ones(1000)
         gone = weakref.ref(data)
         dist.all_reduce(data)
@@ -271,7 +273,7 @@ def test_works_that_have_ended_let_go_of_their_tensors(world):
 
 
 def fails_behind_a_link():
-    with slow_link.emulated(RATE):
+    with emulated.link(RATE):
         if dist.get_rank() == 0:
             dist.all_reduce(torch.ones(3))
 

@@ -14,12 +14,12 @@ import time
 from pathlib import Path
 
 from shared import checks, ranks
-from shared.checks import candidate, display, framework
+from shared.checks.engine import candidate, display, framework
 
 
 def available() -> list[str]:
     """Name the modules that have checks."""
-    modules = [info.name for info in pkgutil.iter_modules(checks.__path__)]
+    modules = [info.name for info in pkgutil.iter_modules(checks.__path__) if info.ispkg]
     return [name for name in modules if any(exercises_of(name))]
 
 
