@@ -16,7 +16,7 @@ import pytest
 from instructor.grade import __main__ as grade
 from instructor.grade import feedback, gradebook, records, sandbox, tasks
 from instructor.grade.records import Answer, Record
-from shared.checks.engine.framework import Verdict
+from shared.checks.engine.verdicts import Verdict
 from tests.handed_in import CHAPTERS, hand_in, need_sandbox, writes
 
 LAB = "00_ranks"

@@ -178,7 +178,7 @@ def test_wrong_line_of_the_magic_is_one_sentence(notebook):
 
 
 def assert_no_frame_of_ours(shown: Shown) -> None:
-    for sign in ("rankset.py", "rankside.py", "magic.py", "tap.py", "Traceback", "site-packages"):
+    for sign in ("rankset.py", "rankside.py", "magic.py", "instrumentation.py", "Traceback", "site-packages"):
         assert sign not in shown.error
 
 

@@ -13,6 +13,7 @@ masters (2 + 2 + 12); in ZeRO-3 fp32 shards that are gathered as bf16 (4 + 4 + 8
 
 import argparse
 import functools
+import importlib
 import resource
 import time
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from shared.memory import Held, Sample, storages
 from shared.planner.shapes import SHAPES, ModelShape
 
 GB = 1e9
+WRAPPERS = "solutions"  # the package whose wrappers run, unless another is named
 MODELS = {name.lower().replace(" ", "-"): shape for name, shape in SHAPES.items()}
 MODELS["llama-70b"] = SHAPES["Llama-2 70B"]
 
@@ -57,40 +59,35 @@ class DryRun:
         return self.most_bytes("parameters") - self.own_parameters_bytes
 
 
-# -- strategies: module → model to call, what to step
+# -- strategies: module, package of the wrappers → model to call, what to step
 
 
-def ddp(module: nn.Module):
-    from solutions.memory_wall import MasterWeights
-    from solutions.overlapped_ddp import OverlappedDDP
-
-    return OverlappedDDP(module), MasterWeights(module.parameters(), torch.optim.AdamW)
+def ddp(module: nn.Module, package: str = WRAPPERS):
+    model = _piece(package, "overlapped_ddp", "OverlappedDDP")(module)
+    return model, _masters(package)(module.parameters())
 
 
-def zero1(module: nn.Module):
-    from solutions.zero1 import ZeRO1
-
-    return module, ZeRO1(module.parameters(), _masters())
+def zero1(module: nn.Module, package: str = WRAPPERS):
+    return module, _piece(package, "zero1", "ZeRO1")(module.parameters(), _masters(package))
 
 
-def zero2(module: nn.Module):
-    from solutions.zero2 import ZeRO2
-
-    model = ZeRO2(module, _masters())
+def zero2(module: nn.Module, package: str = WRAPPERS):
+    model = _piece(package, "zero2", "ZeRO2")(module, _masters(package))
     return model, model
 
 
-def zero3(module: nn.Module):
-    from solutions.zero3 import ZeRO3
-
-    model = ZeRO3(module, compute_dtype=torch.bfloat16)
+def zero3(module: nn.Module, package: str = WRAPPERS):
+    model = _piece(package, "zero3", "ZeRO3")(module, compute_dtype=torch.bfloat16)
     return model, torch.optim.AdamW(model.parameters())
 
 
-def _masters():
-    from solutions.memory_wall import MasterWeights
+def _masters(package: str):
+    return functools.partial(_piece(package, "memory_wall", "MasterWeights"), optimizer_cls=torch.optim.AdamW)
 
-    return functools.partial(MasterWeights, optimizer_cls=torch.optim.AdamW)
+
+def _piece(package: str, module: str, name: str):
+    """Import a wrapper by name: a strategy needs only its own, and a student may not have built the others yet."""
+    return getattr(importlib.import_module(f"{package}.{module}"), name)
 
 
 STRATEGIES = {"ddp": (0, ddp), "zero1": (1, zero1), "zero2": (2, zero2), "zero3": (3, zero3)}
@@ -106,9 +103,11 @@ def dry_run(
     micro_batch: int = 1,
     sequence: int = 2048,
     recompute: bool = True,
+    package: str = WRAPPERS,
 ) -> DryRun:
     """Take two steps on meta as rank 0 of world_size, and watch the second.
 
+    package: where the wrappers are, in modules named as in solutions/.
     Raises: RuntimeError in a process that has a process group: this one would be another.
     """
     if dist.is_initialized():
@@ -121,7 +120,7 @@ def dry_run(
         with torch.device("meta"):
             module = Decoder(shape, recompute).to(torch.float32 if stage == 3 else torch.bfloat16)
             tokens = torch.zeros(micro_batch, min(sequence, shape.context), dtype=torch.long)
-        model, optimizer = build(module)
+        model, optimizer = build(module, package)
         take_step(model, optimizer, tokens)
         with storages.counting_meta():
             own_bytes = memory.held(model, optimizer).parameters_bytes
@@ -187,13 +186,15 @@ def main() -> int:
     parser.add_argument("--world-size", type=int, default=1024, metavar="N")
     parser.add_argument("--micro-batch", type=int, default=1, metavar="B", help="sequences (1)")
     parser.add_argument("--sequence", type=int, default=2048, metavar="T", help="tokens, at most the context (2048)")
+    parser.add_argument("--wrappers", default=WRAPPERS, metavar="PACKAGE", help="where the wrappers are (solutions)")
     parser.add_argument("--keep-activations", action="store_true", help="do not compute layers again in backward")
     options = parser.parse_args()
     if min(options.world_size, options.micro_batch, options.sequence) < 1:
         parser.error("--world-size, --micro-batch and --sequence must be at least 1")
     began_s = time.monotonic()
     shape, sizes = MODELS[options.model], (options.world_size, options.micro_batch, options.sequence)
-    run = dry_run(shape, options.strategy, *sizes, recompute=not options.keep_activations)
+    recompute = not options.keep_activations
+    run = dry_run(shape, options.strategy, *sizes, recompute, options.wrappers)
     print(table(run))
     this_process_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(f"{time.monotonic() - began_s:.1f} s, {this_process_bytes / GB:.2f} GB of this process")

@@ -10,8 +10,8 @@ from shared.ranks import interrupts
 from shared.ranks.diagnosis import Case, explain, is_deadlocked
 from shared.ranks.errors import CellFailed, RanksError
 from shared.ranks.processes import RankProcesses
+from shared.ranks.running import DEFAULT_TIMEOUT_S
 
-DEFAULT_TIMEOUT_S = 60.0
 JOIN_TIMEOUT_S = 10.0
 _KEPT = "Your variables on the ranks are kept."
 _NEW_GROUP = "A new process group is ready; your variables on the ranks are kept."

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from shared import memory
-from shared.checks.engine.candidate import device_here
+from shared.checks.engine.candidate import device_here, earlier_piece
 from shared.checks.engine.footprint import hidden_bytes, living_bytes, only_what_comes
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.training import Draw
@@ -29,9 +29,7 @@ TEMPORARY_SHARDS = 3
 
 def adamw_on_masters():
     """AdamW that keeps float32 masters of what it steps, as lab 06 builds it."""
-    from solutions.memory_wall import MasterWeights
-
-    return functools.partial(MasterWeights, optimizer_cls=torch.optim.AdamW)
+    return functools.partial(earlier_piece("memory_wall", "MasterWeights"), optimizer_cls=torch.optim.AdamW)
 
 
 def probe_memory(sharded, dtype: torch.dtype, with_masters: bool, most_bytes: int, seed: int, x, y) -> dict:

@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from shared.checks.engine.candidate import device_here
+from shared.checks.engine.candidate import device_here, earlier_piece
 from shared.checks.engine.footprint import living_bytes
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.training import Draw
@@ -22,8 +22,7 @@ _HINTS = {
 
 def probe_memory(travelling, most_bytes: dict[str, float], seed: int, x, y) -> dict[str, int]:
     """Send the gradients of a model in two halves. → by the moment: bytes that have come since it was laid out"""
-    from solutions.zero1 import FlatParameters
-
+    FlatParameters = earlier_piece("zero1", "FlatParameters")  # noqa: N806 - a class
     module = awkward.build("Large", seed, torch.float32).to(device_here())
     parameters, found = list(module.parameters()), {}
     middle = len(parameters) // 2
