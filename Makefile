@@ -1,5 +1,7 @@
 # Two commands for a newcomer: `make lab` and `make test`. Both make .venv first, when it is missing or out of date.
 #   make lab LAB_ARGS="--no-browser --port 9999"    arguments for JupyterLab
+#   make test CHAPTER=08                            what belongs to a chapter: tests, mutants, variants, notebooks
+#   make test LAST_FAILED=1                         what failed the last time
 #   make test PHASES="lint unit"                    some of the phases
 #   COURSE_VENV=/big/disk/venv make lab             the environment in another folder
 
@@ -23,7 +25,7 @@ ALLOW_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 LAB_DEFAULTS := JUPYTER_CONFIG_PATH="$(CURDIR)/shared/jupyter$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}"
 
 .DEFAULT_GOAL := help
-.PHONY: help lab doctor test gpu mutants notebooks bench release grade clean python environment environment-dev
+.PHONY: help lab doctor test quick gpu mutants notebooks bench release grade clean python environment environment-dev
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -35,7 +37,10 @@ doctor: environment ## Say whether the course can run here, and what to do where
 	@$(VENV_PYTHON) -m shared.check_machine
 
 test: environment-dev ## Run every check: lint, unit tests, notebooks
-	@$(VENV_PYTHON) -m tests.run $(PHASES)
+	@$(VENV_PYTHON) -m tests.run $(PHASES) $(if $(CHAPTER),--chapter "$(CHAPTER)") $(if $(LAST_FAILED),--last-failed)
+
+quick: environment-dev ## Run the quick checks: lint, unit tests that are not slow, two notebooks
+	@$(VENV_PYTHON) -m tests.run --quick
 
 mutants: environment-dev ## Say which check caught how many wrong solutions, chapter by chapter
 	@$(VENV_PYTHON) -m tests.mutation_report

@@ -147,6 +147,7 @@ def make(*arguments, cwd=ROOT, **variables) -> subprocess.CompletedProcess:
     [
         ("lab", ["bootstrap.py\n", "-m jupyterlab"]),
         ("test", ["bootstrap.py --dev\n", "-m tests.run"]),
+        ("quick", ["bootstrap.py --dev\n", "-m tests.run --quick"]),
         ("notebooks", ["bootstrap.py --dev\n", "-m shared.build"]),
         ("bench", ["bootstrap.py --dev\n", "-m benchmarks.ranks", "-m benchmarks.collectives"]),
         ("clean", ["rm -rf .venv"]),
@@ -166,6 +167,7 @@ def test_make_alone_lists_the_targets():
         "lab",
         "doctor",
         "test",
+        "quick",
         "mutants",
         "gpu",
         "notebooks",
@@ -178,6 +180,13 @@ def test_make_alone_lists_the_targets():
 
 def test_make_lab_hands_its_arguments_to_jupyterlab():
     assert "--no-browser --port 9999" in make("--dry-run", "lab", "LAB_ARGS=--no-browser --port 9999").stdout
+
+
+def test_make_test_hands_on_what_was_asked_for():
+    assert 'tests.run  --chapter "08" \n' in make("--dry-run", "test", "CHAPTER=08").stdout
+    assert "tests.run lint unit" in make("--dry-run", "test", "PHASES=lint unit").stdout
+    assert "--last-failed" in make("--dry-run", "test", "LAST_FAILED=1").stdout
+    assert "--" not in make("--dry-run", "test").stdout.split("tests.run")[1]
 
 
 def test_make_lab_opens_the_start_page_only_where_it_exists(tmp_path):
