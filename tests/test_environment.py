@@ -141,6 +141,13 @@ def test_targets_run_in_the_environment_that_bootstrap_makes():
     assert "\nmy-python -m jupyterlab" in make("--dry-run", "lab", "COURSE_PYTHON=my-python").stdout
 
 
+def test_make_test_hands_on_what_was_asked_for():
+    assert 'tests.run  --chapter "08" \n' in make("--dry-run", "test", "CHAPTER=08").stdout
+    assert "tests.run lint unit" in make("--dry-run", "test", "PHASES=lint unit").stdout
+    assert "--last-failed" in make("--dry-run", "test", "LAST_FAILED=1").stdout
+    assert "--" not in make("--dry-run", "test").stdout.split("tests.run")[1]
+
+
 def test_make_lab_opens_the_start_page_only_where_it_exists(tmp_path):
     """JupyterLab exits with an error when it is told to open a file that is not there."""
     (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())

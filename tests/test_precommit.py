@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests import run
+from tests.runner import phases
 
 ROOT = Path(__file__).parent.parent
 HOOKS = [
@@ -19,9 +19,8 @@ HOOKS = [
 
 
 def test_the_hooks_run_what_the_lint_phase_runs():
-    (lint,) = run.chosen_phases(["lint"])
     entries = [shlex.split(hook["entry"]) for hook in HOOKS]
-    assert [entry[1:] for entry in entries if entry[0] == "python"] == [list(command[1:]) for command in lint.commands]
+    assert [entry[1:] for entry in entries if entry[0] == "python"] == [list(command[1:]) for command in phases.LINT]
 
 
 def test_no_hook_is_fetched():
