@@ -18,8 +18,10 @@ from pathlib import Path
 
 import psutil
 
+from shared.deadlines import SCALE, scaled, time_scale
+
 ROOT = Path(__file__).resolve().parent.parent
-DEADLINE_S = 60.0  # of one wait: generous, because other tests may have the cores
+DEADLINE_S = scaled(60.0)  # of one wait: generous, because other tests may have the cores
 MARK = "COURSE_BROWSER_TEST"
 
 
@@ -54,7 +56,8 @@ def newcomers_environment(course: Path, home: Path, mark: str) -> dict[str, str]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     folders = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
     own = {name: str(home / name.lower()) for name in folders}
-    return kept | own | {"COURSE_VENV": sys.prefix, "PYTHONPATH": str(course), MARK: mark}
+    scale = {SCALE: f"{time_scale():g}"}
+    return kept | own | scale | {"COURSE_VENV": sys.prefix, "PYTHONPATH": str(course), MARK: mark}
 
 
 @contextlib.contextmanager
@@ -94,7 +97,7 @@ def processes(mark: str) -> list[psutil.Process]:
 
 
 @contextlib.contextmanager
-def nothing_left(deadline_s: float = 20.0) -> Iterator[str]:
+def nothing_left(deadline_s: float = scaled(20.0)) -> Iterator[str]:
     """Give a mark. → it; behind the block, what still bears it is ended, and is an error"""
     mark = uuid.uuid4().hex
     try:

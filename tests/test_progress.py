@@ -16,9 +16,10 @@ from jupyter_client.manager import start_new_kernel
 from instructor import build, release
 from shared import progress
 from shared.checks import first_collectives
-from shared.checks.engine import framework
+from shared.checks.engine.verdicts import Verdict
+from shared.deadlines import scaled
 from shared.progress import labs
-from shared.progress import page as progress_page
+from shared.progress.page import Page
 from shared.ranks import magic
 
 NAMES = ("sum_over_ranks", "global_mean", "pass_right", "log_mean_loss", "broadcast_by_hand")  # the last one a stretch
@@ -41,12 +42,12 @@ def course(tmp_path, monkeypatch) -> Path:
 
 def check(name: str, failed: tuple[str, ...] = ()) -> None:
     """Record a run of one of lab 00's exercises that has the checks `values` and `wire`."""
-    verdicts = [framework.Verdict(name, each, each not in failed) for each in ("values", "wire")]
+    verdicts = [Verdict(name, each, each not in failed) for each in ("values", "wire")]
     progress.record(getattr(first_collectives, name), verdicts)
 
 
-def page() -> progress_page.Page:
-    return progress_page.Page(*progress.runs())
+def page() -> Page:
+    return Page(progress.ROOT, *progress.runs())
 
 
 def run(exercise: str, passed: bool = True, at: str = "2026-01-02T10:00:00+00:00") -> progress.Run:
@@ -112,7 +113,7 @@ def test_notebooks_that_write_at_once_lose_nothing(course):
     for writer in writers:
         writer.start()
     for writer in writers:
-        writer.join(60)
+        writer.join(scaled(60))
     found, problem = progress.runs()
     assert problem == "" and all([each.exercise for each in found].count(name) == 200 for name in names)
 
@@ -212,14 +213,14 @@ def test_the_next_step(course, runs, next_step):
     for lab, name, passed in runs:
         keys = [f"{modules[lab]}.{name}"] if name else everything
         found += [run(key, passed) for key in keys]
-    assert progress_page.Page(found).as_text().startswith(f"Next: {next_step}")
+    assert Page(progress.ROOT, found).as_text().startswith(f"Next: {next_step}")
 
 
 def test_when_all_has_passed_and_where_there_is_nothing(course):
     found = [run(each.key) for lab in labs.labs(course)[0] for each in lab.exercises]
-    assert progress_page.Page(found).as_text().startswith("Every exercise in this folder has passed.")
+    assert Page(progress.ROOT, found).as_text().startswith("Every exercise in this folder has passed.")
     shutil.rmtree(course / "labs")
-    assert progress_page.Page(found).as_text().startswith("There are no labs in this folder.")
+    assert Page(progress.ROOT, found).as_text().startswith("There are no labs in this folder.")
 
 
 class Links(HTMLParser):
@@ -263,7 +264,7 @@ def test_the_built_start_page_is_a_newcomers():
     lesson = nbformat.read(build.ROOT / "chapters" / f"{CHAPTERS[0]}.ipynb", as_version=4)
     cell = next(cell for cell in lesson.cells if cell.cell_type == "code")
     data = cell.outputs[0].data
-    newcomers = progress_page.Page([])
+    newcomers = Page(progress.ROOT, [])
     assert (data["text/plain"], data["text/html"]) == (newcomers.as_text(), newcomers.as_html())
 
 
@@ -299,7 +300,7 @@ def test_checks_in_a_bundles_lab_come_to_its_start_page(tmp_path, monkeypatch):
         client.shell_channel.send(request)
         shown = ""
         while True:
-            message = client.get_iopub_msg(timeout=60)
+            message = client.get_iopub_msg(timeout=scaled(60))
             if message["parent_header"].get("msg_id") == request["header"]["msg_id"]:
                 shown += str(message["content"].get("data", {}).get("text/plain", ""))
                 if message["content"].get("execution_state") == "idle":
@@ -318,7 +319,7 @@ def test_checks_in_a_bundles_lab_come_to_its_start_page(tmp_path, monkeypatch):
         shown = execute("progress.show()", JUPYTERLAB)
         assert shown.startswith("Next: global_mean in labs/00_ranks.ipynb.") and "✓ sum_over_ranks" in shown
         assert "1 of 12 exercises" in shown  # those of the two labs in the bundle
-        assert execute("progress.show()", {}) == progress_page.Page([]).as_text()
+        assert execute("progress.show()", {}) == Page(progress.ROOT, []).as_text()
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)

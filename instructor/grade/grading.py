@@ -8,7 +8,7 @@ from instructor.grade.limits import Limits
 from instructor.grade.records import Answer, Record, digest_of, verdicts_from
 from instructor.grade.submissions import Submission, Unreadable
 from instructor.grade.tasks import Task, credit, module_of
-from shared.checks.engine.framework import Verdict
+from shared.checks.engine.verdicts import Verdict
 
 MOST_WAITS = 3  # for a judge that tells nothing: then a submission is not tried any further
 NOT_TRIED = "not tried any more"

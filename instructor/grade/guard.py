@@ -21,7 +21,7 @@ PLAIN = {
     "shared.checks.engine.parcel": ("_tensor",),
 }
 OWN = "shared."
-NOT_SENT = "shared.checks.engine.framework."  # what verdicts are made of
+NOT_SENT = ("shared.checks.engine.framework.", "shared.checks.engine.verdicts.")  # what verdicts are made of
 
 
 class Refused(pickle.UnpicklingError):

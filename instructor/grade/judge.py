@@ -24,8 +24,10 @@ from instructor.grade import fingerprints, guard, screen
 from instructor.grade.limits import Limits, give_up_rights
 from shared import ranks
 from shared.checks.engine import candidate, framework
+from shared.checks.engine.verdicts import Verdict, as_json
+from shared.deadlines import scaled
 
-LOOK_TIMEOUT_S = 20.0
+LOOK_TIMEOUT_S = scaled(20.0)
 GIVEN = ("torch", "dist", "rank", "world_size", "device", "display", "get_ipython")
 # What every `%%ranks` cell may count on (rankside.join), so that what passes in a notebook passes here.
 PRELUDE = f"""from IPython import get_ipython
@@ -74,7 +76,7 @@ class Judge:
             except ranks.RanksError as error:
                 self.say(broken=task["name"], reason=str(error).split(". ")[0])
                 return  # the ranks are not whole: whoever reads this starts another judge for the rest
-            self.say(done=task["name"], verdicts=framework.as_json(verdicts), reason=reason)
+            self.say(done=task["name"], verdicts=as_json(verdicts), reason=reason)
 
     def _screen(self) -> list[dict]:
         """→ the cells that may be loaded"""
@@ -131,7 +133,7 @@ class Judge:
         first = "\n".join(dict.fromkeys(FUTURE.findall(source)))
         Path(self.path).write_text(f"{first}\n{PRELUDE}\n\n{FUTURE.sub('', source)}")
 
-    def _judge(self, task: dict, defined: list[str]) -> tuple[list[framework.Verdict], str]:
+    def _judge(self, task: dict, defined: list[str]) -> tuple[list[Verdict], str]:
         """→ verdicts, and why there are none"""
         exercise = getattr(importlib.import_module(self.checks), task["name"])
         left_out = [self.left_out[name] for name in task["cells"] if name in self.left_out]

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from instructor.grade.submissions import MOST_BYTES, Submission
-from shared.checks.engine.framework import Verdict
+from shared.checks.engine.verdicts import Verdict
 
 MOST_CHARACTERS = 2000  # of a reason in a table; a spreadsheet spreads what is above 32 767 over further rows
 

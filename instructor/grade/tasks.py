@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 
 from instructor.build import Chapter
-from shared.checks.engine.framework import Exercise, Verdict
+from shared.checks.engine.framework import Exercise
+from shared.checks.engine.verdicts import Verdict
 
 _CALL = re.compile(r"^check\.(\w+)\(\)", re.MULTILINE)
 ESSENTIAL = "values"  # what these get wrong, no other check can make good

@@ -28,7 +28,7 @@ from shared.memory import Held, Sample, storages
 from shared.planner.shapes import SHAPES, ModelShape
 
 GB = 1e9
-REGISTRY = "solutions.strategies"
+WRAPPERS = "solutions"  # the package whose strategies run, unless another is named
 MODELS = {name.lower().replace(" ", "-"): shape for name, shape in SHAPES.items()}
 MODELS["llama-70b"] = SHAPES["Llama-2 70B"]
 
@@ -63,17 +63,20 @@ class DryRun:
 # -- strategies
 
 
-def strategies(registry: str = REGISTRY) -> dict[str, object]:
+def strategies(package: str = WRAPPERS) -> dict[str, object]:
     """Return the strategies that can run on `meta`, by name: the course's own.
 
     Those of torch and DeepSpeed read values, so their names stand for the course's counterparts.
 
     Args:
-        registry: name of a module with STRATEGIES and mixed_precision(), such as solutions/strategies.py.
+        package: has a registry, a module `strategies` with STRATEGIES and mixed_precision().
     """
-    known = importlib.import_module(registry).STRATEGIES.values()
-    ours = {each.name: each for each in known if each.provider == "course"}
+    ours = {each.name: each for each in _registry(package).STRATEGIES.values() if each.provider == "course"}
     return ours | {each.counterpart: each for each in ours.values() if each.counterpart}
+
+
+def _registry(package: str):
+    return importlib.import_module(f"{package}.strategies")
 
 
 # -- the run
@@ -86,7 +89,7 @@ def dry_run(
     micro_batch: int = 1,
     sequence: int = 2048,
     recompute: bool = True,
-    registry: str = REGISTRY,
+    package: str = WRAPPERS,
 ) -> DryRun:
     """Take two steps on meta as rank 0 of world_size, and count during the second.
 
@@ -98,8 +101,8 @@ def dry_run(
         raise RuntimeError("a dry run needs a process of its own: this one has a process group already")
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    chosen = strategies(registry)[strategy]
-    dtype, options = importlib.import_module(registry).mixed_precision(chosen, torch.optim.AdamW)
+    chosen = strategies(package)[strategy]
+    dtype, options = _registry(package).mixed_precision(chosen, torch.optim.AdamW)
     dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
     try:
         with torch.device("meta"):
@@ -167,26 +170,26 @@ def _gb(number_bytes: float) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m shared.dryrun", description=__doc__.splitlines()[0])
     parser.add_argument("--strategy", default="zero3", metavar="NAME", help="as in the registry (zero3)")
-    parser.add_argument("--registry", default=REGISTRY, metavar="MODULE", help=f"the registry ({REGISTRY})")
     parser.add_argument("--model", choices=MODELS, default="llama-70b", metavar="NAME", help=", ".join(MODELS))
     parser.add_argument("--world-size", type=int, default=1024, metavar="N")
     parser.add_argument("--micro-batch", type=int, default=1, metavar="B", help="sequences (1)")
     parser.add_argument("--sequence", type=int, default=2048, metavar="T", help="tokens, at most the context (2048)")
+    parser.add_argument("--wrappers", default=WRAPPERS, metavar="PACKAGE", help="where the strategies are (solutions)")
     parser.add_argument("--keep-activations", action="store_true", help="do not compute layers again in backward")
     options = parser.parse_args()
     if min(options.world_size, options.micro_batch, options.sequence) < 1:
         parser.error("--world-size, --micro-batch and --sequence must be at least 1")
     try:
-        known = strategies(options.registry)
+        known = strategies(options.wrappers)
     except (ModuleNotFoundError, AttributeError) as missing:
-        parser.error(f"--registry {options.registry}: {missing}")
+        parser.error(f"--wrappers {options.wrappers}: {missing}")
     if options.strategy not in known:
         parser.error(f"there is no strategy {options.strategy!r} for a dry run: choose one of {', '.join(known)}")
     if reason := known[options.strategy].why_not():
         parser.error(reason)
     began_s = time.monotonic()
     shape, sizes = MODELS[options.model], (options.world_size, options.micro_batch, options.sequence)
-    kept = {"recompute": not options.keep_activations, "registry": options.registry}
+    kept = {"recompute": not options.keep_activations, "package": options.wrappers}
     run = dry_run(shape, options.strategy, *sizes, **kept)
     print(table(run))
     this_process_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

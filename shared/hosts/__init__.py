@@ -19,14 +19,15 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+
+from shared.deadlines import scaled
 
 INTERFACE = "eth0"  # of every host: names are a namespace's own
 HOST_FILE = "RANKS_HOST_FILE"  # environment variable of a rank: the open file that is its host
 _CLONE_NEWNET = 0x40000000
 _NEEDED_CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
 _SYSTEM_PROGRAMS = ":/usr/sbin:/sbin"  # on many systems on the PATH of root alone
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = scaled(10.0)
 _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 _SLOWEST, _FASTEST = 1e6, 100e9
 _MTU_BYTES = 9000  # jumbo frames, as between the hosts of a cluster: headers are then 1 % of what is sent
@@ -38,13 +39,6 @@ _QUEUE_BYTES = 64 << 20
 # It only backs off at losses, of which there are none. Others probe for the rate: at 100 Mbit/s every second all-reduce
 # took longer under cubic and bbr, by up to a quarter.
 _CONGESTION_CONTROL = "reno"
-
-
-class Counters(NamedTuple):
-    """What an interface has carried since it exists, headers counted."""
-
-    sent_bytes: int
-    received_bytes: int
 
 
 def bits_per_s(link: str) -> float:
@@ -159,17 +153,3 @@ def enter() -> None:
         assert threading.current_thread() is threading.main_thread(), "only the calling thread moves"
         _call_linux("setns", int(os.environ[HOST_FILE]), _CLONE_NEWNET)
         os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
-
-
-def counters() -> Counters | None:
-    """Read the counters of the interface between ranks: on a host its own, else the machine's, for all programs.
-
-    It is the one named by GLOO_SOCKET_IFNAME, or loopback. None where the system does not tell (it is Linux that does).
-    """
-    try:
-        lines = Path("/proc/net/dev").read_text().splitlines()  # of the namespace that the main thread is in
-    except OSError:
-        return None
-    name = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-    columns = next((line.split(":")[1].split() for line in lines if line.strip().startswith(f"{name}:")), None)
-    return Counters(sent_bytes=int(columns[8]), received_bytes=int(columns[0])) if columns else None

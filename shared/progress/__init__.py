@@ -19,13 +19,15 @@ import errno
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
 from IPython import get_ipython
 from IPython.display import display
 
+from shared.progress.page import Page
+from shared.progress.standings import Run
 from shared.ranks import magic
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,38 +39,14 @@ NOTE = {
 MOST_BYTES = 50_000_000  # a record grows by 200 bytes a run
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run of an exercise's checks."""
-
-    at: str  # ISO 8601, local time
-    exercise: str  # the module and the name that its lab calls: "first_collectives.pass_right"
-    passed: tuple[str, ...]
-    failed: tuple[str, ...]
-
-    @property
-    def all_passed(self) -> bool:
-        return not self.failed
-
-
-@dataclass(frozen=True)
-class Standing:
-    """What the record says of one exercise."""
-
-    first_passed: Run | None = None
-    newest: Run | None = None
-
-
 def show() -> None:
     """Show what has passed and what comes next; a program that executes the notebook gets the page of a newcomer.
 
     So what is built, and what a test compares, is the same in every folder.
     """
-    from shared.progress import page as progress_page
-
     in_notebook = hasattr(get_ipython(), "kernel")
     found, problem = runs() if magic.in_jupyterlab() or not in_notebook else ([], "")
-    page = progress_page.Page(found, problem)
+    page = Page(ROOT, found, problem)
     if in_notebook:
         display({"text/plain": page.as_text(), "text/html": page.as_html()}, raw=True)
     else:
@@ -136,12 +114,3 @@ def _run_of(line: bytes) -> Run | None:
         return None
     texts = (run.at, run.exercise, *run.passed, *run.failed)
     return run if all(isinstance(text, str) for text in texts) and run.passed + run.failed else None
-
-
-def standings(found: list[Run]) -> dict[str, Standing]:
-    """→ what the runs, oldest first, say of each exercise that was tried"""
-    by_exercise: dict[str, Standing] = {}
-    for run in found:
-        first = by_exercise.get(run.exercise, Standing()).first_passed
-        by_exercise[run.exercise] = Standing(first or (run if run.all_passed else None), run)
-    return by_exercise

@@ -3,9 +3,10 @@
 import html
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 
-from shared import progress
 from shared.progress.labs import Exercise, Lab, labs
+from shared.progress.standings import Run, Standing, standings
 
 _PASSED, _FAILED, _NOT_TRIED = "✓", "✗", "–"
 _COLOURS = {_PASSED: "var(--jp-success-color1, #1a7f37)", _FAILED: "var(--jp-error-color1, #b42318)"}
@@ -17,9 +18,9 @@ _EMPTY = "When you have run a check in a lab, this cell shows what has passed. I
 class Page:
     """A student's progress as text and as HTML. Signs and words carry the meaning, colour only helps."""
 
-    def __init__(self, runs: list[progress.Run], problem: str = ""):
-        self.labs, unreadable = labs(progress.ROOT)
-        self.standings = progress.standings(runs)
+    def __init__(self, root: Path, runs: list[Run], problem: str = ""):
+        self.labs, unreadable = labs(root)
+        self.standings = standings(runs)
         self.notes = [problem] if problem else []
         if unreadable:
             self.notes.append(f"Not readable as a lab: {', '.join(unreadable)}.")
@@ -28,8 +29,8 @@ class Page:
 
     # -- what is said
 
-    def _standing(self, exercise: Exercise) -> progress.Standing:
-        return self.standings.get(exercise.key, progress.Standing())
+    def _standing(self, exercise: Exercise) -> Standing:
+        return self.standings.get(exercise.key, Standing())
 
     def _passed(self, exercise: Exercise) -> bool:
         return self._standing(exercise).first_passed is not None

@@ -13,13 +13,12 @@ hangs or is interrupted, the doctor says why, the process group is replaced, and
 
 import contextlib
 
+from shared.ranks import running
 from shared.ranks.devices import check_link, check_world_size, place
 from shared.ranks.errors import CellFailed, RanksError
-from shared.ranks.rankset import DEFAULT_TIMEOUT_S, RankSet
+from shared.ranks.running import DEFAULT_TIMEOUT_S, current
 
 __all__ = ["CellFailed", "RanksError", "current", "pull", "run", "start", "stop", "world"]
-
-_current: RankSet | None = None
 
 
 def start(
@@ -37,22 +36,24 @@ def start(
     Raises: ValueError for a world size, backend or link that this machine cannot serve; RanksError when the
         ranks do not come up.
     """
-    global _current
+    # Imported here: a rank and the fork server import this package too, and do without IPython and ipyparallel.
+    from shared.ranks import magic
+    from shared.ranks.rankset import RankSet
+
     check_world_size(world_size)
     asked_for = (world_size, backend, detect_mismatch, link)
-    from shared.ranks import magic
-
-    if _current is not None and _current.whole and _current.asked_for == asked_for:
-        magic.show_table(_current, note="These ranks were running already: their variables are kept.")
+    before = running.find()
+    if before is not None and before.whole and before.asked_for == asked_for:
+        magic.show_table(before, note="These ranks were running already: their variables are kept.")
         return
     check_link(link)
-    if _current is not None:
+    if before is not None:
         place(world_size, backend, link)  # a refusal comes before the ranks that run are ended
     stop()
     with magic.progress(world_size) as report:
-        _current = RankSet(world_size, backend, detect_mismatch, link, report)
+        running.replace_by(RankSet(world_size, backend, detect_mismatch, link, report))
     magic.register()
-    magic.show_table(_current)
+    magic.show_table(current())
 
 
 def run(fn, *args, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs) -> list:
@@ -76,10 +77,9 @@ def pull(name: str) -> list:
 
 def stop() -> None:
     """End the ranks and everything they started. Harmless when none run."""
-    global _current
-    if _current is not None:
-        _current.close()
-        _current = None
+    if (ranks := running.find()) is not None:
+        ranks.close()
+        running.replace_by(None)
 
 
 @contextlib.contextmanager
@@ -97,13 +97,3 @@ def world(size: int):
         if ranks.alive:
             ranks.regroup(everyone)
         ranks.members = everyone  # for the restart that an interrupt leaves to the next cell
-
-
-def current() -> RankSet:
-    """Give back the ranks that run.
-
-    Raises: RanksError when there are none.
-    """
-    if _current is None:
-        raise RanksError("No ranks are running. Start them first: ranks.start(world_size=4)")
-    return _current

@@ -13,8 +13,8 @@ from IPython import get_ipython
 from IPython.core.error import UsageError
 from IPython.display import clear_output, display
 
-from shared import ranks
 from shared.ranks.diagnosis import name_ranks
+from shared.ranks.running import DEFAULT_TIMEOUT_S, current
 from shared.tables import Table
 
 
@@ -34,7 +34,7 @@ def parse(line: str, world_size: int) -> tuple[list[int] | None, float]:
     """Read the magic's line. → the ranks named (None for all), the deadline in seconds"""
     parser = _Parser(add_help=False)
     parser.add_argument("ranks", nargs="?", default="")
-    parser.add_argument("--timeout", type=float, default=ranks.DEFAULT_TIMEOUT_S)
+    parser.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_S)
     options = parser.parse_args(line.replace(", ", ",").split())
     if not 0 < options.timeout < float("inf"):
         raise UsageError(f"%%ranks: the timeout is in seconds and above 0, got {options.timeout:g}")
@@ -53,7 +53,7 @@ def cell(line: str, source: str) -> None:
     """The magic itself."""
     from shared.ranks import rankside  # imports torch
 
-    running = ranks.current()
+    running = current()
     targets, timeout_s = parse(line, running.world_size)
     line_shown = _LiveLine()
     running.run(

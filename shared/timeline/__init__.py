@@ -195,7 +195,7 @@ class _Recorder:
         line.spans += [_span_of(place, entry) for place, entry in ended]
         line.spans.sort(key=lambda each: each.began_s)
         line.rank, line.waits = log.rank, log.waits
-        line.ended_s = max([line.ended_s, *(each.ended_s for each in line.spans)])  # see the note in ends.py
+        line.ended_s = max([line.ended_s, *(each.ended_s for each in line.spans)])  # see the note in completion.py
 
 
 def _with_gradient(output) -> torch.Tensor | None:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from shared import formulas, hosts, tables
-from shared.wire import completion, frames, instrumentation, intervals
+from shared import formulas, tables
+from shared.wire import completion, frames, instrumentation, intervals, sockets
 
 _FAMILIES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")  # whatever variant of the call was used
 
@@ -154,7 +154,7 @@ def ledger():
     instrumentation.install()
     log = Ledger(dist.get_rank() if dist.is_initialized() else None)
     with completion.watching() as watcher:
-        log.opened_s, log.waits, carried = watcher.clock.began_s, watcher.waits, hosts.counters()
+        log.opened_s, log.waits, carried = watcher.clock.began_s, watcher.waits, sockets.counters()
 
         def launched(call: instrumentation.Call, work, tensors: list[torch.Tensor]) -> None:
             entry = _entry_of(call)
@@ -168,7 +168,7 @@ def ledger():
             finally:
                 log.closed_s = watcher.clock.seconds(watcher.clock.mark())
                 if carried is not None:
-                    log.carried_bytes = hosts.counters().sent_bytes - carried.sent_bytes
+                    log.carried_bytes = sockets.counters().sent_bytes - carried.sent_bytes
 
 
 def sent_bytes_of(call: instrumentation.Call, rank: int) -> float:

@@ -1,15 +1,38 @@
-"""What this process's own TCP sockets have sent: the wire's count, with nobody else's traffic in it."""
+"""What the system counts: the bytes of the interface between ranks, and those of this process's own TCP sockets."""
 
 import os
 import socket
 import struct
 import sys
+from pathlib import Path
+from typing import NamedTuple
 
 _BYTES_SENT_AT = 200  # in Linux's struct tcp_info, since 4.19
 
 
+class Counters(NamedTuple):
+    """What an interface has carried since it exists, headers counted."""
+
+    sent_bytes: int
+    received_bytes: int
+
+
+def counters() -> Counters | None:
+    """Read the counters of the interface between ranks: on a host its own, else the machine's, for all programs.
+
+    It is the one named by GLOO_SOCKET_IFNAME, or loopback. None where the system does not tell (it is Linux that does).
+    """
+    try:
+        lines = Path("/proc/net/dev").read_text().splitlines()  # of the namespace that the main thread is in
+    except OSError:
+        return None
+    name = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    columns = next((line.split(":")[1].split() for line in lines if line.strip().startswith(f"{name}:")), None)
+    return Counters(sent_bytes=int(columns[8]), received_bytes=int(columns[0])) if columns else None
+
+
 def sent_bytes() -> int | None:
-    """Add up what left through the TCP sockets that are open now, headers apart.
+    """Add up what left through this process's TCP sockets that are open now, headers apart: nobody else's traffic.
 
     Take the difference of two calls. None where the system does not tell: it is Linux that does.
     """

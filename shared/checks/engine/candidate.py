@@ -1,5 +1,6 @@
 """The rank's side of a check: find the student's piece, give it to a probe."""
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from IPython import get_ipython
 from shared.checks.engine import parcel
 from shared.ranks import rankside
 from shared.wire import instrumentation
+
+SOLUTIONS = "solutions"  # the package that holds what earlier chapters built
 
 
 class PieceMissing(Exception):
@@ -41,7 +44,7 @@ def find(names: tuple[str, ...], path: str | None):
         raise PieceMissing(f"{names[0]} is not defined {place}")
     found = namespace[piece]
     origin = getattr(found, "__module__", "") or ""
-    if origin.split(".")[0] in ("solutions", "torch"):
+    if origin.split(".")[0] in (SOLUTIONS, "torch"):
         raise AssertionError(f"{piece} comes from {origin}: write it by hand")
     return found
 
@@ -49,6 +52,11 @@ def find(names: tuple[str, ...], path: str | None):
 def device_here() -> torch.device:
     """Give back the device of this rank."""
     return torch.device(rankside.here.device)
+
+
+def earlier_piece(module: str, name: str):
+    """Return a piece of an earlier chapter as the course's own solution defines it, such as zero1's FlatParameters."""
+    return getattr(importlib.import_module(f"{SOLUTIONS}.{module}"), name)
 
 
 def names_in(path: str) -> list[str]:

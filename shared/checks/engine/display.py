@@ -6,7 +6,7 @@ from dataclasses import replace
 from IPython import get_ipython
 from IPython.display import display
 
-from shared.checks.engine.framework import Verdict
+from shared.checks.engine.verdicts import Verdict
 
 _PASSED, _FAILED = "✓", "✗"
 _GREEN, _RED = "#1a7f37", "#d4483b"  # each can be told from JupyterLab's light ground and from its dark one

@@ -9,16 +9,19 @@ student's. (A student who attacks the process itself is another matter: grading 
 import contextlib
 import random
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import torch
 
-from shared import ranks
-from shared.checks.engine import candidate, parcel
+from shared import progress, ranks
+from shared.checks.engine import candidate, display, parcel
+from shared.checks.engine.verdicts import Verdict
+from shared.deadlines import scaled
+from shared.ranks import rankside
 from shared.ranks.diagnosis import name_ranks
 from shared.ranks.errors import CellFailed, RanksError
 
-CHECK_TIMEOUT_S = 10.0
+CHECK_TIMEOUT_S = scaled(20.0)
 MOST_HANGS = 2  # a piece that hangs again and again need not be tried any further
 WORLD_SIZES = (1, 2, 3, 4)
 _LEFT_UNDER_WAY = "it left a message under way that nobody waits for, and the ranks had to be started again"
@@ -52,18 +55,6 @@ class Unusable(RanksError):
     """There is nothing to check: no such piece, or a file that does not load."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What one check found."""
-
-    exercise: str
-    check: str
-    passed: bool
-    world_sizes: tuple[int, ...] = ()
-    evidence: str = ""
-    hint: str = ""
-
-
 @dataclass
 class Attempt:
     """One try of the student's piece by one check, in a world of world_size ranks."""
@@ -91,8 +82,6 @@ class Attempt:
         targets: other ranks to run it on, such as one that stands by.
         Raises: Wrong when the piece raises, hangs or kills its rank.
         """
-        from shared.ranks import rankside
-
         own = per_rank or [()] * self.world_size
 
         def request_of(rank: int) -> tuple:
@@ -144,9 +133,6 @@ class Exercise:
 
         Raises: CheckFailed after showing every verdict.
         """
-        from shared import progress
-        from shared.checks.engine import display
-
         verdicts = run_exercise(self)
         display.show(verdicts)
         progress.record(self, verdicts)
@@ -263,7 +249,3 @@ def _merge(by_rank: dict[int, str]) -> str:
     for rank, text in sorted(by_rank.items()):
         groups.setdefault(text, []).append(rank)
     return "\n".join(f"{name_ranks(members)} │ {text}" for text, members in groups.items())
-
-
-def as_json(verdicts: list[Verdict]) -> list[dict]:
-    return [asdict(verdict) for verdict in verdicts]

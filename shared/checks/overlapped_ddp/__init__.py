@@ -189,10 +189,11 @@ def what_cannot_be_right_is_refused(attempt: Attempt) -> None:
 def gradients_live_in_the_buckets(attempt: Attempt) -> None:
     sizes = draw_sizes(attempt)
     want_bytes = sum(message.nbytes for message in sizes.messages())
-    found = attempt.run(probe_memory, sizes, attempt.draw_seed(), per_rank=draw_shares(attempt))
+    most_bytes = 1.1 * want_bytes  # a bucket may be filled up to an even size
+    found = attempt.run(probe_memory, sizes, most_bytes, attempt.draw_seed(), per_rank=draw_shares(attempt))
     for rank, moments in enumerate(found):
         for when, held_bytes in moments.items():
-            if held_bytes > 1.1 * want_bytes:  # a bucket may be filled up to an even size
+            if held_bytes > most_bytes:
                 said = f"{sizes}: {when}, gradients and buckets hold {held_bytes:,} bytes; expected {want_bytes:,}"
                 raise Wrong({rank: said}, "Look at: once a gradient is in its bucket, what does .grad still point at?")
     judge_footprint(attempt, "Large", {}, said_cap("Large"))  # and nothing that is neither .grad nor sent

@@ -19,10 +19,11 @@ from shared.checks.engine.latecomers import Meeting, launches_unasked
 from shared.checks.engine.training import Draw
 from shared.checks.production.folder import names_in, put, the_largest_step_is_found
 from shared.checks.production.saved import Saving, beside, settle, train
+from shared.deadlines import scaled
 from shared.ranks import rankside
 
 EARLIER = "step_3"
-SLOW_RENAME_S = 0.5  # who does not wait for it is back in a few milliseconds
+SLOW_RENAME_S = scaled(0.5)  # who does not wait for it is back in a few milliseconds
 after_newest = begin_at(the_largest_step_is_found, "newest")
 _LOOK_AT_NAMES = "Look at: under which name do ranks write, and when does it get the other?"
 
