@@ -14,7 +14,7 @@ from shared.checks.compare import close, judge_gradients, tolerance_of
 from shared.checks.framework import NOT_WRITTEN, Attempt, Wrong
 from shared.checks.latecomers import PATIENCE_S, Meeting, launches_unasked
 from shared.checks.steps import Diary
-from shared.checks.subgroups import SUBGROUPS, called_alone, join_subgroup
+from shared.checks.subgroups import called_alone, join_subgroup, members_of
 
 SHAPES = [(3, 5), (7,), (), (2, 3, 2, 2), (4, 1)]
 _ELEMENTS = sum(torch.Size(shape).numel() for shape in SHAPES)
@@ -122,7 +122,7 @@ def _run(attempt: Attempt, steps: Steps, drawn: list) -> dict[int, list[dict]]:
         called_alone(attempt) if steps.in_subgroup else f"gradients of the shapes {', '.join(map(_listed, SHAPES))}"
     )
     found = attempt.run(probe_bucket, steps, per_rank=[(rank, own) for rank, own in enumerate(drawn)], context=context)
-    members = SUBGROUPS[attempt.world_size] if steps.in_subgroup else range(attempt.world_size)
+    members = members_of(attempt, steps.in_subgroup)
     return {rank: found[rank] for rank in members}
 
 

@@ -13,8 +13,7 @@ import torch
 from shared.checks import awkward
 from shared.checks.candidate import device_here
 from shared.checks.framework import Attempt, Wrong
-from shared.checks.loops import descend
-from shared.checks.training import Draw
+from shared.checks.training import Draw, descend
 from shared.checks.volume import trainable_bytes
 
 _SETTLES_WITHIN_S = 1.0  # gloo's threads let go of a message's tensor a little after it is done

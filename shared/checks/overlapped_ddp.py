@@ -6,7 +6,7 @@ came to a layer, and whether its backward can end while another rank has sent no
 
 import torch
 
-from shared.checks import overlap_cost, overlap_no_sync, overlap_parts
+from shared.checks import awkward, overlap_cost, overlap_no_sync, overlap_parts
 from shared.checks.buckets import describe_messages, judge_messages, messages_of, said_cap
 from shared.checks.compare import by_rank, describe_calls, judge_gradients
 from shared.checks.footprint import judge_footprint
@@ -34,7 +34,7 @@ no_sync = Exercise("4.4", "OverlappedDDP")
 communication_cost = Exercise("4.5", "communication_cost", optional=True)
 
 TINY_CAP = {"bucket_cap_mb": 200 / 2**20}  # the awkward models have some 600 bytes
-AWKWARD = ("Plain", "Tied", "Frozen", "Unused", "Scalar", "Buffered", "Strided", "Mixed")
+AWKWARD = ("Plain", "Tied", "Frozen", "Unused", "Scalar", "Buffered", "Strided", "Mixed", *awkward.HAVE_MODES)
 
 
 # -- 4.1, 4.2, 4.4, 4.5

@@ -11,7 +11,7 @@ from shared.checks.framework import Attempt, Wrong
 from shared.checks.sharded_plan import Plan, layout_of
 from shared.checks.sharded_training import LOOK_AT_STALE, Causes, alone, begin, judge_states, probe_sharded
 from shared.checks.sharded_wire import judge_rounds
-from shared.checks.subgroups import SUBGROUPS, called_alone
+from shared.checks.subgroups import called_alone, members_of
 from shared.checks.training import Draw
 
 CLIPS, LEAVES = 0.05, 100.0  # the awkward models' gradients have norms between 0.3 and 10
@@ -32,7 +32,7 @@ def clip_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[in
     Raises: Wrong unless norms and parameters, each step, are one process's.
     """
     draw = Draw(attempt)
-    members = SUBGROUPS[attempt.world_size] if plan.in_subgroup else list(range(attempt.world_size))
+    members = members_of(attempt, plan.in_subgroup)
     context = f"{called_alone(attempt)}, {plan}" if plan.in_subgroup else str(plan)
     results = attempt.run(probe, plan, per_rank=draw.per_rank, context=context)
     found = {rank: results[rank] for rank in members}

@@ -11,7 +11,7 @@ from shared.checks.candidate import device_here
 from shared.checks.compare import close, first_difference, tolerance_of
 from shared.checks.framework import Attempt, Wrong
 from shared.checks.sharded_plan import LATE_STEP, Plan, Run
-from shared.checks.subgroups import SUBGROUPS, called_alone, join_subgroup
+from shared.checks.subgroups import called_alone, join_subgroup, members_of
 from shared.checks.training import Draw
 
 _LIBRARIES = ("torch.distributed.optim", "torch.distributed.fsdp", "torch.distributed._composable", "deepspeed")
@@ -71,7 +71,7 @@ def train_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[i
     Raises: Wrong unless every step leaves on every rank what one process gets.
     """
     draw = Draw(attempt)
-    members = SUBGROUPS[attempt.world_size] if plan.in_subgroup else list(range(attempt.world_size))
+    members = members_of(attempt, plan.in_subgroup)
     context = f"{called_alone(attempt)}, {plan}" if plan.in_subgroup else str(plan)
     results = attempt.run(probe, plan, per_rank=draw.per_rank, context=context)
     found = {rank: results[rank] for rank in members}

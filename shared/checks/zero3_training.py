@@ -16,7 +16,7 @@ from shared.checks.compare import close, tolerance_of
 from shared.checks.framework import Attempt, Wrong
 from shared.checks.sharded_plan import OPTIMIZERS, Plan, Run
 from shared.checks.sharded_training import judge_states, refuse_libraries
-from shared.checks.subgroups import SUBGROUPS, called_alone, join_subgroup
+from shared.checks.subgroups import called_alone, join_subgroup, members_of
 from shared.checks.training import Draw
 
 
@@ -155,15 +155,11 @@ def one_process(plan: UnitPlan, seed: int, x, y) -> list[dict]:
     return steps
 
 
-def members_of(attempt: Attempt, plan: Plan) -> list[int]:
-    return SUBGROUPS[attempt.world_size] if plan.in_subgroup else list(range(attempt.world_size))
-
-
 def train(attempt: Attempt, plan: UnitPlan, draw: Draw) -> dict[int, dict]:
     """→ by global rank, what probe_units found"""
     context = f"{called_alone(attempt)}, {plan}" if plan.in_subgroup else str(plan)
     results = attempt.run(probe_units, plan, per_rank=draw.per_rank, context=context)
-    return {rank: results[rank] for rank in members_of(attempt, plan)}
+    return {rank: results[rank] for rank in members_of(attempt, plan.in_subgroup)}
 
 
 def train_and_judge(attempt: Attempt, plan: UnitPlan) -> dict[int, dict]:
@@ -171,7 +167,7 @@ def train_and_judge(attempt: Attempt, plan: UnitPlan) -> dict[int, dict]:
 
     Raises: Wrong unless every step leaves what one process gets.
     """
-    draw, members = Draw(attempt), members_of(attempt, plan)
+    draw, members = Draw(attempt), members_of(attempt, plan.in_subgroup)
     found = train(attempt, plan, draw)
     context = f"{called_alone(attempt)}, {plan}" if plan.in_subgroup else str(plan)
     judge_start(found, plan, draw.seeds[members[0]], context)
