@@ -32,7 +32,7 @@ lab: environment ## Open the course in JupyterLab
 	@$(LAB_DEFAULTS) $(VENV_PYTHON) -m jupyterlab --ServerApp.root_dir=. $(ALLOW_ROOT) $(LAB_ARGS) $(OPEN_START_PAGE)
 
 doctor: environment ## Say whether the course can run here, and what to do where not
-	@$(VENV_PYTHON) -m shared.check_machine
+	@$(VENV_PYTHON) -m shared.ranks.machine
 
 test: environment-dev ## Run every check: lint, unit tests, notebooks
 	@$(VENV_PYTHON) -m tests.run $(PHASES)
@@ -44,7 +44,7 @@ gpu: environment-dev ## Run what needs GPUs, and measure there: the report comes
 	@$(VENV_PYTHON) -m tests.gpu
 
 notebooks: environment-dev ## Rebuild the notebooks from source/
-	@$(VENV_PYTHON) -m shared.build
+	@$(VENV_PYTHON) -m instructor.build
 
 bench: environment-dev ## Measure starts, instruments, collectives and training steps on this machine
 	@$(VENV_PYTHON) -m benchmarks.ranks
@@ -54,10 +54,10 @@ bench: environment-dev ## Measure starts, instruments, collectives and training 
 	@$(VENV_PYTHON) -m benchmarks.stages
 
 release: environment-dev ## CHAPTER=04: write the students' bundle of a chapter into build/release/
-	@$(VENV_PYTHON) -m shared.release $(CHAPTER)
+	@$(VENV_PYTHON) -m instructor.release $(CHAPTER)
 
 grade: environment-dev ## SUBMISSIONS=dir [CHAPTER=04]: grade students' notebooks into build/grades/
-	@$(VENV_PYTHON) -m shared.grade "$(SUBMISSIONS)" $(if $(CHAPTER),--chapter $(CHAPTER)) $(GRADE_ARGS)
+	@$(VENV_PYTHON) -m instructor.grade "$(SUBMISSIONS)" $(if $(CHAPTER),--chapter $(CHAPTER)) $(GRADE_ARGS)
 
 clean: ## Remove .venv and caches
 	rm -rf .venv .pytest_cache .ruff_cache build *.egg-info

@@ -21,8 +21,9 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.report import machine
-from shared import ranks, rankside
+from shared import ranks
 from shared.formulas import all_reduce_sent_bytes
+from shared.ranks import rankside
 from solutions import collectives
 
 SIZES_KIB = (64, 256, 1024, 4096, 16384, 65536)

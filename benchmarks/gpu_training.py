@@ -8,8 +8,10 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.rungs import ON_A_GPU, BenchmarkGPT
-from shared import clock, memory, rankside
+from shared import memory
 from shared.models import GPTConfig
+from shared.ranks import rankside
+from shared.wire import clock
 
 ROUNDS, WARM_UP_ROUNDS = 10, 3
 

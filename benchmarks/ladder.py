@@ -32,7 +32,8 @@ from torch import nn
 
 from benchmarks import report
 from benchmarks.rungs import ALONE, DDP_VIEW, MODELS, RUNGS, Aim
-from shared import deepspeed_engine, hosts, memory, ranks, rankside, wire
+from shared import deepspeed_engine, hosts, memory, ranks, wire
+from shared.ranks import rankside
 
 WORLD_SIZES = (2, 4)
 LINKS = (None, "1gbit")  # None: the ranks share this machine's loopback

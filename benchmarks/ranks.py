@@ -18,7 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.report import Row, machine, show
-from shared import magic, ranks
+from shared import ranks
+from shared.ranks import magic
 
 WORLD_SIZE = 4
 START_TIMEOUT_S = 120

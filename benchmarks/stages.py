@@ -21,8 +21,9 @@ import torch.distributed as dist
 
 from benchmarks import report
 from benchmarks.rungs import MODELS
-from shared import memory, ranks, rankside, wire
+from shared import memory, ranks, wire
 from shared.formulas import FP32_ADAM, model_state_bytes, step_sent_bytes
+from shared.ranks import rankside
 from solutions.overlapped_ddp import OverlappedDDP
 from solutions.zero1 import ZeRO1
 from solutions.zero2 import ZeRO2

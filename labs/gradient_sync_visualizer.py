@@ -23,9 +23,10 @@ import torch.distributed as dist
 import torch.distributed.nn  # before any group: its default arguments would hold ours past the end
 from torch import nn
 
-from shared import sync_plots, tables, wire
+from shared import tables, wire
 from shared.data import CharTokens
 from shared.models import GPTConfig, TinyGPT
+from shared.plots import sync as sync_plots
 
 SAMPLES_PER_PARAMETER = 6
 MB = 2**20  # bytes, as torch's DDP counts its bucket_cap_mb

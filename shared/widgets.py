@@ -1,4 +1,4 @@
-"""Things to move with the mouse: each a thin layer of ipywidgets over a pure figure function of `*plots.py`.
+"""Things to move with the mouse: each a thin layer of ipywidgets over a pure figure function of `plots/`.
 
     widgets.ring_stepper(ranks.pull("log"))    # as the last line of a cell
 
@@ -16,9 +16,14 @@ import ipywidgets
 from IPython.display import display
 from matplotlib.figure import Figure
 
-from shared import bucket_plots, lifetime_plots, magic, planner, planner_plots, ring_plots
-from shared.lifetimes import Lifetimes
-from shared.model_shapes import SHAPES
+from shared import planner
+from shared.memory.lifetimes import Lifetimes
+from shared.planner.shapes import SHAPES
+from shared.plots import buckets as bucket_plots
+from shared.plots import lifetimes as lifetime_plots
+from shared.plots import memory_plan as planner_plots
+from shared.plots import ring as ring_plots
+from shared.ranks import magic
 
 _LABEL = {"description_width": "initial"}
 

@@ -1,4 +1,4 @@
-# Built by `make notebooks` from source/05_memory_wall/lab.py: edit that, not this.
+# Built by `make notebooks` from source/06_memory_wall/lab.py: edit that, not this.
 """The memory of one rank: counted, kept in mixed precision, and saved by computing activations again."""
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-# Built by `make notebooks` from source/09_production/lab.py: edit that, not this.
+# Built by `make notebooks` from source/11_production/lab.py: edit that, not this.
 """What a training run uses in earnest: torch's fully_shard, hybrid sharding, checkpoints, a choice of strategy."""
 
 import shutil
@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from shared import planner
-from shared.clusters import Cluster, step_seconds
-from shared.model_shapes import ModelShape
+from shared.planner.clusters import Cluster, step_seconds
+from shared.planner.shapes import ModelShape
 from solutions.manual_ddp import broadcast_state
 from solutions.zero3 import default_units
 

@@ -23,8 +23,8 @@ import torch.distributed.nn  # before any group: its default arguments would hol
 from torch import nn
 
 from shared import memory, wire
-from shared.clock import Clock
-from shared.tasks import TASKS, Task
+from shared.data.tasks import TASKS, Task
+from shared.wire.clock import Clock
 from solutions.strategies import OPTIMIZERS, STRATEGIES
 
 # Steps 0 and 1 make what stays: the optimizer's state, and the buckets that DDP arranges anew after its first backward.

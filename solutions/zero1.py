@@ -1,4 +1,4 @@
-# Built by `make notebooks` from source/06_zero1/lab.py: edit that, not this.
+# Built by `make notebooks` from source/07_zero1/lab.py: edit that, not this.
 """ZeRO stage 1: each rank holds all parameters and gradients, and one N-th of the optimizer's state."""
 
 from collections.abc import Iterable
@@ -336,7 +336,7 @@ def part_of(home: FlatParameters, name: str, states: list[dict]):
     for piece, value, parameter in zip(home.slices_of(flat), values, home.parameters, strict=True):
         if value is not None:
             piece.copy_(value)
-        elif name == "master":  # never stepped: chapter 05's master is the parameter, all else begins with zeros
+        elif name == "master":  # never stepped: chapter 06's master is the parameter, all else begins with zeros
             piece.copy_(parameter.detach())
     return home.own(flat).clone()
 

@@ -1,4 +1,4 @@
-# Built by `make notebooks` from source/07_zero2/lab.py: edit that, not this.
+# Built by `make notebooks` from source/08_zero2/lab.py: edit that, not this.
 """ZeRO stage 2: each rank holds all parameters, and one N-th of the gradients and of the optimizer's state."""
 
 from collections.abc import Callable
@@ -76,7 +76,7 @@ class TravellingGradients:
 
 
 class ShardedBucket(TravellingGradients):
-    """A bucket as lab 04's queue and lab 06's optimizer know it."""
+    """A bucket as lab 04's queue and lab 07's optimizer know it."""
 
     def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None):
         super().__init__(FlatParameters(parameters, group))

@@ -1,4 +1,4 @@
-# Built by `make notebooks` from source/08_zero3/lab.py: edit that, not this.
+# Built by `make notebooks` from source/09_zero3/lab.py: edit that, not this.
 """ZeRO stage 3: each rank holds one N-th of everything, and gathers a unit's parameters while it computes with them."""
 
 import copy
@@ -208,7 +208,7 @@ class GathersForForward(HoldsShards):
                 tensor.register_hook(partial(self._before_backward, unit, call))
 
     def _before_backward(self, unit: Unit, call: Call, gradient: torch.Tensor) -> None:
-        raise NotImplementedError  # exercise 8.5
+        raise NotImplementedError  # exercise 9.5
 
 
 class QueuesGradients(GathersForForward):

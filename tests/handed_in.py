@@ -6,9 +6,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from shared import build
-from shared.grade import sandbox
-from shared.grade.submissions import Submission
+from instructor import build
+from instructor.grade import sandbox
+from instructor.grade.submissions import Submission
 
 CHAPTERS = {chapter.name: chapter for chapter in build.chapters()}
 

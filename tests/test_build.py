@@ -4,7 +4,7 @@ import nbformat
 import pytest
 from nbformat.validator import validate
 
-from shared import build
+from instructor import build
 
 CHAPTERS = build.chapters()
 IDS = [chapter.name for chapter in CHAPTERS]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from shared import ranks
-from shared.checks import framework
 from shared.checks.__main__ import main, run_file
+from shared.checks.engine import framework
 
 ROOT = Path(__file__).parent.parent
 MUTANTS, VARIANTS = ROOT / "tests" / "mutants", ROOT / "tests" / "variants"

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from shared.checks import collectives_wire
-from shared.checks.mixture import SPOILT, UNTOUCHED, Parts, Slot, cut, explain
+from shared.checks.collectives import wire
+from shared.checks.collectives.mixture import SPOILT, UNTOUCHED, Parts, Slot, cut, explain
 
 RANKS = (0, 1, 2, 3)
 OWN = [torch.randn(20, generator=torch.Generator().manual_seed(seed)) for seed in RANKS]
@@ -63,19 +63,16 @@ def test_turns_are_counted_as_if_each_call_waited():
         send, recv = (lambda r: ("send", (r + 1) % size)), (lambda r: ("recv", (r - 1) % size))
         return [[send(r), recv(r)] if r in first_sends else [recv(r), send(r)] for r in range(size)]
 
-    assert collectives_wire.count_turns(ring(4, {0, 2})) == 2
-    assert collectives_wire.count_turns(ring(3, {0, 2})) == 3
-    assert collectives_wire.count_turns(ring(4, {0})) == 4
-    assert (
-        collectives_wire.count_turns(ring(4, {0, 1, 2, 3})) is None
-        and collectives_wire.count_turns(ring(2, set())) is None
-    )
+    assert wire.count_turns(ring(4, {0, 2})) == 2
+    assert wire.count_turns(ring(3, {0, 2})) == 3
+    assert wire.count_turns(ring(4, {0})) == 4
+    assert wire.count_turns(ring(4, {0, 1, 2, 3})) is None and wire.count_turns(ring(2, set())) is None
 
 
 def test_rounds_are_counted_as_if_a_rank_sent_one_message_in_each():
     def sends(**partners):
         return {r: [SimpleNamespace(partner=p) for p in partners.get(f"rank_{r}", [])] for r in range(4)}
 
-    assert collectives_wire.count_rounds(sends(rank_0=[1, 2], rank_1=[3]), src=0) == 2
-    assert collectives_wire.count_rounds(sends(rank_0=[1, 2, 3]), src=0) == 3
-    assert collectives_wire.count_rounds(sends(rank_2=[3], rank_3=[0], rank_0=[1]), src=2) == 3
+    assert wire.count_rounds(sends(rank_0=[1, 2], rank_1=[3]), src=0) == 2
+    assert wire.count_rounds(sends(rank_0=[1, 2, 3]), src=0) == 3
+    assert wire.count_rounds(sends(rank_2=[3], rank_3=[0], rank_0=[1]), src=2) == 3

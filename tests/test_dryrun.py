@@ -12,8 +12,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from shared import dryrun, formulas, memory, ranks, wire
-from shared.model_shapes import SHAPES, gpt, llama
-from shared.published_model import Decoder
+from shared.dryrun.decoder import Decoder
+from shared.planner.shapes import SHAPES, gpt, llama
 
 ROOT = Path(__file__).parent.parent
 SMALL = llama("small", 4, 64, 4, 2, 96, vocabulary=50, context=32)

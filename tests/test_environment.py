@@ -147,7 +147,7 @@ def make(*arguments, cwd=ROOT, **variables) -> subprocess.CompletedProcess:
     [
         ("lab", ["bootstrap.py\n", "-m jupyterlab"]),
         ("test", ["bootstrap.py --dev\n", "-m tests.run"]),
-        ("notebooks", ["bootstrap.py --dev\n", "-m shared.build"]),
+        ("notebooks", ["bootstrap.py --dev\n", "-m instructor.build"]),
         ("bench", ["bootstrap.py --dev\n", "-m benchmarks.ranks", "-m benchmarks.collectives"]),
         ("clean", ["rm -rf .venv"]),
     ],

@@ -23,7 +23,7 @@ def no_ranks_left():
 def _sum_on_the_device() -> tuple[str, float]:
     import torch.distributed as dist
 
-    from shared import rankside
+    from shared.ranks import rankside
 
     tensor = torch.full((4,), dist.get_rank() + 1.0, device=rankside.here.device)
     dist.all_reduce(tensor)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from shared.checks.framework import Verdict
-from shared.grade import __main__ as grade
-from shared.grade import feedback, gradebook, records, sandbox, tasks
-from shared.grade.records import Answer, Record
+from instructor.grade import __main__ as grade
+from instructor.grade import feedback, gradebook, records, sandbox, tasks
+from instructor.grade.records import Answer, Record
+from shared.checks.engine.verdicts import Verdict
 from tests.handed_in import CHAPTERS, hand_in, need_sandbox, writes
 
 LAB = "00_ranks"
@@ -120,7 +120,7 @@ def test_a_grader_killed_in_the_middle_of_200_goes_on_where_it_was(tmp_path):
         path.write_text(str(number))
     script = f"""
         import pathlib, time
-        from shared.grade import __main__ as grade
+        from instructor.grade import __main__ as grade
         from tests.test_grade import instant
         def grader(submission, course, limits):
             with open({str(log)!r}, "a") as log:
@@ -248,7 +248,7 @@ def test_make_grade_grades(tmp_path, monkeypatch):
     command = [
         sys.executable,
         "-m",
-        "shared.grade",
+        "instructor.grade",
         str(tmp_path / "in"),
         "--chapter",
         "0",

@@ -18,12 +18,12 @@ import psutil
 import pytest
 import torch
 
-from shared import rankside
-from shared.checks import parcel
-from shared.grade import __main__ as grade
-from shared.grade import course, gradebook, grading, guard, judge, sandbox, screen, submissions
-from shared.grade.limits import Limits
-from shared.grade.records import Answer, Record, one_line
+from instructor.grade import __main__ as grade
+from instructor.grade import course, gradebook, grading, guard, judge, sandbox, screen, submissions
+from instructor.grade.limits import Limits
+from instructor.grade.records import Answer, Record, one_line
+from shared.checks.engine import parcel
+from shared.ranks import rankside
 from tests.handed_in import CHAPTERS, hand_in, need_sandbox, writes
 
 LAB = "00_ranks"
@@ -82,7 +82,7 @@ HOSTILE = {
         "No module named 'solutions.first_collectives'",
     ),
     "the checks imported": (
-        "import shared.checks.first_collectives_probes as p; return 1.0",
+        "import shared.checks.first_collectives.probes as p; return 1.0",
         "refused: line 2 uses shared.checks",
     ),
 }
@@ -172,7 +172,7 @@ def test_a_sandbox_shows_nothing_that_it_need_not(tmp_path, judged_with):
                 except OSError:
                     pass
             try:
-                os.remove("shared/ranks.py")
+                os.remove("shared/ranks/__init__.py")
                 seen.append("removed")
             except OSError:
                 pass
@@ -217,19 +217,19 @@ def test_results_forged_on_disk_on_stdout_and_in_pipes_count_for_nothing(tmp_pat
     record = judged(
         tmp_path, judged_with, "return -1.0", top=f"def forge():\n{textwrap.indent(FORGERY, '    ')}\nforge()"
     )
-    assert "shared.grade.judge" not in said(record)
+    assert "instructor.grade.judge" not in said(record)
     assert record.answers[0].points == 0 and record.points in (0.0, 3.0) and said(record)
 
 
 PATCHES = {
     "a probe": (
-        "import sys\nfor name in ('first_collectives_probes',):\n"
+        "import sys\nfor name in ('first_collectives.probes',):\n"
         "    module = sys.modules.get('shared.' + 'checks.' + name)\n"
         "    for key, value in list(vars(module).items() if module else ()):\n"
         "        if type(value).__name__ == 'function': setattr(module, key, lambda *_: None)"
     ),
     "torch": "torch.equal = lambda *_: True",
-    "the wire's ledger": "import shared.tap\nshared.tap.reset = lambda: None",
+    "the wire's ledger": "import shared.wire.instrumentation\nshared.wire.instrumentation.reset = lambda: None",
 }
 
 
@@ -291,8 +291,8 @@ def test_a_pickle_changes_no_class_of_the_judge_s(monkeypatch):
         for name in {"loads", "unpack"} & set(vars(module)):
             monkeypatch.setattr(module, name, getattr(module, name))  # so that it is put back
     refused = guard.install()
-    record = b"cshared.rankside\n_Here\n"
-    for owner in (record, b"ccollections\nCounter\n", b"cshared.checks.parcel\n_tensor\n"):
+    record = b"cshared.ranks.rankside\n_Here\n"
+    for owner in (record, b"ccollections\nCounter\n", b"cshared.checks.engine.parcel\n_tensor\n"):
         with pytest.raises(guard.Refused):
             pickle.loads(owner + b"(N(V__sub__\n" + record + b"dtb" + b"0" + record + b")R.")
     assert len(refused) == 3 and "__sub__" not in vars(rankside._Here)
@@ -308,10 +308,12 @@ def test_a_pickle_changes_no_class_of_the_judge_s(monkeypatch):
 
 
 UNSEEN = {  # what no process can prevent in itself: a person is to look
-    "from shared import tap\ntap._listeners[-1][0].clear()": "line 1 uses shared.tap",
-    "import sys as s\ns.modules['shared.tap']": "line 1 uses sys",
-    "import importlib as i\ni.import_module('sha' + 'red.tap')": "line 1 uses importlib",
-    "__import__('shared.tap')": "line 1 uses __import__",
+    "from shared.wire import instrumentation as i\ni._listeners[-1][0].clear()": (
+        "line 1 uses shared.wire.instrumentation"
+    ),
+    "import sys as s\ns.modules['shared.wire.instrumentation']": "line 1 uses sys",
+    "import importlib as i\ni.import_module('sha' + 'red.wire.instrumentation')": "line 1 uses importlib",
+    "__import__('shared.wire.instrumentation')": "line 1 uses __import__",
     "def f():\n    open('/tmp/x', 'w')": "line 2 uses open",
     "import mmap": "line 1 uses mmap",
     "from torch.nn.parallel import DistributedDataParallel as D": (

@@ -6,14 +6,14 @@ void is looked for in every lab's right solutions in test_mutants.py, which cost
 
 import pytest
 
-from shared.grade import course, grading, screen
-from shared.grade.limits import Limits
-from shared.grade.submissions import pieces_of
-from shared.grade.tasks import module_of
+from instructor.grade import course, grading, screen
+from instructor.grade.limits import Limits
+from instructor.grade.submissions import pieces_of
+from instructor.grade.tasks import module_of
 from tests.handed_in import CHAPTERS, hand_in, need_sandbox
 
 
-@pytest.mark.parametrize("lab", ["06_zero1", "08_zero3", "09_production"])
+@pytest.mark.parametrize("lab", ["07_zero1", "09_zero3", "11_production"])
 def test_our_own_solution_gets_every_point(tmp_path, lab):
     need_sandbox()
     with course.unpacked(CHAPTERS[lab]) as judged_with:
@@ -43,7 +43,7 @@ WITHHELD = tuple(f"solutions.{module_of(chapter)}" for chapter in CHAPTERS.value
         ("from solutions.zero1 import ZeRO1", "line 1 uses solutions.zero1"),
         ("\nfrom solutions import zero1", "line 2 uses solutions.zero1"),
         ("import shared.checks.zero1 as check", "line 1 uses shared.checks"),
-        ("import importlib\nimportlib.import_module('shared.grade.judge')", "line 2 uses shared.grade"),
+        ("import importlib\nimportlib.import_module('instructor.grade.judge')", "line 2 uses instructor.grade"),
         ("from shared import checks", "line 1 uses shared.checks"),
     ],
 )

@@ -6,8 +6,8 @@ import json
 import nbformat
 import pytest
 
-from shared.grade import course, grading, submissions
-from shared.grade.limits import Limits
+from instructor.grade import course, grading, submissions
+from instructor.grade.limits import Limits
 from tests.handed_in import CHAPTERS, cell_of, hand_in, need_sandbox
 
 LAB = "00_ranks"

@@ -10,7 +10,10 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
-from shared import bucket_plots, formulas, magic, sync_plots, widgets
+from shared import formulas, widgets
+from shared.plots import buckets as bucket_plots
+from shared.plots import sync as sync_plots
+from shared.ranks import magic
 
 SCRIPT = Path(__file__).parent.parent / "labs" / "gradient_sync_visualizer.py"
 SIZES = {"embedding.weight": 4000, "blocks.0.up.weight": 2000, "blocks.0.norm.bias": 10, "blocks.1.up.weight": 2000}

@@ -20,8 +20,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shared import devices, hosts, magic, ranks, rankside, wire
-from shared.rankset import RankSet
+from shared import hosts, ranks, wire
+from shared.ranks import devices, magic, rankside
+from shared.ranks.rankset import RankSet
+from shared.wire import sockets
 from tests.test_rank_processes import still_there
 
 ROOT = Path(__file__).parent.parent
@@ -124,10 +126,10 @@ def run_cell(source: str) -> None:
 def counted(send) -> tuple[float, int, int]:
     """Run send() on all ranks at once. → seconds, bytes that this host's interface sent, and received"""
     dist.barrier()
-    before, began_s = hosts.counters(), time.perf_counter()
+    before, began_s = sockets.counters(), time.perf_counter()
     send()
     dist.barrier()
-    took_s, after = time.perf_counter() - began_s, hosts.counters()
+    took_s, after = time.perf_counter() - began_s, sockets.counters()
     return took_s, after.sent_bytes - before.sent_bytes, after.received_bytes - before.received_bytes
 
 
@@ -236,7 +238,7 @@ def test_groups_that_are_made_later_meet_too(behind_a_link):
 
 
 def host_of_this_rank() -> tuple[str, int]:
-    return os.readlink("/proc/self/ns/net"), hosts.counters().sent_bytes
+    return os.readlink("/proc/self/ns/net"), sockets.counters().sent_bytes
 
 
 def holders(namespaces: set[str]) -> list[str]:

@@ -4,7 +4,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from shared import build
+from instructor import build
 
 CHAPTERS = build.chapters()
 

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from shared import lifetime_plots, lifetimes, widgets
-from shared.bundles import bundled
+from shared import widgets
+from shared.memory import lifetimes
+from shared.plots import lifetimes as lifetime_plots
 from shared.timeline import Span, Timeline
+from shared.timeline.bundles import bundled
 
 
 def comes_and_goes() -> lifetimes.Lifetimes:

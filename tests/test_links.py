@@ -12,8 +12,8 @@ import pytest
 from tests.links import broken, links, markdown_of, tokens
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("benchmarks", ".colab", "chapters", "labs", "shared", "solutions")  # with texts to read
-PLACES = re.compile(r"(?:benchmarks|chapters|labs|shared|solutions|source|tests)/[\w/.-]*\w")
+FOLDERS = ("benchmarks", ".colab", "chapters", "instructor", "labs", "shared", "solutions")  # with texts to read
+PLACES = re.compile(r"(?:benchmarks|chapters|instructor|labs|shared|solutions|source|tests)/[\w/.-]*\w")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Chapter 05 inside chapters 04 and 06: checkpointed blocks under hooks, masters of sharded parameters.
+"""Chapter 06 inside chapters 04 and 07: checkpointed blocks under hooks, masters of sharded parameters.
 
 The functions without `test_` run on the ranks.
 """

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from instructor.build import chapters
+from instructor.grade import fingerprints, guard
 from shared import ranks
-from shared.build import chapters
-from shared.checks import parcel
 from shared.checks.__main__ import exercises_of, run_file
-from shared.grade import fingerprints, guard
+from shared.checks.engine import parcel
 
 TESTS = Path(__file__).parent
 LEAST_MUTANTS, LEAST_VARIANTS = 8, 2

@@ -9,7 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from shared.grade import nbgrader_course
+from instructor.grade import nbgrader_course
 from tests.handed_in import CHAPTERS, hand_in
 
 LAB = "00_ranks"

@@ -18,7 +18,8 @@ import pytest
 import yaml
 from nbclient import NotebookClient
 
-from shared import build, colab, release
+from instructor import build, release
+from shared.jupyter import colab
 
 ROOT = Path(__file__).parent.parent
 ADDRESS = build.address()

@@ -2,9 +2,11 @@
 
 import pytest
 
-from shared import formulas, magic, planner, planner_plots, widgets
-from shared.model_shapes import SHAPES
+from shared import formulas, planner, widgets
 from shared.models import GPTConfig, TinyGPT
+from shared.planner.shapes import SHAPES
+from shared.plots import memory_plan as planner_plots
+from shared.ranks import magic
 
 EXACT = {  # parameters in the released weights; GPT-3 has none that anyone could count
     "GPT-2 124M": 124_439_808,

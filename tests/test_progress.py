@@ -13,8 +13,13 @@ import nbformat
 import pytest
 from jupyter_client.manager import start_new_kernel
 
-from shared import build, labs, magic, progress, progress_page, release
-from shared.checks import first_collectives, framework
+from instructor import build, release
+from shared import progress
+from shared.checks import first_collectives
+from shared.checks.engine.verdicts import Verdict
+from shared.progress import labs
+from shared.progress.page import Page
+from shared.ranks import magic
 
 NAMES = ("sum_over_ranks", "global_mean", "pass_right", "log_mean_loss", "broadcast_by_hand")  # the last one a stretch
 CHAPTERS = [chapter.name for chapter in build.chapters()]
@@ -36,12 +41,12 @@ def course(tmp_path, monkeypatch) -> Path:
 
 def check(name: str, failed: tuple[str, ...] = ()) -> None:
     """Record a run of one of lab 00's exercises that has the checks `values` and `wire`."""
-    verdicts = [framework.Verdict(name, each, each not in failed) for each in ("values", "wire")]
+    verdicts = [Verdict(name, each, each not in failed) for each in ("values", "wire")]
     progress.record(getattr(first_collectives, name), verdicts)
 
 
-def page() -> progress_page.Page:
-    return progress_page.Page(*progress.runs())
+def page() -> Page:
+    return Page(progress.ROOT, *progress.runs())
 
 
 def run(exercise: str, passed: bool = True, at: str = "2026-01-02T10:00:00+00:00") -> progress.Run:
@@ -207,14 +212,14 @@ def test_the_next_step(course, runs, next_step):
     for lab, name, passed in runs:
         keys = [f"{modules[lab]}.{name}"] if name else everything
         found += [run(key, passed) for key in keys]
-    assert progress_page.Page(found).as_text().startswith(f"Next: {next_step}")
+    assert Page(progress.ROOT, found).as_text().startswith(f"Next: {next_step}")
 
 
 def test_when_all_has_passed_and_where_there_is_nothing(course):
     found = [run(each.key) for lab in labs.labs(course)[0] for each in lab.exercises]
-    assert progress_page.Page(found).as_text().startswith("Every exercise in this folder has passed.")
+    assert Page(progress.ROOT, found).as_text().startswith("Every exercise in this folder has passed.")
     shutil.rmtree(course / "labs")
-    assert progress_page.Page(found).as_text().startswith("There are no labs in this folder.")
+    assert Page(progress.ROOT, found).as_text().startswith("There are no labs in this folder.")
 
 
 class Links(HTMLParser):
@@ -258,7 +263,7 @@ def test_the_built_start_page_is_a_newcomers():
     lesson = nbformat.read(build.ROOT / "chapters" / f"{CHAPTERS[0]}.ipynb", as_version=4)
     cell = next(cell for cell in lesson.cells if cell.cell_type == "code")
     data = cell.outputs[0].data
-    newcomers = progress_page.Page([])
+    newcomers = Page(progress.ROOT, [])
     assert (data["text/plain"], data["text/html"]) == (newcomers.as_text(), newcomers.as_html())
 
 
@@ -313,7 +318,7 @@ def test_checks_in_a_bundles_lab_come_to_its_start_page(tmp_path, monkeypatch):
         shown = execute("progress.show()", JUPYTERLAB)
         assert shown.startswith("Next: global_mean in labs/00_ranks.ipynb.") and "✓ sum_over_ranks" in shown
         assert "1 of 12 exercises" in shown  # those of the two labs in the bundle
-        assert execute("progress.show()", {}) == progress_page.Page([]).as_text()
+        assert execute("progress.show()", {}) == Page(progress.ROOT, []).as_text()
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared import dryrun, formulas, planner
+from shared.dryrun.decoder import Decoder
 from shared.formulas import BytesPerParameter
-from shared.model_shapes import ModelShape
-from shared.published_model import Decoder
+from shared.planner.shapes import ModelShape
 from solutions.memory_wall import activation_peak_bytes, place_checkpoints
 from tests.drawn import tried
 

@@ -39,7 +39,7 @@ def run_program(source: str, timeout_s: float = 60.0) -> Ended:
     assert lines, f"the program reported no process\n{ended.stdout}\n{ended.stderr}"
     found = json.loads(lines[-1])
     assert len(found) >= 4, "fork server, controller, two ranks"
-    run_dir = next(command[-1] for _, _, command in found if "shared.forkserver" in command)
+    run_dir = next(command[-1] for _, _, command in found if "shared.ranks.forkserver" in command)
     deadline = time.monotonic() + 5.0
     while (left := still_there(found)) or os.path.exists(run_dir):
         if time.monotonic() > deadline:
@@ -95,12 +95,12 @@ def test_stop_leaves_nothing_and_the_program_goes_on():
     assert_nothing_left(ended)
 
 
-@pytest.mark.parametrize("victim", ["shared.forkserver", "controller"])
+@pytest.mark.parametrize("victim", ["shared.ranks.forkserver", "controller"])
 def test_lost_helper_process_is_told_and_a_new_start_works(victim):
     """The fork server, or the controller, dies: both are ours, so no student should have to look for them."""
     source = START + (
         "server = ranks.current()._server\n"
-        f"pid = server._process.pid if {victim!r} == 'shared.forkserver' else server.pids['controller']\n"
+        f"pid = server._process.pid if {victim!r} == 'shared.ranks.forkserver' else server.pids['controller']\n"
         "psutil.Process(pid).kill()\n"
         "import time\n"
         "while ranks.current().whole: time.sleep(0.01)\n"
@@ -120,7 +120,7 @@ def test_lost_helper_process_is_told_and_a_new_start_works(victim):
 
 INTERRUPTED_IMPORT = """
 import os, signal, sys
-from shared import devices
+from shared.ranks import devices
 
 class InterruptHalfWay:
     def find_spec(self, name, path=None, target=None):

@@ -120,7 +120,7 @@ def is_alive(process: psutil.Process) -> bool:
 def run_dir_of(processes: list[psutil.Process]) -> str:
     """The directory that a fork server was given for its files."""
     commands = [process.cmdline() for process in processes]
-    return next(command[-1] for command in commands if "shared.forkserver" in command)
+    return next(command[-1] for command in commands if "shared.ranks.forkserver" in command)
 
 
 def interrupt_when(notebook: Notebook, ready) -> float:
@@ -178,7 +178,7 @@ def test_wrong_line_of_the_magic_is_one_sentence(notebook):
 
 
 def assert_no_frame_of_ours(shown: Shown) -> None:
-    for sign in ("rankset.py", "rankside.py", "magic.py", "tap.py", "Traceback", "site-packages"):
+    for sign in ("rankset.py", "rankside.py", "magic.py", "instrumentation.py", "Traceback", "site-packages"):
         assert sign not in shown.error
 
 

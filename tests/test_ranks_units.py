@@ -1,5 +1,5 @@
 """The parts of the ranks one by one: what the doctor concludes, how the magic reads and prints, where ranks live,
-what the tap hears."""
+what the hooks see."""
 
 import os
 import re
@@ -16,9 +16,11 @@ from IPython.core.error import UsageError
 from torch import nn
 from torch.distributed.checkpoint import CheckpointException
 
-from shared import devices, diagnosis, doctor, frames, interrupts, magic, ranks, tap
-from shared.diagnosis import Case
-from shared.rankside import OUTPUT_LIMIT_CHARACTERS, Outcome, _LimitedText
+from shared import ranks
+from shared.ranks import devices, diagnosis, doctor, interrupts, magic
+from shared.ranks.diagnosis import Case
+from shared.ranks.rankside import OUTPUT_LIMIT_CHARACTERS, Outcome, _LimitedText
+from shared.wire import frames, instrumentation
 
 # -- the doctor's conclusions, from hand-made positions
 
@@ -434,7 +436,7 @@ def test_innermost_frame_of_the_student_is_found():
     assert frames.innermost_students(None) is None
 
 
-# -- what the tap hears, on real ranks. The functions below run on the ranks, and give back what they heard.
+# -- what the hooks see, on real ranks. The functions below run on the ranks, and give back what they heard.
 
 
 @pytest.fixture(params=[2, 3])
@@ -447,8 +449,8 @@ def heard_on_ranks(fn, *args) -> list:
     return ranks.run(listen_to, fn, args)
 
 
-def listen_to(fn, args) -> list[tap.Call]:
-    with tap.listening() as heard:
+def listen_to(fn, args) -> list[instrumentation.Call]:
+    with instrumentation.listening() as heard:
         fn(*args)
     return heard
 
@@ -521,7 +523,7 @@ def test_asynchronous_collectives_are_heard(world):
         assert [(call.op, call.payload_bytes) for call in heard] == expected
 
 
-def ddp_backward() -> list[tap.Call]:
+def ddp_backward() -> list[instrumentation.Call]:
     model = nn.parallel.DistributedDataParallel(small_model())
     loss = model(torch.ones(2, 8)).sum()
     return listen_to(loss.backward, ())
@@ -540,7 +542,7 @@ def test_reducer_of_ddp_is_heard(world):
         assert all(call.in_backward for call in heard)
 
 
-def fsdp_step() -> tuple[list[tap.Call], dict[str, int]]:
+def fsdp_step() -> tuple[list[instrumentation.Call], dict[str, int]]:
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.debug import CommDebugMode
 
@@ -564,7 +566,7 @@ def test_fsdp_is_heard_as_torch_itself_counts_it(world):
 
 
 def nested_listeners() -> tuple[list, list]:
-    with tap.listening() as outer:
+    with instrumentation.listening() as outer:
         dist.all_reduce(torch.ones(1))
         inner = listen_to(dist.all_reduce, (torch.ones(2),))
         dist.all_reduce(torch.ones(3))

@@ -6,9 +6,9 @@ import os
 import nbformat
 import pytest
 
-from shared import build
-from shared.grade import submissions
-from shared.grade.submissions import Submission, Unreadable, find, pieces_of
+from instructor import build
+from instructor.grade import submissions
+from instructor.grade.submissions import Submission, Unreadable, find, pieces_of
 from tests.handed_in import CHAPTERS, cell_of, hand_in
 
 LAB = "02_manual_ddp"

@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shared import intervals, plots, ranks, timeline, trace
+from shared import plots, ranks, timeline
 from shared.models import GPTConfig, TinyGPT
-from shared.timeline import Span, Timeline
+from shared.timeline import Span, Timeline, trace
+from shared.wire import intervals
 
 LATE_S = 0.4
 SLACK_MS = 120.0  # two cores, and other tests beside this one

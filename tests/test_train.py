@@ -17,9 +17,9 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from shared import ranks
+from shared.data.tasks import Task, gpt, mlp
 from shared.formulas import all_reduce_sent_bytes, ring_fraction
 from shared.models import GPTConfig
-from shared.tasks import Task, gpt, mlp
 from solutions.strategies import STRATEGIES
 from solutions.train import Settings, Summary, main, train
 from solutions.zero3 import ZeRO3

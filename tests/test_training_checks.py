@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from shared import ranks
-from shared.checks.framework import Attempt, Wrong
-from shared.checks.training import Training, train_and_judge
-from shared.checks.wrapping import judge_wrapping
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.training import Training, train_and_judge
+from shared.checks.engine.wrapping import judge_wrapping
 
 SENDS_IN_BACKWARD = """
 import copy

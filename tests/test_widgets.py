@@ -7,7 +7,11 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 from matplotlib.patches import Rectangle
 
-from shared import build, cost_plots, formulas, magic, ring_plots, widgets
+from instructor import build
+from shared import formulas, widgets
+from shared.plots import costs as cost_plots
+from shared.plots import ring as ring_plots
+from shared.ranks import magic
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shared import ends, ranks, tap, wire
+from shared import ranks, wire
+from shared.wire import completion, instrumentation
 
 ROOT = Path(__file__).parent.parent
 
@@ -29,11 +30,11 @@ def world(request, four_ranks):
 # -- bytes by formula
 
 
-def call(op: str, payload_bytes: int, **more) -> tap.Call:
+def call(op: str, payload_bytes: int, **more) -> instrumentation.Call:
     """A collective of four ranks; what the ledger does not look at is left empty."""
     rest = dict(number=1, group_name="default", group_ranks=(0, 1, 2, 3), shape=(), dtype="uint8", partner=None)
     rest |= dict(root=None, kept_bytes=0, is_async=False, in_backward=False, launched_s=0.0, called_from=None)
-    return tap.Call(op=op, payload_bytes=payload_bytes, **(rest | more))
+    return instrumentation.Call(op=op, payload_bytes=payload_bytes, **(rest | more))
 
 
 @pytest.mark.parametrize(
@@ -343,7 +344,7 @@ def test_functional_collectives_end_where_they_are_waited_for(world):
 def launched_without_a_work() -> wire.Ledger:
     """As NCCL's sends and receives in a batch."""
     with wire.ledger() as log:
-        for _, launched, _ in tap._listeners:
+        for _, launched, _ in instrumentation._listeners:
             launched(call("send", 8, partner=0), None, [])
     return log
 
@@ -364,7 +365,7 @@ def nested() -> tuple[wire.Ledger, wire.Ledger, bool]:
             dist.send(torch.ones(2), 1) if dist.get_rank() == 0 else None
             dist.recv(torch.ones(2), 0) if dist.get_rank() == 1 else None
         dist.all_reduce(torch.ones(1))
-    return outer, inner, dist.Work.wait is ends._original_wait
+    return outer, inner, dist.Work.wait is completion._original_wait
 
 
 def test_nested_ledgers_each_record_what_they_hear(world):
@@ -382,7 +383,7 @@ def an_error_inside() -> tuple[int, bool]:
             dist.all_reduce(torch.ones(1))
             raise ValueError("the student's own")
     except ValueError:
-        return log.messages, not tap._listeners
+        return log.messages, not instrumentation._listeners
 
 
 def test_error_inside_closes_the_ledger_and_passes(four_ranks):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shared import zero_plots
+from shared.plots import zero as zero_plots
 from shared.timeline import Span, Timeline
 
 

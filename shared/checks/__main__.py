@@ -14,12 +14,13 @@ import time
 from pathlib import Path
 
 from shared import checks, ranks
-from shared.checks import candidate, display, framework
+from shared.checks.engine import candidate, display, framework
+from shared.checks.engine.verdicts import Verdict, as_json
 
 
 def available() -> list[str]:
     """Name the modules that have checks."""
-    modules = [info.name for info in pkgutil.iter_modules(checks.__path__)]
+    modules = [info.name for info in pkgutil.iter_modules(checks.__path__) if info.ispkg]
     return [name for name in modules if any(exercises_of(name))]
 
 
@@ -29,7 +30,7 @@ def exercises_of(name: str) -> list[framework.Exercise]:
     return [value for value in vars(module).values() if isinstance(value, framework.Exercise)]
 
 
-def run_file(name: str, path: str, seed: int | None = None, only: str = "", check: str = "") -> list[framework.Verdict]:
+def run_file(name: str, path: str, seed: int | None = None, only: str = "", check: str = "") -> list[Verdict]:
     """Check a candidate's file with the ranks that run now.
 
     only, check: the name of the one piece to check, and of the one check to try it by.
@@ -80,11 +81,11 @@ def main() -> int:
     return _report(options, verdicts, problem, time.monotonic() - began)
 
 
-def _report(options, verdicts: list[framework.Verdict], problem: str | None, seconds: float) -> int:
+def _report(options, verdicts: list[Verdict], problem: str | None, seconds: float) -> int:
     status = 2 if problem else 0 if all(verdict.passed for verdict in verdicts) else 1
     if options.json:
         report = {"name": options.name, "file": options.file, "status": status, "unusable": problem}
-        print(json.dumps(report | {"verdicts": framework.as_json(verdicts), "seconds": round(seconds, 2)}))
+        print(json.dumps(report | {"verdicts": as_json(verdicts), "seconds": round(seconds, 2)}))
     elif problem:
         print(f"unusable: {problem}")
     else:

@@ -24,7 +24,8 @@
 # the *root*: a **reduce**. Then the root hands the sum out: a **broadcast**. You wrote the second in lab 00.
 
 # %% tags=["nbval-ignore-output"]
-from shared import cost_plots, formulas, ranks, tables, widgets
+from shared import formulas, ranks, tables, widgets
+from shared.plots import costs as cost_plots
 
 ranks.start(world_size=4, detect_mismatch=False)
 
@@ -426,7 +427,7 @@ cost_plots.predicted_against_measured(models, measured_s, "bytes in the tensor")
 # the ring. Why? Here four ranks share two cores and one memory. A ring step keeps all four busy at once, so α and β
 # were measured on a busy machine; a star's message has it almost to itself. And in all, both move the same 2(N−1)·S
 # bytes. The model speaks of ranks that have a link each, as GPUs and hosts do. There the busiest link sets the pace:
-# rank 0's. Chapter 15 gives each rank such a link.
+# rank 0's. Chapter 20 gives each rank such a link.
 
 # %% [markdown]
 # ## Ring or tree?
@@ -553,7 +554,7 @@ assert not (least["reduce_scatter"] < 1.7 or least["all_reduce"] > 1.5)
 # | all-reduce, tree | | at most ⌈log₂N⌉S | 2⌈log₂N⌉(α + Sβ) |
 # | all-reduce, ring | | 2(N−1)/N·S | 2(N−1)(α + S/N·β) |
 #
-# An all-reduce is a reduce-scatter and an all-gather. Remember that: ZeRO (chapters 06 to 08) is what you get when you
+# An all-reduce is a reduce-scatter and an all-gather. Remember that: ZeRO (chapters 07 to 09) is what you get when you
 # do something between the two.
 
 # %% [markdown]

@@ -511,7 +511,7 @@ print(f"{held.total_bytes / parameters:.1f} bytes per parameter, {len(ranks.pull
 # - **Messages.** One per parameter. Each costs its latency, whatever it carries. Chapter 03 packs them into buckets.
 # - **Waiting.** All communication comes after backward, while the last layers' gradients were ready long before.
 #   Chapter 04 sends them early.
-# - **Memory.** Four ranks hold four copies of everything. Chapters 05 to 08 share it out.
+# - **Memory.** Four ranks hold four copies of everything. Chapters 06 to 09 share it out.
 #
 # Further reading: Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020
 # (arXiv 2006.15704), sections 2 and 3. Then do the lab.

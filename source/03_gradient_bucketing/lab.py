@@ -240,7 +240,7 @@ class BucketedDDP(nn.Module):
     Raises: RuntimeError, at the latest in finish_gradient_sync(), for backward(create_graph=True).
     """
 
-    bucket_type = Bucket  # chapter 07 has another
+    bucket_type = Bucket  # chapter 08 has another
 
     def __init__(
         self, module: nn.Module, bucket_cap_mb: float = 25.0, group: dist.ProcessGroup | None = None

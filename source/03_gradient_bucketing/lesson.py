@@ -22,7 +22,8 @@
 # Chapter 02 ended with one message per parameter. Its GPT had two blocks; here is one with twelve.
 
 # %% tags=["nbval-ignore-output"]
-from shared import bucket_plots, formulas, plots, ranks, tables, widgets
+from shared import formulas, plots, ranks, tables, widgets
+from shared.plots import buckets as bucket_plots
 
 ranks.start(world_size=4, detect_mismatch=False)
 

@@ -334,14 +334,16 @@ check.communication_cost()
 
 # %%
 # %%ranks
-from shared import agreement, memory, slow_link, timeline, wire
+from shared import memory, timeline, wire
 from shared.data import CharTokens
+from shared.hosts import emulated
 from shared.models import GPTConfig, TinyGPT
+from shared.wire import mismatch
 
-agreement.ignore()
+mismatch.ignore()
 link = contextlib.ExitStack()
 if dist.get_backend() == "gloo":
-    link.enter_context(slow_link.emulated("1gbit", latency_ms=0.1))
+    link.enter_context(emulated.link("1gbit", latency_ms=0.1))
 
 text = CharTokens()
 config = GPTConfig(vocab_size=text.vocab_size, layers=6, width=192)
@@ -467,7 +469,7 @@ tables.Table(header, rows, "rank 0; exposed on the rank where it is most")
 # %% [markdown]
 # The same losses, the same bytes; yours leaves exposed what torch's does, give or take this machine's noise. What
 # neither of you saves stands in the last column: four ranks, and each holds the parameters, the gradients and the
-# optimizer's state of all. Chapter 05 weighs them.
+# optimizer's state of all. Chapter 06 weighs them.
 
 # %%
 ranks.stop()

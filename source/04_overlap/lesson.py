@@ -25,7 +25,8 @@
 # megabyte takes 8 ms.
 
 # %% tags=["nbval-ignore-output"]
-from shared import formulas, hosts, plots, ranks, scaling_plots, tables
+from shared import formulas, hosts, plots, ranks, tables
+from shared.plots import scaling as scaling_plots
 
 why_not = hosts.why_not()
 link = None if why_not else "1gbit"
@@ -42,11 +43,12 @@ print(why_not or "The links are real: the kernel keeps their rate.")
 import contextlib
 import os
 
-from shared import hosts, slow_link
+from shared import hosts
+from shared.hosts import emulated
 
 emulation = contextlib.ExitStack()
 if hosts.HOST_FILE not in os.environ:  # this rank is no host of its own
-    emulation.enter_context(slow_link.emulated("1gbit", latency_ms=0.1))
+    emulation.enter_context(emulated.link("1gbit", latency_ms=0.1))
 
 # %% [markdown]
 # Chapter 01 had a formula for the ring: $2(N-1)\,\alpha + \frac{2(N-1)}{N}\,S\,\beta$. Here β is given, 8 ns per byte.
@@ -892,8 +894,8 @@ assert len({str(each) for each in held.values()}) == 1
 plots.memory_by_component(held)
 
 # %% [markdown]
-# Four copies of everything, equal to the last number, and training needs one. Chapter 05 weighs what a rank holds; from
-# chapter 06 on the ranks share it out.
+# Four copies of everything, equal to the last number, and training needs one. Chapter 06 weighs what a rank holds; from
+# chapter 07 on the ranks share it out.
 #
 # But first build it: in the lab, `OverlappedDDP` gets hooks, a queue, and all that this page left out.
 

@@ -1,0 +1,226 @@
+"""From source to notebooks: one percent script becomes a lesson; another a lab, its solution and a module.
+
+    python -m instructor.build            rebuild what changed
+    python -m instructor.build --check    say what is out of date, and exit 1
+    python -m instructor.build --force 02_manual_ddp
+
+jupytext reads the scripts, nbgrader's own preprocessors blank the lab, nbclient executes. Cell tags in the
+source say what a cell is:
+
+    export     goes into solutions/<module>.py
+    exercise   holds a `### BEGIN SOLUTION` region, blank in the lab   (grade_id="...")
+    check      is graded                                              (grade_id="...", points=3)
+
+Colab opens one file, with no course beside it: in .colab/ are the lessons and labs with a first cell that fetches it.
+"""
+
+import argparse
+import hashlib
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import jupytext
+import nbformat
+
+ROOT = Path(__file__).resolve().parent.parent
+CELL_TIMEOUT_S = 120
+STUB = 'raise NotImplementedError("your code here")'
+_MAGIC = "%%ranks"
+_BEGIN, _END = "### BEGIN SOLUTION", "### END SOLUTION"
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One folder of source/, and what is built from it."""
+
+    name: str  # "02_manual_ddp"
+
+    @property
+    def folder(self) -> Path:
+        return ROOT / "source" / self.name
+
+    def read(self, script: str) -> nbformat.NotebookNode:
+        """Read a script as a notebook with cell ids that do not change from build to build."""
+        notebook = jupytext.read(self.folder / f"{script}.py", fmt="py:percent")
+        course = notebook.metadata.get("course", {})
+        kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        notebook.metadata = nbformat.from_dict({"kernelspec": kernel, "language_info": {"name": "python"}})
+        notebook.metadata["course"] = {**course, "source": f"source/{self.name}/{script}.py"}
+        for number, cell in enumerate(notebook.cells):
+            cell.id = f"{script}-{number:03d}"
+            _add_grading(cell)
+        return notebook
+
+
+def chapters() -> list[Chapter]:
+    return [Chapter(script.parent.name) for script in sorted((ROOT / "source").glob("*/lesson.py"))]
+
+
+def _add_grading(cell) -> None:
+    """Turn our short tags into nbgrader's metadata, so that nbgrader's own commands work on the files."""
+    tags = cell.metadata.get("tags", [])
+    kind = "exercise" if "exercise" in tags else "check" if "check" in tags else None
+    if kind is None:
+        return
+    grade = {"schema_version": 3, "grade_id": cell.metadata.pop("grade_id"), "cell_type": cell.cell_type}
+    if kind == "check":
+        grade |= {"grade": True, "solution": False, "locked": True, "points": cell.metadata.pop("points")}
+    else:
+        grade |= {"grade": False, "solution": True, "locked": False}
+    cell.metadata["nbgrader"] = grade | {"task": False}
+
+
+def lab_of(chapter: Chapter) -> nbformat.NotebookNode:
+    """The lab as a student gets it: solution regions blanked by nbgrader, no outputs."""
+    from nbgrader.preprocessors import ClearOutput, ClearSolutions, LockCells
+
+    notebook = chapter.read("lab")
+    clear = ClearSolutions(code_stub={"python": STUB})
+    for preprocessor in (clear, LockCells(), ClearOutput()):
+        notebook, _ = preprocessor.preprocess(notebook, {})
+    return notebook
+
+
+def solution_of(chapter: Chapter) -> nbformat.NotebookNode:
+    """The lab with its solutions in place, not executed."""
+    notebook = chapter.read("lab")
+    for cell in notebook.cells:
+        cell.source = _without_markers(cell.source)
+    return notebook
+
+
+def module_of(chapter: Chapter) -> str:
+    """The cells tagged `export`, as an importable module."""
+    notebook = chapter.read("lab")
+    cells = [cell.source for cell in notebook.cells if "export" in cell.metadata.get("tags", [])]
+    body = "\n\n".join(_without_markers(source.removeprefix(_MAGIC)).strip() for source in cells)
+    origin = f"# Built by `make notebooks` from source/{chapter.name}/lab.py: edit that, not this.\n"
+    return subprocess.run(
+        [sys.executable, "-m", "ruff", "format", "--config", str(ROOT / "pyproject.toml"), "-"],
+        input=origin + body + "\n",
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
+def address() -> str:
+    """→ where the course is published, from the one place that says so"""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+
+
+def for_colab(notebook: nbformat.NotebookNode, folder: str) -> nbformat.NotebookNode:
+    """A lesson or lab, not executed, after two cells that fetch the course."""
+    there = f"~/{address().split('/')[-1]}"
+    words = (
+        "This copy is for Colab. Run the next cell first: it fetches the course, and installs what Colab lacks. To "
+        "keep what you write, *File > Save a copy in Drive*."
+    )
+    code = f"!test -d {there} || git clone --quiet --depth 1 {address()} {there}\n%run {there}/shared/colab.py {folder}"
+    first = [nbformat.v4.new_markdown_cell(words, id="colab-000"), nbformat.v4.new_code_cell(code, id="colab-001")]
+    notebook.cells = [*first, *notebook.cells]
+    return notebook
+
+
+def _without_markers(source: str) -> str:
+    return "\n".join(line for line in source.splitlines() if line.strip() not in (_BEGIN, _END))
+
+
+def products(chapter: Chapter) -> dict[Path, tuple[str, object]]:
+    """What is built from a chapter: file → (kind, unexecuted content)."""
+    name = f"{chapter.name}.ipynb"
+    module = chapter.read("lab").metadata["course"]["module"]
+    return {
+        ROOT / "chapters" / name: ("executed", chapter.read("lesson")),
+        ROOT / "labs" / name: ("plain", lab_of(chapter)),
+        ROOT / "solutions" / f"{module}.py": ("text", module_of(chapter)),
+        ROOT / "solutions" / name: ("executed", solution_of(chapter)),
+        ROOT / ".colab" / "chapters" / name: ("plain", for_colab(chapter.read("lesson"), "chapters")),
+        ROOT / ".colab" / "labs" / name: ("plain", for_colab(lab_of(chapter), "labs")),
+    }
+
+
+def is_current(path: Path, kind: str, content) -> bool:
+    """True when the file on disk has the source's cells, and was executed where it should be."""
+    if not path.exists():
+        return False
+    if kind == "text":
+        return path.read_text() == content
+    built = nbformat.read(path, as_version=4)
+    if kind == "executed" and built.metadata.get("course", {}).get("built_from") != _hash(content):
+        return False
+    return [_essence(cell) for cell in built.cells] == [_essence(cell) for cell in content.cells]
+
+
+def _essence(cell) -> tuple:
+    return (cell.cell_type, cell.id, cell.source, cell.metadata.get("tags", []), cell.metadata.get("nbgrader"))
+
+
+def _hash(notebook) -> str:
+    return hashlib.sha256(repr([_essence(cell) for cell in notebook.cells]).encode()).hexdigest()[:16]
+
+
+def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookNode:
+    """Run every cell in a fresh kernel; raises where a cell fails that is not tagged raises-exception."""
+    from nbclient import NotebookClient
+
+    notebook.metadata["course"]["built_from"] = _hash(notebook)
+    client = NotebookClient(notebook, timeout=CELL_TIMEOUT_S, resources={"metadata": {"path": str(folder)}})
+    client.execute()
+    notebook.metadata.pop("widgets", None)  # half of it makes notebook viewers refuse the file
+    notebook.metadata["language_info"] = {"name": "python"}
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)  # time stamps
+    return notebook
+
+
+def build(only: list[str], force: bool) -> None:
+    """Rebuild what is out of date; modules first, since later notebooks import them."""
+    for chapter in chapters():
+        if only and chapter.name not in only:
+            continue
+        for path, (kind, content) in sorted(products(chapter).items(), key=lambda item: item[1][0] != "text"):
+            if is_current(path, kind, content) and not force:
+                continue
+            print(f"building {path.relative_to(ROOT)}", flush=True)
+            if kind == "text":
+                path.write_text(content)
+                continue
+            if kind == "executed":
+                content = execute(content, path.parent)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            nbformat.write(content, path)
+
+
+def stale() -> list[str]:
+    """Name every built file that does not match its source."""
+    return [
+        str(path.relative_to(ROOT))
+        for chapter in chapters()
+        for path, (kind, content) in products(chapter).items()
+        if not is_current(path, kind, content)
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m instructor.build", description=__doc__.splitlines()[0])
+    parser.add_argument("chapter", nargs="*", help="only these, 02_manual_ddp for one")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when something is out of date")
+    parser.add_argument("--force", action="store_true", help="rebuild what is up to date too")
+    options = parser.parse_args()
+    if options.check:
+        old = stale()
+        print("\n".join(f"out of date: {path}" for path in old) or "all notebooks match their source")
+        return 1 if old else 0
+    unknown = set(options.chapter) - {chapter.name for chapter in chapters()}
+    if unknown:
+        parser.error(f"no such chapter: {', '.join(sorted(unknown))}")
+    build(options.chapter, options.force)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""The course's plan of contents: the number, name and title of each chapter, those still to be written among them.
+
+The numbers are final: a chapter that is still to come keeps its number free, and prose may refer to it.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A chapter as planned. Its folder is source/NN_name, where it exists."""
+
+    number: int
+    name: str
+    title: str
+
+    @property
+    def folder(self) -> str:
+        return f"{self.number:02d}_{self.name}"
+
+
+CHAPTERS = {
+    number: Chapter(number, name, title)
+    for number, name, title in (
+        # Data parallelism
+        (0, "ranks", "Ranks"),
+        (1, "collectives", "Collectives by hand"),
+        (2, "manual_ddp", "Data parallelism by hand"),
+        (3, "gradient_bucketing", "Gradient bucketing"),
+        (4, "overlap", "Overlap"),
+        (5, "scaling", "Scaling"),
+        # Sharding
+        (6, "memory_wall", "The memory wall"),
+        (7, "zero1", "ZeRO-1"),
+        (8, "zero2", "ZeRO-2"),
+        (9, "zero3", "ZeRO-3"),
+        (10, "fsdp", "FSDP"),
+        (11, "production", "Production"),
+        (12, "checkpoints", "Checkpoints"),
+        # Splitting the model
+        (13, "tensor_parallel", "Tensor parallelism"),
+        (14, "context_parallel", "Context parallelism"),
+        (15, "pipeline_parallel", "Pipeline parallelism"),
+        (16, "expert_parallel", "Expert parallelism"),
+        (17, "gspmd", "GSPMD"),
+        (18, "3d_parallelism", "3D parallelism"),
+        # Further
+        (19, "less_communication", "Less communication"),
+        (20, "beyond_one_machine", "Beyond one machine"),
+    )
+}
+
+_KINDS = r"\b(?P<kind>chapter|lab|lesson)s? "
+_NUMBERS = r"(?P<numbers>\d+(?:(?:, | and | or | to |–)\d+)*)(?![\d.]*\d)"
+_NAMED = r"(?: \((?P<name>\w+)\)| · (?P<title>[^\n.,:;()\[\]|*\"]+))?"
+_REFERENCE = re.compile(_KINDS + _NUMBERS + _NAMED, re.IGNORECASE)
+_EXERCISES = re.compile(r"\bexercises? (?P<numbers>\d+\.\d+(?:(?:, | and | or | to |–)\d+\.\d+)*)", re.IGNORECASE)
+
+
+def wrong_references(text: str, exercises: set[str]) -> Iterator[str]:
+    """Say of each reference to a chapter, lab, lesson or exercise that leads nowhere what is wrong with it.
+
+    Args:
+        text: Prose or code, in which a reference may be broken over two lines.
+        exercises: The numbers of the exercises that exist, such as "7.2".
+    """
+    text = re.sub(r"\n[ \t]*(?:#+ ?)?", " ", text)
+    for found in _REFERENCE.finditer(text):
+        for number in re.findall(r"\d+", found["numbers"]):
+            if len(number) != 2 or int(number) not in CHAPTERS:
+                yield f"{found[0].strip()!r}: there is no chapter {number}"
+        last = CHAPTERS.get(int(found["numbers"][-2:]))
+        if last is not None and (problem := _misnamed(found, last)):
+            yield f"{found[0].strip()!r}: {problem}"
+    for found in _EXERCISES.finditer(text):
+        for number in re.findall(r"\d+\.\d+", found["numbers"]):
+            if number not in exercises:
+                yield f"{found[0]!r}: there is no exercise {number}"
+
+
+def _misnamed(found: re.Match, chapter: Chapter) -> str:
+    """A lab's heading has a title of its own; a word in parentheses counts where it is the name of some chapter."""
+    names = {each.name for each in CHAPTERS.values()}
+    if found["name"] in names - {chapter.name}:
+        return f"chapter {chapter.number:02d} is {chapter.name}"
+    if found["title"] and found["kind"].lower() != "lab" and not found["title"].startswith(chapter.title):
+        return f"chapter {chapter.number:02d} is {chapter.title!r}"
+    return ""

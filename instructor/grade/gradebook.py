@@ -1,0 +1,74 @@
+"""All records as tables: one row per student and lab, one per exercise, and a results.json each for Gradescope."""
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+from instructor.grade.records import Record, one_line, write_whole
+from shared.checks.engine import display
+
+COLUMNS = ("student", "lab", "points", "max_points", "reason", "look_at", "feedback")
+EXERCISE_COLUMNS = ("student", "lab", "number", "exercise", "points", "max_points", "checks_passed", "checks", "reason")
+
+
+def write(records: list[Record], folder: Path) -> None:
+    """Write gradebook.csv, exercises.csv, and gradescope/<student>/<lab>/results.json."""
+    rows = [
+        (r.student, r.lab, r.points, r.max_points, r.why, "; ".join(r.notices), f"feedback/{r.student}/{r.lab}.html")
+        for r in records
+    ]
+    write_whole(folder / "gradebook.csv", _as_csv(COLUMNS, rows))
+    write_whole(folder / "exercises.csv", _as_csv(EXERCISE_COLUMNS, [row for r in records for row in _exercises(r)]))
+
+
+def _exercises(record: Record) -> list[tuple]:
+    return [
+        (
+            *(record.student, record.lab, answer.number, answer.name, answer.points, answer.max_points),
+            *(sum(verdict.passed for verdict in answer.verdicts), len(answer.verdicts), answer.reason),
+        )
+        for answer in record.answers
+    ]
+
+
+def _as_csv(columns: tuple[str, ...], rows: list[tuple]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([[_plain(value) for value in row] for row in rows])
+    return text.getvalue()
+
+
+def _plain(value):
+    """One line, and no text that a spreadsheet would take for a formula, also where it parts cells at semicolons."""
+    if not isinstance(value, str):
+        return value
+    text = re.sub(r";\s*(?=[=+@-])", "; '", one_line(value))
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+
+
+def write_gradescope(record: Record, folder: Path) -> None:
+    """Write what Gradescope reads of an autograder (its documentation, "Autograder Specifications", output format)."""
+    tests = [
+        {
+            "number": answer.number,
+            "name": answer.name,
+            "score": answer.points,
+            "max_score": answer.max_points,
+            "status": "passed" if answer.points == answer.max_points else "failed",
+            "output": "\n".join(part for part in (answer.reason, display.as_text(answer.verdicts)) if part),
+            "output_format": "text",
+            "visibility": "visible",
+        }
+        for answer in record.answers
+    ]
+    results = {
+        "score": record.points,
+        "execution_time": round(record.seconds),
+        "output": "\n".join([record.why, *record.notes]),
+        "output_format": "text",
+        "tests": tests,
+    }
+    write_whole(folder / "gradescope" / record.student / record.lab / "results.json", json.dumps(results, indent=1))

@@ -1,0 +1,48 @@
+"""A course folder for nbgrader: `python -m instructor.grade.nbgrader_course DIR`.
+
+Writes DIR/source/<lab>/<lab>.ipynb, each lab with its solutions marked, and DIR/nbgrader_config.py. In DIR, nbgrader's
+generate_assignment, autograde and export then work as its documentation says. nbgrader runs what students wrote with
+your rights, and gives an exercise's points for all of its checks or none: `make grade` does neither.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import nbformat
+
+from instructor.build import STUB, chapters
+
+CONFIG = f"""c = get_config()  # noqa: F821 (nbgrader gives it)
+c.CourseDirectory.course_id = "distributed_training"
+c.ClearSolutions.code_stub = {{"python": {STUB!r}}}
+c.ExecutePreprocessor.timeout = 180
+"""
+
+
+def write(folder: Path) -> list[Path]:
+    """Write every lab's source, and the configuration where there is none. → the notebooks"""
+    written = []
+    for chapter in chapters():
+        path = folder / "source" / chapter.name / f"{chapter.name}.ipynb"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(chapter.read("lab"), path)
+        written.append(path)
+    config = folder / "nbgrader_config.py"
+    if not config.exists():
+        config.write_text(CONFIG)
+    return written
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m instructor.grade.nbgrader_course", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("folder", type=Path, help="where nbgrader's course is to be")
+    written = write(parser.parse_args().folder)
+    print(f"{len(written)} labs in {written[0].parent.parent}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""What a lab asks for, and how many points an answer gets."""
+
+import importlib
+import math
+import re
+from dataclasses import dataclass
+
+from instructor.build import Chapter
+from shared.checks.engine.framework import Exercise
+from shared.checks.engine.verdicts import Verdict
+
+_CALL = re.compile(r"^check\.(\w+)\(\)", re.MULTILINE)
+ESSENTIAL = "values"  # what these get wrong, no other check can make good
+
+
+@dataclass(frozen=True)
+class Task:
+    """One graded cell of a lab, and the exercise that it checks."""
+
+    name: str  # of the exercise in its check module: "ManualDDP"
+    number: str  # "2.4"
+    piece: str
+    points: float
+    cells: tuple[str, ...] = ()  # the grade_ids of the cells where its piece is written
+
+
+def module_of(chapter: Chapter) -> str:
+    """→ the name of the module that a lab builds, and of its checks"""
+    return chapter.read("lab").metadata["course"]["module"]
+
+
+def tasks_of(chapter: Chapter) -> list[Task]:
+    """List what is graded in a chapter's lab, in its order."""
+    checks = importlib.import_module(f"shared.checks.{module_of(chapter)}")
+    found: list[Task] = []
+    written: list[str] = []
+    for cell in chapter.read("lab").cells:
+        grading = cell.metadata.get("nbgrader", {})
+        if grading.get("solution"):
+            written.append(grading["grade_id"])
+        if grading.get("grade"):
+            (name,) = _CALL.findall(cell.source)
+            exercise: Exercise = getattr(checks, name)
+            own = tuple(written) or next(task.cells for task in reversed(found) if task.piece == exercise.piece)
+            found.append(Task(name, exercise.number, exercise.piece, float(grading["points"]), own))
+            written = []
+    return found
+
+
+def credit(points: float, verdicts: list[Verdict]) -> float:
+    """Share an exercise's points out over its checks, rounded down to cents; none without right values.
+
+    A piece that does nothing sends nothing and keeps nothing: it would pass what counts bytes.
+    """
+    if not verdicts:
+        return 0.0
+    names = [verdict.check for verdict in verdicts]
+    essential = names.index(ESSENTIAL) if ESSENTIAL in names else 0
+    if not verdicts[essential].passed:
+        return 0.0
+    passed = sum(verdict.passed for verdict in verdicts)
+    return points if passed == len(verdicts) else math.floor(100 * points * passed / len(verdicts)) / 100

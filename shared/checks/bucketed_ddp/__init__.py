@@ -1,0 +1,179 @@
+"""Checks for chapter 03: gradient buckets."""
+
+import torch
+
+from shared.checks.bucketed_ddp import assignment, refusals, slices
+from shared.checks.bucketed_ddp import steps as bucket_steps
+from shared.checks.bucketed_ddp.flights import judge_in_flight, judge_latecomer
+from shared.checks.engine.buckets import judge_messages, messages_of, said_cap
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.footprint import judge_footprint
+from shared.checks.engine.framework import Attempt, Exercise, Wrong
+from shared.checks.engine.loops import Loop, loop_and_judge
+from shared.checks.engine.training import Draw, Training, judge_start, train, train_and_judge
+from shared.checks.engine.volume import judge_state_bytes, refuse_early_messages
+from shared.checks.engine.wrapping import judge_wrapping
+from shared.checks.models import awkward
+from shared.wire import instrumentation
+
+flat_and_slices = Exercise("3.1", "flat_and_slices", optional=True)
+assign_buckets = Exercise("3.2", "assign_buckets", optional=True)
+Bucket = Exercise("3.3", "Bucket", optional=True)
+BucketedDDP = Exercise("3.4", "BucketedDDP")
+
+TINY, SMALL, MIDDLE = ({"bucket_cap_mb": cap} for cap in (0.00003, 0.0002, 0.0005))  # 31, 210 and 524 bytes
+DEFAULT: dict = {}
+
+
+def probe_wire(wrapper, model: str, options: dict, steps: int, seed: int, x, y) -> dict:
+    """Wrap a model, and run some steps. → the messages while it was built, and per step before and in the finish"""
+    module = awkward.build(model, seed).to(device_here())
+    with instrumentation.listening() as building:
+        wrapped = wrapper(module, **options)
+    found = []
+    for _ in range(steps):
+        with instrumentation.listening() as working:
+            awkward.loss_of(wrapped, x.to(device_here()), y.to(device_here())).backward()
+        with instrumentation.listening() as finishing:
+            wrapped.finish_gradient_sync()
+        found.append((working, finishing))
+        module.zero_grad()
+    return {"building": building, "steps": found}
+
+
+# -- 3.1 to 3.3
+
+flat_and_slices.check("values", world_sizes=(1,))(slices.slices_lie_in_one_tensor)
+
+assign_buckets.check("buckets", world_sizes=(1,))(assignment.parameters_fill_buckets)
+assign_buckets.check("first bucket", world_sizes=(1,))(assignment.the_first_bucket_is_smaller)
+assign_buckets.check("dtypes", world_sizes=(1,))(assignment.a_bucket_has_one_dtype_and_device)
+assign_buckets.check("trainable", world_sizes=(1,))(assignment.only_trainable_parameters_travel)
+assign_buckets.check("units", world_sizes=(1,))(assignment.caps_are_in_mb)
+assign_buckets.check("any iterable", world_sizes=(1,))(assignment.any_iterable_will_do)
+
+Bucket.check("values", world_sizes=(1, 2, 3))(bucket_steps.each_gradient_becomes_the_mean)
+Bucket.check("None", world_sizes=(2, 4))(bucket_steps.none_counts_as_zeros)
+Bucket.check("zero_grad", world_sizes=(2,))(bucket_steps.it_survives_zero_grad)
+Bucket.check("waits", world_sizes=(2, 3))(bucket_steps.it_waits_when_asked_to)
+Bucket.check("wire", world_sizes=(2,))(bucket_steps.it_sends_one_message)
+Bucket.check("one copy", world_sizes=(2,))(bucket_steps.gradients_are_slices)
+Bucket.check("group", world_sizes=(3, 4))(bucket_steps.only_its_group_takes_part)
+Bucket.check("graphs", world_sizes=(2,))(refusals.bucket_refuses_graphs)
+
+
+# -- 3.4
+
+
+@BucketedDDP.check("same start", world_sizes=(2, 4))
+def ranks_start_equal(attempt: Attempt) -> None:
+    for model in ("Tied", "Buffered"):
+        draw = Draw(attempt)
+        judge_start(train(attempt, Training(model, options=SMALL), draw), model, draw)
+
+
+@BucketedDDP.check("values")
+def training_equals_one_process(attempt: Attempt) -> None:
+    models = ["Plain", "Tied", "Frozen", "Unused", "Scalar", "Buffered", "Strided", "Mixed", "Crowd"]
+    models += awkward.HAVE_MODES
+    caps, shift = [TINY, SMALL, MIDDLE, DEFAULT], attempt.random.randrange(4)
+    for number, model in enumerate(attempt.random.sample(models, 4) if attempt.world_size == 3 else models):
+        train_and_judge(attempt, Training(model, options=caps[(number + shift) % 4]))
+
+
+@BucketedDDP.check("unused on one rank", world_sizes=(2, 3, 4))
+def a_parameter_may_be_unused_somewhere(attempt: Attempt) -> None:
+    try:
+        for options in (SMALL, DEFAULT):
+            train_and_judge(attempt, Training("TwoRoads", options=options))
+    except Wrong as wrong:  # a process that died cannot tell why
+        wrong.hint = wrong.hint or "Look at: is each bucket of the same size on every rank, whoever has a gradient?"
+        raise
+
+
+@BucketedDDP.check("accumulation", world_sizes=(2, 3))
+def micro_batches_add_up(attempt: Attempt) -> None:
+    train_and_judge(attempt, Training("TwoRoads", micro_batches=3, options=SMALL))
+
+
+@BucketedDDP.check("zero_grad", world_sizes=(2, 3))
+def zero_grad_may_be_called_either_way(attempt: Attempt) -> None:
+    for ways in ((False,) * 3, (True, False, True, True, False)):
+        loop_and_judge(attempt, Loop("TwoRoads", ways, SMALL))
+
+
+@BucketedDDP.check("no backward", world_sizes=(2, 4))
+def a_rank_may_have_nothing_to_do(attempt: Attempt) -> None:
+    for ways in ((True,) * 3, (False,) * 3):
+        idle = tuple((attempt.random.randrange(attempt.world_size), step) for step in (1, 2))
+        loop_and_judge(attempt, Loop("Mixed", ways, SMALL, idle))
+
+
+@BucketedDDP.check("wire", world_sizes=(2, 4))
+def one_message_per_bucket(attempt: Attempt) -> None:
+    for model in ("Tied", "Frozen", "Buffered", "Mixed", "Crowd"):
+        cap = attempt.random.choice([0.00003, 0.0001, 0.0002, 0.0005])
+        _judge_wire(attempt, model, cap)
+    _judge_wire(attempt, "Crowd", 0.0005)
+    _judge_wire(attempt, "Mixed", None)
+
+
+@BucketedDDP.check("caps", world_sizes=(2,))
+def caps_are_in_mb(attempt: Attempt) -> None:
+    for cap in (None, 1.5):
+        _judge_wire(attempt, "Large", cap, steps=1)
+
+
+def _judge_wire(attempt: Attempt, model: str, cap: float | None, steps: int = 2) -> None:
+    options = DEFAULT if cap is None else {"bucket_cap_mb": cap}
+    found = attempt.run(probe_wire, model, options, steps, per_rank=Draw(attempt).per_rank)
+    want = messages_of(model, **options)
+    for rank, result in enumerate(found):
+        judge_state_bytes(rank, result["building"], model)
+        for working, finishing in result["steps"]:
+            refuse_early_messages(rank, working, model)
+            judge_messages(rank, finishing, want, said_cap(model, cap))
+
+
+@BucketedDDP.check("in flight", world_sizes=(2, 4))
+def all_buckets_travel_at_once(attempt: Attempt) -> None:
+    """Nobody waits before all are launched, and nobody comes back before all are done."""
+    late, said = attempt.random.randrange(attempt.world_size), said_cap("Plain", TINY["bucket_cap_mb"])
+    messages = len(messages_of("Plain", **TINY))
+    loop = Loop("Plain", (True, True), TINY, late=late, messages=messages, token=attempt.draw_seed())
+    found = loop_and_judge(attempt, loop)
+    for rank, result in enumerate(found):
+        for step in result["steps"]:
+            judge_in_flight(rank, step["events"], said)
+    for steps in zip(*(result["steps"] for result in found), strict=True):
+        # who never launches as many is told so by the check of the wire
+        waited = [rank for rank in steps[late]["missing"] if len(steps[rank]["finishing"]) >= messages]
+        judge_latecomer(late, waited, messages, said)
+
+
+@BucketedDDP.check("one copy", world_sizes=(2,))
+def gradients_are_held_once(attempt: Attempt) -> None:
+    for options in (DEFAULT, {"bucket_cap_mb": 0.5}):
+        judge_footprint(attempt, "Large", options, said_cap("Large", options.get("bucket_cap_mb")))
+
+
+@BucketedDDP.check("group", world_sizes=(3, 4))
+def it_stays_inside_its_group(attempt: Attempt) -> None:
+    for model in ("TwoRoads", "Buffered"):
+        train_and_judge(attempt, Training(model, in_subgroup=True, options=SMALL))
+
+
+@BucketedDDP.check("bf16", world_sizes=(2, 4))
+def bf16_stays_bf16(attempt: Attempt) -> None:
+    train_and_judge(attempt, Training("TwoRoads", dtype=torch.bfloat16, options=SMALL))
+
+
+@BucketedDDP.check("graphs", world_sizes=(2,))
+def graphs_are_refused(attempt: Attempt) -> None:
+    refusals.judge_refusal(attempt, SMALL)
+
+
+@BucketedDDP.check("wraps", world_sizes=(2,))
+def it_behaves_like_its_module(attempt: Attempt) -> None:
+    for options in (DEFAULT, SMALL):
+        judge_wrapping(attempt, options)

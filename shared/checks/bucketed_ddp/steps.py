@@ -1,0 +1,243 @@
+"""What a Bucket must do, step after step: bring gradients home, send them in one message, wait when it is asked to."""
+
+import contextlib
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shared.checks.engine.buckets import describe_messages
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.compare import close, judge_gradients, tolerance_of
+from shared.checks.engine.framework import NOT_WRITTEN, Attempt, Wrong
+from shared.checks.engine.latecomers import PATIENCE_S, Meeting, launches_unasked
+from shared.checks.engine.steps import Diary
+from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of
+from shared.wire import completion, instrumentation
+
+SHAPES = [(3, 5), (7,), (), (2, 3, 2, 2), (4, 1)]
+_ELEMENTS = sum(torch.Size(shape).numel() for shape in SHAPES)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What every rank does with its bucket. set_to_none: of the zero_grad() before each step."""
+
+    set_to_none: tuple[bool, ...]
+    dtype: torch.dtype = torch.float64
+    in_subgroup: bool = False
+    late: int | None = None  # a rank that launches only when the others' launch() has come back
+    token: int = 0  # another in every run
+
+    def said(self, step: int) -> str:
+        ways = "" if all(self.set_to_none) else f", after zero_grad(set_to_none={self.set_to_none[step]})"
+        late = "" if self.late is None else f", rank {self.late} launches late"
+        return f"step {step + 1}{ways}{late}"
+
+
+def probe_bucket(bucket_class, steps: Steps, rank: int, gradients: list[list[torch.Tensor | None]]) -> list[dict]:
+    """Run through steps of backward, pack, launch and wait. gradients: of each step, per parameter; None: not used"""
+    group, member = join_subgroup(steps.in_subgroup)
+    if not member:
+        return []
+    parameters = [nn.Parameter(torch.zeros(shape, dtype=steps.dtype, device=device_here())) for shape in SHAPES]
+    parameters[3].data = parameters[3].data.to(memory_format=torch.channels_last)
+    with instrumentation.listening() as building:
+        bucket = bucket_class(parameters, group) if steps.in_subgroup else bucket_class(parameters)
+    found = []
+    for number, (set_to_none, own) in enumerate(zip(steps.set_to_none, gradients, strict=True)):
+        for parameter, gradient in zip(parameters, own, strict=True):
+            _zero_grad(parameter, set_to_none)
+            if gradient is not None:
+                (parameter * gradient.to(device_here())).sum().backward()
+        before = _places(parameters)
+        meeting = None if steps.late is None else Meeting(f"bucket{steps.token}/{number}")
+        step = _pack_launch_wait(bucket, parameters, meeting, rank == steps.late)
+        found.append(step | {"stayed": before == step["packed"]})
+        dist.barrier(group)
+    found[0]["calls"] = building + found[0]["calls"]
+    return found
+
+
+def _zero_grad(parameter: nn.Parameter, set_to_none: bool) -> None:
+    if set_to_none:
+        parameter.grad = None
+    elif parameter.grad is not None:
+        parameter.grad.zero_()
+
+
+def _pack_launch_wait(bucket, parameters: list, meeting: Meeting | None, is_late: bool) -> dict:
+    diary, missing = Diary(("all_reduce",)), []
+    unasked = launches_unasked() if meeting else contextlib.nullcontext()
+    with unasked, completion.watching(diary), instrumentation.listening(diary.launched, diary.waiting) as calls:
+        for place in torch.randperm(len(parameters)).tolist():
+            bucket.pack(place)
+        early, packed = len(calls), _places(parameters)
+        if is_late:
+            missing = meeting.missing()
+        bucket.launch()
+        if meeting:
+            meeting.come()
+        waited_in_launch = any(event.kind == "wait" for event in diary.events)
+        bucket.wait()
+        values = [None if p.grad is None else p.grad.detach().cpu().clone() for p in parameters]
+    storages = [p.grad.untyped_storage() for p in parameters if p.grad is not None]
+    return {
+        "gradients": dict(zip(_names(), values, strict=True)),
+        "types": [None if value is None else (tuple(value.shape), value.dtype) for value in values],
+        "calls": calls,
+        "early": early,
+        "waited_in_launch": waited_in_launch,
+        "missing": missing,
+        "packed": packed,
+        "waited": _places(parameters),
+        "memory_bytes": list({storage.data_ptr(): storage.nbytes() for storage in storages}.values()),
+    }
+
+
+def _places(parameters: list) -> list[int | None]:
+    """Tell where in memory each gradient lies."""
+    return [None if parameter.grad is None else parameter.grad.data_ptr() for parameter in parameters]
+
+
+def _names() -> list[str]:
+    return [f"gradient {number} of the shape {_listed(shape)}" for number, shape in enumerate(SHAPES)]
+
+
+def _draw(attempt: Attempt, steps: Steps, used: float) -> list[list[list]]:
+    """→ per rank, per step, per parameter: a gradient, or None with the probability 1 − used"""
+    generator = torch.Generator().manual_seed(attempt.draw_seed())
+
+    def one(shape):
+        drawn = torch.randn(shape, generator=generator, dtype=torch.float64).to(steps.dtype)
+        return drawn if attempt.random.random() < used else None
+
+    return [[[one(shape) for shape in SHAPES] for _ in steps.set_to_none] for _ in range(attempt.world_size)]
+
+
+def _run(attempt: Attempt, steps: Steps, drawn: list) -> dict[int, list[dict]]:
+    """→ by rank of the group, what probe_bucket found"""
+    context = (
+        called_alone(attempt) if steps.in_subgroup else f"gradients of the shapes {', '.join(map(_listed, SHAPES))}"
+    )
+    found = attempt.run(probe_bucket, steps, per_rank=[(rank, own) for rank, own in enumerate(drawn)], context=context)
+    members = members_of(attempt, steps.in_subgroup)
+    return {rank: found[rank] for rank in members}
+
+
+def _zeros(shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.float64)
+
+
+def _listed(shape: tuple[int, ...]) -> str:
+    return str(list(shape))
+
+
+def _judge_values(attempt: Attempt, steps: Steps, used: float = 1.0) -> dict[int, list[dict]]:
+    """→ by rank of the group, what probe_bucket found
+
+    Raises: Wrong unless the gradients, each step, are the mean over the ranks.
+    """
+    drawn = _draw(attempt, steps, used)
+    found = _run(attempt, steps, drawn)
+    for number in range(len(steps.set_to_none)):
+        own = {rank: dict(zip(_names(), drawn[rank][number], strict=True)) for rank in found}
+        want = {
+            name: sum(zeros if each[name] is None else each[name] for each in own.values()) / len(own)
+            for name, zeros in zip(_names(), map(_zeros, SHAPES), strict=True)
+        }
+        gradients = {rank: each[number]["gradients"] for rank, each in found.items()}
+        context = f"{called_alone(attempt)}, {steps.said(number)}" if steps.in_subgroup else steps.said(number)
+        try:
+            judge_gradients(gradients, want, own, context)
+        except Wrong as wrong:
+            before = {rank: each[number - 1]["gradients"] for rank, each in found.items()} if number else {}
+            raise Wrong(wrong.evidence, _left_over(gradients, want, before) or wrong.hint) from None
+    return found
+
+
+def _left_over(gradients: dict[int, dict], want: dict, before: dict[int, dict]) -> str:
+    """Recognise a gradient that was added to what its slice held: the mean of the step before, on every rank."""
+    for rank, held in before.items():
+        for name, tensor in gradients[rank].items():
+            if tensor is None or held[name] is None or not held[name].any():
+                continue
+            if close(tensor, want[name] + len(before) * held[name], tolerance_of([tensor])):
+                return (
+                    "It is the mean, plus what the slice held from the step before. Look at: is it written, or added?"
+                )
+    return ""
+
+
+def each_gradient_becomes_the_mean(attempt: Attempt) -> None:
+    _judge_values(attempt, Steps((True, True)))
+
+
+def it_survives_zero_grad(attempt: Attempt) -> None:
+    """In whichever way: .grad None, or zeros in the slice itself."""
+    for ways in ((True, True, True), (False, False, False), (True, False, True, False)):
+        found = _judge_values(attempt, Steps(ways))
+        for rank, steps in found.items():
+            for number, step in enumerate(steps[1:], 1):
+                if not ways[number] and not step["stayed"]:
+                    said = f"step {number + 1}, after zero_grad(set_to_none=False): .grad was its slice, and is moved"
+                    raise Wrong({rank: said}, "Look at: what is to be done with a grad that is its slice already?")
+
+
+def none_counts_as_zeros(attempt: Attempt) -> None:
+    """Drawn anew each step: what the slice holds from the last one is not its gradient."""
+    try:
+        _judge_values(attempt, Steps((True, True, True, False, True)), used=0.5)
+    except Wrong as wrong:
+        if wrong.evidence != NOT_WRITTEN:
+            wrong.hint = f"{wrong.hint} (In each step, some gradients are None on some ranks.)".strip()
+        raise
+
+
+def it_waits_when_asked_to(attempt: Attempt) -> None:
+    late = attempt.random.randrange(attempt.world_size)
+    found = _judge_values(attempt, Steps((True, True), late=late, token=attempt.draw_seed()))
+    for rank, steps in found.items():
+        for step in steps:
+            if step["early"]:
+                raise Wrong({rank: f"pack() launched {step['early']} messages"}, "Look at: who sends?")
+            if step["waited_in_launch"]:
+                raise Wrong({rank: "launch() came back only when its message was done"}, "Look at: who waits?")
+    for step in found[late]:
+        if step["missing"]:
+            said = f"while rank {late} had launched nothing, launch() did not come back here in {PATIENCE_S:g} s"
+            raise Wrong(dict.fromkeys(step["missing"], said), "Look at: who waits?")
+
+
+def it_sends_one_message(attempt: Attempt) -> None:
+    for dtype in (torch.float64, torch.float32):
+        steps = Steps((True, False, True), dtype)
+        want_bytes = _ELEMENTS * dtype.itemsize
+        for rank, found in _run(attempt, steps, _draw(attempt, steps, 0.7)).items():
+            for step in found:
+                if [(call.op, call.payload_bytes) for call in step["calls"]] != [("all_reduce", want_bytes)]:
+                    said = f"{describe_messages(step['calls'])}; expected 1 all_reduce of {want_bytes} bytes"
+                    raise Wrong({rank: said}, "Look at: which tensor holds all of them?")
+
+
+def gradients_are_slices(attempt: Attempt) -> None:
+    steps = Steps((True, True, False))
+    want_bytes = _ELEMENTS * steps.dtype.itemsize
+    for rank, found in _run(attempt, steps, _draw(attempt, steps, 0.7)).items():
+        for step in found:
+            for name, shape, kind in zip(_names(), SHAPES, step["types"], strict=True):
+                if kind != (tuple(shape), steps.dtype):
+                    was = "is None" if kind is None else f"has the shape {_listed(kind[0])} in {kind[1]}"
+                    raise Wrong({rank: f"{name} {was} after wait()"}, "Look at: what is .grad after pack()?")
+            if step["memory_bytes"] != [want_bytes]:
+                many = len(step["memory_bytes"])
+                said = f"the gradients lie in {many} tensor{'s' if many > 1 else ''} of together "
+                said += f"{sum(step['memory_bytes'])} bytes; expected 1 of {want_bytes}"
+                raise Wrong({rank: said}, "Look at: what is .grad after pack()?")
+            if step["waited"] != step["packed"]:
+                raise Wrong({rank: "a gradient lies elsewhere after wait() than after pack()"}, "Look at: who copies?")
+
+
+def only_its_group_takes_part(attempt: Attempt) -> None:
+    _judge_values(attempt, Steps((True, True), in_subgroup=True), used=0.7)

@@ -1,0 +1,42 @@
+"""What a piece would send in worlds larger than this machine's: every rank's part is played in turn, nothing travels.
+
+torch's `fake` process group answers every call at once. So values mean nothing here; messages do.
+"""
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+
+from shared.wire import instrumentation
+
+WORLD_SIZES = (5, 7, 8)
+
+
+def probe_far(piece, arguments: int, elements: int) -> dict[int, list[list[instrumentation.Call]]]:
+    """Call piece(*arguments tensors) as each rank of each world. → world size → per rank, what it launched
+
+    Runs on a rank that stands by: one that is in no process group.
+    """
+    return {size: [_part_of(rank, size, piece, arguments, elements) for rank in range(size)] for size in WORLD_SIZES}
+
+
+def _part_of(rank: int, size: int, piece, arguments: int, elements: int) -> list[instrumentation.Call]:
+    with _fake_group(rank, size), instrumentation.listening() as calls:
+        piece(*(torch.ones(elements) for _ in range(arguments)))
+    return calls
+
+
+@contextlib.contextmanager
+def _fake_group(rank: int, size: int):
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    refusals = instrumentation.before_launch[:]
+    instrumentation.before_launch.clear()  # they belong to the group that this rank has left
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        instrumentation.before_launch[:] = refusals
+        instrumentation.reset()

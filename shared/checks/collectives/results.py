@@ -1,0 +1,144 @@
+"""Give every rank of chapter 01 a tensor, call a piece, and judge what all of them have then.
+
+A result is compared with a float64 sum; `mixture.py` finds out what a wrong one is made of.
+"""
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from shared.checks.collectives import mixture
+from shared.checks.collectives.kinds import IN_PLACE, STEPS
+from shared.checks.collectives.mixture import Parts, Slot, cut
+from shared.checks.collectives.probes import LATE_S, Setting, named, probe_collective, probe_step, short_name
+from shared.checks.engine.framework import Attempt, Wrong
+
+Draw = list[torch.Tensor]  # one tensor per rank
+
+
+# -- drawing
+
+
+def draw(attempt: Attempt, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Draw:
+    generator = torch.Generator().manual_seed(attempt.draw_seed())
+    count = attempt.world_size
+    if not dtype.is_floating_point:  # whole numbers that no float holds; the sum of four still fits
+        most = torch.iinfo(dtype).max // 4
+        return [torch.randint(-most, most, shape, generator=generator, dtype=dtype) for _ in range(count)]
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for _ in range(count)]
+
+
+def even_shape(attempt: Attempt) -> tuple[int, ...]:
+    """A shape whose elements any number of ranks up to 4 divides."""
+    return (12 * attempt.random.randint(2, 9),)
+
+
+def sources(attempt: Attempt) -> list[int | None]:
+    return list(range(attempt.world_size)) if attempt.piece == "tree_broadcast" else [None]
+
+
+def any_source(attempt: Attempt) -> int | None:
+    return attempt.random.choice(sources(attempt))
+
+
+def said_of(setting: Setting, *tensors: torch.Tensor) -> str:
+    """Name what was tried: one call, or several one after the other."""
+    said = "; ".join(map(named, tensors))
+    said += f", {setting.layout}" if setting.layout else ""
+    said += f", src={setting.src}" if setting.src is not None else ""
+    if setting.members is not None:
+        said += f", called by the group of ranks {', '.join(map(str, setting.members))}"
+    said += f", rank {setting.late} came {LATE_S:g} s late" if setting.late is not None else ""
+    return said + (f", rank {setting.takes_late[0]} took a message late" if setting.takes_late else "")
+
+
+# -- one try, and what it should leave
+
+
+def run(attempt: Attempt, setting: Setting, *draws: Draw) -> list[list[dict]]:
+    """Call the piece once with each draw. → per draw: what each rank found"""
+    probe = probe_step if attempt.piece in STEPS else probe_collective
+    context = said_of(setting, *(own[0] for own in draws))
+    per_rank = list(zip(*draws, strict=True))
+    return list(zip(*attempt.run(probe, setting, per_rank=per_rank, context=context), strict=True))
+
+
+def try_and_judge(attempt: Attempt, setting: Setting, *draws: Draw) -> list[list[dict]]:
+    """Call the piece once with each draw, and judge what every rank of the group has then."""
+    tries = run(attempt, setting, *draws)
+    for found, own in zip(tries, draws, strict=True):
+        _judge(attempt.piece, setting, found, own)
+    return tries
+
+
+def _judge(piece: str, setting: Setting, found: list[dict], own: Draw) -> None:
+    members, wrong, hints = setting.ranks(len(own)), {}, [""]
+    if any(found[rank].get("refused") is not None for rank in members):
+        return _judge_refusal(found, setting, own)
+    parts = _parts(piece, own, members)
+    for place, rank in enumerate(members):
+        slots = _slots(piece, members, place, setting.src)
+        complaint, hint = _complaint(piece, found[rank], own[rank], slots, parts, rank)
+        if complaint:
+            wrong[rank] = f"{said_of(setting, own[0])}: {complaint}"
+            hints.append(hint)
+    if wrong:
+        raise Wrong(wrong, max(hints, key=len))
+
+
+def _complaint(
+    piece: str, found: dict, own: torch.Tensor, slots: list[Slot], parts: Parts, rank: int
+) -> tuple[str, str]:
+    """→ what is wrong with one rank's result, and a question; both empty if it is right"""
+    result = found["argument" if piece in IN_PLACE else "tensor"]
+    if result is None:
+        return f"gave back {found['kind'].replace('NoneType', 'None')}, expected a tensor", ""
+    want = torch.cat([parts.value(slot) for slot in slots])
+    shape = list(own.shape) if piece in (*IN_PLACE, *STEPS) else list(want.shape)
+    if (list(result.shape), result.dtype) != (shape, own.dtype):
+        came, expected = f"{list(result.shape)}, {short_name(result.dtype)}", f"{shape}, {short_name(own.dtype)}"
+        return f"the result is {came}; expected {expected}", "Look at: how long is a chunk, and of which dtype?"
+    result, want = result.flatten(), want[: result.numel()]
+    if result.is_floating_point():
+        within = torch.cat([parts.tolerance(slot) for slot in slots])[: result.numel()]
+        off = ~((result.double() - want).abs() <= within)
+    else:
+        off = result != want
+    if not off.any():
+        return "", ""
+    first, size = int(off.nonzero()[0]), len(parts.value(slots[0]))
+    number = first // size
+    stretch = result[number * size : (number + 1) * size]
+    came, hint = mixture.explain(F.pad(stretch, (0, size - len(stretch))), slots[number], parts, rank)
+    return f"element {first} is {result[first].item():.6g}, expected {want[first].item():.6g}. {came}".strip(), hint
+
+
+def _parts(piece: str, own: Draw, members: tuple[int, ...]) -> Parts:
+    """What the members bring: in chunks where it is added up, whole where it only travels."""
+    if piece in ("ring_all_gather", "tree_broadcast", *STEPS):
+        noun = "shard" if piece == "ring_all_gather" else "tensor"
+        return Parts({rank: [own[rank].flatten()] for rank in members}, noun)
+    return Parts({rank: cut(own[rank], len(members)) for rank in members})
+
+
+def _slots(piece: str, members: tuple[int, ...], place: int, src: int | None) -> list[Slot]:
+    """What the rank at this place of the group must have: one slot after the other."""
+    if piece in STEPS:
+        return [Slot(0, (members[place - 1],))]
+    if piece == "tree_broadcast":
+        return [Slot(0, (src or 0,))]
+    if piece == "ring_all_gather":
+        return [Slot(0, (rank,)) for rank in members]
+    if piece == "ring_all_reduce":
+        return [Slot(chunk, members) for chunk in range(len(members))]
+    return [Slot(place, members)]
+
+
+def _judge_refusal(found: list[dict], setting: Setting, own: Draw) -> None:
+    """Whoever refuses does so on every rank, before anything has been sent or changed."""
+    for rank in setting.ranks(len(own)):
+        begun = found[rank]["calls"] or not torch.equal(found[rank]["argument"], own[rank])
+        if found[rank]["refused"] is None or begun:
+            raise Wrong(
+                {rank: f"{said_of(setting, own[0])}: refused with a ValueError, but this rank had begun"},
+                "Look at: is it refused on every rank, and before the first message?",
+            )

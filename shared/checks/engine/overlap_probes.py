@@ -1,0 +1,242 @@
+"""What runs on a rank beside a wrapper that sends in backward(): whatever it does is written down, in order."""
+
+import contextlib
+import copy
+import gc
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.latecomers import Meeting, launches_unasked
+from shared.checks.models import awkward
+from shared.checks.models.overlap import Sizes
+from shared.wire import completion, instrumentation
+
+LATE_S = 0.25
+
+
+@dataclass(frozen=True)
+class Micro:
+    """A micro-batch, and whether it is computed inside no_sync()."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    silent: bool = False
+
+
+class Waits(completion.Watcher):
+    """Counts the waits that happen inside backward()."""
+
+    in_backward = 0
+
+    def waited(self, work_id, began) -> None:
+        self.in_backward += torch._C._current_graph_task_id() != -1
+        super().waited(work_id, began)
+
+
+class Stop(BaseException):
+    """What may end a student's loop at any time; no Exception, as an interrupted cell's KeyboardInterrupt is none."""
+
+
+def wrap(wrapper, sizes: Sizes, seed: int, group=None):
+    """→ the wrapped module, and the module"""
+    module = sizes.build(seed).to(device_here())
+    further = {} if group is None else {"group": group}
+    return wrapper(module, bucket_cap_mb=sizes.bucket_cap_mb, **further), module
+
+
+def _loss(wrapped, x, y) -> torch.Tensor:
+    return awkward.loss_of(wrapped, x.to(device_here()), y.to(device_here()))
+
+
+def probe_order(wrapper, sizes: Sizes, seed: int, x, y) -> list[instrumentation.Call]:
+    """One step in a group where nothing travels: ranks that launch in different orders do no harm there."""
+    import torch.testing._internal.distributed.fake_pg  # noqa: F401  so that the backend is known
+
+    wrapped, _ = wrap(wrapper, sizes, seed, dist.new_group(backend="fake"))
+    with instrumentation.listening() as calls:
+        _loss(wrapped, x, y).backward()
+        wrapped.finish_gradient_sync()
+    return calls
+
+
+def probe_progress(wrapper, sizes: Sizes, seed: int, x, y) -> list[dict]:
+    """Two steps on a chain. → per step: how many messages were launched by when in backward, and what waited there"""
+    wrapped, module = wrap(wrapper, sizes, seed)
+    steps = []
+    for set_to_none in (True, False):
+        module.zero_grad(set_to_none)
+        waits, launched = Waits(), {}
+        with launches_unasked(), completion.watching(waits), instrumentation.listening() as calls:
+            module.passed = lambda place, launched=launched, calls=calls: launched.setdefault(place, len(calls))
+            _loss(wrapped, x, y).backward()
+            launched[0] = len(calls)
+            found = {"launched": launched, "waits": waits.in_backward, "working": calls[:]}
+            wrapped.finish_gradient_sync()
+        steps.append(found | {"calls": calls})
+    return steps
+
+
+def probe_late(wrapper, sizes: Sizes, token: int, late: int, seed: int, x, y) -> dict:
+    """In backward, rank `late` sends nothing until all others' backward has ended; then a step for which it is late.
+
+    → who had not ended when its patience did; the gradients after the second step
+    """
+    wrapped, module = wrap(wrapper, sizes, seed)
+    meeting, missing = Meeting(f"late{token}"), []
+
+    def stand_by(place: int) -> None:
+        if place == len(module.layers):
+            missing[:] = meeting.missing()
+
+    is_late = dist.get_rank() == late
+    if is_late:
+        module.passed = stand_by
+    with launches_unasked():
+        dist.barrier()
+        _loss(wrapped, x, y).backward()
+        meeting.come()
+        wrapped.finish_gradient_sync()
+        module.passed = None
+        module.zero_grad()
+        if is_late:
+            time.sleep(LATE_S)
+        _loss(wrapped, x, y).backward()
+        wrapped.finish_gradient_sync()
+    return {"missing": missing, "gradients": awkward.gradients_of(module)}
+
+
+def probe_steps(wrapper, sizes: Sizes, set_to_none: bool, seed: int, steps: list[list[Micro]]) -> list[dict]:
+    """→ per step: the gradients, and what was sent while no_sync() lasted and otherwise"""
+    wrapped, module = wrap(wrapper, sizes, seed)
+    found = []
+    for micro_batches in steps:
+        module.zero_grad(set_to_none)
+        silent, loud = [], []
+        for micro in micro_batches:
+            with wrapped.no_sync() if micro.silent else contextlib.nullcontext(), instrumentation.listening() as calls:
+                (_loss(wrapped, micro.x, micro.y) / len(micro_batches)).backward()
+            (silent if micro.silent else loud).extend(calls)
+        with instrumentation.listening() as calls:
+            wrapped.finish_gradient_sync()
+        found.append({"gradients": awkward.gradients_of(module), "silent": silent, "loud": [*loud, *calls]})
+    return found
+
+
+def probe_leaving(wrapper, sizes: Sizes, seed: int, x, y) -> dict:
+    """→ what was sent in each part of a script that goes in and out of no_sync(), and was an exception swallowed?"""
+    wrapped, another = (wrap(wrapper, sizes, seed)[0] for _ in range(2))
+    said: dict[str, list[instrumentation.Call]] = {}
+
+    def step(name: str, finish: bool = True, which=wrapped) -> None:
+        with instrumentation.listening() as calls:
+            _loss(which, x, y).backward()
+            if finish:
+                which.finish_gradient_sync()
+        said.setdefault(name, []).extend(calls)
+
+    with wrapped.no_sync():
+        step("finish_gradient_sync() inside no_sync()")
+        step("another wrapper, while the first is silent", which=another)
+        with wrapped.no_sync():
+            step("inside two nested no_sync()")
+        step("inside no_sync(), after an inner one has ended")
+        with contextlib.suppress(Stop), wrapped.no_sync():
+            raise Stop
+        step("inside no_sync(), after an exception has left an inner one")
+    step("after no_sync()")
+    swallowed = False
+    with contextlib.suppress(Stop):
+        with wrapped.no_sync():
+            step("inside a second no_sync()", finish=False)
+            raise Stop
+        swallowed = True
+    step("after an exception has left no_sync()")
+    return {"calls": said, "swallowed": swallowed}
+
+
+def probe_refusals(wrapper, sizes: Sizes, again: bool, silent: bool, seed: int, x, y) -> dict:
+    """Do what is to be refused. again: a second backward() and then a good step; else backward(create_graph=True)
+
+    silent: the second one inside no_sync().
+    """
+    wrapped, module = wrap(wrapper, sizes, seed)
+    if again:
+        _loss(wrapped, x, y).backward()
+    with wrapped.no_sync() if silent else contextlib.nullcontext():
+        loss = _loss(wrapped, x, y)
+        try:
+            loss.backward(create_graph=not again)
+        except Exception as error:
+            found = {"kind": type(error).__name__, "message": str(error)}
+        else:
+            return {"kind": None}
+    if again:
+        wrapped.finish_gradient_sync()
+        module.zero_grad()
+        _loss(wrapped, x, y).backward()
+        wrapped.finish_gradient_sync()
+    found["gradients"] = awkward.gradients_of(module)
+    module.zero_grad()  # a gradient with a graph would keep itself alive
+    return found
+
+
+def probe_memory(wrapper, sizes: Sizes, seed: int, x, y) -> dict[str, int]:
+    """→ bytes in the storages of gradients and of whatever was sent, in a later step: by the moment"""
+    wrapped, module = wrap(wrapper, sizes, seed)
+    sent: dict[int, tuple[StorageWeakRef, int]] = {}
+    found = {}
+
+    def note(_call, _work, tensors) -> None:
+        for storage in (tensor.untyped_storage() for tensor in tensors):
+            sent[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+
+    def held_bytes() -> int:
+        gc.collect()
+        alive = {key: nbytes for key, (storage, nbytes) in sent.items() if not storage.expired()}
+        own = [p.grad.untyped_storage() for p in module.parameters() if p.grad is not None]
+        return sum((alive | {storage._cdata: storage.nbytes() for storage in own}).values())
+
+    with instrumentation.listening(launched=note):
+        for _ in range(2):
+            module.zero_grad()
+            _loss(wrapped, x, y).backward()
+            found["when backward() has ended"] = held_bytes()
+            wrapped.finish_gradient_sync()
+            time.sleep(0.02)  # gloo lets go of a message's tensor a little after it is done
+            found["after finish_gradient_sync()"] = held_bytes()
+    return found
+
+
+def probe_lives(wrapper, sizes: Sizes, seed: int, x, y) -> dict:
+    """A wrapper, its copy and another are used in turns; then one is thrown away."""
+    first, module = wrap(wrapper, sizes, seed)
+    wrapped = [first, copy.deepcopy(first), wrap(wrapper, sizes, seed)[0]]
+    del first
+    working = []
+    for loss in [_loss(each, x, y) for each in wrapped]:
+        with instrumentation.listening() as calls:
+            loss.backward()
+        working.append(calls)
+    for each in wrapped[::-1]:
+        each.finish_gradient_sync()
+    found = {"working": working, "gradients": [awkward.gradients_of(each.module) for each in wrapped]}
+    del wrapped[0], each
+    gc.collect()
+    module.zero_grad()
+    with instrumentation.listening() as calls:
+        _loss(module, x, y).backward()
+    found |= {"left": calls, "own": awkward.gradients_of(module), "anew": []}
+    if calls:
+        return found
+    module.zero_grad()
+    anew = wrapper(module, bucket_cap_mb=sizes.bucket_cap_mb)
+    with instrumentation.listening() as calls:
+        _loss(anew, x, y).backward()
+        anew.finish_gradient_sync()
+    found["anew"] = calls
+    return found

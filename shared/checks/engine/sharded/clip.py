@@ -1,0 +1,126 @@
+"""Judging clip_grad_norm_: one norm over all ranks' parts, from one number of each."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.compare import describe_calls, tolerance_of
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.sharded.plan import Plan, layout_of
+from shared.checks.engine.sharded.training import LOOK_AT_STALE, Causes, alone, begin, judge_states, probe_sharded
+from shared.checks.engine.sharded.wire import judge_rounds
+from shared.checks.engine.subgroups import called_alone, members_of
+from shared.checks.engine.training import Draw
+from shared.checks.models import awkward
+
+CLIPS, LEAVES = 0.05, 100.0  # the awkward models' gradients have norms between 0.3 and 10
+
+
+@dataclass
+class _Clipped(Causes):
+    norm: float  # before clipping
+
+    def of(self, *found) -> str:
+        below = "Look at: what becomes of gradients whose norm is below the bound?"
+        return below if self.norm <= self.plan.max_norm else super().of(*found)
+
+
+def clip_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[int, dict]:
+    """Train on fresh data. → by global rank, what was found
+
+    Raises: Wrong unless norms and parameters, each step, are one process's.
+    """
+    draw = Draw(attempt)
+    members = members_of(attempt, plan.in_subgroup)
+    context = f"{called_alone(attempt)}, {plan}" if plan.in_subgroup else str(plan)
+    results = attempt.run(probe, plan, per_rank=draw.per_rank, context=context)
+    found = {rank: results[rank] for rank in members}
+    reference = alone(plan, awkward.build(plan.model, draw.seeds[members[0]]), *draw.samples_of(members))
+    for number, want in enumerate(reference.steps):
+        steps = {rank: each["steps"][number] for rank, each in found.items()}
+        said = f"{context}, step {number + 1}"
+        last_bound = plan.max_norm if number and "model" in plan.zero_grad else None
+        _judge_norms({rank: step["norm"] for rank, step in steps.items()}, want, said, last_bound)
+        before = {rank: each["steps"][number - 1]["state"] if number else each["start"] for rank, each in found.items()}
+        states = {rank: step["state"] for rank, step in steps.items()}
+        judge_states(states, want["state"], before, said, _Clipped(plan, draw, number, want["norm"].item()))
+    return found
+
+
+def _judge_norms(norms: dict[int, torch.Tensor], want: dict, said: str, last_bound: float | None) -> None:
+    """last_bound: of a step before, whose mean may still be there."""
+    size, norm = len(norms), want["norm"].item()
+    close_enough = 10 * tolerance_of(want["state"].values()) * max(1.0, norm)
+    wrong = {
+        rank: f"{said}: the norm is {found.item():.6g}, expected {norm:.6g}"
+        for rank, found in norms.items()
+        if found.numel() != 1 or not abs(found.item() - norm) <= close_enough
+    }
+    if wrong:
+        found = [norms[rank].item() for rank in norms]
+        hint = "Look at: over which numbers is it the norm, and what of norms may be added up?"
+        if len(set(found)) > 1:
+            hint = "Each rank has a norm of its own. Look at: what must ranks tell each other, so that all have one?"
+        elif size > 1 and abs(found[0] - size * norm) <= close_enough * size:
+            hint = f"It is {size} times too large. Look at: is it the norm of the mean?"
+        elif last_bound is not None and abs(found[0] - last_bound) <= 1e-3 * last_bound:
+            hint = LOOK_AT_STALE
+        raise Wrong(wrong, hint)
+    if len({found.item() for found in norms.values()}) > 1:
+        raise Wrong(f"{said}: ranks have norms that differ in the last digits", "Look at: who adds up, in which order?")
+
+
+def clipping_equals_one_process(attempt: Attempt) -> None:
+    plans = [Plan("TwoRoads", "SGD"), Plan("Mixed", "AdamW", split=True), Plan("Unused", "Hiker")]
+    plans.append(Plan("Tied", "SGD", micro_batches=2, zero_grad=("model",)))
+    for plan in plans if attempt.world_size in (1, 2) else attempt.random.sample(plans, 1):
+        clip_and_judge(attempt, replace(plan, steps=3, max_norm=CLIPS))
+
+
+def small_gradients_stay(attempt: Attempt) -> None:
+    clip_and_judge(attempt, Plan("Plain", "SGD", steps=3, max_norm=LEAVES))
+
+
+def it_stays_inside_its_group(attempt: Attempt) -> None:
+    clip_and_judge(attempt, Plan("Frozen", "SGD", steps=3, max_norm=CLIPS, in_subgroup=True))
+
+
+def one_number_more_travels(attempt: Attempt) -> None:
+    for plan in (Plan("Plain", max_norm=CLIPS, steps=2), Plan("Mixed", max_norm=CLIPS, steps=2, split=True)):
+        found = clip_and_judge(attempt, plan)
+        for number in range(plan.steps):
+            rest = {}
+            for rank, result in found.items():
+                step = result["steps"][number]
+                small = [call for call in step["clip"] if call.op == "all_reduce" and call.payload_bytes <= 8]
+                if len(small) != 1:
+                    said = f"{plan}: {describe_calls(step['clip'])} in clip_grad_norm_()"
+                    expected = "expected one all_reduce of one number besides the gradients'"
+                    raise Wrong({rank: f"{said}; {expected}"}, "Look at: which numbers can be put together before?")
+                rest[rank] = [call for call in step["clip"] if call is not small[0]] + step["step"]
+            judge_rounds(rest, layout_of(plan), 2, f"{plan}, step {number + 1}, clip_grad_norm_() and step()")
+
+
+def probe_skipped(sharded, plan: Plan, seed: int, x, y) -> dict:
+    """A step; then a backward() that is clipped and thrown away, as when a norm is not finite; then a step again."""
+    run = begin(sharded, plan, awkward.build(plan.model, seed).to(device_here()))
+    x, y = x.to(device_here()), y.to(device_here())
+    run.step(0, x, y)
+    before = awkward.state_of(run.module)
+    run.backward(1, x, y)
+    run.optimizer.clip_grad_norm_(plan.max_norm)
+    run.step(1, awkward.other_roads(x), y)
+    return {"before": before, "state": awkward.state_of(run.module), "norm": run.steps[-1]["norm"]}
+
+
+def gradients_may_be_thrown_away(attempt: Attempt) -> None:
+    for whose in ("optimizer", "model"):
+        plan, draw = Plan("TwoRoads", "SGD", steps=2, max_norm=CLIPS, zero_grad=(whose,)), Draw(attempt)
+        said = f"{plan}; in step 2 a first gradient is clipped and thrown away"
+        hint = LOOK_AT_STALE if whose == "model" else "Look at: what does zero_grad() forget?"
+        found = attempt.run(probe_skipped, plan, per_rank=draw.per_rank, context=said)
+        plain = alone(plan, awkward.build(plan.model, draw.seeds[0]), draw.x, draw.y).steps[-1]
+        _judge_norms({rank: each["norm"] for rank, each in enumerate(found)}, plain, said, CLIPS)
+        states, before = ({rank: each[what] for rank, each in enumerate(found)} for what in ("state", "before"))
+        judge_states(states, plain["state"], before, said, hint=hint)

@@ -1,0 +1,187 @@
+"""How a model is trained with an optimizer, sharded or plain: param groups, schedulers, closures, micro-batches.
+
+Ranks and kernel run one and the same loop. On the ranks it is given the student's optimizer and this rank's samples,
+in the kernel torch's own and all samples; there, a gradient that is None is filled with zeros.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
+
+from shared.checks.engine.sharded.wire import Flat, flats_of
+from shared.checks.engine.training import SAMPLES_PER_RANK
+from shared.checks.models import awkward
+from shared.wire import instrumentation
+
+LATE_NAME, LATE_STEP = "second.bias", 2
+
+
+class Hiker(torch.optim.Optimizer):
+    """An optimizer that nobody knows: its state has names of its own, and a plain number among them."""
+
+    def __init__(self, params, lr: float = 0.05, keeps: float = 0.7):
+        super().__init__(params, {"lr": lr, "keeps": keeps})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in (each for each in group["params"] if each.grad is not None):
+                state = self.state[parameter]
+                trail = state.setdefault("trail", torch.zeros_like(parameter))
+                highest = state.setdefault("highest", torch.zeros_like(parameter))
+                state["strides"] = state.get("strides", 0) + 1
+                trail.mul_(group["keeps"]).add_(parameter.grad)
+                torch.maximum(highest, trail.abs(), out=highest)
+                parameter.addcdiv_(trail, highest + 1, value=-group["lr"] / state["strides"] ** 0.5)
+
+
+# eps=1e-3: with torch's 1e-8 a gradient that is zero but for rounding would be blown up to a step of lr.
+OPTIMIZERS = {
+    "AdamW": (torch.optim.AdamW, {"lr": 0.02, "eps": 1e-3, "weight_decay": 0.1}),
+    "Adam": (torch.optim.Adam, {"lr": 0.02, "eps": 1e-3, "amsgrad": True, "betas": (0.8, 0.9)}),
+    "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.8, "weight_decay": 0.05}),
+    "Hiker": (Hiker, {"keeps": 0.6}),
+}
+SCHEDULERS = {
+    "OneCycleLR": lambda optimizer, steps: OneCycleLR(optimizer, max_lr=0.1, total_steps=steps + 1),
+    "ExponentialLR": lambda optimizer, _: ExponentialLR(optimizer, 0.7),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is trained, and how."""
+
+    model: str
+    optimizer: str = "AdamW"
+    steps: int = 5
+    in_subgroup: bool = False
+    dtype: torch.dtype = torch.float64
+    split: bool = False  # two param groups, of which one has a learning rate of its own
+    scheduler: str = ""
+    zero_grad: tuple[str, ...] = ("optimizer",)  # whose, in turns; "keeping": the optimizer's, set_to_none=False
+    micro_batches: int = 1
+    closure: bool = False
+    late: bool = False  # a parameter joins after some steps, and one step later its learning rate is halved
+    idle: tuple[int, int] | None = None  # (step, rank of the group) without a backward()
+    max_norm: float | None = None
+    fill: bool = True  # a plain optimizer's missing gradients with zeros
+    loss_scale: float = 1.0  # to recognise gradients that are too large
+
+    def __str__(self) -> str:
+        parts = [awkward.said(self.model), self.optimizer]
+        parts += ["two param groups"] * self.split + [self.scheduler] * bool(self.scheduler)
+        parts += ["model.zero_grad()"] * ("model" in self.zero_grad) + ["step(closure)"] * self.closure
+        parts += [f"{self.micro_batches} micro-batches"] * (self.micro_batches > 1)
+        parts += [f"{LATE_NAME} added after step {LATE_STEP}"] * self.late
+        parts += [f"rank {self.idle[1]} runs no backward in step {self.idle[0] + 1}"] if self.idle else []
+        parts += [f"clipped to {self.max_norm}"] * (self.max_norm is not None)
+        return ", ".join(parts)
+
+
+def groups_of(module: nn.Module, plan: Plan):
+    """What the optimizer's constructor is given: an iterator, or two groups."""
+    if not (plan.split or plan.late):
+        return module.parameters()
+    own = [p for name, p in module.named_parameters() if not (plan.late and name == LATE_NAME)]
+    if not plan.split:
+        return own
+    middle = len(own) // 2
+    return [  # with a name, of which no optimizer knows
+        {"params": own[:middle], "lr": 0.03, "weight_decay": 0.2, "name": "first"},
+        {"params": own[middle:], "name": "second"},
+    ]
+
+
+def layout_of(plan: Plan) -> list[Flat]:
+    module = awkward.build(plan.model, 0, plan.dtype)
+    groups = groups_of(module, plan)
+    return flats_of([group["params"] for group in groups] if plan.split else [list(groups)])
+
+
+class Run:
+    """One training: a module, its optimizer, a scheduler, and what every step did.
+
+    alone: all samples are here. off: how far the late parameter is off on this rank before it joins.
+    """
+
+    def __init__(
+        self, module: nn.Module, make, plan: Plan, alone: bool = True, off: int = 0, loaded: dict | None = None
+    ):
+        cls, settings = OPTIMIZERS[plan.optimizer]
+        self.module, self.plan, self.alone, self.off, self.steps = module, plan, alone, off, []
+        if plan.late:  # until it joins nobody trains it, so it must be the same on all ranks
+            dict(module.named_parameters())[LATE_NAME].data.zero_()
+        with instrumentation.listening() as self.building:
+            self.optimizer = make(groups_of(module, plan), cls, **settings)
+        if loaded is not None:
+            self.optimizer.load_state_dict(loaded)
+        self.scheduler = SCHEDULERS[plan.scheduler](self.optimizer, plan.steps) if plan.scheduler else None
+
+    def train(self, x, y) -> "Run":
+        for number in range(self.plan.steps):
+            if self.plan.late and number == LATE_STEP:
+                late = dict(self.module.named_parameters())[LATE_NAME]
+                late.data += self.off
+                self.optimizer.add_param_group({"params": [late], "lr": 0.05})
+            if self.plan.late and number == LATE_STEP + 1:
+                self.optimizer.param_groups[-1]["lr"] /= 2
+            self.step(number, x, y)
+            x = awkward.other_roads(x)
+        return self
+
+    def step(self, number: int, x, y) -> None:
+        done = {"idle": [], "clip": [], "norm": None, "loss": "no closure"}
+        with instrumentation.listening() as stepping:
+            if self.plan.closure:
+                done["loss"] = self.optimizer.step(lambda: self.backward(number, x, y))
+            else:
+                with instrumentation.listening() as done["idle"]:
+                    self.backward(number, x, y)
+                stepping.clear()
+                if self.plan.max_norm is not None:
+                    with instrumentation.listening() as done["clip"]:
+                        done["norm"] = self._clip().detach().cpu().clone()
+                stepping.clear()
+                self.optimizer.step()
+        done |= {"step": stepping, "state": awkward.state_of(self.module)}
+        self.steps.append(done)
+        if self.scheduler:
+            self.scheduler.step()
+
+    def backward(self, number: int, x, y) -> torch.Tensor:
+        """→ the loss on the whole batch"""
+        if number:  # at first there is nothing to forget
+            whose = self.plan.zero_grad[number % len(self.plan.zero_grad)]
+            if whose == "keeping":
+                self.optimizer.zero_grad(set_to_none=False)
+            else:
+                (self.module if whose == "model" else self.optimizer).zero_grad()
+        x, y, share = self._at_work(number, x, y)
+        parts = zip(x.chunk(self.plan.micro_batches), y.chunk(self.plan.micro_batches), strict=True)
+        losses = [awkward.loss_of(self.module, *part) / self.plan.micro_batches for part in parts if len(part[0])]
+        for loss in losses:
+            (loss * self.plan.loss_scale * share).backward()
+        if self.alone and self.plan.fill:
+            for parameter in self.module.parameters():
+                if parameter.requires_grad and parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+        return sum(losses, torch.zeros(())).detach()
+
+    def _at_work(self, number: int, x, y) -> tuple[torch.Tensor, torch.Tensor, float]:
+        """→ the samples of those who run a backward, and their share of all"""
+        if self.plan.idle is None or number != self.plan.idle[0]:
+            return x, y, 1.0
+        if not self.alone:
+            mine = self.off == self.plan.idle[1]
+            return x[: 0 if mine else None], y[: 0 if mine else None], 1.0
+        first = self.plan.idle[1] * SAMPLES_PER_RANK
+        at_work = [place for place in range(len(x)) if not first <= place < first + SAMPLES_PER_RANK]
+        return x[at_work], y[at_work], len(at_work) / len(x)
+
+    def _clip(self) -> torch.Tensor:
+        if not self.alone:
+            return self.optimizer.clip_grad_norm_(self.plan.max_norm)
+        return nn.utils.clip_grad_norm_(self.module.parameters(), self.plan.max_norm)

@@ -1,0 +1,253 @@
+"""Judging a sharded optimizer's checkpoint: it must be what a plain one would save, and fit any number of ranks."""
+
+import contextlib
+import copy
+from dataclasses import replace
+
+import torch
+
+from shared import memory, ranks, wire
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.compare import tolerance_of
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.sharded.plan import Plan, Run
+from shared.checks.engine.sharded.state_dicts import judge_state_dict, same
+from shared.checks.engine.sharded.training import alone, begin, judge_states
+from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
+from shared.checks.engine.training import Draw
+from shared.checks.models import awkward
+from shared.wire import instrumentation
+
+MEMORY_MODEL = "Large"
+_LOOK_AT_LOADING = "Look at: what of the state and of the settings does the inner optimizer get, and is it this rank's?"
+
+
+def probe_save(sharded, plan: Plan, to: int | None, seed: int, x, y) -> dict:
+    """Train, save, and take one step more. → what was saved, and the module before and after that step"""
+    group, member = join_subgroup(plan.in_subgroup)
+    if not member:
+        return {"outside": True}
+    run = begin(sharded, plan, awkward.build(plan.model, seed).to(device_here()), group)
+    x, y = x.to(device_here()), y.to(device_here())
+    run.train(x, y)
+    saved = run.optimizer.state_dict() if to is None else run.optimizer.state_dict(to=to)
+    found = {"saved": copy.deepcopy(saved), "module": awkward.state_of(run.module)}
+    run.step(1, x, y)
+    return found | {"after": awkward.state_of(run.module)}
+
+
+def probe_load(sharded, plan: Plan, used: bool, module_state: dict, saved: dict, x, y) -> dict:
+    """Begin with what was saved: anew or, `used`, with an optimizer that has stepped. → every step"""
+    group, member = join_subgroup(plan.in_subgroup)
+    if not member:
+        return {"outside": True}
+    x, y, given = x.to(device_here()), y.to(device_here()), copy.deepcopy(saved)
+    module = awkward.build(plan.model, 0).to(device_here())
+    if used:
+        run = begin(sharded, plan, module, group)
+        run.step(0, x, y)
+        run.steps.clear()
+        run.optimizer.zero_grad()
+        run.optimizer.load_state_dict(given)
+    module.load_state_dict(module_state)
+    if not used:
+        run = begin(sharded, plan, module, group, loaded=given)
+    run.train(x, y)
+    return {"steps": run.steps, "left alone": same(given, saved)}
+
+
+def _save(attempt: Attempt, plan: Plan, to: int | None = None) -> tuple[dict[int, dict], Run]:
+    """Train and save on fresh data. → by global rank, what was found; and the plain optimizer's run
+
+    Raises: Wrong unless what was saved is what the plain one saves, and training can go on.
+    """
+    draw = Draw(attempt)
+    members = members_of(attempt, plan.in_subgroup)
+    context = f"{called_alone(attempt)}, {plan}" if plan.in_subgroup else str(plan)
+    results = attempt.run(probe_save, plan, to, per_rank=draw.per_rank, context=context)
+    found = {rank: results[rank] for rank in members}
+    x, y = draw.samples_of(members)
+    reference = alone(plan, awkward.build(plan.model, draw.seeds[members[0]]), x, y)
+    want = copy.deepcopy(reference.optimizer.state_dict())
+    said, tolerance = f"{context}, after {plan.steps} steps", tolerance_of(reference.module.parameters())
+    for place, (rank, result) in enumerate(found.items()):
+        if to not in (None, place):
+            if result["saved"] is not None:
+                evidence = f"state_dict(to={to}) gives {type(result['saved']).__name__} here, rank {place} of the group"
+                raise Wrong({rank: f"{said}: {evidence}; expected None"}, "Look at: whom does `to` name?")
+            continue
+        judge_state_dict(rank, result["saved"], want, tolerance, said)
+    reference.step(1, x, y)
+    states, before = ({rank: each[what] for rank, each in found.items()} for what in ("after", "module"))
+    said = f"{said}, and one more after state_dict()"
+    judge_states(states, reference.steps[-1]["state"], before, said, hint="Look at: what does state_dict() change?")
+    return found, reference
+
+
+def _load(attempt: Attempt, plan: Plan, module_state: dict, saved: dict, context: str, used: bool = False) -> None:
+    """Go on from what was saved, on fresh data. Raises: Wrong unless a plain optimizer goes on likewise."""
+    draw = Draw(attempt)
+    members = members_of(attempt, plan.in_subgroup)
+    context = f"{context} into an optimizer that has stepped" if used else context
+    context = f"{context}, {called_alone(attempt)}" if plan.in_subgroup else context
+    share = [(module_state, saved, *each) for each in draw.shares]
+    results = attempt.run(probe_load, plan, used, per_rank=share, context=f"{plan}, {context}")
+    found = {rank: results[rank] for rank in members}
+    module = awkward.build(plan.model, 0)
+    module.load_state_dict(module_state)
+    reference = alone(plan, module, *draw.samples_of(members), loaded=copy.deepcopy(saved))
+    for number, want in enumerate(reference.steps):
+        states = {rank: each["steps"][number]["state"] for rank, each in found.items()}
+        before = {rank: each["steps"][number - 1]["state"] if number else module_state for rank, each in found.items()}
+        said = f"{plan}, {context}, step {number + 1} from there"
+        judge_states(states, want["state"], before, said, hint=_LOOK_AT_LOADING)
+    changed = {rank: f"{plan}, {context}: what was loaded has changed" for rank in found}
+    if not all(each["left alone"] for each in found.values()):
+        raise Wrong(changed, "Look at: whose memory does the optimizer go on with?")
+
+
+def it_is_a_plain_state(attempt: Attempt) -> None:
+    plans = [Plan("Tied", "AdamW", split=True, scheduler="OneCycleLR"), Plan("Mixed", "Hiker"), Plan("Frozen", "SGD")]
+    plans += [
+        Plan("Crowd", "Adam"),
+        Plan("Strided", "AdamW", late=True),
+        Plan("Unused", "AdamW"),
+        Plan("Scalar", "Hiker"),
+    ]
+    for plan in plans if attempt.world_size == 2 else attempt.random.sample(plans, 2):
+        _save(attempt, replace(plan, steps=3))
+
+
+def before_the_first_step(attempt: Attempt) -> None:
+    for plan in (Plan("Plain", "AdamW", steps=0), Plan("Mixed", "SGD", steps=0, split=True)):
+        found, _ = _save(attempt, plan)
+        after, said = replace(plan, steps=2), "saved before the first step and loaded"
+        _load(attempt, after, found[0]["module"], found[0]["saved"], said, used=plan.split)
+
+
+def one_rank_alone_may_have_it(attempt: Attempt) -> None:
+    for to in (0, 1) if attempt.world_size == 2 else (attempt.world_size - 1,):
+        _save(attempt, Plan("Frozen", "AdamW", steps=2, split=True), to)
+    if attempt.world_size in SUBGROUPS:
+        _save(attempt, Plan("Tied", "Adam", steps=2, in_subgroup=True), attempt.random.randrange(2))
+
+
+@contextlib.contextmanager
+def in_world_of(attempt: Attempt, size: int):
+    """Let the first `size` ranks be the world for a while. → an attempt there"""
+    ranks.current().regroup(list(range(size)))
+    try:
+        yield replace(attempt, world_size=size)
+    finally:
+        if ranks.current().alive:
+            ranks.current().regroup(list(range(attempt.world_size)))
+
+
+def another_number_of_ranks_goes_on(attempt: Attempt) -> None:
+    """And a plain optimizer in one process, and the settings that a scheduler left."""
+    plans = (Plan("Mixed", "AdamW", split=True, scheduler="ExponentialLR"), Plan("Frozen", "Hiker"))
+    for plan in plans:
+        found, _ = _save(attempt, replace(plan, steps=3))
+        module_state, saved = found[0]["module"], found[0]["saved"]
+        after = replace(plan, steps=2, scheduler="")
+        _go_on_alone(attempt, after, module_state, saved)
+        in_subgroup, said = replace(after, in_subgroup=True), f"saved on {attempt.world_size} ranks and loaded"
+        _load(attempt, in_subgroup, module_state, saved, said)
+        for size in range(1, attempt.world_size):
+            with in_world_of(attempt, size) as smaller:
+                said = f"saved on {attempt.world_size} ranks and loaded on {size}"
+                _load(smaller, after, module_state, saved, said)
+
+
+def _go_on_alone(attempt: Attempt, plan: Plan, module_state: dict, saved: dict) -> None:
+    """Tensors that parameters share would be counted up once for each of them."""
+    draw, states = Draw(attempt), []
+    apart = copy.deepcopy({"state": {}, "param_groups": saved["param_groups"]})
+    apart["state"] = {number: copy.deepcopy(state) for number, state in saved["state"].items()}
+    for each in (copy.deepcopy(saved), apart):
+        module = awkward.build(plan.model, 0)
+        module.load_state_dict(module_state)
+        states.append(alone(plan, module, draw.x, draw.y, loaded=each).steps[-1]["state"])
+    said = f"{plan}, saved on {attempt.world_size} ranks and loaded by a plain optimizer"
+    for name, want in states[1].items():
+        if not torch.equal(states[0][name], want):
+            raise Wrong(f"{said}: {name} goes another way", "Look at: do parameters share a tensor in this state?")
+
+
+def a_plain_state_is_taken_over(attempt: Attempt) -> None:
+    """Where a parameter never had a gradient, a plain optimizer has no state for it. Schedulers go on."""
+    for plan in (Plan("Unused", "AdamW"), Plan("Mixed", "Adam", split=True, scheduler="OneCycleLR")):
+        draw = Draw(attempt)
+        plain = alone(replace(plan, steps=3, fill=False), awkward.build(plan.model, draw.seeds[0]), draw.x, draw.y)
+        saved = copy.deepcopy(plain.optimizer.state_dict())
+        after, said = replace(plan, steps=3, scheduler="ExponentialLR"), "the state of a plain optimizer loaded"
+        _load(attempt, after, awkward.state_of(plain.module), saved, said)
+        _load(attempt, replace(after, scheduler=""), awkward.state_of(plain.module), saved, said, used=True)
+
+
+def probe_foreign(sharded, saved: list[dict]) -> list[tuple[str, str]]:
+    """→ for each state, what loading it raises"""
+    found = []
+    for each in saved:
+        run = begin(sharded, Plan("Plain"), awkward.build("Plain", 0).to(device_here()))
+        try:
+            run.optimizer.load_state_dict(each)
+        except Exception as error:
+            found.append((type(error).__name__, str(error)))
+        else:
+            found.append(("nothing", ""))
+    return found
+
+
+def foreign_states_are_refused(attempt: Attempt) -> None:
+    ours = [p.shape for p in awkward.build("Plain", 0).parameters()]
+    tried = {
+        "of more parameters": ([*ours, (2,)], 1),
+        "of two param groups instead of one": (ours, 2),
+        "of parameters of other sizes": ([(5, 6), (5,), (3, 5), (3,)], 1),
+        "of transposed parameters": ([shape[::-1] for shape in ours], 1),
+    }
+    saved = []
+    for shapes, groups in tried.values():
+        parameters = [torch.nn.Parameter(torch.ones(tuple(shape), dtype=torch.float64)) for shape in shapes]
+        params = [{"params": parameters[:2]}, {"params": parameters[2:]}] if groups == 2 else parameters
+        optimizer = torch.optim.AdamW(params)
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        saved.append(optimizer.state_dict())
+    for rank, result in enumerate(attempt.run(probe_foreign, saved)):
+        for what, (kind, message) in zip(tried, result, strict=True):
+            if kind != "ValueError" or not message.strip():
+                said = f"{kind}({message[:80]!r})" if message else kind
+                evidence = f"a state {what} raises {said}; expected a ValueError that says why"
+                raise Wrong({rank: evidence}, "Look at: what of a state and a parameter must be the same?")
+
+
+def probe_cost(sharded, seed: int, x, y) -> dict:
+    """→ for state_dict() and state_dict(to=0): the bytes that came beyond what was held, and those to be sent"""
+    module = awkward.build(MEMORY_MODEL, seed, torch.float32).to(device_here())
+    run = begin(sharded, Plan(MEMORY_MODEL, "AdamW", dtype=torch.float32), module)
+    run.step(0, x.to(device_here(), torch.float32), y.to(device_here(), torch.float32))
+    found = {}
+    for to in (None, 0):
+        with memory.peak(module, run.optimizer) as peak, instrumentation.listening() as calls:
+            run.optimizer.state_dict(to=to)
+        totals = [sample.held.total_bytes for sample in peak.samples]
+        sent = sum(wire.sent_bytes_of(call, torch.distributed.get_rank()) for call in calls)
+        found[to] = {"extra": max(totals) - totals[0], "sent": sent}
+    return found
+
+
+def nobody_else_holds_it(attempt: Attempt) -> None:
+    numbers = sum(p.numel() for p in awkward.build(MEMORY_MODEL, 0).parameters())
+    part_bytes = 4 * numbers / attempt.world_size
+    for rank, result in enumerate(attempt.run(probe_cost, per_rank=Draw(attempt).per_rank)):
+        for to, rounds in ((None, attempt.world_size - 1), (0, 1)):
+            most, sent = 2 * rounds * part_bytes * 1.01, result[to]["sent"]
+            if (rank or to is None) and sent > most:
+                said = f"state_dict(to={to}) sends {sent:,.0f} bytes from here; {most:,.0f} are enough"
+                raise Wrong({rank: said}, "Look at: what must come to whom?")
+        if rank and result[0]["extra"] > 3.1 * part_bytes:  # both moments put together, and a message
+            said = f"state_dict(to=0) makes {result[0]['extra']:,} bytes here; this rank's part is {part_bytes:,.0f}"
+            raise Wrong({rank: said}, "Look at: what does a rank need that only sends?")

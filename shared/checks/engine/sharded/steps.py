@@ -1,0 +1,85 @@
+"""What may happen around a step: gradients that are used up, and numbers of few digits."""
+
+import torch
+
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.compare import close, first_difference
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.sharded.plan import Plan, Run, layout_of
+from shared.checks.engine.sharded.training import LOOK_AT_STALE, begin, judge_states, probe_sharded
+from shared.checks.engine.sharded.wire import judge_rounds
+from shared.checks.engine.training import Draw
+from shared.checks.models import awkward
+
+
+def probe_refusal(sharded, plan: Plan, seed: int, x, y) -> dict:
+    """A step, a backward() onto used-up gradients and a step to be refused, then one as it should be."""
+    run = begin(sharded, plan, awkward.build(plan.model, seed).to(device_here()))
+    x, y = x.to(device_here()), y.to(device_here())
+    before = awkward.state_of(run.module)
+    run.step(0, x, y)
+    run.backward(0, x, y)
+    try:
+        run.optimizer.step()
+    except Exception as error:
+        found = {"kind": type(error).__name__, "message": str(error)}
+    else:
+        return {"kind": None}
+    run.step(1, x, y)
+    return found | {"before": before, "state": awkward.state_of(run.module)}
+
+
+def used_up_gradients_are_refused(attempt: Attempt) -> None:
+    for whose in ("optimizer", "model"):
+        plan, draw = Plan("Plain", zero_grad=(whose,)), Draw(attempt)
+        found = attempt.run(probe_refusal, plan, per_rank=draw.per_rank)
+        for rank, result in enumerate(found):
+            if result["kind"] is None:
+                said = "backward(), step(), backward(), step() is accepted; expected a RuntimeError"
+                hint = "Look at: what is in the memory of a gradient after the first step, and what is added to it?"
+                raise Wrong({rank: said}, hint)
+            if result["kind"] != "RuntimeError" or "zero_grad" not in result["message"]:
+                said = f"{result['kind']}({result['message'][:80]!r})"
+                expected = "expected a RuntimeError that says what to call"
+                raise Wrong({rank: f"a second backward() without zero_grad() raises {said}; {expected}"})
+        alone = Run(awkward.build(plan.model, draw.seeds[0]), lambda params, cls, **more: cls(params, **more), plan)
+        alone.step(0, draw.x, draw.y)
+        alone.step(1, draw.x, draw.y)
+        states, before = ({rank: each[what] for rank, each in enumerate(found)} for what in ("state", "before"))
+        context = f"a step was refused; then {whose}.zero_grad(), backward() and step()"
+        hint = LOOK_AT_STALE if whose == "model" else ""
+        judge_states(states, alone.steps[-1]["state"], before, context, hint=hint)
+
+
+def bf16_stays_bf16(attempt: Attempt) -> None:
+    plan = Plan("TwoRoads", "SGD", steps=2, dtype=torch.bfloat16)
+    found = judge_bf16(attempt, plan)
+    for number in range(plan.steps):
+        calls = {rank: result["steps"][number]["step"] for rank, result in enumerate(found)}
+        judge_rounds(calls, layout_of(plan), 2, f"{plan}, bfloat16, step {number + 1}")
+
+
+def judge_bf16(attempt: Attempt, plan: Plan, probe=probe_sharded) -> list[dict]:
+    """Against float64 from the same start. A number of bf16 has 8 bits: each step rounds parameters by 2⁻⁹ of their
+    size, and gradients by a few 2⁻⁹ of theirs, of which a tenth is taken. Summed instead of averaged, or of one rank
+    alone, they are off by as much as themselves: some tenths.
+
+    → by rank, what the probe found
+    Raises: Wrong.
+    """
+    draw = Draw(attempt)
+    found = attempt.run(probe, plan, per_rank=draw.per_rank)
+    start = awkward.build(plan.model, draw.seeds[0], torch.bfloat16).double()
+    alone = Run(start, lambda params, cls, **more: cls(params, **more), plan).train(draw.x, draw.y)
+    for name, want in alone.steps[-1]["state"].items():
+        for rank, result in enumerate(found):
+            state = result["steps"][-1]["state"][name]
+            if state.dtype != torch.bfloat16:
+                said = f"{name} became {state.dtype}; it was bfloat16"
+                raise Wrong({rank: said}, "Look at: which dtype has what is added to it?")
+            if not torch.equal(state, found[0]["steps"][-1]["state"][name]):
+                raise Wrong({rank: f"{plan}: {name} differs from rank 0's"}, "Look at: who has it from whom?")
+            if not close(state, want, 0.03):
+                hint = "That is more than rounding. Look at: is the gradient the mean, of this step and of all ranks?"
+                raise Wrong({rank: f"{plan}, bfloat16: {name}, {first_difference(state, want, 0.03)}"}, hint)
+    return found

@@ -1,0 +1,251 @@
+"""A model of units trained on ranks that hold parts of it, and what one process gets from all the data.
+
+Nothing here reads a parameter that may have no memory: its values are taken while the block around it runs.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from shared import memory
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.compare import close, tolerance_of
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.sharded.plan import OPTIMIZERS, Plan, Run
+from shared.checks.engine.sharded.training import judge_states, refuse_libraries
+from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of
+from shared.checks.engine.training import Draw
+from shared.checks.models import awkward, unit_blocks, unit_models
+from shared.wire import instrumentation
+
+
+@dataclass(frozen=True)
+class UnitPlan(Plan):
+    """options: keywords of the wrapper's constructor. finish_each: also between the micro-batches of a step."""
+
+    optimizer: str = "SGD"
+    options: dict = field(default_factory=dict)
+    finish_each: bool = True
+
+    def __str__(self) -> str:
+        parts = [unit_models.said(self.model), *(f"{name}={value}" for name, value in self.options.items())]
+        parts += [f"{self.micro_batches} micro-batches"] * (self.micro_batches > 1)
+        parts += ["finish_gradient_sync() after the last one only"] * (not self.finish_each)
+        parts += [f"clipped to {self.max_norm}"] * (self.max_norm is not None)
+        return ", ".join(parts)
+
+
+def shard(wrapper, module, plan: UnitPlan, group=None):
+    """Build the student's wrapper; a step towards the last one may take no `prefetch` yet."""
+    options = dict(plan.options)
+    makers = [each.__init__ for each in wrapper.__mro__] if inspect.isclass(wrapper) else [wrapper]
+    if not any("prefetch" in inspect.signature(each).parameters for each in makers):
+        options.pop("prefetch", None)
+    if unit_models.KINDS[plan.model].units:
+        options["units"] = unit_models.units_of(plan.model, module)
+    if group is not None:
+        options["group"] = group
+    refuse_libraries([wrapper])
+    wrapped = wrapper(module, **options)
+    refuse_libraries(type(thing) for thing in memory._reached([wrapped]))
+    return wrapped
+
+
+class Look:
+    """Takes a module's state while it computes. Built before the module is wrapped."""
+
+    def __init__(self, module):
+        self.module, self.places = module, {}
+        for name, _ in module.named_parameters(remove_duplicate=False):
+            path, _, leaf = name.rpartition(".")
+            self.places[name] = (path, leaf)
+
+    def __call__(self, run: Callable):
+        """Run forward. → its result, and the state by name, without what nobody had gathered"""
+        paths = {each: path for path, each in self.module.named_modules()}
+        found = {name: buffer.detach().cpu().clone() for name, buffer in self.module.named_buffers()}
+
+        def take(each) -> None:
+            for name, (path, leaf) in self.places.items():
+                if each in paths and f"{path}.".startswith(f"{paths[each]}.".lstrip(".")):
+                    tensor = getattr(self.module.get_submodule(path), leaf)
+                    if has_memory(tensor):  # it may still be filling, in a unit inside: that one tells later
+                        found[name] = tensor.detach().cpu().clone()
+
+        unit_blocks.listeners.append(take)
+        try:
+            return run(), found
+        finally:
+            unit_blocks.listeners.remove(take)
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Reading what has none would end this process."""
+    needed = tensor.storage_offset() + sum(
+        (n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return not tensor.numel() or tensor.untyped_storage().nbytes() >= (needed + 1) * tensor.itemsize
+
+
+def new_optimizer(plan: Plan, wrapped) -> torch.optim.Optimizer:
+    cls, settings = OPTIMIZERS[plan.optimizer]
+    return cls(wrapped.parameters(), **settings)
+
+
+def take_step(wrapped, optimizer, plan: UnitPlan, x, y) -> dict:
+    """→ what was sent while training and clipping, and the norm"""
+    optimizer.zero_grad()
+    chunks = list(zip(x.chunk(plan.micro_batches), y.chunk(plan.micro_batches), strict=True))
+    with instrumentation.listening() as training:
+        for number, part in enumerate(chunks, 1):
+            (awkward.loss_of(wrapped, *part) / plan.micro_batches).backward()
+            if plan.finish_each or number == len(chunks):
+                wrapped.finish_gradient_sync()
+    done = {"training": training, "norm": None}
+    with instrumentation.listening() as done["clipping"]:
+        if plan.max_norm is not None:
+            done["norm"] = torch.as_tensor(wrapped.clip_grad_norm_(plan.max_norm)).detach().cpu().clone()
+    optimizer.step()
+    return done
+
+
+def probe_units(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
+    """Train; after each step, look at the state in a forward without gradients. → what every step did"""
+    group, member = join_subgroup(plan.in_subgroup)
+    if not member:
+        return {"outside": True}
+    module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
+    look = Look(module)
+    with instrumentation.listening() as building:
+        wrapped = shard(wrapper, module, plan, group)
+    optimizer = new_optimizer(plan, wrapped)
+    x, y = x.to(device_here(), plan.dtype), y.to(device_here(), plan.dtype)
+
+    def evaluate() -> dict:
+        with torch.no_grad(), instrumentation.listening() as calls:
+            output, state = look(lambda: wrapped(x))
+        return {"output": output.detach().cpu().clone(), "state": state, "evaluating": calls}
+
+    found = {
+        "building": building,
+        "start": evaluate(),
+        "steps": [],
+        "owned": sum(p.numel() for p in wrapped.parameters()),
+    }
+    for _ in range(plan.steps):
+        found["steps"].append(take_step(wrapped, optimizer, plan, x, y) | evaluate())
+        x = awkward.other_roads(x)
+    found["shards"] = [(p.dtype, None if p.grad is None else p.grad.dtype) for p in wrapped.parameters()]
+    gradients = [p.grad for p in wrapped.parameters() if p.grad is not None]
+    found["few digits"] = all(torch.equal(each, each.bfloat16().to(each.dtype)) for each in gradients)
+    if plan.in_subgroup:
+        found["whole"] = {name: value.cpu() for name, value in wrapped.full_state_dict().items()}
+    return found
+
+
+def one_process(plan: UnitPlan, seed: int, x, y) -> list[dict]:
+    """→ per step, the state after it, in the dtype that ranks compute with, and the norm before it"""
+    module = unit_models.build(plan.model, seed, torch.float64 if plan.dtype.itemsize < 4 else plan.dtype)
+    run = Run(module, lambda params, cls, **settings: cls(params, **settings), plan)
+    steps, computed = run.train(x, y).steps, plan.options.get("compute_dtype")
+    for step in steps if computed else ():
+        floats = {name: value for name, value in step["state"].items() if value.is_floating_point()}
+        step["state"] |= {name: value.to(computed) for name, value in floats.items()}
+    return steps
+
+
+def train(attempt: Attempt, plan: UnitPlan, draw: Draw) -> dict[int, dict]:
+    """→ by global rank, what probe_units found"""
+    context = f"{called_alone(attempt)}, {plan}" if plan.in_subgroup else str(plan)
+    results = attempt.run(probe_units, plan, per_rank=draw.per_rank, context=context)
+    return {rank: results[rank] for rank in members_of(attempt, plan.in_subgroup)}
+
+
+def train_and_judge(attempt: Attempt, plan: UnitPlan) -> dict[int, dict]:
+    """Train on fresh data. → by global rank, what probe_units found
+
+    Raises: Wrong unless every step leaves what one process gets.
+    """
+    draw, members = Draw(attempt), members_of(attempt, plan.in_subgroup)
+    found = train(attempt, plan, draw)
+    context = f"{called_alone(attempt)}, {plan}" if plan.in_subgroup else str(plan)
+    judge_start(found, plan, draw.seeds[members[0]], context)
+    for number, want in enumerate(one_process(plan, draw.seeds[members[0]], *draw.samples_of(members))):
+        said = f"{context}, step {number + 1}"
+        states = {rank: each["steps"][number]["state"] for rank, each in found.items()}
+        refuse_missing(states, want["state"], said)
+        if plan.max_norm is not None:
+            _judge_norms({rank: each["steps"][number]["norm"] for rank, each in found.items()}, want, said)
+        before = {
+            rank: (each["steps"][number - 1] if number else each["start"])["state"] for rank, each in found.items()
+        }
+        judge_states(states, want["state"], before, said, UnitCauses(plan, draw, number))
+    return found
+
+
+def _judge_norms(norms: dict[int, torch.Tensor], want: dict, said: str) -> None:
+    norm = want["norm"].item()
+    wrong = {
+        rank: f"{said}: the norm is {found.item():.6g}, expected {norm:.6g}"
+        for rank, found in norms.items()
+        if found.numel() != 1
+        or not abs(found.item() - norm) <= 10 * tolerance_of(want["state"].values()) * max(1, norm)
+    }
+    if wrong:
+        one = len({found.item() for found in norms.values()}) == 1
+        apart = "Each rank has a norm of its own. Look at: what must ranks tell each other, so that all have one?"
+        raise Wrong(
+            wrong, "Look at: over which numbers is it the norm, and what of norms may be added up?" if one else apart
+        )
+
+
+def judge_start(found: dict[int, dict], plan: UnitPlan, seed: int, context: str) -> None:
+    """Raises: Wrong unless every rank computes with what the group's first rank had."""
+    want = awkward.state_of(unit_models.build(plan.model, seed, plan.dtype))
+    states = {rank: each["start"]["state"] for rank, each in found.items()}
+    refuse_missing(states, want, f"{context}, in the first forward")
+    for rank, state in states.items():
+        for name, expected in want.items():
+            computed = plan.options.get("compute_dtype") if expected.is_floating_point() else None
+            is_buffer = state[name].dtype == expected.dtype
+            if not torch.equal(state[name], expected if is_buffer else expected.to(computed or expected.dtype)):
+                hint = "Look at: whose values do all ranks begin with, and in which order do they lie in flat?"
+                said = f"{context}: in the first forward, {name} is not what the group's first rank had"
+                raise Wrong({rank: said}, hint)
+
+
+def refuse_missing(states: dict[int, dict], want: dict, said: str) -> None:
+    for rank, state in states.items():
+        missing = [name for name in want if name not in state]
+        if missing:
+            hint = "Look at: which parameters must be whole while this unit computes?"
+            raise Wrong({rank: f"{said}: while its block computes, {missing[0]} is not there"}, hint)
+
+
+@dataclass
+class UnitCauses:
+    """Other trainings, to be compared with when something is wrong: which mistake gives this?"""
+
+    plan: UnitPlan
+    draw: Draw
+    number: int  # of the step
+
+    def of(self, rank: int, found: torch.Tensor, name: str, members: list[int], tolerance: float) -> str:
+        size, plan = len(members), self.plan
+        summed = f"The gradients are {size} times too large: summed, or averaged?"
+        alone = "It is what this rank alone would get. Look at: where do the others' gradients come in?"
+        others = [(plan, [rank], alone), (replace(plan, loss_scale=size), members, summed)]
+        others.append((replace(plan, loss_scale=1 / size), members, f"Gradients are {size} times too small."))
+        if plan.max_norm is not None:
+            others.append((replace(plan, max_norm=1e9), members, "It is what gradients that nobody clipped give."))
+        for other, whose, hint in others:
+            if size > 1 or whose == members:
+                x, y = self.draw.samples_of(whose)
+                want = one_process(other, self.draw.seeds[members[0]], x, y)[self.number]["state"]
+                if close(found, want[name], tolerance):
+                    return hint
+        if plan.micro_batches > 1:
+            return "Look at: what becomes of a gradient that is there already when the next micro-batch's arrives?"
+        return "The steps before are right. Look at: what is still there from the step before?" if self.number else ""

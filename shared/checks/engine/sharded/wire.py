@@ -1,0 +1,88 @@
+"""What a sharded optimizer may send: every number once around to be added up, and once around to be collected.
+
+Over all ranks, a reduce-scatter or an all-gather of Ψ numbers sends (N−1)Ψ of them. Any way of doing that will do:
+torch's collective, a ring of messages, an all-to-all. A flat tensor may be filled up to a multiple of N, or not.
+"""
+
+from dataclasses import dataclass
+
+from shared import wire
+from shared.checks.engine.compare import describe_calls
+from shared.checks.engine.framework import Wrong
+from shared.wire import instrumentation
+
+_HINTS = {
+    "barrier": "Look at: which of these messages carries a gradient or a parameter?",
+    "all_reduce": "An all_reduce brings every sum to every rank. Look at: which numbers does this rank need?",
+    "broadcast": "Look at: which single collective collects everybody's part on every rank?",
+    "all_gather": "Look at: is anything collected that everybody has, or that nobody but its owner needs?",
+}
+_LOOK_AT_BYTES = "Look at: which bytes must a rank send so that a part is complete, and which so that all have it?"
+_LOOK_AT_NOTHING = "Nothing is sent. Look at: which collective brings the others' numbers, and is it begun here?"
+_LOOK_AT_MESSAGES = "Look at: how many parameters travel in one message?"
+
+
+@dataclass(frozen=True)
+class Flat:
+    """Numbers of one dtype that lie side by side."""
+
+    numbers: int
+    itemsize: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.numbers * self.itemsize
+
+    def filled_bytes(self, world_size: int) -> int:
+        return -(-self.numbers // world_size) * world_size * self.itemsize
+
+
+def flats_of(groups: list[list]) -> list[Flat]:
+    """Give each param group one flat tensor per dtype of its trainable parameters."""
+    found = []
+    for parameters in groups:
+        kinds: dict = {}
+        for parameter in parameters:
+            if parameter.requires_grad:
+                kinds.setdefault(parameter.dtype, []).append(parameter)
+        found += [Flat(sum(p.numel() for p in alike), kind.itemsize) for kind, alike in kinds.items()]
+    return found
+
+
+def judge_rounds(
+    calls: dict[int, list[instrumentation.Call]], flats: list[Flat], rounds: int, context: str, again: str = ""
+) -> None:
+    """calls: by global rank. rounds: 1 for a reduce-scatter or an all-gather of each flat tensor, 2 for both.
+    again: hint where whole rounds more are sent.
+
+    Raises: Wrong where more is sent, or in more messages.
+    """
+    others = len(calls) - 1
+    least, most = rounds * sum(f.nbytes for f in flats), rounds * sum(f.filled_bytes(len(calls)) for f in flats)
+    sent = {rank: sum(wire.sent_bytes_of(call, rank) for call in own) for rank, own in calls.items()}
+    for rank, own in calls.items():
+        said = f"{context}: {describe_calls([call for call in own if call.op != 'recv'])}"
+        hint = next((hint for op, hint in _HINTS.items() if any(call.op.startswith(op) for call in own)), "")
+        if sent[rank] > most * others / len(calls) + 1e-6:
+            expected = f"this rank sends {sent[rank]:,.0f} bytes; expected {most * others / len(calls):,.0f}"
+            repeated = again if abs(sent[rank] % (most / rounds * others / len(calls))) < 1e-6 else ""
+            raise Wrong({rank: f"{said}; {expected}"}, hint or repeated or _LOOK_AT_BYTES)
+        messages = sum(1 if call.op == "send" else others for call in own if call.op != "recv")
+        if messages > rounds * len(flats) * others:
+            most_calls = rounds * len(flats)
+            expected = f"expected {most_calls} collective{'s' if most_calls > 1 else ''}"
+            by_ring = f", or {others} in the place of each" if others > 1 else ""
+            raise Wrong(
+                {rank: f"{said}; {expected}{by_ring}"}, hint or "Look at: how many parameters travel in one message?"
+            )
+    if others and sum(sent.values()) < least * others - 1e-6:
+        said = f"all ranks together send {sum(sent.values()):,.0f} bytes; a ring sends {least * others:,}"
+        hint = "Look at: is every number sent in its own dtype?"
+        raise Wrong(f"{context}: {said}", hint if any(sent.values()) else _LOOK_AT_NOTHING)
+
+
+def refuse_messages(calls: dict[int, list[instrumentation.Call]], context: str) -> None:
+    """Raises: Wrong where anything is sent."""
+    wrong = {rank: f"{context}: {describe_calls(own)}; expected none" for rank, own in calls.items() if own}
+    if wrong:
+        raise Wrong(wrong, "Look at: what can wait until the step?")

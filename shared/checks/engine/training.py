@@ -1,0 +1,286 @@
+"""A wrapper trained on ranks, and what one process with all the data gets.
+
+The kernel draws the model's weights and the batch. Rank 0 alone gets the right weights (the others build
+their own), and each rank only its own samples: right gradients can only come from the other ranks.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.compare import (
+    close,
+    describe_calls,
+    first_difference,
+    judge_gradients,
+    judge_state,
+    refuse_frozen_gradients,
+    tolerance_of,
+)
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of
+from shared.checks.models import awkward
+from shared.wire import instrumentation
+
+SAMPLES_PER_RANK = 6
+STEPS = 3
+LEARNING_RATE = 0.1
+
+
+class Draw:
+    """Weights' seeds and samples for one attempt; every rank's weights differ, and rank 0's are right."""
+
+    def __init__(self, attempt: Attempt, samples_of_rank: list[int] | None = None):
+        counts = samples_of_rank or [SAMPLES_PER_RANK] * attempt.world_size
+        self.seeds = [attempt.draw_seed() for _ in counts]
+        self.x, self.y = awkward.draw_batch(attempt.draw_seed(), sum(counts))
+        self.shares = list(zip(self.x.split(counts), self.y.split(counts), strict=True))
+        self.per_rank = [(seed, x, y) for seed, (x, y) in zip(self.seeds, self.shares, strict=True)]
+
+    def samples_of(self, members: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """→ x and y of these ranks, together"""
+        x, y = (torch.cat([self.shares[rank][part] for rank in members]) for part in (0, 1))
+        return x, y
+
+    def batches_of(self, members: list[int], module: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return what one process computes at a time: all samples of these ranks, or each rank's own samples.
+
+        The latter is for modules with BatchNorm, which each rank applies to its own samples, as in torch's DDP.
+        """
+        if awkward.mixes_samples(module):
+            return [self.shares[rank] for rank in members]
+        return [self.samples_of(members)]
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a wrapper is built and trained."""
+
+    model: str
+    micro_batches: int = 1
+    in_subgroup: bool = False
+    dtype: torch.dtype = torch.float64
+    options: dict = field(default_factory=dict)  # keywords of the wrapper's constructor besides `group`
+    overlaps: bool = False  # backward() may begin to send: what .grad holds right after it is then no rank's own
+
+
+# -- probes: what runs on a rank, beside the student's code
+
+
+def frozen_with_gradient(module) -> list[str]:
+    return [name for name, p in module.named_parameters() if not p.requires_grad and p.grad is not None]
+
+
+def probe_training(wrapper, how: Training, seed: int, x, y) -> dict:
+    """Wrap, then train with SGD. → what the wrapper did to state and gradients, and when it communicated"""
+    group, member = join_subgroup(how.in_subgroup)
+    module = awkward.build(how.model, seed, how.dtype).to(device_here())
+    if not member:
+        return {"outside": True}
+    options = how.options | ({"group": group} if how.in_subgroup else {})
+    with instrumentation.listening() as building:
+        wrapped = wrapper(module, **options)
+    _refuse_library_wrappers(wrapped)
+    found = {"start": awkward.state_of(module), "building": building, "steps": []}
+    inputs, y = x.to(device_here(), how.dtype), y.to(device_here(), how.dtype)
+    x = inputs
+    for _ in range(STEPS):
+        _drop_gradients(module)
+        plain = awkward.twin_of(how.model, module) if how.overlaps else None
+        with instrumentation.listening() as working:
+            _accumulate(wrapped, x, y, how.micro_batches)
+        if how.overlaps:
+            _accumulate(plain, x, y, how.micro_batches)
+        local = awkward.gradients_of(plain if how.overlaps else module)
+        with instrumentation.listening() as finishing:
+            wrapped.finish_gradient_sync()
+        gradients = awkward.gradients_of(module)
+        found["steps"].append({"local": local, "gradients": gradients, "working": working, "finishing": finishing})
+        found["frozen"] = frozen_with_gradient(module)
+        descend(module)
+        x = awkward.other_roads(x)
+    wrapped.eval()
+    with torch.no_grad():
+        found["evaluated"] = wrapped(inputs).cpu()
+    found["end"] = awkward.state_of(module)
+    return found
+
+
+def _drop_gradients(module) -> None:
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.grad = None
+
+
+def descend(module) -> None:
+    """Take one step of SGD. torch's own optimizers import the compiler first, which takes a second in every kernel."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.requires_grad and parameter.grad is not None:
+                parameter.add_(parameter.grad, alpha=-LEARNING_RATE)
+
+
+def _accumulate(module, x, y, micro_batches: int) -> None:
+    for part_x, part_y in zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True):
+        (awkward.loss_of(module, part_x, part_y) / micro_batches).backward()
+
+
+def _refuse_library_wrappers(wrapped) -> None:
+    for part in [wrapped, *wrapped.modules()]:
+        if any(base.__module__.startswith("torch.nn.parallel") for base in type(part).__mro__):
+            raise AssertionError("torch's own DistributedDataParallel does the work here: write it by hand")
+
+
+# -- what one process gets, and the judgement
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one process computes in one step; the lists have one entry per batch."""
+
+    gradients: dict[str, torch.Tensor | None]  # the mean over the batches
+    own: list[dict[str, torch.Tensor | None]]
+    states: list[dict[str, torch.Tensor]]  # after the step
+
+
+def one_process(
+    module: nn.Module,
+    batches: list[tuple[torch.Tensor, torch.Tensor]],
+    steps: int = STEPS,
+    micro_batches: int = 1,
+    idle: tuple[tuple[int, int], ...] = (),
+) -> list[Step]:
+    """Train the module with SGD in this process, on the mean of the batches' gradients.
+
+    Args:
+        module: The module, which is changed.
+        batches: The full batch, or each rank's samples; see Draw.batches_of.
+        steps: The number of steps.
+        micro_batches: The number of parts in which each batch is computed.
+        idle: The (batch, step) pairs in which a batch is left out: its gradients count as zeros.
+    """
+    replicas, found = awkward.Replicas(module, len(batches)), []
+    for step in range(steps):
+        own = []
+        for index, (x, y) in enumerate(batches):
+            _drop_gradients(module)
+            if (index, step) not in idle:
+                _accumulate(replicas[index], x, y, micro_batches)
+            own.append(awkward.gradients_of(module))
+        mean = {name: _mean([gradients[name] for gradients in own]) for name in own[0]}
+        for name, parameter in module.named_parameters():
+            parameter.grad = mean[name]
+        descend(module)
+        found.append(Step(mean, own, [replicas.state_of(index) for index in range(len(batches))]))
+        batches = [(awkward.other_roads(x), y) for x, y in batches]
+    return found
+
+
+def _mean(gradients: list[torch.Tensor | None]) -> torch.Tensor | None:
+    """Average gradients, of which a missing one counts as zeros."""
+    known = [gradient for gradient in gradients if gradient is not None]
+    return sum(known) / len(gradients) if known else None
+
+
+def train(attempt: Attempt, how: Training, draw: Draw) -> list[dict]:
+    """Train on the ranks. → per rank, what probe_training found"""
+    context = called_alone(attempt) if how.in_subgroup else ""
+    return attempt.run(probe_training, how, per_rank=draw.per_rank, context=context)
+
+
+def train_and_judge(attempt: Attempt, how: Training) -> list[dict]:
+    """Train on fresh data. → per rank, what probe_training found
+
+    Raises: Wrong unless it is what one process gets.
+    """
+    draw = Draw(attempt)
+    found = train(attempt, how, draw)
+    if how.dtype == torch.bfloat16:
+        judge_bf16_training(found, how)
+    else:
+        judge_training(attempt, found, how, draw)
+    return found
+
+
+def judge_start(found: list[dict], model: str, draw: Draw) -> None:
+    """Raises: Wrong unless every rank began with rank 0's state."""
+    want = awkward.state_of(awkward.build(model, draw.seeds[0]))
+    judge_state({rank: result["start"] for rank, result in enumerate(found)}, want, 0)
+
+
+def judge_training(attempt: Attempt, found: list[dict], how: Training, draw: Draw) -> None:
+    """Compare the training on every rank that took part with one process's.
+
+    Raises:
+        Wrong: If gradients differ in a step, or the state after the last one, or the output in eval mode then.
+    """
+    members = members_of(attempt, how.in_subgroup)
+    module = awkward.build(how.model, draw.seeds[members[0]])
+    batches = draw.batches_of(members, module)
+    context = f"{called_alone(attempt)}, " if how.in_subgroup else ""
+    context += awkward.said(how.model)
+    steps = one_process(module, batches, micro_batches=how.micro_batches)
+    for number, want in enumerate(steps):
+        gradients, local = (
+            {rank: found[rank]["steps"][number][what] for rank in members} for what in ("gradients", "local")
+        )
+        try:
+            judge_gradients(gradients, want.gradients, local, f"{context}, step {number + 1}")
+        except Wrong as wrong:
+            if number == 0 and how.model in awkward.HAVE_MODES and _evaluates(gradients, how, draw, members):
+                wrong.hint = "It is what the module computes in eval mode. Look at: who switches the mode, and when?"
+            raise
+    refuse_frozen_gradients({rank: found[rank] for rank in members}, how.model)
+    ends = steps[-1].states * (len(members) // len(batches))
+    for rank, want in zip(members, ends, strict=True):
+        _judge_end(rank, found[rank], want, context)
+        evaluated = awkward.evaluate(module, want, draw.shares[rank][0])
+        if not close(found[rank]["evaluated"], evaluated, tolerance_of(want.values())):
+            said = f"after eval(), the output is another: {first_difference(found[rank]['evaluated'], evaluated)}"
+            raise Wrong({rank: f"{context}: {said}"}, "Look at: in which mode does forward run the module?")
+    same = ends[0] if len(batches) == 1 else dict(module.named_parameters())
+    states = {rank: {name: found[rank]["end"][name] for name in same} for rank in members}
+    judge_state(states, states[members[0]], members[0])
+
+
+def _evaluates(gradients: dict[int, dict], how: Training, draw: Draw, members: list[int]) -> bool:
+    """Return whether these gradients of the first step are those of the module in eval mode."""
+    module = awkward.build(how.model, draw.seeds[members[0]]).eval()
+    (step,) = one_process(module, [draw.samples_of(members)], steps=1)
+    pairs = [(own[name], want) for own in gradients.values() for name, want in step.gradients.items()]
+    return all(own is not None and close(own, want) for own, want in pairs)
+
+
+def _judge_end(rank: int, result: dict, want: dict, context: str) -> None:
+    tolerance = tolerance_of(want.values())
+    for name, expected in want.items():
+        state = result["end"][name].double()
+        if not close(state, expected.double(), tolerance):
+            hint = "BatchNorm updates it in each forward in train mode. Look at: how often does forward run the module?"
+            said = f"{context}: {name} after the last step, {first_difference(state, expected.double(), tolerance)}"
+            raise Wrong({rank: said}, hint if awkward.is_statistic(name) else "")
+
+
+def judge_bf16_training(found: list[dict], how: Training) -> None:
+    """The mean of N bf16 numbers, added in any order, is within N roundings of 2⁻⁸ of the largest.
+
+    Raises: Wrong.
+    """
+    half = sum(p.nbytes for p in awkward.build(how.model, 0, torch.bfloat16).parameters())
+    for name, number in [(name, number) for name in found[0]["start"] for number in range(STEPS)]:
+        steps = [result["steps"][number] for result in found]
+        own = [step["local"][name] for step in steps]
+        if all(gradient is None for gradient in own):
+            raise Wrong(f"after backward() the module's {name} has no gradient", "Look at: which module is trained?")
+        local = torch.stack([torch.zeros_like(found[0]["start"][name]) if g is None else g for g in own]).double()
+        for rank, step in enumerate(steps):
+            gradient = step["gradients"][name]
+            calls = [*(step["working"] if how.overlaps else []), *step["finishing"]]
+            if sum(call.payload_bytes for call in calls) not in (half, 2 * half):
+                raise Wrong({rank: f"{describe_calls(calls)}; bf16 gradients are {half} bytes"})
+            if gradient.dtype != torch.bfloat16:
+                raise Wrong({rank: f"the gradient of {name} became {gradient.dtype}; the parameter is bfloat16"})
+            if not close(gradient, local.mean(0), len(found) * 2**-8 * max(1.0, local.abs().max().item())):
+                raise Wrong({rank: f"{name}: {first_difference(gradient, local.mean(0), 0.05)}"})

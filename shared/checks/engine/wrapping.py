@@ -1,0 +1,94 @@
+"""Does a wrapper behave like the module that it wraps?"""
+
+import copy
+
+import torch
+
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.training import Draw
+from shared.checks.models import awkward
+
+
+def probe_wrapping(wrapper, options: dict, overlaps: bool, seed: int, x) -> dict:
+    """Wrap a module, and use the wrapper in its stead. → claim → does it hold?"""
+    module = awkward.build("Buffered", seed).to(device_here())
+    module.second.eval()
+    module.first.bias.requires_grad_(False)
+
+    def marks():
+        return (
+            [id(p) for p in module.parameters()],
+            [p.requires_grad for p in module.parameters()],
+            [m.training for m in module.modules()],
+        )
+
+    torch.rand(1)  # a seed that an earlier try has set may not hide the next
+    marked, random_state = marks(), torch.get_rng_state()
+    wrapped = wrapper(module, **options)
+    rng_left = torch.equal(random_state, torch.get_rng_state())
+    x = x.to(device_here())
+    seen = []
+    module.register_forward_hook(lambda *_: seen.append(True))
+    wrapped(x)
+    hooked, untouched = bool(seen), marks() == marked
+    copied = copy.deepcopy(wrapped)
+    other = wrapper(awkward.build("Plain", seed).to(device_here()), **options)  # two wrappers may live at once
+    copy_syncs = _syncs(copied, overlaps, "optimizer_cls" in options, x)
+    _finish_backward(other, x)
+    other.zero_grad()
+    original_left = all(p.grad is None for p in [*module.parameters(), *other.module.parameters()])
+    found = {
+        "leaves parameters, requires_grad and train() as they were": untouched,
+        "leaves the random numbers alone": rng_left,
+        "calls the module, so that its hooks run": hooked,
+        "keeps to its own module, where there are several wrappers": original_left,
+        "forwards several positional arguments": torch.equal(wrapped(x, 2.0), module(x, 2.0)),
+        "forwards keyword arguments alone": torch.equal(wrapped(x=x), module(x)),
+        "is a module": isinstance(wrapped, torch.nn.Module),
+        "keeps the module as .module": wrapped.module is module,
+        "forwards positional arguments": torch.equal(wrapped(x), module(x)),
+        "forwards keyword arguments": torch.equal(wrapped(x, times=2.0), module(x, times=2.0)),
+        "has the module's parameters": {id(p) for p in wrapped.parameters()} == {id(p) for p in module.parameters()},
+        "passes eval() on": not wrapped.eval().module.training,
+        "holds the module's state in state_dict": len(wrapped.state_dict()) == len(module.state_dict()),
+    }
+    syncs = _syncs(wrapped, overlaps, "optimizer_cls" in options, x)  # if it does not, that is not the copy's fault
+    return found | {"can be copied with deepcopy": copied.module is not module and (copy_syncs or not syncs)}
+
+
+def _loss_of(module, x) -> torch.Tensor:
+    return awkward.loss_of(module, x, torch.zeros(len(x), awkward.OUTPUTS, dtype=x.dtype, device=x.device))
+
+
+def _finish_backward(wrapped, x) -> None:
+    _loss_of(wrapped, x).backward()
+    wrapped.finish_gradient_sync()
+
+
+def _syncs(wrapped, overlaps: bool, shards: bool, x) -> bool:
+    """Does finish_gradient_sync() leave another gradient than this rank's own samples give, or, sharded, none?"""
+    plain = awkward.twin_of("Buffered", wrapped.module) if overlaps else wrapped.module
+    _loss_of(wrapped, x).backward()
+    if overlaps:
+        _loss_of(plain, x).backward()
+    own = plain.second.weight.grad.clone()
+    wrapped.finish_gradient_sync()
+    left = wrapped.module.second.weight.grad
+    return left is None if shards else not torch.equal(own, left)
+
+
+def judge_wrapping(attempt: Attempt, options: dict | None = None, overlaps: bool = False) -> None:
+    """options, overlaps: as in Training.
+
+    Raises: Wrong, with every claim that does not hold.
+    """
+    per_rank = [(seed, x) for seed, x, _ in Draw(attempt).per_rank]
+    found = attempt.run(probe_wrapping, options or {}, overlaps, per_rank=per_rank)
+    broken = {
+        rank: "; ".join(f"not true: it {claim}" for claim, holds in result.items() if not holds)
+        for rank, result in enumerate(found)
+        if not all(result.values())
+    }
+    if broken:
+        raise Wrong(broken)

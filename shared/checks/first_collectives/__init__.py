@@ -1,0 +1,297 @@
+"""Checks for chapter 00: the first collectives.
+
+The kernel draws every rank's numbers and hands each rank only its own: a right answer can only have come
+over the wire. Every message is counted.
+"""
+
+import functools
+import math
+
+import torch
+
+from shared.checks.engine.compare import describe_calls, first_difference
+from shared.checks.engine.framework import Attempt, Exercise, Wrong
+from shared.checks.first_collectives.causes import (
+    FLOAT32_TOLERANCE,
+    broadcast_cause,
+    common_cause,
+    is_close,
+    judge_numbers,
+    mean_cause,
+    passing_cause,
+    with_article,
+)
+from shared.checks.first_collectives.probes import (
+    LATE_S,
+    probe_broadcast,
+    probe_loss,
+    probe_mean,
+    probe_numbers,
+    probe_pass,
+)
+from shared.wire import instrumentation
+
+MOST_VALUES = 9
+ROUNDING = 1e-12  # float64, added up in another order
+EXACT = 0.0
+
+sum_over_ranks = Exercise("0.1", "sum_over_ranks")
+global_mean = Exercise("0.2", "global_mean")
+pass_right = Exercise("0.3", "pass_right")
+log_mean_loss = Exercise("0.4", "log_mean_loss")
+broadcast_by_hand = Exercise("0.5", "broadcast_by_hand", optional=True)
+
+
+# -- 0.1
+
+
+def _draw_number(attempt: Attempt) -> float:
+    """A number of 30 binary digits: float64 adds a few of them without rounding, float32 does not hold one."""
+    return attempt.random.randint(2**29, 2**30 - 1) / 1024
+
+
+@sum_over_ranks.check("values")
+def the_sum_is_exact_on_every_rank(attempt: Attempt) -> None:
+    """Called twice: what the first call left behind must not get into the second."""
+    own = [(_draw_number(attempt), _draw_number(attempt)) for _ in range(attempt.world_size)]
+    found = attempt.run(probe_numbers, per_rank=own)
+    for turn in (0, 1):
+        every = [values[turn] for values in own]
+        previous = sum(values[0] for values in own)
+
+        def cause(rank: int, value: float, every=every, turn=turn, previous=previous) -> str:
+            total = sum(every)
+            if is_close(value, total / attempt.world_size) and attempt.world_size > 1:
+                return "It is the mean. Look at: is anything to be divided here?"
+            if turn == 1 and (is_close(value, total + previous) or abs(value - total) >= previous / 2):
+                return "The first call was right, the second is not. Look at: what is left over from the first?"
+            if abs(value - total) <= FLOAT32_TOLERANCE * total:
+                return "Right to 7 digits. Look at: which dtype does torch.tensor(0.1) have?"
+            return common_cause(value, every[rank], every) or "Look at: what is sent, and which ranks get the result?"
+
+        judge_numbers([result["results"][turn] for result in found], sum(every), EXACT, cause)
+
+
+@sum_over_ranks.check("wire", world_sizes=(2, 4))
+def the_sum_costs_one_message(attempt: Attempt) -> None:
+    own = [(_draw_number(attempt),) for _ in range(attempt.world_size)]
+    for rank, result in enumerate(attempt.run(probe_numbers, per_rank=own)):
+        _judge_one_all_reduce(rank, result["calls"][0], 8)
+
+
+def _judge_one_all_reduce(rank: int, calls: list[instrumentation.Call], payload_bytes: int) -> None:
+    if [(call.op, call.payload_bytes) for call in calls] == [("all_reduce", payload_bytes)]:
+        return
+    said = f"{describe_calls(calls)}; expected 1 message (all_reduce), {payload_bytes} bytes"
+    hint = ""
+    if len(calls) > 1:
+        hint = "Look at: may several numbers travel in one tensor?" if payload_bytes > 8 else ""
+    if any(call.op != "all_reduce" for call in calls):
+        hint = "Look at: which single collective leaves the sum on every rank?"
+    elif len(calls) == 1 and 2 * calls[0].payload_bytes == payload_bytes:
+        one_number = payload_bytes == 16 and calls[0].shape in ((), (1,))
+        hint = "Look at: which two numbers must travel?" if one_number else "Look at: the dtype."
+    raise Wrong({rank: said}, hint)
+
+
+# -- 0.2
+
+
+def _draw_shares(attempt: Attempt, one_empty: bool = False) -> list[torch.Tensor]:
+    """Unequal shares; one_empty: one of several ranks holds nothing."""
+    generator = torch.Generator().manual_seed(attempt.draw_seed())
+    counts = attempt.random.sample(range(1, MOST_VALUES + 1), attempt.world_size)
+    if one_empty and attempt.world_size > 1:
+        counts[attempt.random.randrange(attempt.world_size)] = 0
+    return [3 + torch.randn(count, dtype=torch.float64, generator=generator) for count in counts]
+
+
+@global_mean.check("values")
+def every_value_counts_once(attempt: Attempt) -> None:
+    for one_empty in (False, True):
+        own = _draw_shares(attempt, one_empty)
+        found = attempt.run(probe_mean, per_rank=[(values,) for values in own])
+        want = torch.cat(own).mean().item()
+        cause = functools.partial(mean_cause, own)
+        judge_numbers([result["results"][0] for result in found], want, ROUNDING, cause)
+
+
+@global_mean.check("argument")
+def the_values_are_kept(attempt: Attempt) -> None:
+    own = _draw_shares(attempt)
+    _judge_arguments(attempt.run(probe_mean, per_rank=[(values,) for values in own]), own)
+
+
+def _judge_arguments(found: list[dict], own: list[torch.Tensor]) -> None:
+    wrong = {
+        rank: f"the argument was changed: {first_difference(result['argument'], own[rank], EXACT)}"
+        for rank, result in enumerate(found)
+        if not torch.equal(result["argument"], own[rank])
+    }
+    if wrong:
+        raise Wrong(wrong, "Look at: which calls work in place?")
+
+
+@global_mean.check("wire", world_sizes=(2, 4))
+def the_mean_costs_one_message(attempt: Attempt) -> None:
+    own = [(values,) for values in _draw_shares(attempt)]
+    for rank, result in enumerate(attempt.run(probe_mean, per_rank=own)):
+        _judge_one_all_reduce(rank, result["calls"][0], 16)
+
+
+# -- 0.3
+
+
+def _draw_tensors(attempt: Attempt, elements: int) -> list[torch.Tensor]:
+    """One tensor per rank; each begins with its rank's number in the hundreds, so that it can be recognised."""
+    generator = torch.Generator().manual_seed(attempt.draw_seed())
+    return [100.0 * (rank + 1) + torch.rand(elements, generator=generator) for rank in range(attempt.world_size)]
+
+
+@pass_right.check("values")
+def each_gets_its_left_neighbours(attempt: Attempt) -> None:
+    for shape, dtype in (((1,), torch.float32), ((10, 100), torch.int64), ((1_000_000,), torch.float32)):
+        own = [tensor.to(dtype).reshape(shape) for tensor in _draw_tensors(attempt, math.prod(shape))]
+        try:
+            found = attempt.run(probe_pass, None, per_rank=[(tensor,) for tensor in own])
+        except Wrong as wrong:
+            alone = "Look at: who is the neighbour of a rank alone?" if attempt.world_size == 1 else ""
+            raise Wrong(wrong.evidence, wrong.hint or alone) from None
+        _judge_passed([result["result"] for result in found], own)
+
+
+def _judge_passed(found: list[tuple[str, object]], own: list[torch.Tensor]) -> None:
+    wrong, hints = {}, []
+    for rank, (kind, result) in enumerate(found):
+        left, right = (rank - 1) % len(own), (rank + 1) % len(own)
+        want = own[left]
+        if kind != "Tensor":
+            wrong[rank] = f"gave back {with_article(kind)}, expected a tensor"
+        elif (result.shape, result.dtype) != (want.shape, want.dtype):
+            wrong[rank] = (
+                f"gave back {list(result.shape)}, {result.dtype}; rank {left} sent {list(want.shape)}, {want.dtype}"
+            )
+        elif not torch.equal(result, want):
+            wrong[rank] = f"shape {list(want.shape)}: {first_difference(result, want, EXACT)}, from rank {left}"
+            hints.append(passing_cause(result, own, rank, right))
+    if wrong:
+        raise Wrong(wrong, max(hints, key=len, default=""))
+
+
+@pass_right.check("waits", world_sizes=(2, 4))
+def it_returns_when_both_messages_are_done(attempt: Attempt) -> None:
+    """One rank is late: its right neighbour must wait for what it sends, its left for what it takes."""
+    own = _draw_tensors(attempt, 1000)
+    late = attempt.random.randrange(attempt.world_size)
+    found = attempt.run(probe_pass, late, per_rank=[(tensor,) for tensor in own])
+    try:
+        _judge_passed([result["result"] for result in found], own)
+    except Wrong as wrong:
+        raise Wrong(f"rank {late} came {LATE_S:g} s late\n{wrong.evidence}", wrong.hint) from None
+
+
+@pass_right.check("argument", world_sizes=(2, 3))
+def what_is_sent_is_kept(attempt: Attempt) -> None:
+    own = _draw_tensors(attempt, 1000)
+    _judge_arguments(attempt.run(probe_pass, None, per_rank=[(tensor,) for tensor in own]), own)
+
+
+@pass_right.check("wire", world_sizes=(2, 3, 4))
+def one_message_out_and_one_in(attempt: Attempt) -> None:
+    own = _draw_tensors(attempt, 1000)
+    for rank, result in enumerate(attempt.run(probe_pass, None, per_rank=[(tensor,) for tensor in own])):
+        left, right = (rank - 1) % len(own), (rank + 1) % len(own)
+        found = sorted((call.op, call.partner, call.payload_bytes) for call in result["calls"])
+        if found != [("recv", left, 4000), ("send", right, 4000)]:
+            said = ", ".join(str(call) for call in result["calls"]) or "no message"
+            raise Wrong(
+                {rank: f"{said}; expected 1 send to rank {right} and 1 recv from rank {left}, of 1000 elements"},
+                "Look at: send and recv are all it takes. What else travels?",
+            )
+
+
+# -- 0.4
+
+
+@log_mean_loss.check("values")
+def rank_0_gets_the_mean(attempt: Attempt) -> None:
+    own = _draw_losses(attempt)
+    found = [result["result"] for result in attempt.run(probe_loss, per_rank=[(loss,) for loss in own])]
+    want = sum(own) / len(own)
+
+    def cause(_rank: int, value: float) -> str:
+        if abs(value - sum(own)) <= FLOAT32_TOLERANCE * sum(own) and len(own) > 1:
+            return f"It is {len(own)} times too large. Look at: sum or mean?"
+        return common_cause(value, own[0], own)
+
+    judge_numbers(found[:1], want, FLOAT32_TOLERANCE, cause)
+    others = {rank: f"gave back {with_article(kind)}, expected None" for rank, (kind, _) in enumerate(found) if rank}
+    wrong = {rank: said for rank, said in others.items() if found[rank][0] != "NoneType"}
+    if wrong:
+        raise Wrong(wrong, "Look at: what may rank 0 do alone, and what may it not?")
+
+
+def _draw_losses(attempt: Attempt) -> list[float]:
+    """Numbers that float32 holds exactly."""
+    return [attempt.random.randint(1, 999) / 256 for _ in range(attempt.world_size)]
+
+
+@log_mean_loss.check("argument")
+def the_loss_is_kept_for_backward(attempt: Attempt) -> None:
+    own = _draw_losses(attempt)
+    for rank, result in enumerate(attempt.run(probe_loss, per_rank=[(loss,) for loss in own])):
+        if result["loss"] != own[rank]:
+            raise Wrong(
+                {rank: f"the loss was {own[rank]:g}, and is {result['loss']:g} afterwards"},
+                "Look at: what does an all_reduce do with the tensor that it gets?",
+            )
+        if result["gradient"] != 1.0:
+            raise Wrong({rank: f"backward() afterwards gives {result['gradient']:g}, expected 1"})
+
+
+@log_mean_loss.check("wire", world_sizes=(2, 4))
+def logging_costs_one_message(attempt: Attempt) -> None:
+    """A reduce to rank 0 does as well as an all_reduce."""
+    own = [(loss,) for loss in _draw_losses(attempt)]
+    for rank, result in enumerate(attempt.run(probe_loss, per_rank=own)):
+        calls = result["calls"]
+        if len(calls) != 1 or calls[0].op not in ("all_reduce", "reduce") or calls[0].payload_bytes > 8:
+            raise Wrong({rank: f"{describe_calls(calls)}; expected 1 message, of at most 8 bytes"})
+
+
+# -- 0.5
+
+
+@broadcast_by_hand.check("values")
+def everyone_has_what_src_had(attempt: Attempt) -> None:
+    for src in range(attempt.world_size):
+        own = _draw_tensors(attempt, attempt.random.randint(1, 1000))
+        found = attempt.run(probe_broadcast, src, per_rank=[(tensor,) for tensor in own])
+        tensors = [result["tensor"] for result in found]
+        wrong = {
+            rank: f"src={src}: {first_difference(tensor, own[src], EXACT)}"
+            for rank, tensor in enumerate(tensors)
+            if not torch.equal(tensor, own[src])
+        }
+        if wrong:
+            raise Wrong(wrong, broadcast_cause(tensors, own, list(wrong)))
+
+
+@broadcast_by_hand.check("wire", world_sizes=(1, 2, 3, 4))
+def n_minus_1_messages_in_all(attempt: Attempt) -> None:
+    src = attempt.random.randrange(attempt.world_size)
+    own = [(tensor,) for tensor in _draw_tensors(attempt, 100)]
+    found = [result["calls"] for result in attempt.run(probe_broadcast, src, per_rank=own)]
+    calls = [call for heard in found for call in heard]
+    sends, others = [c for c in calls if c.op == "send"], {c.op for c in calls} - {"send", "recv"}
+    if others:
+        raise Wrong(f"{', '.join(sorted(others))} was called; expected send and recv only")
+    want = attempt.world_size - 1
+    if len(sends) != want or sum(call.payload_bytes for call in sends) != 400 * want:
+        raise Wrong(
+            {
+                rank: f"src={src}: sent {describe_calls([c for c in heard if c.op == 'send'])}"
+                for rank, heard in enumerate(found)
+            },
+            f"Expected: {want} of 400 bytes in all. Look at: which ranks still lack the tensor when a message is sent?",
+        )

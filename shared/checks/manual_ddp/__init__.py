@@ -1,0 +1,322 @@
+"""Checks for chapter 02: data parallelism by hand."""
+
+import torch
+
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.compare import (
+    by_rank,
+    close,
+    describe_calls,
+    judge_gradients,
+    judge_state,
+    refuse_frozen_gradients,
+)
+from shared.checks.engine.framework import Attempt, Exercise, Wrong
+from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of
+from shared.checks.engine.training import (
+    Draw,
+    Training,
+    frozen_with_gradient,
+    judge_start,
+    one_process,
+    train,
+    train_and_judge,
+)
+from shared.checks.engine.volume import (
+    judge_gradient_bytes,
+    judge_state_bytes,
+    refuse_early_messages,
+    trainable_bytes,
+)
+from shared.checks.engine.wrapping import judge_wrapping
+from shared.checks.manual_ddp import sampler
+from shared.checks.models import awkward
+from shared.wire import instrumentation
+
+mean_over_ranks_ = Exercise("2.1", "mean_over_ranks_", optional=True)
+broadcast_state = Exercise("2.2", "broadcast_state", optional=True)
+average_gradients = Exercise("2.3", "average_gradients", optional=True)
+ManualDDP = Exercise("2.4", "ManualDDP")
+ShardedSampler = Exercise("2.5", "ShardedSampler", optional=True)
+average_gradients_weighted = Exercise("2.6", "average_gradients_weighted", optional=True)
+
+
+# -- probes: what runs on a rank, beside the student's code
+
+
+def probe_mean(mean_over_ranks_, in_subgroup: bool, values: torch.Tensor) -> dict:
+    group, member = join_subgroup(in_subgroup)
+    given = values.to(device_here())
+    tensor = given[...]  # in place: whoever else looks at this memory sees it too
+    with instrumentation.listening() as calls:
+        if member:
+            mean_over_ranks_(tensor, group) if in_subgroup else mean_over_ranks_(tensor)
+    return {"value": given.cpu().clone(), "calls": calls}
+
+
+def probe_broadcast(broadcast_state, model: str, in_subgroup: bool, seed: int) -> dict:
+    group, member = join_subgroup(in_subgroup)
+    module = awkward.build(model, seed).to(device_here())
+    flags = [(id(p), p.requires_grad) for p in module.parameters()]
+    with instrumentation.listening() as calls:
+        if member:
+            broadcast_state(module, group)
+    kept = flags == [(id(p), p.requires_grad) for p in module.parameters()]
+    return {"state": awkward.state_of(module), "calls": calls, "kept": kept}
+
+
+def probe_average(average_gradients, model: str, in_subgroup: bool, seed: int, x, y, *extra) -> dict:
+    """One backward, then the student's function. `extra` goes between the module and the group."""
+    group, member = join_subgroup(in_subgroup)
+    module = awkward.build(model, seed).to(device_here())
+    if len(x):
+        awkward.loss_of(module, x.to(device_here()), y.to(device_here())).backward()
+    local = awkward.gradients_of(module)
+    with instrumentation.listening() as calls:
+        if member:
+            average_gradients(module, *extra, group)
+    gradients = awkward.gradients_of(module)
+    return {"gradients": gradients, "local": local, "calls": calls, "frozen": frozen_with_gradient(module)}
+
+
+# -- 2.1
+
+
+@mean_over_ranks_.check("values")
+def mean_is_right(attempt: Attempt) -> None:
+    for shape, layout in (
+        ((3, 5), torch.contiguous_format),
+        ((), torch.contiguous_format),
+        ((2, 3, 2, 2), torch.channels_last),
+    ):
+        own = [
+            torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(attempt.draw_seed())).to(
+                memory_format=layout
+            )
+            for _ in range(attempt.world_size)
+        ]
+        found = attempt.run(probe_mean, False, per_rank=[(values,) for values in own])
+        _judge_mean(found, torch.stack(own).mean(0), own, list(range(attempt.world_size)))
+
+
+@mean_over_ranks_.check("group", world_sizes=(3, 4))
+def mean_within_a_group(attempt: Attempt) -> None:
+    own = [
+        torch.full((4,), float(attempt.random.randint(1, 99)), dtype=torch.float64) for _ in range(attempt.world_size)
+    ]
+    found = attempt.run(probe_mean, True, per_rank=[(values,) for values in own], context=called_alone(attempt))
+    members = members_of(attempt, True)
+    _judge_mean(found, torch.stack([own[rank] for rank in members]).mean(0), own, members)
+    for rank in members:
+        if [call.op for call in found[rank]["calls"]] != ["all_reduce"]:
+            raise Wrong({rank: f"{describe_calls(found[rank]['calls'])}; expected 1 all_reduce"})
+
+
+def _judge_mean(found, want, own, members) -> None:
+    judge_gradients(
+        {rank: {"the tensor": found[rank]["value"]} for rank in members},
+        {"the tensor": want},
+        {rank: {"the tensor": own[rank]} for rank in members},
+        f"mean over ranks {', '.join(map(str, members))}",
+    )
+
+
+@mean_over_ranks_.check("wire", world_sizes=(2, 4))
+def mean_costs_one_message(attempt: Attempt) -> None:
+    own = [(torch.ones(100, dtype=torch.float32),)] * attempt.world_size
+    for rank, result in enumerate(attempt.run(probe_mean, False, per_rank=own)):
+        if [(call.op, call.payload_bytes) for call in result["calls"]] != [("all_reduce", 400)]:
+            raise Wrong({rank: f"{describe_calls(result['calls'])}; expected 1 all_reduce of 400 bytes"})
+
+
+# -- 2.2
+
+
+@broadcast_state.check("values")
+def everyone_has_the_first_ranks_state(attempt: Attempt) -> None:
+    _judge_broadcast(attempt, False, list(range(attempt.world_size)))
+
+
+@broadcast_state.check("group", world_sizes=(3, 4))
+def the_groups_first_rank_counts(attempt: Attempt) -> None:
+    _judge_broadcast(attempt, True, members_of(attempt, True))
+
+
+def _judge_broadcast(attempt: Attempt, in_subgroup: bool, members: list[int]) -> None:
+    for model in ("Frozen", "Buffered", "Strided"):
+        seeds = [attempt.draw_seed() for _ in range(attempt.world_size)]
+        args, context = [(seed,) for seed in seeds], called_alone(attempt) if in_subgroup else ""
+        found = attempt.run(probe_broadcast, model, in_subgroup, per_rank=args, context=context)
+        if not all(found[rank]["kept"] for rank in members):
+            raise Wrong(f"{awkward.said(model)}: a parameter was replaced, or its requires_grad changed")
+        want = awkward.state_of(awkward.build(model, seeds[members[0]]))
+        judge_state({rank: found[rank]["state"] for rank in members}, want, members[0])
+
+
+@broadcast_state.check("wire", world_sizes=(2, 4))
+def each_tensor_is_sent_once(attempt: Attempt) -> None:
+    for model in ("Tied", "Buffered"):
+        seeds = [(attempt.draw_seed(),) for _ in range(attempt.world_size)]
+        for rank, result in enumerate(attempt.run(probe_broadcast, model, False, per_rank=seeds)):
+            judge_state_bytes(rank, result["calls"], model)
+
+
+# -- 2.3
+
+
+@average_gradients.check("values")
+def gradients_are_those_of_the_full_batch(attempt: Attempt) -> None:
+    for model in ("Plain", "Tied", "Frozen", "Unused", "Scalar", "Strided", "Mixed"):
+        _judge_average(attempt, model)
+
+
+@average_gradients.check("unused on one rank", world_sizes=(2, 3, 4))
+def a_missing_gradient_counts_as_zeros(attempt: Attempt) -> None:
+    _judge_average(attempt, "TwoRoads")
+
+
+def _judge_average(attempt: Attempt, model: str) -> None:
+    draw = Draw(attempt)
+    same = [(draw.seeds[0], x, y) for x, y in draw.shares]
+    found = attempt.run(probe_average, model, False, per_rank=same)
+    want = _gradients_of_one_process(model, draw, list(range(attempt.world_size)))
+    judge_gradients(by_rank(found, "gradients"), want, by_rank(found, "local"), awkward.said(model))
+    refuse_frozen_gradients(dict(enumerate(found)), model)
+
+
+def _gradients_of_one_process(model: str, draw: Draw, members: list[int]) -> dict[str, torch.Tensor | None]:
+    (step,) = one_process(awkward.build(model, draw.seeds[0]), [draw.samples_of(members)], steps=1)
+    return step.gradients
+
+
+@average_gradients.check("group", world_sizes=(3, 4))
+def only_the_group_takes_part(attempt: Attempt) -> None:
+    draw = Draw(attempt)
+    same = [(draw.seeds[0], x, y) for x, y in draw.shares]
+    found = attempt.run(probe_average, "TwoRoads", True, per_rank=same, context=called_alone(attempt))
+    members = members_of(attempt, True)
+    want = _gradients_of_one_process("TwoRoads", draw, members)
+    found_by_rank, local = by_rank(found, "gradients", members), by_rank(found, "local", members)
+    judge_gradients(found_by_rank, want, local, called_alone(attempt))
+
+
+@average_gradients.check("wire", world_sizes=(2, 4))
+def each_gradient_travels_once(attempt: Attempt) -> None:
+    for model in ("Tied", "Frozen"):
+        draw = Draw(attempt)
+        found = attempt.run(probe_average, model, False, per_rank=draw.per_rank)
+        for rank, result in enumerate(found):
+            judge_gradient_bytes(rank, result["calls"], model)
+
+
+# -- 2.4
+
+
+@ManualDDP.check("same start")
+def ranks_start_equal(attempt: Attempt) -> None:
+    for model in ("Tied", "Buffered"):
+        draw = Draw(attempt)
+        judge_start(train(attempt, Training(model), draw), model, draw)
+
+
+@ManualDDP.check("values")
+def training_equals_one_process(attempt: Attempt) -> None:
+    models = ("Plain", "Tied", "Frozen", "Unused", "Scalar", "Buffered", "Strided", "Mixed", *awkward.HAVE_MODES)
+    for model in models:
+        train_and_judge(attempt, Training(model))
+
+
+@ManualDDP.check("unused on one rank", world_sizes=(2, 3, 4))
+def a_parameter_may_be_unused_somewhere(attempt: Attempt) -> None:
+    train_and_judge(attempt, Training("TwoRoads"))
+
+
+@ManualDDP.check("accumulation", world_sizes=(2, 3))
+def micro_batches_add_up(attempt: Attempt) -> None:
+    train_and_judge(attempt, Training("TwoRoads", micro_batches=3))
+
+
+@ManualDDP.check("wire", world_sizes=(2, 4))
+def it_communicates_when_and_what_it_should(attempt: Attempt) -> None:
+    for model, micro_batches in (("Tied", 1), ("Frozen", 2), ("Buffered", 1), ("Mixed", 1)):
+        for rank, result in enumerate(train(attempt, Training(model, micro_batches), Draw(attempt))):
+            judge_state_bytes(rank, result["building"], model)
+            for step in result["steps"]:
+                refuse_early_messages(rank, step["working"], model)
+                judge_gradient_bytes(rank, step["finishing"], model)
+
+
+@ManualDDP.check("group", world_sizes=(3, 4))
+def it_stays_inside_its_group(attempt: Attempt) -> None:
+    for model in ("TwoRoads", "Buffered"):
+        train_and_judge(attempt, Training(model, in_subgroup=True))
+
+
+@ManualDDP.check("bf16", world_sizes=(2, 4))
+def bf16_stays_bf16(attempt: Attempt) -> None:
+    train_and_judge(attempt, Training("TwoRoads", dtype=torch.bfloat16))
+
+
+@ManualDDP.check("wraps", world_sizes=(2,))
+def it_behaves_like_its_module(attempt: Attempt) -> None:
+    judge_wrapping(attempt)
+
+
+# -- 2.5
+
+ShardedSampler.check("every sample")(sampler.every_sample_once_and_equal_shares)
+ShardedSampler.check("epochs", world_sizes=(1, 3))(sampler.epochs_and_seeds_decide_the_order)
+ShardedSampler.check("wire", world_sizes=(2,))(sampler.the_sampler_needs_no_messages)
+
+
+# -- 2.6
+
+
+def _weighted(attempt: Attempt, model: str, counts: list[int], in_subgroup: bool) -> tuple[list[dict], dict, Draw]:
+    """→ what each rank came to, what one process would, the draw"""
+    draw = Draw(attempt, counts)
+    members = members_of(attempt, in_subgroup)
+    args = [(draw.seeds[0], x, y, len(x)) for x, y in draw.shares]
+    context = f"{awkward.said(model)}, {' and '.join(map(str, counts))} samples"
+    found = attempt.run(
+        probe_average, model, in_subgroup, per_rank=args, context=called_alone(attempt) if in_subgroup else ""
+    )
+    want = _gradients_of_one_process(model, draw, members)
+    _refuse_plain_mean(found, want, members, context)
+    judge_gradients(by_rank(found, "gradients", members), want, by_rank(found, "local", members), context)
+    refuse_frozen_gradients(dict(enumerate(found)), model)
+    return found, want, draw
+
+
+def _refuse_plain_mean(found: list[dict], want: dict, members: list[int], context: str) -> None:
+    name = "first.weight"  # trainable and used in every model
+    local = [found[rank]["local"][name] for rank in members]
+    plain = torch.stack([torch.zeros_like(want[name]) if own is None else own for own in local]).mean(0)
+    got = found[members[0]]["gradients"][name]
+    if got is not None and close(got, plain) and not close(plain, want[name]):
+        raise Wrong(f"{context}: {name} is the plain mean", "Look at: how much does each sample count in it?")
+
+
+@average_gradients_weighted.check("values")
+def unequal_shares_weigh_by_their_samples(attempt: Attempt) -> None:
+    for model in ("Frozen", "TwoRoads", "Strided", "Mixed"):
+        counts = [attempt.random.randint(1, 9) for _ in range(attempt.world_size)]
+        if attempt.world_size > 1 and model == "TwoRoads":
+            counts[attempt.random.randrange(attempt.world_size)] = 0  # no samples, so no backward
+        _weighted(attempt, model, counts, False)
+
+
+@average_gradients_weighted.check("group", world_sizes=(3, 4))
+def only_the_groups_samples_count(attempt: Attempt) -> None:
+    _weighted(attempt, "Plain", [attempt.random.randint(1, 9) for _ in range(attempt.world_size)], True)
+
+
+@average_gradients_weighted.check("wire", world_sizes=(2, 4))
+def weighing_costs_one_small_message(attempt: Attempt) -> None:
+    found, _, _ = _weighted(attempt, "Plain", [3] * attempt.world_size, False)
+    want_bytes, most = trainable_bytes("Plain"), 1 + len(list(awkward.build("Plain", 0).parameters()))
+    for rank, result in enumerate(found):
+        extra = sum(call.payload_bytes for call in result["calls"]) - want_bytes
+        if not 0 <= extra <= 8 or len(result["calls"]) > most:
+            said = f"{describe_calls(result['calls'])}; expected at most {most}, {want_bytes} bytes and one number's"
+            raise Wrong({rank: said}, "Look at: what does a rank have to know of the others besides their gradients?")

@@ -1,0 +1,116 @@
+"""Does a sampler share an epoch's samples out? Judged over all ranks' samplers, in exercise 2.5 of `manual_ddp`."""
+
+from itertools import islice
+
+import torch
+import torch.distributed as dist
+
+from shared.checks.engine.compare import describe_calls
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.wire import instrumentation
+
+
+def probe_sampler(sampler_class, length: int, seed: int) -> dict:
+    """Iterate over every rank's sampler, here: what they yield may depend on nothing but their arguments."""
+    world_size = dist.get_world_size()
+    random_state = torch.get_rng_state()
+
+    def drawn(epoch: int = 0, **options) -> list[list]:
+        samplers = [sampler_class(length, rank, world_size, **options) for rank in range(world_size)]
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+        return [list(islice(sampler, 2 * length + world_size)) for sampler in samplers]
+
+    def twice_at_once() -> bool:
+        sampler = sampler_class(length, 0, world_size, seed=seed)
+        return all(one == other for one, other in zip(sampler, sampler, strict=True))
+
+    with instrumentation.listening() as calls:
+        unset = sampler_class(length, dist.get_rank(), world_size, seed=seed)
+        early = len(sampler_class(length, 0, world_size))
+        found = {
+            "len before": early,
+            "two iterators": twice_at_once(),
+            "epochs": [drawn(epoch, seed=seed) for epoch in (1, 2, 3, 10)],
+            "unset": list(islice(unset, 2 * length + world_size)),
+            "len": len(unset),
+            "epoch 0": drawn(0, seed=seed),
+            "again": drawn(0, seed=seed),
+            "epoch 1": drawn(1, seed=seed),
+            "other seed": drawn(0, seed=seed + 100_003),
+            "in order": drawn(shuffle=False),
+        }
+    return {**found, "calls": calls, "random numbers": torch.equal(random_state, torch.get_rng_state())}
+
+
+def every_sample_once_and_equal_shares(attempt: Attempt) -> None:
+    size = attempt.world_size
+    for length in (12, 7, size, 1):
+        found = attempt.run(probe_sampler, length, attempt.draw_seed())
+        share = -(-length // size)
+        for rank, result in enumerate(found):
+            _judge_shares(rank, result["epoch 0"], length, share)
+            _judge_shares(rank, result["in order"], length, share)
+            for later in result["epochs"]:
+                _judge_shares(rank, later, length, share)
+            if not result["two iterators"]:
+                raise Wrong({rank: "two iterators of one sampler disturb each other"})
+            if result["len"] != share or result["len before"] != share:
+                raise Wrong({rank: f"len() says {result['len']} of {length} samples on {size} ranks; expected {share}"})
+            if result["epoch 0"] != found[0]["epoch 0"] or result["unset"] != result["epoch 0"][rank]:
+                said = "the same rank, seed and epoch gave another order here than on rank 0, or without set_epoch"
+                raise Wrong({rank: said}, "Look at: what decides the order besides seed and epoch?")
+            want = [[place % length for place in range(r, share * size, size)] for r in range(size)]
+            if result["in order"] != want:
+                said = f"shuffle=False, {length} samples on {size} ranks: rank r yields {result['in order']}"
+                raise Wrong({rank: f"{said}; expected {want}"})
+
+
+def _judge_shares(rank: int, shares: list[list], length: int, share: int) -> None:
+    """Each share is `share` ints; together they are all samples, each as often as any other, give or take one."""
+    drawn = [sample for own in shares for sample in own]
+    strange = next((sample for sample in drawn if type(sample) is not int), None)
+    if strange is not None:
+        raise Wrong({rank: f"yields {type(strange).__name__}s; expected ints"})
+    sizes = [len(own) for own in shares]
+    if sizes != [share] * len(shares):
+        hint = "Look at: what happens where the ranks do not divide the length?"
+        raise Wrong({rank: f"ranks yield {sizes} of {length} samples; expected {share} each"}, hint)
+    if set(drawn) != set(range(length)):
+        missing = sorted(set(range(length)) - set(drawn))
+        said = f"of {length} samples on {len(shares)} ranks, {missing} come on no rank; together: {drawn}"
+        raise Wrong({rank: said}, "Look at: do all ranks shuffle alike before each takes its share?")
+    most = -(-len(drawn) // length)
+    often = sorted(sample for sample in set(drawn) if drawn.count(sample) > most)
+    if often:
+        raise Wrong(
+            {rank: f"{often} come more than {most} times among {drawn}"}, "Look at: which samples fill the gap?"
+        )
+
+
+def epochs_and_seeds_decide_the_order(attempt: Attempt) -> None:
+    for rank, result in enumerate(attempt.run(probe_sampler, 60, attempt.draw_seed())):
+        if result["epoch 0"] != result["again"]:
+            raise Wrong({rank: "the same epoch came out in two different orders"}, "Look at: what is the seed made of?")
+        if result["epoch 0"] == result["epoch 1"]:
+            raise Wrong({rank: "epoch 1 has the order of epoch 0"}, "Look at: what should set_epoch change?")
+        orders = [result["epoch 0"], *result["epochs"]]
+        if any(one == other for place, one in enumerate(orders) for other in orders[:place]):
+            raise Wrong({rank: "two epochs have the same order"})
+        if attempt.world_size > 1 and set(orders[0][0]) == set(orders[1][0]):
+            raise Wrong(
+                {rank: "rank 0 has the same samples in every epoch"}, "Look at: shuffled before or after sharing?"
+            )
+        if result["epoch 0"] == result["other seed"]:
+            raise Wrong({rank: "another seed gives the same order"}, "Look at: is the seed used?")
+        if result["epoch 0"] == result["in order"]:
+            raise Wrong({rank: "the samples come in order: nothing was shuffled"})
+        if not result["random numbers"]:
+            said = "iterating moved torch's global random numbers: everybody's dropout depends on this sampler now"
+            raise Wrong({rank: said}, "Look at: whose generator draws?")
+
+
+def the_sampler_needs_no_messages(attempt: Attempt) -> None:
+    for rank, result in enumerate(attempt.run(probe_sampler, 12, attempt.draw_seed())):
+        if result["calls"]:
+            raise Wrong({rank: f"{describe_calls(result['calls'])}; expected none: a shared seed is enough"})

@@ -1,0 +1,53 @@
+"""Checks for chapter 06: the memory of one rank, counted, kept in mixed precision, and saved by computing again.
+
+Nothing here is sent, so most checks run on one rank alone. Values are those of one process in full precision; bytes are
+counted by storage, so that it does not matter under which name a tensor is kept.
+"""
+
+from shared.checks.engine.framework import Exercise
+from shared.checks.memory_wall import (
+    master_closure,
+    master_memory,
+    master_resumed,
+    master_values,
+    placement,
+    recompute_hooks,
+    recompute_memory,
+    recompute_order,
+    recompute_values,
+    state_count,
+)
+
+model_state_bytes = Exercise("6.1", "model_state_bytes", optional=True)
+MasterWeights = Exercise("6.2", "MasterWeights")
+Checkpointed = Exercise("6.3", "Checkpointed")
+activation_peak_bytes = Exercise("6.4", "activation_peak_bytes", optional=True)
+place_checkpoints = Exercise("6.4", "place_checkpoints")
+
+model_state_bytes.check("values", world_sizes=(1,))(state_count.counted_to_the_byte)
+model_state_bytes.check("by hand", world_sizes=(1,))(state_count.without_the_ledger)
+
+MasterWeights.check("values", world_sizes=(1, 2))(master_values.parameters_are_rounded_masters)
+MasterWeights.check("small updates", world_sizes=(1,))(master_values.masters_move_where_parameters_would_not)
+MasterWeights.check("no gradient", world_sizes=(1,))(master_values.what_has_no_gradient_stays)
+MasterWeights.check("groups", world_sizes=(1,))(master_values.groups_have_settings_of_their_own)
+MasterWeights.check("schedulers", world_sizes=(1,))(master_values.settings_are_those_of_now)
+MasterWeights.check("closure", world_sizes=(1,))(master_closure.a_closure_runs_first)
+MasterWeights.check("inside another", world_sizes=(1,))(master_values.another_optimizer_may_hold_it)
+MasterWeights.check("checkpoint", world_sizes=(1,))(master_resumed.training_goes_on)
+MasterWeights.check("memory", world_sizes=(1,))(master_memory.twelve_bytes_stay)
+MasterWeights.check("one gradient", world_sizes=(1,))(master_memory.one_gradient_at_a_time)
+
+Checkpointed.check("values", world_sizes=(1, 2))(recompute_values.gradients_are_those_without_it)
+Checkpointed.check("twice", world_sizes=(1,))(recompute_values.the_module_runs_twice)
+Checkpointed.check("dropout", world_sizes=(1,))(recompute_values.dropout_drops_the_same)
+Checkpointed.check("order", world_sizes=(1,))(recompute_order.backward_finds_its_own_forward)
+Checkpointed.check("changed inputs", world_sizes=(1,))(recompute_order.changed_inputs_are_refused)
+Checkpointed.check("autocast", world_sizes=(1,))(recompute_order.autocast_is_that_of_forward)
+Checkpointed.check("hooks", world_sizes=(1,))(recompute_hooks.hooks_see_whole_gradients_once)
+Checkpointed.check("memory", world_sizes=(1,))(recompute_memory.only_inputs_are_kept)
+Checkpointed.check("let go", world_sizes=(1,))(recompute_memory.nothing_is_left)
+
+activation_peak_bytes.check("values", world_sizes=(1,))(placement.peaks_are_predicted)
+place_checkpoints.check("fewest", world_sizes=(1,))(placement.as_few_as_possible)
+place_checkpoints.check("too little", world_sizes=(1,))(placement.the_lowest_peak_is_told)

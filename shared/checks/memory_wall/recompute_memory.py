@@ -1,0 +1,91 @@
+"""Judging what a checkpointed module keeps between forward and backward, by storages: autograd's own are in C++."""
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from shared import memory
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.footprint import living_bytes
+from shared.checks.engine.framework import Attempt, Wrong
+
+SAMPLES, INPUTS = 32, 256
+SLACK_BYTES = 16_384  # where the generators were: some 5,000 bytes each
+
+
+class Wide(nn.Module):
+    """Keeps several tensors of [32, width] for backward, from two inputs."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.up, self.middle, self.down = nn.Linear(INPUTS, width), nn.Linear(width, width), nn.Linear(width, INPUTS)
+
+    def forward(self, x, y):
+        return self.down(F.gelu(self.middle(F.gelu(self.up(x * y)))))
+
+
+def probe_kept(checkpointed, width: int, turned: bool) -> dict:
+    """Run forward, then backward, twice. → the bytes that are there after each and were not before, results apart"""
+    block = Wide(width).to(device_here())
+    model = checkpointed(block) if turned else block
+    found = {"forward": [], "backward": []}
+    for _ in range(2):
+        x, y = (torch.randn(SAMPLES, INPUTS, device=device_here(), requires_grad=True) for _ in range(2))
+        for each in (*block.parameters(), x, y):
+            each.grad = torch.zeros_like(each)
+        own = {"other": [*block.parameters(), *(p.grad for p in block.parameters()), x, y, x.grad, y.grad]}
+        with memory.peak(model, extra=own) as peak:
+            output = model(x, y)
+        found["forward"].append(_grown(peak) - output.nbytes)
+        with memory.peak(model, extra=own) as peak:
+            output.sum().backward()
+            output = None
+        found["backward"].append(_grown(peak))
+    return found
+
+
+def _grown(peak: memory.Peak) -> int:
+    return peak.samples[-1].held.total_bytes - peak.samples[0].held.total_bytes
+
+
+def only_inputs_are_kept(attempt: Attempt) -> None:
+    width = attempt.random.randint(450, 600)
+    plain_bytes = attempt.run(probe_kept, width, False)[0]["forward"][0]
+    for rank, found in enumerate(attempt.run(probe_kept, width, True)):
+        for number, kept_bytes in enumerate(found["forward"], 1):
+            if kept_bytes > SLACK_BYTES:
+                said = (
+                    f"a module that keeps {plain_bytes:,} bytes of activations: checkpointed, in forward {number}, "
+                    f"it keeps {kept_bytes:,} beside its inputs and its output; expected none"
+                )
+                raise Wrong({rank: said}, "Look at: what does autograd record in forward, and what is saved besides?")
+        for number, kept_bytes in enumerate(found["backward"], 1):
+            if kept_bytes > SLACK_BYTES:
+                said = f"after backward {number} there are {kept_bytes:,} bytes more than before"
+                raise Wrong({rank: said}, "Look at: who still holds what backward computed again?")
+
+
+def probe_left(checkpointed, width: int) -> int:
+    """Train once, and let go of inputs and gradients. → the bytes that still live with the loss"""
+    model = checkpointed(Wide(width).to(device_here()))
+    leaf = torch.zeros(1, device=device_here(), requires_grad=True)  # a graph keeps its leaves
+    before_bytes = living_bytes()
+
+    def forward() -> torch.Tensor:
+        return model(*(torch.randn(SAMPLES, INPUTS, device=device_here()) + leaf for _ in range(2))).sum()
+
+    loss = forward()
+    loss.backward()
+    model.zero_grad()
+    return living_bytes() - before_bytes - loss.nbytes
+
+
+def nothing_is_left(attempt: Attempt) -> None:
+    width = attempt.random.randint(450, 600)
+    for rank, left_bytes in enumerate(attempt.run(probe_left, width)):
+        if left_bytes > SLACK_BYTES:
+            said = (
+                f"after backward, inputs and gradients gone, {left_bytes:,} bytes are left; the two inputs were "
+                f"{2 * SAMPLES * INPUTS * 4:,}"
+            )
+            raise Wrong({rank: said}, "Look at: who keeps inputs, and does autograd know, so that it can let them go?")

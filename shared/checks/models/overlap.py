@@ -1,0 +1,111 @@
+"""Models whose backward can be followed: which layers are done by when, and in which order gradients come."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from shared.checks.engine.buckets import MB, Message, bytes_of, plan
+from shared.checks.engine.framework import Attempt
+from shared.checks.models import awkward
+
+LEAST_BUCKETS = 4
+
+
+class _Mark(torch.autograd.Function):
+    """Passes its input on, and tells when backward comes by."""
+
+    @staticmethod
+    def forward(ctx, x, tell):
+        ctx.tell = tell
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.tell()
+        return gradient, None
+
+
+class Chain(nn.Module):
+    """Layers one behind the other. `passed(place)` is called when backward is done with all layers from `place` on."""
+
+    def __init__(self, widths: tuple[int, ...]):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
+        self.passed = None
+
+    def forward(self, x):
+        for place, layer in enumerate(self.layers):
+            x = layer(self._marked(torch.tanh(x) if place else x, place))
+        return self._marked(x, len(self.layers))
+
+    def _marked(self, x, place: int):
+        return x if self.passed is None else _Mark.apply(x, lambda: self.passed(place))
+
+
+class Fork(nn.Module):
+    """Two branches, in an order that the first sample decides, and a last layer that it may leave out.
+
+    Backward comes first to the branch that was computed last.
+    """
+
+    def __init__(self, widths: tuple[int, ...]):
+        super().__init__()
+        _, trunk, left, right, *_ = widths
+        self.trunk = nn.Linear(awkward.INPUTS, trunk)
+        self.left = nn.Sequential(nn.Linear(trunk, left), nn.Tanh(), nn.Linear(left, awkward.OUTPUTS))
+        self.right = nn.Sequential(nn.Linear(trunk, right), nn.Tanh(), nn.Linear(right, awkward.OUTPUTS))
+        self.last = nn.Linear(awkward.OUTPUTS, awkward.OUTPUTS)
+
+    def forward(self, x):
+        trunk = torch.tanh(self.trunk(x))
+        branches = [self.left, self.right] if x[0, 0] > 0 else [self.right, self.left]
+        out = sum(branch(trunk) for branch in branches)
+        return out + self.last(out) if x[0, 1] > 0 else out
+
+
+_MODELS = {"Chain": Chain, "Fork": Fork}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A model, and how its gradients are to be cut into buckets."""
+
+    model: str
+    widths: tuple[int, ...]
+    bucket_cap_mb: float
+
+    def build(self, seed: int) -> nn.Module:
+        """Build the model in float64 from its own seed."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return _MODELS[self.model](self.widths).double()
+
+    def messages(self) -> list[Message]:
+        """→ what a wrapper sends in a step, in order"""
+        return [Message("float64", bytes_of(bucket)) for bucket in plan(self.build(0).parameters(), self.bucket_cap_mb)]
+
+    def full_by(self, place: int) -> int:
+        """How many buckets a chain has filled when backward is done with all layers from `place` on."""
+        module = self.build(0)
+        done = {id(p) for layer in module.layers[place:] for p in layer.parameters()}
+        full = [all(id(p) in done for p in bucket) for bucket in plan(module.parameters(), self.bucket_cap_mb)]
+        return [*full, False].index(False)
+
+    def __str__(self) -> str:
+        return f"{_SAID[self.model]}, {len(self.messages())} buckets"
+
+
+_SAID = {"Chain": "a chain of layers", "Fork": "a model with two branches"}
+
+
+def draw_sizes(attempt: Attempt, model: str = "Chain") -> Sizes:
+    """Draw widths and a cap that give several buckets, each of another size, so that sizes tell their order."""
+    while True:
+        inner = attempt.random.sample(range(4, 14), 4)
+        cap_mb = attempt.random.randrange(320, 800, 8) / MB
+        sizes = Sizes(model, (awkward.INPUTS, *inner, awkward.OUTPUTS), cap_mb)
+        found = [message.nbytes for message in sizes.messages()]
+        if len(found) >= LEAST_BUCKETS and len(set(found)) == len(found):
+            return sizes

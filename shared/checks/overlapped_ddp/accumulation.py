@@ -1,0 +1,74 @@
+"""Judging no_sync(): silent inside, and as if nothing had been left out after it."""
+
+from shared.checks.engine.buckets import judge_messages
+from shared.checks.engine.compare import describe_calls
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.overlap_probes import Micro, probe_leaving
+from shared.checks.engine.overlap_steps import draw_shares, judge_steps
+from shared.checks.models.overlap import Sizes, draw_sizes
+
+
+def no_message_inside(attempt: Attempt) -> None:
+    _judge_leaving(attempt, about_exceptions=False)
+
+
+def an_exception_leaves_it_as_it_was(attempt: Attempt) -> None:
+    _judge_leaving(attempt, about_exceptions=True)
+
+
+def _judge_leaving(attempt: Attempt, about_exceptions: bool) -> None:
+    sizes = draw_sizes(attempt)
+    context, shares = "with some steps inside no_sync() and some outside", draw_shares(attempt)
+    found = attempt.run(probe_leaving, sizes, attempt.draw_seed(), per_rank=shares, context=context)
+    for rank, result in enumerate(found):
+        if result["swallowed"] and about_exceptions:
+            raise Wrong({rank: "an exception raised inside no_sync() does not come out of it"})
+        for when, calls in result["calls"].items():
+            if ("exception" in when) != about_exceptions:
+                continue
+            if "inside" not in when:
+                _judge_outside(rank, calls, sizes, when)
+            elif calls:
+                raise Wrong({rank: f"{sizes}, {when}: {describe_calls(calls)}; expected none"}, _hint_on(when))
+
+
+def _judge_outside(rank: int, calls: list, sizes: Sizes, when: str) -> None:
+    try:
+        judge_messages(rank, calls, sizes.messages(), f"{sizes}, {when}")
+    except Wrong as wrong:
+        raise Wrong(wrong.evidence, wrong.hint if calls else _hint_on_silence(when) or wrong.hint) from None
+
+
+def _hint_on_silence(when: str) -> str:
+    if "exception" in when:
+        return "Look at: which of your lines are run when an exception passes through a context manager?"
+    return "Look at: where does no_sync() remember, and who else looks there?" if "another" in when else ""
+
+
+def _hint_on(when: str) -> str:
+    if "inner" in when:
+        return "Look at: what was it before the inner no_sync(), and is that what the inner one leaves behind?"
+    if "finish" in when:
+        return "Look at: what do the hooks do inside no_sync()? And finish_gradient_sync()?"
+    return "Look at: who sends, and does it know of no_sync()?"
+
+
+def the_sum_is_sent(attempt: Attempt) -> None:
+    """With a layer that only the silent micro-batches use; on one rank, or on all."""
+
+    def micro(silent: bool, leaves_out: str = "") -> list[Micro]:
+        shares = draw_shares(attempt, one_leaves_out=leaves_out == "one")
+        for x, _ in shares if leaves_out == "all" else []:
+            x[0, 1] = -1.0
+        return [Micro(x, y, silent) for x, y in shares]
+
+    def step(*micro_batches: list[Micro]) -> list[list[Micro]]:
+        return [list(own) for own in zip(*micro_batches, strict=True)]
+
+    sizes = draw_sizes(attempt, "Fork")
+    steps = [step(micro(True), micro(True), micro(False)), step(micro(False)), step(micro(True, "one"), micro(False))]
+    judge_steps(attempt, sizes, steps, "micro-batches inside no_sync(), the last one outside")
+    for leaves_out, where in (("one", "one rank"), ("all", "all ranks")):
+        said = f"a layer used by the micro-batch inside no_sync(), on {where} not by the last"
+        judge_steps(attempt, sizes, [step(micro(True), micro(False, leaves_out))], said)
+    judge_steps(attempt, sizes, [step(micro(True), micro(True))], "all micro-batches inside no_sync()")

@@ -1,0 +1,136 @@
+"""Checks for chapter 11: torch's fully_shard, hybrid sharding, checkpoints, and a choice of strategy."""
+
+import torch
+
+from shared.checks.engine.framework import Attempt, Exercise
+from shared.checks.engine.hints import give_hints
+from shared.checks.production import choice, crash, folder, memory, parts, saved, wire
+from shared.checks.production import mesh as production_mesh
+from shared.checks.production.training import Sharding, train_and_judge
+
+# A file may have any of them: none is a step towards another.
+fully_sharded = Exercise("11.1", "fully_sharded", optional=True)
+host_mesh = Exercise("11.2", "host_mesh", optional=True)
+save_checkpoint = Exercise("11.3", "save_checkpoint", optional=True)  # and newest_checkpoint, load_checkpoint beside it
+choose_strategy = Exercise("11.4", "choose_strategy", optional=True)
+
+# torch's fully_shard refuses ties between units, two dtypes in a unit and scalars, and ends where only some ranks use a
+# parameter (torch 2.13).
+MODELS = ("TiedInside", "Frozen", "FrozenNorms", "Buffered", "Nested", "Whole", "Bundles", "Checkpointed", "Twice")
+
+_AT_ONCE = {"compute_dtype": torch.float32, "reduce_dtype": torch.float64, "reshard_after_forward": False}
+_LOOK_AT_NOTHING = "Look at: what comes of a search that finds nothing?"
+_LOOK_AT_ORDER = "Look at: which is sharded first, a module or what lies inside it?"
+_LOOK_AT_LOAD = "Look at: what does torch.distributed.checkpoint.load fill?"
+IN_SHARDING = {
+    "Invariant encountered": _LOOK_AT_ORDER,
+    "mixed torch.Tensor and DTensor": _LOOK_AT_ORDER,
+    "has not sharded": "Look at: which call shards what is around the units?",
+    "must have the same dtype": "Look at: which of the calls are told the policy?",
+    "broadcast_state(module)": "Look at: when are values told, before or after parameters are DTensors?",
+}
+IN_CHECKPOINTS = {
+    "Directory not empty": "Look at: what is in the way of the rename?",
+    "mixed torch.Tensor and DTensor": "Look at: which functions give and take a state for any number of ranks?",
+    "Missing key in checkpoint state_dict: optimizer": "Look at: of two kinds of an optimizer's state, which names a "
+    "parameter by its number, which by its name, and which of them is saved?",
+    "Missing key in checkpoint state_dict": "Look at: of which form is what is saved, and of which what is filled?",
+    ".half' -> ": "Look at: which ranks rename it?",
+    "KeyError: 'model'": _LOOK_AT_LOAD,
+    "KeyError: 'optimizer'": _LOOK_AT_LOAD,
+    "KeyError: 'step'": _LOOK_AT_LOAD,
+    "/missing'": "Look at: what is there before the first checkpoint?",
+    "invalid literal for int": "Look at: which names can save_checkpoint have given?",
+    "empty sequence": _LOOK_AT_NOTHING,
+    "empty iterable": _LOOK_AT_NOTHING,
+}
+
+# -- 11.1
+
+
+@fully_sharded.check("values")
+def training_equals_one_process(attempt: Attempt) -> None:
+    some = {1: 1, 2: 5, 3: 1, 4: 1}[attempt.world_size]
+    always = ("Buffered",) if attempt.world_size in (2, 3) else ()
+    for model in dict.fromkeys((*always, *attempt.random.sample(MODELS, some))):
+        options = {"reshard_after_forward": attempt.random.random() < 0.7}
+        plan = Sharding(model, options=options, inner_first=attempt.random.random() < 0.5)
+        train_and_judge(attempt, plan)
+
+
+@fully_sharded.check("sharded", world_sizes=(2, 3, 4))
+def each_rank_has_its_rows(attempt: Attempt) -> None:
+    for model in ("Blocks", "Nested") if attempt.world_size == 2 else ("Blocks",):
+        train_and_judge(attempt, Sharding(model, steps=1))
+
+
+@fully_sharded.check("wire", world_sizes=(2, 4))
+def units_travel_one_by_one(attempt: Attempt) -> None:
+    plans = [Sharding("Blocks", steps=2), Sharding("Whole", steps=1)]
+    plans.append(Sharding("TiedInside", steps=1, options={"reshard_after_forward": False}))
+    for plan in plans:
+        wire.every_step_sends(attempt, plan)
+    if attempt.world_size == 2:
+        wire.frozen_units_are_gathered(attempt)
+
+
+@fully_sharded.check("nested", world_sizes=(2, 3))
+def units_may_lie_in_units(attempt: Attempt) -> None:
+    for inner_first in (True, False) if attempt.world_size == 2 else (False,):
+        wire.every_step_sends(attempt, Sharding("Nested", steps=2, inner_first=inner_first))
+
+
+@fully_sharded.check("dtypes", world_sizes=(3,))
+def it_computes_and_adds_up_in_other_dtypes(attempt: Attempt) -> None:
+    """In float64 and float32, so that values can be compared."""
+    narrow, wide = torch.float32, torch.float64
+    for options in (
+        {"compute_dtype": narrow},
+        {"compute_dtype": narrow, "reduce_dtype": wide},
+        {"reduce_dtype": narrow},
+    ):
+        wire.every_step_sends(attempt, Sharding("Blocks", steps=2, options=options))
+    wire.every_step_sends_in_bf16(attempt)
+
+
+fully_sharded.check("memory", world_sizes=(4,))(memory.one_unit_is_gathered)
+
+
+@fully_sharded.check("mesh")
+def it_shards_over_its_mesh(attempt: Attempt) -> None:
+    size = attempt.world_size
+    for mesh in {1: [(1, 1)], 2: [(2,), (2, 1)], 3: [(1, 3)], 4: [(2, 2)]}[size]:
+        plan = Sharding("Blocks", steps=2, mesh=mesh, options=_AT_ONCE if size == 4 else {})
+        found = train_and_judge(attempt, plan)
+        for rank, result in enumerate(found):
+            wire.judge_wire(plan, rank, result["steps"][-1]["training"], size, str(plan))
+
+
+# -- 11.2
+
+host_mesh.check("mesh")(production_mesh.ranks_are_laid_out)
+host_mesh.check("refusal", world_sizes=(2, 3, 4))(production_mesh.uneven_hosts_are_refused)
+host_mesh.check("wire", world_sizes=(2, 4))(production_mesh.only_gradients_leave_a_host)
+
+# -- 11.3
+
+save_checkpoint.check("resumed", world_sizes=(1, 2, 4))(saved.any_number_of_ranks_goes_on)
+save_checkpoint.check("went on", world_sizes=(1, 3))(saved.training_goes_back)
+save_checkpoint.check("newest", world_sizes=(1,))(folder.the_largest_step_is_found)
+save_checkpoint.check("left behind", world_sizes=(1, 2))(folder.what_was_left_goes_first)
+save_checkpoint.check("all or nothing", world_sizes=(2, 4))(crash.nobody_sees_a_part)
+save_checkpoint.check("failure", world_sizes=(1, 3))(crash.a_failure_leaves_the_last_one)
+save_checkpoint.check("meeting", world_sizes=(3,))(crash.all_come_back_after_the_rename)
+save_checkpoint.check("own part", world_sizes=(4,))(parts.each_writes_its_part)
+
+# -- 11.4
+
+choose_strategy.check("situations", world_sizes=(1,))(choice.the_five_situations)
+choose_strategy.check("what fits", world_sizes=(1,))(choice.what_fits)
+choose_strategy.check("what is fast", world_sizes=(1,))(choice.what_is_fast)
+choose_strategy.check("ties", world_sizes=(1,))(choice.equally_long)
+choose_strategy.check("micro-batch", world_sizes=(1,))(choice.larger_batches)
+
+give_hints(IN_SHARDING, fully_sharded)
+give_hints(IN_CHECKPOINTS, save_checkpoint)
+give_hints({"empty sequence": _LOOK_AT_NOTHING, "empty iterable": _LOOK_AT_NOTHING}, choose_strategy)

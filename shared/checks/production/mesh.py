@@ -1,0 +1,119 @@
+"""Judging a mesh of hosts × ranks of a host, by what it is and by what hybrid training sends on it."""
+
+import contextlib
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.hints import begin_at
+from shared.checks.engine.training import Draw
+from shared.checks.models import unit_models
+from shared.checks.production.training import NAMES, Sharding, loss_of
+from shared.checks.production.wire import judge_wire
+from shared.wire.instrumentation import listening
+
+_LOOK_AT_ORDER = "Look at: which ranks follow each other, those of one host or those of one place?"
+_LOOK_AT_DEVICE = "Look at: where does this rank compute?"
+
+
+class _Asked(Exception):
+    """A mesh is asked for: that is all we want to know."""
+
+
+def probe_mesh(host_mesh, ranks_per_host: int) -> dict:
+    mesh = host_mesh(ranks_per_host)
+    if not isinstance(mesh, DeviceMesh):
+        raise AssertionError(f"host_mesh() gives back {type(mesh).__name__}, expected a DeviceMesh")
+    return {"ranks": mesh.mesh.tolist(), "names": mesh.mesh_dim_names, "on": (mesh.device_type, device_here().type)}
+
+
+def ranks_are_laid_out(attempt: Attempt) -> None:
+    size = attempt.world_size
+    for ranks_per_host in (each for each in range(1, size + 1) if size % each == 0):
+        said = f"host_mesh({ranks_per_host}) of {size} rank{'s' * (size > 1)}"
+        want = torch.arange(size).view(-1, ranks_per_host).tolist()
+        for rank, found in enumerate(attempt.run(probe_mesh, ranks_per_host, context=said)):
+            if found["ranks"] != want:
+                raise Wrong({rank: f"{said} is {found['ranks']}, expected {want}"}, _LOOK_AT_ORDER)
+            if tuple(found["names"] or ()) != NAMES:
+                evidence = f"{said}: its dimensions are called {found['names']}, expected {NAMES}"
+                raise Wrong({rank: evidence}, "Look at: which dimension replicates?")
+            if found["on"][0] != found["on"][1]:
+                evidence = f"{said} is of device type {found['on'][0]}; tensors here are on {found['on'][1]}"
+                raise Wrong({rank: evidence}, _LOOK_AT_DEVICE)
+    if size == 2:
+        _judge_device_type(attempt)
+
+
+def probe_device_type(host_mesh, on_cuda: bool) -> str | None:
+    """Make a mesh as if this rank computed there. → the device type that is asked for"""
+    asked, was = [], (DeviceMesh.__init__, torch.cuda.is_initialized)
+
+    def init(self, device_type: str, *_, **__):
+        asked.append(device_type)
+        raise _Asked
+
+    DeviceMesh.__init__, torch.cuda.is_initialized = init, lambda: on_cuda
+    try:
+        with contextlib.suppress(_Asked):
+            host_mesh(1)
+    finally:
+        DeviceMesh.__init__, torch.cuda.is_initialized = was
+    return asked[0] if asked else None
+
+
+def _judge_device_type(attempt: Attempt) -> None:
+    """Ask as on a machine with a GPU, and as on one without. Raises: Wrong."""
+    for on_cuda, expected in ((True, "cuda"), (False, "cpu")):
+        said = f"where torch.cuda.is_initialized() is {on_cuda}"
+        for rank, found in enumerate(attempt.run(probe_device_type, on_cuda, context=said)):
+            if found != expected:
+                evidence = f"{said}, host_mesh() is of device type {found}; expected {expected}"
+                raise Wrong({rank: evidence}, _LOOK_AT_DEVICE)
+
+
+def probe_refusal(host_mesh, ranks_per_host: int) -> str:
+    """→ what it raises"""
+    try:
+        host_mesh(ranks_per_host)
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def uneven_hosts_are_refused(attempt: Attempt) -> None:
+    size = attempt.world_size
+    for ranks_per_host in (each for each in range(2, 2 * size + 1) if size % each):
+        for rank, found in enumerate(attempt.run(probe_refusal, ranks_per_host)):
+            said = f"host_mesh({ranks_per_host}) of {size} ranks"
+            if not found:
+                raise Wrong({rank: f"{said} is accepted; expected a ValueError"}, "Look at: how many hosts are that?")
+            kind, _, words = found.partition(": ")
+            if kind != "ValueError" or not words.strip():
+                evidence = f"{said} raises {found[:120].rstrip(': ')}; expected a ValueError that says why"
+                raise Wrong({rank: evidence}, "Look at: what of a number that does not divide the ranks?")
+
+
+def probe_hybrid(host_mesh, ranks_per_host: int, plan: Sharding, seed: int, x, y) -> list:
+    """Train one step of torch's own fully_shard on the student's mesh. → what was sent"""
+    mesh, module = host_mesh(ranks_per_host), unit_models.build(plan.model, seed).to(device_here())
+    for each in (*module.blocks, module):
+        fully_shard(each, mesh=mesh, reshard_after_forward=each is not module)
+    with listening() as calls:
+        loss_of(module, x.to(device_here()), y.to(device_here())).backward()
+    return calls
+
+
+@begin_at(ranks_are_laid_out, "mesh")
+def only_gradients_leave_a_host(attempt: Attempt) -> None:
+    for ranks_per_host in (2, attempt.world_size):
+        plan = Sharding("Blocks", mesh=(attempt.world_size // ranks_per_host, ranks_per_host))
+        said = f"trained on host_mesh({ranks_per_host}) of {attempt.world_size} ranks"
+        found = attempt.run(probe_hybrid, ranks_per_host, plan, per_rank=Draw(attempt).per_rank, context=said)
+        for rank, calls in enumerate(found):
+            judge_wire(plan, rank, calls, attempt.world_size, said)

@@ -1,0 +1,152 @@
+"""Checks for chapter 07: an optimizer of which each rank keeps one N-th."""
+
+import torch
+
+from shared.checks.engine.compare import describe_calls
+from shared.checks.engine.framework import Attempt, Exercise, Wrong
+from shared.checks.engine.sharded import clip, flat_layout
+from shared.checks.engine.sharded import state as sharded_state
+from shared.checks.engine.sharded import steps as sharded_steps
+from shared.checks.engine.sharded.plan import Plan, layout_of
+from shared.checks.engine.sharded.training import train_and_judge
+from shared.checks.engine.sharded.wire import judge_rounds, refuse_messages
+from shared.checks.models import awkward
+from shared.checks.zero1 import flat_gradients, loaded
+from shared.checks.zero1.memory import judge_memory
+
+FlatParameters = Exercise("7.1", "FlatParameters", optional=True)
+FlatGradients = Exercise("7.2", "FlatGradients", optional=True)
+ShardedOptimizer = Exercise("7.3", "ShardedOptimizer", optional=True, stands_in="ZeRO1")
+clip_grad_norm_ = Exercise("7.4", "ClipsGradients", optional=True, stands_in="ZeRO1")
+ZeRO1 = Exercise("7.5", "ZeRO1")
+
+AWKWARD = ("Plain", "Tied", "Frozen", "Unused", "TwoRoads", "Scalar", "Strided", "Mixed", "Crowd")
+
+# -- 7.1 and 7.2
+
+FlatParameters.check("layout", world_sizes=(1, 2, 3))(flat_layout.parameters_lie_side_by_side)
+FlatParameters.check("views", world_sizes=(1, 2))(flat_layout.the_model_computes_with_them)
+FlatParameters.check("gather", world_sizes=(1, 3, 4))(flat_layout.gather_collects_every_shard)
+FlatParameters.check("begins", world_sizes=(2, 3))(flat_layout.gather_only_begins)
+FlatParameters.check("memory", world_sizes=(4,))(flat_layout.no_copy_stays)
+
+FlatGradients.check("slices", world_sizes=(2,))(flat_gradients.gradients_are_slices_of_zeros)
+FlatGradients.check("values")(flat_gradients.each_rank_gets_its_part_of_the_mean)
+FlatGradients.check("wire", world_sizes=(2, 3))(flat_gradients.one_part_of_each_gradient_travels)
+FlatGradients.check("memory", world_sizes=(4,))(flat_gradients.gradients_are_held_once)
+
+
+# -- 7.3
+
+
+@ShardedOptimizer.check("same start", world_sizes=(2, 3))
+def ranks_start_equal(attempt: Attempt) -> None:
+    for model in ("Frozen", "Mixed"):
+        found = train_and_judge(attempt, Plan(model, steps=0))
+        states = {rank: result["start"] for rank, result in found.items()}
+        for rank, state in states.items():
+            for name, want in states[0].items():
+                if not torch.equal(state[name], want):
+                    hint = "Look at: which parameters does this optimizer never update, and who uses them all the same?"
+                    said = f"{awkward.said(model)}: before the first step, {name} is not what rank 0 has"
+                    raise Wrong({rank: said}, hint if (model, name) == ("Frozen", "first.bias") else "")
+
+
+@ShardedOptimizer.check("values")
+def training_equals_one_process(attempt: Attempt) -> None:
+    some = {1: 2, 2: len(AWKWARD), 3: 4, 4: 4}[attempt.world_size]
+    models = attempt.random.sample(AWKWARD, some)
+    for number, model in enumerate(models):
+        train_and_judge(attempt, Plan(model, ("AdamW", "SGD", "Hiker")[number % 3]))
+
+
+@ShardedOptimizer.check("settings", world_sizes=(1, 3))
+def each_group_has_settings_of_its_own(attempt: Attempt) -> None:
+    train_and_judge(attempt, Plan("Mixed", "Adam", split=True, scheduler="ExponentialLR"))
+    for optimizer in ("AdamW", "SGD"):
+        try:
+            train_and_judge(attempt, Plan("Tied", optimizer, split=True, scheduler="OneCycleLR"))
+        except Wrong as wrong:
+            if "must support momentum" in wrong.evidence:  # the scheduler's words: it looks for betas
+                wrong.hint = "Look at: which settings has the inner optimizer that nobody gave?"
+            raise
+
+
+@ShardedOptimizer.check("more parameters", world_sizes=(2, 4))
+def parameters_may_join_later(attempt: Attempt) -> None:
+    """Three numbers: fewer than there are ranks."""
+    for split in (False, True):
+        train_and_judge(attempt, Plan("Frozen", split=split, late=True))
+
+
+@ShardedOptimizer.check("loops", world_sizes=(1, 3))
+def loops_of_every_kind(attempt: Attempt) -> None:
+    train_and_judge(attempt, Plan("TwoRoads", "AdamW", zero_grad=("model", "optimizer", "keeping")))
+    train_and_judge(attempt, Plan("Mixed", "SGD", zero_grad=("model",)))
+    train_and_judge(attempt, Plan("Tied", "AdamW", micro_batches=3))
+    train_and_judge(attempt, Plan("Unused", "SGD", closure=True))
+    if attempt.world_size > 1:
+        idle = attempt.random.randrange(1, 5), attempt.random.randrange(attempt.world_size)
+        train_and_judge(attempt, Plan("Plain", idle=idle, zero_grad=("model",)))
+
+
+ShardedOptimizer.check("used up", world_sizes=(1, 2))(sharded_steps.used_up_gradients_are_refused)
+
+
+@ShardedOptimizer.check("wire", world_sizes=(3, 4))
+def every_number_travels_twice(attempt: Attempt) -> None:
+    for plan in (Plan("Frozen", steps=3), Plan("Mixed", steps=3, split=True), Plan("Crowd", "Adam", steps=3)):
+        found, flats = train_and_judge(attempt, plan), layout_of(plan)
+        frozen = sum(p.nbytes for p in awkward.build(plan.model, 0).parameters() if not p.requires_grad)
+        most = frozen + sum(flat.filled_bytes(attempt.world_size) for flat in flats)
+        for rank, result in found.items():
+            if sum(call.payload_bytes for call in result["building"]) > most:
+                said = f"{plan}, when it is built: {describe_calls(result['building'])}; expected at most {most} bytes"
+                raise Wrong({rank: said}, "Look at: is each parameter sent once?")
+        for number in range(plan.steps):
+            steps = {rank: result["steps"][number] for rank, result in found.items()}
+            idle = {rank: step["idle"] for rank, step in steps.items()}
+            refuse_messages(idle, f"{plan}, in zero_grad() and backward()")
+            stepping = {rank: step["step"] for rank, step in steps.items()}
+            judge_rounds(stepping, flats, 2, f"{plan}, step {number + 1}")
+
+
+@ShardedOptimizer.check("memory", world_sizes=(2, 4))
+def the_state_is_shared_out(attempt: Attempt) -> None:
+    judge_memory(attempt, torch.float32, with_masters=False, with_peak=attempt.world_size == 4)
+
+
+@ShardedOptimizer.check("masters", world_sizes=(2, 4))
+def master_weights_are_shared_out(attempt: Attempt) -> None:
+    judge_memory(attempt, torch.bfloat16, with_masters=True, with_peak=False)
+
+
+@ShardedOptimizer.check("group", world_sizes=(3, 4))
+def it_stays_inside_its_group(attempt: Attempt) -> None:
+    train_and_judge(attempt, Plan("TwoRoads", in_subgroup=True))
+    train_and_judge(attempt, Plan("Frozen", "SGD", in_subgroup=True, split=True))
+
+
+ShardedOptimizer.check("bf16", world_sizes=(2, 4))(sharded_steps.bf16_stays_bf16)
+
+
+# -- 7.4
+
+clip_grad_norm_.check("values")(clip.clipping_equals_one_process)
+clip_grad_norm_.check("below the bound", world_sizes=(1, 2))(clip.small_gradients_stay)
+clip_grad_norm_.check("skipped step", world_sizes=(1, 3))(clip.gradients_may_be_thrown_away)
+clip_grad_norm_.check("wire", world_sizes=(2, 3))(clip.one_number_more_travels)
+clip_grad_norm_.check("group", world_sizes=(3, 4))(clip.it_stays_inside_its_group)
+
+
+# -- 7.5
+
+ZeRO1.check("state")(sharded_state.it_is_a_plain_state)
+ZeRO1.check("before the first step", world_sizes=(1, 3))(sharded_state.before_the_first_step)
+ZeRO1.check("to one rank", world_sizes=(2, 3, 4))(sharded_state.one_rank_alone_may_have_it)
+ZeRO1.check("other ranks' memory", world_sizes=(4,))(sharded_state.nobody_else_holds_it)
+ZeRO1.check("another world size", world_sizes=(4,))(sharded_state.another_number_of_ranks_goes_on)
+ZeRO1.check("plain state", world_sizes=(1, 2, 4))(sharded_state.a_plain_state_is_taken_over)
+ZeRO1.check("foreign state", world_sizes=(1, 2))(sharded_state.foreign_states_are_refused)
+ZeRO1.check("part only", world_sizes=(4,))(loaded.no_more_than_its_part_is_held)
+ZeRO1.check("loaded masters", world_sizes=(2, 4))(loaded.masters_come_back)

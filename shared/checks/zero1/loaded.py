@@ -1,0 +1,80 @@
+"""Judging what a sharded optimizer holds after load_state_dict: its part, each entry as it was saved."""
+
+import copy
+import time
+
+import torch
+
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.footprint import living_bytes
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.sharded.state_dicts import judge_state_dict
+from shared.checks.engine.training import Draw
+from shared.checks.models import awkward
+from shared.checks.zero1.memory import MODEL, SLACK, adamw_on_masters
+
+_SETTLES_WITHIN_S = 1.0  # gloo's threads let go of a message's tensor a little after it is done
+
+
+def _trained(make, model: str, dtype: torch.dtype, seed: int, x, y) -> tuple[torch.nn.Module, dict]:
+    """Train a plain optimizer, alike on all ranks. → its model and a copy of its state"""
+    module = awkward.build(model, seed, dtype).to(device_here())
+    optimizer = make(module.parameters(), lr=0.01)
+    for _ in range(2):
+        optimizer.zero_grad()
+        awkward.loss_of(module, x.to(device_here(), dtype), y.to(device_here(), dtype)).backward()
+        optimizer.step()
+    return module, copy.deepcopy(optimizer.state_dict())
+
+
+def probe_held(sharded, most_bytes: float, seed: int, x, y) -> int:
+    """→ bytes that have come with a model and an optimizer that has loaded a plain one's state"""
+    _, saved = _trained(torch.optim.AdamW, MODEL, torch.float32, seed, x, y)
+    before_bytes = living_bytes()
+    module = awkward.build(MODEL, seed, torch.float32).to(device_here())
+    optimizer = sharded(module.parameters(), torch.optim.AdamW, lr=0.01)
+    optimizer.load_state_dict(saved)
+    began_s, held_bytes = time.perf_counter(), living_bytes() - before_bytes
+    while held_bytes > most_bytes and time.perf_counter() - began_s < _SETTLES_WITHIN_S:
+        time.sleep(0.01)
+        held_bytes = min(held_bytes, living_bytes() - before_bytes)
+    return held_bytes
+
+
+def no_more_than_its_part_is_held(attempt: Attempt) -> None:
+    numbers, draw = sum(p.numel() for p in awkward.build(MODEL, 0).parameters()), Draw(attempt)
+    expected = (4 + 4 + 8 / attempt.world_size) * numbers
+    found = attempt.run(probe_held, SLACK * expected, draw.seeds[0], *draw.shares[0])
+    for rank, held_bytes in enumerate(found):
+        if held_bytes > SLACK * expected:
+            said = f"{numbers:,} parameters, AdamW, after load_state_dict() {held_bytes:,} bytes are held"
+            hint = "Look at: is a part a view of something larger?"
+            raise Wrong({rank: f"{said}; expected {expected:,.0f}"}, hint)
+
+
+def probe_masters(sharded, model: str, seed: int, x, y) -> dict:
+    """→ a state of float32 masters beside bf16 parameters, what is saved again, and how many are fine after a step"""
+    dtype = torch.bfloat16
+    module, saved = _trained(adamw_on_masters(), model, dtype, seed, x, y)
+    optimizer = sharded(module.parameters(), adamw_on_masters(), lr=0.01)
+    optimizer.load_state_dict(copy.deepcopy(saved))
+    again = copy.deepcopy(optimizer.state_dict())
+    optimizer.zero_grad()
+    awkward.loss_of(module, x.to(device_here(), dtype), y.to(device_here(), dtype)).backward()
+    optimizer.step()
+    masters = [state["master"] for state in optimizer.state_dict()["state"].values()]
+    fine = sum(int((each != each.bfloat16()).sum()) for each in masters)
+    return {"saved": saved, "again": again, "fine": fine}
+
+
+def masters_come_back(attempt: Attempt) -> None:
+    """To the last bit: nothing is computed in between."""
+    for model in ("Plain", "Strided"):
+        draw = Draw(attempt)
+        found = attempt.run(probe_masters, model, draw.seeds[0], *draw.shares[0])
+        said = f"{awkward.said(model)}, bf16 parameters and float32 masters, loaded and saved again"
+        for rank, result in enumerate(found):
+            judge_state_dict(rank, result["again"], result["saved"], 0.0, said)
+            if not result["fine"]:
+                evidence = f"{said}; then a step, and saved: every number of a master is one of bf16"
+                raise Wrong({rank: evidence}, "Look at: through which dtype has a master gone?")

@@ -1,0 +1,165 @@
+"""What else happens to a ZeRO2: it is copied, thrown away, saved, and told to do what cannot be right."""
+
+import contextlib
+import copy
+import gc
+
+import torch
+
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.compare import describe_calls, tolerance_of
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.sharded.plan import Run
+from shared.checks.engine.sharded.state_dicts import judge_state_dict
+from shared.checks.engine.sharded.training import Causes, judge_states, reference
+from shared.checks.engine.training import Draw
+from shared.checks.models import awkward
+from shared.checks.zero2.training import Travel, TravelRun
+from shared.wire import instrumentation
+
+COPIED_AFTER = 2  # steps
+
+
+def probe_copies(zero2, plan: Travel, place: int, seed: int, x, y) -> dict:
+    """Train, copy, train both in turns, then throw the first away. → each one's state, and what its hooks still do"""
+    module = awkward.build(plan.model, seed).to(device_here())
+    x, y = x.to(device_here()), y.to(device_here())
+    first = TravelRun(zero2, module, plan, place)
+    for number in range(COPIED_AFTER):
+        first.step(number, x, y)
+    both = [first.optimizer, copy.deepcopy(first.optimizer)]
+    del first
+    found = {"before": awkward.state_of(both[1].module), "states": [], "in backward": []}
+    for wrapped in both:
+        wrapped.zero_grad()
+        with instrumentation.listening() as calls:
+            awkward.loss_of(wrapped, x, y).backward()
+        found["in backward"].append(len(calls))
+    for wrapped in both[::-1]:
+        wrapped.finish_gradient_sync()
+        wrapped.step()
+    found["states"] = [awkward.state_of(wrapped.module) for wrapped in both]
+    both[0].zero_grad()
+    wrapped = None
+    del both[0]
+    gc.collect()
+    with instrumentation.listening() as found["left"]:
+        awkward.loss_of(module, x, y).backward()
+    found["gradients"] = all(p.grad is not None for p in module.parameters())
+    return found
+
+
+def copies_and_originals_live_their_own_lives(attempt: Attempt) -> None:
+    plan, draw = Travel("Tied", "AdamW", steps=COPIED_AFTER + 1), Draw(attempt)
+    per_rank = [(rank, *share) for rank, share in enumerate(draw.per_rank)]
+    found = attempt.run(probe_copies, plan, per_rank=per_rank)
+    for place, name in enumerate(("the original", "its copy by deepcopy")):
+        states, before = {rank: each["states"][place] for rank, each in enumerate(found)}, _all(found, "before")
+        said = f"{plan}, copied after {COPIED_AFTER} steps: {name} after one more, the two used in turns"
+        hint = "Look at: which tensors shared memory in the original, and do they in the copy?"
+        judge_states(states, _same_roads(plan, draw), before, said, hint=hint)
+        for rank, each in enumerate(found):
+            if attempt.world_size > 1 and not each["in backward"][place]:
+                said = f"{name} sends nothing in its backward()"
+                raise Wrong({rank: said}, "Look at: on which parameters are its hooks, and who has put them there?")
+    for rank, each in enumerate(found):
+        if each["left"] or not each["gradients"]:
+            took = "takes gradients away" if not each["left"] else f"sends: {describe_calls(each['left'])}"
+            said = f"the wrapper is thrown away, its module is not: a backward() of that {took}"
+            raise Wrong({rank: said}, "Look at: what still knows of the wrapper, when nobody else does?")
+
+
+def _all(found: list[dict], what: str) -> dict[int, dict]:
+    return {rank: each[what] for rank, each in enumerate(found)}
+
+
+def _same_roads(plan: Travel, draw: Draw) -> dict:
+    """→ what a plain optimizer leaves, always on the same samples"""
+    run = Run(awkward.build(plan.model, draw.seeds[0]), lambda params, cls, **more: cls(params, **more), plan)
+    for number in range(plan.steps):
+        run.step(number, draw.x, draw.y)
+    return run.steps[-1]["state"]
+
+
+def probe_refusals(zero2, plan: Travel, place: int, what: str, seed: int, x, y) -> dict:
+    """Do what is to be refused, then a step as it should be."""
+    x, y = x.to(device_here()), y.to(device_here())
+    run = TravelRun(zero2, awkward.build(plan.model, seed).to(device_here()), plan, place)
+    wrapped, found = run.optimizer, {"before": awkward.state_of(run.module), "kind": None}
+    if what != _GRAPH:
+        awkward.loss_of(wrapped, x, y).backward()
+    with wrapped.no_sync() if what == _SILENT else contextlib.nullcontext():
+        try:
+            awkward.loss_of(wrapped, x, y).backward(create_graph=what == _GRAPH)
+        except Exception as error:
+            found |= {"kind": type(error).__name__, "message": str(error)}
+    if found["kind"] is not None and what != _GRAPH:
+        wrapped.finish_gradient_sync()
+        wrapped.zero_grad()
+        run.step(0, x, y)
+        found["state"] = run.steps[-1]["state"]
+    run.module.zero_grad()  # a gradient with a graph would keep itself alive
+    return found
+
+
+_SECOND = "a second backward() before finish_gradient_sync()"
+_SILENT = f"{_SECOND}, inside no_sync()"
+_GRAPH = "backward(create_graph=True)"
+
+
+def what_cannot_be_right_is_refused(attempt: Attempt) -> None:
+    plan, draw = Travel("Plain", "SGD", steps=1), Draw(attempt)
+    for what in (_SECOND, _SILENT, _GRAPH):
+        per_rank = [(rank, what, *share) for rank, share in enumerate(draw.per_rank)]
+        found = attempt.run(probe_refusals, plan, per_rank=per_rank, context=what)
+        for rank, each in enumerate(found):
+            if each["kind"] is None:
+                hint = "Look at: the bucket is under way, or gone. What comes of it when another gradient is added?"
+                hint = "Look at: could a message be a part of the gradient's graph?" if what == _GRAPH else hint
+                raise Wrong({rank: f"{what} is accepted; expected a RuntimeError"}, hint)
+            if each["kind"] != "RuntimeError" or not each["message"].strip():
+                said = f"{each['kind']}({each['message'][:80]!r})"
+                raise Wrong({rank: f"{what} raises {said}; expected a RuntimeError that says why"})
+            if what == _GRAPH and "create_graph" not in each["message"]:
+                said = f"{what} raises RuntimeError({each['message'][:80]!r})"
+                hint = "Look at: is it refused, or does something fail by accident?"
+                raise Wrong({rank: f"{said}; expected a message that names create_graph"}, hint)
+        if what != _GRAPH:
+            want = reference(plan, draw, list(range(attempt.world_size))).steps[-1]["state"]
+            states = _all(found, "state")
+            said = f"{what}; then finish_gradient_sync(), zero_grad() and a step as it should be"
+            judge_states(states, want, _all(found, "before"), said)
+
+
+def probe_state(zero2, plan: Travel, place: int, seed: int, x, y) -> dict:
+    """→ what the sharded optimizer saves after the plan's steps, what the wrapper does, and who resumes from both"""
+    run = TravelRun(zero2, awkward.build(plan.model, seed).to(device_here()), plan, place)
+    x, y = x.to(device_here()), y.to(device_here())
+    run.train(x, y)
+    other = TravelRun(zero2, awkward.build(plan.model, seed + 1).to(device_here()), plan, place)
+    other.optimizer.load_state_dict(run.optimizer.state_dict())
+    saved, loaded = run.optimizer.optimizer.state_dict(), awkward.state_of(other.module)
+    found = {"saved": saved, "loaded": loaded, "before": run.steps[-2]["state"], "module": run.steps[-1]["state"]}
+    other.optimizer.optimizer.load_state_dict(saved)
+    for each in (run, other):
+        each.step(plan.steps, x, y)
+    return found | {"went on": run.steps[-1]["state"], "resumed": other.steps[-1]["state"]}
+
+
+def both_states_are_plain(attempt: Attempt) -> None:
+    plan, draw = Travel("Frozen", "AdamW", steps=3, scheduler="ExponentialLR"), Draw(attempt)
+    per_rank = [(rank, *share) for rank, share in enumerate(draw.per_rank)]
+    found = attempt.run(probe_state, plan, per_rank=per_rank)
+    alone = reference(plan, draw, list(range(attempt.world_size)))
+    want, tolerance = alone.optimizer.state_dict(), tolerance_of(alone.module.parameters())
+    for rank, each in enumerate(found):
+        judge_state_dict(rank, each["saved"], want, tolerance, f"{plan}, .optimizer.state_dict()")
+        for name, value in each["module"].items():
+            if not torch.equal(each["loaded"][name], value):
+                said = f"{name} is not what was saved, after load_state_dict(…) of another ZeRO2's state_dict()"
+                raise Wrong({rank: said}, "Look at: whose memory are the module's parameters?")
+            if not torch.equal(each["resumed"][name], each["went on"][name]):
+                said = f"both state_dict()s are loaded into another ZeRO2: {name} differs after one more step"
+                raise Wrong({rank: said}, "Look at: what of .optimizer's state is each rank's part?")
+    want = alone.steps[-1]["state"]
+    judge_states(_all(found, "module"), want, _all(found, "before"), str(plan), Causes(plan, draw, plan.steps - 1))

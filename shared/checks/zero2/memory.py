@@ -1,0 +1,137 @@
+"""How much a rank holds with ZeRO2: at rest, between backward and step, and at every moment of a backward.
+
+Three counts, because each sees what others do not. Between calls, every tensor that lives on this rank is added up, in
+whichever attribute, closure or list it is kept; and so is what is no tensor but has the numbers of one. During
+backward, every storage is followed that an operator makes.
+"""
+
+import contextlib
+import time
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from shared import memory
+from shared.checks.engine.buckets import MB
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.footprint import hidden_bytes, living_bytes, only_what_comes
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.models import awkward
+from shared.checks.models.overlap import Chain
+
+LAYERS, WIDTH, SAMPLES = 48, 64, 2
+WIDTHS = (awkward.INPUTS, *[WIDTH] * LAYERS, awkward.OUTPUTS)
+LAYER_BYTES = 4 * (WIDTH + 1) * WIDTH
+CAP_BYTES = 4 * LAYER_BYTES
+SLACK = 1.01  # fillings, Adam's counts of steps, inputs
+_SETTLES_WITHIN_S = 1.0  # gloo's threads let go of a message's tensor a little after it is done
+TRIES = 3  # for that reason, a peak that is too high is measured anew: the least counts
+REST, REDUCED = "after zero_grad()", "after finish_gradient_sync()"
+
+
+def numbers() -> int:
+    return sum((before + 1) * after for before, after in pairwise(WIDTHS))
+
+
+def probe_memory(zero2, most_bytes: dict[str, float] | None, seed: int) -> dict:
+    """Train with Adam. → bytes held by the moment and by component
+
+    most_bytes: by the moment; None: → what came at the peak of each backward, instead
+    """
+    with only_what_comes():
+        return _train(zero2, most_bytes, seed)
+
+
+def _train(zero2, most_bytes: dict[str, float] | None, seed: int) -> dict:
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(SAMPLES, awkward.INPUTS, generator=draw).to(device_here())
+    y = torch.randn(SAMPLES, awkward.OUTPUTS, generator=draw).to(device_here())
+    before_bytes, found = living_bytes(), {"held": {}, "peaks": []}
+    module = Chain(WIDTHS).to(device_here())
+    wrapped = zero2(module, torch.optim.Adam, bucket_cap_mb=CAP_BYTES / MB, lr=0.01)
+
+    def note(when: str) -> None:
+        began_s, held_bytes = time.perf_counter(), living_bytes() - before_bytes
+        while held_bytes > most_bytes[when] and time.perf_counter() - began_s < _SETTLES_WITHIN_S:
+            time.sleep(0.01)
+            held_bytes = min(held_bytes, living_bytes() - before_bytes)
+        found["held"][when] = held_bytes
+
+    def backward() -> None:
+        nn.functional.mse_loss(wrapped(x), y).backward()
+        wrapped.finish_gradient_sync()
+
+    for _ in range(2):
+        with memory.peak(wrapped, wrapped) if most_bytes is None else contextlib.nullcontext() as peak:
+            backward()
+        if most_bytes is None:
+            came = [sample.held.total_bytes - sample.held.activations_bytes for sample in peak.samples]
+            found["peaks"].append(max(came) - came[0])
+        wrapped.step()
+        wrapped.zero_grad()
+    if most_bytes is None:
+        return found
+    backward()
+    note(REDUCED)
+    wrapped.step()
+    wrapped.zero_grad()
+    note(REST)
+    found |= {"parts": memory.held(wrapped, wrapped).by_component(), "hidden": hidden_bytes()}
+    return found
+
+
+def _seeds(attempt: Attempt) -> list[tuple[int]]:
+    return [(attempt.draw_seed(),) for _ in range(attempt.world_size)]
+
+
+def each_rank_holds_its_part(attempt: Attempt) -> None:
+    rest = numbers() * (4 + 8 / attempt.world_size)
+    expected = {REST: rest, REDUCED: rest + 4 * numbers() / attempt.world_size}
+    most = {when: SLACK * nbytes for when, nbytes in expected.items()}
+    found = attempt.run(probe_memory, most, per_rank=_seeds(attempt))
+    said = f"{numbers():,} parameters of float32, Adam, {attempt.world_size} ranks"
+    for rank, result in enumerate(found):
+        state_bytes = 8 * numbers() / attempt.world_size
+        parts = ", ".join(f"{name} {held:,}" for name, held in result["parts"].items() if held)
+        if result["parts"]["optimizer"] > SLACK * state_bytes:
+            evidence = f"the optimizer holds {result['parts']['optimizer']:,} bytes; expected {state_bytes:,.0f}"
+            raise Wrong({rank: f"{said}: {evidence}"}, "Look at: which parameters is the inner optimizer given?")
+        for when in (REST, REDUCED):
+            if (held_bytes := result["held"][when]) > most[when]:
+                evidence = f"{when}, {held_bytes:,} bytes are held; expected {expected[when]:,.0f}"
+                raise Wrong({rank: f"{said}: {evidence}. Of what can be named at rest: {parts}"}, _why(when, result))
+        if result["hidden"] > (SLACK - 1) * expected[REST]:
+            evidence = f"{result['hidden']:,} bytes are in arrays, bytes or storages that are no tensors"
+            raise Wrong({rank: f"{said}: {evidence}"}, "Look at: whose numbers are they, and does this rank need them?")
+        if result["held"][REST] < expected[REST] / SLACK:
+            evidence = f"{result['held'][REST]:,} bytes are in tensors; parameters and state are {expected[REST]:,.0f}"
+            raise Wrong({rank: f"{said}: {evidence}"}, "Look at: where is this rank's part of the optimizer's state?")
+
+
+def _why(when: str, result: dict) -> str:
+    if when == REST and result["parts"]["gradients"]:
+        return "Look at: which gradients are there after zero_grad(), and who still needs them?"
+    if when == REDUCED:
+        return "Look at: what is left of a bucket when its sum has arrived, and is it a view of something larger?"
+    return "Look at: what is a second copy of, who keeps it, and when is it made?"
+
+
+def backward_holds_three_buckets(attempt: Attempt) -> None:
+    """Besides this rank's part: the bucket that travels, room for what arrives, the bucket that fills, one gradient."""
+    most = SLACK * (4 * numbers() / attempt.world_size + 3 * CAP_BYTES + LAYER_BYTES)
+    peaks = [float("inf")] * attempt.world_size
+    for _ in range(TRIES):
+        found = attempt.run(probe_memory, None, per_rank=_seeds(attempt))
+        peaks = [min(least, *each["peaks"]) for least, each in zip(peaks, found, strict=True)]
+        if max(peaks) <= most:
+            return
+    for rank, peak_bytes in enumerate(peaks):
+        if peak_bytes > most:
+            buckets = -(-4 * numbers() // CAP_BYTES)
+            said = f"{buckets} buckets of {CAP_BYTES:,} bytes on {attempt.world_size} ranks: at its peak backward holds"
+            part = f"{4 * numbers() // attempt.world_size:,}"
+            raise Wrong(
+                {rank: f"{said} {peak_bytes:,} bytes more than before it; expected {part}, and three buckets"},
+                "Look at: which gradients and flat tensors are alive at that moment? And who is whose `before`?",
+            )

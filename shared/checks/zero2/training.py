@@ -1,0 +1,137 @@
+"""ZeRO2 trained on ranks, micro-batch by micro-batch, and what a plain optimizer in one process gets from all the data.
+
+The plan, the loop in one process and the words for what went wrong are those of chapter 07.
+"""
+
+import contextlib
+from dataclasses import dataclass, replace
+
+import torch.distributed as dist
+
+from shared import memory
+from shared.checks.engine.buckets import MB, plan
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.sharded.plan import SCHEDULERS, Plan, Run
+from shared.checks.engine.sharded.training import LOOK_AT_THE_PAST, refuse_libraries, train_and_judge
+from shared.checks.engine.sharded.wire import Flat
+from shared.checks.engine.subgroups import join_subgroup
+from shared.checks.models import awkward
+from shared.wire import instrumentation
+
+TINY_CAP_MB = 200 / MB  # the awkward models have some 600 bytes
+
+
+@dataclass(frozen=True)
+class Travel(Plan):
+    """What is trained with ZeRO2, and how."""
+
+    bucket_cap_mb: float = TINY_CAP_MB
+    sends_each: bool = False  # every micro-batch sends; otherwise all but the last are inside no_sync()
+    finishes: bool = True  # or does step() have to?
+
+    def __str__(self) -> str:
+        said = super().__str__()
+        if self.micro_batches > 1:
+            said += ", finish_gradient_sync() after each" if self.sends_each else ", all but the last in no_sync()"
+        return said if self.finishes else f"{said}, without finish_gradient_sync()"
+
+    def buckets(self) -> list[Flat]:
+        parameters = awkward.build(self.model, 0, self.dtype).parameters()
+        buckets = plan(parameters, self.bucket_cap_mb)
+        return [Flat(sum(p.numel() for p in each), each[0].dtype.itemsize) for each in buckets]
+
+
+class TravelRun(Run):
+    """One training on a rank: `optimizer` is the wrapper. place: of this rank in its group."""
+
+    def __init__(self, zero2, module, plan: Travel, place: int = 0, group=None):
+        further = {} if group is None else {"group": group}
+
+        def wrap(_, cls, **settings):
+            return zero2(module, cls, bucket_cap_mb=plan.bucket_cap_mb, **settings, **further)
+
+        super().__init__(module, wrap, replace(plan, scheduler=""), alone=False, off=place)
+        if plan.scheduler:
+            self.scheduler = SCHEDULERS[plan.scheduler](self.optimizer.optimizer, plan.steps)
+
+    def step(self, number: int, x, y) -> None:
+        done = {"clip": [], "norm": None, "silent": [], "sent": [], "loss": None}
+        with instrumentation.listening() as done["zero_grad"]:
+            if number:
+                self._forget(number)
+        x, y, _ = self._at_work(number, x, y)
+        parts = list(zip(x.chunk(self.plan.micro_batches), y.chunk(self.plan.micro_batches), strict=True))
+        for part in parts:
+            self._micro_batch(part, len(parts), is_last=part is parts[-1], done=done)
+        if self.plan.max_norm is not None:
+            with instrumentation.listening() as done["clip"]:
+                done["norm"] = self._clip().detach().cpu().clone()
+        with instrumentation.listening() as done["step"]:
+            self.optimizer.step()
+        if self.scheduler:
+            self.scheduler.step()
+        self.steps.append(done | {"state": awkward.state_of(self.module)})
+
+    def _forget(self, number: int) -> None:
+        whose = self.plan.zero_grad[number % len(self.plan.zero_grad)]
+        self.optimizer.zero_grad(**({"set_to_none": False} if whose == "keeping" else {}))
+
+    def _micro_batch(self, part: tuple, many: int, is_last: bool, done: dict) -> None:
+        is_silent = not is_last and not self.plan.sends_each
+        with self.optimizer.no_sync() if is_silent else contextlib.nullcontext(), instrumentation.listening() as calls:
+            if len(part[0]):
+                (awkward.loss_of(self.optimizer, *part) / many).backward()
+        if self.plan.sends_each or (self.plan.finishes and not is_silent):
+            with instrumentation.listening() as finishing:
+                self.optimizer.finish_gradient_sync()
+            calls += finishing
+        done["silent" if is_silent else "sent"].append(calls)
+
+
+def begin(zero2, plan: Travel, module, group=None) -> TravelRun:
+    """Wrap a module on this rank. Raises: AssertionError where a library does the work."""
+    refuse_libraries([zero2])
+    run = TravelRun(zero2, module, plan, dist.get_rank(group), group)
+    reached = memory._reached([run.optimizer])
+    refuse_libraries([type(thing) for thing in reached])
+    return run
+
+
+def probe_zero2(zero2, plan: Travel, seed: int, x, y) -> dict:
+    """→ the state the ranks begin with, and what each step did"""
+    group, member = join_subgroup(plan.in_subgroup)
+    if not member:
+        return {"outside": True}
+    module = awkward.build(plan.model, seed, plan.dtype).to(device_here())
+    own = {id(p) for p in module.parameters()}
+    run = begin(zero2, plan, module, group)
+    start, elsewhere = awkward.state_of(module), _elsewhere(run.optimizer)
+    run.train(x.to(device_here(), plan.dtype), y.to(device_here(), plan.dtype))
+    left = {id(p) for p in run.optimizer.parameters()} == own == {id(p) for p in module.parameters()}
+    return {"start": start, "steps": run.steps, "building": run.building, "left": left, "elsewhere": elsewhere}
+
+
+def _elsewhere(wrapped) -> list[str]:
+    """→ the names of parameters that do not lie in the flat tensor of their bucket, as far as that can be seen"""
+    homes = [getattr(bucket, "home", None) for bucket in getattr(wrapped, "buckets", [])]
+    flat_of = {id(p): home.flat for home in homes if hasattr(home, "flat") for p in home.parameters}
+    return [
+        name
+        for name, parameter in wrapped.module.named_parameters()
+        if id(parameter) in flat_of
+        and parameter.untyped_storage().data_ptr() != flat_of[id(parameter)].untyped_storage().data_ptr()
+    ]
+
+
+def travel_and_judge(attempt: Attempt, plan: Travel) -> dict[int, dict]:
+    """Train on fresh data. → by global rank, what probe_zero2 found
+
+    Raises: Wrong unless every step leaves on every rank what one process gets.
+    """
+    try:
+        return train_and_judge(attempt, plan, probe_zero2)
+    except Wrong as wrong:
+        if wrong.hint == LOOK_AT_THE_PAST:
+            wrong.hint = "The steps before are right. Look at: what is left in a bucket from the backward before?"
+        raise

@@ -1,0 +1,125 @@
+"""Judging forward alone: the right values, and every unit here while it computes and gone afterwards."""
+
+import torch
+
+from shared import memory
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.compare import close, first_difference, tolerance_of
+from shared.checks.engine.footprint import living_bytes, settled_bytes
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.sharded.unit_training import Look, UnitPlan, judge_start, shard
+from shared.checks.engine.training import Draw
+from shared.checks.models import unit_models
+from shared.checks.zero3.memory import ACTIVATIONS_BYTES, SAMPLES, SLACK, bytes_of
+from shared.checks.zero3.wire import judge_building, judge_sent, of_evaluation
+from shared.wire import instrumentation
+
+MODELS = ("Blocks", "Tied", "Frozen", "Few", "Mixed", "Buffered", "Nested", "Twice", "Checkpointed", "Bundles", "Whole")
+_LOOK_AT_CALLS = "Look at: is each unit's forward preceded by its gather, each time it is called?"
+
+
+def probe_forward(wrapper, plan: UnitPlan, recorded: tuple[bool, ...], seed: int, x, y) -> dict:
+    """→ the state the ranks compute with, outputs, what was sent in each forward, and how many numbers are owned"""
+    module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
+    look, x = Look(module), x.to(device_here(), plan.dtype)
+    with instrumentation.listening() as building:
+        wrapped = shard(wrapper, module, plan)
+    found = {"building": building, "outputs": [], "calls": []}
+    for records in recorded:
+        with torch.set_grad_enabled(records), instrumentation.listening() as calls:
+            output, found["state"] = look(lambda: wrapped(x))
+        found["outputs"].append(output.detach().cpu().clone())
+        found["calls"].append(calls)
+        del output
+    found["start"] = {"state": found["state"]}
+    return found | {"owned": sum(p.numel() for p in wrapped.parameters())}
+
+
+def outputs_equal_one_process(attempt: Attempt) -> None:
+    for model in MODELS if attempt.world_size == 2 else attempt.random.sample(MODELS, 3):
+        plan, draw = UnitPlan(model), Draw(attempt)
+        found = dict(
+            enumerate(attempt.run(probe_forward, plan, (True, False), per_rank=draw.per_rank, context=str(plan)))
+        )
+        judge_start(found, plan, draw.seeds[0], str(plan))
+        module = unit_models.build(model, draw.seeds[0])
+        for rank, result in found.items():
+            with torch.no_grad():
+                want = module(draw.shares[rank][0])
+            for output, how in zip(result["outputs"], ("with gradients", "without gradients, after that"), strict=True):
+                if not close(output, want, tolerance_of(module.parameters())):
+                    said = f"{plan}, forward {how}: {first_difference(output, want)}"
+                    raise Wrong({rank: said}, _LOOK_AT_CALLS)
+
+
+def parameters_are_parts(attempt: Attempt) -> None:
+    for model in ("Blocks", "Mixed", "Few"):
+        plan, draw = UnitPlan(model), Draw(attempt)
+        found = attempt.run(probe_forward, plan, (False,), per_rank=draw.per_rank, context=str(plan))
+        numbers = sum(p.numel() for p in unit_models.build(model, 0).parameters())
+        filled = 8 * (attempt.world_size - 1)  # at most eight flat tensors
+        owned = [result["owned"] for result in found]
+        if not numbers <= sum(owned) <= numbers + filled or max(owned) > (numbers + filled) / attempt.world_size:
+            said = f"{plan}: parameters() are {owned} numbers on the ranks; the model has {numbers}"
+            raise Wrong(said, "Look at: what is given to the optimizer here?")
+
+
+def each_unit_is_gathered_once(attempt: Attempt) -> None:
+    """In a forward without gradients each unit comes and goes. With them, the root stays."""
+    for model in ("Blocks", "Mixed", "Frozen", "Whole"):
+        plan, draw = UnitPlan(model), Draw(attempt)
+        found = attempt.run(probe_forward, plan, (False, False, True), per_rank=draw.per_rank, context=str(plan))
+        judge_building(plan, dict(enumerate(found)))
+        for number, how in enumerate(("without gradients", "without gradients, the second", "with gradients")):
+            calls = {rank: result["calls"][number] for rank, result in enumerate(found)}
+            judge_sent(calls, of_evaluation(plan), f"{plan}, forward {how}")
+
+
+def probe_held(wrapper, plan: UnitPlan, most: dict[str, float], seed: int, x, y) -> dict:
+    """→ bytes in all living tensors, by moment, and the most bytes of parameters in each forward"""
+    before_bytes = living_bytes()
+    module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
+    wrapped, x = shard(wrapper, module, plan), x.to(device_here(), plan.dtype)
+    held, peaks = {"when built": settled_bytes(most["when built"], before_bytes)}, {}
+    for moment in ("after a forward without gradients", "after a forward with gradients"):
+        with torch.set_grad_enabled("without" not in moment), memory.peak(wrapped) as peak:
+            output = wrapped(x)
+        peaks[moment] = max(sample.held.parameters_bytes for sample in peak.samples), peak.held.total_bytes
+        held[moment] = settled_bytes(most[moment], before_bytes)
+        del output
+    return {"held": held, "peaks": peaks}
+
+
+def units_come_and_go(attempt: Attempt) -> None:
+    plans = [UnitPlan("Deep", dtype=torch.float32, options={"prefetch": 0} | more) for more in _OPTIONS]
+    plans.append(UnitPlan("DeepWhole", dtype=torch.float32, options={"prefetch": 0}))  # whose root shows
+    for plan in plans:
+        own = bytes_of(plan, attempt.world_size)
+        stays = own.all_units if "reshard_after_forward" in plan.options else 0
+        most = {
+            "when built": own.parts,
+            "after a forward without gradients": own.parts,
+            "after a forward with gradients": own.parts + own.root + stays + ACTIVATIONS_BYTES,
+        }
+        allowed = {moment: SLACK * nbytes + 10_000 for moment, nbytes in most.items()}
+        draw = Draw(attempt, [SAMPLES] * attempt.world_size)
+        for rank, result in enumerate(attempt.run(probe_held, plan, allowed, per_rank=draw.per_rank)):
+            for moment, nbytes in result["held"].items():
+                if nbytes > allowed[moment]:
+                    said = f"{plan}, {moment}: {nbytes:,} bytes are held; expected {most[moment]:,.0f}"
+                    raise Wrong({rank: said}, "Look at: which units are resharded when, and what else has memory?")
+            for moment, (parameters_bytes, total_bytes) in result["peaks"].items():
+                gathered = stays if stays and "without" not in moment else own.unit
+                expected = own.parts + own.root + gathered
+                if (
+                    parameters_bytes > SLACK * expected
+                    or total_bytes > SLACK * (expected + own.unit) + ACTIVATIONS_BYTES
+                ):
+                    held = max(parameters_bytes, total_bytes)
+                    said = f"{plan}, in {moment.removeprefix('after ')}: {held:,} bytes are held at once"
+                    raise Wrong(
+                        {rank: f"{said}; expected {expected:,.0f}"}, "Look at: whose forward has ended by then?"
+                    )
+
+
+_OPTIONS = ({}, {"reshard_after_forward": False})

@@ -1,0 +1,109 @@
+"""Does ZeRO3 behave like the module that it wraps? And what becomes of a copy, and of its own small state?"""
+
+import copy
+
+import torch
+
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.sharded.unit_training import Look, UnitPlan, new_optimizer, shard, take_step
+from shared.checks.engine.training import Draw
+from shared.checks.models import unit_models
+
+MODEL = "Buffered"
+
+
+def probe_wrapping(wrapper, plan: UnitPlan, seed: int, x, y) -> dict[str, bool]:
+    """→ claim → does it hold?"""
+    module = unit_models.build(plan.model, seed).to(device_here())
+    module.blocks[0].eval()
+    modes, random_state = [each.training for each in module.modules()], torch.get_rng_state()
+    x = x.to(device_here())
+    wrapped = shard(wrapper, module, plan)
+    seen = []
+    module.register_forward_hook(lambda *_: seen.append(True))
+    found = {
+        "is a module": isinstance(wrapped, torch.nn.Module),
+        "keeps the module as .module": wrapped.module is module,
+        "leaves train() and eval() as they were": [each.training for each in module.modules()] == modes,
+        "leaves the random numbers alone": torch.equal(random_state, torch.get_rng_state()),
+    }
+    with torch.no_grad():
+        by_position, by_keyword = wrapped(x), wrapped(x=x)
+    found["forwards keyword arguments"] = torch.equal(by_position, by_keyword)
+    found["calls the module, so that its hooks run"] = len(seen) == 2
+    found["passes eval() on"] = not wrapped.eval().module.training
+    return found
+
+
+def it_is_like_its_module(attempt: Attempt) -> None:
+    found = attempt.run(probe_wrapping, UnitPlan(MODEL), per_rank=Draw(attempt).per_rank)
+    broken = {
+        rank: "; ".join(f"not true: it {claim}" for claim, holds in result.items() if not holds)
+        for rank, result in enumerate(found)
+        if not all(result.values())
+    }
+    if broken:
+        raise Wrong(broken)
+
+
+def probe_copies(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
+    """Train, copy, train both; load the copy's state_dict() into a third. → states by name of who it was"""
+    module = unit_models.build(plan.model, seed).to(device_here())
+    x, y = x.to(device_here()), y.to(device_here())
+    look = Look(module)
+    wrapped = shard(wrapper, module, plan)
+    optimizer = new_optimizer(plan, wrapped)
+    take_step(wrapped, optimizer, plan, x, y)
+
+    def seen(which, how: Look) -> dict:
+        with torch.no_grad():
+            return how(lambda: which(x))[1]
+
+    copied = copy.deepcopy(wrapped)
+    other = new_optimizer(plan, copied)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    before = seen(wrapped, look)
+    take_step(copied, other, plan, x, y)
+    untouched, its = seen(wrapped, look), seen(copied, Look(copied.module))
+    take_step(wrapped, optimizer, plan, x, y)
+    third_module = unit_models.build(plan.model, seed).to(device_here())
+    third_look = Look(third_module)
+    third = shard(wrapper, third_module, plan)
+    third.load_state_dict(copied.state_dict())
+    own = sum(p.numel() for p in copied.parameters())
+    saved = sum(value.numel() for value in copied.state_dict().values() if value.is_floating_point())
+    return {
+        "before": before,
+        "the original, after its copy was trained": untouched,
+        "the copy": its,
+        "the original": seen(wrapped, look),
+        "one that has loaded the copy's state_dict()": seen(third, third_look),
+        "numbers": (own, saved),
+    }
+
+
+def a_copy_has_a_life_of_its_own(attempt: Attempt) -> None:
+    plan = UnitPlan(MODEL)
+    found = attempt.run(probe_copies, plan, per_rank=Draw(attempt).per_rank, context=f"{plan}, deepcopy()")
+    buffers = sum(b.numel() for b in unit_models.build(MODEL, 0).buffers())
+    for rank, result in enumerate(found):
+        pairs = [
+            ("the original, after its copy was trained", "before", "Look at: which memory does a copy share?"),
+            ("the copy", "the original", "Look at: whose parameters do the copy's hooks and parts know?"),
+            (
+                "one that has loaded the copy's state_dict()",
+                "the copy",
+                "Look at: what is in state_dict(), and of whom?",
+            ),
+        ]
+        for one, another, hint in pairs:
+            for name, want in result[another].items():
+                if name not in result[one] or not torch.equal(result[one][name], want):
+                    raise Wrong({rank: f"{plan}, trained and copied: {one} is not equal to {another}: {name}"}, hint)
+        if all(torch.equal(result["the original"][name], value) for name, value in result["before"].items()):
+            raise Wrong({rank: f"{plan}: training after deepcopy() changes nothing"})
+        own, saved = result["numbers"]
+        if saved > own + buffers:
+            said = f"state_dict() has {saved} numbers, this rank's parts and buffers {own + buffers}"
+            raise Wrong({rank: said}, "Look at: which parameters are of this rank?")

@@ -1,0 +1,111 @@
+"""Judging a sharded checkpoint: each rank saves its own part, and any number of ranks reads what it needs."""
+
+import tempfile
+
+import torch
+
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.sharded.plan import Run
+from shared.checks.engine.sharded.state import in_world_of
+from shared.checks.engine.sharded.training import judge_states
+from shared.checks.engine.sharded.unit_training import Look, UnitPlan, new_optimizer, refuse_missing, shard, take_step
+from shared.checks.engine.training import Draw
+from shared.checks.models import awkward, unit_models
+from shared.checks.zero3.memory import SLACK, bytes_of
+
+SAVED_AFTER = 2
+
+
+def probe_saved(wrapper, plan: UnitPlan, folder: str, resumes: bool, seed: int, x, y) -> dict:
+    """Train some steps and save; or begin with what was saved. Then train the rest. → the state at the end"""
+    import torch.distributed.checkpoint as dcp
+
+    module = unit_models.build(plan.model, seed).to(device_here())
+    look, x, y = Look(module), x.to(device_here()), y.to(device_here())
+    wrapped = shard(wrapper, module, plan)
+    optimizer = new_optimizer(plan, wrapped)
+    if resumes:
+        _begin_state(optimizer)
+        dcp.load({"zero3": wrapped.sharded_state_dict(optimizer)}, checkpoint_id=folder)
+    for number in range(SAVED_AFTER if resumes else 0, plan.steps):
+        if number == SAVED_AFTER:
+            saved = wrapped.sharded_state_dict(optimizer)
+            dcp.save({"zero3": saved}, checkpoint_id=folder)
+        take_step(wrapped, optimizer, plan, x, y)
+    with torch.no_grad():
+        _, state = look(lambda: wrapped(x))
+    buffers = [name for name, _ in module.named_buffers()]
+    found = {"state": state, "misnamed": [] if resumes else [name for name in buffers if f"module.{name}" not in saved]}
+    return found | {"saved": None if resumes else {name: _local_bytes(each) for name, each in saved.items()}}
+
+
+def _local_bytes(value) -> int:
+    local = getattr(value, "_local_tensor", value)
+    return local.untyped_storage().nbytes() if isinstance(local, torch.Tensor) else 0
+
+
+def _begin_state(optimizer) -> None:
+    """Let an optimizer make its state, to be loaded into; then nothing of this step is left."""
+    kept = [each.detach().clone() for group in optimizer.param_groups for each in group["params"]]
+    for group in optimizer.param_groups:
+        for each in group["params"]:
+            each.grad = torch.zeros_like(each) if each.requires_grad else None
+    optimizer.step()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        for group in optimizer.param_groups:
+            for each in group["params"]:
+                each.copy_(kept.pop(0))
+
+
+def other_ranks_go_on(attempt: Attempt) -> None:
+    for model, optimizer in (("Buffered", "AdamW"), ("Few", "SGD")):
+        plan, draw = UnitPlan(model, optimizer, steps=4), Draw(attempt)
+        want = _one_process(plan, draw)
+        with tempfile.TemporaryDirectory() as folder:
+            found = attempt.run(probe_saved, plan, folder, False, per_rank=draw.per_rank, context=str(plan))
+            _judge(found, want, f"{plan}, saved after {SAVED_AFTER} steps and then trained on")
+            _judge_names(plan, found)
+            _judge_bytes(attempt, plan, found)
+            for size in (2,) if attempt.world_size == 4 else range(1, attempt.world_size + 1):
+                with in_world_of(attempt, size) as smaller:
+                    share = zip(draw.x.chunk(size), draw.y.chunk(size), strict=True)
+                    per_rank = [(attempt.draw_seed(), x, y) for x, y in share]
+                    said = f"{plan}, saved on {attempt.world_size} ranks and resumed on {size}"
+                    result = smaller.run(probe_saved, plan, folder, True, per_rank=per_rank, context=said)
+                    _judge(result, want, said)
+
+
+def _one_process(plan: UnitPlan, draw: Draw) -> dict:
+    """→ the state of one process that saw the same batch in each step"""
+    module = unit_models.build(plan.model, draw.seeds[0])
+    alone = Run(module, lambda params, cls, **more: cls(params, **more), plan)
+    for number in range(plan.steps):
+        alone.step(number, draw.x, draw.y)
+    return awkward.state_of(module)
+
+
+def _judge(found: list[dict], want: dict, said: str) -> None:
+    states = {rank: result["state"] for rank, result in enumerate(found)}
+    refuse_missing(states, want, said)
+    hint = "Look at: which memory is filled when a state is loaded, and where does each part say that it belongs?"
+    judge_states(states, want, states, said, hint=hint)
+
+
+def _judge_names(plan: UnitPlan, found: list[dict]) -> None:
+    for rank, result in enumerate(found):
+        for name in result["misnamed"][:1]:
+            said = f"{plan}: sharded_state_dict() does not name the buffer module.{name}"
+            raise Wrong({rank: said}, "Look at: how are the module's buffers named there?")
+
+
+def _judge_bytes(attempt: Attempt, plan: UnitPlan, found: list[dict]) -> None:
+    own = bytes_of(plan, attempt.world_size).parts
+    buffers = sum(each.nbytes for each in unit_models.build(plan.model, 0).buffers())
+    moments = {"AdamW": 2, "Adam": 3, "SGD": 1}[plan.optimizer]
+    for rank, result in enumerate(found):
+        nbytes, most = sum(result["saved"].values()), (1 + moments) * own + buffers
+        if nbytes > SLACK * most + 1000:
+            said = f"{plan}: what sharded_state_dict() names has {nbytes:,} bytes here; expected {most:,.0f}"
+            raise Wrong({rank: said}, "Look at: which part of each tensor does this rank have to write?")

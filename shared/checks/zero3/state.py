@@ -1,0 +1,152 @@
+"""Judging a whole state: what a plain module would save, taken over by any number of ranks."""
+
+import torch
+
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.sharded.plan import Run
+from shared.checks.engine.sharded.state import in_world_of
+from shared.checks.engine.sharded.training import judge_states
+from shared.checks.engine.sharded.unit_training import UnitPlan, new_optimizer, shard, take_step
+from shared.checks.engine.training import Draw
+from shared.checks.models import awkward, unit_models
+
+STEPS = 2
+
+
+def probe_full(wrapper, plan: UnitPlan, loaded: dict | None, foreign: list[dict], seed: int, x, y) -> dict:
+    """Take a state over, if there is one, train, and save. → the states after every step, and how others are refused
+
+    loaded: taken over when it has been in use, after a forward with gradients that nobody uses.
+    """
+    module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
+    wrapped = shard(wrapper, module, plan)
+    optimizer = new_optimizer(plan, wrapped)
+    x, y = x.to(device_here(), plan.dtype), y.to(device_here(), plan.dtype)
+    found = {"states": [], "refused": []}
+    for each in foreign:
+        try:
+            wrapped.load_full_state_dict(each)
+        except Exception as error:
+            found["refused"].append((type(error).__name__, str(error)))
+        else:
+            found["refused"].append(("nothing", ""))
+    if loaded is not None:
+        awkward.loss_of(wrapped, x, y).backward()
+        wrapped.finish_gradient_sync()
+        optimizer.zero_grad()
+        wrapped(x)
+        given = {name: value.clone() for name, value in loaded.items()}
+        wrapped.load_full_state_dict(given)
+        for value in given.values():
+            value.zero_()  # it is the caller's
+    saved = wrapped.full_state_dict()
+    found["states"].append(_copied(saved))
+    for value in saved.values():
+        value.zero_()  # and so is this
+    found["again"] = _copied(wrapped.full_state_dict())
+    for _ in range(plan.steps):
+        take_step(wrapped, optimizer, plan, x, y)
+        found["states"].append(_copied(wrapped.full_state_dict()))
+    return found
+
+
+def _copied(state: dict) -> dict:
+    return {name: value.detach().cpu().clone() for name, value in state.items()}
+
+
+def _run(attempt: Attempt, plan: UnitPlan, loaded: dict | None = None, said: str = "", foreign=None) -> list[dict]:
+    """Train on fresh data. → per rank, what probe_full found
+
+    Raises: Wrong unless every state is what one process would save.
+    """
+    draw, context = Draw(attempt), f"{plan}{said}"
+    found = attempt.run(
+        probe_full, plan, loaded, list((foreign or {}).values()), per_rank=draw.per_rank, context=context
+    )
+    _judge_refusals(found, foreign or {})
+    _judge_copies(found, context)
+    module = unit_models.build(plan.model, draw.seeds[0], plan.dtype)
+    if loaded is not None:
+        module.load_state_dict(loaded)
+    alone = Run(module, lambda params, cls, **more: cls(params, **more), plan)
+    before: dict[int, dict] = {}
+    for number in range(plan.steps + 1):
+        if number:
+            alone.step(number - 1, draw.x.to(plan.dtype), draw.y.to(plan.dtype))
+        want = module.state_dict()
+        states = {rank: result["states"][number] for rank, result in enumerate(found)}
+        moment = f"{context}, full_state_dict() after {number} steps"
+        _judge_names(states, want, moment)
+        judge_states(states, _copied(want), before or states, moment, hint=_LOOK_AT_STATE)
+        before = states
+    return found
+
+
+def _judge_copies(found: list[dict], context: str) -> None:
+    for rank, result in enumerate(found):
+        for name, value in result["again"].items():
+            if not torch.equal(value, result["states"][0][name]):
+                hint = "Look at: does what an earlier full_state_dict() gave change when training goes on?"
+                raise Wrong({rank: f"{context}: who writes into a saved {name} changes the model"}, hint)
+
+
+def _judge_refusals(found: list[dict], foreign: dict[str, dict]) -> None:
+    for rank, result in enumerate(found):
+        for what, (kind, message) in zip(foreign, result["refused"], strict=True):
+            if kind != "ValueError" or not message.strip():
+                said = f"a state {what} raises {kind}({message[:80]!r}); expected a ValueError that says why"
+                raise Wrong({rank: said}, "Look at: what of a state and the module must be the same?")
+
+
+_LOOK_AT_STATE = "Look at: whose parts are put together, in which order, and where does each parameter's slice begin?"
+
+
+def _judge_names(states: dict[int, dict], want: dict, moment: str) -> None:
+    for rank, state in states.items():
+        if list(state) != list(want):
+            odd = sorted(set(state) ^ set(want)) or ["their order"]
+            said = f"{moment}: names differ from module.state_dict()'s by {', '.join(odd[:3])}"
+            hint = "Look at: under which names does a plain module save its tensors? A tied parameter has two."
+            raise Wrong({rank: said}, hint)
+        for name, value in want.items():
+            if state[name].dtype != value.dtype or state[name].shape != value.shape:
+                said = f"{moment}: {name} is {state[name].dtype} {list(state[name].shape)}"
+                raise Wrong({rank: f"{said}; expected {value.dtype} {list(value.shape)}"}, "")
+
+
+def it_is_a_plain_state(attempt: Attempt) -> None:
+    models = ("Tied", "Frozen", "Mixed", "Few", "Buffered", "Nested", "Whole")
+    for model in models if attempt.world_size == 2 else attempt.random.sample(models, 2):
+        _run(attempt, UnitPlan(model, "AdamW", steps=STEPS))
+    _judge_computing_in_bf16(attempt)
+
+
+def _judge_computing_in_bf16(attempt: Attempt) -> None:
+    """Parts keep all digits, so a state does."""
+    plan = UnitPlan("Blocks", steps=0, dtype=torch.float32, options={"compute_dtype": torch.bfloat16})
+    _run(attempt, plan)
+    plain = unit_models.build("Blocks", attempt.draw_seed(), torch.float32).state_dict()
+    _run(attempt, plan, _copied(plain), ", the state of a plain module loaded")
+
+
+def any_number_of_ranks_takes_it_over(attempt: Attempt) -> None:
+    """From a plain module too; and what was gathered before does not stay."""
+    for model in ("Mixed", "Buffered", "Tied"):
+        plan = UnitPlan(model, steps=STEPS, options={"reshard_after_forward": False} if model == "Tied" else {})
+        plain = unit_models.build(model, attempt.draw_seed()).state_dict()
+        saved = _run(attempt, plan, _copied(plain), ", the state of a plain module loaded")[0]["states"][-1]
+        for size in range(1, attempt.world_size):
+            with in_world_of(attempt, size) as smaller:
+                _run(smaller, plan, saved, f", saved on {attempt.world_size} ranks and loaded on {size}")
+
+
+def foreign_states_are_refused(attempt: Attempt) -> None:
+    state = unit_models.build("Blocks", 0).state_dict()
+    name = "blocks.1.up.weight"
+    foreign = {
+        f"without {name}": {key: value for key, value in state.items() if key != name},
+        "with one tensor more": state | {"stranger": torch.ones(1)},
+        f"with a transposed {name}": state | {name: state[name].t()},
+    }
+    _run(attempt, UnitPlan("Blocks", steps=1), None, "", foreign)

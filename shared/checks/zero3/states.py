@@ -1,0 +1,72 @@
+"""Judging what a forward leaves behind for backward: the state of every unit, and the calls that backward will reach.
+
+Only a step of the lab has such units. A finished ZeRO3 that is written otherwise is judged by its backward.
+"""
+
+import torch
+
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.sharded.unit_training import UnitPlan, has_memory, shard
+from shared.checks.engine.training import Draw
+from shared.checks.models import unit_models
+from shared.checks.models.unit_blocks import WIDTH
+
+_LOOK_AT_STATES = "Look at: whose parameters does backward need at once, and whose may go until then?"
+_LOOK_AT_CALLS = "Look at: how does backward learn that it reaches this unit, and the root?"
+_LOOK_AT_BACKWARD = "Look at: who sets BACKWARD, and what may a forward do that a checkpoint repeats?"
+
+
+def _seen(units: list) -> list[tuple[str, int]]:
+    """→ per unit, the name of its state, and how many calls are open"""
+    return [(unit.state.name, len(unit.open)) for unit in units]
+
+
+def probe_states(wrapper, plan: UnitPlan, seed: int, x, y) -> dict[str, list[tuple[str, int]]] | None:
+    """Forward with gradients, without them, and once more in BACKWARD. → by moment, what is seen of every unit"""
+    module = unit_models.build(plan.model, seed).to(device_here())
+    wrapped, x = shard(wrapper, module, plan), x.to(device_here())
+    units = list(getattr(wrapped, "units", {}).values())
+    if not all(hasattr(unit, "state") and hasattr(unit, "open") for unit in units) or not units:
+        return None
+    with torch.no_grad():
+        wrapped(x)
+    found = {"without gradients": _seen(units)}
+    output = wrapped(x)
+    found["with gradients"] = _seen(units)
+    first = units[0]
+    first.wait()
+    first.state = type(first.state)["BACKWARD"]
+    again = module.blocks[0](x.new_zeros(2, WIDTH))
+    here = all(has_memory(each) for each in module.blocks[0].parameters())
+    found["in BACKWARD"] = [*_seen(units[:1]), ("here" if here else "gone", 0)]
+    del output, again
+    return found
+
+
+def forward_leaves_what_backward_needs(attempt: Attempt) -> None:
+    calls = {"Blocks": [1, 1, 1], "Twice": [2, 2, 1]}
+    for model, stays in (("Blocks", False), ("Blocks", True), ("Twice", False)):
+        plan = UnitPlan(model, options={"prefetch": 0, "reshard_after_forward": not stays})
+        found = attempt.run(probe_states, plan, per_rank=Draw(attempt).per_rank, context=str(plan))
+        blocks = "GATHERED" if stays else "SHARDED"
+        want = {
+            "without gradients": [("SHARDED", 0)] * 4,
+            "with gradients": [*((blocks, each) for each in calls[model]), ("GATHERED", 1)],
+            "in BACKWARD": [("BACKWARD", calls[model][0]), ("here", 0)],
+        }
+        for rank, result in enumerate(found):
+            for moment, states in want.items() if result else ():
+                _judge(rank, f"{plan}, after a forward {moment}", result[moment], states)
+
+
+def _judge(rank: int, said: str, found: list[tuple[str, int]], want: list[tuple[str, int]]) -> None:
+    in_backward = "in BACKWARD" in said
+    for place, ((state, calls), (its_state, its_calls)) in enumerate(zip(found, want, strict=True)):
+        which = "the root" if place == 3 else f"block {0 if in_backward else place}"
+        if state != its_state:
+            hint = _LOOK_AT_BACKWARD if in_backward else _LOOK_AT_STATES
+            raise Wrong({rank: f"{said}: {which} is {state}; expected {its_state}"}, hint)
+        if calls != its_calls:
+            hint = _LOOK_AT_BACKWARD if in_backward else _LOOK_AT_CALLS
+            raise Wrong({rank: f"{said}: {which} has {calls} open calls; expected {its_calls}"}, hint)

@@ -1,0 +1,91 @@
+"""A decoder of any published shape, to be built on meta: it computes what such models compute, and counts as they do.
+
+Shape legend: B batch, T tokens, D model width, H heads, K heads of keys and values, V vocabulary.
+"""
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name everybody uses
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from shared.planner.shapes import ModelShape
+
+
+def _norm(shape: ModelShape) -> nn.Module:
+    return nn.LayerNorm(shape.hidden) if shape.biases else nn.RMSNorm(shape.hidden)
+
+
+class Attention(nn.Module):
+    """Causal self-attention; several query heads may share one head of keys and values."""
+
+    def __init__(self, shape: ModelShape):
+        super().__init__()
+        self.heads, self.kv_heads, self.head_width = shape.heads, shape.kv_heads, shape.hidden // shape.heads
+        kv_width = self.kv_heads * self.head_width
+        self.query = nn.Linear(shape.hidden, shape.hidden, shape.biases)
+        self.key = nn.Linear(shape.hidden, kv_width, shape.biases)
+        self.value = nn.Linear(shape.hidden, kv_width, shape.biases)
+        self.project = nn.Linear(shape.hidden, shape.hidden, shape.biases)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, D)
+        def by_head(linear: nn.Linear, heads: int) -> torch.Tensor:
+            return linear(x).unflatten(-1, (heads, self.head_width)).transpose(1, 2)  # (B, heads, T, D/H)
+
+        query, key, value = (
+            by_head(self.query, self.heads),
+            by_head(self.key, self.kv_heads),
+            by_head(self.value, self.kv_heads),
+        )
+        # Rotary positions would turn queries and keys here: no parameters, and nothing that would be kept.
+        grouped = self.kv_heads < self.heads
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+        return self.project(mixed.transpose(1, 2).flatten(-2))
+
+
+class MLP(nn.Module):
+    """Two matrices with GELU between, or three with a gate."""
+
+    def __init__(self, shape: ModelShape):
+        super().__init__()
+        self.up = nn.Linear(shape.hidden, shape.ffn, shape.biases)
+        self.down = nn.Linear(shape.ffn, shape.hidden, shape.biases)
+        self.gate = nn.Linear(shape.hidden, shape.ffn, shape.biases) if shape.gated else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = F.gelu(self.up(x)) if self.gate is None else F.silu(self.gate(x)) * self.up(x)
+        return self.down(inner)
+
+
+class Layer(nn.Module):
+    def __init__(self, shape: ModelShape):
+        super().__init__()
+        self.norm_1, self.attention = _norm(shape), Attention(shape)
+        self.norm_2, self.mlp = _norm(shape), MLP(shape)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm_1(x))
+        return x + self.mlp(self.norm_2(x))
+
+
+class Decoder(nn.Module):
+    """Predict the next token, with every layer's activations kept or, with recompute=True, computed again."""
+
+    def __init__(self, shape: ModelShape, recompute: bool = False):
+        super().__init__()
+        self.recompute = recompute
+        self.tokens = nn.Embedding(shape.vocabulary, shape.hidden)
+        self.positions = nn.Embedding(shape.context, shape.hidden) if shape.learned_positions else None
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.norm = _norm(shape)
+        self.output = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
+        if shape.tied:
+            self.output.weight = self.tokens.weight
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(tokens)  # (B, T, D)
+        if self.positions is not None:
+            x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x)
+        logits = self.output(self.norm(x)).float()  # (B, T, V)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())

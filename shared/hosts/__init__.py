@@ -1,0 +1,153 @@
+"""Put each rank on a host of its own: a network namespace behind a link whose rate the kernel keeps.
+
+    host0: eth0 ── link ── port0 ┐
+    host1: eth0 ── link ── port1 ┤ switch
+    host2: eth0 ── link ── port2 ┘
+
+A namespace ends, with its interfaces, when no process is in it and none holds it open. These have no name that could
+keep them longer: the fork server holds them, ranks move in. However both end, nothing stays behind, and as every set
+of ranks has a switch of its own, two notebooks can use the same addresses.
+"""
+
+import contextlib
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+INTERFACE = "eth0"  # of every host: names are a namespace's own
+HOST_FILE = "RANKS_HOST_FILE"  # environment variable of a rank: the open file that is its host
+_CLONE_NEWNET = 0x40000000
+_NEEDED_CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
+_SYSTEM_PROGRAMS = ":/usr/sbin:/sbin"  # on many systems on the PATH of root alone
+_TIMEOUT_S = 10.0
+_UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
+_SLOWEST, _FASTEST = 1e6, 100e9
+_MTU_BYTES = 9000  # jumbo frames, as between the hosts of a cluster: headers are then 1 % of what is sent
+# A sender hands the link packets of up to 64 KiB, which a smaller bucket would cut up; and a timer that comes 1 ms
+# late on a busy machine must not cost rate. A full bucket saves 16 MiB at 1 Gbit/s 1 % of its time.
+_BURST_BYTES, _BURST_S = 128 << 10, 1e-3
+# Deeper than all that TCP leaves on its way: a packet dropped where all send to one would cost 200 ms until sent again.
+_QUEUE_BYTES = 64 << 20
+# It only backs off at losses, of which there are none. Others probe for the rate: at 100 Mbit/s every second all-reduce
+# took longer under cubic and bbr, by up to a quarter.
+_CONGESTION_CONTROL = "reno"
+
+
+def bits_per_s(link: str) -> float:
+    """Read a link's rate, such as "1gbit", "2.5gbit" or "100mbit".
+
+    Raises: ValueError.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmg])bit", link.lower()) if isinstance(link, str) else None
+    rate = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    if not _SLOWEST <= rate <= _FASTEST:
+        raise ValueError(f'link must be a rate from "1mbit" to "100gbit", such as "1gbit" or "2.5gbit", got {link!r}')
+    return rate
+
+
+def why_not() -> str | None:
+    """Say in one sentence why this machine cannot make hosts; None where it can. It tries."""
+    if sys.platform != "linux":
+        return f"Hosts of their own need Linux's network namespaces, and this is {sys.platform}."
+    missing = [program for program in ("ip", "tc", *as_root()[:1]) if _found(program) is None]
+    if missing:
+        return f"There is no {' and no '.join(missing)} on this machine (packages iproute2 and util-linux)."
+    course, command = Path(__file__).parents[2], [*as_root(), sys.executable, "-m", "shared.hosts"]
+    try:
+        tried = subprocess.run(command, cwd=course, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return f"This machine made no network namespace with a shaped link in {_TIMEOUT_S:g} s."
+    if tried.returncode == 0:
+        return None
+    said = (tried.stderr.strip().splitlines() or [f"status {tried.returncode}"])[-1]
+    return f"This machine does not let us make network namespaces with shaped links ({said})."
+
+
+def as_root() -> list[str]:
+    """What goes before a command that is to make hosts: nothing for those who may, else a user namespace."""
+    effective = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    if effective and all(int(effective[1], 16) >> bit & 1 for bit in _NEEDED_CAPABILITIES.values()):
+        return []
+    return ["unshare", "--user", "--map-root-user", "--"]
+
+
+def build(count: int, rate_bits_per_s: float) -> list[int]:
+    """Make hosts and the switch between them. → open files, one per host and then the switch's, that keep them there
+
+    Raises: OSError.
+    """
+    with ThreadPoolExecutor(1) as moving:  # only the thread that makes a namespace is moved into it
+        return moving.submit(_build, count, rate_bits_per_s).result()
+
+
+def _build(count: int, rate_bits_per_s: float) -> list[int]:
+    with contextlib.ExitStack() as undo:
+        files = []
+        for _ in range(count + 1):
+            _call_linux("unshare", _CLONE_NEWNET)
+            files.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
+            undo.callback(os.close, files[-1])
+        ports = [f"port{number}" for number in range(count)]
+        switch = ["link add switch type bridge mcast_snooping 0", "link set switch up"]
+        for port, file in zip(ports, files, strict=False):
+            host_end = f"{INTERFACE} mtu {_MTU_BYTES} netns /proc/self/fd/{file}"
+            switch.append(f"link add {port} mtu {_MTU_BYTES} type veth peer name {host_end}")
+            switch.append(f"link set {port} master switch addrgenmode none up")
+        _batch("ip", switch, files)
+        _batch("tc", [_shaped(port, rate_bits_per_s) for port in ports])
+        for number, file in enumerate(files[:-1]):
+            _call_linux("setns", file, _CLONE_NEWNET)
+            _batch("tc", [_shaped(INTERFACE, rate_bits_per_s)])
+            address = f"address add 10.0.0.{number + 1}/24 dev {INTERFACE} noprefixroute"
+            up = ["link set lo up", f"link set {INTERFACE} addrgenmode none up"]
+            _batch("ip", [*up, address, f"route add 10.0.0.0/24 dev {INTERFACE} congctl {_CONGESTION_CONTROL}"])
+        undo.pop_all()
+        return files
+
+
+def _shaped(interface: str, rate_bits_per_s: float) -> str:
+    """What leaves an interface is shaped; a link has one at each end, and so its rate in both directions."""
+    burst_bytes = max(_BURST_BYTES, rate_bits_per_s / 8 * _BURST_S)
+    shape = f"rate {rate_bits_per_s:.0f}bit burst {burst_bytes:.0f} limit {_QUEUE_BYTES}"
+    return f"qdisc add dev {interface} root tbf {shape}"
+
+
+def _batch(program: str, lines: list[str], files: list[int] = ()) -> None:
+    ran = subprocess.run(
+        [_found(program), "-batch", "-"],
+        input="\n".join(lines),
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        pass_fds=files,
+    )
+    if ran.returncode:
+        raise OSError(f"{program}: {ran.stderr.strip().splitlines()[0] if ran.stderr.strip() else ran.returncode}")
+
+
+def _found(program: str) -> str | None:
+    return shutil.which(program, path=os.environ.get("PATH", "") + _SYSTEM_PROGRAMS)
+
+
+def _call_linux(name: str, *numbers: int) -> None:
+    """Call a function that Python has only from 3.12 on, as os.unshare and os.setns."""
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*numbers):
+        raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
+
+
+def enter() -> None:
+    """Move a rank's main thread to the host that the fork server holds for it, if it has one.
+
+    Sockets stay where they were made: those to the kernel must be there before. Threads are born where their maker
+    is: those of the process group must come after.
+    """
+    if HOST_FILE in os.environ:
+        assert threading.current_thread() is threading.main_thread(), "only the calling thread moves"
+        _call_linux("setns", int(os.environ[HOST_FILE]), _CLONE_NEWNET)
+        os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE

@@ -1,0 +1,1 @@
+"""JupyterLab's defaults for this course, and what a Colab runtime needs."""

@@ -1,0 +1,225 @@
+"""The bytes that this rank holds, by component: now, and at the peak of a training step.
+
+    memory.held(module, optimizer)                  # what stays from step to step
+
+    with memory.peak(module, optimizer) as peak:    # around a training step
+        module(x, y).backward()
+        optimizer.step()
+    peak.peak_bytes, peak.held, peak.samples
+
+Not tensors but their storages hold memory. So each storage counts once and whole, however many views or tied
+tensors share it, for the first of these components that has a tensor in it:
+
+    parameters   registered with a module
+    gradients    `.grad` of parameters and of master weights
+    optimizer    the state of every optimizer, and what its param_groups hold beyond the parameters: master weights
+    buffers      registered with a module
+    buckets      what a collective reads or writes, and what no gradient uses of a gradient's storage (padding)
+    activations  made while autograd recorded: in forward, or recomputed in backward
+    other        everything else: inputs, temporaries, what a module or an optimizer keeps in any attribute
+
+So what ZeRO-3 gathers is parameters where a module computes with it as registered, and buckets where not.
+A tensor on meta holds 0 bytes, and so does a storage resized to 0; of a DTensor the local tensor counts.
+
+Not seen: a kernel's own memory (workspaces, gloo's copies); what only a closure or C++ keeps, DDP's buckets apart;
+compiled code; sparse layouts other than COO. NumPy's memory counts once for each tensor made from it.
+"""
+
+import contextlib
+import types
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from shared import tables
+from shared.memory import storages
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes by component."""
+
+    parameters_bytes: int = 0
+    gradients_bytes: int = 0
+    optimizer_bytes: int = 0
+    buffers_bytes: int = 0
+    buckets_bytes: int = 0
+    activations_bytes: int = 0
+    other_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.by_component().values())
+
+    def by_component(self) -> dict[str, int]:
+        return {component: getattr(self, f"{component}_bytes") for component in storages.COMPONENTS}
+
+    def table(self, note: str = "") -> tables.Table:
+        """List the components that hold something, and the total."""
+        rows = [[name, f"{held:,}"] for name, held in self.by_component().items() if held]
+        return tables.Table(["component", "bytes"], [*rows, ["total", f"{self.total_bytes:,}"]], note)
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+
+def held(module: nn.Module | None = None, optimizer=None, *, extra: dict | None = None) -> Held:
+    """Count the bytes that a module and its optimizer hold now. Activations are known to `peak` alone.
+
+    optimizer: a torch optimizer, or whatever has `.state` or keeps an optimizer in an attribute.
+    extra: further tensors by component, such as {"buckets": [flat]}.
+    Raises: TypeError, ValueError for what is none of these.
+    """
+    _check(module, optimizer, extra)
+    split = Counter()
+    for use in storages.uses(_roles(module, optimizer, extra)).values():
+        split.update(use.split())
+    for wrapper in _reached([module]):
+        if isinstance(wrapper, DistributedDataParallel):
+            split["buckets"] += _hidden_bucket_bytes(wrapper)
+    return _held(split)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What was alive after an operator."""
+
+    seconds: float  # since the block began
+    phase: str  # "start", "forward", "backward" or "step"; each lasts until the next begins
+    held: Held
+
+
+@dataclass(repr=False)
+class Peak:
+    """Memory over a block: one sample at its start, one after each operator, one at its end."""
+
+    samples: list[Sample] = field(default_factory=list)
+    allocator_bytes: int | None = None  # CUDA's own peak, with rounding, workspaces and all else in this process
+
+    @property
+    def at_peak(self) -> Sample:
+        if not self.samples:
+            raise RuntimeError("The peak is known when the block has ended: read it after the `with`.")
+        return max(self.samples, key=lambda sample: sample.held.total_bytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The allocator's peak on CUDA; on the CPU, the most bytes that were in storages at one moment."""
+        tracked_bytes = self.at_peak.held.total_bytes
+        return tracked_bytes if self.allocator_bytes is None else self.allocator_bytes
+
+    @property
+    def held(self) -> Held:
+        """What the tracked storages held at their peak, by component."""
+        return self.at_peak.held
+
+    @property
+    def phase(self) -> str:
+        return self.at_peak.phase
+
+    def table(self) -> tables.Table:
+        return self.held.table(note=f"at the peak, in {self.phase}: {self.peak_bytes:,} bytes")
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+
+@contextlib.contextmanager
+def peak(module: nn.Module | None = None, optimizer=None, *, extra: dict | None = None):
+    """Follow every storage on the module's device through the block. → Peak, to be read after the block
+
+    A storage counts from when an operator makes it, or first uses it, until its last owner lets it go (gloo's threads
+    may do so a little after a collective); the module's and the optimizer's, and DDP's buckets, from the start.
+    An operator takes some 20 µs longer here: measure time elsewhere. On CUDA, the allocator's peak is reset.
+    Raises: as `held`.
+    """
+    _check(module, optimizer, extra)
+    watch = storages.Watch(lambda: _roles(module, optimizer, extra))
+    result = Peak()
+    on_cuda = watch.device.type == "cuda"
+    if on_cuda:
+        torch.cuda.reset_peak_memory_stats(watch.device)
+    try:
+        with watch.hooks(), watch:
+            yield result
+    finally:
+        result.samples = [Sample(seconds, phase, _held(split)) for seconds, phase, split in watch.history()]
+        if on_cuda:
+            result.allocator_bytes = torch.cuda.max_memory_allocated(watch.device)
+
+
+def _held(split: dict[str, int]) -> Held:
+    return Held(**{f"{component}_bytes": split.get(component, 0) for component in storages.COMPONENTS})
+
+
+def _roles(module, optimizer, extra) -> dict[str, list[torch.Tensor]]:
+    """Name the tensors of each component, in the order in which components claim storages."""
+    reached = _reached([module, optimizer])
+    tensors = _tensors(reached)
+    modules = [thing for thing in reached if isinstance(thing, nn.Module)]
+    optimizers = [thing for thing in reached if isinstance(thing, Optimizer) or thing is optimizer]
+    groups = [group for each in optimizers for group in getattr(each, "param_groups", ())]
+    optimized = [tensor for group in groups for tensor in group["params"]]
+    roles = {
+        "parameters": _tensors(one for each in modules for one in each._parameters.values()) or optimized,
+        "gradients": _tensors(tensor.grad for tensor in tensors if tensor.is_leaf),
+        "optimizer": optimized + _tensors(_reached([getattr(each, "state", None) for each in optimizers])),
+        "buffers": _tensors(one for each in modules for one in each._buffers.values()),
+        "other": tensors,
+    }
+    further = {component: _tensors(_reached([given])) for component, given in (extra or {}).items()}
+    return {name: roles.get(name, []) + further.get(name, []) for name in storages.COMPONENTS}
+
+
+def _reached(roots: list) -> list:
+    """List everything that roots keep in attributes and containers, each thing once."""
+    found, waiting = {}, list(roots)
+    while waiting:
+        thing = waiting.pop()
+        if id(thing) in found or isinstance(thing, type | types.ModuleType):
+            continue
+        found[id(thing)] = thing
+        if isinstance(thing, dict):
+            waiting += thing.values()
+        elif isinstance(thing, list | tuple | set | frozenset | deque):
+            waiting += thing
+        else:
+            waiting += getattr(thing, "__dict__", {}).values()
+    return list(found.values())
+
+
+def _tensors(things) -> list[torch.Tensor]:
+    return [thing for thing in things if isinstance(thing, torch.Tensor)]
+
+
+def _hidden_bucket_bytes(ddp: DistributedDataParallel) -> int:
+    """Ask DDP for the size of its buckets: they live in C++. What gradients view of them is counted elsewhere."""
+    sizes = ddp._get_ddp_logging_data()["bucket_sizes"]  # "1048576, 4096"
+    viewing = [each.grad for each in ddp.parameters() if each.grad is not None and ddp.gradient_as_bucket_view]
+    return sum(map(int, sizes.split(","))) - sum(gradient.nbytes for gradient in viewing)
+
+
+def _check(module, optimizer, extra) -> None:
+    """Refuse what holds no memory that could be named."""
+    if module is None and optimizer is None and extra is None:
+        raise ValueError("There is nothing to look at: give a module, an optimizer or extra tensors.")
+    if not isinstance(module, nn.Module | None):
+        raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
+    keeps_one = any(isinstance(thing, Optimizer) for thing in _reached([optimizer]))
+    if not (optimizer is None or keeps_one or hasattr(optimizer, "state")):
+        raise TypeError(f"optimizer must have .state or keep a torch optimizer, got {type(optimizer).__name__}")
+    if not isinstance(extra, dict | None):
+        raise TypeError(f'extra must be tensors by component, as {{"buckets": [flat]}}, got {type(extra).__name__}')
+    unknown = [name for name in extra or {} if name not in storages.COMPONENTS]
+    if unknown:
+        raise ValueError(f"extra has {unknown[0]!r}, which is no component: {', '.join(storages.COMPONENTS)}")

@@ -1,0 +1,109 @@
+"""What one rank would hold in training, by component: a model, N ranks, a ZeRO stage, a precision, a micro-batch.
+
+    plan = planner.plan(SHAPES["Llama-2 7B"], ranks=8, stage=2)
+    plan.total_bytes, plan.by_component()
+
+All of it by `formulas`, so it is as good as they are. Counted:
+
+    parameters, gradients, optimizer   sharded as the stage says
+    gathered      ZeRO-3 only: the unit that computes and the next one, whole, in the precision of computing
+    activations   of all layers as the formula counts a layer (GELU MLP of 4h, dropout, attention materialised), of one
+                  layer again where it is recomputed, and the logits in fp32
+
+Not counted: temporaries of a kernel, buckets of gradients on their way, a unit's whole gradients before they are
+scattered, the allocator's fragments, the library's own memory, other embeddings' and norms' activations. A gated MLP
+and grouped-query attention keep other activations than the formula's layer: for Llama they are an estimate. So treat
+90 % of a card as all of it.
+"""
+
+from dataclasses import asdict, dataclass
+
+from shared import formulas
+from shared.formulas import BytesPerParameter
+from shared.planner.shapes import ModelShape
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Bytes per parameter at rest, and of each number that is computed."""
+
+    each: BytesPerParameter
+    compute_bytes: int
+
+
+PRECISIONS = {
+    "mixed, 16 B": Precision(formulas.MIXED_ADAM, 2),
+    "mixed, fp32 gradients, 20 B": Precision(formulas.MIXED_ADAM_FP32_GRADIENTS, 2),
+    "fp32, 16 B": Precision(formulas.FP32_ADAM, 4),
+}
+CHECKPOINTING = ("none", "selective", "full")
+STAGES = {0: "DDP", 1: "ZeRO-1", 2: "ZeRO-2", 3: "ZeRO-3"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bytes on one rank at the peak of a step, by component."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    gathered: float
+    activations: float
+
+    @property
+    def total_bytes(self) -> float:
+        return sum(self.by_component().values())
+
+    def by_component(self) -> dict[str, float]:
+        return asdict(self)
+
+
+def plan(
+    shape: ModelShape,
+    *,
+    ranks: int,
+    stage: int,
+    precision: str = "mixed, 16 B",
+    micro_batch: int = 1,
+    sequence: int | None = None,
+    checkpointing: str = "none",
+) -> Plan:
+    """Add up what a rank holds. See the module's docstring for what is counted, and what is not.
+
+    sequence: None for the model's own context.
+    Raises: ValueError for a stage, a precision or a way of checkpointing that there is not.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, got {precision!r}")
+    each, compute_bytes = PRECISIONS[precision].each, PRECISIONS[precision].compute_bytes
+
+    def state(**bytes_each: int) -> float:
+        only = BytesPerParameter(**{"parameter": 0, "gradient": 0, "optimizer": 0, **bytes_each})
+        return formulas.model_state_bytes(shape.parameters, ranks, stage, only)
+
+    return Plan(
+        parameters=state(parameter=each.parameter),
+        gradients=state(gradient=each.gradient),
+        optimizer=state(optimizer=each.optimizer),
+        gathered=gathered_bytes(shape, ranks, compute_bytes) if stage == 3 else 0.0,
+        activations=activations_bytes(shape, micro_batch, sequence or shape.context, checkpointing, compute_bytes),
+    )
+
+
+def gathered_bytes(shape: ModelShape, ranks: int, bytes_each: int) -> float:
+    """Bytes that ZeRO-3 holds beyond its shards: two units, where the next is fetched while one computes."""
+    peak_bytes = formulas.zero3_parameter_peak_bytes(shape.unit_parameters, ranks, bytes_each, prefetch=1)
+    return peak_bytes - bytes_each * shape.parameters / ranks
+
+
+def activations_bytes(shape: ModelShape, micro_batch: int, sequence: int, checkpointing: str, bytes_each: int) -> float:
+    """Bytes of activations when backward begins, and of what it recomputes of one layer."""
+
+    def of_a_layer(how: str) -> float:
+        return formulas.activation_bytes(
+            sequence, micro_batch, shape.hidden, shape.heads, checkpointing=how, bytes_each=bytes_each
+        )
+
+    again_bytes = of_a_layer("none") - of_a_layer(checkpointing)  # recomputed in backward, one layer at a time
+    logits_bytes = formulas.logits_bytes(sequence, micro_batch, shape.vocabulary)
+    return shape.layers * of_a_layer(checkpointing) + again_bytes + logits_bytes

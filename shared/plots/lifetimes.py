@@ -1,0 +1,104 @@
+"""The figure of ZeRO-3: which unit has memory for its parameters when, and what they add up to. A pure function."""
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from shared.memory.lifetimes import Lifetimes
+from shared.plots import COLOURS, HATCHES
+
+_STYLES = {  # state of a unit → how its bar looks; they differ in brightness too
+    "GATHERING": {"facecolor": "white", "hatch": HATCHES[1], "edgecolor": "black"},
+    "GATHERED": {"facecolor": COLOURS[5], "edgecolor": "black"},
+}
+_OWN = {"facecolor": COLOURS[4], "hatch": HATCHES[2], "edgecolor": "black", "linewidth": 0.4}
+
+
+def lifetimes(lives: dict[str, Lifetimes], own_bytes: int, expected_bytes: dict[str, float]) -> Figure:
+    """Draw steps side by side: above, the parameters' bytes after each operator; below, a row per unit.
+
+    own_bytes: this rank's part, which is always there. expected_bytes: name → the peak by the formula, all included.
+    Raises: ValueError where there is no step.
+    """
+    if not lives:
+        raise ValueError("There is nothing to draw: give one step at least.")
+    by_units = sorted(lives.values(), key=lambda life: -len(life.spans))  # rows as where there are most
+    units = list(dict.fromkeys(unit for life in by_units for unit in life.spans))
+    size_in = (max(7.0, 1.0 + 2.7 * len(lives)), 2.6 + 0.24 * len(units))
+    heights = [1.7, 0.24 * len(units)]
+    figure, panels = plt.subplots(
+        2, len(lives), figsize=size_in, height_ratios=heights, sharex="col", sharey="row", squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    for (above, below), (name, life) in zip(panels.T, lives.items(), strict=True):
+        above.set_title(name, fontsize=10, pad=16)
+        _draw_total(above, life, own_bytes, expected_bytes[name])
+        _draw_units(below, life, units)
+        _draw_phases(above, below, life)
+        below.set(xlabel="operators since the start", xlim=(0, life.operators))
+    panels[0][0].set(ylabel="parameters, MB", ylim=(0, 1.15 * max(expected_bytes.values()) / 1e6))
+    panels[1][0].set_yticks(range(len(units)), units)
+    panels[1][0].set_ylim(len(units) - 0.4, -0.6)
+    seen = {span.state for life in lives.values() for spans in life.spans.values() for span in spans}
+    states = [Patch(label=state, **style) for state, style in _STYLES.items() if state in seen]
+    own = Patch(label="this rank's part", **_OWN)
+    figure.legend(handles=[own, *states], frameon=False, ncols=4, loc="outside lower center")
+    plt.close(figure)
+    return figure
+
+
+def moments(life: Lifetimes) -> list[int]:
+    """List the operators at which a unit changes its state."""
+    return sorted({span.began for spans in life.spans.values() for span in spans})
+
+
+def moment(life: Lifetimes, own_bytes: int, expected_bytes: float, at: int) -> Figure:
+    """Draw one step as `lifetimes` does, with a line after one operator, and the state of each unit then."""
+    now_mb = (own_bytes + life.total_bytes[at]) / 1e6
+    title = f"operator {at}: {now_mb:.2f} MB"
+    figure = lifetimes({title: life}, own_bytes, {title: expected_bytes})
+    for axes in figure.axes:
+        axes.axvline(at + 0.5, color="black", linewidth=1.6)
+    for row, spans in enumerate(life.spans.values()):
+        state = next(span.state for span in spans if span.began <= at < span.ended)
+        where = figure.axes[1].get_yaxis_transform()
+        figure.axes[1].text(1.01, row, state, transform=where, va="center", size=8)
+    return figure
+
+
+def _draw_total(axes, life: Lifetimes, own_bytes: int, expected_bytes: float) -> None:
+    """Stack what is gathered on this rank's own part, and mark the peak by the formula."""
+    own_mb = own_bytes / 1e6
+    totals_mb = [own_mb + each / 1e6 for each in life.total_bytes]
+    at = range(life.operators + 1)
+    axes.fill_between(at, 0, [own_mb] * len(at), **_OWN)
+    gathered_mb = [*totals_mb, totals_mb[-1]]
+    style = {"step": "post", "facecolor": COLOURS[5], "edgecolor": "black", "linewidth": 0.6}
+    axes.fill_between(at, own_mb, gathered_mb, **style)
+    axes.axhline(expected_bytes / 1e6, color="black", linestyle="--", linewidth=1.2)
+    label = f"formula: {expected_bytes / 1e6:.2f} MB"
+    axes.text(0.5 * life.operators, 1.02 * expected_bytes / 1e6, label, ha="center", va="bottom", size=8)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_units(axes, life: Lifetimes, units: list[str]) -> None:
+    """Draw a bar wherever a unit has memory, as its state says."""
+    for row, unit in enumerate(units):
+        for span in life.spans.get(unit, []):
+            if span.nbytes:
+                style = _STYLES[span.state]
+                axes.broken_barh([(span.began, span.ended - span.began)], (row - 0.38, 0.76), linewidth=0.4, **style)
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_phases(above, below, life: Lifetimes) -> None:
+    """Part forward, backward and what follows by dotted lines."""
+    begins = {"forward": 0}
+    if life.backward:
+        begins |= dict(zip(("backward", "step"), life.backward, strict=True))
+    for name, at in begins.items():
+        if at:
+            for axes in (above, below):
+                axes.axvline(at, color="black", linestyle=":", linewidth=1.0)
+        above.text(at, 1.03, f" {name}", transform=above.get_xaxis_transform(), size=8)

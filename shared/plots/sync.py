@@ -1,0 +1,79 @@
+"""One figure of a gradient synchronisation: gradients before and after, the bucket map, what each way costs."""
+
+from dataclasses import dataclass
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from shared.plots import COLOURS
+from shared.plots.buckets import draw_map, units
+
+
+@dataclass
+class Cost:
+    """What one way of averaging costs a rank."""
+
+    messages: int
+    sent_bytes: float
+    took_ms: float = 0.0
+
+
+def gradient_sync(
+    before: list[dict[str, list[float]]],
+    after: list[dict[str, list[float]]],
+    sizes_bytes: dict[str, int],
+    buckets: list[list[str]],
+    costs: dict[str, Cost],
+) -> Figure:
+    """Draw gradients on every rank before and after, the model's buckets, and the cost of ways to average.
+
+    before, after: per rank, name of a parameter → some elements of its gradient. They are drawn in units of the
+    parameter's largest element before, so that small gradients are seen beside large ones.
+    """
+    ranks, rows = len(before), len(units(sizes_bytes))
+    heights_in = [1.0 + 0.36 * ranks, 0.9 + 0.26 * rows, 0.7 + 0.36 * len(costs)]
+    figure = plt.figure(figsize=(10.0, sum(heights_in)), layout="constrained")
+    top, middle, bottom = figure.subfigures(3, 1, height_ratios=heights_in)
+    _draw_gradients(top, before, after, sizes_bytes)
+    axes = middle.subplots()
+    draw_map(axes, sizes_bytes, buckets)
+    axes.set_title("who travels with whom: buckets, in the order of sending")
+    left, right = bottom.subplots(1, 2, sharey=True)
+    _draw_bars(left, {name: cost.messages for name, cost in costs.items()}, "messages", "%d")
+    _draw_bars(right, {name: cost.took_ms for name, cost in costs.items()}, "ms per synchronisation", "%.3g")
+    plt.close(figure)
+    return figure
+
+
+def _draw_gradients(figure, before: list[dict], after: list[dict], sizes_bytes: dict[str, int]) -> None:
+    scale_of = {name: max(abs(each) for of_rank in before for each in of_rank[name]) or 1.0 for name in sizes_bytes}
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, gradients, title in zip(panels, (before, after), ("before", "after"), strict=True):
+        rows = [[each / scale_of[name] for name in sizes_bytes for each in of_rank[name]] for of_rank in gradients]
+        image = axes.imshow(rows, cmap="cividis", vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
+        axes.set(title=f"gradients, {title}", yticks=range(len(rows)), xlabel="some elements, in the model's order")
+        axes.set_yticklabels([f"rank {rank}" for rank in range(len(rows))])
+        _mark_units(axes, before[0], sizes_bytes)
+    figure.colorbar(image, ax=panels, label="of the largest", ticks=(-1, 0, 1))
+
+
+def _mark_units(axes, samples: dict[str, list[float]], sizes_bytes: dict[str, int]) -> None:
+    """Draw a line where a unit of the model begins; name those that have room for it."""
+    start, ticks = 0, {}
+    columns = sum(map(len, samples.values()))
+    for unit, names in units(sizes_bytes).items():
+        width = sum(len(samples[name]) for name in names)
+        if width > 0.018 * len(unit) * columns:
+            ticks[start + width / 2 - 0.5] = unit
+        if start:
+            axes.axvline(start - 0.5, color="white", linewidth=1.2)
+        start += width
+    axes.set_xticks(list(ticks), list(ticks.values()), size=8)
+    axes.tick_params(axis="x", length=0)
+
+
+def _draw_bars(axes, values: dict[str, float], unit: str, fmt: str) -> None:
+    drawn = axes.barh(list(values), list(values.values()), color=COLOURS[0], edgecolor="black", linewidth=0.6)
+    axes.bar_label(drawn, fmt=fmt, padding=4)
+    axes.set(xlabel=unit, xlim=(0, 1.18 * max(values.values())), ylim=(len(values) - 0.5, -0.5))
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,34 @@
+"""What a student's record says: runs of an exercise's checks, and where each exercise stands."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of an exercise's checks."""
+
+    at: str  # ISO 8601, local time
+    exercise: str  # the module and the name that its lab calls: "first_collectives.pass_right"
+    passed: tuple[str, ...]
+    failed: tuple[str, ...]
+
+    @property
+    def all_passed(self) -> bool:
+        return not self.failed
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What the record says of one exercise."""
+
+    first_passed: Run | None = None
+    newest: Run | None = None
+
+
+def standings(found: list[Run]) -> dict[str, Standing]:
+    """→ what the runs, oldest first, say of each exercise that was tried"""
+    by_exercise: dict[str, Standing] = {}
+    for run in found:
+        first = by_exercise.get(run.exercise, Standing()).first_passed
+        by_exercise[run.exercise] = Standing(first or (run if run.all_passed else None), run)
+    return by_exercise

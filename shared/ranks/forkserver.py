@@ -1,0 +1,169 @@
+"""One process that imports torch once, then forks every rank (and ipyparallel's controller).
+
+Importing torch takes about a second of CPU; four ranks that each do it take two on two cores.
+Here it is paid once, and a forked rank finds torch already in memory.
+
+The notebook's kernel starts this process with a pipe on stdin. Requests come in as lines of JSON,
+events go out as lines of JSON on stdout:
+
+    → {"do": "controller", "argv": [...], "env": {}, "log": path}         ← {"started": "controller", "pid": 12}
+    → {"do": "hosts", "n": 4, "bits_per_s": 1e9}                          ← {"hosts": 4} or {"no_hosts": "why"}
+    → {"do": "ranks", "n": 4, "argv": [...], "env": {}, "log_dir": path}
+                                                               ← {"started": 0, "pid": 13} ...
+                                                               ← {"ended": 0, "pid": 13, "status": -9}
+
+When the kernel dies, however it dies, the pipe closes: every child is killed and its files removed.
+That is the reaper, and nothing has to be remembered for it to work.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import random
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import traceback
+
+from shared import hosts
+
+_children: dict[int, object] = {}  # pid → rank number, or "controller"
+_hosts: list[int] = []  # files whose being open keeps the hosts of ranks; none where ranks share the machine's network
+
+
+def _say(**event) -> None:
+    """Write one event; a kernel that is gone shows as end-of-file on stdin, so its pipe may break here."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, json.dumps(event).encode() + b"\n")
+
+
+def _fork(name, log_path: str, env: dict, body) -> None:
+    """Fork one child that runs body(), with its own session, its output in a file and no tie to our pipes."""
+    pid = os.fork()
+    if pid:
+        _children[pid] = name
+        _say(started=name, pid=pid)
+        return
+    status = 1
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.environ.update(env)
+        log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((null, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        random.seed()  # a fork copies the generator's state: ranks must not draw the same numbers
+        body()
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        traceback.print_exc()  # into the child's log, which the kernel quotes
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _run_controller(argv: list[str]) -> None:
+    from ipyparallel.controller.app import IPController
+
+    IPController.launch_instance(argv)
+
+
+def _run_rank(argv: list[str]) -> None:
+    from ipyparallel.engine.app import IPEngine
+
+    IPEngine.launch_instance(argv)
+
+
+def _preload() -> None:
+    """Import what every rank needs. CUDA stays untouched: a forked process cannot use a parent's CUDA.
+
+    The collector is off meanwhile (imports allocate a million objects and free few: a fifth of the time),
+    and then told to leave what is loaded alone, so that ranks go on sharing its memory.
+    """
+    gc.disable()
+    import ipyparallel.engine.app  # noqa: F401
+    import torch._dynamo
+    import torch.distributed  # noqa: F401
+
+    import shared.ranks.rankside  # noqa: F401
+
+    gc.freeze()
+    gc.enable()
+
+
+def _handle(request: dict) -> None:
+    if request["do"] == "controller":
+        _fork("controller", request["log"], request["env"], lambda: _run_controller(request["argv"]))
+        _preload()  # while the controller starts, on the other core
+    elif request["do"] == "hosts":
+        try:
+            _hosts.extend(hosts.build(request["n"], request["bits_per_s"]))
+            _say(hosts=request["n"])
+        except (OSError, subprocess.TimeoutExpired) as error:
+            _say(no_hosts=str(error))
+    elif request["do"] == "ranks":
+        for rank in range(request["n"]):
+            env = {**request["env"], "RANKS_RANK": str(rank)}
+            if _hosts:
+                env[hosts.HOST_FILE] = str(_hosts[rank])
+            log = os.path.join(request["log_dir"], f"rank-{rank}.log")
+            _fork(rank, log, env, lambda: _run_rank(request["argv"]))
+
+
+def _reap() -> None:
+    """Tell the kernel which children ended, and how (a negative status is the signal that ended it)."""
+    while _children:
+        pid, wait_status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        _kill_group(pid)  # what it had started itself, data loader workers for one
+        _say(ended=_children.pop(pid), pid=pid, status=os.waitstatus_to_exitcode(wait_status))
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def main(run_dir: str) -> None:
+    """Serve requests until stdin closes, then leave nothing behind. run_dir is removed at the end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the student interrupts a cell, not this process
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_read, False)
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    selector = selectors.DefaultSelector()
+    selector.register(0, selectors.EVENT_READ)
+    selector.register(wake_read, selectors.EVENT_READ)
+    pending = b""
+    try:
+        while True:
+            for key, _ in selector.select():
+                if key.fd == wake_read:
+                    os.read(wake_read, 4096)
+                    _reap()
+                    continue
+                chunk = os.read(0, 1 << 16)
+                if not chunk:
+                    return
+                *lines, pending = (pending + chunk).split(b"\n")
+                for line in lines:
+                    _handle(json.loads(line))
+                    _reap()
+    finally:
+        for pid in _children:
+            _kill_group(pid)
+        shutil.rmtree(run_dir, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,214 @@
+"""ipyparallel launchers that ask the fork server for processes instead of starting Python anew.
+
+ipyparallel has a launcher per place where ranks can live (SSH, MPI, Slurm, PBS, LSF). These two are
+for this machine: the same `ipyparallel.Cluster`, started in a third of the time.
+"""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ipyparallel.cluster.launcher import ControllerLauncher, EngineLauncher
+
+COURSE_ROOT = Path(__file__).resolve().parents[2]
+
+
+class ForkServer:
+    """The kernel's end of the fork server: sends requests, remembers what started and what ended."""
+
+    def __init__(self, run_dir: str, as_root: Sequence[str] = ()):
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _python_path()}
+        self.run_dir = run_dir
+        self.pids: dict = {}  # rank number, or "controller" → pid
+        self.ended: dict[int, int] = {}  # pid → exit status; negative: the signal that ended it
+        self._hosts: dict = {}  # the answer to a request for hosts
+        self._changed = threading.Condition()
+        with open(os.path.join(run_dir, "forkserver.log"), "wb") as log:
+            self._process = subprocess.Popen(
+                [*as_root, sys.executable, "-m", "shared.ranks.forkserver", run_dir],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # Ctrl-C in a terminal is for the kernel alone
+            )
+        threading.Thread(target=self._listen, daemon=True, name="forkserver events").start()
+
+    def request(self, **request) -> None:
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise RuntimeError(f"The process that starts ranks has died. {self.last_words()}") from None
+
+    def make_hosts(self, n: int, bits_per_s: float) -> None:
+        """Make a host for each rank that will be started. Raises: RuntimeError."""
+        self.request(do="hosts", n=n, bits_per_s=bits_per_s)
+        if not self.wait_for(lambda server: server._hosts, 60.0):
+            raise RuntimeError(f"The hosts of the ranks were not made in 60 s. {self.last_words()}")
+        if "no_hosts" in self._hosts:
+            raise RuntimeError(f"The hosts of the ranks could not be made: {self._hosts['no_hosts']}")
+
+    @property
+    def serves(self) -> bool:
+        """False once the fork server or the controller has died: no cell can reach the ranks any more."""
+        return self._process.poll() is None and self.pids.get("controller") not in self.ended
+
+    def wait_for(self, happened, timeout_s: float) -> bool:
+        """Wait until happened(self) is true; False when timeout_s passed first."""
+        with self._changed:
+            return self._changed.wait_for(lambda: happened(self), timeout_s)
+
+    def last_words(self) -> str:
+        log = Path(self.run_dir, "forkserver.log")
+        return log.read_text(errors="replace")[-2000:] if log.exists() else ""
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End every child. Closing stdin is the one signal, here as when the kernel dies."""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(timeout_s)  # or the kernel keeps a zombie
+        for pid in set(self.pids.values()) - set(self.ended):  # a fork server that was killed left them behind
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+
+    def _listen(self) -> None:
+        for line in self._process.stdout:
+            event = json.loads(line)
+            with self._changed:
+                if "hosts" in event or "no_hosts" in event:
+                    self._hosts = event
+                elif "started" in event:
+                    self.pids[event["started"]] = event["pid"]
+                else:
+                    self.ended[event["pid"]] = event["status"]
+                self._changed.notify_all()
+
+
+def _python_path() -> str:
+    """Ranks find `shared` and `solutions` whatever directory the notebook is in."""
+    inherited = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([str(COURSE_ROOT)] + ([inherited] if inherited else []))
+
+
+class _ForkedLauncher:
+    """What both launchers share: a state that ipyparallel asks for, and signals by pid."""
+
+    fork_server: ForkServer = None  # set on the Cluster's launcher classes by `bound_to`
+
+    def _pids(self) -> list[int]:
+        """The processes this launcher started, from the fork server's events."""
+        raise NotImplementedError
+
+    def find_args(self):
+        return ["fork server"]  # ipyparallel logs a command line; there is none here
+
+    def signal(self, sig: int) -> None:
+        for pid in self._pids():
+            if pid not in self.fork_server.ended:
+                with contextlib.suppress(ProcessLookupError):  # it may end between the question and the signal
+                    os.killpg(pid, sig)
+
+    async def stop(self) -> None:
+        self.signal(signal.SIGKILL)
+        pids = self._pids()
+        self.fork_server.wait_for(lambda server: all(pid in server.ended for pid in pids), 5.0)
+        if self.state == "running":
+            self.notify_stop({"exit_code": 0, "identifier": self.identifier})
+
+    def poll(self):
+        ended = [self.fork_server.ended.get(pid) for pid in self._pids()]
+        return next((status for status in ended if status is not None), None)
+
+
+class ForkedController(_ForkedLauncher, ControllerLauncher):
+    """ipyparallel's controller: one process with threads, where its default is six processes."""
+
+    def _pids(self):
+        return [pid for name, pid in self.fork_server.pids.items() if name == "controller"]
+
+    def start(self):
+        argv = [*self.cluster_args, *self.controller_args]
+        log = os.path.join(self.fork_server.run_dir, "controller.log")
+        self.fork_server.request(do="controller", argv=argv, env=self.get_env(), log=log)
+        if not self.fork_server.wait_for(lambda server: "controller" in server.pids, 30.0):
+            raise RuntimeError(f"The controller did not start in 30 s. {self.fork_server.last_words()}")
+        self.notify_start(self._pids()[0])
+
+
+class ForkedRanks(_ForkedLauncher, EngineLauncher):
+    """A set of ranks, forked from a process that has torch in memory."""
+
+    def _pids(self):
+        return [pid for name, pid in self.fork_server.pids.items() if name != "controller"]
+
+    def start(self, n: int):
+        self.n = n
+        for rank in range(n):  # a set that ran before must not count as this one
+            self.fork_server.pids.pop(rank, None)
+        argv = [*self.cluster_args, *self.engine_args, "--IPEngine.enable_nanny=False", "--log-level=WARN"]
+        env = {**self.get_env(), "IPP_CONNECTION_INFO": self.environment["IPP_CONNECTION_INFO"]}
+        self.fork_server.request(do="ranks", n=n, argv=argv, env=env, log_dir=self.fork_server.run_dir)
+        if not self.fork_server.wait_for(lambda server: set(range(n)) <= set(server.pids), 60.0):
+            raise RuntimeError(f"The ranks did not start in 60 s. {self.fork_server.last_words()}")
+        self.notify_start(self._pids())
+
+
+def bound_to(fork_server: ForkServer):
+    """Give back the two launcher classes, bound to one fork server (two notebooks have two)."""
+    return (
+        type("ForkedController", (ForkedController,), {"fork_server": fork_server}),
+        type("ForkedRanks", (ForkedRanks,), {"fork_server": fork_server}),
+    )
+
+
+def free_ports(n: int) -> str:
+    """Choose n neighbouring free ports from below those that the system hands out by itself. → "first-last"
+
+    ipyparallel would draw a port, let it go, and bind it a moment later. Where many programs start at once
+    another may have it by then, and the ranks wait for a heart that never beats.
+    """
+    while True:
+        first = random.SystemRandom().randrange(10_000, 32_000)  # a student's random.seed must not choose it
+        ports = range(first, first + n)
+        if all(_is_free(port) for port in ports):
+            return f"{ports[0]}-{ports[-1]}"
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def wait_for_registration(client, n: int, server: ForkServer, timeout_s: float, on_progress) -> list[int]:
+    """Wait until n new engines answer; raise with the log of a rank that ended first. → engine ids."""
+    deadline = time.monotonic() + timeout_s
+    while len(ids := client.ids) < n:
+        on_progress(len(ids))
+        ended = [rank for rank, pid in server.pids.items() if pid in server.ended]
+        if ended:
+            log = Path(server.run_dir, f"rank-{ended[0]}.log")
+            raise RuntimeError(f"Rank {ended[0]} ended while it started.\n{log.read_text(errors='replace')[-2000:]}")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"Only {len(ids)} of {n} ranks answered in {timeout_s:.0f} s. {server.last_words()}")
+        time.sleep(0.01)
+    return ids

@@ -1,0 +1,167 @@
+"""`%%ranks`: run a cell on every rank, show what they printed in rank order, equal outputs merged.
+
+%%ranks                  on every rank
+%%ranks 0,2              on ranks 0 and 2
+%%ranks --timeout 20     stopped after 20 s instead of 60
+"""
+
+import argparse
+import contextlib
+import sys
+
+from IPython import get_ipython
+from IPython.core.error import UsageError
+from IPython.display import clear_output, display
+
+from shared.ranks.diagnosis import name_ranks
+from shared.ranks.running import DEFAULT_TIMEOUT_S, current
+from shared.tables import Table
+
+
+def register() -> None:
+    """Make `%%ranks` known to the notebook. Does nothing outside one."""
+    shell = get_ipython()
+    if shell is not None:
+        shell.register_magic_function(cell, "cell", "ranks")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise UsageError(f"%%ranks: {message}. Write %%ranks, %%ranks 0,2 or %%ranks --timeout 20")
+
+
+def parse(line: str, world_size: int) -> tuple[list[int] | None, float]:
+    """Read the magic's line. → the ranks named (None for all), the deadline in seconds"""
+    parser = _Parser(add_help=False)
+    parser.add_argument("ranks", nargs="?", default="")
+    parser.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_S)
+    options = parser.parse_args(line.replace(", ", ",").split())
+    if not 0 < options.timeout < float("inf"):
+        raise UsageError(f"%%ranks: the timeout is in seconds and above 0, got {options.timeout:g}")
+    if not options.ranks:
+        return None, options.timeout
+    try:
+        named = sorted({int(number) for number in options.ranks.split(",")})
+    except ValueError:
+        raise UsageError(f"%%ranks: {options.ranks!r} is no list of ranks. Write %%ranks 0,2") from None
+    if named[0] < 0 or named[-1] >= world_size:
+        raise UsageError(f"%%ranks: there are ranks 0 to {world_size - 1}, you named {options.ranks}")
+    return named, options.timeout
+
+
+def cell(line: str, source: str) -> None:
+    """The magic itself."""
+    from shared.ranks import rankside  # imports torch
+
+    running = current()
+    targets, timeout_s = parse(line, running.world_size)
+    line_shown = _LiveLine()
+    running.run(
+        rankside.run_cell,
+        (_with_first_line(line, source),),
+        targets=targets,
+        timeout_s=timeout_s,
+        show=line_shown.replace_by,
+        watch=line_shown.watch,
+    )
+
+
+def _with_first_line(line: str, source: str) -> str:
+    """Put a comment where the notebook has `%%ranks`, so that line numbers are the notebook's.
+
+    Not before another cell magic, which must come first. (A blank line would not do: IPython drops it.)
+    """
+    return source if source.startswith("%%") else f"# %%ranks {line}\n{source}"
+
+
+def in_jupyterlab() -> bool:
+    """True where somebody runs this cell in JupyterLab; False where a program executes the notebook for a file."""
+    shell = get_ipython()
+    parent = shell.get_parent() if hasattr(shell, "kernel") else {}
+    return "deletedCells" in parent.get("metadata", {})  # JupyterLab's own mark on a request
+
+
+class _LiveLine:
+    """While a long cell runs in JupyterLab, shows its seconds and the last line a rank printed.
+
+    Only there: what executes notebooks for a file or a test would keep the line as output.
+    """
+
+    def __init__(self):
+        self._wanted = in_jupyterlab()
+        self._shown = False
+
+    def watch(self, seconds: float, positions: dict) -> None:
+        if self._wanted:
+            printed = next((p["printed"] for p in positions.values() if p and p["busy"] and p["printed"]), "")
+            clear_output(wait=True)
+            display({"text/plain": f"running {seconds:.0f} s │ {printed}"}, raw=True)
+            self._shown = True
+
+    def replace_by(self, outcomes: dict, world_size: int) -> None:
+        if self._shown:
+            clear_output()
+        show(outcomes, world_size)
+
+
+def merge(texts: dict[int, str]) -> list[tuple[list[int], str]]:
+    """Group ranks by equal text, in order of their first rank; ranks that said nothing are left out."""
+    groups: dict[str, list[int]] = {}
+    for rank in sorted(texts):
+        if texts[rank].strip():
+            groups.setdefault(texts[rank], []).append(rank)
+    return [(members, text) for text, members in groups.items()]
+
+
+def show(outcomes: dict, world_size: int) -> None:
+    """Print what the ranks printed, `ranks 0–3 │ ` before each line; then their figures."""
+    groups = merge({rank: outcome.text for rank, outcome in outcomes.items()})
+    labels = [name_ranks(members) for members, _ in groups]
+    width = max(map(len, labels), default=0)
+    for label, (_, text) in zip(labels, groups, strict=True):
+        for line in text.rstrip("\n").split("\n"):
+            print(f"{label:<{width}} │ {line}".rstrip())
+    sys.stdout.flush()
+    for rank in sorted(outcomes):
+        for bundle in outcomes[rank].displays:
+            if len(outcomes) > 1:
+                print(f"rank {rank} │ shows:")
+            display(bundle, raw=True)
+
+
+@contextlib.contextmanager
+def progress(world_size: int):
+    """A bar while ranks start; the table of ranks takes its place."""
+    handle = None
+    if hasattr(get_ipython(), "kernel"):
+        handle = display(_bar(world_size, 0), raw=True, display_id=True)
+
+    def report(done: int) -> None:
+        if handle is not None:
+            handle.update(_bar(world_size, done), raw=True)
+
+    yield report
+    if handle is not None:
+        handle.update({"text/plain": ""}, raw=True)
+
+
+def _bar(world_size: int, done: int) -> dict:
+    """A bar that moves by itself until the first rank is there, and then fills."""
+    text = f"starting {world_size} ranks … {done} ready"
+    value = f'value="{done}"' if done else ""
+    return {"text/plain": text, "text/html": f'<progress max="{world_size}" {value}></progress> {text}'}
+
+
+def show_table(running, note: str = "") -> None:
+    """Show each rank's host, process, device and backend, and what can be measured here."""
+    shared_host = None if running.link else "this machine"
+    rows = [
+        [str(rank), shared_host or f"host{rank}", str(pid), device, running.placement.backend]
+        for rank, (pid, device) in enumerate(zip(running.pids, running.placement.devices, strict=True))
+    ]
+    notes = [running.placement.valid] + ([note] if note else [])
+    table = Table(["rank", "host", "pid", "device", "backend"], rows, "\n".join(notes))
+    if get_ipython() is None:
+        print(table)
+    else:
+        display(table)

@@ -1,0 +1,156 @@
+"""The processes behind a set of ranks: start them, ask them, notice their deaths, start them again, end them."""
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from shared import hosts
+from shared.ranks import launchers
+from shared.ranks.devices import place
+from shared.ranks.diagnosis import Case, explain
+from shared.ranks.errors import RanksError
+
+START_TIMEOUT_S = 60.0
+_ANSWER_TIMEOUT_S = 1.0
+_CONTROLLER_ARGS = [
+    "--HeartMonitor.period=60",  # an engine counts as registered after a heartbeat; the default is 3 s
+    "--HeartMonitor.max_heartmonitor_misses=200",  # a busy machine is not a dead engine: the fork server tells
+    "--IPController.use_threads=True",
+    "--IPController.broadcast_scheduler_depth=0",
+    "--log-level=WARN",
+]
+_PORTS_NEEDED = 20  # 16, says ipyparallel
+
+
+class RankProcesses:
+    """world_size processes with variables of their own, and the store through which they meet.
+
+    What connects them is `RankSet`'s business.
+    """
+
+    def __init__(self, world_size: int, backend: str | None, link: str | None, report=lambda done: None):
+        self.world_size, self._backend = world_size, backend
+        self.link = link  # the rate of the link that each rank is behind; None where all share one machine
+        self.starts = 1  # how often the processes were started: no variable is older than the last time
+        self._questions = 0
+        self._report = report
+        self._run_dir = tempfile.mkdtemp(prefix="ranks-")
+        self._server = launchers.ForkServer(self._run_dir, as_root=hosts.as_root() if link else ())
+        try:
+            self._start_cluster()
+            self.placement = place(world_size, backend, link)  # imports torch, as the fork server does meanwhile
+            if link:
+                self._server.make_hosts(world_size, hosts.bits_per_s(link))
+            self._host_store()
+            self._start_ranks()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, (RuntimeError, TimeoutError)):
+                raise RanksError(f"The ranks did not start: {error}") from error
+            raise
+
+    # -- starting and stopping
+
+    def _start_cluster(self) -> None:
+        import ipyparallel
+        from IPython.core.profiledir import ProfileDir
+
+        profile_dir = os.path.join(self._run_dir, "profile")
+        ProfileDir.create_profile_dir(profile_dir)
+        controller, engines = launchers.bound_to(self._server)
+        self._cluster = ipyparallel.Cluster(
+            profile_dir=profile_dir,
+            controller=controller,
+            engines=engines,
+            controller_args=[*_CONTROLLER_ARGS, f"--IPController.ports={launchers.free_ports(_PORTS_NEEDED)}"],
+            delay=0,
+            load_profile=False,
+            shutdown_atexit=False,  # the fork server ends everything, at exit too
+            log_level=40,
+        )
+        self._cluster.start_controller_sync()
+
+    def _host_store(self) -> None:
+        import torch.distributed as dist
+
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._client = None
+
+    def _start_ranks(self) -> None:
+        from shared.ranks import rankside
+
+        self._cluster.start_engines_sync(self.world_size)
+        if self._client is None:
+            self._client = self._cluster.connect_client_sync()
+        ids = launchers.wait_for_registration(
+            self._client, self.world_size, self._server, START_TIMEOUT_S, self._report
+        )
+        who = {engine: self._client[engine].apply_async(rankside.identify) for engine in ids}
+        found = {answer.get(timeout=START_TIMEOUT_S)["rank"]: engine for engine, answer in who.items()}
+        self._engines = [self._client[found[rank]] for rank in range(self.world_size)]
+        self.pids = [self._server.pids[rank] for rank in range(self.world_size)]
+        address = ("127.0.0.1", self._store.port)
+        self._store.set("asked", str(self._questions))
+        self._on_all(lambda rank: (rankside.settle, rank, self.placement.devices[rank], address))
+
+    def restart(self) -> None:
+        """Replace every rank by a fresh one; their variables are gone."""
+        self.starts += 1
+        self.placement = place(self.world_size, self._backend, self.link)  # a GPU may have been lost
+        self._cluster.stop_engines_sync()
+        gone = time.monotonic() + START_TIMEOUT_S
+        while self._client.ids and time.monotonic() < gone:
+            for engine in self._client.ids:  # without nannies the hub learns of a death only from us
+                self._client._unregister_engine({"content": {"id": engine, "uuid": self._client._engines[engine]}})
+        self._start_ranks()
+
+    def close(self) -> None:
+        """End every process of this set."""
+        if getattr(self, "_client", None) is not None:
+            with contextlib.suppress(Exception):  # the controller may be gone already
+                self._client.close(linger=False)
+        self._server.close()
+
+    # -- talking to them
+
+    def _on_all(self, request_of_rank, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Run a function of `rankside` on every rank. Raises: RanksError when a rank dies or takes too long."""
+        asked = [engine.apply_async(*request_of_rank(rank)) for rank, engine in enumerate(self._engines)]
+        deadline = time.monotonic() + timeout_s
+        for rank, answer in enumerate(asked):
+            while not answer.ready() and not self._deaths() and time.monotonic() < deadline:
+                answer.wait(0.02)
+            try:
+                answer.get(timeout=0)
+            except Exception as error:
+                why = explain(Case([], {}, deaths=self._deaths())) or error
+                raise RanksError(f"Rank {rank} did not get ready: {why}") from error
+
+    def _deaths(self) -> dict[int, int]:
+        return {rank: self._server.ended[pid] for rank, pid in enumerate(self.pids) if pid in self._server.ended}
+
+    def _ask(self, question: str) -> dict:
+        """Ask every rank's doctor thread. → rank → position, None for one that does not answer"""
+        self._questions += 1
+        number, deaths = self._questions, self._deaths()
+        self._store.set("asked", str(number))
+        self._store.set(f"ask/{number}", question)
+        answers, deadline = {}, time.monotonic() + _ANSWER_TIMEOUT_S
+        for rank in range(self.world_size):
+            if rank in deaths:
+                continue
+            key = f"answer/{number}/{rank}"
+            while not (answered := self._store.check([key])) and time.monotonic() < deadline:
+                time.sleep(0.001)  # store.wait would log each timeout
+            answers[rank] = json.loads(self._store.get(key)) if answered else None
+            self._store.delete_key(key)
+        self._store.delete_key(f"ask/{number - 100}")  # a slow thread may still be reading recent ones
+        return answers
+
+    def log_of(self, rank: int) -> str:
+        """What a rank's process wrote past Python: C++ warnings, a crash."""
+        path = Path(self._run_dir, f"rank-{rank}.log")
+        return path.read_text(errors="replace") if path.exists() else ""

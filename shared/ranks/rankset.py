@@ -1,0 +1,218 @@
+"""A set of ranks as the kernel holds it: one process group, cells with a deadline, an end for what hangs, healing."""
+
+import contextlib
+import json
+import os
+import signal
+import time
+
+from shared.ranks import interrupts
+from shared.ranks.diagnosis import Case, explain, is_deadlocked
+from shared.ranks.errors import CellFailed, RanksError
+from shared.ranks.processes import RankProcesses
+from shared.ranks.running import DEFAULT_TIMEOUT_S
+
+JOIN_TIMEOUT_S = 10.0
+_KEPT = "Your variables on the ranks are kept."
+_NEW_GROUP = "A new process group is ready; your variables on the ranks are kept."
+_RESTARTED = "The ranks were started again: their variables are gone. Run the cells that define them again."
+
+
+class RankSet(RankProcesses):
+    """world_size processes with one process group. Students use `shared.ranks`, which holds one of these."""
+
+    def __init__(self, world_size: int, backend=None, detect_mismatch=True, link=None, report=lambda done: None):
+        self.asked_for = (world_size, backend, detect_mismatch, link)
+        self.detect_mismatch = detect_mismatch
+        self.alive = False
+        self.members = list(range(world_size))  # the ranks in the process group; the rest stand by
+        self._generation = 0
+        super().__init__(world_size, backend, link, report)
+
+    # -- the process group
+
+    def _start_ranks(self) -> None:
+        super()._start_ranks()
+        self._join(self.members)
+
+    def restart(self) -> None:
+        """Replace every rank by a fresh one, in a new group; their variables are gone."""
+        self.alive = False
+        with interrupts.held():
+            super().restart()
+
+    def close(self) -> None:
+        """End every process of this set."""
+        self.alive = False
+        super().close()
+
+    def regroup(self, members: list[int]) -> None:
+        """Form a new process group of these ranks, if all ranks live to leave the old one.
+
+        Raises: ValueError for members that are no ranks; RanksError when a rank has died.
+        """
+        if not members or not set(members) <= set(range(self.world_size)):
+            raise ValueError(f"a process group needs some of the ranks 0 to {self.world_size - 1}, got {members}")
+        self.members = members  # a restart forms their group
+        self._refuse_if_not_whole()
+        self.form_group(members)
+
+    def form_group(self, members: list[int]) -> None:
+        """Form a new process group of these ranks; ranks that cannot leave the old one are replaced."""
+        self.alive = False
+        self.members = members
+        with interrupts.held():
+            try:
+                self._join(members)
+            except RanksError:  # gloo may wait for ever for the end of a message that nobody waited for
+                self.restart()
+
+    def _join(self, members: list[int]) -> None:
+        from shared.ranks import rankside
+
+        self._generation += 1
+        backend, generation = self.placement.backend, self._generation
+        self._on_all(lambda rank: (rankside.join, generation, members, backend, self.detect_mismatch), JOIN_TIMEOUT_S)
+        self.alive = True
+
+    # -- running
+
+    def run(self, fn, args=(), *, targets=None, timeout_s=DEFAULT_TIMEOUT_S, show=None, watch=None) -> list:
+        """Run fn(*args), a function of `rankside`, on the target ranks. → Outcomes in rank order
+
+        args: the same for all, or a function rank → args where each rank gets its own.
+        show: called with the outcomes, before any error is raised, to print what ranks printed.
+        watch: called now and then with the seconds so far and the ranks' positions.
+        """
+        self._refuse_if_not_whole()
+        targets = list(self.members) if targets is None else targets
+        args_of = args if callable(args) else lambda rank: args
+        with interrupts.held() as interrupted:
+            pending = {rank: self._engines[rank].apply_async(fn, *args_of(rank)) for rank in targets}
+            case = self._wait(pending, Case(targets, {}), timeout_s, watch, interrupted)
+            if pending or case.interrupted or any(o.error for o in case.outcomes.values()):
+                self._fail(case, pending, timeout_s, show)
+        if show:
+            show(case.outcomes, self.world_size)
+        return [case.outcomes[rank] for rank in targets]
+
+    def _fail(self, case: Case, pending: dict, timeout_s: float, show) -> None:
+        """Find out why, end what hangs, show what was printed, heal, raise."""
+        hung = dict(pending)
+        case.positions = self._look()
+        try:
+            message = explain(case)
+        except Exception as error:  # whatever the doctor trips over, the ranks must be ended and healed
+            message = f"The cell failed, and the doctor could not say why ({type(error).__name__}: {error})."
+        outcomes = dict(case.outcomes)
+        if hung:
+            if not case.interrupted and not case.deaths and self._seconds >= timeout_s:
+                message += f"\n\nThe cell was stopped after {timeout_s:g} s."
+            self._end(pending, outcomes)
+        if show:
+            show(outcomes, self.world_size)
+        what_is_left = self._heal(case, hung, pending)
+        raise CellFailed(message, outcomes, case, what_is_left, restarted=what_is_left.startswith(_RESTARTED))
+
+    def _wait(self, pending: dict, case: Case, timeout_s: float, watch, interrupted) -> Case:
+        """Wait until every rank is done, or it is plain that they will not be."""
+        began = time.monotonic()
+        next_look_s, before = 1.0, None
+        while pending and not case.interrupted:
+            next(iter(pending.values())).wait(0.02)
+            self._collect(pending, case.outcomes)
+            self._refuse_if_unserved()
+            self._seconds = time.monotonic() - began
+            case.interrupted = interrupted()
+            case.deaths = self._deaths()
+            if case.deaths or self._seconds > timeout_s:
+                break
+            failed = any(outcome.error for outcome in case.outcomes.values())
+            if self._seconds > next_look_s or (failed and before is None and pending):
+                next_look_s = self._seconds + 0.4
+                case.positions = self._look()
+                if watch:
+                    watch(self._seconds, case.positions)
+                now = json.dumps(case.positions, sort_keys=True)
+                if now == before and (is_deadlocked(case) or (failed and self._all_wait(pending, case))):
+                    break
+                before = now
+        return case
+
+    @staticmethod
+    def _all_wait(pending: dict, case: Case) -> bool:
+        found = [case.positions.get(rank) for rank in pending]
+        return all(position and position["waits"] != "no" for position in found)
+
+    def _collect(self, pending: dict, outcomes: dict) -> None:
+        from shared.ranks import rankside
+
+        for rank in [rank for rank, answer in pending.items() if answer.ready()]:
+            try:
+                outcomes[rank] = pending.pop(rank).get()
+            except Exception as error:  # the result could not be sent, or the engine is gone
+                described = {"kind": "Exception", "message": _told_by_engine(error), "lines": [], "mismatch": False}
+                described |= {"others_fault": False, "out_of_memory": False, "gpu_lost": False}
+                outcomes[rank] = rankside.Outcome(rank, error=described, ended_s=time.time())
+
+    # -- when things go wrong
+
+    def _look(self) -> dict:
+        """→ rank → position, of the ranks in the process group"""
+        return {rank: position for rank, position in self._ask("report").items() if rank in self.members}
+
+    def _end(self, pending: dict, outcomes: dict) -> None:
+        """End the cell on ranks that still run: cut their connections, interrupt Python, kill at last."""
+        self._ask("cut")
+        for patience_s in (0.3, 0.7, 1.0):
+            deadline = time.monotonic() + patience_s
+            while pending and time.monotonic() < deadline and not set(pending) <= set(self._deaths()):
+                next(iter(pending.values())).wait(0.02)
+                self._collect(pending, outcomes)
+            for rank in pending:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pids[rank], signal.SIGINT)
+
+    def _heal(self, case: Case, hung: dict, still_pending: dict) -> str:
+        """Make the next cell work. → a sentence on what is left"""
+        lost = any(outcome.error and outcome.error["gpu_lost"] for outcome in case.outcomes.values())
+        if self._deaths() or still_pending or lost:
+            placement = self.placement
+            self.restart()
+            return _RESTARTED if self.placement == placement else f"{_RESTARTED} {self.placement.valid}"
+        counts = {json.dumps(sorted(p["counts"])) for r, p in case.positions.items() if p and r in self.members}
+        if not hung and len(counts) <= 1 and not any(o.error and o.error["mismatch"] for o in case.outcomes.values()):
+            return _KEPT  # every rank is at the same point of the same sequence: the group is sound
+        starts = self.starts
+        self.form_group(self.members)
+        return _NEW_GROUP if self.starts == starts else _RESTARTED
+
+    @property
+    def whole(self) -> bool:
+        """True while every rank lives and a cell can run on it."""
+        return self.alive and not self._deaths() and self._server.serves
+
+    def _refuse_if_unserved(self) -> None:
+        if not self._server.serves:
+            self.alive = False
+            link = f', link="{self.link}"' if self.link else ""
+            raise RanksError(
+                "The process that starts the ranks, or the one that carries cells to them, has died, and the ranks "
+                f"cannot be reached. Start them again: ranks.start(world_size={self.world_size}{link})"
+            )
+
+    def _refuse_if_not_whole(self) -> None:
+        self._refuse_if_unserved()
+        if self.whole:
+            return
+        said = explain(Case([], {}, deaths=self._deaths())) or "The ranks were not in one process group."
+        self.restart()
+        raise RanksError(f"{said}\nIt happened between two cells. {_RESTARTED}")
+
+
+def _told_by_engine(error: Exception) -> str:
+    """What went wrong outside the student's own code: on the way to a rank, or back."""
+    said = f"{error.ename}: {error.evalue}" if hasattr(error, "ename") else str(error)
+    if "pickle" in said:
+        said += "\n    What a rank gives back is pickled and sent here: return numbers, tensors, or dicts of them."
+    return said

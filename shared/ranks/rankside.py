@@ -1,0 +1,192 @@
+"""What runs inside a rank: joining a process group, running a cell, calling a function.
+
+The kernel (`ranks/__init__.py`) sends these functions to the ranks; students never call them.
+"""
+
+import contextlib
+import io
+import os
+import signal
+import sys
+import time
+import warnings
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from IPython import get_ipython
+from IPython.display import display
+from IPython.utils.capture import capture_output
+
+from shared import hosts
+from shared.ranks import doctor
+from shared.wire import instrumentation, mismatch
+
+OUTPUT_LIMIT_CHARACTERS = 200_000
+GROUP_TIMEOUT = timedelta(hours=1)  # a cell's own deadline comes first; this is for a lost kernel
+
+
+@dataclass
+class Outcome:
+    """What came of one cell or one call on one rank."""
+
+    rank: int
+    value: object = None
+    text: str = ""
+    displays: list = field(default_factory=list)  # mime bundles: figures, tables
+    error: dict | None = None  # see doctor.describe_error
+    ended_s: float = 0.0
+
+
+@dataclass
+class _Here:
+    """This process's place in the world. `rank` and `world_size` in the namespace may be of a smaller world."""
+
+    rank: int = -1
+    store: object = None
+    device: str = "cpu"
+
+
+here = _Here()
+
+
+def identify() -> dict:
+    """Say who this process is; the kernel matches engines to ranks by it."""
+    return {"rank": int(os.environ.get("RANKS_RANK", -1)), "pid": os.getpid(), "host": os.uname().nodename}
+
+
+def settle(rank: int, device: str, store_address: tuple[str, int]) -> None:
+    """Connect to the kernel's store, take a device, move to a host, let the doctor listen. Once per process."""
+    here.rank, here.device = rank, device
+    host, port = store_address
+    here.store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
+    warnings.filterwarnings("ignore", "To exit: use")  # IPython's word on sys.exit; here the doctor tells it
+    get_ipython()._tee = lambda channel: contextlib.nullcontext()  # IPython 9 keeps all that cells ever printed
+    torch.set_num_threads(1)  # one core's worth per rank, so that ranks are compared like for like
+    if device.startswith("cuda"):
+        os.environ["TORCH_NCCL_BLOCKING_WAIT"] = (
+            "1"  # a hang is then in the collective's own call, where the doctor looks
+        )
+        torch.cuda.set_device(device)
+    instrumentation.install()
+    doctors_store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
+    hosts.enter()
+    doctor.listen(doctors_store, rank)
+
+
+def join(generation: int, members: list[int], backend: str, detect_mismatch: bool) -> None:
+    """Leave the process group of the last generation, and form a new one of `members`.
+
+    A broken group cannot be mended, only replaced; each generation has keys of its own in the store.
+    """
+    leave()
+    if here.rank not in members:
+        return
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore(f"generation{generation}", here.store),
+        rank=members.index(here.rank),
+        world_size=len(members),
+        timeout=GROUP_TIMEOUT,
+    )
+    mismatch.watch() if detect_mismatch else mismatch.ignore()
+    instrumentation.reset()
+    _greet(dist.get_rank(), dist.get_world_size())
+
+
+def leave() -> None:
+    """Leave the process group, if there is one."""
+    if dist.is_initialized():
+        if not torch.cuda.is_initialized():
+            doctor.cut()  # a message that was launched and never waited for would keep gloo here for ever
+        with contextlib.suppress(RuntimeError):  # a broken group may complain while it is taken down
+            dist.destroy_process_group()
+
+
+def _greet(rank: int, world_size: int) -> None:
+    """Put what every cell may count on into the namespace."""
+    shell = get_ipython()
+    if shell is not None:
+        names = {"torch": torch, "dist": dist, "rank": rank, "world_size": world_size}
+        shell.user_ns.update(names, device=torch.device(here.device))
+
+
+def run_cell(source: str) -> Outcome:
+    """Run a cell's source in this rank's namespace, as the notebook would."""
+    shell = get_ipython()
+    told: list = []  # IPython would render a traceback here: a second's work, and `%run` tells an error nowhere else
+    shell.showtraceback = shell.showsyntaxerror = lambda *_, **__: told.append(sys.exc_info()[1])
+
+    def body():
+        result = shell.run_cell(source, store_history=False)
+        error = result.error_before_exec or result.error_in_exec or next(iter(told), None)
+        if error is not None:
+            raise error
+        if result.result is not None and not shell.displayhook.semicolon_at_end_of_expression(source):
+            display(result.result)  # the last line's value
+
+    return _watched(body)
+
+
+def call(fn, args: tuple, kwargs: dict) -> Outcome:
+    """Call fn(*args, **kwargs) on this rank."""
+    return _watched(lambda: fn(*args, **kwargs))
+
+
+def lookup(name: str):
+    """Give back the value of a variable in this rank's namespace."""
+    namespace = get_ipython().user_ns
+    if name not in namespace:  # the doctor names the ranks: without them in the text, equal errors are told once
+        raise NameError(f"there is no variable {name!r}: define it in a %%ranks cell first")
+    return namespace[name]
+
+
+def _watched(body) -> Outcome:
+    """Run body with its output caught, interruptible, and in the doctor's sight."""
+    outcome = Outcome(here.rank)
+    stream = _LimitedText()
+    doctor.work_begins(stream)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with (
+            contextlib.redirect_stdout(stream),
+            contextlib.redirect_stderr(stream),
+            capture_output(stdout=False, stderr=False, display=True) as captured,
+        ):
+            outcome.value = body()
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too: a rank outlives its cells
+        outcome.error = doctor.describe_error(error)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        doctor.work_ends()
+    outcome.text = stream.getvalue()
+    for shown in captured.outputs:
+        _add_display(outcome, shown.data)
+    outcome.ended_s = time.time()
+    return outcome
+
+
+def _add_display(outcome: Outcome, bundle: dict) -> None:
+    """Text joins the printed text, so that equal ranks merge; pictures and tables stay what they are."""
+    if set(bundle) <= {"text/plain"}:
+        outcome.text += bundle.get("text/plain", "") + "\n"
+    else:
+        outcome.displays.append(bundle)
+
+
+class _LimitedText(io.StringIO):
+    """Printed text, up to a limit: a cell that prints in an endless loop must not fill the memory."""
+
+    left_out_characters = 0
+
+    def write(self, text: str) -> int:
+        room = OUTPUT_LIMIT_CHARACTERS - self.tell()
+        if len(text) > room:
+            self.left_out_characters += len(text) - room
+        super().write(text[:room])
+        return len(text)
+
+    def getvalue(self) -> str:
+        left_out = self.left_out_characters
+        return super().getvalue() + (f"\n… {left_out} more characters not shown\n" if left_out else "")

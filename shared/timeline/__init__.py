@@ -1,0 +1,222 @@
+"""The timeline of one rank: what it computed and what was on the wire, when, and how much of that was hidden.
+
+    with timeline.record(model, optimizer) as line:
+        model(inputs).backward()
+        optimizer.step()
+    line.exposed_ms
+
+Computing is seen by hooks on the model's units, communication by the wire ledger. Figure: `plots.timeline`;
+file for ui.perfetto.dev: `trace.save`.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from shared import wire
+from shared.wire import intervals
+from shared.wire.clock import Clock
+
+COMPUTE_LANES = ("forward", "backward", "optimizer")
+COMMUNICATION = "communication"
+_recorders: dict[int, "_Recorder"] = {}  # by the id of the timeline that is being recorded
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that took time on one rank, from began_s to ended_s of the machine's monotonic clock."""
+
+    lane: str
+    name: str
+    began_s: float
+    ended_s: float
+    payload_bytes: int = 0
+
+
+@dataclass
+class Timeline:
+    """What one rank did while it was recorded."""
+
+    rank: int | None = None
+    spans: list[Span] = field(default_factory=list)
+    waits: list[tuple[float, float]] = field(default_factory=list)  # standing still for communication
+    began_s: float = 0.0
+    ended_s: float = 0.0
+
+    def lane(self, *names: str) -> list[tuple[float, float]]:
+        """Give the intervals of one or more lanes."""
+        return [(span.began_s, span.ended_s) for span in self.spans if span.lane in names]
+
+    @property
+    def communication_ms(self) -> float:
+        """Time in which something was on the wire."""
+        return 1e3 * intervals.length_s(self.lane(COMMUNICATION))
+
+    @property
+    def compute_ms(self) -> float:
+        """Time in which this rank computed: waits inside forward, backward and step do not count."""
+        return 1e3 * intervals.length_s(self._computing())
+
+    @property
+    def exposed_ms(self) -> float:
+        """Time in which something was on the wire while this rank did not compute."""
+        return 1e3 * intervals.length_s(intervals.subtract(self.lane(COMMUNICATION), self._computing()))
+
+    @property
+    def overlap(self) -> float:
+        """The part of the communication that was hidden behind computing, 0 to 1. 0 where there was none."""
+        return 1 - self.exposed_ms / self.communication_ms if self.communication_ms else 0.0
+
+    def _computing(self) -> intervals.Intervals:
+        return intervals.subtract(self.lane(*COMPUTE_LANES), self.waits)
+
+
+@contextlib.contextmanager
+def record(module: nn.Module | None = None, optimizer=None):
+    """Record the block on this rank. → Timeline, complete when the block ends
+
+    module: seen unit by unit, units being the children that hold parameters (lists and wrappers are opened).
+    optimizer: its step() is seen, if it is a torch.optim.Optimizer; else put it in a `span`.
+    Backward ends when the gradients are computed, before what a wrapper like DDP then waits for.
+    """
+    if not isinstance(module, nn.Module | None):
+        raise TypeError(f"timeline.record wants a torch.nn.Module, then an optimizer; got a {type(module).__name__}")
+    recorder = _Recorder(Timeline())
+    with contextlib.ExitStack() as hooks:
+        if module is not None:
+            recorder.hook_module(module, hooks)
+        if isinstance(optimizer, torch.optim.Optimizer):
+            recorder.hook_optimizer(optimizer, hooks)
+        _recorders[id(recorder.line)] = recorder
+        hooks.callback(_recorders.pop, id(recorder.line))
+        with wire.ledger() as log:
+            recorder.line.began_s = recorder.clock.began_s
+            try:
+                yield recorder.line
+            finally:
+                recorder.line.ended_s = recorder.clock.seconds(recorder.clock.mark())
+    recorder.finish(log)
+
+
+@contextlib.contextmanager
+def span(line: Timeline, lane: str, name: str):
+    """Add the block to a timeline that is being recorded, where no hook sees it.
+
+    lane: "forward", "backward" or "optimizer" count as computing; any other word gets a row of its own.
+    """
+    if id(line) not in _recorders:
+        raise ValueError("this timeline is not being recorded: use span inside `with timeline.record(...) as line:`")
+    recorder = _recorders[id(line)]
+    began = recorder.clock.mark()
+    yield
+    recorder.marked.append((lane, name, began, recorder.clock.mark()))
+
+
+def units_of(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Find the parts of a model to show: children that hold parameters; lists and wrappers are opened."""
+    for name, child in module.named_children():
+        if not any(True for _ in child.parameters()):
+            continue
+        if isinstance(child, (nn.ModuleList, nn.Sequential)) or name == "module":
+            yield from units_of(child, f"{prefix}{name}." if name != "module" else prefix)
+        else:
+            yield f"{prefix}{name}", child
+
+
+class _Recorder:
+    """Turns hooks into spans of one timeline."""
+
+    def __init__(self, line: Timeline):
+        self.line = line
+        self.clock = Clock()
+        self.marked: list[tuple] = []  # (lane, name, began, ended), still marks
+        self._backward: list[tuple] = []  # (unit whose backward begins, mark); (None, mark) where it all ends
+        self._last_output = None
+        self._seen_backward = -1
+
+    def hook_module(self, module: nn.Module, hooks: contextlib.ExitStack) -> None:
+        units = list(units_of(module)) or [("model", module)]
+        for name, unit in units:
+            self._hook_unit(name, unit, hooks)
+        hooks.callback(module.register_forward_hook(self._after_forward).remove)
+
+    def _hook_unit(self, name: str, unit: nn.Module, hooks: contextlib.ExitStack) -> None:
+        began: list = []
+        before = unit.register_forward_pre_hook(lambda _unit, _inputs: began.append(self.clock.mark()))
+
+        def after(_unit, _inputs, output) -> None:
+            self.marked.append(("forward", name, began.pop(), self.clock.mark()))
+            self._hook_backward(name, output)
+
+        hooks.callback(before.remove)
+        hooks.callback(unit.register_forward_hook(after).remove)
+
+    def _after_forward(self, _module, _inputs, output) -> None:
+        if _with_gradient(output) is not self._last_output:  # a model may give back what its last unit gave
+            self._hook_backward("loss", output)
+        self._last_output = None
+
+    def _hook_backward(self, name: str, output) -> None:
+        """A unit's backward begins when the gradient of its output is there; it ends where the next one begins."""
+        self._last_output = _with_gradient(output)
+        if self._last_output is not None:
+            self._last_output.register_hook(lambda _gradient: self._begin_backward(name))
+
+    def _begin_backward(self, name: str) -> None:
+        this_backward = torch._C._current_graph_task_id()
+        if this_backward != self._seen_backward:
+            self._seen_backward = this_backward
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+        self._backward.append((name, self.clock.mark()))
+
+    def _end_backward(self) -> None:
+        self._backward.append((None, self.clock.mark()))
+
+    def hook_optimizer(self, optimizer: torch.optim.Optimizer, hooks: contextlib.ExitStack) -> None:
+        began: list = []
+        before = optimizer.register_step_pre_hook(lambda *_: began.append(self.clock.mark()))
+        after = optimizer.register_step_post_hook(
+            lambda *_: self.marked.append(("optimizer", "step", began.pop(), self.clock.mark()))
+        )
+        hooks.callback(before.remove)
+        hooks.callback(after.remove)
+
+    def finish(self, log: wire.Ledger) -> None:
+        """Turn marks into spans, in order of time, and add what the ledger heard."""
+        for (name, began), (_, ended) in zip(self._backward, self._backward[1:], strict=False):
+            if name is not None:
+                self.marked.append(("backward", name, began, ended))
+        line, seconds = self.line, self.clock.seconds
+        line.spans += [Span(lane, name, seconds(began), seconds(ended)) for lane, name, began, ended in self.marked]
+        ended = [(place, entry) for place, entry in enumerate(log.entries, 1) if entry.completed_s is not None]
+        line.spans += [_span_of(place, entry) for place, entry in ended]
+        line.spans.sort(key=lambda each: each.began_s)
+        line.rank, line.waits = log.rank, log.waits
+        line.ended_s = max([line.ended_s, *(each.ended_s for each in line.spans)])  # see the note in completion.py
+
+
+def _with_gradient(output) -> torch.Tensor | None:
+    """Find the first tensor in what a module gave back that backward will come to."""
+    leaves = torch.utils._pytree.tree_leaves(output)
+    return next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad), None)
+
+
+def _span_of(place: int, entry: wire.Entry) -> Span:
+    return Span(COMMUNICATION, f"{entry.op} {place}", entry.launched_s, entry.completed_s, entry.payload_bytes)
+
+
+def rows_of(line: Timeline) -> list[tuple[str, list[Span]]]:
+    """Arrange a timeline in rows in which nothing overlaps: computing, then communication, as many as it takes."""
+    lanes: dict[str, list[Span]] = {"compute": [each for each in line.spans if each.lane in COMPUTE_LANES]}
+    for lane in sorted({each.lane for each in line.spans} - set(COMPUTE_LANES)):
+        lanes[lane] = [each for each in line.spans if each.lane == lane]
+    named = []
+    for lane, spans in lanes.items():
+        rows = intervals.rows([(each.began_s, each.ended_s) for each in spans])
+        for row in range(max(rows, default=-1) + 1):
+            inside = [each for each, its_row in zip(spans, rows, strict=True) if its_row == row]
+            named.append((lane if row == 0 else f"{lane} {row + 1}", inside))
+    return named

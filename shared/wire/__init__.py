@@ -1,0 +1,248 @@
+"""The wire ledger: every collective and message of this rank, in order, with its bytes and its times.
+
+    with wire.ledger() as log:
+        loss.backward()
+    log.table()
+
+It hears what the hooks hear (see `instrumentation.py`): your own calls, DDP's reducer, FSDP2, DTensor, point-to-point.
+Two columns tell bytes. *Payload* is the full buffer. *Sent* is what this rank must send under the ring algorithm,
+whatever the backend really does; `carried_bytes` is what the network interface counted meanwhile, for everyone on it:
+for all ranks on one machine, for this rank alone where it is a host (see `shared/hosts`).
+"""
+
+import contextlib
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from shared import formulas, tables
+from shared.wire import completion, frames, instrumentation, intervals, sockets
+
+_FAMILIES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")  # whatever variant of the call was used
+
+
+@dataclass
+class Entry:
+    """One collective or message, as this rank launched it and saw it end."""
+
+    op: str
+    number: int
+    group: str
+    group_ranks: tuple[int, ...]
+    partner: int | None
+    dtype: str
+    elements: int
+    payload_bytes: int
+    sent_bytes: float
+    is_async: bool
+    in_backward: bool
+    line: str
+    launched_s: float  # on this machine's monotonic clock, which its ranks share
+    completed_s: float | None = None  # None while under way, or where nobody on this rank waits for it
+
+    @property
+    def took_ms(self) -> float | None:
+        return None if self.completed_s is None else 1e3 * (self.completed_s - self.launched_s)
+
+
+@dataclass
+class Ledger:
+    """What one rank sent and received while the ledger was open."""
+
+    rank: int | None
+    entries: list[Entry] = field(default_factory=list)
+    waits: list[tuple[float, float]] = field(default_factory=list)  # when this rank's program stood still for one
+    opened_s: float = 0.0
+    closed_s: float | None = None
+    carried_bytes: int | None = None  # None where the system does not tell
+
+    @property
+    def messages(self) -> int:
+        return len(self.entries)
+
+    @property
+    def ops(self) -> dict[str, int]:
+        """How often each operation was launched."""
+        return dict(Counter(entry.op for entry in self.entries))
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(entry.payload_bytes for entry in self.entries)
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that this rank must send under the ring algorithm."""
+        return sum(entry.sent_bytes for entry in self.entries)
+
+    @property
+    def total_ms(self) -> float:
+        """Time in which at least one collective was under way."""
+        ended = [entry for entry in self.entries if entry.completed_s is not None]
+        return 1e3 * intervals.length_s([(entry.launched_s, entry.completed_s) for entry in ended])
+
+    def summary(self) -> str:
+        """Say it in one line, without times, so that equal ranks say the same."""
+        if not self.entries:
+            return "no message"
+        kinds = ", ".join(f"{count} {op}" for op, count in self.ops.items())
+        return f"{kinds} │ payload {_bytes(self.payload_bytes)} │ must send {_bytes(self.sent_bytes)}"
+
+    def table(self, times: bool = True, most_rows: int = 10) -> tables.Table:
+        """List the first entries, and the sums of all. times=False leaves out what differs from run to run."""
+        shown = self.entries[:most_rows]
+        columns = {
+            "#": [str(place) for place, _ in enumerate(shown, 1)],
+            "op": [_with_partner(entry) for entry in shown],
+            "ranks": [", ".join(map(str, entry.group_ranks)) if entry.partner is None else "" for entry in shown],
+            "dtype": [entry.dtype for entry in shown],
+            "elements": [f"{entry.elements:,}" for entry in shown],
+            "payload": [_bytes(entry.payload_bytes) for entry in shown],
+            "must send": [_bytes(entry.sent_bytes) for entry in shown],
+            "async": ["yes" if entry.is_async else "no" for entry in shown],
+            "at ms": [f"{1e3 * (entry.launched_s - self.opened_s):.2f}" for entry in shown],
+            "took ms": ["–" if entry.took_ms is None else f"{entry.took_ms:.2f}" for entry in shown],
+            "launched by": [entry.line for entry in shown],
+        }
+        sums = {"op": f"{self.messages} in all", "payload": _bytes(self.payload_bytes)}
+        sums |= {"must send": _bytes(self.sent_bytes), "took ms": f"{self.total_ms:.2f}"}
+        left_out = set() if times else {"at ms", "took ms"}
+        if len({entry.group_ranks for entry in self.entries}) < 2:
+            left_out.add("ranks")
+        header = [name for name in columns if name not in left_out]
+        rows = [list(row) for row in zip(*(columns[name] for name in header), strict=True)]
+        if self.messages > most_rows:
+            rows.append(
+                ["…" if name == "#" else f"{self.messages - most_rows} more" if name == "op" else "" for name in header]
+            )
+        rows.append([sums.get(name, "") for name in header])
+        return tables.Table(header, rows, note="" if self.rank is None else f"The ledger of rank {self.rank}.")
+
+    def assert_volume(
+        self,
+        *,
+        messages: int | None = None,
+        ops: dict[str, int] | None = None,
+        payload_bytes: float | None = None,
+        sent_bytes: float | None = None,
+    ) -> None:
+        """Hold the ledger against what a formula says; what is left out is not compared.
+
+        Raises: AssertionError with what was expected and what came.
+        """
+        pairs = {
+            "messages": (self.messages, messages),
+            "operations": (self.ops, ops),
+            "payload bytes": (self.payload_bytes, payload_bytes),
+            "bytes to send": (self.sent_bytes, sent_bytes),
+        }
+        wrong = [
+            f"{what}: expected {want}, came {came}" for what, (came, want) in pairs.items() if not _same(came, want)
+        ]
+        if wrong:
+            raise AssertionError(f"the wire ledger of rank {self.rank} differs. " + "; ".join(wrong))
+
+
+@contextlib.contextmanager
+def ledger():
+    """Record every collective that this rank launches inside the block. → Ledger
+
+    Times are filled in when the block ends; what is waited for only later has no end. Ledgers may be nested; each
+    records all it hears. Without a process group there is nothing to hear.
+    """
+    instrumentation.install()
+    log = Ledger(dist.get_rank() if dist.is_initialized() else None)
+    with completion.watching() as watcher:
+        log.opened_s, log.waits, carried = watcher.clock.began_s, watcher.waits, sockets.counters()
+
+        def launched(call: instrumentation.Call, work, tensors: list[torch.Tensor]) -> None:
+            entry = _entry_of(call)
+            log.entries.append(entry)
+            if work is not None:
+                watcher.watch(work, entry, tensors)
+
+        with instrumentation.listening(launched, watcher.waiting):
+            try:
+                yield log
+            finally:
+                log.closed_s = watcher.clock.seconds(watcher.clock.mark())
+                if carried is not None:
+                    log.carried_bytes = sockets.counters().sent_bytes - carried.sent_bytes
+
+
+def sent_bytes_of(call: instrumentation.Call, rank: int) -> float:
+    """Bytes that a rank sends for a collective under the ring algorithm. Source: nccl-tests PERFORMANCE.md.
+
+    A broadcast or reduce passes the buffer along a chain; gather, scatter and all-to-all send each part straight to
+    its rank; a message is sent by its sender.
+    """
+    payload_bytes, world_size = call.payload_bytes, len(call.group_ranks)
+    match _family(call.op):
+        case "all_reduce":
+            return formulas.all_reduce_sent_bytes(payload_bytes, world_size)
+        case "all_gather":
+            return formulas.all_gather_sent_bytes(payload_bytes, world_size)
+        case "reduce_scatter":
+            return formulas.reduce_scatter_sent_bytes(payload_bytes, world_size)
+        case "all_to_all":
+            return payload_bytes - call.kept_bytes
+        case "broadcast":  # the chain begins at the root; its last rank sends to nobody
+            steps = (call.group_ranks.index(rank) - call.group_ranks.index(call.root)) % world_size
+            return payload_bytes if steps < world_size - 1 else 0
+        case "reduce":
+            return payload_bytes if rank != call.root else 0
+        case "gather":
+            return payload_bytes / world_size if rank != call.root else 0
+        case "scatter":
+            return formulas.ring_fraction(world_size) * payload_bytes if rank == call.root else 0
+        case "send":
+            return payload_bytes
+    return 0
+
+
+def _family(op: str) -> str:
+    return next((family for family in _FAMILIES if op.startswith(family)), op)
+
+
+def _entry_of(call: instrumentation.Call) -> Entry:
+    return Entry(
+        op=_family(call.op),
+        number=call.number,
+        group=call.group_name,
+        group_ranks=call.group_ranks,
+        partner=call.partner,
+        dtype=call.dtype,
+        elements=call.payload_bytes // getattr(torch, call.dtype).itemsize,
+        payload_bytes=call.payload_bytes,
+        sent_bytes=sent_bytes_of(call, dist.get_rank()),
+        is_async=call.is_async,
+        in_backward=call.in_backward,
+        line=frames.where(*call.called_from) if call.called_from else "",
+        launched_s=call.launched_s,
+    )
+
+
+# -- in words
+
+
+def _with_partner(entry: Entry) -> str:
+    if entry.partner is None:
+        return entry.op
+    return f"{entry.op} {'to' if entry.op == 'send' else 'from'} {entry.partner}"
+
+
+def _bytes(count: float) -> str:
+    """1,234 B, 12.3 KB, 4.57 MB: powers of 1000."""
+    if count < 10_000:
+        return f"{count:,.0f} B"
+    for unit in ("KB", "MB", "GB"):
+        count /= 1000
+        if count < 1000 or unit == "GB":
+            return f"{count:.3g} {unit}"
+
+
+def _same(came, want) -> bool:
+    if want is None or came == want:
+        return True
+    return not isinstance(want, dict) and abs(came - want) <= 1e-9 * abs(want)

@@ -1,0 +1,115 @@
+"""When is a collective over? Told by the future of its Work, or by whoever waited for it; and who waited how long.
+
+A future tells us on a thread of its own. That thread needs Python's lock, so while Python computes it may come some
+milliseconds late (the interpreter hands the lock over every 5 ms).
+"""
+
+import contextlib
+import time
+
+import torch
+import torch.distributed as dist
+
+from shared.wire.clock import Clock
+
+_SETTLES_WITHIN_S = 1.0
+_original_wait = dist.Work.wait
+_watchers: list = []
+
+
+class Watcher:
+    """Fills in `launched_s` and `completed_s` of entries, and collects the times in which this rank waited.
+
+    What has ended is known for certain after settle().
+    """
+
+    def __init__(self):
+        self.clock = Clock()
+        self.waits: list[tuple[float, float]] = []
+        self._marks: list[tuple] = []  # (entry, name of its field, mark)
+        self._wait_marks: list[tuple] = []
+        self._futures: dict[int, tuple] = {}  # id of an entry → (its future, the entry), while under way
+        self._waited_for: dict[int, tuple] = {}  # id of a Work → (the Work, which keeps its id; its entry; memory)
+
+    def watch(self, work, entry, tensors: list[torch.Tensor]) -> None:
+        """Note the end of a Work from its future, where it has one, else when somebody has waited for it."""
+        if self.clock.on_gpu:  # it begins when the device gets there
+            self._marks.append((entry, "launched_s", self.clock.mark()))
+        try:
+            future = work.get_future()
+        except RuntimeError:  # gloo's messages and its reduce-scatter have none
+            self._waited_for[id(work)] = (work, entry, {_memory_of(tensor) for tensor in tensors})
+            return
+        self._futures[id(entry)] = (future, entry)
+        future.add_done_callback(lambda _: self._ended(entry))
+
+    def _ended(self, entry) -> None:
+        self._marks.append((entry, "completed_s", self.clock.mark()))
+        self._futures.pop(id(entry), None)
+
+    def waited(self, work_id: int | None, began) -> None:
+        """Note a wait that is over, and with it the end of a Work, where it is known whose."""
+        ended = self.clock.mark()
+        self._wait_marks.append((began, ended))
+        _, entry, _ = self._waited_for.pop(work_id, (None, None, None))
+        if entry is not None:
+            self._marks.append((entry, "completed_s", ended))
+
+    @contextlib.contextmanager
+    def waiting(self, tensor: torch.Tensor):
+        """Time a wait in C++ for the collective that fills a tensor."""
+        began = self.clock.mark()
+        yield
+        filled = (work_id for work_id, (_, _, memory) in self._waited_for.items() if _memory_of(tensor) in memory)
+        self.waited(next(filled, None), began)
+
+    def settle(self) -> None:
+        """Fill in what is known. Whoever waits for a future may be told before we are: give it a moment."""
+        deadline_s = time.perf_counter() + _SETTLES_WITHIN_S
+        for future, entry in list(self._futures.values()):
+            while future.done() and id(entry) in self._futures and time.perf_counter() < deadline_s:
+                time.sleep(1e-4)
+        for entry, field, mark in self._marks:
+            setattr(entry, field, self.clock.seconds(mark))
+        self.waits[:] = [(self.clock.seconds(began), self.clock.seconds(ended)) for began, ended in self._wait_marks]
+
+
+@contextlib.contextmanager
+def watching(watcher: Watcher | None = None):
+    """Watch Works inside the block. → the Watcher, a new one if none is given
+
+    Meanwhile `Work.wait` is a function of ours, which calls torch's. Blocks may be nested.
+    """
+    watcher = watcher or Watcher()
+    _watchers.append(watcher)
+    dist.Work.wait = _timed_wait
+    try:
+        yield watcher
+    finally:
+        _watchers[:] = [other for other in _watchers if other is not watcher]
+        if not _watchers:
+            dist.Work.wait = _original_wait
+        watcher.settle()
+
+
+@contextlib.contextmanager
+def timed(work):
+    """Tell every Watcher that this rank waits for a Work inside the block, and that the Work has ended then."""
+    began = [(watcher, watcher.clock.mark()) for watcher in _watchers]
+    yield
+    for watcher, mark in began:
+        watcher.waited(id(work), mark)
+
+
+def untimed_wait(work, *args, **kwargs) -> bool:
+    """Wait as torch does, told to nobody."""
+    return _original_wait(work, *args, **kwargs)
+
+
+def _timed_wait(work, *args, **kwargs):
+    with timed(work):
+        return _original_wait(work, *args, **kwargs)
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,248 @@
+"""Hooks on this rank's collectives: each one is counted, and shown to whoever listens, as it is launched.
+
+Every collective is a dispatcher operator, `c10d::allreduce_` and its siblings, whoever calls it: your
+code, DDP's reducer in C++, FSDP, DTensor. A hook puts a Python function before those operators' own
+kernels, and before no other operator, so computing costs nothing more. The doctor reads its counts to
+say who waits for whom; the wire ledger and the checks listen to it.
+"""
+
+import contextlib
+import os
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+
+from shared.wire import frames
+
+# Operators of c10d → the name students call them by, in torch.distributed.
+OPERATORS = {
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce_coalesced",
+    "broadcast_": "broadcast",
+    "reduce_": "reduce",
+    "allgather_": "all_gather",
+    "_allgather_base_": "all_gather_into_tensor",
+    "allgather_coalesced_": "all_gather_coalesced",
+    "allgather_into_tensor_coalesced_": "all_gather_into_tensor_coalesced",
+    "reduce_scatter_": "reduce_scatter",
+    "_reduce_scatter_base_": "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter_tensor_coalesced",
+    "gather_": "gather",
+    "scatter_": "scatter",
+    "alltoall_": "all_to_all",
+    "alltoall_base_": "all_to_all_single",
+    "barrier": "barrier",
+    "monitored_barrier_": "monitored_barrier",
+    "send": "send",
+    "recv_": "recv",
+    "recv_any_source_": "recv",
+}
+POINT_TO_POINT = ("send", "recv")
+_TORCH_DISTRIBUTED = os.path.dirname(dist.__file__)
+# Every dispatch passes this key, under no_grad, inference_mode and DTensor too, and torch uses it for factories only.
+_KEY = "BackendSelect"
+_LATER_KEYS = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective, as this rank launched it."""
+
+    op: str
+    number: int  # 1 for the group's first collective; messages between two ranks count per partner
+    group_name: str
+    group_ranks: tuple[int, ...]  # global ranks
+    shape: tuple[int, ...]  # of the largest tensor
+    dtype: str
+    payload_bytes: int  # the full buffer: what one rank would hold if it held all of it
+    partner: int | None  # the other end of a send or recv, as a global rank
+    root: int | None  # the one rank that a broadcast or scatter comes from, a reduce or gather goes to; global
+    kept_bytes: int  # what an all-to-all leaves with this rank itself
+    is_async: bool
+    in_backward: bool
+    launched_s: float
+    called_from: tuple[str, int, str] | None  # the student's file, line and function; None from autograd's threads
+
+    @property
+    def lane(self) -> tuple:
+        """What `number` counts within: the group, or one direction between two ranks."""
+        return lane_of(self.op, self.group_name, self.partner)
+
+    def __str__(self) -> str:
+        other = self.root if self.partner is None else self.partner
+        towards = "to" if self.op in ("send", "reduce", "gather") else "from"
+        between = "" if other is None else f" {towards} rank {other}"
+        return f"{self.op} #{self.number}{between} ({self.dtype}, {_size(self.shape)})"
+
+
+def lane_of(op: str, group_name: str, partner: int | None) -> tuple:
+    return (group_name, op, partner) if op in POINT_TO_POINT else (group_name,)
+
+
+counts: Counter = Counter()  # lane → collectives launched since the process group was formed
+last_call: Call | None = None
+before_launch: list = []  # functions of a Call that may refuse it, by raising
+stand_ins: list = []  # functions of a Call and its Work, that give the Work which the caller waits for in its place
+_listeners: list = []
+_libraries: list[torch.library.Library] = []  # hold the registrations alive
+
+
+def install() -> None:
+    """Put the hooks in place, once per process."""
+    if _libraries:
+        return
+    _libraries.extend(torch.library.Library(name, "IMPL") for name in ("c10d", "_c10d_functional"))
+    calls, waits = _libraries
+    waits.impl("wait_tensor", _tapped_wait, _KEY, with_keyset=True)
+    for operator, name in OPERATORS.items():
+        packet = getattr(torch.ops.c10d, operator, None)
+        if packet is None:
+            continue  # a torch release without it
+        calls.impl(operator, _tapped(packet.default, name), _KEY, with_keyset=True)
+
+
+def reset() -> None:
+    """Forget the counts: a new process group starts its own sequence."""
+    global last_call
+    counts.clear()
+    last_call = None
+
+
+@contextlib.contextmanager
+def listening(launched=None, waiting=None):
+    """Collect, in order, the calls launched on this rank inside the block.
+
+    launched: called with each call, its Work (None where it has none of its own) and its tensors, once it is under way.
+    waiting: given a tensor, makes a context in which C++ waits for the functional collective that fills it.
+    """
+    heard: list[Call] = []
+    listener = (heard, launched, waiting)
+    _listeners.append(listener)
+    try:
+        yield heard
+    finally:
+        # By identity: two listeners that heard the same calls are equal.
+        _listeners[:] = [other for other in _listeners if other is not listener]
+
+
+def _tapped(operator, name: str):
+    argument_names = [argument.name for argument in operator._schema.arguments]
+
+    def hook(keyset, *args, **kwargs):
+        arguments = dict(zip(argument_names, args, strict=False)) | kwargs
+        call = _note(name, arguments)
+        result = operator.redispatch(keyset & _LATER_KEYS, *args, **kwargs)
+        if not _listeners and not stand_ins:
+            return result
+        rest, boxed = ([*result[:-1]], result[-1]) if isinstance(result, (tuple, list)) else (None, result)
+        work = dist.Work.unbox(boxed) if boxed is not None else None  # a monitored barrier gives none
+        if work is not None and stand_ins:
+            for stand_in in stand_ins:
+                work = stand_in(call, work)
+            result = work.boxed() if rest is None else (*rest, work.boxed())
+        for _, launched, _ in _listeners:
+            if launched is not None:
+                launched(call, work, _tensors(list(arguments.values())))
+        return result
+
+    return hook
+
+
+def _tapped_wait(keyset, tensor):
+    """Functional collectives, DTensor's, are waited for by an operator of their own."""
+    with contextlib.ExitStack() as waits:
+        for _, _, waiting in _listeners:
+            if waiting is not None:
+                waits.enter_context(waiting(tensor))
+        return torch.ops._c10d_functional.wait_tensor.default.redispatch(keyset & _LATER_KEYS, tensor)
+
+
+def _note(op: str, arguments: dict) -> Call:
+    global last_call
+    group = dist.ProcessGroup.unbox(arguments["process_group"])
+    ranks = tuple(dist.get_process_group_ranks(group))
+    partner = arguments.get("dst") if op == "send" else arguments.get("src") if op == "recv" else None
+    partner = ranks[partner] if partner is not None else None
+    root = arguments.get("root_rank")
+    tensors = _payload(op, arguments)
+    largest = max(tensors, key=lambda tensor: tensor.nbytes)
+    payload_bytes = 0 if op.endswith("barrier") else sum(tensor.nbytes for tensor in tensors)
+    if op in ("gather", "scatter") and root != group.rank():  # only the root has all parts
+        payload_bytes *= group.size()
+    lane = lane_of(op, group.group_name, partner)
+    caller = frames.innermost_students(sys._getframe(2))
+    counts[lane] += 1
+    last_call = Call(
+        op=op,
+        number=counts[lane],
+        group_name=group.group_name,
+        group_ranks=ranks,
+        shape=tuple(largest.shape),
+        dtype=str(largest.dtype).removeprefix("torch."),
+        payload_bytes=payload_bytes,
+        partner=partner,
+        root=ranks[root] if root is not None else None,
+        kept_bytes=_kept_bytes(op, arguments, group.rank()),
+        is_async=_is_async(op, arguments),
+        in_backward=torch._C._current_graph_task_id() != -1,
+        launched_s=time.perf_counter(),
+        called_from=(caller.f_code.co_filename, caller.f_lineno, caller.f_code.co_name) if caller else None,
+    )
+    for refuse in before_launch:
+        refuse(last_call)
+    if before_launch:  # comparing notes took time of its own
+        last_call = replace(last_call, launched_s=time.perf_counter())
+    for heard, _, _ in _listeners:
+        heard.append(last_call)
+    return last_call
+
+
+def _payload(op: str, arguments: dict) -> list[torch.Tensor]:
+    """The full buffer: an all-to-all's input, else the larger of what goes in and what comes out."""
+    if op == "all_to_all":
+        return _tensors(arguments["input_tensors"])
+    if op == "all_to_all_single":
+        return _tensors(arguments["input"])
+    return max((_tensors(value) for value in arguments.values()), key=lambda found: sum(t.nbytes for t in found))
+
+
+def _kept_bytes(op: str, arguments: dict, own: int) -> int:
+    if op == "all_to_all":
+        return arguments["input_tensors"][own].nbytes
+    if op == "all_to_all_single":
+        whole, sizes = arguments["input"], arguments["input_split_sizes"]
+        if not sizes:
+            return whole.nbytes // dist.ProcessGroup.unbox(arguments["process_group"]).size()
+        return whole.nbytes * sizes[own] // max(1, sum(sizes))
+    return 0
+
+
+def _is_async(op: str, arguments: dict) -> bool:
+    """Collectives are told by their caller; `dist.send` is an isend that waits, so look who called it."""
+    if op not in POINT_TO_POINT:
+        return arguments.get("async_op", True)
+    frame = sys._getframe(3)
+    while frame is not None and frame.f_code.co_filename.startswith(_TORCH_DISTRIBUTED):
+        if frame.f_code.co_name == op:
+            return False
+        frame = frame.f_back
+    return True
+
+
+def _tensors(value) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    elements = 1
+    for extent in shape:
+        elements *= extent
+    return f"{elements} element" + ("s" if elements != 1 else "")

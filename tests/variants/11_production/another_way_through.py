@@ -1,0 +1,112 @@
+"""Units by depth, a mesh from a tensor, one getter each, os.replace, and every way in one sorted list."""
+
+import itertools
+import os
+import re
+import shutil
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from shared import planner
+from shared.planner.clusters import step_seconds
+from solutions.zero3 import default_units
+
+
+def fully_sharded(module, units=None, compute_dtype=None, reduce_dtype=None, reshard_after_forward=True, mesh=None):
+    state = {id(t): t.detach() for t in [*module.parameters(), *module.buffers()]}
+    for number in sorted(range(len(state)), reverse=True):
+        dist.broadcast(list(state.values())[number], src=0)
+    chosen = list(default_units(module)) if units is None else list(units)
+    depths = {each: name.count(".") for name, each in module.named_modules()}
+    policy = MixedPrecisionPolicy(compute_dtype, reduce_dtype)
+    more = {} if mesh is None else {"mesh": mesh}
+    for each in sorted(chosen, key=lambda unit: -depths[unit]):
+        fully_shard(each, mp_policy=policy, reshard_after_forward=reshard_after_forward, **more)
+    fully_shard(module, mp_policy=policy, reshard_after_forward=False, **more)
+    return module
+
+
+def host_mesh(ranks_per_host):
+    everyone = torch.arange(dist.get_world_size())
+    if len(everyone) % ranks_per_host != 0:
+        raise ValueError(f"expected a divisor of {len(everyone)}, got {ranks_per_host}")
+    kind = "cuda" if torch.cuda.is_initialized() else "cpu"
+    return DeviceMesh(kind, everyone.unflatten(0, (-1, ranks_per_host)), mesh_dim_names=("replicate", "shard"))
+
+
+def save_checkpoint(folder, step, model, optimizer):
+    target = os.path.join(folder, f"step_{step}")
+    if dist.get_rank() == 0:
+        for name in (target, target + ".half"):
+            if os.path.isdir(name):
+                shutil.rmtree(name)
+    dist.barrier()
+    state = {
+        "step": torch.tensor(step),
+        "model": get_model_state_dict(model),
+        "optimizer": get_optimizer_state_dict(model, optimizer),
+    }
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(target + ".half", thread_count=2))
+    done = [None]
+    if dist.get_rank() == 0:
+        os.replace(target + ".half", target)
+        done = ["renamed"]
+    dist.broadcast_object_list(done, src=0)
+
+
+def newest_checkpoint(folder):
+    steps = []
+    if folder.is_dir():
+        for entry in os.scandir(folder):
+            matched = re.fullmatch(r"step_(\d+)", entry.name)
+            if matched and entry.is_dir():
+                steps.append(int(matched[1]))
+    return folder / f"step_{max(steps)}" if steps else None
+
+
+def load_checkpoint(path, model, optimizer):
+    state = {
+        "step": torch.tensor(0),
+        "model": get_model_state_dict(model),
+        "optimizer": get_optimizer_state_dict(model, optimizer),
+    }
+    dcp.load(state, storage_reader=dcp.FileSystemReader(path))
+    set_model_state_dict(model, state["model"])
+    set_optimizer_state_dict(model, optimizer, state["optimizer"])
+    return int(state["step"])
+
+
+@dataclass(frozen=True)
+class Choice:
+    stage: int
+    shard_ranks: int
+    checkpointing: str
+    step_s: float
+
+
+def choose_strategy(shape, cluster, micro_batch=1):
+    def order(choice):
+        return choice.step_s, choice.stage, ("selective", "full").index(choice.checkpointing), -choice.shard_ranks
+
+    found = []
+    for how, ranks, stage in itertools.product(
+        ("full", "selective"), (cluster.cards_per_host, cluster.cards), range(4)
+    ):
+        if stage == 0 and ranks != cluster.cards:
+            continue
+        held = planner.plan(shape, ranks=ranks, stage=stage, micro_batch=micro_batch, checkpointing=how)
+        if held.total_bytes + 0.1 * cluster.card_bytes <= cluster.card_bytes:
+            found.append(Choice(stage, ranks, how, step_seconds(shape, cluster, stage, ranks, how, micro_batch)))
+    found.sort(key=order)
+    return found[0] if found else None
