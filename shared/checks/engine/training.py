@@ -164,10 +164,10 @@ def one_process(
     replicas, found = awkward.Replicas(module, len(batches)), []
     for step in range(steps):
         own = []
-        for index, (x, y) in enumerate(batches):
+        for index, (replica, (x, y)) in enumerate(zip(replicas, batches, strict=True)):
             _drop_gradients(module)
             if (index, step) not in idle:
-                _accumulate(replicas[index], x, y, micro_batches)
+                _accumulate(replica, x, y, micro_batches)
             own.append(awkward.gradients_of(module))
         mean = {name: _mean([gradients[name] for gradients in own]) for name in own[0]}
         for name, parameter in module.named_parameters():
@@ -239,7 +239,7 @@ def judge_training(attempt: Attempt, found: list[dict], how: Training, draw: Dra
         evaluated = awkward.evaluate(module, want, draw.shares[rank][0])
         if not close(found[rank]["evaluated"], evaluated, tolerance_of(want.values())):
             said = f"after eval(), the output is another: {first_difference(found[rank]['evaluated'], evaluated)}"
-            raise Wrong({rank: f"{context}: {said}"}, "Look at: in which mode does forward run the module?")
+            raise Wrong({rank: f"{context}: {said}"}, awkward.LOOK_AT_MODES)
     same = ends[0] if len(batches) == 1 else dict(module.named_parameters())
     states = {rank: {name: found[rank]["end"][name] for name in same} for rank in members}
     judge_state(states, states[members[0]], members[0])
@@ -258,9 +258,8 @@ def _judge_end(rank: int, result: dict, want: dict, context: str) -> None:
     for name, expected in want.items():
         state = result["end"][name].double()
         if not close(state, expected.double(), tolerance):
-            hint = "BatchNorm updates it in each forward in train mode. Look at: how often does forward run the module?"
             said = f"{context}: {name} after the last step, {first_difference(state, expected.double(), tolerance)}"
-            raise Wrong({rank: said}, hint if awkward.is_statistic(name) else "")
+            raise Wrong({rank: said}, awkward.LOOK_AT_FORWARDS if awkward.is_statistic(name) else "")
 
 
 def judge_bf16_training(found: list[dict], how: Training) -> None:

@@ -3,7 +3,7 @@
 All take x [B, 6] and give [B, 3]. Each exists because some wrapper in the wild was wrong on it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -238,9 +238,10 @@ class Replicas:
         self.module = module
         self.buffers = [{name: buffer.clone() for name, buffer in module.named_buffers()} for _ in range(count)]
 
-    def __getitem__(self, index: int) -> Callable:
-        """Return a function that computes what the module on this rank computes, and updates its buffers."""
-        return lambda x: functional_call(self.module, self.buffers[index], (x,))
+    def __iter__(self) -> Iterator[Callable]:
+        """Yield, for each rank, a function that computes what its module computes and updates its buffers."""
+        for buffers in self.buffers:
+            yield lambda x, buffers=buffers: functional_call(self.module, buffers, (x,))
 
     def state_of(self, index: int) -> dict[str, torch.Tensor]:
         """Copy the parameters and this rank's buffers."""
@@ -250,6 +251,12 @@ class Replicas:
 def mixes_samples(module: nn.Module) -> bool:
     """Return whether a sample's output depends on the other samples of its batch."""
     return any(isinstance(each, nn.BatchNorm1d) and each.training for each in module.modules())
+
+
+LOOK_AT_FORWARDS = (
+    "BatchNorm updates it in each forward in train mode. Look at: how often does forward run the module, and how?"
+)
+LOOK_AT_MODES = "Look at: in which mode does forward run the module, and who chooses the mode?"
 
 
 def is_statistic(name: str) -> bool:
@@ -275,8 +282,9 @@ def twin_of(name: str, module: nn.Module) -> nn.Module:
 
 
 def gradients_of(module: nn.Module) -> dict[str, torch.Tensor | None]:
-    """Copy every parameter's gradient to the CPU."""
-    return {name: None if p.grad is None else p.grad.detach().cpu().clone() for name, p in module.named_parameters()}
+    """Copy every parameter's gradient to the CPU; that of a tied parameter under each of its names."""
+    named = module.named_parameters(remove_duplicate=False)
+    return {name: None if p.grad is None else p.grad.detach().cpu().clone() for name, p in named}
 
 
 def draw_batch(seed: int, samples: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Runs the closure of step() a second time: the gradients are the same, but BatchNorm counts two batches.
+"""Runs the closure once more and zeroes the gradients: parameters stay right, but BatchNorm counts two batches.
 
 caught by: ShardedOptimizer · loops
 """
@@ -10,4 +10,5 @@ class ZeRO1(right.ZeRO1):
     def step(self, closure=None):
         if closure is not None:
             closure()
+            self.zero_grad()
         return super().step(closure)
