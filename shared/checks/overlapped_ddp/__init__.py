@@ -24,6 +24,7 @@ from shared.checks.engine.overlap_steps import draw_shares, judge_steps, mean_of
 from shared.checks.engine.training import Draw, Training, judge_start, train, train_and_judge
 from shared.checks.engine.volume import judge_state_bytes
 from shared.checks.engine.wrapping import judge_wrapping
+from shared.checks.models import awkward
 from shared.checks.models.overlap import draw_sizes
 from shared.checks.overlapped_ddp import accumulation, cost, parts
 
@@ -34,7 +35,7 @@ no_sync = Exercise("4.4", "OverlappedDDP")
 communication_cost = Exercise("4.5", "communication_cost", optional=True)
 
 TINY_CAP = {"bucket_cap_mb": 200 / 2**20}  # the awkward models have some 600 bytes
-AWKWARD = ("Plain", "Tied", "Frozen", "Unused", "Scalar", "Buffered", "Strided", "Mixed")
+AWKWARD = ("Plain", "Tied", "Frozen", "Unused", "Scalar", "Buffered", "Strided", "Mixed", *awkward.HAVE_MODES)
 
 
 # -- 4.1, 4.2, 4.4, 4.5

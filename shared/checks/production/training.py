@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Shard
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import RELATIVE_TOLERANCE, close, first_difference
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.sharded.plan import OPTIMIZERS
+from shared.checks.engine.sharded.training import reference
 from shared.checks.engine.sharded.unit_training import UnitPlan, new_optimizer
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward, unit_models
@@ -31,6 +31,7 @@ class Sharding(UnitPlan):
     steps: int = 3
     mesh: tuple[int, ...] | None = None
     inner_first: bool = False
+    fill: bool = False  # what no sample uses has no gradient
 
     def __str__(self) -> str:
         parts = [super().__str__()]
@@ -38,6 +39,9 @@ class Sharding(UnitPlan):
             parts += ["its units in an iterator" + ", inner ones first" * self.inner_first]
         parts += [f"a mesh of {' × '.join(map(str, self.mesh))}"] if self.mesh else []
         return ", ".join(parts)
+
+    def shown(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return state  # ranks keep parameters in the plan's dtype, whatever they compute in
 
     @property
     def copies(self) -> int:
@@ -131,26 +135,6 @@ def probe_sharded(fully_sharded, plan: Sharding, seed: int, x, y) -> dict:
     return found
 
 
-def one_process(plan: Sharding, seed: int, x, y) -> list[dict]:
-    """→ per step: loss, gradients, and the state after it"""
-    module = unit_models.build(plan.model, seed, plan.dtype)
-    cls, settings = OPTIMIZERS[plan.optimizer]
-    optimizer, steps = cls(module.parameters(), **settings), []
-    x, y = x.to(plan.dtype), y.to(plan.dtype)
-    for _ in range(plan.steps):
-        optimizer.zero_grad()
-        loss = loss_of(module, x, y)
-        loss.backward()
-        gradients = {
-            name: None if p.grad is None else p.grad.clone()
-            for name, p in module.named_parameters(remove_duplicate=False)
-        }
-        optimizer.step()
-        steps.append({"loss": loss.detach(), "gradients": gradients, "state": awkward.state_of(module)})
-        x = awkward.other_roads(x)
-    return steps
-
-
 def train_and_judge(attempt: Attempt, plan: Sharding) -> list[dict]:
     """Train on fresh data. → by rank, what probe_sharded found
 
@@ -161,7 +145,7 @@ def train_and_judge(attempt: Attempt, plan: Sharding) -> list[dict]:
     judge_parts(plan, [result["start"] for result in found], plan.copies)
     judge_start(plan, found, awkward.state_of(unit_models.build(plan.model, draw.seeds[0], plan.dtype)))
     tolerance = RELATIVE_TOLERANCE if {plan.computed, plan.reduced} == {torch.float64} else _FLOAT32_TOLERANCE
-    for number, want in enumerate(one_process(plan, draw.seeds[0], draw.x, draw.y)):
+    for number, want in enumerate(reference(plan, draw, list(range(attempt.world_size))).steps):
         said = f"{plan}, step {number + 1}"
         steps = [result["steps"][number] for result in found]
         loss = sum(step["loss"] for step in steps) / len(steps)
