@@ -25,7 +25,7 @@ _MIB = 2**20
 def why_not() -> str | None:
     """→ why DeepSpeed cannot run here, and what to do; None where it can"""
     if importlib.util.find_spec("deepspeed") is None:
-        return "DeepSpeed is not installed: .venv/bin/pip install -c constraints.txt -e '.[deepspeed]' adds it"
+        return "DeepSpeed is not installed: .venv/bin/pip install -c constraints.txt deepspeed adds it"
     return None
 
 

@@ -1,6 +1,7 @@
-"""The four descriptions of the environment say the same, and bootstrap.py keeps its promises.
+"""The descriptions of the environment agree, and bootstrap.py builds it, shares it and never takes it from a user.
 
-No test here installs anything: a fake pip stands in for the real one.
+Most tests here run bootstrap.py with a fake Python, whose `venv` and `pip` finish at once. One installs a package of
+its own with the real ones.
 """
 
 import ast
@@ -8,11 +9,12 @@ import importlib.metadata
 import json
 import os
 import re
-import signal
+import shutil
 import subprocess
 import sys
-import threading
+import time
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -21,9 +23,9 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-import bootstrap
-
 ROOT = Path(__file__).resolve().parent.parent
+BOOTSTRAP = ROOT / "bootstrap.py"
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 FLOATING = {"numpy", "scipy"}  # Python 3.11 and 3.12 get different ones
 PINNED_BY_TORCH = ("nvidia-", "cuda-", "triton")
 
@@ -41,7 +43,7 @@ def constraints() -> dict[str, Requirement]:
     lines = [line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
     requirements = [Requirement(line) for line in lines if line]
     by_name = {canonicalize_name(requirement.name): requirement for requirement in requirements}
-    assert len(by_name) == len(requirements), "a package stands in constraints.txt twice"
+    assert len(by_name) == len(requirements), "a package is listed in constraints.txt twice"
     return by_name
 
 
@@ -50,32 +52,8 @@ def conda() -> dict:
     return yaml.safe_load((ROOT / "environment.yml").read_text())
 
 
-def declared(project) -> list[Requirement]:
-    extras = project["optional-dependencies"].values()
-    return [Requirement(line) for line in [*project["dependencies"], *(line for extra in extras for line in extra)]]
-
-
-def is_pinned(requirement: Requirement) -> bool:
-    operators = [(specifier.operator, "*" in specifier.version) for specifier in requirement.specifier]
-    return operators == [("==", False)]
-
-
-def test_every_declared_package_is_pinned(project, constraints):
-    names = {canonicalize_name(requirement.name) for requirement in declared(project)} - FLOATING
-    assert len(names) > 10
-    missing = [name for name in names if name not in constraints or not is_pinned(constraints[name])]
-    assert not missing
-
-
-def test_every_package_that_they_bring_is_pinned(project, constraints):
-    brought = closure(declared(project))
-    assert "tornado" in brought  # two levels down from any package that we name
-    missing = {name for name in brought - FLOATING if not name.startswith(PINNED_BY_TORCH)} - set(constraints)
-    assert not missing
-
-
 def closure(requirements: list[Requirement]) -> set[str]:
-    """Walk what is installed here, from our own requirements down."""
+    """Return the packages that these requirements bring, as far as they are installed here."""
     seen, todo = set(), [(canonicalize_name(r.name), extra) for r in requirements for extra in ("", *r.extras)]
     while todo:
         name, extra = todo.pop()
@@ -89,99 +67,82 @@ def closure(requirements: list[Requirement]) -> set[str]:
     return {name for name, _ in seen}
 
 
-def test_every_pin_is_for_the_oldest_python_that_is_taken(constraints):
-    """Debian 12 has 3.11.2. Where a pin is for 3.11.5, pip tries the versions of all others for an hour."""
-    oldest = f"{bootstrap.dotted(bootstrap.OLDEST)}.0"
+def test_every_package_that_is_installed_is_pinned(project, constraints):
+    declared = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    brought = closure([Requirement(line) for line in declared])
+    assert "tornado" in brought, "it is two levels below any package that we name"
+    assert {name for name in brought if not name.startswith(PINNED_BY_TORCH)} <= set(constraints)
+
+
+def test_a_constraint_is_one_version_for_every_machine(constraints):
+    """`torch==2.13.0+cpu` would not install on a machine with a GPU."""
+    pins = {name: [(each.operator, each.version) for each in r.specifier] for name, r in constraints.items()}
+    exact = {name for name, [(operator, version), *more] in pins.items() if operator == "==" and not more}
+    assert set(constraints) - exact == FLOATING
+    assert not [name for name in exact if re.search(r"[+*]", str(constraints[name].specifier))]
+
+
+def test_every_supported_python_can_install_every_pin(constraints):
+    """Debian 12 has 3.11.2. If a pin needed 3.11.5, pip would try other versions of everything for an hour."""
     needs = {
-        name: importlib.metadata.metadata(name)["Requires-Python"] or "" for name in installed() & set(constraints)
+        name: importlib.metadata.metadata(name)["Requires-Python"] or ""
+        for name in {canonicalize_name(each.metadata["Name"]) for each in importlib.metadata.distributions()}
+        if name in constraints and name not in FLOATING
     }
     assert len(needs) > 80
-    assert {
-        name: need for name, need in needs.items() if name not in FLOATING and oldest not in SpecifierSet(need)
-    } == {}
+    refused = {name for name, need in needs.items() if not all(f"{each}.0" in SpecifierSet(need) for each in PYTHONS)}
+    assert refused == set()
 
 
-def installed() -> set[str]:
-    return {canonicalize_name(each.metadata["Name"]) for each in importlib.metadata.distributions()}
-
-
-def test_every_constraint_is_a_pin_except_what_must_float(constraints):
-    assert {name for name, requirement in constraints.items() if not is_pinned(requirement)} == FLOATING
-
-
-def test_no_constraint_names_a_build(project, constraints):
-    """torch==2.13.0+cpu would not install where there is a GPU."""
-    assert not [name for name, requirement in constraints.items() if "+" in str(requirement.specifier)]
-    assert canonicalize_name(project["name"]) not in constraints
-
-
-def test_conda_installs_the_same_through_pip(conda):
+def test_conda_installs_the_same_packages_through_pip(conda):
     (pip,) = [entry["pip"] for entry in conda["dependencies"] if isinstance(entry, dict)]
     assert pip == ["-c constraints.txt", "-e .[dev]"]
     names = [entry.split()[0] for entry in conda["dependencies"] if isinstance(entry, str)]
-    assert names == ["python", "pip"], "another package from conda would escape the pins"
+    assert names == ["python", "pip"], "a package from conda would not be held to the pins"
 
 
-def test_python_versions_agree(project, conda):
+def test_all_descriptions_name_the_same_pythons(project, conda):
+    versions = [f"3.{minor}" for minor in range(8, 20)]
     (line,) = [entry for entry in conda["dependencies"] if str(entry).startswith("python ")]
-    conda_versions, project_versions = SpecifierSet(line.split(" ", 1)[1]), SpecifierSet(project["requires-python"])
-    minors = [(3, minor) for minor in range(8, 20)]
-    accepted = [version for version in minors if bootstrap.OLDEST <= version <= bootstrap.NEWEST]
-    assert [version for version in minors if bootstrap.dotted(version) in conda_versions] == accepted
-    assert min(version for version in minors if bootstrap.dotted(version) in project_versions) == bootstrap.OLDEST
+    specifier = SpecifierSet(line.split(" ", 1)[1])
+    assert [version for version in versions if version in specifier] == [*PYTHONS]
+    assert next(version for version in versions if version in SpecifierSet(project["requires-python"])) == PYTHONS[0]
     image = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())["image"]
-    assert tuple(map(int, image.split(":")[1].split("."))) in accepted
+    assert image.split(":")[1] in PYTHONS
+    for name in ("bootstrap.py", "Makefile", "README.md"):
+        assert f"{PYTHONS[0]} to {PYTHONS[-1]}" in (ROOT / name).read_text()
 
 
 # --- the commands -----------------------------------------------------------------------------------
 
 
 def make(*arguments, cwd=ROOT, **variables) -> subprocess.CompletedProcess:
-    command = ["make", "--no-print-directory", *arguments]
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS")}
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env={**environment, **variables})
+    return subprocess.run(
+        ["make", "--no-print-directory", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env=environment | variables,
+    )
 
 
-@pytest.mark.parametrize(
-    ("target", "steps"),
-    [
-        ("lab", ["bootstrap.py\n", "-m jupyterlab"]),
-        ("test", ["bootstrap.py --dev\n", "-m tests.run"]),
-        ("notebooks", ["bootstrap.py --dev\n", "-m instructor.build"]),
-        ("bench", ["bootstrap.py --dev\n", "-m benchmarks.ranks", "-m benchmarks.collectives"]),
-        ("clean", ["rm -rf .venv"]),
-    ],
-)
-def test_make_target_runs_its_steps_in_order(target, steps):
-    shown = make("--dry-run", target)
-    assert shown.returncode == 0, shown.stderr
-    positions = [shown.stdout.find(step) for step in steps]
-    assert -1 not in positions and positions == sorted(positions), shown.stdout
-
-
-def test_make_alone_lists_the_targets():
+def test_make_alone_lists_the_targets_with_what_they_do():
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     listed = re.findall(r"^make (\w+) +\S", make().stdout, flags=re.MULTILINE)
-    assert listed == [
-        "help",
-        "lab",
-        "doctor",
-        "test",
-        "mutants",
-        "gpu",
-        "notebooks",
-        "bench",
-        "release",
-        "grade",
-        "clean",
-    ]
+    assert listed[:3] == ["help", "lab", "doctor"]
+    assert sorted(listed) == sorted(set(targets) - {"python"})
 
 
-def test_make_lab_hands_its_arguments_to_jupyterlab():
-    assert "--no-browser --port 9999" in make("--dry-run", "lab", "LAB_ARGS=--no-browser --port 9999").stdout
+def test_targets_run_in_the_environment_that_bootstrap_makes():
+    assert "python3 bootstrap.py -m tests.run" in make("--dry-run", "test", "PYTHON=python3").stdout
+    shown = make("--dry-run", "lab", "LAB_ARGS=--no-browser --port 9999", "PYTHON=python3").stdout
+    assert "python3 bootstrap.py -m jupyterlab" in shown and "--no-browser --port 9999" in shown
+    assert "\nmy-python -m jupyterlab" in make("--dry-run", "lab", "COURSE_PYTHON=my-python").stdout
 
 
 def test_make_lab_opens_the_start_page_only_where_it_exists(tmp_path):
-    """JupyterLab exits with an error when told to open a file that is not there."""
+    """JupyterLab exits with an error when it is told to open a file that is not there."""
     (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
     assert "00_ranks.ipynb" not in make("--dry-run", "lab", cwd=tmp_path).stdout
     (tmp_path / "chapters").mkdir()
@@ -197,237 +158,228 @@ def test_make_clean_leaves_an_environment_elsewhere_alone(tmp_path):
     assert {path.name for path in tmp_path.rglob("*")} == {"Makefile", "course", "shared", "elsewhere", "source"}
 
 
-# --- bootstrap: what it refuses ---------------------------------------------------------------------
+def test_without_python_make_says_which_one_it_needs():
+    refused = make("lab", "PYTHON=no-such-python")
+    assert refused.returncode == 2 and refused.stdout == (
+        "The course needs Python 3.11 to 3.14: there is no no-such-python here.\n"
+    )
 
 
-def test_bootstrap_is_readable_for_an_old_python():
-    ast.parse((ROOT / "bootstrap.py").read_text(), feature_version=(3, 6))
+# --- bootstrap.py -----------------------------------------------------------------------------------
+
+FAKE_PYTHON = f"""#!/bin/sh
+case "$2" in
+venv) [ -z "$NO_VENV" ] && mkdir -p "$3/bin" "$3/lib/python3.11/site-packages" && cp "$0" "$3/bin/python" ;;
+pip) echo "$*" >> "$PIP_LOG"; sleep ${{PIP_SECONDS:-0}}; exit ${{PIP_CODE:-0}} ;;
+*) exec {sys.executable} "$@" ;;
+esac
+"""
+PRINT = ("-c", "print('ran')")
 
 
-PYTHONS = {
-    "old": ((3, 10), True),
-    "new": ((3, 15), True),
-    "bare": ((3, 12), False),
-    "good": ((3, 11), True),
-    "gone": None,
-}
+class Clone:
+    """A clone of the course that shares its environment's folder with its siblings."""
 
+    def __init__(self, folder: Path, name: str, pins: str = "torch==1\n"):
+        self.root, self.venv, self.log = folder / name, folder / "venv", folder / "pip.log"
+        (self.root / "shared" / "checks").mkdir(parents=True)
+        shutil.copy(BOOTSTRAP, self.root)
+        (self.root / "constraints.txt").write_text(pins)
+        (self.root / "pyproject.toml").write_text(
+            '[project]\ndependencies = ["torch"]\noptional-dependencies.dev = ["ruff"]\n'
+        )
+        self.fake = folder / "fake_python"
+        self.fake.write_text(FAKE_PYTHON)
+        self.fake.chmod(0o755)
 
-@pytest.mark.parametrize("offered", [["good"], ["old", "good"], ["gone", "new", "bare", "good", "old"]])
-def test_the_first_suitable_python_is_taken(offered):
-    assert bootstrap.find_python(offered, PYTHONS.get) == ("good", (3, 11))
+    def start(self, *command: str, before: str = "", stdin=subprocess.DEVNULL, **variables) -> subprocess.Popen:
+        """Start bootstrap.py. `before` is Python that runs first, in the same process."""
+        script = self.root / "bootstrap.py"
+        code = f"""
+import runpy, sys
+sys._base_executable = {str(self.fake)!r}
+sys.argv = [{str(script)!r}, *sys.argv[1:]]
+{before}
+runpy.run_path({str(script)!r}, run_name="__main__")
+"""
+        environment = os.environ | {"COURSE_VENV": str(self.venv), "PIP_LOG": str(self.log)} | variables
+        return subprocess.Popen(
+            [sys.executable, "-c", code, *command],
+            env=environment,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
+    def run(self, *command: str, **options) -> tuple[int, str, str]:
+        """Run bootstrap.py. Returns its exit code, what it printed and what it printed as an error."""
+        process = self.start(*command, **options)
+        printed, errors = process.communicate(timeout=60)
+        return process.returncode, printed, errors
 
-@pytest.mark.parametrize(
-    ("offered", "says"),
-    [
-        (["old"], "needs Python 3.11 to 3.14, and this machine offers only 3.10 (old)"),
-        (["new", "old"], "offers only 3.15 (new), 3.10 (old)"),
-        (["gone"], "offers none that works"),
-        (["old", "bare"], "python3.12-venv"),
-        (["bare"], "sudo apt install python3-venv"),
-    ],
-)
-def test_unsuitable_pythons_are_refused_in_one_sentence(offered, says):
-    with pytest.raises(bootstrap.SetupError) as refusal:
-        bootstrap.find_python(offered, PYTHONS.get)
-    assert says in str(refusal.value)
-    assert_is_one_sentence(str(refusal.value))
+    def refusal(self, **options) -> str:
+        """Run bootstrap.py where it cannot go on. Returns the one sentence that it says."""
+        code, _, errors = self.run(*PRINT, **options)
+        assert code == 1
+        assert re.fullmatch(r"[^\n]+\.\n", errors), errors
+        return errors.strip()
 
-
-def assert_is_one_sentence(text: str) -> None:
-    assert text.endswith(".") and "\n" not in text and not re.search(r"\. [A-Z]", text), text
-
-
-def test_probe_asks_the_python_itself(tmp_path):
-    broken = tmp_path / "python3.12"
-    broken.write_text("#!/bin/sh\necho no such version; exit 127\n")
-    broken.chmod(0o755)
-    assert bootstrap.probe(sys.executable) == (sys.version_info[:2], True)
-    assert bootstrap.probe(broken) is None
-    assert bootstrap.probe(tmp_path / "missing") is None
-
-
-def test_a_full_disk_is_refused_in_one_sentence(tmp_path):
-    bootstrap.check_disk(3 * 10**9, 3, tmp_path)
-    with pytest.raises(bootstrap.SetupError, match=r"need about 3 GB, and .* has 2\.9 GB free") as refusal:
-        bootstrap.check_disk(2.9 * 10**9, 3, tmp_path)
-    assert_is_one_sentence(str(refusal.value).replace(str(tmp_path), "folder"))
-
-
-def test_free_space_is_that_of_the_disk_the_folder_will_be_on(tmp_path):
-    free = bootstrap.free_bytes(tmp_path / "not" / "there" / "yet")
-    assert free == pytest.approx(bootstrap.free_bytes(tmp_path), rel=0.1) and free > 0
-
-
-# --- bootstrap: what it trusts ----------------------------------------------------------------------
-
-
-class FakeRun:
-    """Stands in for running `python -m venv` and pip: notes each call, and fails or is stopped on demand."""
-
-    def __init__(self):
-        self.calls, self.pip_fails, self.pip_says = [], False, "ERROR: no network"
-
-    def __call__(self, command, cwd):
-        step = command[command.index("-m") + 1]
-        self.calls.append(step)
-        if step == "venv":
-            python = Path(command[-1]) / "bin" / "python"
-            python.parent.mkdir()
-            python.symlink_to(sys.executable)
-        if step == "pip":
-            (Path(command[0]).parent / "installed").touch()
-            if isinstance(self.pip_fails, type):
-                raise self.pip_fails
-        return (1, [self.pip_says]) if step == "pip" and self.pip_fails else (0, [])
+    @property
+    def installs(self) -> int:
+        """How often pip was run for the environment."""
+        return len(self.log.read_text().splitlines()) if self.log.exists() else 0
 
 
 @pytest.fixture
-def course(tmp_path, monkeypatch):
-    """A course in a folder of its own: `course(dev=…)` sets it up, with a fake pip, unless it is ready."""
-    (tmp_path / "pyproject.toml").write_text("dependencies")
-    (tmp_path / "constraints.txt").write_text("torch==1")
-    monkeypatch.setattr(bootstrap, "candidate_pythons", lambda: [sys.executable])
-    monkeypatch.setattr(bootstrap, "check_disk", lambda *_: None)
-
-    def bring_up(dev=False) -> list[str]:
-        bring_up.run.calls.clear()
-        if not bootstrap.is_ready(bring_up.root, bring_up.venv, dev):
-            bootstrap.set_up(bring_up.root, bring_up.venv, dev, bring_up.run)
-        return list(bring_up.run.calls)
-
-    bring_up.root, bring_up.venv, bring_up.run = tmp_path, tmp_path / ".venv", FakeRun()
-    return bring_up
+def clone(tmp_path) -> Clone:
+    return Clone(tmp_path, "course")
 
 
-def test_a_second_run_has_nothing_to_do(course):
-    assert course() == ["venv", "pip"]
-    assert course() == []
+def test_the_second_run_has_nothing_to_do(clone):
+    code, printed, errors = clone.run(*PRINT)
+    assert (code, printed.splitlines()[-1], errors) == (0, "ran", "")
+    assert clone.run(*PRINT) == (0, "ran\n", "")
+    assert clone.installs == 1
+    assert clone.run()[1].startswith("The environment is ready: ")
 
 
-def test_the_dev_environment_serves_both_commands(course):
-    assert course(dev=False) == ["venv", "pip"]
-    assert course(dev=True) == ["pip"], "the dev packages are added, nothing is made anew"
-    assert course(dev=True) == []
-    assert course(dev=False) == [], "make lab after make test"
+def test_tools_for_tests_are_installed_where_there_are_tests(clone):
+    clone.run(*PRINT)
+    assert clone.log.read_text().rstrip().endswith(" torch")
+    (clone.root / "tests").mkdir()
+    clone.run(*PRINT)
+    assert clone.log.read_text().rstrip().endswith(" torch ruff")
+    (clone.root / "tests").rmdir()
+    clone.run(*PRINT)
+    assert clone.installs == 2, "the tools may stay"
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
-def test_changed_requirements_are_installed_over(course, name):
-    course()
-    (course.root / name).write_text("other")
-    assert course() == ["pip"]
-    assert course() == []
+@pytest.mark.parametrize("change", ["pins", "packages", "Python is gone", "folder"])
+def test_an_environment_that_does_not_fit_is_made_anew(clone, change):
+    clone.run(*PRINT)
+    (clone.venv / "left_over").touch()
+    if change == "pins":
+        (clone.root / "constraints.txt").write_text("torch==2\n")
+    elif change == "packages":
+        (clone.root / "pyproject.toml").write_text('[project]\ndependencies=["a"]\noptional-dependencies.dev=[]\n')
+    elif change == "Python is gone":
+        (clone.venv / "bin" / "python").unlink()
+    else:  # its scripts contain the path
+        clone.venv = clone.venv.rename(clone.venv.with_name("moved"))
+    assert clone.run(*PRINT)[1].endswith("\nran\n")
+    assert clone.installs == 2 and not (clone.venv / "left_over").exists()
+    assert clone.run(*PRINT)[1] == "ran\n"
 
 
-@pytest.mark.parametrize("failure", [True, KeyboardInterrupt])
-@pytest.mark.parametrize("after", ["nothing", "a finished set-up"])
-def test_a_set_up_that_failed_is_made_anew(course, failure, after):
-    if after != "nothing":
-        course()
-    course.run.pip_fails = failure
-    with pytest.raises(KeyboardInterrupt if failure is KeyboardInterrupt else bootstrap.SetupError):
-        course(dev=True)
-    assert not bootstrap.is_ready(course.root, course.venv, dev=False)
-    course.run.pip_fails = False
-    assert course() == ["venv", "pip"], "what a broken pip leaves cannot be installed over"
+def test_what_is_unfinished_is_never_taken_for_finished(clone):
+    """pip failed, or bootstrap.py was killed while pip ran."""
+    assert "pip failed for the reason above: check the network and the disk" in clone.refusal(PIP_CODE="1")
+    assert clone.run(*PRINT)[1].endswith("\nran\n")
+    (clone.root / "constraints.txt").write_text("torch==2\n")
+    killed = clone.start(*PRINT, PIP_SECONDS="2")
+    while clone.installs < 3:
+        time.sleep(0.05)
+    killed.kill()
+    killed.wait()
+    code, printed, _ = clone.run(*PRINT)
+    assert code == 0 and "Waiting for another setup" in printed, "its pip is still running"
+    assert clone.installs == 4
 
 
-def test_a_venv_that_could_not_be_made_is_made_anew(course):
-    with pytest.raises(bootstrap.SetupError, match="could not make the environment"):
-        bootstrap.set_up(course.root, course.venv, False, lambda command, cwd: (int("venv" in command), ["no disk"]))
-    assert course() == ["venv", "pip"]
+def test_of_two_at_once_one_builds_and_the_other_waits(clone):
+    both = [clone.start(*PRINT, PIP_SECONDS="1") for _ in range(2)]
+    printed = [process.communicate(timeout=60)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert clone.installs == 1
+    assert sum("Waiting for another setup" in text for text in printed) == 1
+    assert all(text.endswith("ran\n") for text in printed)
 
 
-@pytest.mark.parametrize(
-    ("pip_says", "says"), [("ERROR: no route", "check the network"), ("[Errno 28] No space left on device", "disk")]
-)
-def test_a_failed_pip_is_explained_below_its_last_lines(course, capsys, pip_says, says):
-    course.run.pip_fails, course.run.pip_says = True, pip_says
-    with pytest.raises(bootstrap.SetupError, match=says) as refusal:
-        course()
-    assert pip_says in capsys.readouterr().out
-    assert_is_one_sentence(str(refusal.value))
+def test_an_environment_in_use_is_not_made_anew(clone):
+    clone.run(*PRINT)
+    user = clone.start("-c", "print('in use', flush=True); input()", stdin=subprocess.PIPE)
+    assert user.stdout.readline() == "in use\n"
+    assert clone.run(*PRINT)[1] == "ran\n", "several may use it"
+    (clone.root / "constraints.txt").write_text("torch==2\n")
+    assert "is in use and must change: close JupyterLab, or let the tests end" in clone.refusal()
+    assert clone.installs == 1
+    user.communicate("")
+    assert clone.run(*PRINT)[1].endswith("\nran\n")
+    assert clone.installs == 2
 
 
-def test_an_environment_whose_python_is_gone_is_made_anew(course):
-    course()
-    (course.venv / "bin" / "python").unlink()
-    assert course() == ["venv", "pip"]
+def test_clones_with_the_same_pins_share_an_environment(clone, tmp_path):
+    clone.run(*PRINT)
+    other = Clone(tmp_path, "other")
+    assert other.run(*PRINT) == (0, "ran\n", "")
+    show = "import os; print(os.environ['PYTHONPATH'], os.environ['PATH'].split(':')[0])"
+    assert other.run("-c", show)[1].split() == [str(other.root), str(other.venv / "bin")]
 
 
-def test_a_course_that_was_moved_is_set_up_anew(course):
-    """The scripts in an environment hold its path."""
-    course()
-    moved = course.root / "moved"
-    moved.mkdir()
-    for name in (".venv", "pyproject.toml", "constraints.txt"):
-        (course.root / name).rename(moved / name)
-    course.root, course.venv = moved, moved / ".venv"
-    assert course() == ["venv", "pip"]
+def test_a_clone_with_other_pins_leaves_the_environment_to_its_maker(clone, tmp_path):
+    clone.run(*PRINT)
+    other = Clone(tmp_path, "other", pins="torch==2\n")
+    assert f"has other packages, for {clone.root}: set COURSE_VENV to another folder" in other.refusal()
+    shutil.rmtree(clone.root)
+    assert other.run(*PRINT)[1].endswith("\nran\n")
 
 
-def test_a_folder_that_is_not_ours_is_never_erased(course):
-    course.venv.mkdir()
-    (course.venv / "thesis.tex").touch()
-    with pytest.raises(bootstrap.SetupError, match="was not made by bootstrap") as refusal:
-        course()
-    assert (course.venv / "thesis.tex").exists()
-    assert_is_one_sentence(str(refusal.value).replace(str(course.venv), "It").replace("bootstrap.py", ""))
+def test_a_folder_that_is_not_an_environment_is_never_erased(clone):
+    clone.venv.mkdir()
+    (clone.venv / "thesis.tex").touch()
+    assert "was not made by bootstrap.py: move it away" in clone.refusal()
+    assert (clone.venv / "thesis.tex").exists()
 
 
-def test_the_mark_of_another_python_version_is_not_trusted(course, monkeypatch):
-    course()
-    assert bootstrap.is_ready(course.root, course.venv, False)
-    assert not bootstrap.is_ready(course.root, course.venv, False, ask=lambda _: ((3, 99), True))
+def test_an_unsuitable_machine_is_refused_in_one_sentence(clone):
+    ast.parse(BOOTSTRAP.read_text(), feature_version=(3, 6))
+    old = {"before": "sys.version_info = (3, 10, 4)", "PATH": ""}
+    assert clone.refusal(**old) == "The course needs Python 3.11 to 3.14, not 3.10: install one."
+    assert "on Windows, run this in WSL" in clone.refusal(before="sys.modules['fcntl'] = None")
+    assert "`sudo apt install python3-venv`" in clone.refusal(NO_VENV="1")
+    (clone.root.parent / "file").touch()
+    assert "is not finished (NotADirectoryError" in clone.refusal(COURSE_VENV=str(clone.root.parent / "file" / "venv"))
 
 
-def test_a_second_set_up_waits_for_the_first(tmp_path):
-    """Else `make test` would erase what `make lab` in another terminal has yet to finish."""
-    lock, done = tmp_path / "lock", []
-    lock.touch()
-
-    def second():
-        with bootstrap.one_at_a_time(lock):
-            done.append("second")
-
-    thread = threading.Thread(target=second)
-    with bootstrap.one_at_a_time(lock):
-        thread.start()
-        thread.join(0.2)
-        done.append("first")
-    thread.join(10)
-    assert done == ["first", "second"]
+def test_an_old_python_hands_over_to_a_newer_one(clone, tmp_path):
+    newer = tmp_path / "bin" / "python3.12"
+    newer.parent.mkdir()
+    newer.write_text('#!/bin/sh\necho "python3.12 $*"\n')
+    newer.chmod(0o755)
+    _, printed, _ = clone.run(*PRINT, before="sys.version_info = (3, 10, 4)", PATH=f"{newer.parent}:/usr/bin:/bin")
+    assert printed == f"python3.12 {clone.root}/bootstrap.py {' '.join(PRINT)}\n"
 
 
-def test_windows_is_refused_in_one_sentence():
-    bootstrap.check_system("posix")
-    with pytest.raises(bootstrap.SetupError, match="WSL") as refusal:
-        bootstrap.check_system("nt")
-    assert_is_one_sentence(str(refusal.value))
+def test_the_real_environment_imports_the_clone_in_which_python_is_started(tmp_path):
+    """With the real venv and pip, which install a package of one module."""
+    wheel = tmp_path / "wheels" / "tiny_course_package-1-py3-none-any.whl"
+    wheel.parent.mkdir()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("tiny_course_package.py", "")
+        info = "tiny_course_package-1.dist-info"
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-course-package\nVersion: 1\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    maker, other = (Clone(tmp_path, name, pins="tiny-course-package==1\n") for name in ("maker", "other"))
+    for each in (maker, other):
+        text = (each.root / "pyproject.toml").read_text()
+        (each.root / "pyproject.toml").write_text(text.replace("torch", "tiny-course-package"))
+        (each.root / "shared" / "__init__.py").touch()
+        (each.root / "chapters").mkdir()
+    offline = {
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(wheel.parent),
+        "before": "sys._base_executable = sys.executable",
+    }
+    code, _, errors = maker.run(**offline)
+    assert (code, errors) == (0, "")
 
+    def imported(folder: Path, **variables) -> str:
+        show = [maker.venv / "bin" / "python", "-c", "import shared, tiny_course_package; print(shared.__file__)"]
+        environment = {"PATH": os.environ["PATH"]} | variables
+        return subprocess.run(show, cwd=folder, env=environment, capture_output=True, text=True).stdout.strip()
 
-def test_a_command_shows_its_last_lines_and_exit_code(tmp_path):
-    code, tail = bootstrap.run_command([sys.executable, "-c", "print('a\\nb'); exit(3)"], str(tmp_path))
-    assert (code, tail) == (3, ["a", "b"])
-
-
-def test_a_stopped_command_may_clean_up(tmp_path, monkeypatch):
-    """Ctrl-C reaches pip too, and pip then removes its downloads."""
-    monkeypatch.setattr(bootstrap, "show_progress", lambda line: signal.raise_signal(signal.SIGINT) if line else None)
-    source = "import time; print('downloading', flush=True); time.sleep(0.3); open('cleaned', 'w')"
-    with pytest.raises(KeyboardInterrupt):
-        bootstrap.run_command([sys.executable, "-c", source], str(tmp_path))
-    assert (tmp_path / "cleaned").exists()
-
-
-@pytest.mark.parametrize(("raised", "code"), [(KeyboardInterrupt, 130), (OSError("read-only"), 1)])
-def test_no_traceback_reaches_the_newcomer(monkeypatch, capsys, tmp_path, raised, code):
-    def fail(*_):
-        raise raised
-
-    monkeypatch.setenv("COURSE_VENV", str(tmp_path / "venv"))
-    monkeypatch.setattr(bootstrap, "set_up", fail)
-    assert bootstrap.main([]) == code
-    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    for folder, found in ((other.root / "chapters", other), (maker.root / "chapters", maker), (tmp_path, maker)):
+        assert imported(folder) == f"{found.root}/shared/__init__.py"
+    assert imported(maker.root / "chapters", PYTHONPATH=str(other.root)) == f"{other.root}/shared/__init__.py"
