@@ -48,7 +48,7 @@ def hooks(repository: Path) -> subprocess.CompletedProcess:
     path = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "PRE_COMMIT_HOME": str(repository / ".git" / "pre-commit")}
     command = [sys.executable, "-m", "pre_commit", "run", "--all-files"]
-    return subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True)
 
 
 def test_the_course_passes_and_what_is_amiss_does_not(repository):

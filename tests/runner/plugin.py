@@ -4,7 +4,6 @@ Loaded with `-p tests.runner.plugin`. With pytest-xdist it runs in every worker 
 hears from all of them, tells the runner.
 """
 
-import contextlib
 import json
 import re
 import sys
@@ -150,12 +149,10 @@ def end_kernel(item: pytest.Item) -> None:
 
 def replace_ranks() -> None:
     """Replace this process's ranks: the old ones may still be at work on what the test gave them to do."""
-    ranks = sys.modules.get("shared.ranks")
-    if ranks is None:
+    running = sys.modules.get("shared.ranks.running")
+    if running is None or running.find() is None:
         return
-    with contextlib.suppress(ranks.RanksError):
-        current = ranks.current()
-        try:
-            current.restart()
-        except Exception:
-            ranks.stop()
+    try:
+        running.current().restart()
+    except Exception:
+        sys.modules["shared.ranks"].stop()
