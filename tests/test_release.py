@@ -112,7 +112,6 @@ def test_an_answer_anywhere_is_found():
 
 
 def test_a_bundle_with_an_answer_is_not_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(release, "SCRIPTS_FROM", {})
     monkeypatch.setattr(release, "TOP", (*release.TOP, "solutions/overlapped_ddp.py"))
     with pytest.raises(release.ReleaseError, match=r"give answers away: solutions/overlapped_ddp\.py"):
         release.write(4, tmp_path)
