@@ -1,4 +1,4 @@
-"""Judging TravellingGradients: gradients that are whole only until their sum is sent."""
+"""Judging ShardedBucket: gradients that are held in full only until they are reduce-scattered."""
 
 from dataclasses import dataclass
 
@@ -9,18 +9,19 @@ from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import close, describe_calls, first_difference, tolerance_of
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.latecomers import PATIENCE_S, Meeting, launches_unasked
+from shared.checks.engine.sharded.flat_layout import flat_parameter_type_of
 from shared.checks.engine.sharded.wire import Flat, judge_rounds, refuse_messages
 from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
 from shared.wire import instrumentation
 
-ROUNDS = (False, True, False)  # is the mean of the round before still there?
+ROUNDS = (False, True, False)  # whether the mean of the round before is still there
 
 
 @dataclass(frozen=True)
-class Sent:
-    """Whose gradients are sent."""
+class Reduced:
+    """Whose gradients are reduced."""
 
     model: str
     in_subgroup: bool = False
@@ -30,49 +31,50 @@ class Sent:
         return awkward.said(self.model)
 
 
-def settle(module: nn.Module, group=None):
-    """Lay a module's trainable parameters out, as lab 07 does."""
-    from solutions.zero1 import FlatParameters
+def _build(sharded_bucket, module: nn.Module, group=None):
+    """Flatten a module's trainable parameters. Returns the flat parameter, and a bucket of it."""
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    flat_parameter = flat_parameter_type_of(sharded_bucket)(trainable, group)
+    return flat_parameter, sharded_bucket(flat_parameter)
 
-    return FlatParameters([p for p in module.parameters() if p.requires_grad], group)
 
-
-def probe_rounds(travelling, how: Sent, rank: int, seed: int, x, y) -> list[dict]:
-    """→ per round: this rank's own gradients, the shard's, what was sent when, and which .grad is left"""
+def probe_rounds(sharded_bucket, how: Reduced, rank: int, seed: int, x, y) -> list[dict]:
+    """Return for each round this rank's own gradients, the shard's, what was sent when, and which .grad is left."""
     group, member = join_subgroup(how.in_subgroup)
     if not member:
         return []
     module = awkward.build(how.model, seed, how.dtype).to(device_here())
-    home = settle(module, group)
-    bucket, rounds = travelling(home), []
-    order = torch.randperm(len(home.parameters), generator=torch.Generator().manual_seed(seed)).tolist()
+    flat_parameter, bucket = _build(sharded_bucket, module, group)
+    parameters, shard = flat_parameter.layout.parameters, flat_parameter.shard
+    order = torch.randperm(len(parameters), generator=torch.Generator().manual_seed(seed)).tolist()
     x, y = x.to(device_here(), how.dtype), y.to(device_here(), how.dtype)
-    for goes_on in ROUNDS:
-        if not goes_on:
-            home.shard.grad = None
+    rounds = []
+    for adds_up in ROUNDS:
+        if not adds_up:
+            shard.grad = None
         twin = awkward.twin_of(how.model, module)
         for each in (module, twin):
             awkward.loss_of(each, x, y).backward()
         found = {"own": awkward.gradients_of(twin), "calls": {}, "left": []}
         with instrumentation.listening() as found["calls"]["pack"]:
-            for place in order:
-                bucket.pack(place)
-                if home.parameters[place].grad is not None:
-                    found["left"].append(place)
+            for index in order:
+                bucket.pack(index)
+                if parameters[index].grad is not None:
+                    found["left"].append(index)
         with instrumentation.listening() as found["calls"]["launch"]:
             bucket.launch()
         with instrumentation.listening() as found["calls"]["wait"]:
             bucket.wait()
-        first = None if home.shard.grad is None else home.shard.grad.detach().cpu().clone()
+        first = None if shard.grad is None else shard.grad.detach().cpu().clone()
         with instrumentation.listening() as found["calls"]["again"]:
             bucket.wait()
-        found |= {"same": first is None or torch.equal(first, home.shard.grad.cpu()), "grad": first}
+        found |= {"same": first is None or torch.equal(first, shard.grad.cpu()), "grad": first}
         rounds.append(found)
         x = awkward.other_roads(x)
     return rounds
 
 
-def _try(attempt: Attempt, how: Sent) -> dict[int, list[dict]]:
+def _try(attempt: Attempt, how: Reduced) -> dict[int, list[dict]]:
     members = SUBGROUPS[attempt.world_size] if how.in_subgroup else range(attempt.world_size)
     context = called_alone(attempt) if how.in_subgroup else str(how)
     per_rank = [(rank, *share) for rank, share in enumerate(Draw(attempt).per_rank)]
@@ -80,74 +82,75 @@ def _try(attempt: Attempt, how: Sent) -> dict[int, list[dict]]:
     return {rank: found[rank] for rank in members}
 
 
-def each_shard_gets_its_part_of_the_mean(attempt: Attempt) -> None:
-    tried = [Sent("Tied"), Sent("Frozen"), Sent("TwoRoads"), Sent("Strided"), Sent("Unused")]
+def each_shard_gets_its_mean(attempt: Attempt) -> None:
+    tried = [Reduced("Tied"), Reduced("Frozen"), Reduced("TwoRoads"), Reduced("Strided"), Reduced("Unused")]
     tried = tried if attempt.world_size == 2 else attempt.random.sample(tried, 2)
-    tried += [Sent("TwoRoads", in_subgroup=True)] if attempt.world_size in SUBGROUPS else []
-    for how in tried:
+    tried += [Reduced("TwoRoads", in_subgroup=True)] if attempt.world_size in SUBGROUPS else []
+    for how in [Reduced("Plain"), *tried]:
         found, means = _try(attempt, how), []
-        for number, goes_on in enumerate(ROUNDS):
+        for number, adds_up in enumerate(ROUNDS):
             rounds = {rank: each[number] for rank, each in found.items()}
             flats = {rank: _flat(each["own"], how, len(found)) for rank, each in rounds.items()}
             means.append((sum(flats.values()) / len(flats)).view(len(flats), -1))
-            want = means[-2] + means[-1] if goes_on else means[-1]
-            for place, (rank, each) in enumerate(rounds.items()):
+            want = means[-2] + means[-1] if adds_up else means[-1]
+            for index, (rank, each) in enumerate(rounds.items()):
                 _judge_left(rank, each, how)
-                said = f"{how}, backward {number + 1}, {'added to' if goes_on else 'without'} the one before"
-                if each["grad"] is None or not close(each["grad"].flatten(), want[place], tolerance_of([want])):
-                    was = "is None" if each["grad"] is None else first_difference(each["grad"].flatten(), want[place])
-                    raise Wrong({rank: f"{said}: shard.grad, {was}"}, _cause(each["grad"], want, place, means, goes_on))
+                said = f"{how}, backward {number + 1}{', added to the one before' if adds_up else ''}"
+                if each["grad"] is None or not close(each["grad"].flatten(), want[index], tolerance_of([want])):
+                    was = "is None" if each["grad"] is None else first_difference(each["grad"].flatten(), want[index])
+                    raise Wrong({rank: f"{said}: shard.grad, {was}"}, _cause(each["grad"], want, index, means, adds_up))
                 if each["calls"]["again"] or not each["same"]:
-                    evidence = f"a second wait() changes shard.grad, or sends: {describe_calls(each['calls']['again'])}"
-                    raise Wrong({rank: evidence}, "Look at: how does wait() know that something is under way?")
+                    evidence = f"a second wait() changes shard.grad, or sends {describe_calls(each['calls']['again'])}"
+                    raise Wrong({rank: evidence}, "Look at: how does wait() know whether something is in flight?")
 
 
-def _judge_left(rank: int, each: dict, how: Sent) -> None:
+def _judge_left(rank: int, each: dict, how: Reduced) -> None:
     if each["left"]:
-        said = f"{how}: after pack({each['left'][0]}) there is still a .grad"
-        raise Wrong({rank: said}, "Look at: the gradient is in the flat tensor now. Who else holds it?")
+        said = f"{how}: after pack({each['left'][0]}), .grad still holds a tensor; expected None"
+        raise Wrong({rank: said}, "The gradient is in the flat tensor now. Look at: what else holds it?")
 
 
-def _flat(gradients: dict, how: Sent, size: int) -> torch.Tensor:
-    """Put gradients side by side; None counts as zeros."""
+def _flat(gradients: dict, how: Reduced, size: int) -> torch.Tensor:
+    """Concatenate gradients, padded; None counts as zeros."""
     parameters = [(name, p) for name, p in awkward.build(how.model, 0).named_parameters() if p.requires_grad]
     known = [(gradients[name], p) for name, p in parameters]
     flat = torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in known]).detach()
     return torch.cat([flat, flat.new_zeros(-len(flat) % size)])
 
 
-def _cause(found, want: torch.Tensor, place: int, means: list[torch.Tensor], goes_on: bool) -> str:
+def _cause(found, want: torch.Tensor, index: int, means: list[torch.Tensor], adds_up: bool) -> str:
     size = len(want)
-    if found is None or found.numel() != want[place].numel():
-        return "Look at: what becomes of what has arrived?"
+    if found is None or found.numel() != want[index].numel():
+        return "Look at: what does wait() do with the shard that it gets?"
     found = found.flatten()
-    if goes_on and close(found, means[-1][place]):
-        return "It is the last backward's alone. Look at: what is in shard.grad before?"
-    if size > 1 and close(found, want[place] * size):
-        return f"It is exactly {size} times too large. Look at: summed, or averaged?"
-    if size > 1 and close(found, want[place] / size):
-        return f"It is exactly {size} times too small. Look at: how often is it divided?"
-    if goes_on and size > 1 and close(found, means[-2][place] / size + means[-1][place]):
-        return "Look at: how often is what was there before divided?"
-    return "Look at: which gradient lies where in what is sent, and what is sent where there is None?"
+    if adds_up and close(found, means[-1][index]):
+        return "It is the last backward's mean alone. Look at: what is in shard.grad before?"
+    if size > 1 and close(found, want[index] * size):
+        return f"It is exactly {size} times too large. Look at: is it the sum, or the mean?"
+    if size > 1 and close(found, want[index] / size):
+        return f"It is exactly {size} times too small. Look at: how many times is it divided?"
+    if adds_up and size > 1 and close(found, means[-2][index] / size + means[-1][index]):
+        return "Look at: how many times is the mean divided that was there before?"
+    return "Look at: where does each gradient lie in what is sent, and what is sent for None?"
 
 
-def one_message_per_launch(attempt: Attempt) -> None:
+def one_reduce_scatter_per_launch(attempt: Attempt) -> None:
     for model in ("Tied", "Frozen"):
-        numbers = sum(p.numel() for p in awkward.build(model, 0).parameters() if p.requires_grad)
-        found = _try(attempt, Sent(model))
+        numel = sum(p.numel() for p in awkward.build(model, 0).parameters() if p.requires_grad)
+        found = _try(attempt, Reduced(model))
         for number in range(len(ROUNDS)):
             calls = {rank: each[number]["calls"] for rank, each in found.items()}
             refuse_messages({rank: each["pack"] for rank, each in calls.items()}, f"{awkward.said(model)}, in pack()")
             for rank, each in calls.items():
                 if attempt.world_size > 1 and not each["launch"]:
-                    raise Wrong({rank: "launch() sends nothing"}, "Look at: what may begin before anybody waits?")
+                    hint = "Nothing can be hidden behind backward. Look at: what may start before wait() is called?"
+                    raise Wrong({rank: "launch() sends nothing"}, hint)
             both = {rank: each["launch"] + each["wait"] for rank, each in calls.items()}
-            judge_rounds(both, [Flat(numbers, 8)], 1, f"{awkward.said(model)}, launch() and wait()")
+            judge_rounds(both, [Flat(numel, 8)], 1, f"{awkward.said(model)}, launch() and wait()")
 
 
-class Bucket:  # its name stands in the errors that a student reads
-    """A bucket that is launched before another, and counts what was sent until it is waited for."""
+class PreviousBucket:  # students read this name in error messages
+    """A bucket that is launched before another, and notes what had been sent whenever it is waited for."""
 
     def __init__(self, sent: list):
         self.sent, self.waited_at = sent, []
@@ -156,43 +159,43 @@ class Bucket:  # its name stands in the errors that a student reads
         self.waited_at.append(len(self.sent))
 
 
-def probe_before(travelling, seed: int, x, y) -> dict[str, list[int]]:
-    """→ by when: how many messages this bucket had sent, whenever it waited for the one before"""
+def probe_previous(sharded_bucket, seed: int, x, y) -> dict[str, list[int]]:
+    """Return by moment how many messages this bucket had sent whenever it waited for the previous one."""
     module = awkward.build("Plain", seed).to(device_here())
-    home = settle(module)
-    bucket = travelling(home)
+    flat_parameter, bucket = _build(sharded_bucket, module)
     awkward.loss_of(module, x.to(device_here()), y.to(device_here())).backward()
     with instrumentation.listening() as calls:
-        bucket.before = before = Bucket(calls)
-        for place in range(len(home.parameters)):
-            bucket.pack(place)
-        packed = list(before.waited_at)
+        bucket.previous = previous = PreviousBucket(calls)
+        for index in range(len(flat_parameter.layout.parameters)):
+            bucket.pack(index)
+        packed = list(previous.waited_at)
         bucket.launch()
-        launched = list(before.waited_at)
+        launched = list(previous.waited_at)
         bucket.wait()
     return {"packed": packed, "launched": launched}
 
 
-def the_one_before_has_arrived(attempt: Attempt) -> None:
-    for rank, found in enumerate(attempt.run(probe_before, per_rank=Draw(attempt).per_rank)):
+def the_previous_bucket_is_waited_for(attempt: Attempt) -> None:
+    for rank, found in enumerate(attempt.run(probe_previous, per_rank=Draw(attempt).per_rank)):
         if found["packed"]:
-            raise Wrong({rank: "pack() waits for the bucket before"}, "Look at: backward goes on behind pack().")
+            hint = "pack() runs inside backward, which stops meanwhile. Look at: when must previous be complete?"
+            raise Wrong({rank: "pack() waits for the previous bucket"}, hint)
         if not found["launched"]:
-            said = "launch() does not call before.wait()"
-            raise Wrong({rank: said}, "Look at: how many buckets are alive, if nobody waits until the end?")
+            hint = "Look at: how many buckets are alive if each is waited for only at the end?"
+            raise Wrong({rank: "launch() does not call previous.wait()"}, hint)
         if found["launched"][0]:
-            said = f"{found['launched'][0]} messages were sent before the bucket before was waited for"
-            raise Wrong({rank: said}, "Look at: which of the two comes first, and what is alive until then?")
+            said = f"{found['launched'][0]} messages were sent before launch() called previous.wait()"
+            raise Wrong({rank: said}, "Both buckets are in flight then. Look at: which of the two calls comes first?")
 
 
-def probe_late(travelling, token: int, late: int, rank: int, seed: int, x, y) -> list[int]:
-    """→ on the late rank: whose launch() had not come back when patience ended"""
+def probe_late(sharded_bucket, token: int, late: int, rank: int, seed: int, x, y) -> list[int]:
+    """Let one rank launch late. Returns there whose launch() had not returned by then."""
     module = awkward.build("Plain", seed).to(device_here())
-    home = settle(module)
-    bucket, meeting, missing = travelling(home), Meeting(f"travel{token}"), []
+    flat_parameter, bucket = _build(sharded_bucket, module)
+    meeting, missing = Meeting(f"bucket{token}"), []
     awkward.loss_of(module, x.to(device_here()), y.to(device_here())).backward()
-    for place in range(len(home.parameters)):
-        bucket.pack(place)
+    for index in range(len(flat_parameter.layout.parameters)):
+        bucket.pack(index)
     with launches_unasked():
         if rank == late:
             missing = meeting.missing()
@@ -203,19 +206,19 @@ def probe_late(travelling, token: int, late: int, rank: int, seed: int, x, y) ->
     return missing
 
 
-def launch_waits_for_nobody(attempt: Attempt) -> None:
+def launch_returns_at_once(attempt: Attempt) -> None:
     late, token = attempt.random.randrange(attempt.world_size), attempt.draw_seed()
     per_rank = [(rank, *share) for rank, share in enumerate(Draw(attempt).per_rank)]
     if missing := attempt.run(probe_late, token, late, per_rank=per_rank)[late]:
-        said = f"while rank {late} had launched nothing, launch() did not come back here in {PATIENCE_S:g} s"
-        raise Wrong(dict.fromkeys(missing, said), "Look at: which wait() belongs into launch(), and which does not?")
+        said = f"launch() did not return in {PATIENCE_S:g} s, while rank {late} had launched nothing"
+        hint = "Backward stops meanwhile. Look at: for which bucket does launch() wait?"
+        raise Wrong(dict.fromkeys(missing, said), hint)
 
 
-def probe_graph(travelling, seed: int, x, y) -> tuple[str, str] | None:
-    """→ the error that a gradient with a graph brings: its kind, and what it says"""
+def probe_graph(sharded_bucket, seed: int, x, y) -> tuple[str, str] | None:
+    """Return the error that a differentiable gradient raises: its type and its message."""
     module = awkward.build("Plain", seed).to(device_here())
-    home = settle(module)
-    bucket = travelling(home)
+    _, bucket = _build(sharded_bucket, module)
     awkward.loss_of(module, x.to(device_here()), y.to(device_here())).backward(create_graph=True)
     try:
         bucket.pack(0)
@@ -226,30 +229,31 @@ def probe_graph(travelling, seed: int, x, y) -> tuple[str, str] | None:
     return None
 
 
-def gradients_with_a_graph_are_refused(attempt: Attempt) -> None:
+def gradients_with_a_graph_are_rejected(attempt: Attempt) -> None:
     for rank, error in enumerate(attempt.run(probe_graph, per_rank=Draw(attempt).per_rank)):
         kind, message = error or (None, "")
         if kind != "RuntimeError" or "create_graph" not in message:
-            did = f"raises {kind}({message[:80]!r})" if kind else "takes the gradient"
-            said = f"after backward(create_graph=True), pack(0) {did}"
+            does = f"raises {kind}({message[:80]!r})" if kind else "accepts the gradient"
+            said = f"after backward(create_graph=True), pack(0) {does}"
             expected = "expected a RuntimeError that names create_graph"
-            raise Wrong({rank: f"{said}; {expected}"}, "Look at: could a message be a part of a graph?")
+            hint = "Look at: can a reduce-scatter be part of a gradient's graph?"
+            raise Wrong({rank: f"{said}; {expected}"}, hint)
 
 
-def probe_none(travelling, seed: int, x, y, computes: bool) -> dict:
-    """Send the gradients of a bucket for which this rank may have computed none."""
+def probe_none(sharded_bucket, seed: int, x, y, computes: bool) -> dict:
+    """Reduce the gradients of a bucket for which this rank may have computed none."""
     module = awkward.build("Plain", seed).to(device_here())
-    home = settle(module)
-    bucket = travelling(home)
-    known = [id(p) for p in getattr(bucket, "parameters", [])] == [id(p) for p in home.parameters]
+    flat_parameter, bucket = _build(sharded_bucket, module)
+    parameters = flat_parameter.layout.parameters
+    known = [id(p) for p in getattr(bucket, "parameters", [])] == [id(p) for p in parameters]
     if computes:
         awkward.loss_of(module, x.to(device_here()), y.to(device_here())).backward()
-    own = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in home.parameters]
-    for place in range(len(home.parameters)):
-        bucket.pack(place)
+    own = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters]
+    for index in range(len(parameters)):
+        bucket.pack(index)
     bucket.launch()
     bucket.wait()
-    grad = home.shard.grad
+    grad = flat_parameter.shard.grad
     return {
         "known": known,
         "own": torch.cat([each.flatten() for each in own]).cpu(),
@@ -258,13 +262,13 @@ def probe_none(travelling, seed: int, x, y, computes: bool) -> dict:
 
 
 def no_gradient_counts_as_zeros(attempt: Attempt) -> None:
-    """Of a bucket that only one rank has computed, and of one that nobody has. And others read .parameters."""
+    """One rank has computed the bucket's gradients, or none has. The attribute `parameters` must be there, too."""
     size = attempt.world_size
     for who in (attempt.random.randrange(size) if size > 1 else None, None):
-        computing = "nobody has" if who is None else f"rank {who} alone has"
+        computing = "no rank has" if who is None else f"only rank {who} has"
         per_rank = [(*share, rank == who) for rank, share in enumerate(Draw(attempt).per_rank)]
-        context = f"a bucket of whose gradients {computing} computed any"
-        hint = "Look at: what is sent where every gradient is None?"
+        context = f"a bucket whose gradients {computing} computed"
+        hint = "Look at: what is sent by a rank on which every gradient is None?"
         try:
             found = attempt.run(probe_none, per_rank=per_rank, context=context)
         except Wrong as wrong:
@@ -274,8 +278,8 @@ def no_gradient_counts_as_zeros(attempt: Attempt) -> None:
         want = torch.cat([flat, flat.new_zeros(-len(flat) % size)]).view(size, -1)
         for rank, each in enumerate(found):
             if not each["known"]:
-                said = ".parameters is not the list of the parameters in home"
-                raise Wrong({rank: said}, "Look at: who asks a bucket for its parameters? (Lab 04's queue does.)")
+                said = ".parameters is not the list of the layout's parameters"
+                raise Wrong({rank: said}, "Look at: which attribute of a bucket does lab 04's LaunchQueue read?")
             if each["grad"] is None or not close(each["grad"], want[rank]):
                 was = "is None" if each["grad"] is None else first_difference(each["grad"], want[rank])
                 raise Wrong({rank: f"{context}: shard.grad, {was}"}, hint)
