@@ -201,8 +201,8 @@ class RankSet(RankProcesses):
             self.alive = False
             link = f', link="{self.link}"' if self.link else ""
             raise RanksError(
-                "The ranks cannot be reached, because the process that starts them or the one that connects to them has "
-                f"died. Start the ranks again: ranks.start(world_size={self.world_size}{link})"
+                "The ranks cannot be reached: the process that starts them, or the one that connects to them, has died. "
+                f"Start the ranks again: ranks.start(world_size={self.world_size}{link})"
             )
 
     def _refuse_if_not_whole(self) -> None:

@@ -1,7 +1,7 @@
 """How a model is trained with an optimizer, sharded or plain: param groups, schedulers, closures, micro-batches.
 
-Ranks and kernel run one and the same loop. On the ranks it is given the student's optimizer and this rank's samples,
-in the kernel torch's own and all samples; there, a gradient that is None is filled with zeros.
+Ranks and kernel run the same loop. On the ranks it gets the student's optimizer and this rank's samples, and in the
+kernel torch's own optimizer and all samples. In the kernel, a gradient of None is replaced by zeros.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ LATE_NAME, LATE_STEP = "second.bias", 2
 
 
 class Hiker(torch.optim.Optimizer):
-    """An optimizer that nobody knows: its state has names of its own, and a plain number among them."""
+    """An unknown optimizer: its state has names of its own, and a plain number among them."""
 
     def __init__(self, params, lr: float = 0.05, keeps: float = 0.7):
         super().__init__(params, {"lr": lr, "keeps": keeps})
@@ -164,7 +164,7 @@ class Run:
             self.scheduler.step()
 
     def backward(self, number: int, x, y) -> torch.Tensor:
-        """→ the loss on the whole batch"""
+        """Return the loss on the whole batch."""
         if number:  # at first there is nothing to forget
             whose = self.plan.zero_grad[number % len(self.plan.zero_grad)]
             if whose == "keeping":
@@ -205,14 +205,14 @@ class Run:
         return {"state": state, "buffers": buffers}
 
     def _at_work(self, number: int, x, y) -> tuple[torch.Tensor, torch.Tensor, float]:
-        """→ the samples of those who run a backward, and their share of all"""
+        """Return the samples of the ranks that run a backward, and their fraction of all samples."""
         if self.plan.idle is None or number != self.plan.idle[0]:
             return x, y, 1.0
         if not self.alone:
             mine = self.off == self.plan.idle[1]
             return x[: 0 if mine else None], y[: 0 if mine else None], 1.0
         first = self.plan.idle[1] * SAMPLES_PER_RANK
-        at_work = [place for place in range(len(x)) if not first <= place < first + SAMPLES_PER_RANK]
+        at_work = [sample for sample in range(len(x)) if not first <= sample < first + SAMPLES_PER_RANK]
         return x[at_work], y[at_work], len(at_work) / len(x)
 
     def _clip(self) -> torch.Tensor:

@@ -15,9 +15,9 @@ from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
 
 _LIBRARIES = ("torch.distributed.optim", "torch.distributed.fsdp", "torch.distributed._composable", "deepspeed")
-LOOK_AT_PARTS = "Look at: is this part's gradient the mean of the same part, in the same order?"
-LOOK_AT_THE_PAST = "The steps before are right. Look at: what does an optimizer remember?"
-LOOK_AT_STALE = "Look at: model.zero_grad() does not call reset(): who forgets the last mean?"
+LOOK_AT_SHARDS = "Look at: is the gradient of this shard the mean of the same shard, in the same order?"
+LOOK_AT_THE_PAST = "The steps before are right. Look at: what does an optimizer keep from step to step?"
+LOOK_AT_STALE = "model.zero_grad() does not call reset(). Look at: which line drops the last mean then?"
 
 
 def begin(sharded, plan: Plan, module, group=None, loaded: dict | None = None) -> Run:
@@ -34,7 +34,7 @@ def begin(sharded, plan: Plan, module, group=None, loaded: dict | None = None) -
 
 
 def refuse_libraries(types) -> None:
-    """Raises: AssertionError where a library's class is among them."""
+    """Raises AssertionError if a library's class is among them."""
     for each in types:
         library = [base for base in getattr(each, "__mro__", ()) if base.__module__.startswith(_LIBRARIES)]
         if library:
@@ -42,7 +42,7 @@ def refuse_libraries(types) -> None:
 
 
 def probe_sharded(sharded, plan: Plan, seed: int, x, y) -> dict:
-    """→ the state the ranks begin with, and what each step did"""
+    """Train. Returns the state that the ranks start with, and what each step did."""
     group, member = join_subgroup(plan.in_subgroup)
     if not member:
         return {"outside": True}
@@ -87,9 +87,10 @@ def train(attempt: Attempt, plan: Plan, draw: Draw, probe) -> dict[int, dict]:
 
 
 def train_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[int, dict]:
-    """Train on fresh data. → by global rank, what the probe found
+    """Train on fresh data. Returns what the probe found, by global rank.
 
-    Raises: Wrong unless every step leaves on every rank what one process gets.
+    Raises:
+        Wrong: unless every rank has after every step what one process has.
     """
     draw, context = Draw(attempt), said_of(attempt, plan)
     found = train(attempt, plan, draw, probe)
@@ -98,15 +99,17 @@ def train_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[i
         judge_step(found, want, f"{context}, step {number + 1}", Causes(plan, draw, number))
         losses = {rank: each["steps"][number]["loss"] for rank, each in found.items()}
         if plan.closure and not _mean_is(losses, want["loss"], tolerance_of(want["state"].values())):
-            raise Wrong(f"{context}: step(closure) gives back {losses}", "Expected: what closure() gave back.")
+            said = f"{context}: step(closure) returned {losses}; expected what closure() returned"
+            raise Wrong(said, "Look at: what happens to the result of closure()?")
     judge_evaluation(plan, draw, found, steps, context)
     if not all(each["left"] for each in found.values()):
-        raise Wrong(f"{context}: the module, or param_groups, holds other parameters than before")
+        hint = "Look at: is every nn.Parameter still the same object, with other memory?"
+        raise Wrong(f"{context}: the module, or param_groups, holds other nn.Parameters than before", hint)
     return found
 
 
 def _mean_is(losses: dict, want: torch.Tensor, tolerance: float) -> bool:
-    """Are these the losses of ranks with as many samples each, as closures gave them back?"""
+    """Tell whether these are the losses that the closures of ranks with equally many samples returned."""
     if not all(isinstance(each, torch.Tensor) and each.numel() == 1 for each in losses.values()):
         return False
     mean = sum(each.detach().cpu().double().reshape(()) for each in losses.values()) / len(losses)
@@ -154,7 +157,7 @@ def judge_evaluation(plan: Plan, draw: Draw, found: dict[int, dict], steps: list
 
 @dataclass
 class Causes:
-    """Other trainings, to be compared with when something is wrong: which mistake gives this?"""
+    """Other trainings to compare with when something is wrong: which mistake gives this result?"""
 
     plan: Plan
     draw: Draw
@@ -163,22 +166,36 @@ class Causes:
     def of(self, rank: int, found: torch.Tensor, name: str, members: list[int], tolerance: float) -> str:
         size, plan = len(members), self.plan
         others = [
-            (plan, [rank], "It is what this rank alone would get. Look at: where do the others' gradients come in?"),
+            (
+                plan,
+                [rank],
+                "It is what this rank's samples alone give. Look at: which line brings in the other ranks' gradients?",
+            ),
             (
                 replace(plan, loss_scale=size),
                 members,
-                f"The gradients are {size} times too large: summed, or averaged?",
+                f"The gradients are {size} times too large. Look at: are they summed, or averaged?",
             ),
-            (replace(plan, loss_scale=1 / size), members, f"Gradients are {size} times too small."),
+            (
+                replace(plan, loss_scale=1 / size),
+                members,
+                f"The gradients are {size} times too small. Look at: how many times are they divided?",
+            ),
         ]
         if plan.scheduler:
-            said = "It is what the settings of the first step give. Look at: who tells the inner optimizer of new ones?"
+            said = "It is what the first step's settings give. Look at: how does the inner optimizer get new ones?"
             others.append((replace(plan, scheduler=""), members, said))
         if plan.split:
-            said = "Look at: which settings does each param group have, and does the inner optimizer know?"
+            said = "Look at: which settings does each param group have, and does the inner optimizer have them too?"
             others.append((replace(plan, split=False), members, said))
         if plan.max_norm is not None:
-            others.append((replace(plan, max_norm=1e9), members, "It is what gradients that nobody clipped give."))
+            others.append(
+                (
+                    replace(plan, max_norm=1e9),
+                    members,
+                    "It is the result without clipping. Look at: which tensors are scaled, and which are used?",
+                )
+            )
         for other, whose, hint in others:
             if size > 1 or whose == members:
                 want = reference(other, self.draw, members, whose).steps[self.number]["state"]
@@ -192,18 +209,24 @@ class Causes:
         if "model" in plan.zero_grad and self.number:
             return LOOK_AT_STALE
         if plan.late and self.number >= LATE_STEP:
-            return "Look at: what must happen to parameters that join late, and happened to the others in __init__?"
+            return "Look at: what happened to the first parameters in __init__(), but not to those that join later?"
         if plan.split or plan.scheduler:
-            return "Look at: which settings does each param group have by now, and does the inner optimizer know all?"
+            return "Look at: which settings does each param group have by now, and does the inner optimizer have them?"
         return LOOK_AT_THE_PAST if self.number else ""
 
 
 def judge_states(
     states: dict[int, dict], want: dict, before: dict, context: str, causes: Causes | None = None, hint: str = ""
 ) -> None:
-    """states, before: by global rank, after the step and before it. hint: where the values betray no cause.
+    """Compare every rank's state after a step with that of one process.
 
-    Raises: Wrong.
+    Args:
+        states: by global rank, after the step.
+        before: by global rank, before the step.
+        hint: for values that do not tell the cause.
+
+    Raises:
+        Wrong: if they differ.
     """
     tolerance, members = tolerance_of(want.values()), list(states)
     for name, expected in want.items():
@@ -217,9 +240,9 @@ def judge_states(
         rank = min(wrong)
         found = states[rank][name]
         if len(wrong) < len(states):
-            cause = "The other ranks are right. Look at: which part of the parameters reaches whom, and from where?"
+            cause = "The other ranks are right. Look at: which shard reaches which rank, and from where?"
         elif torch.equal(found, before[rank][name]):
-            cause = "This step did not change it. Look at: which memory does the model compute with, and is all sent?"
+            cause = "This step did not change it. Look at: which memory does the model use, and is every shard sent?"
         else:
             cause = causes.of(rank, found, name, members, tolerance) if causes and found.shape == expected.shape else ""
-        raise Wrong(wrong, cause or hint or LOOK_AT_PARTS)
+        raise Wrong(wrong, cause or hint or LOOK_AT_SHARDS)
