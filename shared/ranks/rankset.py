@@ -201,7 +201,7 @@ class RankSet(RankProcesses):
             self.alive = False
             link = f', link="{self.link}"' if self.link else ""
             raise RanksError(
-                "The ranks cannot be reached: the process that starts them, or the one that connects to them, has died. "
+                "The ranks cannot be reached: the process that starts them, or that connects to them, has died. "
                 f"Start the ranks again: ranks.start(world_size={self.world_size}{link})"
             )
 

@@ -98,6 +98,16 @@ class Roads(Blocks):
         return super().forward(x)
 
 
+class Towers(Roads):
+    """Blocks side by side. Each takes the samples themselves, so that no input of a block needs a gradient."""
+
+    def called(self):
+        return []
+
+    def last(self, x, y):
+        return self.out(sum(torch.tanh(block(x[:, :WIDTH])) for block in self.blocks))
+
+
 class SpareBlock(RoadsBlock):
     def __init__(self, width: int, inner: int):
         super().__init__(width, inner)
@@ -287,6 +297,7 @@ KINDS = {
     "Frozen": Kind("frozen parameters, and frozen blocks", Frozen),
     "FrozenNorms": Kind("blocks that begin with a frozen layer", FrozenNorms),
     "Roads": Kind("parameters in blocks that only some ranks use", Roads),
+    "Towers": Kind("blocks side by side, with parameters that only some ranks use", Towers),
     "Spare": Kind("parameters in blocks that only some ranks use, or none", Spare),
     "Few": Kind("blocks of fewer numbers than ranks", Few),
     "Mixed": Kind("blocks of two dtypes", Mixed),

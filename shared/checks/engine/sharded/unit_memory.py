@@ -1,7 +1,7 @@
-"""How much a rank holds with ZeRO-3, at every moment: its parts, and what is gathered for those who compute.
+"""How much a rank holds with ZeRO-3, at every moment: its shards, and the units that are unsharded to compute.
 
-Three counts, as for ZeRO-1: the ledger names components and follows each operator; another adds up every tensor that
-lives on this rank, wherever it is kept; the third, what is no tensor but has the numbers of one.
+It is counted three times, as for ZeRO-1. The memory ledger names components and follows each operator. The second count
+adds up every living tensor on this rank. The third counts what is not a tensor but holds as many bytes.
 """
 
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ from shared.checks.engine.sharded.unit_training import UnitPlan, shard
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward, unit_models
 
-SLACK = 1.02  # fillings, Adam's counts of steps, inputs
+SLACK = 1.02  # padding, Adam's counts of steps, inputs
 SAMPLES, ACTIVATIONS_BYTES = 2, 40_000
-# Of gradients in backward: what computes, what is packed, what travels, and what arrives of it.
-TRAVELLING_UNITS = 4
+# Gradients in backward: of the unit that computes, packed, in flight, and what is received of those.
+UNITS_OF_GRADIENTS = 4
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """Of a model on N ranks: this rank's parts, the root and the largest unit as they are gathered."""
+    """Of a model on N ranks: this rank's shards, and the root and the largest unit when they are unsharded."""
 
-    parts: float
+    shards: float
     root: int
     unit: int
     all_units: int
@@ -42,10 +42,10 @@ def bytes_of(plan: UnitPlan, world_size: int) -> Bytes:
 
 
 def probe_memory(wrapper, plan: UnitPlan, most: dict[str, float], seed: int, x, y) -> dict:
-    """Train three steps. → bytes in all living tensors, by moment; in what is no tensor; and samples of the last step
+    """Train three steps. Return the bytes of all living tensors, by moment; of what is not a tensor; and samples.
 
-    The last step ends in a forward without gradients: that may not gather everything either.
-    most: by moment; how much is expected at most, so that a rank need not wait for more to go.
+    The last step ends in a forward without gradients, which may not unshard everything at once either.
+    most: how much is expected at most, by moment, so that a rank need not wait for more to be freed.
     """
     with only_what_comes():
         return _train(wrapper, plan, most, seed, x, y)
@@ -89,14 +89,14 @@ def _train(wrapper, plan: UnitPlan, most: dict[str, float], seed: int, x, y) -> 
 
 
 def judge_memory(attempt: Attempt, plan: UnitPlan) -> None:
-    """Raises: Wrong where a rank holds more than its parts and what is gathered now."""
+    """Raises: Wrong where a rank holds more than its shards and the units it needs."""
     size, prefetch = attempt.world_size, plan.options.get("prefetch", 1)
     own = bytes_of(plan, size)
     here = own.root + (0 if plan.options.get("reshard_after_forward", True) else own.all_units)
-    state = 3 * own.parts  # the parts and Adam's moments
+    state = 3 * own.shards  # the shards and Adam's moments
     most = {
         "after forward": state + here + ACTIVATIONS_BYTES,
-        "after finish_gradient_sync()": state + own.parts,
+        "after finish_gradient_sync()": state + own.shards,
         "after the step": state,
         "after a forward without gradients": state,
     }
@@ -108,43 +108,43 @@ def judge_memory(attempt: Attempt, plan: UnitPlan) -> None:
                 said = f"{plan}, {moment}: {nbytes:,} bytes are held; expected {most[moment]:,.0f}"
                 raise Wrong({rank: f"{said} ({_said(own, moment, here)})"}, _HINTS[moment])
         if result["hidden"] > (SLACK - 1) * state + 10_000:
-            evidence = f"{result['hidden']:,} bytes are in arrays, bytes or storages that are no tensors"
-            raise Wrong({rank: f"{plan}: {evidence}"}, "Look at: whose numbers are they, and does this rank need them?")
+            evidence = f"{result['hidden']:,} bytes are in arrays, bytes or storages that are not tensors"
+            raise Wrong({rank: f"{plan}: {evidence}"}, "Look at: whose values are they, and does this rank need them?")
         _judge_samples(rank, result["samples"], plan, own, here, prefetch)
 
 
 def _said(own: Bytes, moment: str, here: int) -> str:
     parts = {
         "after forward": f"{here:,} of parameters",
-        "after finish_gradient_sync()": f"{own.parts:,.0f} of gradients",
+        "after finish_gradient_sync()": f"{own.shards:,.0f} of gradients",
     }
     return ", ".join(
-        [f"{own.parts:,.0f} for this rank's part, twice as much for Adam", *filter(None, [parts.get(moment)])]
+        [f"{own.shards:,.0f} for this rank's shards, twice as much for Adam", *filter(None, [parts.get(moment)])]
     )
 
 
 _HINTS = {
-    "after forward": "Look at: whose parameters are still needed when forward has ended?",
-    "after finish_gradient_sync()": "Look at: which gradients, and whose parameters, are still here after backward?",
-    "after the step": "Look at: what is a second copy of, and who keeps it?",
-    "after a forward without gradients": "Look at: who will reshard these units, where no backward comes?",
+    "after forward": "Look at: which unit's parameters are still needed when forward has ended?",
+    "after finish_gradient_sync()": "Look at: which gradients and which parameters are still here after backward?",
+    "after the step": "Look at: what holds a second copy of something?",
+    "after a forward without gradients": "Look at: what reshards these units, when no backward comes?",
 }
-_LOOK_AT_PEAK = "Look at: which units are here while one computes, and which of them compute next?"
-_LOOK_AT_GRADIENTS = "Look at: how long does each whole gradient live?"
+_LOOK_AT_PEAK = "Look at: which units are unsharded while one computes, and which of them compute next?"
+_LOOK_AT_GRADIENTS = "Look at: how long does each full gradient live?"
 
 
 def _judge_samples(rank: int, samples: list, plan: UnitPlan, own: Bytes, here: int, prefetch: int) -> None:
-    gathered = min(own.all_units, max(here - own.root, 0) or (1 + prefetch) * own.unit)
-    most = {"parameters": own.parts + own.root + gathered}
-    most["gradients"] = own.parts + 2 * own.root + TRAVELLING_UNITS * own.unit
-    grown = 2 * own.parts + ACTIVATIONS_BYTES + own.unit  # Adam's; and one unit's copy on its way
+    unsharded = min(own.all_units, max(here - own.root, 0) or (1 + prefetch) * own.unit)
+    most = {"parameters": own.shards + own.root + unsharded}
+    most["gradients"] = own.shards + 2 * own.root + UNITS_OF_GRADIENTS * own.unit
+    grown = 2 * own.shards + ACTIVATIONS_BYTES + own.unit  # Adam's; and a copy of one unit in flight
     said = {
-        "parameters": f"{own.parts:,.0f} for this rank's part, {own.root:,} for the root, {gathered:,} for units",
-        "gradients": f"{own.parts:,.0f} for this rank's part, and {TRAVELLING_UNITS} units on their way",
+        "parameters": f"{own.shards:,.0f} for this rank's shards, {own.root:,} for the root, {unsharded:,} for units",
+        "gradients": f"{own.shards:,.0f} for this rank's shards, and {UNITS_OF_GRADIENTS} units of gradients",
     }
     for phase, held in samples:
         by = {"parameters": held.parameters_bytes, "gradients": held.gradients_bytes + held.buckets_bytes}
-        if phase == "forward":  # what others gather into is a bucket to the ledger, until a module computes with it
+        if phase == "forward":  # to the ledger, a unit in flight is a bucket until a module computes with it
             by = {"parameters": by["parameters"]}
         for what, nbytes in by.items():
             if nbytes > SLACK * most[what]:

@@ -1,4 +1,4 @@
-"""Judging owned_parameters: which unit gathers and frees which parameter."""
+"""Checks of owned_parameters: which unit unshards and reshards which parameter."""
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ def _linear(frozen: bool = False) -> nn.Linear:
 
 
 def _chain() -> nn.Module:
-    """Names of which one begins another, parameters of the module's own, one frozen."""
+    """Units whose names begin alike, a parameter of the module itself, a frozen one."""
     module = nn.Module()
     module.gain = nn.Parameter(torch.ones(1))
     module.block = nn.Sequential(_linear(), _linear(frozen=True))
@@ -32,7 +32,7 @@ def _nested() -> nn.Module:
 
 
 def _tied() -> nn.Module:
-    """Tied across units, with the root, inside one unit, and between a unit and one inside it."""
+    """Weights tied across units, with the root, inside one unit, and between a unit and one inside it."""
     module = nn.Module()
     module.a, module.b, module.c = (nn.Sequential(_linear(), _linear(), _linear()) for _ in range(3))
     module.out = _linear()
@@ -45,7 +45,7 @@ def _tied() -> nn.Module:
 
 
 def _shared() -> nn.Module:
-    """One unit at two places, one of them inside another unit; and a unit without parameters."""
+    """A unit under two paths, one of them inside another unit; and a unit without parameters."""
     module = nn.Module()
     module.first = _linear()
     module.again = module.first
@@ -54,8 +54,8 @@ def _shared() -> nn.Module:
     return module
 
 
-CASES = {  # what is said: how to build, units by name, owner's name → parameters' names; "" is the module
-    "units beside each other, some whose name begins another's": (
+CASES = {  # description: how to build, units by name, owner's name → parameters' names; "" is the module
+    "units beside each other, with names that begin alike": (
         _chain,
         ["blocks.10", "block", "blocks.1"],
         {
@@ -103,7 +103,7 @@ CASES = {  # what is said: how to build, units by name, owner's name → paramet
             ],
         },
     ),
-    "a unit at several places, and one without parameters": (
+    "a unit under two paths, and one without parameters": (
         _shared,
         ["silent", "pair", "first"],
         {"silent": [], "pair": ["pair.0.weight"], "first": ["first.weight"], "": []},
@@ -111,32 +111,43 @@ CASES = {  # what is said: how to build, units by name, owner's name → paramet
 }
 
 
+PLAIN = "a unit inside a unit inside a unit"
+
+
 def probe_owned(owned_parameters, case: str, as_iterator: bool) -> dict:
-    """→ names of the keys, and of each one's parameters; a tied parameter goes by its first name"""
+    """Return the names of the keys, and of each one's parameters. A tied parameter goes by its first name."""
     build, units, _ = CASES[case]
     module = build()
     named = {each: name for name, each in module.named_modules()}
     names = {each: name for name, each in module.named_parameters()}
     given = [module.get_submodule(name) for name in units]
     owned = owned_parameters(module, iter(given) if as_iterator else given)
-    keys = [named.get(key, "a key that is no part of the module") for key in owned]
+    keys = [named.get(key, "a key that is not in the module") for key in owned]
     return {"keys": keys, "owned": [[names[each] for each in its] for its in owned.values()]}
 
 
+def innermost_units_own(attempt: Attempt) -> None:
+    _judge(attempt, PLAIN)
+
+
 def each_has_one_owner(attempt: Attempt) -> None:
-    for case, (_, units, want) in CASES.items():
-        result = attempt.run(probe_owned, case, attempt.random.random() < 0.5, context=case)[0]
-        keys = [*units, ""]
-        if result["keys"] != keys:
-            said = f"{case}: keys are {_names(result['keys'])}; expected {_names(keys)}"
-            raise Wrong(said, "Look at: every unit is a key, in the given order, and the module is the last.")
-        for key, found in zip(result["keys"], result["owned"], strict=True):
-            if sorted(found) != sorted(want[key]):
-                said = (
-                    f"{case}: {_name(key)} has {_names(found) or 'nothing'}; expected {_names(want[key]) or 'nothing'}"
-                )
-                tied = "tied" in case and "Look at: at which places does a parameter stand, and which units are there?"
-                raise Wrong(said, tied or "Look at: which units are around a parameter, and which one is nearest?")
+    for case in CASES:
+        _judge(attempt, case)
+
+
+def _judge(attempt: Attempt, case: str) -> None:
+    _, units, want = CASES[case]
+    result = attempt.run(probe_owned, case, attempt.random.random() < 0.5, context=case)[0]
+    if result["keys"] != [*units, ""]:
+        said = f"{case}: the keys are {_names(result['keys'])}; expected {_names([*units, ''])}"
+        raise Wrong(said, "Look at: the keys are all units in the given order, then the module.")
+    for key, found in zip(result["keys"], result["owned"], strict=True):
+        if sorted(found) != sorted(want[key]):
+            got, expected = _names(found) or "nothing", _names(want[key]) or "nothing"
+            hint = "Look at: which units are around a parameter, and which of them is innermost?"
+            if "tied" in case:
+                hint = "Look at: which names does a tied parameter have, and which unit is around each?"
+            raise Wrong(f"{case}: {_name(key)} owns {got}; expected {expected}", hint)
 
 
 def _name(key: str) -> str:
@@ -148,7 +159,7 @@ def _names(names: list[str]) -> str:
 
 
 def probe_strangers(owned_parameters) -> list[tuple[str, str]]:
-    """→ what it raises for a unit from elsewhere, and for the module itself"""
+    """Return what it raises for a unit from elsewhere, and for the module itself."""
     found = []
     for pick in (lambda module: _linear(), lambda module: module):
         module = _nested()
@@ -161,10 +172,8 @@ def probe_strangers(owned_parameters) -> list[tuple[str, str]]:
     return found
 
 
-def strangers_are_refused(attempt: Attempt) -> None:
+def strangers_are_rejected(attempt: Attempt) -> None:
     result = attempt.run(probe_strangers)[0]
-    for what, (kind, message) in zip(
-        ("that is not inside the module", "that is the module itself"), result, strict=True
-    ):
+    for what, (kind, message) in zip(("outside the module", "that is the module itself"), result, strict=True):
         if kind != "ValueError" or not message.strip():
-            raise Wrong(f"a unit {what} raises {kind}; expected a ValueError that says why")
+            raise Wrong(f"a unit {what} raises {kind}; expected a ValueError with a message")
