@@ -26,15 +26,18 @@ import torch.distributed as dist
 
 from benchmarks import report
 from benchmarks.gpu_training import DRY, Found, Training, on_a_rank, parameters_of
-from benchmarks.rungs import ALONE, FSDP2, ON_A_GPU
+from benchmarks.rungs import ALONE, ON_A_GPU, beside
 from shared import formulas, ranks
 from shared.formulas import BytesPerParameter
 from shared.models import GPTConfig
+from solutions.strategies import STRATEGIES
 
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10G": 70e12}
 BF16_ADAM = BytesPerParameter(parameter=2, gradient=2, optimizer=4)
 STATE_SHARE = 0.4
 MOST_OVER_PLAIN = 1.02
+NEXT_TO_PLAIN = [STRATEGIES[name].title for name in ("overlapped_ddp", "zero1", "zero2", "zero3")]
+ZERO3 = beside("zero3", 1.0)
 TIMEOUT_S = 900.0
 GB = 1e9
 
@@ -99,8 +102,7 @@ def as_row(world_size: int, name: str, found: Found, plain_s: list[float], train
     )
 
 
-STAGES = {name: int(name[4]) if name.startswith("ZeRO") and name[4].isdigit() else 0 for name in ON_A_GPU}
-STAGES |= {"ZeroRedundancyOptimizer": 1, FSDP2: 3}
+STAGES = {ALONE: 0} | {strategy.title: strategy.stage for strategy in STRATEGIES.values()}
 
 
 def mfu(training: Training, took_s: float, card: str) -> float | None:
@@ -128,11 +130,11 @@ def aims(rows: list[Row]) -> list[report.Row]:
     found = {(row.ranks, row.strategy): row for row in rows}
     held = []
     for (world_size, name), row in found.items():
-        if world_size == 1 and name in ("OverlappedDDP", "ZeRO1", "ZeRO2", "ZeRO3"):
+        if world_size == 1 and name in NEXT_TO_PLAIN:
             held.append(report.Row(f"1 rank: {name} / plain", "×", [row.over_plain], MOST_OVER_PLAIN))
-        if name == "ZeRO3":
-            beside = row.ms / found[world_size, FSDP2].ms
-            held.append(report.Row(f"{world_size} ranks: ZeRO3 / {FSDP2}", "×", [beside], 1.0))
+        if name == ZERO3.mine:
+            ratio = row.ms / found[world_size, ZERO3.other].ms
+            held.append(report.Row(f"{world_size} ranks: {name} / {ZERO3.other}", "×", [ratio], ZERO3.most))
     return held
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from benchmarks.rungs import ON_A_GPU, BenchmarkGPT
+from benchmarks.rungs import ON_A_GPU
 from shared import memory
-from shared.models import GPTConfig
+from shared.models import GPTConfig, TinyGPT
 from shared.ranks import rankside
 from shared.wire import clock
 
@@ -40,7 +40,7 @@ class Found:
 
 def parameters_of(config: GPTConfig) -> int:
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in BenchmarkGPT(config).parameters())
+        return sum(parameter.numel() for parameter in TinyGPT(config).parameters())
 
 
 def on_a_rank(name: str, training: Training) -> Found:
@@ -56,7 +56,7 @@ def on_a_rank(name: str, training: Training) -> Found:
 def _trained(name: str, training: Training) -> Found:
     device = torch.device(rankside.here.device)
     with torch.device(device):
-        module = BenchmarkGPT(training.config).bfloat16()
+        module = TinyGPT(training.config).bfloat16()
     draw = torch.Generator().manual_seed(dist.get_rank())
     size = (training.micro_batch, training.config.context)
     tokens = torch.randint(training.config.vocab_size, size, generator=draw).to(device)

@@ -1,7 +1,7 @@
-"""What the ladder compares: each rung and torch's own, by name, and how fast ours are meant to be."""
+"""What the benchmarks compare: strategies of solutions/strategies.py, some baselines, and how fast ours should be."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -10,16 +10,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shared import deepspeed_engine
 from shared.models import GPTConfig, TinyGPT
-from solutions.bucketed_ddp import BucketedDDP
-from solutions.manual_ddp import ManualDDP, broadcast_state
-from solutions.overlapped_ddp import OverlappedDDP
-from solutions.zero1 import ZeRO1
-from solutions.zero2 import ZeRO2
-from solutions.zero3 import ZeRO3
+from solutions.manual_ddp import broadcast_state
+from solutions.strategies import STRATEGIES, Built, Options
 
-ALONE, DDP, DDP_VIEW, FLAT = "module alone", "DDP", "DDP, bucket view", "flat"
-ZERO_REDUNDANCY, FSDP2, FSDP2_KEPT, ZERO3_KEPT = "ZeroRedundancyOptimizer", "FSDP2", "FSDP2, kept", "ZeRO3, kept"
-Built = tuple[nn.Module, torch.optim.Optimizer]
+Build = Callable[[nn.Module], Built]
+
+TITLE = {name: strategy.title for name, strategy in STRATEGIES.items()}
+ALONE, DDP, DDP_VIEW, FLAT = "module alone", "DDP", TITLE["ddp"], "flat"  # no strategies, but for DDP_VIEW
 
 
 @dataclass(frozen=True)
@@ -33,19 +30,46 @@ class Aim:
 
 @dataclass(frozen=True)
 class Rungs:
-    """Strategies that take turns in one run; each is module → model to call, optimizer to step."""
+    """Strategies and baselines that take turns in one run, by their titles."""
 
-    builds: dict[str, Callable[[nn.Module], Built]]
+    builds: dict[str, Build]
     times: tuple[Aim, ...]
     peaks: tuple[Aim, ...]
     carried: tuple[Aim, ...] = field(default=())
+
+
+SGD = Options(torch.optim.SGD, {"lr": 1e-4})
+ADAMW = Options(torch.optim.AdamW, {"lr": 1e-4})
+
+
+def strategies(options: Options, *names: str) -> dict[str, Build]:
+    return {TITLE[name]: lambda module, name=name: STRATEGIES[name].build(module, options) for name in names}
+
+
+def kept(name: str) -> dict[str, Build]:
+    """Let a strategy keep each unit's parameters from forward to backward."""
+    options = replace(ADAMW, reshard_after_forward=False)
+    return {f"{TITLE[name]}, kept": lambda module: STRATEGIES[name].build(module, options)}
+
+
+def baseline(options: Options, wrap: Callable[[nn.Module], nn.Module]) -> Build:
+    def build(module: nn.Module) -> Built:
+        model = wrap(module)
+        return model, options.optimizer_of(model)
+
+    return build
+
+
+def beside(name: str, most: float) -> Aim:
+    """Hold one of our strategies against its counterpart."""
+    return Aim(TITLE[name], TITLE[STRATEGIES[name].counterpart], most)
 
 
 # -- averaging gradients
 
 
 class FlatDDP(nn.Module):
-    """The obvious way to spare messages: copy all gradients into one tensor after backward, and send that."""
+    """The obvious way to need one collective only: copy all gradients into one tensor after backward, and reduce it."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
@@ -65,125 +89,59 @@ class FlatDDP(nn.Module):
             parameter.grad = piece.view_as(parameter)
 
 
-def _viewed(module: nn.Module) -> nn.Module:
-    return DistributedDataParallel(module, gradient_as_bucket_view=True)
-
-
-def _with_sgd(wrap: Callable[[nn.Module], nn.Module]) -> Callable[[nn.Module], Built]:
-    return lambda module: (wrap(module), torch.optim.SGD(module.parameters(), lr=1e-4))
-
-
 AVERAGING = Rungs(
     builds={
-        ALONE: _with_sgd(lambda module: module),
-        DDP: _with_sgd(DistributedDataParallel),
-        DDP_VIEW: _with_sgd(_viewed),
-        FLAT: _with_sgd(FlatDDP),
-        "ManualDDP": _with_sgd(ManualDDP),
-        "BucketedDDP": _with_sgd(BucketedDDP),
-        "OverlappedDDP": _with_sgd(OverlappedDDP),
+        ALONE: baseline(SGD, lambda module: module),
+        DDP: baseline(SGD, DistributedDataParallel),
+        **strategies(SGD, "ddp"),
+        FLAT: baseline(SGD, FlatDDP),
+        **strategies(SGD, "manual_ddp", "bucketed_ddp", "overlapped_ddp"),
     },
-    times=(Aim("OverlappedDDP", DDP_VIEW, 1.0), Aim("BucketedDDP", FLAT, 1.1)),
-    # Buckets filled after backward stand beside all its gradients, as DDP's own do unless they are the gradients'
-    # memory. A bucket keeps its divisor, four bytes.
-    peaks=(Aim("BucketedDDP", DDP, 1.001), Aim("OverlappedDDP", DDP_VIEW, 1.001)),
+    times=(beside("overlapped_ddp", 1.0), Aim(TITLE["bucketed_ddp"], FLAT, 1.1)),
+    # BucketedDDP's buckets exist beside all gradients, as DDP's own do without bucket views. A bucket also keeps its
+    # divisor, which is four bytes.
+    peaks=(Aim(TITLE["bucketed_ddp"], DDP, 1.001), beside("overlapped_ddp", 1.001)),
 )
 
 # -- sharding
 
-
-def _with_adamw(wrap: Callable[[nn.Module], nn.Module]) -> Callable[[nn.Module], Built]:
-    def build(module: nn.Module) -> Built:
-        model = wrap(module)
-        return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
-
-    return build
-
-
-def _zero_redundancy(module: nn.Module) -> Built:
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    model = _viewed(module)
-    settings = {"lr": 1e-4, "parameters_as_bucket_view": True}
-    return model, ZeroRedundancyOptimizer(module.parameters(), torch.optim.AdamW, **settings)
-
-
-def _zero1(module: nn.Module) -> Built:
-    return module, ZeRO1(module.parameters(), torch.optim.AdamW, lr=1e-4)
-
-
-def _zero2(module: nn.Module) -> Built:
-    model = ZeRO2(module, torch.optim.AdamW, lr=1e-4)
-    return model, model
-
-
-def _fsdp2(reshard_after_forward: bool) -> Callable[[nn.Module], Built]:
-    from torch.distributed.fsdp import fully_shard
-
-    def wrap(module: nn.Module) -> nn.Module:
-        for layer in module.layers_to_shard():
-            fully_shard(layer, reshard_after_forward=reshard_after_forward)
-        return fully_shard(module)
-
-    return _with_adamw(wrap)
-
-
-def _zero3(reshard_after_forward: bool) -> Callable[[nn.Module], Built]:
-    return _with_adamw(
-        lambda module: ZeRO3(module, module.layers_to_shard(), reshard_after_forward=reshard_after_forward)
-    )
-
-
-def _deepspeed(stage: int, prefetch_numbers: int = 0) -> Callable[[nn.Module], Built]:
-    ahead = {"prefetch_numbers": prefetch_numbers}
-    return lambda module: deepspeed_engine.engine(module, stage, torch.optim.AdamW, **ahead, lr=1e-4)
-
-
+FSDP2, FSDP2_KEPT, ZERO3_KEPT = TITLE["fsdp2"], f"{TITLE['fsdp2']}, kept", f"{TITLE['zero3']}, kept"
 DEEPSPEED = {
-    "DeepSpeed 1": _deepspeed(1),
-    "DeepSpeed 2": _deepspeed(2),
-    "DeepSpeed 3, kept": _deepspeed(3, prefetch_numbers=1_200_000),
-    "DeepSpeed 3": _deepspeed(3),
+    **strategies(ADAMW, "deepspeed1", "deepspeed2"),
+    **kept("deepspeed3"),
+    **strategies(ADAMW, "deepspeed3"),
 }
 BESIDE_DEEPSPEED = tuple(
-    Aim(mine, other, 0.8) for mine, other in zip(("ZeRO1", "ZeRO2", ZERO3_KEPT, "ZeRO3"), DEEPSPEED, strict=True)
+    Aim(mine, other, 0.8)
+    for mine, other in zip((TITLE["zero1"], TITLE["zero2"], ZERO3_KEPT, TITLE["zero3"]), DEEPSPEED, strict=True)
 )
 
 SHARDING = Rungs(
     builds={
-        ALONE: _with_adamw(lambda module: module),
-        DDP_VIEW: _with_adamw(_viewed),
-        ZERO_REDUNDANCY: _zero_redundancy,
-        "ZeRO1": _zero1,
-        FSDP2_KEPT: _fsdp2(False),
-        "ZeRO2": _zero2,
-        ZERO3_KEPT: _zero3(False),
-        FSDP2: _fsdp2(True),
-        "ZeRO3": _zero3(True),
+        ALONE: baseline(ADAMW, lambda module: module),
+        **strategies(ADAMW, "ddp", "zero_redundancy", "zero1"),
+        **kept("fsdp2"),
+        **strategies(ADAMW, "zero2"),
+        **kept("zero3"),
+        **strategies(ADAMW, "fsdp2", "zero3"),
         **({} if deepspeed_engine.why_not() else DEEPSPEED),
     },
     times=(
-        Aim("ZeRO1", ZERO_REDUNDANCY, 0.95),
-        Aim("ZeRO2", FSDP2_KEPT, 0.7),
+        beside("zero1", 0.95),
+        Aim(TITLE["zero2"], FSDP2_KEPT, 0.7),
         Aim(ZERO3_KEPT, FSDP2_KEPT, 0.7),
-        Aim("ZeRO3", FSDP2, 0.7),
+        beside("zero3", 0.7),
         *(() if deepspeed_engine.why_not() else BESIDE_DEEPSPEED),
     ),
-    peaks=(Aim("ZeRO1", ZERO_REDUNDANCY, 1.0), Aim("ZeRO3", FSDP2, 1.0)),
-    carried=(Aim("ZeRO2", FSDP2_KEPT, 1.0), Aim("ZeRO3", FSDP2, 1.0)),
+    peaks=(beside("zero1", 1.0), beside("zero3", 1.0)),
+    carried=(Aim(TITLE["zero2"], FSDP2_KEPT, 1.0), beside("zero3", 1.0)),
 )
 
-ON_A_GPU: dict[str, Callable[[nn.Module], Built]] = {
-    ALONE: _with_adamw(lambda module: module),
-    DDP_VIEW: _with_adamw(_viewed),
-    "ManualDDP": _with_adamw(ManualDDP),
-    "BucketedDDP": _with_adamw(BucketedDDP),
-    "OverlappedDDP": _with_adamw(OverlappedDDP),
-    ZERO_REDUNDANCY: _zero_redundancy,
-    "ZeRO1": _zero1,
-    "ZeRO2": _zero2,
-    FSDP2: _fsdp2(True),
-    "ZeRO3": _zero3(True),
+# On a GPU the strategies have it one after another. FSDP1 and DeepSpeed stay out: the ladder has measured DeepSpeed.
+ON_A_GPU: dict[str, Build] = {
+    ALONE: baseline(ADAMW, lambda module: module),
+    **strategies(ADAMW, "ddp", "manual_ddp", "bucketed_ddp", "overlapped_ddp", "zero_redundancy", "zero1", "zero2"),
+    **strategies(ADAMW, "fsdp2", "zero3"),
 }
 
 RUNGS = {"averaging": AVERAGING, "sharding": SHARDING}
@@ -203,19 +161,11 @@ class ManySmall(nn.Module):
             x = x + 0.1 * layer(x)  # added: 100 layers in a row would fade to denormal numbers, which are slow
         return x.square().mean()
 
-    def layers_to_shard(self) -> list[nn.Module]:
-        return list(self.layers)
-
-
-class BenchmarkGPT(TinyGPT):
-    def layers_to_shard(self) -> list[nn.Module]:
-        return list(self.blocks)
-
 
 def _gpt() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     config = GPTConfig(vocab_size=256, context=64, layers=6, heads=6, width=384)
     tokens = torch.randint(config.vocab_size, (2, config.context))
-    return BenchmarkGPT(config), (tokens, tokens)
+    return TinyGPT(config), (tokens, tokens)
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {  # module → loss, and its inputs

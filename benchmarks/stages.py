@@ -20,17 +20,15 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import report
-from benchmarks.rungs import MODELS
+from benchmarks.rungs import ADAMW, MODELS
 from shared import memory, ranks, wire
 from shared.formulas import FP32_ADAM, model_state_bytes, step_sent_bytes
 from shared.ranks import rankside
-from solutions.overlapped_ddp import OverlappedDDP
-from solutions.zero1 import ZeRO1
-from solutions.zero2 import ZeRO2
-from solutions.zero3 import ZeRO3
+from solutions.strategies import STRATEGIES
 
 WORLD_SIZE, ROUNDS, WARM_UP_ROUNDS = 4, 30, 3
-STAGES = ("stage 0: OverlappedDDP", "stage 1: ZeRO1", "stage 2: ZeRO2", "stage 3: ZeRO3")
+OURS = [STRATEGIES[name] for name in ("overlapped_ddp", "zero1", "zero2", "zero3")]
+STAGES = [f"stage {strategy.stage}: {strategy.title}" for strategy in OURS]
 STATE = ("parameters", "gradients", "optimizer")
 MB = 1e6
 
@@ -47,18 +45,6 @@ class Found:
 # -- on a rank
 
 
-def built(stage: int, module: torch.nn.Module) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """Wrap the module. → what to call, what to step"""
-    settings = {"lr": 1e-4}
-    if stage == 1:
-        return module, ZeRO1(module.parameters(), torch.optim.AdamW, **settings)
-    if stage == 2:
-        model = ZeRO2(module, torch.optim.AdamW, **settings)
-        return model, model
-    model = OverlappedDDP(module) if stage == 0 else ZeRO3(module)
-    return model, torch.optim.AdamW(model.parameters(), **settings)
-
-
 def backward_of(model, optimizer, inputs) -> Callable[[], None]:
     finish = getattr(model, "finish_gradient_sync", getattr(optimizer, "reduce_gradients", None))
 
@@ -73,9 +59,9 @@ def backward_of(model, optimizer, inputs) -> Callable[[], None]:
 def on_a_rank(rounds: int, warm_up_rounds: int = WARM_UP_ROUNDS) -> list[Found]:
     """Measure every stage; runs on every rank."""
     device, trained = torch.device(rankside.here.device), []
-    for stage in range(len(STAGES)):
+    for strategy in OURS:
         module, inputs = MODELS["TinyGPT"]()
-        model, optimizer = built(stage, module.to(device))
+        model, optimizer = strategy.build(module.to(device), ADAMW)
         trained.append((model, optimizer, backward_of(model, optimizer, [each.to(device) for each in inputs])))
     took_s = [[] for _ in trained]
     for number in range(rounds + warm_up_rounds):

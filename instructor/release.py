@@ -99,9 +99,9 @@ def _scripts(finished: list[Chapter]) -> dict[str, bytes]:
 
 
 def _imports(name: str) -> set[str]:
-    """→ the files of solutions/ that a module imports from"""
+    """Return the files of solutions/ without which a module cannot be imported. Functions may import others later."""
     tree = ast.parse((ROOT / "solutions" / name).read_text())
-    froms = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    froms = [node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
     return {f"{module.split('.')[1]}.py" for module in froms if module.startswith("solutions.")}
 
 

@@ -25,10 +25,11 @@ from torch import nn
 from shared import memory, wire
 from shared.data.tasks import TASKS, Task
 from shared.wire.clock import Clock
-from solutions.strategies import OPTIMIZERS, STRATEGIES
+from solutions.strategies import STRATEGIES, Options
 
 # Steps 0 and 1 make what stays: the optimizer's state, and the buckets that DDP arranges anew after its first backward.
 LEDGER_STEP, MEMORY_STEP, FIRST_TIMED_STEP = 2, 3, 4
+OPTIMIZERS = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 CHOICES = {"strategy": STRATEGIES, "model": TASKS, "optimizer": OPTIMIZERS}
 
 
@@ -48,11 +49,23 @@ class Settings:
     bf16: bool = False
     double: bool = False
 
+    @property
+    def options(self) -> Options:
+        """Return what the strategy is built with."""
+        return Options(OPTIMIZERS[self.optimizer], {"lr": self.learning_rate}, self.bucket_cap_mb)
+
     def check(self, world_size: int) -> None:
-        """Raises: ValueError for what cannot be trained, in one sentence."""
+        """Raise a ValueError of one sentence for settings that cannot be trained with."""
         for what, there_is in CHOICES.items():
             if (name := getattr(self, what)) not in there_is:
                 raise ValueError(f"there is no {what} {name!r}: choose one of {', '.join(there_is)}")
+        strategy = STRATEGIES[self.strategy]
+        if reason := strategy.why_not():
+            raise ValueError(reason)
+        if self.accumulate > 1 and "accumulation" not in strategy.supports:
+            raise ValueError(f"strategy {self.strategy} takes one micro-batch per step, got {self.accumulate}")
+        if self.double and "float64" not in strategy.supports:
+            raise ValueError(f"strategy {self.strategy} keeps its weights in fp32: it cannot train in double precision")
         if self.steps <= FIRST_TIMED_STEP:
             raise ValueError(f"steps must be above {FIRST_TIMED_STEP}, the first that is timed, got {self.steps}")
         if min(self.accumulate, self.global_batch) < 1 or self.global_batch % (world_size * self.accumulate):
@@ -99,7 +112,7 @@ def train(settings: Settings, device: torch.device | str | None = None, task: Ta
     device = device or (f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_initialized() else "cpu")
     task = task or TASKS[settings.model](settings.seed, torch.float64 if settings.double else torch.float32)
     parameters = sum(parameter.numel() for parameter in task.module.parameters())
-    model, optimizer = STRATEGIES[settings.strategy](task.module.to(device), settings)
+    model, optimizer = STRATEGIES[settings.strategy].build(task.module.to(device), settings.options)
 
     clock, losses, marks, seen = Clock(), [], [], {}
     watches = {LEDGER_STEP: wire.ledger(), MEMORY_STEP: memory.peak(model, optimizer)}
@@ -151,9 +164,10 @@ def train_step(model: nn.Module, optimizer, micro_batches: list[tuple], bf16: bo
         return loss.detach()
 
     optimizer.zero_grad()
-    with getattr(model, "no_sync", contextlib.nullcontext)():
-        losses = [backward(*batch) for batch in micro_batches[:-1]]
-    losses.append(backward(*micro_batches[-1]))
+    *earlier, last = micro_batches
+    with getattr(model, "no_sync", contextlib.nullcontext)() if earlier else contextlib.nullcontext():
+        losses = [backward(*batch) for batch in earlier]
+    losses.append(backward(*last))
     getattr(model, "finish_gradient_sync", lambda: None)()
     optimizer.step()
     return sum(losses)

@@ -7,14 +7,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from solutions.bucketed_ddp import BucketedDDP
-from solutions.manual_ddp import ManualDDP, broadcast_state
-from solutions.overlapped_ddp import OverlappedDDP
-from solutions.zero1 import ZeRO1
-from solutions.zero2 import ZeRO2
-from solutions.zero3 import ZeRO3
+from solutions.strategies import STRATEGIES, Options
 from tests.drawn_models import INPUTS, OUTPUTS, Model, Net
 
+OURS = [strategy for strategy in STRATEGIES.values() if strategy.provider == "course"]
+DDP = [strategy.name for strategy in OURS if strategy.stage == 0]
+ZERO = [strategy.name for strategy in OURS if strategy.stage > 0]
 SAMPLES = 12  # of a micro-batch, over all ranks: 1, 2, 3 and 4 divide it
 
 
@@ -82,50 +80,24 @@ def alone(training: Training, steps: range | None = None) -> tuple[Model, torch.
 
 
 def groups_of_one(training: Training, module: nn.Module) -> list[dict]:
-    return training.groups_of(module) if training.wrapper in TAKE_GROUPS else [{"params": list(module.parameters())}]
+    takes_groups = "param_groups" in STRATEGIES[training.wrapper].supports
+    return training.groups_of(module) if takes_groups else [{"params": list(module.parameters())}]
 
 
 # -- on a rank
 
 
-def manual_ddp(training: Training, module: nn.Module, group):
-    return ManualDDP(module, group), plain_optimizer(training, module)
-
-
-def bucketed_ddp(training: Training, module: nn.Module, group):
-    return BucketedDDP(module, training.cap_mb, group), plain_optimizer(training, module)
-
-
-def overlapped_ddp(training: Training, module: nn.Module, group):
-    return OverlappedDDP(module, training.cap_mb, group), plain_optimizer(training, module)
-
-
-def zero1(training: Training, module: nn.Module, group):
-    broadcast_state(module, group)
-    options = dict(training.options)
-    return module, ZeRO1(training.groups_of(module), training.optimizer_cls, group, lr=0.0, **options)
-
-
-def zero2(training: Training, module: nn.Module, group):
-    options = dict(training.options)
-    model = ZeRO2(module, training.optimizer_cls, training.cap_mb, group, lr=0.0, **options)
-    return model, model
-
-
-def zero3(training: Training, module: nn.Module, group):
-    options = {"prefetch": training.prefetch, "reshard_after_forward": training.reshard_after_forward}
-    model = ZeRO3(module, group=group, **options)
-    return model, training.optimizer_cls(model.parameters(), lr=0.0, **dict(training.options))
-
-
-def plain_optimizer(training: Training, module: nn.Module) -> torch.optim.Optimizer:
-    return training.optimizer_cls(training.groups_of(module), lr=0.0, **dict(training.options))
-
-
-DDP = {"manual_ddp": manual_ddp, "bucketed_ddp": bucketed_ddp, "overlapped_ddp": overlapped_ddp}
-ZERO = {"zero1": zero1, "zero2": zero2, "zero3": zero3}
-WRAPPERS = DDP | ZERO
-TAKE_GROUPS = (*DDP, "zero1")
+def options_of(training: Training, group) -> Options:
+    takes_groups = training.second_group and "param_groups" in STRATEGIES[training.wrapper].supports
+    return Options(
+        training.optimizer_cls,
+        {"lr": 0.0, **dict(training.options)},
+        training.cap_mb,
+        training.prefetch,
+        training.reshard_after_forward,
+        group=group,
+        param_groups=training.groups_of if takes_groups else None,
+    )
 
 
 class Rank:
@@ -135,7 +107,7 @@ class Rank:
         self.training, self.group = training, group
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         self.module = Model(training.net, self.rank)
-        self.model, self.optimizer = WRAPPERS[training.wrapper](training, self.module, group)
+        self.model, self.optimizer = STRATEGIES[training.wrapper].build(self.module, options_of(training, group))
         self.groups = getattr(self.optimizer, "optimizer", self.optimizer)  # ZeRO2 keeps its own
         self.norms: list[float] = []
 

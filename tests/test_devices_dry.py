@@ -18,14 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from shared.models import GPTConfig, TinyGPT
+from solutions.collectives import exchanges_directly
 from solutions.memory_wall import MasterWeights
 from solutions.overlapped_ddp import OverlappedDDP
-from solutions.strategies import STRATEGIES
-from solutions.train import Settings
-from solutions.zero1 import goes_by_hand
+from solutions.strategies import STRATEGIES, Options
 
 ROOT = str(Path(__file__).parent.parent)
-OURS = ("manual_ddp", "bucketed_ddp", "overlapped_ddp", "zero1", "zero2", "zero3")
+OURS = [name for name, strategy in STRATEGIES.items() if strategy.provider == "course"]
 
 
 def is_the_courses(filename: str) -> bool:
@@ -74,11 +73,11 @@ def take_two_steps(build) -> list[str]:
     return watch.lines
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer_cls", [torch.optim.AdamW, torch.optim.SGD])
 @pytest.mark.parametrize("strategy", OURS)
-def test_wrappers_make_everything_where_the_model_is(fake_ranks, strategy, optimizer):
-    settings = Settings(optimizer=optimizer, bucket_cap_mb=0.005)
-    assert take_two_steps(lambda module: STRATEGIES[strategy](module, settings)) == []
+def test_wrappers_make_everything_where_the_model_is(fake_ranks, strategy, optimizer_cls):
+    options = Options(optimizer_cls, {"lr": 0.01}, bucket_cap_mb=0.005)
+    assert take_two_steps(lambda module: STRATEGIES[strategy].build(module, options)) == []
 
 
 def test_so_do_masters(fake_ranks):
@@ -95,7 +94,7 @@ def test_so_do_masters(fake_ranks):
 )
 def test_only_what_gloo_can_send_goes_by_hand(monkeypatch, backend, is_cuda, by_hand):
     monkeypatch.setattr(dist, "get_backend", lambda group: backend)
-    assert goes_by_hand(SimpleNamespace(is_cuda=is_cuda), None) == by_hand
+    assert exchanges_directly(SimpleNamespace(is_cuda=is_cuda), None) == by_hand
 
 
 def test_a_tensor_that_says_nothing_of_its_device_is_found(fake_ranks):

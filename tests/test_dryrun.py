@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from shared import dryrun, formulas, memory, ranks, wire
 from shared.dryrun.decoder import Decoder
 from shared.planner.shapes import SHAPES, gpt, llama
+from solutions.strategies import STRATEGIES, mixed_precision
 
 ROOT = Path(__file__).parent.parent
 SMALL = llama("small", 4, 64, 4, 2, 96, vocabulary=50, context=32)
@@ -55,10 +56,10 @@ def test_recomputing_runs_forward_twice():
 
 def counted(strategy: str) -> tuple[float, int]:
     """Do on a real rank what the dry run does on meta. → bytes sent, bytes at the peak"""
-    module = Decoder(SMALL, recompute=True)
-    module = module.to(torch.float32 if strategy == "zero3" else torch.bfloat16)
+    dtype, options = mixed_precision(STRATEGIES[strategy], torch.optim.AdamW)
+    module = Decoder(SMALL, recompute=True).to(dtype)
     tokens = torch.zeros(1, 32, dtype=torch.long)
-    model, optimizer = dryrun.STRATEGIES[strategy][1](module)
+    model, optimizer = STRATEGIES[strategy].build(module, options)
     dryrun.take_step(model, optimizer, tokens)
     with wire.ledger() as log, memory.peak(model, optimizer) as peak:
         dryrun.take_step(model, optimizer, tokens)
@@ -83,7 +84,7 @@ print(run.sent_bytes, run.at_peak.total_bytes)
     return float(sent_bytes), int(peak_bytes)
 
 
-@pytest.mark.parametrize("strategy", dryrun.STRATEGIES)
+@pytest.mark.parametrize("strategy", sorted({each.name for each in dryrun.strategies().values()}))
 def test_real_ranks_hold_and_send_the_same(four_ranks, strategy):
     """Attention on meta keeps what a GPU's kernel would: peaks agree roughly, and bytes on the wire exactly."""
     sent_bytes, peak_bytes = ranks.run(counted, strategy)[0]
@@ -103,7 +104,20 @@ def test_70b_on_1024_ranks_fits_into_this_process():
     assert float(last[2]) < 4.29, last
 
 
-def test_bad_arguments_are_refused_in_one_sentence():
-    command = [sys.executable, "-m", "shared.dryrun", "--world-size", "0"]
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--world-size", "0"), "must be at least 1"),
+        (("--strategy", "zero9"), "there is no strategy 'zero9' for a dry run: choose one of manual_ddp, "),
+        (("--wrappers", "nowhere"), "--wrappers nowhere: No module named 'nowhere'"),
+    ],
+)
+def test_bad_arguments_are_rejected_in_one_sentence(arguments, words):
+    command = [sys.executable, "-m", "shared.dryrun", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 2 and "must be at least 1" in done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and words in done.stderr.splitlines()[-1]
+
+
+def test_torchs_names_stand_for_the_courses_counterparts():
+    names = {name: strategy.name for name, strategy in dryrun.strategies().items() if name != strategy.name}
+    assert names == {"ddp": "overlapped_ddp", "zero_redundancy": "zero1", "deepspeed2": "zero2", "fsdp2": "zero3"}

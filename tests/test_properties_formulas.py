@@ -200,9 +200,9 @@ def dry(shape: ModelShape, strategy: str, size: int) -> tuple[float, int, int, i
 
 
 @tried(15)
-@given(model_shapes(), st.integers(1, 64), st.sampled_from(list(dryrun.STRATEGIES)))
+@given(model_shapes(), st.integers(1, 64), st.sampled_from(list(dryrun.strategies())))
 def test_a_dry_run_holds_and_sends_what_the_formulas_say(elsewhere, shape, size, strategy):
-    stage, _ = dryrun.STRATEGIES[strategy]
+    stage = dryrun.strategies()[strategy].stage
     sent_bytes, optimizer_bytes, peak_bytes, messages = elsewhere.submit(dry, shape, strategy, size).result(120)
     # Less than one number per rank and flat tensor, which is sent twice or more; what is all-reduced is not filled up.
     filled_up = shape.parameters + (messages // 2 * size if stage else 0)

@@ -161,7 +161,7 @@ def trained(group, training: Training) -> tuple[list, dict, list, list[float]]:
 
 
 @tried(45)
-@given(worlds(), trainings(list(DDP)))
+@given(worlds(), trainings(DDP))
 def test_a_model_trains_as_in_one_process_and_sends_what_the_formula_says(four_ranks, world, training):
     module, _, norms = alone(training)
     numel = sum(each.numel() for each in module.parameters() if each.requires_grad)

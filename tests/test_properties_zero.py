@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from shared import formulas, memory, wire
 from solutions.model_state import begin_state
+from solutions.strategies import STRATEGIES
 from tests.drawn import trainings, tried, worlds
 from tests.drawn_models import Model
 from tests.drawn_trainings import ZERO, Rank, Training, alone
@@ -21,7 +22,6 @@ from tests.drawn_trainings import ZERO, Rank, Training, alone
 TOLERANCE = 1e-9  # what is 1e-16 in a gradient, Adam makes 1e-16 / eps of, a few times
 EPS = 1e-6  # of a byte: formulas divide
 FLOAT64_ADAM = formulas.BytesPerParameter(8, 8, 16)
-STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
 
 
 def close(one, other) -> None:
@@ -38,7 +38,7 @@ def trained(group, training: Training) -> tuple[dict, list[float]]:
 
 
 @tried(60)
-@given(worlds(), trainings(list(ZERO)))
+@given(worlds(), trainings(ZERO))
 def test_parameters_are_those_of_one_process(four_ranks, world, training):
     module, _, norms = alone(training)
     for state, its_norms in world.run(trained, training):
@@ -73,7 +73,7 @@ def resumed(group, training: Training, steps: range, folder: str, parameters: di
 
 
 @tried(30)
-@given(worlds(), worlds(), trainings(list(ZERO), least_steps=2), st.integers(0, 3))
+@given(worlds(), worlds(), trainings(ZERO, least_steps=2), st.integers(0, 3))
 def test_what_some_ranks_save_others_go_on_with(four_ranks, world, other, training, cut):
     least = 1 if training.wrapper == "zero3" else 0  # DCP saves no state that is not there yet
     cut = max(least, min(cut, len(training.rates)))
@@ -151,7 +151,7 @@ def numel_of(net, trained: bool) -> int:
 @tried(30)
 @given(worlds(), st.sampled_from(["zero1", "zero2"]).flatmap(measuring))
 def test_stages_1_and_2_hold_and_send_what_the_formulas_say(four_ranks, world, training):
-    size, stage = len(world.ranks), STAGES[training.wrapper]
+    size, stage = len(world.ranks), STRATEGIES[training.wrapper].stage
     numel, frozen = numel_of(training.net, True), numel_of(training.net, False)
     times = 1 if training.no_sync else training.accumulate
     for found in world.run(measured, training):

@@ -19,7 +19,7 @@ def test_each_stage_is_drawn_beside_its_formula():
     held_mb = dict.fromkeys((*STATE, "gathered"), 2.0)
     found = [Found(held_mb, 3.0 + stage, [1.0, 1.0 + stage, 9.0]) for stage in range(4)]
     memory, wire, time = stages.figure(found, [predicted(stage) for stage in range(4)]).axes
-    assert [label.get_text() for label in memory.get_yticklabels()] == list(STAGES)
+    assert [label.get_text() for label in memory.get_yticklabels()] == STAGES
     assert [bar.get_width() for bar in memory.patches[:4]] == [2.0] * 4
     assert [bar.get_width() for bar in wire.patches[::2]] == [3.0, 4.0, 5.0, 6.0]
     assert [bar.get_width() for bar in time.patches] == [1.0, 2.0, 3.0, 4.0]

@@ -25,7 +25,8 @@ from solutions.train import Settings, Summary, main, train
 from solutions.zero3 import ZeRO3
 
 ROOT = Path(__file__).parent.parent
-AVERAGING = ("ddp", "manual_ddp", "bucketed_ddp", "overlapped_ddp")
+EXACT_STRATEGIES = [name for name, each in STRATEGIES.items() if each.provider != "deepspeed"]
+AVERAGING = [name for name in EXACT_STRATEGIES if STRATEGIES[name].stage == 0]
 # Passes over the parameters with three micro-batches. FSDP1 keeps whole gradients until the last.
 SHARDING = {"zero1": 2, "zero2": 2, "zero3": 3 * 3, "fsdp1": 3 * 2 + 1, "fsdp2": 3 * 3}
 SMALL_GPT = GPTConfig(context=8, layers=1, heads=2, width=16)  # its embedding is tied: one parameter, two gradients
@@ -46,13 +47,13 @@ def small_task(settings: Settings) -> Task:
 
 def trained(settings: Settings) -> tuple[Summary, list[torch.Tensor]]:
     """Train, and put parameters together again, where they are shards."""
-    task, built, wrap = small_task(settings), [], STRATEGIES[settings.strategy]
+    task, built, strategy = small_task(settings), [], STRATEGIES[settings.strategy]
 
-    def build(module, settings):
-        built.extend(wrap(module, settings))
+    def wrap(module, options):
+        built.extend(strategy.wrap(module, options))
         return built
 
-    with unittest.mock.patch.dict("solutions.train.STRATEGIES", {settings.strategy: build}):
+    with unittest.mock.patch.dict(STRATEGIES, {settings.strategy: replace(strategy, wrap=wrap)}):
         summary = train(settings, task=task)
     return summary, whole_parameters(built[0], task.module)
 
@@ -92,7 +93,7 @@ def assert_equals_one_process(settings: Settings, tolerance: float) -> None:
             torch.testing.assert_close(mine, expected, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", EXACT_STRATEGIES)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_every_strategy_equals_one_process_on_the_full_batch(four_ranks, world_size, strategy):
     with ranks.world(world_size):
@@ -101,7 +102,7 @@ def test_every_strategy_equals_one_process_on_the_full_batch(four_ranks, world_s
             assert_equals_one_process(settings, SGD_TOLERANCE)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", EXACT_STRATEGIES)
 def test_adam_too_equals_one_process(four_ranks, strategy):
     settings = replace(EXACT, strategy=strategy, model="gpt", optimizer="adamw", learning_rate=3e-3)
     assert_equals_one_process(settings, ADAM_TOLERANCE)
@@ -132,7 +133,7 @@ def test_sharding_holds_less_than_data_parallelism(four_ranks, strategy):
     assert peaks_mb[1] < 0.8 * peaks_mb[0]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", EXACT_STRATEGIES)
 def test_bf16_learns_and_keeps_float32_weights(four_ranks, strategy):
     settings = Settings(strategy=strategy, steps=20, accumulate=2, bf16=True)
     exact = ranks.run(trained, replace(settings, bf16=False))[0][0]
@@ -151,12 +152,30 @@ def test_bf16_learns_and_keeps_float32_weights(four_ranks, strategy):
         (Settings(accumulate=0), "of 0 equal micro-batches"),
         (Settings(steps=4), "steps must be above 4"),
         (Settings(bf16=True, double=True), "exclude each other"),
+        (Settings(strategy="deepspeed2", accumulate=2), "strategy deepspeed2 takes one micro-batch per step, got 2"),
+        (Settings(strategy="deepspeed2", double=True), "it cannot train in double precision"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_in_one_sentence(settings, words):
-    with pytest.raises(ValueError, match=words) as refused:
+def test_what_cannot_be_trained_is_rejected_in_one_sentence(settings, words):
+    if reason := getattr(STRATEGIES.get(settings.strategy), "why_not", lambda: None)():
+        pytest.skip(reason)
+    with pytest.raises(ValueError, match=words) as rejected:
         settings.check(world_size=2)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(rejected.value)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeed_trains_as_torchs_ddp_does(four_ranks, stage):
+    """It keeps its weights in fp32, so it cannot be held against one process in float64."""
+    if reason := STRATEGIES[f"deepspeed{stage}"].why_not():
+        pytest.skip(reason)
+    settings = Settings(model="gpt", steps=6, global_batch=8)
+    with ranks.world(2):
+        expected, found = (
+            ranks.run(train, replace(settings, strategy=name))[0] for name in ("ddp", f"deepspeed{stage}")
+        )
+    assert found.losses == pytest.approx(expected.losses, abs=1e-4)
+    assert found.loss_last < found.loss_first
 
 
 # -- as a script

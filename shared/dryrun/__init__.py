@@ -1,18 +1,18 @@
-"""One training step of a published model on a cluster that is not there, in one process and without its memory.
+"""Run one training step of a published model on a cluster that does not exist, in one process and without its memory.
 
     python -m shared.dryrun --strategy zero3 --model llama-70b --world-size 1024
 
-The wrappers are those of solutions/, unchanged. The model is on `meta`, where tensors have shapes and no memory, and
-the process group is torch's fake one: collectives come back at once, so that rank 0 goes through a whole step. Bytes
-and messages are counted as on real ranks (see `shared/memory` and `shared/wire`). Nothing is timed, and
-no value exists.
+The strategies are those that train on real ranks, unchanged. They come from a registry, a module that is named at run
+time. The model is on `meta`, where tensors have shapes but no memory. The process group is torch's fake one, whose
+collectives return at once, so rank 0 can go through a whole step alone. Bytes and collectives are counted as on real
+ranks (see `shared/memory` and `shared/wire`). Nothing is timed, and no value is computed.
 
-Precision is mixed: 16 bytes of state per parameter. Below ZeRO-3 these are bf16 parameters and gradients with fp32
-masters (2 + 2 + 12); in ZeRO-3 fp32 shards that are gathered as bf16 (4 + 4 + 8).
+Training is in mixed precision, with 16 bytes of state per parameter. Below ZeRO-3 these are bf16 parameters and
+gradients and fp32 optimizer state with master weights (2 + 2 + 12). ZeRO-3 has fp32 shards that it unshards as bf16
+(4 + 4 + 8).
 """
 
 import argparse
-import functools
 import importlib
 import resource
 import time
@@ -28,7 +28,7 @@ from shared.memory import Held, Sample, storages
 from shared.planner.shapes import SHAPES, ModelShape
 
 GB = 1e9
-WRAPPERS = "solutions"  # the package whose wrappers run, unless another is named
+WRAPPERS = "solutions"  # the package whose strategies run, unless another is named
 MODELS = {name.lower().replace(" ", "-"): shape for name, shape in SHAPES.items()}
 MODELS["llama-70b"] = SHAPES["Llama-2 70B"]
 
@@ -39,6 +39,7 @@ class DryRun:
 
     shape: ModelShape
     strategy: str
+    stage: int
     world_size: int
     samples: list[Sample]
     own_parameters_bytes: int
@@ -59,38 +60,23 @@ class DryRun:
         return self.most_bytes("parameters") - self.own_parameters_bytes
 
 
-# -- strategies: module, package of the wrappers → model to call, what to step
+# -- strategies
 
 
-def ddp(module: nn.Module, package: str = WRAPPERS):
-    model = _piece(package, "overlapped_ddp", "OverlappedDDP")(module)
-    return model, _masters(package)(module.parameters())
+def strategies(package: str = WRAPPERS) -> dict[str, object]:
+    """Return the strategies that can run on `meta`, by name: the course's own.
+
+    Those of torch and DeepSpeed read values, so their names stand for the course's counterparts.
+
+    Args:
+        package: has a registry, a module `strategies` with STRATEGIES and mixed_precision().
+    """
+    ours = {each.name: each for each in _registry(package).STRATEGIES.values() if each.provider == "course"}
+    return ours | {each.counterpart: each for each in ours.values() if each.counterpart}
 
 
-def zero1(module: nn.Module, package: str = WRAPPERS):
-    return module, _piece(package, "zero1", "ZeRO1")(module.parameters(), _masters(package))
-
-
-def zero2(module: nn.Module, package: str = WRAPPERS):
-    model = _piece(package, "zero2", "ZeRO2")(module, _masters(package))
-    return model, model
-
-
-def zero3(module: nn.Module, package: str = WRAPPERS):
-    model = _piece(package, "zero3", "ZeRO3")(module, compute_dtype=torch.bfloat16)
-    return model, torch.optim.AdamW(model.parameters())
-
-
-def _masters(package: str):
-    return functools.partial(_piece(package, "memory_wall", "MasterWeights"), optimizer_cls=torch.optim.AdamW)
-
-
-def _piece(package: str, module: str, name: str):
-    """Import a wrapper by name: a strategy needs only its own, and a student may not have built the others yet."""
-    return getattr(importlib.import_module(f"{package}.{module}"), name)
-
-
-STRATEGIES = {"ddp": (0, ddp), "zero1": (1, zero1), "zero2": (2, zero2), "zero3": (3, zero3)}
+def _registry(package: str):
+    return importlib.import_module(f"{package}.strategies")
 
 
 # -- the run
@@ -105,28 +91,31 @@ def dry_run(
     recompute: bool = True,
     package: str = WRAPPERS,
 ) -> DryRun:
-    """Take two steps on meta as rank 0 of world_size, and watch the second.
+    """Take two steps on meta as rank 0 of world_size, and count during the second.
 
-    package: where the wrappers are, in modules named as in solutions/.
-    Raises: RuntimeError in a process that has a process group: this one would be another.
+    Raises:
+        KeyError: for a strategy that the registry does not have.
+        RuntimeError: in a process that already has a process group, or if the strategy cannot be built here.
     """
     if dist.is_initialized():
         raise RuntimeError("a dry run needs a process of its own: this one has a process group already")
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    stage, build = STRATEGIES[strategy]
+    chosen = strategies(package)[strategy]
+    dtype, options = _registry(package).mixed_precision(chosen, torch.optim.AdamW)
     dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
     try:
         with torch.device("meta"):
-            module = Decoder(shape, recompute).to(torch.float32 if stage == 3 else torch.bfloat16)
+            module = Decoder(shape, recompute).to(dtype)
             tokens = torch.zeros(micro_batch, min(sequence, shape.context), dtype=torch.long)
-        model, optimizer = build(module, package)
+        model, optimizer = chosen.build(module, options)
         take_step(model, optimizer, tokens)
         with storages.counting_meta():
             own_bytes = memory.held(model, optimizer).parameters_bytes
             with wire.ledger() as log, memory.peak(model, optimizer) as peak:
                 take_step(model, optimizer, tokens)
-        return DryRun(shape, strategy, world_size, peak.samples, own_bytes, log.messages, log.sent_bytes)
+        ran = (shape, chosen.name, chosen.stage, world_size)
+        return DryRun(*ran, peak.samples, own_bytes, log.messages, log.sent_bytes)
     finally:
         dist.destroy_process_group()
 
@@ -143,12 +132,11 @@ def take_step(model: nn.Module, optimizer, tokens: torch.Tensor) -> None:
 
 def table(run: DryRun) -> tables.Table:
     """Set what was counted beside what the formulas say."""
-    stage = STRATEGIES[run.strategy][0]
-    kinds = formulas.BytesPerParameter(4, 4, 8) if stage == 3 else formulas.MIXED_ADAM
+    kinds = formulas.BytesPerParameter(4, 4, 8) if run.stage == 3 else formulas.MIXED_ADAM
 
     def state_bytes(**kept: int) -> float:
         only = formulas.BytesPerParameter(**{"parameter": 0, "gradient": 0, "optimizer": 0, **kept})
-        return formulas.model_state_bytes(run.shape.parameters, run.world_size, stage, only)
+        return formulas.model_state_bytes(run.shape.parameters, run.world_size, run.stage, only)
 
     expected = {
         "parameters": state_bytes(parameter=kinds.parameter),
@@ -160,10 +148,10 @@ def table(run: DryRun) -> tables.Table:
         beyond = run.gathered_bytes if name == "parameters" else 0
         if most := run.most_bytes(name) - beyond:
             rows.append([name, _gb(most), _gb(at_peak), _gb(expected[name]) if name in expected else ""])
-    if stage == 3:
+    if run.stage == 3:
         rows.insert(1, ["  gathered", _gb(run.gathered_bytes), "(above)", _gb(expected_gathered_bytes(run.shape))])
     rows.append(["together", "", _gb(run.at_peak.total_bytes), ""])
-    sent = formulas.step_sent_bytes(run.shape.parameters, run.world_size, stage, bytes_each=2)
+    sent = formulas.step_sent_bytes(run.shape.parameters, run.world_size, run.stage, bytes_each=2)
     rows.append(["sent per step", _gb(run.sent_bytes), "", _gb(sent)])
     note = f"{run.shape.name} ({run.shape.parameters / 1e9:,.1f}B), {run.strategy}, rank 0 of {run.world_size:,}"
     return tables.Table(["GB", "at most", "at the peak", "formula"], rows, f"{note}; {run.messages:,} messages")
@@ -181,20 +169,28 @@ def _gb(number_bytes: float) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m shared.dryrun", description=__doc__.splitlines()[0])
-    parser.add_argument("--strategy", choices=STRATEGIES, default="zero3")
+    parser.add_argument("--strategy", default="zero3", metavar="NAME", help="as in the registry (zero3)")
     parser.add_argument("--model", choices=MODELS, default="llama-70b", metavar="NAME", help=", ".join(MODELS))
     parser.add_argument("--world-size", type=int, default=1024, metavar="N")
     parser.add_argument("--micro-batch", type=int, default=1, metavar="B", help="sequences (1)")
     parser.add_argument("--sequence", type=int, default=2048, metavar="T", help="tokens, at most the context (2048)")
-    parser.add_argument("--wrappers", default=WRAPPERS, metavar="PACKAGE", help="where the wrappers are (solutions)")
+    parser.add_argument("--wrappers", default=WRAPPERS, metavar="PACKAGE", help="where the strategies are (solutions)")
     parser.add_argument("--keep-activations", action="store_true", help="do not compute layers again in backward")
     options = parser.parse_args()
     if min(options.world_size, options.micro_batch, options.sequence) < 1:
         parser.error("--world-size, --micro-batch and --sequence must be at least 1")
+    try:
+        known = strategies(options.wrappers)
+    except (ModuleNotFoundError, AttributeError) as missing:
+        parser.error(f"--wrappers {options.wrappers}: {missing}")
+    if options.strategy not in known:
+        parser.error(f"there is no strategy {options.strategy!r} for a dry run: choose one of {', '.join(known)}")
+    if reason := known[options.strategy].why_not():
+        parser.error(reason)
     began_s = time.monotonic()
     shape, sizes = MODELS[options.model], (options.world_size, options.micro_batch, options.sequence)
-    recompute = not options.keep_activations
-    run = dry_run(shape, options.strategy, *sizes, recompute, options.wrappers)
+    kept = {"recompute": not options.keep_activations, "package": options.wrappers}
+    run = dry_run(shape, options.strategy, *sizes, **kept)
     print(table(run))
     this_process_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(f"{time.monotonic() - began_s:.1f} s, {this_process_bytes / GB:.2f} GB of this process")
