@@ -1,5 +1,7 @@
 # Two commands for a newcomer: `make lab` and `make test`. Both make .venv first, if it is missing or out of date.
 #   make lab LAB_ARGS="--no-browser --port 9999"    arguments for JupyterLab
+#   make test CHAPTER=08                            what belongs to a chapter: tests, mutants, variants, notebooks
+#   make test LAST_FAILED=1                         what failed the last time
 #   make test PHASES="lint unit"                    some of the phases
 #   make lab COURSE_VENV=/big/disk/venv             the environment in another folder
 #   make lab COURSE_PYTHON=python                   an environment of your own, such as conda's
@@ -21,7 +23,7 @@ ALLOW_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 lab: export JUPYTER_CONFIG_PATH := $(CURDIR)/shared/jupyter$(if $(JUPYTER_CONFIG_PATH),:$(JUPYTER_CONFIG_PATH))
 
 .DEFAULT_GOAL := help
-.PHONY: help lab doctor test gpu mutants notebooks bench release grade clean python
+.PHONY: help lab doctor test quick gpu mutants notebooks bench release grade clean python
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -33,7 +35,10 @@ doctor: python ## Say whether the course can run here, and what to do where not
 	@$(COURSE_PYTHON) -m shared.ranks.machine
 
 test: python ## Run every check: lint, unit tests, notebooks
-	@$(COURSE_PYTHON) -m tests.run $(PHASES)
+	@$(COURSE_PYTHON) -m tests.run $(PHASES) $(if $(CHAPTER),--chapter "$(CHAPTER)") $(if $(LAST_FAILED),--last-failed)
+
+quick: python ## Run the quick checks: lint, unit tests that are not slow, two notebooks
+	@$(COURSE_PYTHON) -m tests.run --quick
 
 mutants: python ## Say which check caught how many wrong solutions, chapter by chapter
 	@$(COURSE_PYTHON) -m tests.mutation_report

@@ -7,7 +7,7 @@
 jupytext reads the scripts, nbgrader's own preprocessors blank the lab, nbclient executes. Cell tags in the
 source say what a cell is:
 
-    export     goes into solutions/<module>.py
+    export     goes into solutions/<module>.py, or into another module of the lab   (module="flat")
     exercise   holds a `### BEGIN SOLUTION` region, blank in the lab   (grade_id="...")
     check      is graded                                              (grade_id="...", points=3)
 
@@ -15,6 +15,7 @@ Colab opens one file, with no course beside it: in .colab/ are the lessons and l
 """
 
 import argparse
+import ast
 import hashlib
 import subprocess
 import sys
@@ -25,8 +26,10 @@ from pathlib import Path
 import jupytext
 import nbformat
 
+from shared.deadlines import scaled
+
 ROOT = Path(__file__).resolve().parent.parent
-CELL_TIMEOUT_S = 120
+CELL_TIMEOUT_S = int(scaled(120))
 STUB = 'raise NotImplementedError("your code here")'
 _MAGIC = "%%ranks"
 _BEGIN, _END = "### BEGIN SOLUTION", "### END SOLUTION"
@@ -92,19 +95,65 @@ def solution_of(chapter: Chapter) -> nbformat.NotebookNode:
     return notebook
 
 
-def module_of(chapter: Chapter) -> str:
-    """The cells tagged `export`, as an importable module."""
+def module_names(chapter: Chapter) -> list[str]:
+    """Name the modules that a lab exports, its own first."""
     notebook = chapter.read("lab")
-    cells = [cell.source for cell in notebook.cells if "export" in cell.metadata.get("tags", [])]
-    body = "\n\n".join(_without_markers(source.removeprefix(_MAGIC)).strip() for source in cells)
+    own = notebook.metadata["course"]["module"]
+    exported = [cell for cell in notebook.cells if "export" in cell.metadata.get("tags", [])]
+    return list(dict.fromkeys([own, *(cell.metadata.get("module", own) for cell in exported)]))
+
+
+def modules_of(chapter: Chapter) -> dict[str, str]:
+    """Return the importable modules that the cells tagged `export` make up, by name, the lab's own module first.
+
+    The cells of a lab share one namespace, and its modules import from each other what they use.
+    """
+    notebook = chapter.read("lab")
+    own = notebook.metadata["course"]["module"]
+    cells: dict[str, list[str]] = {own: []}
+    for cell in notebook.cells:
+        if "export" in cell.metadata.get("tags", []):
+            source = _without_markers(cell.source.removeprefix(_MAGIC)).strip()
+            cells.setdefault(cell.metadata.get("module", own), []).append(source)
+    bodies = {name: "\n\n".join(sources) for name, sources in cells.items()}
     origin = f"# Built by `make notebooks` from source/{chapter.name}/lab.py: edit that, not this.\n"
-    return subprocess.run(
-        [sys.executable, "-m", "ruff", "format", "--config", str(ROOT / "pyproject.toml"), "-"],
-        input=origin + body + "\n",
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    return {name: _formatted(origin + _with_imports(name, bodies)) for name in bodies}
+
+
+def _with_imports(name: str, bodies: dict[str, str]) -> str:
+    """Import what a module uses from the other modules of its lab."""
+    tree = ast.parse(bodies[name])
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - _defined_in(bodies[name])
+    imports = [
+        f"from solutions.{other} import {', '.join(sorted(found))}"
+        for other, body in bodies.items()
+        if other != name and (found := used & _defined_in(body))
+    ]
+    lines = bodies[name].splitlines()
+    docstring_lines = tree.body[0].end_lineno if ast.get_docstring(tree) else 0
+    return "\n".join([*lines[:docstring_lines], *imports, *lines[docstring_lines:]])
+
+
+def _defined_in(body: str) -> set[str]:
+    tree = ast.parse(body)
+    named = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    targets = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+    return named | {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+def _formatted(source: str) -> str:
+    """Sort the imports and format."""
+    settings = [
+        "--config",
+        str(ROOT / "pyproject.toml"),
+        "--stdin-filename",
+        str(ROOT / "solutions" / "module.py"),
+        "-",
+    ]
+    for command in (["check", "--select", "I", "--fix", "--quiet"], ["format"]):
+        ruff = [sys.executable, "-m", "ruff", *command, *settings]
+        source = subprocess.run(ruff, input=source, capture_output=True, text=True, check=True).stdout
+    return source
 
 
 def address() -> str:
@@ -133,11 +182,11 @@ def _without_markers(source: str) -> str:
 def products(chapter: Chapter) -> dict[Path, tuple[str, object]]:
     """What is built from a chapter: file → (kind, unexecuted content)."""
     name = f"{chapter.name}.ipynb"
-    module = chapter.read("lab").metadata["course"]["module"]
+    modules = modules_of(chapter)
     return {
         ROOT / "chapters" / name: ("executed", chapter.read("lesson")),
         ROOT / "labs" / name: ("plain", lab_of(chapter)),
-        ROOT / "solutions" / f"{module}.py": ("text", module_of(chapter)),
+        **{ROOT / "solutions" / f"{module}.py": ("text", text) for module, text in modules.items()},
         ROOT / "solutions" / name: ("executed", solution_of(chapter)),
         ROOT / ".colab" / "chapters" / name: ("plain", for_colab(chapter.read("lesson"), "chapters")),
         ROOT / ".colab" / "labs" / name: ("plain", for_colab(lab_of(chapter), "labs")),

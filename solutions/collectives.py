@@ -5,11 +5,15 @@ N ranks; a tensor is cut into N chunks of ceil(numel / N) elements, chunk r for 
 numel, the last chunks are shorter, or empty. Like torch's collectives, none of these records a gradient.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn.functional import pad
+
+from shared.c10d import all_gather_single, reduce_scatter_single
 
 
 def ring_step(outgoing: Tensor, incoming: Tensor, group: ProcessGroup | None = None) -> None:
@@ -149,3 +153,148 @@ def direct_reduce_scatter(tensor: Tensor, group: ProcessGroup | None = None) -> 
     mine = torch.empty_like(parts)
     dist.all_to_all_single(mine, parts, group=group)
     return mine.view(world_size, parts.numel() // world_size).sum(0, dtype=tensor.dtype)
+
+
+class InFlight:
+    """Point-to-point transfers in flight. Call wait() before you read what is received or reuse what is sent.
+
+    Args:
+        sends: pairs of a tensor and the group rank that gets it.
+        receives: pairs of a tensor to fill and the group rank that sends it.
+    """
+
+    def __init__(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]], group: ProcessGroup | None):
+        operations = [dist.P2POp(dist.irecv, tensor, group=group, group_peer=peer) for tensor, peer in receives]
+        operations += [dist.P2POp(dist.isend, tensor, group=group, group_peer=peer) for tensor, peer in sends]
+        self.works = dist.batch_isend_irecv(operations) if operations else []
+
+    def wait(self) -> None:
+        """Return when every transfer is complete."""
+        for work in self.works:
+            work.wait()
+
+
+def exchanges_directly(tensor: Tensor, group: ProcessGroup | None = None) -> bool:
+    """Tell whether shards are exchanged by point-to-point transfers instead of the backend's own collective.
+
+    gloo's reduce-scatter is an all-reduce inside, and its all-gather makes an extra copy, so on gloo we send every
+    shard to its rank directly. gloo cannot send from a GPU; there, and on NCCL, the backend's own collective runs.
+    """
+    return dist.get_backend(group) == "gloo" and not tensor.is_cuda
+
+
+def launch_all_gather(flat: Tensor, shard: Tensor, group: ProcessGroup | None = None):
+    """Launch an all-gather that fills flat with every rank's shard, in rank order.
+
+    Returns:
+        A handle; flat is complete after its wait().
+
+    Shape: flat [N · n]; shard [n], which may be this rank's shard of flat.
+    Communication: one all-gather; each rank sends (N−1)/N of flat's bytes.
+    """
+    if not exchanges_directly(flat, group):
+        return all_gather_single(flat, shard, group=group, async_op=True)
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    shards = flat.view(world_size, -1)
+    if shards[rank].data_ptr() != shard.data_ptr():
+        shards[rank].copy_(shard)
+    peers = [peer for peer in range(world_size) if peer != rank]
+    return InFlight([(shards[rank], peer) for peer in peers], [(shards[peer], peer) for peer in peers], group)
+
+
+class DirectReduceScatter:
+    """A reduce-scatter in flight: every rank sends each shard to its owner, and the owner adds up what it receives.
+
+    Memory: (N−1)/N of the tensor's bytes for what is received.
+    """
+
+    def __init__(self, shards: Sequence[Tensor], group: ProcessGroup | None):
+        rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+        peers = [peer for peer in range(world_size) if peer != rank]
+        self.own = shards[rank]
+        self.received = self.own.new_empty(len(peers), self.own.numel())
+        receives = list(zip(self.received, peers, strict=True))
+        self.in_flight = InFlight([(shards[peer], peer) for peer in peers], receives, group)
+
+    def wait(self) -> Tensor:
+        self.in_flight.wait()
+        for shard in self.received:
+            self.own += shard
+        return self.own
+
+
+class BackendReduceScatter:
+    """A reduce-scatter in flight, run by the backend in place."""
+
+    def __init__(self, flat: Tensor, group: ProcessGroup | None):
+        self.own = flat.view(dist.get_world_size(group), -1)[dist.get_rank(group)]
+        self.work = reduce_scatter_single(self.own, flat, group=group, async_op=True)
+
+    def wait(self) -> Tensor:
+        self.work.wait()
+        return self.own
+
+
+def launch_reduce_scatter(
+    flat: Tensor, group: ProcessGroup | None = None
+) -> DirectReduceScatter | BackendReduceScatter:
+    """Launch a reduce-scatter of flat over the group's N ranks.
+
+    Returns:
+        A handle. Its wait() returns this rank's shard of the sum: a view of flat, whose other shards are used up.
+
+    Shape: flat [N · n]; wait() returns [n].
+    Communication: one reduce-scatter; each rank sends (N−1)/N of flat's bytes.
+    Memory: (N−1)/N of flat's bytes until wait() returns, where shards are exchanged directly.
+    """
+    if exchanges_directly(flat, group):
+        return DirectReduceScatter(flat.view(dist.get_world_size(group), -1), group)
+    return BackendReduceScatter(flat, group)
+
+
+PIECE_NUMEL = 2**20  # elements of all ranks together that reduce_scatter_ has in flight at a time
+
+
+def reduce_scatter_(flat: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """Reduce-scatter flat in place, a piece at a time, so that little memory is needed for what is received.
+
+    Returns:
+        This rank's shard of the sum, a view of flat, whose other shards are used up.
+
+    Shape: flat [N · n]; returns [n].
+    Communication: one reduce-scatter; each rank sends (N−1)/N of flat's bytes.
+    Memory: two pieces of PIECE_NUMEL elements.
+    """
+    if not exchanges_directly(flat, group):
+        return BackendReduceScatter(flat, group).wait()
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    shards = flat.view(world_size, -1)
+    in_flight = None
+    for pieces in shards.split(PIECE_NUMEL // world_size, dim=1):
+        launched = DirectReduceScatter(pieces, group)  # in flight while the piece before is added up
+        if in_flight is not None:
+            in_flight.wait()
+        in_flight = launched
+    in_flight.wait()
+    return shards[rank]
+
+
+def gather_shards(shard: Tensor, group: ProcessGroup | None = None, dst: int | None = None) -> Tensor | None:
+    """Concatenate the shards of all ranks, in rank order, on group rank dst, or on every rank if dst is None.
+
+    Returns:
+        The flat tensor; None on ranks other than dst.
+
+    Shape: shard [n]; returns [N · n].
+    Communication: one gather, or one all-gather if dst is None.
+    """
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    if dst not in (None, rank):
+        dist.gather(shard, group=group, group_dst=dst)
+        return None
+    flat = shard.new_empty(world_size * shard.numel())
+    if dst is None:
+        all_gather_single(flat, shard, group=group)
+    else:
+        dist.gather(shard, list(flat.chunk(world_size)), group=group, group_dst=dst)
+    return flat

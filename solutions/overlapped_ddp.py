@@ -1,49 +1,61 @@
 # Built by `make notebooks` from source/04_overlap/lab.py: edit that, not this.
-"""Data parallelism with overlap: gradient buckets travel while backward still computes."""
+"""Data parallelism with overlap: each bucket's all-reduce starts while backward still computes."""
 
 import contextlib
-import statistics
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch.distributed as dist
 from torch import nn
+from torch.profiler import record_function
 
-from solutions.bucketed_ddp import Bucket, BucketedDDP
+from solutions.bucketed_ddp import Bucket, assign_buckets
+from solutions.manual_ddp import broadcast_state
 
 
-def on_gradients(parameters: list[nn.Parameter], tell: Callable[[nn.Parameter], None]) -> Callable[[], None]:
-    """Have tell(parameter) called whenever backward() has completed parameter.grad. → a function that ends this"""
-    hooks = contextlib.ExitStack()
-    for parameter in parameters:
-        if parameter.requires_grad:
-            hooks.callback(parameter.register_post_accumulate_grad_hook(tell).remove)
-    return hooks.close
+class GradientBucket(Protocol):
+    """What a launch queue needs of a bucket. Bucket of chapter 03 is one; ZeRO-2 and ZeRO-3 have another."""
+
+    parameters: list[nn.Parameter]
+
+    def pack(self, index: int) -> None:
+        """Copy the gradient of parameters[index] into the flat tensor; None counts as zeros."""
+
+    def launch(self) -> None:
+        """Launch the collective that averages the flat tensor, and return at once."""
+
+    def wait(self) -> None:
+        """Wait until the collective is complete."""
 
 
 class LaunchQueue:
-    """Launches buckets in their fixed order, the same on every rank, each as soon as it is its turn and it is full.
+    """Launches buckets in a fixed order, the same on every rank, each as soon as it is full and next.
 
-    `missing[number]` is the set of places whose gradients have not come yet; `launched` counts buckets under way.
+    `missing[bucket_index]` holds the indices of the gradients that have not come yet; `launched` counts the buckets in
+    flight.
     """
 
-    def __init__(self, buckets: list[Bucket]):
+    def __init__(self, buckets: Sequence[GradientBucket]):
         self.buckets = buckets
         self._begin()
 
-    def add(self, number: int, place: int) -> None:
-        """Pack a gradient that is ready, and launch what may go now. Comm: one all_reduce per bucket launched."""
-        self.buckets[number].pack(place)
-        self.missing[number].remove(place)
+    def add(self, bucket_index: int, index: int) -> None:
+        """Pack a gradient that is ready, and launch every bucket that may go now.
+
+        Communication: one collective per bucket launched.
+        """
+        self.buckets[bucket_index].pack(index)
+        self.missing[bucket_index].remove(index)
         while self.launched < len(self.buckets) and not self.missing[self.launched]:
             self.buckets[self.launched].launch()
             self.launched += 1
 
     def finish(self) -> None:
-        """Launch the rest, wait for everything, and begin anew."""
-        for number, places in enumerate(self.missing):
-            for place in sorted(places):
-                self.add(number, place)
+        """Launch the remaining buckets, wait for all of them, and begin anew."""
+        for bucket_index, indices in enumerate(self.missing):
+            for index in sorted(indices):
+                self.add(bucket_index, index)
         for bucket in self.buckets:
             bucket.wait()
         self._begin()
@@ -53,86 +65,93 @@ class LaunchQueue:
         self.launched = 0
 
 
-class EagerDDP(BucketedDDP):
-    """Sends each bucket while backward() computes: when it is full and its turn has come.
+def watch_gradients(buckets: Sequence[GradientBucket], on_gradient: Callable[[int, int], None]) -> None:
+    """Call the method on_gradient(bucket_index, index) whenever backward() has completed a gradient of a bucket.
 
-    Raises: RuntimeError, in backward(), for a second gradient before finish_gradient_sync().
+    The hooks hold the method's object weakly, as a strong reference would keep it alive through its own hooks, and
+    they are removed when it is gone.
+    """
+    method = weakref.WeakMethod(on_gradient)
+    index_of = {
+        id(parameter): (bucket_index, index)
+        for bucket_index, bucket in enumerate(buckets)
+        for index, parameter in enumerate(bucket.parameters)
+    }
+    hooks = contextlib.ExitStack()
+    for bucket in buckets:
+        for parameter in bucket.parameters:
+            handle = parameter.register_post_accumulate_grad_hook(lambda ready: method()(*index_of[id(ready)]))
+            hooks.callback(handle.remove)
+    weakref.finalize(on_gradient.__self__, hooks.close)
+
+
+class GradientSync:
+    """Launches the collectives of buckets while backward computes, and waits for them at the end.
+
+    `enabled` is False inside no_sync(); `pending` is True from the first gradient until finish().
     """
 
-    def __init__(self, module: nn.Module, bucket_cap_mb: float = 25.0, group: dist.ProcessGroup | None = None):
-        super().__init__(module, bucket_cap_mb, group)
-        self.queue, self.syncs = LaunchQueue(self.buckets), True
-        self._watch_gradients()
+    def __init__(self, buckets: Sequence[GradientBucket]):
+        self.queue, self.enabled, self.pending = LaunchQueue(buckets), True, False
+        watch_gradients(buckets, self.on_gradient)
 
-    def finish_gradient_sync(self) -> None:
-        """Wait until every gradient is the mean over the ranks."""
-        if self.syncs:
-            self.queue.finish()
-
-    def _watch_gradients(self) -> None:
-        self._place_of = {
-            parameter: (number, place)
-            for number, bucket in enumerate(self.buckets)
-            for place, parameter in enumerate(bucket.parameters)
-        }
-        wrapper = weakref.ref(self)  # held by hooks, a wrapper could not be thrown away
-        forget = on_gradients(list(self._place_of), lambda each: wrapper()._on_gradient(each))
-        weakref.finalize(self, forget)
-
-    def _on_gradient(self, parameter: nn.Parameter) -> None:
-        number, place = self._place_of[parameter]
-        if place not in self.queue.missing[number]:
+    def on_gradient(self, bucket_index: int, index: int) -> None:
+        """Take a gradient that backward() has just completed; raise a RuntimeError for a second one."""
+        if index not in self.queue.missing[bucket_index]:
             raise RuntimeError(
-                "a gradient came while the one before is under way: call finish_gradient_sync() "
-                "after each backward(), and let gradients accumulate inside no_sync()"
+                "got a second gradient for this parameter: call finish_gradient_sync() after each "
+                "backward(), or let gradients accumulate inside no_sync()"
             )
-        if self.syncs:
-            self.queue.add(number, place)
+        self.pending = True
+        if self.enabled:
+            self.queue.add(bucket_index, index)
+
+    def finish(self) -> None:
+        """Launch what is left and wait until every gradient is averaged; inside no_sync(), do nothing."""
+        if self.enabled:
+            self.queue.finish()
+            self.pending = False
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        """Let gradients accumulate on this rank, without communication."""
+        enabled, self.enabled = self.enabled, False
+        try:
+            yield
+        finally:
+            self.enabled = enabled
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        watch_gradients(self.queue.buckets, self.on_gradient)  # deepcopy does not copy hooks
 
 
-class OverlappedDDP(EagerDDP):
+class OverlappedDDP(nn.Module):
     """Train a replica of module on each rank of the group, with gradients averaged while backward computes.
 
     Call finish_gradient_sync() after backward() and before the optimizer's step. `.module` is the module itself.
 
-    Comm: when built, one broadcast per parameter and buffer; per step, one all_reduce per bucket.
+    Communication: when built, one broadcast per parameter and buffer; per step, one all-reduce per bucket.
+    Raises:
+        RuntimeError: in backward(), for a second gradient before finish_gradient_sync().
     """
 
-    @contextlib.contextmanager
+    def __init__(self, module: nn.Module, bucket_cap_mb: float = 25.0, group: dist.ProcessGroup | None = None):
+        super().__init__()
+        self.module = module
+        broadcast_state(module, group)
+        assigned = assign_buckets(module.parameters(), bucket_cap_mb)
+        self.buckets = [Bucket(parameters, group) for parameters in assigned]
+        self.sync = GradientSync(self.buckets)
+
+    def forward(self, *inputs, **kwargs):
+        return self.module(*inputs, **kwargs)
+
+    def finish_gradient_sync(self) -> None:
+        """Wait until every gradient is the mean over the ranks."""
+        with record_function("OverlappedDDP::finish_gradient_sync"):
+            self.sync.finish()
+
     def no_sync(self):
-        """Let gradients add up on this rank, without a message."""
-        before, self.syncs = self.syncs, False
-        try:
-            yield
-        finally:
-            self.syncs = before
-
-    def __setstate__(self, state) -> None:
-        # deepcopy and pickle come here: hooks stay behind, with the original's parameters
-        super().__setstate__(state)
-        self._watch_gradients()
-
-
-def communication_cost(
-    model: nn.Module, loss_of: Callable, now_ms: Callable[[], float], rounds: int = 10
-) -> tuple[float, float]:
-    """Measure what a step spends on computing, and what messages add to it. → compute_ms, exposed_ms
-
-    loss_of(model) runs forward. Not counted: the first round.
-    """
-
-    def step_ms() -> float:
-        model.zero_grad(set_to_none=True)
-        dist.barrier()
-        began_ms = now_ms()
-        loss_of(model).backward()
-        model.finish_gradient_sync()
-        return now_ms() - began_ms
-
-    alone_ms, together_ms = [], []
-    for _ in range(rounds + 1):
-        with model.no_sync():
-            alone_ms.append(step_ms())
-        together_ms.append(step_ms())
-    compute_ms = statistics.median(alone_ms[1:])
-    return compute_ms, statistics.median(together_ms[1:]) - compute_ms
+        """Let gradients accumulate on this rank, without communication."""
+        return self.sync.no_sync()

@@ -15,9 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 from solutions.bucketed_ddp import BucketedDDP
 from solutions.manual_ddp import ManualDDP, broadcast_state
 from solutions.overlapped_ddp import OverlappedDDP
+from solutions.units import default_units
 from solutions.zero1 import ZeRO1
 from solutions.zero2 import ZeRO2
-from solutions.zero3 import ZeRO3, default_units
+from solutions.zero3 import ZeRO3
 
 OPTIMIZERS = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 DEFAULT_CAP_MB = 25.0  # torch's, and ours

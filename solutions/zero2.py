@@ -1,164 +1,130 @@
-# Built by `make notebooks` from source/08_zero2/lab.py: edit that, not this.
-"""ZeRO stage 2: each rank holds all parameters, and one N-th of the gradients and of the optimizer's state."""
+"""ZeRO stage 2: every rank holds all parameters, and one shard of the gradients and of the optimizer state."""
 
-from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.profiler import record_function
 
-from shared.c10d import reduce_scatter_single
-from solutions.overlapped_ddp import OverlappedDDP
-from solutions.zero1 import FlatParameters, Messages, ZeRO1, goes_by_hand
+from solutions.bucketed_ddp import assign_buckets
+from solutions.collectives import launch_reduce_scatter
+from solutions.manual_ddp import broadcast_state
+from solutions.overlapped_ddp import GradientSync
+from solutions.zero1 import FlatParameter, ShardedOptimizer
 
 
-def begin_reduce_scatter(flat: torch.Tensor, group: dist.ProcessGroup | None = None) -> Callable[[], torch.Tensor]:
-    """Begin to add flat up over the group's N ranks. → a function that waits, and gives back this rank's N-th
+class ShardedBucket:
+    """The gradients of a flat parameter, held in full only until they are reduce-scattered.
 
-    Shapes: flat: [N · n], used up → [n]
-    Comm: a reduce_scatter, by hand on gloo; (N−1)/N of flat's bytes sent per rank.
+    `flat` is the flat tensor of gradients, or None while no gradient is packed; `in_flight` is the reduce-scatter's
+    handle, or None.
     """
-    rank, parts = dist.get_rank(group), flat.view(dist.get_world_size(group), -1)
-    own = parts[rank]
-    if not goes_by_hand(flat, group):
-        handle, arrived = reduce_scatter_single(own, flat, group=group, async_op=True), []
-    else:
-        others = [peer for peer in range(len(parts)) if peer != rank]
-        arrived = torch.empty_like(parts[1:])
-        receives = list(zip(arrived, others, strict=True))
-        handle = Messages([(parts[peer], peer) for peer in others], receives, group)
 
-    def finish() -> torch.Tensor:
-        handle.wait()
-        return sum(arrived, start=own) if len(arrived) else own.clone()  # a view keeps flat alive
+    def __init__(self, flat_parameter: FlatParameter):
+        self.flat_parameter, self.layout = flat_parameter, flat_parameter.layout
+        self.parameters = self.layout.parameters
+        self.previous: ShardedBucket | None = None  # the bucket that is launched before this one
+        self.flat = self.views = self.in_flight = None
 
-    return finish
+    def pack(self, index: int) -> None:
+        """Move the gradient of parameters[index] into the flat tensor; None counts as zeros.
 
-
-class TravellingGradients:
-    """The gradients of home's parameters, kept whole only until their sum is sent."""
-
-    before = None  # what is launched before this
-
-    def __init__(self, home: FlatParameters):
-        self.home, self.parameters = home, home.parameters
-        self.world_size = dist.get_world_size(home.group)
-        self.flat = self.slices = self.finish = None
-
-    def pack(self, place: int) -> None:
-        """Take the gradient of parameters[place] away; None counts as zeros.
-
-        Raises: RuntimeError for a gradient that is itself differentiable.
+        Raises:
+            RuntimeError: for a gradient that is itself differentiable.
         """
         if self.flat is None:
-            self.flat = self.home.new_flat()
-            self.slices = self.home.slices_of(self.flat)
-        gradient, self.parameters[place].grad = self.parameters[place].grad, None
+            self.flat = self.layout.new_flat()
+            self.views = self.layout.views(self.flat)
+        gradient, self.parameters[index].grad = self.parameters[index].grad, None
         if gradient is None:
             return
         if gradient.requires_grad:
-            raise RuntimeError("create_graph=True: messages have no graph; use the module itself")
-        torch.div(gradient, self.world_size, out=self.slices[place])
+            raise RuntimeError("backward(create_graph=True) cannot be averaged: collectives do not record a graph")
+        torch.div(gradient, dist.get_world_size(self.layout.group), out=self.views[index])
 
     def launch(self) -> None:
-        """Begin to send the sum, when that of `before` has arrived. Comm: one reduce_scatter."""
-        if self.before is not None:
-            self.before.wait()
-        self.finish = begin_reduce_scatter(self.flat, self.home.group)
+        """Launch the reduce-scatter once the previous bucket's is complete, so that few buckets are alive at once.
+
+        Communication: one reduce-scatter.
+        """
+        if self.previous is not None:
+            self.previous.wait()
+        with record_function("ZeRO::reduce_scatter"):
+            self.in_flight = launch_reduce_scatter(self.flat, self.layout.group)
 
     def wait(self) -> None:
-        """Add the mean to the shard's gradient, if it is under way, and let the rest go."""
-        if self.finish is not None:
-            shard, mean = self.home.shard, self.finish().to(self.home.shard.dtype)
-            shard.grad = mean if shard.grad is None else shard.grad.add_(mean)
-            self.flat = self.slices = self.finish = None
+        """Add this rank's shard of the mean gradient to shard.grad, and free the flat tensor, if it is in flight."""
+        if self.in_flight is None:
+            return
+        shard, mean = self.flat_parameter.shard, self.in_flight.wait()
+        if shard.grad is None:
+            shard.grad = mean.to(shard.dtype, copy=True)  # a view would keep the whole flat tensor alive
+        else:
+            shard.grad += mean
+        self.flat = self.views = self.in_flight = None
 
 
-class ShardedBucket(TravellingGradients):
-    """A bucket as lab 04's queue and lab 07's optimizer know it."""
+class ZeRO2(nn.Module):
+    """ZeRO stage 2: gradients are reduce-scattered and freed while backward computes; the optimizer state is sharded.
 
-    def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None):
-        super().__init__(FlatParameters(parameters, group))
+    `.optimizer` is the sharded optimizer, for schedulers and state dicts.
 
-    def reset(self) -> None:
-        self.home.shard.grad = None
-        for parameter in self.parameters:
-            parameter.grad = None  # what no_sync() has kept
-
-    def reduce(self) -> None:
-        pass
-
-    def still_there(self) -> bool:
-        return False
-
-
-class BucketOptimizer(ZeRO1):
-    """ZeRO1 over buckets that somebody else has laid out, and fills."""
-
-    def __init__(self, buckets: list[ShardedBucket], params, optimizer_cls: type, group, **defaults):
-        self.buckets = buckets
-        super().__init__(params, optimizer_cls, group, **defaults)
-
-    def _lay_out(self, parameters: list[nn.Parameter]) -> list[ShardedBucket]:
-        return self.buckets
-
-
-class SyncsOnce(OverlappedDDP):
-    """Overlap over sharded buckets, of which one at a time is launched; knows whether a step may begin."""
-
-    bucket_type = ShardedBucket
-
-    def __init__(self, module: nn.Module, bucket_cap_mb: float = 25.0, group=None):
-        super().__init__(module, bucket_cap_mb, group)
-        self.synced = False  # since the last gradient, the last zero_grad() and the last step()
-        for before, bucket in pairwise(self.buckets):
-            bucket.before = before
-
-    def finish_gradient_sync(self) -> None:
-        """Wait until this rank has its part of every mean gradient."""
-        super().finish_gradient_sync()
-        self.synced = self.syncs
-
-    def finish_once(self) -> None:
-        """Synchronise, unless that is done."""
-        if not self.synced:
-            self.finish_gradient_sync()
-
-    def _on_gradient(self, parameter: nn.Parameter) -> None:
-        self.synced = False
-        super()._on_gradient(parameter)
-
-
-class ZeRO2(SyncsOnce):
-    """ZeRO stage 2: gradients are reduce-scattered while backward computes, and freed; the optimizer is sharded.
-
-    `.optimizer` is the sharded optimizer, for schedulers and its state_dict().
-
-    Memory: with Adam in fp32, 4Ψ + 4Ψ/N + 8Ψ/N bytes for Ψ parameters on N ranks; in backward up to 3 + 2/N
-    buckets more and the gradient that comes; no_sync() keeps whole gradients, 4Ψ.
-    Comm: per backward outside no_sync(), one reduce_scatter per bucket; per step, one all_gather per bucket. With g
-    micro-batches (g+1)(N−1)/N · 4Ψ bytes, with no_sync() 2(N−1)/N · 4Ψ.
+    Memory: with Adam in fp32, 4Ψ + 4Ψ/N + 8Ψ/N bytes for Ψ parameters on N ranks; during backward up to 3 + 2/N buckets
+        more, and the gradient being computed. Inside no_sync(), full gradients of 4Ψ bytes.
+    Communication: per backward outside no_sync(), one reduce-scatter per bucket; per step, one all-gather per bucket.
+        With g micro-batches, (g+1)(N−1)/N · 4Ψ bytes sent per rank; with no_sync(), 2(N−1)/N · 4Ψ.
     Source: Rajbhandari et al. 2020, "ZeRO", §5.2 and §7.
     """
 
     def __init__(self, module: nn.Module, optimizer_cls, bucket_cap_mb: float = 25.0, group=None, **defaults):
-        super().__init__(module, bucket_cap_mb, group)
-        parameters = module.parameters()
-        self.optimizer = BucketOptimizer(self.buckets, parameters, optimizer_cls, group, **defaults)
+        super().__init__()
+        self.module = module
+        broadcast_state(module, group)
+        assigned = assign_buckets(module.parameters(), bucket_cap_mb)
+        self.buckets = [ShardedBucket(FlatParameter(parameters, group)) for parameters in assigned]
+        for previous, bucket in pairwise(self.buckets):
+            bucket.previous = previous
+        self.sync = GradientSync(self.buckets)
+        self.optimizer = ShardedOptimizer(
+            module.parameters(), optimizer_cls, partial(_flat_parameters_of, self.buckets), group, **defaults
+        )
+        self.synced = False  # whether finish_gradient_sync() has run since the last zero_grad() or step()
+
+    def forward(self, *inputs, **kwargs):
+        return self.module(*inputs, **kwargs)
+
+    def no_sync(self):
+        """Let full gradients accumulate on this rank, without communication."""
+        return self.sync.no_sync()
+
+    def finish_gradient_sync(self) -> None:
+        """Wait until this rank has its shard of every mean gradient; inside no_sync(), do nothing."""
+        self.sync.finish()
+        self.synced = self.sync.enabled
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Scale gradients so that their norm over all parameters is at most max_norm. → the norm before"""
-        self.finish_once()
+        """Scale the gradients so that their norm over all parameters is at most max_norm. Returns the norm before."""
+        self._finish_unless_synced()
         return self.optimizer.clip_grad_norm_(max_norm)
 
     def step(self) -> None:
-        """Update this rank's part of the parameters, and collect the others'."""
-        self.finish_once()
+        """Update this rank's shard of the parameters and all-gather the others."""
+        self._finish_unless_synced()
         self.optimizer.step()
         self.synced = False
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients."""
+        """Drop all gradients."""
         self.synced = False
         self.optimizer.zero_grad()
+
+    def _finish_unless_synced(self) -> None:
+        # A rank without a backward() since zero_grad() must take part too: the decision may not depend on gradients.
+        if not self.synced or self.sync.pending:
+            self.finish_gradient_sync()
+
+
+def _flat_parameters_of(buckets: list[ShardedBucket], _parameters: list[nn.Parameter]) -> list[FlatParameter]:
+    return [bucket.flat_parameter for bucket in buckets]

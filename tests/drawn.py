@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.internal.conjecture import engine
 
 from shared import ranks
+from shared.deadlines import scaled
 from tests.drawn_models import Block, Net
 from tests.drawn_trainings import Training
 
@@ -60,7 +61,7 @@ class World:
         return [results[rank] for rank in self.ranks]
 
 
-DEADLINE_S = 20.0
+DEADLINE_S = scaled(20.0)
 
 
 def _in_group(members: tuple[int, ...] | None, fn, args: tuple):

@@ -18,8 +18,10 @@ from pathlib import Path
 
 import psutil
 
+from shared.deadlines import SCALE, scaled, time_scale
+
 ROOT = Path(__file__).resolve().parent.parent
-DEADLINE_S = 60.0  # of one wait: generous, because other tests may have the cores
+DEADLINE_S = scaled(60.0)  # of one wait: generous, because other tests may have the cores
 MARK = "COURSE_BROWSER_TEST"
 
 
@@ -55,7 +57,7 @@ def newcomers_environment(course: Path, home: Path, mark: str) -> dict[str, str]
     folders = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
     own = {name: str(home / name.lower()) for name in folders}
     path = f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}"
-    return kept | own | {"PATH": path, "PYTHONPATH": str(course), MARK: mark}
+    return kept | own | {SCALE: f"{time_scale():g}", "PATH": path, "PYTHONPATH": str(course), MARK: mark}
 
 
 @contextlib.contextmanager
@@ -92,7 +94,7 @@ def processes(mark: str) -> list[psutil.Process]:
 
 
 @contextlib.contextmanager
-def nothing_left(deadline_s: float = 20.0) -> Iterator[str]:
+def nothing_left(deadline_s: float = scaled(20.0)) -> Iterator[str]:
     """Give a mark. → it; behind the block, what still bears it is ended, and is an error"""
     mark = uuid.uuid4().hex
     try:

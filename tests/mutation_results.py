@@ -1,11 +1,11 @@
-"""What came of wrong and right solutions, chapter by chapter, as a junit report of test_mutants.py tells it."""
+"""What became of mutants and variants, chapter by chapter, from the results of test_mutants.py."""
 
-import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from shared.tables import Table
+from tests.runner.results import Outcome, Results
 
 TESTS = Path(__file__).parent
 KINDS = {
@@ -35,52 +35,48 @@ def chapter_names(tests: Path = TESTS) -> list[str]:
     return sorted(path.parent.name for path in tests.parent.glob("source/*/lab.py"))
 
 
-def read(report: Path) -> dict[str, Report]:
-    """→ chapter → what came of it; nothing where pytest never came to write its report, or was killed while it did"""
+def read(results: Results) -> dict[str, Report]:
+    """Return what became of each chapter's mutants and variants, by the chapter's name."""
     found: dict[str, Report] = {}
-    try:
-        cases = list(ElementTree.parse(report).iter("testcase"))
-    except (OSError, ElementTree.ParseError):
-        return found
-    for case in cases:
-        test, _, case_id = case.get("name", "").partition("[")
-        names = [name for name in chapter_names() if case_id.startswith(f"{name}-")]
-        if test in KINDS and names:
-            _count(found.setdefault(names[0], Report()), names[0], KINDS[test], case_id.rstrip("]"), case)
+    for test in results.tests.values():
+        function, _, test_id = test.name.rsplit("::", 1)[-1].partition("[")
+        names = [name for name in chapter_names() if test_id.startswith(f"{name}-")]
+        if function in KINDS and names:
+            _count(found.setdefault(names[0], Report()), names[0], KINDS[function], test_id.rstrip("]"), test)
     return dict(sorted(found.items()))
 
 
-def _count(report: Report, chapter: str, kind: str, case_id: str, case: ElementTree.Element) -> None:
-    report.seconds += float(case.get("time", 0))
-    report.tried.add(f"{kind}/{chapter}/{case_id.removeprefix(f'{chapter}-')}.py")
-    failed = any(child.tag in ("failure", "error", "skipped") for child in case)
-    if failed:
-        report.problems.append(case_id)
+def _count(report: Report, chapter: str, kind: str, test_id: str, test: Outcome) -> None:
+    report.seconds += test.seconds
+    report.tried.add(f"{kind}/{chapter}/{test_id.removeprefix(f'{chapter}-')}.py")
+    passed = test.verdict == "passed"
+    if not passed:
+        report.problems.append(test_id)
     if kind == "mutants":
         report.mutants += 1
-        named = [each.get("value") for each in case.iter("property") if each.get("name") == "caught_by"]
-        report.by_check.update(named[:1] if not failed else [])
+        if passed and "caught_by" in test.properties:
+            report.by_check[test.properties["caught_by"]] += 1
     else:
         report.variants += 1
-        report.passed += not failed
+        report.passed += passed
 
 
-def problems(found: dict[str, Report], chapters: list[str] | None = None, tests: Path = TESTS) -> list[str]:
-    """Say what keeps this from being all caught and all passed: nothing may be missing either.
+def problems(found: dict[str, Report], chapters: tuple[str, ...], tests: Path = TESTS) -> list[str]:
+    """Say what keeps these chapters from having every mutant caught and every variant passed.
 
-    chapters: those that were asked for, if not all.
+    A file that was not tried is a problem, and so is one in a folder that belongs to no chapter.
     """
     said = [f"not as it should be: {problem}" for each in found.values() for problem in each.problems]
     expected = {path.relative_to(tests).as_posix() for kind in KINDS.values() for path in tests.glob(f"{kind}/*/*.py")}
-    if chapters:
-        expected = {path for path in expected if path.split("/")[1] in chapters}
+    others = set(chapter_names(tests)) - set(chapters)
     tried = set().union(*(each.tried for each in found.values()))
-    said += [f"was not tried: {path}" for path in sorted(expected - tried)]
-    for name in chapters or chapter_names(tests):
+    missing = [path for path in sorted(expected - tried) if path.split("/")[1] not in others]
+    said += [f"was not tried: {path}" for path in missing]
+    for name in chapters:
         counts = found.get(name, Report())
         said += [f"{name} has no {kind}" for kind in KINDS.values() if not getattr(counts, kind)]
         if counts.caught < counts.mutants - len(counts.problems):
-            said.append(f"{name}: a mutant does not say who caught it")
+            said.append(f"{name}: a mutant does not say which check caught it")
     return said
 
 

@@ -11,6 +11,7 @@ import nbformat
 import pytest
 from playwright.sync_api import Locator
 
+from shared.deadlines import scaled
 from tests import browser, lab_server
 from tests.browser import FIRST_LESSON, Course, Lab
 from tests.contrasts import ENOUGH_FOR_A_SIGN, READABLE, contrasts_in
@@ -102,9 +103,9 @@ def test_the_first_lesson_runs_to_its_end(course):
         numbers = [text.strip("[]: ") for text in prompts.all_text_contents()]
         if "*" in numbers or not lesson.is_idle():
             busy_at = time.monotonic()
-        return all(number.isdigit() for number in numbers) or time.monotonic() > busy_at + 5
+        return all(number.isdigit() for number in numbers) or time.monotonic() > busy_at + scaled(5)
 
-    lesson.wait_until("lesson 00 had run", ended, deadline_s=180)
+    lesson.wait_until("lesson 00 had run", ended, deadline_s=scaled(180))
     lesson.picture("lesson_00", whole=True)
     lesson.page.keyboard.press("Control+s")
     saved = lesson.page.locator("#jp-main-statusbar").get_by_text("Saving completed")

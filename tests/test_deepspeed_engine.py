@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shared import deepspeed_engine, formulas, memory, ranks, wire
+from shared.deadlines import scaled
 
 STEPS, SAMPLES = 4, 12
 
@@ -67,7 +68,7 @@ def world_size(request):
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_every_stage_trains_as_one_process_on_the_full_batch(world_size, stage):
-    found = ranks.run(trained, stage, timeout_s=120)
+    found = ranks.run(trained, stage, timeout_s=scaled(120))
     numbers = sum(parameter.numel() for parameter in new_model().parameters())
     once = formulas.ring_fraction(world_size) * 4 * numbers
     for losses, sent_bytes, optimizer_bytes, linear_is_torchs in found:
@@ -84,7 +85,7 @@ def test_gradients_are_clipped_as_asked_for(world_size):
     """With SGD: AdamW hardly knows how long a gradient is."""
     expected = one_process(torch.optim.SGD, largest_norm=0.1)
     assert expected[-1] != pytest.approx(one_process(torch.optim.SGD, largest_norm=1.0)[-1], abs=1e-3)
-    for losses, *_ in ranks.run(trained, 2, torch.optim.SGD, gradient_clipping=0.1, timeout_s=120):
+    for losses, *_ in ranks.run(trained, 2, torch.optim.SGD, gradient_clipping=0.1, timeout_s=scaled(120)):
         assert losses == pytest.approx(expected, abs=1e-5)
 
 

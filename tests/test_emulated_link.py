@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shared import formulas, ranks, wire
+from shared.deadlines import scaled
 from shared.hosts import emulated
 from shared.wire import instrumentation
 from tests.test_wire import call
@@ -261,7 +262,7 @@ def tensor_is_freed() -> bool:
         dist.all_reduce(data)
         dist.send(data, 1) if dist.get_rank() == 0 else dist.recv(data, 0)
     del data
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + scaled(5.0)
     while gone() is not None and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)

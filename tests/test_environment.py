@@ -23,6 +23,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from shared.deadlines import scaled
+
 ROOT = Path(__file__).resolve().parent.parent
 BOOTSTRAP = ROOT / "bootstrap.py"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
@@ -141,6 +143,13 @@ def test_targets_run_in_the_environment_that_bootstrap_makes():
     assert "\nmy-python -m jupyterlab" in make("--dry-run", "lab", "COURSE_PYTHON=my-python").stdout
 
 
+def test_make_test_hands_on_what_was_asked_for():
+    assert 'tests.run  --chapter "08" \n' in make("--dry-run", "test", "CHAPTER=08").stdout
+    assert "tests.run lint unit" in make("--dry-run", "test", "PHASES=lint unit").stdout
+    assert "--last-failed" in make("--dry-run", "test", "LAST_FAILED=1").stdout
+    assert "--" not in make("--dry-run", "test").stdout.split("tests.run")[1]
+
+
 def test_make_lab_opens_the_start_page_only_where_it_exists(tmp_path):
     """JupyterLab exits with an error when it is told to open a file that is not there."""
     (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
@@ -215,7 +224,7 @@ runpy.run_path({str(script)!r}, run_name="__main__")
     def run(self, *command: str, **options) -> tuple[int, str, str]:
         """Run bootstrap.py. Returns its exit code, what it printed and what it printed as an error."""
         process = self.start(*command, **options)
-        printed, errors = process.communicate(timeout=60)
+        printed, errors = process.communicate(timeout=scaled(60))
         return process.returncode, printed, errors
 
     def refusal(self, **options) -> str:
@@ -289,7 +298,7 @@ def test_what_is_unfinished_is_never_taken_for_finished(clone):
 
 def test_of_two_at_once_one_builds_and_the_other_waits(clone):
     both = [clone.start(*PRINT, PIP_SECONDS="1") for _ in range(2)]
-    printed = [process.communicate(timeout=60)[0] for process in both]
+    printed = [process.communicate(timeout=scaled(60))[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert clone.installs == 1
     assert sum("Waiting for another setup" in text for text in printed) == 1

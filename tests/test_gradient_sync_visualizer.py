@@ -21,7 +21,7 @@ NAMES = list(SIZES)
 
 
 def _run(*command: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True)
 
 
 def _torchrun(ranks: int, *arguments: str) -> subprocess.CompletedProcess:

@@ -16,6 +16,7 @@ LESSONS_MAY_IMPORT = [
     "c10d.py",
     "checks",
     "data",
+    "deadlines.py",
     "deepspeed_engine.py",
     "dryrun",
     "formulas.py",

@@ -5,6 +5,7 @@ import pytest
 from nbclient import NotebookClient
 
 from instructor import build
+from shared.deadlines import scaled
 
 CHAPTERS = build.chapters()
 
@@ -14,7 +15,7 @@ def test_an_unsolved_lab_fails_every_check_with_helpful_words(chapter):
     path = build.ROOT / "labs" / f"{chapter.name}.ipynb"
     lab = nbformat.read(path, as_version=4)
     resources = {"metadata": {"path": str(path.parent)}}
-    NotebookClient(lab, timeout=120, allow_errors=True, resources=resources).execute()
+    NotebookClient(lab, timeout=int(scaled(120)), allow_errors=True, resources=resources).execute()
     checks = [cell for cell in lab.cells if "check" in cell.metadata.get("tags", [])]
     assert checks
     for cell in checks:

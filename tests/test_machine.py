@@ -28,9 +28,7 @@ def advice_of(look) -> dict[str, str]:
 
 
 def test_on_this_machine_the_course_can_run():
-    done = subprocess.run(
-        [sys.executable, "-m", "shared.ranks.machine"], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run([sys.executable, "-m", "shared.ranks.machine"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert "The course can run here." in done.stdout and "start and add up in" in done.stdout
     lines = done.stdout.splitlines()

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from shared import formulas, memory, models, plots, ranks
+from shared.deadlines import scaled
 
 MIB = 2**20
 STEP_BYTES = 4  # Adam counts its steps in a float32 of its own for each parameter
@@ -432,7 +433,7 @@ def test_it_agrees_with_cudas_allocator():
 
 # -- on ranks
 
-LETS_GO_S = 0.2  # far more than gloo's threads need to let a tensor go after a collective
+LETS_GO_S = scaled(0.2)  # far more than gloo's threads need to let a tensor go after a collective
 SIZES = (64, 129, 129, 11)
 ROW_BYTES = (4 * (64 + 1), 4 * (129 + 1), 4 * (129 + 1))  # of each layer: a row of the weight, an element of the bias
 ROWS = {0: (65, 65, 6), 1: (64, 64, 5)}  # of 129, 129 and 11, on each rank

@@ -33,7 +33,7 @@ def nbgrader(folder: Path, *arguments: str) -> None:
     bin_folder = str(Path(sys.prefix) / "bin")  # nbgrader starts alembic by name
     environment = {**os.environ, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "nbgrader", *arguments]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

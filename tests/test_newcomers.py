@@ -19,6 +19,7 @@ import yaml
 from nbclient import NotebookClient
 
 from instructor import build, release
+from shared.deadlines import scaled
 from shared.jupyter import colab
 
 ROOT = Path(__file__).parent.parent
@@ -89,7 +90,9 @@ def opened_alone(path: Path, published: str, place: Path) -> nbformat.NotebookNo
     home = place / "home"
     home.mkdir()
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    client = NotebookClient(notebook, timeout=120, allow_errors=True, resources={"metadata": {"path": str(place)}})
+    client = NotebookClient(
+        notebook, timeout=int(scaled(120)), allow_errors=True, resources={"metadata": {"path": str(place)}}
+    )
     client.execute(env={**environment, "HOME": str(home)})
     return notebook
 

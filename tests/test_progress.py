@@ -17,6 +17,7 @@ from instructor import build, release
 from shared import progress
 from shared.checks import first_collectives
 from shared.checks.engine.verdicts import Verdict
+from shared.deadlines import scaled
 from shared.progress import labs
 from shared.progress.page import Page
 from shared.ranks import magic
@@ -112,7 +113,7 @@ def test_notebooks_that_write_at_once_lose_nothing(course):
     for writer in writers:
         writer.start()
     for writer in writers:
-        writer.join(60)
+        writer.join(scaled(60))
     found, problem = progress.runs()
     assert problem == "" and all([each.exercise for each in found].count(name) == 200 for name in names)
 
@@ -299,7 +300,7 @@ def test_checks_in_a_bundles_lab_come_to_its_start_page(tmp_path, monkeypatch):
         client.shell_channel.send(request)
         shown = ""
         while True:
-            message = client.get_iopub_msg(timeout=60)
+            message = client.get_iopub_msg(timeout=scaled(60))
             if message["parent_header"].get("msg_id") == request["header"]["msg_id"]:
                 shown += str(message["content"].get("data", {}).get("text/plain", ""))
                 if message["content"].get("execution_state") == "idle":

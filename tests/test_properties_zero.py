@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared import formulas, memory, wire
-from solutions.zero3 import begin_state
+from solutions.model_state import begin_state
 from tests.drawn import trainings, tried, worlds
 from tests.drawn_models import Model
 from tests.drawn_trainings import ZERO, Rank, Training, alone

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
+from shared.deadlines import scaled
+
 REPORT = """
 import json, sys, psutil
 from shared import ranks
@@ -31,16 +33,16 @@ class Ended:
     run_dir: str
 
 
-def run_program(source: str, timeout_s: float = 60.0) -> Ended:
-    """Run a program that reports its processes, and wait up to 5 s for them to go."""
+def run_program(source: str) -> Ended:
+    """Run a program that reports its processes, and wait for them to go."""
     program = [sys.executable, "-c", source]
-    ended = subprocess.run(program, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL)
+    ended = subprocess.run(program, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     lines = [line for line in ended.stdout.splitlines() if line.startswith("[[")]
     assert lines, f"the program reported no process\n{ended.stdout}\n{ended.stderr}"
     found = json.loads(lines[-1])
     assert len(found) >= 4, "fork server, controller, two ranks"
     run_dir = next(command[-1] for _, _, command in found if "shared.ranks.forkserver" in command)
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + scaled(60.0)
     while (left := still_there(found)) or os.path.exists(run_dir):
         if time.monotonic() > deadline:
             break
@@ -137,5 +139,5 @@ print(devices.place(2, "gloo:cpu").devices)
 
 
 def test_interrupt_never_leaves_half_of_torch_behind():
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True)
     assert done.stdout == "interrupted\n('cpu', 'cpu')\n", done.stderr[-2000:]

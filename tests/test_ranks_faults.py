@@ -16,9 +16,10 @@ import psutil
 import pytest
 
 from shared import ranks
-from shared.ranks import magic
+from shared.deadlines import scaled
+from shared.ranks import magic, running
 
-SOON_S = 10.0  # a hang that can never end is found long before the deadline of 60 s
+SOON_S = scaled(25.0)  # a hang that can never end is found long before the deadline of 60 s
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ def failure_of(source: str, line: str = "") -> Failure:
     with pytest.raises(ranks.CellFailed) as caught:
         run_cell(source, line)
     return Failure(str(caught.value), time.monotonic() - began)
+
+
+def timeout_line(seconds: float) -> str:
+    """Return the rest of a %%ranks line with this deadline, or a longer one where the machine is busy."""
+    return f"--timeout {scaled(seconds):g}"
 
 
 def call_failure(fn, *args) -> str:
@@ -77,7 +83,7 @@ def marked_ranks(request):
 @pytest.fixture
 def no_ranks(monkeypatch):
     """As in a notebook where nobody has called ranks.start yet."""
-    monkeypatch.setattr(ranks, "_current", None)
+    monkeypatch.setattr(running, "_current", None)
 
 
 # -- ranks that wait for each other
@@ -226,11 +232,11 @@ def test_wait_that_is_no_collective_ends_at_the_deadline_and_shows_its_line():
         if rank == 0:
             pair = dist.new_group([0, 1])
         """,
-        "--timeout 1",
+        timeout_line(1),
     )
     assert "Rank 0 waits at cell, line 3: pair = dist.new_group([0, 1])" in failure.message
     assert "Every rank has launched the last collective, barrier" in failure.message
-    assert "stopped after 1 s" in failure.message
+    assert f"stopped after {scaled(1):g} s" in failure.message
     assert failure.seconds < SOON_S
     assert_healed(failure.message, kept="variables on the ranks are kept" in failure.message)
 
@@ -245,23 +251,23 @@ def test_endless_loop_is_shown_with_its_line_and_who_waits_for_it():
             while True: pass
         dist.barrier()
         """,
-        "--timeout 1.5",
+        timeout_line(1.5),
     )
     assert "Ranks 0, 2, 3 wait in barrier" in failure.message
     assert "for rank 1" in failure.message
     assert "Rank 1 is still running: cell, line 3: while True: pass" in failure.message
-    assert "stopped after 1.5 s" in failure.message
-    assert 1.5 <= failure.seconds < SOON_S
+    assert f"stopped after {scaled(1.5):g} s" in failure.message
+    assert scaled(1.5) <= failure.seconds < SOON_S
     assert_healed(failure.message, kept=True)
 
 
 def test_cell_that_computes_past_its_deadline_is_stopped():
-    failure = failure_of("import time\ntime.sleep(60)", "--timeout 0.5")
+    failure = failure_of("import time\ntime.sleep(60)", timeout_line(0.5))
     for rank in range(4):
         assert f"Rank {rank} is still running: cell, line 3: time.sleep(60)" in failure.message
     assert "wait" not in failure.lead
-    assert "stopped after 0.5 s" in failure.message
-    assert 0.5 <= failure.seconds < SOON_S
+    assert f"stopped after {scaled(0.5):g} s" in failure.message
+    assert scaled(0.5) <= failure.seconds < SOON_S
     assert_healed(failure.message, kept=True)
 
 
@@ -285,7 +291,7 @@ def test_endless_print_fills_no_memory(capsys):
         while rank == 0:
             print("x" * 100_000)
         """,
-        "--timeout 1",
+        timeout_line(1),
     )
     assert rank_memory_bytes(0) - before < 100e6
     printed = capsys.readouterr().out

@@ -11,7 +11,10 @@ import psutil
 import pytest
 from jupyter_client.manager import KernelManager
 
-CELL_TIMEOUT_S = 60.0
+from shared.deadlines import scaled
+
+CELL_TIMEOUT_S = scaled(60.0)
+GONE_S = scaled(60.0)  # after which what should have ended is said to be left
 ALL_REDUCE = "%%ranks\ntotal = torch.ones(1) * rank\ndist.all_reduce(total)\nprint(total.item())"
 
 
@@ -196,7 +199,7 @@ def test_interrupted_hang_is_explained_and_the_next_cell_works(notebook):
     request = notebook.send(HANG)
     interrupted = interrupt_when(notebook, busy)
     shown = notebook.result_of(request)
-    assert time.monotonic() - interrupted < 10
+    assert time.monotonic() - interrupted < scaled(10)
     assert "Rank 1 is still running: cell, line 4: while True: pass" in shown.error
     assert "your variables on the ranks are kept" in shown.error
     assert_no_frame_of_ours(shown)
@@ -240,17 +243,17 @@ def test_interrupted_start_leaves_nothing_and_the_next_start_works():
         request = other.send("ranks.start(2)")
         interrupt_when(other, lambda: len(children_of(other)) >= 2)
         assert other.result_of(request).traceback
-        assert poll_until(lambda: not children_of(other), 5.0), children_of(other)
+        assert poll_until(lambda: not children_of(other), GONE_S), children_of(other)
         start_ranks(other, 2)
         assert other.run(ALL_REDUCE).text == "ranks 0, 1 │ 1.0\n"
 
 
-def kill_and_check_that_nothing_is_left(notebook: Notebook, processes: list[psutil.Process], within_s=5.0) -> None:
+def kill_and_check_that_nothing_is_left(notebook: Notebook, processes: list[psutil.Process]) -> None:
     run_dir = run_dir_of(processes)
     assert os.path.isdir(run_dir)
     notebook.process.kill()
-    assert poll_until(lambda: not alive(processes), within_s), f"still alive: {alive(processes)}"
-    assert poll_until(lambda: not os.path.exists(run_dir), 5.0), f"{run_dir} is still there"
+    assert poll_until(lambda: not alive(processes), GONE_S), f"still alive: {alive(processes)}"
+    assert poll_until(lambda: not os.path.exists(run_dir), GONE_S), f"{run_dir} is still there"
 
 
 def test_killed_kernel_leaves_no_process_and_no_file():
@@ -272,7 +275,7 @@ def test_kernel_killed_while_ranks_start_leaves_no_process_and_no_file():
         notebook.send("ranks.start(2)")
         assert poll_until(lambda: len(children_of(notebook)) >= 2, CELL_TIMEOUT_S), "fork server and controller"
         # The fork server sees that the kernel is gone once it has imported torch: seconds, on a busy machine.
-        kill_and_check_that_nothing_is_left(notebook, children_of(notebook), within_s=30.0)
+        kill_and_check_that_nothing_is_left(notebook, children_of(notebook))
 
 
 def test_kernel_ended_politely_leaves_no_process_and_no_file():
@@ -282,4 +285,4 @@ def test_kernel_ended_politely_leaves_no_process_and_no_file():
         run_dir = run_dir_of(processes)
         notebook.manager.signal_kernel(signal.SIGTERM)
         notebook.manager.shutdown_kernel()
-        assert poll_until(lambda: not alive(processes) and not os.path.exists(run_dir), 5.0)
+        assert poll_until(lambda: not alive(processes) and not os.path.exists(run_dir), GONE_S)

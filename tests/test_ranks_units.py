@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.checkpoint import CheckpointException
 
 from shared import ranks
+from shared.deadlines import scaled
 from shared.ranks import devices, diagnosis, doctor, interrupts, magic
 from shared.ranks.diagnosis import Case
 from shared.ranks.rankside import OUTPUT_LIMIT_CHARACTERS, Outcome, _LimitedText
@@ -723,4 +724,4 @@ def test_interrupts_are_not_held_outside_the_main_thread():
             return interrupted() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
 
     with ThreadPoolExecutor() as pool:
-        assert pool.submit(hold).result(timeout=10) is False
+        assert pool.submit(hold).result(timeout=scaled(10)) is False

@@ -112,7 +112,6 @@ def test_an_answer_anywhere_is_found():
 
 
 def test_a_bundle_with_an_answer_is_not_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(release, "SCRIPTS_FROM", {})
     monkeypatch.setattr(release, "TOP", (*release.TOP, "solutions/overlapped_ddp.py"))
     with pytest.raises(release.ReleaseError, match=r"give answers away: solutions/overlapped_ddp\.py"):
         release.write(4, tmp_path)
@@ -141,7 +140,7 @@ for name in ("chapters/02_manual_ddp.ipynb", "labs/02_manual_ddp.ipynb"):
     notebook = nbformat.read(name, as_version=4)
     notebook.cells.append(nbformat.v4.new_code_cell("import shared; print(shared.__file__)"))
     try:
-        NotebookClient(notebook, timeout=120).execute()
+        NotebookClient(notebook).execute()
         print(name, notebook.cells[-1].outputs[0].text.strip())
     except CellExecutionError as failed:
         print(name, "stopped:", failed.evalue)
@@ -152,7 +151,6 @@ for name in ("chapters/02_manual_ddp.ipynb", "labs/02_manual_ddp.ipynb"):
         env=os.environ | {"PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,
-        timeout=300,
     )
     lesson, lab = done.stdout.splitlines()[:2]
     assert lesson == f"chapters/02_manual_ddp.ipynb {folder}/shared/__init__.py", done.stderr
@@ -164,7 +162,7 @@ def test_a_bundle_can_be_installed(tmp_path):
     release.write(0, tmp_path)
     folder = tmp_path / "distributed-training-00"
     build = [sys.executable, "-c", "import setuptools; setuptools.setup()", "--quiet", "build", "--build-lib=built"]
-    done = subprocess.run(build, cwd=folder, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(build, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-500:]
     shared, built = (
         {p.relative_to(at / "shared") for p in (at / "shared").rglob("*.*")} for at in (folder, folder / "built")
@@ -177,6 +175,6 @@ def test_a_bundle_can_be_installed(tmp_path):
 )
 def test_what_cannot_be_released_is_refused_in_one_sentence(chapter, said):
     done = subprocess.run(
-        [sys.executable, "-m", "instructor.release", chapter], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "instructor.release", chapter], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 2 and said in done.stderr.splitlines()[-1]

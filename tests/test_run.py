@@ -1,99 +1,51 @@
-"""The runner of the checks reports every way in which a phase can fail."""
+"""`make test` says what is running and why something failed, and nothing that hangs can stop it."""
 
+import io
+import json
+import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import nbformat
 import psutil
 import pytest
 
+from shared import deadlines
 from tests import mutation_results, run
+from tests.runner import calibration, execution, phases, progress
+from tests.runner.execution import Result, run_command, run_phase
+from tests.runner.phases import PYTHON, ROOT, Phase, Selection
+from tests.runner.record import Record
+from tests.runner.results import Outcome, Results
+from tests.runner.summary import summary
+
+# Without the plugins that would take two seconds to load.
+TOY_PYTEST = ("env", f"PYTHONPATH={ROOT}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", *PYTHON, "pytest", "-q", "--rootdir=.")
+TOY_PYTEST += ("-p", "pytest_timeout", "-p", "tests.runner.plugin", "-p", "no:cacheprovider")
 
 
-def pytest_phase(tmp_path: Path, source: str, deadline_s: float = 60) -> run.Result:
-    """Run a phase of one pytest file, without the plugins that would take two seconds to load."""
+def toy_phase(tmp_path: Path, source: str, *options: str, **fields) -> Result:
+    """Run a phase of one pytest file."""
     (tmp_path / "test_it.py").write_text(source)
-    command = ("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", *run.PYTEST, "-q", "-p", "no:cacheprovider", "test_it.py")
-    return run.run_phase(run.Phase("unit", (command,), deadline_s, is_pytest=True), tmp_path)
+    return run_phase(Phase("unit", ((*TOY_PYTEST, "test_it.py", *options),), is_pytest=True, **fields), tmp_path)
 
 
-def python_phase(source: str, deadline_s: float = 60) -> run.Phase:
-    return run.Phase("lint", ((sys.executable, "-c", source),), deadline_s)
+def python_phase(*sources: str) -> Phase:
+    return Phase("lint", tuple((sys.executable, "-c", source) for source in sources))
 
 
-def test_outcomes_are_counted_from_the_report(tmp_path):
-    source = """
-import pytest
-
-def test_passes(): pass
-def test_fails(): assert 0
-@pytest.mark.skip
-def test_skipped(): pass
-@pytest.fixture
-def broken(): raise OSError
-def test_error(broken): pass
-"""
-    result = pytest_phase(tmp_path, source)
-    assert str(result.tally) == "1 passed, 2 failed, 1 skipped"
-    assert result.problem == "2 of 3 tests failed"
-
-
-def test_the_summary_says_where_the_time_went(tmp_path):
-    source = "import time\ndef test_slow(): time.sleep(0.3)\ndef test_fast(): pass"
-    result = pytest_phase(tmp_path, source)
-    (seconds,) = result.tally.seconds_in.values()
-    assert 0.3 <= seconds < 60
-    lines = run.summary([result]).splitlines()
-    assert lines[2].endswith("test_it") and lines[-1] == "2 passed, 0 failed"
-
-
-def test_a_phase_that_passes(tmp_path):
-    result = pytest_phase(tmp_path, "def test_passes(): pass")
-    assert (result.problem, str(result.tally)) == (None, "1 passed, 0 failed")
-
-
-@pytest.mark.parametrize("source", ["", "import pytest\n@pytest.mark.skip\ndef test_skipped(): pass"])
-def test_a_phase_without_a_test_that_ran_fails(tmp_path, source):
-    result = pytest_phase(tmp_path, source)
-    assert result.problem is not None and result.tally.failed == 1
-
-
-def test_a_phase_whose_tests_pass_but_whose_pytest_fails_is_failed():
-    tally = run.Tally(passed=3)
-    assert run.judge(tally, "exit code 3") == "exit code 3"
-
-
-def test_a_report_cut_short_counts_nothing(tmp_path):
-    (tmp_path / "report.xml").write_text("<testsuites><testsuite><testcase name='a'/>")
-    assert run.read_report(tmp_path / "report.xml") == run.Tally()
-
-
-def test_every_command_of_a_phase_runs_and_any_can_fail_it(tmp_path):
-    fail, note = (sys.executable, "-c", "exit(3)"), (sys.executable, "-c", "open('ran', 'w')")
-    result = run.run_phase(run.Phase("lint", (fail, note), deadline_s=60), tmp_path)
-    assert result.problem == "exit code 3" and (tmp_path / "ran").exists()
-
-
-def test_a_phase_past_its_deadline_is_killed_with_all_it_started(tmp_path):
-    """As a kernel does, the grandchild lives in a session of its own."""
-    source = """
-import subprocess, sys, time
-sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-open("pid", "w").write(str(sleeper.pid))
-time.sleep(60)
-"""
-    started = time.monotonic()
-    result = run.run_phase(python_phase(source, deadline_s=1), tmp_path)
-    assert result.problem == "killed after 1 s" and time.monotonic() - started < 10
-    assert is_gone(int((tmp_path / "pid").read_text()))
+def outcomes_of(result: Result) -> dict[str, str]:
+    """Return the outcome of each test by its name."""
+    return {test.name.split("::")[-1]: test.verdict for test in result.tests.tests.values()}
 
 
 def is_gone(pid: int) -> bool:
     """Tell whether a process has ended, whoever has yet to collect it."""
     try:
-        psutil.Process(pid).wait(5)
+        psutil.Process(pid).wait(deadlines.scaled(10))
     except psutil.NoSuchProcess:
         return True
     except psutil.TimeoutExpired:
@@ -101,72 +53,567 @@ def is_gone(pid: int) -> bool:
     return True
 
 
-def test_a_killed_pytest_phase_counts_as_a_failure(tmp_path):
-    result = pytest_phase(tmp_path, "import time\ndef test_hangs(): time.sleep(60)", deadline_s=1)
-    assert (result.problem, result.tally.failed) == ("killed after 1 s", 1)
+# --- what a phase's tests tell ----------------------------------------------------------------------
+
+OUTCOMES = """
+import pytest
+
+def test_passes(): pass
+def test_fails(): assert 1 + 1 == 3, "arithmetic"
+@pytest.mark.skip(reason="not today")
+def test_skipped(): pass
+@pytest.fixture
+def broken(): raise OSError("no disk")
+def test_error(broken): pass
+@pytest.fixture
+def leaves_badly():
+    yield
+    raise ValueError("too late")
+def test_bad_end(leaves_badly): pass
+"""
+
+
+def test_every_outcome_is_counted_with_its_reason(tmp_path):
+    result = toy_phase(tmp_path, OUTCOMES)
+    assert result.counts == {"passed": 1, "failed": 3, "skipped": 1}
+    assert result.problem == "3 of 4 tests failed"
+    reasons = {test.name.split("::")[-1]: test.reason for test in result.tests.tests.values()}
+    assert reasons["test_fails"] == "test_it.py:5: AssertionError: arithmetic assert (1 + 1) == 3"
+    assert reasons["test_error"] == "test_it.py:9: OSError: no disk"
+    assert reasons["test_bad_end"] == "test_it.py:14: ValueError: too late"
+    assert reasons["test_skipped"] == "Skipped: not today"
+
+
+def test_a_phase_that_passes_prints_no_traceback(tmp_path, capfd):
+    result = toy_phase(tmp_path, "def test_passes(): pass")
+    assert (result.problem, result.counts) == (None, {"passed": 1})
+    assert capfd.readouterr().out.strip() == "── unit ──"
+
+
+def test_a_phase_that_fails_shows_the_failure_at_once_and_the_traceback_at_the_end(tmp_path, capfd):
+    toy_phase(tmp_path, OUTCOMES)
+    shown = capfd.readouterr().out.splitlines()
+    assert "FAILED test_it.py::test_fails · test_it.py:5: AssertionError: arithmetic assert (1 + 1) == 3" in shown
+    assert any("FAILURES" in line for line in shown)
+    assert any(line.startswith("E ") and line.endswith("AssertionError: arithmetic") for line in shown)
+
+
+@pytest.mark.parametrize("source", ["", "import pytest\n@pytest.mark.skip\ndef test_skipped(): pass"])
+def test_a_phase_without_a_test_that_ran_fails(tmp_path, source):
+    result = toy_phase(tmp_path, source)
+    assert result.problem is not None and result.counts["failed"] == 1
+
+
+def test_a_file_that_cannot_be_imported_is_a_failure_with_a_reason(tmp_path):
+    result = toy_phase(tmp_path, "import nothing_like_it")
+    assert outcomes_of(result) == {"test_it.py": "failed"}
+    assert "No module named 'nothing_like_it'" in result.tests.failed[0].reason
+
+
+def test_a_phase_whose_tests_pass_but_whose_pytest_fails_is_failed(tmp_path):
+    source = "import atexit, os\ndef test_passes(): atexit.register(os._exit, 3)"
+    result = toy_phase(tmp_path, source)
+    assert result.problem == "exit code 3" and result.counts == {"passed": 1, "failed": 1}
+
+
+def test_every_command_of_a_phase_runs_and_any_can_fail_it(tmp_path):
+    result = run_phase(python_phase("exit(3)", "open('ran', 'w')"), tmp_path)
+    assert result.problem == "exit code 3" and (tmp_path / "ran").exists()
+
+
+def test_children_find_the_programs_of_this_environment(tmp_path):
+    source = f"import os; exit(os.environ['PATH'].split(os.pathsep)[0] != {str(Path(sys.prefix) / 'bin')!r})"
+    assert run_phase(python_phase(source), tmp_path).problem is None
+
+
+# --- what hangs -------------------------------------------------------------------------------------
+
+HANGS = """
+import time
+
+def test_hangs(): time.sleep(600)
+def test_next(): pass
+"""
+
+
+def test_a_test_that_hangs_ends_at_its_deadline_and_the_next_one_runs(tmp_path):
+    result = toy_phase(tmp_path, HANGS, "--timeout=1")
+    assert outcomes_of(result) == {"test_hangs": "failed", "test_next": "passed"}
+    assert result.tests.failed[0].reason == "test_it.py:4: Failed: Timeout (>1.0s) from pytest-timeout."
+
+
+def test_a_teardown_that_hangs_after_a_failure_ends_too(tmp_path):
+    source = """
+import pytest, time
+
+@pytest.fixture
+def hangs_at_its_end():
+    yield
+    time.sleep(600)
+def test_fails(hangs_at_its_end): assert 0
+def test_next(): pass
+"""
+    assert outcomes_of(toy_phase(tmp_path, source, "--timeout=1")) == {"test_fails": "failed", "test_next": "passed"}
+
+
+def test_a_worker_that_does_not_react_is_replaced(tmp_path):
+    """Python runs no signal handler while a call into C does not return: a blocked signal behaves like that."""
+    source = """
+import signal, time
+
+def test_passes(): pass
+def test_does_not_react():
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+    time.sleep(600)
+def test_next(): pass
+"""
+    options = ("-p", "xdist", "-n", "1", "--timeout=1", "-o", "faulthandler_timeout=2")
+    result = toy_phase(tmp_path, source, *options, "-o", "faulthandler_exit_on_timeout=true")
+    assert outcomes_of(result) == {"test_passes": "passed", "test_does_not_react": "failed", "test_next": "passed"}
+    assert "crashed while running 'test_it.py::test_does_not_react'" in result.tests.failed[0].reason
+
+
+def test_ranks_at_work_on_a_test_that_ran_out_of_time_are_replaced(tmp_path):
+    source = """
+import time
+from shared import ranks
+
+def count(): return 1
+def test_starts(): ranks.start(2)
+def test_hangs(): ranks.run(time.sleep, 600, timeout_s=600)
+def test_next(): assert ranks.run(count) == [1, 1]
+"""
+    result = toy_phase(tmp_path, source, f"--timeout={deadlines.scaled(20):g}")
+    assert outcomes_of(result) == {"test_starts": "passed", "test_hangs": "failed", "test_next": "passed"}
+
+
+def write_notebook(path: Path, *sources: str) -> None:
+    cells = [nbformat.v4.new_code_cell(source, execution_count=1) for source in sources]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+    path.parent.mkdir(exist_ok=True)
+    nbformat.write(notebook, path)
+
+
+def notebook_phase(tmp_path: Path, cell_s: float, test_s: float) -> Result:
+    """Run the real command on the notebooks of tmp_path, but with other deadlines."""
+    (tmp_path / "chapters").mkdir()
+    phase = phases.notebooks(Selection())
+    command = [word for word in phase.commands[0] if not word.startswith(("--nbval-cell-timeout", "--timeout="))]
+    command = ("env", f"PYTHONPATH={ROOT}", *command, f"--nbval-cell-timeout={cell_s}", f"--timeout={test_s}")
+    return run_phase(Phase("notebooks", (command,), is_pytest=True, notebooks=phase.notebooks), tmp_path)
+
+
+def test_a_cell_that_hangs_fails_and_so_does_one_that_passes_after_it(tmp_path):
+    write_notebook(tmp_path / "solutions" / "hangs.ipynb", "x = 1", "import time\ntime.sleep(600)", "x = 1")
+    result = notebook_phase(tmp_path, cell_s=deadlines.scaled(5), test_s=deadlines.scaled(100))
+    assert outcomes_of(result) == {"Cell 0": "passed", "Cell 1": "failed", "Cell 2": "failed"}
+    reason = result.tests.failed[0].reason
+    assert reason.startswith("Cell 1: Timeout of ") and reason.endswith(" · KeyboardInterrupt:")
+
+
+def test_a_kernel_that_will_not_be_interrupted_is_ended(tmp_path):
+    """nbval goes on waiting for as long as such a kernel prints."""
+    endless = """
+import os, time
+open("pid", "w").write(str(os.getpid()))
+while True:
+    try:
+        print(os.getpid(), flush=True)
+        time.sleep(0.5)
+    except KeyboardInterrupt:
+        pass
+"""
+    write_notebook(tmp_path / "solutions" / "endless.ipynb", endless, "x = 1")
+    result = notebook_phase(tmp_path, cell_s=1, test_s=deadlines.scaled(20))
+    assert outcomes_of(result) == {"Cell 0": "failed", "Cell 1": "skipped"}
+    assert "from pytest-timeout" in result.tests.failed[0].reason
+    assert is_gone(int((tmp_path / "solutions" / "pid").read_text()))
+
+
+def test_no_notebooks_is_a_failure(tmp_path):
+    (tmp_path / "solutions").mkdir()
+    result = run_phase(phases.notebooks(Selection()), tmp_path)
+    assert result.problem == "there is no notebook in solutions or chapters" and result.counts == {"failed": 1}
+
+
+STARTS_A_SLEEPER = """
+import subprocess, sys, time
+sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+open("pid", "w").write(str(sleeper.pid))
+time.sleep(600)
+"""
+
+
+def test_what_gives_no_sign_of_life_is_killed_with_all_it_started(tmp_path, monkeypatch):
+    """As a kernel does, the grandchild lives in a session of its own."""
+    monkeypatch.setattr(execution, "SILENCE_S", 2)
+    monkeypatch.setenv(deadlines.SCALE, "1")
+    problem = run_command((sys.executable, "-c", STARTS_A_SLEEPER), tmp_path, has_told=lambda: False)
+    assert problem == "killed after 2 s without a sign of life"
+    assert is_gone(int((tmp_path / "pid").read_text()))
+
+
+def test_a_command_that_shows_life_may_take_as_long_as_it_wants(tmp_path, monkeypatch):
+    monkeypatch.setattr(execution, "SILENCE_S", 0)
+    assert run_command((sys.executable, "-c", "import time; time.sleep(1)"), tmp_path, has_told=lambda: True) is None
+    assert run_command((sys.executable, "-c", "import time; time.sleep(1)"), tmp_path) is None, "lint tells nothing"
 
 
 def test_a_stopped_runner_leaves_nothing_behind(tmp_path):
     """SIGTERM is what a cancelled CI job gets."""
     pid = tmp_path / "pid"
-    sleep = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    sleep = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     source = f"""
-from tests import mutation_results, run
-run.PHASES = (run.Phase("lint", (({sys.executable!r}, "-c", {sleep!r}),), deadline_s=60),)
+from tests import run
+from tests.runner.phases import Phase
+run.BUILDERS = {{"lint": lambda _: Phase("lint", (({sys.executable!r}, "-c", {sleep!r}),))}}
 run.main([])
 """
-    runner = subprocess.Popen([sys.executable, "-c", source], cwd=run.ROOT)
-    deadline = time.monotonic() + 20
+    runner = subprocess.Popen([sys.executable, "-c", source], cwd=ROOT)
+    ends_s = time.monotonic() + deadlines.scaled(60)
     while not (pid.exists() and pid.read_text()):
-        assert time.monotonic() < deadline
+        assert time.monotonic() < ends_s
         time.sleep(0.02)
     runner.terminate()
-    assert runner.wait(10) == 143
+    assert runner.wait(deadlines.scaled(30)) == 143
     assert is_gone(int(pid.read_text()))
 
 
-def test_children_find_the_programs_of_this_environment(tmp_path):
-    source = f"import os; exit(os.environ['PATH'].split(os.pathsep)[0] != {str(Path(sys.prefix) / 'bin')!r})"
-    assert run.run_phase(python_phase(source), tmp_path).problem is None
+# --- deadlines and workers --------------------------------------------------------------------------
 
 
-def phase_named(name: str) -> run.Phase:
-    (phase,) = run.chosen_phases([name])
-    return phase
+@pytest.fixture
+def no_time_scale(monkeypatch):
+    """Undoes what calibrate() does to the environment."""
+    monkeypatch.setenv(deadlines.SCALE, "1")
 
 
-def test_no_notebooks_is_a_failure(tmp_path):
-    (tmp_path / "solutions").mkdir()
-    result = run.run_phase(phase_named("notebooks"), tmp_path)
-    assert result.problem == "no .ipynb in solutions or chapters" and result.tally.failed == 1
+def test_deadlines_grow_with_the_time_scale(monkeypatch):
+    monkeypatch.setenv(deadlines.SCALE, "2.5")
+    assert deadlines.scaled(10) == 25
+    command = phases.unit(Selection()).commands[0]
+    assert "--timeout=750" in command and "faulthandler_timeout=1125" in command
+    assert "--nbval-cell-timeout=375" in phases.notebooks(Selection()).commands[0]
 
 
-def test_a_cell_that_hangs_fails_and_so_does_one_that_passes_after_it(tmp_path):
-    for folder in ("solutions", "chapters"):
-        (tmp_path / folder).mkdir()
-    cells = [nbformat.v4.new_code_cell(source) for source in ("import time", "time.sleep(600)", "x = 1")]
-    for cell in cells:
-        cell["execution_count"] = 1
-    notebook = nbformat.v4.new_notebook(cells=cells)
-    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
-    nbformat.write(notebook, tmp_path / "solutions" / "hangs.ipynb")
-    phase = phase_named("notebooks")
-    command = [part.replace("timeout=120", "timeout=1") for part in phase.commands[0]]
-    result = run.run_phase(run.Phase(phase.name, (tuple(command),), 60, True, phase.notebooks_in), tmp_path)
-    assert str(result.tally) == "1 passed, 2 failed"
+@pytest.mark.parametrize("scale", ["", "0.2", None])
+def test_no_deadline_is_shorter_than_on_an_idle_machine(monkeypatch, scale):
+    if scale is None:
+        monkeypatch.delenv(deadlines.SCALE, raising=False)
+    else:
+        monkeypatch.setenv(deadlines.SCALE, scale)
+    assert deadlines.scaled(10) == 10
 
 
-def test_the_summary_ends_in_the_sum():
-    results = [
-        run.Result("lint", 0.5, None, run.Tally()),
-        run.Result("unit", 61.24, "1 of 3 tests failed", run.Tally(2, 1)),
-        run.Result("notebooks", 9.0, None, run.Tally(4, 0, 1)),
+@pytest.mark.parametrize(("measured", "set_before", "scale"), [(3.04, "1", 3.0), (1.0, "2", 2.0), (1.0, "1", 1.0)])
+def test_the_time_scale_is_measured_and_only_ever_raised(monkeypatch, measured, set_before, scale):
+    monkeypatch.setenv(deadlines.SCALE, set_before)
+    monkeypatch.setattr(calibration, "measure_time_scale", lambda: measured)
+    assert calibration.calibrate() == scale == deadlines.time_scale()
+
+
+def test_slow_work_raises_the_time_scale(monkeypatch):
+    monkeypatch.setattr(calibration, "WORK", "import time; time.sleep(0.5)")
+    monkeypatch.setattr(calibration, "IDLE_S", 0.1)
+    assert calibration.measure_time_scale() >= 5
+    monkeypatch.setattr(calibration, "IDLE_S", 1e6)
+    assert calibration.measure_time_scale() == 1
+
+
+def test_workers_follow_cores_and_memory(monkeypatch):
+    def workers_with(cores: int, free_gb: float) -> list[int]:
+        monkeypatch.setattr(calibration, "cores", lambda: cores)
+        memory = psutil.virtual_memory()._replace(available=int(free_gb * 1e9))
+        monkeypatch.setattr(calibration.psutil, "virtual_memory", lambda: memory)
+        return [builder(Selection()).workers for builder in (phases.unit, phases.notebooks)]
+
+    assert workers_with(cores=2, free_gb=16) == [3, 2]
+    assert workers_with(cores=16, free_gb=64) == [17, 16]
+    assert workers_with(cores=16, free_gb=8.5) == [4, 4]
+    assert workers_with(cores=1, free_gb=1) == [1, 1]
+
+
+# --- which tests run --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--chapter", "42"], "There is no chapter 42. The chapters are 00_ranks, 01_collectives, "),
+        (["--chapter", "zero"], "There is no chapter zero. The chapters are "),
+        (["untit"], "There is no phase untit. The phases are lint, unit, notebooks."),
+    ],
+)
+def test_what_there_is_not_gets_one_sentence(capsys, arguments, said):
+    assert run.main(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith(said) and len(shown.err.splitlines()) == 1 and not shown.out
+
+
+def test_a_chapter_is_found_by_number_and_by_name():
+    (name,) = [name for name in mutation_results.chapter_names() if name.endswith("_zero3")]
+    number = name.split("_")[0]
+    assert {run.chosen_chapter(each) for each in (name, number, str(int(number)), "zero3")} == {name}
+    assert run.chosen_chapter("0") == "00_ranks"
+
+
+CHAPTERS = """
+import pytest
+
+@pytest.mark.parametrize("path", [pytest.param(0, id="08_zero3-mutant"), pytest.param(0, id="07_zero2-mutant")])
+def test_mutant(path): pass
+@pytest.mark.chapter("zero2", "zero3")
+def test_marked(): pass
+@pytest.mark.chapter("zero2")
+def test_other(): pass
+"""
+
+
+def test_a_chapters_tests_have_its_name_or_its_mark_or_its_file(tmp_path):
+    (tmp_path / "test_zero3.py").write_text("def test_own(): pass")
+    (tmp_path / "test_zero3_memory.py").write_text("def test_own_memory(): pass")
+    (tmp_path / "test_zero31.py").write_text("def test_not_its_own(): pass")
+    result = toy_phase(tmp_path, CHAPTERS, ".", "--chapter", "08_zero3")
+    assert set(outcomes_of(result)) == {"test_mutant[08_zero3-mutant]", "test_marked", "test_own", "test_own_memory"}
+    assert result.problem is None and result.tests.collected == list(result.tests.tests)
+
+
+def test_marks_name_chapters_that_exist():
+    titles = {name.split("_", 1)[1] for name in mutation_results.chapter_names()}
+    sources = [path.read_text() for path in (ROOT / "tests").glob("test_*.py")]
+    marks = [
+        mark
+        for source in sources
+        for mark in re.findall(r"^(?:pytestmark = |@)pytest\.mark\.chapter\((.+)\)", source, re.M)
     ]
-    lines = run.summary(results).splitlines()
+    assert {name for mark in marks for name in re.findall(r"\w+", mark)} <= titles
+
+
+def test_a_chapter_has_its_notebooks_and_mutants():
+    selection = Selection(chapter="08_zero3")
+    assert phases.unit(selection).commands[0][-2:] == ("--chapter", "08_zero3")
+    assert phases.unit(selection).mutants_of == ("08_zero3",)
+    assert phases.notebooks(selection).notebooks == ("solutions/08_zero3.ipynb", "chapters/08_zero3.ipynb")
+
+
+def test_quick_leaves_out_slow_tests_and_most_notebooks():
+    assert "not gpu and not slow" in phases.unit(Selection(quick=True)).commands[0]
+    assert phases.unit(Selection(quick=True)).mutants_of == ()
+    quick = phases.notebooks(Selection(quick=True)).notebooks
+    assert len(quick) == 2 and all((ROOT / name).exists() for name in quick)
+
+
+def test_all_mutants_are_tried_by_default():
+    assert phases.unit(Selection()).mutants_of == tuple(mutation_results.chapter_names())
+
+
+def test_only_the_tests_that_failed_run_again(tmp_path):
+    failed = "test_it.py::test_fails", "test_it.py::test_is_gone"
+    result = toy_phase(tmp_path, OUTCOMES, only=failed)
+    assert outcomes_of(result) == {"test_fails": "failed"} and result.tests.collected == ["test_it.py::test_fails"]
+
+
+def test_what_failed_is_run_again_in_its_own_files():
+    failed = {"unit": ["tests/test_run.py::test_x[a b]", "tests/gone.py::test_y"], "notebooks": []}
+    unit = phases.unit(Selection(failed=failed))
+    assert "tests/test_run.py" in unit.commands[0] and "tests" not in unit.commands[0]
+    assert unit.only == tuple(failed["unit"]) and unit.mutants_of == ()
+    assert phases.notebooks(Selection(failed=failed)).notebooks == phases.NOTEBOOK_FOLDERS, "it failed as a whole"
+    failed["notebooks"] = ["solutions/00_ranks.ipynb::Cell 3"]
+    assert phases.notebooks(Selection(failed=failed)).notebooks == ("solutions/00_ranks.ipynb",)
+
+
+# --- the record of the last run ---------------------------------------------------------------------
+
+
+def results_of(**outcomes: str) -> Results:
+    tests = {name: Outcome(name, outcome, 1.5) for name, outcome in outcomes.items()}
+    return Results(collected=list(tests), tests=tests)
+
+
+def test_a_run_is_remembered(tmp_path):
+    path = tmp_path / "folder" / "last_run.json"
+    record = Record()
+    record.note("unit", results_of(a="passed", b="failed"), failed=True, whole=True)
+    record.note("lint", Results(), failed=True, whole=True)
+    record.save(path)
+    assert Record.load(path) == Record({"unit": ["b"], "lint": []}, {"a": 1.5, "b": 1.5})
+
+
+@pytest.mark.parametrize("text", [None, "", "{", '{"other": 1}'])
+def test_a_record_that_cannot_be_read_is_forgotten(tmp_path, text):
+    path = tmp_path / "last_run.json"
+    if text is not None:
+        path.write_text(text)
+    assert Record.load(path) == Record()
+
+
+def test_failures_are_kept_until_the_test_passes_or_everything_has_run():
+    record = Record({"unit": ["a", "b"]})
+    record.note("unit", results_of(c="failed"), failed=True, whole=False)
+    assert record.failed == {"unit": ["a", "b", "c"]}
+    record.note("unit", results_of(a="passed", c="failed"), failed=True, whole=False)
+    assert record.failed == {"unit": ["b", "c"]}
+    record.note("unit", results_of(a="passed"), failed=False, whole=True)
+    assert record.failed == {}
+
+
+@pytest.fixture
+def toy_run(tmp_path, monkeypatch, no_time_scale):
+    """Run main() with toy phases and a record of its own. Returns the exit code and the phases that ran."""
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(calibration, "measure_time_scale", lambda: 1.0)
+
+    def toy_run(*arguments: str, broken: tuple[str, ...] = ()) -> tuple[int, list[str]]:
+        ran = []
+
+        def fake_phase(phase, root, usual_s):
+            ran.append(phase.name)
+            outcome = "failed" if phase.name in broken else "passed"
+            problem = "1 of 1 tests failed" if phase.name in broken else None
+            return Result(phase.name, 0, problem, results_of(**{f"{phase.name}_test": outcome}))
+
+        monkeypatch.setattr(run, "run_phase", fake_phase)
+        return run.main(list(arguments)), ran
+
+    return toy_run
+
+
+@pytest.mark.parametrize(("broken", "code"), [((), 0), (("lint",), 1), (("notebooks",), 1)])
+def test_all_phases_run_and_any_can_fail_the_whole(toy_run, capsys, broken, code):
+    assert toy_run(broken=broken) == (code, ["lint", "unit", "notebooks"])
+    expected = "2 passed, 1 failed" if broken else "3 passed, 0 failed"
+    assert capsys.readouterr().out.splitlines()[-1] == expected
+
+
+def test_phases_can_be_chosen_and_run_in_their_own_order(toy_run):
+    assert toy_run("unit", "lint") == (0, ["lint", "unit"])
+
+
+def test_last_failed_runs_the_phases_that_failed(toy_run, capsys):
+    toy_run(broken=("lint", "notebooks"))
+    assert toy_run("--last-failed", broken=("lint",)) == (1, ["lint", "notebooks"])
+    assert toy_run("--last-failed") == (0, ["lint"])
+    capsys.readouterr()
+    assert toy_run("--last-failed") == (0, [])
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "Nothing failed the last time." and shown[-1] == "0 passed, 0 failed"
+
+
+def test_a_busy_machine_is_mentioned(toy_run, monkeypatch, capsys):
+    monkeypatch.setattr(calibration, "measure_time_scale", lambda: 3.2)
+    toy_run("lint")
+    assert "every deadline is 3.2 times as long as usual" in capsys.readouterr().out
+
+
+# --- progress ---------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def told(*events: dict) -> Results:
+    results = Results()
+    for event in events:
+        results.take(json.dumps(event))
+    return results
+
+
+def report(name: str, outcome: str = "passed", seconds: float = 1.0) -> dict:
+    return {"report": name, "outcome": outcome, "seconds": seconds, "reason": "because", "properties": {}}
+
+
+A, B, C = "tests/test_a.py::test_one", "tests/test_b.py::test_two[08_zero3-three]", "solutions/c.ipynb::Cell 4"
+
+
+def test_the_line_says_what_runs_and_how_much_is_left():
+    results = told({"collected": [A, B, C]}, {"started": A}, report(A, "failed"), {"finished": A}, {"started": B})
+    line = progress.Progress("unit", results, {}, workers=1, stream=io.StringIO())
+    assert line.line(results.running[B] + 7) == (
+        "unit: 1 of 3 tests done, 1 failed, about 2 s left · running: test_b.py 08_zero3-three (7 s)"
+    )
+
+
+def test_the_line_before_the_first_test():
+    shown = progress.Progress("unit", Results(), {}, workers=2, stream=io.StringIO())
+    assert shown.line(time.monotonic()) == "unit: collecting tests"
+
+
+def test_the_estimate_knows_the_last_run_and_how_fast_this_one_is():
+    results = told({"collected": [A, B, C]})
+    shown = progress.Progress("unit", results, {A: 100.0, B: 200.0, C: 300.0}, workers=2, stream=io.StringIO())
+    began_s = shown._began_s
+    assert shown.seconds_left(began_s) == pytest.approx(300), "600 s for two workers"
+    for event in (report(A, seconds=400.0), {"finished": A}):
+        results.take(json.dumps(event))
+    assert shown.seconds_left(began_s + 400) > 1000, "it is four times as slow as the last time"
+
+
+def test_a_test_without_a_known_duration_takes_the_average():
+    shown = progress.Progress("unit", told({"collected": [A, B, C]}), {A: 10.0, B: 30.0}, workers=1)
+    assert shown.seconds_left(shown._began_s) == pytest.approx(60)
+
+
+def test_a_log_gets_a_line_now_and_then(monkeypatch):
+    stream = io.StringIO()
+    shown = progress.Progress("unit", told({"collected": [A]}), {A: 5.0}, workers=1, stream=stream)
+    shown.show()
+    assert stream.getvalue() == ""
+    monkeypatch.setattr(progress, "EVERY_S", 0)
+    shown.show()
+    assert stream.getvalue() == "unit: 0 of 1 tests done, about 5 s left\n"
+
+
+def test_a_terminal_has_one_line_and_each_failure_stays_above_it(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    stream = Terminal()
+    results = told({"collected": [A, B]}, report(A, "failed"))
+    shown = progress.Progress("unit", results, {}, workers=1, stream=stream)
+    shown.show()
+    shown.show()
+    lines = stream.getvalue().split("\r\x1b[K")
+    assert lines[1:] == [f"FAILED {A} · because\n", *2 * ["unit: 1 of 2 tests done, 1 fa"]]
+    shown.close()
+    assert stream.getvalue().endswith("\r\x1b[K")
+
+
+# --- the summary ------------------------------------------------------------------------------------
+
+
+def test_the_summary_names_the_slowest_tests_and_every_failure_and_ends_in_the_sum():
+    unit = told({"collected": [A, B]}, report(A, seconds=2.0), report(B, "failed", seconds=70.0))
+    notebooks = told({"collected": [C]}, report(C, "skipped"))
+    results = [
+        Result("lint", 0.5, None, is_pytest=False),
+        Result("unit", 61.24, "1 of 2 tests failed", unit),
+        Result("notebooks", 9.0, "exit code 3", notebooks),
+    ]
+    lines = summary(results).splitlines()
     assert lines[1].split() == ["lint", "0.5", "passed"]
-    assert lines[2].split() == ["unit", "61.2", "failed:", "1", "of", "3", "tests", "failed"]
-    assert lines[-1] == "6 passed, 1 failed, 1 skipped"
-    assert run.summary(results[:2]).splitlines()[-1] == "2 passed, 1 failed"
+    assert lines[2].split() == ["unit", "61.2", "failed:", "1", "of", "2", "tests", "failed"]
+    slowest = lines.index("Slowest tests:")
+    assert lines[slowest + 1].split() == ["70.0", "s", B]
+    skipped = lines.index("Skipped:")
+    assert lines[skipped + 1].split() == ["1", "because"]
+    failures = lines.index("Failures:")
+    assert lines[failures + 1 : failures + 5] == [
+        "unit: 1 of 2 tests failed",
+        f"    {B}",
+        "        because",
+        "notebooks: exit code 3",
+    ]
+    assert lines[-1] == "1 passed, 2 failed, 1 skipped"
+
+
+def test_the_sum_has_skipped_tests_only_where_there_are_some():
+    assert summary([Result("unit", 1, None, results_of(a="passed"))]).splitlines()[-1] == "1 passed, 0 failed"
+    lint = Result("lint", 1, "exit code 1", is_pytest=False)
+    assert lint.counts == Counter() and summary([lint]).splitlines()[-1] == "0 passed, 0 failed"
 
 
 MUTANT = """
@@ -181,55 +628,27 @@ def test_a_right_solution_written_differently_passes(path): {}
 """
 
 
-def mutants_phase(tmp_path: Path, then: str) -> run.Result:
-    (tmp_path / "test_it.py").write_text(MUTANT.format(then))
-    command = ("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", *run.PYTEST, "-q", "-p", "no:cacheprovider", "test_it.py")
-    return run.run_phase(run.Phase("unit", (command,), 60, is_pytest=True, tries_mutants=True), tmp_path)
+def mutants_phase(tmp_path: Path, then: str) -> Result:
+    return toy_phase(tmp_path, MUTANT.format(then), mutants_of=("02_manual_ddp",))
 
 
 def test_the_summary_says_how_many_mutants_were_caught(tmp_path, monkeypatch):
-    monkeypatch.setattr(mutation_results, "problems", lambda found: [])
+    monkeypatch.setattr(mutation_results, "problems", lambda found, chapters: [])
     result = mutants_phase(tmp_path, "pass")
-    lines = run.summary([result]).splitlines()
+    lines = summary([result]).splitlines()
     assert result.problem is None and lines[-1] == "2 passed, 0 failed"
-    place = next(place for place, line in enumerate(lines) if line.startswith("chapter"))
-    assert lines[place + 1].split() == ["02_manual_ddp", "1", "/", "1", "1", "/", "1", "0"]
+    index = next(index for index, line in enumerate(lines) if line.startswith("chapter"))
+    assert lines[index + 1].split() == ["02_manual_ddp", "1", "/", "1", "1", "/", "1", "0"]
 
 
 def test_a_mutant_that_was_not_tried_fails_the_phase_that_passed(tmp_path):
-    """The report knows one of the hundreds of files that there are."""
+    """The results know one of the dozens of files that there are."""
     result = mutants_phase(tmp_path, "pass")
-    assert result.problem.startswith("wrong and right solutions: was not tried: mutants/") and " more" in result.problem
-    assert result.tally.failed == 1
+    assert result.problem.startswith("mutants and variants: was not tried: mutants/02_manual_ddp/")
+    assert " more" in result.problem and result.counts["failed"] == 1
 
 
-def test_a_right_solution_that_fails_is_counted(tmp_path):
+def test_a_variant_that_fails_is_counted(tmp_path):
     result = mutants_phase(tmp_path, "assert 0")
     assert result.problem == "1 of 2 tests failed"
-    assert "0 / 1" in run.summary([result])
-
-
-def test_the_unit_phase_tries_mutants():
-    assert [phase.name for phase in run.PHASES if phase.tries_mutants] == ["unit"]
-
-
-@pytest.mark.parametrize(("broken", "code"), [(None, 0), ("lint", 1), ("notebooks", 1)])
-def test_all_phases_run_and_any_can_fail_the_whole(monkeypatch, capsys, broken, code):
-    ran = []
-
-    def fake_phase(phase):
-        ran.append(phase.name)
-        return run.Result(phase.name, 0, "broken" if phase.name == broken else None, run.Tally(passed=1))
-
-    monkeypatch.setattr(run.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(run, "run_phase", fake_phase)
-    assert run.main([]) == code
-    assert ran == ["lint", "unit", "notebooks"]
-    assert capsys.readouterr().out.splitlines()[-1] == "3 passed, 0 failed"
-
-
-def test_phases_can_be_chosen(capsys):
-    assert [phase.name for phase in run.chosen_phases(["unit", "lint"])] == ["lint", "unit"]
-    with pytest.raises(SystemExit):
-        run.main(["untit"])
-    assert "no phase untit" in capsys.readouterr().err
+    assert "0 / 1" in summary([result])

@@ -11,7 +11,7 @@ SCRIPT = Path(__file__).parent.parent / "labs" / "simple_ddp.py"
 
 
 def _run(*command: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True)
 
 
 def _torchrun(ranks: int, *arguments: str) -> subprocess.CompletedProcess:

@@ -9,6 +9,7 @@ from matplotlib.patches import Rectangle
 
 from instructor import build
 from shared import formulas, widgets
+from shared.deadlines import scaled
 from shared.plots import costs as cost_plots
 from shared.plots import ring as ring_plots
 from shared.ranks import magic
@@ -182,7 +183,7 @@ def test_a_file_keeps_the_figure_and_jupyterlab_gets_the_widget_too(asked_by, ki
         content = {"code": CELL, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
         request = client.session.msg("execute_request", content, metadata=asked_by)
         client.shell_channel.send(request)
-        assert client.get_shell_msg(timeout=60)["content"]["status"] == "ok"
+        assert client.get_shell_msg(timeout=scaled(60))["content"]["status"] == "ok"
         assert [sorted(bundle) for bundle in bundles(client)] == kinds
     finally:
         client.stop_channels()
@@ -194,7 +195,7 @@ def bundles(client) -> list[dict]:
     found = []
     while True:
         try:
-            message = client.get_iopub_msg(timeout=10)
+            message = client.get_iopub_msg(timeout=scaled(10))
         except queue.Empty:
             return found
         if message["msg_type"] in ("display_data", "execute_result"):

@@ -13,7 +13,8 @@ from torch.distributed.fsdp import fully_shard
 
 from shared import models, ranks, wire
 from solutions.memory_wall import Checkpointed
-from solutions.zero3 import ZeRO3, begin_state
+from solutions.model_state import begin_state
+from solutions.zero3 import ZeRO3
 
 SETTINGS = {"lr": 0.01, "weight_decay": 0.1, "eps": 1e-3}  # eps: what is almost 0 is not blown up to a step of lr
 SAMPLES = 12

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from instructor import release
-from instructor.build import Chapter, chapters
-from instructor.grade.tasks import Task, module_of, tasks_of
+from instructor.build import Chapter, chapters, module_names
+from instructor.grade.tasks import Task, tasks_of
 
 HERE = Path(__file__).parent
 JUDGE = ("__init__.py", "judge.py", "guard.py", "fingerprints.py", "screen.py", "limits.py")
@@ -43,7 +43,8 @@ def unpacked(chapter: Chapter) -> Iterator[Course]:
     graders = {f"grader/{path.name}": path.read_bytes() for path in HERE.glob("*.py")}  # points are theirs to give
     for name, each in sorted((files | graders).items()):
         content.update(name.encode() + b"\0" + each + b"\0")
-    withheld = tuple(f"solutions.{module_of(each)}" for each in chapters() if each.name >= chapter.name)
+    to_come = [each for each in chapters() if each.name >= chapter.name]
+    withheld = tuple(f"solutions.{module}" for each in to_come for module in module_names(each))
     with tempfile.TemporaryDirectory(prefix="course-") as made:
         folder = Path(made)
         for name, each in files.items():

@@ -25,8 +25,9 @@ from instructor.grade.limits import Limits, give_up_rights
 from shared import ranks
 from shared.checks.engine import candidate, framework
 from shared.checks.engine.verdicts import Verdict, as_json
+from shared.deadlines import scaled
 
-LOOK_TIMEOUT_S = 20.0
+LOOK_TIMEOUT_S = scaled(20.0)
 GIVEN = ("torch", "dist", "rank", "world_size", "device", "display", "get_ipython")
 # What every `%%ranks` cell may count on (rankside.join), so that what passes in a notebook passes here.
 PRELUDE = f"""from IPython import get_ipython

@@ -8,6 +8,8 @@ import os
 import resource
 from dataclasses import dataclass
 
+from shared.deadlines import scaled
+
 _PR_SET_DUMPABLE = 4
 NICENESS = 10  # a piece that spins, in hundreds of processes even, leaves the rest of the machine usable
 
@@ -16,7 +18,7 @@ NICENESS = 10  # a piece that spins, in hundreds of processes even, leaves the r
 class Limits:
     """What one student's checks may use. Defaults hold all that this course's solutions need, several times over."""
 
-    seconds_each: float = 180.0  # wall clock, for one exercise
+    seconds_each: float = scaled(180.0)  # wall clock, for one exercise
     memory_bytes: int = 8_000_000_000  # of all processes together
     process_memory_bytes: int = 4_000_000_000
     processes: int = 300  # threads count too; solutions have about 50

@@ -12,11 +12,12 @@ from pathlib import Path
 import nbformat
 
 from instructor.build import STUB, chapters
+from shared.deadlines import scaled
 
 CONFIG = f"""c = get_config()  # noqa: F821 (nbgrader gives it)
 c.CourseDirectory.course_id = "distributed_training"
 c.ClearSolutions.code_stub = {{"python": {STUB!r}}}
-c.ExecutePreprocessor.timeout = 180
+c.ExecutePreprocessor.timeout = {scaled(180):.0f}
 """
 
 

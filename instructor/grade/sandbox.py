@@ -21,6 +21,8 @@ from pathlib import Path
 import psutil
 
 from instructor.grade.limits import Limits
+from shared import deadlines
+from shared.deadlines import scaled
 
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/hosts", "/etc/nsswitch.conf")
 FIRST_USER, USERS = 200_000, 100_000  # whom nobody has: two sandboxes share no user, nor its limits
@@ -48,7 +50,7 @@ def require() -> None:
     if shutil.which("bwrap") is None:
         raise NoSandbox("Grading runs students' code, and needs bubblewrap for it (Linux): apt-get install bubblewrap")
     command = ["bwrap", *_isolation(), *_shown([]), "--", "/bin/true"]
-    tried = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    tried = subprocess.run(command, capture_output=True, text=True, timeout=scaled(20))
     if tried.returncode:
         raise NoSandbox(
             f"bubblewrap is not allowed to isolate here ({tried.stderr.strip()}): run as a user who may make namespaces"
@@ -127,6 +129,7 @@ def _scratch(scratch: Path, limits: Limits) -> list[str]:
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONWARNINGS": "ignore",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
+        deadlines.SCALE: f"{deadlines.time_scale():g}",
     }
     options = []
     for place in (str(scratch), "/dev/shm", "/tmp"):
@@ -169,7 +172,7 @@ def _follow(process: subprocess.Popen, pipe, limits: Limits) -> Ended:
     if ended.why:
         process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        ended.status = process.wait(10)
+        ended.status = process.wait(scaled(10))
     ended.printed = printed.decode(errors="replace")
     return ended
 

@@ -20,12 +20,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from shared.deadlines import scaled
+
 INTERFACE = "eth0"  # of every host: names are a namespace's own
 HOST_FILE = "RANKS_HOST_FILE"  # environment variable of a rank: the open file that is its host
 _CLONE_NEWNET = 0x40000000
 _NEEDED_CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
 _SYSTEM_PROGRAMS = ":/usr/sbin:/sbin"  # on many systems on the PATH of root alone
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = scaled(10.0)
 _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 _SLOWEST, _FASTEST = 1e6, 100e9
 _MTU_BYTES = 9000  # jumbo frames, as between the hosts of a cluster: headers are then 1 % of what is sent

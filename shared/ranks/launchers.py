@@ -20,6 +20,9 @@ from pathlib import Path
 
 from ipyparallel.cluster.launcher import ControllerLauncher, EngineLauncher
 
+from shared.deadlines import scaled
+
+START_TIMEOUT_S = scaled(60.0)
 COURSE_ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -54,8 +57,8 @@ class ForkServer:
     def make_hosts(self, n: int, bits_per_s: float) -> None:
         """Make a host for each rank that will be started. Raises: RuntimeError."""
         self.request(do="hosts", n=n, bits_per_s=bits_per_s)
-        if not self.wait_for(lambda server: server._hosts, 60.0):
-            raise RuntimeError(f"The hosts of the ranks were not made in 60 s. {self.last_words()}")
+        if not self.wait_for(lambda server: server._hosts, START_TIMEOUT_S):
+            raise RuntimeError(f"The hosts of the ranks were not made in {START_TIMEOUT_S:g} s. {self.last_words()}")
         if "no_hosts" in self._hosts:
             raise RuntimeError(f"The hosts of the ranks could not be made: {self._hosts['no_hosts']}")
 
@@ -73,7 +76,7 @@ class ForkServer:
         log = Path(self.run_dir, "forkserver.log")
         return log.read_text(errors="replace")[-2000:] if log.exists() else ""
 
-    def close(self, timeout_s: float = 5.0) -> None:
+    def close(self, timeout_s: float = scaled(5.0)) -> None:
         """End every child. Closing stdin is the one signal, here as when the kernel dies."""
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -164,8 +167,8 @@ class ForkedRanks(_ForkedLauncher, EngineLauncher):
         argv = [*self.cluster_args, *self.engine_args, "--IPEngine.enable_nanny=False", "--log-level=WARN"]
         env = {**self.get_env(), "IPP_CONNECTION_INFO": self.environment["IPP_CONNECTION_INFO"]}
         self.fork_server.request(do="ranks", n=n, argv=argv, env=env, log_dir=self.fork_server.run_dir)
-        if not self.fork_server.wait_for(lambda server: set(range(n)) <= set(server.pids), 60.0):
-            raise RuntimeError(f"The ranks did not start in 60 s. {self.fork_server.last_words()}")
+        if not self.fork_server.wait_for(lambda server: set(range(n)) <= set(server.pids), START_TIMEOUT_S):
+            raise RuntimeError(f"The ranks did not start in {START_TIMEOUT_S:g} s. {self.fork_server.last_words()}")
         self.notify_start(self._pids())
 
 

@@ -8,13 +8,14 @@ import time
 from pathlib import Path
 
 from shared import hosts
+from shared.deadlines import scaled
 from shared.ranks import launchers
 from shared.ranks.devices import place
 from shared.ranks.diagnosis import Case, explain
 from shared.ranks.errors import RanksError
+from shared.ranks.launchers import START_TIMEOUT_S
 
-START_TIMEOUT_S = 60.0
-_ANSWER_TIMEOUT_S = 1.0
+_ANSWER_TIMEOUT_S = scaled(1.0)
 _CONTROLLER_ARGS = [
     "--HeartMonitor.period=60",  # an engine counts as registered after a heartbeat; the default is 3 s
     "--HeartMonitor.max_heartmonitor_misses=200",  # a busy machine is not a dead engine: the fork server tells

@@ -6,13 +6,14 @@ import os
 import signal
 import time
 
+from shared.deadlines import scaled
 from shared.ranks import interrupts
 from shared.ranks.diagnosis import Case, explain, is_deadlocked
 from shared.ranks.errors import CellFailed, RanksError
 from shared.ranks.processes import RankProcesses
 from shared.ranks.running import DEFAULT_TIMEOUT_S
 
-JOIN_TIMEOUT_S = 10.0
+JOIN_TIMEOUT_S = scaled(10.0)
 _KEPT = "Your variables on the ranks are kept."
 _NEW_GROUP = "A new process group is ready; your variables on the ranks are kept."
 _RESTARTED = "The ranks were started again: their variables are gone. Run the cells that define them again."
@@ -165,7 +166,7 @@ class RankSet(RankProcesses):
         """End the cell on ranks that still run: cut their connections, interrupt Python, kill at last."""
         self._ask("cut")
         for patience_s in (0.3, 0.7, 1.0):
-            deadline = time.monotonic() + patience_s
+            deadline = time.monotonic() + scaled(patience_s)
             while pending and time.monotonic() < deadline and not set(pending) <= set(self._deaths()):
                 next(iter(pending.values())).wait(0.02)
                 self._collect(pending, outcomes)

@@ -1,8 +1,9 @@
 """The set of ranks that runs in this notebook, if there is one."""
 
+from shared.deadlines import scaled
 from shared.ranks.errors import RanksError
 
-DEFAULT_TIMEOUT_S = 60.0
+DEFAULT_TIMEOUT_S = scaled(60.0)
 _current = None
 
 

@@ -10,9 +10,10 @@ import time
 import torch
 import torch.distributed as dist
 
+from shared.deadlines import scaled
 from shared.wire.clock import Clock
 
-_SETTLES_WITHIN_S = 1.0
+_SETTLES_WITHIN_S = scaled(1.0)
 _original_wait = dist.Work.wait
 _watchers: list = []
 

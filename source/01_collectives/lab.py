@@ -3,6 +3,7 @@
 #   course:
 #     module: collectives
 #     minutes: 60
+#     gpu_per_rank: true
 # ---
 
 # %% [markdown]

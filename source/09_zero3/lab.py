@@ -3,6 +3,7 @@
 #   course:
 #     module: zero3
 #     minutes: 145
+#     gpu_per_rank: true
 # ---
 
 # %% [markdown]

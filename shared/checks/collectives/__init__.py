@@ -26,9 +26,8 @@ from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls, first_difference
 from shared.checks.engine.framework import Attempt, Exercise, Wrong
 from shared.checks.engine.steps import count_steps
+from shared.checks.engine.subgroups import SUBGROUPS
 from shared.wire import instrumentation
-
-SUBGROUPS = {3: [(1, 2)], 4: [(1, 3), (0, 2, 3)]}  # a place in the group is not the rank, nor neighbours neighbours
 
 ring_step = Exercise("1.1", "ring_step", optional=True)
 ring_reduce_scatter = Exercise("1.2", "ring_reduce_scatter")

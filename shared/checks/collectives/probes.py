@@ -13,9 +13,10 @@ import torch.distributed as dist
 from shared.checks.collectives.mixture import SPOILT, UNTOUCHED
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.steps import Diary
+from shared.deadlines import scaled
 from shared.wire import completion, instrumentation
 
-LATE_S = 0.2  # how late one rank comes where waiting is checked
+LATE_S = scaled(0.2)  # how late one rank comes where waiting is checked
 TRANSPOSED, STRIDED = "transposed", "every other element of a larger one"
 SLICED = "a piece from the middle of a larger one"
 MARGIN = 3  # elements on each side of that piece

@@ -12,12 +12,12 @@ import torch
 
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.loops import descend
-from shared.checks.engine.training import Draw
+from shared.checks.engine.training import Draw, descend
 from shared.checks.engine.volume import trainable_bytes
 from shared.checks.models import awkward
+from shared.deadlines import scaled
 
-_SETTLES_WITHIN_S = 1.0  # gloo's threads let go of a message's tensor a little after it is done
+_SETTLES_WITHIN_S = scaled(1.0)  # gloo's threads let go of a message's tensor a little after it is done
 LEAST_HIDDEN_BYTES = 4096  # of an array; programs have many small ones
 PADDING_BYTES = 64  # per parameter: some align each gradient
 

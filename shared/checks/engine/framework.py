@@ -16,11 +16,12 @@ import torch
 from shared import progress, ranks
 from shared.checks.engine import candidate, display, parcel
 from shared.checks.engine.verdicts import Verdict
+from shared.deadlines import scaled
 from shared.ranks import rankside
 from shared.ranks.diagnosis import name_ranks
 from shared.ranks.errors import CellFailed, RanksError
 
-CHECK_TIMEOUT_S = 10.0
+CHECK_TIMEOUT_S = scaled(20.0)
 MOST_HANGS = 2  # a piece that hangs again and again need not be tried any further
 WORLD_SIZES = (1, 2, 3, 4)
 _LEFT_UNDER_WAY = "it left a message under way that nobody waits for, and the ranks had to be started again"

@@ -5,11 +5,12 @@ import time
 
 import torch.distributed as dist
 
+from shared.deadlines import scaled
 from shared.ranks import rankside
 from shared.wire import instrumentation
 
-PATIENCE_S = 4.0  # what a rank that would not wait for us needs a few milliseconds for
-LATE_S = 0.05  # and then: who takes what has not arrived has taken it by now
+PATIENCE_S = scaled(4.0)  # what a rank that would not wait for us needs a few milliseconds for
+LATE_S = scaled(0.05)  # and then: who takes what has not arrived has taken it by now
 
 
 class Meeting:

@@ -14,9 +14,11 @@ from shared.checks.engine.candidate import device_here
 from shared.checks.engine.latecomers import Meeting, launches_unasked
 from shared.checks.models import awkward
 from shared.checks.models.overlap import Sizes
+from shared.deadlines import scaled
 from shared.wire import completion, instrumentation
 
-LATE_S = 0.25
+LATE_S = scaled(0.25)
+SETTLES_WITHIN_S = scaled(1.0)  # gloo's threads let go of a message's tensor a little after it is done
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ def probe_refusals(wrapper, sizes: Sizes, again: bool, silent: bool, seed: int, 
     return found
 
 
-def probe_memory(wrapper, sizes: Sizes, seed: int, x, y) -> dict[str, int]:
+def probe_memory(wrapper, sizes: Sizes, most_bytes: float, seed: int, x, y) -> dict[str, int]:
     """→ bytes in the storages of gradients and of whatever was sent, in a later step: by the moment"""
     wrapped, module = wrap(wrapper, sizes, seed)
     sent: dict[int, tuple[StorageWeakRef, int]] = {}
@@ -201,20 +203,28 @@ def probe_memory(wrapper, sizes: Sizes, seed: int, x, y) -> dict[str, int]:
         own = [p.grad.untyped_storage() for p in module.parameters() if p.grad is not None]
         return sum((alive | {storage._cdata: storage.nbytes() for storage in own}).values())
 
+    def settled_bytes() -> int:
+        """Wait a little while more than expected lives."""
+        began_s = time.monotonic()
+        while (held := held_bytes()) > most_bytes and time.monotonic() - began_s < SETTLES_WITHIN_S:
+            time.sleep(0.01)
+        return held
+
     with instrumentation.listening(launched=note):
         for _ in range(2):
             module.zero_grad()
             _loss(wrapped, x, y).backward()
             found["when backward() has ended"] = held_bytes()
             wrapped.finish_gradient_sync()
-            time.sleep(0.02)  # gloo lets go of a message's tensor a little after it is done
-            found["after finish_gradient_sync()"] = held_bytes()
+            found["after finish_gradient_sync()"] = settled_bytes()
     return found
 
 
 def probe_lives(wrapper, sizes: Sizes, seed: int, x, y) -> dict:
     """A wrapper, its copy and another are used in turns; then one is thrown away."""
     first, module = wrap(wrapper, sizes, seed)
+    others = []  # calls of a hook that is not the wrapper's
+    next(module.parameters()).register_post_accumulate_grad_hook(lambda _: others.append(True))
     wrapped = [first, copy.deepcopy(first), wrap(wrapper, sizes, seed)[0]]
     del first
     working = []
@@ -228,9 +238,10 @@ def probe_lives(wrapper, sizes: Sizes, seed: int, x, y) -> dict:
     del wrapped[0], each
     gc.collect()
     module.zero_grad()
+    others.clear()
     with instrumentation.listening() as calls:
         _loss(module, x, y).backward()
-    found |= {"left": calls, "own": awkward.gradients_of(module), "anew": []}
+    found |= {"left": calls, "others": len(others), "own": awkward.gradients_of(module), "anew": []}
     if calls:
         return found
     module.zero_grad()

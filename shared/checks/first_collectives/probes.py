@@ -6,9 +6,10 @@ import torch
 import torch.distributed as dist
 
 from shared.checks.engine.candidate import device_here
+from shared.deadlines import scaled
 from shared.wire import instrumentation
 
-LATE_S = 0.2  # how late one rank comes where waiting is checked
+LATE_S = scaled(0.2)  # how late one rank comes where waiting is checked
 
 
 def _on_device(tensor: torch.Tensor) -> torch.Tensor:

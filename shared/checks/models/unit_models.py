@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from shared.checks.models import awkward
 from shared.checks.models.awkward import INPUTS
 from shared.checks.models.unit_blocks import WIDTH, Block, Blocks, Deep, Passed
 
@@ -159,6 +160,45 @@ class Buffered(Blocks):
     block = BufferedBlock
 
 
+class DroppedBlock(Block):
+    def __init__(self, width: int, inner: int):
+        super().__init__(width, inner)
+        self.dropout, self.samples = awkward.SampleDropout(), None
+
+    def compute(self, x):
+        return self.dropout(super().compute(x), self.samples)
+
+
+class Dropped(Blocks):
+    """The model's inputs choose what is dropped: activations differ between ranks and one process by rounding."""
+
+    block = DroppedBlock
+
+    def forward(self, x):
+        for block in self.blocks:
+            block.samples = x
+        return super().forward(x)
+
+
+class NormedBlock(Block):
+    def __init__(self, width: int, inner: int):
+        super().__init__(width, inner)
+        self.batch_norm = awkward.batch_norm(width)
+
+    def compute(self, x):
+        return super().compute(self.batch_norm(x))
+
+
+class Normed(Blocks):
+    """Each block begins with a BatchNorm; the last one's stays in eval mode."""
+
+    block = NormedBlock
+
+    def __init__(self):
+        super().__init__()
+        self.blocks[-1].batch_norm.eval()
+
+
 class NestedBlock(Block):
     def __init__(self, width: int, inner: int):
         super().__init__(width, inner)
@@ -251,6 +291,8 @@ KINDS = {
     "Few": Kind("blocks of fewer numbers than ranks", Few),
     "Mixed": Kind("blocks of two dtypes", Mixed),
     "Buffered": Kind("buffers", Buffered),
+    "Dropped": Kind("blocks with dropout", Dropped),
+    "Normed": Kind("blocks with BatchNorm, one of them in eval mode", Normed),
     "Nested": Kind("units inside units", Nested, "nested"),
     "Twice": Kind("blocks called more than once", Twice),
     "Checkpointed": Kind("checkpointed blocks", Checkpointed),

@@ -84,7 +84,8 @@ def loops_of_every_kind(attempt: Attempt) -> None:
     train_and_judge(attempt, Plan("TwoRoads", "AdamW", zero_grad=("model", "optimizer", "keeping")))
     train_and_judge(attempt, Plan("Mixed", "SGD", zero_grad=("model",)))
     train_and_judge(attempt, Plan("Tied", "AdamW", micro_batches=3))
-    train_and_judge(attempt, Plan("Unused", "SGD", closure=True))
+    for model in ("Unused", "Normed"):
+        train_and_judge(attempt, Plan(model, "SGD", closure=True))
     if attempt.world_size > 1:
         idle = attempt.random.randrange(1, 5), attempt.random.randrange(attempt.world_size)
         train_and_judge(attempt, Plan("Plain", idle=idle, zero_grad=("model",)))

@@ -11,7 +11,7 @@ from shared.checks.engine.compare import close, describe_calls, first_difference
 from shared.checks.engine.footprint import living_bytes
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.wire import Flat, judge_rounds, refuse_messages
-from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup
+from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
 from shared.wire import instrumentation
@@ -98,7 +98,7 @@ def _places(parameters: list) -> list[tuple[int, int]]:
 
 
 def _try(attempt: Attempt, how: Gradients) -> dict[int, list[dict]]:
-    members = SUBGROUPS[attempt.world_size] if how.in_subgroup else range(attempt.world_size)
+    members = members_of(attempt, how.in_subgroup)
     context = called_alone(attempt) if how.in_subgroup else str(how)
     found = attempt.run(probe_gradients, how, per_rank=Draw(attempt).per_rank, context=context)
     return {rank: found[rank] for rank in members}

@@ -12,8 +12,9 @@ from shared.checks.engine.sharded.state_dicts import judge_state_dict
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
 from shared.checks.zero1.memory import MODEL, SLACK, adamw_on_masters
+from shared.deadlines import scaled
 
-_SETTLES_WITHIN_S = 1.0  # gloo's threads let go of a message's tensor a little after it is done
+_SETTLES_WITHIN_S = scaled(1.0)  # gloo's threads let go of a message's tensor a little after it is done
 
 
 def _trained(make, model: str, dtype: torch.dtype, seed: int, x, y) -> tuple[torch.nn.Module, dict]:

@@ -17,10 +17,11 @@ from shared.checks.engine.footprint import hidden_bytes, living_bytes, only_what
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
+from shared.deadlines import scaled
 from shared.wire import instrumentation
 
 MODEL = "Large"
-_SETTLES_WITHIN_S = 1.0  # gloo's threads let go of a message's tensor a little after it is done
+_SETTLES_WITHIN_S = scaled(1.0)  # gloo's threads let go of a message's tensor a little after it is done
 SLACK = 1.01  # fillings, Adam's counts of steps, inputs
 # Of a step: what arrives, what is added up, and what Adam needs to compute an update, each of a shard's size.
 # gloo's own reduce-scatter is an all-reduce of a whole copy, which is not the student's.

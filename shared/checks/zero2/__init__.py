@@ -29,6 +29,7 @@ TravellingGradients = Exercise("8.2", "TravellingGradients", optional=True)
 ZeRO2 = Exercise("8.3", "ZeRO2")
 
 AWKWARD = ("Plain", "Tied", "Frozen", "Unused", "TwoRoads", "Scalar", "Buffered", "Strided", "Mixed", "Crowd")
+AWKWARD += awkward.HAVE_MODES
 _LOOK_AT_KEPT = "Look at: where are the gradients that no_sync() has kept, when the last backward adds its own?"
 _LOOK_AT_SENT = "Look at: what is in the shard's gradient by then, when the mean of another micro-batch arrives?"
 CLIPS = clip.CLIPS

@@ -19,13 +19,14 @@ from shared.checks.engine.footprint import hidden_bytes, living_bytes, only_what
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.models import awkward
 from shared.checks.models.overlap import Chain
+from shared.deadlines import scaled
 
 LAYERS, WIDTH, SAMPLES = 48, 64, 2
 WIDTHS = (awkward.INPUTS, *[WIDTH] * LAYERS, awkward.OUTPUTS)
 LAYER_BYTES = 4 * (WIDTH + 1) * WIDTH
 CAP_BYTES = 4 * LAYER_BYTES
 SLACK = 1.01  # fillings, Adam's counts of steps, inputs
-_SETTLES_WITHIN_S = 1.0  # gloo's threads let go of a message's tensor a little after it is done
+_SETTLES_WITHIN_S = scaled(1.0)  # gloo's threads let go of a message's tensor a little after it is done
 TRIES = 3  # for that reason, a peak that is too high is measured anew: the least counts
 REST, REDUCED = "after zero_grad()", "after finish_gradient_sync()"
 

@@ -6,6 +6,7 @@ The plan, the loop in one process and the words for what went wrong are those of
 import contextlib
 from dataclasses import dataclass, replace
 
+import torch
 import torch.distributed as dist
 
 from shared import memory
@@ -71,7 +72,7 @@ class TravelRun(Run):
             self.optimizer.step()
         if self.scheduler:
             self.scheduler.step()
-        self.steps.append(done | {"state": awkward.state_of(self.module)})
+        self.steps.append(done | self._state())
 
     def _forget(self, number: int) -> None:
         whose = self.plan.zero_grad[number % len(self.plan.zero_grad)]
@@ -109,7 +110,11 @@ def probe_zero2(zero2, plan: Travel, seed: int, x, y) -> dict:
     start, elsewhere = awkward.state_of(module), _elsewhere(run.optimizer)
     run.train(x.to(device_here(), plan.dtype), y.to(device_here(), plan.dtype))
     left = {id(p) for p in run.optimizer.parameters()} == own == {id(p) for p in module.parameters()}
-    return {"start": start, "steps": run.steps, "building": run.building, "left": left, "elsewhere": elsewhere}
+    run.optimizer.eval()
+    with torch.no_grad():
+        evaluated = run.optimizer(x.to(device_here(), plan.dtype)).cpu()
+    found = {"start": start, "steps": run.steps, "building": run.building, "left": left, "elsewhere": elsewhere}
+    return found | {"evaluated": evaluated}
 
 
 def _elsewhere(wrapped) -> list[str]:

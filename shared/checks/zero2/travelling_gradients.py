@@ -10,7 +10,7 @@ from shared.checks.engine.compare import close, describe_calls, first_difference
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.latecomers import PATIENCE_S, Meeting, launches_unasked
 from shared.checks.engine.sharded.wire import Flat, judge_rounds, refuse_messages
-from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup
+from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
 from shared.wire import instrumentation
@@ -71,7 +71,7 @@ def probe_rounds(travelling, how: Sent, rank: int, seed: int, x, y) -> list[dict
 
 
 def _try(attempt: Attempt, how: Sent) -> dict[int, list[dict]]:
-    members = SUBGROUPS[attempt.world_size] if how.in_subgroup else range(attempt.world_size)
+    members = members_of(attempt, how.in_subgroup)
     context = called_alone(attempt) if how.in_subgroup else str(how)
     per_rank = [(rank, *share) for rank, share in enumerate(Draw(attempt).per_rank)]
     found = attempt.run(probe_rounds, how, per_rank=per_rank, context=context)

@@ -9,9 +9,10 @@ from shared.checks.engine.footprint import living_bytes
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
+from shared.deadlines import scaled
 
 SLACK = 1.02  # fillings
-_SETTLES_WITHIN_S = 0.5  # gloo's threads let go of a message's tensor a little after it is done
+_SETTLES_WITHIN_S = scaled(0.5)  # gloo's threads let go of a message's tensor a little after it is done
 PACKED, SECOND, ARRIVED = "when all is packed", "when the second is launched", "when both have arrived"
 _HINTS = {
     PACKED: "Look at: once a gradient is in the flat tensor, who still holds it? And when are flat tensors made?",

@@ -10,7 +10,7 @@ from shared.checks.engine.compare import close, first_difference
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.latecomers import PATIENCE_S, Meeting, launches_unasked
 from shared.checks.engine.sharded.wire import Flat, judge_rounds
-from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup
+from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
 from shared.wire import instrumentation
 
 NUMBERS = 30_000  # of each rank's part, where memory is counted
@@ -27,7 +27,7 @@ class Sums:
 
     def draw(self, attempt: Attempt) -> tuple[list[int], list[list[torch.Tensor]]]:
         """→ who takes part, and per rank of the world its tensors"""
-        members = SUBGROUPS[attempt.world_size] if self.in_subgroup else list(range(attempt.world_size))
+        members = members_of(attempt, self.in_subgroup)
         draw = torch.Generator().manual_seed(attempt.draw_seed())
         lengths = [part * len(members) for part in self.parts]
         return members, [

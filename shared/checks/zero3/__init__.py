@@ -6,6 +6,7 @@ from shared.checks.engine.framework import Attempt, Exercise, Wrong
 from shared.checks.engine.hints import give_hints
 from shared.checks.engine.sharded.unit_training import UnitPlan, train_and_judge
 from shared.checks.engine.subgroups import called_alone
+from shared.checks.models import awkward
 from shared.checks.zero3 import (
     backward,
     forward,
@@ -30,6 +31,7 @@ LooksAhead = Exercise("9.6", "LooksAhead", optional=True, stands_in="ZeRO3")
 ZeRO3 = Exercise("9.7", "ZeRO3")
 
 AWKWARD = ("Blocks", "Tied", "Frozen", "FrozenNorms", "Few", "Mixed", "Buffered", "Nested", "Twice", "Bundles", "Whole")
+AWKWARD += awkward.HAVE_MODES
 
 _OUT_OF_BOUNDS = "out of bounds for storage of size"
 _LOOK_AT_READERS = "Look at: which unit was read without its memory? Is _before_backward ever called for it?"

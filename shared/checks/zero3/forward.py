@@ -31,7 +31,6 @@ def probe_forward(wrapper, plan: UnitPlan, recorded: tuple[bool, ...], seed: int
         found["outputs"].append(output.detach().cpu().clone())
         found["calls"].append(calls)
         del output
-    found["start"] = {"state": found["state"]}
     return found | {"owned": sum(p.numel() for p in wrapped.parameters())}
 
 
@@ -41,7 +40,7 @@ def outputs_equal_one_process(attempt: Attempt) -> None:
         found = dict(
             enumerate(attempt.run(probe_forward, plan, (True, False), per_rank=draw.per_rank, context=str(plan)))
         )
-        judge_start(found, plan, draw.seeds[0], str(plan))
+        judge_start({rank: each["state"] for rank, each in found.items()}, plan, draw.seeds[0], str(plan))
         module = unit_models.build(model, draw.seeds[0])
         for rank, result in found.items():
             with torch.no_grad():

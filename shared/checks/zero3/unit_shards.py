@@ -13,7 +13,7 @@ from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.flat_layout import Shapes, draw_shapes
 from shared.checks.engine.sharded.unit_training import has_memory
 from shared.checks.engine.sharded.wire import Flat, judge_rounds
-from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup
+from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
 from shared.wire import instrumentation
 
 
@@ -86,7 +86,7 @@ def probe_shards(sharded, case: Case, seed: int) -> dict:
 def _try(attempt: Attempt, case: Case) -> tuple[dict[int, dict], list[torch.Tensor], int]:
     """→ by global rank, what was found; the first rank's values; numbers per rank"""
     seeds = [attempt.draw_seed() for _ in range(attempt.world_size)]
-    members = SUBGROUPS[attempt.world_size] if case.shapes.in_subgroup else range(attempt.world_size)
+    members = members_of(attempt, case.shapes.in_subgroup)
     context = called_alone(attempt) if case.shapes.in_subgroup else str(case)
     found = attempt.run(probe_shards, case, per_rank=[(seed,) for seed in seeds], context=context)
     values = case.shapes.values(seeds[members[0]])

@@ -10,8 +10,9 @@ import torch
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.sharded.training import train
 from shared.checks.engine.sharded.unit_layout import layout_of
-from shared.checks.engine.sharded.unit_training import UnitPlan, new_optimizer, shard, take_step, train
+from shared.checks.engine.sharded.unit_training import UnitPlan, new_optimizer, probe_units, shard, take_step
 from shared.checks.engine.sharded.wire import Flat, judge_rounds
 from shared.checks.engine.training import Draw
 from shared.checks.models import unit_models
@@ -66,9 +67,9 @@ def judge_building(plan: UnitPlan, found: dict[int, dict]) -> None:
 def every_unit_travels(attempt: Attempt, plans: list[UnitPlan]) -> None:
     """Raises: Wrong unless each step, and each forward without gradients, sends what it must and no more."""
     for plan in plans:
-        found = train(attempt, plan, Draw(attempt))
+        found = train(attempt, plan, Draw(attempt), probe_units)
         judge_building(plan, found)
-        evaluating = {rank: result["start"]["evaluating"] for rank, result in found.items()}
+        evaluating = {rank: result["evaluating"] for rank, result in found.items()}
         judge_sent(evaluating, of_evaluation(plan), f"{plan}, a forward without gradients, before the first step")
         for number in range(plan.steps):
             steps = {rank: result["steps"][number] for rank, result in found.items()}
@@ -104,7 +105,7 @@ def one_number_more_travels(attempt: Attempt) -> None:
     """For a norm: one number from each rank, in one message."""
     for model in ("Mixed", "Blocks"):
         plan = UnitPlan(model, steps=2, max_norm=0.05)
-        for rank, result in train(attempt, plan, Draw(attempt)).items():
+        for rank, result in train(attempt, plan, Draw(attempt), probe_units).items():
             for number, step in enumerate(result["steps"], 1):
                 calls = step["clipping"]
                 most = 2 if attempt.world_size == 1 else attempt.world_size  # an all_gather will do
@@ -120,7 +121,7 @@ def bf16_halves_what_travels(attempt: Attempt) -> None:
     """
     computing = UnitPlan("Blocks", dtype=torch.float32, steps=2, options={"compute_dtype": torch.bfloat16})
     for plan in (UnitPlan("Blocks", dtype=torch.bfloat16, steps=2), replace(computing, micro_batches=3)):
-        found = train(attempt, plan, Draw(attempt))
+        found = train(attempt, plan, Draw(attempt), probe_units)
         for number in range(plan.steps):
             training = {rank: result["steps"][number]["training"] for rank, result in found.items()}
             judge_sent(training, of_training(plan), f"{plan}, step {number + 1}")

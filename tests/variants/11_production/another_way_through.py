@@ -20,7 +20,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from shared import planner
 from shared.planner.clusters import step_seconds
-from solutions.zero3 import default_units
+from solutions.units import default_units
 
 
 def fully_sharded(module, units=None, compute_dtype=None, reduce_dtype=None, reshard_after_forward=True, mesh=None):

@@ -10,7 +10,7 @@ from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.plan import Plan, layout_of
 from shared.checks.engine.sharded.training import LOOK_AT_STALE, Causes, alone, begin, judge_states, probe_sharded
 from shared.checks.engine.sharded.wire import judge_rounds
-from shared.checks.engine.subgroups import SUBGROUPS, called_alone
+from shared.checks.engine.subgroups import called_alone, members_of
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
 
@@ -32,7 +32,7 @@ def clip_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[in
     Raises: Wrong unless norms and parameters, each step, are one process's.
     """
     draw = Draw(attempt)
-    members = SUBGROUPS[attempt.world_size] if plan.in_subgroup else list(range(attempt.world_size))
+    members = members_of(attempt, plan.in_subgroup)
     context = f"{called_alone(attempt)}, {plan}" if plan.in_subgroup else str(plan)
     results = attempt.run(probe, plan, per_rank=draw.per_rank, context=context)
     found = {rank: results[rank] for rank in members}

@@ -12,7 +12,7 @@ from shared.checks.engine.footprint import living_bytes
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.latecomers import Meeting, launches_unasked
 from shared.checks.engine.sharded.wire import Flat, judge_rounds
-from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup
+from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
 from shared.wire import instrumentation
 
 _LOOK_AT_VALUES = "Look at: who has put the parameters' values into flat?"
@@ -109,7 +109,7 @@ def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _try(attempt: Attempt, shapes: Shapes) -> tuple[dict[int, dict], dict[int, list[torch.Tensor]]]:
     """→ by global rank: what was found, and its parameters' values"""
     seeds = [attempt.draw_seed() for _ in range(attempt.world_size)]
-    members = SUBGROUPS[attempt.world_size] if shapes.in_subgroup else range(attempt.world_size)
+    members = members_of(attempt, shapes.in_subgroup)
     context = called_alone(attempt) if shapes.in_subgroup else str(shapes)
     found = attempt.run(probe_layout, shapes, per_rank=[(seed,) for seed in seeds], context=context)
     return {rank: found[rank] for rank in members}, {rank: shapes.values(seeds[rank]) for rank in members}

@@ -13,7 +13,7 @@ from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.plan import Plan, Run
 from shared.checks.engine.sharded.state_dicts import judge_state_dict, same
 from shared.checks.engine.sharded.training import alone, begin, judge_states
-from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup
+from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
 from shared.wire import instrumentation
@@ -62,7 +62,7 @@ def _save(attempt: Attempt, plan: Plan, to: int | None = None) -> tuple[dict[int
     Raises: Wrong unless what was saved is what the plain one saves, and training can go on.
     """
     draw = Draw(attempt)
-    members = SUBGROUPS[attempt.world_size] if plan.in_subgroup else list(range(attempt.world_size))
+    members = members_of(attempt, plan.in_subgroup)
     context = f"{called_alone(attempt)}, {plan}" if plan.in_subgroup else str(plan)
     results = attempt.run(probe_save, plan, to, per_rank=draw.per_rank, context=context)
     found = {rank: results[rank] for rank in members}
@@ -87,7 +87,7 @@ def _save(attempt: Attempt, plan: Plan, to: int | None = None) -> tuple[dict[int
 def _load(attempt: Attempt, plan: Plan, module_state: dict, saved: dict, context: str, used: bool = False) -> None:
     """Go on from what was saved, on fresh data. Raises: Wrong unless a plain optimizer goes on likewise."""
     draw = Draw(attempt)
-    members = SUBGROUPS[attempt.world_size] if plan.in_subgroup else list(range(attempt.world_size))
+    members = members_of(attempt, plan.in_subgroup)
     context = f"{context} into an optimizer that has stepped" if used else context
     context = f"{context}, {called_alone(attempt)}" if plan.in_subgroup else context
     share = [(module_state, saved, *each) for each in draw.shares]

@@ -10,7 +10,7 @@ from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import close, first_difference, tolerance_of
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.plan import LATE_STEP, Plan, Run
-from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup
+from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
 
@@ -46,7 +46,10 @@ def probe_sharded(sharded, plan: Plan, seed: int, x, y) -> dict:
     group, member = join_subgroup(plan.in_subgroup)
     if not member:
         return {"outside": True}
-    run = begin(sharded, plan, awkward.build(plan.model, seed, plan.dtype).to(device_here()), group)
+    module = awkward.build(plan.model, seed, plan.dtype).to(device_here())
+    for buffer in module.buffers():  # an optimizer does not know them: whoever trains with it makes them equal
+        dist.broadcast(buffer, group=group, group_src=0)
+    run = begin(sharded, plan, module, group)
     start, own = awkward.state_of(run.module), {id(p) for p in run.module.parameters()}
     theirs = {id(p) for each in run.optimizer.param_groups for p in each["params"]}
     run.train(x.to(device_here(), plan.dtype), y.to(device_here(), plan.dtype))
@@ -55,9 +58,17 @@ def probe_sharded(sharded, plan: Plan, seed: int, x, y) -> dict:
     return {"start": start, "steps": run.steps, "building": run.building, "dtypes": dtypes, "left": left}
 
 
-def reference(plan: Plan, draw: Draw, members: list[int]) -> Run:
-    """Train a plain optimizer in this process on the members' samples."""
-    return alone(plan, awkward.build(plan.model, draw.seeds[members[0]]), *draw.samples_of(members))
+def reference(plan: Plan, draw: Draw, members: list[int], samples_of: list[int] | None = None) -> Run:
+    """Train with a plain optimizer in this process.
+
+    Args:
+        plan: What is trained, and how.
+        draw: The seeds and samples.
+        members: The ranks that take part: the model is that of the first one.
+        samples_of: The ranks whose samples are trained on, by default those of all members.
+    """
+    dtype = torch.float64 if plan.dtype.itemsize < 4 else plan.dtype
+    return alone(plan, plan.build(draw.seeds[members[0]], dtype), *draw.samples_of(samples_of or members))
 
 
 def alone(plan: Plan, module, x, y, loaded: dict | None = None) -> Run:
@@ -65,23 +76,30 @@ def alone(plan: Plan, module, x, y, loaded: dict | None = None) -> Run:
     return Run(module, lambda params, cls, **settings: cls(params, **settings), plan, loaded=loaded).train(x, y)
 
 
+def said_of(attempt: Attempt, plan: Plan) -> str:
+    return f"{called_alone(attempt)}, {plan}" if plan.in_subgroup else str(plan)
+
+
+def train(attempt: Attempt, plan: Plan, draw: Draw, probe) -> dict[int, dict]:
+    """→ by global rank, what the probe found"""
+    results = attempt.run(probe, plan, per_rank=draw.per_rank, context=said_of(attempt, plan))
+    return {rank: results[rank] for rank in members_of(attempt, plan.in_subgroup)}
+
+
 def train_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[int, dict]:
     """Train on fresh data. → by global rank, what the probe found
 
     Raises: Wrong unless every step leaves on every rank what one process gets.
     """
-    draw = Draw(attempt)
-    members = SUBGROUPS[attempt.world_size] if plan.in_subgroup else list(range(attempt.world_size))
-    context = f"{called_alone(attempt)}, {plan}" if plan.in_subgroup else str(plan)
-    results = attempt.run(probe, plan, per_rank=draw.per_rank, context=context)
-    found = {rank: results[rank] for rank in members}
-    for number, want in enumerate(reference(plan, draw, members).steps):
-        states = {rank: each["steps"][number]["state"] for rank, each in found.items()}
-        before = {rank: each["steps"][number - 1]["state"] if number else each["start"] for rank, each in found.items()}
-        judge_states(states, want["state"], before, f"{context}, step {number + 1}", Causes(plan, draw, number))
+    draw, context = Draw(attempt), said_of(attempt, plan)
+    found = train(attempt, plan, draw, probe)
+    steps = reference(plan, draw, list(found)).steps
+    for number, want in enumerate(steps):
+        judge_step(found, want, f"{context}, step {number + 1}", Causes(plan, draw, number))
         losses = {rank: each["steps"][number]["loss"] for rank, each in found.items()}
         if plan.closure and not _mean_is(losses, want["loss"], tolerance_of(want["state"].values())):
             raise Wrong(f"{context}: step(closure) gives back {losses}", "Expected: what closure() gave back.")
+    judge_evaluation(plan, draw, found, steps, context)
     if not all(each["left"] for each in found.values()):
         raise Wrong(f"{context}: the module, or param_groups, holds other parameters than before")
     return found
@@ -93,6 +111,45 @@ def _mean_is(losses: dict, want: torch.Tensor, tolerance: float) -> bool:
         return False
     mean = sum(each.detach().cpu().double().reshape(()) for each in losses.values()) / len(losses)
     return close(mean, want.double().reshape(()), tolerance)
+
+
+def judge_step(found: dict[int, dict], want: dict, context: str, causes: "Causes") -> None:
+    """Compare the state after one step, on every rank, with one process's.
+
+    Args:
+        found: By global rank, what the probe found: `start` and `steps`.
+        want: What Run has written down of this step.
+        context: What was tried.
+        causes: Knows the step.
+
+    Raises:
+        Wrong: If a parameter or a buffer differs.
+    """
+    number = causes.number
+    states = {rank: each["steps"][number]["state"] for rank, each in found.items()}
+    before = {rank: each["steps"][number - 1]["state"] if number else each["start"] for rank, each in found.items()}
+    judge_states(states, want["state"], before, context, causes)
+    for (rank, state), buffers in zip(states.items() if want["buffers"] else (), want["buffers"], strict=True):
+        for name, expected in buffers.items():
+            if not close(state[name], expected, tolerance_of(buffers.values())):
+                hint = awkward.LOOK_AT_FORWARDS if awkward.is_statistic(name) else ""
+                raise Wrong({rank: f"{context}: {name}, {first_difference(state[name], expected)}"}, hint)
+
+
+def judge_evaluation(plan: Plan, draw: Draw, found: dict[int, dict], steps: list[dict], context: str) -> None:
+    """Compare what ranks compute in eval mode after the last step with what one process computes there.
+
+    Raises:
+        Wrong: If an output differs. Probes without a wrapper evaluate nothing.
+    """
+    for index, (rank, result) in enumerate(found.items()):
+        if plan.model not in awkward.HAVE_MODES or "evaluated" not in result:
+            continue
+        state = steps[-1]["state"] | (steps[-1]["buffers"][index] if steps[-1]["buffers"] else {})
+        expected = awkward.evaluate(plan.build(0), state, draw.shares[rank][0])
+        if not close(result["evaluated"], expected):
+            said = f"{context}: after eval(), the output is another: {first_difference(result['evaluated'], expected)}"
+            raise Wrong({rank: said}, awkward.LOOK_AT_MODES)
 
 
 @dataclass
@@ -124,9 +181,14 @@ class Causes:
             others.append((replace(plan, max_norm=1e9), members, "It is what gradients that nobody clipped give."))
         for other, whose, hint in others:
             if size > 1 or whose == members:
-                want = reference(other, self.draw, whose).steps[self.number]["state"][name]
-                if close(found, want, tolerance):
+                want = reference(other, self.draw, members, whose).steps[self.number]["state"]
+                if name in want and close(found, want[name], tolerance):
                     return hint
+        return self.otherwise()
+
+    def otherwise(self) -> str:
+        """Return the hint where the values betray no cause."""
+        plan = self.plan
         if "model" in plan.zero_grad and self.number:
             return LOOK_AT_STALE
         if plan.late and self.number >= LATE_STEP:

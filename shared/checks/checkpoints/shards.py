@@ -1,4 +1,4 @@
-"""Who writes what of a checkpoint: each rank about its own part, and no rank collects the others' to do so."""
+"""Who writes what of a checkpoint: each rank about its own shard, and no rank collects the others' to do so."""
 
 import tempfile
 from pathlib import Path
@@ -18,7 +18,7 @@ SLACK = 1.15  # what describes each tensor
 MOST_SENT = 0.25  # of the state: ranks tell one another what they will write, and no more
 
 
-def probe_parts(save_checkpoint, folder: str) -> list:
+def probe_shards(save_checkpoint, folder: str) -> list:
     """Save a model of a few large tensors. → what was sent meanwhile"""
     module = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))).to(device_here())
     for each in (*module, module):
@@ -31,13 +31,13 @@ def probe_parts(save_checkpoint, folder: str) -> list:
     return calls
 
 
-def each_writes_its_part(attempt: Attempt) -> None:
-    part_bytes = STATE_BYTES / attempt.world_size
+def each_writes_its_shard(attempt: Attempt) -> None:
+    shard_bytes = STATE_BYTES / attempt.world_size
     with tempfile.TemporaryDirectory() as folder:
-        found = attempt.run(probe_parts, folder)
+        found = attempt.run(probe_shards, folder)
         sizes = [path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()]
-    if max(sizes, default=0) > SLACK * part_bytes:
-        evidence = f"the largest file has {max(sizes):,} bytes; a rank's part of the state is {part_bytes:,.0f}"
+    if max(sizes, default=0) > SLACK * shard_bytes:
+        evidence = f"the largest file has {max(sizes):,} bytes; a rank's shard of the state is {shard_bytes:,.0f}"
         raise Wrong(evidence, "Look at: who writes what?")
     if not STATE_BYTES <= sum(sizes) <= SLACK * STATE_BYTES:
         evidence = f"all files together have {sum(sizes):,} bytes; the state is {STATE_BYTES:,}"
@@ -45,4 +45,4 @@ def each_writes_its_part(attempt: Attempt) -> None:
     for rank, calls in enumerate(found):
         if sum(call.payload_bytes for call in calls) > MOST_SENT * STATE_BYTES:
             evidence = f"to save a state of {STATE_BYTES:,} bytes, {describe_calls(calls)} are sent"
-            raise Wrong({rank: evidence}, "Look at: who needs another rank's part of the state to write its own?")
+            raise Wrong({rank: evidence}, "Look at: who needs another rank's shard of the state to write its own?")

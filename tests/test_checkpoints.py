@@ -14,11 +14,13 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
 
 from shared import models, ranks
-from solutions.production import fully_sharded, host_mesh, load_checkpoint, newest_checkpoint, save_checkpoint
+from shared.deadlines import scaled
+from solutions.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
+from solutions.production import fully_sharded, host_mesh
 
 SAMPLES, SAVED_AT, KILLED_AT, STEPS = 12, 2, 4, 6
 SETTINGS = {"lr": 0.01, "weight_decay": 0.1, "eps": 1e-3}  # eps: what is almost 0 is not blown up to a step of lr
-DEADLINE_S = 30.0
+DEADLINE_S = scaled(30.0)
 
 
 def tiny_gpt(seed: int) -> models.TinyGPT:

@@ -12,18 +12,17 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
 
+from shared.checks.checkpoints.folder import names_in, put
+from shared.checks.checkpoints.saved import Saving, beside, settle, train
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.hints import begin_at
 from shared.checks.engine.latecomers import Meeting, launches_unasked
 from shared.checks.engine.training import Draw
-from shared.checks.production.folder import names_in, put, the_largest_step_is_found
-from shared.checks.production.saved import Saving, beside, settle, train
+from shared.deadlines import scaled
 from shared.ranks import rankside
 
 EARLIER = "step_3"
-SLOW_RENAME_S = 0.5  # who does not wait for it is back in a few milliseconds
-after_newest = begin_at(the_largest_step_is_found, "newest")
+SLOW_RENAME_S = scaled(0.5)  # who does not wait for it is back in a few milliseconds
 _LOOK_AT_NAMES = "Look at: under which name do ranks write, and when does it get the other?"
 
 
@@ -62,7 +61,7 @@ def renaming(before):
 
 
 def newest_in(save_checkpoint, folder: str) -> str | None:
-    path = beside(save_checkpoint)[0](Path(folder))
+    path = beside(save_checkpoint, "newest_checkpoint")(Path(folder))
     return path and Path(path).name
 
 
@@ -88,7 +87,6 @@ def probe_late(save_checkpoint, plan: Saving, folder: str, step: int, late: int,
     return seen | {"end": newest_in(save_checkpoint, folder)}
 
 
-@after_newest
 def nobody_sees_a_part(attempt: Attempt) -> None:
     size, step = attempt.world_size, attempt.random.randrange(10, 10**6)
     for late in (0, 1) if size == 2 else (attempt.random.randrange(1, size),):
@@ -141,7 +139,6 @@ def probe_failure(save_checkpoint, plan: Saving, folder: str, step: int, failing
     return found | {"again": newest_in(save_checkpoint, folder)}
 
 
-@after_newest
 def a_failure_leaves_the_last_one(attempt: Attempt) -> None:
     step, failing = attempt.random.randrange(10, 10**6), attempt.random.randrange(attempt.world_size)
     plan, draw = Saving("Blocks", sharded=attempt.world_size > 1), Draw(attempt)

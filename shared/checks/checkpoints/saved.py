@@ -12,14 +12,13 @@ from torch.distributed.fsdp import fully_shard
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import RELATIVE_TOLERANCE, close
 from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.sharded.dtensors import assembled, judge_tensors, loss_of, shard_of, shards_of
 from shared.checks.engine.sharded.plan import OPTIMIZERS
 from shared.checks.engine.sharded.state import in_world_of
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward, unit_models
-from shared.checks.production.training import assembled, judge_tensors, loss_of, part_of, parts_of
 
 SAVED_AFTER, STEPS = 2, 4
-_FUNCTIONS = ("newest_checkpoint", "load_checkpoint")
 _LOOK_AT_OPTIMIZER = "Look at: what does an optimizer remember, and who hands it back?"
 _LOOK_AT_MODEL = "Look at: which tensors does load fill, and are they the model's?"
 
@@ -36,13 +35,12 @@ class Saving:
         return f"{unit_models.said(self.model)}, {self.optimizer}" + ", nothing sharded" * (not self.sharded)
 
 
-def beside(save_checkpoint) -> tuple:
-    """Find the two functions that belong to it, where it is defined. → newest_checkpoint, load_checkpoint"""
-    home = inspect.unwrap(save_checkpoint).__globals__
-    for name in _FUNCTIONS:
-        if name not in home:
-            raise AssertionError(f"{name} is not defined beside save_checkpoint")
-    return tuple(home[name] for name in _FUNCTIONS)
+def beside(piece, name: str):
+    """Return the function of that name that is defined where this piece is."""
+    defined = inspect.unwrap(piece).__globals__
+    if name not in defined:
+        raise AssertionError(f"{name} is not defined beside {piece.__name__}")
+    return defined[name]
 
 
 def build(plan: Saving, seed: int) -> nn.Module:
@@ -88,9 +86,9 @@ def train(module, optimizer, numbers: range, x, y) -> list[torch.Tensor]:
 
 
 def remembered(module, optimizer) -> dict:
-    """→ parts of an optimizer's state, by parameter and name"""
+    """Return this rank's shards of an optimizer's state, by parameter and name."""
     return {
-        f"{name}, {what}": part_of(torch.as_tensor(value))
+        f"{name}, {what}": shard_of(torch.as_tensor(value))
         for name, parameter in module.named_parameters()
         for what, value in optimizer.state.get(parameter, {}).items()
         if value is not None
@@ -102,9 +100,9 @@ def _ready(module) -> tuple:
     return module.training, [parameter.grad is None for parameter in module.parameters()]
 
 
-def probe_saved(save_checkpoint, plan: Saving, folder: str, step: int, goes_back: bool, seed: int, x, y) -> dict:
+def probe_saved(load_checkpoint, plan: Saving, folder: str, step: int, goes_back: bool, seed: int, x, y) -> dict:
     """Train, save, and train on. goes_back: save also what comes before, and at the end go back and on once more."""
-    _, load_checkpoint = beside(save_checkpoint)
+    save_checkpoint = beside(load_checkpoint, "save_checkpoint")
     module, optimizer = settle(plan, seed)
     x, y = x.to(device_here()), y.to(device_here())
     for left in reversed(range(SAVED_AFTER)):
@@ -114,18 +112,17 @@ def probe_saved(save_checkpoint, plan: Saving, folder: str, step: int, goes_back
             save_checkpoint(Path(folder), step - left, module, optimizer)
         if _ready(module) != before:
             raise AssertionError("save_checkpoint() drops gradients, or leaves another mode than train()")
-    found = {"state": parts_of(module), "optimizer": remembered(module, optimizer)}
+    found = {"state": shards_of(module), "optimizer": remembered(module, optimizer)}
     found["losses"] = train(module, optimizer, range(SAVED_AFTER, STEPS), x, y)
-    found["end"] = parts_of(module)
+    found["end"] = shards_of(module)
     args = (module, optimizer, load_checkpoint, folder, f"step_{step}", x, y)
     return found | {"again": _go_on(*args) if goes_back else None}
 
 
-def probe_resumed(save_checkpoint, plan: Saving, folder: str, name: str, seed: int, x, y) -> dict:
+def probe_resumed(load_checkpoint, plan: Saving, folder: str, name: str, seed: int, x, y) -> dict:
     """Load what is saved into a new model, and train on."""
-    newest_checkpoint, load_checkpoint = beside(save_checkpoint)
     module, optimizer = settle(plan, seed)
-    found = newest_checkpoint(Path(folder))
+    found = beside(load_checkpoint, "newest_checkpoint")(Path(folder))
     if found is None or Path(found).name != name:
         raise AssertionError(f"newest_checkpoint() finds {found and Path(found).name}, expected {name}")
     return _go_on(module, optimizer, load_checkpoint, folder, name, x.to(device_here()), y.to(device_here()))
@@ -133,9 +130,9 @@ def probe_resumed(save_checkpoint, plan: Saving, folder: str, name: str, seed: i
 
 def _go_on(module, optimizer, load_checkpoint, folder: str, name: str, x, y) -> dict:
     loaded = load_checkpoint(Path(folder) / name, module, optimizer)
-    found = {"step": loaded, "state": parts_of(module), "optimizer": remembered(module, optimizer)}
+    found = {"step": loaded, "state": shards_of(module), "optimizer": remembered(module, optimizer)}
     found["losses"] = train(module, optimizer, range(SAVED_AFTER, STEPS), x, y)
-    return found | {"end": parts_of(module)}
+    return found | {"end": shards_of(module)}
 
 
 # -- judging, in the kernel

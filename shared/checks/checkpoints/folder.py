@@ -5,9 +5,9 @@ import random
 import tempfile
 from pathlib import Path
 
+from shared.checks.checkpoints.saved import Saving, settle, train
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.training import Draw
-from shared.checks.production.saved import Saving, beside, settle, train
 
 JUNK = "__99_0.distcp"  # as ranks leave it that no longer are
 
@@ -26,12 +26,11 @@ def names_in(folder: str | Path) -> list[str]:
     return sorted(path.name for path in Path(folder).iterdir())
 
 
-def probe_newest(save_checkpoint, folders: list[str]) -> list[str | None]:
-    newest_checkpoint, _ = beside(save_checkpoint)
+def probe_newest(newest_checkpoint, folders: list[str]) -> list[str | None]:
     found = [newest_checkpoint(Path(folder)) for folder in folders]
     for path in found:
         if not isinstance(path, Path | None):
-            raise AssertionError(f"newest_checkpoint() gives back a {type(path).__name__}, expected a Path or None")
+            raise AssertionError(f"newest_checkpoint() returns a {type(path).__name__}, expected a Path or None")
     return [path if path is None else str(path) for path in found]
 
 

@@ -1,0 +1,76 @@
+"""Optimizer state: from this rank's shards to full tensors per parameter, and back."""
+
+import torch
+from torch import nn
+
+from solutions.collectives import gather_shards
+from solutions.flat import FlatLayout
+
+
+def gather_state(layout: FlatLayout, shard_entries: dict, to: int | None = None) -> dict[nn.Parameter, dict]:
+    """Turn the optimizer state of one shard into the state of each parameter. All ranks must call this.
+
+    Entries of the shard's shape, such as Adam's exp_avg, are gathered and split. All others, such as Adam's step, are
+    shared by the parameters: each gets a copy.
+
+    Args:
+        shard_entries: the inner optimizer's state of the shard.
+        to: the group rank that gets the gathered entries, or None for all ranks.
+
+    Communication: one gather, or all-gather, per sharded entry.
+    """
+    states = {parameter: {} for parameter in layout.parameters} if shard_entries else {}
+    for name, value in shard_entries.items():
+        if not torch.is_tensor(value):
+            values = [value] * len(layout.parameters)
+        elif value.shape != layout.shard_shape:
+            values = [value.clone() for _ in layout.parameters]
+        else:
+            flat = gather_shards(value, layout.group, to)
+            if flat is None:
+                continue
+            values = layout.views(flat)
+        for parameter, one in zip(layout.parameters, values, strict=True):
+            states[parameter][name] = one
+    return states
+
+
+def shard_state(layout: FlatLayout, entries_of: list[dict]) -> dict:
+    """Keep this rank's shard of the parameters' states: the reverse of gather_state().
+
+    Args:
+        entries_of: the state of each of the layout's parameters, in order. Some may lack entries: a plain optimizer has
+            no state for a parameter that never had a gradient.
+
+    Raises:
+        ValueError: if an entry has neither its parameter's shape nor no dimensions.
+    """
+    names = dict.fromkeys(name for entries in entries_of for name in entries)
+    return {name: _shard_entry(layout, name, [entries.get(name) for entries in entries_of]) for name in names}
+
+
+def _shard_entry(layout: FlatLayout, name: str, values: list):
+    known = [
+        (value, parameter) for value, parameter in zip(values, layout.parameters, strict=True) if value is not None
+    ]
+    if not known:
+        return None  # some versions of SGD save a momentum buffer of None
+    first, _ = known[0]
+    mismatched = [(value, parameter) for value, parameter in known if getattr(value, "shape", None) != parameter.shape]
+    all_scalars = not any(getattr(value, "ndim", 0) for value, _ in known)
+    # A parameter may be a scalar too, with the same shape as its step: only the name tells them apart.
+    if name == "step" or (mismatched and all_scalars):
+        return first.clone() if torch.is_tensor(first) else first
+    if mismatched:
+        value, parameter = mismatched[0]
+        raise ValueError(
+            f"this state belongs to other parameters: {name} has shape {list(getattr(value, 'shape', []))}, "
+            f"but its parameter has shape {list(parameter.shape)}"
+        )
+    flat = layout.new_flat(first.dtype)
+    for view, value, parameter in zip(layout.views(flat), values, layout.parameters, strict=True):
+        if value is not None:
+            view.copy_(value)
+        elif name == "master":  # a parameter that was never updated: its fp32 master weight is the parameter itself
+            view.copy_(parameter.detach())
+    return layout.shard_of(flat).clone()  # a view would keep all of flat alive

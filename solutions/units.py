@@ -1,0 +1,153 @@
+"""Units of a sharded model: parameters that are unsharded while a part of the model computes, then resharded."""
+
+import enum
+import weakref
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.profiler import record_function
+
+from solutions.collectives import launch_all_gather
+from solutions.zero1 import FlatParameter
+
+
+class ShardedFlatParameter(FlatParameter):
+    """A flat parameter of which this rank keeps only its shard, except between unshard() and reshard().
+
+    Shape: shard [n], an nn.Parameter with memory of its own, in the parameters' dtype; flat_param [N · n] in
+        compute_dtype, whose slices are the parameters.
+    Communication: when built, one broadcast.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], group=None, compute_dtype: torch.dtype | None = None):
+        super().__init__(parameters, group)
+        dist.broadcast(self.flat_param, group=group, group_src=0)
+        own = self.layout.shard_of(self.flat_param).clone()
+        self.shard = nn.Parameter(own, requires_grad=parameters[0].requires_grad)
+        self.flat_param = self.flat_param.to(compute_dtype or self.flat_param.dtype)
+        self._alias_parameters()
+        self.reshard()
+
+    def unshard(self):
+        """Give flat_param its memory back and launch the all-gather that fills it. Returns a handle with wait().
+
+        Communication: one all-gather.
+        """
+        self.flat_param.untyped_storage().resize_(self.flat_param.nbytes)
+        shard = self.shard.detach().to(self.flat_param.dtype)
+        return launch_all_gather(self.flat_param, shard, self.layout.group)
+
+    def reshard(self) -> None:
+        """Free flat_param's memory."""
+        self.flat_param.untyped_storage().resize_(0)
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        self._alias_parameters()  # deepcopy: the copied parameters must be slices of the copied flat_param
+
+
+class UnitState(enum.Enum):
+    """What a unit holds. ψ: the bytes of its parameters in the dtype that it computes with."""
+
+    SHARDED = "this rank's shards"
+    UNSHARDING = "this rank's shards, and ψ that an all-gather is filling"
+    UNSHARDED = "this rank's shards, and ψ to compute with"
+    BACKWARD = "this rank's shards, ψ to compute with, and up to ψ of gradients"
+
+
+class Call:
+    """One call of a unit. The autograd graph holds it for as long as backward may still reach that call."""
+
+
+class Unit:
+    """Parameters that are unsharded and resharded together.
+
+    `open_calls` holds the calls in forward that backward has not finished yet. It is a weak set: a call whose graph is
+    gone drops out.
+    """
+
+    def __init__(self, flat_parameters: list[ShardedFlatParameter], reshard_after_forward: bool = True):
+        self.flat_parameters, self.reshard_after_forward = flat_parameters, reshard_after_forward
+        self.state, self.works = UnitState.SHARDED, []
+        self.open_calls: weakref.WeakSet[Call] = weakref.WeakSet()
+
+    def unshard(self) -> None:
+        """Launch the all-gathers of the parameters, unless they are here or in flight."""
+        if self.state is UnitState.SHARDED:
+            with record_function("ZeRO3::all_gather"):
+                self.works = [flat_parameter.unshard() for flat_parameter in self.flat_parameters]
+            self.state = UnitState.UNSHARDING
+
+    def wait_for_unshard(self) -> None:
+        """Make sure that the parameters are here, launching their all-gathers if need be."""
+        self.unshard()
+        if self.state is UnitState.UNSHARDING:
+            for work in self.works:
+                work.wait()
+            self.works = []
+            self.state = UnitState.UNSHARDED
+
+    def reshard(self) -> None:
+        """Free everything but this rank's shards."""
+        if self.state is UnitState.SHARDED:
+            return
+        self.wait_for_unshard()  # an all-gather in flight still writes into the memory that is freed here
+        for flat_parameter in self.flat_parameters:
+            flat_parameter.reshard()
+        self.state = UnitState.SHARDED
+
+
+def owned_parameters(module: nn.Module, units: Iterable[nn.Module]) -> dict[nn.Module, list[nn.Parameter]]:
+    """Assign each parameter to the innermost unit around it, or to the root, which is module itself.
+
+    The root also owns a tied parameter that lies in several units, because none of them could reshard it alone.
+
+    Raises:
+        ValueError: for a unit that is not inside module, or is module itself.
+    """
+    units = list(units)
+    unit_at = {path: each for path, each in module.named_modules(remove_duplicate=False) if each in units and path}
+    if missing := set(units) - set(unit_at.values()):
+        raise ValueError(f"units must be submodules of the module, got {next(iter(missing))}")
+    owner = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        around = [path for path in unit_at if name.startswith(f"{path}.")]
+        innermost = unit_at[max(around, key=len)] if around else module
+        owner[parameter] = innermost if owner.get(parameter, innermost) is innermost else module
+    owned = {unit: [] for unit in (*units, module)}
+    for parameter, unit in owner.items():
+        owned[unit].append(parameter)
+    return owned
+
+
+def default_units(module: nn.Module) -> list[nn.Module]:
+    """Return the blocks of a model: the layers in its outermost ModuleLists and Sequentials."""
+    found, inside = [], set()
+    for candidate in module.modules():
+        if isinstance(candidate, nn.ModuleList | nn.Sequential) and candidate not in inside:
+            found += [layer for layer in candidate if any(True for _ in layer.parameters())]
+            inside |= set(candidate.modules())
+    return list(dict.fromkeys(found))
+
+
+def shard_into_units(
+    module: nn.Module,
+    units: Iterable[nn.Module] | None,
+    compute_dtype: torch.dtype | None,
+    reshard_after_forward: bool,
+    group: dist.ProcessGroup | None,
+) -> dict[nn.Module, Unit]:
+    """Shard all parameters of module, unit by unit; the last unit is the root, which stays unsharded after forward.
+
+    Communication: one broadcast per flat parameter.
+    """
+    sharded = {}
+    for owner, parameters in owned_parameters(module, default_units(module) if units is None else units).items():
+        by_kind = {}
+        for parameter in parameters:
+            by_kind.setdefault((parameter.dtype, parameter.device, parameter.requires_grad), []).append(parameter)
+        flat_parameters = [ShardedFlatParameter(alike, group, compute_dtype) for alike in by_kind.values()]
+        sharded[owner] = Unit(flat_parameters, reshard_after_forward and owner is not module)
+    return sharded

@@ -1,0 +1,44 @@
+"""How busy this machine is, and how many workers it can feed."""
+
+import os
+import subprocess
+import sys
+import time
+
+import joblib
+import psutil
+
+from shared import deadlines
+
+WORK = "sum(number * number for number in range(20_000_000))"
+IDLE_S = 1.5  # what WORK takes on every core at once of the idle machine on which the deadlines were chosen
+WORKER_BYTES = 2e9  # a worker with its ranks and a browser
+
+
+def cores() -> int:
+    """Return how many cores this process may use: a container may have fewer than the machine."""
+    return joblib.cpu_count()
+
+
+def workers(wanted: int) -> int:
+    """Return how many workers to start: as many as wanted, where the memory holds them."""
+    return max(1, min(wanted, int(psutil.virtual_memory().available // WORKER_BYTES)))
+
+
+def measure_time_scale() -> float:
+    """Return how many times slower than the idle reference machine this one is at the moment, at least 1."""
+    began_s = time.monotonic()
+    busy = [subprocess.Popen((sys.executable, "-c", WORK)) for _ in range(cores())]
+    for process in busy:
+        process.wait()
+    return max(1.0, (time.monotonic() - began_s) / IDLE_S)
+
+
+def calibrate() -> float:
+    """Measure the time scale, and set it for every process started from here on. Returns it.
+
+    A scale that the user has set is only ever raised.
+    """
+    scale = max(deadlines.time_scale(), round(measure_time_scale(), 1))
+    os.environ[deadlines.SCALE] = f"{scale:g}"
+    return scale

@@ -1,0 +1,98 @@
+"""The phases of `make test`: their commands, and which tests of them were asked for."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.deadlines import scaled
+from tests import mutation_results
+from tests.runner import calibration
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PYTHON = (sys.executable, "-m")
+LINT = ((*PYTHON, "ruff", "check", "."), (*PYTHON, "ruff", "format", "--check", "."), (*PYTHON, "tests.spelling"))
+
+# Deadlines on an idle machine. They are several times what the longest test and cell take there, because other programs
+# may start after the time scale was measured.
+TEST_S = 300.0
+CELL_S = 150.0
+KERNEL_START_S = 60.0
+STUCK = 1.5  # times a test's deadline: then the worker is killed, because it did not even react to the first deadline
+
+QUICK_NOTEBOOKS = ("chapters/00_ranks.ipynb", "solutions/00_ranks.ipynb")
+NOTEBOOK_FOLDERS = ("solutions", "chapters")
+
+# Tests of a file share ranks, and the cells of a notebook a kernel (tests/conftest.py spreads some files). Without the
+# second option the files with the most tests, not the longest ones, would come first.
+BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
+# nbval marks the cells after one that timed out as expected to fail: one that passes all the same is a failure.
+STRICT = ("-o", "xfail_strict=true")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One kind of check: commands that must all exit with 0."""
+
+    name: str
+    commands: tuple[tuple[str, ...], ...]
+    is_pytest: bool = False
+    workers: int = 1
+    notebooks: tuple[str, ...] = ()  # files, or folders with some: without any, the phase would prove nothing
+    mutants_of: tuple[str, ...] = ()  # chapters of which every mutant must be caught and every variant pass
+    only: tuple[str, ...] = ()  # the tests to run; all of them by default
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which of the tests were asked for: all of them by default."""
+
+    chapter: str = ""
+    quick: bool = False
+    failed: dict[str, list[str]] | None = None  # phase → tests; an empty list for all of a phase
+
+
+def pytest_command(*arguments: str, test_s: float = TEST_S) -> tuple[str, ...]:
+    """Return a pytest command in which every test has a deadline for the machine as it is now."""
+    deadlines = [f"--timeout={scaled(test_s):g}", "--timeout-method=signal"]
+    deadlines += ["-o", f"faulthandler_timeout={scaled(STUCK * test_s):g}", "-o", "faulthandler_exit_on_timeout=true"]
+    return (*PYTHON, "pytest", "-p", "tests.runner.plugin", "-q", "-p", "no:cacheprovider", *deadlines, *arguments)
+
+
+def lint(selection: Selection) -> Phase:
+    return Phase("lint", LINT)
+
+
+def unit(selection: Selection) -> Phase:
+    only = tuple(selection.failed["unit"]) if selection.failed else ()
+    workers = calibration.workers(calibration.cores() + 1)  # one more than cores, because tests wait for ranks
+    marks = "not gpu and not slow" if selection.quick else "not gpu"
+    command = pytest_command(*(files_of(only) or ["tests"]), "-n", str(workers), *BY_FILE, "-m", marks)
+    if selection.chapter:
+        command += ("--chapter", selection.chapter)
+        mutants_of = (selection.chapter,)
+    else:
+        mutants_of = () if only or selection.quick else tuple(mutation_results.chapter_names())
+    return Phase("unit", (command,), is_pytest=True, workers=workers, mutants_of=mutants_of, only=only)
+
+
+def notebooks(selection: Selection) -> Phase:
+    chosen: tuple[str, ...] = NOTEBOOK_FOLDERS
+    if selection.failed and selection.failed["notebooks"]:
+        chosen = tuple(files_of(selection.failed["notebooks"])) or NOTEBOOK_FOLDERS  # a cell needs those before it
+    elif selection.chapter:
+        chosen = tuple(f"{folder}/{selection.chapter}.ipynb" for folder in NOTEBOOK_FOLDERS)
+    elif selection.quick:
+        chosen = QUICK_NOTEBOOKS
+    workers = calibration.workers(calibration.cores())  # notebooks measure, and have the cores to themselves
+    options = [f"--nbval-cell-timeout={scaled(CELL_S):g}", f"--nbval-kernel-startup-timeout={scaled(KERNEL_START_S):g}"]
+    command = pytest_command("--nbval", *options, *chosen, "-n", str(workers), *BY_FILE, *STRICT)
+    return Phase("notebooks", (command,), is_pytest=True, workers=workers, notebooks=chosen)
+
+
+BUILDERS = {"lint": lint, "unit": unit, "notebooks": notebooks}
+
+
+def files_of(tests: tuple[str, ...] | list[str]) -> list[str]:
+    """Return the files of these tests that still exist."""
+    files = dict.fromkeys(test.split("::")[0] for test in tests)
+    return [file for file in files if (ROOT / file).exists()]

@@ -1,0 +1,158 @@
+"""Inside pytest: choose tests, tell the runner about each one, and clean up after one that ran out of time.
+
+Loaded with `-p tests.runner.plugin`. With pytest-xdist it runs in every worker too, but only the controller, which
+hears from all of them, tells the runner.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import pytest_timeout
+
+COLOR = re.compile(r"\x1b\[[0-9;]*m")
+OUT_OF_TIME = "from pytest-timeout"
+LONGEST_REASON = 300
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("course")
+    group.addoption("--events", metavar="FILE", help="tell FILE about each test, one line of JSON after the other")
+    group.addoption("--chapter", metavar="NAME", help="run only the tests of this chapter, such as 08_zero3")
+    group.addoption("--only", metavar="FILE", help="run only the tests whose ids are the lines of FILE")
+
+
+def pytest_configure(config):
+    is_worker = hasattr(config, "workerinput")
+    if config.option.events and not is_worker:
+        config.pluginmanager.register(Teller(Path(config.option.events)))
+
+
+# --- which tests run --------------------------------------------------------------------------------
+
+
+def pytest_collection_modifyitems(config, items):
+    kept = items[:]
+    if config.option.chapter:
+        kept = [item for item in kept if belongs_to(item, config.option.chapter)]
+    if config.option.only:
+        wanted = set(Path(config.option.only).read_text().splitlines())
+        kept = [item for item in kept if item.nodeid in wanted]
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
+
+
+def belongs_to(item: pytest.Item, chapter: str) -> bool:
+    """Tell whether a test is about a chapter, such as 08_zero3.
+
+    Its id has the chapter's name (a mutant, a variant, a lab), its file does (test_zero3.py), or it is marked with it:
+    `@pytest.mark.chapter("zero1", "zero3")`.
+    """
+    title = chapter.split("_", 1)[1]
+    marked = {name for mark in item.iter_markers("chapter") for name in mark.args}
+    in_file = re.match(rf"test_{title}(_|$)", item.path.stem) is not None
+    return chapter in item.name or title in marked or in_file
+
+
+# --- what the runner is told ------------------------------------------------------------------------
+
+
+class Teller:
+    """Writes one line of JSON for each thing that happens, as soon as it happens."""
+
+    def __init__(self, path: Path):
+        self._file = path.open("a", buffering=1)
+
+    def _tell(self, **event) -> None:
+        self._file.write(json.dumps(event) + "\n")
+
+    def pytest_collection_finish(self, session):
+        self._tell(collected=[item.nodeid for item in session.items])
+
+    @pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody calls it
+    def pytest_xdist_node_collection_finished(self, ids):
+        self._tell(collected=ids)
+
+    def pytest_collectreport(self, report):
+        if report.failed:
+            self._tell(report=report.nodeid, outcome="failed", seconds=0.0, reason=reason_of(report), properties={})
+
+    def pytest_runtest_logstart(self, nodeid):
+        self._tell(started=nodeid)
+
+    def pytest_runtest_logreport(self, report):
+        reason = "" if report.passed else reason_of(report)
+        properties = dict(report.user_properties)
+        told = {"outcome": report.outcome, "seconds": report.duration, "reason": reason, "properties": properties}
+        self._tell(report=report.nodeid, **told)
+        if report.when not in ("setup", "call"):  # after a crash, pytest-xdist reports "???" and no end
+            self._tell(finished=report.nodeid)
+
+    def pytest_unconfigure(self):
+        self._file.close()
+
+
+def reason_of(report) -> str:
+    """Return one line that says why a test failed or was skipped, and where."""
+    if isinstance(report.longrepr, tuple):  # skipped: file, line, reason
+        return report.longrepr[2]
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is None:
+        return _shortened(_gist(COLOR.sub("", str(report.longrepr))))
+    first, *more = [line.strip() for line in crash.message.splitlines() if line.strip()] or ["no message"]
+    asserted = next((line for line in more if line.startswith("assert ")), "")
+    return _shortened(f"{Path(crash.path).name}:{crash.lineno}: {first} {asserted}".strip())
+
+
+def _gist(text: str) -> str:
+    """Return the telling lines of a report that is plain text: nbval's, a crashed worker's, that of a broken file."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
+    cell = next((line for line in lines if re.match(r"Cell \d+: ", line)), None)
+    raised = [line for line in lines if re.match(r"(E\s+)?\w*(Error|Failed|Exception|Interrupt)\b", line)]
+    return " · ".join(dict.fromkeys([*([cell] if cell else lines[:1]), *raised[-1:]]))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 1] + "…"
+
+
+# --- after a test that ran out of time --------------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_exception_interact(node):
+    """Give a failed test's teardown a deadline too: pytest-timeout cancels the test's timer at the failure."""
+    yield
+    if isinstance(node, pytest.Item) and node.config.option.timeout:
+        settings = pytest_timeout.Settings(node.config.option.timeout, "signal", False, False)
+        node.config.hook.pytest_timeout_set_timer(item=node, settings=settings)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if call.excinfo and OUT_OF_TIME in str(call.excinfo.value):
+        end_kernel(item)
+        replace_ranks()
+    return report
+
+
+def end_kernel(item: pytest.Item) -> None:
+    """End the kernel of a notebook's cell that ran out of time; nbval then expects its other cells to fail."""
+    kernel = getattr(item.parent, "kernel", None)
+    if kernel is not None:
+        item.parent.timed_out = True
+        kernel.stop()
+
+
+def replace_ranks() -> None:
+    """Replace this process's ranks: the old ones may still be at work on what the test gave them to do."""
+    running = sys.modules.get("shared.ranks.running")
+    if running is None or running.find() is None:
+        return
+    try:
+        running.current().restart()
+    except Exception:
+        sys.modules["shared.ranks"].stop()

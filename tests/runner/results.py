@@ -1,0 +1,58 @@
+"""What became of a phase's tests, as the plugin tells it line by line."""
+
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Outcome:
+    """What became of one test so far."""
+
+    name: str  # pytest's node id
+    verdict: str = "passed"
+    seconds: float = 0.0  # setup and teardown included
+    reason: str = ""
+    properties: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Results:
+    """All tests of a phase: those that wait, those that run and those that have ended."""
+
+    collected: list[str] = field(default_factory=list)
+    running: dict[str, float] = field(default_factory=dict)  # test → since when, by time.monotonic()
+    tests: dict[str, Outcome] = field(default_factory=dict)  # those that have begun
+
+    def take(self, line: str) -> None:
+        """Take in one event."""
+        event = json.loads(line)
+        if "collected" in event:
+            self.collected = event["collected"]
+        elif "started" in event:
+            self.running[event["started"]] = time.monotonic()
+        elif "finished" in event:
+            self.running.pop(event["finished"], None)
+        else:
+            self._take_report(event)
+
+    def _take_report(self, event: dict) -> None:
+        test = self.tests.setdefault(event["report"], Outcome(event["report"]))
+        test.seconds += event["seconds"]
+        test.properties |= event["properties"]
+        if event["outcome"] != "passed" and test.verdict != "failed":
+            test.verdict, test.reason = event["outcome"], event["reason"]
+
+    @property
+    def done(self) -> list[Outcome]:
+        return [test for name, test in self.tests.items() if name not in self.running]
+
+    @property
+    def failed(self) -> list[Outcome]:
+        return [test for test in self.tests.values() if test.verdict == "failed"]
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How many tests passed, failed and were skipped."""
+        return Counter(test.verdict for test in self.tests.values())
