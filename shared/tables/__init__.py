@@ -1,7 +1,8 @@
 """A small table that looks right in a notebook and as plain text."""
 
-import html
 from dataclasses import dataclass
+
+from shared.tables.rendering import render
 
 
 @dataclass(frozen=True)
@@ -21,13 +22,7 @@ class Table:
         return "\n".join([*text, *self.note.splitlines()])
 
     def _repr_html_(self) -> str:
-        style = "style='text-align:left;white-space:nowrap'"
-        head = "".join(f"<th {style}>{html.escape(name)}</th>" for name in self.header)
-        body = "".join(
-            "<tr>" + "".join(f"<td {style}>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows
-        )
-        notes = "".join(f"<div>{html.escape(line)}</div>" for line in self.note.splitlines())
-        return f"<table><tr>{head}</tr>{body}</table>{notes}"
+        return render(__package__, "table.html", table=self)
 
     def _repr_pretty_(self, printer, _cycle) -> None:
         printer.text(str(self))
