@@ -5,9 +5,7 @@ caught by: communication_cost · values
 
 import statistics
 
-from solutions import overlapped_ddp as right
-
-OverlappedDDP = right.OverlappedDDP
+from solutions import scaling as right
 
 
 def communication_cost(model, loss_of, now_ms, rounds=10):

@@ -3,7 +3,7 @@
 caught by: communication_cost · values
 """
 
-from solutions import overlapped_ddp as right
+from solutions import scaling as right
 
 
 def communication_cost(model, loss_of, now_ms, rounds=10):
