@@ -24,7 +24,7 @@ def test_a_value_that_is_missing_is_an_error():
 
 
 def test_all_html_is_in_templates():
-    """HTML that code puts together by hand is easily left unescaped."""
+    """In HTML that code puts together by hand, it is easy to forget to escape a value."""
     found = [path for name in ("shared", "instructor") for path in (ROOT / name).rglob("*.py")]
     by_hand = [
         path.name for path in found if any(f"</{tag}>" in path.read_text() for tag in ("td", "div", "span", "b"))
