@@ -23,7 +23,7 @@ ALLOW_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 lab: export JUPYTER_CONFIG_PATH := $(CURDIR)/shared/jupyter$(if $(JUPYTER_CONFIG_PATH),:$(JUPYTER_CONFIG_PATH))
 
 .DEFAULT_GOAL := help
-.PHONY: help lab doctor test quick gpu mutants notebooks bench release grade clean python
+.PHONY: help lab doctor test quick gpu mutants notebooks colab bench release grade clean python
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -48,6 +48,9 @@ gpu: python ## Run what needs GPUs, and measure there: the report comes into bui
 
 notebooks: python ## Rebuild the notebooks from source/
 	@$(COURSE_PYTHON) -m instructor.build
+
+colab: python ## Write the lessons and labs for Colab into build/colab/
+	@$(COURSE_PYTHON) -m instructor.colab
 
 bench: python ## Measure starts, instruments, collectives and training steps on this machine
 	@$(COURSE_PYTHON) -m benchmarks.ranks

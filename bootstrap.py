@@ -48,6 +48,7 @@ def lock(mark, how):
 def build(mark):
     """Make the environment in place of what the folder holds. pip keeps the lock while it cleans up after Ctrl-C."""
     print(f"Making {VENV}: PyTorch is large, so this takes a minute or more", flush=True)
+    needs = wanted()
     mark.truncate(0)  # until everything is installed
     for path in set(VENV.iterdir()) - {MARK}:
         shutil.rmtree(str(path)) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -55,10 +56,10 @@ def build(mark):
         sys.exit("Python cannot make environments here: on Debian or Ubuntu, run `sudo apt install python3-venv`.")
     next(VENV.glob("lib/python*/site-packages")).joinpath("course.pth").write_text(FIND_COURSE % str(ROOT))
     pip = [str(PYTHON), "-Im", "pip", "install", "--no-input", "--disable-pip-version-check"]
-    pip += ["-c", str(ROOT / "constraints.txt"), *(name for name, kind in wanted().items() if kind == "package")]
+    pip += ["-c", str(ROOT / "constraints.txt"), *(name for name, kind in needs.items() if kind == "package")]
     if subprocess.Popen(pip, env=dict(os.environ, PIP_USER="0"), pass_fds=[mark.fileno()]).wait():
         sys.exit("pip failed for the reason above: check the network and the disk (3 GB, or 9 GB with CUDA).")
-    MARK.write_text(json.dumps({**wanted(), "clone": str(ROOT)}))
+    MARK.write_text(json.dumps({**needs, "python": str(PYTHON.resolve()), "clone": str(ROOT)}))
 
 
 def prepare():
@@ -69,14 +70,13 @@ def prepare():
     mark = MARK.open("a")
     while True:
         lock(mark, fcntl.LOCK_SH)
-        text = MARK.read_text()
-        made = json.loads(text or "{}")
+        made = json.loads(MARK.read_text() or "{}")
         if PYTHON.exists() and wanted().items() <= made.items():
             return mark
         if made.get("clone", str(ROOT)) != str(ROOT) and os.path.exists(made["clone"]):
             sys.exit(f"{VENV} has other packages, for {made['clone']}: set COURSE_VENV to another folder.")
         lock(mark, fcntl.LOCK_EX)
-        if MARK.read_text() == text:  # No other setup was faster.
+        if json.loads(MARK.read_text() or "{}") == made:  # No other setup was faster.
             build(mark)
 
 
@@ -88,7 +88,7 @@ def main():
         sys.exit("The course needs Python 3.11 to 3.14, not {}.{}: install one.".format(*sys.version_info))
     try:
         mark = prepare()
-    except (OSError, KeyboardInterrupt) as error:
+    except (OSError, ValueError, KeyboardInterrupt) as error:
         sys.exit(f"The environment is not finished ({error!r}): run this again.")
     command = sys.argv[1:] or ["-c", "import sys; print('The environment is ready:', sys.prefix)"]
     os.environ.update(PATH=f"{VENV}/bin:{os.environ['PATH']}", PYTHONPATH=str(ROOT))

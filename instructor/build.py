@@ -10,8 +10,6 @@ source say what a cell is:
     export     goes into solutions/<module>.py, or into another module of the lab   (module="flat")
     exercise   holds a `### BEGIN SOLUTION` region, blank in the lab   (grade_id="...")
     check      is graded                                              (grade_id="...", points=3)
-
-Colab opens one file, with no course beside it: in .colab/ are the lessons and labs with a first cell that fetches it.
 """
 
 import argparse
@@ -19,7 +17,6 @@ import ast
 import hashlib
 import subprocess
 import sys
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -156,25 +153,6 @@ def _formatted(source: str) -> str:
     return source
 
 
-def address() -> str:
-    """→ where the course is published, from the one place that says so"""
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
-
-
-def for_colab(notebook: nbformat.NotebookNode, folder: str) -> nbformat.NotebookNode:
-    """A lesson or lab, not executed, after two cells that fetch the course."""
-    there = f"~/{address().split('/')[-1]}"
-    words = (
-        "This copy is for Colab. Run the next cell first: it fetches the course, and installs what Colab lacks. To "
-        "keep what you write, *File > Save a copy in Drive*."
-    )
-    fetch = f"!test -d {there} || git clone --quiet --depth 1 {address()} {there}"
-    code = f"{fetch}\n%run {there}/shared/jupyter/colab.py {folder}"
-    first = [nbformat.v4.new_markdown_cell(words, id="colab-000"), nbformat.v4.new_code_cell(code, id="colab-001")]
-    notebook.cells = [*first, *notebook.cells]
-    return notebook
-
-
 def _without_markers(source: str) -> str:
     return "\n".join(line for line in source.splitlines() if line.strip() not in (_BEGIN, _END))
 
@@ -188,8 +166,6 @@ def products(chapter: Chapter) -> dict[Path, tuple[str, object]]:
         ROOT / "labs" / name: ("plain", lab_of(chapter)),
         **{ROOT / "solutions" / f"{module}.py": ("text", text) for module, text in modules.items()},
         ROOT / "solutions" / name: ("executed", solution_of(chapter)),
-        ROOT / ".colab" / "chapters" / name: ("plain", for_colab(chapter.read("lesson"), "chapters")),
-        ROOT / ".colab" / "labs" / name: ("plain", for_colab(lab_of(chapter), "labs")),
     }
 
 

@@ -26,7 +26,6 @@ from instructor.build import ROOT, Chapter, chapters, module_names
 ENVIRONMENT = ("Makefile", "bootstrap.py", "pyproject.toml", "constraints.txt", "environment.yml")
 TOP = ("README.md", "AGENTS.md", "CLAUDE.md", "labs/AGENTS.md", *ENVIRONMENT)
 COURSES_OWN = ("make test", "| Colab", "| Codespaces")  # lines of README.md, beside the parts that are marked there
-SCRIPTS_FROM = {"simple_ddp.py": 3, "gradient_sync_visualizer.py": 4}  # each shows what the lab before asks for
 WINDOW_LINES = 4  # as many lines of a solution in a row are no coincidence
 FOLDER = ROOT / "build" / "release"
 _TIME = (1980, 1, 1, 0, 0, 0)  # a zip's first; the clock must not be in it
@@ -53,9 +52,6 @@ def bundle(number: int) -> dict[str, bytes]:
     for path in sorted((ROOT / "shared").rglob("*")):
         if path.is_file() and path.suffix != ".pyc":
             files[path.relative_to(ROOT).as_posix()] = path.read_bytes()
-    for name, first in SCRIPTS_FROM.items():
-        if number >= first:
-            files[f"labs/{name}"] = (ROOT / "labs" / name).read_bytes()
     for each, chapter in sorted(known.items()):
         name = f"{chapter.name}.ipynb"
         if each <= number:
@@ -63,7 +59,8 @@ def bundle(number: int) -> dict[str, bytes]:
             files[f"labs/{name}"] = (ROOT / "labs" / name).read_bytes()
         if each < number:
             files[f"solutions/{name}"] = (ROOT / "solutions" / name).read_bytes()
-    files |= _modules([chapter for each, chapter in known.items() if each < number])
+    finished = [chapter for each, chapter in known.items() if each < number]
+    files |= _modules(finished) | _scripts(finished)
     found = leaks(files, [chapter for each, chapter in known.items() if each >= number])
     if found:
         raise ReleaseError("the bundle would give answers away: " + "; ".join(found))
@@ -91,6 +88,14 @@ def _modules(finished: list[Chapter]) -> dict[str, bytes]:
         taken |= ready
         waiting -= ready
     return {f"solutions/{name}": (ROOT / "solutions" / name).read_bytes() for name in taken}
+
+
+def _scripts(finished: list[Chapter]) -> dict[str, bytes]:
+    """Return the scripts of labs/ that a finished chapter names: each shows what the lab of that chapter asks for."""
+    notebooks = [ROOT / folder / f"{chapter.name}.ipynb" for folder in ("chapters", "labs") for chapter in finished]
+    named = "\n".join(path.read_text() for path in notebooks)
+    scripts = sorted((ROOT / "labs").glob("*.py"))
+    return {f"labs/{path.name}": path.read_bytes() for path in scripts if f"labs/{path.name}" in named}
 
 
 def _imports(name: str) -> set[str]:

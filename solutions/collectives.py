@@ -1,8 +1,8 @@
 # Built by `make notebooks` from source/01_collectives/lab.py: edit that, not this.
 """Collectives by hand: reduce-scatter, all-gather and all-reduce around a ring, broadcast along a tree.
 
-N ranks; a tensor is cut into N chunks of ceil(numel / N) elements, chunk r for rank r. Where N does not divide
-numel, the last chunks are shorter, or empty. Like torch's collectives, none of these records a gradient.
+A tensor is cut into N chunks of ceil(numel / N) elements, and chunk r belongs to rank r. If N does not divide numel,
+the last chunks are shorter, or empty. Like torch's collectives, none of these records a gradient.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from shared.c10d import all_gather_single, reduce_scatter_single
 
 
 def ring_step(outgoing: Tensor, incoming: Tensor, group: ProcessGroup | None = None) -> None:
-    """Send outgoing to the right neighbour while the left one's fills incoming.
+    """Send outgoing to the right neighbour, and receive the left neighbour's outgoing into incoming.
 
-    Comm: one message of outgoing's bytes.
+    Communication: one transfer of outgoing's bytes.
     """
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     left, right = (rank - 1) % world_size, (rank + 1) % world_size
-    # One batch: NCCL must launch both together. The receive first: gloo then knows where to put what comes.
+    # One batch, because NCCL must launch both together. The receive comes first: gloo then knows its destination.
     receive = dist.P2POp(dist.irecv, incoming, group=group, group_peer=left)
     send = dist.P2POp(dist.isend, outgoing, group=group, group_peer=right)
     for handle in dist.batch_isend_irecv([receive, send]):
@@ -31,10 +31,12 @@ def ring_step(outgoing: Tensor, incoming: Tensor, group: ProcessGroup | None = N
 
 
 def chunks_of(tensor: Tensor, world_size: int) -> list[Tensor]:
-    """Cut a contiguous tensor into world_size flat views; the last ones are shorter, or empty.
+    """Cut a contiguous tensor into world_size flat views, of which the last may be shorter, or empty.
 
-    Shapes: → world_size × [at most ceil(numel / world_size)]
-    Raises: ValueError when tensor is not contiguous: no view can be flat then.
+    Raises:
+        ValueError: if tensor is not contiguous, because no view of it is flat then.
+
+    Shape: returns world_size tensors of at most ceil(numel / world_size) elements.
     """
     if not tensor.is_contiguous():
         raise ValueError("chunks are views, so the tensor must be contiguous")
@@ -44,12 +46,12 @@ def chunks_of(tensor: Tensor, world_size: int) -> list[Tensor]:
 
 @torch.no_grad()
 def ring_reduce_scatter(tensor: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """Add up tensor over the group's N ranks; rank r gets chunk r of the sum, filled up with zeros.
+    """Add up tensor over the group's N ranks. Rank r gets chunk r of the sum, padded with zeros.
 
-    Sums are rounded to tensor's dtype at every step. The result is new memory, for N = 1 too.
+    Sums are rounded to tensor's dtype at every step. The result has memory of its own, for N = 1 too.
 
-    Shapes: tensor: any → [ceil(numel / N)]
-    Comm: N − 1 messages, at most (N−1)·ceil(numel / N) elements sent per rank.
+    Shape: tensor of any shape; returns [ceil(numel / N)].
+    Communication: N − 1 transfers, at most (N−1)·ceil(numel / N) elements sent per rank.
     Source: nccl-tests, PERFORMANCE.md.
     """
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
@@ -58,17 +60,17 @@ def ring_reduce_scatter(tensor: Tensor, group: ProcessGroup | None = None) -> Te
     partial = chunks[(rank - 1) % world_size]
     for step in range(1, world_size):
         mine = chunks[(rank - step - 1) % world_size]
-        arrived = buffers[step % 2][: mine.numel()]  # not the buffer that is being sent
+        arrived = buffers[step % 2][: mine.numel()]  # never the one that holds partial
         ring_step(partial, arrived, group)
         partial = arrived.add_(mine)
     missing = chunks[0].numel() - partial.numel()
-    if missing or world_size == 1:  # pad copies: one rank alone may not get its own memory back
+    if missing or world_size == 1:  # pad copies: a single rank must not get its own memory back
         partial = pad(partial, (0, missing))
     return partial
 
 
 def gather_around(chunks: list[Tensor], group: ProcessGroup | None = None) -> None:
-    """Fill chunks on every rank; chunks[r] is rank r's own, and travels once around the ring."""
+    """Fill chunks on every rank. chunks[r] comes from rank r and is passed once around the ring."""
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     for step in range(world_size - 1):
         outgoing, incoming = (rank - step) % world_size, (rank - step - 1) % world_size
@@ -77,10 +79,10 @@ def gather_around(chunks: list[Tensor], group: ProcessGroup | None = None) -> No
 
 @torch.no_grad()
 def ring_all_gather(shard: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """Put the shards of the group's N ranks one after the other, on every rank.
+    """Concatenate the shards of the group's N ranks, in rank order, on every rank.
 
-    Shapes: shard: [n], the same n on every rank → [N * n]
-    Comm: N − 1 messages of shard's bytes.
+    Shape: shard [n], the same n on every rank; returns [N · n].
+    Communication: N − 1 transfers of shard's bytes.
     Source: nccl-tests, PERFORMANCE.md.
     """
     gathered = shard.new_empty(dist.get_world_size(group), shard.numel())
@@ -91,9 +93,9 @@ def ring_all_gather(shard: Tensor, group: ProcessGroup | None = None) -> Tensor:
 
 @torch.no_grad()
 def ring_all_reduce(tensor: Tensor, group: ProcessGroup | None = None) -> None:
-    """Replace tensor, in place, by its sum over the group's N ranks: the same bits on each.
+    """Replace tensor, in place, by its sum over the group's N ranks, which is bitwise equal on all of them.
 
-    Comm: 2(N−1) messages, at most 2(N−1)·ceil(numel / N) elements sent per rank.
+    Communication: 2(N−1) transfers, at most 2(N−1)·ceil(numel / N) elements sent per rank.
     Source: nccl-tests, PERFORMANCE.md.
     """
     whole = tensor.contiguous()
@@ -107,29 +109,29 @@ def ring_all_reduce(tensor: Tensor, group: ProcessGroup | None = None) -> None:
 
 @torch.no_grad()
 def tree_broadcast(tensor: Tensor, src: int = 0, group: ProcessGroup | None = None) -> None:
-    """Replace tensor, in place, by global rank src's, along a binomial tree.
+    """Replace tensor, in place, by that of global rank src, along a binomial tree.
 
-    Comm: ceil(log2 N) rounds; N − 1 messages of tensor's bytes over all ranks, at most one received by each.
+    Communication: ceil(log2 N) rounds; N − 1 transfers of tensor's bytes over all ranks, at most one to each.
     """
     group = dist.group.WORLD if group is None else group
     world_size, root = dist.get_world_size(group), dist.get_group_rank(group, src)
-    place = (dist.get_rank(group) - root) % world_size  # src is at place 0
+    index = (dist.get_rank(group) - root) % world_size  # src has index 0
     whole = tensor.contiguous()
-    reach = 1  # places below it have the tensor
+    reach = 1  # the ranks whose index is smaller have the tensor
     while reach < world_size:
-        if place < reach and place + reach < world_size:
-            dist.send(whole, group=group, group_dst=(place + reach + root) % world_size)
-        elif reach <= place < 2 * reach:
-            dist.recv(whole, group=group, group_src=(place - reach + root) % world_size)
+        if index < reach and index + reach < world_size:
+            dist.send(whole, group=group, group_dst=(index + reach + root) % world_size)
+        elif reach <= index < 2 * reach:
+            dist.recv(whole, group=group, group_src=(index - reach + root) % world_size)
         reach *= 2
     if whole is not tensor:
         tensor.copy_(whole)
 
 
 def ring_step_in_turns(outgoing: Tensor, incoming: Tensor, group: ProcessGroup | None = None) -> None:
-    """Do what ring_step does with send and recv alone, which wait for the other side.
+    """Do what ring_step does with send and recv alone, each of which waits for the other side.
 
-    Comm: one message of outgoing's bytes; 2 turns for an even number of ranks, 3 for an odd one.
+    Communication: one transfer of outgoing's bytes; 2 turns for an even number of ranks, 3 for an odd one.
     """
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     left, right = (rank - 1) % world_size, (rank + 1) % world_size
@@ -142,17 +144,17 @@ def ring_step_in_turns(outgoing: Tensor, incoming: Tensor, group: ProcessGroup |
 
 @torch.no_grad()
 def direct_reduce_scatter(tensor: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """Do what ring_reduce_scatter does, every rank sending each other one its chunk directly.
+    """Do what ring_reduce_scatter does, with every rank sending each chunk directly to its owner.
 
-    Shapes: tensor: any → [ceil(numel / N)]
-    Comm: one all_to_all_single of the filled-up tensor; (N−1)·ceil(numel / N) elements sent per rank.
+    Shape: tensor of any shape; returns [ceil(numel / N)].
+    Communication: one all_to_all_single of the padded tensor; (N−1)·ceil(numel / N) elements sent per rank.
     """
     world_size = dist.get_world_size(group)
     flat, missing = tensor.contiguous().view(-1), -tensor.numel() % world_size
-    parts = pad(flat, (0, missing)) if missing else flat
-    mine = torch.empty_like(parts)
-    dist.all_to_all_single(mine, parts, group=group)
-    return mine.view(world_size, parts.numel() // world_size).sum(0, dtype=tensor.dtype)
+    chunks = pad(flat, (0, missing)) if missing else flat
+    received = torch.empty_like(chunks)
+    dist.all_to_all_single(received, chunks, group=group)
+    return received.view(world_size, chunks.numel() // world_size).sum(0, dtype=tensor.dtype)
 
 
 class InFlight:
@@ -163,7 +165,12 @@ class InFlight:
         receives: pairs of a tensor to fill and the group rank that sends it.
     """
 
-    def __init__(self, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]], group: ProcessGroup | None):
+    def __init__(
+        self,
+        sends: list[tuple[Tensor, int]],
+        receives: list[tuple[Tensor, int]],
+        group: ProcessGroup | None,
+    ):
         operations = [dist.P2POp(dist.irecv, tensor, group=group, group_peer=peer) for tensor, peer in receives]
         operations += [dist.P2POp(dist.isend, tensor, group=group, group_peer=peer) for tensor, peer in sends]
         self.works = dist.batch_isend_irecv(operations) if operations else []
@@ -217,6 +224,7 @@ class DirectReduceScatter:
         self.in_flight = InFlight([(shards[peer], peer) for peer in peers], receives, group)
 
     def wait(self) -> Tensor:
+        """Return this rank's shard of the sum, when it is complete."""
         self.in_flight.wait()
         for shard in self.received:
             self.own += shard
@@ -231,6 +239,7 @@ class BackendReduceScatter:
         self.work = reduce_scatter_single(self.own, flat, group=group, async_op=True)
 
     def wait(self) -> Tensor:
+        """Return this rank's shard of the sum, when it is complete."""
         self.work.wait()
         return self.own
 
@@ -271,7 +280,8 @@ def reduce_scatter_(flat: Tensor, group: ProcessGroup | None = None) -> Tensor:
     shards = flat.view(world_size, -1)
     in_flight = None
     for pieces in shards.split(PIECE_NUMEL // world_size, dim=1):
-        launched = DirectReduceScatter(pieces, group)  # in flight while the piece before is added up
+        # In flight while the previous piece is added up.
+        launched = DirectReduceScatter(pieces, group)
         if in_flight is not None:
             in_flight.wait()
         in_flight = launched

@@ -1,3 +1,4 @@
+# Built by `make notebooks` from source/07_zero1/lab.py: edit that, not this.
 """The layout of a flat tensor that holds several parameters, or their gradients, and is sharded over the ranks."""
 
 import torch

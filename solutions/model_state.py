@@ -1,3 +1,4 @@
+# Built by `make notebooks` from source/10_fsdp/lab.py: edit that, not this.
 """State of a sharded model: full state dicts, and views for torch.distributed.checkpoint."""
 
 from collections.abc import Iterable
@@ -9,7 +10,20 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from solutions.collectives import gather_shards
+from solutions.flat import FlatLayout
 from solutions.units import ShardedFlatParameter
+
+
+def drop_full_parameters(wrapper: nn.Module, state: dict, prefix: str, _metadata) -> None:
+    """Keep a wrapper's state_dict() about its shards: the module's parameters have no memory between steps."""
+    for name, _ in wrapper.module.named_parameters(remove_duplicate=False):
+        del state[f"{prefix}module.{name}"]
+
+
+def expect_no_full_parameters(wrapper: nn.Module, keys) -> None:
+    """Let a wrapper's load_state_dict() do without the module's parameters."""
+    full = {name for name, _ in wrapper.module.named_parameters("module", remove_duplicate=False)}
+    keys.missing_keys[:] = [key for key in keys.missing_keys if key not in full]
 
 
 @torch.no_grad()
@@ -28,7 +42,9 @@ def gather_full_state(module: nn.Module, flat_parameters: Iterable[ShardedFlatPa
 
 @torch.no_grad()
 def load_full_state(
-    module: nn.Module, flat_parameters: Iterable[ShardedFlatParameter], state_dict: dict[str, torch.Tensor]
+    module: nn.Module,
+    flat_parameters: Iterable[ShardedFlatParameter],
+    state_dict: dict[str, torch.Tensor],
 ) -> None:
     """Keep this rank's shard of a full state.
 
@@ -51,28 +67,12 @@ def load_full_state(
         buffer.copy_(value)
 
 
-def as_dtensor(layout, value: torch.Tensor) -> DTensor:
+def as_dtensor(layout: FlatLayout, value: torch.Tensor) -> DTensor:
     """Describe where a shard belongs in the flat tensor of all ranks. The result is a view, without the padding."""
     left = layout.numel - dist.get_rank(layout.group) * value.numel()
     mesh = DeviceMesh.from_group(layout.group or dist.group.WORLD, value.device.type)
     shape = {"shape": torch.Size([layout.numel]), "stride": (1,)}
     return DTensor.from_local(value.detach()[: max(0, left)], mesh, [Shard(0)], run_check=False, **shape)
-
-
-def sharded_state(
-    module: nn.Module, flat_parameters: Iterable[ShardedFlatParameter], optimizer: torch.optim.Optimizer
-) -> dict:
-    """View this rank's shards, and the optimizer's state of them, as torch.distributed.checkpoint saves and loads them.
-
-    An optimizer that has not stepped has no state to load into: see begin_state().
-    """
-    state = {f"module.{name}": buffer for name, buffer in module.named_buffers()}
-    for index, flat_parameter in enumerate(flat_parameters):
-        shard, layout = flat_parameter.shard, flat_parameter.layout
-        for name, value in ({"shard": shard} | optimizer.state.get(shard, {})).items():
-            is_sharded = torch.is_tensor(value) and value.shape == shard.shape
-            state[f"{index}.{name}"] = as_dtensor(layout, value) if is_sharded else value
-    return state
 
 
 def begin_state(optimizer: torch.optim.Optimizer) -> None:
@@ -88,13 +88,19 @@ def begin_state(optimizer: torch.optim.Optimizer) -> None:
         group["lr"] = rate
 
 
-def drop_full_parameters(wrapper: nn.Module, state: dict, prefix: str, _metadata) -> None:
-    """Keep a wrapper's state_dict() about its shards: the module's parameters have no memory between steps."""
-    for name, _ in wrapper.module.named_parameters(remove_duplicate=False):
-        del state[f"{prefix}module.{name}"]
+def sharded_state(
+    module: nn.Module,
+    flat_parameters: Iterable[ShardedFlatParameter],
+    optimizer: torch.optim.Optimizer,
+) -> dict:
+    """View this rank's shards, and the optimizer's state of them, as torch.distributed.checkpoint saves and loads them.
 
-
-def expect_no_full_parameters(wrapper: nn.Module, keys) -> None:
-    """Let a wrapper's load_state_dict() do without the module's parameters."""
-    full = {name for name, _ in wrapper.module.named_parameters("module", remove_duplicate=False)}
-    keys.missing_keys[:] = [key for key in keys.missing_keys if key not in full]
+    An optimizer that has not stepped has no state to load into: see begin_state().
+    """
+    state = {f"module.{name}": buffer for name, buffer in module.named_buffers()}
+    for index, flat_parameter in enumerate(flat_parameters):
+        shard, layout = flat_parameter.shard, flat_parameter.layout
+        for name, value in ({"shard": shard} | optimizer.state.get(shard, {})).items():
+            is_sharded = torch.is_tensor(value) and value.shape == shard.shape
+            state[f"{index}.{name}"] = as_dtensor(layout, value) if is_sharded else value
+    return state

@@ -1,3 +1,4 @@
+# Built by `make notebooks` from source/07_zero1/lab.py: edit that, not this.
 """Optimizer state: from this rank's shards to full tensors per parameter, and back."""
 
 import torch
@@ -43,34 +44,49 @@ def shard_state(layout: FlatLayout, entries_of: list[dict]) -> dict:
             no state for a parameter that never had a gradient.
 
     Raises:
-        ValueError: if an entry has neither its parameter's shape nor no dimensions.
+        ValueError: if the state belongs to other parameters.
     """
     names = dict.fromkeys(name for entries in entries_of for name in entries)
-    return {name: _shard_entry(layout, name, [entries.get(name) for entries in entries_of]) for name in names}
+    return {name: shard_entry(layout, name, [entries.get(name) for entries in entries_of]) for name in names}
 
 
-def _shard_entry(layout: FlatLayout, name: str, values: list):
-    known = [
-        (value, parameter) for value, parameter in zip(values, layout.parameters, strict=True) if value is not None
-    ]
-    if not known:
-        return None  # some versions of SGD save a momentum buffer of None
-    first, _ = known[0]
+def is_per_element(name: str, values: list, parameters: list[nn.Parameter]) -> bool:
+    """Tell whether an entry has a value for each element of a parameter, such as exp_avg, or is shared, such as step.
+
+    Args:
+        values: the entry of each parameter, or None for a parameter that lacks it.
+
+    Raises:
+        ValueError: if the entry has another shape than its parameter, but is no scalar.
+    """
+    known = [pair for pair in zip(values, parameters, strict=True) if pair[0] is not None]
+    if name == "step" or not known:  # a scalar parameter has the same shape as its step
+        return False
     mismatched = [(value, parameter) for value, parameter in known if getattr(value, "shape", None) != parameter.shape]
-    all_scalars = not any(getattr(value, "ndim", 0) for value, _ in known)
-    # A parameter may be a scalar too, with the same shape as its step: only the name tells them apart.
-    if name == "step" or (mismatched and all_scalars):
+    if not mismatched:
+        return True
+    if not any(getattr(value, "ndim", 0) for value, _ in known):
+        return False
+    value, parameter = mismatched[0]
+    raise ValueError(
+        f"this state belongs to other parameters: {name} has shape {list(getattr(value, 'shape', []))}, "
+        f"but its parameter has shape {list(parameter.shape)}"
+    )
+
+
+def shard_entry(layout: FlatLayout, name: str, values: list):
+    """Keep this rank's shard of one entry of the parameters' states, or a copy of one that they share.
+
+    Args:
+        values: the entry of each of the layout's parameters, or None for a parameter that lacks it.
+    """
+    first = next((value for value in values if value is not None), None)
+    if not is_per_element(name, values, layout.parameters):
         return first.clone() if torch.is_tensor(first) else first
-    if mismatched:
-        value, parameter = mismatched[0]
-        raise ValueError(
-            f"this state belongs to other parameters: {name} has shape {list(getattr(value, 'shape', []))}, "
-            f"but its parameter has shape {list(parameter.shape)}"
-        )
     flat = layout.new_flat(first.dtype)
     for view, value, parameter in zip(layout.views(flat), values, layout.parameters, strict=True):
         if value is not None:
             view.copy_(value)
-        elif name == "master":  # a parameter that was never updated: its fp32 master weight is the parameter itself
+        elif name == "master":  # a parameter that was never updated is its own master weight
             view.copy_(parameter.detach())
     return layout.shard_of(flat).clone()  # a view would keep all of flat alive

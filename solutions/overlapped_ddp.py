@@ -2,7 +2,6 @@
 """Data parallelism with overlap: each bucket's all-reduce starts while backward still computes."""
 
 import contextlib
-import statistics
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -97,15 +96,11 @@ class GradientSync:
         watch_gradients(buckets, self.on_gradient)
 
     def on_gradient(self, bucket_index: int, index: int) -> None:
-        """Take a gradient that backward() has just completed.
-
-        Raises:
-            RuntimeError: if this parameter's gradient is already packed.
-        """
+        """Take a gradient that backward() has just completed; raise a RuntimeError for a second one."""
         if index not in self.queue.missing[bucket_index]:
             raise RuntimeError(
-                "got a second gradient for this parameter: call finish_gradient_sync() after each backward(), "
-                "or let gradients accumulate inside no_sync()"
+                "got a second gradient for this parameter: call finish_gradient_sync() after each "
+                "backward(), or let gradients accumulate inside no_sync()"
             )
         self.pending = True
         if self.enabled:
@@ -127,9 +122,8 @@ class GradientSync:
             self.enabled = enabled
 
     def __setstate__(self, state: dict) -> None:
-        # deepcopy and pickle come here: the hooks stay behind with the original's parameters.
         self.__dict__.update(state)
-        watch_gradients(self.queue.buckets, self.on_gradient)
+        watch_gradients(self.queue.buckets, self.on_gradient)  # deepcopy does not copy hooks
 
 
 class OverlappedDDP(nn.Module):
@@ -138,6 +132,8 @@ class OverlappedDDP(nn.Module):
     Call finish_gradient_sync() after backward() and before the optimizer's step. `.module` is the module itself.
 
     Communication: when built, one broadcast per parameter and buffer; per step, one all-reduce per bucket.
+    Raises:
+        RuntimeError: in backward(), for a second gradient before finish_gradient_sync().
     """
 
     def __init__(self, module: nn.Module, bucket_cap_mb: float = 25.0, group: dist.ProcessGroup | None = None):
@@ -152,39 +148,10 @@ class OverlappedDDP(nn.Module):
         return self.module(*inputs, **kwargs)
 
     def finish_gradient_sync(self) -> None:
-        """Wait until every gradient is the mean over the ranks.
-
-        Raises:
-            RuntimeError: in backward(), for a second gradient before finish_gradient_sync().
-        """
+        """Wait until every gradient is the mean over the ranks."""
         with record_function("OverlappedDDP::finish_gradient_sync"):
             self.sync.finish()
 
     def no_sync(self):
         """Let gradients accumulate on this rank, without communication."""
         return self.sync.no_sync()
-
-
-def communication_cost(
-    model: nn.Module, loss_of: Callable, now_ms: Callable[[], float], rounds: int = 10
-) -> tuple[float, float]:
-    """Measure what a step spends on computing, and what messages add to it. → compute_ms, exposed_ms
-
-    loss_of(model) runs forward. Not counted: the first round.
-    """
-
-    def step_ms() -> float:
-        model.zero_grad(set_to_none=True)
-        dist.barrier()
-        began_ms = now_ms()
-        loss_of(model).backward()
-        model.finish_gradient_sync()
-        return now_ms() - began_ms
-
-    alone_ms, together_ms = [], []
-    for _ in range(rounds + 1):
-        with model.no_sync():
-            alone_ms.append(step_ms())
-        together_ms.append(step_ms())
-    compute_ms = statistics.median(alone_ms[1:])
-    return compute_ms, statistics.median(together_ms[1:]) - compute_ms

@@ -1,16 +1,12 @@
 # Built by `make notebooks` from source/11_production/lab.py: edit that, not this.
-"""What a training run uses in earnest: torch's fully_shard, hybrid sharding, checkpoints, a choice of strategy."""
+"""What a training run uses in production: torch's fully_shard, hybrid sharding, and a choice of strategy."""
 
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -54,38 +50,6 @@ def host_mesh(ranks_per_host: int) -> DeviceMesh:
     shape = (world_size // ranks_per_host, ranks_per_host)
     device_type = "cuda" if torch.cuda.is_initialized() else "cpu"
     return init_device_mesh(device_type, shape, mesh_dim_names=("replicate", "shard"))
-
-
-def save_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write a checkpoint of which nobody ever sees a part. To be called by all ranks."""
-    whole, half, old = (folder / f"step_{step}{end}" for end in ("", ".half", ".old"))
-    if dist.get_rank() == 0:
-        for left in (half, old):
-            shutil.rmtree(left, ignore_errors=True)
-    dist.barrier()
-    model_state, optimizer_state = get_state_dict(model, optimizer)
-    dcp.save({"model": model_state, "optimizer": optimizer_state, "step": step}, checkpoint_id=half)
-    if dist.get_rank() == 0:
-        if whole.exists():
-            whole.rename(old)  # in place, a kill would leave a part of it under a whole one's name
-        half.rename(whole)
-        shutil.rmtree(old, ignore_errors=True)
-    dist.barrier()
-
-
-def newest_checkpoint(folder: Path) -> Path | None:
-    """Find the whole checkpoint with the largest step."""
-    whole = [path for path in folder.glob("step_*") if path.name.removeprefix("step_").isdigit()]
-    return max(whole, key=lambda path: int(path.name.removeprefix("step_")), default=None)
-
-
-def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Go on from a checkpoint that any number of ranks may have written. → its step"""
-    model_state, optimizer_state = get_state_dict(model, optimizer)
-    state = {"model": model_state, "optimizer": optimizer_state, "step": 0}
-    dcp.load(state, checkpoint_id=path)
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    return state["step"]
 
 
 @dataclass(frozen=True)

@@ -1,3 +1,4 @@
+# Built by `make notebooks` from source/09_zero3/lab.py: edit that, not this.
 """Units of a sharded model: parameters that are unsharded while a part of the model computes, then resharded."""
 
 import enum
@@ -134,20 +135,22 @@ def default_units(module: nn.Module) -> list[nn.Module]:
 
 def shard_into_units(
     module: nn.Module,
-    units: Iterable[nn.Module] | None,
-    compute_dtype: torch.dtype | None,
-    reshard_after_forward: bool,
-    group: dist.ProcessGroup | None,
+    units: Iterable[nn.Module] | None = None,
+    compute_dtype: torch.dtype | None = None,
+    reshard_after_forward: bool = True,
+    group: dist.ProcessGroup | None = None,
 ) -> dict[nn.Module, Unit]:
     """Shard all parameters of module, unit by unit; the last unit is the root, which stays unsharded after forward.
 
     Communication: one broadcast per flat parameter.
     """
     sharded = {}
-    for owner, parameters in owned_parameters(module, default_units(module) if units is None else units).items():
+    owned = owned_parameters(module, default_units(module) if units is None else units)
+    for owner, parameters in owned.items():
         by_kind = {}
         for parameter in parameters:
-            by_kind.setdefault((parameter.dtype, parameter.device, parameter.requires_grad), []).append(parameter)
+            kind = parameter.dtype, parameter.device, parameter.requires_grad
+            by_kind.setdefault(kind, []).append(parameter)
         flat_parameters = [ShardedFlatParameter(alike, group, compute_dtype) for alike in by_kind.values()]
         sharded[owner] = Unit(flat_parameters, reshard_after_forward and owner is not module)
     return sharded

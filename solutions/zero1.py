@@ -1,3 +1,4 @@
+# Built by `make notebooks` from source/07_zero1/lab.py: edit that, not this.
 """ZeRO stage 1: every rank holds all parameters and gradients, and one shard of the optimizer state."""
 
 from collections.abc import Callable, Iterable
@@ -30,11 +31,16 @@ class FlatParameter:
         self._alias_parameters()
 
     def launch_all_gather(self):
-        """Launch an all-gather of every rank's shard into flat_param. Returns a handle with wait()."""
+        """Launch an all-gather of every rank's shard into flat_param. Returns a handle with wait().
+
+        Communication: one all-gather.
+        """
         return launch_all_gather(self.flat_param, self.shard.detach(), self.layout.group)
 
     def _alias_parameters(self) -> None:
-        for view, parameter in zip(self.layout.views(self.flat_param), self.layout.parameters, strict=True):
+        """Make each parameter's memory its slice of flat_param."""
+        views = self.layout.views(self.flat_param)
+        for view, parameter in zip(views, self.layout.parameters, strict=True):
             parameter.data = view
 
     def __setstate__(self, state: dict) -> None:
@@ -78,11 +84,13 @@ class FlatGradients:
 
     def holds_gradients(self) -> bool:
         """Tell whether any .grad is still a slice of the flat tensor; model.zero_grad() detaches them."""
-        return any(parameter.grad is view for parameter, view in zip(self.layout.parameters, self.views, strict=True))
+        pairs = zip(self.layout.parameters, self.views, strict=True)
+        return any(parameter.grad is view for parameter, view in pairs)
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
-        self.views = self.layout.views(self.flat)  # deepcopy again: the copied views do not share memory with flat
+        # deepcopy again: the copied views do not share memory with flat.
+        self.views = self.layout.views(self.flat)
 
 
 def group_by_kind(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
@@ -104,28 +112,6 @@ def flatten_and_broadcast(parameters: list[nn.Parameter], group: dist.ProcessGro
     for tensor in (*(each.flat_param for each in flat_parameters), *frozen):
         dist.broadcast(tensor, group=group, group_src=0)
     return flat_parameters
-
-
-@torch.no_grad()
-def clip_shards_(
-    gradients: list[torch.Tensor], max_norm: float, group: dist.ProcessGroup | None = None
-) -> torch.Tensor:
-    """Scale this rank's shards of a gradient so that the norm of the whole gradient is at most max_norm.
-
-    Returns:
-        The norm before scaling, the same on every rank.
-
-    Communication: one all-reduce of one element.
-    """
-    if not gradients:
-        return torch.zeros(())  # every parameter is frozen, on all ranks
-    norms = torch.stack([torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients])
-    squared = norms.square().sum()
-    dist.all_reduce(squared, group=group)
-    norm = squared.sqrt()
-    for gradient in gradients:
-        gradient *= (max_norm / (norm + 1e-6)).clamp(max=1)
-    return norm
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -156,11 +142,16 @@ class ShardedOptimizer(torch.optim.Optimizer):
         super().__init__(params, self.inner.defaults)
 
     def add_param_group(self, param_group: dict) -> None:
+        """Flatten and shard more parameters.
+
+        Communication: that of flatten().
+        """
         super().add_param_group(param_group)
         settings = self.param_groups[-1]
         added = self.flatten(settings["params"])
         self.flat_parameters += added
-        self.inner.add_param_group({**settings, "params": [flat_parameter.shard for flat_parameter in added]})
+        shards = [flat_parameter.shard for flat_parameter in added]
+        self.inner.add_param_group({**settings, "params": shards})
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of parameters and shards."""
@@ -181,7 +172,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             inner_group.update({name: value for name, value in group.items() if name != "params"})
         self.inner.step()
         with record_function("ZeRO::all_gather"):
-            for work in [flat_parameter.launch_all_gather() for flat_parameter in self.flat_parameters]:
+            for work in [each.launch_all_gather() for each in self.flat_parameters]:
                 work.wait()
         for flat_parameter in self.flat_parameters:
             flat_parameter.shard.grad = None
@@ -203,7 +194,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         index_of = self._index_of(state_dict["param_groups"])
         for flat_parameter in self.flat_parameters:
             shard_entries = self.inner.state.get(flat_parameter.shard, {})
-            for parameter, entries in gather_state(flat_parameter.layout, shard_entries, to).items():
+            states = gather_state(flat_parameter.layout, shard_entries, to)
+            for parameter, entries in states.items():
                 state_dict["state"][index_of[parameter]] = entries
         return state_dict if to in (None, dist.get_rank(self.group)) else None
 
@@ -282,9 +274,35 @@ class ZeRO1(ShardedOptimizer):
         return super().clip_grad_norm_(max_norm)
 
     def step(self, closure: Callable | None = None):
-        """Average the gradients, update this rank's shard, and all-gather the parameters. Returns closure()'s result."""
+        """Average the gradients, update this rank's shard, and all-gather the parameters.
+
+        Returns:
+            What closure() returned.
+        """
         loss = closure() if closure else None
         self.reduce_gradients()
         self.update_parameters()
         self.used_up = True
         return loss
+
+
+@torch.no_grad()
+def clip_shards_(
+    gradients: list[torch.Tensor], max_norm: float, group: dist.ProcessGroup | None = None
+) -> torch.Tensor:
+    """Scale this rank's shards of a gradient so that the norm of the whole gradient is at most max_norm.
+
+    Returns:
+        The norm before scaling, the same on every rank.
+
+    Communication: one all-reduce of one element.
+    """
+    if not gradients:
+        return torch.zeros(())  # every parameter is frozen, on all ranks
+    norms = torch.stack([torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients])
+    squared = norms.square().sum()
+    dist.all_reduce(squared, group=group)
+    norm = squared.sqrt()
+    for gradient in gradients:
+        gradient *= (max_norm / (norm + 1e-6)).clamp(max=1)
+    return norm

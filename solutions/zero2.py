@@ -1,3 +1,4 @@
+# Built by `make notebooks` from source/08_zero2/lab.py: edit that, not this.
 """ZeRO stage 2: every rank holds all parameters, and one shard of the gradients and of the optimizer state."""
 
 from functools import partial
@@ -60,10 +61,16 @@ class ShardedBucket:
             return
         shard, mean = self.flat_parameter.shard, self.in_flight.wait()
         if shard.grad is None:
-            shard.grad = mean.to(shard.dtype, copy=True)  # a view would keep the whole flat tensor alive
+            # A view would keep the whole flat tensor alive.
+            shard.grad = mean.to(shard.dtype, copy=True)
         else:
             shard.grad += mean
         self.flat = self.views = self.in_flight = None
+
+
+def flat_parameters_of(buckets: list[ShardedBucket], parameters: list[nn.Parameter]) -> list[FlatParameter]:
+    """Return the flat parameters that the buckets have made of a param group's parameters."""
+    return [bucket.flat_parameter for bucket in buckets]
 
 
 class ZeRO2(nn.Module):
@@ -87,10 +94,10 @@ class ZeRO2(nn.Module):
         for previous, bucket in pairwise(self.buckets):
             bucket.previous = previous
         self.sync = GradientSync(self.buckets)
-        self.optimizer = ShardedOptimizer(
-            module.parameters(), optimizer_cls, partial(_flat_parameters_of, self.buckets), group, **defaults
-        )
-        self.synced = False  # whether finish_gradient_sync() has run since the last zero_grad() or step()
+        flatten = partial(flat_parameters_of, self.buckets)  # deepcopy copies what a partial holds
+        self.optimizer = ShardedOptimizer(module.parameters(), optimizer_cls, flatten, group, **defaults)
+        # Whether finish_gradient_sync() has run since the last zero_grad() or step().
+        self.synced = False
 
     def forward(self, *inputs, **kwargs):
         return self.module(*inputs, **kwargs)
@@ -124,7 +131,3 @@ class ZeRO2(nn.Module):
         # A rank without a backward() since zero_grad() must take part too: the decision may not depend on gradients.
         if not self.synced or self.sync.pending:
             self.finish_gradient_sync()
-
-
-def _flat_parameters_of(buckets: list[ShardedBucket], _parameters: list[nn.Parameter]) -> list[FlatParameter]:
-    return [bucket.flat_parameter for bucket in buckets]

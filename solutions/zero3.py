@@ -1,35 +1,26 @@
+# Built by `make notebooks` from source/10_fsdp/lab.py: edit that, not this.
 """ZeRO stage 3: every rank holds one shard of everything, and unshards a unit's parameters while it computes."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import pairwise
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from solutions import model_state
-from solutions.overlapped_ddp import LaunchQueue, watch_gradients
+from solutions.model_state import (
+    drop_full_parameters,
+    expect_no_full_parameters,
+    gather_full_state,
+    load_full_state,
+    sharded_state,
+)
+from solutions.overlapped_ddp import watch_gradients
 from solutions.units import Call, Unit, UnitState, shard_into_units
 from solutions.zero1 import clip_shards_
 from solutions.zero2 import ShardedBucket
-
-
-class AfterBackward(torch.autograd.Function):
-    """The identity on a unit's inputs. Its backward runs when backward is done with that call of the unit."""
-
-    @staticmethod
-    def forward(ctx, post_backward, *inputs: torch.Tensor):
-        ctx.post_backward = post_backward
-        ctx.set_materialize_grads(False)  # an input without a gradient stays without one
-        return inputs
-
-    @staticmethod
-    def backward(ctx, *gradients: torch.Tensor):
-        ctx.post_backward()
-        return None, *gradients
 
 
 class Prefetcher:
@@ -64,11 +55,81 @@ class Prefetcher:
             unit.unshard()
 
 
+class GradientReducer:
+    """Packs gradients as backward computes them, and reduce-scatters whole buckets when it is told to.
+
+    A gradient's hook packs, but launches nothing: a parameter may be unused on some ranks, and every rank must launch
+    the same collectives in the same order.
+    """
+
+    def __init__(self, buckets: Sequence[ShardedBucket]):
+        self.buckets = buckets
+        self._begin()
+        watch_gradients(buckets, self.on_gradient)
+
+    def on_gradient(self, bucket_index: int, index: int) -> None:
+        """Pack a gradient that backward() has just completed.
+
+        Raises:
+            RuntimeError: if this parameter's gradient is already packed.
+        """
+        bucket = self.buckets[bucket_index]
+        if index not in self.missing[bucket]:
+            raise RuntimeError(
+                "got a second gradient for this parameter: call finish_gradient_sync() after each backward()"
+            )
+        self.missing[bucket].remove(index)
+        bucket.pack(index)
+
+    def reduce(self, buckets: Iterable[ShardedBucket]) -> None:
+        """Launch the reduce-scatters of buckets, unless they are launched. Missing gradients count as zeros."""
+        for bucket in buckets:
+            if bucket in self.launched:
+                continue
+            for index in sorted(self.missing[bucket]):
+                bucket.pack(index)
+            self.missing[bucket] = set()
+            bucket.previous = self.launched[-1] if self.launched else None
+            bucket.launch()
+            self.launched.append(bucket)
+
+    def finish(self) -> None:
+        """Reduce the remaining buckets, wait for all of them, and begin anew."""
+        self.reduce(self.buckets)
+        for bucket in self.buckets:
+            bucket.wait()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.missing = {bucket: set(range(len(bucket.parameters))) for bucket in self.buckets}
+        self.launched: list[ShardedBucket] = []
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        watch_gradients(self.buckets, self.on_gradient)  # deepcopy: the hooks stay with the original's parameters
+
+
+class AfterBackward(torch.autograd.Function):
+    """The identity on a unit's inputs. Its backward runs when backward is done with that call of the unit."""
+
+    @staticmethod
+    def forward(ctx, post_backward, *inputs: torch.Tensor):
+        ctx.post_backward = post_backward
+        ctx.set_materialize_grads(False)  # an input without a gradient stays without one
+        return inputs
+
+    @staticmethod
+    def backward(ctx, *gradients: torch.Tensor):
+        ctx.post_backward()
+        return None, *gradients
+
+
 class ZeRO3(nn.Module):
     """ZeRO stage 3: train module with parameters, gradients and optimizer state sharded over the ranks of the group.
 
     parameters() are this rank's shards: give them to any optimizer that treats each element by itself. Call
-    finish_gradient_sync() after backward(). All ranks must call the same units in the same order.
+    finish_gradient_sync() after backward(). All ranks must call the same units in the same order. A unit may not change
+    its inputs in place, as FSDP2's may not either: autograd raises a RuntimeError.
 
     Args:
         units: submodules to unshard one at a time; by default, the layers of the module's ModuleLists and Sequentials.
@@ -77,7 +138,8 @@ class ZeRO3(nn.Module):
         reshard_after_forward: whether to free a unit's parameters between its forward and its backward.
 
     Memory: with Adam in fp32, 16Ψ/N bytes for Ψ parameters on N ranks, plus the unsharded units: the root, the current
-        unit and the prefetched ones.
+        unit and the prefetched ones. In backward, a unit whose inputs need no gradient stays until
+        finish_gradient_sync().
     Communication: per micro-batch, two all-gathers and one reduce-scatter of each unit: 3(N−1)/N · 4Ψ bytes sent per
         rank; 2(N−1)/N · 4Ψ for the root, and for every unit if reshard_after_forward is False.
     Source: Rajbhandari et al. 2020, "ZeRO", §5.3 and §7; Zhao et al. 2023, "PyTorch FSDP", §3.
@@ -101,26 +163,21 @@ class ZeRO3(nn.Module):
         self.units, self.root = list(unit_of.values()), unit_of[module]
         self.flat_parameters = [flat_parameter for unit in self.units for flat_parameter in unit.flat_parameters]
         self.shards = nn.ParameterList(flat_parameter.shard for flat_parameter in self.flat_parameters)
-        self.prefetcher = Prefetcher(prefetch)
 
-        # Gradients are reduce-scattered in the order in which backward should reach them: the last unit's come first.
-        *inner, root = self.units
-        backward_order = [(unit, flat) for unit in (*reversed(inner), root) for flat in unit.flat_parameters]
-        trainable = [(unit, flat) for unit, flat in backward_order if flat.shard.requires_grad]
-        self.buckets = [ShardedBucket(flat_parameter) for _, flat_parameter in trainable]
-        for previous, bucket in pairwise(self.buckets):
-            bucket.previous = previous
-        self.bucket_indices = {unit: [] for unit in self.units}
-        for bucket_index, (unit, _) in enumerate(trainable):
-            self.bucket_indices[unit].append(bucket_index)
-        self.queue, self.pending = LaunchQueue(self.buckets), False
+        self.prefetcher = Prefetcher(prefetch)
+        self.buckets_of = {
+            unit: [ShardedBucket(flat) for flat in unit.flat_parameters if flat.shard.requires_grad]
+            for unit in self.units
+        }
+        self.reducer = GradientReducer([bucket for buckets in self.buckets_of.values() for bucket in buckets])
+        self.calls: dict[Unit, Call] = {}  # of the units whose forward is running
+        self.pending = False  # whether backward has run since the last finish_gradient_sync()
 
         for submodule, unit in unit_of.items():
             submodule.register_forward_pre_hook(partial(self.pre_forward, unit), with_kwargs=True)
             submodule.register_forward_hook(partial(self.post_forward, unit))
-        watch_gradients(self.buckets, self.on_gradient)
-        self.register_state_dict_post_hook(model_state.drop_full_parameters)
-        self.register_load_state_dict_post_hook(model_state.expect_no_full_parameters)
+        self.register_state_dict_post_hook(drop_full_parameters)
+        self.register_load_state_dict_post_hook(expect_no_full_parameters)
 
     # -- one training step, in the order in which it happens
 
@@ -154,11 +211,11 @@ class ZeRO3(nn.Module):
 
     def _watch_inputs(self, unit: Unit, inputs: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Ask autograd to call post_backward() when it is done with this call of the unit."""
-        unit.call = Call()
+        call = self.calls[unit] = Call()
         leaves, structure = tree_flatten((inputs, kwargs))
         indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         if indices:
-            post_backward = partial(self.post_backward, unit, unit.call)
+            post_backward = partial(self.post_backward, unit, call)
             watched = AfterBackward.apply(post_backward, *(leaves[i] for i in indices))
             for i, tensor in zip(indices, watched, strict=True):
                 leaves[i] = tensor
@@ -166,47 +223,32 @@ class ZeRO3(nn.Module):
 
     def _watch_outputs(self, unit: Unit, output) -> None:
         """Ask autograd to call pre_backward() when the gradient of an output is complete."""
+        call = self.calls.pop(unit)
         for tensor in tree_leaves(output):
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                unit.open_calls.add(unit.call)
-                tensor.register_hook(partial(self.pre_backward, unit, unit.call))
+                unit.open_calls.add(call)
+                tensor.register_hook(partial(self.pre_backward, unit, call))
 
     def pre_backward(self, unit: Unit, call: Call, gradient: torch.Tensor) -> None:
         """Before a unit's backward: wait for its parameters, and prefetch the next unit's."""
-        if unit.state is not UnitState.BACKWARD:
-            unit.wait_for_unshard()
-            unit.state = UnitState.BACKWARD
+        self.pending = True
+        unit.wait_for_unshard()
+        unit.state = UnitState.BACKWARD
         self.prefetcher.in_backward(unit)
 
-    def on_gradient(self, bucket_index: int, index: int) -> None:
-        """When a gradient is complete: pack it, and launch the buckets that are full and next.
-
-        Raises:
-            RuntimeError: if this parameter's gradient is already packed.
-        """
-        if index not in self.queue.missing[bucket_index]:
-            raise RuntimeError(
-                "got a second gradient for this parameter: call finish_gradient_sync() after each backward()"
-            )
-        self.pending = True
-        self.queue.add(bucket_index, index)
-
     def post_backward(self, unit: Unit, call: Call) -> None:
-        """After a unit's backward: take missing gradients for zeros, and reshard the unit."""
+        """After a unit's backward: reduce its gradients, and reshard it."""
         unit.open_calls.discard(call)
-        if unit.open_calls:
-            return  # backward will come back to this unit
-        for bucket_index in self.bucket_indices[unit]:
-            for index in sorted(self.queue.missing[bucket_index]):
-                self.queue.add(bucket_index, index)
-        unit.reshard()
+        if not unit.open_calls:  # or backward will come back to this unit
+            self.reducer.reduce(self.buckets_of[unit])
+            unit.reshard()
 
     def finish_gradient_sync(self) -> None:
         """Wait until every shard has its mean gradient.
 
         Communication: one reduce-scatter per bucket that is not launched yet.
         """
-        self.queue.finish()
+        self.reducer.finish()
         self._reshard_all()
         for unit in self.units:
             unit.open_calls.clear()
@@ -223,16 +265,16 @@ class ZeRO3(nn.Module):
         return self.shards.named_parameters(prefix, recurse, remove_duplicate)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """Gather what module.state_dict() would return. See model_state.gather_full_state()."""
-        return model_state.gather_full_state(self.module, self.flat_parameters)
+        """Gather what module.state_dict() would return. See gather_full_state()."""
+        return gather_full_state(self.module, self.flat_parameters)
 
     def load_full_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
-        """Keep this rank's shard of a full state. See model_state.load_full_state()."""
-        model_state.load_full_state(self.module, self.flat_parameters, state_dict)
+        """Keep this rank's shard of a full state. See load_full_state()."""
+        load_full_state(self.module, self.flat_parameters, state_dict)
 
     def sharded_state_dict(self, optimizer: torch.optim.Optimizer) -> dict:
-        """View this rank's shards for torch.distributed.checkpoint. See model_state.sharded_state()."""
-        return model_state.sharded_state(self.module, self.flat_parameters, optimizer)
+        """View this rank's shards for torch.distributed.checkpoint. See sharded_state()."""
+        return sharded_state(self.module, self.flat_parameters, optimizer)
 
     def _reshard_all(self) -> None:
         for unit in self.units:
@@ -245,5 +287,4 @@ class ZeRO3(nn.Module):
             memo |= {id(each): nn.Parameter(each.detach(), each.requires_grad) for each in parameters}
         copied = memo[id(self)] = self.__class__.__new__(self.__class__)
         copied.__setstate__(copy.deepcopy(self.__dict__, memo))
-        watch_gradients(copied.buckets, copied.on_gradient)  # hooks stay behind with the original's parameters
         return copied

@@ -2,26 +2,35 @@
 
 Tests marked gpu, every notebook, and the rungs through NCCL, on whatever GPUs there are. Notebooks are run laxly:
 devices have other names there, and numbers other last digits. With fewer GPUs than the lessons' four ranks, ranks share
-them through gloo. It cannot send from a GPU, and a DeviceMesh on a GPU wants NCCL: notebooks that do either stay on the
-CPU then, and the summary says so.
+them through gloo. It cannot send from a GPU, and a DeviceMesh on a GPU needs NCCL. A chapter that does either says so
+in the head of its lesson and lab, with `gpu_per_rank: true`. Its notebooks then stay on the CPU, as the summary tells.
 """
 
 import sys
 from pathlib import Path
 
+from instructor.build import chapters
 from tests.runner.execution import Result, run_phase
 from tests.runner.phases import PYTHON, ROOT, Phase, pytest_command
 from tests.runner.summary import summary
 
 LAX = ("--nbval-lax", "--nbval-cell-timeout=300")
 GPU_TEST_S = 600.0  # the first start of CUDA and NCCL takes minutes on some machines
-NEEDS_A_GPU_PER_RANK = ("01_collectives", "09_zero3", "11_production")
 LESSONS_RANKS = 4
+
+
+def need_a_gpu_per_rank() -> set[str]:
+    """Name the chapters whose notebooks cannot run on GPUs that ranks share."""
+    return {
+        chapter.name
+        for chapter in chapters()
+        if any(chapter.read(script).metadata["course"].get("gpu_per_rank") for script in ("lesson", "lab"))
+    }
 
 
 def phases(gpus: int, notebooks: list[Path]) -> list[Phase]:
     """Return what there is to run on this many GPUs."""
-    on_cpu = [each for each in notebooks if gpus < LESSONS_RANKS and each.stem in NEEDS_A_GPU_PER_RANK]
+    on_cpu = [each for each in notebooks if gpus < LESSONS_RANKS and each.stem in need_a_gpu_per_rank()]
     on_gpus = [str(each) for each in notebooks if each not in on_cpu]
     lax = pytest_command(*LAX, test_s=GPU_TEST_S)
     found = [Phase("gpu", (pytest_command("tests", "-m", "gpu", test_s=GPU_TEST_S),), is_pytest=True)]

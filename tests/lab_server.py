@@ -51,22 +51,19 @@ def copy_course(folder: Path) -> Path:
 
 
 def newcomers_environment(course: Path, home: Path, mark: str) -> dict[str, str]:
-    """Of somebody who never used Jupyter, and has this Python's packages; the course's own are the copy's."""
+    """Return the environment of somebody who never used Jupyter, with this Python's packages and the copy's course."""
     ours = ("PYTEST_", "JUPYTER", "JPY_", "MAKE", "MFLAGS", "COURSE_", "RANKS_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     folders = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
     own = {name: str(home / name.lower()) for name in folders}
-    scale = {SCALE: f"{time_scale():g}"}
-    return kept | own | scale | {"COURSE_VENV": sys.prefix, "PYTHONPATH": str(course), MARK: mark}
+    path = f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}"
+    return kept | own | {SCALE: f"{time_scale():g}", "PATH": path, "PYTHONPATH": str(course), MARK: mark}
 
 
 @contextlib.contextmanager
 def make_lab(course: Path, environment: dict[str, str], log: Path) -> Iterator[str]:
-    """Run `make lab` in a copy of the course. → the address that it prints for a browser
-
-    The environment stands already: its target is taken for done, or bootstrap.py would make it anew for the copy.
-    """
-    command = ["make", "--old-file=environment", "lab", "LAB_ARGS=--no-browser --ip=127.0.0.1"]
+    """Run `make lab` in a copy of the course, in the environment of this Python. Yields the address for a browser."""
+    command = ["make", "lab", f"COURSE_PYTHON={sys.executable}", "LAB_ARGS=--no-browser --ip=127.0.0.1"]
     options = {"cwd": course, "env": environment, "stdin": subprocess.DEVNULL, "start_new_session": True}
     with log.open("w") as output:
         server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, **options)

@@ -1,5 +1,7 @@
 """What is built matches its source, was executed, and the lab differs from its solution in exercises only."""
 
+import re
+
 import nbformat
 import pytest
 from nbformat.validator import validate
@@ -26,8 +28,8 @@ def test_nothing_built_is_out_of_date():
 @pytest.mark.parametrize(
     ("script", "stale"),
     [
-        ("lesson", {"chapters/02_manual_ddp.ipynb", ".colab/chapters/02_manual_ddp.ipynb"}),
-        ("lab", {f"{folder}/02_manual_ddp.ipynb" for folder in ("labs", "solutions", ".colab/labs")}),
+        ("lesson", {"chapters/02_manual_ddp.ipynb"}),
+        ("lab", {"labs/02_manual_ddp.ipynb", "solutions/02_manual_ddp.ipynb"}),
     ],
 )
 def test_a_changed_source_is_noticed(monkeypatch, script, stale):
@@ -98,7 +100,8 @@ def test_exercises_and_checks_carry_nbgraders_metadata(chapter):
     cells = [cell for cell in _read("labs", chapter).cells if "nbgrader" in cell.metadata]
     marks = [cell.metadata["nbgrader"] for cell in cells]
     assert len({mark["grade_id"] for mark in marks}) == len(marks)
-    assert sum(mark["solution"] for mark in marks) >= 3
+    exercises = [cell for cell in _read("labs", chapter).cells if "exercise" in cell.metadata.get("tags", [])]
+    assert sum(mark["solution"] for mark in marks) == len(exercises) > 0
     assert sum(mark.get("points", 0) for mark in marks) > 0
     for cell, mark in zip(cells, marks, strict=True):
         assert mark["grade"] == cell.source.startswith("check."), cell.source
@@ -113,7 +116,6 @@ def test_cells_are_short(folder, chapter):
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=IDS)
 def test_a_lesson_imports_no_solution_of_its_own_or_a_later_chapter(chapter):
-    modules = {c.name: c.read("lab").metadata["course"]["module"] for c in CHAPTERS}
-    forbidden = [module for name, module in modules.items() if name >= chapter.name]
+    forbidden = [module for c in CHAPTERS if c.name >= chapter.name for module in build.module_names(c)]
     source = (chapter.folder / "lesson.py").read_text()
-    assert not [module for module in forbidden if f"solutions.{module}" in source]
+    assert not [module for module in forbidden if re.search(rf"\bsolutions\.{module}\b", source)]

@@ -13,7 +13,7 @@ from instructor.grade.submissions import pieces_of
 from tests.handed_in import CHAPTERS, hand_in, need_sandbox
 
 
-@pytest.mark.parametrize("lab", ["07_zero1", "09_zero3", "11_production"])
+@pytest.mark.parametrize("lab", ["07_zero1", "09_zero3", "12_checkpoints"])
 def test_our_own_solution_gets_every_point(tmp_path, lab):
     need_sandbox()
     with course.unpacked(CHAPTERS[lab]) as judged_with:

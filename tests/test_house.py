@@ -28,7 +28,7 @@ LESSONS_MAY_IMPORT = [
     "plots",
     "progress",
     "ranks",
-    "tables.py",
+    "tables",
     "timeline",
     "widgets.py",
     "wire",

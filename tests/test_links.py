@@ -12,7 +12,7 @@ import pytest
 from tests.links import broken, links, markdown_of, tokens
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("benchmarks", ".colab", "chapters", "instructor", "labs", "shared", "solutions")  # with texts to read
+FOLDERS = ("benchmarks", "chapters", "instructor", "labs", "shared", "solutions")  # with texts to read
 PLACES = re.compile(r"(?:benchmarks|chapters|instructor|labs|shared|solutions|source|tests)/[\w/.-]*\w")
 
 

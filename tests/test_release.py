@@ -115,7 +115,6 @@ def test_an_answer_anywhere_is_found():
 
 
 def test_a_bundle_with_an_answer_is_not_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(release, "SCRIPTS_FROM", {})
     monkeypatch.setattr(release, "TOP", (*release.TOP, "solutions/overlapped_ddp.py"))
     with pytest.raises(release.ReleaseError, match=r"give answers away: solutions/overlapped_ddp\.py"):
         release.write(4, tmp_path)
@@ -162,11 +161,16 @@ for name in ("chapters/02_manual_ddp.ipynb", "labs/02_manual_ddp.ipynb"):
 
 
 def test_a_bundle_can_be_installed(tmp_path):
-    """pip asks setuptools for the packages, which must all be there."""
+    """pip asks setuptools for the packages: all must be there, and bring their templates and texts."""
     release.write(0, tmp_path)
-    ask = [sys.executable, "-c", "import setuptools; setuptools.setup()", "--quiet", "egg_info"]
-    done = subprocess.run(ask, cwd=tmp_path / "distributed-training-00", capture_output=True, text=True)
+    folder = tmp_path / "distributed-training-00"
+    build = [sys.executable, "-c", "import setuptools; setuptools.setup()", "--quiet", "build", "--build-lib=built"]
+    done = subprocess.run(build, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-500:]
+    shared, built = (
+        {p.relative_to(at / "shared") for p in (at / "shared").rglob("*.*")} for at in (folder, folder / "built")
+    )
+    assert {path for path in shared if path.suffix == ".html"} and built == shared
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
     %run ~/distributed-training-course/shared/jupyter/colab.py labs
 
-The notebooks in .colab/ begin with it. Colab keeps its own packages, which its notebooks need, and its torch, which
-fits its GPU. Only what is missing gets installed, at the version of constraints.txt.
+The notebooks that `make colab` writes begin with it. Colab keeps its own packages, which its notebooks need, and its
+torch, which fits its GPU. Only what is missing gets installed, at the version of constraints.txt.
 """
 
 import importlib.metadata
@@ -18,6 +18,7 @@ MODULES = {  # package: the module that it brings
     "torch": "torch",
     "ipyparallel": "ipyparallel",
     "ipywidgets": "ipywidgets",
+    "jinja2": "jinja2",
     "matplotlib": "matplotlib",
     "psutil": "psutil",
     "scikit-learn": "sklearn",

@@ -1,14 +1,14 @@
 """Start, heal and stop a set of ranks from a notebook, and run things on all of them.
 
     from shared import ranks
-    ranks.start(world_size=4)        # four processes, one process group; `%%ranks` cells run on them
-    ranks.run(fn, *args)             # fn(*args) on every rank → results in rank order
-    ranks.pull("loss")               # a variable of every rank → values in rank order
+    ranks.start(world_size=4)        # four processes in one process group; `%%ranks` cells run on them
+    ranks.run(fn, *args)             # calls fn(*args) on every rank, returns the results in rank order
+    ranks.pull("loss")               # returns a variable's value on every rank, in rank order
     ranks.stop()
 
-A rank is an ipyparallel engine: a process that keeps its variables from cell to cell. The notebook's
-kernel hosts the TCPStore through which the ranks meet. Every wait has a deadline. When a cell fails,
-hangs or is interrupted, the doctor says why, the process group is replaced, and the next cell works.
+A rank is an ipyparallel engine: a process that keeps its variables from cell to cell. The notebook's kernel hosts the
+TCPStore through which the ranks form a process group. Every wait has a deadline. When a cell fails, hangs or is
+interrupted, the doctor explains why, the ranks form a new process group, and the next cell works.
 """
 
 import contextlib
@@ -24,19 +24,22 @@ __all__ = ["CellFailed", "RanksError", "current", "pull", "run", "start", "stop"
 def start(
     world_size: int = 4, *, backend: str | None = None, detect_mismatch: bool = True, link: str | None = None
 ) -> None:
-    """Start world_size ranks, and show where each one lives and what can be measured there.
+    """Start world_size ranks, and show where each one runs and what can be measured there.
 
-    Ranks that already run are kept, variables and all, if there are as many as asked for.
+    If the same number of ranks is running with the same options, they are kept, with their variables.
 
-    backend: "nccl", "gloo" or "gloo:cpu"; by default what fits the machine (or RANKS_BACKEND says).
-    detect_mismatch: compare each collective's op, shape and dtype over all ranks before it runs. It
-        costs messages of its own: turn it off where a cell measures time.
-    link: a rate such as "1gbit": each rank is a host of its own, and what it sends, and what it receives, passes a
-        link of that rate. A host reaches the other hosts and nothing else, so fetch data before. See `shared/hosts`.
-    Raises: ValueError for a world size, backend or link that this machine cannot serve; RanksError when the
-        ranks do not come up.
+    Args:
+        backend: "nccl", "gloo" or "gloo:cpu". By default, RANKS_BACKEND decides, or else what the machine has.
+        detect_mismatch: Compare each collective's operation, shape and dtype over all ranks before it runs. This costs
+            extra communication, so turn it off where a cell measures time.
+        link: A rate such as "1gbit". Each rank then runs on a host of its own, behind a link of that rate in both
+            directions. A host reaches the other hosts and nothing else, so load data before. See `shared/hosts`.
+
+    Raises:
+        ValueError: If this machine cannot run that world size, backend or link.
+        RanksError: If the ranks do not start.
     """
-    # Imported here: a rank and the fork server import this package too, and do without IPython and ipyparallel.
+    # Imported here because ranks and the fork server import this package without IPython and ipyparallel.
     from shared.ranks import magic
     from shared.ranks.rankset import RankSet
 
@@ -44,11 +47,11 @@ def start(
     asked_for = (world_size, backend, detect_mismatch, link)
     before = running.find()
     if before is not None and before.whole and before.asked_for == asked_for:
-        magic.show_table(before, note="These ranks were running already: their variables are kept.")
+        magic.show_table(before, note="These ranks were already running, and their variables are kept.")
         return
     check_link(link)
     if before is not None:
-        place(world_size, backend, link)  # a refusal comes before the ranks that run are ended
+        place(world_size, backend, link)  # raises before the running ranks are stopped
     stop()
     with magic.progress(world_size) as report:
         running.replace_by(RankSet(world_size, backend, detect_mismatch, link, report))
@@ -57,10 +60,12 @@ def start(
 
 
 def run(fn, *args, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs) -> list:
-    """Call fn(*args, **kwargs) on every rank. → results in rank order
+    """Call fn(*args, **kwargs) on every rank, and return the results in rank order.
 
-    What fn prints is shown in rank order, equal outputs merged.
-    Raises: CellFailed when a rank fails, dies or hangs.
+    What fn prints is shown in rank order, with equal outputs merged.
+
+    Raises:
+        CellFailed: If a rank raises, dies or hangs.
     """
     from shared.ranks import magic, rankside
 
@@ -69,14 +74,14 @@ def run(fn, *args, timeout_s: float = DEFAULT_TIMEOUT_S, **kwargs) -> list:
 
 
 def pull(name: str) -> list:
-    """Fetch a variable from every rank. → values in rank order"""
+    """Return the value of a variable on every rank, in rank order."""
     from shared.ranks import rankside
 
     return [o.value for o in current().run(rankside.call, (rankside.lookup, (name,), {}))]
 
 
 def stop() -> None:
-    """End the ranks and everything they started. Harmless when none run."""
+    """Stop the ranks and every process they started. Does nothing if no ranks are running."""
     if (ranks := running.find()) is not None:
         ranks.close()
         running.replace_by(None)
@@ -84,9 +89,9 @@ def stop() -> None:
 
 @contextlib.contextmanager
 def world(size: int):
-    """Inside the block, the process group holds only the first `size` ranks, and the rest stand by.
+    """Form a process group of only the first `size` ranks inside the block; the others stay idle.
 
-    A lab's check uses it to try world sizes 1, 2, 3 and 4 on the same four processes.
+    A lab's checks use this to try world sizes 1, 2, 3 and 4 on the same four processes.
     """
     ranks = current()
     everyone = list(range(ranks.world_size))
@@ -96,4 +101,4 @@ def world(size: int):
     finally:
         if ranks.alive:
             ranks.regroup(everyone)
-        ranks.members = everyone  # for the restart that an interrupt leaves to the next cell
+        ranks.members = everyone  # after an interrupt, the next cell restarts these ranks

@@ -1,19 +1,22 @@
-"""What can go wrong with ranks, said in full sentences: a notebook shows them without our traceback."""
+"""Errors about ranks. A notebook shows their message without the course's own traceback."""
 
 from shared.ranks.diagnosis import Case
 
 
 class RanksError(RuntimeError):
-    """Something about the ranks that a student should read."""
+    """An error about the ranks, with a message for the student."""
 
     def _render_traceback_(self) -> list[str]:
         return str(self).splitlines()
 
 
 class CellFailed(RanksError):
-    """A cell failed, hung, or was interrupted on some rank.
+    """A cell failed, hung or was interrupted on some rank.
 
-    outcomes: what each rank came to; case: all that the doctor knew; restarted: whether variables are gone.
+    Attributes:
+        outcomes: The outcome of each rank whose cell ended.
+        case: What the doctor knew about every rank.
+        restarted: Whether the ranks were restarted, so that their variables are gone.
     """
 
     def __init__(self, explanation: str, outcomes: dict, case: Case, what_is_left: str, restarted: bool):

@@ -1,4 +1,4 @@
-"""Hold interrupts back while the kernel talks to the ranks, and look at them where it is safe to stop."""
+"""Delay Ctrl-C while the kernel talks to the ranks, and handle it where it is safe to stop."""
 
 import contextlib
 import signal
@@ -9,11 +9,11 @@ _noted: list | None = None
 
 @contextlib.contextmanager
 def held():
-    """Let Ctrl-C wait until the block ends. → a function that tells whether one came
+    """Delay Ctrl-C until the block ends. Yields a function that tells whether Ctrl-C was pressed.
 
-    Python raises KeyboardInterrupt between any two instructions: in the middle of a message to a rank, the rest of
-    which would then be lost. Whoever waits in the block asks now and then, and stops; an interrupt that nobody
-    could obey is raised when the block ends. Outside the main thread, and in a block inside a block, only asks.
+    Python raises KeyboardInterrupt between any two instructions, so it could cut a request to a rank in half. Code that
+    waits inside the block calls the function now and then, and stops by itself. If it does not, KeyboardInterrupt is
+    raised when the block ends. Outside the main thread, and in a nested block, only the function is provided.
     """
     global _noted
     if _noted is not None or threading.current_thread() is not threading.main_thread():

@@ -16,6 +16,7 @@ from IPython.display import clear_output, display
 from shared.ranks.diagnosis import name_ranks
 from shared.ranks.running import DEFAULT_TIMEOUT_S, current
 from shared.tables import Table
+from shared.tables.rendering import render
 
 
 def register() -> None:
@@ -148,8 +149,8 @@ def progress(world_size: int):
 def _bar(world_size: int, done: int) -> dict:
     """A bar that moves by itself until the first rank is there, and then fills."""
     text = f"starting {world_size} ranks … {done} ready"
-    value = f'value="{done}"' if done else ""
-    return {"text/plain": text, "text/html": f'<progress max="{world_size}" {value}></progress> {text}'}
+    bar = render(__package__, "starting.html", world_size=world_size, ready=done, text=text)
+    return {"text/plain": text, "text/html": bar}
 
 
 def show_table(running, note: str = "") -> None:

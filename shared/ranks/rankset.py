@@ -1,4 +1,4 @@
-"""A set of ranks as the kernel holds it: one process group, cells with a deadline, an end for what hangs, healing."""
+"""A set of ranks as the kernel sees it: a process group, cells with deadlines, and recovery from hangs and crashes."""
 
 import contextlib
 import json
@@ -16,17 +16,17 @@ from shared.ranks.running import DEFAULT_TIMEOUT_S
 JOIN_TIMEOUT_S = scaled(10.0)
 _KEPT = "Your variables on the ranks are kept."
 _NEW_GROUP = "A new process group is ready; your variables on the ranks are kept."
-_RESTARTED = "The ranks were started again: their variables are gone. Run the cells that define them again."
+_RESTARTED = "The ranks had to be restarted, and their variables are gone. Run the cells that define them again."
 
 
 class RankSet(RankProcesses):
-    """world_size processes with one process group. Students use `shared.ranks`, which holds one of these."""
+    """world_size processes in one process group. Students use `shared.ranks`, which holds one of these."""
 
     def __init__(self, world_size: int, backend=None, detect_mismatch=True, link=None, report=lambda done: None):
         self.asked_for = (world_size, backend, detect_mismatch, link)
         self.detect_mismatch = detect_mismatch
         self.alive = False
-        self.members = list(range(world_size))  # the ranks in the process group; the rest stand by
+        self.members = list(range(world_size))  # the ranks in the process group; the others are idle
         self._generation = 0
         super().__init__(world_size, backend, link, report)
 
@@ -37,35 +37,37 @@ class RankSet(RankProcesses):
         self._join(self.members)
 
     def restart(self) -> None:
-        """Replace every rank by a fresh one, in a new group; their variables are gone."""
+        """Replace every rank by a new process, in a new process group. Their variables are lost."""
         self.alive = False
         with interrupts.held():
             super().restart()
 
     def close(self) -> None:
-        """End every process of this set."""
+        """Stop every process of this set."""
         self.alive = False
         super().close()
 
     def regroup(self, members: list[int]) -> None:
-        """Form a new process group of these ranks, if all ranks live to leave the old one.
+        """Form a new process group of these ranks. All ranks must be alive to leave the old one.
 
-        Raises: ValueError for members that are no ranks; RanksError when a rank has died.
+        Raises:
+            ValueError: If members are not ranks of this set.
+            RanksError: If a rank has died.
         """
         if not members or not set(members) <= set(range(self.world_size)):
-            raise ValueError(f"a process group needs some of the ranks 0 to {self.world_size - 1}, got {members}")
-        self.members = members  # a restart forms their group
+            raise ValueError(f"expected members among the ranks 0 to {self.world_size - 1}, got {members}")
+        self.members = members  # a restart would form their group
         self._refuse_if_not_whole()
         self.form_group(members)
 
     def form_group(self, members: list[int]) -> None:
-        """Form a new process group of these ranks; ranks that cannot leave the old one are replaced."""
+        """Form a new process group of these ranks. If a rank cannot leave the old one, all ranks are restarted."""
         self.alive = False
         self.members = members
         with interrupts.held():
             try:
                 self._join(members)
-            except RanksError:  # gloo may wait for ever for the end of a message that nobody waited for
+            except RanksError:  # gloo may wait forever for an operation on which nobody called wait()
                 self.restart()
 
     def _join(self, members: list[int]) -> None:
@@ -79,11 +81,12 @@ class RankSet(RankProcesses):
     # -- running
 
     def run(self, fn, args=(), *, targets=None, timeout_s=DEFAULT_TIMEOUT_S, show=None, watch=None) -> list:
-        """Run fn(*args), a function of `rankside`, on the target ranks. → Outcomes in rank order
+        """Run fn(*args), a function of `rankside`, on the target ranks. Returns their Outcomes in rank order.
 
-        args: the same for all, or a function rank → args where each rank gets its own.
-        show: called with the outcomes, before any error is raised, to print what ranks printed.
-        watch: called now and then with the seconds so far and the ranks' positions.
+        Args:
+            args: The same for all ranks, or a function from a rank to its args.
+            show: Called with the outcomes, before any error is raised, to print what the ranks printed.
+            watch: Called now and then with the elapsed seconds and the ranks' positions.
         """
         self._refuse_if_not_whole()
         targets = list(self.members) if targets is None else targets
@@ -98,12 +101,12 @@ class RankSet(RankProcesses):
         return [case.outcomes[rank] for rank in targets]
 
     def _fail(self, case: Case, pending: dict, timeout_s: float, show) -> None:
-        """Find out why, end what hangs, show what was printed, heal, raise."""
+        """Find the cause, stop what hangs, show what was printed, make the ranks usable again, and raise CellFailed."""
         hung = dict(pending)
         case.positions = self._look()
         try:
             message = explain(case)
-        except Exception as error:  # whatever the doctor trips over, the ranks must be ended and healed
+        except Exception as error:  # the ranks must be recovered even if the diagnosis fails
             message = f"The cell failed, and the doctor could not say why ({type(error).__name__}: {error})."
         outcomes = dict(case.outcomes)
         if hung:
@@ -116,7 +119,7 @@ class RankSet(RankProcesses):
         raise CellFailed(message, outcomes, case, what_is_left, restarted=what_is_left.startswith(_RESTARTED))
 
     def _wait(self, pending: dict, case: Case, timeout_s: float, watch, interrupted) -> Case:
-        """Wait until every rank is done, or it is plain that they will not be."""
+        """Wait until every rank is done, or until it is certain that some never will be."""
         began = time.monotonic()
         next_look_s, before = 1.0, None
         while pending and not case.interrupted:
@@ -151,7 +154,7 @@ class RankSet(RankProcesses):
         for rank in [rank for rank, answer in pending.items() if answer.ready()]:
             try:
                 outcomes[rank] = pending.pop(rank).get()
-            except Exception as error:  # the result could not be sent, or the engine is gone
+            except Exception as error:  # the result could not be sent, or the process is gone
                 described = {"kind": "Exception", "message": _told_by_engine(error), "lines": [], "mismatch": False}
                 described |= {"others_fault": False, "out_of_memory": False, "gpu_lost": False}
                 outcomes[rank] = rankside.Outcome(rank, error=described, ended_s=time.time())
@@ -159,11 +162,11 @@ class RankSet(RankProcesses):
     # -- when things go wrong
 
     def _look(self) -> dict:
-        """→ rank → position, of the ranks in the process group"""
+        """Return the position of every rank in the process group."""
         return {rank: position for rank, position in self._ask("report").items() if rank in self.members}
 
     def _end(self, pending: dict, outcomes: dict) -> None:
-        """End the cell on ranks that still run: cut their connections, interrupt Python, kill at last."""
+        """Stop the cell on ranks that are still running: cut their connections, then interrupt Python."""
         self._ask("cut")
         for patience_s in (0.3, 0.7, 1.0):
             deadline = time.monotonic() + scaled(patience_s)
@@ -175,7 +178,7 @@ class RankSet(RankProcesses):
                     os.kill(self.pids[rank], signal.SIGINT)
 
     def _heal(self, case: Case, hung: dict, still_pending: dict) -> str:
-        """Make the next cell work. → a sentence on what is left"""
+        """Make the next cell work. Returns a sentence that says what the student still has."""
         lost = any(outcome.error and outcome.error["gpu_lost"] for outcome in case.outcomes.values())
         if self._deaths() or still_pending or lost:
             placement = self.placement
@@ -183,14 +186,14 @@ class RankSet(RankProcesses):
             return _RESTARTED if self.placement == placement else f"{_RESTARTED} {self.placement.valid}"
         counts = {json.dumps(sorted(p["counts"])) for r, p in case.positions.items() if p and r in self.members}
         if not hung and len(counts) <= 1 and not any(o.error and o.error["mismatch"] for o in case.outcomes.values()):
-            return _KEPT  # every rank is at the same point of the same sequence: the group is sound
+            return _KEPT  # every rank has launched the same collectives: the group still works
         starts = self.starts
         self.form_group(self.members)
         return _NEW_GROUP if self.starts == starts else _RESTARTED
 
     @property
     def whole(self) -> bool:
-        """True while every rank lives and a cell can run on it."""
+        """True while every rank is alive and can run a cell."""
         return self.alive and not self._deaths() and self._server.serves
 
     def _refuse_if_unserved(self) -> None:
@@ -198,22 +201,22 @@ class RankSet(RankProcesses):
             self.alive = False
             link = f', link="{self.link}"' if self.link else ""
             raise RanksError(
-                "The process that starts the ranks, or the one that carries cells to them, has died, and the ranks "
-                f"cannot be reached. Start them again: ranks.start(world_size={self.world_size}{link})"
+                "The ranks cannot be reached: the process that starts them, or that connects to them, has died. "
+                f"Start the ranks again: ranks.start(world_size={self.world_size}{link})"
             )
 
     def _refuse_if_not_whole(self) -> None:
         self._refuse_if_unserved()
         if self.whole:
             return
-        said = explain(Case([], {}, deaths=self._deaths())) or "The ranks were not in one process group."
+        said = explain(Case([], {}, deaths=self._deaths())) or "The ranks were not in one process group any more."
         self.restart()
-        raise RanksError(f"{said}\nIt happened between two cells. {_RESTARTED}")
+        raise RanksError(f"{said}\nThis happened between two cells. {_RESTARTED}")
 
 
 def _told_by_engine(error: Exception) -> str:
-    """What went wrong outside the student's own code: on the way to a rank, or back."""
+    """Describe an error outside the student's code: on the way to a rank, or back."""
     said = f"{error.ename}: {error.evalue}" if hasattr(error, "ename") else str(error)
     if "pickle" in said:
-        said += "\n    What a rank gives back is pickled and sent here: return numbers, tensors, or dicts of them."
+        said += "\n    A rank's result is pickled and sent to the notebook. Return numbers, tensors, or dicts of them."
     return said

@@ -1,4 +1,4 @@
-"""The set of ranks that runs in this notebook, if there is one."""
+"""The set of ranks that is running in this notebook, if there is one."""
 
 from shared.deadlines import scaled
 from shared.ranks.errors import RanksError
@@ -8,20 +8,21 @@ _current = None
 
 
 def find():
-    """Return the `RankSet` that runs, or None."""
+    """Return the running `RankSet`, or None."""
     return _current
 
 
 def replace_by(new) -> None:
-    """Remember the `RankSet` that runs from now on; None when there is none any more."""
+    """Remember the running `RankSet`, or None after the ranks have stopped."""
     global _current
     _current = new
 
 
 def current():
-    """Return the `RankSet` that runs.
+    """Return the running `RankSet`.
 
-    Raises: RanksError when there are none.
+    Raises:
+        RanksError: If no ranks are running.
     """
     if _current is None:
         raise RanksError("No ranks are running. Start them first: ranks.start(world_size=4)")

@@ -2,19 +2,20 @@
 # jupyter:
 #   course:
 #     module: collectives
-#     minutes: 60
+#     minutes: 75
+#     gpu_per_rank: true
 # ---
 
 # %% [markdown]
 # # Lab 01 · Collectives by hand
 #
-# **60 minutes, 14 points.** You build what `dist.all_reduce` does, from messages between two ranks: a reduce-scatter
-# and an all-gather around a ring. Then a broadcast along a tree. Later chapters shard gradients, optimizers and
-# parameters with these four.
+# **75 minutes, 16 points.** You build what `dist.all_reduce` does from transfers between two ranks: a reduce-scatter
+# and an all-gather around a ring. Then you build a broadcast along a tree, and a reduce-scatter that is launched now
+# and waited for later. Later chapters shard gradients, optimizer states and parameters with these collectives.
 #
-# Each exercise has a check. It draws fresh numbers every time, hands each rank only its own, tries 1, 2, 3 and 4
-# ranks and groups of some of them, and counts what each rank sends. A tensor that is not contiguous may be handled,
-# or refused: then raise a `ValueError` before the first message.
+# Each exercise has a check. It draws fresh data every time and hands each rank only its own. It tries 1, 2, 3 and 4
+# ranks and subgroups of them, and counts the bytes that each rank sends. Your functions may support tensors that are
+# not contiguous, or reject them with a `ValueError` before anything is sent.
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks
@@ -26,15 +27,19 @@ ranks.start(world_size=4)
 # %%ranks
 """Collectives by hand: reduce-scatter, all-gather and all-reduce around a ring, broadcast along a tree.
 
-N ranks; a tensor is cut into N chunks of ceil(numel / N) elements, chunk r for rank r. Where N does not divide
-numel, the last chunks are shorter, or empty. Like torch's collectives, none of these records a gradient.
+A tensor is cut into N chunks of ceil(numel / N) elements, and chunk r belongs to rank r. If N does not divide numel,
+the last chunks are shorter, or empty. Like torch's collectives, none of these records a gradient.
 """
+
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn.functional import pad
+
+from shared.c10d import all_gather_single, reduce_scatter_single
 
 # %% [markdown]
 # ## Exercise 1.1 · One step around the ring (5 min, 1 point)
@@ -58,14 +63,14 @@ from torch.nn.functional import pad
 # %% tags=["exercise", "export"] grade_id="ring-step"
 # %%ranks
 def ring_step(outgoing: Tensor, incoming: Tensor, group: ProcessGroup | None = None) -> None:
-    """Send outgoing to the right neighbour while the left one's fills incoming.
+    """Send outgoing to the right neighbour, and receive the left neighbour's outgoing into incoming.
 
-    Comm: one message of outgoing's bytes.
+    Communication: one transfer of outgoing's bytes.
     """
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     left, right = (rank - 1) % world_size, (rank + 1) % world_size
-    # One batch: NCCL must launch both together. The receive first: gloo then knows where to put what comes.
+    # One batch, because NCCL must launch both together. The receive comes first: gloo then knows its destination.
     receive = dist.P2POp(dist.irecv, incoming, group=group, group_peer=left)
     send = dist.P2POp(dist.isend, outgoing, group=group, group_peer=right)
     for handle in dist.batch_isend_irecv([receive, send]):
@@ -85,10 +90,12 @@ check.ring_step()
 # %% tags=["export"]
 # %%ranks
 def chunks_of(tensor: Tensor, world_size: int) -> list[Tensor]:
-    """Cut a contiguous tensor into world_size flat views; the last ones are shorter, or empty.
+    """Cut a contiguous tensor into world_size flat views, of which the last may be shorter, or empty.
 
-    Shapes: → world_size × [at most ceil(numel / world_size)]
-    Raises: ValueError when tensor is not contiguous: no view can be flat then.
+    Raises:
+        ValueError: if tensor is not contiguous, because no view of it is flat then.
+
+    Shape: returns world_size tensors of at most ceil(numel / world_size) elements.
     """
     if not tensor.is_contiguous():
         raise ValueError("chunks are views, so the tensor must be contiguous")
@@ -124,12 +131,12 @@ for elements in (8, 10, 3):
 # %%ranks
 @torch.no_grad()
 def ring_reduce_scatter(tensor: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """Add up tensor over the group's N ranks; rank r gets chunk r of the sum, filled up with zeros.
+    """Add up tensor over the group's N ranks. Rank r gets chunk r of the sum, padded with zeros.
 
-    Sums are rounded to tensor's dtype at every step. The result is new memory, for N = 1 too.
+    Sums are rounded to tensor's dtype at every step. The result has memory of its own, for N = 1 too.
 
-    Shapes: tensor: any → [ceil(numel / N)]
-    Comm: N − 1 messages, at most (N−1)·ceil(numel / N) elements sent per rank.
+    Shape: tensor of any shape; returns [ceil(numel / N)].
+    Communication: N − 1 transfers, at most (N−1)·ceil(numel / N) elements sent per rank.
     Source: nccl-tests, PERFORMANCE.md.
     """
     ### BEGIN SOLUTION
@@ -139,11 +146,11 @@ def ring_reduce_scatter(tensor: Tensor, group: ProcessGroup | None = None) -> Te
     partial = chunks[(rank - 1) % world_size]
     for step in range(1, world_size):
         mine = chunks[(rank - step - 1) % world_size]
-        arrived = buffers[step % 2][: mine.numel()]  # not the buffer that is being sent
+        arrived = buffers[step % 2][: mine.numel()]  # never the one that holds partial
         ring_step(partial, arrived, group)
         partial = arrived.add_(mine)
     missing = chunks[0].numel() - partial.numel()
-    if missing or world_size == 1:  # pad copies: one rank alone may not get its own memory back
+    if missing or world_size == 1:  # pad copies: a single rank must not get its own memory back
         partial = pad(partial, (0, missing))
     return partial
     ### END SOLUTION
@@ -170,7 +177,7 @@ check.ring_reduce_scatter()
 # %% tags=["exercise", "export"] grade_id="ring-all-gather"
 # %%ranks
 def gather_around(chunks: list[Tensor], group: ProcessGroup | None = None) -> None:
-    """Fill chunks on every rank; chunks[r] is rank r's own, and travels once around the ring."""
+    """Fill chunks on every rank. chunks[r] comes from rank r and is passed once around the ring."""
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     for step in range(world_size - 1):
@@ -181,10 +188,10 @@ def gather_around(chunks: list[Tensor], group: ProcessGroup | None = None) -> No
 
 @torch.no_grad()
 def ring_all_gather(shard: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """Put the shards of the group's N ranks one after the other, on every rank.
+    """Concatenate the shards of the group's N ranks, in rank order, on every rank.
 
-    Shapes: shard: [n], the same n on every rank → [N * n]
-    Comm: N − 1 messages of shard's bytes.
+    Shape: shard [n], the same n on every rank; returns [N · n].
+    Communication: N − 1 transfers of shard's bytes.
     Source: nccl-tests, PERFORMANCE.md.
     """
     ### BEGIN SOLUTION
@@ -221,9 +228,9 @@ check.ring_all_gather()
 # %%ranks
 @torch.no_grad()
 def ring_all_reduce(tensor: Tensor, group: ProcessGroup | None = None) -> None:
-    """Replace tensor, in place, by its sum over the group's N ranks: the same bits on each.
+    """Replace tensor, in place, by its sum over the group's N ranks, which is bitwise equal on all of them.
 
-    Comm: 2(N−1) messages, at most 2(N−1)·ceil(numel / N) elements sent per rank.
+    Communication: 2(N−1) transfers, at most 2(N−1)·ceil(numel / N) elements sent per rank.
     Source: nccl-tests, PERFORMANCE.md.
     """
     ### BEGIN SOLUTION
@@ -266,21 +273,21 @@ check.ring_all_reduce()
 # %%ranks
 @torch.no_grad()
 def tree_broadcast(tensor: Tensor, src: int = 0, group: ProcessGroup | None = None) -> None:
-    """Replace tensor, in place, by global rank src's, along a binomial tree.
+    """Replace tensor, in place, by that of global rank src, along a binomial tree.
 
-    Comm: ceil(log2 N) rounds; N − 1 messages of tensor's bytes over all ranks, at most one received by each.
+    Communication: ceil(log2 N) rounds; N − 1 transfers of tensor's bytes over all ranks, at most one to each.
     """
     ### BEGIN SOLUTION
     group = dist.group.WORLD if group is None else group
     world_size, root = dist.get_world_size(group), dist.get_group_rank(group, src)
-    place = (dist.get_rank(group) - root) % world_size  # src is at place 0
+    index = (dist.get_rank(group) - root) % world_size  # src has index 0
     whole = tensor.contiguous()
-    reach = 1  # places below it have the tensor
+    reach = 1  # the ranks whose index is smaller have the tensor
     while reach < world_size:
-        if place < reach and place + reach < world_size:
-            dist.send(whole, group=group, group_dst=(place + reach + root) % world_size)
-        elif reach <= place < 2 * reach:
-            dist.recv(whole, group=group, group_src=(place - reach + root) % world_size)
+        if index < reach and index + reach < world_size:
+            dist.send(whole, group=group, group_dst=(index + reach + root) % world_size)
+        elif reach <= index < 2 * reach:
+            dist.recv(whole, group=group, group_src=(index - reach + root) % world_size)
         reach *= 2
     if whole is not tensor:
         tensor.copy_(whole)
@@ -328,9 +335,9 @@ published_ring_all_reduce(torch.ones(4, device=device))
 def ring_step_in_turns(
     outgoing: Tensor, incoming: Tensor, group: ProcessGroup | None = None
 ) -> None:
-    """Do what ring_step does with send and recv alone, which wait for the other side.
+    """Do what ring_step does with send and recv alone, each of which waits for the other side.
 
-    Comm: one message of outgoing's bytes; 2 turns for an even number of ranks, 3 for an odd one.
+    Communication: one transfer of outgoing's bytes; 2 turns for an even number of ranks, 3 for an odd one.
     """
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
@@ -347,33 +354,258 @@ def ring_step_in_turns(
 check.ring_step_in_turns()
 
 # %% [markdown]
-# ## Exercise 1.7 · Stretch: all at once (5 min, 1 point)
+# ## Exercise 1.7 · All at once (5 min, 1 point)
 #
-# `dist.all_to_all_single` sends each rank one part of a tensor, and takes one from each. Do a reduce-scatter with it:
-# the same result as `ring_reduce_scatter`, in **one** call.
+# With `dist.all_to_all_single`, each rank sends one chunk of a tensor to every rank and receives one from each. Write
+# a reduce-scatter with it.
+#
+# - The result equals that of `ring_reduce_scatter`.
+# - There is **one** call, of at most N·⌈numel/N⌉ elements.
+#
+# <details><summary>Hint</summary>Which chunks of which ranks must be in one place so that rank r can add them up? Pad
+# the tensor, so that all chunks have one length.</details>
 
 
 # %% tags=["exercise", "export"] grade_id="direct-reduce-scatter"
 # %%ranks
 @torch.no_grad()
 def direct_reduce_scatter(tensor: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """Do what ring_reduce_scatter does, every rank sending each other one its chunk directly.
+    """Do what ring_reduce_scatter does, with every rank sending each chunk directly to its owner.
 
-    Shapes: tensor: any → [ceil(numel / N)]
-    Comm: one all_to_all_single of the filled-up tensor; (N−1)·ceil(numel / N) elements sent per rank.
+    Shape: tensor of any shape; returns [ceil(numel / N)].
+    Communication: one all_to_all_single of the padded tensor; (N−1)·ceil(numel / N) elements sent per rank.
     """
     ### BEGIN SOLUTION
     world_size = dist.get_world_size(group)
     flat, missing = tensor.contiguous().view(-1), -tensor.numel() % world_size
-    parts = pad(flat, (0, missing)) if missing else flat
-    mine = torch.empty_like(parts)
-    dist.all_to_all_single(mine, parts, group=group)
-    return mine.view(world_size, parts.numel() // world_size).sum(0, dtype=tensor.dtype)
+    chunks = pad(flat, (0, missing)) if missing else flat
+    received = torch.empty_like(chunks)
+    dist.all_to_all_single(received, chunks, group=group)
+    return received.view(world_size, chunks.numel() // world_size).sum(0, dtype=tensor.dtype)
     ### END SOLUTION
 
 
 # %% tags=["check"] grade_id="check-direct-reduce-scatter" points=1
 check.direct_reduce_scatter()
+
+# %% [markdown]
+# ## Exercise 1.8 · Launch now, wait later (15 min, 2 points)
+#
+# Every collective so far has returned when it was complete. From chapter 04 on, communication will run while backward
+# computes. For that, a function **launches** a collective and returns at once with a **handle**. The caller computes
+# something else, and calls the handle's `wait()` when it needs the result.
+#
+# Three pieces are given. `InFlight` launches any number of transfers between two ranks. `exchanges_directly` decides
+# whether it is used, or the backend's own collective. `launch_all_gather` uses both: it is a model for what you will
+# write.
+
+
+# %% tags=["export"]
+# %%ranks
+class InFlight:
+    """Point-to-point transfers in flight. Call wait() before you read what is received or reuse what is sent.
+
+    Args:
+        sends: pairs of a tensor and the group rank that gets it.
+        receives: pairs of a tensor to fill and the group rank that sends it.
+    """
+
+    def __init__(
+        self,
+        sends: list[tuple[Tensor, int]],
+        receives: list[tuple[Tensor, int]],
+        group: ProcessGroup | None,
+    ):
+        operations = [
+            dist.P2POp(dist.irecv, tensor, group=group, group_peer=peer)
+            for tensor, peer in receives
+        ]
+        operations += [
+            dist.P2POp(dist.isend, tensor, group=group, group_peer=peer) for tensor, peer in sends
+        ]
+        self.works = dist.batch_isend_irecv(operations) if operations else []
+
+    def wait(self) -> None:
+        """Return when every transfer is complete."""
+        for work in self.works:
+            work.wait()
+
+
+def exchanges_directly(tensor: Tensor, group: ProcessGroup | None = None) -> bool:
+    """Tell whether shards are exchanged by point-to-point transfers instead of the backend's own collective.
+
+    gloo's reduce-scatter is an all-reduce inside, and its all-gather makes an extra copy, so on gloo we send every
+    shard to its rank directly. gloo cannot send from a GPU; there, and on NCCL, the backend's own collective runs.
+    """
+    return dist.get_backend(group) == "gloo" and not tensor.is_cuda
+
+
+def launch_all_gather(flat: Tensor, shard: Tensor, group: ProcessGroup | None = None):
+    """Launch an all-gather that fills flat with every rank's shard, in rank order.
+
+    Returns:
+        A handle; flat is complete after its wait().
+
+    Shape: flat [N · n]; shard [n], which may be this rank's shard of flat.
+    Communication: one all-gather; each rank sends (N−1)/N of flat's bytes.
+    """
+    if not exchanges_directly(flat, group):
+        return all_gather_single(flat, shard, group=group, async_op=True)
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    shards = flat.view(world_size, -1)
+    if shards[rank].data_ptr() != shard.data_ptr():
+        shards[rank].copy_(shard)
+    peers = [peer for peer in range(world_size) if peer != rank]
+    return InFlight(
+        [(shards[rank], peer) for peer in peers], [(shards[peer], peer) for peer in peers], group
+    )
+
+
+# %% [markdown]
+# Write `DirectReduceScatter`, a reduce-scatter in flight:
+#
+# - `DirectReduceScatter(shards, group)` gets one tensor per rank of the group: `shards[r]` is what this rank
+#   contributes to rank r's sum. It launches all transfers and returns without waiting for any.
+# - `wait()` waits for them, adds what was received to this rank's own shard in place, and returns that shard.
+# - A caller may have several of them in flight, and wait for them in any order.
+#
+# Target: each rank sends (N−1)/N of the bytes of `shards`. Besides `shards` there is memory for what is received,
+# (N−1)/N of those bytes, and no other copy.
+#
+# <details><summary>Hint 1</summary>Who sends this rank something, and how many shards arrive? Each needs memory of its
+# own until <code>wait()</code>.</details>
+# <details><summary>Hint 2</summary><code>InFlight</code> does the launching. Which pairs of a tensor and a rank does it
+# need for the sends, and which for the receives?</details>
+
+
+# %% tags=["exercise", "export"] grade_id="direct-reduce-scatter-in-flight"
+# %%ranks
+class DirectReduceScatter:
+    """A reduce-scatter in flight: every rank sends each shard to its owner, and the owner adds up what it receives.
+
+    Memory: (N−1)/N of the tensor's bytes for what is received.
+    """
+
+    def __init__(self, shards: Sequence[Tensor], group: ProcessGroup | None):
+        ### BEGIN SOLUTION
+        rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+        peers = [peer for peer in range(world_size) if peer != rank]
+        self.own = shards[rank]
+        self.received = self.own.new_empty(len(peers), self.own.numel())
+        receives = list(zip(self.received, peers, strict=True))
+        self.in_flight = InFlight([(shards[peer], peer) for peer in peers], receives, group)
+        ### END SOLUTION
+
+    def wait(self) -> Tensor:
+        """Return this rank's shard of the sum, when it is complete."""
+        ### BEGIN SOLUTION
+        self.in_flight.wait()
+        for shard in self.received:
+            self.own += shard
+        return self.own
+        ### END SOLUTION
+
+
+# %% [markdown]
+# `launch_reduce_scatter` is given. It uses your class, or the backend's own reduce-scatter where that is better. The
+# check calls `launch_reduce_scatter`.
+
+
+# %% tags=["export"]
+# %%ranks
+class BackendReduceScatter:
+    """A reduce-scatter in flight, run by the backend in place."""
+
+    def __init__(self, flat: Tensor, group: ProcessGroup | None):
+        self.own = flat.view(dist.get_world_size(group), -1)[dist.get_rank(group)]
+        self.work = reduce_scatter_single(self.own, flat, group=group, async_op=True)
+
+    def wait(self) -> Tensor:
+        """Return this rank's shard of the sum, when it is complete."""
+        self.work.wait()
+        return self.own
+
+
+def launch_reduce_scatter(
+    flat: Tensor, group: ProcessGroup | None = None
+) -> DirectReduceScatter | BackendReduceScatter:
+    """Launch a reduce-scatter of flat over the group's N ranks.
+
+    Returns:
+        A handle. Its wait() returns this rank's shard of the sum: a view of flat, whose other shards are used up.
+
+    Shape: flat [N · n]; wait() returns [n].
+    Communication: one reduce-scatter; each rank sends (N−1)/N of flat's bytes.
+    Memory: (N−1)/N of flat's bytes until wait() returns, where shards are exchanged directly.
+    """
+    if exchanges_directly(flat, group):
+        return DirectReduceScatter(flat.view(dist.get_world_size(group), -1), group)
+    return BackendReduceScatter(flat, group)
+
+
+# %% tags=["check"] grade_id="check-launch-reduce-scatter" points=2
+check.launch_reduce_scatter()
+
+# %% [markdown]
+# Two more collectives that later labs use are given. `reduce_scatter_` waits, but cuts a large tensor into pieces and
+# has two of them in flight at a time, so that little memory is needed for what is received. `gather_shards`
+# concatenates the shards of all ranks on one rank or on all, for checkpoints.
+
+
+# %% tags=["export"]
+# %%ranks
+PIECE_NUMEL = 2**20  # elements of all ranks together that reduce_scatter_ has in flight at a time
+
+
+def reduce_scatter_(flat: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """Reduce-scatter flat in place, a piece at a time, so that little memory is needed for what is received.
+
+    Returns:
+        This rank's shard of the sum, a view of flat, whose other shards are used up.
+
+    Shape: flat [N · n]; returns [n].
+    Communication: one reduce-scatter; each rank sends (N−1)/N of flat's bytes.
+    Memory: two pieces of PIECE_NUMEL elements.
+    """
+    if not exchanges_directly(flat, group):
+        return BackendReduceScatter(flat, group).wait()
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    shards = flat.view(world_size, -1)
+    in_flight = None
+    for pieces in shards.split(PIECE_NUMEL // world_size, dim=1):
+        # In flight while the previous piece is added up.
+        launched = DirectReduceScatter(pieces, group)
+        if in_flight is not None:
+            in_flight.wait()
+        in_flight = launched
+    in_flight.wait()
+    return shards[rank]
+
+
+# %% tags=["export"]
+# %%ranks
+def gather_shards(
+    shard: Tensor, group: ProcessGroup | None = None, dst: int | None = None
+) -> Tensor | None:
+    """Concatenate the shards of all ranks, in rank order, on group rank dst, or on every rank if dst is None.
+
+    Returns:
+        The flat tensor; None on ranks other than dst.
+
+    Shape: shard [n]; returns [N · n].
+    Communication: one gather, or one all-gather if dst is None.
+    """
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    if dst not in (None, rank):
+        dist.gather(shard, group=group, group_dst=dst)
+        return None
+    flat = shard.new_empty(world_size * shard.numel())
+    if dst is None:
+        all_gather_single(flat, shard, group=group)
+    else:
+        dist.gather(shard, list(flat.chunk(world_size)), group=group, group_dst=dst)
+    return flat
+
 
 # %% [markdown]
 # ## Your own figures

@@ -3,6 +3,7 @@
 #   course:
 #     module: collectives
 #     minutes: 25
+#     gpu_per_rank: true
 # ---
 
 # %% [markdown]

@@ -2,18 +2,17 @@
 # jupyter:
 #   course:
 #     module: overlapped_ddp
-#     minutes: 40
+#     minutes: 35
 # ---
 
 # %% [markdown]
 # # 04 · Overlap
 #
-# **40 minutes.** You will be able to
+# **35 minutes.** You will be able to
 #
 # - send gradients while backward still computes, and predict what stays exposed from a run's own figures,
 # - say why all ranks must launch in one order, and what happens where they do not,
-# - measure what communication really costs: against the same step without messages,
-# - tell from a formula how 4 ranks, 64 or 512 will scale, and when a speed-up of 7.2 on 8 ranks is possible.
+# - measure what communication really costs: against the same step without messages.
 #
 # You need chapter 01 (α, β and the ring) and chapter 03: `Bucket` and `BucketedDDP`.
 
@@ -566,155 +565,6 @@ scaling_plots.step_parts(parts)
 # By the clock of the messages all three look alike: each has 129 ms or more on the wire.
 
 # %% [markdown]
-# ## Scaling, measured
-#
-# Give every rank its sample, on 1, 2 and 4 ranks (*weak* scaling). If nothing were lost, a step would take as long on
-# four as on one. *Efficiency* is $T_1 / T_N$, and it has two factors:
-#
-# $$\frac{T_1}{T_N} = \frac{T_1}{T_{N,\text{ no sync}}} \cdot \frac{T_{N,\text{ no sync}}}{T_N}$$
-#
-# The second is what communication costs. The first should be 1, since without messages nobody waits for anybody.
-# **Predict** the second for 4 ranks.
-
-# %%
-my_prediction = 0.0
-
-
-# %%
-# %%ranks
-several = text.windows(range(1000 * rank, 1000 * rank + 600, 100), length=64)
-
-
-def fastest_ms(kinds, rounds):
-    """Take the kinds of step in turn. → ms of each, in its fastest round"""
-    times_ms = [[sum(timed_step(*kind)) for kind in kinds] for _ in range(rounds)]
-    return [min(times) for times in zip(*times_ms, strict=True)]
-
-
-def quiet_loud_and_on_cores():
-    on_cores, model = HookedDDP(TinyGPT(config).to(device)), HookedDDP(new_model())
-    quiet_and_loud = fastest_ms([(model, False), (model, True)], rounds=9)
-    return [*quiet_and_loud, *fastest_ms([(on_cores, False, several)], rounds=9)]
-
-
-# %% tags=["nbval-ignore-output"]
-import os
-
-at = {}
-for n in (1, 2, 4):
-    with ranks.world(n):
-        of_ranks = ranks.run(lambda: quiet_loud_and_on_cores())[:n]
-    at[n] = [max(times) for times in zip(*of_ranks, strict=True)]  # the slowest rank's
-rows = []
-for n, (quiet, loud, cores) in at.items():
-    shares = [f"{quiet / loud:.0%}", f"{at[1][0] / loud:.0%}"]
-    rows.append([f"{n}", f"{quiet:.0f}", f"{loud:.0f}", *shares, f"{cores:.0f}"])
-print(f"predicted {my_prediction:.0%}, measured {rows[-1][3]}")
-header = ["ranks", "no messages, ms", "ms", "2nd factor", "efficiency"]
-note = f"on cores: six samples, without the stand-in and without messages; there are {os.cpu_count()} cores"
-tables.Table([*header, "on cores, ms"], rows, note)
-
-# %% [markdown]
-# The last column is a warning. Nothing was sent there, and still ranks that share cores take longer than one alone: no
-# network is to blame, and no bucket cures it. Whoever takes $T_1/T_N$ of such a run for the price of communication has
-# measured cores. The same step *without messages, on the same number of ranks,* is the baseline that does not mislead.
-
-# %% [markdown]
-# ## Scaling, on paper
-#
-# Your run says when each bucket is ready; the formula, how long it takes on N ranks. So carry the recurrence to ranks
-# that you do not have.
-
-
-# %%
-def on_paper_s(world_size, overlap=True, share=1.0, link=(alpha_s, beta_s)):
-    """→ a step's seconds if each rank computes the given share of what one did above"""
-    end_s = share * calm.backward_end_s
-    ready_s = [share * s if overlap else end_s for s in calm.ready_s]
-    costs_s = [formulas.ring_all_reduce_s(size, world_size, *link) for size in calm.sizes_bytes]
-    return end_s + formulas.exposed_s(ready_s, costs_s, end_s)
-
-
-def efficiency(world_size, share=1.0, **options):
-    """→ how much of N ranks' computing is not lost"""
-    return on_paper_s(1) / (on_paper_s(world_size, share=share, **options) / share)
-
-
-# %% [markdown]
-# *Strong* scaling shares one batch out: each of N ranks computes 1/N of it, but sends as many bytes as ever.
-# **Predict** the efficiency of both for 64 ranks on this link, before you run the cell after the next.
-
-# %%
-my_weak, my_strong = 0.0, 0.0
-
-# %% tags=["nbval-ignore-output"]
-sizes = [2**k for k in range(10)]
-fast_link = alpha_s / 20, beta_s / 100
-panels = {}
-for title, link in {"this link": (alpha_s, beta_s), "β/100, α/20": fast_link}.items():
-    panels[title] = {
-        "weak, overlapped": {n: efficiency(n, link=link) for n in sizes},
-        "weak, after backward": {n: efficiency(n, link=link, overlap=False) for n in sizes},
-        "strong, overlapped": {n: efficiency(n, link=link, share=1 / n) for n in sizes},
-    }
-marks = {title: {"in circulation": {2: 1.9 / 2, 4: 3.7 / 4, 8: 7.2 / 8}} for title in panels}
-marks["this link"]["weak, overlapped, measured"] = {n: at[n][0] / at[n][1] for n in (2, 4)}
-weak, strong = panels["this link"]["weak, overlapped"], panels["this link"]["strong, overlapped"]
-print(f"64 ranks, weak: predicted {my_weak:.0%}, on paper {weak[64]:.0%}")
-print(f"64 ranks, strong: predicted {my_strong:.0%}, on paper {strong[64]:.0%}")
-assert strong[64] < weak[64] < weak[2]
-scaling_plots.efficiency(panels, marks)
-
-# %% [markdown]
-# Squares are the measurements above: below their line by as much as sending wanted for cores. (Right: the same run
-# behind a link with a hundredth of the β and a twentieth of the α.) Why do all lines fall? Look at what N does to the
-# two terms of the formula:
-
-# %% tags=["nbval-ignore-output"]
-rows = []
-for n in (2, 8, 64, 512):
-    bytes_ms = 1e3 * formulas.ring_all_reduce_s(sum(calm.sizes_bytes), n, 0, beta_s)
-    message_ms = 1e3 * 2 * (n - 1) * alpha_s
-    times_ms = (bytes_ms, len(calm.sizes_bytes) * message_ms, message_ms)
-    rows.append([f"{n}", *(f"{ms:.0f}" for ms in times_ms)])
-tables.Table(["ranks", "bytes, ms", "messages, 7 buckets, ms", "messages, 1 bucket, ms"], rows)
-
-# %% [markdown]
-# **Bytes** level off at 2S: from 8 ranks to any number they grow by a seventh. **Messages** do not: 2(N−1)α for each
-# bucket. So few ranks like small buckets, which leave early, and many ranks like large ones (DDP's default is 25 MB),
-# or a tree, whose term is 2⌈log₂N⌉α (chapter 01). And in strong scaling there is ever less backward to hide behind.
-#
-# Speed-ups of 1.9, 3.7 and 7.2 on 2, 4 and 8 GPUs are told all over the web, with no source that measured them. When
-# would they be true?
-
-# %%
-for n, speed_up in {2: 1.9, 4: 3.7, 8: 7.2}.items():
-    wanted = speed_up / n
-    print(f"{speed_up} on {n}: efficiency {wanted:.1%}, exposed / compute {1 / wanted - 1:.1%}")
-
-
-# %% tags=["nbval-ignore-output"]
-def slowest_link(world_size, wanted, overlap):
-    """→ the smallest rate that gives the run above this efficiency"""
-    for gbit in (0.1 * 1.02**k for k in range(500)):
-        link = alpha_s, 8e-9 / gbit
-        if efficiency(world_size, overlap=overlap, link=link) >= wanted:
-            return f"{gbit:.1f} Gbit/s"
-    return "none: α alone costs more"
-
-
-rows = [
-    [f"{speed_up} on {n}", *(slowest_link(n, speed_up / n, overlap) for overlap in (True, False))]
-    for n, speed_up in {2: 1.9, 4: 3.7, 8: 7.2}.items()
-]
-tables.Table(["speed-up", "overlapped, from", "after backward, from"], rows)
-
-# %% [markdown]
-# So they are no property of data parallelism: the same program has them on one link and misses them on another, or
-# has them with a batch twice as large. What counts is exposed / compute. (Li et al., VLDB 2020, report near-linear
-# scaling on 256 GPUs, "when configured appropriately".)
-
-# %% [markdown]
 # ## The production version
 #
 # torch's DDP does all this in C++. Train the same GPT with each, and put them side by side.
@@ -763,7 +613,7 @@ tables.Table(["", "loss", "messages", "sent, MB", "exposed, ms", "peak, MB"], ro
 # The same losses, the same bytes. `BucketedDDP` has the highest peak: when backward ends, all gradients are there
 # twice, once as they came and once in the buckets; a hook packs each as it comes. (DDP's messages are fewer: with a
 # given cap its first bucket is no smaller, and it closes one only at or over the cap: chapter 03.) So what else does
-# DDP do? Four things, each in the ledger.
+# DDP do? Three things, each in the ledger. (Chapter 05 has a fourth.)
 #
 # **`static_graph=True`.** With `find_unused_parameters=True` DDP walks through the graph after each forward, and sends
 # a map of what was used. Promise that the graph never changes, and it asks in the first step only:
@@ -820,21 +670,6 @@ with wire.ledger() as log:
 print([f"{entry.op} of {entry.elements} {entry.dtype}" for entry in log.entries])
 
 # %% [markdown]
-# **`join()`** is for ranks with unequally many batches. Who is done early keeps the others company with zeros. Here
-# rank r has r + 1 batches:
-
-# %%
-# %%ranks
-ddp = DistributedDataParallel(nn.Linear(8, 1).to(device))
-with wire.ledger() as log, ddp.join():
-    for _ in range(rank + 1):
-        ddp(torch.ones(2, 8, device=device)).sum().backward()
-buckets = sum(entry.op == "all_reduce" and entry.elements == 9 for entry in log.entries)
-print(f"batches: {rank + 1}, buckets sent: {buckets}")
-
-# %% [markdown]
-# Without `join()`, rank 0 would leave the loop, and the others wait for it in their second backward: chapter 00's hang.
-#
 # How fast is ours? `python -m benchmarks.ladder` times all rungs in turn, in one run. On 2 cores of a virtual AMD EPYC
 # machine (torch 2.13 on CPU, gloo, nothing else running), step time as a multiple of torch's DDP with
 # `gradient_as_bucket_view=True`, medians of 16 rounds' own ratios:
@@ -876,26 +711,9 @@ print(f"batches: {rank + 1}, buckets sent: {buckets}")
 # %% [markdown]
 # ## What is still wasted
 #
-# Communication is now hidden where it can be. The bytes are as few as an all-reduce needs. What is left is
-# **memory**:
-
-# %%
-# %%ranks
-model = HookedDDP(new_model())
-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-model(*sample).backward()
-model.finish_gradient_sync()
-optimizer.step()
-held = memory.held(model, optimizer)
-
-# %%
-held = {f"rank {number}": each.by_component() for number, each in enumerate(ranks.pull("held"))}
-assert len({str(each) for each in held.values()}) == 1
-plots.memory_by_component(held)
-
-# %% [markdown]
-# Four copies of everything, equal to the last number, and training needs one. Chapter 06 weighs what a rank holds; from
-# chapter 07 on the ranks share it out.
+# Communication is now hidden where it can be, and an all-reduce could not send fewer bytes. But each step on four ranks
+# still takes longer than a step without communication. How much longer will it be on 8, 64 or 512 ranks? Chapter 05
+# measures it on the ranks that you have, and computes it for those that you don't have.
 #
 # But first build it: in the lab, `OverlappedDDP` gets hooks, a queue, and all that this page left out.
 

@@ -20,7 +20,7 @@
 # %% [markdown]
 # ## What is wasted
 #
-# Chapter 04 hid the messages, and ended with four ranks that hold four copies of everything. How much is everything?
+# Chapter 05 ended with four ranks that hold four copies of everything. How much is everything?
 
 # %% tags=["nbval-ignore-output"]
 from shared import formulas, plots, ranks, tables, widgets

@@ -2,16 +2,20 @@
 # jupyter:
 #   course:
 #     module: zero1
-#     minutes: 95
+#     minutes: 75
 # ---
 
 # %% [markdown]
 # # Lab 07 · ZeRO-1
 #
-# **95 minutes, 16 points.** You build `ZeRO1`: an optimizer of which each rank keeps one N-th. It averages gradients,
-# steps the part that this rank owns, and hands the updated parameters around.
+# **75 minutes, 16 points.** You build `ZeRO1`, an optimizer whose state is sharded: each of the N ranks keeps one of N
+# equal shards. In a step, a rank averages the gradients of its shard, updates its shard of the parameters, and
+# all-gathers the others' shards.
 #
-# Each exercise has a check. Times are never judged; bytes are, those held and those sent.
+# You build it from small objects: `FlatParameter` (7.1), `FlatGradients` (7.2), and the optimizer that uses them (7.3).
+# Then it learns to clip gradients (7.4), and to save a checkpoint that fits any number of ranks (7.5).
+#
+# Each exercise has a check. Times are never judged, but bytes are: those that a rank holds, and those that it sends.
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks, tables
@@ -19,387 +23,518 @@ from shared.checks import zero1 as check
 
 ranks.start(world_size=4)
 
-# %% tags=["export"]
-# %%ranks
-"""ZeRO stage 1: each rank holds all parameters and gradients, and one N-th of the optimizer's state."""
+# %% [markdown]
+# ## Exercise 7.1 · A flat parameter (12 min, 3 points)
+#
+# Lay all parameters side by side in one flat tensor, cut it into N equal shards, and let rank r own the r-th. A shard
+# may begin and end in the middle of a parameter. That does no harm, because Adam treats each element by itself.
+#
+# ```python
+# # parameters of 5, 4 and 2 elements on 4 ranks: 11 elements, padded to 12
+# #   0 0 0 | 0 0 1 | 1 1 1 | 2 2 _
+# ```
+#
+# `FlatLayout` is given. It holds no memory, but knows where each parameter lies in a flat tensor. `views(flat)` and
+# `shard_of(flat)` work on any flat tensor of that layout, whatever it holds, and return views of it.
 
-from collections.abc import Iterable
+
+# %% tags=["export"] module="flat"
+# %%ranks
+"""The layout of a flat tensor that holds several parameters, or their gradients, and is sharded over the ranks."""
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from shared.c10d import all_gather_single, reduce_scatter_single
 
-# %% [markdown]
-# Two collectives are given. NCCL has them; gloo's own reduce-scatter is an all-reduce inside, and its all-gather copies
-# everything once more than it must. On gloo, each rank therefore sends every other one its part directly; not from a
-# GPU, which gloo cannot.
-
-
-# %% tags=["export"]
+# %% tags=["export"] module="flat"
 # %%ranks
-PIECE = 2**20  # elements that travel at a time: where sums are made, what arrives needs room
+class FlatLayout:
+    """Where each parameter lies in a flat tensor, and which shard of the flat tensor this rank owns.
 
+    Parameters lie side by side, padded at the end to a multiple of the group's world size N. Rank r owns the r-th of N
+    equal shards, which may begin and end in the middle of a parameter.
 
-class Messages:
-    """Messages under way; sends and receives are pairs of a tensor and the other rank of the group."""
-
-    def __init__(self, sends: list[tuple], receives: list[tuple], group: dist.ProcessGroup | None):
-        receives = [
-            dist.P2POp(dist.irecv, each, group=group, group_peer=peer) for each, peer in receives
-        ]
-        sends = [dist.P2POp(dist.isend, each, group=group, group_peer=peer) for each, peer in sends]
-        self.handles = dist.batch_isend_irecv(receives + sends) if sends else []
-
-    def wait(self) -> None:
-        for handle in self.handles:
-            handle.wait()
-
-
-def goes_by_hand(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> bool:
-    return dist.get_backend(group) == "gloo" and not tensor.is_cuda
-
-
-# %% tags=["export"]
-# %%ranks
-def begin_all_gather(flat: torch.Tensor, own: torch.Tensor, group: dist.ProcessGroup | None = None):
-    """Begin to fill flat with every rank's own part, in rank order. → a handle with wait()
-
-    Shapes: flat: [N · n], own: [n], which may be this rank's part of flat.
-    Comm: an all_gather, by hand on gloo; (N−1)/N of flat's bytes sent per rank.
-    """
-    if not goes_by_hand(flat, group):
-        return all_gather_single(flat, own, group=group, async_op=True)
-    rank, parts = dist.get_rank(group), list(flat.view(dist.get_world_size(group), -1))
-    if parts[rank].data_ptr() != own.data_ptr():
-        parts[rank].copy_(own)
-    others = [peer for peer in range(len(parts)) if peer != rank]
-    return Messages(
-        [(parts[rank], peer) for peer in others], [(parts[peer], peer) for peer in others], group
-    )
-
-
-# %% tags=["export"]
-# %%ranks
-def add_up(messages: Messages, arrived: torch.Tensor, mine: torch.Tensor) -> None:
-    messages.wait()
-    for part in arrived:
-        mine += part
-
-
-def reduce_scatter_(flat: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """Replace this rank's N-th of flat, in place, by its sum over the group's N ranks. → that N-th, a view
-
-    Shapes: flat: [N · n] → [n]
-    Comm: a reduce_scatter, by hand on gloo; (N−1)/N of flat's bytes sent per rank.
-    """
-    rank, parts = dist.get_rank(group), list(flat.view(dist.get_world_size(group), -1))
-    if not goes_by_hand(flat, group):
-        reduce_scatter_single(parts[rank], flat, group=group)
-        return parts[rank]
-    others, under_way = [peer for peer in range(len(parts)) if peer != rank], []
-    for pieces in zip(*(part.split(PIECE // len(parts)) for part in parts), strict=True):
-        arrived = pieces[rank].new_empty(len(others), pieces[rank].numel())
-        sends = [(pieces[peer], peer) for peer in others]
-        receives = list(zip(arrived, others, strict=True))
-        under_way.append((Messages(sends, receives, group), arrived, pieces[rank]))
-        if len(under_way) == 2:  # one piece travels while the one before is added up
-            add_up(*under_way.pop(0))
-    for each in under_way:
-        add_up(*each)
-    return parts[rank]
-
-
-# %% [markdown]
-# ## Exercise 7.1 · Who owns what (15 min, 3 points)
-#
-# Put parameters side by side into one flat tensor, cut that into N equal parts, and rank r owns part r. A part may
-# begin and end in the middle of a parameter: nobody minds, for Adam treats each number by itself.
-#
-# ```python
-# # parameters of 5, 4 and 2 numbers on 4 ranks: 11 numbers, filled up to 12
-# #   0 0 0 | 0 0 1 | 1 1 1 | 2 2 _
-# ```
-# `Layout` is given: it only knows where everything lies. `new_flat()` makes a flat tensor of zeros, `own(flat)` is this
-# rank's part of any such tensor, and `slices_of(flat)` the part of each parameter, in its shape. Both are views.
-#
-# You write `FlatParameters(parameters, group)`, a `Layout`, which moves parameters, all of one dtype and device, into
-# such a tensor. Every parameter stays the `nn.Parameter` it was, with its shape and its values, and its memory becomes
-# a *slice* of `flat` (assign to `parameter.data`). What is written into `flat` is then what the model computes with.
-#
-# - `shard` is an `nn.Parameter`, this rank's part of `flat`: the one that an optimizer gets.
-# - `gather()` begins to collect every rank's shard into `flat`, and gives back the handle to wait on. It is
-#   `begin_all_gather`, given above, with this layout's tensors.
-#
-# Target: no second copy of the parameters stays, and a `gather()` sends no byte that is not a parameter or its filling.
-
-
-# %% tags=["export"]
-# %%ranks
-class Layout:
-    """Where each parameter lies in a flat tensor, and which part of that is this rank's: rank r owns the r-th N-th.
-
-    Shapes: flat [N · n], filled up with zeros at the end.
+    Shape: flat tensors are [N · n], shards [n].
     """
 
     def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None):
         self.parameters, self.group = parameters, group
+        self.numel = sum(parameter.numel() for parameter in parameters)
 
-    def new_flat(self) -> torch.Tensor:
-        """Allocate zeros for all parameters, up to a multiple of the group's size."""
-        numel, world_size = sum(p.numel() for p in self.parameters), dist.get_world_size(self.group)
-        return self.parameters[0].new_zeros(-(-numel // world_size) * world_size)
+    @property
+    def shard_shape(self) -> torch.Size:
+        return torch.Size([-(-self.numel // dist.get_world_size(self.group))])
 
-    def slices_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """View each parameter's part of flat in the parameter's shape."""
-        sizes = [each.numel() for each in self.parameters]
-        pieces = flat[: sum(sizes)].split(sizes)
-        return [piece.view(each.shape) for piece, each in zip(pieces, self.parameters, strict=True)]
+    def new_flat(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Allocate a flat tensor of zeros on the parameters' device, by default of their dtype."""
+        padded_numel = dist.get_world_size(self.group) * self.shard_shape.numel()
+        return self.parameters[0].new_zeros(padded_numel, dtype=dtype)
 
-    def own(self, flat: torch.Tensor) -> torch.Tensor:
-        """View this rank's part of flat."""
+    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """View each parameter's slice of flat in the parameter's shape."""
+        slices = flat[: self.numel].split([parameter.numel() for parameter in self.parameters])
+        return [
+            one.view(parameter.shape)
+            for one, parameter in zip(slices, self.parameters, strict=True)
+        ]
+
+    def shard_of(self, flat: torch.Tensor) -> torch.Tensor:
+        """View this rank's shard of flat."""
         return flat.view(dist.get_world_size(self.group), -1)[dist.get_rank(self.group)]
 
 
-# %% tags=["exercise", "export"] grade_id="flat-parameters"
+# %%
 # %%ranks
-class FlatParameters(Layout):
-    """Parameters of one dtype and device, side by side in one flat tensor of which rank r owns the r-th N-th.
+layout = FlatLayout([nn.Parameter(torch.zeros(numel)) for numel in (5, 4, 2)])
+counted = torch.arange(12)
+print([view.tolist() for view in layout.views(counted)], "mine:", layout.shard_of(counted).tolist())
 
-    Shapes: flat [N · n], filled up with zeros at the end; shard [n], an nn.Parameter and a view of flat.
-    Comm: gather() is one all_gather to flat.
+# %% [markdown]
+# You write `FlatParameter(parameters, group)`, which moves parameters of one dtype and device into a flat tensor.
+# Others read three attributes:
+#
+# - `layout`: the `FlatLayout` of these parameters.
+# - `flat_param`: the flat tensor, with the parameters' values. Every parameter stays the `nn.Parameter` that it was,
+#   with its shape and its values, but its memory becomes its slice of `flat_param` (assign to `parameter.data`). So
+#   whatever is written into `flat_param` is what the model computes with.
+# - `shard`: an `nn.Parameter` that views this rank's shard of `flat_param`. This is what an optimizer will update.
+#
+# `launch_all_gather()` launches an all-gather of every rank's shard into `flat_param` and returns its handle. Lab 01's
+# `launch_all_gather(flat, shard, group)` does that. `__setstate__` is given.
+#
+# Target: no second copy of the parameters stays, and the all-gather sends only parameters and their padding.
+#
+# <details><summary>Hint 1</summary>What does <code>layout.new_flat()</code> hold before you copy anything into its
+# views? The parameters record gradients; what do you copy from them?</details>
+# <details><summary>Hint 2</summary><code>nn.Parameter(tensor)</code> shares the tensor's memory.</details>
+
+
+# %% tags=["export"]
+# %%ranks
+"""ZeRO stage 1: every rank holds all parameters and gradients, and one shard of the optimizer state."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.profiler import record_function
+
+from solutions.collectives import launch_all_gather, reduce_scatter_
+
+
+# %% tags=["exercise", "export"] grade_id="flat-parameter"
+# %%ranks
+class FlatParameter:
+    """Parameters of one dtype and device, moved side by side into one flat tensor.
+
+    The parameters stay what they were; their memory becomes slices of flat_param. `shard`, an nn.Parameter, is this
+    rank's shard of flat_param: the one that an optimizer updates.
+
+    Shape: flat_param [N · n], padded at the end; shard [n], a view of flat_param.
     """
 
     def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None):
         ### BEGIN SOLUTION
-        super().__init__(parameters, group)
-        self.flat = self.new_flat()
-        for parameter, piece in zip(parameters, self.slices_of(self.flat), strict=True):
-            piece.copy_(parameter.detach())
-        self.shard = nn.Parameter(self.own(self.flat))
-        self._move_in()
+        self.layout = FlatLayout(parameters, group)
+        self.flat_param = self.layout.new_flat()
+        for view, parameter in zip(self.layout.views(self.flat_param), parameters, strict=True):
+            view.copy_(parameter.detach())
+        self.shard = nn.Parameter(self.layout.shard_of(self.flat_param))
+        self._alias_parameters()
+        ### END SOLUTION
 
-    def _move_in(self) -> None:
-        for parameter, piece in zip(self.parameters, self.slices_of(self.flat), strict=True):
-            parameter.data = piece
+    def launch_all_gather(self):
+        """Launch an all-gather of every rank's shard into flat_param. Returns a handle with wait().
+
+        Communication: one all-gather.
+        """
+        ### BEGIN SOLUTION
+        return launch_all_gather(self.flat_param, self.shard.detach(), self.layout.group)
+        ### END SOLUTION
+
+    def _alias_parameters(self) -> None:
+        """Make each parameter's memory its slice of flat_param."""
+        ### BEGIN SOLUTION
+        views = self.layout.views(self.flat_param)
+        for view, parameter in zip(views, self.layout.parameters, strict=True):
+            parameter.data = view
+        ### END SOLUTION
 
     def __setstate__(self, state: dict) -> None:
-        # deepcopy comes here, with a copy of each tensor: they must share memory again
+        # deepcopy copies each tensor by itself; the copies must share memory again.
         self.__dict__.update(state)
-        self.shard.data = self.own(self.flat)
-        self._move_in()
-        ### END SOLUTION
-
-    def gather(self):
-        """Begin to collect all shards into flat. → the handle to wait on"""
-        ### BEGIN SOLUTION
-        return begin_all_gather(self.flat, self.shard.detach(), self.group)
-        ### END SOLUTION
+        self.shard.data = self.layout.shard_of(self.flat_param)
+        self._alias_parameters()
 
 
-# %% tags=["check"] grade_id="check-flat-parameters" points=3
-check.FlatParameters()
+# %% tags=["check"] grade_id="check-flat-parameter" points=3
+check.FlatParameter()
 
 # %% [markdown]
-# ## Exercise 7.2 · A gradient where it is needed (15 min, 3 points)
+# ## Exercise 7.2 · The gradient of a shard (15 min, 3 points)
 #
-# A rank that steps one N-th needs the mean gradient of that N-th, and no other. That is a reduce-scatter: half of what
-# an all-reduce sends.
+# A rank that updates one shard needs the mean gradient of that shard and no other. A reduce-scatter computes exactly
+# that, and sends half as many bytes as an all-reduce.
 #
-# `FlatGradients(home)` keeps the gradients of a `FlatParameters` side by side in the same layout:
+# `FlatGradients(flat_parameter)` keeps the gradients side by side, in the layout of the flat parameter. `flat` is its
+# flat tensor, and `views` are the parameters' slices of it. You write two methods:
 #
-# - `reset()` fills them with zeros, makes every parameter's `.grad` its slice, and forgets the last mean
-#   (`home.shard.grad = None`). Building one does that, too.
-# - `reduce()` makes `home.shard.grad` the mean over the ranks of this rank's part. Called again before the next
-#   `reset()`, it does nothing: the mean is there. It begins anew only where `model.zero_grad()` has taken the gradients
-#   away since, as when a step is left out because the norm is infinite.
+# - `reset()` fills the gradients with zeros, makes every parameter's `.grad` its view, and drops the last mean: sets
+#   `flat_parameter.shard.grad` to None.
+# - `reduce()` sets `flat_parameter.shard.grad` to the mean over the ranks of this rank's shard. Use lab 01's
+#   `reduce_scatter_(flat, group)`, which returns this rank's shard of the sum, a view of `flat`.
 #
-# Somebody may have put another tensor, or None, into `.grad` since `reset()` (`model.zero_grad()` does, and may come
-# after `backward()`, too). `reduce()` brings such gradients home first, and None counts as zeros.
+# Start with these two. The check then tries the awkward cases:
 #
-# `reduce_scatter_(flat, group)` is given above. It adds up *in place*: this rank's part of `flat` becomes the sum, and
-# the other parts are worth nothing any more.
+# - `model.zero_grad()` sets each `.grad` to None, so backward puts gradients elsewhere. `reduce()` copies these into
+#   their views first. A gradient of None counts as zeros. Afterwards every `.grad` is its view again.
+# - A second `reduce()` before the next `reset()` does nothing, because the mean is already there. It reduces again only
+#   if `model.zero_grad()` has detached the gradients since, as when a training loop skips a step. `holds_gradients()`,
+#   given, tells the two cases apart.
 #
-# Target: (N−1)/N of the gradients' bytes sent by each rank, and no second copy of the gradients.
+# Target: each rank sends (N−1)/N of the gradients' bytes, and there is no second copy of the gradients.
+#
+# <details><summary>Hint 1</summary>What is in the memory of a view whose <code>.grad</code> is None now, but was not
+# when backward ran?</details>
+# <details><summary>Hint 2</summary>When may <code>reduce()</code> return at once? Two things must be true: a mean is
+# there, and it is the mean of these gradients.</details>
 
 
 # %% tags=["exercise", "export"] grade_id="flat-gradients"
 # %%ranks
 class FlatGradients:
-    """The gradients of FlatParameters, side by side in the same layout: each .grad is a slice of one flat tensor.
+    """The gradients of a flat parameter, side by side in the same layout: each .grad is a slice of one flat tensor."""
 
-    Comm: reduce() is one reduce_scatter.
-    """
-
-    def __init__(self, home: FlatParameters):
-        ### BEGIN SOLUTION
-        self.home, self.flat = home, home.new_flat()
-        self.slices = home.slices_of(self.flat)
+    def __init__(self, flat_parameter: FlatParameter):
+        self.flat_parameter, self.layout = flat_parameter, flat_parameter.layout
+        self.flat = self.layout.new_flat()
+        self.views = self.layout.views(self.flat)
         self.reset()
-        ### END SOLUTION
 
     def reset(self) -> None:
-        """Begin anew, with zeros."""
+        """Fill the gradients with zeros, and drop the shard's mean gradient."""
         ### BEGIN SOLUTION
         self.flat.zero_()
-        self.home.shard.grad = None
-        for parameter, piece in zip(self.home.parameters, self.slices, strict=True):
-            parameter.grad = piece
+        self.flat_parameter.shard.grad = None
+        for parameter, view in zip(self.layout.parameters, self.views, strict=True):
+            parameter.grad = view
         ### END SOLUTION
 
     def reduce(self) -> None:
-        """Make the shard's gradient the mean over the ranks, once between two resets."""
-        ### BEGIN SOLUTION
-        if self.home.shard.grad is not None and self.still_there():
-            return
-        for parameter, piece in zip(self.home.parameters, self.slices, strict=True):
-            if parameter.grad is None:
-                piece.zero_()
-            elif parameter.grad is not piece:
-                piece.copy_(parameter.grad)
-            parameter.grad = piece
-        own = reduce_scatter_(self.flat, self.home.group)
-        self.home.shard.grad = own.div_(dist.get_world_size(self.home.group))
+        """Set shard.grad to the mean over the ranks. A second call before reset() changes nothing.
 
-    def still_there(self) -> bool:
-        """Has nobody taken the gradients of the last reset() away?"""
-        pairs = zip(self.home.parameters, self.slices, strict=True)
-        return any(parameter.grad is piece for parameter, piece in pairs)
+        Communication: one reduce-scatter.
+        """
+        ### BEGIN SOLUTION
+        if self.flat_parameter.shard.grad is not None and self.holds_gradients():
+            return
+        for parameter, view in zip(self.layout.parameters, self.views, strict=True):
+            if parameter.grad is None:
+                view.zero_()
+            elif parameter.grad is not view:
+                view.copy_(parameter.grad)
+            parameter.grad = view
+        shard = reduce_scatter_(self.flat, self.layout.group)
+        self.flat_parameter.shard.grad = shard.div_(dist.get_world_size(self.layout.group))
+        ### END SOLUTION
+
+    def holds_gradients(self) -> bool:
+        """Tell whether any .grad is still a slice of the flat tensor; model.zero_grad() detaches them."""
+        pairs = zip(self.layout.parameters, self.views, strict=True)
+        return any(parameter.grad is view for parameter, view in pairs)
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
-        self.slices = self.home.slices_of(self.flat)  # deepcopy, again: cut anew
-        ### END SOLUTION
+        # deepcopy again: the copied views do not share memory with flat.
+        self.views = self.layout.views(self.flat)
 
 
 # %% tags=["check"] grade_id="check-flat-gradients" points=3
 check.FlatGradients()
 
 # %% [markdown]
-# ## Exercise 7.3 · The sharded optimizer (30 min, 4 points)
+# ## Exercise 7.3 · The sharded optimizer (22 min, 4 points)
 #
-# `ShardedOptimizer(params, optimizer_cls, group=None, **defaults)` is a torch optimizer that keeps another one,
-# `self.inner`, of class `optimizer_cls`, on shards. (That may be a torch class, or chapter 06's `MasterWeights`.)
+# Two classes. `ShardedOptimizer` runs another optimizer, `inner`, on this rank's shards. `ZeRO1` adds the gradients:
+# `ZeRO1(params, optimizer_cls, group=None, **defaults)` is a `torch.optim.Optimizer` that you use like any other. (Lab
+# 08 uses `ShardedOptimizer` with gradients that come from elsewhere.) A step is
+#
 # ```python
-# reduce()                    # each rank: the mean gradient of its own part
-# inner.step()                # ... updates that part
-# gather()                    # everybody gets every part; the optimizer's state never travels
+# self.reduce_gradients()      # each rank gets the mean gradient of its own shard
+# self.inner.step()            # ... and updates its own shard
+# launch_all_gather(), wait()  # every rank gets every shard; optimizer states never leave their rank
 # ```
-# - It begins, in `ShardedGroups`, with what `torch.optim.Optimizer` does: `__init__(params, defaults)` makes
-#   `self.param_groups`. `add_param_group` is called for each group, and later by anybody. The defaults are those of
-#   `self.inner`, betas and all.
-# - Each group has settings of its own, and a scheduler writes to `self.param_groups[i]["lr"]` between steps. The inner
-#   optimizer must hear of it.
-# - Parameters of one group may differ in dtype: `alike` is given. All ranks begin with the values of the group's
-#   rank 0, of frozen parameters too.
-# - `zero_grad()` and `step(closure=None)` as in torch. A `backward()` after `step()` without a `zero_grad()` between
-#   (the optimizer's or the model's) would add to gradients that are used up. The next `step()` refuses it with a
-#   `RuntimeError` that says what to call.
-# - `model.zero_grad()` does not call `reset()`: how can `step()` see it in `.grad`? (By default it sets `.grad` to
-#   None; with `set_to_none=False` it cannot be told from no `zero_grad` at all.) The refusal comes after `closure()`,
-#   which calls `zero_grad` itself.
 #
-# Target: with Adam and N ranks, 8/N bytes of state per parameter. Per step one reduce-scatter and one all-gather of
-# each flat tensor, and nothing new as large as all parameters.
+# First, the parameters of one param group become flat parameters. `group_by_kind` is given. Write
+# `flatten_and_broadcast(parameters, group)`:
+#
+# - It returns one `FlatParameter` for each list that `group_by_kind` returns.
+# - All ranks start with the values of the group's rank 0. That includes frozen parameters, which have no place in a
+#   flat parameter, but which the model computes with.
 
 
 # %% tags=["export"]
 # %%ranks
-def alike(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Sort trainable parameters into lists of one dtype and device each."""
-    kinds = {}
+def group_by_kind(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Split trainable parameters into lists of one dtype and device each."""
+    by_kind = {}
     for parameter in parameters:
         if parameter.requires_grad:
-            kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-    return list(kinds.values())
+            by_kind.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+    return list(by_kind.values())
 
 
-# %% tags=["exercise", "export"] grade_id="sharded-groups"
+# %% tags=["exercise", "export"] grade_id="flatten-and-broadcast"
 # %%ranks
-class ShardedGroups(torch.optim.Optimizer):
-    """Param groups, and beside each one the inner optimizer's group of this rank's shards."""
+def flatten_and_broadcast(
+    parameters: list[nn.Parameter], group: dist.ProcessGroup | None
+) -> list[FlatParameter]:
+    """Flatten the trainable parameters, one flat parameter per dtype and device, with the values of the group's rank 0.
+
+    Communication: one broadcast per flat parameter and per frozen parameter.
+    """
+    ### BEGIN SOLUTION
+    flat_parameters = [FlatParameter(alike, group) for alike in group_by_kind(parameters)]
+    frozen = [parameter.detach() for parameter in parameters if not parameter.requires_grad]
+    for tensor in (*(each.flat_param for each in flat_parameters), *frozen):
+        dist.broadcast(tensor, group=group, group_src=0)
+    return flat_parameters
+    ### END SOLUTION
+
+
+# %% [markdown]
+# Now `ShardedOptimizer`. Most of it is given: it builds `inner` for its defaults, and then lets torch's `Optimizer`
+# call `add_param_group()` for each param group. `clip_grad_norm_()`, `state_dict()` and `load_state_dict()` are wired
+# already; they use functions that you write in 7.4 and 7.5. You write two methods:
+#
+# - `add_param_group(param_group)`, which may also be called later, when more parameters join. Let torch's do its part
+#   first: then `self.param_groups[-1]` has the parameters and all settings. Flatten the parameters with `self.flatten`,
+#   add the results to `self.flat_parameters`, and give `inner` a param group with the same settings and this rank's
+#   shards.
+# - `update_parameters()`: copy every setting of each group to the inner group, because a scheduler writes to
+#   `self.param_groups` between steps. Step `inner`. All-gather the flat parameters: launch all, then wait for each.
+#   Finally set every `shard.grad` to None.
+
+
+# %% tags=["exercise", "export"] grade_id="sharded-optimizer"
+# %%ranks
+class ShardedOptimizer(torch.optim.Optimizer):
+    """Run optimizer_cls on this rank's shard of every flat parameter, then all-gather the updated parameters.
+
+    Before step(), each flat parameter's shard.grad must hold the mean gradient. `inner` is the optimizer_cls on shards;
+    its param groups mirror this optimizer's.
+
+    Args:
+        flatten: turns the parameters of one param group into flat parameters.
+
+    Memory: with Adam in fp32, 8/N bytes of state per parameter.
+    """
 
     def __init__(
-        self, params, optimizer_cls: type, group: dist.ProcessGroup | None = None, **defaults
+        self,
+        params,
+        optimizer_cls: type,
+        flatten: Callable[[list[nn.Parameter]], list[FlatParameter]],
+        group: dist.ProcessGroup | None = None,
+        **defaults,
     ):
-        ### BEGIN SOLUTION
-        self.group, self.gradients, self.used_up = group, [], False
-        # On a group of nothing, for its defaults: the real groups come one by one.
+        self.group, self.flatten = group, flatten
+        self.flat_parameters: list[FlatParameter] = []
+        # Built on an empty parameter, for the defaults: add_param_group() adds the real groups one by one.
         self.inner = optimizer_cls([{"params": [nn.Parameter(torch.empty(0))]}], **defaults)
         self.inner.param_groups.clear()
         super().__init__(params, self.inner.defaults)
 
     def add_param_group(self, param_group: dict) -> None:
-        """Begin to train more parameters. Comm: one broadcast per flat tensor and per frozen parameter."""
+        """Flatten and shard more parameters.
+
+        Communication: that of flatten().
+        """
+        ### BEGIN SOLUTION
         super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        added = self._lay_out(group["params"])
-        self.gradients += added
-        self.inner.add_param_group({**group, "params": [each.home.shard for each in added]})
-
-    def _lay_out(self, parameters: list[nn.Parameter]) -> list[FlatGradients]:
-        homes = [FlatParameters(each, self.group) for each in alike(parameters)]
-        frozen = [each.detach() for each in parameters if not each.requires_grad]
-        for tensor in (*(home.flat for home in homes), *frozen):
-            dist.broadcast(tensor, group=self.group, group_src=0)
-        return [FlatGradients(home) for home in homes]
-
-    def __getstate__(self) -> dict:
-        return self.__dict__  # for deepcopy: torch's own leaves out what it does not know
+        settings = self.param_groups[-1]
+        added = self.flatten(settings["params"])
+        self.flat_parameters += added
+        shards = [flat_parameter.shard for flat_parameter in added]
+        self.inner.add_param_group({**settings, "params": shards})
         ### END SOLUTION
-
-
-# %% tags=["exercise", "export"] grade_id="sharded-optimizer"
-# %%ranks
-class ShardedOptimizer(ShardedGroups):
-    """Run optimizer_cls on one N-th of the parameters, and hand the updated ones around."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Fill gradients with zeros; they keep their memory either way, which the messages need."""
+        """Drop the gradients of parameters and shards."""
+        super().zero_grad(set_to_none)
+        for flat_parameter in self.flat_parameters:
+            flat_parameter.shard.grad = None
+
+    def step(self) -> None:
+        """Update this rank's shards and all-gather the others. Each shard.grad must hold the mean gradient.
+
+        Communication: one all-gather per flat parameter.
+        """
+        self.update_parameters()
+
+    def update_parameters(self) -> None:
+        """Do what step() does, without running step()'s hooks: a subclass's own step() has run them."""
         ### BEGIN SOLUTION
-        self.used_up = False
-        for each in self.gradients:
-            each.reset()
+        for group, inner_group in zip(self.param_groups, self.inner.param_groups, strict=True):
+            inner_group.update({name: value for name, value in group.items() if name != "params"})
+        self.inner.step()
+        with record_function("ZeRO::all_gather"):
+            for work in [each.launch_all_gather() for each in self.flat_parameters]:
+                work.wait()
+        for flat_parameter in self.flat_parameters:
+            flat_parameter.shard.grad = None
         ### END SOLUTION
 
-    @torch.no_grad()
-    def step(self, closure=None):
-        """Average gradients, update this rank's part, collect the others'. → what closure() gives back"""
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale the mean gradient so that its norm over all parameters is at most max_norm. Returns the norm before."""
+        gradients = [flat_parameter.shard.grad for flat_parameter in self.flat_parameters]
+        return clip_shards_(gradients, max_norm, self.group)
+
+    def state_dict(self, to: int | None = None) -> dict | None:
+        """Gather the state that optimizer_cls alone would have. All ranks must call this.
+
+        Args:
+            to: the group rank that gets the state, while the others get None; by default, all ranks get it.
+
+        Communication: one gather, or all-gather, per sharded tensor of state.
+        """
+        state_dict = super().state_dict()
+        index_of = self._index_of(state_dict["param_groups"])
+        for flat_parameter in self.flat_parameters:
+            shard_entries = self.inner.state.get(flat_parameter.shard, {})
+            states = gather_state(flat_parameter.layout, shard_entries, to)
+            for parameter, entries in states.items():
+                state_dict["state"][index_of[parameter]] = entries
+        return state_dict if to in (None, dist.get_rank(self.group)) else None
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Keep this rank's shard of a full state, which may come from any number of ranks or a plain optimizer_cls.
+
+        Raises:
+            ValueError: if the state belongs to other parameters.
+        """
+        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+        index_of = self._index_of(state_dict["param_groups"])
+        for flat_parameter in self.flat_parameters:
+            layout = flat_parameter.layout
+            entries = [
+                state_dict["state"].get(index_of[parameter], {}) for parameter in layout.parameters
+            ]
+            self.inner.state[flat_parameter.shard] = shard_state(layout, entries)
+
+    def _index_of(self, packed_groups: list[dict]) -> dict[nn.Parameter, int]:
+        return {
+            parameter: index
+            for group, packed in zip(self.param_groups, packed_groups, strict=True)
+            for parameter, index in zip(group["params"], packed["params"], strict=True)
+        }
+
+    def __getstate__(self) -> dict:
+        return self.__dict__  # for deepcopy: torch's own version drops attributes it does not know
+
+
+# %% [markdown]
+# `ZeRO1` is a `ShardedOptimizer` whose `flatten` also builds `FlatGradients`. `reduce_gradients()` is given. Besides
+# reducing, it rejects gradients that the last step has used up already: a `backward()` without a `zero_grad()` before
+# it would add to memory that the reduce-scatter has overwritten. You write:
+#
+# - `_flatten(parameters)`: flatten and broadcast them, and add one `FlatGradients` for each flat parameter to
+#   `self.gradients`. It returns the flat parameters.
+# - `zero_grad()`: reset all gradients; from then on they are not used up.
+# - `step(closure=None)`: as in torch, it calls `closure()`, which zeroes the gradients and runs backward, and returns
+#   its result. Then it reduces, updates the parameters, and notes that the gradients are used up.
+#
+# Target: with Adam on N ranks, 8/N bytes of state per parameter. Per step there are one reduce-scatter and one
+# all-gather for each flat parameter, and no new tensor as large as all parameters. The first check trains a plain model
+# on two ranks; then come awkward models, param groups, schedulers, closures and subgroups.
+#
+# <details><summary>Hint</summary>Param groups hold more settings than <code>lr</code>, and defaults that nobody gave.
+# Which object knows all of them?</details>
+
+
+# %% tags=["exercise", "export"] grade_id="zero1"
+# %%ranks
+class ZeRO1(ShardedOptimizer):
+    """ZeRO stage 1: an optimizer_cls whose state is sharded over the ranks of the group.
+
+    step() averages the gradients that each rank's own backward() left, updates this rank's shard, and all-gathers the
+    parameters. For optimizers that treat each element by itself (SGD, Adam, AdamW, …). A gradient of None counts as
+    zeros.
+
+    Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks.
+    Communication: per step, one reduce-scatter and one all-gather per param group, dtype and device:
+        2(N−1)/N · 4Ψ bytes sent per rank.
+    Source: Rajbhandari et al. 2020, "ZeRO", §5.1 and §7.
+    """
+
+    def __init__(
+        self, params, optimizer_cls: type, group: dist.ProcessGroup | None = None, **defaults
+    ):
+        self.gradients: list[FlatGradients] = []
+        self.used_up = False  # whether the last step() has consumed the gradients
+        super().__init__(params, optimizer_cls, self._flatten, group, **defaults)
+
+    def _flatten(self, parameters: list[nn.Parameter]) -> list[FlatParameter]:
         ### BEGIN SOLUTION
-        with torch.enable_grad():
-            loss = closure() if closure else None
-        self.reduce_gradients()
-        for group, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
-            inner.update({name: value for name, value in group.items() if name != "params"})
-        self.inner.step()
-        for handle in [each.home.gather() for each in self.gradients]:
-            handle.wait()
-        for each in self.gradients:
-            each.home.shard.grad = None
-        self.used_up = True
-        return loss
+        flat_parameters = flatten_and_broadcast(parameters, self.group)
+        self.gradients += [FlatGradients(flat_parameter) for flat_parameter in flat_parameters]
+        return flat_parameters
+        ### END SOLUTION
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Fill the gradients with zeros. They keep their memory, which the reduce-scatter uses, in either case."""
+        ### BEGIN SOLUTION
+        self.used_up = False
+        for gradients in self.gradients:
+            gradients.reset()
+        ### END SOLUTION
 
     def reduce_gradients(self) -> None:
-        """Let this rank have the mean gradient of its own part. Comm: one reduce_scatter per flat tensor."""
-        if self.used_up and any(each.still_there() for each in self.gradients):
+        """Set every shard.grad to its mean over the ranks.
+
+        Communication: one reduce-scatter per flat parameter; none if they have been reduced since zero_grad().
+        Raises:
+            RuntimeError: if zero_grad() was not called since the last step().
+        """
+        if self.used_up and any(gradients.holds_gradients() for gradients in self.gradients):
             raise RuntimeError(
-                "these gradients are used up: call this optimizer's zero_grad() before backward()"
+                "step() has already used these gradients: call this optimizer's zero_grad() before backward()"
             )
         self.used_up = False
-        for each in self.gradients:
-            each.reduce()
+        with torch.no_grad(), record_function("ZeRO1::reduce_scatter"):
+            for gradients in self.gradients:
+                gradients.reduce()
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Average the gradients and clip them; the next step() does not average them again."""
+        self.reduce_gradients()
+        return super().clip_grad_norm_(max_norm)
+
+    def step(self, closure: Callable | None = None):
+        """Average the gradients, update this rank's shard, and all-gather the parameters.
+
+        Returns:
+            What closure() returned.
+        """
+        ### BEGIN SOLUTION
+        loss = closure() if closure else None
+        self.reduce_gradients()
+        self.update_parameters()
+        self.used_up = True
+        return loss
         ### END SOLUTION
 
 
-# %% tags=["check"] grade_id="check-sharded-optimizer" points=4
-check.ShardedOptimizer()
+# %% tags=["check"] grade_id="check-zero1" points=4
+check.ZeRO1()
 
 # %% [markdown]
 # ## Exercise 7.4 · Break it: one norm for all (10 min, 2 points)
 #
-# Clipping scales gradients so that their norm, over *all* parameters, is at most `max_norm`. Each rank now has the mean
-# gradient of its own part. So somebody writes:
+# Clipping scales gradients so that their norm over *all* parameters is at most `max_norm`. Each rank now has the mean
+# gradient of its own shard, and a published implementation does this:
 
 
 # %%
@@ -413,8 +548,8 @@ mine = torch.full((2,), 3.0 * (rank + 1), device=device)
 published_clip(mine, max_norm=1.0)
 
 # %% [markdown]
-# **Predict.** Gradients of 3, 6, 9 and 12, two numbers each, are clipped to a norm of 1. What is each rank's first
-# number now, and what should it be?
+# **Predict.** The four ranks' gradients are 3, 6, 9 and 12, two elements each. They are clipped to a norm of 1. What is
+# each rank's first element now, and what should it be?
 
 # %%
 # %%ranks
@@ -422,46 +557,45 @@ norm_of_all = torch.tensor([3.0, 6.0, 9.0, 12.0]).repeat(2).norm().item()
 print(f"{mine[0].item():.3f}, and should be {3 * (rank + 1) / norm_of_all:.3f}")
 
 # %% [markdown]
-# No error, and a model that trains, in a direction that is not the gradient's.
+# There is no error, and the model trains, but in a direction that is not the gradient's.
 #
-# Write it right: `ZeRO1.clip_grad_norm_(max_norm)`, to be called between `backward()` and `step()`. It gives back the
-# norm that was there before, a tensor, the same on all ranks, and does what
-# `torch.nn.utils.clip_grad_norm_(parameters, max_norm)` does in one process.
+# Write `clip_shards_(gradients, max_norm, group)`. It gets this rank's shards of the mean gradient, one for each flat
+# parameter, and does what `torch.nn.utils.clip_grad_norm_(parameters, max_norm)` does in one process. The check calls
+# `ZeRO1.clip_grad_norm_(max_norm)` between `backward()` and `step()`.
 #
-# Target: besides the reduce-scatters, which `reduce()` of 7.2 already skips in `step()`, one all-reduce of one number.
+# - It scales all gradients in place by `max_norm / (norm + 1e-6)`, if that is less than 1.
+# - It returns the norm before scaling, as a tensor, the same on every rank.
+# - If every parameter is frozen, `gradients` is empty on all ranks. Return zero.
+#
+# Target: one all-reduce of one element.
+#
+# <details><summary>Hint</summary>Norms cannot be added up. What can?</details>
 
 
-# %% tags=["exercise", "export"] grade_id="clips-gradients"
+# %% tags=["exercise", "export"] grade_id="clip-shards"
 # %%ranks
-class ClipsGradients(ShardedOptimizer):
-    """A sharded optimizer that can bound the norm of its gradients."""
-
-    @torch.no_grad()
-    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Scale gradients so that their norm over all parameters is at most max_norm. → the norm before
-
-        Comm: one reduce_scatter per flat tensor, which step() need not do again; one all_reduce of one number.
-        """
-        ### BEGIN SOLUTION
-        self.reduce_gradients()
-        return clip_norm_([each.home.shard.grad for each in self.gradients], max_norm, self.group)
-
-
-def clip_norm_(
-    parts: list[torch.Tensor], max_norm: float, group: dist.ProcessGroup | None = None
+@torch.no_grad()
+def clip_shards_(
+    gradients: list[torch.Tensor], max_norm: float, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
-    """Scale this rank's parts of a gradient so that the norm of the whole is at most max_norm. → the norm before
+    """Scale this rank's shards of a gradient so that the norm of the whole gradient is at most max_norm.
 
-    Comm: one all_reduce of one number.
+    Returns:
+        The norm before scaling, the same on every rank.
+
+    Communication: one all-reduce of one element.
     """
-    if not parts:
-        return torch.zeros(())  # on all ranks: everything is frozen
-    norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]
-    total = torch.stack(norms).square().sum()
-    dist.all_reduce(total, group=group)
-    norm = total.sqrt()
-    for part in parts:
-        part *= (max_norm / (norm + 1e-6)).clamp(max=1)
+    ### BEGIN SOLUTION
+    if not gradients:
+        return torch.zeros(())  # every parameter is frozen, on all ranks
+    norms = torch.stack(
+        [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
+    )
+    squared = norms.square().sum()
+    dist.all_reduce(squared, group=group)
+    norm = squared.sqrt()
+    for gradient in gradients:
+        gradient *= (max_norm / (norm + 1e-6)).clamp(max=1)
     return norm
     ### END SOLUTION
 
@@ -470,158 +604,164 @@ def clip_norm_(
 check.clip_grad_norm_()
 
 # %% [markdown]
-# ## Exercise 7.5 · A checkpoint that fits any number of ranks (25 min, 4 points)
+# ## Exercise 7.5 · A checkpoint that fits any number of ranks (16 min, 4 points)
 #
-# Each rank's state is one N-th. To go on with another number of ranks, or with a plain optimizer, a checkpoint must
-# have it whole, per parameter:
+# Each rank's optimizer state is one shard. To resume on another number of ranks, or with a plain optimizer, a
+# checkpoint must hold the full state, per parameter:
+#
 # ```python
 # zero1.state_dict()["state"][3]["exp_avg"].shape == parameters[3].shape
 # ```
-# - `state_dict(to=None)`: called by all ranks, it gives each of them what a plain `optimizer_cls` would give that had
-#   trained alone. With `to=0` only rank 0 of the group gets it, and the others get None: nobody else need hold the
-#   whole state.
-# - `load_state_dict(state_dict)`: each rank is given a whole state, made on any number of ranks or by a plain
-#   optimizer, and keeps a copy of its part. A plain optimizer has no state of a parameter that never had a gradient:
-#   that counts as zeros. A state of other parameters, by number or by shape, is refused with a `ValueError`.
 #
-# The base class does what concerns `param_groups`: `super().state_dict()["param_groups"]` numbers the parameters, and
-# `super().load_state_dict({"state": {}, "param_groups": …})` takes settings over. What is in
-# `inner.state[shard]`? Tensors of the shard's shape, to be gathered, and others, such as Adam's `step`, that all
-# parameters share. (Give each parameter a copy of those: a plain Adam counts them up per parameter.) Each entry keeps
-# its own dtype: masters are float32 beside parameters of bf16.
+# `ShardedOptimizer` has both methods already. `state_dict(to=None)` is called by all ranks, and returns what a plain
+# `optimizer_cls` would return that had trained alone; with `to=0`, only the group's rank 0 gets it. `load_state_dict()`
+# takes such a state. They need two functions from you.
 #
-# `collect` is given, to bring a tensor's parts together. `part_of` does the reverse, with one entry of a state. Gather
-# the states of a home's parameters, in order, then call `part_of` once per name. How is a shared entry told from one
-# per number? By its shape, which is not the parameter's; but a parameter may be a single number, too, and then only
-# the name `step` tells. What a rank keeps is its part, and no view of something larger.
+# `gather_state(layout, shard_entries, to)` gets `inner.state[shard]`, a dict, and returns a dict per parameter:
+#
+# - A tensor of the shard's shape, such as Adam's `exp_avg`, is gathered with lab 01's `gather_shards` and split into
+#   the parameters' views. Ranks that get nothing (`gather_shards` returns None there) leave it out.
+# - Any other entry, such as Adam's `step`, is shared by all parameters. Each gets a copy of its own, because a plain
+#   Adam would otherwise count the steps of all parameters in one tensor.
+# - Without any entries, as before the first step, return an empty dict.
 
 
-# %% tags=["export"]
+# %% tags=["export"] module="optimizer_state"
 # %%ranks
-def collect(
-    part: torch.Tensor, group: dist.ProcessGroup | None, to: int | None
-) -> torch.Tensor | None:
-    """Put the parts of all ranks one after the other, on rank `to` of the group or, for None, on all."""
-    if to not in (None, dist.get_rank(group)):
-        dist.gather(part, group=group, group_dst=to)
-        return None
-    whole = part.new_empty(dist.get_world_size(group) * part.numel())
-    if to is None:
-        all_gather_single(whole, part, group=group)
-    else:
-        dist.gather(part, list(whole.chunk(dist.get_world_size(group))), group=group, group_dst=to)
-    return whole
+"""Optimizer state: from this rank's shards to full tensors per parameter, and back."""
+
+import torch
+from torch import nn
+
+from solutions.collectives import gather_shards
 
 
-# %% tags=["exercise", "export"] grade_id="saves-state"
+# %% tags=["exercise", "export"] grade_id="gather-state" module="optimizer_state"
 # %%ranks
-class SavesState(ClipsGradients):
-    """A sharded optimizer that saves the state that optimizer_cls alone would have."""
+def gather_state(
+    layout: FlatLayout, shard_entries: dict, to: int | None = None
+) -> dict[nn.Parameter, dict]:
+    """Turn the optimizer state of one shard into the state of each parameter. All ranks must call this.
 
-    def state_dict(self, to: int | None = None) -> dict | None:
-        """Collect the state that optimizer_cls alone would have. To be called by all ranks.
+    Entries of the shard's shape, such as Adam's exp_avg, are gathered and split. All others, such as Adam's step, are
+    shared by the parameters: each gets a copy.
 
-        to: the one rank of the group that gets it, while others get None; by default all do.
-        Comm: one all_gather, or gather, per tensor of sharded state.
-        """
-        ### BEGIN SOLUTION
-        collected = super().state_dict()
-        number_of = self._numbers(collected["param_groups"])
-        for home in (each.home for each in self.gradients):
-            for name, value in self.inner.state.get(home.shard, {}).items():
-                for parameter, one in zip(*self._per_parameter(home, value, to), strict=True):
-                    collected["state"].setdefault(number_of[parameter], {})[name] = one
-        return collected if to in (None, dist.get_rank(self.group)) else None
+    Args:
+        shard_entries: the inner optimizer's state of the shard.
+        to: the group rank that gets the gathered entries, or None for all ranks.
 
-    def _per_parameter(self, home: FlatParameters, value, to: int | None) -> tuple[list, list]:
-        if not torch.is_tensor(value):
-            return home.parameters, [value] * len(home.parameters)
-        if value.shape != home.shard.shape:
-            return home.parameters, [value.clone() for _ in home.parameters]
-        whole = collect(value, self.group, to)
-        return ([], []) if whole is None else (home.parameters, home.slices_of(whole))
-
-    def _numbers(self, packed_groups: list[dict]) -> dict[nn.Parameter, int]:
-        pairs = zip(self.param_groups, packed_groups, strict=True)
-        return {
-            p: n
-            for group, packed in pairs
-            for p, n in zip(group["params"], packed["params"], strict=True)
-        }
-        ### END SOLUTION
-
-
-# %% tags=["exercise", "export"] grade_id="part-of"
-# %%ranks
-def part_of(home: FlatParameters, name: str, states: list[dict]):
-    """Take this rank's part of one entry of the parameters' states; what is not per number, from any of them.
-
-    states: one for each parameter of home, in order; some may lack the entry.
+    Communication: one gather, or all-gather, per sharded entry.
     """
     ### BEGIN SOLUTION
-    values = [state.get(name) for state in states]
-    pairs = zip(values, home.parameters, strict=True)
-    known = [(value, parameter) for value, parameter in pairs if value is not None]
-    if not known:
-        return None  # as some versions of SGD save a momentum that they do not use
-    first = known[0][0]
-    misfits = [(v, p) for v, p in known if getattr(v, "shape", None) != p.shape]
-    # A parameter may be a single number, of the same shape as its step: that is told by its name.
-    if name == "step" or (misfits and not any(getattr(v, "ndim", 0) for v, _ in known)):
-        return first.clone() if torch.is_tensor(first) else first
-    if misfits:
-        value, parameter = misfits[0]
-        shapes = f"{list(getattr(value, 'shape', []))}, the parameter {list(parameter.shape)}"
-        raise ValueError(f"this state belongs to other parameters: {name} has the shape {shapes}")
-    flat = home.new_flat().to(first.dtype)
-    for piece, value, parameter in zip(home.slices_of(flat), values, home.parameters, strict=True):
-        if value is not None:
-            piece.copy_(value)
-        elif (
-            name == "master"
-        ):  # never stepped: chapter 06's master is the parameter, all else begins with zeros
-            piece.copy_(parameter.detach())
-    return home.own(flat).clone()
+    states = {parameter: {} for parameter in layout.parameters} if shard_entries else {}
+    for name, value in shard_entries.items():
+        if not torch.is_tensor(value):
+            values = [value] * len(layout.parameters)
+        elif value.shape != layout.shard_shape:
+            values = [value.clone() for _ in layout.parameters]
+        else:
+            flat = gather_shards(value, layout.group, to)
+            if flat is None:
+                continue
+            values = layout.views(flat)
+        for parameter, one in zip(layout.parameters, values, strict=True):
+            states[parameter][name] = one
+    return states
     ### END SOLUTION
 
 
-# %% tags=["exercise", "export"] grade_id="zero1"
+# %% [markdown]
+# The way back, entry by entry. `shard_state` and `is_per_element` are given. The latter tells an entry like `exp_avg`
+# from one like `step`, and rejects a state that belongs to other parameters. `shard_entry(layout, name, values)` gets
+# one entry of all the layout's parameters, in order:
+#
+# - A shared entry is copied from any parameter that has it.
+# - An entry with one value per element is put into a new flat tensor of the entry's own dtype (fp32 master weights stay
+#   fp32 beside bf16 parameters). Of that tensor, return this rank's shard, with memory of its own.
+# - A plain optimizer has no state for a parameter that never had a gradient. Its values are None here, and count as
+#   zeros. The exception is `"master"`, lab 06's master weights: where one is missing, it is the parameter itself.
+#
+# <details><summary>Hint</summary><code>layout.new_flat(dtype)</code> and <code>layout.views(flat)</code> do most of it.
+# How many bytes does a view of a flat tensor keep alive?</details>
+
+
+# %% tags=["export"] module="optimizer_state"
 # %%ranks
-class ZeRO1(SavesState):
-    """ZeRO stage 1: an optimizer_cls whose state is shared out over the ranks of the group.
+def shard_state(layout: FlatLayout, entries_of: list[dict]) -> dict:
+    """Keep this rank's shard of the parameters' states: the reverse of gather_state().
 
-    Takes gradients as each rank's own backward() leaves them, averages them, and hands updated parameters around.
-    For optimizers that treat each number by itself (SGD, Adam, AdamW, …). A gradient that is None counts as zeros.
+    Args:
+        entries_of: the state of each of the layout's parameters, in order. Some may lack entries: a plain optimizer has
+            no state for a parameter that never had a gradient.
 
-    Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks.
-    Comm: per step, one reduce_scatter and one all_gather per param group, dtype and device: 2(N−1)/N · 4Ψ bytes.
-    Raises: RuntimeError in step(), when zero_grad() was not called since the last one.
-    Source: Rajbhandari et al. 2020, "ZeRO", §5.1 and §7.
+    Raises:
+        ValueError: if the state belongs to other parameters.
     """
-
-    def load_state_dict(self, state_dict: dict) -> None:
-        """Take this rank's part of a whole state, which any number of ranks may have collected.
-
-        Raises: ValueError for a state that belongs to other parameters.
-        """
-        ### BEGIN SOLUTION
-        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
-        number_of = self._numbers(state_dict["param_groups"])
-        for home in (each.home for each in self.gradients):
-            states = [state_dict["state"].get(number_of[each], {}) for each in home.parameters]
-            names = dict.fromkeys(name for state in states for name in state)
-            self.inner.state[home.shard] = {name: part_of(home, name, states) for name in names}
-        ### END SOLUTION
+    names = dict.fromkeys(name for entries in entries_of for name in entries)
+    return {
+        name: shard_entry(layout, name, [entries.get(name) for entries in entries_of])
+        for name in names
+    }
 
 
-# %% tags=["check"] grade_id="check-zero1" points=4
-check.ZeRO1()
+def is_per_element(name: str, values: list, parameters: list[nn.Parameter]) -> bool:
+    """Tell whether an entry has a value for each element of a parameter, such as exp_avg, or is shared, such as step.
+
+    Args:
+        values: the entry of each parameter, or None for a parameter that lacks it.
+
+    Raises:
+        ValueError: if the entry has another shape than its parameter, but is no scalar.
+    """
+    known = [pair for pair in zip(values, parameters, strict=True) if pair[0] is not None]
+    if name == "step" or not known:  # a scalar parameter has the same shape as its step
+        return False
+    mismatched = [
+        (value, parameter)
+        for value, parameter in known
+        if getattr(value, "shape", None) != parameter.shape
+    ]
+    if not mismatched:
+        return True
+    if not any(getattr(value, "ndim", 0) for value, _ in known):
+        return False
+    value, parameter = mismatched[0]
+    raise ValueError(
+        f"this state belongs to other parameters: {name} has shape {list(getattr(value, 'shape', []))}, "
+        f"but its parameter has shape {list(parameter.shape)}"
+    )
+
+
+# %% tags=["exercise", "export"] grade_id="shard-entry" module="optimizer_state"
+# %%ranks
+def shard_entry(layout: FlatLayout, name: str, values: list):
+    """Keep this rank's shard of one entry of the parameters' states, or a copy of one that they share.
+
+    Args:
+        values: the entry of each of the layout's parameters, or None for a parameter that lacks it.
+    """
+    ### BEGIN SOLUTION
+    first = next((value for value in values if value is not None), None)
+    if not is_per_element(name, values, layout.parameters):
+        return first.clone() if torch.is_tensor(first) else first
+    flat = layout.new_flat(first.dtype)
+    for view, value, parameter in zip(layout.views(flat), values, layout.parameters, strict=True):
+        if value is not None:
+            view.copy_(value)
+        elif name == "master":  # a parameter that was never updated is its own master weight
+            view.copy_(parameter.detach())
+    return layout.shard_of(flat).clone()  # a view would keep all of flat alive
+    ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-state-dict" points=4
+check.state_dict()
 
 # %% [markdown]
 # ## Your figure, and torch's answer
 #
-# Your optimizer beside a plain AdamW under torch's DDP, and beside torch's own `ZeroRedundancyOptimizer`. Ranks compare
-# notes no more: that costs messages.
+# Here your optimizer runs beside a plain AdamW under torch's DDP, and beside torch's own `ZeroRedundancyOptimizer`.
+# Mismatch detection is switched off, because it sends messages of its own.
 
 
 # %%
@@ -648,7 +788,7 @@ def in_ddp():
 # %%
 # %%ranks
 def steps_of(model, optimizer, steps=4):
-    """→ last loss, ledger of the last step, memory at the peak of one more"""
+    """Train, and return the last loss, the last step's ledger, and the memory over one more step."""
     for _ in range(steps):
         optimizer.zero_grad()
         with wire.ledger() as log:
@@ -675,7 +815,7 @@ results = {
 }
 
 # %% [markdown]
-# The same losses? And what did each send?
+# Are the losses the same, and what did each version send?
 
 # %% tags=["nbval-ignore-output"]
 results = ranks.pull("results")[0]
@@ -694,16 +834,16 @@ rows = [
 tables.Table(["", "loss", "messages", "must send, MB", "peak, MB"], rows, "rank 0, one step")
 
 # %% [markdown]
-# (On gloo yours sends each other rank its part, once for the reduce-scatter and once for the all-gather, and receives
-# as many.) What is held between steps:
+# (On gloo, yours sends every other rank one shard for the reduce-scatter and one for the all-gather, and receives as
+# many.) This is what a rank holds between steps:
 
 # %%
 held = {name: peak.samples[-1].held.by_component() for name, (_, _, peak) in results.items()}
 plots.memory_by_component(held)
 
 # %% [markdown]
-# The optimizer's part is a quarter of what it was. The parameters and the gradients are not: all four ranks still hold
-# all gradients, of which three quarters are worth nothing after the reduce-scatter. Chapter 08 lets go of them.
+# The optimizer state is a quarter of what it was. The parameters and the gradients are not: all four ranks still hold
+# all gradients, although three quarters of them are useless after the reduce-scatter. Chapter 08 frees them.
 
 # %%
 ranks.stop()

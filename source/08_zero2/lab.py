@@ -2,16 +2,20 @@
 # jupyter:
 #   course:
 #     module: zero2
-#     minutes: 75
+#     minutes: 60
 # ---
 
 # %% [markdown]
 # # Lab 08 · ZeRO-2
 #
-# **75 minutes, 11 points.** You build `ZeRO2`: the buckets of lab 04, of whose sum each rank keeps its own part only,
-# and the sharded optimizer of lab 07. A gradient lives from the moment backward makes it until its bucket has left.
+# **60 minutes, 9 points.** You build `ZeRO2`. Its buckets are launched while backward computes, like those of lab 04,
+# but each is reduce-scattered: a rank keeps its shard of the mean gradient and frees the rest. So a gradient lives from
+# the moment backward computes it until its bucket is reduced.
 #
-# Each exercise has a check. Times are never judged; bytes are, at every moment of a backward.
+# You build `ShardedBucket` (8.1), wire it up with what you have from labs 04 and 07 (8.2), and make it work in every
+# training loop (8.3).
+#
+# Each exercise has a check. Times are never judged, but bytes are, at every moment of a backward.
 
 # %% tags=["nbval-ignore-output"]
 from shared import ranks
@@ -21,331 +25,304 @@ ranks.start(world_size=4)
 
 # %% tags=["export"]
 # %%ranks
-"""ZeRO stage 2: each rank holds all parameters, and one N-th of the gradients and of the optimizer's state."""
+"""ZeRO stage 2: every rank holds all parameters, and one shard of the gradients and of the optimizer state."""
 
-from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.profiler import record_function
 
-from shared.c10d import reduce_scatter_single
-from solutions.overlapped_ddp import OverlappedDDP
-from solutions.zero1 import FlatParameters, Messages, ZeRO1, goes_by_hand
-
-# %% [markdown]
-# ## Exercise 8.1 · A reduce-scatter under way (15 min, 2 points)
-#
-# Lab 07's `reduce_scatter_` came back when all was done. To send while backward computes, it must come back at once:
-#
-# `begin_reduce_scatter(flat, group)` launches, and gives back a function; called, it waits, and gives back this
-# rank's part of the sum, which may be a view of flat.
-#
-# With NCCL that is `reduce_scatter_single(own, flat, group=group, async_op=True)`. On gloo, where
-# `goes_by_hand(flat, group)`, let every rank send each other one its part directly, all at once: lab 07's
-# `Messages(sends, receives, group)` does that, and has `wait()`.
-# Both are lists of pairs (tensor, peer), the peer's number within the group. Then there are N parts to add up, this
-# rank's own among them.
-#
-# Target: (N−1)/N of flat's bytes sent, and besides `flat`, which is used up, room for (N−1)/N of it. (The check
-# counts what must be sent. That gloo's own reduce-scatter carries twice as much, as the lesson has measured, it does
-# not see.)
-
-
-# %% tags=["exercise", "export"] grade_id="begin-reduce-scatter"
-# %%ranks
-def begin_reduce_scatter(
-    flat: torch.Tensor, group: dist.ProcessGroup | None = None
-) -> Callable[[], torch.Tensor]:
-    """Begin to add flat up over the group's N ranks. → a function that waits, and gives back this rank's N-th
-
-    Shapes: flat: [N · n], used up → [n]
-    Comm: a reduce_scatter, by hand on gloo; (N−1)/N of flat's bytes sent per rank.
-    """
-    ### BEGIN SOLUTION
-    rank, parts = dist.get_rank(group), flat.view(dist.get_world_size(group), -1)
-    own = parts[rank]
-    if not goes_by_hand(flat, group):
-        handle, arrived = reduce_scatter_single(own, flat, group=group, async_op=True), []
-    else:
-        others = [peer for peer in range(len(parts)) if peer != rank]
-        arrived = torch.empty_like(parts[1:])
-        receives = list(zip(arrived, others, strict=True))
-        handle = Messages([(parts[peer], peer) for peer in others], receives, group)
-
-    def finish() -> torch.Tensor:
-        handle.wait()
-        return sum(arrived, start=own) if len(arrived) else own.clone()  # a view keeps flat alive
-
-    return finish
-    ### END SOLUTION
-
-
-# %% tags=["check"] grade_id="check-begin-reduce-scatter" points=2
-check.begin_reduce_scatter()
+from solutions.bucketed_ddp import assign_buckets
+from solutions.collectives import launch_reduce_scatter
+from solutions.manual_ddp import broadcast_state
+from solutions.overlapped_ddp import GradientSync
+from solutions.zero1 import FlatParameter, ShardedOptimizer
 
 # %% [markdown]
-# ## Exercise 8.2 · A bucket that lets go (20 min, 4 points)
+# ## Exercise 8.1 · A bucket that frees its gradients (20 min, 4 points)
 #
-# `TravellingGradients(home)` holds the gradients of the parameters in `home` (lab 07's `FlatParameters`), but only
-# while they are on their way:
+# `ShardedBucket(flat_parameter)` holds the gradients of the parameters in lab 07's `FlatParameter`, but only for a
+# short time. It has the three methods that lab 04's `LaunchQueue` calls:
 #
-# | | does | holds |
+# | | what it does | what is held then |
 # |---|---|---|
-# | `pack(place)` | moves a gradient into a flat tensor, made for the first to come; `.grad` becomes None | a bucket |
-# | `launch()` | waits for the bucket `before`, then begins the reduce-scatter of this one | a bucket, and what comes |
-# | `wait()` | adds this rank's part of the mean to `home.shard.grad`, lets the flat tensor go | one N-th |
+# | `pack(index)` | moves a gradient into the flat tensor, allocated by the first; `.grad` becomes None | a bucket |
+# | `launch()` | waits for the bucket `previous`, then launches this reduce-scatter | a bucket, and what is received |
+# | `wait()` | adds this rank's shard of the mean to `flat_parameter.shard.grad`, frees the flat tensor | a shard |
 #
-# - `before` is the bucket that is launched before this one. Without waiting for it, all buckets could be alive at once.
-# - `wait()` when nothing is under way does nothing.
-# - A gradient of None counts as zeros, also where all are None. One that is part of a graph is refused, as by lab 03's
-#   `Bucket`, with a RuntimeError that names `create_graph`.
-# - The mean in `home.shard.grad` must not be a view of the flat tensor: the whole of that would stay alive.
-# - Others read four attributes: `home`; `parameters`, those of home; `flat`, None while there is none; `finish`, what
-#   `begin_reduce_scatter` gave, None while nothing is under way.
-# - Several backwards may come before a step. Each sends its gradients, and they add up in `home.shard.grad`, in the
-#   shard's dtype, which in lab 09 may be another than theirs.
+# Others read these attributes:
+#
+# - `flat_parameter`, and `parameters`, those of its layout.
+# - `previous`: the bucket that is launched before this one, or None. Without waiting for it, all buckets could be alive
+#   at once.
+# - `flat`: the flat tensor of gradients, or None while no gradient is packed.
+# - `in_flight`: the handle that `launch_reduce_scatter(flat, group)` of lab 01 returns, or None. Its `wait()` returns
+#   this rank's shard of the sum, a view of `flat`.
+#
+# Start with a plain model. Then consider:
+#
+# - A gradient of None counts as zeros, even if all are None.
+# - A gradient that is itself differentiable is rejected, as in lab 03: raise a RuntimeError that names `create_graph`.
+# - `wait()` does nothing if nothing is in flight.
+# - There may be several backwards before a step. Each has its buckets reduced, and the means add up in `shard.grad`, in
+#   the shard's dtype. (In lab 09 that may be another dtype than the gradients'.)
+# - The mean in `shard.grad` must not be a view of the flat tensor, because that would keep all of it alive.
+#
+# <details><summary>Hint 1</summary>The reduce-scatter adds up. Where can you divide by the number of ranks, so that it
+# is done once?</details>
+# <details><summary>Hint 2</summary>What does <code>tensor.to(dtype)</code> return if the tensor has that dtype already?
+# </details>
 
 
-# %% tags=["exercise", "export"] grade_id="travelling-gradients"
+# %% tags=["exercise", "export"] grade_id="sharded-bucket"
 # %%ranks
-class TravellingGradients:
-    """The gradients of home's parameters, kept whole only until their sum is sent."""
+class ShardedBucket:
+    """The gradients of a flat parameter, held in full only until they are reduce-scattered.
 
-    before = None  # what is launched before this
+    `flat` is the flat tensor of gradients, or None while no gradient is packed; `in_flight` is the reduce-scatter's
+    handle, or None.
+    """
 
-    def __init__(self, home: FlatParameters):
-        ### BEGIN SOLUTION
-        self.home, self.parameters = home, home.parameters
-        self.world_size = dist.get_world_size(home.group)
-        self.flat = self.slices = self.finish = None
-        ### END SOLUTION
+    def __init__(self, flat_parameter: FlatParameter):
+        self.flat_parameter, self.layout = flat_parameter, flat_parameter.layout
+        self.parameters = self.layout.parameters
+        self.previous: ShardedBucket | None = None  # the bucket that is launched before this one
+        self.flat = self.views = self.in_flight = None
 
-    def pack(self, place: int) -> None:
-        """Take the gradient of parameters[place] away; None counts as zeros.
+    def pack(self, index: int) -> None:
+        """Move the gradient of parameters[index] into the flat tensor; None counts as zeros.
 
-        Raises: RuntimeError for a gradient that is itself differentiable.
+        Raises:
+            RuntimeError: for a gradient that is itself differentiable.
         """
         ### BEGIN SOLUTION
         if self.flat is None:
-            self.flat = self.home.new_flat()
-            self.slices = self.home.slices_of(self.flat)
-        gradient, self.parameters[place].grad = self.parameters[place].grad, None
+            self.flat = self.layout.new_flat()
+            self.views = self.layout.views(self.flat)
+        gradient, self.parameters[index].grad = self.parameters[index].grad, None
         if gradient is None:
             return
         if gradient.requires_grad:
-            raise RuntimeError("create_graph=True: messages have no graph; use the module itself")
-        torch.div(gradient, self.world_size, out=self.slices[place])
+            raise RuntimeError(
+                "backward(create_graph=True) cannot be averaged: collectives do not record a graph"
+            )
+        torch.div(gradient, dist.get_world_size(self.layout.group), out=self.views[index])
         ### END SOLUTION
 
     def launch(self) -> None:
-        """Begin to send the sum, when that of `before` has arrived. Comm: one reduce_scatter."""
+        """Launch the reduce-scatter once the previous bucket's is complete, so that few buckets are alive at once.
+
+        Communication: one reduce-scatter.
+        """
         ### BEGIN SOLUTION
-        if self.before is not None:
-            self.before.wait()
-        self.finish = begin_reduce_scatter(self.flat, self.home.group)
+        if self.previous is not None:
+            self.previous.wait()
+        with record_function("ZeRO::reduce_scatter"):
+            self.in_flight = launch_reduce_scatter(self.flat, self.layout.group)
         ### END SOLUTION
 
     def wait(self) -> None:
-        """Add the mean to the shard's gradient, if it is under way, and let the rest go."""
+        """Add this rank's shard of the mean gradient to shard.grad, and free the flat tensor, if it is in flight."""
         ### BEGIN SOLUTION
-        if self.finish is not None:
-            shard, mean = self.home.shard, self.finish().to(self.home.shard.dtype)
-            shard.grad = mean if shard.grad is None else shard.grad.add_(mean)
-            self.flat = self.slices = self.finish = None
+        if self.in_flight is None:
+            return
+        shard, mean = self.flat_parameter.shard, self.in_flight.wait()
+        if shard.grad is None:
+            # A view would keep the whole flat tensor alive.
+            shard.grad = mean.to(shard.dtype, copy=True)
+        else:
+            shard.grad += mean
+        self.flat = self.views = self.in_flight = None
         ### END SOLUTION
 
 
-# %% tags=["check"] grade_id="check-travelling-gradients" points=4
-check.TravellingGradients()
+# %% tags=["check"] grade_id="check-sharded-bucket" points=4
+check.ShardedBucket()
 
 # %% [markdown]
-# Two adapters, given: how your bucket answers the optimizer of lab 07, which knows `reset`, `reduce` and `still_there`
-# from `FlatGradients`; and that optimizer, on buckets. By the time of a step nothing is left to reduce, and nothing of
-# the last step is still there.
+# ## Exercise 8.2 · The wrapper (20 min, 3 points)
+#
+# `ZeRO2(module, optimizer_cls, bucket_cap_mb=25.0, group=None, **defaults)` wraps a module and has its optimizer
+# inside:
+#
+# ```python
+# zero2.zero_grad()
+# zero2(inputs).backward()           # buckets are reduced while backward computes
+# zero2.finish_gradient_sync()
+# zero2.step()
+# ```
+#
+# You have all the pieces. In `__init__`:
+#
+# - Broadcast the module's parameters and buffers with lab 02's `broadcast_state(module, group)`.
+# - Build `self.buckets`, one `ShardedBucket` for each list that lab 03's `assign_buckets` returns. They are launched in
+#   this order, so each bucket's `previous` is the one before it.
+# - Let lab 04's `GradientSync(buckets)`, as `self.sync`, pack and launch them during backward.
+#
+# `self.optimizer` is given. It is lab 07's `ShardedOptimizer` on the buckets' flat parameters, and needs each
+# `shard.grad` to hold the mean gradient. Then write `finish_gradient_sync()`, `step()` and `zero_grad()`; leave
+# `clip_grad_norm_()` for 8.3. The loop above is all that they must serve here.
+#
+# Target: at any moment of backward, a rank holds at most its shards of the gradients and three buckets.
+#
+# <details><summary>Hint</summary>Each of the three methods is one line here. Which object finishes, which one steps,
+# and which one knows all gradients?</details>
 
 
 # %% tags=["export"]
 # %%ranks
-class ShardedBucket(TravellingGradients):
-    """A bucket as lab 04's queue and lab 07's optimizer know it."""
-
-    def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None):
-        super().__init__(FlatParameters(parameters, group))
-
-    def reset(self) -> None:
-        self.home.shard.grad = None
-        for parameter in self.parameters:
-            parameter.grad = None  # what no_sync() has kept
-
-    def reduce(self) -> None:
-        pass
-
-    def still_there(self) -> bool:
-        return False
-
-
-class BucketOptimizer(ZeRO1):
-    """ZeRO1 over buckets that somebody else has laid out, and fills."""
-
-    def __init__(
-        self, buckets: list[ShardedBucket], params, optimizer_cls: type, group, **defaults
-    ):
-        self.buckets = buckets
-        super().__init__(params, optimizer_cls, group, **defaults)
-
-    def _lay_out(self, parameters: list[nn.Parameter]) -> list[ShardedBucket]:
-        return self.buckets
-
-
-# %% [markdown]
-# ## Exercise 8.3 · The wrapper (30 min, 5 points)
-#
-# `ZeRO2(module, optimizer_cls, bucket_cap_mb=25.0, group=None, **defaults)` is `OverlappedDDP` with buckets of your
-# kind, and with an optimizer. Lab 04's `__init__` broadcasts and builds the buckets, with
-# `self.bucket_type(parameters, group)`; `self.buckets` has them in the order in which they are launched. Lab 04's hooks
-# call `_on_gradient` for each gradient, also inside `no_sync()`, where `self.syncs` is False.
-#
-# ```python
-# zero2.zero_grad()
-# zero2(inputs).backward()           # buckets leave while backward computes
-# zero2.finish_gradient_sync()
-# zero2.step()
-# ```
-# - `step()` and `clip_grad_norm_(max_norm)`, which is lab 07's, finish the synchronisation themselves where that was
-#   not done since the last `zero_grad()` and the last `backward()`. Keep a flag.
-# - What the flag depends on must be the same on all ranks. One without a `backward()` since `zero_grad()` must
-#   synchronise too. That after `finish_gradient_sync()` either all run another `backward()` or none does, is the
-#   caller's business.
-# - `finish_gradient_sync()` inside `no_sync()` sends nothing, as in lab 04, so it settles nothing.
-# - `zero_grad()` sends nothing either, so it cannot call back what is under way. After a `backward()` that was not
-#   finished, call `finish_gradient_sync()` before: otherwise the next `backward()` is refused, as in lab 04.
-# - With more than one micro-batch there is a choice. `no_sync()` keeps whole gradients until the last one, and sends
-#   them once. Or each `backward()` is followed by `finish_gradient_sync()`: what is kept stays small, and every
-#   micro-batch sends. Both must give the same gradients.
-#
-# Target: at any moment of backward, no more than Ψ/N gradients, and three buckets.
-
-
-# %% [markdown]
-# Two cells. The first knows of buckets and messages: here each bucket learns which one is launched `before` it, and
-# the flag is kept. The second knows of the optimizer.
-
-
-# %% tags=["exercise", "export"] grade_id="syncs-once"
-# %%ranks
-class SyncsOnce(OverlappedDDP):
-    """Overlap over sharded buckets, of which one at a time is launched; knows whether a step may begin."""
-
-    bucket_type = ShardedBucket
-
-    def __init__(self, module: nn.Module, bucket_cap_mb: float = 25.0, group=None):
-        ### BEGIN SOLUTION
-        super().__init__(module, bucket_cap_mb, group)
-        self.synced = False  # since the last gradient, the last zero_grad() and the last step()
-        for before, bucket in pairwise(self.buckets):
-            bucket.before = before
-        ### END SOLUTION
-
-    def finish_gradient_sync(self) -> None:
-        """Wait until this rank has its part of every mean gradient."""
-        ### BEGIN SOLUTION
-        super().finish_gradient_sync()
-        self.synced = self.syncs
-        ### END SOLUTION
-
-    def finish_once(self) -> None:
-        """Synchronise, unless that is done."""
-        ### BEGIN SOLUTION
-        if not self.synced:
-            self.finish_gradient_sync()
-        ### END SOLUTION
-
-    def _on_gradient(self, parameter: nn.Parameter) -> None:
-        ### BEGIN SOLUTION
-        self.synced = False
-        super()._on_gradient(parameter)
-        ### END SOLUTION
+def flat_parameters_of(
+    buckets: list[ShardedBucket], parameters: list[nn.Parameter]
+) -> list[FlatParameter]:
+    """Return the flat parameters that the buckets have made of a param group's parameters."""
+    return [bucket.flat_parameter for bucket in buckets]
 
 
 # %% tags=["exercise", "export"] grade_id="zero2"
 # %%ranks
-class ZeRO2(SyncsOnce):
-    """ZeRO stage 2: gradients are reduce-scattered while backward computes, and freed; the optimizer is sharded.
+class ZeRO2(nn.Module):
+    """ZeRO stage 2: gradients are reduce-scattered and freed while backward computes; the optimizer state is sharded.
 
-    `.optimizer` is the sharded optimizer, for schedulers and its state_dict().
+    `.optimizer` is the sharded optimizer, for schedulers and state dicts.
 
-    Memory: with Adam in fp32, 4Ψ + 4Ψ/N + 8Ψ/N bytes for Ψ parameters on N ranks; in backward up to 3 + 2/N
-    buckets more and the gradient that comes; no_sync() keeps whole gradients, 4Ψ.
-    Comm: per backward outside no_sync(), one reduce_scatter per bucket; per step, one all_gather per bucket. With g
-    micro-batches (g+1)(N−1)/N · 4Ψ bytes, with no_sync() 2(N−1)/N · 4Ψ.
+    Memory: with Adam in fp32, 4Ψ + 4Ψ/N + 8Ψ/N bytes for Ψ parameters on N ranks; during backward up to 3 + 2/N buckets
+        more, and the gradient being computed. Inside no_sync(), full gradients of 4Ψ bytes.
+    Communication: per backward outside no_sync(), one reduce-scatter per bucket; per step, one all-gather per bucket.
+        With g micro-batches, (g+1)(N−1)/N · 4Ψ bytes sent per rank; with no_sync(), 2(N−1)/N · 4Ψ.
     Source: Rajbhandari et al. 2020, "ZeRO", §5.2 and §7.
     """
 
     def __init__(
         self, module: nn.Module, optimizer_cls, bucket_cap_mb: float = 25.0, group=None, **defaults
     ):
+        super().__init__()
+        self.module = module
         ### BEGIN SOLUTION
-        super().__init__(module, bucket_cap_mb, group)
-        parameters = module.parameters()
-        self.optimizer = BucketOptimizer(self.buckets, parameters, optimizer_cls, group, **defaults)
+        broadcast_state(module, group)
+        assigned = assign_buckets(module.parameters(), bucket_cap_mb)
+        self.buckets = [ShardedBucket(FlatParameter(parameters, group)) for parameters in assigned]
+        for previous, bucket in pairwise(self.buckets):
+            bucket.previous = previous
+        self.sync = GradientSync(self.buckets)
+        ### END SOLUTION
+        flatten = partial(flat_parameters_of, self.buckets)  # deepcopy copies what a partial holds
+        self.optimizer = ShardedOptimizer(
+            module.parameters(), optimizer_cls, flatten, group, **defaults
+        )
+        # Whether finish_gradient_sync() has run since the last zero_grad() or step().
+        self.synced = False
+
+    def forward(self, *inputs, **kwargs):
+        return self.module(*inputs, **kwargs)
+
+    def no_sync(self):
+        """Let full gradients accumulate on this rank, without communication."""
+        return self.sync.no_sync()
+
+    def finish_gradient_sync(self) -> None:
+        """Wait until this rank has its shard of every mean gradient; inside no_sync(), do nothing."""
+        ### BEGIN SOLUTION
+        self.sync.finish()
+        self.synced = self.sync.enabled
         ### END SOLUTION
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Scale gradients so that their norm over all parameters is at most max_norm. → the norm before"""
+        """Scale the gradients so that their norm over all parameters is at most max_norm. Returns the norm before."""
         ### BEGIN SOLUTION
-        self.finish_once()
+        self._finish_unless_synced()
         return self.optimizer.clip_grad_norm_(max_norm)
         ### END SOLUTION
 
     def step(self) -> None:
-        """Update this rank's part of the parameters, and collect the others'."""
+        """Update this rank's shard of the parameters and all-gather the others."""
         ### BEGIN SOLUTION
-        self.finish_once()
+        self._finish_unless_synced()
         self.optimizer.step()
         self.synced = False
         ### END SOLUTION
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients."""
+        """Drop all gradients."""
         ### BEGIN SOLUTION
         self.synced = False
         self.optimizer.zero_grad()
+
+    def _finish_unless_synced(self) -> None:
+        # A rank without a backward() since zero_grad() must take part too: the decision may not depend on gradients.
+        if not self.synced or self.sync.pending:
+            self.finish_gradient_sync()
         ### END SOLUTION
 
 
-# %% tags=["check"] grade_id="check-zero2" points=5
+# %% tags=["check"] grade_id="check-zero2" points=3
 check.ZeRO2()
+
+# %% [markdown]
+# ## Exercise 8.3 · Every training loop (15 min, 2 points)
+#
+# Training loops accumulate gradients, clip them, skip steps, and forget `finish_gradient_sync()`. Go back to your
+# class, and make these work:
+#
+# - `clip_grad_norm_(max_norm)`, which is the optimizer's.
+# - `step()` and `clip_grad_norm_()` finish the synchronization themselves, unless that has been done since the last
+#   `zero_grad()`, `step()` and `backward()`. `self.synced` is there for that, and `self.sync.pending` is True from the
+#   first gradient of a backward until `finish()`.
+# - A rank that ran no `backward()` since `zero_grad()` must take part in the synchronization, or the others wait for it
+#   forever. So before the first synchronization, the decision must not depend on gradients. After it, either all ranks
+#   run another `backward()` or none does: that is up to the caller.
+# - Inside `no_sync()`, `finish_gradient_sync()` does nothing, so nothing is synchronized after it.
+# - There are two ways to train on several micro-batches. Inside `no_sync()`, full gradients accumulate, and the last
+#   backward sends them once. Or each `backward()` is followed by `finish_gradient_sync()`: then little is held, but
+#   every micro-batch is reduced. Both must give the same gradients.
+#
+# Two things are given by your pieces already: a second `backward()` before `finish_gradient_sync()` raises an error,
+# and a deep copy of the wrapper works.
+#
+# Target: no reduce-scatter is repeated. Clipping sends one more element.
+#
+# <details><summary>Hint</summary>List the calls that make the gradients different from what was synchronized last.
+# Which of them does <code>self.synced</code> know of, and which <code>self.sync.pending</code>?</details>
+
+# %% tags=["check"] grade_id="check-zero2-loops" points=2
+check.every_loop()
 
 # %% [markdown]
 # ## Break it: all-reduce, and keep a slice
 #
-# Code in circulation calls this ZeRO-2: all-reduce the bucket, then keep one's own part and let the rest go.
+# Some published code calls this ZeRO-2: all-reduce the bucket, then keep this rank's shard and free the rest.
 
 
 # %%
 # %%ranks
+class AllReduceInFlight:
+    def __init__(self, flat, group):
+        self.own = flat.view(dist.get_world_size(group), -1)[dist.get_rank(group)]
+        self.work = dist.all_reduce(flat, group=group, async_op=True)
+
+    def wait(self):
+        self.work.wait()
+        return self.own
+
+
 class AllReducingBucket(ShardedBucket):
     def launch(self):
-        if self.before is not None:
-            self.before.wait()
-        handle = dist.all_reduce(self.flat, group=self.home.group, async_op=True)
-        flat = self.flat
-
-        def finish():
-            handle.wait()
-            return self.home.own(flat).clone()
-
-        self.finish = finish
+        if self.previous is not None:
+            self.previous.wait()
+        self.in_flight = AllReduceInFlight(self.flat, self.flat_parameter.layout.group)
 
 
-class AllReducingZeRO2(ZeRO2):
-    bucket_type = AllReducingBucket
+def all_reducing_zero2(*args, **kwargs):
+    zero2 = ZeRO2(*args, **kwargs)
+    for bucket in zero2.buckets:
+        bucket.__class__ = AllReducingBucket
+    return zero2
 
 
 # %% [markdown]
-# **Predict.** Which of these differ from yours: the losses, the bytes sent, the gradients kept after
+# **Predict.** Which of these differ from yours: the losses, the bytes sent, the gradients held after
 # `finish_gradient_sync()`?
 
 # %%
@@ -354,9 +331,9 @@ prediction_what_differs = ""  # <- what do you expect?
 # %% [markdown]
 # ## Your figure, and torch's answer
 #
-# Yours and the one that slices train beside a plain AdamW under torch's DDP, beside your `ZeRO1`, and beside torch's
-# FSDP2. That one with `reshard_after_forward=False`, which keeps gathered parameters until backward has used them, is
-# the nearest that torch has to ZeRO-2. Ranks compare notes no more: that costs messages.
+# Your wrapper and the one that slices train beside a plain AdamW under torch's DDP, your `ZeRO1`, and torch's FSDP2.
+# With `reshard_after_forward=False`, FSDP2 keeps unsharded parameters until backward has used them, which is the
+# nearest that torch has to ZeRO-2. Mismatch detection is switched off, because it sends messages of its own.
 
 # %%
 # %%ranks
@@ -367,7 +344,7 @@ from shared import memory, wire
 from shared.data import CharTokens
 from shared.models import GPTConfig, TinyGPT
 from shared.wire import mismatch
-from solutions.manual_ddp import broadcast_state
+from solutions.zero1 import ZeRO1
 
 mismatch.ignore()
 text = CharTokens()
@@ -397,20 +374,20 @@ def in_fsdp2():
     return model, adamw(model.parameters(), **settings)
 
 
-def in_zero2(kind):
-    model = kind(new_model(), adamw, bucket_cap_mb=0.25, **settings)
+def in_zero2(wrap):
+    model = wrap(new_model(), adamw, bucket_cap_mb=0.25, **settings)
     return model, model
 
 
 # %%
 # %%ranks
 def finish(optimizer):
-    for name in ("reduce_gradients", "finish_gradient_sync"):  # of ZeRO1, of ZeRO2
+    for name in ("reduce_gradients", "finish_gradient_sync"):  # ZeRO1's and ZeRO2's
         getattr(optimizer, name, lambda: None)()
 
 
 def steps_of(model, optimizer, steps=4):
-    """→ last loss, ledger of the last step, what is held before it steps, memory at the peak of one more"""
+    """Train. Returns the last loss, the last step's ledger, what was held before it, and one more step's memory."""
     for _ in range(steps):
         optimizer.zero_grad()
         with wire.ledger() as log:
@@ -432,7 +409,7 @@ alone = new_model()
 results = {
     "DDP, AdamW": steps_of(*in_ddp()),
     "your ZeRO1": steps_of(alone, ZeRO1(alone.parameters(), adamw, **settings)),
-    "all-reduce, then slice": steps_of(*in_zero2(AllReducingZeRO2)),
+    "all-reduce, then slice": steps_of(*in_zero2(all_reducing_zero2)),
     "your ZeRO2": steps_of(*in_zero2(ZeRO2)),
     "FSDP2, kept": steps_of(*in_fsdp2()),
 }
@@ -461,15 +438,16 @@ note = (
 tables.Table(["", "loss", "messages", "must send", "gradients", "peak"], rows, note)
 
 # %% [markdown]
-# Slicing gives the right losses and keeps no more than yours, but a third of its bytes were for nothing. (FSDP2
-# between steps holds its part of the parameters only: that is chapter 09.) And when are gradients there? Your own step:
+# Slicing gives the right losses and holds no more than yours, but a third of the bytes that it sends are useless.
+# (Between steps, FSDP2 holds only its shards of the parameters: that is chapter 09.) The next figure shows when
+# gradients are there, in a step of yours:
 
 # %% tags=["nbval-ignore-output"]
 plots.memory_over_step(results["your ZeRO2"][-1].samples)
 
 # %% [markdown]
-# Buckets come and go while the activations shrink; a quarter of the gradients stays. The parameters are now the largest
-# part, and all four ranks hold all of them. Chapter 09 lets go of them, too.
+# Buckets are allocated and freed while the activations shrink, and a quarter of the gradients stays. The parameters are
+# the largest component now, and all four ranks hold all of them. Chapter 09 shards them, too.
 
 # %%
 ranks.stop()

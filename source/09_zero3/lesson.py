@@ -3,6 +3,7 @@
 #   course:
 #     module: zero3
 #     minutes: 30
+#     gpu_per_rank: true
 # ---
 
 # %% [markdown]

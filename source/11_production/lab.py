@@ -2,14 +2,15 @@
 # jupyter:
 #   course:
 #     module: production
-#     minutes: 75
+#     minutes: 50
+#     gpu_per_rank: true
 # ---
 
 # %% [markdown]
 # # Lab 11 · Production
 #
-# **75 minutes, 15 points.** You move from your own `ZeRO3` to torch's `fully_shard`, shard inside hosts only, write
-# checkpoints that a crash cannot spoil, and compute which strategy a model needs on given cards.
+# **50 minutes, 10 points.** You move from your own `ZeRO3` to torch's `fully_shard`, shard inside hosts only, and
+# compute which strategy a model needs on given GPUs.
 #
 # Each exercise has a check. Times are never judged; bytes are.
 
@@ -22,18 +23,14 @@ ranks.start(world_size=4)
 
 # %% tags=["export"]
 # %%ranks
-"""What a training run uses in earnest: torch's fully_shard, hybrid sharding, checkpoints, a choice of strategy."""
+"""What a training run uses in production: torch's fully_shard, hybrid sharding, and a choice of strategy."""
 
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -41,7 +38,7 @@ from shared import planner
 from shared.planner.clusters import Cluster, step_seconds
 from shared.planner.shapes import ModelShape
 from solutions.manual_ddp import broadcast_state
-from solutions.zero3 import default_units
+from solutions.units import default_units
 
 # %% [markdown]
 # ## Exercise 11.1 · From ZeRO3 to fully_shard (15 min, 3 points)
@@ -129,73 +126,7 @@ def host_mesh(ranks_per_host: int) -> DeviceMesh:
 check.host_mesh()
 
 # %% [markdown]
-# ## Exercise 11.3 · A checkpoint or none (25 min, 5 points)
-#
-# A run that saves every hour is killed while it saves, sooner or later. What then stands in the folder must not be
-# taken for a checkpoint, and the one before must still be there.
-#
-# - `save_checkpoint(folder, step, model, optimizer)`: `torch.distributed.checkpoint.save` lets each rank write its part
-#   of `{"model": …, "optimizer": …, "step": step}`, into `folder / f"step_{step}.half"`. Once all ranks are done, one
-#   of them renames that to `folder / f"step_{step}"`: on one file system a rename happens or does not. All ranks come
-#   back after it. A half that an earlier try has left goes first; a whole checkpoint of the same step makes way only
-#   when the new one is ready to take its name. `get_state_dict(model, optimizer)` gives the two states, with `DTensor`s
-#   in them, also of an optimizer that has not stepped yet: then it lets it take a step of gradients 0, which Adam
-#   counts. So to save before the first step is not harmless; nobody needs it.
-# - `newest_checkpoint(folder)` → the whole checkpoint with the largest step, or None, also where there is no folder.
-# - `load_checkpoint(path, model, optimizer)` → its step. `torch.distributed.checkpoint.load` fills the tensors of a
-#   state of the same form in place, and puts what is no tensor anew into the dict; `set_state_dict` hands it to model
-#   and optimizer. On any number of ranks, and also where nothing is sharded.
-
-
-# %% tags=["exercise", "export"] grade_id="checkpoints"
-# %%ranks
-def save_checkpoint(
-    folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> None:
-    """Write a checkpoint of which nobody ever sees a part. To be called by all ranks."""
-    ### BEGIN SOLUTION
-    whole, half, old = (folder / f"step_{step}{end}" for end in ("", ".half", ".old"))
-    if dist.get_rank() == 0:
-        for left in (half, old):
-            shutil.rmtree(left, ignore_errors=True)
-    dist.barrier()
-    model_state, optimizer_state = get_state_dict(model, optimizer)
-    dcp.save({"model": model_state, "optimizer": optimizer_state, "step": step}, checkpoint_id=half)
-    if dist.get_rank() == 0:
-        if whole.exists():
-            whole.rename(old)  # in place, a kill would leave a part of it under a whole one's name
-        half.rename(whole)
-        shutil.rmtree(old, ignore_errors=True)
-    dist.barrier()
-    ### END SOLUTION
-
-
-def newest_checkpoint(folder: Path) -> Path | None:
-    """Find the whole checkpoint with the largest step."""
-    ### BEGIN SOLUTION
-    whole = [path for path in folder.glob("step_*") if path.name.removeprefix("step_").isdigit()]
-    return max(whole, key=lambda path: int(path.name.removeprefix("step_")), default=None)
-    ### END SOLUTION
-
-
-def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Go on from a checkpoint that any number of ranks may have written. → its step"""
-    ### BEGIN SOLUTION
-    model_state, optimizer_state = get_state_dict(model, optimizer)
-    state = {"model": model_state, "optimizer": optimizer_state, "step": 0}
-    dcp.load(state, checkpoint_id=path)
-    set_state_dict(
-        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-    )
-    return state["step"]
-    ### END SOLUTION
-
-
-# %% tags=["check"] grade_id="check-checkpoints" points=5
-check.save_checkpoint()
-
-# %% [markdown]
-# ## Exercise 11.4 · Which strategy? (25 min, 5 points)
+# ## Exercise 11.3 · Which strategy? (25 min, 5 points)
 #
 # "Use ZeRO-2 up to 10 B", says a slogan. But what fits follows from the cards, and what is fast from the wire. So
 # compute it. `shared/planner/clusters.py` has both sides of the question, ready made: read it, it is short.

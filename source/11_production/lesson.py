@@ -2,18 +2,18 @@
 # jupyter:
 #   course:
 #     module: production
-#     minutes: 40
+#     minutes: 30
+#     gpu_per_rank: true
 # ---
 
 # %% [markdown]
 # # 11 · Production
 #
-# **40 minutes.** You will be able to
+# **30 minutes.** You will be able to
 #
 # - say what torch's wrappers and DeepSpeed hold, send and keep from you, by measuring them beside your own,
 # - choose in which types they compute and add up, and count what that costs,
 # - shard inside a host only, and predict the bytes that leave it,
-# - tell a whole checkpoint from what a killed run leaves, and go on from it on fewer ranks,
 # - compute which strategy a model needs on given cards, and refute slogans.
 #
 # You need chapters 07 to 09 (the stages of ZeRO), and chapter 06's count of a rank's memory.
@@ -21,9 +21,8 @@
 # %% [markdown]
 # ## What is still wasted
 #
-# The wrappers that you have built are right, and fast. But they know nothing of hosts, nor of what happens after
-# training. Let ranks 0 and 1 be one host, and 2 and 3 another. How many bytes leave a host in a step? And what does a
-# rank hold while a checkpoint is made?
+# The wrappers that you have built are right, and fast. But they know nothing of hosts. Let ranks 0 and 1 be one host,
+# and 2 and 3 another. How many bytes leave a host in a step?
 
 # %% tags=["nbval-ignore-output"]
 from shared import formulas, planner, plots, ranks, tables
@@ -94,31 +93,19 @@ step_of(*ours, 0)
 with wire.ledger() as log:
     step_of(*ours, 1)
 leave_bytes = leave_host(log)
-ours[1].zero_grad()
-with memory.peak(*ours) as peak:
-    whole = ours[0].full_state_dict()
-at_rest_bytes, peak_bytes = peak.samples[0].held.total_bytes, peak.peak_bytes
-psi = sum(value.numel() for value in whole.values()) - whole["output.weight"].numel()  # tied
-whole = peak = ours = None
+psi = sum(parameter.numel() for parameter in new_model().parameters())
+ours = None
 
 # %%
-psi = ranks.pull("psi")[0]
-host_bytes = sum(ranks.pull("leave_bytes")[:2])  # ranks 0 and 1
-at_rest_bytes, peak_bytes = ranks.pull("at_rest_bytes")[0], ranks.pull("peak_bytes")[0]
-rows = [
-    ["leaves a host in a step of ZeRO3", f"{host_bytes / (4 * psi):.2f}"],
-    ["a rank holds between steps", f"{at_rest_bytes / (4 * psi):.2f}"],
-    ["… while a checkpoint is put together", f"{peak_bytes / (4 * psi):.2f}"],
-]
-assert host_bytes > 2 * 4 * psi and peak_bytes > at_rest_bytes + 4 * psi
-note = f"""Ψ = {psi:,} parameters in fp32. Between steps: a quarter of parameters and moments, no gradients.
-Over gloo each rank of ours sends to each other one."""
-tables.Table(["", "× 4Ψ bytes"], rows, note)
+psi, host_bytes = ranks.pull("psi")[0], sum(ranks.pull("leave_bytes")[:2])  # ranks 0 and 1
+assert host_bytes > 2 * 4 * psi
+print(
+    f"Ψ = {psi:,} parameters in fp32; {host_bytes / (4 * psi):.2f} × 4Ψ bytes leave a host in a step of ZeRO3"
+)
 
 # %% [markdown]
 # The model crosses the slow wire three times per step, although the two ranks of a host could hold it between them.
-# And a model that was sharded so that no rank need hold it is whole on every rank, twice, when it is saved. (What
-# is left of a run that is killed while it saves, we see below.) Production wrappers have answers to both.
+# (Over gloo, each rank of our ZeRO3 sends to every other rank directly.) Production wrappers have an answer to that.
 #
 # ## Twelve ways to train one model
 #
@@ -278,8 +265,8 @@ plots.memory_by_component({name: held.by_component() for name, (_, held, *_) in 
 #
 # How long a step lasts is not in the table: `python -m benchmarks.ladder` measures it, all ways in turns.
 #
-# **Who does something else.** Losses should be compared whenever a wrapper is changed. DeepSpeed 0.19 clips the
-# norm of gradients to 1, unless it is told not to. Here it was told. If not:
+# **Who does something else.** Losses should be compared whenever a wrapper is changed. DeepSpeed 0.19 clips the norm of
+# gradients to 1, unless it is told not to. Here it was told. If not:
 
 
 # %%
@@ -515,235 +502,6 @@ tables.Table(header, rows, "In S = 4Ψ bytes, 4 ranks on 2 hosts. FSDP2 gathers 
 # let out 3S above, for over gloo each of its ranks sends to each other one itself.)
 
 # %% [markdown]
-# ## A checkpoint, and a kill in the middle
-#
-# A run that saves every hour is killed while it saves, sooner or later: by a card, by the queue, by somebody's Ctrl-C.
-# Then somebody starts its script again. So the job of this section is a file, which every rank runs. It trains, and
-# saves and loads with `torch.distributed.checkpoint`, each rank its own part, as in chapter 09.
-
-# %%
-import os
-import tempfile
-from pathlib import Path
-
-place = tempfile.TemporaryDirectory()
-os.chdir(place.name)
-folder = Path(place.name)
-
-# %%
-# %%writefile job.py
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.fsdp import fully_shard
-
-from shared.data import CharTokens
-from shared.models import GPTConfig, TinyGPT
-
-text = CharTokens()
-
-
-def new_job():
-    """→ model and optimizer; on one rank nothing is sharded"""
-    model = TinyGPT(GPTConfig(vocab_size=text.vocab_size, layers=4, width=256)).to(device)
-    if world_size > 1:
-        for unit in (*model.blocks, model):
-            fully_shard(unit)
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-
-def train(model, optimizer, numbers):
-    """→ the mean losses of the steps of these numbers"""
-    losses = []
-    for number in numbers:
-        batch = text.windows(range(1000 * number, 1000 * number + 800, 100), length=32)
-        optimizer.zero_grad()
-        loss = model(*(tensor[rank::world_size].to(device) for tensor in batch))
-        loss.backward()
-        optimizer.step()
-        dist.all_reduce(loss.detach_())
-        losses.append(loss.item() / world_size)
-    return losses
-
-
-# %%
-# %%writefile -a job.py
-def states_of(model, optimizer):
-    return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-
-
-def load(model, optimizer, path):
-    states = states_of(model, optimizer)  # something to load into
-    dcp.load(states, checkpoint_id=path)
-    loaded = {"model_state_dict": states["model"], "optim_state_dict": states["optimizer"]}
-    set_state_dict(model, optimizer, **loaded)
-
-
-# %%
-def start_job():
-    ranks.run(lambda script: exec(script, globals()), Path("job.py").read_text())
-
-
-start_job()
-
-# %% [markdown]
-# And a writer with which something goes wrong in the middle of a save:
-
-
-# %%
-# %%ranks
-class Interrupted(dcp.FileSystemWriter):
-    """Writes a rank's part, but on rank 3, once the others have written theirs, something happens."""
-
-    def __init__(self, path, happens):
-        super().__init__(path)
-        self.happens = happens
-
-    def write_data(self, plan, planner):
-        written = super().write_data(plan, planner) if dist.get_rank() != 3 else None
-        dist.barrier()
-        return self.happens() if written is None else written
-
-
-# %% [markdown]
-# ### Into the same place
-#
-# Two steps, and a save into `latest`. Two more, and another one on top of it; but rank 3's disk is full. (torch warns
-# that it overwrites. We do not show that.)
-
-
-# %%
-# %%ranks
-import warnings
-
-
-def is_full():
-    raise OSError("No space left on device")
-
-
-def first_column(model):
-    """→ of the token embedding, as a list; rank 0 has its first rows, and so on"""
-    return model.token_embedding.weight.full_tensor()[:, 0].tolist()
-
-
-def saved_with_peak(states, folder, around):
-    """Save. → bytes that this takes beyond what is held anyway"""
-    with memory.peak(*around) as peak:
-        dcp.save(states, checkpoint_id=folder)
-    return peak.peak_bytes - peak.samples[0].held.total_bytes
-
-
-# %%
-# %%ranks
-def over_the_last_one(folder):
-    """→ bytes of memory for a save, a column at step 2, at step 4, and as loaded, the error"""
-    model, optimizer = new_job()
-    train(model, optimizer, range(2))
-    at_2 = first_column(model)
-    optimizer.zero_grad()
-    save_bytes = saved_with_peak(states_of(model, optimizer), folder, (model, optimizer))
-    train(model, optimizer, range(2, 4))
-    at_4 = first_column(model)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            dcp.save(states_of(model, optimizer), storage_writer=Interrupted(folder, is_full))
-    except dcp.CheckpointException as caught:
-        error = str(caught.failures[3][0])
-    load(model, optimizer, folder)
-    return save_bytes, at_2, at_4, first_column(model), error
-
-
-# %%
-latest = str(folder / "latest")
-save_bytes, at_2, at_4, loaded, error = ranks.run(lambda path: over_the_last_one(path), latest)[0]
-print(f"to save takes {save_bytes / (4 * psi):.1f} × 4Ψ bytes more than is held anyway")
-print("rank 3:", error)
-rows = -(-len(loaded) // 4)  # a rank's; the last has fewer
-for part in range(4):
-    mine = slice(part * rows, (part + 1) * rows)
-    of_step = 4 if loaded[mine] == at_4[mine] else 2
-    assert loaded[mine] == (at_4 if part < 3 else at_2)[mine]
-    print(f"rank {part}'s rows of the embedding, loaded: of step {of_step}")
-
-# %% [markdown]
-# Each rank writes its own, and nobody puts the model together: the last row of the first table is answered. But what is
-# in `latest` now loads without an error, and is a model that never was, three quarters of step 4 and one of step 2.
-# The good one is gone. Never write over the last whole checkpoint.
-#
-# ### Into a place of its own
-#
-# Now each step has a folder. And rank 3 is killed, in the middle of saving step 4.
-
-# %%
-# %%ranks
-import os
-import signal
-
-
-def uninterrupted():
-    return train(*new_job(), range(6))
-
-
-def killed_at_4(folder):
-    model, optimizer = new_job()
-    train(model, optimizer, range(2))
-    dcp.save(states_of(model, optimizer), checkpoint_id=f"{folder}/step_2")
-    train(model, optimizer, range(2, 4))
-    kill = Interrupted(f"{folder}/step_4", lambda: os.kill(os.getpid(), signal.SIGKILL))
-    dcp.save(states_of(model, optimizer), storage_writer=kill)
-
-
-# %% tags=["nbval-ignore-output"]
-expected = ranks.run(lambda: uninterrupted())[0]
-try:
-    ranks.run(lambda folder: killed_at_4(folder), str(folder))
-except ranks.CellFailed as failed:
-    print(failed)
-
-# %% [markdown]
-# A process is gone, and with it the group; there are four new ranks, which know nothing. What is in the folder?
-
-# %%
-rows = []
-for path in sorted(folder.glob("step_*")):
-    parts = [file.name for file in path.glob("*.distcp")]
-    rows.append([path.name, str(len(parts)), "yes" if (path / ".metadata").exists() else "no"])
-assert [row[2] for row in rows] == ["yes", "no"]
-tables.Table(["", "parts", ".metadata"], rows)
-
-# %% [markdown]
-# torch writes `.metadata`, the list of which part has which piece, when all ranks have said that theirs is written. So
-# a folder without it is no checkpoint, and the newest that has one is step 2. (`latest` still had its old one: that is
-# why it loaded.) The lab does it in a way that needs to know nothing of torch's files: a name that a whole checkpoint
-# alone can have.
-#
-# (Its `async_save` copies first, and writes while training goes on. What counts as whole is the same.)
-#
-# Start the job again, first on 2 ranks, then on one, where nothing is sharded.
-
-# %%
-start_job()
-
-
-# %%
-# %%ranks
-def resumed(path):
-    model, optimizer = new_job()
-    load(model, optimizer, path)
-    return train(model, optimizer, range(2, 6))
-
-
-# %%
-whole = [path.parent for path in folder.glob("step_*/.metadata")]
-print("whole:", *(path.name for path in whole))
-print(f"never interrupted, 4 ranks: {[f'{loss:.4f}' for loss in expected[2:]]}")
-for count in (2, 1):
-    with ranks.world(count):
-        losses = ranks.run(lambda path: resumed(path), str(whole[0]))[0]
-    print(f"resumed on {count}:               {[f'{loss:.4f}' for loss in losses]}")
-    assert all(abs(one - other) < 1e-4 for one, other in zip(losses, expected[2:], strict=True))
-ranks.stop()
-
-# %% [markdown]
 # ## Choosing
 #
 # Which stage, then, over which ranks, and how much is recomputed? Two terms decide.
@@ -753,9 +511,9 @@ ranks.stop()
 #   activations recomputed) and sending (bytes at the rate of the slowest wire), as if all of the shorter could hide
 #   behind the longer. `shared/planner/clusters.py` has both.
 #
-# Of what fits, take the fastest, whatever its stage. Llama-3 8B, on one host of eight cards of 80 GB that reach
-# 156 TFLOP/s (half of what an A100 has on paper), one sequence of 8,192 tokens each. **Predict**: at which stage is a
-# step shortest?
+# Of what fits, take the fastest, whatever its stage. Llama-3 8B, on one host of eight cards of 80 GB that reach 156
+# TFLOP/s (half of what an A100 has on paper), one sequence of 8,192 tokens each. **Predict**: at which stage is a step
+# shortest?
 
 # %%
 my_prediction = 0
@@ -831,9 +589,9 @@ tables.Table(["", "GB", "below 80 GB"], rows, "16 bytes per parameter, no activa
 #
 # ## What they do that ours do not
 #
-# - **Offload.** Optimizer's state and step in the host's memory (ZeRO-Offload, Ren et al. 2021, arXiv 2101.06840),
-#   or everything down to NVMe (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv 2104.07857). FSDP2 has
-#   `CPUOffloadPolicy`. The wire between card and host pays for it: count its bytes too.
+# - **Offload.** Optimizer's state and step in the host's memory (ZeRO-Offload, Ren et al. 2021, arXiv 2101.06840), or
+#   everything down to NVMe (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv 2104.07857). FSDP2 has `CPUOffloadPolicy`.
+#   The wire between card and host pays for it: count its bytes too.
 # - **Activations in host memory**, `torch.autograd.graph.save_on_cpu`: instead of computing them again.
 # - **Gathers in 8 bit**, gradients in 4, and a second copy of the shards inside each host, so that the gather of
 #   backward stays there: ZeRO++ (Wang et al. 2023, arXiv 2306.10209). Chapter 19 builds the like.
@@ -858,5 +616,8 @@ tables.Table(["", "GB", "below 80 GB"], rows, "16 bytes per parameter, no activa
 # does not fit when it is gathered, or the activations of one long sequence, no strategy of this chapter makes smaller:
 # `choose_strategy` in the lab then says None. Chapter 13 splits the layer itself.
 #
-# In the lab you move from `ZeRO3` to `fully_shard`, make the mesh for any number of hosts, write checkpoints that no
-# crash can spoil, and compute the choice.
+# In the lab you move from `ZeRO3` to `fully_shard`, make the mesh for any number of hosts, and compute the choice. Then
+# chapter 12 makes sure that a run that is killed does not lose what it has learned.
+
+# %%
+ranks.stop()

@@ -75,6 +75,7 @@ def ranks_start_equal(attempt: Attempt) -> None:
 @BucketedDDP.check("values")
 def training_equals_one_process(attempt: Attempt) -> None:
     models = ["Plain", "Tied", "Frozen", "Unused", "Scalar", "Buffered", "Strided", "Mixed", "Crowd"]
+    models += awkward.HAVE_MODES
     caps, shift = [TINY, SMALL, MIDDLE, DEFAULT], attempt.random.randrange(4)
     for number, model in enumerate(attempt.random.sample(models, 4) if attempt.world_size == 3 else models):
         train_and_judge(attempt, Training(model, options=caps[(number + shift) % 4]))

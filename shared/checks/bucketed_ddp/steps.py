@@ -13,7 +13,7 @@ from shared.checks.engine.compare import close, judge_gradients, tolerance_of
 from shared.checks.engine.framework import NOT_WRITTEN, Attempt, Wrong
 from shared.checks.engine.latecomers import PATIENCE_S, Meeting, launches_unasked
 from shared.checks.engine.steps import Diary
-from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup
+from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of
 from shared.wire import completion, instrumentation
 
 SHAPES = [(3, 5), (7,), (), (2, 3, 2, 2), (4, 1)]
@@ -122,7 +122,7 @@ def _run(attempt: Attempt, steps: Steps, drawn: list) -> dict[int, list[dict]]:
         called_alone(attempt) if steps.in_subgroup else f"gradients of the shapes {', '.join(map(_listed, SHAPES))}"
     )
     found = attempt.run(probe_bucket, steps, per_rank=[(rank, own) for rank, own in enumerate(drawn)], context=context)
-    members = SUBGROUPS[attempt.world_size] if steps.in_subgroup else range(attempt.world_size)
+    members = members_of(attempt, steps.in_subgroup)
     return {rank: found[rank] for rank in members}
 
 

@@ -9,7 +9,7 @@ import math
 import torch
 
 from shared import ranks
-from shared.checks.collectives import far
+from shared.checks.collectives import far, launched
 from shared.checks.collectives.kinds import COLLECTIVES, GIVE_BACK, RINGS, STEPS
 from shared.checks.collectives.probes import LATE_S, SLICED, STRIDED, TRANSPOSED, Setting, named
 from shared.checks.collectives.results import Draw, any_source, draw, even_shape, run, said_of, sources, try_and_judge
@@ -26,9 +26,8 @@ from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls, first_difference
 from shared.checks.engine.framework import Attempt, Exercise, Wrong
 from shared.checks.engine.steps import count_steps
+from shared.checks.engine.subgroups import SUBGROUPS
 from shared.wire import instrumentation
-
-SUBGROUPS = {3: [(1, 2)], 4: [(1, 3), (0, 2, 3)]}  # a place in the group is not the rank, nor neighbours neighbours
 
 ring_step = Exercise("1.1", "ring_step", optional=True)
 ring_reduce_scatter = Exercise("1.2", "ring_reduce_scatter")
@@ -37,6 +36,7 @@ ring_all_reduce = Exercise("1.4", "ring_all_reduce")
 tree_broadcast = Exercise("1.5", "tree_broadcast")
 ring_step_in_turns = Exercise("1.6", "ring_step_in_turns", optional=True)
 direct_reduce_scatter = Exercise("1.7", "direct_reduce_scatter", optional=True)
+launch_reduce_scatter = Exercise("1.8", "launch_reduce_scatter", optional=True)
 
 EXERCISES = {
     exercise.piece: exercise
@@ -314,3 +314,11 @@ def n_minus_1_messages_in_few_rounds(attempt: Attempt) -> None:
 def few_turns_though_everyone_waits(attempt: Attempt) -> None:
     (tries,) = run(attempt, Setting(), own := draw(attempt, (100,)))
     judge_turns([found["calls"] for found in tries], said_of(Setting(), own[0]))
+
+
+# -- launched now, waited for later
+
+launch_reduce_scatter.check("values")(launched.each_rank_gets_its_shard_of_the_sum)
+launch_reduce_scatter.check("at once", world_sizes=(2, 3))(launched.the_call_returns_at_once)
+launch_reduce_scatter.check("wire", world_sizes=(3, 4))(launched.each_rank_sends_every_other_rank_one_shard)
+launch_reduce_scatter.check("memory", world_sizes=(4,))(launched.little_memory_is_needed)

@@ -151,11 +151,11 @@ _HINTS_ON_STATE = {  # by the first tensor that is wrong, where that betrays wha
 }
 
 
-def refuse_frozen_gradients(found: list[dict], model: str) -> None:
+def refuse_frozen_gradients(found: dict[int, dict], model: str) -> None:
     """Raises: Wrong where a frozen parameter has got a gradient."""
     wrong = {
         rank: f"{awkward.said(model)}: {result['frozen'][0]} is frozen and has a .grad now, not None"
-        for rank, result in enumerate(found)
+        for rank, result in found.items()
         if result["frozen"]
     }
     if wrong:

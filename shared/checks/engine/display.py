@@ -1,22 +1,20 @@
 """How verdicts look: a small table in a notebook, the same words as plain text elsewhere."""
 
-import html
 from dataclasses import replace
 
 from IPython import get_ipython
 from IPython.display import display
 
 from shared.checks.engine.verdicts import Verdict
-
-_PASSED, _FAILED = "✓", "✗"
-_GREEN, _RED = "#1a7f37", "#d4483b"  # each can be told from JupyterLab's light ground and from its dark one
+from shared.tables.rendering import render
 
 
 def as_text(verdicts: list[Verdict]) -> str:
     """Write verdicts as lines: what was checked, and under a failure the evidence and the hint."""
     lines = []
     for verdict in said_once(verdicts):
-        lines.append(f"{_PASSED if verdict.passed else _FAILED} {verdict.exercise} · {verdict.check}{_where(verdict)}")
+        where = f" ({_where(verdict)})" if verdict.world_sizes else ""
+        lines.append(f"{_sign(verdict)} {verdict.exercise} · {verdict.check}{where}")
         lines += [f"    {line}" for line in (verdict.evidence + "\n" + verdict.hint).strip().splitlines()]
     return "\n".join(lines)
 
@@ -36,31 +34,19 @@ def said_once(verdicts: list[Verdict]) -> list[Verdict]:
 
 
 def as_html(verdicts: list[Verdict]) -> str:
-    """Write verdicts as a table; sign and words carry the meaning, colour only helps."""
-    rows = []
-    for verdict in said_once(verdicts):
-        colour = _GREEN if verdict.passed else _RED
-        sign = f"<td style='color:{colour};font-weight:bold'>{_PASSED if verdict.passed else _FAILED}</td>"
-        name = f"<td style='text-align:left;white-space:nowrap'>{html.escape(verdict.exercise)} · {verdict.check}</td>"
-        said = _unbroken(verdict.evidence) if verdict.evidence else ""
-        hint = f"<div style='margin-top:4px'><i>{html.escape(verdict.hint)}</i></div>" if verdict.hint else ""
-        evidence = f"<pre style='white-space:pre-wrap;margin:0;background:none'>{said}</pre>"
-        text = f"<td style='text-align:left'>{evidence}{hint}</td>"
-        where = f"<td style='text-align:left;white-space:nowrap'>{_where(verdict).strip(' ()')}</td>"
-        rows.append(f"<tr style='vertical-align:top'>{sign}{name}{where}{text}</tr>")
-    return f"<table>{''.join(rows)}</table>"
+    """Write verdicts as a table. Sign and words carry the meaning, color only helps."""
+    return render(__package__, "verdicts.html", verdicts=said_once(verdicts), sign=_sign, where=_where)
 
 
-def _unbroken(text: str) -> str:
-    """Let lines end between words, where JupyterLab would break them anywhere."""
-    return f"<span style='word-break:normal;overflow-wrap:anywhere'>{html.escape(text)}</span>"
+def _sign(verdict: Verdict) -> str:
+    return "✓" if verdict.passed else "✗"
 
 
 def _where(verdict: Verdict) -> str:
     if not verdict.world_sizes:
         return ""
     sizes = ", ".join(map(str, verdict.world_sizes))
-    return f" ({sizes} rank{'s' if verdict.world_sizes != (1,) else ''})"
+    return f"{sizes} rank{'s' if verdict.world_sizes != (1,) else ''}"
 
 
 def show(verdicts: list[Verdict]) -> None:

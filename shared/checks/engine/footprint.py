@@ -12,8 +12,7 @@ import torch
 
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.loops import descend
-from shared.checks.engine.training import Draw
+from shared.checks.engine.training import Draw, descend
 from shared.checks.engine.volume import trainable_bytes
 from shared.checks.models import awkward
 from shared.deadlines import scaled

@@ -6,14 +6,12 @@ Every rank's wrapper is run through the same loop; the kernel computes each rank
 import contextlib
 from dataclasses import dataclass, field
 
-import torch
-
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import judge_gradients
 from shared.checks.engine.framework import Attempt
 from shared.checks.engine.latecomers import Meeting, launches_unasked
 from shared.checks.engine.steps import Diary
-from shared.checks.engine.training import LEARNING_RATE, Draw
+from shared.checks.engine.training import Draw, descend, one_process
 from shared.checks.models import awkward
 from shared.wire import completion, instrumentation
 
@@ -76,39 +74,6 @@ def _in_company(inside: contextlib.ExitStack, loop: Loop, rank: int, step: int) 
     return []
 
 
-def expected(loop: Loop, draw: Draw) -> list[tuple[dict, dict[int, dict]]]:
-    """→ per step: the mean of the ranks' gradients, and by rank its own"""
-    module = awkward.build(loop.model, draw.seeds[0])
-    shares, steps = draw.shares, []
-    for step in range(len(loop.set_to_none)):
-        own = {}
-        for rank, (x, y) in enumerate(shares):
-            module.zero_grad()
-            if (rank, step) not in loop.idle:
-                awkward.loss_of(module, x, y).backward()
-            own[rank] = awkward.gradients_of(module)
-        want = {name: _mean([gradients[name] for gradients in own.values()]) for name in own[0]}
-        steps.append((want, own))
-        for name, parameter in module.named_parameters():
-            parameter.grad = want[name]
-        descend(module)
-        shares = [(awkward.other_roads(x), y) for x, y in shares]
-    return steps
-
-
-def descend(module) -> None:
-    """Take one step of SGD. torch's own optimizers import the compiler first: a second, in every check."""
-    with torch.no_grad():
-        for parameter in module.parameters():
-            if parameter.requires_grad and parameter.grad is not None:
-                parameter.add_(parameter.grad, alpha=-LEARNING_RATE)
-
-
-def _mean(gradients: list) -> torch.Tensor | None:
-    known = [gradient for gradient in gradients if gradient is not None]
-    return sum(known) / len(gradients) if known else None
-
-
 def loop_and_judge(attempt: Attempt, loop: Loop) -> list[dict]:
     """Run the loop on fresh data. → per rank, what probe_loop found
 
@@ -117,9 +82,10 @@ def loop_and_judge(attempt: Attempt, loop: Loop) -> list[dict]:
     draw = Draw(attempt)
     per_rank = [(rank, *share) for rank, share in enumerate(draw.per_rank)]
     found = attempt.run(probe_loop, loop, per_rank=per_rank, context=said(loop))
-    for step, (want, own) in enumerate(expected(loop, draw)):
-        context = f"{said(loop)}, step {step + 1}"
-        judge_gradients({rank: each["steps"][step]["gradients"] for rank, each in enumerate(found)}, want, own, context)
+    module = awkward.build(loop.model, draw.seeds[0])
+    for number, want in enumerate(one_process(module, draw.shares, len(loop.set_to_none), idle=loop.idle)):
+        gradients = {rank: each["steps"][number]["gradients"] for rank, each in enumerate(found)}
+        judge_gradients(gradients, want.gradients, dict(enumerate(want.own)), f"{said(loop)}, step {number + 1}")
     return found
 
 

@@ -223,6 +223,8 @@ def probe_memory(wrapper, sizes: Sizes, most_bytes: float, seed: int, x, y) -> d
 def probe_lives(wrapper, sizes: Sizes, seed: int, x, y) -> dict:
     """A wrapper, its copy and another are used in turns; then one is thrown away."""
     first, module = wrap(wrapper, sizes, seed)
+    others = []  # calls of a hook that is not the wrapper's
+    next(module.parameters()).register_post_accumulate_grad_hook(lambda _: others.append(True))
     wrapped = [first, copy.deepcopy(first), wrap(wrapper, sizes, seed)[0]]
     del first
     working = []
@@ -236,9 +238,10 @@ def probe_lives(wrapper, sizes: Sizes, seed: int, x, y) -> dict:
     del wrapped[0], each
     gc.collect()
     module.zero_grad()
+    others.clear()
     with instrumentation.listening() as calls:
         _loss(module, x, y).backward()
-    found |= {"left": calls, "own": awkward.gradients_of(module), "anew": []}
+    found |= {"left": calls, "others": len(others), "own": awkward.gradients_of(module), "anew": []}
     if calls:
         return found
     module.zero_grad()

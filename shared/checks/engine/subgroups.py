@@ -4,17 +4,24 @@ import torch.distributed as dist
 
 from shared.checks.engine.framework import Attempt
 
-SUBGROUPS = {3: [1, 2], 4: [1, 3]}  # without rank 0, smaller than the world, and not always neighbours
+# A rank's index in the group is not its rank in the world, and neighbors in the group are not neighbors in the world.
+# The first group is smaller than the world and has no rank 0.
+SUBGROUPS = {3: [(1, 2)], 4: [(1, 3), (0, 2, 3)]}
+
+
+def members_of(attempt: Attempt, in_subgroup: bool) -> list[int]:
+    """List the ranks that take part: those of the first subgroup, or all."""
+    return list(SUBGROUPS[attempt.world_size][0] if in_subgroup else range(attempt.world_size))
 
 
 def join_subgroup(use: bool):
-    """Form the world's subgroup, on every rank of the world. → (group, am I in it)"""
+    """Form the first subgroup, on every rank of the world. → (group, am I in it)"""
     if not use:
         return None, True
-    members = SUBGROUPS[dist.get_world_size()]
+    members = list(SUBGROUPS[dist.get_world_size()][0])
     return dist.new_group(members), dist.get_rank() in members
 
 
 def called_alone(attempt: Attempt) -> str:
-    members = SUBGROUPS[attempt.world_size]
+    members = members_of(attempt, True)
     return f"called by ranks {members[0]} and {members[1]} alone, as the group {members}"

@@ -7,10 +7,10 @@ their own), and each rank only its own samples: right gradients can only come fr
 from dataclasses import dataclass, field
 
 import torch
+from torch import nn
 
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import (
-    by_rank,
     close,
     describe_calls,
     first_difference,
@@ -20,7 +20,7 @@ from shared.checks.engine.compare import (
     tolerance_of,
 )
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup
+from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of
 from shared.checks.models import awkward
 from shared.wire import instrumentation
 
@@ -43,6 +43,15 @@ class Draw:
         """→ x and y of these ranks, together"""
         x, y = (torch.cat([self.shares[rank][part] for rank in members]) for part in (0, 1))
         return x, y
+
+    def batches_of(self, members: list[int], module: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return what one process computes at a time: all samples of these ranks, or each rank's own samples.
+
+        The latter is for modules with BatchNorm, which each rank applies to its own samples, as in torch's DDP.
+        """
+        if awkward.mixes_samples(module):
+            return [self.shares[rank] for rank in members]
+        return [self.samples_of(members)]
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,8 @@ def probe_training(wrapper, how: Training, seed: int, x, y) -> dict:
         wrapped = wrapper(module, **options)
     _refuse_library_wrappers(wrapped)
     found = {"start": awkward.state_of(module), "building": building, "steps": []}
-    x, y = x.to(device_here(), how.dtype), y.to(device_here(), how.dtype)
+    inputs, y = x.to(device_here(), how.dtype), y.to(device_here(), how.dtype)
+    x = inputs
     for _ in range(STEPS):
         _drop_gradients(module)
         plain = awkward.twin_of(how.model, module) if how.overlaps else None
@@ -89,20 +99,23 @@ def probe_training(wrapper, how: Training, seed: int, x, y) -> dict:
         gradients = awkward.gradients_of(module)
         found["steps"].append({"local": local, "gradients": gradients, "working": working, "finishing": finishing})
         found["frozen"] = frozen_with_gradient(module)
-        _descend(module)
+        descend(module)
         x = awkward.other_roads(x)
+    wrapped.eval()
+    with torch.no_grad():
+        found["evaluated"] = wrapped(inputs).cpu()
     found["end"] = awkward.state_of(module)
     return found
 
 
-# torch's optimizers import the compiler before their first step: a second, in every kernel that checks.
 def _drop_gradients(module) -> None:
     for parameter in module.parameters():
         if parameter.requires_grad:
             parameter.grad = None
 
 
-def _descend(module) -> None:
+def descend(module) -> None:
+    """Take one step of SGD. torch's own optimizers import the compiler first, which takes a second in every kernel."""
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.requires_grad and parameter.grad is not None:
@@ -123,19 +136,52 @@ def _refuse_library_wrappers(wrapped) -> None:
 # -- what one process gets, and the judgement
 
 
-def one_process(model: str, seed: int, x, y, steps: int = STEPS, ended: dict | None = None) -> list[dict]:
-    """→ per step: the gradients on the full batch. ended: takes the state after the last step."""
-    module = awkward.build(model, seed)
-    gradients = []
-    for _ in range(steps):
-        _drop_gradients(module)
-        awkward.loss_of(module, x, y).backward()
-        gradients.append(awkward.gradients_of(module))
-        _descend(module)
-        x = awkward.other_roads(x)
-    if ended is not None:
-        ended.update(awkward.state_of(module))
-    return gradients
+@dataclass(frozen=True)
+class Step:
+    """What one process computes in one step; the lists have one entry per batch."""
+
+    gradients: dict[str, torch.Tensor | None]  # the mean over the batches
+    own: list[dict[str, torch.Tensor | None]]
+    states: list[dict[str, torch.Tensor]]  # after the step
+
+
+def one_process(
+    module: nn.Module,
+    batches: list[tuple[torch.Tensor, torch.Tensor]],
+    steps: int = STEPS,
+    micro_batches: int = 1,
+    idle: tuple[tuple[int, int], ...] = (),
+) -> list[Step]:
+    """Train the module with SGD in this process, on the mean of the batches' gradients.
+
+    Args:
+        module: The module, which is changed.
+        batches: The full batch, or each rank's samples; see Draw.batches_of.
+        steps: The number of steps.
+        micro_batches: The number of parts in which each batch is computed.
+        idle: The (batch, step) pairs in which a batch is left out: its gradients count as zeros.
+    """
+    replicas, found = awkward.Replicas(module, len(batches)), []
+    for step in range(steps):
+        own = []
+        for index, (replica, (x, y)) in enumerate(zip(replicas, batches, strict=True)):
+            _drop_gradients(module)
+            if (index, step) not in idle:
+                _accumulate(replica, x, y, micro_batches)
+            own.append(awkward.gradients_of(module))
+        mean = {name: _mean([gradients[name] for gradients in own]) for name in own[0]}
+        for name, parameter in module.named_parameters():
+            parameter.grad = mean[name]
+        descend(module)
+        found.append(Step(mean, own, [replicas.state_of(index) for index in range(len(batches))]))
+        batches = [(awkward.other_roads(x), y) for x, y in batches]
+    return found
+
+
+def _mean(gradients: list[torch.Tensor | None]) -> torch.Tensor | None:
+    """Average gradients, of which a missing one counts as zeros."""
+    known = [gradient for gradient in gradients if gradient is not None]
+    return sum(known) / len(gradients) if known else None
 
 
 def train(attempt: Attempt, how: Training, draw: Draw) -> list[dict]:
@@ -151,12 +197,10 @@ def train_and_judge(attempt: Attempt, how: Training) -> list[dict]:
     """
     draw = Draw(attempt)
     found = train(attempt, how, draw)
-    if how.in_subgroup:
-        judge_subgroup_training(found, how.model, draw, attempt)
-    elif how.dtype == torch.bfloat16:
+    if how.dtype == torch.bfloat16:
         judge_bf16_training(found, how)
     else:
-        judge_training(found, how.model, draw)
+        judge_training(attempt, found, how, draw)
     return found
 
 
@@ -166,33 +210,56 @@ def judge_start(found: list[dict], model: str, draw: Draw) -> None:
     judge_state({rank: result["start"] for rank, result in enumerate(found)}, want, 0)
 
 
-def judge_training(found: list[dict], model: str, draw: Draw) -> None:
-    """Raises: Wrong unless every rank's gradients, each step, and its state at the end are one process's."""
-    ended: dict = {}
-    for number, want in enumerate(one_process(model, draw.seeds[0], draw.x, draw.y, ended=ended)):
-        steps = [result["steps"][number] for result in found]
-        context = f"{awkward.said(model)}, step {number + 1}"
-        judge_gradients(by_rank(steps, "gradients"), want, by_rank(steps, "local"), context)
-    refuse_frozen_gradients(found, model)
-    judge_state({rank: result["end"] for rank, result in enumerate(found)}, found[0]["end"], 0)
-    for name, want in ended.items():
-        got = found[0]["end"][name]
-        if not close(got.double(), want.double(), tolerance_of(ended.values())):
-            difference = first_difference(got.double(), want.double())
-            raise Wrong(f"{awkward.said(model)}: {name} after the last step, {difference}")
+def judge_training(attempt: Attempt, found: list[dict], how: Training, draw: Draw) -> None:
+    """Compare the training on every rank that took part with one process's.
 
-
-def judge_subgroup_training(found: list[dict], model: str, draw: Draw, attempt: Attempt) -> None:
-    """Raises: Wrong unless the subgroup's gradients, each step, are one process's on the subgroup's samples."""
-    members = SUBGROUPS[attempt.world_size]
-    for number, want in enumerate(one_process(model, draw.seeds[members[0]], *draw.samples_of(members))):
-        steps = {rank: found[rank]["steps"][number] for rank in members}
-        judge_gradients(
-            {rank: step["gradients"] for rank, step in steps.items()},
-            want,
-            {rank: step["local"] for rank, step in steps.items()},
-            f"{called_alone(attempt)}, step {number + 1}",
+    Raises:
+        Wrong: If gradients differ in a step, or the state after the last one, or the output in eval mode then.
+    """
+    members = members_of(attempt, how.in_subgroup)
+    module = awkward.build(how.model, draw.seeds[members[0]])
+    batches = draw.batches_of(members, module)
+    context = f"{called_alone(attempt)}, " if how.in_subgroup else ""
+    context += awkward.said(how.model)
+    steps = one_process(module, batches, micro_batches=how.micro_batches)
+    for number, want in enumerate(steps):
+        gradients, local = (
+            {rank: found[rank]["steps"][number][what] for rank in members} for what in ("gradients", "local")
         )
+        try:
+            judge_gradients(gradients, want.gradients, local, f"{context}, step {number + 1}")
+        except Wrong as wrong:
+            if number == 0 and how.model in awkward.HAVE_MODES and _evaluates(gradients, how, draw, members):
+                wrong.hint = "It is what the module computes in eval mode. Look at: who switches the mode, and when?"
+            raise
+    refuse_frozen_gradients({rank: found[rank] for rank in members}, how.model)
+    ends = steps[-1].states * (len(members) // len(batches))
+    for rank, want in zip(members, ends, strict=True):
+        _judge_end(rank, found[rank], want, context)
+        evaluated = awkward.evaluate(module, want, draw.shares[rank][0])
+        if not close(found[rank]["evaluated"], evaluated, tolerance_of(want.values())):
+            said = f"after eval(), the output is another: {first_difference(found[rank]['evaluated'], evaluated)}"
+            raise Wrong({rank: f"{context}: {said}"}, awkward.LOOK_AT_MODES)
+    same = ends[0] if len(batches) == 1 else dict(module.named_parameters())
+    states = {rank: {name: found[rank]["end"][name] for name in same} for rank in members}
+    judge_state(states, states[members[0]], members[0])
+
+
+def _evaluates(gradients: dict[int, dict], how: Training, draw: Draw, members: list[int]) -> bool:
+    """Return whether these gradients of the first step are those of the module in eval mode."""
+    module = awkward.build(how.model, draw.seeds[members[0]]).eval()
+    (step,) = one_process(module, [draw.samples_of(members)], steps=1)
+    pairs = [(own[name], want) for own in gradients.values() for name, want in step.gradients.items()]
+    return all(own is not None and close(own, want) for own, want in pairs)
+
+
+def _judge_end(rank: int, result: dict, want: dict, context: str) -> None:
+    tolerance = tolerance_of(want.values())
+    for name, expected in want.items():
+        state = result["end"][name].double()
+        if not close(state, expected.double(), tolerance):
+            said = f"{context}: {name} after the last step, {first_difference(state, expected.double(), tolerance)}"
+            raise Wrong({rank: said}, awkward.LOOK_AT_FORWARDS if awkward.is_statistic(name) else "")
 
 
 def judge_bf16_training(found: list[dict], how: Training) -> None:

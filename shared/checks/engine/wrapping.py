@@ -26,12 +26,12 @@ def probe_wrapping(wrapper, options: dict, overlaps: bool, seed: int, x) -> dict
     torch.rand(1)  # a seed that an earlier try has set may not hide the next
     marked, random_state = marks(), torch.get_rng_state()
     wrapped = wrapper(module, **options)
-    untouched, rng_left = marks() == marked, torch.equal(random_state, torch.get_rng_state())
+    rng_left = torch.equal(random_state, torch.get_rng_state())
     x = x.to(device_here())
     seen = []
     module.register_forward_hook(lambda *_: seen.append(True))
     wrapped(x)
-    hooked = bool(seen)
+    hooked, untouched = bool(seen), marks() == marked
     copied = copy.deepcopy(wrapped)
     other = wrapper(awkward.build("Plain", seed).to(device_here()), **options)  # two wrappers may live at once
     copy_syncs = _syncs(copied, overlaps, "optimizer_cls" in options, x)

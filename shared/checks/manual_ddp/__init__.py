@@ -12,7 +12,7 @@ from shared.checks.engine.compare import (
     refuse_frozen_gradients,
 )
 from shared.checks.engine.framework import Attempt, Exercise, Wrong
-from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup
+from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of
 from shared.checks.engine.training import (
     Draw,
     Training,
@@ -105,13 +105,9 @@ def mean_within_a_group(attempt: Attempt) -> None:
         torch.full((4,), float(attempt.random.randint(1, 99)), dtype=torch.float64) for _ in range(attempt.world_size)
     ]
     found = attempt.run(probe_mean, True, per_rank=[(values,) for values in own], context=called_alone(attempt))
-    _judge_mean(
-        found,
-        torch.stack([own[rank] for rank in SUBGROUPS[attempt.world_size]]).mean(0),
-        own,
-        SUBGROUPS[attempt.world_size],
-    )
-    for rank in SUBGROUPS[attempt.world_size]:
+    members = members_of(attempt, True)
+    _judge_mean(found, torch.stack([own[rank] for rank in members]).mean(0), own, members)
+    for rank in members:
         if [call.op for call in found[rank]["calls"]] != ["all_reduce"]:
             raise Wrong({rank: f"{describe_calls(found[rank]['calls'])}; expected 1 all_reduce"})
 
@@ -143,7 +139,7 @@ def everyone_has_the_first_ranks_state(attempt: Attempt) -> None:
 
 @broadcast_state.check("group", world_sizes=(3, 4))
 def the_groups_first_rank_counts(attempt: Attempt) -> None:
-    _judge_broadcast(attempt, True, SUBGROUPS[attempt.world_size])
+    _judge_broadcast(attempt, True, members_of(attempt, True))
 
 
 def _judge_broadcast(attempt: Attempt, in_subgroup: bool, members: list[int]) -> None:
@@ -183,9 +179,14 @@ def _judge_average(attempt: Attempt, model: str) -> None:
     draw = Draw(attempt)
     same = [(draw.seeds[0], x, y) for x, y in draw.shares]
     found = attempt.run(probe_average, model, False, per_rank=same)
-    want = one_process(model, draw.seeds[0], draw.x, draw.y, steps=1)[0]
+    want = _gradients_of_one_process(model, draw, list(range(attempt.world_size)))
     judge_gradients(by_rank(found, "gradients"), want, by_rank(found, "local"), awkward.said(model))
-    refuse_frozen_gradients(found, model)
+    refuse_frozen_gradients(dict(enumerate(found)), model)
+
+
+def _gradients_of_one_process(model: str, draw: Draw, members: list[int]) -> dict[str, torch.Tensor | None]:
+    (step,) = one_process(awkward.build(model, draw.seeds[0]), [draw.samples_of(members)], steps=1)
+    return step.gradients
 
 
 @average_gradients.check("group", world_sizes=(3, 4))
@@ -193,13 +194,10 @@ def only_the_group_takes_part(attempt: Attempt) -> None:
     draw = Draw(attempt)
     same = [(draw.seeds[0], x, y) for x, y in draw.shares]
     found = attempt.run(probe_average, "TwoRoads", True, per_rank=same, context=called_alone(attempt))
-    want = one_process("TwoRoads", draw.seeds[0], *draw.samples_of(SUBGROUPS[attempt.world_size]), steps=1)[0]
-    judge_gradients(
-        by_rank(found, "gradients", SUBGROUPS[attempt.world_size]),
-        want,
-        by_rank(found, "local", SUBGROUPS[attempt.world_size]),
-        called_alone(attempt),
-    )
+    members = members_of(attempt, True)
+    want = _gradients_of_one_process("TwoRoads", draw, members)
+    found_by_rank, local = by_rank(found, "gradients", members), by_rank(found, "local", members)
+    judge_gradients(found_by_rank, want, local, called_alone(attempt))
 
 
 @average_gradients.check("wire", world_sizes=(2, 4))
@@ -223,7 +221,8 @@ def ranks_start_equal(attempt: Attempt) -> None:
 
 @ManualDDP.check("values")
 def training_equals_one_process(attempt: Attempt) -> None:
-    for model in ("Plain", "Tied", "Frozen", "Unused", "Scalar", "Buffered", "Strided", "Mixed"):
+    models = ("Plain", "Tied", "Frozen", "Unused", "Scalar", "Buffered", "Strided", "Mixed", *awkward.HAVE_MODES)
+    for model in models:
         train_and_judge(attempt, Training(model))
 
 
@@ -276,16 +275,16 @@ ShardedSampler.check("wire", world_sizes=(2,))(sampler.the_sampler_needs_no_mess
 def _weighted(attempt: Attempt, model: str, counts: list[int], in_subgroup: bool) -> tuple[list[dict], dict, Draw]:
     """→ what each rank came to, what one process would, the draw"""
     draw = Draw(attempt, counts)
-    members = SUBGROUPS[attempt.world_size] if in_subgroup else list(range(attempt.world_size))
+    members = members_of(attempt, in_subgroup)
     args = [(draw.seeds[0], x, y, len(x)) for x, y in draw.shares]
     context = f"{awkward.said(model)}, {' and '.join(map(str, counts))} samples"
     found = attempt.run(
         probe_average, model, in_subgroup, per_rank=args, context=called_alone(attempt) if in_subgroup else ""
     )
-    want = one_process(model, draw.seeds[0], *draw.samples_of(members), steps=1)[0]
+    want = _gradients_of_one_process(model, draw, members)
     _refuse_plain_mean(found, want, members, context)
     judge_gradients(by_rank(found, "gradients", members), want, by_rank(found, "local", members), context)
-    refuse_frozen_gradients(found, model)
+    refuse_frozen_gradients(dict(enumerate(found)), model)
     return found, want, draw
 
 

@@ -3,9 +3,12 @@
 All take x [B, 6] and give [B, 3]. Each exists because some wrapper in the wild was wrong on it.
 """
 
+from collections.abc import Callable, Iterator
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.func import functional_call
 
 INPUTS, OUTPUTS = 6, 3
 
@@ -159,9 +162,60 @@ class Large(Plain):
         return super().forward(x) + sum(layer(x).mean(1, keepdim=True) for layer in self.wide)
 
 
+class SampleDropout(nn.Module):
+    """Dropout whose mask depends only on the sample, so that ranks and one process drop the same elements."""
+
+    def forward(self, hidden, x):
+        """Zero about half of hidden's elements in train mode.
+
+        Args:
+            hidden: The elements to drop, [samples, width].
+            x: The model's inputs, which choose the mask. Every process must see the same bits.
+        """
+        if not self.training:
+            return hidden
+        factors = 997.0 * torch.arange(1, hidden.shape[1] + 1, dtype=x.dtype, device=x.device)
+        return 2 * hidden * ((x[:, -1:] * factors).frac().abs() < 0.5)
+
+
+class Dropped(Plain):
+    """Dropout, which does nothing in eval mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = SampleDropout()
+
+    def forward(self, x):
+        return self.second(self.dropout(F.gelu(self.first(x)), x))
+
+
+class Normed(Plain):
+    """BatchNorm in train mode, and another one whose module stays in eval mode, as in fine-tuning."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.fixed_norm = batch_norm(7), batch_norm(OUTPUTS).eval()
+
+    def forward(self, x):
+        return self.fixed_norm(self.second(F.gelu(self.norm(self.first(x)))))
+
+
+def batch_norm(width: int) -> nn.BatchNorm1d:
+    """Build a BatchNorm that has seen batches already: its running statistics are not the initial ones."""
+    norm = nn.BatchNorm1d(width)
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 1.5)
+    norm.num_batches_tracked += torch.randint(1, 99, ())
+    return norm
+
+
 MODELS = {
-    cls.__name__: cls for cls in (Plain, Tied, Frozen, Unused, TwoRoads, Scalar, Buffered, Strided, Mixed, Crowd, Large)
+    cls.__name__: cls
+    for cls in (Plain, Tied, Frozen, Unused, TwoRoads, Scalar, Buffered, Strided, Mixed, Crowd, Large, Dropped, Normed)
 }
+
+
+HAVE_MODES = ("Dropped", "Normed")  # they compute something else in eval mode
 
 
 def build(name: str, seed: int, dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -177,6 +231,45 @@ def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
 
+class Replicas:
+    """One model as several ranks hold it: they share the parameters, but each has its own buffers."""
+
+    def __init__(self, module: nn.Module, count: int):
+        self.module = module
+        self.buffers = [{name: buffer.clone() for name, buffer in module.named_buffers()} for _ in range(count)]
+
+    def __iter__(self) -> Iterator[Callable]:
+        """Yield, for each rank, a function that computes what its module computes and updates its buffers."""
+        for buffers in self.buffers:
+            yield lambda x, buffers=buffers: functional_call(self.module, buffers, (x,))
+
+    def state_of(self, index: int) -> dict[str, torch.Tensor]:
+        """Copy the parameters and this rank's buffers."""
+        return state_of(self.module) | {name: buffer.clone() for name, buffer in self.buffers[index].items()}
+
+
+def mixes_samples(module: nn.Module) -> bool:
+    """Return whether a sample's output depends on the other samples of its batch."""
+    return any(isinstance(each, nn.BatchNorm1d) and each.training for each in module.modules())
+
+
+LOOK_AT_FORWARDS = (
+    "BatchNorm updates it in each forward in train mode. Look at: how often does forward run the module, and how?"
+)
+LOOK_AT_MODES = "Look at: in which mode does forward run the module, and who chooses the mode?"
+
+
+def is_statistic(name: str) -> bool:
+    """Return whether a buffer of this name is one of BatchNorm's running statistics."""
+    return name.endswith(("running_mean", "running_var", "num_batches_tracked"))
+
+
+def evaluate(module: nn.Module, state: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """Compute the output in eval mode, with this state in place of the module's own."""
+    with torch.no_grad():
+        return functional_call(module.eval(), state, (x,))
+
+
 def twin_of(name: str, module: nn.Module) -> nn.Module:
     """Build a model anew with the state of one that lives: a copy would keep the hooks that a wrapper has put on it."""
     weight = module.first.weight
@@ -189,8 +282,9 @@ def twin_of(name: str, module: nn.Module) -> nn.Module:
 
 
 def gradients_of(module: nn.Module) -> dict[str, torch.Tensor | None]:
-    """Copy every parameter's gradient to the CPU."""
-    return {name: None if p.grad is None else p.grad.detach().cpu().clone() for name, p in module.named_parameters()}
+    """Copy every parameter's gradient to the CPU; that of a tied parameter under each of its names."""
+    named = module.named_parameters(remove_duplicate=False)
+    return {name: None if p.grad is None else p.grad.detach().cpu().clone() for name, p in named}
 
 
 def draw_batch(seed: int, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -234,4 +328,6 @@ _SAID = {
     "Mixed": "parameters of two dtypes",
     "Crowd": "many small parameters of two dtypes",
     "Large": "2 MB of parameters",
+    "Dropped": "dropout",
+    "Normed": "BatchNorm layers, of which one is in eval mode",
 }

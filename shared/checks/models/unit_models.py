@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from shared.checks.models import awkward
 from shared.checks.models.awkward import INPUTS
 from shared.checks.models.unit_blocks import WIDTH, Block, Blocks, Deep, Passed
 
@@ -97,6 +98,16 @@ class Roads(Blocks):
         return super().forward(x)
 
 
+class Towers(Roads):
+    """Blocks side by side. Each takes the samples themselves, so that no input of a block needs a gradient."""
+
+    def called(self):
+        return []
+
+    def last(self, x, y):
+        return self.out(sum(torch.tanh(block(x[:, :WIDTH])) for block in self.blocks))
+
+
 class SpareBlock(RoadsBlock):
     def __init__(self, width: int, inner: int):
         super().__init__(width, inner)
@@ -157,6 +168,45 @@ class BufferedBlock(Block):
 
 class Buffered(Blocks):
     block = BufferedBlock
+
+
+class DroppedBlock(Block):
+    def __init__(self, width: int, inner: int):
+        super().__init__(width, inner)
+        self.dropout, self.samples = awkward.SampleDropout(), None
+
+    def compute(self, x):
+        return self.dropout(super().compute(x), self.samples)
+
+
+class Dropped(Blocks):
+    """The model's inputs choose what is dropped: activations differ between ranks and one process by rounding."""
+
+    block = DroppedBlock
+
+    def forward(self, x):
+        for block in self.blocks:
+            block.samples = x
+        return super().forward(x)
+
+
+class NormedBlock(Block):
+    def __init__(self, width: int, inner: int):
+        super().__init__(width, inner)
+        self.batch_norm = awkward.batch_norm(width)
+
+    def compute(self, x):
+        return super().compute(self.batch_norm(x))
+
+
+class Normed(Blocks):
+    """Each block begins with a BatchNorm; the last one's stays in eval mode."""
+
+    block = NormedBlock
+
+    def __init__(self):
+        super().__init__()
+        self.blocks[-1].batch_norm.eval()
 
 
 class NestedBlock(Block):
@@ -247,10 +297,13 @@ KINDS = {
     "Frozen": Kind("frozen parameters, and frozen blocks", Frozen),
     "FrozenNorms": Kind("blocks that begin with a frozen layer", FrozenNorms),
     "Roads": Kind("parameters in blocks that only some ranks use", Roads),
+    "Towers": Kind("blocks side by side, with parameters that only some ranks use", Towers),
     "Spare": Kind("parameters in blocks that only some ranks use, or none", Spare),
     "Few": Kind("blocks of fewer numbers than ranks", Few),
     "Mixed": Kind("blocks of two dtypes", Mixed),
     "Buffered": Kind("buffers", Buffered),
+    "Dropped": Kind("blocks with dropout", Dropped),
+    "Normed": Kind("blocks with BatchNorm, one of them in eval mode", Normed),
     "Nested": Kind("units inside units", Nested, "nested"),
     "Twice": Kind("blocks called more than once", Twice),
     "Checkpointed": Kind("checkpointed blocks", Checkpointed),

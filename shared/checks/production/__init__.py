@@ -1,18 +1,17 @@
-"""Checks for chapter 11: torch's fully_shard, hybrid sharding, checkpoints, and a choice of strategy."""
+"""Checks for chapter 11: torch's fully_shard, hybrid sharding, and a choice of strategy."""
 
 import torch
 
 from shared.checks.engine.framework import Attempt, Exercise
 from shared.checks.engine.hints import give_hints
-from shared.checks.production import choice, crash, folder, memory, parts, saved, wire
+from shared.checks.production import choice, memory, wire
 from shared.checks.production import mesh as production_mesh
 from shared.checks.production.training import Sharding, train_and_judge
 
 # A file may have any of them: none is a step towards another.
 fully_sharded = Exercise("11.1", "fully_sharded", optional=True)
 host_mesh = Exercise("11.2", "host_mesh", optional=True)
-save_checkpoint = Exercise("11.3", "save_checkpoint", optional=True)  # and newest_checkpoint, load_checkpoint beside it
-choose_strategy = Exercise("11.4", "choose_strategy", optional=True)
+choose_strategy = Exercise("11.3", "choose_strategy", optional=True)
 
 # torch's fully_shard refuses ties between units, two dtypes in a unit and scalars, and ends where only some ranks use a
 # parameter (torch 2.13).
@@ -21,28 +20,12 @@ MODELS = ("TiedInside", "Frozen", "FrozenNorms", "Buffered", "Nested", "Whole", 
 _AT_ONCE = {"compute_dtype": torch.float32, "reduce_dtype": torch.float64, "reshard_after_forward": False}
 _LOOK_AT_NOTHING = "Look at: what comes of a search that finds nothing?"
 _LOOK_AT_ORDER = "Look at: which is sharded first, a module or what lies inside it?"
-_LOOK_AT_LOAD = "Look at: what does torch.distributed.checkpoint.load fill?"
 IN_SHARDING = {
     "Invariant encountered": _LOOK_AT_ORDER,
     "mixed torch.Tensor and DTensor": _LOOK_AT_ORDER,
     "has not sharded": "Look at: which call shards what is around the units?",
     "must have the same dtype": "Look at: which of the calls are told the policy?",
     "broadcast_state(module)": "Look at: when are values told, before or after parameters are DTensors?",
-}
-IN_CHECKPOINTS = {
-    "Directory not empty": "Look at: what is in the way of the rename?",
-    "mixed torch.Tensor and DTensor": "Look at: which functions give and take a state for any number of ranks?",
-    "Missing key in checkpoint state_dict: optimizer": "Look at: of two kinds of an optimizer's state, which names a "
-    "parameter by its number, which by its name, and which of them is saved?",
-    "Missing key in checkpoint state_dict": "Look at: of which form is what is saved, and of which what is filled?",
-    ".half' -> ": "Look at: which ranks rename it?",
-    "KeyError: 'model'": _LOOK_AT_LOAD,
-    "KeyError: 'optimizer'": _LOOK_AT_LOAD,
-    "KeyError: 'step'": _LOOK_AT_LOAD,
-    "/missing'": "Look at: what is there before the first checkpoint?",
-    "invalid literal for int": "Look at: which names can save_checkpoint have given?",
-    "empty sequence": _LOOK_AT_NOTHING,
-    "empty iterable": _LOOK_AT_NOTHING,
 }
 
 # -- 11.1
@@ -114,17 +97,6 @@ host_mesh.check("wire", world_sizes=(2, 4))(production_mesh.only_gradients_leave
 
 # -- 11.3
 
-save_checkpoint.check("resumed", world_sizes=(1, 2, 4))(saved.any_number_of_ranks_goes_on)
-save_checkpoint.check("went on", world_sizes=(1, 3))(saved.training_goes_back)
-save_checkpoint.check("newest", world_sizes=(1,))(folder.the_largest_step_is_found)
-save_checkpoint.check("left behind", world_sizes=(1, 2))(folder.what_was_left_goes_first)
-save_checkpoint.check("all or nothing", world_sizes=(2, 4))(crash.nobody_sees_a_part)
-save_checkpoint.check("failure", world_sizes=(1, 3))(crash.a_failure_leaves_the_last_one)
-save_checkpoint.check("meeting", world_sizes=(3,))(crash.all_come_back_after_the_rename)
-save_checkpoint.check("own part", world_sizes=(4,))(parts.each_writes_its_part)
-
-# -- 11.4
-
 choose_strategy.check("situations", world_sizes=(1,))(choice.the_five_situations)
 choose_strategy.check("what fits", world_sizes=(1,))(choice.what_fits)
 choose_strategy.check("what is fast", world_sizes=(1,))(choice.what_is_fast)
@@ -132,5 +104,4 @@ choose_strategy.check("ties", world_sizes=(1,))(choice.equally_long)
 choose_strategy.check("micro-batch", world_sizes=(1,))(choice.larger_batches)
 
 give_hints(IN_SHARDING, fully_sharded)
-give_hints(IN_CHECKPOINTS, save_checkpoint)
 give_hints({"empty sequence": _LOOK_AT_NOTHING, "empty iterable": _LOOK_AT_NOTHING}, choose_strategy)

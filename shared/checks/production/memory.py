@@ -5,11 +5,12 @@ import torch
 from shared import memory
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.sharded.dtensors import loss_of
 from shared.checks.engine.sharded.unit_training import new_optimizer
 from shared.checks.engine.training import Draw
 from shared.checks.models import unit_models
 from shared.checks.production.layout import units_of
-from shared.checks.production.training import Sharding, loss_of, shard
+from shared.checks.production.training import Sharding, shard
 
 SLACK = 1.02  # inputs, counts of steps
 SAMPLES = 2

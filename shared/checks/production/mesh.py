@@ -9,9 +9,10 @@ from torch.distributed.fsdp import fully_shard
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.hints import begin_at
+from shared.checks.engine.sharded.dtensors import loss_of
 from shared.checks.engine.training import Draw
 from shared.checks.models import unit_models
-from shared.checks.production.training import NAMES, Sharding, loss_of
+from shared.checks.production.training import NAMES, Sharding
 from shared.checks.production.wire import judge_wire
 from shared.wire.instrumentation import listening
 

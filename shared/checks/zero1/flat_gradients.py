@@ -1,6 +1,5 @@
-"""Judging FlatGradients: gradients side by side, of whose mean each rank gets its own part."""
+"""Judging FlatGradients: gradients that lie side by side, of whose mean each rank gets its shard."""
 
-import sys
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +9,9 @@ from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import close, describe_calls, first_difference, tolerance_of
 from shared.checks.engine.footprint import living_bytes
 from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.sharded.flat_layout import flat_parameter_type_of
 from shared.checks.engine.sharded.wire import Flat, judge_rounds, refuse_messages
-from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup
+from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
 from shared.wire import instrumentation
@@ -23,12 +23,15 @@ WAYS = (
     "all None since backward()",
 )
 _LOOK_AT_NONE = "Look at: what is in the flat tensor where a parameter has no gradient this time?"
-_LOOK_AT_LEFT = "Look at: what is left in the slice of a gradient that is None?"
+_LOOK_AT_LEFT = "Look at: what is left in the view of a gradient that is None?"
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Which gradients are averaged. ways: per round, what becomes of them between reset() and backward()."""
+    """Which gradients are averaged.
+
+    ways: for each round, what happens to them between reset() and reduce().
+    """
 
     model: str
     ways: tuple[str, ...] = WAYS
@@ -38,38 +41,28 @@ class Gradients:
         return awkward.said(self.model)
 
 
-def home_type_of(flat_gradients):
-    """Find the FlatParameters beside a FlatGradients, or beside the class that it is made from."""
-    for cls in flat_gradients.__mro__:
-        found = getattr(sys.modules.get(cls.__module__), "FlatParameters", None)
-        found = found or getattr(cls.__init__, "__globals__", {}).get("FlatParameters")
-        if found is not None:
-            return found
-    raise AssertionError("FlatParameters is not defined: FlatGradients needs one")
-
-
-def _settle(flat_gradients, how: Gradients, seed: int, group):
+def _build(flat_gradients, how: Gradients, seed: int, group):
     module = awkward.build(how.model, seed).to(device_here())
     parameters = [p for p in module.parameters() if p.requires_grad]
-    home = home_type_of(flat_gradients)(parameters, group)
-    return module, parameters, home, flat_gradients(home)
+    flat_parameter = flat_parameter_type_of(flat_gradients)(parameters, group)
+    return module, parameters, flat_parameter, flat_gradients(flat_parameter)
 
 
 def probe_gradients(flat_gradients, how: Gradients, seed: int, x, y) -> list[dict]:
-    """→ per round: this rank's own gradients, where .grad lies before and after, the mean, what was sent"""
+    """Return for each round this rank's own gradients, where .grad lies, the mean, and what was sent."""
     group, member = join_subgroup(how.in_subgroup)
     if not member:
         return []
-    module, parameters, home, gradients = _settle(flat_gradients, how, seed, group)
+    module, parameters, flat_parameter, gradients = _build(flat_gradients, how, seed, group)
     x, y, rounds = x.to(device_here()), y.to(device_here()), []
     for number, way in enumerate(how.ways):
         if number:
             gradients.reset()
         found = {
-            "places": _places(parameters),
+            "addresses": _addresses(parameters),
             "zeros": not any(bool(p.grad.any()) for p in parameters if p.grad is not None),
         }
-        found["forgotten"] = home.shard.grad is None
+        found["dropped"] = flat_parameter.shard.grad is None
         if way in WAYS[1:3]:
             module.zero_grad(set_to_none=way == WAYS[1])
         twin = awkward.twin_of(how.model, module)
@@ -81,24 +74,24 @@ def probe_gradients(flat_gradients, how: Gradients, seed: int, x, y) -> list[dic
             each.zero_grad()
         with instrumentation.listening() as calls:
             gradients.reduce()
-        mean = home.shard.grad.detach().cpu().clone()
+        mean = flat_parameter.shard.grad.detach().cpu().clone()
         with instrumentation.listening() as again:
             gradients.reduce()
         found |= {"early": early, "calls": calls, "again": again, "mean": mean, "own": awkward.gradients_of(twin)}
-        found["same"] = torch.equal(home.shard.grad.cpu(), mean)
+        found["same"] = torch.equal(flat_parameter.shard.grad.cpu(), mean)
         rounds.append(found)
         x = awkward.other_roads(x)
     return rounds
 
 
-def _places(parameters: list) -> list[tuple[int, int]]:
-    """→ per parameter: which memory its .grad is in, and at which element it begins; (0, −1) where it is None"""
+def _addresses(parameters: list) -> list[tuple[int, int]]:
+    """Return for each .grad its storage and the element at which it begins, or (0, −1) for None."""
     grads = [p.grad for p in parameters]
     return [(0, -1) if g is None else (g.untyped_storage().data_ptr(), g.storage_offset()) for g in grads]
 
 
 def _try(attempt: Attempt, how: Gradients) -> dict[int, list[dict]]:
-    members = SUBGROUPS[attempt.world_size] if how.in_subgroup else range(attempt.world_size)
+    members = members_of(attempt, how.in_subgroup)
     context = called_alone(attempt) if how.in_subgroup else str(how)
     found = attempt.run(probe_gradients, how, per_rank=Draw(attempt).per_rank, context=context)
     return {rank: found[rank] for rank in members}
@@ -111,20 +104,20 @@ def gradients_are_slices_of_zeros(attempt: Attempt) -> None:
         for rank, rounds in _try(attempt, Gradients(model)).items():
             for number, found in enumerate(rounds, 1):
                 said = f"{awkward.said(model)}, after {'reset()' if number > 1 else 'it was built'}"
-                first = found["places"][0]
-                want = [(first[0], first[1] + sum(sizes[:place])) for place in range(len(sizes))]
-                if found["places"] != want:
-                    hint = "Look at: how does a parameter get a .grad that is a view?"
-                    raise Wrong({rank: f"{said}: gradients do not lie side by side in one tensor"}, hint)
+                storage, offset = found["addresses"][0]
+                want = [(storage, offset + sum(sizes[:index])) for index in range(len(sizes))]
+                if found["addresses"] != want:
+                    hint = "reduce() would have to copy them. Look at: how does a parameter get a .grad that is a view?"
+                    raise Wrong({rank: f"{said}: the .grads do not lie side by side in one tensor"}, hint)
                 if not found["zeros"]:
-                    raise Wrong({rank: f"{said}: gradients are not zeros"}, "backward() adds to what is there.")
-                if not found["forgotten"]:
-                    raise Wrong(
-                        {rank: f"{said}: shard.grad is still there"}, "Look at: what would reduce() take it for?"
-                    )
+                    hint = "backward() adds to what is there. Look at: which tensor does reset() fill with zeros?"
+                    raise Wrong({rank: f"{said}: the gradients are not zeros"}, hint)
+                if not found["dropped"]:
+                    hint = "Look at: what would the next reduce() take it for?"
+                    raise Wrong({rank: f"{said}: shard.grad still holds the last mean"}, hint)
 
 
-def each_rank_gets_its_part_of_the_mean(attempt: Attempt) -> None:
+def each_rank_gets_its_shard_of_the_mean(attempt: Attempt) -> None:
     models = ("TwoRoads", "Unused", "Scalar", "Strided")
     tried = [Gradients(model) for model in (models if attempt.world_size == 2 else models[:1])]
     if attempt.world_size in SUBGROUPS:
@@ -135,62 +128,63 @@ def each_rank_gets_its_part_of_the_mean(attempt: Attempt) -> None:
             rounds = {rank: each[number] for rank, each in found.items()}
             own = {rank: _flat(each["own"], how.model, len(found)) for rank, each in rounds.items()}
             mean = (sum(own.values()) / len(own)).view(len(own), -1)
-            for place, (rank, each) in enumerate(rounds.items()):
-                if not close(each["mean"].flatten(), mean[place], tolerance_of([mean])):
-                    difference = first_difference(each["mean"].flatten(), mean[place])
+            for index, (rank, each) in enumerate(rounds.items()):
+                if not close(each["mean"].flatten(), mean[index], tolerance_of([mean])):
+                    difference = first_difference(each["mean"].flatten(), mean[index])
                     said = f"{how}, gradients {way}, round {number + 1}: shard.grad, {difference}"
-                    raise Wrong({rank: said}, _cause(each["mean"].flatten(), mean, place, own[rank], way))
+                    raise Wrong({rank: said}, _cause(each["mean"].flatten(), mean, index, own[rank], way))
                 if each["again"] or not each["same"]:
-                    said = f"reduce() called twice: {describe_calls(each['again'])} the second time; expected none"
-                    raise Wrong({rank: said}, "Look at: how can reduce() know that the mean is there?")
+                    said = f"a second reduce() sends {describe_calls(each['again'])}, or changes shard.grad"
+                    hint = "The flat tensor is used up by then. Look at: how can reduce() know that the mean is there?"
+                    raise Wrong({rank: f"{said}; expected neither"}, hint)
 
 
 def _flat(gradients: dict, model: str, size: int) -> torch.Tensor:
-    """Put gradients side by side; None counts as zeros."""
+    """Concatenate gradients, padded; None counts as zeros."""
     parameters = dict(awkward.build(model, 0).named_parameters())
     known = [(gradients[name], p) for name, p in parameters.items() if p.requires_grad]
     flat = torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in known])
     return torch.cat([flat, flat.new_zeros(-len(flat) % size)])
 
 
-def _cause(found: torch.Tensor, mean: torch.Tensor, place: int, own: torch.Tensor, way: str) -> str:
+def _cause(found: torch.Tensor, mean: torch.Tensor, index: int, own: torch.Tensor, way: str) -> str:
     size = len(mean)
-    if found.shape != mean[place].shape:
-        return "Look at: which part of the flat gradients belongs to this rank?"
-    if size > 1 and close(found, mean[place] * size):
-        return f"It is exactly {size} times too large. Look at: summed, or averaged?"
-    if size > 1 and close(found, mean[place] / size):
-        return f"It is exactly {size} times too small. Look at: how often is it divided?"
+    if found.shape != mean[index].shape:
+        return "Look at: which shard of the flat gradients belongs to this rank?"
+    if size > 1 and close(found, mean[index] * size):
+        return f"It is exactly {size} times too large. Look at: is it the sum, or the mean?"
+    if size > 1 and close(found, mean[index] / size):
+        return f"It is exactly {size} times too small. Look at: how many times is it divided?"
     other = next((rank for rank in range(size) if close(found, mean[rank])), None)
     if other is not None:
-        return f"It is the part of rank {other} of the group."
-    if close(found, own.view(size, -1)[place]):
-        return "It is what this rank had before. Look at: where is the sum put?"
+        return f"It is the shard of the group's rank {other}. Look at: which shard belongs to which rank?"
+    if close(found, own.view(size, -1)[index]):
+        return "It is this rank's own gradient. Look at: which tensor holds the sum?"
     if not found.any():
         return "It is all zeros. Look at: which tensor did backward() write into?"
     if way == WAYS[3]:
         return _LOOK_AT_LEFT
-    return _LOOK_AT_NONE if way != WAYS[0] else "Look at: which gradient lies where in what is sent?"
+    return _LOOK_AT_NONE if way != WAYS[0] else "Look at: where does each gradient lie in the tensor that is sent?"
 
 
-def one_part_of_each_gradient_travels(attempt: Attempt) -> None:
+def each_gradient_is_sent_once(attempt: Attempt) -> None:
     for model in ("Tied", "Frozen"):
         module = awkward.build(model, 0)
         numbers = sum(p.numel() for p in module.parameters() if p.requires_grad)
         found = _try(attempt, Gradients(model))
         for number in range(len(WAYS)):
             refuse_messages(
-                {rank: each[number]["early"] for rank, each in found.items()}, f"{awkward.said(model)}, early"
+                {rank: each[number]["early"] for rank, each in found.items()}, f"{awkward.said(model)}, before reduce()"
             )
             calls = {rank: each[number]["calls"] for rank, each in found.items()}
             judge_rounds(calls, [Flat(numbers, 8)], 1, f"{awkward.said(model)}, reduce()")
 
 
 def probe_footprint(flat_gradients, way: str, seed: int, x, y) -> int:
-    """→ bytes that have come with the gradients, when they are reduced"""
+    """Return the bytes that live besides the parameters, once the gradients are reduced."""
     how = Gradients("Large")
     before_bytes = living_bytes()
-    module, _, home, gradients = _settle(flat_gradients, how, seed, None)
+    module, _, flat_parameter, gradients = _build(flat_gradients, how, seed, None)
     x, y = x.to(device_here()), y.to(device_here())
     for _ in range(2):
         gradients.reset()
@@ -199,7 +193,7 @@ def probe_footprint(flat_gradients, way: str, seed: int, x, y) -> int:
         awkward.loss_of(module, x, y).backward()
         gradients.reduce()
     dist.barrier()
-    return living_bytes() - before_bytes - home.flat.nbytes
+    return living_bytes() - before_bytes - flat_parameter.flat_param.nbytes
 
 
 def gradients_are_held_once(attempt: Attempt) -> None:
@@ -209,5 +203,6 @@ def gradients_are_held_once(attempt: Attempt) -> None:
         found = attempt.run(probe_footprint, way, per_rank=Draw(attempt).per_rank)
         for rank, held_bytes in enumerate(found):
             if held_bytes > 1.01 * most:
-                said = f"{way}: {held_bytes:,} bytes are held for gradients of {8 * numbers:,}"
-                raise Wrong({rank: said}, "Look at: once a gradient is at home, what does .grad still point at?")
+                said = f"gradients {way}: {held_bytes:,} bytes are held for gradients of {8 * numbers:,} bytes"
+                hint = "Look at: once a gradient was copied into its view, what does .grad still hold?"
+                raise Wrong({rank: said}, hint)

@@ -1,4 +1,4 @@
-"""Judging what a sharded optimizer holds after load_state_dict: its part, each entry as it was saved."""
+"""Judging what a sharded optimizer holds after load_state_dict: its shard, each entry as it was saved."""
 
 import copy
 import time
@@ -14,11 +14,11 @@ from shared.checks.models import awkward
 from shared.checks.zero1.memory import MODEL, SLACK, adamw_on_masters
 from shared.deadlines import scaled
 
-_SETTLES_WITHIN_S = scaled(1.0)  # gloo's threads let go of a message's tensor a little after it is done
+_SETTLES_WITHIN_S = scaled(1.0)  # gloo's threads release a message's tensor a little after the message is complete
 
 
 def _trained(make, model: str, dtype: torch.dtype, seed: int, x, y) -> tuple[torch.nn.Module, dict]:
-    """Train a plain optimizer, alike on all ranks. → its model and a copy of its state"""
+    """Train a plain optimizer, in the same way on all ranks. Returns its model and a copy of its state."""
     module = awkward.build(model, seed, dtype).to(device_here())
     optimizer = make(module.parameters(), lr=0.01)
     for _ in range(2):
@@ -29,7 +29,7 @@ def _trained(make, model: str, dtype: torch.dtype, seed: int, x, y) -> tuple[tor
 
 
 def probe_held(sharded, most_bytes: float, seed: int, x, y) -> int:
-    """→ bytes that have come with a model and an optimizer that has loaded a plain one's state"""
+    """Return the bytes of a model and an optimizer that has loaded a plain one's state."""
     _, saved = _trained(torch.optim.AdamW, MODEL, torch.float32, seed, x, y)
     before_bytes = living_bytes()
     module = awkward.build(MODEL, seed, torch.float32).to(device_here())
@@ -42,19 +42,23 @@ def probe_held(sharded, most_bytes: float, seed: int, x, y) -> int:
     return held_bytes
 
 
-def no_more_than_its_part_is_held(attempt: Attempt) -> None:
-    numbers, draw = sum(p.numel() for p in awkward.build(MODEL, 0).parameters()), Draw(attempt)
-    expected = (4 + 4 + 8 / attempt.world_size) * numbers
+def no_more_than_its_shard_is_held(attempt: Attempt) -> None:
+    numel, draw = sum(p.numel() for p in awkward.build(MODEL, 0).parameters()), Draw(attempt)
+    expected = (4 + 4 + 8 / attempt.world_size) * numel
     found = attempt.run(probe_held, SLACK * expected, draw.seeds[0], *draw.shares[0])
     for rank, held_bytes in enumerate(found):
         if held_bytes > SLACK * expected:
-            said = f"{numbers:,} parameters, AdamW, after load_state_dict() {held_bytes:,} bytes are held"
-            hint = "Look at: is a part a view of something larger?"
+            said = f"{numel:,} parameters, AdamW, after load_state_dict() {held_bytes:,} bytes are held"
+            hint = "Look at: is what load_state_dict() keeps a view of something larger?"
             raise Wrong({rank: f"{said}; expected {expected:,.0f}"}, hint)
 
 
 def probe_masters(sharded, model: str, seed: int, x, y) -> dict:
-    """→ a state of float32 masters beside bf16 parameters, what is saved again, and how many are fine after a step"""
+    """Load a state of float32 masters beside bf16 parameters, save it again, and take a step.
+
+    Returns:
+        Both states, and how many elements of the masters are no bf16 values after the step.
+    """
     dtype = torch.bfloat16
     module, saved = _trained(adamw_on_masters(), model, dtype, seed, x, y)
     optimizer = sharded(module.parameters(), adamw_on_masters(), lr=0.01)
@@ -69,7 +73,7 @@ def probe_masters(sharded, model: str, seed: int, x, y) -> dict:
 
 
 def masters_come_back(attempt: Attempt) -> None:
-    """To the last bit: nothing is computed in between."""
+    """They are bitwise equal, because nothing is computed in between."""
     for model in ("Plain", "Strided"):
         draw = Draw(attempt)
         found = attempt.run(probe_masters, model, draw.seeds[0], *draw.shares[0])
@@ -77,5 +81,5 @@ def masters_come_back(attempt: Attempt) -> None:
         for rank, result in enumerate(found):
             judge_state_dict(rank, result["again"], result["saved"], 0.0, said)
             if not result["fine"]:
-                evidence = f"{said}; then a step, and saved: every number of a master is one of bf16"
-                raise Wrong({rank: evidence}, "Look at: through which dtype has a master gone?")
+                evidence = f"{said}; after one more step, every element of the masters is a bf16 value"
+                raise Wrong({rank: evidence}, "Look at: through which dtype was a master copied?")

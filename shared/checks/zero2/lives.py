@@ -1,4 +1,4 @@
-"""What else happens to a ZeRO2: it is copied, thrown away, saved, and told to do what cannot be right."""
+"""What else happens to a ZeRO2: it is copied, deleted, saved, and used in ways that cannot be right."""
 
 import contextlib
 import copy
@@ -14,17 +14,17 @@ from shared.checks.engine.sharded.state_dicts import judge_state_dict
 from shared.checks.engine.sharded.training import Causes, judge_states, reference
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
-from shared.checks.zero2.training import Travel, TravelRun
+from shared.checks.zero2.training import WrapperPlan, WrapperRun
 from shared.wire import instrumentation
 
 COPIED_AFTER = 2  # steps
 
 
-def probe_copies(zero2, plan: Travel, place: int, seed: int, x, y) -> dict:
-    """Train, copy, train both in turns, then throw the first away. → each one's state, and what its hooks still do"""
+def probe_copies(zero2, plan: WrapperPlan, index: int, seed: int, x, y) -> dict:
+    """Train, copy, train both in turns, then delete the original. Returns both states, and what hooks still do."""
     module = awkward.build(plan.model, seed).to(device_here())
     x, y = x.to(device_here()), y.to(device_here())
-    first = TravelRun(zero2, module, plan, place)
+    first = WrapperRun(zero2, module, plan, index)
     for number in range(COPIED_AFTER):
         first.step(number, x, y)
     both = [first.optimizer, copy.deepcopy(first.optimizer)]
@@ -49,42 +49,42 @@ def probe_copies(zero2, plan: Travel, place: int, seed: int, x, y) -> dict:
     return found
 
 
-def copies_and_originals_live_their_own_lives(attempt: Attempt) -> None:
-    plan, draw = Travel("Tied", "AdamW", steps=COPIED_AFTER + 1), Draw(attempt)
+def copies_and_originals_train_independently(attempt: Attempt) -> None:
+    plan, draw = WrapperPlan("Tied", "AdamW", steps=COPIED_AFTER + 1), Draw(attempt)
     per_rank = [(rank, *share) for rank, share in enumerate(draw.per_rank)]
     found = attempt.run(probe_copies, plan, per_rank=per_rank)
-    for place, name in enumerate(("the original", "its copy by deepcopy")):
-        states, before = {rank: each["states"][place] for rank, each in enumerate(found)}, _all(found, "before")
-        said = f"{plan}, copied after {COPIED_AFTER} steps: {name} after one more, the two used in turns"
+    for index, name in enumerate(("the original", "its deep copy")):
+        states, before = {rank: each["states"][index] for rank, each in enumerate(found)}, _all(found, "before")
+        said = f"{plan}, copied after {COPIED_AFTER} steps: {name} after one more step, the two used in turns"
         hint = "Look at: which tensors shared memory in the original, and do they in the copy?"
-        judge_states(states, _same_roads(plan, draw), before, said, hint=hint)
+        judge_states(states, _same_samples(plan, draw), before, said, hint=hint)
         for rank, each in enumerate(found):
-            if attempt.world_size > 1 and not each["in backward"][place]:
-                said = f"{name} sends nothing in its backward()"
-                raise Wrong({rank: said}, "Look at: on which parameters are its hooks, and who has put them there?")
+            if attempt.world_size > 1 and not each["in backward"][index]:
+                said = f"{name} launches nothing in its backward()"
+                raise Wrong({rank: said}, "Look at: on whose parameters are its hooks registered?")
     for rank, each in enumerate(found):
         if each["left"] or not each["gradients"]:
-            took = "takes gradients away" if not each["left"] else f"sends: {describe_calls(each['left'])}"
-            said = f"the wrapper is thrown away, its module is not: a backward() of that {took}"
-            raise Wrong({rank: said}, "Look at: what still knows of the wrapper, when nobody else does?")
+            does = "leaves no gradients" if not each["left"] else f"sends {describe_calls(each['left'])}"
+            said = f"the wrapper was deleted, but not its module: backward() of the module still {does}"
+            raise Wrong({rank: said}, "Look at: what keeps the wrapper alive, and which hooks are still registered?")
 
 
 def _all(found: list[dict], what: str) -> dict[int, dict]:
     return {rank: each[what] for rank, each in enumerate(found)}
 
 
-def _same_roads(plan: Travel, draw: Draw) -> dict:
-    """→ what a plain optimizer leaves, always on the same samples"""
+def _same_samples(plan: WrapperPlan, draw: Draw) -> dict:
+    """Return the state after a plain optimizer's steps, all on the same samples."""
     run = Run(awkward.build(plan.model, draw.seeds[0]), lambda params, cls, **more: cls(params, **more), plan)
     for number in range(plan.steps):
         run.step(number, draw.x, draw.y)
     return run.steps[-1]["state"]
 
 
-def probe_refusals(zero2, plan: Travel, place: int, what: str, seed: int, x, y) -> dict:
-    """Do what is to be refused, then a step as it should be."""
+def probe_rejections(zero2, plan: WrapperPlan, index: int, what: str, seed: int, x, y) -> dict:
+    """Do what must be rejected, then take a step as it should be."""
     x, y = x.to(device_here()), y.to(device_here())
-    run = TravelRun(zero2, awkward.build(plan.model, seed).to(device_here()), plan, place)
+    run = WrapperRun(zero2, awkward.build(plan.model, seed).to(device_here()), plan, index)
     wrapped, found = run.optimizer, {"before": awkward.state_of(run.module), "kind": None}
     if what != _GRAPH:
         awkward.loss_of(wrapped, x, y).backward()
@@ -107,22 +107,22 @@ _SILENT = f"{_SECOND}, inside no_sync()"
 _GRAPH = "backward(create_graph=True)"
 
 
-def what_cannot_be_right_is_refused(attempt: Attempt) -> None:
-    plan, draw = Travel("Plain", "SGD", steps=1), Draw(attempt)
+def what_cannot_be_right_is_rejected(attempt: Attempt) -> None:
+    plan, draw = WrapperPlan("Plain", "SGD", steps=1), Draw(attempt)
     for what in (_SECOND, _SILENT, _GRAPH):
         per_rank = [(rank, what, *share) for rank, share in enumerate(draw.per_rank)]
-        found = attempt.run(probe_refusals, plan, per_rank=per_rank, context=what)
+        found = attempt.run(probe_rejections, plan, per_rank=per_rank, context=what)
         for rank, each in enumerate(found):
             if each["kind"] is None:
-                hint = "Look at: the bucket is under way, or gone. What comes of it when another gradient is added?"
-                hint = "Look at: could a message be a part of the gradient's graph?" if what == _GRAPH else hint
+                hint = "The gradient's bucket may be in flight already. Look at: what happens to a second gradient?"
+                hint = "Look at: can a reduce-scatter be part of a gradient's graph?" if what == _GRAPH else hint
                 raise Wrong({rank: f"{what} is accepted; expected a RuntimeError"}, hint)
             if each["kind"] != "RuntimeError" or not each["message"].strip():
                 said = f"{each['kind']}({each['message'][:80]!r})"
                 raise Wrong({rank: f"{what} raises {said}; expected a RuntimeError that says why"})
             if what == _GRAPH and "create_graph" not in each["message"]:
                 said = f"{what} raises RuntimeError({each['message'][:80]!r})"
-                hint = "Look at: is it refused, or does something fail by accident?"
+                hint = "Look at: is it rejected on purpose, or does something else fail?"
                 raise Wrong({rank: f"{said}; expected a message that names create_graph"}, hint)
         if what != _GRAPH:
             want = reference(plan, draw, list(range(attempt.world_size))).steps[-1]["state"]
@@ -131,12 +131,12 @@ def what_cannot_be_right_is_refused(attempt: Attempt) -> None:
             judge_states(states, want, _all(found, "before"), said)
 
 
-def probe_state(zero2, plan: Travel, place: int, seed: int, x, y) -> dict:
-    """→ what the sharded optimizer saves after the plan's steps, what the wrapper does, and who resumes from both"""
-    run = TravelRun(zero2, awkward.build(plan.model, seed).to(device_here()), plan, place)
+def probe_state(zero2, plan: WrapperPlan, index: int, seed: int, x, y) -> dict:
+    """Train, save the wrapper and its optimizer, load both into another, and take one more step with each."""
+    run = WrapperRun(zero2, awkward.build(plan.model, seed).to(device_here()), plan, index)
     x, y = x.to(device_here()), y.to(device_here())
     run.train(x, y)
-    other = TravelRun(zero2, awkward.build(plan.model, seed + 1).to(device_here()), plan, place)
+    other = WrapperRun(zero2, awkward.build(plan.model, seed + 1).to(device_here()), plan, index)
     other.optimizer.load_state_dict(run.optimizer.state_dict())
     saved, loaded = run.optimizer.optimizer.state_dict(), awkward.state_of(other.module)
     found = {"saved": saved, "loaded": loaded, "before": run.steps[-2]["state"], "module": run.steps[-1]["state"]}
@@ -147,7 +147,7 @@ def probe_state(zero2, plan: Travel, place: int, seed: int, x, y) -> dict:
 
 
 def both_states_are_plain(attempt: Attempt) -> None:
-    plan, draw = Travel("Frozen", "AdamW", steps=3, scheduler="ExponentialLR"), Draw(attempt)
+    plan, draw = WrapperPlan("Frozen", "AdamW", steps=3, scheduler="ExponentialLR"), Draw(attempt)
     per_rank = [(rank, *share) for rank, share in enumerate(draw.per_rank)]
     found = attempt.run(probe_state, plan, per_rank=per_rank)
     alone = reference(plan, draw, list(range(attempt.world_size)))
@@ -156,10 +156,10 @@ def both_states_are_plain(attempt: Attempt) -> None:
         judge_state_dict(rank, each["saved"], want, tolerance, f"{plan}, .optimizer.state_dict()")
         for name, value in each["module"].items():
             if not torch.equal(each["loaded"][name], value):
-                said = f"{name} is not what was saved, after load_state_dict(…) of another ZeRO2's state_dict()"
-                raise Wrong({rank: said}, "Look at: whose memory are the module's parameters?")
+                said = f"after load_state_dict() of another ZeRO2's state_dict(), {name} is not what was saved"
+                raise Wrong({rank: said}, "Look at: in whose memory are the module's parameters?")
             if not torch.equal(each["resumed"][name], each["went on"][name]):
-                said = f"both state_dict()s are loaded into another ZeRO2: {name} differs after one more step"
-                raise Wrong({rank: said}, "Look at: what of .optimizer's state is each rank's part?")
+                said = f"after both state_dict()s were loaded into another ZeRO2, {name} differs after one more step"
+                raise Wrong({rank: said}, "Look at: which shard of .optimizer's state does each rank load?")
     want = alone.steps[-1]["state"]
     judge_states(_all(found, "module"), want, _all(found, "before"), str(plan), Causes(plan, draw, plan.steps - 1))

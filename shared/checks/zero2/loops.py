@@ -1,6 +1,6 @@
-"""Loops that use ZeRO2 in an order of their own: what was not synchronised yet is, and what was is not again.
+"""Loops that use ZeRO2 in unusual orders. Whatever is not synchronized yet must be, and nothing may be twice.
 
-A loop is written as code, and shown as that when it goes wrong.
+A loop is written as code, and shown as code if it goes wrong.
 """
 
 from dataclasses import dataclass, replace
@@ -10,16 +10,21 @@ from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.training import judge_states, reference
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
-from shared.checks.zero2.training import Travel, TravelRun
+from shared.checks.zero2.training import WrapperPlan, WrapperRun
 
-FINISH, STEP, FORGET = "zero2.finish_gradient_sync()", "zero2.step()", "zero2.zero_grad()"
-SENT = ("backward()", FINISH, FORGET)
-KEPT = ("with zero2.no_sync(): backward()", FORGET)
+FINISH, STEP, ZERO_GRAD = "zero2.finish_gradient_sync()", "zero2.step()", "zero2.zero_grad()"
+SENT = ("backward()", FINISH, ZERO_GRAD)
+KEPT = ("with zero2.no_sync(): backward()", ZERO_GRAD)
 
 
 @dataclass(frozen=True)
 class Loop:
-    """lines: code, up to one step. backwards: how many count in it. idle: does one rank leave the last one out?"""
+    """A loop, as lines of code up to one step.
+
+    Args:
+        backwards: how many backwards contribute to the step.
+        idle: whether one rank leaves out the last backward.
+    """
 
     lines: tuple[str, ...]
     hint: str
@@ -27,31 +32,31 @@ class Loop:
     idle: bool = False
 
 
-_FORGETS = "Look at: where are gradients by then, and which of them does zero_grad() forget?"
+_LEFT_BEHIND = "Look at: where are gradients by then, and which of them does zero_grad() leave behind?"
 LOOPS = (
-    Loop((*SENT, *KEPT, "backward()", STEP), _FORGETS, idle=True),
-    Loop((*KEPT, *SENT, "backward()", STEP), _FORGETS, idle=True),
+    Loop((*SENT, *KEPT, "backward()", STEP), _LEFT_BEHIND, idle=True),
+    Loop((*KEPT, *SENT, "backward()", STEP), _LEFT_BEHIND, idle=True),
     Loop(
         ("backward()", FINISH, "backward()", STEP),
-        "Look at: what has come since the synchronisation, and who notices?",
+        "Look at: which gradients have come since the synchronization, and what tells step() of them?",
         backwards=2,
     ),
     Loop(
         (f"with zero2.no_sync(): backward(); {FINISH}", STEP),
-        "Look at: inside no_sync(), what has finish_gradient_sync() synchronised?",
+        "Look at: what does finish_gradient_sync() synchronize inside no_sync()?",
     ),
     Loop(("backward()", FINISH, FINISH, STEP), "Look at: what is left to do for a second finish_gradient_sync()?"),
     Loop(
-        ("backward()", "zero2.clip_grad_norm_(0.05)", FORGET, "backward()", STEP),
-        "Look at: what does clip_grad_norm_() leave behind where no step comes, and does zero_grad() forget it?",
+        ("backward()", "zero2.clip_grad_norm_(0.05)", ZERO_GRAD, "backward()", STEP),
+        "Look at: what does clip_grad_norm_() leave behind if no step follows, and does zero_grad() drop it?",
     ),
 )
 
 
-def probe_lines(zero2, plan: Travel, lines: tuple[str, ...], place: int, seed: int, x, y) -> dict:
-    """→ the state before the loop, and after it"""
+def probe_lines(zero2, plan: WrapperPlan, lines: tuple[str, ...], index: int, seed: int, x, y) -> dict:
+    """Run a loop. Returns the state before it, and after it."""
     x, y = x.to(device_here()), y.to(device_here())
-    run = TravelRun(zero2, awkward.build(plan.model, seed).to(device_here()), plan, place)
+    run = WrapperRun(zero2, awkward.build(plan.model, seed).to(device_here()), plan, index)
     before, last = awkward.state_of(run.module), max(n for n, line in enumerate(lines) if "backward()" in line)
     x_at_work, y_at_work, _ = run._at_work(0, x, y)
 
@@ -67,19 +72,19 @@ def probe_lines(zero2, plan: Travel, lines: tuple[str, ...], place: int, seed: i
 
 
 def every_loop_trains(attempt: Attempt) -> None:
-    """Whether gradients are synchronised, a rank without a backward must know as the others do."""
+    """A rank without a backward must decide as the others do whether gradients are synchronized."""
     for loop in LOOPS:
         idle = (0, attempt.random.randrange(attempt.world_size)) if loop.idle and attempt.world_size > 1 else None
-        plan, draw = Travel("Plain", "SGD", steps=1, idle=idle), Draw(attempt)
+        plan, draw = WrapperPlan("Plain", "SGD", steps=1, idle=idle), Draw(attempt)
         per_rank = [(rank, *share) for rank, share in enumerate(draw.per_rank)]
         context = ", ".join(f"`{line}`" for line in loop.lines)
         if idle:
-            context += f", where rank {idle[1]} leaves out the last backward()"
+            context += f", and rank {idle[1]} leaves out the last backward()"
         try:
             found = attempt.run(probe_lines, plan, loop.lines, per_rank=per_rank, context=context)
         except Wrong as wrong:
             if wrong.hangs:
-                wrong.hint = "Look at: what does each rank know of what was sent, and what does zero_grad() do with it?"
+                wrong.hint = "Some ranks synchronize and others do not. Look at: what decides it?"
             raise
         alone = reference(replace(plan, loss_scale=loop.backwards), draw, list(range(attempt.world_size)))
         states, before = ({rank: each[what] for rank, each in enumerate(found)} for what in ("state", "before"))

@@ -1,8 +1,8 @@
 """How much a rank holds with ZeRO2: at rest, between backward and step, and at every moment of a backward.
 
-Three counts, because each sees what others do not. Between calls, every tensor that lives on this rank is added up, in
-whichever attribute, closure or list it is kept; and so is what is no tensor but has the numbers of one. During
-backward, every storage is followed that an operator makes.
+There are three counts, because each sees what the others do not. Between calls, every tensor that lives on this rank is
+added up, in whichever attribute, closure or list it is kept. So is what is no tensor but may hold the values of one.
+During backward, every storage is followed that an operator allocates.
 """
 
 import contextlib
@@ -25,20 +25,21 @@ LAYERS, WIDTH, SAMPLES = 48, 64, 2
 WIDTHS = (awkward.INPUTS, *[WIDTH] * LAYERS, awkward.OUTPUTS)
 LAYER_BYTES = 4 * (WIDTH + 1) * WIDTH
 CAP_BYTES = 4 * LAYER_BYTES
-SLACK = 1.01  # fillings, Adam's counts of steps, inputs
-_SETTLES_WITHIN_S = scaled(1.0)  # gloo's threads let go of a message's tensor a little after it is done
-TRIES = 3  # for that reason, a peak that is too high is measured anew: the least counts
+SLACK = 1.01  # padding, Adam's step counters, inputs
+_SETTLES_WITHIN_S = scaled(1.0)  # gloo's threads release a message's tensor a little after the message is complete
+TRIES = 3  # for that reason, a peak that is too high is measured again, and the lowest one counts
 REST, REDUCED = "after zero_grad()", "after finish_gradient_sync()"
 
 
-def numbers() -> int:
+def numel() -> int:
     return sum((before + 1) * after for before, after in pairwise(WIDTHS))
 
 
 def probe_memory(zero2, most_bytes: dict[str, float] | None, seed: int) -> dict:
-    """Train with Adam. → bytes held by the moment and by component
+    """Train with Adam. Returns the bytes held at each moment, and by component.
 
-    most_bytes: by the moment; None: → what came at the peak of each backward, instead
+    Args:
+        most_bytes: by moment; None to measure what comes at the peak of each backward instead.
     """
     with only_what_comes():
         return _train(zero2, most_bytes, seed)
@@ -78,7 +79,7 @@ def _train(zero2, most_bytes: dict[str, float] | None, seed: int) -> dict:
     wrapped.step()
     wrapped.zero_grad()
     note(REST)
-    found |= {"parts": memory.held(wrapped, wrapped).by_component(), "hidden": hidden_bytes()}
+    found |= {"components": memory.held(wrapped, wrapped).by_component(), "hidden": hidden_bytes()}
     return found
 
 
@@ -86,41 +87,41 @@ def _seeds(attempt: Attempt) -> list[tuple[int]]:
     return [(attempt.draw_seed(),) for _ in range(attempt.world_size)]
 
 
-def each_rank_holds_its_part(attempt: Attempt) -> None:
-    rest = numbers() * (4 + 8 / attempt.world_size)
-    expected = {REST: rest, REDUCED: rest + 4 * numbers() / attempt.world_size}
+def each_rank_holds_its_shards(attempt: Attempt) -> None:
+    rest = numel() * (4 + 8 / attempt.world_size)
+    expected = {REST: rest, REDUCED: rest + 4 * numel() / attempt.world_size}
     most = {when: SLACK * nbytes for when, nbytes in expected.items()}
     found = attempt.run(probe_memory, most, per_rank=_seeds(attempt))
-    said = f"{numbers():,} parameters of float32, Adam, {attempt.world_size} ranks"
+    said = f"{numel():,} parameters of float32, Adam, {attempt.world_size} ranks"
     for rank, result in enumerate(found):
-        state_bytes = 8 * numbers() / attempt.world_size
-        parts = ", ".join(f"{name} {held:,}" for name, held in result["parts"].items() if held)
-        if result["parts"]["optimizer"] > SLACK * state_bytes:
+        state_bytes = 8 * numel() / attempt.world_size
+        named = ", ".join(f"{name} {held:,}" for name, held in result["components"].items() if held)
+        if result["components"]["optimizer"] > SLACK * state_bytes:
             evidence = f"the optimizer holds {result['parts']['optimizer']:,} bytes; expected {state_bytes:,.0f}"
             raise Wrong({rank: f"{said}: {evidence}"}, "Look at: which parameters is the inner optimizer given?")
         for when in (REST, REDUCED):
             if (held_bytes := result["held"][when]) > most[when]:
                 evidence = f"{when}, {held_bytes:,} bytes are held; expected {expected[when]:,.0f}"
-                raise Wrong({rank: f"{said}: {evidence}. Of what can be named at rest: {parts}"}, _why(when, result))
+                raise Wrong({rank: f"{said}: {evidence}. At rest, by component: {named}"}, _why(when, result))
         if result["hidden"] > (SLACK - 1) * expected[REST]:
             evidence = f"{result['hidden']:,} bytes are in arrays, bytes or storages that are no tensors"
-            raise Wrong({rank: f"{said}: {evidence}"}, "Look at: whose numbers are they, and does this rank need them?")
+            raise Wrong({rank: f"{said}: {evidence}"}, "Look at: which values are they, and does this rank need them?")
         if result["held"][REST] < expected[REST] / SLACK:
             evidence = f"{result['held'][REST]:,} bytes are in tensors; parameters and state are {expected[REST]:,.0f}"
-            raise Wrong({rank: f"{said}: {evidence}"}, "Look at: where is this rank's part of the optimizer's state?")
+            raise Wrong({rank: f"{said}: {evidence}"}, "Look at: where is this rank's shard of the optimizer state?")
 
 
 def _why(when: str, result: dict) -> str:
-    if when == REST and result["parts"]["gradients"]:
-        return "Look at: which gradients are there after zero_grad(), and who still needs them?"
+    if when == REST and result["components"]["gradients"]:
+        return "Look at: which gradients are there after zero_grad(), and what are they needed for?"
     if when == REDUCED:
-        return "Look at: what is left of a bucket when its sum has arrived, and is it a view of something larger?"
-    return "Look at: what is a second copy of, who keeps it, and when is it made?"
+        return "Look at: what is left of a bucket after wait(), and is it a view of something larger?"
+    return "Look at: which tensors are there twice, and what keeps them alive?"
 
 
 def backward_holds_three_buckets(attempt: Attempt) -> None:
-    """Besides this rank's part: the bucket that travels, room for what arrives, the bucket that fills, one gradient."""
-    most = SLACK * (4 * numbers() / attempt.world_size + 3 * CAP_BYTES + LAYER_BYTES)
+    """Besides the shards: the bucket in flight, what is received, the bucket being packed, and one gradient."""
+    most = SLACK * (4 * numel() / attempt.world_size + 3 * CAP_BYTES + LAYER_BYTES)
     peaks = [float("inf")] * attempt.world_size
     for _ in range(TRIES):
         found = attempt.run(probe_memory, None, per_rank=_seeds(attempt))
@@ -129,10 +130,9 @@ def backward_holds_three_buckets(attempt: Attempt) -> None:
             return
     for rank, peak_bytes in enumerate(peaks):
         if peak_bytes > most:
-            buckets = -(-4 * numbers() // CAP_BYTES)
+            buckets = -(-4 * numel() // CAP_BYTES)
             said = f"{buckets} buckets of {CAP_BYTES:,} bytes on {attempt.world_size} ranks: at its peak backward holds"
-            part = f"{4 * numbers() // attempt.world_size:,}"
-            raise Wrong(
-                {rank: f"{said} {peak_bytes:,} bytes more than before it; expected {part}, and three buckets"},
-                "Look at: which gradients and flat tensors are alive at that moment? And who is whose `before`?",
-            )
+            shards = f"{4 * numel() // attempt.world_size:,}"
+            evidence = f"{said} {peak_bytes:,} bytes more than before it; expected {shards} and three buckets"
+            hint = "Look at: which gradients and flat tensors are alive then? Which bucket is each one's previous?"
+            raise Wrong({rank: evidence}, hint)

@@ -1,6 +1,6 @@
-"""When ZeRO2's buckets leave: in one order on all ranks, each when it is full, while backward goes on.
+"""When ZeRO2's buckets are launched: in one order on all ranks, each when it is full, while backward goes on.
 
-Nothing is judged by how long it took. What counts is which buckets had left when backward came to a layer.
+Nothing is judged by how long it took. What counts is which buckets had been launched when backward came to a layer.
 """
 
 from itertools import pairwise
@@ -20,11 +20,13 @@ from shared.checks.models.overlap import Sizes, draw_sizes
 from shared.wire import instrumentation
 
 LEARNING_RATE = 0.1
-_LOOK_AT_HOOKS = "Nothing was sent in backward. Look at: who tells you that a gradient is complete, and when?"
+_LOOK_AT_HOOKS = (
+    "Nothing was launched in backward. Look at: which object is told that a gradient is complete, and when?"
+)
 
 
 def wrap(zero2, sizes: Sizes, seed: int, group=None):
-    """→ the wrapped module, which steps by SGD, and the module"""
+    """Wrap a model with SGD. Returns the wrapper, and the module in it."""
     module = sizes.build(seed).to(device_here())
     further = {} if group is None else {"group": group}
     return zero2(module, torch.optim.SGD, bucket_cap_mb=sizes.bucket_cap_mb, lr=LEARNING_RATE, **further), module
@@ -35,9 +37,10 @@ def backward(wrapped, x, y) -> None:
 
 
 def told_apart(attempt: Attempt, model: str = "Chain", has_first: bool = False) -> Sizes:
-    """Draw sizes whose buckets differ by more than their filling.
+    """Draw sizes whose buckets differ by more than their padding.
 
-    has_first: there is a moment in backward when the first bucket is full, and no other.
+    Args:
+        has_first: whether there must be a moment in backward when the first bucket is full, and no other.
     """
     while True:
         sizes = draw_sizes(attempt, model)
@@ -48,13 +51,13 @@ def told_apart(attempt: Attempt, model: str = "Chain", has_first: bool = False) 
 
 
 def _first_alone(sizes: Sizes) -> int | None:
-    """Find the place in a chain's backward where the first bucket is full, and only that."""
-    places = [place for place in range(1, len(sizes.widths) - 1) if sizes.full_by(place) == 1]
-    return max(places, default=None)
+    """Find the layer in a chain's backward by which the first bucket is full, and no other."""
+    layers = [layer for layer in range(1, len(sizes.widths) - 1) if sizes.full_by(layer) == 1]
+    return max(layers, default=None)
 
 
-def left(calls: list[instrumentation.Call], sizes: Sizes, size: int) -> list[int]:
-    """→ the numbers of the buckets that left, in order. Sent piece by piece, a bucket leaves with its first piece."""
+def launched_buckets(calls: list[instrumentation.Call], sizes: Sizes, size: int) -> list[int]:
+    """Return the indices of the buckets that were launched, in order: each with the first transfer of its size."""
     whole, numbers = [message.nbytes for message in sizes.messages()], []
     for call in calls:
         if call.op != "recv":
@@ -66,7 +69,7 @@ def left(calls: list[instrumentation.Call], sizes: Sizes, size: int) -> list[int
 
 
 def probe_order(zero2, sizes: Sizes, seed: int, x, y) -> list[instrumentation.Call]:
-    """One backward in a group where nothing travels: ranks that launch in different orders do no harm there."""
+    """Run one backward in a fake group, in which nothing is sent: ranks may launch in different orders there."""
     import torch.testing._internal.distributed.fake_pg  # noqa: F401  so that the backend is known
 
     wrapped, _ = wrap(zero2, sizes, seed, dist.new_group(backend="fake"))
@@ -77,30 +80,40 @@ def probe_order(zero2, sizes: Sizes, seed: int, x, y) -> list[instrumentation.Ca
 
 
 def every_rank_launches_in_one_order(attempt: Attempt) -> None:
-    """Ranks compute branches in different orders, and one does without the last layer: its bucket is never full."""
+    """Ranks compute branches in different orders, and one does not use the last layer: its bucket is never full."""
     sizes, seed = told_apart(attempt, "Fork"), attempt.draw_seed()
     for one_leaves_out in (False, True):
         found = attempt.run(probe_order, sizes, seed, per_rank=draw_shares(attempt, one_leaves_out))
-        said = "computed in another order on each rank" + one_leaves_out * ", the last layer unused on one of them"
-        orders = {rank: left(calls, sizes, attempt.world_size) for rank, calls in enumerate(found)}
+        said = (
+            "whose branches each rank computes in another order"
+            + one_leaves_out * ", the last layer unused on one rank"
+        )
+        orders = {rank: launched_buckets(calls, sizes, attempt.world_size) for rank, calls in enumerate(found)}
         if any(order != list(range(len(sizes.messages()))) for order in orders.values()):
             differ = len({tuple(order) for order in orders.values()}) > 1
-            hint = "Ranks launch in different orders. Look at: who decides the order?"
+            hint = (
+                "The reduce-scatters add up unrelated gradients. Look at: what decides which bucket is launched next?"
+            )
             evidence = {
-                rank: f"{sizes}, {said}: buckets left in the order {orders[rank]} ({describe_messages(calls)})"
+                rank: f"{sizes}, {said}: buckets were launched in the order {orders[rank]} ({describe_messages(calls)})"
                 for rank, calls in enumerate(found)
             }
-            raise Wrong(evidence, hint if differ else "Expected: one after the other, each of them once.")
+            raise Wrong(
+                evidence,
+                hint
+                if differ
+                else "Expected: bucket 0, 1, 2 and so on, each of them once. Look at: which bucket is next?",
+            )
 
 
 def probe_progress(zero2, sizes: Sizes, seed: int, x, y) -> list[dict[int, list[instrumentation.Call]]]:
-    """Two steps on a chain. → per step, what was launched by when in backward, and (−1) in finish_gradient_sync()"""
+    """Take two steps on a chain. Returns for each step what was launched by each layer, and (0) by backward's end."""
     wrapped, module = wrap(zero2, sizes, seed)
     steps = []
     for _ in range(2):
         launched = {}
         with instrumentation.listening() as calls:
-            module.passed = lambda place, launched=launched, calls=calls: launched.setdefault(place, calls[:])
+            module.passed = lambda layer, launched=launched, calls=calls: launched.setdefault(layer, calls[:])
             backward(wrapped, x, y)
             launched[0] = calls[:]
             wrapped.finish_gradient_sync()
@@ -110,34 +123,38 @@ def probe_progress(zero2, sizes: Sizes, seed: int, x, y) -> list[dict[int, list[
     return steps
 
 
-def full_buckets_leave_while_backward_goes_on(attempt: Attempt) -> None:
+def full_buckets_are_launched_during_backward(attempt: Attempt) -> None:
     sizes, seed = told_apart(attempt), attempt.draw_seed()
     found = attempt.run(probe_progress, sizes, seed, per_rank=draw_shares(attempt))
     layers = len(sizes.widths) - 1
     for rank, steps in enumerate(found):
         for number, launched in enumerate(steps, 1):
-            for place, calls in sorted(launched.items(), reverse=True):
-                gone, full = left(calls, sizes, attempt.world_size), sizes.full_by(place)
+            for layer, calls in sorted(launched.items(), reverse=True):
+                gone, full = launched_buckets(calls, sizes, attempt.world_size), sizes.full_by(layer)
                 if len(gone) < full:
-                    when = f"was done with layers {place + 1} to {layers}" if place else "had ended"
-                    said = f"when backward {when}, {len(gone)} buckets had been launched; {full} were full"
-                    late = "Look at: how soon after its last gradient is a bucket launched?"
+                    when = f"was done with layers {layer + 1} to {layers}" if layer else "had ended"
+                    said = f"when backward {when}, {len(gone)} buckets had been launched, but {full} were full"
+                    late = "Look at: after its last gradient, what does a full bucket still wait for?"
                     hint = late if launched[0] else _LOOK_AT_HOOKS
                     raise Wrong({rank: f"{sizes}, step {number}: {said}"}, hint)
 
 
 def probe_late(zero2, sizes: Sizes, token: int, late: int, first: int, rank: int, seed: int, x, y) -> dict:
-    """A rank's backward sends nothing until all others have launched their first bucket, and go on computing.
+    """Let one rank send nothing in backward until all others have launched their first bucket, and go on computing.
 
-    first: the place they come to then. → on the late rank, who had not come; the parameters after a step
+    Args:
+        first: the layer that they come to then.
+
+    Returns:
+        On the late rank, the ranks that had not come; and the parameters after a step.
     """
     wrapped, module = wrap(zero2, sizes, seed)
-    meeting, missing, layers = Meeting(f"travel{token}"), [], len(sizes.widths) - 1
+    meeting, missing, layers = Meeting(f"bucket{token}"), [], len(sizes.widths) - 1
 
-    def passed(place: int) -> None:
-        if rank == late and place == layers:
+    def passed(layer: int) -> None:
+        if rank == late and layer == layers:
             missing[:] = meeting.missing()
-        if rank != late and place == first:
+        if rank != late and layer == first:
             meeting.come()
 
     module.passed = passed
@@ -149,8 +166,8 @@ def probe_late(zero2, sizes: Sizes, token: int, late: int, first: int, rank: int
     return {"missing": missing, "parameters": awkward.state_of(module)}
 
 
-def backward_goes_on_while_a_bucket_travels(attempt: Attempt) -> None:
-    """And a step does not: what it leaves must hold the late rank's part."""
+def backward_goes_on_while_a_bucket_is_in_flight(attempt: Attempt) -> None:
+    """A step does not: its result must contain the late rank's gradients."""
     sizes, seed, late = (
         told_apart(attempt, has_first=True),
         attempt.draw_seed(),
@@ -160,16 +177,16 @@ def backward_goes_on_while_a_bucket_travels(attempt: Attempt) -> None:
     per_rank = [(rank, seed, x, y) for rank, (x, y) in enumerate(shares)]
     found = attempt.run(probe_late, sizes, token, late, _first_alone(sizes), per_rank=per_rank)
     if missing := found[late]["missing"]:
-        said = f"{sizes}: while rank {late} had sent nothing, backward() did not go on here behind the first bucket"
-        hint = "Look at: which bucket does launch() wait for, and who waits for the one that it begins?"
-        raise Wrong(dict.fromkeys(missing, f"{said} in {PATIENCE_S:g} s"), hint)
+        said = f"{sizes}: while rank {late} had launched nothing, backward() stopped here at the first bucket"
+        hint = "Look at: which bucket does launch() wait for, and which method waits for the one that it launches?"
+        raise Wrong(dict.fromkeys(missing, f"{said} for {PATIENCE_S:g} s"), hint)
     mean, _ = mean_of(sizes, seed, [[Micro(x, y)] for x, y in shares])
     start = dict(sizes.build(seed).named_parameters())
     for rank, parameters in by_rank(found, "parameters").items():
         for name, gradient in mean.items():
             want = start[name].detach() - LEARNING_RATE * gradient
             if not close(parameters[name], want):
-                said = f"{sizes}, rank {late} late by a little: {name} after a step"
+                said = f"{sizes}, rank {late} launches a little later than the others: {name} after a step"
                 difference = first_difference(parameters[name], want)
-                hint = "Look at: what is waited for, before a step uses gradients?"
+                hint = "Look at: what does step() wait for before it uses gradients?"
                 raise Wrong({rank: f"{said}, {difference}"}, hint)

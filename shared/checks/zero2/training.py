@@ -1,11 +1,12 @@
-"""ZeRO2 trained on ranks, micro-batch by micro-batch, and what a plain optimizer in one process gets from all the data.
+"""ZeRO2 trained on ranks, micro-batch by micro-batch, and compared with a plain optimizer in one process.
 
-The plan, the loop in one process and the words for what went wrong are those of chapter 07.
+The plan, the loop in one process and the causes of wrong values are those of chapter 07.
 """
 
 import contextlib
 from dataclasses import dataclass, replace
 
+import torch
 import torch.distributed as dist
 
 from shared import memory
@@ -23,12 +24,12 @@ TINY_CAP_MB = 200 / MB  # the awkward models have some 600 bytes
 
 
 @dataclass(frozen=True)
-class Travel(Plan):
+class WrapperPlan(Plan):
     """What is trained with ZeRO2, and how."""
 
     bucket_cap_mb: float = TINY_CAP_MB
-    sends_each: bool = False  # every micro-batch sends; otherwise all but the last are inside no_sync()
-    finishes: bool = True  # or does step() have to?
+    sends_each: bool = False  # every micro-batch is reduced; otherwise all but the last are inside no_sync()
+    finishes: bool = True  # whether the loop calls finish_gradient_sync(); otherwise step() must
 
     def __str__(self) -> str:
         said = super().__str__()
@@ -42,16 +43,20 @@ class Travel(Plan):
         return [Flat(sum(p.numel() for p in each), each[0].dtype.itemsize) for each in buckets]
 
 
-class TravelRun(Run):
-    """One training on a rank: `optimizer` is the wrapper. place: of this rank in its group."""
+class WrapperRun(Run):
+    """One training on a rank. `optimizer` is the wrapper.
 
-    def __init__(self, zero2, module, plan: Travel, place: int = 0, group=None):
+    Args:
+        index: this rank's index in its group.
+    """
+
+    def __init__(self, zero2, module, plan: WrapperPlan, index: int = 0, group=None):
         further = {} if group is None else {"group": group}
 
         def wrap(_, cls, **settings):
             return zero2(module, cls, bucket_cap_mb=plan.bucket_cap_mb, **settings, **further)
 
-        super().__init__(module, wrap, replace(plan, scheduler=""), alone=False, off=place)
+        super().__init__(module, wrap, replace(plan, scheduler=""), alone=False, off=index)
         if plan.scheduler:
             self.scheduler = SCHEDULERS[plan.scheduler](self.optimizer.optimizer, plan.steps)
 
@@ -59,11 +64,11 @@ class TravelRun(Run):
         done = {"clip": [], "norm": None, "silent": [], "sent": [], "loss": None}
         with instrumentation.listening() as done["zero_grad"]:
             if number:
-                self._forget(number)
+                self._drop_gradients(number)
         x, y, _ = self._at_work(number, x, y)
-        parts = list(zip(x.chunk(self.plan.micro_batches), y.chunk(self.plan.micro_batches), strict=True))
-        for part in parts:
-            self._micro_batch(part, len(parts), is_last=part is parts[-1], done=done)
+        batches = list(zip(x.chunk(self.plan.micro_batches), y.chunk(self.plan.micro_batches), strict=True))
+        for batch in batches:
+            self._micro_batch(batch, len(batches), is_last=batch is batches[-1], done=done)
         if self.plan.max_norm is not None:
             with instrumentation.listening() as done["clip"]:
                 done["norm"] = self._clip().detach().cpu().clone()
@@ -71,17 +76,17 @@ class TravelRun(Run):
             self.optimizer.step()
         if self.scheduler:
             self.scheduler.step()
-        self.steps.append(done | {"state": awkward.state_of(self.module)})
+        self.steps.append(done | self._state())
 
-    def _forget(self, number: int) -> None:
+    def _drop_gradients(self, number: int) -> None:
         whose = self.plan.zero_grad[number % len(self.plan.zero_grad)]
         self.optimizer.zero_grad(**({"set_to_none": False} if whose == "keeping" else {}))
 
-    def _micro_batch(self, part: tuple, many: int, is_last: bool, done: dict) -> None:
+    def _micro_batch(self, batch: tuple, count: int, is_last: bool, done: dict) -> None:
         is_silent = not is_last and not self.plan.sends_each
         with self.optimizer.no_sync() if is_silent else contextlib.nullcontext(), instrumentation.listening() as calls:
-            if len(part[0]):
-                (awkward.loss_of(self.optimizer, *part) / many).backward()
+            if len(batch[0]):
+                (awkward.loss_of(self.optimizer, *batch) / count).backward()
         if self.plan.sends_each or (self.plan.finishes and not is_silent):
             with instrumentation.listening() as finishing:
                 self.optimizer.finish_gradient_sync()
@@ -89,17 +94,21 @@ class TravelRun(Run):
         done["silent" if is_silent else "sent"].append(calls)
 
 
-def begin(zero2, plan: Travel, module, group=None) -> TravelRun:
-    """Wrap a module on this rank. Raises: AssertionError where a library does the work."""
+def begin(zero2, plan: WrapperPlan, module, group=None) -> WrapperRun:
+    """Wrap a module on this rank.
+
+    Raises:
+        AssertionError: if a library does the work.
+    """
     refuse_libraries([zero2])
-    run = TravelRun(zero2, module, plan, dist.get_rank(group), group)
+    run = WrapperRun(zero2, module, plan, dist.get_rank(group), group)
     reached = memory._reached([run.optimizer])
     refuse_libraries([type(thing) for thing in reached])
     return run
 
 
-def probe_zero2(zero2, plan: Travel, seed: int, x, y) -> dict:
-    """→ the state the ranks begin with, and what each step did"""
+def probe_zero2(zero2, plan: WrapperPlan, seed: int, x, y) -> dict:
+    """Train. Returns the state that the ranks start with, and what each step did."""
     group, member = join_subgroup(plan.in_subgroup)
     if not member:
         return {"outside": True}
@@ -109,13 +118,17 @@ def probe_zero2(zero2, plan: Travel, seed: int, x, y) -> dict:
     start, elsewhere = awkward.state_of(module), _elsewhere(run.optimizer)
     run.train(x.to(device_here(), plan.dtype), y.to(device_here(), plan.dtype))
     left = {id(p) for p in run.optimizer.parameters()} == own == {id(p) for p in module.parameters()}
-    return {"start": start, "steps": run.steps, "building": run.building, "left": left, "elsewhere": elsewhere}
+    run.optimizer.eval()
+    with torch.no_grad():
+        evaluated = run.optimizer(x.to(device_here(), plan.dtype)).cpu()
+    found = {"start": start, "steps": run.steps, "building": run.building, "left": left, "elsewhere": elsewhere}
+    return found | {"evaluated": evaluated}
 
 
 def _elsewhere(wrapped) -> list[str]:
-    """→ the names of parameters that do not lie in the flat tensor of their bucket, as far as that can be seen"""
-    homes = [getattr(bucket, "home", None) for bucket in getattr(wrapped, "buckets", [])]
-    flat_of = {id(p): home.flat for home in homes if hasattr(home, "flat") for p in home.parameters}
+    """Name the parameters that do not lie in the flat parameter of their bucket, as far as that can be seen."""
+    flat_parameters = [getattr(bucket, "flat_parameter", None) for bucket in getattr(wrapped, "buckets", [])]
+    flat_of = {id(p): each.flat_param for each in flat_parameters if each is not None for p in each.layout.parameters}
     return [
         name
         for name, parameter in wrapped.module.named_parameters()
@@ -124,14 +137,15 @@ def _elsewhere(wrapped) -> list[str]:
     ]
 
 
-def travel_and_judge(attempt: Attempt, plan: Travel) -> dict[int, dict]:
-    """Train on fresh data. → by global rank, what probe_zero2 found
+def train_wrapper_and_judge(attempt: Attempt, plan: WrapperPlan) -> dict[int, dict]:
+    """Train on fresh data. Returns what probe_zero2 found, by global rank.
 
-    Raises: Wrong unless every step leaves on every rank what one process gets.
+    Raises:
+        Wrong: unless every rank has after every step what one process has.
     """
     try:
         return train_and_judge(attempt, plan, probe_zero2)
     except Wrong as wrong:
         if wrong.hint == LOOK_AT_THE_PAST:
-            wrong.hint = "The steps before are right. Look at: what is left in a bucket from the backward before?"
+            wrong.hint = "The steps before are right. Look at: what does a bucket keep from one backward to the next?"
         raise

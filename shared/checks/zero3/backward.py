@@ -1,4 +1,4 @@
-"""Judging backward: what is refused, what is forgotten, and what a rank does that has less to do than others."""
+"""Checks of backward: what is rejected, what must be reset, and several forwards."""
 
 import contextlib
 
@@ -13,8 +13,8 @@ from shared.checks.engine.training import Draw
 from shared.checks.models import awkward, unit_models
 
 
-def probe_refusal(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
-    """Two forwards, two backwards and no finish between them; then a step as it should be."""
+def probe_second_backward(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
+    """Run two forwards, two backwards without finish between them, then a normal step. Return the state and error."""
     module = unit_models.build(plan.model, seed).to(device_here())
     look, x, y = Look(module), x.to(device_here()), y.to(device_here())
     wrapped = shard(wrapper, module, plan)
@@ -36,30 +36,31 @@ def probe_refusal(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
     return found | {"state": state}
 
 
-def a_second_backward_is_refused(attempt: Attempt) -> None:
+def a_second_backward_is_rejected(attempt: Attempt) -> None:
     plan, draw = UnitPlan("Blocks"), Draw(attempt)
-    found = attempt.run(probe_refusal, plan, per_rank=draw.per_rank)
+    found = attempt.run(probe_second_backward, plan, per_rank=draw.per_rank)
     for rank, result in enumerate(found):
         if result["kind"] is None:
-            said = "two backward() with no finish_gradient_sync() between them are accepted; expected a RuntimeError"
-            raise Wrong({rank: said}, "Look at: what happens to a gradient whose unit is under way already?")
+            said = "two backward() without finish_gradient_sync() between them raise nothing; expected a RuntimeError"
+            raise Wrong({rank: said}, "Look at: what happens to a gradient when the first one is already packed?")
         if result["kind"] != "RuntimeError" or "finish_gradient_sync" not in result["message"]:
             said = f"a second backward() raises {result['kind']}({result['message'][:80]!r})"
-            raise Wrong({rank: f"{said}; expected a RuntimeError that says what to call"})
+            raise Wrong({rank: f"{said}; expected a RuntimeError that names finish_gradient_sync()"})
     alone = Run(unit_models.build(plan.model, draw.seeds[0]), lambda params, cls, **more: cls(params, **more), plan)
     before = awkward.state_of(alone.module)
     alone.step(0, draw.x, draw.y)
     states = {rank: result["state"] for rank, result in enumerate(found)}
-    refuse_missing(states, alone.steps[0]["state"], "after a refused backward()")
-    said = "a backward() was refused; then finish_gradient_sync(), and a step as it should be"
+    refuse_missing(states, alone.steps[0]["state"], "after a rejected backward()")
+    said = "a backward() was rejected; then finish_gradient_sync(), and a normal step"
     starts = dict.fromkeys(states, before)
-    judge_states(
-        states, alone.steps[0]["state"], starts, said, hint="Look at: what has finish_gradient_sync() to forget?"
-    )
+    judge_states(states, alone.steps[0]["state"], starts, said, hint="Look at: what must finish_gradient_sync() reset?")
 
 
 def probe_skipped(wrapper, plan: UnitPlan, finishes: bool, seed: int, x, y) -> dict:
-    """A forward whose loss nobody uses, then a step. → the state after it. finishes: in between, with its graph here"""
+    """Run a forward whose output is not used, then a step. Return the state after it.
+
+    finishes: call finish_gradient_sync() in between, while the output still exists.
+    """
     module = unit_models.build(plan.model, seed).to(device_here())
     look, x, y = Look(module), x.to(device_here()), y.to(device_here())
     wrapped = shard(wrapper, module, plan)
@@ -76,29 +77,29 @@ def probe_skipped(wrapper, plan: UnitPlan, finishes: bool, seed: int, x, y) -> d
 
 
 def a_batch_may_be_skipped(attempt: Attempt) -> None:
-    """As for a loss that is not finite. The step after it uses parameters on one rank only."""
+    """A training loop does so when a loss is not finite. The step after it uses parameters on one rank only."""
     for finishes in (True, False):
         plan, draw = UnitPlan("Roads", options={"prefetch": 0}), Draw(attempt)
-        said = f"{plan}: a forward that nobody uses, {'finish_gradient_sync(), ' * finishes}and a step"
+        said = f"{plan}: a forward whose output is not used, {'finish_gradient_sync(), ' * finishes}and a step"
         found = attempt.run(probe_skipped, plan, finishes, per_rank=draw.per_rank, context=said)
         alone = Run(unit_models.build(plan.model, draw.seeds[0]), lambda params, cls, **more: cls(params, **more), plan)
         before = awkward.state_of(alone.module)
         alone.step(0, draw.x, draw.y)
         states = {rank: result["state"] for rank, result in enumerate(found)}
         refuse_missing(states, alone.steps[0]["state"], said)
-        hint = "Look at: which calls are open that no backward will ever reach?"
+        hint = "Look at: which calls are still open although no backward will ever reach them?"
         judge_states(states, alone.steps[0]["state"], dict.fromkeys(states, before), said, hint=hint)
 
 
 def _two_forwards(wrapped, x, y) -> torch.Tensor:
-    """A forward whose graph is thrown away, then two forwards. → their loss"""
+    """Run a forward whose graph is dropped, then two forwards. Return the loss of the two."""
     wrapped(x)
     one, two = (awkward.loss_of(wrapped, *half) for half in zip(x.chunk(2), y.chunk(2), strict=True))
     return (one + two) / 2
 
 
-def probe_two_roads(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
-    """A forward that fails, two that share a backward, one before the step. → the state after it"""
+def probe_two_forwards(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
+    """Run a forward that fails, two that share a backward, and one before the step. Return the state after it."""
     module = unit_models.build(plan.model, seed).to(device_here())
     look, x, y = Look(module), x.to(device_here()), y.to(device_here())
     wrapped = shard(wrapper, module, plan)
@@ -117,8 +118,8 @@ def probe_two_roads(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
 def two_forwards_may_share_a_backward(attempt: Attempt) -> None:
     for model in ("Turns", "Tied"):
         plan, draw = UnitPlan(model), Draw(attempt)
-        said = f"{plan}: two forwards and one backward() of both, then a forward that nobody uses, and a step"
-        found = attempt.run(probe_two_roads, plan, per_rank=draw.per_rank, context=said)
+        said = f"{plan}: two forwards and one backward() of both, then a forward whose output is not used, and a step"
+        found = attempt.run(probe_two_forwards, plan, per_rank=draw.per_rank, context=said)
         alone = unit_models.build(model, draw.seeds[0])
         optimizer, before = new_optimizer(plan, alone), awkward.state_of(alone)
         halves = [torch.cat(each) for each in zip(*(x.chunk(2) for x, _ in draw.shares), strict=True)]
@@ -127,5 +128,5 @@ def two_forwards_may_share_a_backward(attempt: Attempt) -> None:
         optimizer.step()
         want, states = awkward.state_of(alone), {rank: result["state"] for rank, result in enumerate(found)}
         refuse_missing(states, want, said)
-        hint = "Look at: when are the last gradients of a unit there, and what must stay, until then and no longer?"
+        hint = "Look at: when is backward done with a unit that was called in both forwards?"
         judge_states(states, want, dict.fromkeys(states, before), said, hint=hint)

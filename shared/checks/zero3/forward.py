@@ -1,4 +1,4 @@
-"""Judging forward alone: the right values, and every unit here while it computes and gone afterwards."""
+"""Checks of forward alone: the right values, and every unit unsharded while it computes, and resharded afterwards."""
 
 import torch
 
@@ -7,19 +7,19 @@ from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import close, first_difference, tolerance_of
 from shared.checks.engine.footprint import living_bytes, settled_bytes
 from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.sharded.unit_memory import ACTIVATIONS_BYTES, SAMPLES, SLACK, bytes_of
 from shared.checks.engine.sharded.unit_training import Look, UnitPlan, judge_start, shard
+from shared.checks.engine.sharded.unit_wire import judge_building, judge_sent, of_evaluation
 from shared.checks.engine.training import Draw
 from shared.checks.models import unit_models
-from shared.checks.zero3.memory import ACTIVATIONS_BYTES, SAMPLES, SLACK, bytes_of
-from shared.checks.zero3.wire import judge_building, judge_sent, of_evaluation
 from shared.wire import instrumentation
 
 MODELS = ("Blocks", "Tied", "Frozen", "Few", "Mixed", "Buffered", "Nested", "Twice", "Checkpointed", "Bundles", "Whole")
-_LOOK_AT_CALLS = "Look at: is each unit's forward preceded by its gather, each time it is called?"
+_LOOK_AT_CALLS = "Look at: are a unit's parameters here each time it is called?"
 
 
 def probe_forward(wrapper, plan: UnitPlan, recorded: tuple[bool, ...], seed: int, x, y) -> dict:
-    """→ the state the ranks compute with, outputs, what was sent in each forward, and how many numbers are owned"""
+    """Return the state a rank computes with, outputs, what was sent in each forward, how many elements are owned."""
     module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
     look, x = Look(module), x.to(device_here(), plan.dtype)
     with instrumentation.listening() as building:
@@ -31,41 +31,47 @@ def probe_forward(wrapper, plan: UnitPlan, recorded: tuple[bool, ...], seed: int
         found["outputs"].append(output.detach().cpu().clone())
         found["calls"].append(calls)
         del output
-    found["start"] = {"state": found["state"]}
     return found | {"owned": sum(p.numel() for p in wrapped.parameters())}
+
+
+def a_plain_model_computes(attempt: Attempt) -> None:
+    _judge_outputs(attempt, UnitPlan("Blocks", options={"prefetch": 0}))
 
 
 def outputs_equal_one_process(attempt: Attempt) -> None:
     for model in MODELS if attempt.world_size == 2 else attempt.random.sample(MODELS, 3):
-        plan, draw = UnitPlan(model), Draw(attempt)
-        found = dict(
-            enumerate(attempt.run(probe_forward, plan, (True, False), per_rank=draw.per_rank, context=str(plan)))
-        )
-        judge_start(found, plan, draw.seeds[0], str(plan))
-        module = unit_models.build(model, draw.seeds[0])
-        for rank, result in found.items():
-            with torch.no_grad():
-                want = module(draw.shares[rank][0])
-            for output, how in zip(result["outputs"], ("with gradients", "without gradients, after that"), strict=True):
-                if not close(output, want, tolerance_of(module.parameters())):
-                    said = f"{plan}, forward {how}: {first_difference(output, want)}"
-                    raise Wrong({rank: said}, _LOOK_AT_CALLS)
+        _judge_outputs(attempt, UnitPlan(model))
 
 
-def parameters_are_parts(attempt: Attempt) -> None:
+def _judge_outputs(attempt: Attempt, plan: UnitPlan) -> None:
+    draw = Draw(attempt)
+    results = attempt.run(probe_forward, plan, (True, False), per_rank=draw.per_rank, context=str(plan))
+    found = dict(enumerate(results))
+    judge_start({rank: each["state"] for rank, each in found.items()}, plan, draw.seeds[0], str(plan))
+    module = unit_models.build(plan.model, draw.seeds[0])
+    for rank, result in found.items():
+        with torch.no_grad():
+            want = module(draw.shares[rank][0])
+        for output, how in zip(result["outputs"], ("with gradients", "without gradients, after that"), strict=True):
+            if not close(output, want, tolerance_of(module.parameters())):
+                said = f"{plan}, forward {how}: {first_difference(output, want)}"
+                raise Wrong({rank: said}, _LOOK_AT_CALLS)
+
+
+def parameters_are_shards(attempt: Attempt) -> None:
     for model in ("Blocks", "Mixed", "Few"):
         plan, draw = UnitPlan(model), Draw(attempt)
         found = attempt.run(probe_forward, plan, (False,), per_rank=draw.per_rank, context=str(plan))
-        numbers = sum(p.numel() for p in unit_models.build(model, 0).parameters())
-        filled = 8 * (attempt.world_size - 1)  # at most eight flat tensors
+        elements = sum(p.numel() for p in unit_models.build(model, 0).parameters())
+        padding = 8 * (attempt.world_size - 1)  # at most eight flat tensors
         owned = [result["owned"] for result in found]
-        if not numbers <= sum(owned) <= numbers + filled or max(owned) > (numbers + filled) / attempt.world_size:
-            said = f"{plan}: parameters() are {owned} numbers on the ranks; the model has {numbers}"
-            raise Wrong(said, "Look at: what is given to the optimizer here?")
+        if not elements <= sum(owned) <= elements + padding or max(owned) > (elements + padding) / attempt.world_size:
+            said = f"{plan}: parameters() have {owned} elements on the ranks; the model has {elements}"
+            raise Wrong(said, "Look at: what does the optimizer get here?")
 
 
 def each_unit_is_gathered_once(attempt: Attempt) -> None:
-    """In a forward without gradients each unit comes and goes. With them, the root stays."""
+    """Without gradients, every unit is resharded after its forward. With them, the root stays."""
     for model in ("Blocks", "Mixed", "Frozen", "Whole"):
         plan, draw = UnitPlan(model), Draw(attempt)
         found = attempt.run(probe_forward, plan, (False, False, True), per_rank=draw.per_rank, context=str(plan))
@@ -76,7 +82,7 @@ def each_unit_is_gathered_once(attempt: Attempt) -> None:
 
 
 def probe_held(wrapper, plan: UnitPlan, most: dict[str, float], seed: int, x, y) -> dict:
-    """→ bytes in all living tensors, by moment, and the most bytes of parameters in each forward"""
+    """Return the bytes of all living tensors, by moment, and the most bytes of parameters in each forward."""
     before_bytes = living_bytes()
     module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
     wrapped, x = shard(wrapper, module, plan), x.to(device_here(), plan.dtype)
@@ -95,11 +101,11 @@ def units_come_and_go(attempt: Attempt) -> None:
     plans.append(UnitPlan("DeepWhole", dtype=torch.float32, options={"prefetch": 0}))  # whose root shows
     for plan in plans:
         own = bytes_of(plan, attempt.world_size)
-        stays = own.all_units if "reshard_after_forward" in plan.options else 0
+        kept = own.all_units if "reshard_after_forward" in plan.options else 0
         most = {
-            "when built": own.parts,
-            "after a forward without gradients": own.parts,
-            "after a forward with gradients": own.parts + own.root + stays + ACTIVATIONS_BYTES,
+            "when built": own.shards,
+            "after a forward without gradients": own.shards,
+            "after a forward with gradients": own.shards + own.root + kept + ACTIVATIONS_BYTES,
         }
         allowed = {moment: SLACK * nbytes + 10_000 for moment, nbytes in most.items()}
         draw = Draw(attempt, [SAMPLES] * attempt.world_size)
@@ -109,8 +115,8 @@ def units_come_and_go(attempt: Attempt) -> None:
                     said = f"{plan}, {moment}: {nbytes:,} bytes are held; expected {most[moment]:,.0f}"
                     raise Wrong({rank: said}, "Look at: which units are resharded when, and what else has memory?")
             for moment, (parameters_bytes, total_bytes) in result["peaks"].items():
-                gathered = stays if stays and "without" not in moment else own.unit
-                expected = own.parts + own.root + gathered
+                unsharded = kept if kept and "without" not in moment else own.unit
+                expected = own.shards + own.root + unsharded
                 if (
                     parameters_bytes > SLACK * expected
                     or total_bytes > SLACK * (expected + own.unit) + ACTIVATIONS_BYTES

@@ -1,4 +1,4 @@
-"""Does ZeRO3 behave like the module that it wraps? And what becomes of a copy, and of its own small state?"""
+"""Checks that ZeRO3 behaves like the module it wraps, that it can be copied, and that its state_dict() comes back."""
 
 import copy
 
@@ -14,7 +14,7 @@ MODEL = "Buffered"
 
 
 def probe_wrapping(wrapper, plan: UnitPlan, seed: int, x, y) -> dict[str, bool]:
-    """→ claim → does it hold?"""
+    """Return, for each claim, whether it holds."""
     module = unit_models.build(plan.model, seed).to(device_here())
     module.blocks[0].eval()
     modes, random_state = [each.training for each in module.modules()], torch.get_rng_state()
@@ -48,7 +48,7 @@ def it_is_like_its_module(attempt: Attempt) -> None:
 
 
 def probe_copies(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
-    """Train, copy, train both; load the copy's state_dict() into a third. → states by name of who it was"""
+    """Train, copy, train both, load the copy's state_dict() into a third. Return the states by name."""
     module = unit_models.build(plan.model, seed).to(device_here())
     x, y = x.to(device_here()), y.to(device_here())
     look = Look(module)
@@ -79,7 +79,7 @@ def probe_copies(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
         "the copy": its,
         "the original": seen(wrapped, look),
         "one that has loaded the copy's state_dict()": seen(third, third_look),
-        "numbers": (own, saved),
+        "elements": (own, saved),
     }
 
 
@@ -90,11 +90,11 @@ def a_copy_has_a_life_of_its_own(attempt: Attempt) -> None:
     for rank, result in enumerate(found):
         pairs = [
             ("the original, after its copy was trained", "before", "Look at: which memory does a copy share?"),
-            ("the copy", "the original", "Look at: whose parameters do the copy's hooks and parts know?"),
+            ("the copy", "the original", "Look at: which parameters do the copy's hooks and flat parameters refer to?"),
             (
                 "one that has loaded the copy's state_dict()",
                 "the copy",
-                "Look at: what is in state_dict(), and of whom?",
+                "Look at: what is in state_dict(), and whose is it?",
             ),
         ]
         for one, another, hint in pairs:
@@ -103,7 +103,7 @@ def a_copy_has_a_life_of_its_own(attempt: Attempt) -> None:
                     raise Wrong({rank: f"{plan}, trained and copied: {one} is not equal to {another}: {name}"}, hint)
         if all(torch.equal(result["the original"][name], value) for name, value in result["before"].items()):
             raise Wrong({rank: f"{plan}: training after deepcopy() changes nothing"})
-        own, saved = result["numbers"]
+        own, saved = result["elements"]
         if saved > own + buffers:
-            said = f"state_dict() has {saved} numbers, this rank's parts and buffers {own + buffers}"
-            raise Wrong({rank: said}, "Look at: which parameters are of this rank?")
+            said = f"state_dict() has {saved} elements; this rank's shards and the buffers have {own + buffers}"
+            raise Wrong({rank: said}, "Look at: which parameters does this rank keep?")

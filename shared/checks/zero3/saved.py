@@ -1,4 +1,4 @@
-"""Judging a sharded checkpoint: each rank saves its own part, and any number of ranks reads what it needs."""
+"""Checks of sharded checkpoints: each rank saves its shards, and any number of ranks reads what it needs."""
 
 import tempfile
 
@@ -9,16 +9,16 @@ from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.plan import Run
 from shared.checks.engine.sharded.state import in_world_of
 from shared.checks.engine.sharded.training import judge_states
+from shared.checks.engine.sharded.unit_memory import SLACK, bytes_of
 from shared.checks.engine.sharded.unit_training import Look, UnitPlan, new_optimizer, refuse_missing, shard, take_step
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward, unit_models
-from shared.checks.zero3.memory import SLACK, bytes_of
 
 SAVED_AFTER = 2
 
 
 def probe_saved(wrapper, plan: UnitPlan, folder: str, resumes: bool, seed: int, x, y) -> dict:
-    """Train some steps and save; or begin with what was saved. Then train the rest. → the state at the end"""
+    """Train some steps and save, or load what was saved. Then train the rest. Return the state at the end."""
     import torch.distributed.checkpoint as dcp
 
     module = unit_models.build(plan.model, seed).to(device_here())
@@ -46,7 +46,7 @@ def _local_bytes(value) -> int:
 
 
 def _begin_state(optimizer) -> None:
-    """Let an optimizer make its state, to be loaded into; then nothing of this step is left."""
+    """Let an optimizer create its state, to load into, and undo its step."""
     kept = [each.detach().clone() for group in optimizer.param_groups for each in group["params"]]
     for group in optimizer.param_groups:
         for each in group["params"]:
@@ -78,7 +78,7 @@ def other_ranks_go_on(attempt: Attempt) -> None:
 
 
 def _one_process(plan: UnitPlan, draw: Draw) -> dict:
-    """→ the state of one process that saw the same batch in each step"""
+    """Return the state of one process that saw the same batch in each step."""
     module = unit_models.build(plan.model, draw.seeds[0])
     alone = Run(module, lambda params, cls, **more: cls(params, **more), plan)
     for number in range(plan.steps):
@@ -89,7 +89,7 @@ def _one_process(plan: UnitPlan, draw: Draw) -> dict:
 def _judge(found: list[dict], want: dict, said: str) -> None:
     states = {rank: result["state"] for rank, result in enumerate(found)}
     refuse_missing(states, want, said)
-    hint = "Look at: which memory is filled when a state is loaded, and where does each part say that it belongs?"
+    hint = "Look at: which memory is filled when a state is loaded, and where does each shard say that it belongs?"
     judge_states(states, want, states, said, hint=hint)
 
 
@@ -101,11 +101,13 @@ def _judge_names(plan: UnitPlan, found: list[dict]) -> None:
 
 
 def _judge_bytes(attempt: Attempt, plan: UnitPlan, found: list[dict]) -> None:
-    own = bytes_of(plan, attempt.world_size).parts
+    own = bytes_of(plan, attempt.world_size).shards
     buffers = sum(each.nbytes for each in unit_models.build(plan.model, 0).buffers())
     moments = {"AdamW": 2, "Adam": 3, "SGD": 1}[plan.optimizer]
     for rank, result in enumerate(found):
         nbytes, most = sum(result["saved"].values()), (1 + moments) * own + buffers
         if nbytes > SLACK * most + 1000:
-            said = f"{plan}: what sharded_state_dict() names has {nbytes:,} bytes here; expected {most:,.0f}"
-            raise Wrong({rank: said}, "Look at: which part of each tensor does this rank have to write?")
+            said = (
+                f"{plan}: the tensors of sharded_state_dict() have {nbytes:,} bytes on this rank; expected {most:,.0f}"
+            )
+            raise Wrong({rank: said}, "Look at: which slice of each tensor does this rank have to write?")

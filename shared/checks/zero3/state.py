@@ -1,4 +1,4 @@
-"""Judging a whole state: what a plain module would save, taken over by any number of ranks."""
+"""Checks of full state dicts: what a plain module would save, loaded by any number of ranks."""
 
 import torch
 
@@ -15,22 +15,22 @@ STEPS = 2
 
 
 def probe_full(wrapper, plan: UnitPlan, loaded: dict | None, foreign: list[dict], seed: int, x, y) -> dict:
-    """Take a state over, if there is one, train, and save. → the states after every step, and how others are refused
+    """Load a state, if there is one, train, and save. Return the states after every step, and errors.
 
-    loaded: taken over when it has been in use, after a forward with gradients that nobody uses.
+    loaded: a state to load after a training step and a forward whose output is not used.
     """
     module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
     wrapped = shard(wrapper, module, plan)
     optimizer = new_optimizer(plan, wrapped)
     x, y = x.to(device_here(), plan.dtype), y.to(device_here(), plan.dtype)
-    found = {"states": [], "refused": []}
+    found = {"states": [], "rejected": []}
     for each in foreign:
         try:
             wrapped.load_full_state_dict(each)
         except Exception as error:
-            found["refused"].append((type(error).__name__, str(error)))
+            found["rejected"].append((type(error).__name__, str(error)))
         else:
-            found["refused"].append(("nothing", ""))
+            found["rejected"].append(("nothing", ""))
     if loaded is not None:
         awkward.loss_of(wrapped, x, y).backward()
         wrapped.finish_gradient_sync()
@@ -39,11 +39,11 @@ def probe_full(wrapper, plan: UnitPlan, loaded: dict | None, foreign: list[dict]
         given = {name: value.clone() for name, value in loaded.items()}
         wrapped.load_full_state_dict(given)
         for value in given.values():
-            value.zero_()  # it is the caller's
+            value.zero_()  # it belongs to the caller
     saved = wrapped.full_state_dict()
     found["states"].append(_copied(saved))
     for value in saved.values():
-        value.zero_()  # and so is this
+        value.zero_()  # and so does this
     found["again"] = _copied(wrapped.full_state_dict())
     for _ in range(plan.steps):
         take_step(wrapped, optimizer, plan, x, y)
@@ -56,15 +56,16 @@ def _copied(state: dict) -> dict:
 
 
 def _run(attempt: Attempt, plan: UnitPlan, loaded: dict | None = None, said: str = "", foreign=None) -> list[dict]:
-    """Train on fresh data. → per rank, what probe_full found
+    """Train on fresh data. Return what probe_full found, per rank.
 
-    Raises: Wrong unless every state is what one process would save.
+    Raises:
+        Wrong: unless every state is what one process would save.
     """
     draw, context = Draw(attempt), f"{plan}{said}"
     found = attempt.run(
         probe_full, plan, loaded, list((foreign or {}).values()), per_rank=draw.per_rank, context=context
     )
-    _judge_refusals(found, foreign or {})
+    _judge_rejections(found, foreign or {})
     _judge_copies(found, context)
     module = unit_models.build(plan.model, draw.seeds[0], plan.dtype)
     if loaded is not None:
@@ -87,26 +88,26 @@ def _judge_copies(found: list[dict], context: str) -> None:
     for rank, result in enumerate(found):
         for name, value in result["again"].items():
             if not torch.equal(value, result["states"][0][name]):
-                hint = "Look at: does what an earlier full_state_dict() gave change when training goes on?"
-                raise Wrong({rank: f"{context}: who writes into a saved {name} changes the model"}, hint)
+                hint = "Look at: does a saved state change when training goes on?"
+                raise Wrong({rank: f"{context}: writing into a saved {name} changes the model"}, hint)
 
 
-def _judge_refusals(found: list[dict], foreign: dict[str, dict]) -> None:
+def _judge_rejections(found: list[dict], foreign: dict[str, dict]) -> None:
     for rank, result in enumerate(found):
-        for what, (kind, message) in zip(foreign, result["refused"], strict=True):
+        for what, (kind, message) in zip(foreign, result["rejected"], strict=True):
             if kind != "ValueError" or not message.strip():
-                said = f"a state {what} raises {kind}({message[:80]!r}); expected a ValueError that says why"
-                raise Wrong({rank: said}, "Look at: what of a state and the module must be the same?")
+                said = f"a state {what} raises {kind}({message[:80]!r}); expected a ValueError with a message"
+                raise Wrong({rank: said}, "Look at: what must a state have in common with the module?")
 
 
-_LOOK_AT_STATE = "Look at: whose parts are put together, in which order, and where does each parameter's slice begin?"
+_LOOK_AT_STATE = "Look at: which shards are concatenated, in which order, and where does each parameter's slice begin?"
 
 
 def _judge_names(states: dict[int, dict], want: dict, moment: str) -> None:
     for rank, state in states.items():
         if list(state) != list(want):
             odd = sorted(set(state) ^ set(want)) or ["their order"]
-            said = f"{moment}: names differ from module.state_dict()'s by {', '.join(odd[:3])}"
+            said = f"{moment}: the names differ from module.state_dict()'s in {', '.join(odd[:3])}"
             hint = "Look at: under which names does a plain module save its tensors? A tied parameter has two."
             raise Wrong({rank: said}, hint)
         for name, value in want.items():
@@ -123,7 +124,7 @@ def it_is_a_plain_state(attempt: Attempt) -> None:
 
 
 def _judge_computing_in_bf16(attempt: Attempt) -> None:
-    """Parts keep all digits, so a state does."""
+    """Shards keep all digits, so a state does."""
     plan = UnitPlan("Blocks", steps=0, dtype=torch.float32, options={"compute_dtype": torch.bfloat16})
     _run(attempt, plan)
     plain = unit_models.build("Blocks", attempt.draw_seed(), torch.float32).state_dict()
@@ -131,7 +132,7 @@ def _judge_computing_in_bf16(attempt: Attempt) -> None:
 
 
 def any_number_of_ranks_takes_it_over(attempt: Attempt) -> None:
-    """From a plain module too; and what was gathered before does not stay."""
+    """A plain module's state as well; and units that were unsharded before do not keep their old values."""
     for model in ("Mixed", "Buffered", "Tied"):
         plan = UnitPlan(model, steps=STEPS, options={"reshard_after_forward": False} if model == "Tied" else {})
         plain = unit_models.build(model, attempt.draw_seed()).state_dict()
@@ -141,7 +142,7 @@ def any_number_of_ranks_takes_it_over(attempt: Attempt) -> None:
                 _run(smaller, plan, saved, f", saved on {attempt.world_size} ranks and loaded on {size}")
 
 
-def foreign_states_are_refused(attempt: Attempt) -> None:
+def states_of_other_modules_are_rejected(attempt: Attempt) -> None:
     state = unit_models.build("Blocks", 0).state_dict()
     name = "blocks.1.up.weight"
     foreign = {

@@ -1,6 +1,6 @@
-"""Judging what a forward leaves behind for backward: the state of every unit, and the calls that backward will reach.
+"""Checks of what a forward leaves behind for backward: the state of every unit, and its open calls.
 
-Only a step of the lab has such units. A finished ZeRO3 that is written otherwise is judged by its backward.
+A ZeRO3 whose units are written in another way is judged by its backward alone.
 """
 
 import torch
@@ -12,22 +12,22 @@ from shared.checks.engine.training import Draw
 from shared.checks.models import unit_models
 from shared.checks.models.unit_blocks import WIDTH
 
-_LOOK_AT_STATES = "Look at: whose parameters does backward need at once, and whose may go until then?"
-_LOOK_AT_CALLS = "Look at: how does backward learn that it reaches this unit, and the root?"
-_LOOK_AT_BACKWARD = "Look at: who sets BACKWARD, and what may a forward do that a checkpoint repeats?"
+_LOOK_AT_STATES = "Look at: which unit's parameters does backward need first, and which can be freed until then?"
+_LOOK_AT_CALLS = "Look at: for which units, and when, must _watch_outputs() be called?"
+_LOOK_AT_BACKWARD = "Look at: what may a forward do that activation checkpointing runs again during backward?"
 
 
 def _seen(units: list) -> list[tuple[str, int]]:
-    """→ per unit, the name of its state, and how many calls are open"""
-    return [(unit.state.name, len(unit.open)) for unit in units]
+    """Return, per unit, the name of its state and how many calls are open."""
+    return [(unit.state.name, len(unit.open_calls)) for unit in units]
 
 
 def probe_states(wrapper, plan: UnitPlan, seed: int, x, y) -> dict[str, list[tuple[str, int]]] | None:
-    """Forward with gradients, without them, and once more in BACKWARD. → by moment, what is seen of every unit"""
+    """Run forward without gradients, with them, and in BACKWARD. Return what is seen of every unit, by moment."""
     module = unit_models.build(plan.model, seed).to(device_here())
     wrapped, x = shard(wrapper, module, plan), x.to(device_here())
-    units = list(getattr(wrapped, "units", {}).values())
-    if not all(hasattr(unit, "state") and hasattr(unit, "open") for unit in units) or not units:
+    units = list(getattr(wrapped, "units", []))
+    if not all(hasattr(unit, "state") and hasattr(unit, "open_calls") for unit in units) or not units:
         return None
     with torch.no_grad():
         wrapped(x)
@@ -35,24 +35,24 @@ def probe_states(wrapper, plan: UnitPlan, seed: int, x, y) -> dict[str, list[tup
     output = wrapped(x)
     found["with gradients"] = _seen(units)
     first = units[0]
-    first.wait()
+    first.wait_for_unshard()
     first.state = type(first.state)["BACKWARD"]
     again = module.blocks[0](x.new_zeros(2, WIDTH))
     here = all(has_memory(each) for each in module.blocks[0].parameters())
-    found["in BACKWARD"] = [*_seen(units[:1]), ("here" if here else "gone", 0)]
+    found["in BACKWARD"] = [*_seen(units[:1]), ("here" if here else "freed", 0)]
     del output, again
     return found
 
 
 def forward_leaves_what_backward_needs(attempt: Attempt) -> None:
     calls = {"Blocks": [1, 1, 1], "Twice": [2, 2, 1]}
-    for model, stays in (("Blocks", False), ("Blocks", True), ("Twice", False)):
-        plan = UnitPlan(model, options={"prefetch": 0, "reshard_after_forward": not stays})
+    for model, kept in (("Blocks", False), ("Blocks", True), ("Twice", False)):
+        plan = UnitPlan(model, options={"prefetch": 0, "reshard_after_forward": not kept})
         found = attempt.run(probe_states, plan, per_rank=Draw(attempt).per_rank, context=str(plan))
-        blocks = "GATHERED" if stays else "SHARDED"
+        blocks = "UNSHARDED" if kept else "SHARDED"
         want = {
             "without gradients": [("SHARDED", 0)] * 4,
-            "with gradients": [*((blocks, each) for each in calls[model]), ("GATHERED", 1)],
+            "with gradients": [*((blocks, each) for each in calls[model]), ("UNSHARDED", 1)],
             "in BACKWARD": [("BACKWARD", calls[model][0]), ("here", 0)],
         }
         for rank, result in enumerate(found):
@@ -62,8 +62,8 @@ def forward_leaves_what_backward_needs(attempt: Attempt) -> None:
 
 def _judge(rank: int, said: str, found: list[tuple[str, int]], want: list[tuple[str, int]]) -> None:
     in_backward = "in BACKWARD" in said
-    for place, ((state, calls), (its_state, its_calls)) in enumerate(zip(found, want, strict=True)):
-        which = "the root" if place == 3 else f"block {0 if in_backward else place}"
+    for index, ((state, calls), (its_state, its_calls)) in enumerate(zip(found, want, strict=True)):
+        which = "the root" if index == 3 else f"block {0 if in_backward else index}"
         if state != its_state:
             hint = _LOOK_AT_BACKWARD if in_backward else _LOOK_AT_STATES
             raise Wrong({rank: f"{said}: {which} is {state}; expected {its_state}"}, hint)

@@ -8,10 +8,17 @@ import torch.distributed as dist
 from solutions import overlapped_ddp as right
 
 
-class OverlappedDDP(right.OverlappedDDP):
-    def _on_gradient(self, parameter):
+class _Sync(right.GradientSync):
+    def on_gradient(self, bucket_index, index):
+        parameter = self.queue.buckets[bucket_index].parameters[index]
         parameter.data /= dist.get_world_size()
         dist.all_reduce(parameter.data)
 
-    def finish_gradient_sync(self):
+    def finish(self):
         pass
+
+
+class OverlappedDDP(right.OverlappedDDP):
+    def __init__(self, module, bucket_cap_mb=25.0, group=None):
+        super().__init__(module, bucket_cap_mb, group)
+        self.sync = _Sync(self.buckets)

@@ -6,7 +6,14 @@ caught by: OverlappedDDP · refusals
 from solutions import overlapped_ddp as right
 
 
-class OverlappedDDP(right.OverlappedDDP):
-    def _on_gradient(self, parameter):
+class _Sync(right.GradientSync):
+    def on_gradient(self, bucket_index, index):
+        parameter = self.queue.buckets[bucket_index].parameters[index]
         parameter.grad = parameter.grad.detach()
-        super()._on_gradient(parameter)
+        super().on_gradient(bucket_index, index)
+
+
+class OverlappedDDP(right.OverlappedDDP):
+    def __init__(self, module, bucket_cap_mb=25.0, group=None):
+        super().__init__(module, bucket_cap_mb, group)
+        self.sync = _Sync(self.buckets)

@@ -8,8 +8,14 @@ import torch.distributed as dist
 from solutions import overlapped_ddp as right
 
 
+class _Sync(right.GradientSync):
+    def on_gradient(self, bucket_index, index):
+        if not self.enabled:
+            self.queue.buckets[bucket_index].parameters[index].grad /= dist.get_world_size()
+        super().on_gradient(bucket_index, index)
+
+
 class OverlappedDDP(right.OverlappedDDP):
-    def _on_gradient(self, parameter):
-        if not self.syncs:
-            parameter.grad /= dist.get_world_size()
-        super()._on_gradient(parameter)
+    def __init__(self, module, bucket_cap_mb=25.0, group=None):
+        super().__init__(module, bucket_cap_mb, group)
+        self.sync = _Sync(self.buckets)

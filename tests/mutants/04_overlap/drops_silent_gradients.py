@@ -13,5 +13,5 @@ class OverlappedDDP(right.OverlappedDDP):
     def no_sync(self):
         with super().no_sync():
             yield
-        if self.syncs:
+        if self.sync.enabled:
             self.zero_grad()

@@ -1,11 +1,26 @@
 """Takes away other people's hooks with its own.
 
-caught by: on_gradients · ends
+caught by: OverlappedDDP · lives
 """
+
+import weakref
 
 from solutions import overlapped_ddp as right
 
 
-def on_gradients(parameters, tell):
-    right.on_gradients(parameters, tell)
-    return lambda: [p._post_accumulate_grad_hooks.clear() for p in parameters if p.requires_grad]
+def watch_gradients(buckets, on_gradient):
+    right.watch_gradients(buckets, on_gradient)
+    parameters = [parameter for bucket in buckets for parameter in bucket.parameters]
+    weakref.finalize(on_gradient.__self__, lambda: [p._post_accumulate_grad_hooks.clear() for p in parameters])
+
+
+class _Sync(right.GradientSync):
+    def __init__(self, buckets):
+        self.queue, self.enabled, self.pending = right.LaunchQueue(buckets), True, False
+        watch_gradients(buckets, self.on_gradient)
+
+
+class OverlappedDDP(right.OverlappedDDP):
+    def __init__(self, module, bucket_cap_mb=25.0, group=None):
+        super().__init__(module, bucket_cap_mb, group)
+        self.sync = _Sync(self.buckets)

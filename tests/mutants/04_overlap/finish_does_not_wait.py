@@ -14,5 +14,5 @@ class _Bucket(right.Bucket):
 class OverlappedDDP(right.OverlappedDDP):
     def __init__(self, module, bucket_cap_mb=25.0, group=None):
         super().__init__(module, bucket_cap_mb, group)
-        for bucket in self.queue.buckets:
+        for bucket in self.buckets:
             bucket.__class__ = _Bucket

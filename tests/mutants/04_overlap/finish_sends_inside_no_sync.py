@@ -8,4 +8,4 @@ from solutions import overlapped_ddp as right
 
 class OverlappedDDP(right.OverlappedDDP):
     def finish_gradient_sync(self):
-        self.queue.finish()
+        self.sync.queue.finish()

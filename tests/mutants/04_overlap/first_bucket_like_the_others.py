@@ -10,9 +10,5 @@ class OverlappedDDP(right.OverlappedDDP):
     def __init__(self, module, bucket_cap_mb=25.0, group=None):
         super().__init__(module, bucket_cap_mb, group)
         assigned = right.assign_buckets(module.parameters(), bucket_cap_mb, bucket_cap_mb)
-        self.queue = right.LaunchQueue([right.Bucket(parameters, group) for parameters in assigned])
-        self._place_of = {
-            parameter: (number, place)
-            for number, bucket in enumerate(self.queue.buckets)
-            for place, parameter in enumerate(bucket.parameters)
-        }
+        self.buckets = [right.Bucket(parameters, group) for parameters in assigned]
+        self.sync = right.GradientSync(self.buckets)

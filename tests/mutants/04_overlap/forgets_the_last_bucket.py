@@ -9,8 +9,4 @@ from solutions import overlapped_ddp as right
 class OverlappedDDP(right.OverlappedDDP):
     def __init__(self, module, bucket_cap_mb=25.0, group=None):
         super().__init__(module, bucket_cap_mb, group)
-        self.queue = right.LaunchQueue(self.queue.buckets[:-1])
-
-    def _on_gradient(self, parameter):
-        if self._place_of[parameter][0] < len(self.queue.buckets):
-            super()._on_gradient(parameter)
+        self.sync = right.GradientSync(self.buckets[:-1])

@@ -7,14 +7,14 @@ from solutions import overlapped_ddp as right
 
 
 class _Queue(right.LaunchQueue):
-    def add(self, number, place):
-        self.buckets[number].pack(place)
-        self.missing[number].remove(place)
-        if not self.missing[number]:
-            self.buckets[number].launch()
+    def add(self, bucket_index, index):
+        self.buckets[bucket_index].pack(index)
+        self.missing[bucket_index].remove(index)
+        if not self.missing[bucket_index]:
+            self.buckets[bucket_index].launch()
 
 
 class OverlappedDDP(right.OverlappedDDP):
     def __init__(self, module, bucket_cap_mb=25.0, group=None):
         super().__init__(module, bucket_cap_mb, group)
-        self.queue = _Queue(self.queue.buckets)
+        self.sync.queue = _Queue(self.buckets)

@@ -3,11 +3,15 @@
 caught by: OverlappedDDP · lives
 """
 
-from torch import nn
-
 from solutions import overlapped_ddp as right
 
 
-class OverlappedDDP(right.OverlappedDDP):
+class _Sync(right.GradientSync):
     def __setstate__(self, state):
-        nn.Module.__setstate__(self, state)
+        self.__dict__.update(state)
+
+
+class OverlappedDDP(right.OverlappedDDP):
+    def __init__(self, module, bucket_cap_mb=25.0, group=None):
+        super().__init__(module, bucket_cap_mb, group)
+        self.sync = _Sync(self.buckets)

@@ -6,10 +6,17 @@ caught by: OverlappedDDP · lives
 from solutions import overlapped_ddp as right
 
 
-class OverlappedDDP(right.OverlappedDDP):
-    def _watch_gradients(self):
-        super()._watch_gradients()
-        right.on_gradients(list(self._place_of), self._hold_me)
+class _Sync(right.GradientSync):
+    def __init__(self, buckets):
+        super().__init__(buckets)
+        for parameter in (parameter for bucket in buckets for parameter in bucket.parameters):
+            parameter.register_post_accumulate_grad_hook(self._hold_me)
 
     def _hold_me(self, parameter):
         pass
+
+
+class OverlappedDDP(right.OverlappedDDP):
+    def __init__(self, module, bucket_cap_mb=25.0, group=None):
+        super().__init__(module, bucket_cap_mb, group)
+        self.sync = _Sync(self.buckets)

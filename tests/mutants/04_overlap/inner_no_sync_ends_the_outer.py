@@ -11,8 +11,8 @@ from solutions import overlapped_ddp as right
 class OverlappedDDP(right.OverlappedDDP):
     @contextlib.contextmanager
     def no_sync(self):
-        self.syncs = False
+        self.sync.enabled = False
         try:
             yield
         finally:
-            self.syncs = True
+            self.sync.enabled = True

@@ -6,14 +6,20 @@ caught by: OverlappedDDP · overlap
 from solutions import overlapped_ddp as right
 
 
-class OverlappedDDP(right.OverlappedDDP):
+class _Sync(right.GradientSync):
     late = ()
 
-    def _on_gradient(self, parameter):
+    def on_gradient(self, bucket_index, index):
         for before in self.late:
-            super()._on_gradient(before)
-        self.late = (parameter,)
+            super().on_gradient(*before)
+        self.late = ((bucket_index, index),)
 
-    def finish_gradient_sync(self):
+    def finish(self):
         self.late = ()
-        super().finish_gradient_sync()
+        super().finish()
+
+
+class OverlappedDDP(right.OverlappedDDP):
+    def __init__(self, module, bucket_cap_mb=25.0, group=None):
+        super().__init__(module, bucket_cap_mb, group)
+        self.sync = _Sync(self.buckets)

@@ -1,11 +1,28 @@
 """Keeps the handle of the last hook only.
 
-caught by: on_gradients · ends
+caught by: OverlappedDDP · lives
 """
 
+import weakref
 
-def on_gradients(parameters, tell):
-    for parameter in parameters:
-        if parameter.requires_grad:
-            hook = parameter.register_post_accumulate_grad_hook(tell)
-    return hook.remove
+from solutions import overlapped_ddp as right
+
+
+def watch_gradients(buckets, on_gradient):
+    method = weakref.WeakMethod(on_gradient)
+    for bucket_index, bucket in enumerate(buckets):
+        for index, parameter in enumerate(bucket.parameters):
+            hook = parameter.register_post_accumulate_grad_hook(lambda _, b=bucket_index, i=index: method()(b, i))
+    weakref.finalize(on_gradient.__self__, hook.remove)
+
+
+class _Sync(right.GradientSync):
+    def __init__(self, buckets):
+        self.queue, self.enabled, self.pending = right.LaunchQueue(buckets), True, False
+        watch_gradients(buckets, self.on_gradient)
+
+
+class OverlappedDDP(right.OverlappedDDP):
+    def __init__(self, module, bucket_cap_mb=25.0, group=None):
+        super().__init__(module, bucket_cap_mb, group)
+        self.sync = _Sync(self.buckets)

@@ -7,9 +7,9 @@ from solutions import overlapped_ddp as right
 
 
 class LaunchQueue(right.LaunchQueue):
-    def add(self, number, place):
-        self.buckets[number].pack(place)
-        self.missing[number].remove(place)
-        if not self.missing[number]:
-            self.buckets[number].launch()
+    def add(self, bucket_index, index):
+        self.buckets[bucket_index].pack(index)
+        self.missing[bucket_index].remove(index)
+        if not self.missing[bucket_index]:
+            self.buckets[bucket_index].launch()
             self.launched += 1

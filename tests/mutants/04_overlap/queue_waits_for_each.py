@@ -11,9 +11,9 @@ class LaunchQueue(right.LaunchQueue):
         launched = self.launched
         for bucket in self.buckets[:launched]:
             bucket.wait()
-        for number in range(launched, len(self.buckets)):
-            for place in sorted(self.missing[number]):
-                self.buckets[number].pack(place)
-            self.buckets[number].launch()
-            self.buckets[number].wait()
+        for bucket_index in range(launched, len(self.buckets)):
+            for index in sorted(self.missing[bucket_index]):
+                self.buckets[bucket_index].pack(index)
+            self.buckets[bucket_index].launch()
+            self.buckets[bucket_index].wait()
         self._begin()

@@ -6,8 +6,13 @@ caught by: OverlappedDDP · refusals
 from solutions import overlapped_ddp as right
 
 
+class _Sync(right.GradientSync):
+    def on_gradient(self, bucket_index, index):
+        if index in self.queue.missing[bucket_index]:
+            super().on_gradient(bucket_index, index)
+
+
 class OverlappedDDP(right.OverlappedDDP):
-    def _on_gradient(self, parameter):
-        number, place = self._place_of[parameter]
-        if place in self.queue.missing[number]:
-            super()._on_gradient(parameter)
+    def __init__(self, module, bucket_cap_mb=25.0, group=None):
+        super().__init__(module, bucket_cap_mb, group)
+        self.sync = _Sync(self.buckets)

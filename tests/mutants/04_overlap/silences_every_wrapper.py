@@ -8,21 +8,27 @@ import contextlib
 from solutions import overlapped_ddp as right
 
 
-class OverlappedDDP(right.OverlappedDDP):
+class _Sync(right.GradientSync):
     silent = 0
 
     @property
-    def syncs(self):
-        return not OverlappedDDP.silent
+    def enabled(self):
+        return not _Sync.silent
 
-    @syncs.setter
-    def syncs(self, _):
+    @enabled.setter
+    def enabled(self, _):
         pass
 
     @contextlib.contextmanager
     def no_sync(self):
-        OverlappedDDP.silent += 1
+        _Sync.silent += 1
         try:
             yield
         finally:
-            OverlappedDDP.silent -= 1
+            _Sync.silent -= 1
+
+
+class OverlappedDDP(right.OverlappedDDP):
+    def __init__(self, module, bucket_cap_mb=25.0, group=None):
+        super().__init__(module, bucket_cap_mb, group)
+        self.sync = _Sync(self.buckets)

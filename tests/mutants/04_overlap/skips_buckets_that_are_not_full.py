@@ -16,4 +16,4 @@ class _Queue(right.LaunchQueue):
 class OverlappedDDP(right.OverlappedDDP):
     def __init__(self, module, bucket_cap_mb=25.0, group=None):
         super().__init__(module, bucket_cap_mb, group)
-        self.queue = _Queue(self.queue.buckets)
+        self.sync.queue = _Queue(self.buckets)

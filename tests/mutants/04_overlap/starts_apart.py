@@ -11,7 +11,7 @@ from solutions import overlapped_ddp as right
 class OverlappedDDP(right.OverlappedDDP):
     def __init__(self, module, bucket_cap_mb=25.0, group=None):
         super().__init__(nn.Linear(1, 1), bucket_cap_mb, group)
-        self.module, self.syncs = module, True
-        buckets = [right.Bucket(some, group) for some in right.assign_buckets(module.parameters(), bucket_cap_mb)]
-        self.queue = right.LaunchQueue(buckets)
-        self._watch_gradients()
+        self.module = module
+        assigned = right.assign_buckets(module.parameters(), bucket_cap_mb)
+        self.buckets = [right.Bucket(parameters, group) for parameters in assigned]
+        self.sync = right.GradientSync(self.buckets)

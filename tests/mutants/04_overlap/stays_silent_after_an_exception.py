@@ -11,6 +11,6 @@ from solutions import overlapped_ddp as right
 class OverlappedDDP(right.OverlappedDDP):
     @contextlib.contextmanager
     def no_sync(self):
-        before, self.syncs = self.syncs, False
+        enabled, self.sync.enabled = self.sync.enabled, False
         yield
-        self.syncs = before
+        self.sync.enabled = enabled

@@ -11,10 +11,10 @@ from solutions import overlapped_ddp as right
 class OverlappedDDP(right.OverlappedDDP):
     @contextlib.contextmanager
     def no_sync(self):
-        before, self.syncs = self.syncs, False
+        enabled, self.sync.enabled = self.sync.enabled, False
         try:
             yield
         except Exception:
-            self.syncs = before
+            self.sync.enabled = enabled
             raise
-        self.syncs = before
+        self.sync.enabled = enabled

@@ -15,5 +15,5 @@ class OverlappedDDP(right.OverlappedDDP):
 
     def finish_gradient_sync(self):
         super().finish_gradient_sync()
-        for parameter in self._place_of:
-            parameter.grad *= dist.get_world_size(self.group)
+        for bucket in self.buckets:
+            bucket.flat *= dist.get_world_size(self.group)

@@ -1,9 +1,27 @@
 """A hook on the tensor: called before the new gradient is added to .grad.
 
-caught by: on_gradients · calls
+caught by: OverlappedDDP · values
 """
 
+import weakref
 
-def on_gradients(parameters, tell):
-    hooks = [p.register_hook(lambda _, p=p: tell(p)) for p in parameters if p.requires_grad]
-    return lambda: [hook.remove() for hook in hooks]
+from solutions import overlapped_ddp as right
+
+
+def watch_gradients(buckets, on_gradient):
+    method = weakref.WeakMethod(on_gradient)
+    for bucket_index, bucket in enumerate(buckets):
+        for index, parameter in enumerate(bucket.parameters):
+            parameter.register_hook(lambda _, b=bucket_index, i=index: method()(b, i))
+
+
+class _Sync(right.GradientSync):
+    def __init__(self, buckets):
+        self.queue, self.enabled, self.pending = right.LaunchQueue(buckets), True, False
+        watch_gradients(buckets, self.on_gradient)
+
+
+class OverlappedDDP(right.OverlappedDDP):
+    def __init__(self, module, bucket_cap_mb=25.0, group=None):
+        super().__init__(module, bucket_cap_mb, group)
+        self.sync = _Sync(self.buckets)

@@ -7,11 +7,11 @@ from solutions import overlapped_ddp as right
 
 
 class _Bucket(right.Bucket):
-    def pack(self, place):
-        before = self.parameters[place].grad
-        super().pack(place)
+    def pack(self, index):
+        before = self.parameters[index].grad
+        super().pack(index)
         if before is not None:
-            self.parameters[place].grad = before
+            self.parameters[index].grad = before
 
     def wait(self):
         super().wait()
@@ -23,5 +23,5 @@ class _Bucket(right.Bucket):
 class OverlappedDDP(right.OverlappedDDP):
     def __init__(self, module, bucket_cap_mb=25.0, group=None):
         super().__init__(module, bucket_cap_mb, group)
-        for bucket in self.queue.buckets:
+        for bucket in self.buckets:
             bucket.__class__ = _Bucket

@@ -8,8 +8,8 @@ from solutions import overlapped_ddp as right
 
 class OverlappedDDP(right.OverlappedDDP):
     def finish_gradient_sync(self):
-        if self.syncs:
-            for parameter, (number, place) in self._place_of.items():
-                if place in self.queue.missing[number]:
-                    parameter.grad = None
+        if self.sync.enabled:
+            for bucket, indices in zip(self.buckets, self.sync.queue.missing, strict=True):
+                for index in indices:
+                    bucket.parameters[index].grad = None
         super().finish_gradient_sync()

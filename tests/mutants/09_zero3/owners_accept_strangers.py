@@ -1,9 +1,9 @@
-"""A unit from elsewhere is a unit of nothing.
+"""Ignores a unit that is not in the module.
 
 caught by: owned_parameters · strangers
 """
 
-from solutions import zero3 as right
+from solutions import units as right
 
 
 def owned_parameters(module, units):

@@ -1,4 +1,4 @@
-"""Frozen parameters belong to nobody.
+"""Assigns frozen parameters to no unit.
 
 caught by: owned_parameters · owners
 """
@@ -8,7 +8,7 @@ def owned_parameters(module, units):
     units = list(units)
     unit_at = {path: each for path, each in module.named_modules(remove_duplicate=False) if each in units}
     if set(units) - set(unit_at.values()) or module in units:
-        raise ValueError("units must be parts of the module")
+        raise ValueError("units must be submodules of the module")
     owner = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         around = [path for path in unit_at if name.startswith(f"{path}.")]

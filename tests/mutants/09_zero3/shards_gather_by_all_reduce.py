@@ -1,16 +1,16 @@
-"""Adds parts up among zeros.
+"""Adds up shards among zeros.
 
-caught by: ShardedParameters · gather
+caught by: ShardedFlatParameter · unshard
 """
 
 import torch.distributed as dist
 
-from solutions import zero3 as right
+from solutions import units as right
 
 
-class ShardedParameters(right.ShardedParameters):
-    def gather(self):
-        self.flat.untyped_storage().resize_(self.flat.nbytes)
-        self.flat.zero_()
-        self.own(self.flat).copy_(self.shard.detach())
-        return dist.all_reduce(self.flat, group=self.group, async_op=True)
+class ShardedFlatParameter(right.ShardedFlatParameter):
+    def unshard(self):
+        self.flat_param.untyped_storage().resize_(self.flat_param.nbytes)
+        self.flat_param.zero_()
+        self.layout.shard_of(self.flat_param).copy_(self.shard.detach())
+        return dist.all_reduce(self.flat_param, group=self.layout.group, async_op=True)

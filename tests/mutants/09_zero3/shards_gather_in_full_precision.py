@@ -1,15 +1,15 @@
-"""Collects all digits, and rounds then: twice the bytes.
+"""Gathers all digits and rounds afterwards, which sends twice the bytes.
 
-caught by: ShardedParameters · gather
+caught by: ShardedFlatParameter · unshard
 """
 
-from solutions import zero3 as right
+from solutions import units as right
 
 
-class ShardedParameters(right.ShardedParameters):
-    def gather(self):
-        whole = self.shard.new_empty(self.flat.shape).detach()
-        right.begin_all_gather(whole, self.shard.detach(), self.group).wait()
-        self.flat.untyped_storage().resize_(self.flat.nbytes)
-        self.flat.copy_(whole)
-        return right.begin_all_gather(self.flat[:0], self.shard.detach()[:0].to(self.flat.dtype), self.group)
+class ShardedFlatParameter(right.ShardedFlatParameter):
+    def unshard(self):
+        full, group = self.shard.new_empty(self.flat_param.shape).detach(), self.layout.group
+        right.launch_all_gather(full, self.shard.detach(), group).wait()
+        self.flat_param.untyped_storage().resize_(self.flat_param.nbytes)
+        self.flat_param.copy_(full)
+        return right.launch_all_gather(full[:0], self.shard.detach()[:0], group)

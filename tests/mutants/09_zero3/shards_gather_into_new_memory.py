@@ -1,15 +1,15 @@
-"""Each gather makes a new flat tensor: what autograd has saved is on the old one.
+"""Creates a new flat_param each time, although autograd has saved views of the old one.
 
-caught by: ShardedParameters · windows
+caught by: ShardedFlatParameter · storage
 """
 
 import torch
 
-from solutions import zero3 as right
+from solutions import units as right
 
 
-class ShardedParameters(right.ShardedParameters):
-    def gather(self):
-        self.flat = torch.empty(self.flat.shape, dtype=self.flat.dtype, device=self.shard.device)
-        self._move_in()
-        return super().gather()
+class ShardedFlatParameter(right.ShardedFlatParameter):
+    def unshard(self):
+        self.flat_param = torch.empty(self.flat_param.shape, dtype=self.flat_param.dtype, device=self.shard.device)
+        self._alias_parameters()
+        return super().unshard()

@@ -1,12 +1,12 @@
-"""The part that the optimizer steps has few digits.
+"""Gives the optimizer a shard of few digits.
 
-caught by: ShardedParameters · start
+caught by: ShardedFlatParameter · start
 """
 
-from solutions import zero3 as right
+from solutions import units as right
 
 
-class ShardedParameters(right.ShardedParameters):
+class ShardedFlatParameter(right.ShardedFlatParameter):
     def __init__(self, parameters, group=None, compute_dtype=None):
         super().__init__(parameters, group, compute_dtype)
-        self.shard.data = self.shard.data.to(self.flat.dtype)
+        self.shard.data = self.shard.data.to(self.flat_param.dtype)

@@ -1,12 +1,12 @@
-"""Keeps the whole parameters beside the part, in full precision.
+"""Keeps the full parameters beside the shard.
 
-caught by: ShardedParameters · memory
+caught by: ShardedFlatParameter · memory
 """
 
-from solutions import zero3 as right
+from solutions import units as right
 
 
-class ShardedParameters(right.ShardedParameters):
+class ShardedFlatParameter(right.ShardedFlatParameter):
     def __init__(self, parameters, group=None, compute_dtype=None):
         self.master = [each.detach().clone() for each in parameters]
         super().__init__(parameters, group, compute_dtype)

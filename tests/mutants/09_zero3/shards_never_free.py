@@ -1,11 +1,11 @@
-"""What is gathered stays.
+"""Never frees what is unsharded.
 
-caught by: ShardedParameters · memory
+caught by: ShardedFlatParameter · memory
 """
 
-from solutions import zero3 as right
+from solutions import units as right
 
 
-class ShardedParameters(right.ShardedParameters):
-    def free(self):
+class ShardedFlatParameter(right.ShardedFlatParameter):
+    def reshard(self):
         pass

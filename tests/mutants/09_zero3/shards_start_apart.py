@@ -1,16 +1,16 @@
-"""Each rank shards what it has itself.
+"""Each rank shards its own initial values.
 
-caught by: ShardedParameters · start
+caught by: ShardedFlatParameter · start
 """
 
-from solutions import zero3 as right
+from solutions import units as right
 
 
-class ShardedParameters(right.ShardedParameters):
+class ShardedFlatParameter(right.ShardedFlatParameter):
     def __init__(self, parameters, group=None, compute_dtype=None):
-        right.FlatParameters.__init__(self, parameters, group)
-        trains = parameters[0].requires_grad
-        self.shard = right.nn.Parameter(self.own(self.flat).clone(), requires_grad=trains)
-        self.flat = self.flat.to(compute_dtype or self.flat.dtype)
-        self._move_in()
-        self.free()
+        right.FlatParameter.__init__(self, parameters, group)
+        own = self.layout.shard_of(self.flat_param).clone()
+        self.shard = right.nn.Parameter(own, requires_grad=parameters[0].requires_grad)
+        self.flat_param = self.flat_param.to(compute_dtype or self.flat_param.dtype)
+        self._alias_parameters()
+        self.reshard()

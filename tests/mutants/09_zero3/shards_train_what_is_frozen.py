@@ -1,12 +1,12 @@
-"""Every part may be trained.
+"""Makes every shard trainable.
 
-caught by: ShardedParameters · start
+caught by: ShardedFlatParameter · start
 """
 
-from solutions import zero3 as right
+from solutions import units as right
 
 
-class ShardedParameters(right.ShardedParameters):
+class ShardedFlatParameter(right.ShardedFlatParameter):
     def __init__(self, parameters, group=None, compute_dtype=None):
         super().__init__(parameters, group, compute_dtype)
         self.shard.requires_grad_(True)

@@ -1,12 +1,12 @@
-"""A wait in backward makes it a forward.
+"""Leaves state BACKWARD when it waits.
 
 caught by: Unit · states
 """
 
-from solutions import zero3 as right
+from solutions import units as right
 
 
 class Unit(right.Unit):
-    def wait(self):
-        super().wait()
-        self.state = right.UnitState.GATHERED
+    def wait_for_unshard(self):
+        super().wait_for_unshard()
+        self.state = right.UnitState.UNSHARDED

@@ -1,13 +1,13 @@
-"""Gathers what is here already.
+"""Gathers parameters that are here already.
 
-caught by: Unit · parts
+caught by: Unit · flat parameters
 """
 
-from solutions import zero3 as right
+from solutions import units as right
 
 
 class Unit(right.Unit):
-    def begin_gather(self):
-        self.handles = [part.gather() for part in self.parts]
+    def unshard(self):
+        self.works = [flat_parameter.unshard() for flat_parameter in self.flat_parameters]
         if self.state is right.UnitState.SHARDED:
-            self.state = right.UnitState.GATHERING
+            self.state = right.UnitState.UNSHARDING

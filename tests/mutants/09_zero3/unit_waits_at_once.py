@@ -1,13 +1,13 @@
-"""Begins to gather, and waits for it.
+"""Launches the all-gathers and waits for them at once.
 
-caught by: Unit · parts
+caught by: Unit · flat parameters
 """
 
-from solutions import zero3 as right
+from solutions import units as right
 
 
 class Unit(right.Unit):
-    def begin_gather(self):
-        super().begin_gather()
-        for handle in self.handles:
-            handle.wait()
+    def unshard(self):
+        super().unshard()
+        for work in self.works:
+            work.wait()

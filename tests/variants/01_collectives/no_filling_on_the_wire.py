@@ -79,3 +79,35 @@ def tree_broadcast(tensor, src=0, group=None):
             if dist.get_rank() == receiver:
                 dist.recv(buffer, sender, group)
     tensor.copy_(buffer)
+
+
+class _Ring:
+    """Step k passes on what arrived in step k − 1, with this rank's chunk added. The first step leaves at once."""
+
+    def __init__(self, flat, group):
+        self.index, self.n, self.group = dist.get_rank(group), dist.get_world_size(group), group
+        self.chunks = _views(flat, self.n)
+        self.arrived = torch.empty_like(self.chunks[0])
+        self.works = self._pass(1) if self.n > 1 else []
+
+    def _pass(self, step):
+        outgoing = self.chunks[(self.index - step) % self.n]
+        right, left = (self.index + 1) % self.n, (self.index - 1) % self.n
+        operations = [
+            dist.P2POp(dist.irecv, self.arrived, group=self.group, group_peer=left),
+            dist.P2POp(dist.isend, outgoing, group=self.group, group_peer=right),
+        ]
+        return dist.batch_isend_irecv(operations)
+
+    def wait(self):
+        for step in range(1, self.n):
+            for work in self.works:
+                work.wait()
+            self.chunks[(self.index - step - 1) % self.n] += self.arrived
+            if step + 1 < self.n:
+                self.works = self._pass(step + 1)
+        return self.chunks[self.index].clone()
+
+
+def launch_reduce_scatter(flat, group=None):
+    return _Ring(flat, group)

@@ -1,7 +1,6 @@
 """Counts down per bucket and walks a pointer; makes a flat tensor anew each step; divides after the all_reduce."""
 
 import contextlib
-import statistics
 
 import torch
 import torch.distributed as dist
@@ -123,20 +122,25 @@ class LaunchQueue:
         self.__init__(self.buckets)
 
 
-def communication_cost(model, loss_of, now_ms, rounds=10):
-    ms = {True: [], False: []}
-    for turn in range(2 * rounds + 2):
-        quiet = turn % 2 == 0
-        with contextlib.ExitStack() as inside:
-            if quiet:
-                inside.enter_context(model.no_sync())
-            for parameter in model.parameters():
-                parameter.grad = None
-            dist.barrier()
-            before = now_ms()
-            loss = loss_of(model)
-            loss.backward()
-            model.finish_gradient_sync()
-            ms[quiet].append(now_ms() - before)
-    alone, together = (statistics.median(ms[quiet][1:]) for quiet in (True, False))
-    return alone, together - alone
+class GradientSync:
+    """Asks a queue of its own, and remembers in a set what has come."""
+
+    def __init__(self, buckets):
+        self.come, self.enabled, self.pending, self.queue = set(), True, False, LaunchQueue(list(buckets))
+        for number, bucket in enumerate(buckets):
+            for place, parameter in enumerate(bucket.parameters):
+                parameter.register_post_accumulate_grad_hook(lambda _, which=(number, place): self.on_gradient(*which))
+
+    def on_gradient(self, bucket_index, index):
+        if (bucket_index, index) in self.come:
+            raise RuntimeError(_ADVICE)
+        self.pending = True
+        if not self.enabled:
+            return
+        self.come.add((bucket_index, index))
+        self.queue.add(bucket_index, index)
+
+    def finish(self):
+        if self.enabled:
+            self.come, self.pending = set(), False
+            self.queue.finish()

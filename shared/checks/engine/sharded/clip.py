@@ -1,4 +1,4 @@
-"""Judging clip_grad_norm_: one norm over all ranks' parts, from one number of each."""
+"""Judging clip_grad_norm_: one norm over all ranks' shards, from one element of each."""
 
 from dataclasses import dataclass, replace
 
@@ -10,7 +10,7 @@ from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.plan import Plan, layout_of
 from shared.checks.engine.sharded.training import LOOK_AT_STALE, Causes, alone, begin, judge_states, probe_sharded
 from shared.checks.engine.sharded.wire import judge_rounds
-from shared.checks.engine.subgroups import SUBGROUPS, called_alone
+from shared.checks.engine.subgroups import called_alone, members_of
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
 
@@ -22,17 +22,18 @@ class _Clipped(Causes):
     norm: float  # before clipping
 
     def of(self, *found) -> str:
-        below = "Look at: what becomes of gradients whose norm is below the bound?"
+        below = "Look at: what happens to gradients whose norm is below the bound?"
         return below if self.norm <= self.plan.max_norm else super().of(*found)
 
 
 def clip_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[int, dict]:
-    """Train on fresh data. → by global rank, what was found
+    """Train on fresh data. Returns what was found, by global rank.
 
-    Raises: Wrong unless norms and parameters, each step, are one process's.
+    Raises:
+        Wrong: unless norms and parameters are those of one process in every step.
     """
     draw = Draw(attempt)
-    members = SUBGROUPS[attempt.world_size] if plan.in_subgroup else list(range(attempt.world_size))
+    members = members_of(attempt, plan.in_subgroup)
     context = f"{called_alone(attempt)}, {plan}" if plan.in_subgroup else str(plan)
     results = attempt.run(probe, plan, per_rank=draw.per_rank, context=context)
     found = {rank: results[rank] for rank in members}
@@ -49,7 +50,7 @@ def clip_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[in
 
 
 def _judge_norms(norms: dict[int, torch.Tensor], want: dict, said: str, last_bound: float | None) -> None:
-    """last_bound: of a step before, whose mean may still be there."""
+    """last_bound: max_norm of the step before, whose mean may still be there."""
     size, norm = len(norms), want["norm"].item()
     close_enough = 10 * tolerance_of(want["state"].values()) * max(1.0, norm)
     wrong = {
@@ -59,16 +60,19 @@ def _judge_norms(norms: dict[int, torch.Tensor], want: dict, said: str, last_bou
     }
     if wrong:
         found = [norms[rank].item() for rank in norms]
-        hint = "Look at: over which numbers is it the norm, and what of norms may be added up?"
+        hint = "Look at: of which elements is it the norm, and what may be added up to get it?"
         if len(set(found)) > 1:
-            hint = "Each rank has a norm of its own. Look at: what must ranks tell each other, so that all have one?"
+            hint = (
+                "Each rank has a norm of its own. Look at: what must the ranks exchange to know the norm of all shards?"
+            )
         elif size > 1 and abs(found[0] - size * norm) <= close_enough * size:
-            hint = f"It is {size} times too large. Look at: is it the norm of the mean?"
+            hint = f"It is {size} times too large. Look at: is it the norm of the mean, or of the sum?"
         elif last_bound is not None and abs(found[0] - last_bound) <= 1e-3 * last_bound:
             hint = LOOK_AT_STALE
         raise Wrong(wrong, hint)
     if len({found.item() for found in norms.values()}) > 1:
-        raise Wrong(f"{said}: ranks have norms that differ in the last digits", "Look at: who adds up, in which order?")
+        hint = "Scaled by different norms, replicas drift apart. Look at: which rank adds up what, and in which order?"
+        raise Wrong(f"{said}: the ranks' norms differ in the last digits", hint)
 
 
 def clipping_equals_one_process(attempt: Attempt) -> None:
@@ -86,7 +90,7 @@ def it_stays_inside_its_group(attempt: Attempt) -> None:
     clip_and_judge(attempt, Plan("Frozen", "SGD", steps=3, max_norm=CLIPS, in_subgroup=True))
 
 
-def one_number_more_travels(attempt: Attempt) -> None:
+def one_more_element_is_sent(attempt: Attempt) -> None:
     for plan in (Plan("Plain", max_norm=CLIPS, steps=2), Plan("Mixed", max_norm=CLIPS, steps=2, split=True)):
         found = clip_and_judge(attempt, plan)
         for number in range(plan.steps):
@@ -96,14 +100,14 @@ def one_number_more_travels(attempt: Attempt) -> None:
                 small = [call for call in step["clip"] if call.op == "all_reduce" and call.payload_bytes <= 8]
                 if len(small) != 1:
                     said = f"{plan}: {describe_calls(step['clip'])} in clip_grad_norm_()"
-                    expected = "expected one all_reduce of one number besides the gradients'"
-                    raise Wrong({rank: f"{said}; {expected}"}, "Look at: which numbers can be put together before?")
+                    expected = "expected one all_reduce of one element besides the gradients' reduce-scatters"
+                    raise Wrong({rank: f"{said}; {expected}"}, "Look at: what can be added up before it is sent?")
                 rest[rank] = [call for call in step["clip"] if call is not small[0]] + step["step"]
             judge_rounds(rest, layout_of(plan), 2, f"{plan}, step {number + 1}, clip_grad_norm_() and step()")
 
 
 def probe_skipped(sharded, plan: Plan, seed: int, x, y) -> dict:
-    """A step; then a backward() that is clipped and thrown away, as when a norm is not finite; then a step again."""
+    """Take a step; then throw a clipped gradient away, as when a norm is not finite; then take a step again."""
     run = begin(sharded, plan, awkward.build(plan.model, seed).to(device_here()))
     x, y = x.to(device_here()), y.to(device_here())
     run.step(0, x, y)
@@ -117,8 +121,8 @@ def probe_skipped(sharded, plan: Plan, seed: int, x, y) -> dict:
 def gradients_may_be_thrown_away(attempt: Attempt) -> None:
     for whose in ("optimizer", "model"):
         plan, draw = Plan("TwoRoads", "SGD", steps=2, max_norm=CLIPS, zero_grad=(whose,)), Draw(attempt)
-        said = f"{plan}; in step 2 a first gradient is clipped and thrown away"
-        hint = LOOK_AT_STALE if whose == "model" else "Look at: what does zero_grad() forget?"
+        said = f"{plan}; before step 2, a gradient is clipped and thrown away"
+        hint = LOOK_AT_STALE if whose == "model" else "Look at: what does zero_grad() leave behind?"
         found = attempt.run(probe_skipped, plan, per_rank=draw.per_rank, context=said)
         plain = alone(plan, awkward.build(plan.model, draw.seeds[0]), draw.x, draw.y).steps[-1]
         _judge_norms({rank: each["norm"] for rank, each in enumerate(found)}, plain, said, CLIPS)

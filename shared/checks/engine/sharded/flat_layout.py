@@ -1,5 +1,6 @@
-"""Judging FlatParameters: parameters that lie side by side in one tensor, of which each rank owns an N-th."""
+"""Judging FlatParameter: parameters that lie side by side in one flat tensor, of which each rank owns a shard."""
 
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -12,15 +13,15 @@ from shared.checks.engine.footprint import living_bytes
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.latecomers import Meeting, launches_unasked
 from shared.checks.engine.sharded.wire import Flat, judge_rounds
-from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup
+from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
 from shared.wire import instrumentation
 
-_LOOK_AT_VALUES = "Look at: who has put the parameters' values into flat?"
+_LOOK_AT_VALUES = "Look at: which line puts the parameters' values into flat_param?"
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """What parameters there are. channels_last: those of four dimensions do not lie in row order."""
+    """Which parameters there are. Those of four dimensions are channels_last: not in row-major order."""
 
     shapes: tuple[tuple[int, ...], ...]
     dtype: torch.dtype = torch.float32
@@ -40,12 +41,12 @@ class Shapes:
 
 
 def draw_shapes(attempt: Attempt) -> list[Shapes]:
-    """Sizes that N divides and that it does not, fewer numbers than ranks, and every kind of parameter."""
-    size, some = attempt.world_size, attempt.random.randint
+    """Draw sizes that need padding and that do not, fewer elements than ranks, and parameters of every kind."""
+    size, draw = attempt.world_size, attempt.random.randint
     return [
         Shapes(((5,), (2, 2), (2,))),
-        Shapes(((some(1, 4), 3), (), (0,), (3, 2, 2, 2), (some(1, 9),)), torch.float64),
-        Shapes(((some(2, 5) * size,),), torch.bfloat16),
+        Shapes(((draw(1, 4), 3), (), (0,), (3, 2, 2, 2), (draw(1, 9),)), torch.float64),
+        Shapes(((draw(2, 5) * size,),), torch.bfloat16),
         Shapes(((max(1, size - 2),),)),
     ]
 
@@ -54,52 +55,63 @@ def _in_subgroup(attempt: Attempt) -> list[Shapes]:
     return [Shapes(((4,), (3, 2)), in_subgroup=True)] if attempt.world_size in SUBGROUPS else []
 
 
-def probe_layout(flat_parameters, shapes: Shapes, seed: int) -> dict:
-    """Lay parameters out, look at every view, then write and gather. → what was there"""
+def flat_parameter_type_of(cls: type) -> type:
+    """Find the FlatParameter that is defined or imported beside a class, or beside one of its base classes."""
+    for base in cls.__mro__:
+        found = getattr(sys.modules.get(base.__module__), "FlatParameter", None)
+        found = found or getattr(base.__init__, "__globals__", {}).get("FlatParameter")
+        if found is not None:
+            return found
+    raise AssertionError(f"FlatParameter is not defined, but {cls.__name__} needs one")
+
+
+def probe_layout(flat_parameter_type, shapes: Shapes, seed: int) -> dict:
+    """Flatten parameters, look at every view, then write into them and all-gather. Returns all that was there."""
     group, member = join_subgroup(shapes.in_subgroup)
     if not member:
         return {"outside": True}
     parameters = [nn.Parameter(each.to(device_here())) for each in shapes.values(seed)]
-    home = flat_parameters(parameters, group)
-    own = home.own(home.flat)
-    counted = torch.arange(home.flat.numel(), device=device_here())
-    fresh = home.new_flat()
+    flat_parameter = flat_parameter_type(parameters, group)
+    layout, flat_param, shard = flat_parameter.layout, flat_parameter.flat_param, flat_parameter.shard
+    own = layout.shard_of(flat_param)
+    counted = torch.arange(flat_param.numel(), device=device_here())
+    fresh = layout.new_flat()
     found = {
-        "flat": home.flat.detach().cpu().clone(),
-        "flat is plain": not home.flat.requires_grad,
+        "flat_param": flat_param.detach().cpu().clone(),
+        "flat_param is plain": not flat_param.requires_grad,
         "values": [each.detach().cpu().clone() for each in parameters],
-        "shard": home.shard.detach().cpu().clone(),
-        "shard is a parameter": isinstance(home.shard, nn.Parameter) and home.shard.requires_grad,
-        "shard is a view": _same_memory(home.shard, own),
-        "own is a view": _lies_in(own, home.flat),
-        "own": home.own(counted).cpu().clone(),
-        "slices": [each.cpu().clone() for each in home.slices_of(counted)],
-        "slices are views": all(_lies_in(each, counted) for each in home.slices_of(counted)),
+        "shard": shard.detach().cpu().clone(),
+        "shard is a parameter": isinstance(shard, nn.Parameter) and shard.requires_grad,
+        "shard is a view": _same_memory(shard, own),
+        "shard_of is a view": _lies_in(own, flat_param),
+        "shard_of": layout.shard_of(counted).cpu().clone(),
+        "views": [each.cpu().clone() for each in layout.views(counted)],
+        "views are views": all(_lies_in(each, counted) for each in layout.views(counted)),
         "fresh": fresh.detach().cpu().clone(),
-        "fresh is new": fresh.untyped_storage().data_ptr() != home.flat.untyped_storage().data_ptr(),
+        "fresh is new": fresh.untyped_storage().data_ptr() != flat_param.untyped_storage().data_ptr(),
     }
     with torch.no_grad():
-        home.flat.copy_(torch.arange(home.flat.numel()) % 100)
+        flat_param.copy_(torch.arange(flat_param.numel()) % 100)
     found["written"] = [each.detach().cpu().clone() for each in parameters]
     mine = found["shard"].flatten() + dist.get_rank(group)
     with torch.no_grad():
-        home.flat.fill_(-1)
-        home.shard.copy_(mine.view(home.shard.shape))
+        flat_param.fill_(-1)
+        shard.copy_(mine.view(shard.shape))
     with instrumentation.listening() as calls:
-        handle = home.gather()
+        handle = flat_parameter.launch_all_gather()
         found["handle"] = hasattr(handle, "wait")
         if found["handle"]:
             handle.wait()
     return found | {
         "calls": calls,
         "sent": mine,
-        "gathered": home.flat.detach().cpu().clone(),
+        "gathered": flat_param.detach().cpu().clone(),
         "computed with": [each.detach().cpu().clone() for each in parameters],
     }
 
 
-def _lies_in(part: torch.Tensor, whole: torch.Tensor) -> bool:
-    return part.numel() == 0 or part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+def _lies_in(view: torch.Tensor, whole: torch.Tensor) -> bool:
+    return view.numel() == 0 or view.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
 
 
 def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -107,9 +119,9 @@ def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _try(attempt: Attempt, shapes: Shapes) -> tuple[dict[int, dict], dict[int, list[torch.Tensor]]]:
-    """→ by global rank: what was found, and its parameters' values"""
+    """Returns, by global rank, what was found, and its parameters' values."""
     seeds = [attempt.draw_seed() for _ in range(attempt.world_size)]
-    members = SUBGROUPS[attempt.world_size] if shapes.in_subgroup else range(attempt.world_size)
+    members = members_of(attempt, shapes.in_subgroup)
     context = called_alone(attempt) if shapes.in_subgroup else str(shapes)
     found = attempt.run(probe_layout, shapes, per_rank=[(seed,) for seed in seeds], context=context)
     return {rank: found[rank] for rank in members}, {rank: shapes.values(seeds[rank]) for rank in members}
@@ -117,7 +129,7 @@ def _try(attempt: Attempt, shapes: Shapes) -> tuple[dict[int, dict], dict[int, l
 
 def _expect(rank: int, said: str, found: torch.Tensor, want: torch.Tensor, hint: str) -> None:
     if found.dtype != want.dtype:
-        raise Wrong({rank: f"{said} is of {found.dtype}; expected {want.dtype}"}, hint)
+        raise Wrong({rank: f"{said} has dtype {found.dtype}; expected {want.dtype}"}, hint)
     if not torch.equal(found, want):
         difference = first_difference(found, want, 0.0)
         raise Wrong({rank: f"{said}: {difference}"}, hint)
@@ -125,76 +137,82 @@ def _expect(rank: int, said: str, found: torch.Tensor, want: torch.Tensor, hint:
 
 def _cut(flat: torch.Tensor, shapes: Shapes) -> list[torch.Tensor]:
     sizes = [torch.Size(shape).numel() for shape in shapes.shapes]
-    return [part.view(shape) for part, shape in zip(flat[: sum(sizes)].split(sizes), shapes.shapes, strict=True)]
+    return [one.view(shape) for one, shape in zip(flat[: sum(sizes)].split(sizes), shapes.shapes, strict=True)]
 
 
 def parameters_lie_side_by_side(attempt: Attempt) -> None:
     for shapes in [*draw_shapes(attempt), *_in_subgroup(attempt)]:
         found, values = _try(attempt, shapes)
         size = len(found)
-        part = -(-shapes.numbers // size)
-        for place, (rank, result) in enumerate(found.items()):
+        shard_numel = -(-shapes.numbers // size)
+        for index, (rank, result) in enumerate(found.items()):
             flat = torch.cat([each.flatten() for each in values[rank]])
-            flat = torch.cat([flat, flat.new_zeros(size * part - len(flat))])
+            flat = torch.cat([flat, flat.new_zeros(size * shard_numel - len(flat))])
             counted = torch.arange(len(flat))
             said = f"{shapes} on {size} rank{'s' if size > 1 else ''}"
-            empty = result["flat"].shape == flat.shape and not result["flat"].any()
-            look = _LOOK_AT_VALUES if empty else "Look at: how many numbers must every rank get?"
-            _expect(rank, f"{said}: flat", result["flat"], flat, look)
-            _expect(rank, f"{said}: new_flat()", result["fresh"], torch.zeros_like(flat), "")
-            look = "Look at: where does the part of a rank begin, and where does it end?"
-            _expect(rank, f"{said}: own(0, 1, 2, …)", result["own"], counted.view(size, part)[place], look)
-            _expect(rank, f"{said}: shard", result["shard"], flat.view(size, part)[place], look)
+            empty = result["flat_param"].shape == flat.shape and not result["flat_param"].any()
+            look = _LOOK_AT_VALUES if empty else "Look at: how many elements must each rank's shard have?"
+            _expect(rank, f"{said}: flat_param", result["flat_param"], flat, look)
+            _expect(rank, f"{said}: layout.new_flat()", result["fresh"], torch.zeros_like(flat), "")
+            look = "Look at: where does a rank's shard begin, and where does it end?"
+            own = counted.view(size, shard_numel)[index]
+            _expect(rank, f"{said}: layout.shard_of([0, 1, 2, …])", result["shard_of"], own, look)
+            _expect(rank, f"{said}: shard", result["shard"], flat.view(size, shard_numel)[index], look)
             look = "Look at: where does a parameter's slice begin?"
             for number, want in enumerate(_cut(counted, shapes)):
-                _expect(rank, f"{said}: slices_of(0, 1, 2, …)[{number}]", result["slices"][number], want, look)
+                _expect(rank, f"{said}: layout.views([0, 1, 2, …])[{number}]", result["views"][number], want, look)
 
 
 def the_model_computes_with_them(attempt: Attempt) -> None:
-    """And every tensor of the layout is a view."""
+    """Every tensor of the layout is a view, too."""
     claims = {
         "shard is a parameter": "shard is no nn.Parameter, so an optimizer will not take it",
-        "shard is a view": "shard has memory of its own: what is written into it does not come to flat",
-        "own is a view": "own(flat) is a copy: what is written into it does not come to flat",
-        "slices are views": "slices_of(flat) are copies",
-        "fresh is new": "new_flat() gives flat itself",
-        "flat is plain": "flat records gradients",
+        "shard is a view": "shard has memory of its own, so an update of it does not reach flat_param",
+        "shard_of is a view": "layout.shard_of(flat_param) is a copy, so writing into it does not reach flat_param",
+        "views are views": "layout.views(flat) are copies, so writing into them does not reach flat",
+        "fresh is new": "layout.new_flat() returns flat_param itself",
+        "flat_param is plain": "flat_param requires a gradient, so it cannot be written in place",
     }
     for shapes in draw_shapes(attempt):
         found, values = _try(attempt, shapes)
         for rank, result in found.items():
             for claim, otherwise in claims.items():
                 if not result[claim]:
-                    raise Wrong({rank: f"{shapes}: {otherwise}"}, "Look at: which calls give a view, and which a copy?")
-            counted = (torch.arange(len(result["flat"])) % 100).to(shapes.dtype)
+                    hint = "Look at: which of these calls return a view, and which a copy?"
+                    raise Wrong({rank: f"{shapes}: {otherwise}"}, hint)
+            counted = (torch.arange(len(result["flat_param"])) % 100).to(shapes.dtype)
             for number, (value, want) in enumerate(zip(values[rank], _cut(counted, shapes), strict=True)):
                 said = f"{shapes}: parameter {number}"
-                _expect(rank, f"{said} after it moved", result["values"][number], value, "Its values must stay.")
-                hint = "Look at: what does the model compute with, and in whose memory is it?"
-                _expect(rank, f"{said}, 0, 1, 2, … written into flat", result["written"][number], want, hint)
+                hint = "The parameters must keep their values. Look at: what is in their memory when they are moved?"
+                _expect(rank, f"{said} after it was moved", result["values"][number], value, hint)
+                hint = "The model does not see flat_param. Look at: in whose memory is each parameter?"
+                said = f"{said}, after 0, 1, 2, … was written into flat_param"
+                _expect(rank, said, result["written"][number], want, hint)
 
 
-def gather_collects_every_shard(attempt: Attempt) -> None:
+def every_shard_is_gathered(attempt: Attempt) -> None:
     for shapes in [*draw_shapes(attempt), *_in_subgroup(attempt)]:
         found, _ = _try(attempt, shapes)
         want = torch.cat([result["sent"] for result in found.values()])
         for rank, result in found.items():
             if not result["handle"]:
-                raise Wrong({rank: "gather() gives back nothing to wait on; expected a handle with wait()"})
-            hint = "Look at: which tensor is sent, and into which does it arrive?"
-            _expect(rank, f"{shapes}: flat after gather()", result["gathered"], want, hint)
-            for number, part in enumerate(_cut(want, shapes)):
-                _expect(rank, f"{shapes}: parameter {number} after gather()", result["computed with"][number], part, "")
+                said = "launch_all_gather() returns nothing to wait for; expected a handle with wait()"
+                raise Wrong({rank: said}, "Look at: what does lab 01's launch_all_gather() return?")
+            hint = "Look at: which tensor is sent, and which one is filled?"
+            said = f"{shapes}, after launch_all_gather() and wait()"
+            _expect(rank, f"{said}: flat_param", result["gathered"], want, hint)
+            for number, value in enumerate(_cut(want, shapes)):
+                _expect(rank, f"{said}: parameter {number}", result["computed with"][number], value, "")
         calls = {rank: result["calls"] for rank, result in found.items()}
-        judge_rounds(calls, [Flat(shapes.numbers, shapes.dtype.itemsize)], 1, f"{shapes}, gather()")
+        judge_rounds(calls, [Flat(shapes.numbers, shapes.dtype.itemsize)], 1, f"{shapes}, launch_all_gather()")
 
 
-def probe_footprint(flat_parameters, shapes: Shapes, seed: int) -> int:
-    """→ bytes of all that lives when parameters have moved, and have been gathered once"""
+def probe_footprint(flat_parameter_type, shapes: Shapes, seed: int) -> int:
+    """Return the bytes that live once parameters were flattened and all-gathered."""
     before_bytes = living_bytes()
     parameters = [nn.Parameter(each.to(device_here())) for each in shapes.values(seed)]
-    home = flat_parameters(parameters, None)
-    home.gather().wait()
+    flat_parameter = flat_parameter_type(parameters, None)
+    flat_parameter.launch_all_gather().wait()
     return living_bytes() - before_bytes
 
 
@@ -204,28 +222,31 @@ def no_copy_stays(attempt: Attempt) -> None:
     most = Flat(shapes.numbers, 4).filled_bytes(attempt.world_size)
     for rank, held_bytes in enumerate(attempt.run(probe_footprint, shapes, per_rank=per_rank)):
         if held_bytes > 1.01 * most:
-            said = f"{shapes}: {held_bytes:,} bytes are held; expected {most:,}, those of flat"
-            raise Wrong({rank: said}, "Look at: who still holds the memory in which the parameters were?")
+            said = f"{shapes}: {held_bytes:,} bytes are held; expected {most:,}, those of flat_param"
+            hint = "Look at: which attribute still holds the memory that the parameters had before?"
+            raise Wrong({rank: said}, hint)
 
 
-def probe_begins(flat_parameters, shapes: Shapes, late: int, token: int, seed: int) -> list[int]:
-    """Gather; one rank begins only when the others' gather() has come back. → there, whose has not"""
-    home = flat_parameters([nn.Parameter(each.to(device_here())) for each in shapes.values(seed)], None)
+def probe_launch(flat_parameter_type, shapes: Shapes, late: int, token: int, seed: int) -> list[int]:
+    """Let one rank launch only when the others' call has returned. Returns there whose call has not."""
+    parameters = [nn.Parameter(each.to(device_here())) for each in shapes.values(seed)]
+    flat_parameter = flat_parameter_type(parameters, None)
     meeting = Meeting(f"gather{token}")
     with launches_unasked():
         missing = meeting.missing() if dist.get_rank() == late else []
-        handle = home.gather()
+        handle = flat_parameter.launch_all_gather()
         if dist.get_rank() != late:
             meeting.come()
         handle.wait()
     return missing
 
 
-def gather_only_begins(attempt: Attempt) -> None:
+def the_launch_returns_at_once(attempt: Attempt) -> None:
     late = attempt.random.randrange(attempt.world_size)
     per_rank = [(attempt.draw_seed(),) for _ in range(attempt.world_size)]
     shapes, token = Shapes(((5,), (2, 2), (2,))), attempt.draw_seed()
-    missing = attempt.run(probe_begins, shapes, late, token, per_rank=per_rank)[late]
+    missing = attempt.run(probe_launch, shapes, late, token, per_rank=per_rank)[late]
     if missing:
-        said = {rank: f"gather() does not come back before rank {late} has called it too" for rank in missing}
-        raise Wrong(said, "Look at: what may the caller do between gather() and wait()?")
+        said = f"launch_all_gather() does not return before rank {late} has called it too"
+        hint = "The caller can compute nothing meanwhile. Look at: whose wait() is called, and by whom?"
+        raise Wrong(dict.fromkeys(missing, said), hint)

@@ -1,7 +1,7 @@
 """How a model is trained with an optimizer, sharded or plain: param groups, schedulers, closures, micro-batches.
 
-Ranks and kernel run one and the same loop. On the ranks it is given the student's optimizer and this rank's samples,
-in the kernel torch's own and all samples; there, a gradient that is None is filled with zeros.
+Ranks and kernel run the same loop. On the ranks it gets the student's optimizer and this rank's samples, and in the
+kernel torch's own optimizer and all samples. In the kernel, a gradient of None is replaced by zeros.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ LATE_NAME, LATE_STEP = "second.bias", 2
 
 
 class Hiker(torch.optim.Optimizer):
-    """An optimizer that nobody knows: its state has names of its own, and a plain number among them."""
+    """An unknown optimizer: its state has names of its own, and a plain number among them."""
 
     def __init__(self, params, lr: float = 0.05, keeps: float = 0.7):
         super().__init__(params, {"lr": lr, "keeps": keeps})
@@ -80,6 +80,14 @@ class Plan:
         parts += [f"clipped to {self.max_norm}"] * (self.max_norm is not None)
         return ", ".join(parts)
 
+    def build(self, seed: int, dtype: torch.dtype | None = None) -> nn.Module:
+        """Build the model that is trained, in the plan's dtype or in another one."""
+        return awkward.build(self.model, seed, dtype or self.dtype)
+
+    def shown(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return what ranks show of a state that one process has."""
+        return state
+
 
 def groups_of(module: nn.Module, plan: Plan):
     """What the optimizer's constructor is given: an iterator, or two groups."""
@@ -112,6 +120,7 @@ class Run:
     ):
         cls, settings = OPTIMIZERS[plan.optimizer]
         self.module, self.plan, self.alone, self.off, self.steps = module, plan, alone, off, []
+        self.replicas = None  # of a module that mixes samples: one process computes each rank's samples by themselves
         if plan.late:  # until it joins nobody trains it, so it must be the same on all ranks
             dict(module.named_parameters())[LATE_NAME].data.zero_()
         with instrumentation.listening() as self.building:
@@ -121,6 +130,8 @@ class Run:
         self.scheduler = SCHEDULERS[plan.scheduler](self.optimizer, plan.steps) if plan.scheduler else None
 
     def train(self, x, y) -> "Run":
+        if self.alone and awkward.mixes_samples(self.module):
+            self.replicas = awkward.Replicas(self.module, len(x) // SAMPLES_PER_RANK)
         for number in range(self.plan.steps):
             if self.plan.late and number == LATE_STEP:
                 late = dict(self.module.named_parameters())[LATE_NAME]
@@ -133,26 +144,27 @@ class Run:
         return self
 
     def step(self, number: int, x, y) -> None:
-        done = {"idle": [], "clip": [], "norm": None, "loss": "no closure"}
+        done = {"idle": [], "clip": [], "norm": None}
         with instrumentation.listening() as stepping:
             if self.plan.closure:
                 done["loss"] = self.optimizer.step(lambda: self.backward(number, x, y))
             else:
                 with instrumentation.listening() as done["idle"]:
-                    self.backward(number, x, y)
+                    done["loss"] = self.backward(number, x, y)
                 stepping.clear()
                 if self.plan.max_norm is not None:
                     with instrumentation.listening() as done["clip"]:
                         done["norm"] = self._clip().detach().cpu().clone()
                 stepping.clear()
+                if self.alone:
+                    done["gradients"] = awkward.gradients_of(self.module)
                 self.optimizer.step()
-        done |= {"step": stepping, "state": awkward.state_of(self.module)}
-        self.steps.append(done)
+        self.steps.append(done | {"step": stepping} | self._state())
         if self.scheduler:
             self.scheduler.step()
 
     def backward(self, number: int, x, y) -> torch.Tensor:
-        """→ the loss on the whole batch"""
+        """Return the loss on the whole batch."""
         if number:  # at first there is nothing to forget
             whose = self.plan.zero_grad[number % len(self.plan.zero_grad)]
             if whose == "keeping":
@@ -160,8 +172,7 @@ class Run:
             else:
                 (self.module if whose == "model" else self.optimizer).zero_grad()
         x, y, share = self._at_work(number, x, y)
-        parts = zip(x.chunk(self.plan.micro_batches), y.chunk(self.plan.micro_batches), strict=True)
-        losses = [awkward.loss_of(self.module, *part) / self.plan.micro_batches for part in parts if len(part[0])]
+        losses = self._losses(x, y)
         for loss in losses:
             (loss * self.plan.loss_scale * share).backward()
         if self.alone and self.plan.fill:
@@ -170,15 +181,38 @@ class Run:
                     parameter.grad = torch.zeros_like(parameter)
         return sum(losses, torch.zeros(())).detach()
 
+    def _losses(self, x, y) -> list[torch.Tensor]:
+        """Compute the micro-batches' losses, whose sum is the loss on the whole batch."""
+        batches = [(self.module, x, y)]
+        if self.replicas is not None:
+            batches = list(zip(self.replicas, x.split(SAMPLES_PER_RANK), y.split(SAMPLES_PER_RANK), strict=True))
+        count = self.plan.micro_batches
+        return [
+            awkward.loss_of(module, *part) / (count * len(batches))
+            for module, inputs, targets in batches
+            for part in zip(inputs.chunk(count), targets.chunk(count), strict=True)
+            if len(part[0])
+        ]
+
+    def _state(self) -> dict:
+        """Return the state and, by index in the group, the buffers that are not the same on all ranks."""
+        state, buffers = awkward.state_of(self.module), []
+        if self.alone:
+            state = self.plan.shown(state)
+        if self.replicas is not None:
+            buffers = [{name: each.clone() for name, each in own.items()} for own in self.replicas.buffers]
+            state = {name: value for name, value in state.items() if name not in buffers[0]}
+        return {"state": state, "buffers": buffers}
+
     def _at_work(self, number: int, x, y) -> tuple[torch.Tensor, torch.Tensor, float]:
-        """→ the samples of those who run a backward, and their share of all"""
+        """Return the samples of the ranks that run a backward, and their fraction of all samples."""
         if self.plan.idle is None or number != self.plan.idle[0]:
             return x, y, 1.0
         if not self.alone:
             mine = self.off == self.plan.idle[1]
             return x[: 0 if mine else None], y[: 0 if mine else None], 1.0
         first = self.plan.idle[1] * SAMPLES_PER_RANK
-        at_work = [place for place in range(len(x)) if not first <= place < first + SAMPLES_PER_RANK]
+        at_work = [sample for sample in range(len(x)) if not first <= sample < first + SAMPLES_PER_RANK]
         return x[at_work], y[at_work], len(at_work) / len(x)
 
     def _clip(self) -> torch.Tensor:

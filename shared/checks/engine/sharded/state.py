@@ -13,17 +13,17 @@ from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.plan import Plan, Run
 from shared.checks.engine.sharded.state_dicts import judge_state_dict, same
 from shared.checks.engine.sharded.training import alone, begin, judge_states
-from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup
+from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
 from shared.wire import instrumentation
 
 MEMORY_MODEL = "Large"
-_LOOK_AT_LOADING = "Look at: what of the state and of the settings does the inner optimizer get, and is it this rank's?"
+_LOOK_AT_LOADING = "Look at: which state and which settings does the inner optimizer get, and is it this rank's shard?"
 
 
 def probe_save(sharded, plan: Plan, to: int | None, seed: int, x, y) -> dict:
-    """Train, save, and take one step more. → what was saved, and the module before and after that step"""
+    """Train, save, and take one more step. Returns what was saved, and the module before and after that step."""
     group, member = join_subgroup(plan.in_subgroup)
     if not member:
         return {"outside": True}
@@ -37,7 +37,11 @@ def probe_save(sharded, plan: Plan, to: int | None, seed: int, x, y) -> dict:
 
 
 def probe_load(sharded, plan: Plan, used: bool, module_state: dict, saved: dict, x, y) -> dict:
-    """Begin with what was saved: anew or, `used`, with an optimizer that has stepped. → every step"""
+    """Train on from what was saved. Returns every step.
+
+    Args:
+        used: load into an optimizer that has stepped already.
+    """
     group, member = join_subgroup(plan.in_subgroup)
     if not member:
         return {"outside": True}
@@ -57,12 +61,13 @@ def probe_load(sharded, plan: Plan, used: bool, module_state: dict, saved: dict,
 
 
 def _save(attempt: Attempt, plan: Plan, to: int | None = None) -> tuple[dict[int, dict], Run]:
-    """Train and save on fresh data. → by global rank, what was found; and the plain optimizer's run
+    """Train and save on fresh data. Returns what was found, by global rank, and the plain optimizer's run.
 
-    Raises: Wrong unless what was saved is what the plain one saves, and training can go on.
+    Raises:
+        Wrong: unless the saved state is what the plain optimizer saves, and training can go on.
     """
     draw = Draw(attempt)
-    members = SUBGROUPS[attempt.world_size] if plan.in_subgroup else list(range(attempt.world_size))
+    members = members_of(attempt, plan.in_subgroup)
     context = f"{called_alone(attempt)}, {plan}" if plan.in_subgroup else str(plan)
     results = attempt.run(probe_save, plan, to, per_rank=draw.per_rank, context=context)
     found = {rank: results[rank] for rank in members}
@@ -70,24 +75,36 @@ def _save(attempt: Attempt, plan: Plan, to: int | None = None) -> tuple[dict[int
     reference = alone(plan, awkward.build(plan.model, draw.seeds[members[0]]), x, y)
     want = copy.deepcopy(reference.optimizer.state_dict())
     said, tolerance = f"{context}, after {plan.steps} steps", tolerance_of(reference.module.parameters())
-    for place, (rank, result) in enumerate(found.items()):
-        if to not in (None, place):
+    for index, (rank, result) in enumerate(found.items()):
+        if to not in (None, index):
             if result["saved"] is not None:
-                evidence = f"state_dict(to={to}) gives {type(result['saved']).__name__} here, rank {place} of the group"
-                raise Wrong({rank: f"{said}: {evidence}; expected None"}, "Look at: whom does `to` name?")
+                evidence = (
+                    f"state_dict(to={to}) returned a {type(result['saved']).__name__} on the group's rank {index}"
+                )
+                raise Wrong({rank: f"{said}: {evidence}; expected None"}, "Look at: which rank does `to` name?")
             continue
         judge_state_dict(rank, result["saved"], want, tolerance, said)
     reference.step(1, x, y)
     states, before = ({rank: each[what] for rank, each in found.items()} for what in ("after", "module"))
     said = f"{said}, and one more after state_dict()"
-    judge_states(states, reference.steps[-1]["state"], before, said, hint="Look at: what does state_dict() change?")
+    judge_states(
+        states,
+        reference.steps[-1]["state"],
+        before,
+        said,
+        hint="Look at: what does state_dict() change in the optimizer?",
+    )
     return found, reference
 
 
 def _load(attempt: Attempt, plan: Plan, module_state: dict, saved: dict, context: str, used: bool = False) -> None:
-    """Go on from what was saved, on fresh data. Raises: Wrong unless a plain optimizer goes on likewise."""
+    """Train on from what was saved, on fresh data.
+
+    Raises:
+        Wrong: unless a plain optimizer does the same from there.
+    """
     draw = Draw(attempt)
-    members = SUBGROUPS[attempt.world_size] if plan.in_subgroup else list(range(attempt.world_size))
+    members = members_of(attempt, plan.in_subgroup)
     context = f"{context} into an optimizer that has stepped" if used else context
     context = f"{context}, {called_alone(attempt)}" if plan.in_subgroup else context
     share = [(module_state, saved, *each) for each in draw.shares]
@@ -101,9 +118,10 @@ def _load(attempt: Attempt, plan: Plan, module_state: dict, saved: dict, context
         before = {rank: each["steps"][number - 1]["state"] if number else module_state for rank, each in found.items()}
         said = f"{plan}, {context}, step {number + 1} from there"
         judge_states(states, want["state"], before, said, hint=_LOOK_AT_LOADING)
-    changed = {rank: f"{plan}, {context}: what was loaded has changed" for rank in found}
+    changed = {rank: f"{plan}, {context}: the state that was loaded has changed" for rank in found}
     if not all(each["left alone"] for each in found.values()):
-        raise Wrong(changed, "Look at: whose memory does the optimizer go on with?")
+        hint = "The caller's state must stay as it was saved. Look at: whose memory does the optimizer train with?"
+        raise Wrong(changed, hint)
 
 
 def it_is_a_plain_state(attempt: Attempt) -> None:
@@ -134,7 +152,7 @@ def one_rank_alone_may_have_it(attempt: Attempt) -> None:
 
 @contextlib.contextmanager
 def in_world_of(attempt: Attempt, size: int):
-    """Let the first `size` ranks be the world for a while. → an attempt there"""
+    """Let the first `size` ranks be the world for a while. Yields an attempt there."""
     ranks.current().regroup(list(range(size)))
     try:
         yield replace(attempt, world_size=size)
@@ -144,7 +162,7 @@ def in_world_of(attempt: Attempt, size: int):
 
 
 def another_number_of_ranks_goes_on(attempt: Attempt) -> None:
-    """And a plain optimizer in one process, and the settings that a scheduler left."""
+    """So does a plain optimizer in one process, with the settings that a scheduler left."""
     plans = (Plan("Mixed", "AdamW", split=True, scheduler="ExponentialLR"), Plan("Frozen", "Hiker"))
     for plan in plans:
         found, _ = _save(attempt, replace(plan, steps=3))
@@ -160,7 +178,7 @@ def another_number_of_ranks_goes_on(attempt: Attempt) -> None:
 
 
 def _go_on_alone(attempt: Attempt, plan: Plan, module_state: dict, saved: dict) -> None:
-    """Tensors that parameters share would be counted up once for each of them."""
+    """A step counter that parameters share would be incremented once for each of them."""
     draw, states = Draw(attempt), []
     apart = copy.deepcopy({"state": {}, "param_groups": saved["param_groups"]})
     apart["state"] = {number: copy.deepcopy(state) for number, state in saved["state"].items()}
@@ -171,11 +189,13 @@ def _go_on_alone(attempt: Attempt, plan: Plan, module_state: dict, saved: dict) 
     said = f"{plan}, saved on {attempt.world_size} ranks and loaded by a plain optimizer"
     for name, want in states[1].items():
         if not torch.equal(states[0][name], want):
-            raise Wrong(f"{said}: {name} goes another way", "Look at: do parameters share a tensor in this state?")
+            raise Wrong(
+                f"{said}: {name} is updated differently", "Look at: do parameters share a tensor in this state?"
+            )
 
 
 def a_plain_state_is_taken_over(attempt: Attempt) -> None:
-    """Where a parameter never had a gradient, a plain optimizer has no state for it. Schedulers go on."""
+    """A plain optimizer has no state for a parameter that never had a gradient. Schedulers go on."""
     for plan in (Plan("Unused", "AdamW"), Plan("Mixed", "Adam", split=True, scheduler="OneCycleLR")):
         draw = Draw(attempt)
         plain = alone(replace(plan, steps=3, fill=False), awkward.build(plan.model, draw.seeds[0]), draw.x, draw.y)
@@ -186,7 +206,7 @@ def a_plain_state_is_taken_over(attempt: Attempt) -> None:
 
 
 def probe_foreign(sharded, saved: list[dict]) -> list[tuple[str, str]]:
-    """→ for each state, what loading it raises"""
+    """Return for each state what loading it raises."""
     found = []
     for each in saved:
         run = begin(sharded, Plan("Plain"), awkward.build("Plain", 0).to(device_here()))
@@ -199,7 +219,7 @@ def probe_foreign(sharded, saved: list[dict]) -> list[tuple[str, str]]:
     return found
 
 
-def foreign_states_are_refused(attempt: Attempt) -> None:
+def foreign_states_are_rejected(attempt: Attempt) -> None:
     ours = [p.shape for p in awkward.build("Plain", 0).parameters()]
     tried = {
         "of more parameters": ([*ours, (2,)], 1),
@@ -221,11 +241,11 @@ def foreign_states_are_refused(attempt: Attempt) -> None:
             if kind != "ValueError" or not message.strip():
                 said = f"{kind}({message[:80]!r})" if message else kind
                 evidence = f"a state {what} raises {said}; expected a ValueError that says why"
-                raise Wrong({rank: evidence}, "Look at: what of a state and a parameter must be the same?")
+                raise Wrong({rank: evidence}, "Look at: what must a parameter and its state have in common?")
 
 
 def probe_cost(sharded, seed: int, x, y) -> dict:
-    """→ for state_dict() and state_dict(to=0): the bytes that came beyond what was held, and those to be sent"""
+    """Return for state_dict() and state_dict(to=0) the peak of additional bytes, and the bytes to be sent."""
     module = awkward.build(MEMORY_MODEL, seed, torch.float32).to(device_here())
     run = begin(sharded, Plan(MEMORY_MODEL, "AdamW", dtype=torch.float32), module)
     run.step(0, x.to(device_here(), torch.float32), y.to(device_here(), torch.float32))
@@ -240,14 +260,14 @@ def probe_cost(sharded, seed: int, x, y) -> dict:
 
 
 def nobody_else_holds_it(attempt: Attempt) -> None:
-    numbers = sum(p.numel() for p in awkward.build(MEMORY_MODEL, 0).parameters())
-    part_bytes = 4 * numbers / attempt.world_size
+    numel = sum(p.numel() for p in awkward.build(MEMORY_MODEL, 0).parameters())
+    shard_bytes = 4 * numel / attempt.world_size
     for rank, result in enumerate(attempt.run(probe_cost, per_rank=Draw(attempt).per_rank)):
         for to, rounds in ((None, attempt.world_size - 1), (0, 1)):
-            most, sent = 2 * rounds * part_bytes * 1.01, result[to]["sent"]
+            most, sent = 2 * rounds * shard_bytes * 1.01, result[to]["sent"]
             if (rank or to is None) and sent > most:
                 said = f"state_dict(to={to}) sends {sent:,.0f} bytes from here; {most:,.0f} are enough"
-                raise Wrong({rank: said}, "Look at: what must come to whom?")
-        if rank and result[0]["extra"] > 3.1 * part_bytes:  # both moments put together, and a message
-            said = f"state_dict(to=0) makes {result[0]['extra']:,} bytes here; this rank's part is {part_bytes:,.0f}"
-            raise Wrong({rank: said}, "Look at: what does a rank need that only sends?")
+                raise Wrong({rank: said}, "Look at: which rank needs which shards?")
+        if rank and result[0]["extra"] > 3.1 * shard_bytes:  # both moments, and what is being sent
+            said = f"state_dict(to=0) allocates {result[0]['extra']:,} bytes here; a shard has {shard_bytes:,.0f}"
+            raise Wrong({rank: said}, "Look at: which memory does a rank need that only sends?")

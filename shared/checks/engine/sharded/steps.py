@@ -1,4 +1,4 @@
-"""What may happen around a step: gradients that are used up, and numbers of few digits."""
+"""What may happen around a step: gradients that are used up, and parameters in bfloat16."""
 
 import torch
 
@@ -13,7 +13,7 @@ from shared.checks.models import awkward
 
 
 def probe_refusal(sharded, plan: Plan, seed: int, x, y) -> dict:
-    """A step, a backward() onto used-up gradients and a step to be refused, then one as it should be."""
+    """Take a step, then one with used-up gradients, which must raise, then one as it should be."""
     run = begin(sharded, plan, awkward.build(plan.model, seed).to(device_here()))
     x, y = x.to(device_here()), y.to(device_here())
     before = awkward.state_of(run.module)
@@ -29,24 +29,24 @@ def probe_refusal(sharded, plan: Plan, seed: int, x, y) -> dict:
     return found | {"before": before, "state": awkward.state_of(run.module)}
 
 
-def used_up_gradients_are_refused(attempt: Attempt) -> None:
+def used_up_gradients_are_rejected(attempt: Attempt) -> None:
     for whose in ("optimizer", "model"):
         plan, draw = Plan("Plain", zero_grad=(whose,)), Draw(attempt)
         found = attempt.run(probe_refusal, plan, per_rank=draw.per_rank)
         for rank, result in enumerate(found):
             if result["kind"] is None:
                 said = "backward(), step(), backward(), step() is accepted; expected a RuntimeError"
-                hint = "Look at: what is in the memory of a gradient after the first step, and what is added to it?"
+                hint = "The second backward() adds to old gradients. Look at: what is in their memory after a step?"
                 raise Wrong({rank: said}, hint)
             if result["kind"] != "RuntimeError" or "zero_grad" not in result["message"]:
                 said = f"{result['kind']}({result['message'][:80]!r})"
-                expected = "expected a RuntimeError that says what to call"
+                expected = "expected a RuntimeError that names zero_grad()"
                 raise Wrong({rank: f"a second backward() without zero_grad() raises {said}; {expected}"})
         alone = Run(awkward.build(plan.model, draw.seeds[0]), lambda params, cls, **more: cls(params, **more), plan)
         alone.step(0, draw.x, draw.y)
         alone.step(1, draw.x, draw.y)
         states, before = ({rank: each[what] for rank, each in enumerate(found)} for what in ("state", "before"))
-        context = f"a step was refused; then {whose}.zero_grad(), backward() and step()"
+        context = f"a step was rejected; then {whose}.zero_grad(), backward() and step()"
         hint = LOOK_AT_STALE if whose == "model" else ""
         judge_states(states, alone.steps[-1]["state"], before, context, hint=hint)
 
@@ -60,12 +60,14 @@ def bf16_stays_bf16(attempt: Attempt) -> None:
 
 
 def judge_bf16(attempt: Attempt, plan: Plan, probe=probe_sharded) -> list[dict]:
-    """Against float64 from the same start. A number of bf16 has 8 bits: each step rounds parameters by 2⁻⁹ of their
-    size, and gradients by a few 2⁻⁹ of theirs, of which a tenth is taken. Summed instead of averaged, or of one rank
-    alone, they are off by as much as themselves: some tenths.
+    """Compare training in bfloat16 with float64 from the same start. Returns what the probe found, by rank.
 
-    → by rank, what the probe found
-    Raises: Wrong.
+    A bfloat16 has 8 bits of precision: each step rounds parameters by 2⁻⁹ of their size, and gradients by a few 2⁻⁹ of
+    theirs, of which a tenth is used. Gradients that are summed instead of averaged, or of one rank alone, are off by as
+    much as themselves: by some tenths.
+
+    Raises:
+        Wrong: if the parameters are off by more than rounding, differ between ranks, or have another dtype.
     """
     draw = Draw(attempt)
     found = attempt.run(probe, plan, per_rank=draw.per_rank)
@@ -76,10 +78,12 @@ def judge_bf16(attempt: Attempt, plan: Plan, probe=probe_sharded) -> list[dict]:
             state = result["steps"][-1]["state"][name]
             if state.dtype != torch.bfloat16:
                 said = f"{name} became {state.dtype}; it was bfloat16"
-                raise Wrong({rank: said}, "Look at: which dtype has what is added to it?")
+                raise Wrong({rank: said}, "Look at: which dtype does the update have that is added to it?")
             if not torch.equal(state, found[0]["steps"][-1]["state"][name]):
-                raise Wrong({rank: f"{plan}: {name} differs from rank 0's"}, "Look at: who has it from whom?")
+                raise Wrong(
+                    {rank: f"{plan}: {name} differs from rank 0's"}, "Look at: from which rank does each rank get it?"
+                )
             if not close(state, want, 0.03):
-                hint = "That is more than rounding. Look at: is the gradient the mean, of this step and of all ranks?"
+                hint = "That is more than rounding. Look at: is the gradient the mean over all ranks, and of this step?"
                 raise Wrong({rank: f"{plan}, bfloat16: {name}, {first_difference(state, want, 0.03)}"}, hint)
     return found

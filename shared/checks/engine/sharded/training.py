@@ -10,14 +10,14 @@ from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import close, first_difference, tolerance_of
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.plan import LATE_STEP, Plan, Run
-from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup
+from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
 
 _LIBRARIES = ("torch.distributed.optim", "torch.distributed.fsdp", "torch.distributed._composable", "deepspeed")
-LOOK_AT_PARTS = "Look at: is this part's gradient the mean of the same part, in the same order?"
-LOOK_AT_THE_PAST = "The steps before are right. Look at: what does an optimizer remember?"
-LOOK_AT_STALE = "Look at: model.zero_grad() does not call reset(): who forgets the last mean?"
+LOOK_AT_SHARDS = "Look at: is the gradient of this shard the mean of the same shard, in the same order?"
+LOOK_AT_THE_PAST = "The steps before are right. Look at: what does an optimizer keep from step to step?"
+LOOK_AT_STALE = "model.zero_grad() does not call reset(). Look at: which line drops the last mean then?"
 
 
 def begin(sharded, plan: Plan, module, group=None, loaded: dict | None = None) -> Run:
@@ -34,7 +34,7 @@ def begin(sharded, plan: Plan, module, group=None, loaded: dict | None = None) -
 
 
 def refuse_libraries(types) -> None:
-    """Raises: AssertionError where a library's class is among them."""
+    """Raises AssertionError if a library's class is among them."""
     for each in types:
         library = [base for base in getattr(each, "__mro__", ()) if base.__module__.startswith(_LIBRARIES)]
         if library:
@@ -42,11 +42,14 @@ def refuse_libraries(types) -> None:
 
 
 def probe_sharded(sharded, plan: Plan, seed: int, x, y) -> dict:
-    """→ the state the ranks begin with, and what each step did"""
+    """Train. Returns the state that the ranks start with, and what each step did."""
     group, member = join_subgroup(plan.in_subgroup)
     if not member:
         return {"outside": True}
-    run = begin(sharded, plan, awkward.build(plan.model, seed, plan.dtype).to(device_here()), group)
+    module = awkward.build(plan.model, seed, plan.dtype).to(device_here())
+    for buffer in module.buffers():  # an optimizer does not know them: whoever trains with it makes them equal
+        dist.broadcast(buffer, group=group, group_src=0)
+    run = begin(sharded, plan, module, group)
     start, own = awkward.state_of(run.module), {id(p) for p in run.module.parameters()}
     theirs = {id(p) for each in run.optimizer.param_groups for p in each["params"]}
     run.train(x.to(device_here(), plan.dtype), y.to(device_here(), plan.dtype))
@@ -55,9 +58,17 @@ def probe_sharded(sharded, plan: Plan, seed: int, x, y) -> dict:
     return {"start": start, "steps": run.steps, "building": run.building, "dtypes": dtypes, "left": left}
 
 
-def reference(plan: Plan, draw: Draw, members: list[int]) -> Run:
-    """Train a plain optimizer in this process on the members' samples."""
-    return alone(plan, awkward.build(plan.model, draw.seeds[members[0]]), *draw.samples_of(members))
+def reference(plan: Plan, draw: Draw, members: list[int], samples_of: list[int] | None = None) -> Run:
+    """Train with a plain optimizer in this process.
+
+    Args:
+        plan: What is trained, and how.
+        draw: The seeds and samples.
+        members: The ranks that take part: the model is that of the first one.
+        samples_of: The ranks whose samples are trained on, by default those of all members.
+    """
+    dtype = torch.float64 if plan.dtype.itemsize < 4 else plan.dtype
+    return alone(plan, plan.build(draw.seeds[members[0]], dtype), *draw.samples_of(samples_of or members))
 
 
 def alone(plan: Plan, module, x, y, loaded: dict | None = None) -> Run:
@@ -65,39 +76,88 @@ def alone(plan: Plan, module, x, y, loaded: dict | None = None) -> Run:
     return Run(module, lambda params, cls, **settings: cls(params, **settings), plan, loaded=loaded).train(x, y)
 
 
-def train_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[int, dict]:
-    """Train on fresh data. → by global rank, what the probe found
+def said_of(attempt: Attempt, plan: Plan) -> str:
+    return f"{called_alone(attempt)}, {plan}" if plan.in_subgroup else str(plan)
 
-    Raises: Wrong unless every step leaves on every rank what one process gets.
+
+def train(attempt: Attempt, plan: Plan, draw: Draw, probe) -> dict[int, dict]:
+    """→ by global rank, what the probe found"""
+    results = attempt.run(probe, plan, per_rank=draw.per_rank, context=said_of(attempt, plan))
+    return {rank: results[rank] for rank in members_of(attempt, plan.in_subgroup)}
+
+
+def train_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[int, dict]:
+    """Train on fresh data. Returns what the probe found, by global rank.
+
+    Raises:
+        Wrong: unless every rank has after every step what one process has.
     """
-    draw = Draw(attempt)
-    members = SUBGROUPS[attempt.world_size] if plan.in_subgroup else list(range(attempt.world_size))
-    context = f"{called_alone(attempt)}, {plan}" if plan.in_subgroup else str(plan)
-    results = attempt.run(probe, plan, per_rank=draw.per_rank, context=context)
-    found = {rank: results[rank] for rank in members}
-    for number, want in enumerate(reference(plan, draw, members).steps):
-        states = {rank: each["steps"][number]["state"] for rank, each in found.items()}
-        before = {rank: each["steps"][number - 1]["state"] if number else each["start"] for rank, each in found.items()}
-        judge_states(states, want["state"], before, f"{context}, step {number + 1}", Causes(plan, draw, number))
+    draw, context = Draw(attempt), said_of(attempt, plan)
+    found = train(attempt, plan, draw, probe)
+    steps = reference(plan, draw, list(found)).steps
+    for number, want in enumerate(steps):
+        judge_step(found, want, f"{context}, step {number + 1}", Causes(plan, draw, number))
         losses = {rank: each["steps"][number]["loss"] for rank, each in found.items()}
         if plan.closure and not _mean_is(losses, want["loss"], tolerance_of(want["state"].values())):
-            raise Wrong(f"{context}: step(closure) gives back {losses}", "Expected: what closure() gave back.")
+            said = f"{context}: step(closure) returned {losses}; expected what closure() returned"
+            raise Wrong(said, "Look at: what happens to the result of closure()?")
+    judge_evaluation(plan, draw, found, steps, context)
     if not all(each["left"] for each in found.values()):
-        raise Wrong(f"{context}: the module, or param_groups, holds other parameters than before")
+        hint = "Look at: is every nn.Parameter still the same object, with other memory?"
+        raise Wrong(f"{context}: the module, or param_groups, holds other nn.Parameters than before", hint)
     return found
 
 
 def _mean_is(losses: dict, want: torch.Tensor, tolerance: float) -> bool:
-    """Are these the losses of ranks with as many samples each, as closures gave them back?"""
+    """Tell whether these are the losses that the closures of ranks with equally many samples returned."""
     if not all(isinstance(each, torch.Tensor) and each.numel() == 1 for each in losses.values()):
         return False
     mean = sum(each.detach().cpu().double().reshape(()) for each in losses.values()) / len(losses)
     return close(mean, want.double().reshape(()), tolerance)
 
 
+def judge_step(found: dict[int, dict], want: dict, context: str, causes: "Causes") -> None:
+    """Compare the state after one step, on every rank, with one process's.
+
+    Args:
+        found: By global rank, what the probe found: `start` and `steps`.
+        want: What Run has written down of this step.
+        context: What was tried.
+        causes: Knows the step.
+
+    Raises:
+        Wrong: If a parameter or a buffer differs.
+    """
+    number = causes.number
+    states = {rank: each["steps"][number]["state"] for rank, each in found.items()}
+    before = {rank: each["steps"][number - 1]["state"] if number else each["start"] for rank, each in found.items()}
+    judge_states(states, want["state"], before, context, causes)
+    for (rank, state), buffers in zip(states.items() if want["buffers"] else (), want["buffers"], strict=True):
+        for name, expected in buffers.items():
+            if not close(state[name], expected, tolerance_of(buffers.values())):
+                hint = awkward.LOOK_AT_FORWARDS if awkward.is_statistic(name) else ""
+                raise Wrong({rank: f"{context}: {name}, {first_difference(state[name], expected)}"}, hint)
+
+
+def judge_evaluation(plan: Plan, draw: Draw, found: dict[int, dict], steps: list[dict], context: str) -> None:
+    """Compare what ranks compute in eval mode after the last step with what one process computes there.
+
+    Raises:
+        Wrong: If an output differs. Probes without a wrapper evaluate nothing.
+    """
+    for index, (rank, result) in enumerate(found.items()):
+        if plan.model not in awkward.HAVE_MODES or "evaluated" not in result:
+            continue
+        state = steps[-1]["state"] | (steps[-1]["buffers"][index] if steps[-1]["buffers"] else {})
+        expected = awkward.evaluate(plan.build(0), state, draw.shares[rank][0])
+        if not close(result["evaluated"], expected):
+            said = f"{context}: after eval(), the output is another: {first_difference(result['evaluated'], expected)}"
+            raise Wrong({rank: said}, awkward.LOOK_AT_MODES)
+
+
 @dataclass
 class Causes:
-    """Other trainings, to be compared with when something is wrong: which mistake gives this?"""
+    """Other trainings to compare with when something is wrong: which mistake gives this result?"""
 
     plan: Plan
     draw: Draw
@@ -106,42 +166,67 @@ class Causes:
     def of(self, rank: int, found: torch.Tensor, name: str, members: list[int], tolerance: float) -> str:
         size, plan = len(members), self.plan
         others = [
-            (plan, [rank], "It is what this rank alone would get. Look at: where do the others' gradients come in?"),
+            (
+                plan,
+                [rank],
+                "It is what this rank's samples alone give. Look at: which line brings in the other ranks' gradients?",
+            ),
             (
                 replace(plan, loss_scale=size),
                 members,
-                f"The gradients are {size} times too large: summed, or averaged?",
+                f"The gradients are {size} times too large. Look at: are they summed, or averaged?",
             ),
-            (replace(plan, loss_scale=1 / size), members, f"Gradients are {size} times too small."),
+            (
+                replace(plan, loss_scale=1 / size),
+                members,
+                f"The gradients are {size} times too small. Look at: how many times are they divided?",
+            ),
         ]
         if plan.scheduler:
-            said = "It is what the settings of the first step give. Look at: who tells the inner optimizer of new ones?"
+            said = "It is what the first step's settings give. Look at: how does the inner optimizer get new ones?"
             others.append((replace(plan, scheduler=""), members, said))
         if plan.split:
-            said = "Look at: which settings does each param group have, and does the inner optimizer know?"
+            said = "Look at: which settings does each param group have, and does the inner optimizer have them too?"
             others.append((replace(plan, split=False), members, said))
         if plan.max_norm is not None:
-            others.append((replace(plan, max_norm=1e9), members, "It is what gradients that nobody clipped give."))
+            others.append(
+                (
+                    replace(plan, max_norm=1e9),
+                    members,
+                    "It is the result without clipping. Look at: which tensors are scaled, and which are used?",
+                )
+            )
         for other, whose, hint in others:
             if size > 1 or whose == members:
-                want = reference(other, self.draw, whose).steps[self.number]["state"][name]
-                if close(found, want, tolerance):
+                want = reference(other, self.draw, members, whose).steps[self.number]["state"]
+                if name in want and close(found, want[name], tolerance):
                     return hint
+        return self.otherwise()
+
+    def otherwise(self) -> str:
+        """Return the hint where the values betray no cause."""
+        plan = self.plan
         if "model" in plan.zero_grad and self.number:
             return LOOK_AT_STALE
         if plan.late and self.number >= LATE_STEP:
-            return "Look at: what must happen to parameters that join late, and happened to the others in __init__?"
+            return "Look at: what happened to the first parameters in __init__(), but not to those that join later?"
         if plan.split or plan.scheduler:
-            return "Look at: which settings does each param group have by now, and does the inner optimizer know all?"
+            return "Look at: which settings does each param group have by now, and does the inner optimizer have them?"
         return LOOK_AT_THE_PAST if self.number else ""
 
 
 def judge_states(
     states: dict[int, dict], want: dict, before: dict, context: str, causes: Causes | None = None, hint: str = ""
 ) -> None:
-    """states, before: by global rank, after the step and before it. hint: where the values betray no cause.
+    """Compare every rank's state after a step with that of one process.
 
-    Raises: Wrong.
+    Args:
+        states: by global rank, after the step.
+        before: by global rank, before the step.
+        hint: for values that do not tell the cause.
+
+    Raises:
+        Wrong: if they differ.
     """
     tolerance, members = tolerance_of(want.values()), list(states)
     for name, expected in want.items():
@@ -155,9 +240,9 @@ def judge_states(
         rank = min(wrong)
         found = states[rank][name]
         if len(wrong) < len(states):
-            cause = "The other ranks are right. Look at: which part of the parameters reaches whom, and from where?"
+            cause = "The other ranks are right. Look at: which shard reaches which rank, and from where?"
         elif torch.equal(found, before[rank][name]):
-            cause = "This step did not change it. Look at: which memory does the model compute with, and is all sent?"
+            cause = "This step did not change it. Look at: which memory does the model use, and is every shard sent?"
         else:
             cause = causes.of(rank, found, name, members, tolerance) if causes and found.shape == expected.shape else ""
-        raise Wrong(wrong, cause or hint or LOOK_AT_PARTS)
+        raise Wrong(wrong, cause or hint or LOOK_AT_SHARDS)

@@ -5,17 +5,26 @@ Nothing here reads a parameter that may have no memory: its values are taken whi
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
+from torch import nn
 
 from shared import memory
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.compare import close, tolerance_of
+from shared.checks.engine.compare import tolerance_of
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.sharded.plan import OPTIMIZERS, Plan, Run
-from shared.checks.engine.sharded.training import judge_states, refuse_libraries
-from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup
+from shared.checks.engine.sharded.plan import OPTIMIZERS, Plan
+from shared.checks.engine.sharded.training import (
+    Causes,
+    judge_evaluation,
+    judge_step,
+    reference,
+    refuse_libraries,
+    said_of,
+    train,
+)
+from shared.checks.engine.subgroups import join_subgroup
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward, unit_blocks, unit_models
 from shared.wire import instrumentation
@@ -35,6 +44,16 @@ class UnitPlan(Plan):
         parts += ["finish_gradient_sync() after the last one only"] * (not self.finish_each)
         parts += [f"clipped to {self.max_norm}"] * (self.max_norm is not None)
         return ", ".join(parts)
+
+    def build(self, seed: int, dtype: torch.dtype | None = None) -> nn.Module:
+        return unit_models.build(self.model, seed, dtype or self.dtype)
+
+    def shown(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the state in the dtype that ranks compute with."""
+        dtype = self.options.get("compute_dtype")
+        if dtype is None:
+            return state
+        return {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
 
 
 def shard(wrapper, module, plan: UnitPlan, group=None):
@@ -121,19 +140,22 @@ def probe_units(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
     with instrumentation.listening() as building:
         wrapped = shard(wrapper, module, plan, group)
     optimizer = new_optimizer(plan, wrapped)
-    x, y = x.to(device_here(), plan.dtype), y.to(device_here(), plan.dtype)
+    inputs, y = x.to(device_here(), plan.dtype), y.to(device_here(), plan.dtype)
+    x = inputs
+    found = {"building": building, "steps": [], "owned": sum(p.numel() for p in wrapped.parameters())}
 
     def evaluate() -> dict:
+        modes = {each: each.training for each in wrapped.modules()}
+        wrapped.eval()
         with torch.no_grad(), instrumentation.listening() as calls:
-            output, state = look(lambda: wrapped(x))
-        return {"output": output.detach().cpu().clone(), "state": state, "evaluating": calls}
+            output, state = look(lambda: wrapped(inputs))
+        for each, mode in modes.items():
+            each.training = mode
+        found["evaluated"] = output.cpu()
+        return {"state": state, "evaluating": calls}
 
-    found = {
-        "building": building,
-        "start": evaluate(),
-        "steps": [],
-        "owned": sum(p.numel() for p in wrapped.parameters()),
-    }
+    start = evaluate()
+    found |= {"start": start["state"], "evaluating": start["evaluating"]}
     for _ in range(plan.steps):
         found["steps"].append(take_step(wrapped, optimizer, plan, x, y) | evaluate())
         x = awkward.other_roads(x)
@@ -145,47 +167,23 @@ def probe_units(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
     return found
 
 
-def one_process(plan: UnitPlan, seed: int, x, y) -> list[dict]:
-    """→ per step, the state after it, in the dtype that ranks compute with, and the norm before it"""
-    module = unit_models.build(plan.model, seed, torch.float64 if plan.dtype.itemsize < 4 else plan.dtype)
-    run = Run(module, lambda params, cls, **settings: cls(params, **settings), plan)
-    steps, computed = run.train(x, y).steps, plan.options.get("compute_dtype")
-    for step in steps if computed else ():
-        floats = {name: value for name, value in step["state"].items() if value.is_floating_point()}
-        step["state"] |= {name: value.to(computed) for name, value in floats.items()}
-    return steps
-
-
-def members_of(attempt: Attempt, plan: Plan) -> list[int]:
-    return SUBGROUPS[attempt.world_size] if plan.in_subgroup else list(range(attempt.world_size))
-
-
-def train(attempt: Attempt, plan: UnitPlan, draw: Draw) -> dict[int, dict]:
-    """→ by global rank, what probe_units found"""
-    context = f"{called_alone(attempt)}, {plan}" if plan.in_subgroup else str(plan)
-    results = attempt.run(probe_units, plan, per_rank=draw.per_rank, context=context)
-    return {rank: results[rank] for rank in members_of(attempt, plan)}
-
-
 def train_and_judge(attempt: Attempt, plan: UnitPlan) -> dict[int, dict]:
     """Train on fresh data. → by global rank, what probe_units found
 
     Raises: Wrong unless every step leaves what one process gets.
     """
-    draw, members = Draw(attempt), members_of(attempt, plan)
-    found = train(attempt, plan, draw)
-    context = f"{called_alone(attempt)}, {plan}" if plan.in_subgroup else str(plan)
-    judge_start(found, plan, draw.seeds[members[0]], context)
-    for number, want in enumerate(one_process(plan, draw.seeds[members[0]], *draw.samples_of(members))):
+    draw, context = Draw(attempt), said_of(attempt, plan)
+    found = train(attempt, plan, draw, probe_units)
+    members = list(found)
+    judge_start({rank: each["start"] for rank, each in found.items()}, plan, draw.seeds[members[0]], context)
+    steps = reference(plan, draw, members).steps
+    for number, want in enumerate(steps):
         said = f"{context}, step {number + 1}"
-        states = {rank: each["steps"][number]["state"] for rank, each in found.items()}
-        refuse_missing(states, want["state"], said)
+        refuse_missing({rank: each["steps"][number]["state"] for rank, each in found.items()}, want["state"], said)
         if plan.max_norm is not None:
             _judge_norms({rank: each["steps"][number]["norm"] for rank, each in found.items()}, want, said)
-        before = {
-            rank: (each["steps"][number - 1] if number else each["start"])["state"] for rank, each in found.items()
-        }
-        judge_states(states, want["state"], before, said, UnitCauses(plan, draw, number))
+        judge_step(found, want, said, UnitCauses(plan, draw, number))
+    judge_evaluation(plan, draw, found, steps, context)
     return found
 
 
@@ -205,10 +203,9 @@ def _judge_norms(norms: dict[int, torch.Tensor], want: dict, said: str) -> None:
         )
 
 
-def judge_start(found: dict[int, dict], plan: UnitPlan, seed: int, context: str) -> None:
+def judge_start(states: dict[int, dict], plan: UnitPlan, seed: int, context: str) -> None:
     """Raises: Wrong unless every rank computes with what the group's first rank had."""
-    want = awkward.state_of(unit_models.build(plan.model, seed, plan.dtype))
-    states = {rank: each["start"]["state"] for rank, each in found.items()}
+    want = awkward.state_of(plan.build(seed))
     refuse_missing(states, want, f"{context}, in the first forward")
     for rank, state in states.items():
         for name, expected in want.items():
@@ -228,28 +225,8 @@ def refuse_missing(states: dict[int, dict], want: dict, said: str) -> None:
             raise Wrong({rank: f"{said}: while its block computes, {missing[0]} is not there"}, hint)
 
 
-@dataclass
-class UnitCauses:
-    """Other trainings, to be compared with when something is wrong: which mistake gives this?"""
-
-    plan: UnitPlan
-    draw: Draw
-    number: int  # of the step
-
-    def of(self, rank: int, found: torch.Tensor, name: str, members: list[int], tolerance: float) -> str:
-        size, plan = len(members), self.plan
-        summed = f"The gradients are {size} times too large: summed, or averaged?"
-        alone = "It is what this rank alone would get. Look at: where do the others' gradients come in?"
-        others = [(plan, [rank], alone), (replace(plan, loss_scale=size), members, summed)]
-        others.append((replace(plan, loss_scale=1 / size), members, f"Gradients are {size} times too small."))
-        if plan.max_norm is not None:
-            others.append((replace(plan, max_norm=1e9), members, "It is what gradients that nobody clipped give."))
-        for other, whose, hint in others:
-            if size > 1 or whose == members:
-                x, y = self.draw.samples_of(whose)
-                want = one_process(other, self.draw.seeds[members[0]], x, y)[self.number]["state"]
-                if close(found, want[name], tolerance):
-                    return hint
-        if plan.micro_batches > 1:
+class UnitCauses(Causes):
+    def otherwise(self) -> str:
+        if self.plan.micro_batches > 1:
             return "Look at: what becomes of a gradient that is there already when the next micro-batch's arrives?"
         return "The steps before are right. Look at: what is still there from the step before?" if self.number else ""

@@ -1,7 +1,7 @@
-"""What a sharded optimizer may send: every number once around to be added up, and once around to be collected.
+"""What a sharded optimizer may send: one reduce-scatter of the gradients, and one all-gather of the parameters.
 
-Over all ranks, a reduce-scatter or an all-gather of Ψ numbers sends (N−1)Ψ of them. Any way of doing that will do:
-torch's collective, a ring of messages, an all-to-all. A flat tensor may be filled up to a multiple of N, or not.
+Over all ranks, a reduce-scatter or an all-gather of Ψ elements sends (N−1)Ψ of them. Any way of doing that is right:
+torch's collective, a ring of transfers, an all-to-all. A flat tensor may be padded to a multiple of N, or not.
 """
 
 from dataclasses import dataclass
@@ -12,19 +12,21 @@ from shared.checks.engine.framework import Wrong
 from shared.wire import instrumentation
 
 _HINTS = {
-    "barrier": "Look at: which of these messages carries a gradient or a parameter?",
-    "all_reduce": "An all_reduce brings every sum to every rank. Look at: which numbers does this rank need?",
-    "broadcast": "Look at: which single collective collects everybody's part on every rank?",
-    "all_gather": "Look at: is anything collected that everybody has, or that nobody but its owner needs?",
+    "barrier": "Look at: which of these messages sends a gradient or a parameter?",
+    "all_reduce": "An all_reduce brings every sum to every rank. Look at: which shard does this rank need?",
+    "broadcast": "Look at: which single collective brings every shard to every rank?",
+    "all_gather": "Look at: is anything gathered that every rank has already, or that only its owner needs?",
 }
-_LOOK_AT_BYTES = "Look at: which bytes must a rank send so that a part is complete, and which so that all have it?"
-_LOOK_AT_NOTHING = "Nothing is sent. Look at: which collective brings the others' numbers, and is it begun here?"
-_LOOK_AT_MESSAGES = "Look at: how many parameters travel in one message?"
+_LOOK_AT_BYTES = (
+    "Look at: which bytes must a rank send so that a shard's sum is complete, and which so that all ranks get it?"
+)
+_LOOK_AT_NOTHING = "Nothing is sent. Look at: which collective brings the other ranks' shards, and is it launched here?"
+_LOOK_AT_MESSAGES = "Look at: how many parameters are sent in one message?"
 
 
 @dataclass(frozen=True)
 class Flat:
-    """Numbers of one dtype that lie side by side."""
+    """Elements of one dtype that lie side by side."""
 
     numbers: int
     itemsize: int
@@ -38,7 +40,7 @@ class Flat:
 
 
 def flats_of(groups: list[list]) -> list[Flat]:
-    """Give each param group one flat tensor per dtype of its trainable parameters."""
+    """List one flat tensor for each param group and dtype of its trainable parameters."""
     found = []
     for parameters in groups:
         kinds: dict = {}
@@ -52,10 +54,15 @@ def flats_of(groups: list[list]) -> list[Flat]:
 def judge_rounds(
     calls: dict[int, list[instrumentation.Call]], flats: list[Flat], rounds: int, context: str, again: str = ""
 ) -> None:
-    """calls: by global rank. rounds: 1 for a reduce-scatter or an all-gather of each flat tensor, 2 for both.
-    again: hint where whole rounds more are sent.
+    """Compare what was sent with what the flat tensors need.
 
-    Raises: Wrong where more is sent, or in more messages.
+    Args:
+        calls: by global rank.
+        rounds: 1 for a reduce-scatter or an all-gather of each flat tensor, 2 for both.
+        again: hint for a rank that sends whole rounds more.
+
+    Raises:
+        Wrong: if more is sent, or in more messages.
     """
     others = len(calls) - 1
     least, most = rounds * sum(f.nbytes for f in flats), rounds * sum(f.filled_bytes(len(calls)) for f in flats)
@@ -71,18 +78,16 @@ def judge_rounds(
         if messages > rounds * len(flats) * others:
             most_calls = rounds * len(flats)
             expected = f"expected {most_calls} collective{'s' if most_calls > 1 else ''}"
-            by_ring = f", or {others} in the place of each" if others > 1 else ""
-            raise Wrong(
-                {rank: f"{said}; {expected}{by_ring}"}, hint or "Look at: how many parameters travel in one message?"
-            )
+            by_ring = f", or {others} transfers instead of each" if others > 1 else ""
+            raise Wrong({rank: f"{said}; {expected}{by_ring}"}, hint or _LOOK_AT_MESSAGES)
     if others and sum(sent.values()) < least * others - 1e-6:
         said = f"all ranks together send {sum(sent.values()):,.0f} bytes; a ring sends {least * others:,}"
-        hint = "Look at: is every number sent in its own dtype?"
+        hint = "Look at: is every element sent in its own dtype?"
         raise Wrong(f"{context}: {said}", hint if any(sent.values()) else _LOOK_AT_NOTHING)
 
 
 def refuse_messages(calls: dict[int, list[instrumentation.Call]], context: str) -> None:
-    """Raises: Wrong where anything is sent."""
+    """Raises Wrong if anything is sent."""
     wrong = {rank: f"{context}: {describe_calls(own)}; expected none" for rank, own in calls.items() if own}
     if wrong:
         raise Wrong(wrong, "Look at: what can wait until the step?")

@@ -1,0 +1,78 @@
+"""What torch's fully_shard makes of tensors: DTensors, of which each rank holds a shard."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
+
+from shared.checks.engine.compare import close, first_difference
+from shared.checks.engine.framework import Wrong
+
+_ROUNDED_TO_FLOAT32 = 2e-6  # of the largest element: an average over the wrong ranks is further off
+
+
+@dataclass(frozen=True)
+class LocalShard:
+    """What one rank holds of a tensor. dim: the dimension along which it is split, None if it is no DTensor."""
+
+    local: torch.Tensor
+    dim: int | None
+
+
+def shard_of(tensor: torch.Tensor | None) -> LocalShard | None:
+    if tensor is None:
+        return None
+    split = [each.dim for each in getattr(tensor, "placements", ()) if isinstance(each, Shard)]
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return LocalShard(local.detach().cpu().clone(), split[0] if split else None)
+
+
+def shards_of(module: nn.Module) -> dict[str, LocalShard]:
+    """Return what this rank holds of a module's parameters and buffers, by name."""
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers()]
+    return {name: shard_of(tensor) for name, tensor in named}
+
+
+def assembled(shards: list[dict], copies: int = 1) -> list[dict]:
+    """Put the ranks' shards together in the kernel, without communication. Returns tensors by name, by rank."""
+    shard_ranks, tensors = len(shards) // copies, []
+    for first in range(0, len(shards), shard_ranks):
+        group = shards[first : first + shard_ranks]
+        for own in group:
+            tensors.append({name: _whole(shard, [each[name] for each in group]) for name, shard in own.items()})
+    return tensors
+
+
+def _whole(own: LocalShard | None, shards: list[LocalShard | None]) -> torch.Tensor | None:
+    if own is None or own.dim is None or any(each is None for each in shards):
+        return own and own.local
+    return torch.cat([each.local for each in shards], own.dim)
+
+
+def loss_of(module: nn.Module, x, y) -> torch.Tensor:
+    """Compute a loss in y's dtype, whatever dtype the module computes in."""
+    return (module(x).to(y.dtype) - y).square().mean()
+
+
+def judge_tensors(found: list[dict], want: dict, said: str, tolerance: float) -> None:
+    """Judge tensors by name, rank by rank.
+
+    Raises:
+        Wrong: where a rank has another tensor, or one of another dtype.
+    """
+    for rank, tensors in enumerate(found):
+        for name, expected in want.items():
+            was = tensors[name]
+            if was is None and expected is None:
+                continue
+            if was is None or expected is None:
+                raise Wrong({rank: f"{said}{name} is {'None' if was is None else 'not None'}; expected the contrary"})
+            if was.dtype != expected.dtype:
+                hint = "Look at: in which dtype are shards kept, and in which do ranks compute?"
+                raise Wrong({rank: f"{said}{name} is {was.dtype}, expected {expected.dtype}"}, hint)
+            if not close(was, expected, tolerance):
+                hint = "Look at: whose parameters are trained, and between which ranks are gradients averaged?"
+                if (was - expected).abs().max() <= _ROUNDED_TO_FLOAT32 * expected.abs().max():
+                    hint = "Look at: in which dtype are gradients added up when nobody names one?"
+                raise Wrong({rank: f"{said}{name}, {first_difference(was, expected, tolerance)}"}, hint)

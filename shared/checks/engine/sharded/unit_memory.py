@@ -1,0 +1,158 @@
+"""How much a rank holds with ZeRO-3, at every moment: its shards, and the units that are unsharded to compute.
+
+It is counted three times, as for ZeRO-1. The memory ledger names components and follows each operator. The second count
+adds up every living tensor on this rank. The third counts what is not a tensor but holds as many bytes.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from shared import memory
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.footprint import hidden_bytes, living_bytes, only_what_comes, settled_bytes
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.sharded.unit_layout import layout_of
+from shared.checks.engine.sharded.unit_training import UnitPlan, shard
+from shared.checks.engine.training import Draw
+from shared.checks.models import awkward, unit_models
+
+SLACK = 1.02  # padding, Adam's counts of steps, inputs
+SAMPLES, ACTIVATIONS_BYTES = 2, 40_000
+# Gradients in backward: of the unit that computes, packed, in flight, and what is received of those.
+UNITS_OF_GRADIENTS = 4
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Of a model on N ranks: this rank's shards, and the root and the largest unit when they are unsharded."""
+
+    shards: float
+    root: int
+    unit: int
+    all_units: int
+
+
+def bytes_of(plan: UnitPlan, world_size: int) -> Bytes:
+    layout = layout_of(plan.model, plan.dtype, plan.options.get("compute_dtype"))
+    units = [sum(part.computed.filled_bytes(world_size) for part in unit) for unit in layout.units]
+    stored = sum(part.stored.filled_bytes(world_size) for part in layout.parts()) / world_size
+    root = sum(part.computed.filled_bytes(world_size) for part in layout.root)
+    return Bytes(stored, root, max(units, default=0), sum(units))
+
+
+def probe_memory(wrapper, plan: UnitPlan, most: dict[str, float], seed: int, x, y) -> dict:
+    """Train three steps. Return the bytes of all living tensors, by moment; of what is not a tensor; and samples.
+
+    The last step ends in a forward without gradients, which may not unshard everything at once either.
+    most: how much is expected at most, by moment, so that a rank need not wait for more to be freed.
+    """
+    with only_what_comes():
+        return _train(wrapper, plan, most, seed, x, y)
+
+
+def _train(wrapper, plan: UnitPlan, most: dict[str, float], seed: int, x, y) -> dict:
+    before_bytes = living_bytes()
+    module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
+    wrapped = shard(wrapper, module, plan)
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
+    x, y = x.to(device_here(), plan.dtype), y.to(device_here(), plan.dtype)
+    held = {}
+
+    def note(moment: str) -> None:
+        held[moment] = settled_bytes(most[moment], before_bytes)
+
+    def step(noting: bool) -> None:
+        optimizer.zero_grad()
+        loss = awkward.loss_of(wrapped, x, y)
+        if noting:
+            note("after forward")
+        loss.backward()
+        wrapped.finish_gradient_sync()
+        if noting:
+            note("after finish_gradient_sync()")
+        optimizer.step()
+
+    step(False)
+    step(True)
+    optimizer.zero_grad()
+    note("after the step")
+    with torch.no_grad():
+        wrapped(x)
+    note("after a forward without gradients")
+    with memory.peak(wrapped, optimizer) as peak:
+        step(False)
+        optimizer.zero_grad()
+        with torch.no_grad():
+            wrapped(x)
+    return {"held": held, "hidden": hidden_bytes(), "samples": [(sample.phase, sample.held) for sample in peak.samples]}
+
+
+def judge_memory(attempt: Attempt, plan: UnitPlan) -> None:
+    """Raises: Wrong where a rank holds more than its shards and the units it needs."""
+    size, prefetch = attempt.world_size, plan.options.get("prefetch", 1)
+    own = bytes_of(plan, size)
+    here = own.root + (0 if plan.options.get("reshard_after_forward", True) else own.all_units)
+    state = 3 * own.shards  # the shards and Adam's moments
+    most = {
+        "after forward": state + here + ACTIVATIONS_BYTES,
+        "after finish_gradient_sync()": state + own.shards,
+        "after the step": state,
+        "after a forward without gradients": state,
+    }
+    allowed = {moment: SLACK * nbytes + 10_000 for moment, nbytes in most.items()}
+    found = attempt.run(probe_memory, plan, allowed, per_rank=Draw(attempt, [SAMPLES] * size).per_rank)
+    for rank, result in enumerate(found):
+        for moment, nbytes in result["held"].items():
+            if nbytes > allowed[moment]:
+                said = f"{plan}, {moment}: {nbytes:,} bytes are held; expected {most[moment]:,.0f}"
+                raise Wrong({rank: f"{said} ({_said(own, moment, here)})"}, _HINTS[moment])
+        if result["hidden"] > (SLACK - 1) * state + 10_000:
+            evidence = f"{result['hidden']:,} bytes are in arrays, bytes or storages that are not tensors"
+            raise Wrong({rank: f"{plan}: {evidence}"}, "Look at: whose values are they, and does this rank need them?")
+        _judge_samples(rank, result["samples"], plan, own, here, prefetch)
+
+
+def _said(own: Bytes, moment: str, here: int) -> str:
+    parts = {
+        "after forward": f"{here:,} of parameters",
+        "after finish_gradient_sync()": f"{own.shards:,.0f} of gradients",
+    }
+    return ", ".join(
+        [f"{own.shards:,.0f} for this rank's shards, twice as much for Adam", *filter(None, [parts.get(moment)])]
+    )
+
+
+_HINTS = {
+    "after forward": "Look at: which unit's parameters are still needed when forward has ended?",
+    "after finish_gradient_sync()": "Look at: which gradients and which parameters are still here after backward?",
+    "after the step": "Look at: what holds a second copy of something?",
+    "after a forward without gradients": "Look at: what reshards these units, when no backward comes?",
+}
+_LOOK_AT_PEAK = "Look at: which units are unsharded while one computes, and which of them compute next?"
+_LOOK_AT_GRADIENTS = "Look at: how long does each full gradient live?"
+
+
+def _judge_samples(rank: int, samples: list, plan: UnitPlan, own: Bytes, here: int, prefetch: int) -> None:
+    unsharded = min(own.all_units, max(here - own.root, 0) or (1 + prefetch) * own.unit)
+    most = {"parameters": own.shards + own.root + unsharded}
+    most["gradients"] = own.shards + 2 * own.root + UNITS_OF_GRADIENTS * own.unit
+    grown = 2 * own.shards + ACTIVATIONS_BYTES + own.unit  # Adam's; and a copy of one unit in flight
+    said = {
+        "parameters": f"{own.shards:,.0f} for this rank's shards, {own.root:,} for the root, {unsharded:,} for units",
+        "gradients": f"{own.shards:,.0f} for this rank's shards, and {UNITS_OF_GRADIENTS} units of gradients",
+    }
+    for phase, held in samples:
+        by = {"parameters": held.parameters_bytes, "gradients": held.gradients_bytes + held.buckets_bytes}
+        if phase == "forward":  # to the ledger, a unit in flight is a bucket until a module computes with it
+            by = {"parameters": by["parameters"]}
+        for what, nbytes in by.items():
+            if nbytes > SLACK * most[what]:
+                evidence = f"{plan}: in {phase} {nbytes:,} bytes of {what} are held at once; expected {most[what]:,.0f}"
+                hint = _LOOK_AT_PEAK if what == "parameters" else _LOOK_AT_GRADIENTS
+                raise Wrong({rank: f"{evidence} ({said[what]})"}, hint)
+        in_all = SLACK * (most["parameters"] + (most["gradients"] if phase in ("backward", "step") else 0) + grown)
+        if phase in ("forward", "backward") and held.total_bytes > in_all:
+            parts = ", ".join(f"{name} {nbytes:,}" for name, nbytes in held.by_component().items() if nbytes)
+            evidence = f"{plan}: in {phase} {held.total_bytes:,} bytes are held at once; expected at most {in_all:,.0f}"
+            raise Wrong({rank: f"{evidence}. Of what can be named: {parts}"}, _LOOK_AT_PEAK)

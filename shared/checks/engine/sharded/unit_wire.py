@@ -1,0 +1,136 @@
+"""What ZeRO-3 may send: two all-gathers of a unit, for forward and for backward, and one reduce-scatter.
+
+The root, and every unit that kept unsharded from forward to backward, is gathered once.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.compare import describe_calls
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.sharded.training import train
+from shared.checks.engine.sharded.unit_layout import layout_of
+from shared.checks.engine.sharded.unit_training import UnitPlan, new_optimizer, probe_units, shard, take_step
+from shared.checks.engine.sharded.wire import Flat, judge_rounds
+from shared.checks.engine.training import Draw
+from shared.checks.models import unit_models
+
+_NOT_REACHED = {"Frozen": (0,)}  # units that backward does not reach
+_TOO_LITTLE = "all ranks together send"
+_LOOK_AT_LITTLE = "Look at: how often in a step does a rank need a unit's parameters that it does not hold?"
+_LOOK_AT_MUCH = (
+    "Look at: which units are gathered, and how often? And which part of a gradient does a shard's owner need?"
+)
+
+
+def of_training(plan: UnitPlan) -> list[Flat]:
+    """Return the flat tensors that are gathered or reduced in a step, each as often as that happens."""
+    layout = layout_of(plan.model, plan.dtype, plan.options.get("compute_dtype"))
+    kept = not plan.options.get("reshard_after_forward", True)
+    sent: list[Flat] = []
+    for index, unit in enumerate((*layout.units, layout.root)):
+        reached = index not in _NOT_REACHED.get(plan.model, ()) and index < len(layout.units)
+        for part in unit:
+            sent += [part.computed] * (1 + (reached and not kept) + part.trainable)
+    return sent * plan.micro_batches
+
+
+def of_evaluation(plan: UnitPlan) -> list[Flat]:
+    return [part.computed for part in layout_of(plan.model, plan.dtype, plan.options.get("compute_dtype")).parts()]
+
+
+def judge_sent(calls: dict[int, list], flats: list[Flat], context: str) -> None:
+    """Raises: Wrong."""
+    try:
+        judge_rounds(calls, flats, 1, context)
+    except Wrong as wrong:
+        if _TOO_LITTLE in wrong.evidence and "no message" not in wrong.evidence:
+            wrong.hint = _LOOK_AT_LITTLE
+        elif "which bytes must a rank send" in wrong.hint:
+            wrong.hint = _LOOK_AT_MUCH
+        raise
+
+
+def judge_building(plan: UnitPlan, found: dict[int, dict]) -> None:
+    """Raises: Wrong where more is sent than every parameter and buffer once, with padding."""
+    parts, size = layout_of(plan.model, plan.dtype).parts(), len(found)
+    buffers = sum(each.nbytes for each in unit_models.build(plan.model, 0, plan.dtype).buffers())
+    most = buffers + sum(part.stored.filled_bytes(size) for part in parts)
+    for rank, result in found.items():
+        if sum(call.payload_bytes for call in result["building"]) > most:
+            said = f"{plan}, when it is built: {describe_calls(result['building'])}; expected at most {most} bytes"
+            raise Wrong({rank: said}, "Look at: is each parameter sent once?")
+
+
+def every_unit_travels(attempt: Attempt, plans: list[UnitPlan]) -> None:
+    """Raises: Wrong unless each step, and each forward without gradients, sends what it must and no more."""
+    for plan in plans:
+        found = train(attempt, plan, Draw(attempt), probe_units)
+        judge_building(plan, found)
+        evaluating = {rank: result["evaluating"] for rank, result in found.items()}
+        judge_sent(evaluating, of_evaluation(plan), f"{plan}, a forward without gradients, before the first step")
+        for number in range(plan.steps):
+            steps = {rank: result["steps"][number] for rank, result in found.items()}
+            training = {rank: step["training"] for rank, step in steps.items()}
+            judge_sent(training, of_training(plan), f"{plan}, step {number + 1}")
+            evaluating = {rank: step["evaluating"] for rank, step in steps.items()}
+            judge_sent(evaluating, of_evaluation(plan), f"{plan}, a forward without gradients after step {number + 1}")
+
+
+def probe_turns(wrapper, plan: UnitPlan, seed: int, x, y) -> list[list]:
+    """Train without a forward between the steps. Return what was sent, per step."""
+    wrapped = shard(wrapper, unit_models.build(plan.model, seed).to(device_here()), plan)
+    optimizer, x, y = new_optimizer(plan, wrapped), x.to(device_here()), y.to(device_here())
+    return [take_step(wrapped, optimizer, plan, x, y)["training"] for _ in range(plan.steps)]
+
+
+def nothing_travels_in_vain(attempt: Attempt) -> None:
+    """The order of units changes, and one is not called. Its gradients, which are zeros, are reduced all the same."""
+    layout = layout_of("Turns")
+    for prefetch in (1, 2):
+        plan = UnitPlan("Turns", steps=4, options={"prefetch": prefetch})
+        found = attempt.run(probe_turns, plan, per_rank=Draw(attempt).per_rank, context=str(plan))
+        for number in range(1, plan.steps + 1):
+            called = (0, 2) if number % 3 == 0 else (0, 1, 2)
+            flats = [part.computed for part in layout.root] * 2
+            for index, unit in enumerate(layout.units):
+                flats += [part.computed for part in unit] * (3 if index in called else 1)
+            calls = {rank: steps[number - 1] for rank, steps in enumerate(found)}
+            judge_sent(calls, flats, f"{plan}, step {number}, which calls {len(called)} blocks")
+
+
+def one_element_more_travels(attempt: Attempt) -> None:
+    """For a norm: one element of each rank, in one collective."""
+    for model in ("Mixed", "Blocks"):
+        plan = UnitPlan(model, steps=2, max_norm=0.05)
+        for rank, result in train(attempt, plan, Draw(attempt), probe_units).items():
+            for number, step in enumerate(result["steps"], 1):
+                calls = step["clipping"]
+                most = 2 if attempt.world_size == 1 else attempt.world_size  # an all_gather will do
+                if len(calls) > 1 or sum(call.payload_bytes for call in calls) > 8 * most:
+                    said = f"{plan}, clip_grad_norm_ in step {number}: {describe_calls(calls)}; expected one element"
+                    raise Wrong({rank: said}, "Look at: what must a rank know of the other ranks' shards?")
+
+
+def bf16_halves_what_travels(attempt: Attempt) -> None:
+    """float32 parameters that compute in bfloat16: half the bytes on the wire; shards and their gradients in float32.
+
+    A bfloat16 model stays in bfloat16 throughout.
+    """
+    computing = UnitPlan("Blocks", dtype=torch.float32, steps=2, options={"compute_dtype": torch.bfloat16})
+    for plan in (UnitPlan("Blocks", dtype=torch.bfloat16, steps=2), replace(computing, micro_batches=3)):
+        found = train(attempt, plan, Draw(attempt), probe_units)
+        for number in range(plan.steps):
+            training = {rank: result["steps"][number]["training"] for rank, result in found.items()}
+            judge_sent(training, of_training(plan), f"{plan}, step {number + 1}")
+        for rank, result in found.items():
+            hint = "Look at: in which dtype does the optimizer compute?"
+            wrong = {kind for kinds in result["shards"] for kind in kinds if kind not in (plan.dtype, None)}
+            if wrong:
+                said = f"{plan}: parameters() and their gradients are of {', '.join(map(str, wrong))}"
+                raise Wrong({rank: f"{said}; expected {plan.dtype}, as the model's were"}, hint)
+            if plan.dtype == torch.float32 and result["few digits"]:
+                said = f"{plan}: after the last one, gradients have no more digits than bfloat16 has"
+                raise Wrong({rank: f"{said}; expected float32's"}, hint)

@@ -1,0 +1,140 @@
+"""Judging a launch queue with buckets that send nothing: the order in which it packs, launches and waits."""
+
+import torch
+
+from shared.checks.engine.framework import Attempt, Wrong
+
+TRIES = 6
+
+Event = tuple  # what was done with a bucket: ("pack", bucket_index, index), ("launch", bucket_index) or ("wait", …)
+
+
+class Bucket:  # students see this name in error messages
+    """A bucket that sends nothing, and writes down what is done with it."""
+
+    def __init__(self, bucket_index: int, size: int, diary: list[Event]):
+        self.bucket_index, self.diary = bucket_index, diary
+        self.parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(size)]
+
+    def __getattr__(self, name: str):
+        raise AttributeError(f"a bucket in this check has parameters, pack, launch and wait, but no {name}")
+
+    def pack(self, index: int) -> None:
+        self.diary.append(("pack", self.bucket_index, index))
+
+    def launch(self) -> None:
+        self.diary.append(("launch", self.bucket_index))
+
+    def wait(self) -> None:
+        self.diary.append(("wait", self.bucket_index))
+
+
+def draw_sizes_of_buckets(attempt: Attempt) -> list[int]:
+    """Draw the number of gradients in each bucket: few enough to be followed by hand."""
+    return [attempt.random.randint(1, 2) for _ in range(attempt.random.randint(3, 4))]
+
+
+def every_gradient(sizes: list[int]) -> list[tuple[int, int]]:
+    return [(bucket_index, index) for bucket_index, size in enumerate(sizes) for index in range(size)]
+
+
+def events_of_add(sizes: list[int], order: list[tuple[int, int]]) -> list[list[Event]]:
+    """Return what a right queue does in each add(), when gradients are added in this order."""
+    missing, launched, found = list(sizes), 0, []
+    for bucket_index, index in order:
+        found.append([("pack", bucket_index, index)])
+        missing[bucket_index] -= 1
+        while launched < len(sizes) and not missing[launched]:
+            found[-1].append(("launch", launched))
+            launched += 1
+    return found
+
+
+def described(events: list[Event]) -> str:
+    if not events:
+        return "nothing"
+    return ", ".join(f"{verb} {index}" + "".join(f" ({one})" for one in rest) for verb, index, *rest in events)
+
+
+def probe_queue(queue_class, sizes: list[int], rounds: list[list[tuple[int, int]]]) -> list[list[list[Event]]]:
+    """Return, for each round, what each add() did and, last, what finish() did."""
+    diary: list[Event] = []
+    queue = queue_class([Bucket(bucket_index, size, diary) for bucket_index, size in enumerate(sizes)])
+    found = []
+    for order in rounds:
+        found.append([])
+        for step in [*order, None]:
+            diary.clear()
+            queue.finish() if step is None else queue.add(*step)
+            found[-1].append(diary[:])
+    return found
+
+
+def _try_queue(attempt: Attempt) -> tuple[list[int], list[list[tuple[int, int]]], list[list[list[Event]]]]:
+    """Return the sizes of the buckets; per round, what was added; per round, what the queue did."""
+    sizes = draw_sizes_of_buckets(attempt)
+    every = every_gradient(sizes)
+    rounds = []
+    for left_out in (0, attempt.random.randint(1, len(every) - 1), len(every), 0):
+        rounds.append(attempt.random.sample(every, len(every) - left_out))
+    context = f"buckets of {sizes} gradients, {len(rounds)} rounds of add(…), each ended by finish()"
+    return sizes, rounds, attempt.run(probe_queue, sizes, rounds, context=context)[0]
+
+
+def launched_in_order_and_early(attempt: Attempt) -> None:
+    for _ in range(TRIES):
+        sizes, rounds, found = _try_queue(attempt)
+        for turn, (order, did) in enumerate(zip(rounds, found, strict=True), 1):
+            for step, want in enumerate(events_of_add(sizes, order)):
+                if did[step] != want:
+                    added = ", ".join(map(str, order[: step + 1]))
+                    said = f"buckets of {sizes} gradients, round {turn}, after add of {added}: {described(did[step])}"
+                    raise Wrong(f"{said}; expected {described(want)}", _why(did[step], want, turn))
+
+
+def _why(did: list[Event], want: list[Event], turn: int) -> str:
+    if turn > 1:  # the first round was right
+        return "Look at: what must be forgotten when a round ends?"
+    if any(event[0] == "wait" for event in did):
+        return "Look at: who waits, and when? add(…) is called in the middle of backward()."
+    if [event for event in did if event[0] == "pack"] != want[:1]:
+        return "Look at: which gradient is ready? It is packed once, when it is added."
+    if len(did) > len(want):
+        return "Look at: is it this bucket's turn?"
+    if len(did) < len(want):
+        return "Look at: which other bucket can be launched, now that this one has been?"
+    return ""
+
+
+def finish_completes_and_begins_anew(attempt: Attempt) -> None:
+    for _ in range(TRIES):
+        sizes, rounds, found = _try_queue(attempt)
+        for turn, (order, did) in enumerate(zip(rounds, found, strict=True), 1):
+            before, last = [event for events in did[:-1] for event in events], did[-1]
+            said = f"buckets of {sizes} gradients, round {turn}, {len(order)} added: finish() did {described(last)}"
+            judge_finish(sizes, before, last, said)
+
+
+def judge_finish(sizes: list[int], before: list[Event], last: list[Event], said: str) -> None:
+    """Judge a whole round: what was done before finish(), and what finish() did.
+
+    Raises:
+        Wrong: unless the rest is packed, then launched in order, and each bucket is waited for once, when all are in
+            flight.
+    """
+    whole, bucket_indices = before + last, range(len(sizes))
+    every = [("pack", *each) for each in every_gradient(sizes)]
+    if sorted(event for event in whole if event[0] == "pack") != every:
+        raise Wrong(f"{said}; expected every gradient packed once", "Look at: which gradients have not come?")
+    launches = [event[1] for event in whole if event[0] == "launch"]
+    if launches != list(bucket_indices):
+        raise Wrong(f"{said}; buckets were launched in the order {launches}", "Look at: what is still to be launched?")
+    for launched in bucket_indices:
+        if any(whole.index(("launch", launched)) < whole.index(event) for event in every if event[1] == launched):
+            raise Wrong(f"{said}; bucket {launched} was launched before all of it was packed")
+    waits = [position for position, event in enumerate(whole) if event[0] == "wait"]
+    if sorted(whole[position][1] for position in waits) != list(bucket_indices):
+        raise Wrong(f"{said}; expected one wait for each bucket", "Look at: who waits for those launched earlier?")
+    if waits[0] < whole.index(("launch", len(sizes) - 1)):
+        hint = "Look at: which collectives could be in flight at the same time?"
+        raise Wrong(f"{said}; it waited before the last bucket was launched", hint)

@@ -1,0 +1,208 @@
+"""Checks of ShardedFlatParameter: parameters that have memory while they are unsharded, and only then."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.compare import close, describe_calls, first_difference
+from shared.checks.engine.footprint import living_bytes, settled_bytes
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.sharded.flat_layout import Shapes, draw_shapes
+from shared.checks.engine.sharded.unit_training import has_memory
+from shared.checks.engine.sharded.wire import Flat, judge_rounds
+from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
+from shared.wire import instrumentation
+
+_LOOK_AT_STORAGE = "Look at: autograd keeps views of one storage. Is it still the one that is filled?"
+
+
+@dataclass(frozen=True)
+class Case:
+    shapes: Shapes
+    compute_dtype: torch.dtype | None = None
+    trainable: bool = True
+
+    def __str__(self) -> str:
+        parts = [str(self.shapes), f"compute_dtype={self.compute_dtype}" if self.compute_dtype else ""]
+        return ", ".join([each for each in parts if each] + ["frozen"] * (not self.trainable))
+
+
+PLAIN = Case(Shapes(((5,), (2, 2), (2,))))
+
+
+def _draw_cases(attempt: Attempt) -> list[Case]:
+    five, many, *rest = draw_shapes(attempt)
+    cases = [Case(five, torch.bfloat16), Case(many), Case(many, torch.float32, False), *map(Case, rest)]
+    if attempt.world_size in SUBGROUPS:
+        cases.append(Case(Shapes(((4,), (3, 2)), in_subgroup=True)))
+    return cases
+
+
+def probe_shards(sharded, case: Case, seed: int) -> dict:
+    """Shard parameters, change the shard, unshard, reshard, unshard again. Return what was there."""
+    group, member = join_subgroup(case.shapes.in_subgroup)
+    if not member:
+        return {"outside": True}
+    parameters = [nn.Parameter(each.to(device_here()), case.trainable) for each in case.shapes.values(seed)]
+    shapes = [each.shape for each in parameters]
+    with instrumentation.listening() as building:
+        flat = sharded(parameters, group, case.compute_dtype)
+    storage = flat.flat_param.untyped_storage()
+    found = {
+        "building": building,
+        "shard": flat.shard.detach().cpu().clone(),
+        "is a parameter": isinstance(flat.shard, nn.Parameter) and flat.shard.requires_grad == case.trainable,
+        "keeps shapes": [each.shape for each in parameters] == shapes,
+        "dtype": {flat.flat_param.dtype, *(each.dtype for each in parameters)},
+        "unsharded": [],
+    }
+    for round_ in range(2):
+        with torch.no_grad():
+            flat.shard += dist.get_rank(group) + round_
+        found["sent"] = flat.shard.detach().cpu().clone()
+        with instrumentation.listening() as found["calls"]:
+            handle = flat.unshard()
+            if not hasattr(handle, "wait"):
+                return found | {"handle": False}
+            handle.wait()
+        there = all(has_memory(each) for each in parameters)
+        values = [each.detach().cpu().clone() for each in parameters] if there else None
+        found["unsharded"].append((found["sent"], values))
+        if not there:
+            break
+        if round_ == 0:
+            same = flat.flat_param.untyped_storage()._cdata == storage._cdata
+            outputs = [(each * each).sum() for each in parameters]
+            flat.reshard()
+    # What is saved for backward is a view of the storage that was there in forward.
+    found["same storage"] = there and same and flat.flat_param.untyped_storage()._cdata == storage._cdata
+    if found["same storage"] and case.trainable:
+        sum(outputs).backward()
+        found["gradients"] = [None if each.grad is None else each.grad.cpu() for each in parameters]
+    return found
+
+
+def _try(attempt: Attempt, case: Case) -> tuple[dict[int, dict], list[torch.Tensor], int]:
+    """Return, by global rank, what was found; the first rank's values; elements per rank."""
+    seeds = [attempt.draw_seed() for _ in range(attempt.world_size)]
+    members = members_of(attempt, case.shapes.in_subgroup)
+    context = called_alone(attempt) if case.shapes.in_subgroup else str(case)
+    found = attempt.run(probe_shards, case, per_rank=[(seed,) for seed in seeds], context=context)
+    values = case.shapes.values(seeds[members[0]])
+    return {rank: found[rank] for rank in members}, values, -(-case.shapes.numbers // len(members))
+
+
+def _expect(rank: int, said: str, holds: bool, hint: str) -> None:
+    if not holds:
+        raise Wrong({rank: said}, hint)
+
+
+def plain_parameters_come_and_go(attempt: Attempt) -> None:
+    """Three parameters of one dtype, on two ranks."""
+    _judge_start(attempt, PLAIN)
+    _judge_unsharded(attempt, PLAIN)
+
+
+def shards_hold_the_first_ranks_values(attempt: Attempt) -> None:
+    for case in _draw_cases(attempt):
+        _judge_start(attempt, case)
+
+
+def _judge_start(attempt: Attempt, case: Case) -> None:
+    found, values, n = _try(attempt, case)
+    flat = torch.cat([each.flatten() for each in values])
+    flat = torch.cat([flat, flat.new_zeros(n * len(found) - len(flat))])
+    for index, (rank, result) in enumerate(found.items()):
+        want, shard = flat.view(len(found), n)[index], result["shard"]
+        said = f"{case}: shard is not an nn.Parameter with the parameters' requires_grad"
+        _expect(rank, said, result["is a parameter"], "")
+        said = f"{case}: shard has dtype {shard.dtype}; expected {want.dtype}"
+        _expect(rank, said, shard.dtype == want.dtype, "Look at: in which dtype does the optimizer compute?")
+        if not torch.equal(shard, want):
+            said = f"{case}: shard, {first_difference(shard, want, 0.0)}"
+            hint = "Look at: whose values do all ranks start with, and which of them are in this rank's shard?"
+            raise Wrong({rank: said}, hint)
+        most = Flat(case.shapes.numbers, want.itemsize).filled_bytes(len(found))
+        said = f"{case}, when built: {describe_calls(result['building'])}; expected at most {most} bytes"
+        sent = sum(call.payload_bytes for call in result["building"])
+        _expect(rank, said, sent <= most, "Look at: is each element sent once?")
+
+
+def unshard_brings_every_shard(attempt: Attempt) -> None:
+    for case in _draw_cases(attempt):
+        _judge_unsharded(attempt, case)
+
+
+def _judge_unsharded(attempt: Attempt, case: Case) -> None:
+    found, values, _ = _try(attempt, case)
+    dtype = case.compute_dtype or case.shapes.dtype
+    for rank, result in found.items():
+        said = f"{case}: unshard() does not return a handle with wait()"
+        _expect(rank, said, result.get("handle", True), "Look at: what does launch_all_gather() return?")
+        _expect(rank, f"{case}: the parameters' shapes have changed", result["keeps shapes"], "")
+        dtypes = ", ".join(sorted(map(str, result["dtype"])))
+        said = f"{case}: flat_param and the parameters have dtype {dtypes}; expected {dtype}"
+        _expect(rank, said, result["dtype"] == {dtype}, "Look at: in which dtype does the model compute?")
+        for round_, (_, computed) in enumerate(result["unsharded"], 1):
+            said = f"{case}, after unshard() number {round_}"
+            hint = "Look at: what does flat_param need before anything can be received into it?"
+            _expect(rank, f"{said}: the parameters have no memory", computed is not None, hint)
+            full = torch.cat([each["unsharded"][round_ - 1][0] for each in found.values()]).to(dtype)
+            sizes = [each.numel() for each in values]
+            for number, (want, value) in enumerate(zip(full[: sum(sizes)].split(sizes), computed, strict=True)):
+                if not torch.equal(value.flatten(), want):
+                    said = f"{said}: parameter {number}, {first_difference(value.flatten(), want, 0.0)}"
+                    hint = "Look at: which tensor is sent, and of which tensor are the parameters slices?"
+                    raise Wrong({rank: said}, hint)
+    calls = {rank: result["calls"] for rank, result in found.items()}
+    judge_rounds(calls, [Flat(case.shapes.numbers, dtype.itemsize)], 1, f"{case}, unshard()")
+
+
+def backward_finds_what_it_saved(attempt: Attempt) -> None:
+    """Forward, reshard(), unshard(), backward: the gradient is that of the values that were unsharded last."""
+    for case in _draw_cases(attempt):
+        for rank, result in _try(attempt, case)[0].items():
+            said = f"{case}: after reshard() and unshard(), the parameters are in another storage than in forward"
+            _expect(rank, said, result["same storage"], _LOOK_AT_STORAGE)
+            for number, gradient in enumerate(result.get("gradients", ())):
+                want = 2 * result["unsharded"][1][1][number]
+                if gradient is None or not close(gradient, want, 1e-2):
+                    was = "None" if gradient is None else first_difference(gradient, want, 1e-2)
+                    said = f"{case}: in backward, the gradient of p·p for parameter {number}: {was}"
+                    raise Wrong({rank: said}, _LOOK_AT_STORAGE)
+
+
+def probe_footprint(sharded, case: Case, most: dict[str, int], seed: int) -> dict[str, int]:
+    """Return the bytes of all living tensors, by moment. most: how many are expected then."""
+    before_bytes, found = living_bytes(), {}
+    parameters = [nn.Parameter(each.to(device_here())) for each in case.shapes.values(seed)]
+    for moment in most:
+        if moment == "when built":
+            flat = sharded(parameters, None, case.compute_dtype)
+        elif moment == "after unshard()":
+            flat.unshard().wait()
+        else:
+            flat.reshard()
+        found[moment] = settled_bytes(1.01 * most[moment], before_bytes)
+    return found
+
+
+def only_the_shard_has_memory(attempt: Attempt) -> None:
+    for case in (Case(Shapes(((300, 100), (70,), (200, 50)))), Case(Shapes(((300, 100),)), torch.bfloat16)):
+        per_rank = [(attempt.draw_seed(),) for _ in range(attempt.world_size)]
+        full = Flat(case.shapes.numbers, (case.compute_dtype or case.shapes.dtype).itemsize)
+        shard_bytes = Flat(case.shapes.numbers, 4).filled_bytes(attempt.world_size) // attempt.world_size
+        full_bytes = full.filled_bytes(attempt.world_size)
+        most = {
+            "when built": shard_bytes,
+            "after unshard()": shard_bytes + full_bytes,
+            "after reshard()": shard_bytes,
+        }
+        for rank, held in enumerate(attempt.run(probe_footprint, case, most, per_rank=per_rank)):
+            for moment, nbytes in held.items():
+                if nbytes > 1.01 * most[moment]:
+                    said = f"{case}, {moment}: {nbytes:,} bytes are held; expected {most[moment]:,}"
+                    raise Wrong({rank: said}, "Look at: which storage still has memory, and who needs it now?")

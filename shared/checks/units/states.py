@@ -1,0 +1,151 @@
+"""Checks of Unit: which of its methods launch, wait and free, in which state.
+
+Its flat parameters send nothing here. They log what they are told to do.
+"""
+
+from shared.checks.engine.framework import Attempt, Wrong
+
+CALLS = ("unshard", "wait_for_unshard", "reshard", "into BACKWARD")
+PLAIN = ["unshard", "wait_for_unshard", "reshard", "wait_for_unshard", "reshard"]
+CERTAIN = (  # whatever else is drawn
+    ["unshard", "wait_for_unshard", "into BACKWARD", "unshard", "wait_for_unshard", "reshard", "reshard"],
+    ["wait_for_unshard", "into BACKWARD", "wait_for_unshard", "reshard", "wait_for_unshard"],
+    ["unshard", "reshard", "unshard", "unshard", "wait_for_unshard", "wait_for_unshard", "unshard"],
+)
+
+
+class LoggedFlatParameter:  # students see its name in errors
+    """Stands for a ShardedFlatParameter."""
+
+    def __init__(self, number: int, log: list[tuple]):
+        self.number, self.log = number, log
+
+    def __getattr__(self, name: str):
+        raise AttributeError(f"a flat parameter of this check has unshard() and reshard(), but no {name}")
+
+    def unshard(self) -> "Handle":
+        self.log.append(("unshard", self.number))
+        return Handle(self)
+
+    def reshard(self) -> None:
+        self.log.append(("reshard", self.number))
+
+
+class Handle:
+    def __init__(self, flat_parameter: LoggedFlatParameter):
+        self.flat_parameter = flat_parameter
+
+    def wait(self) -> None:
+        self.flat_parameter.log.append(("wait", self.flat_parameter.number))
+
+
+def probe_unit(unit_class, count: int, calls: list[str]) -> list[tuple[str, list[tuple]]]:
+    """Return, after each call, the state and what the flat parameters were told to do."""
+    log: list[tuple] = []
+    unit = unit_class([LoggedFlatParameter(number, log) for number in range(count)])
+    states, found = type(unit.state), [(unit.state.name, [])]
+    for call in calls:
+        log.clear()
+        if call == "into BACKWARD":
+            unit.state = states["BACKWARD"]
+        else:
+            getattr(unit, call)()
+        found.append((unit.state.name, log[:]))
+    return found
+
+
+def _try(attempt: Attempt, calls: list[str]) -> list[tuple[str, list[tuple]]]:
+    """Return, before the first call and after each, the state and what the flat parameters were told to do."""
+    count = attempt.random.randint(1, 3)
+    context = f"a unit of {count} flat parameter{'s' if count > 1 else ''}: {_said(calls)}"
+    return attempt.run(probe_unit, count, calls, context=context)[0]
+
+
+def _sequences(attempt: Attempt) -> list[list[str]]:
+    return [*CERTAIN, *(_draw_calls(attempt) for _ in range(4))]
+
+
+def _draw_calls(attempt: Attempt) -> list[str]:
+    calls, state = [], "SHARDED"
+    for _ in range(attempt.random.randint(5, 9)):
+        call = attempt.random.choice(CALLS if state == "UNSHARDED" else CALLS[:3])
+        calls.append(call)
+        state = _after(call, state)
+    return calls
+
+
+def _after(call: str, state: str) -> str:
+    if call == "unshard":
+        return "UNSHARDING" if state == "SHARDED" else state
+    if call == "wait_for_unshard":
+        return "UNSHARDED" if state in ("SHARDED", "UNSHARDING") else state
+    return "SHARDED" if call == "reshard" else "BACKWARD"
+
+
+def _said(calls: list[str]) -> str:
+    return ", ".join(call if " " in call else f"{call}()" for call in calls)
+
+
+def forward_is_followed(attempt: Attempt) -> None:
+    """Unshard, compute, reshard, twice."""
+    found = _try(attempt, PLAIN)
+    _judge_states(PLAIN, found)
+    _judge_work(PLAIN, found)
+
+
+def states_follow_the_table(attempt: Attempt) -> None:
+    for calls in _sequences(attempt):
+        _judge_states(calls, _try(attempt, calls))
+
+
+def _judge_states(calls: list[str], found: list[tuple[str, list[tuple]]]) -> None:
+    state = "SHARDED"
+    for number, (call, (got, _)) in enumerate(zip(calls, found[1:], strict=True), 1):
+        state = _after(call, state)
+        if got != state:
+            said = f"after {_said(calls[:number])}, the state is {got}; expected {state}"
+            raise Wrong(said, "Look at: which row of the table is this?")
+
+
+def work_is_done_once(attempt: Attempt) -> None:
+    """All-gathers are launched together, waited for once before anybody computes or frees, and freed once."""
+    for calls in _sequences(attempt):
+        _judge_work(calls, _try(attempt, calls))
+
+
+def _judge_work(calls: list[str], found: list[tuple[str, list[tuple]]]) -> None:
+    state, in_flight = "SHARDED", False
+    for number, (call, (_, told)) in enumerate(zip(calls, found[1:], strict=True), 1):
+        said = f"after {_said(calls[: number - 1]) or 'nothing'}, {_said([call])} did {_told(told)}"
+        launches = call in ("unshard", "wait_for_unshard") and state == "SHARDED"
+        waits = (in_flight or launches) and call in ("wait_for_unshard", "reshard")
+        frees = call == "reshard" and state != "SHARDED"
+        due = {"unshard": launches, "wait": waits, "reshard": frees}
+        _judge_told(told, due, frees or call != "reshard", said)
+        in_flight = (in_flight or launches) and not waits
+        state = _after(call, state)
+
+
+_HINTS = {
+    "unshard": "Look at: in which states are the parameters here, or in flight?",
+    "wait": "Look at: what is still in flight, and who must not go on before it is complete?",
+    "reshard": "Look at: when do the flat parameters have memory that can be freed?",
+}
+
+
+def _judge_told(told: list[tuple], due: dict[str, bool], strictly: bool, said: str) -> None:
+    """strictly: otherwise a reshard() that is not due is accepted, because it does nothing."""
+    numbers_told = {number for _, number in told}
+    for verb, is_due in due.items():
+        numbers = [number for what, number in told if what == verb]
+        if is_due and (not numbers or len(numbers) != len(set(numbers)) or set(numbers) != numbers_told):
+            raise Wrong(f"{said}; expected one {verb} of each flat parameter", _HINTS[verb])
+        if numbers and not is_due and (strictly or verb != "reshard"):
+            raise Wrong(f"{said}; expected no {verb}", _HINTS[verb])
+    order = [("unshard", "wait", "reshard").index(what) for what, _ in told]
+    if order != sorted(order):
+        raise Wrong(f"{said}, in this order", "Look at: what can be in flight at the same time, and what may be freed?")
+
+
+def _told(told: list[tuple]) -> str:
+    return ", ".join(f"{verb} {number}" for verb, number in told) or "nothing"

@@ -1,0 +1,285 @@
+"""Judging ShardedBucket: gradients that are held in full only until they are reduce-scattered."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.compare import close, describe_calls, first_difference, tolerance_of
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.latecomers import PATIENCE_S, Meeting, launches_unasked
+from shared.checks.engine.sharded.flat_layout import flat_parameter_type_of
+from shared.checks.engine.sharded.wire import Flat, judge_rounds, refuse_messages
+from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
+from shared.checks.engine.training import Draw
+from shared.checks.models import awkward
+from shared.wire import instrumentation
+
+ROUNDS = (False, True, False)  # whether the mean of the round before is still there
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """Whose gradients are reduced."""
+
+    model: str
+    in_subgroup: bool = False
+    dtype: torch.dtype = torch.float64
+
+    def __str__(self) -> str:
+        return awkward.said(self.model)
+
+
+def _build(sharded_bucket, module: nn.Module, group=None):
+    """Flatten a module's trainable parameters. Returns the flat parameter, and a bucket of it."""
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    flat_parameter = flat_parameter_type_of(sharded_bucket)(trainable, group)
+    return flat_parameter, sharded_bucket(flat_parameter)
+
+
+def probe_rounds(sharded_bucket, how: Reduced, rank: int, seed: int, x, y) -> list[dict]:
+    """Return for each round this rank's own gradients, the shard's, what was sent when, and which .grad is left."""
+    group, member = join_subgroup(how.in_subgroup)
+    if not member:
+        return []
+    module = awkward.build(how.model, seed, how.dtype).to(device_here())
+    flat_parameter, bucket = _build(sharded_bucket, module, group)
+    parameters, shard = flat_parameter.layout.parameters, flat_parameter.shard
+    order = torch.randperm(len(parameters), generator=torch.Generator().manual_seed(seed)).tolist()
+    x, y = x.to(device_here(), how.dtype), y.to(device_here(), how.dtype)
+    rounds = []
+    for adds_up in ROUNDS:
+        if not adds_up:
+            shard.grad = None
+        twin = awkward.twin_of(how.model, module)
+        for each in (module, twin):
+            awkward.loss_of(each, x, y).backward()
+        found = {"own": awkward.gradients_of(twin), "calls": {}, "left": []}
+        with instrumentation.listening() as found["calls"]["pack"]:
+            for index in order:
+                bucket.pack(index)
+                if parameters[index].grad is not None:
+                    found["left"].append(index)
+        with instrumentation.listening() as found["calls"]["launch"]:
+            bucket.launch()
+        with instrumentation.listening() as found["calls"]["wait"]:
+            bucket.wait()
+        first = None if shard.grad is None else shard.grad.detach().cpu().clone()
+        with instrumentation.listening() as found["calls"]["again"]:
+            bucket.wait()
+        found |= {"same": first is None or torch.equal(first, shard.grad.cpu()), "grad": first}
+        rounds.append(found)
+        x = awkward.other_roads(x)
+    return rounds
+
+
+def _try(attempt: Attempt, how: Reduced) -> dict[int, list[dict]]:
+    members = members_of(attempt, how.in_subgroup)
+    context = called_alone(attempt) if how.in_subgroup else str(how)
+    per_rank = [(rank, *share) for rank, share in enumerate(Draw(attempt).per_rank)]
+    found = attempt.run(probe_rounds, how, per_rank=per_rank, context=context)
+    return {rank: found[rank] for rank in members}
+
+
+def each_shard_gets_its_mean(attempt: Attempt) -> None:
+    tried = [Reduced("Tied"), Reduced("Frozen"), Reduced("TwoRoads"), Reduced("Strided"), Reduced("Unused")]
+    tried = tried if attempt.world_size == 2 else attempt.random.sample(tried, 2)
+    tried += [Reduced("TwoRoads", in_subgroup=True)] if attempt.world_size in SUBGROUPS else []
+    for how in [Reduced("Plain"), *tried]:
+        found, means = _try(attempt, how), []
+        for number, adds_up in enumerate(ROUNDS):
+            rounds = {rank: each[number] for rank, each in found.items()}
+            flats = {rank: _flat(each["own"], how, len(found)) for rank, each in rounds.items()}
+            means.append((sum(flats.values()) / len(flats)).view(len(flats), -1))
+            want = means[-2] + means[-1] if adds_up else means[-1]
+            for index, (rank, each) in enumerate(rounds.items()):
+                _judge_left(rank, each, how)
+                said = f"{how}, backward {number + 1}{', added to the one before' if adds_up else ''}"
+                if each["grad"] is None or not close(each["grad"].flatten(), want[index], tolerance_of([want])):
+                    was = "is None" if each["grad"] is None else first_difference(each["grad"].flatten(), want[index])
+                    raise Wrong({rank: f"{said}: shard.grad, {was}"}, _cause(each["grad"], want, index, means, adds_up))
+                if each["calls"]["again"] or not each["same"]:
+                    evidence = f"a second wait() changes shard.grad, or sends {describe_calls(each['calls']['again'])}"
+                    raise Wrong({rank: evidence}, "Look at: how does wait() know whether something is in flight?")
+
+
+def _judge_left(rank: int, each: dict, how: Reduced) -> None:
+    if each["left"]:
+        said = f"{how}: after pack({each['left'][0]}), .grad still holds a tensor; expected None"
+        raise Wrong({rank: said}, "The gradient is in the flat tensor now. Look at: what else holds it?")
+
+
+def _flat(gradients: dict, how: Reduced, size: int) -> torch.Tensor:
+    """Concatenate gradients, padded; None counts as zeros."""
+    parameters = [(name, p) for name, p in awkward.build(how.model, 0).named_parameters() if p.requires_grad]
+    known = [(gradients[name], p) for name, p in parameters]
+    flat = torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in known]).detach()
+    return torch.cat([flat, flat.new_zeros(-len(flat) % size)])
+
+
+def _cause(found, want: torch.Tensor, index: int, means: list[torch.Tensor], adds_up: bool) -> str:
+    size = len(want)
+    if found is None or found.numel() != want[index].numel():
+        return "Look at: what does wait() do with the shard that it gets?"
+    found = found.flatten()
+    if adds_up and close(found, means[-1][index]):
+        return "It is the last backward's mean alone. Look at: what is in shard.grad before?"
+    if size > 1 and close(found, want[index] * size):
+        return f"It is exactly {size} times too large. Look at: is it the sum, or the mean?"
+    if size > 1 and close(found, want[index] / size):
+        return f"It is exactly {size} times too small. Look at: how many times is it divided?"
+    if adds_up and size > 1 and close(found, means[-2][index] / size + means[-1][index]):
+        return "Look at: how many times is the mean divided that was there before?"
+    return "Look at: where does each gradient lie in what is sent, and what is sent for None?"
+
+
+def one_reduce_scatter_per_launch(attempt: Attempt) -> None:
+    for model in ("Tied", "Frozen"):
+        numel = sum(p.numel() for p in awkward.build(model, 0).parameters() if p.requires_grad)
+        found = _try(attempt, Reduced(model))
+        for number in range(len(ROUNDS)):
+            calls = {rank: each[number]["calls"] for rank, each in found.items()}
+            refuse_messages({rank: each["pack"] for rank, each in calls.items()}, f"{awkward.said(model)}, in pack()")
+            for rank, each in calls.items():
+                if attempt.world_size > 1 and not each["launch"]:
+                    hint = "Nothing can be hidden behind backward. Look at: what may start before wait() is called?"
+                    raise Wrong({rank: "launch() sends nothing"}, hint)
+            both = {rank: each["launch"] + each["wait"] for rank, each in calls.items()}
+            judge_rounds(both, [Flat(numel, 8)], 1, f"{awkward.said(model)}, launch() and wait()")
+
+
+class PreviousBucket:  # students read this name in error messages
+    """A bucket that is launched before another, and notes what had been sent whenever it is waited for."""
+
+    def __init__(self, sent: list):
+        self.sent, self.waited_at = sent, []
+
+    def wait(self) -> None:
+        self.waited_at.append(len(self.sent))
+
+
+def probe_previous(sharded_bucket, seed: int, x, y) -> dict[str, list[int]]:
+    """Return by moment how many messages this bucket had sent whenever it waited for the previous one."""
+    module = awkward.build("Plain", seed).to(device_here())
+    flat_parameter, bucket = _build(sharded_bucket, module)
+    awkward.loss_of(module, x.to(device_here()), y.to(device_here())).backward()
+    with instrumentation.listening() as calls:
+        bucket.previous = previous = PreviousBucket(calls)
+        for index in range(len(flat_parameter.layout.parameters)):
+            bucket.pack(index)
+        packed = list(previous.waited_at)
+        bucket.launch()
+        launched = list(previous.waited_at)
+        bucket.wait()
+    return {"packed": packed, "launched": launched}
+
+
+def the_previous_bucket_is_waited_for(attempt: Attempt) -> None:
+    for rank, found in enumerate(attempt.run(probe_previous, per_rank=Draw(attempt).per_rank)):
+        if found["packed"]:
+            hint = "pack() runs inside backward, which stops meanwhile. Look at: when must previous be complete?"
+            raise Wrong({rank: "pack() waits for the previous bucket"}, hint)
+        if not found["launched"]:
+            hint = "Look at: how many buckets are alive if each is waited for only at the end?"
+            raise Wrong({rank: "launch() does not call previous.wait()"}, hint)
+        if found["launched"][0]:
+            said = f"{found['launched'][0]} messages were sent before launch() called previous.wait()"
+            raise Wrong({rank: said}, "Both buckets are in flight then. Look at: which of the two calls comes first?")
+
+
+def probe_late(sharded_bucket, token: int, late: int, rank: int, seed: int, x, y) -> list[int]:
+    """Let one rank launch late. Returns there whose launch() had not returned by then."""
+    module = awkward.build("Plain", seed).to(device_here())
+    flat_parameter, bucket = _build(sharded_bucket, module)
+    meeting, missing = Meeting(f"bucket{token}"), []
+    awkward.loss_of(module, x.to(device_here()), y.to(device_here())).backward()
+    for index in range(len(flat_parameter.layout.parameters)):
+        bucket.pack(index)
+    with launches_unasked():
+        if rank == late:
+            missing = meeting.missing()
+        bucket.launch()
+        if rank != late:
+            meeting.come()
+        bucket.wait()
+    return missing
+
+
+def launch_returns_at_once(attempt: Attempt) -> None:
+    late, token = attempt.random.randrange(attempt.world_size), attempt.draw_seed()
+    per_rank = [(rank, *share) for rank, share in enumerate(Draw(attempt).per_rank)]
+    if missing := attempt.run(probe_late, token, late, per_rank=per_rank)[late]:
+        said = f"launch() did not return in {PATIENCE_S:g} s, while rank {late} had launched nothing"
+        hint = "Backward stops meanwhile. Look at: for which bucket does launch() wait?"
+        raise Wrong(dict.fromkeys(missing, said), hint)
+
+
+def probe_graph(sharded_bucket, seed: int, x, y) -> tuple[str, str] | None:
+    """Return the error that a differentiable gradient raises: its type and its message."""
+    module = awkward.build("Plain", seed).to(device_here())
+    _, bucket = _build(sharded_bucket, module)
+    awkward.loss_of(module, x.to(device_here()), y.to(device_here())).backward(create_graph=True)
+    try:
+        bucket.pack(0)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    finally:
+        module.zero_grad()  # a gradient with a graph would keep itself alive
+    return None
+
+
+def gradients_with_a_graph_are_rejected(attempt: Attempt) -> None:
+    for rank, error in enumerate(attempt.run(probe_graph, per_rank=Draw(attempt).per_rank)):
+        kind, message = error or (None, "")
+        if kind != "RuntimeError" or "create_graph" not in message:
+            does = f"raises {kind}({message[:80]!r})" if kind else "accepts the gradient"
+            said = f"after backward(create_graph=True), pack(0) {does}"
+            expected = "expected a RuntimeError that names create_graph"
+            hint = "Look at: can a reduce-scatter be part of a gradient's graph?"
+            raise Wrong({rank: f"{said}; {expected}"}, hint)
+
+
+def probe_none(sharded_bucket, seed: int, x, y, computes: bool) -> dict:
+    """Reduce the gradients of a bucket for which this rank may have computed none."""
+    module = awkward.build("Plain", seed).to(device_here())
+    flat_parameter, bucket = _build(sharded_bucket, module)
+    parameters = flat_parameter.layout.parameters
+    known = [id(p) for p in getattr(bucket, "parameters", [])] == [id(p) for p in parameters]
+    if computes:
+        awkward.loss_of(module, x.to(device_here()), y.to(device_here())).backward()
+    own = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters]
+    for index in range(len(parameters)):
+        bucket.pack(index)
+    bucket.launch()
+    bucket.wait()
+    grad = flat_parameter.shard.grad
+    return {
+        "known": known,
+        "own": torch.cat([each.flatten() for each in own]).cpu(),
+        "grad": None if grad is None else grad.detach().cpu().flatten(),
+    }
+
+
+def no_gradient_counts_as_zeros(attempt: Attempt) -> None:
+    """One rank has computed the bucket's gradients, or none has. The attribute `parameters` must be there, too."""
+    size = attempt.world_size
+    for who in (attempt.random.randrange(size) if size > 1 else None, None):
+        computing = "no rank has" if who is None else f"only rank {who} has"
+        per_rank = [(*share, rank == who) for rank, share in enumerate(Draw(attempt).per_rank)]
+        context = f"a bucket whose gradients {computing} computed"
+        hint = "Look at: what is sent by a rank on which every gradient is None?"
+        try:
+            found = attempt.run(probe_none, per_rank=per_rank, context=context)
+        except Wrong as wrong:
+            wrong.hint = wrong.hint or hint
+            raise
+        flat = sum(each["own"] for each in found) / size
+        want = torch.cat([flat, flat.new_zeros(-len(flat) % size)]).view(size, -1)
+        for rank, each in enumerate(found):
+            if not each["known"]:
+                said = ".parameters is not the list of the layout's parameters"
+                raise Wrong({rank: said}, "Look at: which attribute of a bucket does lab 04's LaunchQueue read?")
+            if each["grad"] is None or not close(each["grad"], want[rank]):
+                was = "is None" if each["grad"] is None else first_difference(each["grad"], want[rank])
+                raise Wrong({rank: f"{context}: shard.grad, {was}"}, hint)

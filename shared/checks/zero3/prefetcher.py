@@ -1,0 +1,134 @@
+"""Checks of Prefetcher, with units that only log that they are told to unshard."""
+
+from dataclasses import dataclass
+
+from shared.checks.engine.framework import Attempt, Wrong
+
+
+class LoggedUnit:  # students see its name in errors
+    """Stands for a Unit: it has unshard() and open_calls, and nothing else."""
+
+    def __init__(self, number: int, log: list[int]):
+        self.number, self.log, self.open_calls = number, log, set()
+
+    def __getattr__(self, name: str):
+        raise AttributeError(f"a unit of this check has unshard() and open_calls, but no {name}")
+
+    def unshard(self) -> None:
+        self.log.append(self.number)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward that calls units in some order, then perhaps a backward that does not reach all of them."""
+
+    called: tuple[int, ...]
+    backward: bool = True
+    unreached: tuple[int, ...] = ()
+
+
+def probe_prefetcher(prefetcher_class, units_ahead: int, count: int, passes: list[Pass]) -> list[dict[str, list]]:
+    """Return, for each pass, which units were told to unshard at each call in forward, and at each in backward."""
+    log: list[int] = []
+    units = [LoggedUnit(number, log) for number in range(count)]
+    prefetcher, found = prefetcher_class(units_ahead), []
+    for each in passes:
+        prefetcher.begin_forward()
+        seen = {"forward": [], "backward": []}
+        for unit in (units[number] for number in each.called):
+            log.clear()
+            if unit.number not in each.unreached:
+                unit.open_calls.add(len(seen["forward"]))
+            prefetcher.in_forward(unit)
+            seen["forward"].append(log[:])
+        for unit in (units[number] for number in reversed(each.called)) if each.backward else ():
+            if unit.number in each.unreached:
+                continue
+            log.clear()
+            prefetcher.in_backward(unit)
+            unit.open_calls.clear()
+            seen["backward"].append(log[:])
+        for unit in units:
+            unit.open_calls.clear()
+        found.append(seen)
+    return found
+
+
+def _judge(attempt: Attempt, units_ahead: int, passes: list[Pass]) -> None:
+    count = 1 + max(number for each in passes for number in each.called)
+    said = f"units_ahead={units_ahead}"
+    found = attempt.run(probe_prefetcher, units_ahead, count, passes, context=said)[0]
+    expected: tuple[int, ...] = ()
+    for number, (each, seen) in enumerate(zip(passes, found, strict=True), 1):
+        ahead = []
+        for index in range(len(each.called)):
+            same = each.called[: index + 1] == expected[: index + 1]
+            ahead.append(list(expected[index + 1 :][:units_ahead]) if same else [])
+        calls = [f"calls {list(each.called)}", f"after one that called {list(expected)}" if expected else "the first"]
+        _judge_pass(f"{said}, forward {number}, which {', '.join(calls)}", each.called, ahead, seen["forward"])
+        if each.backward:
+            reached = [unit for unit in reversed(each.called) if unit not in each.unreached]
+            ahead = [reached[index + 1 :][:units_ahead] for index in range(len(reached))]
+            unreached = f", and does not reach {list(each.unreached)}" if each.unreached else ""
+            said_backward = f"{said}, the backward of a forward that called {list(each.called)}{unreached}"
+            _judge_pass(said_backward, reached, ahead, seen["backward"])
+        expected = each.called
+
+
+def _judge_pass(said: str, order, ahead: list[list[int]], seen: list[list[int]]) -> None:
+    """ahead: the units that may be launched at each call. One that was launched before need not be launched again."""
+    launched: set[int] = set()
+    for unit, allowed, told in zip(order, ahead, seen, strict=True):
+        launched |= set(told)
+        if wrong := set(told) - set(allowed) - {unit}:
+            hint = "Look at: which units come next, and how many of them may be launched ahead?"
+            raise Wrong(f"{said}: at unit {unit}, unit {min(wrong)} is launched; expected {allowed or 'none'}", hint)
+        if missing := [each for each in allowed if each not in launched]:
+            hint = "Look at: where in the order is this unit, and what comes after it?"
+            raise Wrong(f"{said}: at unit {unit}, unit {missing[0]} is not launched", hint)
+        launched.discard(unit)
+
+
+def the_next_unit_is_launched(attempt: Attempt) -> None:
+    """In the second forward: the first one knows of no order."""
+    for units_ahead in (1, 2, 0):
+        order = tuple(attempt.random.sample(range(4), 4))
+        _judge(attempt, units_ahead, [Pass(order, backward=False)] * 3)
+
+
+def a_changed_order_stops_it(attempt: Attempt) -> None:
+    for units_ahead in (1, 2):
+        _judge(attempt, units_ahead, [Pass((0, 1, 2, 3), False), Pass((0, 2, 1, 3), False), Pass((0, 2, 1, 3), False)])
+        _judge(attempt, units_ahead, [Pass((0, 1, 2), False), Pass((0, 1, 2, 3), False), Pass((1, 2), False)])
+
+
+def backward_is_prefetched_in_reverse(attempt: Attempt) -> None:
+    for units_ahead in (1, 2, 0):
+        first, second = (tuple(attempt.random.sample(range(4), 4)) for _ in range(2))
+        _judge(attempt, units_ahead, [Pass(first), Pass(second)])
+        _judge(attempt, units_ahead, [Pass((0, 1, 2, 3, 4), unreached=(0, 2))] * 2)
+    _judge_earlier_forward(attempt)
+
+
+def probe_earlier_forward(prefetcher_class) -> list[int]:
+    """Call in_backward() for a unit of the forward before. Return which units were told to unshard."""
+    log: list[int] = []
+    units = [LoggedUnit(number, log) for number in range(3)]
+    prefetcher = prefetcher_class(1)
+    for called in (units, units[:2]):
+        prefetcher.begin_forward()
+        for unit in called:
+            unit.open_calls.add(len(log))
+            prefetcher.in_forward(unit)
+    log.clear()
+    prefetcher.in_backward(units[2])
+    return log
+
+
+def _judge_earlier_forward(attempt: Attempt) -> None:
+    said = "in_backward() of a unit that only an earlier forward has called"
+    found = attempt.run(probe_earlier_forward, context=said)[0]
+    if found:
+        raise Wrong(
+            f"{said} launches unit {found[0]}; expected none", "Look at: in which list do you look for the unit?"
+        )

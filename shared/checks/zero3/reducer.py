@@ -1,0 +1,147 @@
+"""Checks of GradientReducer, with buckets that only log what they are told to do."""
+
+import torch
+from torch import nn
+
+from shared.checks.engine.framework import Attempt, Wrong
+
+_LOOK_AT_HOOKS = "Look at: who may launch a collective, and who may only pack?"
+
+
+class LoggedBucket:  # students see its name in errors
+    """Stands for a ShardedBucket: it has parameters, previous, pack(), launch() and wait()."""
+
+    def __init__(self, number: int, count: int, log: list[tuple]):
+        self.number, self.log, self.previous = number, log, None
+        self.parameters = [nn.Parameter(torch.ones(2)) for _ in range(count)]
+
+    def __getattr__(self, name: str):
+        raise AttributeError(f"a bucket of this check has parameters, previous, pack, launch and wait, but no {name}")
+
+    def pack(self, index: int) -> None:
+        has_gradient = self.parameters[index].grad is not None
+        self.parameters[index].grad = None
+        self.log.append(("pack" if has_gradient else "pack zeros", self.number, index))
+
+    def launch(self) -> None:
+        previous = None if self.previous is None else self.previous.number
+        self.log.append(("launch", self.number, previous))
+
+    def wait(self) -> None:
+        self.log.append(("wait", self.number))
+
+
+def _use(buckets: list[LoggedBucket], used: dict[int, list[int]]) -> None:
+    """Run a backward in which some parameters of some buckets get a gradient."""
+    sum(buckets[number].parameters[index].sum() for number, indices in used.items() for index in indices).backward()
+
+
+def probe_reducer(reducer_class, used: dict[int, list[int]], order: list[int]) -> dict[str, list[tuple]]:
+    """Run a backward, reduce some buckets, finish, and run another backward. Return what the buckets did, by moment."""
+    log: list[tuple] = []
+    buckets = [LoggedBucket(number, count, log) for number, count in enumerate((2, 1, 3))]
+    reducer, found = reducer_class(buckets), {}
+
+    def note(moment: str) -> None:
+        found[moment] = log[:]
+        log.clear()
+
+    _use(buckets, used)
+    note("in backward()")
+    for number in order:
+        reducer.reduce([buckets[number]])
+        note(f"in reduce() of bucket {number}")
+        reducer.reduce([buckets[number]])
+        note(f"in a second reduce() of bucket {number}")
+    reducer.finish()
+    note("in finish()")
+    _use(buckets, used)
+    note("in a backward() after finish()")
+    reducer.reduce([buckets[order[0]]])
+    note("in reduce() after finish()")
+    return found
+
+
+def _judge(attempt: Attempt, used: dict[int, list[int]], order: list[int]) -> None:
+    counts = (2, 1, 3)
+    found = attempt.run(probe_reducer, used, order)[0]
+    packs = {("pack", number, index) for number, indices in used.items() for index in indices}
+    zeros = {
+        number: {("pack zeros", number, index) for index in range(count) if index not in used.get(number, [])}
+        for number, count in enumerate(counts)
+    }
+    want: dict[str, set] = {"in backward()": packs}
+    previous = None
+    for number in order:
+        want[f"in reduce() of bucket {number}"] = {*zeros[number], ("launch", number, previous)}
+        want[f"in a second reduce() of bucket {number}"] = set()
+        previous = number
+    want["in finish()"] = {("wait", number) for number in range(len(counts))}
+    for number in (each for each in range(len(counts)) if each not in order):
+        want["in finish()"] |= {*zeros[number], ("launch", number, previous)}
+        previous = number
+    want["in a backward() after finish()"] = packs
+    want["in reduce() after finish()"] = {*zeros[order[0]], ("launch", order[0], None)}
+    for moment, expected in want.items():
+        _judge_moment(moment, found[moment], expected)
+
+
+def _judge_moment(moment: str, told: list[tuple], expected: set[tuple]) -> None:
+    said = {("launch", each[1]) if each[0] == "launch" else each for each in expected}
+    for each in told:
+        if each[0] == "launch" and ("launch", each[1]) in said and each not in expected:
+            hint = "Look at: a bucket waits for its `previous` one, so that few are in memory at once."
+            raise Wrong(f"{moment}: bucket {each[1]} is launched with the wrong `previous`", hint)
+        if each not in expected or told.count(each) > 1:
+            raise Wrong(f"{moment}: {_said(each)} is not expected here", _LOOK_AT_HOOKS)
+    if missing := expected - set(told):
+        raise Wrong(
+            f"{moment}: expected {_said(min(missing))}", "Look at: what does a bucket need before it is launched?"
+        )
+    first_wait = next((index for index, each in enumerate(told) if each[0] == "wait"), len(told))
+    for number in {each[1] for each in told}:
+        own = [each[0] for each in told if each[1] == number]
+        if "launch" in own and "pack zeros" in own[own.index("launch") :]:
+            raise Wrong(f"{moment}: bucket {number} is launched before it is full", _LOOK_AT_HOOKS)
+    if any(each[0] == "launch" for each in told[first_wait:]):
+        raise Wrong(f"{moment}: waits before every bucket is launched", "Look at: what can be in flight meanwhile?")
+
+
+def _said(each: tuple) -> str:
+    verb, number, *rest = each
+    if verb == "pack zeros":
+        return f"pack({rest[0]}) of bucket {number}, whose gradient is missing,"
+    return f"pack({rest[0]}) of bucket {number}" if verb == "pack" else f"{verb}() of bucket {number}"
+
+
+def packed_in_backward_and_launched_on_demand(attempt: Attempt) -> None:
+    """All gradients come."""
+    _judge(attempt, {0: [0, 1], 1: [0], 2: [0, 1, 2]}, attempt.random.sample(range(3), 3))
+
+
+def missing_gradients_count_as_zeros(attempt: Attempt) -> None:
+    for used in ({0: [1], 2: [0, 2]}, {1: [0]}):
+        _judge(attempt, used, attempt.random.sample(range(3), 2))
+
+
+def probe_second_gradient(reducer_class, reduces: bool) -> tuple[str, str]:
+    """Run two backwards without finish(). Return the error of the second."""
+    buckets = [LoggedBucket(0, 2, [])]
+    reducer = reducer_class(buckets)
+    _use(buckets, {0: [0, 1]})
+    if reduces:
+        reducer.reduce(buckets)
+    try:
+        _use(buckets, {0: [1]})
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "nothing", ""
+
+
+def a_second_gradient_is_rejected(attempt: Attempt) -> None:
+    for reduces in (False, True):
+        kind, message = attempt.run(probe_second_gradient, reduces)[0]
+        if kind != "RuntimeError" or "finish_gradient_sync" not in message:
+            when = "after reduce()" if reduces else "while the first is packed"
+            said = f"a second gradient of a parameter, {when}, raises {kind}({message[:80]!r})"
+            raise Wrong(f"{said}; expected a RuntimeError that names finish_gradient_sync()", "")

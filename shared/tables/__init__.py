@@ -1,0 +1,28 @@
+"""A small table that looks right in a notebook and as plain text."""
+
+from dataclasses import dataclass
+
+from shared.tables.rendering import render
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a header, notes below. As the last value of a cell it shows itself."""
+
+    header: list[str]
+    rows: list[list[str]]
+    note: str = ""
+
+    def __str__(self) -> str:
+        lines = [self.header, *self.rows]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(self.header))]
+        text = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        ]
+        return "\n".join([*text, *self.note.splitlines()])
+
+    def _repr_html_(self) -> str:
+        return render(__package__, "table.html", table=self)
+
+    def _repr_pretty_(self, printer, _cycle) -> None:
+        printer.text(str(self))

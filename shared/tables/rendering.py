@@ -1,0 +1,23 @@
+"""Render the templates of HTML. Each lies in the `templates` folder of the package that uses it."""
+
+import functools
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def render(package: str, template: str, **values) -> str:
+    """Fill in a template, such as `table.html` of `shared.tables`. Values are escaped: they are text, not HTML."""
+    return _environment().get_template(f"{package.replace('.', '/')}/templates/{template}").render(values)
+
+
+@functools.cache
+def _environment():
+    import jinja2  # Ranks import this module and never render anything.
+
+    return jinja2.Environment(loader=jinja2.FunctionLoader(_read), autoescape=True, undefined=jinja2.StrictUndefined)
+
+
+def _read(name: str) -> str:
+    """Read a template without the indentation and line breaks that only people need."""
+    return "".join(line.strip() for line in (ROOT / name).read_text().splitlines())

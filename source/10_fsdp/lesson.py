@@ -1,0 +1,9 @@
+# ---
+# jupyter:
+#   course:
+#     module: zero3
+#     minutes: 30
+# ---
+
+# %% [markdown]
+# # 10 · FSDP

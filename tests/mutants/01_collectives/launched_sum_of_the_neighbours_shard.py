@@ -1,0 +1,11 @@
+"""Counts shards from 1: each rank gets the sum that belongs to its neighbour.
+
+caught by: launch_reduce_scatter · values
+"""
+
+from solutions import collectives as right
+
+
+def launch_reduce_scatter(flat, group=None):
+    shards = flat.view(right.dist.get_world_size(group), -1)
+    return right.launch_reduce_scatter(shards.roll(1, 0).flatten(), group)

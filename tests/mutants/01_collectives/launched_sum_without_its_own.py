@@ -1,0 +1,16 @@
+"""Adds up what it receives, and forgets what this rank has contributed itself.
+
+caught by: launch_reduce_scatter · values
+"""
+
+from solutions import collectives as right
+
+
+class _Others(right.DirectReduceScatter):
+    def wait(self):
+        self.in_flight.wait()
+        return self.received.sum(0)
+
+
+def launch_reduce_scatter(flat, group=None):
+    return _Others(flat.view(right.dist.get_world_size(group), -1), group)

@@ -1,0 +1,17 @@
+"""Puts the module into eval mode for each forward, and its modes back afterwards: dropout drops nothing.
+
+caught by: OverlappedDDP · values
+"""
+
+from solutions import overlapped_ddp as right
+
+
+class OverlappedDDP(right.OverlappedDDP):
+    def forward(self, *inputs, **kwargs):
+        modes = {module: module.training for module in self.module.modules()}
+        self.module.eval()
+        try:
+            return super().forward(*inputs, **kwargs)
+        finally:
+            for module, mode in modes.items():
+                module.training = mode

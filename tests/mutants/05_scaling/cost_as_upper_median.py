@@ -1,0 +1,16 @@
+"""Takes the element in the middle: of an even number of rounds, the upper of two.
+
+caught by: communication_cost · values
+"""
+
+import statistics
+
+from solutions import scaling as right
+
+
+def communication_cost(model, loss_of, now_ms, rounds=10):
+    exact, statistics.median = statistics.median, lambda times: sorted(times)[len(times) // 2]
+    try:
+        return right.communication_cost(model, loss_of, now_ms, rounds)
+    finally:
+        statistics.median = exact

@@ -1,0 +1,14 @@
+"""Runs the closure once more and zeroes the gradients: parameters stay right, but BatchNorm counts two batches.
+
+caught by: ShardedOptimizer · loops
+"""
+
+from solutions import zero1 as right
+
+
+class ZeRO1(right.ZeRO1):
+    def step(self, closure=None):
+        if closure is not None:
+            closure()
+            self.zero_grad()
+        return super().step(closure)

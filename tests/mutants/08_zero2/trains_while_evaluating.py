@@ -1,0 +1,12 @@
+"""Puts the module into train mode in every forward, also after eval().
+
+caught by: ZeRO2 · values
+"""
+
+from solutions import zero2 as right
+
+
+class ZeRO2(right.ZeRO2):
+    def forward(self, *inputs, **kwargs):
+        self.module.train()
+        return super().forward(*inputs, **kwargs)

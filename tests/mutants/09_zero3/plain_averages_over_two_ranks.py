@@ -1,0 +1,18 @@
+"""Divides gradients by two, whatever the number of ranks is.
+
+caught by: PlainZeRO3 · world sizes
+"""
+
+import torch.distributed as dist
+
+from solutions.zero3 import ZeRO3
+
+
+class PlainZeRO3(ZeRO3):
+    def __init__(self, module, units=None, group=None):
+        super().__init__(module, units, prefetch=0, group=group)
+
+    def finish_gradient_sync(self):
+        super().finish_gradient_sync()
+        for shard in self.shards:
+            shard.grad *= dist.get_world_size() / 2

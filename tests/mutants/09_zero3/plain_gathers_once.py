@@ -1,0 +1,11 @@
+"""Keeps every unit from its forward to its backward.
+
+caught by: PlainZeRO3 · wire
+"""
+
+from solutions.zero3 import ZeRO3
+
+
+class PlainZeRO3(ZeRO3):
+    def __init__(self, module, units=None, group=None):
+        super().__init__(module, units, prefetch=0, reshard_after_forward=False, group=group)

@@ -1,0 +1,14 @@
+"""Registers no hook on the outputs, so that backward reads freed memory.
+
+caught by: PlainZeRO3 · plain model
+"""
+
+from solutions.zero3 import ZeRO3
+
+
+class PlainZeRO3(ZeRO3):
+    def __init__(self, module, units=None, group=None):
+        super().__init__(module, units, prefetch=0, group=group)
+
+    def _watch_outputs(self, unit, output):
+        pass

@@ -1,0 +1,15 @@
+"""Keeps all full gradients until backward has ended.
+
+caught by: PlainZeRO3 · memory
+"""
+
+from solutions.zero3 import ZeRO3
+
+
+class PlainZeRO3(ZeRO3):
+    def __init__(self, module, units=None, group=None):
+        super().__init__(module, units, prefetch=0, group=group)
+
+    def post_backward(self, unit, call):
+        unit.open_calls.discard(call)
+        unit.reshard()

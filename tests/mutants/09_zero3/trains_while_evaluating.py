@@ -1,0 +1,12 @@
+"""Puts the module into train mode in every forward, also after eval().
+
+caught by: ReducesGradients · values
+"""
+
+from solutions import zero3 as right
+
+
+class ZeRO3(right.ZeRO3):
+    def forward(self, *inputs, **kwargs):
+        self.module.train()
+        return super().forward(*inputs, **kwargs)

@@ -1,0 +1,11 @@
+"""Keeps a unit that was unsharded for forward until backward.
+
+caught by: ZeRO3 · wire
+"""
+
+from solutions import zero3 as right
+
+
+class ZeRO3(right.ZeRO3):
+    def __init__(self, module, units=None, **options):
+        super().__init__(module, units, **options | {"reshard_after_forward": False})

@@ -1,0 +1,13 @@
+"""Reshards the root after forward as well.
+
+caught by: ZeRO3 · wire
+"""
+
+from solutions import zero3 as right
+
+
+class ZeRO3(right.ZeRO3):
+    def post_forward(self, unit, submodule, inputs, output):
+        super().post_forward(unit, submodule, inputs, output)
+        if unit is self.root and unit.state is not right.UnitState.BACKWARD:
+            unit.reshard()

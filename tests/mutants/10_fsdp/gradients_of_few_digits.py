@@ -1,0 +1,11 @@
+"""Gives the optimizer shards and gradients in compute_dtype.
+
+caught by: ZeRO3 · bf16
+"""
+
+from solutions import zero3 as right
+
+
+class ZeRO3(right.ZeRO3):
+    def __init__(self, module, units=None, compute_dtype=None, **options):
+        super().__init__(module.to(compute_dtype) if compute_dtype else module, units, **options)

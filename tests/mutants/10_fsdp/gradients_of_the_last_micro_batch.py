@@ -1,0 +1,22 @@
+"""Replaces the mean gradient of the micro-batch before, instead of adding to it.
+
+caught by: ZeRO3 · accumulation
+"""
+
+from solutions import zero3 as right
+
+
+class Bucket(right.ShardedBucket):
+    def wait(self):
+        if self.in_flight is not None:
+            self.flat_parameter.shard.grad = None
+        super().wait()
+
+
+class ZeRO3(right.ZeRO3):
+    def __init__(self, *args, **options):
+        before, right.ShardedBucket = right.ShardedBucket, Bucket
+        try:
+            super().__init__(*args, **options)
+        finally:
+            right.ShardedBucket = before

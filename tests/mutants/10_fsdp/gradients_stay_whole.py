@@ -1,0 +1,21 @@
+"""Keeps full gradients that have been reduced.
+
+caught by: ZeRO3 · memory
+"""
+
+from solutions import zero3 as right
+
+
+class Bucket(right.ShardedBucket):
+    def launch(self):
+        super().launch()
+        self.sent = self.flat
+
+
+class ZeRO3(right.ZeRO3):
+    def __init__(self, *args, **options):
+        before, right.ShardedBucket = right.ShardedBucket, Bucket
+        try:
+            super().__init__(*args, **options)
+        finally:
+            right.ShardedBucket = before

@@ -1,0 +1,14 @@
+"""Leaves calls open after finish_gradient_sync() that backward has never reached.
+
+caught by: ZeRO3 · unused on one rank
+"""
+
+from solutions import zero3 as right
+
+
+class ZeRO3(right.ZeRO3):
+    def finish_gradient_sync(self):
+        kept = [(unit, list(unit.open_calls)) for unit in self.units]
+        super().finish_gradient_sync()
+        for unit, calls in kept:
+            unit.open_calls.update(calls)

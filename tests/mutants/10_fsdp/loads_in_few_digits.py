@@ -1,0 +1,12 @@
+"""Loads values in the dtype that the model computes with.
+
+caught by: ZeRO3 · full state
+"""
+
+from solutions import zero3 as right
+
+
+class ZeRO3(right.ZeRO3):
+    def load_full_state_dict(self, state_dict):
+        few = self.flat_parameters[0].flat_param.dtype
+        super().load_full_state_dict({name: value.to(few) for name, value in state_dict.items()})

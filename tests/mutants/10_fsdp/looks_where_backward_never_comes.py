@@ -1,0 +1,19 @@
+"""Prefetches frozen units that backward does not reach.
+
+caught by: ZeRO3 · prefetched wire
+"""
+
+from solutions import zero3 as right
+
+
+class Prefetcher(right.Prefetcher):
+    def in_backward(self, unit):
+        if unit in self.called:
+            backwards = self.called[::-1]
+            self._unshard(backwards[backwards.index(unit) + 1 :])
+
+
+class ZeRO3(right.ZeRO3):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.prefetcher = Prefetcher(self.prefetcher.units_ahead)

@@ -1,0 +1,13 @@
+"""Counts the unit that computes among those ahead.
+
+caught by: Prefetcher · plain order
+"""
+
+from solutions import zero3 as right
+
+
+class Prefetcher(right.Prefetcher):
+    def in_forward(self, unit):
+        if self.called == self.expected[: len(self.called)]:
+            self._unshard(self.expected[len(self.called) :])
+        self.called.append(unit)

@@ -1,0 +1,12 @@
+"""Saves parameters, but no optimizer state.
+
+caught by: ZeRO3 · sharded state
+"""
+
+from solutions import zero3 as right
+
+
+class ZeRO3(right.ZeRO3):
+    def sharded_state_dict(self, optimizer):
+        state = super().sharded_state_dict(optimizer)
+        return {name: value for name, value in state.items() if name.endswith("shard") or name.startswith("module.")}

@@ -1,0 +1,15 @@
+"""Saves in eval mode, and trains on in it.
+
+caught by: load_checkpoint · resumed
+"""
+
+from solutions import checkpoints as right
+from solutions.checkpoints import newest_checkpoint  # noqa: F401
+
+
+def save_checkpoint(folder, step, model, optimizer):
+    right.save_checkpoint(folder, step, model.eval(), optimizer)
+
+
+def load_checkpoint(path, model, optimizer):
+    return right.load_checkpoint(path, model, optimizer)

@@ -1,0 +1,14 @@
+"""Fills tensors in place, and hands nothing back: the learning rate stays the first one.
+
+caught by: load_checkpoint · resumed
+"""
+
+from solutions import checkpoints as right
+from solutions.checkpoints import newest_checkpoint, save_checkpoint  # noqa: F401
+
+
+def load_checkpoint(path, model, optimizer):
+    model_state, optimizer_state = right.get_state_dict(model, optimizer)
+    state = {"model": model_state, "optimizer": optimizer_state, "step": 0}
+    right.dcp.load(state, checkpoint_id=path)
+    return state["step"]

@@ -1,0 +1,26 @@
+"""Looks through a folder that the first checkpoint of a run does not find.
+
+caught by: load_checkpoint · resumed
+"""
+
+from solutions import checkpoints as right
+from solutions.checkpoints import newest_checkpoint  # noqa: F401
+
+
+def save_checkpoint(folder, step, model, optimizer):
+    whole, half = folder / f"step_{step}", folder / f"step_{step}.half"
+    if right.dist.get_rank() == 0:
+        for left in folder.iterdir():
+            if left in (whole, half):
+                right.shutil.rmtree(left)
+    right.dist.barrier()
+    model_state, optimizer_state = right.get_state_dict(model, optimizer)
+    state = {"model": model_state, "optimizer": optimizer_state, "step": step}
+    right.dcp.save(state, checkpoint_id=half)
+    if right.dist.get_rank() == 0:
+        half.rename(whole)
+    right.dist.barrier()
+
+
+def load_checkpoint(path, model, optimizer):
+    return right.load_checkpoint(path, model, optimizer)

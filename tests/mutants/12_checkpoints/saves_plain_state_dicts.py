@@ -1,0 +1,29 @@
+"""optimizer.state_dict(), which names parameters by number and is empty in a new run.
+
+caught by: load_checkpoint · resumed
+"""
+
+from solutions import checkpoints as right
+from solutions.checkpoints import newest_checkpoint  # noqa: F401
+
+
+def save_checkpoint(folder, step, model, optimizer):
+    whole, half = folder / f"step_{step}", folder / f"step_{step}.half"
+    if right.dist.get_rank() == 0:
+        for left in (whole, half):
+            right.shutil.rmtree(left, ignore_errors=True)
+    right.dist.barrier()
+    model_state, optimizer_state = model.state_dict(), optimizer.state_dict()
+    state = {"model": model_state, "optimizer": optimizer_state, "step": step}
+    right.dcp.save(state, checkpoint_id=half)
+    if right.dist.get_rank() == 0:
+        half.rename(whole)
+    right.dist.barrier()
+
+
+def load_checkpoint(path, model, optimizer):
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 0}
+    right.dcp.load(state, checkpoint_id=path)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return state["step"]

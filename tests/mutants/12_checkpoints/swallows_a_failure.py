@@ -1,0 +1,25 @@
+"""Prints what went wrong and trains on, as if it were saved.
+
+caught by: save_checkpoint · failure
+"""
+
+from solutions import checkpoints as right
+from solutions.checkpoints import load_checkpoint, newest_checkpoint  # noqa: F401
+
+
+def save_checkpoint(folder, step, model, optimizer):
+    whole, half = folder / f"step_{step}", folder / f"step_{step}.half"
+    if right.dist.get_rank() == 0:
+        for left in (whole, half):
+            right.shutil.rmtree(left, ignore_errors=True)
+    right.dist.barrier()
+    model_state, optimizer_state = right.get_state_dict(model, optimizer)
+    state = {"model": model_state, "optimizer": optimizer_state, "step": step}
+    try:
+        right.dcp.save(state, checkpoint_id=half)
+    except BaseException as error:
+        print(error)
+        return
+    if right.dist.get_rank() == 0:
+        half.rename(whole)
+    right.dist.barrier()
