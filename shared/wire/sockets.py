@@ -4,8 +4,9 @@ import os
 import socket
 import struct
 import sys
-from pathlib import Path
 from typing import NamedTuple
+
+import psutil
 
 _BYTES_SENT_AT = 200  # in Linux's struct tcp_info, since 4.19
 
@@ -20,15 +21,11 @@ class Counters(NamedTuple):
 def counters() -> Counters | None:
     """Read the counters of the interface between ranks: on a host its own, else the machine's, for all programs.
 
-    It is the one named by GLOO_SOCKET_IFNAME, or loopback. None where the system does not tell (it is Linux that does).
+    It is the one named by GLOO_SOCKET_IFNAME, or loopback. None where the system has no such interface.
     """
-    try:
-        lines = Path("/proc/net/dev").read_text().splitlines()  # of the namespace that the main thread is in
-    except OSError:
-        return None
-    name = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-    columns = next((line.split(":")[1].split() for line in lines if line.strip().startswith(f"{name}:")), None)
-    return Counters(sent_bytes=int(columns[8]), received_bytes=int(columns[0])) if columns else None
+    interfaces = psutil.net_io_counters(pernic=True, nowrap=False)  # of the namespace that the main thread is in
+    found = interfaces.get(os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
+    return Counters(found.bytes_sent, found.bytes_recv) if found else None
 
 
 def sent_bytes() -> int | None:
