@@ -224,7 +224,7 @@ STRATEGIES: dict[str, Strategy] = {
         _course(overlapped_ddp, "OverlappedDDP", 4, stage=0, supports=PARAM_GROUPS, counterpart="ddp"),
         _course(zero1, "ZeRO1", 7, stage=1, supports=PARAM_GROUPS, counterpart="zero_redundancy"),
         _course(zero2, "ZeRO2", 8, stage=2, supports=GROUP, counterpart="deepspeed2"),
-        _course(zero3, "ZeRO3", 9, stage=3, supports=GROUP | {"compute_dtype"}, counterpart="fsdp2"),
+        _course(zero3, "ZeRO3", 10, stage=3, supports=GROUP | {"compute_dtype"}, counterpart="fsdp2"),
         _torch(zero_redundancy, "ZeroRedundancyOptimizer", stage=1),
         _torch(fsdp1, "FSDP1", stage=3, needs="solutions.units", chapter=9),
         _torch(fsdp2, "FSDP2", stage=3, needs="solutions.units", chapter=9),

@@ -68,7 +68,10 @@ def test_what_a_bundle_imports_is_in_it(bundles, number):
         if name.startswith("shared/") or not name.endswith((".py", ".ipynb")):
             continue
         for code in code_of(name, content):
-            for node in ast.walk(ast.parse(code)):
+            tree = ast.parse(code)
+            # The registry imports a strategy's module when it builds it, and says so where a lab is not solved yet.
+            nodes = tree.body if name == "solutions/strategies.py" else ast.walk(tree)
+            for node in nodes:
                 if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("solutions."):
                     assert f"{node.module.replace('.', '/')}.py" in files, f"{name} needs {node.module}"
 
