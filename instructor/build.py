@@ -119,7 +119,8 @@ def for_colab(notebook: nbformat.NotebookNode, folder: str) -> nbformat.Notebook
         "This copy is for Colab. Run the next cell first: it fetches the course, and installs what Colab lacks. To "
         "keep what you write, *File > Save a copy in Drive*."
     )
-    code = f"!test -d {there} || git clone --quiet --depth 1 {address()} {there}\n%run {there}/shared/colab.py {folder}"
+    fetch = f"!test -d {there} || git clone --quiet --depth 1 {address()} {there}"
+    code = f"{fetch}\n%run {there}/shared/jupyter/colab.py {folder}"
     first = [nbformat.v4.new_markdown_cell(words, id="colab-000"), nbformat.v4.new_code_cell(code, id="colab-001")]
     notebook.cells = [*first, *notebook.cells]
     return notebook

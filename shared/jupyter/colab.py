@@ -1,4 +1,6 @@
-"""Set a Colab runtime up for a notebook of the course: `%run ~/distributed-training-course/shared/colab.py labs`.
+"""Set up a Colab runtime for a notebook of the course.
+
+    %run ~/distributed-training-course/shared/jupyter/colab.py labs
 
 The notebooks in .colab/ begin with it. Colab keeps its own packages, which its notebooks need, and its torch, which
 fits its GPU. Only what is missing gets installed, at the version of constraints.txt.
