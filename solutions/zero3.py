@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from solutions.clipping import clip_shards_
 from solutions.model_state import (
     drop_full_parameters,
     expect_no_full_parameters,
@@ -19,7 +20,6 @@ from solutions.model_state import (
 )
 from solutions.overlapped_ddp import watch_gradients
 from solutions.units import Call, Unit, UnitState, shard_into_units
-from solutions.zero1 import clip_shards_
 from solutions.zero2 import ShardedBucket
 
 

@@ -36,9 +36,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from solutions.clipping import clip_shards_
 from solutions.overlapped_ddp import watch_gradients
 from solutions.units import Call, Unit, UnitState, shard_into_units
-from solutions.zero1 import clip_shards_
 from solutions.zero2 import ShardedBucket
 
 # %% [markdown]
