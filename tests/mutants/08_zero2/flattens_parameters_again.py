@@ -7,9 +7,7 @@ from solutions import zero2 as right
 from solutions.zero1 import ZeRO1
 
 
-class ZeRO2(right.SyncsOnce):
+class ZeRO2(right.ZeRO2):
     def __init__(self, module, optimizer_cls, bucket_cap_mb=25.0, group=None, **defaults):
-        super().__init__(module, bucket_cap_mb, group)
+        super().__init__(module, optimizer_cls, bucket_cap_mb, group, **defaults)
         self.optimizer = ZeRO1(module.parameters(), optimizer_cls, group, **defaults)
-
-    clip_grad_norm_, step, zero_grad = right.ZeRO2.clip_grad_norm_, right.ZeRO2.step, right.ZeRO2.zero_grad

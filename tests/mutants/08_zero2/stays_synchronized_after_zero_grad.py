@@ -1,4 +1,4 @@
-"""After zero_grad() still takes gradients for sent: a rank without a backward() then leaves the others alone.
+"""Counts as synchronized after zero_grad(): a rank without a backward() then leaves the others alone.
 
 caught by: ZeRO2 · loops
 """

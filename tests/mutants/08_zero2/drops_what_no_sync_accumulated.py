@@ -1,4 +1,4 @@
-"""What no_sync() has kept is dropped when a bucket is packed anew.
+"""Drops what has accumulated inside no_sync(): only the last micro-batch counts.
 
 caught by: ZeRO2 · accumulation
 """

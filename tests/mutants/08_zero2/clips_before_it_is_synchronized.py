@@ -1,6 +1,6 @@
-"""Clips without finishing the synchronisation, where nobody has done that before.
+"""Clips nothing if the caller has not finished the synchronization.
 
-caught by: ZeRO2 · clip
+caught by: ZeRO2 · clipping
 """
 
 from solutions import zero2 as right
