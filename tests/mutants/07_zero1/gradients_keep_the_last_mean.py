@@ -8,6 +8,6 @@ from solutions import zero1 as right
 
 class FlatGradients(right.FlatGradients):
     def reset(self):
-        before = self.home.shard.grad
+        mean = self.flat_parameter.shard.grad
         super().reset()
-        self.home.shard.grad = before
+        self.flat_parameter.shard.grad = mean

@@ -1,6 +1,6 @@
-"""Knows of its own zero_grad() only: after the model's, it refuses good gradients.
+"""Knows of its own zero_grad() only: after the model's, it rejects good gradients.
 
-caught by: ShardedOptimizer · loops
+caught by: ZeRO1 · loops
 """
 
 from solutions import zero1 as right

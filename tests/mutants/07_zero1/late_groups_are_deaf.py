@@ -1,6 +1,6 @@
-"""Tells only the first groups' settings to the inner optimizer; who joins later keeps what it came with.
+"""Passes only the first groups' settings on; a group that joins later keeps those that it came with.
 
-caught by: ShardedOptimizer · more parameters
+caught by: ZeRO1 · more parameters
 """
 
 from solutions import zero1 as right

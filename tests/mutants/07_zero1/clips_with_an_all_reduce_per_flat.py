@@ -1,6 +1,6 @@
-"""One all_reduce for each flat tensor, where one number would do.
+"""One all_reduce for each flat tensor, where one element would do.
 
-caught by: ClipsGradients · wire
+caught by: ZeRO1 · clipping wire
 """
 
 import torch
@@ -13,10 +13,11 @@ class ZeRO1(right.ZeRO1):
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm):
         self.reduce_gradients()
-        squares = [each.home.shard.grad.double().norm() ** 2 for each in self.gradients]
+        gradients = [each.shard.grad for each in self.flat_parameters]
+        squares = [gradient.double().norm() ** 2 for gradient in gradients]
         for square in squares:
             dist.all_reduce(square, group=self.group)
         norm = sum(squares).sqrt()
-        for each in self.gradients:
-            each.home.shard.grad *= (max_norm / (norm + 1e-6)).clamp(max=1)
+        for gradient in gradients:
+            gradient *= (max_norm / (norm + 1e-6)).clamp(max=1)
         return norm

@@ -1,6 +1,6 @@
-"""Gives back the norm that is left.
+"""Returns the norm that is left.
 
-caught by: ClipsGradients · values
+caught by: ZeRO1 · clipping
 """
 
 from solutions import zero1 as right

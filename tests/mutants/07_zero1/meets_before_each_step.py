@@ -1,6 +1,6 @@
 """Meets in a barrier before each step: one message more, for nothing.
 
-caught by: ShardedOptimizer · wire
+caught by: ZeRO1 · wire
 """
 
 import torch.distributed as dist

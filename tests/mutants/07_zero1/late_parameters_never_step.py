@@ -1,6 +1,6 @@
-"""Lists parameters that join later in param_groups, and the inner optimizer never hears of them.
+"""Lists parameters that join later in param_groups, but does not give them to the inner optimizer.
 
-caught by: ShardedOptimizer · more parameters
+caught by: ZeRO1 · more parameters
 """
 
 import torch

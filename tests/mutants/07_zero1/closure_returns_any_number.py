@@ -1,6 +1,6 @@
-"""Gives back a zero in the place of the closure's loss.
+"""Returns a zero instead of the closure's loss.
 
-caught by: ShardedOptimizer · loops
+caught by: ZeRO1 · loops
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Takes what fits, and leaves out what does not, without a word.
+"""Loads what fits, and leaves out what does not, without a word.
 
 caught by: ZeRO1 · foreign state
 """
