@@ -14,7 +14,20 @@ from shared.checks.zero3.memory import ACTIVATIONS_BYTES, SAMPLES, SLACK, bytes_
 from shared.checks.zero3.wire import judge_building, judge_sent, of_evaluation
 from shared.wire import instrumentation
 
-MODELS = ("Blocks", "Tied", "Frozen", "Few", "Mixed", "Buffered", "Nested", "Twice", "Checkpointed", "Bundles", "Whole")
+MODELS = (
+    "Blocks",
+    "Tied",
+    "Frozen",
+    "Few",
+    "Mixed",
+    "Buffered",
+    "Nested",
+    "Twice",
+    "Checkpointed",
+    "Bundles",
+    "Whole",
+    "Dropped",
+)
 _LOOK_AT_CALLS = "Look at: is each unit's forward preceded by its gather, each time it is called?"
 
 
