@@ -88,7 +88,7 @@ class Row(nn.Module):
 """
 )
 
-# Strided shards; sums of what every rank has gathered; hooks in the place of autograd functions.
+# Every size-th index on a rank; the course's ring for the sum in forward; hooks in place of autograd functions.
 STRIDED = """
 import torch
 import torch.distributed as dist
@@ -326,7 +326,7 @@ WRONG_LAYERS = {
     ),
     "adds the bias before the sum": (
         "outputs",
-        "bias is in it 2 times",
+        "bias is in the output 2 times",
         ("SumsInForward.apply(partial, self.group) + self.bias",
          "SumsInForward.apply(partial + self.bias, self.group)"),
     ),
