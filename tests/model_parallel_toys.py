@@ -175,6 +175,20 @@ class Columns(Case):
 
 
 @dataclass(frozen=True)
+class PaddedColumns(Columns):
+    """As many rows on each rank, of which the last rank's end in padding."""
+
+    width: int = 10
+
+    def own(self, split) -> range:
+        rows, rank = len(split.bias), dist.get_rank(split.group)
+        return range(min(rank * rows, self.width), min((rank + 1) * rows, self.width))
+
+    def most_bytes(self, module: nn.Module, index: int, size: int) -> int:
+        return -(-self.width // size) * (self.width + 1) * 8
+
+
+@dataclass(frozen=True)
 class Rows(Columns):
     """A linear layer whose inputs are shared out over the ranks; its output is whole on each of them."""
 
@@ -234,6 +248,7 @@ split_blocks = exercise_on("split_blocks", Blocks())
 split_strided = exercise_on("split_blocks", Blocks(is_strided=True))
 Stages = exercise_on("Stages", Layers())
 Column, Row = exercise_on("Column", Columns()), exercise_on("Row", Rows())
+PaddedColumn = exercise_on("PaddedColumn", PaddedColumns())
 copies = Exercise("0.2", "Replicated")
 
 

@@ -33,7 +33,7 @@ def of_an_output(
     for name, parameter in state.items():
         is_bias = size > 1 and parameter.shape == expected.shape[-1:]
         if is_bias and close(difference, ((size - 1) * parameter).expand_as(expected)):
-            return f"{name} is in it {size} times. Look at: on how many ranks is it added, and before which sum?"
+            return f"{name} is in the output {size} times. Look at: on how many ranks is it added before the sum?"
     if close(found, expected, _IN_FLOAT32):
         return "It is close, but float64 could be closer. Look at: is something computed or sent in float32?"
     return "Look at: what does each rank compute of this output, and how do the parts become the whole?"

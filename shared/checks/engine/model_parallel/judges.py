@@ -87,7 +87,7 @@ def judge_layout(trained: Trained) -> None:
     covered = {name: torch.zeros(tensor.shape, dtype=torch.bool) for name, tensor in whole.items()}
     for rank, result in trained.found.items():
         for name, held in result["start"].items():
-            _judge_values(rank, held, held.shard.tensor, whole[name], f"{trained.context}before the first step, {name}")
+            _judge_values(rank, held, whole[name], f"{trained.context}before the first step, {name}")
             _mark(covered[name], held.shard)
     for name, elements in covered.items():
         if not elements.all():
@@ -104,10 +104,10 @@ def _mark(covered: torch.Tensor, shard: Shard) -> None:
         covered.index_fill_(shard.dim, torch.tensor(list(shard.index)), True)
 
 
-def _judge_values(rank: int, held: Held, tensor: torch.Tensor | None, whole: torch.Tensor, context: str) -> None:
-    """Compare a shard, or its gradient, with the same elements of the whole tensor."""
+def _judge_values(rank: int, held: Held, whole: torch.Tensor, context: str) -> None:
+    """Compare a shard with the same elements of the whole tensor."""
     expected = held.shard.slice_of(whole)
-    found = held.shard.without_padding(tensor)
+    found = held.shard.without_padding(held.shard.tensor)
     if not close(found, expected):
         raise Wrong({rank: f"{context}, {first_difference(found, expected)}"}, causes.of_a_shard(held, whole))
 
@@ -124,9 +124,8 @@ def judge_outputs(trained: Trained) -> None:
 def _judge_outputs(trained: Trained, number: int) -> None:
     want = trained.want[number]
     outputs = {rank: result["steps"][number]["output"] for rank, result in trained.found.items()}
+    outputs = {rank: output for rank, output in outputs.items() if output is not None}
     for rank, output in outputs.items():
-        if output is None:
-            continue
         expected = output.slice_of(want.outputs[trained.copy_of(rank)])
         if not close(output.tensor, expected):
             said = f"{trained.at(number)}, the output: {first_difference(output.tensor, expected)}"
@@ -193,7 +192,7 @@ def judge_training(trained: Trained) -> None:
         for rank, result in trained.found.items():
             for name, held in result["steps"][number]["state"].items():
                 said = f"{trained.at(number)}, {name} after the step"
-                _judge_values(rank, held, held.shard.tensor, want.after[name], said)
+                _judge_values(rank, held, want.after[name], said)
 
 
 # -- the wire
