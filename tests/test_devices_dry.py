@@ -18,11 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from shared.models import GPTConfig, TinyGPT
+from solutions.collectives import exchanges_directly
 from solutions.memory_wall import MasterWeights
 from solutions.overlapped_ddp import OverlappedDDP
 from solutions.strategies import STRATEGIES
 from solutions.train import Settings
-from solutions.zero1 import goes_by_hand
 
 ROOT = str(Path(__file__).parent.parent)
 OURS = ("manual_ddp", "bucketed_ddp", "overlapped_ddp", "zero1", "zero2", "zero3")
@@ -90,12 +90,12 @@ def test_so_do_masters(fake_ranks):
 
 
 @pytest.mark.parametrize(
-    ("backend", "is_cuda", "by_hand"),
+    ("backend", "is_cuda", "directly"),
     [("gloo", False, True), ("gloo", True, False), ("nccl", True, False), ("cpu:gloo,cuda:nccl", True, False)],
 )
-def test_only_what_gloo_can_send_goes_by_hand(monkeypatch, backend, is_cuda, by_hand):
+def test_only_what_gloo_can_send_is_exchanged_directly(monkeypatch, backend, is_cuda, directly):
     monkeypatch.setattr(dist, "get_backend", lambda group: backend)
-    assert goes_by_hand(SimpleNamespace(is_cuda=is_cuda), None) == by_hand
+    assert exchanges_directly(SimpleNamespace(is_cuda=is_cuda), None) == directly
 
 
 def test_a_tensor_that_says_nothing_of_its_device_is_found(fake_ranks):
