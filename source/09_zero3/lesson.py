@@ -404,7 +404,7 @@ tables.Table(["in f · 4Ψ", *(f"g = {g}" for g in counts)], rows, note)
 # %%ranks
 from itertools import pairwise
 
-from solutions.zero1 import begin_all_gather
+from solutions.collectives import launch_all_gather
 
 
 class Part(Part):
@@ -412,7 +412,7 @@ class Part(Part):
         storage = self.flat.untyped_storage()
         if storage.nbytes() == 0:
             storage.resize_(self.flat.nbytes)
-            self.handle = begin_all_gather(self.flat, self.shard.data)
+            self.handle = launch_all_gather(self.flat, self.shard.data)
 
     def gather(self):
         self.begin()
