@@ -55,7 +55,7 @@ def build(mark):
     if subprocess.call([sys._base_executable, "-Im", "venv", str(VENV)]):
         sys.exit("Python cannot make environments here: on Debian or Ubuntu, run `sudo apt install python3-venv`.")
     next(VENV.glob("lib/python*/site-packages")).joinpath("course.pth").write_text(FIND_COURSE % str(ROOT))
-    pip = [str(PYTHON), "-Im", "pip", "install", "--no-input", "--disable-pip-version-check"]
+    pip = [str(PYTHON), "-Im", "pip", "install", "-q", "--no-input", "--disable-pip-version-check"]
     pip += ["-c", str(ROOT / "constraints.txt"), *(name for name, kind in needs.items() if kind == "package")]
     if subprocess.Popen(pip, env=dict(os.environ, PIP_USER="0"), pass_fds=[mark.fileno()]).wait():
         sys.exit("pip failed for the reason above: check the network and the disk (3 GB, or 9 GB with CUDA).")
