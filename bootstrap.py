@@ -66,7 +66,7 @@ def prepare():
     """Build the environment unless it is ready. Returns its mark, open and under a shared lock."""
     VENV.mkdir(parents=True, exist_ok=True)
     if any(VENV.iterdir()) and not MARK.exists():
-        sys.exit(f"{VENV} was not made by bootstrap.py: move it away, or set COURSE_VENV to another folder.")
+        sys.exit(f"{VENV} was not made by this bootstrap.py: move it away, or set COURSE_VENV to another folder.")
     mark = MARK.open("a")
     while True:
         lock(mark, fcntl.LOCK_SH)
