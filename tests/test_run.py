@@ -317,6 +317,8 @@ def test_slow_work_raises_the_time_scale(monkeypatch):
     monkeypatch.setattr(calibration, "WORK", "import time; time.sleep(0.5)")
     monkeypatch.setattr(calibration, "IDLE_S", 0.1)
     assert calibration.measure_time_scale() >= 5
+    monkeypatch.setattr(calibration, "IDLE_S", 1e-6)
+    assert calibration.measure_time_scale() == calibration.MOST_SCALE
     monkeypatch.setattr(calibration, "IDLE_S", 1e6)
     assert calibration.measure_time_scale() == 1
 
