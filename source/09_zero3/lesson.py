@@ -233,7 +233,7 @@ def followed(model, optimizer):
 
     def state_of(part):
         size = part.flat.untyped_storage().nbytes()
-        return "GATHERED" if part.here else "GATHERING" if size else "SHARDED", size
+        return "UNSHARDED" if part.here else "UNSHARDING" if size else "SHARDED", size
 
     def look():
         return {name: state_of(part) for name, part in parts.items()}
@@ -431,8 +431,9 @@ def look_ahead(before, after, parts):
 
 
 # %% [markdown]
-# A unit is now SHARDED (its rank's part, and no more), GATHERING (and memory for all of it, which fills while the
-# others' parts arrive) or GATHERED. In the lab an `Enum` says so, with a fourth state for backward and its gradients.
+# A unit is now in one of three states. SHARDED means that the rank holds only its shard, UNSHARDING that an all-gather is
+# filling the unit's memory, and UNSHARDED that all of its parameters are here. In the lab these are the members of an
+# `Enum`, with a fourth state for backward and its gradients.
 #
 # **Predict** the three peaks as parts of Ψ: without prefetching; with; with it and `reshard_after_forward=False`.
 
