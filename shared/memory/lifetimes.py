@@ -1,10 +1,11 @@
-"""When the parameters of each unit have memory: looked at after every operator of a step.
+"""Records when the parameters of each unit have memory, by looking at them after every operator of a step.
 
     with lifetimes.follow(look) as life:        # look() → {name of a unit: (state, bytes)}
         model(inputs).backward()
     life.peak_bytes, life.gathers("block 0")
 
-Operators, unlike milliseconds, are as many in every run. Figure: `lifetime_plots.lifetimes`.
+The x-axis is operators because their count, unlike milliseconds, is the same in every run. `shared/plots/lifetimes.py`
+draws the result.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ Look = Callable[[], dict[str, tuple[str, int]]]
 
 @dataclass
 class Span:
-    """A unit in one state, from one operator to before another."""
+    """A unit in one state, from the index of the operator `began` up to, but not including, `ended`."""
 
     state: str
     nbytes: int
@@ -30,15 +31,15 @@ class Span:
 
 @dataclass
 class Lifetimes:
-    """What each unit held, while it was followed."""
+    """The state and the bytes of each unit over the recorded operators."""
 
     spans: dict[str, list[Span]] = field(default_factory=dict)
     operators: int = 0
-    backward: tuple[int, int] | None = None  # its first operator, and the first after it
+    backward: tuple[int, int] | None = None  # the index of its first operator, and of the first operator after it
 
     @property
     def total_bytes(self) -> list[int]:
-        """All units together, after each operator."""
+        """The bytes of all units together, after each operator."""
         totals = [0] * self.operators
         for span in (span for spans in self.spans.values() for span in spans):
             for at in range(span.began, span.ended):
@@ -50,12 +51,12 @@ class Lifetimes:
         return max(self.total_bytes, default=0)
 
     def gathers(self, unit: str) -> int:
-        """How often a unit was given memory."""
+        """Return how often a unit was unsharded, that is, went from 0 bytes to more."""
         held = [0, *(span.nbytes for span in self.spans[unit])]
         return sum(before == 0 < now for before, now in pairwise(held))
 
     def note(self, looked: dict[str, tuple[str, int]]) -> None:
-        """Add what was seen after one more operator."""
+        """Add one observation, made after an operator."""
         if torch._C._current_graph_task_id() != -1:
             first, _ = self.backward or (self.operators, None)
             self.backward = first, self.operators + 1
@@ -69,9 +70,10 @@ class Lifetimes:
 
 @contextlib.contextmanager
 def follow(look: Look):
-    """Look at the units after each operator of the block. → Lifetimes
+    """Look at the units after each operator of the block. Yields Lifetimes.
 
-    look: must not read what has no memory; a storage can be asked for its nbytes() at any time.
+    Args:
+        look: Must not read tensors whose memory is freed. The nbytes() of a storage can be read at any time.
     """
     life = Lifetimes()
     with _AfterEachOperator(lambda: life.note(look())):
