@@ -32,9 +32,9 @@ _TIMEOUT_S = scaled(10.0)
 _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 _SLOWEST, _FASTEST = 1e6, 100e9
 _MTU_BYTES = 9000  # jumbo frames, as in a cluster: headers are then 1 % of the bytes
-# A sender passes packets of up to 64 KiB to the link, and a smaller token bucket would split them. A timer that fires 1
-# ms late on a busy machine must not reduce the rate either. A full token bucket makes 16 MiB at 1 Gbit/s only 1 %
-# faster.
+# A sender passes packets of up to 64 KiB to the link, and a smaller token bucket would split them. The timer of a busy
+# machine may fire 1 ms late, which must not reduce the rate either. Starting with a full token bucket makes a transfer
+# of 16 MiB at 1 Gbit/s only 1 % faster.
 _BURST_BYTES, _BURST_S = 128 << 10, 1e-3
 # Larger than everything TCP can have in flight. If all ranks send to one, a dropped packet would cost 200 ms until it
 # is sent again.

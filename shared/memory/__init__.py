@@ -106,7 +106,7 @@ class Peak:
     """Memory over a block: one sample at its start, one after each operator, and one at its end."""
 
     samples: list[Sample] = field(default_factory=list)
-    # CUDA's own peak, including rounding, workspaces and everything else in this process
+    # CUDA's own peak, including rounding, workspaces and everything else in this process.
     allocator_bytes: int | None = None
 
     @property

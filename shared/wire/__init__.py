@@ -23,7 +23,7 @@ import torch.distributed as dist
 from shared import formulas, tables
 from shared.wire import completion, frames, instrumentation, intervals, sockets
 
-# any variant of these calls belongs to the family
+# Any variant of these calls belongs to the family.
 _FAMILIES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 
 

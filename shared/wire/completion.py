@@ -31,7 +31,7 @@ class Watcher:
         self._marks: list[tuple] = []  # (entry, field name, mark)
         self._wait_marks: list[tuple] = []
         self._futures: dict[int, tuple] = {}  # id of an entry → (its future, the entry), while in flight
-        # id of a Work → (the Work, kept alive so that its id is not reused; its entry; addresses)
+        # id of a Work → (the Work, kept alive so that its id is not reused; its entry; addresses of its tensors)
         self._waited_for: dict[int, tuple] = {}
 
     def watch(self, work, entry, tensors: list[torch.Tensor]) -> None:
