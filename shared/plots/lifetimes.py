@@ -1,4 +1,4 @@
-"""The figure of ZeRO-3: which unit has memory for its parameters when, and what they add up to. A pure function."""
+"""The figure of ZeRO-3: when each unit has memory for its parameters, and the total. A pure function."""
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
@@ -7,7 +7,7 @@ from matplotlib.patches import Patch
 from shared.memory.lifetimes import Lifetimes
 from shared.plots import COLOURS, HATCHES
 
-_STYLES = {  # state of a unit → how its bar looks; they differ in brightness too
+_STYLES = {  # state of a unit → style of its bar; the styles also differ in brightness
     "GATHERING": {"facecolor": "white", "hatch": HATCHES[1], "edgecolor": "black"},
     "GATHERED": {"facecolor": COLOURS[5], "edgecolor": "black"},
 }
@@ -15,14 +15,20 @@ _OWN = {"facecolor": COLOURS[4], "hatch": HATCHES[2], "edgecolor": "black", "lin
 
 
 def lifetimes(lives: dict[str, Lifetimes], own_bytes: int, expected_bytes: dict[str, float]) -> Figure:
-    """Draw steps side by side: above, the parameters' bytes after each operator; below, a row per unit.
+    """Draw steps side by side: above, the parameters' bytes after each operator; below, one row per unit.
 
-    own_bytes: this rank's part, which is always there. expected_bytes: name → the peak by the formula, all included.
-    Raises: ValueError where there is no step.
+    Args:
+        lives: Name of a step → what was recorded.
+        own_bytes: The rank's shard, which is always in memory.
+        expected_bytes: Name → the peak according to the formula, including the shard.
+
+    Raises:
+        ValueError: If there is no step.
     """
     if not lives:
         raise ValueError("There is nothing to draw: give one step at least.")
-    by_units = sorted(lives.values(), key=lambda life: -len(life.spans))  # rows as where there are most
+    # The step with the most units determines the order of the rows.
+    by_units = sorted(lives.values(), key=lambda life: -len(life.spans))
     units = list(dict.fromkeys(unit for life in by_units for unit in life.spans))
     size_in = (max(7.0, 1.0 + 2.7 * len(lives)), 2.6 + 0.24 * len(units))
     heights = [1.7, 0.24 * len(units)]
@@ -48,12 +54,12 @@ def lifetimes(lives: dict[str, Lifetimes], own_bytes: int, expected_bytes: dict[
 
 
 def moments(life: Lifetimes) -> list[int]:
-    """List the operators at which a unit changes its state."""
+    """Return the indices of the operators at which a unit changes its state."""
     return sorted({span.began for spans in life.spans.values() for span in spans})
 
 
 def moment(life: Lifetimes, own_bytes: int, expected_bytes: float, at: int) -> Figure:
-    """Draw one step as `lifetimes` does, with a line after one operator, and the state of each unit then."""
+    """Draw one step like `lifetimes`, with a line after one operator and the state of each unit at that moment."""
     now_mb = (own_bytes + life.total_bytes[at]) / 1e6
     title = f"operator {at}: {now_mb:.2f} MB"
     figure = lifetimes({title: life}, own_bytes, {title: expected_bytes})
@@ -67,7 +73,7 @@ def moment(life: Lifetimes, own_bytes: int, expected_bytes: float, at: int) -> F
 
 
 def _draw_total(axes, life: Lifetimes, own_bytes: int, expected_bytes: float) -> None:
-    """Stack what is gathered on this rank's own part, and mark the peak by the formula."""
+    """Stack the unsharded parameters on the rank's shard, and mark the peak according to the formula."""
     own_mb = own_bytes / 1e6
     totals_mb = [own_mb + each / 1e6 for each in life.total_bytes]
     at = range(life.operators + 1)
@@ -82,7 +88,7 @@ def _draw_total(axes, life: Lifetimes, own_bytes: int, expected_bytes: float) ->
 
 
 def _draw_units(axes, life: Lifetimes, units: list[str]) -> None:
-    """Draw a bar wherever a unit has memory, as its state says."""
+    """Draw a bar wherever a unit has memory, in the style of its state."""
     for row, unit in enumerate(units):
         for span in life.spans.get(unit, []):
             if span.nbytes:
@@ -93,7 +99,7 @@ def _draw_units(axes, life: Lifetimes, units: list[str]) -> None:
 
 
 def _draw_phases(above, below, life: Lifetimes) -> None:
-    """Part forward, backward and what follows by dotted lines."""
+    """Separate forward, backward and the rest of the step by dotted lines."""
     begins = {"forward": 0}
     if life.backward:
         begins |= dict(zip(("backward", "step"), life.backward, strict=True))
