@@ -8,7 +8,7 @@ import psutil
 from shared import hosts
 from shared.ranks import interrupts
 
-MEMORY_PER_RANK_GB = 0.4  # torch imported and a small model, measured; pages shared by the fork not counted
+MEMORY_PER_RANK_GB = 0.4  # measured with torch imported and a small model, without pages shared by the fork
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def check_link(link: str | None) -> None:
     """Check that link is a rate and that this machine can shape links.
 
     Raises:
-        ValueError: If it is not, or it cannot.
+        ValueError: If link is not a rate, or this machine cannot shape links.
     """
     if link is None:
         return
