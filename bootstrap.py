@@ -55,7 +55,7 @@ def build(mark):
     if subprocess.call([sys._base_executable, "-Im", "venv", str(VENV)]):
         sys.exit("Python cannot make environments here: on Debian or Ubuntu, run `sudo apt install python3-venv`.")
     next(VENV.glob("lib/python*/site-packages")).joinpath("course.pth").write_text(FIND_COURSE % str(ROOT))
-    pip = [str(PYTHON), "-Im", "pip", "install", "--no-input", "--disable-pip-version-check"]
+    pip = [str(PYTHON), "-Im", "pip", "install", "-q", "--no-input", "--disable-pip-version-check"]
     pip += ["-c", str(ROOT / "constraints.txt"), *(name for name, kind in needs.items() if kind == "package")]
     if subprocess.Popen(pip, env=dict(os.environ, PIP_USER="0"), pass_fds=[mark.fileno()]).wait():
         sys.exit("pip failed for the reason above: check the network and the disk (3 GB, or 9 GB with CUDA).")
@@ -66,7 +66,7 @@ def prepare():
     """Build the environment unless it is ready. Returns its mark, open and under a shared lock."""
     VENV.mkdir(parents=True, exist_ok=True)
     if any(VENV.iterdir()) and not MARK.exists():
-        sys.exit(f"{VENV} was not made by bootstrap.py: move it away, or set COURSE_VENV to another folder.")
+        sys.exit(f"{VENV} was not made by this bootstrap.py: move it away, or set COURSE_VENV to another folder.")
     mark = MARK.open("a")
     while True:
         lock(mark, fcntl.LOCK_SH)

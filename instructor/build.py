@@ -7,7 +7,9 @@
 jupytext reads the scripts, nbgrader's own preprocessors blank the lab, nbclient executes. Cell tags in the
 source say what a cell is:
 
-    export     goes into solutions/<module>.py, or into another module of the lab   (module="flat")
+    export     goes into solutions/<module>.py, or into another module of the lab   (module="flat");
+               `class Name(Name):` continues a class of an earlier cell
+    given      belongs to an exercise whose piece is not exported: a grader needs it
     exercise   holds a `### BEGIN SOLUTION` region, blank in the lab   (grade_id="...")
     check      is graded                                              (grade_id="...", points=3)
 """
@@ -117,9 +119,40 @@ def modules_of(chapter: Chapter) -> dict[str, str]:
         if "export" in cell.metadata.get("tags", []):
             source = _without_markers(cell.source.removeprefix(_MAGIC)).strip()
             cells.setdefault(cell.metadata.get("module", own), []).append(source)
-    bodies = {name: "\n\n".join(sources) for name, sources in cells.items()}
+    bodies = {name: "\n\n".join(_with_whole_classes(sources)) for name, sources in cells.items()}
     origin = f"# Built by `make notebooks` from source/{chapter.name}/lab.py: edit that, not this.\n"
     return {name: _formatted(origin + _with_imports(name, bodies)) for name in bodies}
+
+
+def _with_whole_classes(sources: list[str]) -> list[str]:
+    """Append a cell that continues a class, `class Name(Name):`, to that class.
+
+    A lab spreads a long class over several cells. In a notebook each of them makes a subclass of the same name; in the
+    module there is one class.
+    """
+    whole: list[str] = []
+    for source in sources:
+        tree = ast.parse(source).body
+        continued = next((node for node in tree if isinstance(node, ast.ClassDef) and _continues(node)), None)
+        if continued is None:
+            whole.append(source)
+            continue
+        index, end = max(
+            (index, node.end_lineno)
+            for index, earlier in enumerate(whole)
+            for node in ast.parse(earlier).body
+            if isinstance(node, ast.ClassDef) and node.name == continued.name
+        )
+        lines, more = whole[index].splitlines(), source.splitlines()
+        methods = more[continued.lineno : continued.end_lineno]
+        rest = [*more[: continued.lineno - 1], *more[continued.end_lineno :]]
+        whole[index] = "\n".join([*lines[:end], "", *methods, *lines[end:]])
+        whole.append("\n".join(rest).strip())
+    return [source for source in whole if source]
+
+
+def _continues(node: ast.ClassDef) -> bool:
+    return [ast.unparse(base) for base in node.bases] == [node.name]
 
 
 def _with_imports(name: str, bodies: dict[str, str]) -> str:

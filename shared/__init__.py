@@ -1,4 +1,4 @@
-"""The course's helper modules: ranks in notebook cells, and the instruments that watch them.
+"""The modules that lessons import: ranks in notebook cells, and the instruments that measure them.
 
-Nothing happens at import. Start with `from shared import ranks`.
+Importing this package does nothing. Start with `from shared import ranks`.
 """

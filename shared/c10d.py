@@ -1,4 +1,4 @@
-"""torch's collectives on one flat tensor, under the names of torch 2.13, where older torch has them under others."""
+"""torch's collectives on one flat tensor under their names in torch 2.13. Older versions have other names for them."""
 
 import torch.distributed as dist
 

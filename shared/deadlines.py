@@ -1,7 +1,7 @@
-"""How long the course waits before it gives up: longer on a machine that is slow or busy.
+"""The deadlines of the course, which are longer on a machine that is slow or busy.
 
-Every deadline in the course is written down as what is generous on an idle machine, and passes through `scaled`.
-`make test` measures how much slower the machine is at that moment and sets COURSE_TIME_SCALE for all that it starts.
+Every deadline in the code is generous for an idle machine, and passes through `scaled`. `make test` measures how much
+slower the machine is at the moment, and sets COURSE_TIME_SCALE for the processes that it starts.
 """
 
 import os

@@ -1,13 +1,13 @@
-"""DeepSpeed's ZeRO stages 1 to 3, behind the step that this course takes with every wrapper.
+"""DeepSpeed's ZeRO stages 1 to 3, with the training step that this course uses for every wrapper.
 
     model, optimizer = deepspeed_engine.engine(module, stage=2, optimizer_cls=torch.optim.AdamW, lr=1e-3)
     optimizer.zero_grad()
     model(inputs, targets).backward()
     optimizer.step()
 
-One backward() per step(). All ranks must have built the same engines before: they compare their counts at stage 3.
-DeepSpeed is no package of the course's own: `pip install -e '.[deepspeed]'` adds it, and `why_not()` says whether it is
-there. It is imported in the first call of `engine`.
+Call backward() once per step(). All ranks must have built the same engines before, because stage 3 compares their
+counts. DeepSpeed is optional: `pip install -e '.[deepspeed]'` installs it, and `why_not()` says whether it is
+available. It is imported by the first call of `engine`.
 """
 
 import importlib.util
@@ -23,7 +23,7 @@ _MIB = 2**20
 
 
 def why_not() -> str | None:
-    """→ why DeepSpeed cannot run here, and what to do; None where it can"""
+    """Return why DeepSpeed cannot run here and what to do about it, or None if it can."""
     if importlib.util.find_spec("deepspeed") is None:
         return "DeepSpeed is not installed: .venv/bin/pip install -c constraints.txt deepspeed adds it"
     return None
@@ -38,17 +38,25 @@ def engine(
     gradient_clipping: float = 0.0,
     **settings,
 ) -> tuple[nn.Module, "EngineStep"]:
-    """Hand a module to DeepSpeed, on the ranks of the current process group. → model to call, optimizer to step
+    """Wrap a module with DeepSpeed, on the ranks of the current process group. Returns the model and its optimizer.
 
-    Its defaults are for models of many billions: buckets of 500 million numbers, set aside at once; at stage 3, 50
-    million prefetched, kept what is used again within a billion, and all parameters below 100,000 whole. Here buckets
-    are as large as ours and torch's, and stage 3 shards every parameter and lets it go after use.
+    DeepSpeed's defaults are for models with many billions of parameters. Its buckets have 500 million elements, which
+    are allocated at once. Stage 3 prefetches 50 million elements, keeps parameters that are used again within a billion
+    elements, and does not shard parameters with fewer than 100,000 elements. Here, buckets are as large as ours and
+    torch's, and stage 3 shards every parameter and reshards it after use.
 
-    prefetch_numbers: at stage 3, what to gather ahead. What was fetched ahead for backward stays after forward, so
-    that a model not much larger than this is gathered once.
-    gradient_clipping: the largest norm of the gradients; 0 clips nothing.
-    Comm: one broadcast per parameter. Source: Rajbhandari et al. 2020 (arXiv 1910.02054); DeepSpeed's ds_config docs.
-    Raises: RuntimeError where DeepSpeed is missing, ValueError for a stage that is none of 1, 2, 3.
+    Args:
+        prefetch_numbers: How many elements stage 3 prefetches. Elements that are prefetched for backward stay after
+            forward, so a model not much larger than this is unsharded only once.
+        gradient_clipping: The largest norm of the gradients. 0 disables clipping.
+
+    Raises:
+        RuntimeError: If DeepSpeed is missing.
+        ValueError: If the stage is not 1, 2 or 3.
+
+    Communication: one broadcast per parameter.
+
+    Source: Rajbhandari et al. 2020 (arXiv 1910.02054); DeepSpeed's ds_config docs.
     """
     if missing := why_not():
         raise RuntimeError(missing)
@@ -61,23 +69,23 @@ def engine(
         zero |= {"stage3_prefetch_bucket_size": prefetch_numbers, "stage3_max_reuse_distance": 0}
         zero |= {"stage3_param_persistence_threshold": 0}
     config = {
-        "train_micro_batch_size_per_gpu": 1,  # must be there; nothing here reads it
+        "train_micro_batch_size_per_gpu": 1,  # required, but not used here
         "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,  # torch's own optimizers are, beside DeepSpeed's
-        "gradient_clipping": gradient_clipping,  # unless told so, DeepSpeed 0.19 clips their norm at 1
+        "zero_allow_untested_optimizer": True,  # DeepSpeed has not tested torch's own optimizers
+        "gradient_clipping": gradient_clipping,  # by default, DeepSpeed 0.19 clips their norm at 1
         "steps_per_print": 10**9,
     }
     optimizer = optimizer_cls(module.parameters(), **settings)
     torchs_linear = nn.functional.linear
     with warnings.catch_warnings(action="ignore"):
         made, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
-    warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # of torch, to DeepSpeed, at every step
+    warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # DeepSpeed causes it at every step
     _keep_to_itself(made, torchs_linear)
     return made, EngineStep(made)
 
 
 class EngineStep:
-    """A DeepSpeed engine's optimizer, with the names that the course's loops call."""
+    """The optimizer of a DeepSpeed engine, with the methods that the course's training loops call."""
 
     def __init__(self, made):
         self.made = made
@@ -91,14 +99,14 @@ class EngineStep:
         return self.made.optimizer.param_groups
 
     def zero_grad(self) -> None:
-        """Do nothing: step() lets gradients go."""
+        """Do nothing, because step() frees the gradients."""
 
     def step(self) -> None:
         self.made.step()
 
 
 def _keep_to_itself(made: nn.Module, torchs_linear: Callable) -> None:
-    """Let DeepSpeed's own linear stand in for torch's in its own forward: stage 3 puts it there for all models."""
+    """Use DeepSpeed's linear function only during its model's forward; stage 3 replaces torch's for all models."""
     own_linear, nn.functional.linear = nn.functional.linear, torchs_linear
 
     def put(linear: Callable) -> None:
@@ -109,7 +117,7 @@ def _keep_to_itself(made: nn.Module, torchs_linear: Callable) -> None:
 
 
 def _imported(module: nn.Module):
-    """Import DeepSpeed for this module's device, quietly, and let it forget groups of before."""
+    """Import DeepSpeed for this module's device, without its log output, and reset its earlier process groups."""
     device = next(module.parameters()).device
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
@@ -118,6 +126,7 @@ def _imported(module: nn.Module):
     from deepspeed.utils import groups
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # for inference; building it takes a compiler
-    deepspeed.comm.comm.cdb = groups._WORLD_GROUP = None  # the process group may be another one than last time
+    # It is for inference, and building it takes a compiler.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.comm.comm.cdb = groups._WORLD_GROUP = None  # the process group may have changed since the last call
     return deepspeed

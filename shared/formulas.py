@@ -1,7 +1,7 @@
-"""The memory, wire, time, pipeline and activation formulas of the course: one function each, with its source.
+"""The course's formulas for memory, communication, time, pipelines and activations, each with its source.
 
-Bytes are bytes per rank unless a name says otherwise; times are in seconds. Letters of the literature:
-parameters Ψ, ranks N, stages p, micro-batches m, chunks v, tensor-parallel ranks t.
+Bytes are per rank unless a name says otherwise. Times are in seconds. The symbols are those of the literature: Ψ
+parameters, N ranks, p stages, m micro-batches, v chunks, t tensor-parallel ranks.
 
 Sources:
     ZeRO        Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"
@@ -20,7 +20,7 @@ ZERO_STAGES = (0, 1, 2, 3)  # 0 is plain data parallelism
 
 @dataclass(frozen=True)
 class BytesPerParameter:
-    """How many bytes one parameter costs, by what they hold."""
+    """The bytes that one parameter costs, by what they are used for."""
 
     parameter: int
     gradient: int
@@ -31,17 +31,17 @@ class BytesPerParameter:
         return self.parameter + self.gradient + self.optimizer
 
 
-# ZeRO §3.1, K = 12: bf16 parameter and gradient; fp32 master, momentum and variance.
+# ZeRO §3.1, K = 12: bf16 parameter and gradient; fp32 master weight, momentum and variance.
 MIXED_ADAM = BytesPerParameter(2, 2, 12)
-# The same with gradients accumulated in fp32: 2 + 6 + 12 = 20 bytes per parameter.
+# The same with a second, fp32 gradient for accumulation: 2 + 6 + 12 = 20 bytes per parameter.
 MIXED_ADAM_FP32_GRADIENTS = BytesPerParameter(2, 6, 12)
-# As above without an fp32 master: 12 bytes per parameter.
+# Like MIXED_ADAM without the fp32 master weight: 12 bytes per parameter.
 MIXED_ADAM_NO_MASTER = BytesPerParameter(2, 2, 8)
 FP32_ADAM = BytesPerParameter(4, 4, 8)
 
 
 def _positive(**values) -> None:
-    """Refuse what no cluster has."""
+    """Raise ValueError if a value is not above 0."""
     for name, value in values.items():
         if value <= 0:
             raise ValueError(f"{name} must be above 0, got {value}")
@@ -66,12 +66,12 @@ def model_state_bytes(parameters: float, ranks: int, stage: int, each: BytesPerP
 
 
 def memory_saving(ranks: int, stage: int, each: BytesPerParameter = MIXED_ADAM) -> float:
-    """How many times less a stage holds than plain data parallelism. Derived from model_state_bytes."""
+    """How many times less memory a stage needs than plain data parallelism. Derived from model_state_bytes."""
     return model_state_bytes(1, ranks, 0, each) / model_state_bytes(1, ranks, stage, each)
 
 
 def redundant_copies(ranks: int) -> int:
-    """How many copies of the model data parallelism keeps that one process would not."""
+    """How many copies of the model data parallelism keeps in addition to the one that a single process would need."""
     _positive(ranks=ranks)
     return ranks - 1
 
@@ -79,9 +79,11 @@ def redundant_copies(ranks: int) -> int:
 def zero3_parameter_peak_bytes(
     unit_parameters: list[float], ranks: int, bytes_each: int = 2, prefetch: int = 0
 ) -> float:
-    """Bytes of parameters at ZeRO-3's peak: all shards, and the gathered units.
+    """Bytes of parameters at ZeRO-3's peak: the rank's shards and the unsharded units.
 
-    prefetch: how many units are gathered ahead of the one that computes.
+    Args:
+        prefetch: How many units are unsharded ahead of the one that computes.
+
     Source: FSDP §3.2.1 (without prefetch): Σψᵢ/N + max ψᵢ.
     """
     _positive(ranks=ranks)
@@ -93,7 +95,7 @@ def zero3_parameter_peak_bytes(
 
 
 def largest_model_parameters(card_bytes: float, each: BytesPerParameter = MIXED_ADAM) -> float:
-    """Parameters whose state alone fills a card under plain data parallelism: M/16. Derived."""
+    """The number of parameters whose state alone fills a GPU under plain data parallelism: M/16. Derived."""
     _positive(card_bytes=card_bytes)
     return card_bytes / each.total
 
@@ -102,7 +104,7 @@ def largest_model_parameters(card_bytes: float, each: BytesPerParameter = MIXED_
 
 
 def ring_fraction(ranks: int) -> float:
-    """f = (N−1)/N: the part of a buffer that is not this rank's own."""
+    """f = (N−1)/N, the fraction of a buffer that belongs to the other ranks."""
     _positive(ranks=ranks)
     return (ranks - 1) / ranks
 
@@ -113,19 +115,20 @@ def reduce_scatter_sent_bytes(buffer_bytes: float, ranks: int) -> float:
 
 
 def all_gather_sent_bytes(buffer_bytes: float, ranks: int) -> float:
-    """Ring all-gather to a buffer of S bytes: fS. Source: nccl-tests."""
+    """Ring all-gather into a buffer of S bytes: fS. Source: nccl-tests."""
     return ring_fraction(ranks) * buffer_bytes
 
 
 def all_reduce_sent_bytes(buffer_bytes: float, ranks: int) -> float:
-    """Ring all-reduce: a reduce-scatter and an all-gather, 2fS. Source: nccl-tests."""
+    """Ring all-reduce, which is a reduce-scatter and an all-gather: 2fS. Source: nccl-tests."""
     return reduce_scatter_sent_bytes(buffer_bytes, ranks) + all_gather_sent_bytes(buffer_bytes, ranks)
 
 
 def step_sent_bytes(parameters: float, ranks: int, stage: int, bytes_each: int = 2, micro_batches: int = 1) -> float:
-    """Bytes that one rank sends per optimizer step.
+    """Bytes that one rank sends per optimizer step, with w bytes per element and g micro-batches.
 
-    Plain data parallelism (with no_sync) and ZeRO-1 2fwΨ; ZeRO-2 (g+1)fwΨ; ZeRO-3 3g·fwΨ.
+    Plain data parallelism (with no_sync) and ZeRO-1: 2fwΨ. ZeRO-2: (g+1)fwΨ. ZeRO-3: 3g·fwΨ.
+
     Source: ZeRO §7 for g = 1; derived for g > 1.
     """
     _positive(parameters=parameters, micro_batches=micro_batches)
@@ -138,23 +141,23 @@ def step_sent_bytes(parameters: float, ranks: int, stage: int, bytes_each: int =
 
 
 def ring_all_gather_s(buffer_bytes: float, ranks: int, alpha_s: float, beta_s: float) -> float:
-    """(N−1)α + fSβ; a ring reduce-scatter takes the same."""
+    """Ring all-gather: (N−1)α + fSβ. A ring reduce-scatter takes the same time."""
     return (ranks - 1) * alpha_s + all_gather_sent_bytes(buffer_bytes, ranks) * beta_s
 
 
 def ring_all_reduce_s(buffer_bytes: float, ranks: int, alpha_s: float, beta_s: float) -> float:
-    """2(N−1)α + 2fSβ."""
+    """Ring all-reduce: 2(N−1)α + 2fSβ."""
     return 2 * ring_all_gather_s(buffer_bytes, ranks, alpha_s, beta_s)
 
 
 def tree_all_reduce_s(buffer_bytes: float, ranks: int, alpha_s: float, beta_s: float) -> float:
-    """Binomial tree, not pipelined: 2⌈log₂N⌉(α + Sβ)."""
+    """All-reduce over a binomial tree, not pipelined: 2⌈log₂N⌉(α + Sβ)."""
     _positive(ranks=ranks)
     return 2 * math.ceil(math.log2(ranks)) * (alpha_s + buffer_bytes * beta_s)
 
 
 def halving_doubling_all_reduce_s(buffer_bytes: float, ranks: int, alpha_s: float, beta_s: float) -> float:
-    """Recursive halving and doubling: 2log₂N·α + 2fSβ, for a power of two ranks."""
+    """All-reduce by recursive halving and doubling, if N is a power of two: 2log₂N·α + 2fSβ."""
     _positive(ranks=ranks)
     if ranks & (ranks - 1):
         raise ValueError(f"halving and doubling needs a power of two ranks, got {ranks}")
@@ -162,7 +165,7 @@ def halving_doubling_all_reduce_s(buffer_bytes: float, ranks: int, alpha_s: floa
 
 
 def exposed_s(ready_s: list[float], lasts_s: list[float], backward_end_s: float) -> float:
-    """Communication that backward does not hide: buckets go one after another, each when it is ready.
+    """Communication that backward does not hide. Each bucket starts when it is ready and the one before is complete.
 
     eᵢ = max(eᵢ₋₁, readyᵢ) + tᵢ; exposed = max(0, e_last − end of backward). Derived.
     """
@@ -176,7 +179,7 @@ def exposed_s(ready_s: list[float], lasts_s: list[float], backward_end_s: float)
 
 
 def bubble_over_ideal(stages: int, micro_batches: int, chunks: int = 1) -> float:
-    """Idle time over the ideal time: (p−1)/(v·m), for GPipe, 1F1B (v = 1) and interleaved. Source: Megatron-2 §2.2."""
+    """Idle time over ideal time: (p−1)/(v·m), for GPipe, 1F1B (v = 1) and interleaved. Source: Megatron-2 §2.2."""
     _positive(stages=stages, micro_batches=micro_batches, chunks=chunks)
     if chunks > 1 and micro_batches % stages:
         raise ValueError(f"the interleaved schedule needs micro-batches that are a multiple of {stages} stages")
@@ -184,12 +187,12 @@ def bubble_over_ideal(stages: int, micro_batches: int, chunks: int = 1) -> float
 
 
 def bubble_over_total(stages: int, micro_batches: int) -> float:
-    """Idle time over the whole time: (p−1)/(m+p−1). Source: GPipe §2.3."""
+    """Idle time over total time: (p−1)/(m+p−1). Source: GPipe §2.3."""
     _positive(stages=stages, micro_batches=micro_batches)
     return (stages - 1) / (micro_batches + stages - 1)
 
 
-# -- activations per transformer layer: GELU 4h MLP, dropout, attention materialised
+# -- activations per transformer layer: GELU MLP of width 4h, dropout, materialized attention
 
 
 def activation_bytes(
@@ -203,10 +206,12 @@ def activation_bytes(
     checkpointing: str = "none",
     bytes_each: int = 2,
 ) -> float:
-    """Bytes of activations one layer keeps for backward: sbh(34 + 5as/h). Source: Megatron-3 §4 and table 2.
+    """Bytes of activations that one layer keeps for backward: sbh(34 + 5as/h). Source: Megatron-3 §4 and table 2.
 
-    checkpointing: "none", "selective" (attention is recomputed) or "full" (only the layer's input is kept).
-    bytes_each: of an activation, 2 in the paper. Its masks of dropout, 2sbh + as²b, are of 1 byte in any precision.
+    Args:
+        checkpointing: "none", "selective" (attention is recomputed) or "full" (only the layer's input is kept).
+        bytes_each: Bytes of an activation, 2 in the paper. The masks of dropout, 2sbh + as²b, have 1 byte per element
+            in any precision.
     """
     _positive(sequence=sequence, batch=batch, hidden=hidden, heads=heads, tensor_ranks=tensor_ranks)
     if checkpointing not in ("none", "selective", "full"):
@@ -223,6 +228,6 @@ def activation_bytes(
 
 
 def logits_bytes(sequence: int, batch: int, vocabulary: int) -> float:
-    """Bytes of the logits that the loss keeps, in fp32 whatever the rest is: 4sbv. Source: Megatron-3 §4.3."""
+    """Bytes of the logits that the loss keeps, always in fp32: 4sbv. Source: Megatron-3 §4.3."""
     _positive(sequence=sequence, batch=batch, vocabulary=vocabulary)
     return 4.0 * sequence * batch * vocabulary

@@ -1,4 +1,4 @@
-"""The two models of the course, small enough for a laptop and shaped like the real ones.
+"""The two models of the course, small enough for a laptop and structured like large ones.
 
 Shape legend: B batch, T tokens, D model width, H heads, V vocabulary.
 """
@@ -12,11 +12,11 @@ from torch import nn
 
 
 class MLP(nn.Module):
-    """A stack of linear layers with GELU between, for digits or anything flat."""
+    """A stack of linear layers with GELU in between, for digits or other flat inputs."""
 
     def __init__(self, sizes: tuple[int, ...] = (64, 128, 128, 10), seed: int = 0):
         super().__init__()
-        with torch.random.fork_rng(devices=[]):  # a seed of ours must not move the student's
+        with torch.random.fork_rng(devices=[]):  # our seed must not change the student's random numbers
             torch.manual_seed(seed)
             layers = []
             for inputs, outputs in pairwise(sizes):
@@ -54,7 +54,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a two-layer MLP, each added to its input."""
+    """Attention, then a two-layer MLP, each with a residual connection."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -82,13 +82,13 @@ class TinyGPT(nn.Module):
             self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
             self.norm = nn.LayerNorm(config.width)
             self.output = nn.Linear(config.width, config.vocab_size, bias=False)
-            self.output.weight = self.token_embedding.weight  # tied: one parameter, two gradients
+            self.output.weight = self.token_embedding.weight  # tied: one parameter that gets two gradients
             for parameter in self.parameters():
                 if parameter.dim() > 1:
                     nn.init.normal_(parameter, std=0.02)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None):
-        """Predict the next token. → logits (B, T, V), or the mean loss where targets are given"""
+        """Predict the next token. Returns logits (B, T, V), or the mean loss if targets are given."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.token_embedding(tokens) + self.position_embedding(positions)  # (B, T, D)
         for block in self.blocks:

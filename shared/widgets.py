@@ -1,11 +1,12 @@
-"""Things to move with the mouse: each a thin layer of ipywidgets over a pure figure function of `plots/`.
+"""Interactive figures: each one is a thin layer of ipywidgets over a pure figure function in `plots/`.
 
     widgets.ring_stepper(ranks.pull("log"))    # as the last line of a cell
 
-Each function gives back a static figure that says the same as its widget. It is the cell's value, so it is what a
-notebook file keeps, and what a reader without a kernel sees. The widget itself is shown above it, only where somebody
-runs the cell in JupyterLab. For a file that keeps a widget's view reads "Error displaying widget" wherever its kernel
-is gone: that must not happen to the notebooks we build. (In a student's own copy, running the cell again cures it.)
+Each function returns a static figure that shows the same as its widget. This figure is the cell's value, so it is what
+a notebook file keeps and what a reader without a kernel sees. The widget itself is displayed above it, and only if
+somebody runs the cell in JupyterLab. The reason is that a saved widget reads "Error displaying widget" when its kernel
+is gone, which must not happen in the notebooks that we build. (In a student's own copy, running the cell again fixes
+it.)
 """
 
 import io
@@ -29,9 +30,9 @@ _LABEL = {"description_width": "initial"}
 
 
 def ring_stepper(logs: list) -> Figure:
-    """Step through a ring, as `ring_plots.ring_step` draws it. → all steps side by side
+    """Step through a ring, drawn by `plots.ring.ring_step`. Returns a figure of all steps side by side.
 
-    Shapes: logs: [ranks][1 + steps]; see `ring_plots.ring_step`.
+    Shape: logs [ranks][1 + steps]; see `plots.ring.ring_step`.
     """
     if magic.in_jupyterlab():
         display(stepper(lambda step: ring_plots.ring_step(logs, step), last=len(logs[0]) - 1))
@@ -39,7 +40,7 @@ def ring_stepper(logs: list) -> Figure:
 
 
 def cap_chooser(sizes_bytes: dict[str, int], runs: list[bucket_plots.CapRun]) -> Figure:
-    """Choose a cap: its buckets and its messages, as `bucket_plots.cap_run` draws them. → all caps below each other"""
+    """Choose a cap, drawn with its buckets and all-reduces by `plots.buckets.cap_run`. Returns a figure of all caps."""
     if magic.in_jupyterlab():
         draw = partial(bucket_plots.cap_run, sizes_bytes, runs)
         display(stepper(draw, last=len(runs) - 1, description="cap"))
@@ -47,9 +48,12 @@ def cap_chooser(sizes_bytes: dict[str, int], runs: list[bucket_plots.CapRun]) ->
 
 
 def lifetime_stepper(lives: dict[str, Lifetimes], own_bytes: int, expected_bytes: dict[str, float], of: str) -> Figure:
-    """Step through one of ZeRO-3's steps, from change to change of a unit's state. → all of them side by side
+    """Step through one step of ZeRO-3, from one change of a unit's state to the next. Returns a figure of all steps.
 
-    of: the name of the one to step through. Otherwise as `lifetime_plots.lifetimes`.
+    The other arguments are those of `plots.lifetimes.lifetimes`.
+
+    Args:
+        of: The name of the step to go through.
     """
     if magic.in_jupyterlab():
         changes = lifetime_plots.moments(lives[of])
@@ -68,9 +72,12 @@ def memory_planner(
     micro_batch: int = 1,
     checkpointing: str = "full",
 ) -> Figure:
-    """Choose a model and how to train it: what a rank holds under each strategy, against cards. → the choice given
+    """Choose a model and how to train it, and see what a rank holds. Returns a figure of the given choice.
 
-    See `planner` for what is counted. Raises: ValueError for a choice that the planner does not offer.
+    See `planner` for what is counted.
+
+    Raises:
+        ValueError: If the planner does not offer a choice.
     """
     offered = {
         "model": list(SHAPES),
@@ -89,7 +96,7 @@ def memory_planner(
 
 
 def planned(*, model: str, **choice) -> Figure:
-    """Draw a choice: a bar per strategy."""
+    """Draw what a rank holds for a choice, one bar per strategy."""
     bars = {
         name: planner.plan(SHAPES[model], stage=stage, **choice).by_component()
         for stage, name in planner.STAGES.items()
@@ -99,7 +106,7 @@ def planned(*, model: str, **choice) -> Figure:
 
 
 def chooser(draw: Callable[..., Figure], offered: dict[str, list], given: dict) -> ipywidgets.VBox:
-    """A dropdown per option over draw(option=value, …)."""
+    """Return one dropdown per option over the figure draw(option=value, …)."""
     picture = _picture(as_png(draw(**given)))
     layout = {"width": "auto"}
     dropdowns = {
@@ -119,7 +126,7 @@ def chooser(draw: Callable[..., Figure], offered: dict[str, list], given: dict) 
 
 
 def stepper(draw: Callable[[int], Figure], last: int, description: str = "step") -> ipywidgets.VBox:
-    """A slider and a play button over draw(0), …, draw(last)."""
+    """Return a slider and a play button over the figures draw(0), …, draw(last)."""
     slider = ipywidgets.IntSlider(min=0, max=last, description=description)
     play = ipywidgets.Play(min=0, max=last, interval=1200, show_repeat=False)
     ipywidgets.jslink((play, "value"), (slider, "value"))

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
+from solutions.clipping import clip_shards_
 from solutions.collectives import launch_all_gather, reduce_scatter_
 from solutions.flat import FlatLayout
 from solutions.optimizer_state import gather_state, shard_state
@@ -284,25 +285,3 @@ class ZeRO1(ShardedOptimizer):
         self.update_parameters()
         self.used_up = True
         return loss
-
-
-@torch.no_grad()
-def clip_shards_(
-    gradients: list[torch.Tensor], max_norm: float, group: dist.ProcessGroup | None = None
-) -> torch.Tensor:
-    """Scale this rank's shards of a gradient so that the norm of the whole gradient is at most max_norm.
-
-    Returns:
-        The norm before scaling, the same on every rank.
-
-    Communication: one all-reduce of one element.
-    """
-    if not gradients:
-        return torch.zeros(())  # every parameter is frozen, on all ranks
-    norms = torch.stack([torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients])
-    squared = norms.square().sum()
-    dist.all_reduce(squared, group=group)
-    norm = squared.sqrt()
-    for gradient in gradients:
-        gradient *= (max_norm / (norm + 1e-6)).clamp(max=1)
-    return norm

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from solutions.clipping import clip_shards_
 from solutions.model_state import (
     drop_full_parameters,
     expect_no_full_parameters,
@@ -19,7 +20,6 @@ from solutions.model_state import (
 )
 from solutions.overlapped_ddp import watch_gradients
 from solutions.units import Call, Unit, UnitState, shard_into_units
-from solutions.zero1 import clip_shards_
 from solutions.zero2 import ShardedBucket
 
 
@@ -67,6 +67,14 @@ class GradientReducer:
         self._begin()
         watch_gradients(buckets, self.on_gradient)
 
+    def _begin(self) -> None:
+        self.missing = {bucket: set(range(len(bucket.parameters))) for bucket in self.buckets}
+        self.launched: list[ShardedBucket] = []
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        watch_gradients(self.buckets, self.on_gradient)  # deepcopy: the hooks stay with the original's parameters
+
     def on_gradient(self, bucket_index: int, index: int) -> None:
         """Pack a gradient that backward() has just completed.
 
@@ -99,14 +107,6 @@ class GradientReducer:
         for bucket in self.buckets:
             bucket.wait()
         self._begin()
-
-    def _begin(self) -> None:
-        self.missing = {bucket: set(range(len(bucket.parameters))) for bucket in self.buckets}
-        self.launched: list[ShardedBucket] = []
-
-    def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state)
-        watch_gradients(self.buckets, self.on_gradient)  # deepcopy: the hooks stay with the original's parameters
 
 
 class AfterBackward(torch.autograd.Function):
@@ -161,15 +161,15 @@ class ZeRO3(nn.Module):
 
         unit_of = shard_into_units(module, units, compute_dtype, reshard_after_forward, group)
         self.units, self.root = list(unit_of.values()), unit_of[module]
-        self.flat_parameters = [flat_parameter for unit in self.units for flat_parameter in unit.flat_parameters]
-        self.shards = nn.ParameterList(flat_parameter.shard for flat_parameter in self.flat_parameters)
+        self.flat_parameters = [flat for unit in self.units for flat in unit.flat_parameters]
+        self.shards = nn.ParameterList(flat.shard for flat in self.flat_parameters)
 
         self.prefetcher = Prefetcher(prefetch)
         self.buckets_of = {
             unit: [ShardedBucket(flat) for flat in unit.flat_parameters if flat.shard.requires_grad]
             for unit in self.units
         }
-        self.reducer = GradientReducer([bucket for buckets in self.buckets_of.values() for bucket in buckets])
+        self.reducer = GradientReducer([each for own in self.buckets_of.values() for each in own])
         self.calls: dict[Unit, Call] = {}  # of the units whose forward is running
         self.pending = False  # whether backward has run since the last finish_gradient_sync()
 
@@ -178,6 +178,10 @@ class ZeRO3(nn.Module):
             submodule.register_forward_hook(partial(self.post_forward, unit))
         self.register_state_dict_post_hook(drop_full_parameters)
         self.register_load_state_dict_post_hook(expect_no_full_parameters)
+
+    def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
+        """Name this rank's shards, for an optimizer."""
+        return self.shards.named_parameters(prefix, recurse, remove_duplicate)
 
     # -- one training step, in the order in which it happens
 
@@ -190,6 +194,10 @@ class ZeRO3(nn.Module):
         if not torch.is_grad_enabled():
             self._reshard_all()  # units that were prefetched but not called
         return output
+
+    def _reshard_all(self) -> None:
+        for unit in self.units:
+            unit.reshard()
 
     def pre_forward(self, unit: Unit, submodule: nn.Module, inputs: tuple, kwargs: dict):
         """Before a unit's forward: wait for its parameters, and prefetch the next unit's."""
@@ -215,8 +223,8 @@ class ZeRO3(nn.Module):
         leaves, structure = tree_flatten((inputs, kwargs))
         indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         if indices:
-            post_backward = partial(self.post_backward, unit, call)
-            watched = AfterBackward.apply(post_backward, *(leaves[i] for i in indices))
+            inputs = (leaves[i] for i in indices)
+            watched = AfterBackward.apply(lambda: self.post_backward(unit, call), *inputs)
             for i, tensor in zip(indices, watched, strict=True):
                 leaves[i] = tensor
         return tree_unflatten(leaves, structure)
@@ -227,9 +235,9 @@ class ZeRO3(nn.Module):
         for tensor in tree_leaves(output):
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                 unit.open_calls.add(call)
-                tensor.register_hook(partial(self.pre_backward, unit, call))
+                tensor.register_hook(lambda _gradient: self.pre_backward(unit, call))
 
-    def pre_backward(self, unit: Unit, call: Call, gradient: torch.Tensor) -> None:
+    def pre_backward(self, unit: Unit, call: Call) -> None:
         """Before a unit's backward: wait for its parameters, and prefetch the next unit's."""
         self.pending = True
         unit.wait_for_unshard()
@@ -260,10 +268,6 @@ class ZeRO3(nn.Module):
 
     # -- copying, saving and loading
 
-    def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
-        """Name this rank's shards, for an optimizer."""
-        return self.shards.named_parameters(prefix, recurse, remove_duplicate)
-
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """Gather what module.state_dict() would return. See gather_full_state()."""
         return gather_full_state(self.module, self.flat_parameters)
@@ -275,10 +279,6 @@ class ZeRO3(nn.Module):
     def sharded_state_dict(self, optimizer: torch.optim.Optimizer) -> dict:
         """View this rank's shards for torch.distributed.checkpoint. See sharded_state()."""
         return sharded_state(self.module, self.flat_parameters, optimizer)
-
-    def _reshard_all(self) -> None:
-        for unit in self.units:
-            unit.reshard()
 
     def __deepcopy__(self, memo: dict) -> nn.Module:
         for flat_parameter in self.flat_parameters:

@@ -9,29 +9,27 @@ import pytest
 
 from shared import ranks
 
-SPREAD = (
-    "test_grade_hostile.py",
-    "test_grade_solutions.py",
-    "test_labs.py",
-    "test_mutants.py",
-)  # over workers: their tests need nothing of each other
-PARTS = 16
+# Files whose tests need nothing of each other: they are spread over the workers.
+SPREAD = ("test_grade_hostile.py", "test_grade_solutions.py", "test_labs.py", "test_mutants.py")
+PARTS = 64  # of each function's tests: small enough that the workers end at about the same time
 
 
 def pytest_collection_modifyitems(items):
-    """What is spread comes last, so that the workers end at about the same time."""
+    """Put what is spread at the end, because only that can be shared out evenly."""
     items.sort(key=lambda item: item.path.name in SPREAD)
 
 
 @pytest.hookimpl(optionalhook=True)  # without xdist there are no workers
 def pytest_xdist_make_scheduler(config, log):
-    """A file's tests run on one worker, because they share ranks. (With pytest 9.2, xdist 3.8 forgets its groups.)"""
+    """Run a file's tests on one worker, because they share ranks. (With pytest 9.2, xdist 3.8 forgets its groups.)"""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.split("::")[0]
-            return f"{file} {zlib.crc32(nodeid.encode()) % PARTS}" if file.endswith(SPREAD) else file
+            file, _, test = nodeid.partition("::")
+            if not file.endswith(SPREAD):
+                return file
+            return f"{file} {test.split('[')[0]} {zlib.crc32(nodeid.encode()) % PARTS}"
 
     return ByFile(config, log)
 

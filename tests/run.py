@@ -36,7 +36,7 @@ def chosen_phases(names: list[str]) -> list[str]:
 
 
 def chosen_chapter(asked_for: str) -> str:
-    """Return the full name of a chapter from its number or its name: 08_zero3 for 8, 08, zero3 or 08_zero3."""
+    """Return the full name of a chapter from its number or its name: 09_zero3 for 9, 09, zero3 or 09_zero3."""
     known = mutation_results.chapter_names()
     for name in known:
         number, title = name.split("_", 1)

@@ -125,3 +125,30 @@ def test_a_lesson_imports_no_solution_of_its_own_or_a_later_chapter(chapter):
     forbidden = [module for c in CHAPTERS if c.name >= chapter.name for module in build.module_names(c)]
     source = (chapter.folder / "lesson.py").read_text()
     assert not [module for module in forbidden if re.search(rf"\bsolutions\.{module}\b", source)]
+
+
+def test_a_class_that_is_spread_over_cells_is_whole_in_the_module():
+    cells = [
+        "import math",
+        "class Circle(Shape):\n    def __init__(self):\n        self.radius = 1\n\n\nUNIT = Circle",
+        "class Circle(Circle):\n    # -- sizes\n\n    def area(self):\n        return math.pi * self.radius**2",
+        "class Circle(Circle):\n    @property\n    def name(self):\n        return 'circle'",
+        "def double(circle):\n    return 2 * circle.radius",
+    ]
+    whole = """\
+class Circle(Shape):
+    def __init__(self):
+        self.radius = 1
+
+    # -- sizes
+
+    def area(self):
+        return math.pi * self.radius**2
+
+    @property
+    def name(self):
+        return 'circle'
+
+
+UNIT = Circle"""
+    assert build._with_whole_classes(cells) == [cells[0], whole, cells[4]]

@@ -89,12 +89,12 @@ def test_so_do_masters(fake_ranks):
 
 
 @pytest.mark.parametrize(
-    ("backend", "is_cuda", "by_hand"),
+    ("backend", "is_cuda", "directly"),
     [("gloo", False, True), ("gloo", True, False), ("nccl", True, False), ("cpu:gloo,cuda:nccl", True, False)],
 )
-def test_only_what_gloo_can_send_goes_by_hand(monkeypatch, backend, is_cuda, by_hand):
+def test_only_what_gloo_can_send_is_exchanged_directly(monkeypatch, backend, is_cuda, directly):
     monkeypatch.setattr(dist, "get_backend", lambda group: backend)
-    assert exchanges_directly(SimpleNamespace(is_cuda=is_cuda), None) == by_hand
+    assert exchanges_directly(SimpleNamespace(is_cuda=is_cuda), None) == directly
 
 
 def test_a_tensor_that_says_nothing_of_its_device_is_found(fake_ranks):

@@ -337,7 +337,7 @@ def test_a_clone_with_other_pins_leaves_the_environment_to_its_maker(clone, tmp_
 def test_a_folder_that_is_not_an_environment_is_never_erased(clone):
     clone.venv.mkdir()
     (clone.venv / "thesis.tex").touch()
-    assert "was not made by bootstrap.py: move it away" in clone.refusal()
+    assert "was not made by this bootstrap.py: move it away" in clone.refusal()
     assert (clone.venv / "thesis.tex").exists()
 
 

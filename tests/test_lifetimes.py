@@ -19,7 +19,7 @@ def comes_and_goes() -> lifetimes.Lifetimes:
         storage.resize_(size)
 
     def look() -> dict:
-        return {"block": ("GATHERED" if storage.nbytes() else "SHARDED", storage.nbytes())}
+        return {"block": ("UNSHARDED" if storage.nbytes() else "SHARDED", storage.nbytes())}
 
     resize(0)
     with lifetimes.follow(look) as life:
@@ -35,9 +35,9 @@ def comes_and_goes() -> lifetimes.Lifetimes:
     return life
 
 
-def test_each_gather_is_counted_and_each_operator_seen():
+def test_each_unshard_is_counted_and_each_operator_seen():
     life = comes_and_goes()
-    assert life.gathers("block") == 2
+    assert life.unshards("block") == 2
     assert life.peak_bytes == 12
     assert life.total_bytes[0] == 0 and life.total_bytes[-1] == 0
     assert [span.nbytes for span in life.spans["block"]] == [0, 12, 0, 12, 0]
@@ -78,7 +78,7 @@ def test_a_moment_names_the_state_of_each_unit():
     life = comes_and_goes()
     changes = lifetime_plots.moments(life)
     assert changes == [span.began for span in life.spans["block"]]
-    for at, state in zip(changes, ["SHARDED", "GATHERED"] * 2, strict=False):
+    for at, state in zip(changes, ["SHARDED", "UNSHARDED"] * 2, strict=False):
         above, below = lifetime_plots.moment(life, 4, 16, at).axes
         assert [text.get_text() for text in below.texts] == [state]
         assert above.get_title().startswith(f"operator {at}")

@@ -44,7 +44,7 @@ def overlapped_gradients() -> tuple[list, list, list]:
         with model.no_sync():
             model(*batch_of(dist.get_rank() + 10)).backward()
         model(*batch_of(dist.get_rank())).backward()
-        launched = model.queue.launched
+        launched = model.sync.queue.launched
         model.finish_gradient_sync()
         found.append(([parameter.grad.clone() for parameter in gpt.parameters()], launched, len(model.buckets)))
     return found

@@ -35,6 +35,26 @@ def four_fresh_ranks():
     ranks.stop()
 
 
+@pytest.fixture
+def judged_as_graded(monkeypatch):
+    """What the grader's judge takes for tampering must not be found in honest work."""
+    monkeypatch.setattr(pickle, "loads", pickle.loads)
+    monkeypatch.setattr(parcel, "unpack", parcel.unpack)
+    return guard.install()
+
+
+# These take the longest of all tests, so they come first.
+@pytest.mark.parametrize(("module", "path"), _files("variants"))
+def test_a_right_solution_written_differently_passes(module, path, judged_as_graded):
+    checks = f"shared.checks.{module}"
+    before = ranks.run(fingerprints.take, checks)
+    failed = [verdict for verdict in run_file(module, path) if not verdict.passed]
+    assert not failed, "\n".join(f"{v.exercise} · {v.check}: {v.evidence}" for v in failed)
+    after = ranks.run(fingerprints.take, checks)
+    assert [fingerprints.replaced(*both) for both in zip(before, after, strict=True)] == [[]] * 4
+    assert judged_as_graded == [], "a pickle was refused"
+
+
 @pytest.mark.parametrize(("module", "path"), _files("mutants"))
 def test_the_named_check_catches_the_mutant(module, path, record_property):
     named = re.search(r"^caught by: (\S+) · (.+)$", path.read_text(), re.MULTILINE)
@@ -46,25 +66,6 @@ def test_the_named_check_catches_the_mutant(module, path, record_property):
     assert not caught.passed, f"{path.name} passes {named[1]} · {named[2]}"
     assert caught.evidence, "a failed check must say what it saw"
     assert "cannot be compared" not in caught.evidence, "the check itself stumbled: that is no judgement"
-
-
-@pytest.fixture
-def judged_as_graded(monkeypatch):
-    """What the grader's judge takes for tampering must not be found in honest work."""
-    monkeypatch.setattr(pickle, "loads", pickle.loads)
-    monkeypatch.setattr(parcel, "unpack", parcel.unpack)
-    return guard.install()
-
-
-@pytest.mark.parametrize(("module", "path"), _files("variants"))
-def test_a_right_solution_written_differently_passes(module, path, judged_as_graded):
-    checks = f"shared.checks.{module}"
-    before = ranks.run(fingerprints.take, checks)
-    failed = [verdict for verdict in run_file(module, path) if not verdict.passed]
-    assert not failed, "\n".join(f"{v.exercise} · {v.check}: {v.evidence}" for v in failed)
-    after = ranks.run(fingerprints.take, checks)
-    assert [fingerprints.replaced(*both) for both in zip(before, after, strict=True)] == [[]] * 4
-    assert judged_as_graded == [], "a pickle was refused"
 
 
 @pytest.mark.parametrize("chapter", chapters(), ids=lambda chapter: chapter.name)

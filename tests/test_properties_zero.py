@@ -126,12 +126,8 @@ def measured(group, training: Training) -> Measured:
 
 
 def flats_of(rank: Rank) -> list[int]:
-    if rank.training.wrapper == "zero3":
-        *blocks, root = [[part.parameters for part in unit.parts] for unit in rank.model.units.values()]
-        lists = [each for parts in (*blocks, root) for each in parts]
-    else:
-        lists = [each.home.parameters for each in rank.groups.gradients]
-    return [sum(parameter.numel() for parameter in each) for each in lists]
+    owner = rank.model if rank.training.wrapper == "zero3" else rank.groups
+    return [flat_parameter.layout.numel for flat_parameter in owner.flat_parameters]
 
 
 def filled_up(flats: list[int], size: int) -> int:

@@ -138,7 +138,7 @@ def test_start_shows_each_rank_and_what_can_be_measured(notebook):
     rows = re.findall(r"^(\d)\s+this machine\s+(\d+)\s+(\S+)\s+(\S+)$", shown.text, re.MULTILINE)
     assert [row[0] for row in rows] == ["0", "1", "2", "3"]
     assert {int(row[1]) for row in rows} <= {process.pid for process in children_of(notebook)}
-    assert "valid here" in shown.text
+    assert "You can trust" in shown.text
     assert "variables are kept" in shown.text
 
 

@@ -317,6 +317,8 @@ def test_slow_work_raises_the_time_scale(monkeypatch):
     monkeypatch.setattr(calibration, "WORK", "import time; time.sleep(0.5)")
     monkeypatch.setattr(calibration, "IDLE_S", 0.1)
     assert calibration.measure_time_scale() >= 5
+    monkeypatch.setattr(calibration, "IDLE_S", 1e-6)
+    assert calibration.measure_time_scale() == calibration.MOST_SCALE
     monkeypatch.setattr(calibration, "IDLE_S", 1e6)
     assert calibration.measure_time_scale() == 1
 
@@ -361,7 +363,7 @@ def test_a_chapter_is_found_by_number_and_by_name():
 CHAPTERS = """
 import pytest
 
-@pytest.mark.parametrize("path", [pytest.param(0, id="08_zero3-mutant"), pytest.param(0, id="07_zero2-mutant")])
+@pytest.mark.parametrize("path", [pytest.param(0, id="09_zero3-mutant"), pytest.param(0, id="08_zero2-mutant")])
 def test_mutant(path): pass
 @pytest.mark.chapter("zero2", "zero3")
 def test_marked(): pass
@@ -374,8 +376,8 @@ def test_a_chapters_tests_have_its_name_or_its_mark_or_its_file(tmp_path):
     (tmp_path / "test_zero3.py").write_text("def test_own(): pass")
     (tmp_path / "test_zero3_memory.py").write_text("def test_own_memory(): pass")
     (tmp_path / "test_zero31.py").write_text("def test_not_its_own(): pass")
-    result = toy_phase(tmp_path, CHAPTERS, ".", "--chapter", "08_zero3")
-    assert set(outcomes_of(result)) == {"test_mutant[08_zero3-mutant]", "test_marked", "test_own", "test_own_memory"}
+    result = toy_phase(tmp_path, CHAPTERS, ".", "--chapter", "09_zero3")
+    assert set(outcomes_of(result)) == {"test_mutant[09_zero3-mutant]", "test_marked", "test_own", "test_own_memory"}
     assert result.problem is None and result.tests.collected == list(result.tests.tests)
 
 
@@ -391,10 +393,10 @@ def test_marks_name_chapters_that_exist():
 
 
 def test_a_chapter_has_its_notebooks_and_mutants():
-    selection = Selection(chapter="08_zero3")
-    assert phases.unit(selection).commands[0][-2:] == ("--chapter", "08_zero3")
-    assert phases.unit(selection).mutants_of == ("08_zero3",)
-    assert phases.notebooks(selection).notebooks == ("solutions/08_zero3.ipynb", "chapters/08_zero3.ipynb")
+    selection = Selection(chapter="09_zero3")
+    assert phases.unit(selection).commands[0][-2:] == ("--chapter", "09_zero3")
+    assert phases.unit(selection).mutants_of == ("09_zero3",)
+    assert phases.notebooks(selection).notebooks == ("solutions/09_zero3.ipynb", "chapters/09_zero3.ipynb")
 
 
 def test_quick_leaves_out_slow_tests_and_most_notebooks():
@@ -528,14 +530,14 @@ def report(name: str, outcome: str = "passed", seconds: float = 1.0) -> dict:
     return {"report": name, "outcome": outcome, "seconds": seconds, "reason": "because", "properties": {}}
 
 
-A, B, C = "tests/test_a.py::test_one", "tests/test_b.py::test_two[08_zero3-three]", "solutions/c.ipynb::Cell 4"
+A, B, C = "tests/test_a.py::test_one", "tests/test_b.py::test_two[09_zero3-three]", "solutions/c.ipynb::Cell 4"
 
 
 def test_the_line_says_what_runs_and_how_much_is_left():
     results = told({"collected": [A, B, C]}, {"started": A}, report(A, "failed"), {"finished": A}, {"started": B})
     line = progress.Progress("unit", results, {}, workers=1, stream=io.StringIO())
     assert line.line(results.running[B] + 7) == (
-        "unit: 1 of 3 tests done, 1 failed, about 2 s left · running: test_b.py 08_zero3-three (7 s)"
+        "unit: 1 of 3 tests done, 1 failed, about 2 s left · running: test_b.py 09_zero3-three (7 s)"
     )
 
 

@@ -1,4 +1,4 @@
-"""What to train: a module and its data, by name."""
+"""The tasks to train on, by name: a model and its data."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,9 +11,11 @@ from shared.models import MLP, GPTConfig, TinyGPT
 
 
 class Task(NamedTuple):
-    """A classifier and its samples.
+    """A model and its training samples.
 
-    pick: numbers of samples, each below length → inputs, targets; module(inputs) is one row of logits per target.
+    Attributes:
+        pick: Returns the inputs and targets of the samples with the given indices, each below `length`. module(inputs)
+            returns one row of logits per target.
     """
 
     module: nn.Module
@@ -22,13 +24,13 @@ class Task(NamedTuple):
 
 
 def mlp(seed: int, dtype: torch.dtype) -> Task:
-    """Read handwritten digits."""
+    """Classify handwritten digits."""
     images, labels = digits(dtype)
     return Task(MLP(seed=seed).to(dtype), len(images), lambda numbers: (images[numbers], labels[numbers]))
 
 
 def gpt(seed: int, dtype: torch.dtype, config: GPTConfig | None = None) -> Task:
-    """Guess each next character of a text."""
+    """Predict the next character of a text."""
     text = CharTokens()
     config = config or GPTConfig(vocab_size=text.vocab_size)
     starts = len(text.tokens) - config.context

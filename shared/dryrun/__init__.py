@@ -51,12 +51,12 @@ class DryRun:
         return max((sample.held for sample in self.samples), key=lambda held: held.total_bytes)
 
     def most_bytes(self, component: str) -> int:
-        """The most that a component holds at any time: not all are at their most together."""
+        """Return the most bytes that a component holds at any time. Components reach their peaks at different times."""
         return max(sample.held.by_component()[component] for sample in self.samples)
 
     @property
     def gathered_bytes(self) -> int:
-        """At most, beyond this rank's own parameters."""
+        """The most bytes of unsharded parameters, beyond this rank's own shard."""
         return self.most_bytes("parameters") - self.own_parameters_bytes
 
 
@@ -127,11 +127,11 @@ def take_step(model: nn.Module, optimizer, tokens: torch.Tensor) -> None:
     optimizer.step()
 
 
-# -- beside the formulas
+# -- comparison with the formulas
 
 
 def table(run: DryRun) -> tables.Table:
-    """Set what was counted beside what the formulas say."""
+    """Return a table of the counted bytes beside those of the formulas."""
     kinds = formulas.BytesPerParameter(4, 4, 8) if run.stage == 3 else formulas.MIXED_ADAM
 
     def state_bytes(**kept: int) -> float:
@@ -158,7 +158,7 @@ def table(run: DryRun) -> tables.Table:
 
 
 def expected_gathered_bytes(shape: ModelShape) -> float:
-    """The root, which stays, and two layers: the one that computes and the next. Source: FSDP §3.2.1."""
+    """Bytes of the root unit, which stays unsharded, and two layers: the current and the next. Source: FSDP §3.2.1."""
     root = shape.embedding_parameters + shape.output_parameters
     return 2 * (root + 2 * shape.layer_parameters)
 

@@ -1,4 +1,6 @@
-"""A decoder of any published shape, to be built on meta: it computes what such models compute, and counts as they do.
+"""A decoder of any published shape, to be built on the meta device.
+
+Its parameters and its activations take as many bytes as those of such models.
 
 Shape legend: B batch, T tokens, D model width, H heads, K heads of keys and values, V vocabulary.
 """
@@ -16,7 +18,7 @@ def _norm(shape: ModelShape) -> nn.Module:
 
 
 class Attention(nn.Module):
-    """Causal self-attention; several query heads may share one head of keys and values."""
+    """Causal self-attention. Several query heads may share one head of keys and values."""
 
     def __init__(self, shape: ModelShape):
         super().__init__()
@@ -36,14 +38,14 @@ class Attention(nn.Module):
             by_head(self.key, self.kv_heads),
             by_head(self.value, self.kv_heads),
         )
-        # Rotary positions would turn queries and keys here: no parameters, and nothing that would be kept.
+        # Rotary positions would rotate queries and keys here. They have no parameters and keep no activations.
         grouped = self.kv_heads < self.heads
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
         return self.project(mixed.transpose(1, 2).flatten(-2))
 
 
 class MLP(nn.Module):
-    """Two matrices with GELU between, or three with a gate."""
+    """Two matrices with a GELU in between, or three matrices with a gate."""
 
     def __init__(self, shape: ModelShape):
         super().__init__()
@@ -68,7 +70,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Predict the next token, with every layer's activations kept or, with recompute=True, computed again."""
+    """A language model whose activations are kept or, with recompute=True, recomputed layer by layer in backward."""
 
     def __init__(self, shape: ModelShape, recompute: bool = False):
         super().__init__()

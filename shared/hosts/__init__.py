@@ -1,12 +1,13 @@
-"""Put each rank on a host of its own: a network namespace behind a link whose rate the kernel keeps.
+"""Put each rank on a host of its own: a network namespace behind a link whose rate the kernel enforces.
 
     host0: eth0 ── link ── port0 ┐
     host1: eth0 ── link ── port1 ┤ switch
     host2: eth0 ── link ── port2 ┘
 
-A namespace ends, with its interfaces, when no process is in it and none holds it open. These have no name that could
-keep them longer: the fork server holds them, ranks move in. However both end, nothing stays behind, and as every set
-of ranks has a switch of its own, two notebooks can use the same addresses.
+A network namespace and its interfaces disappear when no process is in it and no open file refers to it. These
+namespaces have no names, which could keep them alive: the fork server holds their files open, and the ranks move in.
+However these processes end, nothing is left behind. Every set of ranks has a switch of its own, so two notebooks can
+use the same addresses.
 """
 
 import contextlib
@@ -22,29 +23,32 @@ from pathlib import Path
 
 from shared.deadlines import scaled
 
-INTERFACE = "eth0"  # of every host: names are a namespace's own
-HOST_FILE = "RANKS_HOST_FILE"  # environment variable of a rank: the open file that is its host
+INTERFACE = "eth0"  # of every host: interface names are local to a namespace
+HOST_FILE = "RANKS_HOST_FILE"  # an environment variable of a rank: the open file that refers to its host
 _CLONE_NEWNET = 0x40000000
 _NEEDED_CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
-_SYSTEM_PROGRAMS = ":/usr/sbin:/sbin"  # on many systems on the PATH of root alone
+_SYSTEM_PROGRAMS = ":/usr/sbin:/sbin"  # on many systems only on root's PATH
 _TIMEOUT_S = scaled(10.0)
 _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 _SLOWEST, _FASTEST = 1e6, 100e9
-_MTU_BYTES = 9000  # jumbo frames, as between the hosts of a cluster: headers are then 1 % of what is sent
-# A sender hands the link packets of up to 64 KiB, which a smaller bucket would cut up; and a timer that comes 1 ms
-# late on a busy machine must not cost rate. A full bucket saves 16 MiB at 1 Gbit/s 1 % of its time.
+_MTU_BYTES = 9000  # jumbo frames, as in a cluster: headers are then 1 % of the bytes
+# A sender passes packets of up to 64 KiB to the link, and a smaller token bucket would split them. The timer of a busy
+# machine may fire 1 ms late, which must not reduce the rate either. Starting with a full token bucket makes a transfer
+# of 16 MiB at 1 Gbit/s only 1 % faster.
 _BURST_BYTES, _BURST_S = 128 << 10, 1e-3
-# Deeper than all that TCP leaves on its way: a packet dropped where all send to one would cost 200 ms until sent again.
+# Larger than everything TCP can have in flight. If all ranks send to one, a dropped packet would cost 200 ms until it
+# is sent again.
 _QUEUE_BYTES = 64 << 20
-# It only backs off at losses, of which there are none. Others probe for the rate: at 100 Mbit/s every second all-reduce
-# took longer under cubic and bbr, by up to a quarter.
+# reno reduces its rate only after losses, and there are none. Other algorithms probe for the rate: at 100 Mbit/s, every
+# second all-reduce took up to a quarter longer with cubic and bbr.
 _CONGESTION_CONTROL = "reno"
 
 
 def bits_per_s(link: str) -> float:
-    """Read a link's rate, such as "1gbit", "2.5gbit" or "100mbit".
+    """Parse the rate of a link, such as "1gbit", "2.5gbit" or "100mbit", into bits per second.
 
-    Raises: ValueError.
+    Raises:
+        ValueError: If the text is not a rate, or is out of range.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmg])bit", link.lower()) if isinstance(link, str) else None
     rate = float(found[1]) * _UNITS[found[2]] if found else 0.0
@@ -54,7 +58,7 @@ def bits_per_s(link: str) -> float:
 
 
 def why_not() -> str | None:
-    """Say in one sentence why this machine cannot make hosts; None where it can. It tries."""
+    """Try to make a host. Returns one sentence on why this machine cannot make hosts, or None if it can."""
     if sys.platform != "linux":
         return f"Hosts of their own need Linux's network namespaces, and this is {sys.platform}."
     missing = [program for program in ("ip", "tc", *as_root()[:1]) if _found(program) is None]
@@ -72,7 +76,7 @@ def why_not() -> str | None:
 
 
 def as_root() -> list[str]:
-    """What goes before a command that is to make hosts: nothing for those who may, else a user namespace."""
+    """Return the prefix of a command that makes hosts: empty if this process may make them, else a user namespace."""
     effective = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
     if effective and all(int(effective[1], 16) >> bit & 1 for bit in _NEEDED_CAPABILITIES.values()):
         return []
@@ -80,11 +84,12 @@ def as_root() -> list[str]:
 
 
 def build(count: int, rate_bits_per_s: float) -> list[int]:
-    """Make hosts and the switch between them. → open files, one per host and then the switch's, that keep them there
+    """Make hosts and a switch between them. Returns open files that keep them alive: one per host, then the switch's.
 
-    Raises: OSError.
+    Raises:
+        OSError: If the system does not allow it.
     """
-    with ThreadPoolExecutor(1) as moving:  # only the thread that makes a namespace is moved into it
+    with ThreadPoolExecutor(1) as moving:  # making a namespace moves only the calling thread into it
         return moving.submit(_build, count, rate_bits_per_s).result()
 
 
@@ -114,7 +119,7 @@ def _build(count: int, rate_bits_per_s: float) -> list[int]:
 
 
 def _shaped(interface: str, rate_bits_per_s: float) -> str:
-    """What leaves an interface is shaped; a link has one at each end, and so its rate in both directions."""
+    """Return the tc command that shapes an interface's outgoing traffic. Shaping both ends shapes both directions."""
     burst_bytes = max(_BURST_BYTES, rate_bits_per_s / 8 * _BURST_S)
     shape = f"rate {rate_bits_per_s:.0f}bit burst {burst_bytes:.0f} limit {_QUEUE_BYTES}"
     return f"qdisc add dev {interface} root tbf {shape}"
@@ -138,7 +143,7 @@ def _found(program: str) -> str | None:
 
 
 def _call_linux(name: str, *numbers: int) -> None:
-    """Call a function that Python has only from 3.12 on, as os.unshare and os.setns."""
+    """Call a C function that Python offers only since 3.12, such as os.unshare and os.setns."""
     if getattr(ctypes.CDLL(None, use_errno=True), name)(*numbers):
         raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
 
@@ -146,8 +151,9 @@ def _call_linux(name: str, *numbers: int) -> None:
 def enter() -> None:
     """Move a rank's main thread to the host that the fork server holds for it, if it has one.
 
-    Sockets stay where they were made: those to the kernel must be there before. Threads are born where their maker
-    is: those of the process group must come after.
+    A socket stays in the namespace in which it was created, so connections to the kernel have to exist before the move.
+    A thread starts in the namespace of the thread that creates it, so the threads of the process group have to be
+    created after the move.
     """
     if HOST_FILE in os.environ:
         assert threading.current_thread() is threading.main_thread(), "only the calling thread moves"

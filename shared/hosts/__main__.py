@@ -1,4 +1,4 @@
-"""python -m shared.hosts: make one host and let it go; the exit status says whether this machine can."""
+"""python -m shared.hosts: make one host and release it. The exit status tells whether this machine can make hosts."""
 
 import sys
 

@@ -1,15 +1,16 @@
-"""A link emulated by Works that end late: for machines that cannot make hosts (`shared/hosts`), whose links are real.
+"""Emulates a link by completing Works late, for machines that cannot make hosts with real links (see `shared/hosts`).
 
     with emulated.link("1gbit", latency_ms=0.1):
-        work = dist.all_reduce(data, async_op=True)     # comes back at once
-        work.wait()                                     # and here the time passes
+        work = dist.all_reduce(data, async_op=True)     # returns at once
+        work.wait()                                     # waits until the link would be done
 
-Inside the block, what a rank launches takes its link for messages · latency + bytes / rate, by the ring algorithm's
-formulas, after what it launched before. Sends and receives have a direction each, collectives need both. The messages
-themselves are as fast as ever; the Work that stands in for torch's ends when the link would have carried them, for
-whoever waits: `wait()`, a future, DDP's reducer, DTensor, the ledger. Two things no link would do. A rank counts from
-its own launch, so a receive that was launched long before its send may end too early. And what nobody waits for is
-never late.
+Inside the block, each operation that a rank launches occupies the rank's link for messages · latency + bytes / rate, by
+the ring algorithm's formulas, after the operations before it. Sends and receives each occupy one direction, collectives
+both. The data itself moves as fast as ever. The Work that replaces torch's completes when the link would have
+transferred the data, for everyone who waits for it: `wait()`, a future, DDP's reducer, DTensor, the ledger.
+
+The emulation differs from a real link in two ways. Each rank counts from its own launch, so a receive that was launched
+long before its send may complete too early. And an operation that nothing waits for is never late.
 """
 
 import contextlib
@@ -26,16 +27,20 @@ from shared import formulas, wire
 from shared.hosts import bits_per_s
 from shared.wire import completion, instrumentation
 
-# C++ keeps a Work, but not what Python adds to it; without that a wait would never end. This is longer than any waits.
+# C++ keeps a Work alive, but not the attributes that Python adds to it, and without those a wait would never end. This
+# keeps more Works than can be in flight.
 _kept: deque = deque(maxlen=10_000)
 
 
 @contextlib.contextmanager
 def link(rate: str, latency_ms: float = 0.0):
-    """Inside the block, what this rank launches ends no sooner than a link of that rate would let it.
+    """Complete each operation that this rank launches inside the block no earlier than a link of this rate would.
 
-    latency_ms: what each of a collective's messages costs besides its bytes, α.
-    Raises: ValueError for what is no rate, and where NCCL is the backend: its waits are the GPU's.
+    Args:
+        latency_ms: The cost of each message of a collective in addition to its bytes, α.
+
+    Raises:
+        ValueError: If rate is not a rate, or the backend is NCCL, whose waits happen on the GPU.
     """
     held = _Link(bits_per_s(rate), latency_ms)
     if dist.is_initialized() and "nccl" in str(dist.get_backend_config()):
@@ -50,7 +55,7 @@ def link(rate: str, latency_ms: float = 0.0):
 
 
 def link_s(call: instrumentation.Call, rate_bits_per_s: float, latency_ms: float, rank: int) -> float:
-    """Seconds for which a call takes a rank's link: α for each message after another, and its bytes."""
+    """Return the seconds for which a call occupies a rank's link: α for each consecutive message, plus the bytes."""
     return _messages(call) * latency_ms / 1e3 + _bytes(call, rank) * 8 / rate_bits_per_s
 
 
@@ -62,7 +67,7 @@ def _messages(call: instrumentation.Call) -> int:
 
 
 def _bytes(call: instrumentation.Call, rank: int) -> float:
-    """Bytes in the busier direction; a tensor that comes from one rank, or goes to one, is late for all."""
+    """Return the bytes in the busier direction. A tensor from or to a single rank is late for all ranks."""
     if call.op in ("broadcast", "reduce", "recv"):
         return call.payload_bytes
     if call.op in ("gather", "scatter"):
@@ -71,7 +76,7 @@ def _bytes(call: instrumentation.Call, rank: int) -> float:
 
 
 class _Link:
-    """When each direction of a rank's link is free again."""
+    """Keeps track of when each direction of a rank's link is free again."""
 
     def __init__(self, rate_bits_per_s: float, latency_ms: float):
         if latency_ms < 0:
@@ -80,7 +85,7 @@ class _Link:
         self._free_s = {"out": 0.0, "in": 0.0}
 
     def carry(self, call: instrumentation.Call, rank: int) -> float:
-        """Take the link for a call, after those before it. → when it completion, in seconds of time.perf_counter"""
+        """Occupy the link for a call, after earlier calls. Returns the time.perf_counter() of its completion."""
         directions = {"send": ["out"], "recv": ["in"]}.get(call.op, ["out", "in"])
         begins_s = max([call.launched_s, *(self._free_s[direction] for direction in directions)])
         due_s = begins_s + link_s(call, self.bits_per_s, self._latency_ms, rank)
@@ -88,23 +93,23 @@ class _Link:
         return due_s
 
     def hold(self, call: instrumentation.Call, work: dist.Work) -> dist.Work:
-        """Give back a Work that ends when the link has carried the call, and not before `work`."""
+        """Return a Work that completes when the link has transferred the call's bytes, and not before `work`."""
         late = _LateWork(work, self.carry(call, dist.get_rank()))
         _kept.append(late)
         return late
 
 
 class _LateWork(dist.Work):
-    """Stands in for a Work, and ends with it or at due_s, whichever is later."""
+    """Stands in for a Work, and completes with it or at due_s, whichever is later."""
 
     def __init__(self, work: dist.Work, due_s: float):
         super().__init__()
-        self._work: dist.Work | None = work  # None once it has ended: it holds the tensors
+        self._work: dist.Work | None = work  # None after completion, because it keeps the tensors alive
         self._due_s = due_s
         self._source: int | None = None
         self._future: torch.futures.Future | None = None
-        self._result = None  # once it has ended, what its future gave, held weakly
-        with contextlib.suppress(RuntimeError):  # gloo's messages and its reduce-scatter have none
+        self._result = None  # after completion, the value of its future, held by weak references
+        with contextlib.suppress(RuntimeError):  # gloo's send, receive and reduce-scatter have no future
             under_way = work.get_future()
             self._future = torch.futures.Future()
             under_way.add_done_callback(self._end_future)
@@ -115,7 +120,7 @@ class _LateWork(dist.Work):
             try:
                 future.set_result(ended.value())
             except RuntimeError as error:
-                future.set_exception(error)  # and the Work stays, so that wait() raises it too
+                future.set_exception(error)  # _work is kept, so that wait() raises the error too
                 return
             self._result = tree_map_only(torch.Tensor, TensorWeakRef, ended.value())
             self._future = self._work = None
@@ -133,7 +138,7 @@ class _LateWork(dist.Work):
                     self._source = work._source_rank()
             time.sleep(max(0.0, self._due_s - time.perf_counter()))
             if future is not None:
-                future.wait()  # whoever listens to it is told before the rank goes on
+                future.wait()  # the future's callbacks run before the rank continues
             self._work = None
         return True
 
@@ -142,13 +147,14 @@ class _LateWork(dist.Work):
         return time.perf_counter() >= self._due_s and (work is None or work.is_completed())
 
     def get_future(self) -> torch.futures.Future:
-        future, work = self._future, self._work  # a timer may take them away meanwhile
+        future, work = self._future, self._work  # a timer may set them to None meanwhile
         if future is not None:
             return future
         if work is not None:
-            return work.get_future()  # which says why there is none
+            return work.get_future()  # raises the error that says why there is none
         done = torch.futures.Future()
-        # DDP's reducer asks after its launch, on a busy machine after the end, and takes what it gets for tensors.
+        # DDP's reducer asks for the future after the launch, on a busy machine even after completion, and uses its
+        # value as tensors.
         done.set_result(tree_map_only(TensorWeakRef, lambda held: held(), self._result))
         return done
 

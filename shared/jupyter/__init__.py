@@ -1,1 +1,1 @@
-"""JupyterLab's defaults for this course, and what a Colab runtime needs."""
+"""JupyterLab's default settings for this course, and the setup of a Colab runtime."""

@@ -2,8 +2,8 @@
 
     %run ~/distributed-training-course/shared/jupyter/colab.py labs
 
-The notebooks that `make colab` writes begin with it. Colab keeps its own packages, which its notebooks need, and its
-torch, which fits its GPU. Only what is missing gets installed, at the version of constraints.txt.
+The notebooks that `make colab` writes begin with this line. Colab keeps its own packages, which its notebooks need, and
+its torch, which fits its GPU. Only missing packages are installed, at the versions in constraints.txt.
 """
 
 import importlib.metadata
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = {  # package: the module that it brings
+MODULES = {  # package → the module to import
     "torch": "torch",
     "ipyparallel": "ipyparallel",
     "ipywidgets": "ipywidgets",
@@ -23,18 +23,18 @@ MODULES = {  # package: the module that it brings
     "psutil": "psutil",
     "scikit-learn": "sklearn",
 }
-TORCH_TESTED = (2, 11), (2, 13)  # the oldest and the newest
+TORCH_TESTED = (2, 11), (2, 13)  # the oldest and the newest version
 
 
 def missing_pins() -> list[str]:
-    """→ what pip has to install"""
+    """Return the pinned requirements that pip has to install."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = {line.split("==")[0].lower(): line for line in lines if "==" in line}
     return [pins[package] for package, module in MODULES.items() if importlib.util.find_spec(module) is None]
 
 
 def install(pins: list[str]) -> None:
-    """Install pins, and leave what fits as it is."""
+    """Install the pinned requirements. Installed packages that satisfy them are kept."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -43,7 +43,7 @@ def install(pins: list[str]) -> None:
 
 
 def word_on_torch() -> str:
-    """Say which torch there is, and what to do when it is too old."""
+    """Say which version of torch is installed, and what to do if it is too old."""
     version = importlib.metadata.version("torch")
     oldest, newest = TORCH_TESTED
     if tuple(int(part) for part in version.split(".")[:2]) >= oldest:
@@ -56,11 +56,11 @@ def word_on_torch() -> str:
 
 
 def main(folder: str) -> None:
-    """Install what is missing, and go where the notebook's own place is."""
+    """Install what is missing, and change to the folder of the notebook."""
     pins = missing_pins()
     if pins:
         install(pins)
-    os.environ["PYTHONPATH"] = str(ROOT)  # for the ranks, and what else a cell starts
+    os.environ["PYTHONPATH"] = str(ROOT)  # for the ranks, and other processes that a cell starts
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     os.chdir(ROOT / folder)

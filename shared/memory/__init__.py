@@ -1,28 +1,29 @@
 """The bytes that this rank holds, by component: now, and at the peak of a training step.
 
-    memory.held(module, optimizer)                  # what stays from step to step
+    memory.held(module, optimizer)                  # what persists between steps
 
     with memory.peak(module, optimizer) as peak:    # around a training step
         module(x, y).backward()
         optimizer.step()
     peak.peak_bytes, peak.held, peak.samples
 
-Not tensors but their storages hold memory. So each storage counts once and whole, however many views or tied
-tensors share it, for the first of these components that has a tensor in it:
+Memory belongs to storages, not to tensors. Each storage is therefore counted once and in full, no matter how many views
+or tied tensors share it. It counts for the first of these components that has a tensor in it:
 
     parameters   registered with a module
     gradients    `.grad` of parameters and of master weights
-    optimizer    the state of every optimizer, and what its param_groups hold beyond the parameters: master weights
+    optimizer    the state of every optimizer, and tensors in its param_groups that are not parameters: master weights
     buffers      registered with a module
-    buckets      what a collective reads or writes, and what no gradient uses of a gradient's storage (padding)
-    activations  made while autograd recorded: in forward, or recomputed in backward
-    other        everything else: inputs, temporaries, what a module or an optimizer keeps in any attribute
+    buckets      read or written by a collective, and the bytes of a gradient's storage outside the gradient (padding)
+    activations  created while autograd recorded: in forward, or recomputed in backward
+    other        everything else: inputs, temporaries, tensors in any attribute of a module or an optimizer
 
-So what ZeRO-3 gathers is parameters where a module computes with it as registered, and buckets where not.
-A tensor on meta holds 0 bytes, and so does a storage resized to 0; of a DTensor the local tensor counts.
+Memory that ZeRO-3 unshards counts as parameters if a module computes with it as a registered parameter, and as buckets
+otherwise. A tensor on the meta device holds 0 bytes, and so does a storage resized to 0. Of a DTensor, the local tensor
+counts.
 
-Not seen: a kernel's own memory (workspaces, gloo's copies); what only a closure or C++ keeps, DDP's buckets apart;
-compiled code; sparse layouts other than COO. NumPy's memory counts once for each tensor made from it.
+Not counted: memory inside a kernel (workspaces, gloo's copies), tensors that only a closure or C++ keeps (except DDP's
+buckets), compiled code, and sparse layouts other than COO. NumPy's memory counts once for each tensor made from it.
 """
 
 import contextlib
@@ -59,7 +60,7 @@ class Held:
         return {component: getattr(self, f"{component}_bytes") for component in storages.COMPONENTS}
 
     def table(self, note: str = "") -> tables.Table:
-        """List the components that hold something, and the total."""
+        """Show the components that hold any bytes, and the total."""
         rows = [[name, f"{held:,}"] for name, held in self.by_component().items() if held]
         return tables.Table(["component", "bytes"], [*rows, ["total", f"{self.total_bytes:,}"]], note)
 
@@ -71,11 +72,15 @@ class Held:
 
 
 def held(module: nn.Module | None = None, optimizer=None, *, extra: dict | None = None) -> Held:
-    """Count the bytes that a module and its optimizer hold now. Activations are known to `peak` alone.
+    """Count the bytes that a module and its optimizer hold now. Only `peak` can count activations.
 
-    optimizer: a torch optimizer, or whatever has `.state` or keeps an optimizer in an attribute.
-    extra: further tensors by component, such as {"buckets": [flat]}.
-    Raises: TypeError, ValueError for what is none of these.
+    Args:
+        optimizer: A torch optimizer, or an object that has `.state` or keeps an optimizer in an attribute.
+        extra: More tensors by component, such as {"buckets": [flat]}.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If no argument is given, or extra names an unknown component.
     """
     _check(module, optimizer, extra)
     split = Counter()
@@ -89,19 +94,20 @@ def held(module: nn.Module | None = None, optimizer=None, *, extra: dict | None 
 
 @dataclass(frozen=True)
 class Sample:
-    """What was alive after an operator."""
+    """The memory that was in use after one operator."""
 
-    seconds: float  # since the block began
-    phase: str  # "start", "forward", "backward" or "step"; each lasts until the next begins
+    seconds: float  # since the start of the block
+    phase: str  # "start", "forward", "backward" or "step"; each phase lasts until the next one begins
     held: Held
 
 
 @dataclass(repr=False)
 class Peak:
-    """Memory over a block: one sample at its start, one after each operator, one at its end."""
+    """Memory over a block: one sample at its start, one after each operator, and one at its end."""
 
     samples: list[Sample] = field(default_factory=list)
-    allocator_bytes: int | None = None  # CUDA's own peak, with rounding, workspaces and all else in this process
+    # CUDA's own peak, including rounding, workspaces and everything else in this process.
+    allocator_bytes: int | None = None
 
     @property
     def at_peak(self) -> Sample:
@@ -111,13 +117,13 @@ class Peak:
 
     @property
     def peak_bytes(self) -> int:
-        """The allocator's peak on CUDA; on the CPU, the most bytes that were in storages at one moment."""
+        """The allocator's peak on CUDA; on the CPU, the most bytes that storages held at any moment."""
         tracked_bytes = self.at_peak.held.total_bytes
         return tracked_bytes if self.allocator_bytes is None else self.allocator_bytes
 
     @property
     def held(self) -> Held:
-        """What the tracked storages held at their peak, by component."""
+        """The bytes that the tracked storages held at their peak, by component."""
         return self.at_peak.held
 
     @property
@@ -136,12 +142,16 @@ class Peak:
 
 @contextlib.contextmanager
 def peak(module: nn.Module | None = None, optimizer=None, *, extra: dict | None = None):
-    """Follow every storage on the module's device through the block. → Peak, to be read after the block
+    """Follow every storage on the module's device through the block. Yields a Peak, to be read after the block.
 
-    A storage counts from when an operator makes it, or first uses it, until its last owner lets it go (gloo's threads
-    may do so a little after a collective); the module's and the optimizer's, and DDP's buckets, from the start.
-    An operator takes some 20 µs longer here: measure time elsewhere. On CUDA, the allocator's peak is reset.
-    Raises: as `held`.
+    A storage counts from the operator that creates it or first uses it until its last owner frees it. (After a
+    collective, gloo's threads may do so slightly later.) Storages of the module and the optimizer, and DDP's buckets,
+    count from the start. Each operator takes about 20 µs longer inside the block, so measure time elsewhere. On CUDA,
+    the allocator's peak is reset.
+
+    Raises:
+        TypeError: As `held`.
+        ValueError: As `held`.
     """
     _check(module, optimizer, extra)
     watch = storages.Watch(lambda: _roles(module, optimizer, extra))
@@ -163,7 +173,7 @@ def _held(split: dict[str, int]) -> Held:
 
 
 def _roles(module, optimizer, extra) -> dict[str, list[torch.Tensor]]:
-    """Name the tensors of each component, in the order in which components claim storages."""
+    """Return the tensors of each component, in the order in which components claim storages."""
     reached = _reached([module, optimizer])
     tensors = _tensors(reached)
     modules = [thing for thing in reached if isinstance(thing, nn.Module)]
@@ -182,7 +192,7 @@ def _roles(module, optimizer, extra) -> dict[str, list[torch.Tensor]]:
 
 
 def _reached(roots: list) -> list:
-    """List everything that roots keep in attributes and containers, each thing once."""
+    """Return every object reachable from the roots through attributes and containers, each one once."""
     found, waiting = {}, list(roots)
     while waiting:
         thing = waiting.pop()
@@ -203,14 +213,14 @@ def _tensors(things) -> list[torch.Tensor]:
 
 
 def _hidden_bucket_bytes(ddp: DistributedDataParallel) -> int:
-    """Ask DDP for the size of its buckets: they live in C++. What gradients view of them is counted elsewhere."""
+    """Ask DDP for the size of its buckets, which live in C++. Gradients that view them are counted elsewhere."""
     sizes = ddp._get_ddp_logging_data()["bucket_sizes"]  # "1048576, 4096"
     viewing = [each.grad for each in ddp.parameters() if each.grad is not None and ddp.gradient_as_bucket_view]
     return sum(map(int, sizes.split(","))) - sum(gradient.nbytes for gradient in viewing)
 
 
 def _check(module, optimizer, extra) -> None:
-    """Refuse what holds no memory that could be named."""
+    """Raise if the arguments are not objects whose memory can be counted."""
     if module is None and optimizer is None and extra is None:
         raise ValueError("There is nothing to look at: give a module, an optimizer or extra tensors.")
     if not isinstance(module, nn.Module | None):

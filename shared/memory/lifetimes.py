@@ -1,10 +1,10 @@
-"""When the parameters of each unit have memory: looked at after every operator of a step.
+"""When the parameters of each unit have memory, seen after every operator of a step.
 
-    with lifetimes.follow(look) as life:        # look() → {name of a unit: (state, bytes)}
+    with lifetimes.follow(look) as life:        # look() returns {name of a unit: (state, bytes)}
         model(inputs).backward()
-    life.peak_bytes, life.gathers("block 0")
+    life.peak_bytes, life.unshards("block 0")
 
-Operators, unlike milliseconds, are as many in every run. Figure: `lifetime_plots.lifetimes`.
+Unlike milliseconds, the number of operators is the same in every run. Figure: `lifetime_plots.lifetimes`.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ Look = Callable[[], dict[str, tuple[str, int]]]
 
 @dataclass
 class Span:
-    """A unit in one state, from one operator to before another."""
+    """A unit in one state: from operator `began` until before operator `ended`."""
 
     state: str
     nbytes: int
@@ -30,7 +30,7 @@ class Span:
 
 @dataclass
 class Lifetimes:
-    """What each unit held, while it was followed."""
+    """What each unit held while it was followed."""
 
     spans: dict[str, list[Span]] = field(default_factory=dict)
     operators: int = 0
@@ -49,8 +49,8 @@ class Lifetimes:
     def peak_bytes(self) -> int:
         return max(self.total_bytes, default=0)
 
-    def gathers(self, unit: str) -> int:
-        """How often a unit was given memory."""
+    def unshards(self, unit: str) -> int:
+        """Count how often a unit got memory."""
         held = [0, *(span.nbytes for span in self.spans[unit])]
         return sum(before == 0 < now for before, now in pairwise(held))
 
@@ -69,9 +69,9 @@ class Lifetimes:
 
 @contextlib.contextmanager
 def follow(look: Look):
-    """Look at the units after each operator of the block. → Lifetimes
+    """Look at the units after each operator of the with-block. Yields the Lifetimes.
 
-    look: must not read what has no memory; a storage can be asked for its nbytes() at any time.
+    look: must not read a tensor without memory. A storage can be asked for its nbytes() at any time.
     """
     life = Lifetimes()
     with _AfterEachOperator(lambda: life.note(look())):

@@ -1,7 +1,8 @@
-"""Storages: what each one is used for, and how long it lives.
+"""Tracks storages: what each one is used for, and how long it exists.
 
-A tensor holds no memory, its storage does; views and tied tensors share one. torch keeps the Python object of a
-storage as long as the storage itself, whoever owns it, autograd in C++ too. So a weak reference tells its end.
+Memory belongs to a storage, not to a tensor; views and tied tensors share one. torch keeps the Python object of a
+storage alive as long as the storage itself, no matter who owns it, including autograd in C++. So a weak reference to it
+tells when the storage is freed.
 """
 
 import contextlib
@@ -27,24 +28,24 @@ COMPONENTS = ("parameters", "gradients", "optimizer", "buffers", "buckets", "act
 
 @dataclass
 class Use:
-    """A storage of some size, what it is used for, and in which moments of a block it is alive."""
+    """The size of a storage, what it is used for, and at which moments of a block it exists."""
 
     nbytes: int
     component: str = "other"
-    viewed_bytes: int = 0  # by tensors of that component
-    made: bool = False  # in the block, by an operator or by resizing
-    born: int = 0  # the first moment
-    died: int | None = None  # the moment after the last
+    viewed_bytes: int = 0  # bytes covered by tensors of that component
+    made: bool = False  # created in the block, by an operator or by resizing
+    born: int = 0  # its first moment
+    died: int | None = None  # the moment after its last
 
     def claim(self, component: str, viewed_bytes: int = 0) -> None:
-        """Use it for a component too: it counts for the first in the order of COMPONENTS."""
+        """Add a component that uses this storage. It counts for the first one in the order of COMPONENTS."""
         if component == self.component:
             self.viewed_bytes = max(self.viewed_bytes, viewed_bytes)
         elif COMPONENTS.index(component) < COMPONENTS.index(self.component):
             self.component, self.viewed_bytes = component, viewed_bytes
 
     def split(self) -> Counter:
-        """Bytes by component. What no gradient views of a gradient's storage, such as padding, is a bucket's."""
+        """Return the bytes by component. A gradient's storage outside the gradient, such as padding, is a bucket."""
         if self.component != "gradients":
             return Counter({self.component: self.nbytes})
         viewed_bytes = min(self.nbytes, self.viewed_bytes)
@@ -52,7 +53,11 @@ class Use:
 
 
 def uses(roles: dict[str, list[torch.Tensor]]) -> dict[torch.UntypedStorage, Use]:
-    """Give each storage to the first component that has a tensor in it. roles: in the order of COMPONENTS"""
+    """Assign each storage to the first component that has a tensor in it.
+
+    Args:
+        roles: The tensors of each component, in the order of COMPONENTS.
+    """
     found: dict[torch.UntypedStorage, Use] = {}
     for component, tensors in roles.items():
         for part in (part for tensor in tensors for part in _parts(tensor)):
@@ -64,9 +69,9 @@ def uses(roles: dict[str, list[torch.Tensor]]) -> dict[torch.UntypedStorage, Use
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Break a DTensor or a sparse tensor up into the plain tensors that hold its memory on this rank."""
+    """Return the plain tensors that hold the memory of a DTensor or a sparse tensor on this rank."""
     if is_traceable_wrapper_subclass(tensor):
-        inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]  # a DTensor names its mesh too
+        inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]  # a DTensor lists its mesh as well
         return [part for one in inner if isinstance(one, torch.Tensor) for part in _parts(one)]
     if tensor.layout is torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
@@ -79,7 +84,7 @@ _counts_meta = False
 
 @contextlib.contextmanager
 def counting_meta():
-    """Count tensors on meta as if they had memory: what a dry run would hold."""
+    """Count tensors on the meta device as if they had memory, for the dry run."""
     global _counts_meta
     before, _counts_meta = _counts_meta, True
     try:
@@ -89,19 +94,22 @@ def counting_meta():
 
 
 class Watch(TorchDispatchMode):
-    """Sees the tensors of every operator, in forward, backward, collectives and step, and so every storage.
+    """Sees the tensors of every operator in forward, backward, collectives and step, and thereby every storage.
 
-    A moment passes with each operator. roles: a function that names the tensors of each component now.
+    Each operator is one moment.
+
+    Args:
+        roles: A function that returns the current tensors of each component.
     """
 
     def __init__(self, roles):
         super().__init__()
         self._roles = roles
-        self._uses: list[Use] = []  # on the module's device, living and dead
+        self._uses: list[Use] = []  # on the module's device, including freed ones
         self._living: dict[int, tuple[Use, weakref.ref]] = {}  # by the id of the storage
         self._moments: list[tuple[float, str]] = []
         self._phase = "start"
-        self._parameters = dict.fromkeys(roles()["parameters"])  # each once
+        self._parameters = dict.fromkeys(roles()["parameters"])  # without duplicates
         self.device = next((each.device for each in self._parameters), torch.device("cpu"))
         self._label()
         self._pass_moment()
@@ -109,7 +117,7 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
-            return NotImplemented  # so that a DTensor turns into its local tensor's operators: these we see
+            return NotImplemented  # a DTensor then runs the operators of its local tensor, and those are seen
         if _in_backward():
             self._enter("backward")
         given = self._see((args, kwargs), made=False)
@@ -119,12 +127,12 @@ class Watch(TorchDispatchMode):
         if func.namespace in ("c10d", "_c10d_functional"):
             for use in given + made:
                 use.claim("buckets")
-                use.born = use.born if use.made else 0  # DDP's buckets, in C++: as old as DDP
+                use.born = use.born if use.made else 0  # DDP's buckets live in C++ and are as old as DDP
         return result
 
     @contextlib.contextmanager
     def hooks(self):
-        """Learn what no operator tells: phases, gradients as they come, parameters in use, resized storages."""
+        """Observe what no operator shows: phases, gradients as they are computed, parameters in use, resizing."""
         resize = torch.UntypedStorage.resize_
 
         def resize_and_see(storage, size):
@@ -148,7 +156,7 @@ class Watch(TorchDispatchMode):
                 handle.remove()
 
     def history(self) -> list[tuple[float, str, Counter]]:
-        """Add up what was alive at each moment. → (seconds since the start, phase, bytes by component)"""
+        """Return the memory in use at each moment, as (seconds since the start, phase, bytes by component)."""
         self._label()
         self._pass_moment()
         changes = defaultdict(Counter)
@@ -171,7 +179,7 @@ class Watch(TorchDispatchMode):
             self._label()
 
     def _label(self) -> None:
-        """Note what is a parameter, a gradient, … now: a storage keeps the first component that it ever had."""
+        """Assign components to the current tensors. A storage keeps the highest-ranking component that it ever had."""
         for storage, use in uses(self._roles()).items():
             self._see_storage(storage).claim(use.component, use.viewed_bytes)
 
@@ -184,9 +192,10 @@ class Watch(TorchDispatchMode):
         return [self._see_storage(part.untyped_storage(), made) for part in parts]
 
     def _see_storage(self, storage: torch.UntypedStorage, made: bool = False) -> Use:
-        """Find the use of a storage: a new one where it was never seen, or was resized."""
+        """Return the use of a storage, creating a new one if the storage is new or was resized."""
         use, _ = self._living.get(id(storage), (None, None))
-        now = len(self._moments) - made  # what an operator made is there at its moment, the rest before the next
+        # An operator's result exists at that operator's moment, anything else from the next one on.
+        now = len(self._moments) - made
         if use is None:
             recorded = made and torch.is_grad_enabled() and (self._phase == "forward" or _in_backward())
             use = Use(storage.nbytes(), "activations" if recorded else "other", made=made, born=now)

@@ -1,19 +1,19 @@
-"""What one rank would hold in training, by component: a model, N ranks, a ZeRO stage, a precision, a micro-batch.
+"""Plans what one rank would hold in training, by component, for a model, N ranks, a ZeRO stage and a precision.
 
     plan = planner.plan(SHAPES["Llama-2 7B"], ranks=8, stage=2)
     plan.total_bytes, plan.by_component()
 
-All of it by `formulas`, so it is as good as they are. Counted:
+Everything is computed with `formulas`, so it is as accurate as they are. Counted are:
 
-    parameters, gradients, optimizer   sharded as the stage says
-    gathered      ZeRO-3 only: the unit that computes and the next one, whole, in the precision of computing
-    activations   of all layers as the formula counts a layer (GELU MLP of 4h, dropout, attention materialised), of one
-                  layer again where it is recomputed, and the logits in fp32
+    parameters, gradients, optimizer   sharded according to the stage
+    gathered      ZeRO-3 only: the unit that computes and the next one, unsharded, in the precision of computation
+    activations   of all layers, as the formula counts a layer (GELU MLP of 4h, dropout, materialized attention),
+                  of one more layer that is being recomputed, and the logits in fp32
 
-Not counted: temporaries of a kernel, buckets of gradients on their way, a unit's whole gradients before they are
-scattered, the allocator's fragments, the library's own memory, other embeddings' and norms' activations. A gated MLP
-and grouped-query attention keep other activations than the formula's layer: for Llama they are an estimate. So treat
-90 % of a card as all of it.
+Not counted are: temporaries of a kernel, gradient buckets in flight, a unit's full gradients before the reduce-scatter,
+fragmentation in the allocator, the libraries' own memory, and the activations of embeddings and norms outside the
+layers. A gated MLP and grouped-query attention keep other activations than the formula's layer, so the result is an
+estimate for Llama. Plan for at most 90 % of a GPU's memory.
 """
 
 from dataclasses import asdict, dataclass
@@ -25,7 +25,7 @@ from shared.planner.shapes import ModelShape
 
 @dataclass(frozen=True)
 class Precision:
-    """Bytes per parameter at rest, and of each number that is computed."""
+    """Bytes per parameter of the model state, and of each element that is computed."""
 
     each: BytesPerParameter
     compute_bytes: int
@@ -68,10 +68,13 @@ def plan(
     sequence: int | None = None,
     checkpointing: str = "none",
 ) -> Plan:
-    """Add up what a rank holds. See the module's docstring for what is counted, and what is not.
+    """Compute what a rank holds. The module's docstring says what is counted and what is not.
 
-    sequence: None for the model's own context.
-    Raises: ValueError for a stage, a precision or a way of checkpointing that there is not.
+    Args:
+        sequence: The sequence length. None means the model's own context length.
+
+    Raises:
+        ValueError: If the stage, the precision or the kind of checkpointing is unknown.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, got {precision!r}")
@@ -91,13 +94,13 @@ def plan(
 
 
 def gathered_bytes(shape: ModelShape, ranks: int, bytes_each: int) -> float:
-    """Bytes that ZeRO-3 holds beyond its shards: two units, where the next is fetched while one computes."""
+    """Bytes that ZeRO-3 unshards beyond its shards: two units, because one is prefetched while another one computes."""
     peak_bytes = formulas.zero3_parameter_peak_bytes(shape.unit_parameters, ranks, bytes_each, prefetch=1)
     return peak_bytes - bytes_each * shape.parameters / ranks
 
 
 def activations_bytes(shape: ModelShape, micro_batch: int, sequence: int, checkpointing: str, bytes_each: int) -> float:
-    """Bytes of activations when backward begins, and of what it recomputes of one layer."""
+    """Bytes of activations when backward begins, including those that backward recomputes for one layer."""
 
     def of_a_layer(how: str) -> float:
         return formulas.activation_bytes(

@@ -1,15 +1,16 @@
-"""Clusters of hosts with cards, how long a step takes on one, and five situations to choose a strategy for.
+"""Clusters of hosts with GPUs, an estimate of the step time on them, and five situations in which to choose a strategy.
 
-A step is estimated with every term that decides, and no other:
+The estimate of a step has only the terms that matter for the decision:
 
-    computing   6 flops per parameter and token, 8 where a second forward recomputes all activations; recomputing
-                attention alone (selective) adds little
-    sending     the bytes that `formulas` says, in 16 bit, at the rate of the slowest wire on the ring. A ring over
-                several hosts leaves each host once, so it has the whole of that wire. Where each host is a copy of
-                the others, its cards share the wire, each with an all-reduce of its own part of the gradients.
-    together    messages hide behind computing as far as they can: a step takes the longer of the two
+    computation     6 FLOPs per parameter and token, or 8 if a second forward recomputes all activations; recomputing
+                    attention only (selective checkpointing) adds little
+    communication   the bytes according to `formulas`, in 16 bits, at the bandwidth of the slowest link on the ring. A
+                    ring over several hosts leaves each host once, so it has that link to itself. If each host holds a
+                    copy of the model, its GPUs share the link, each with an all-reduce of its own gradient shard.
+    overlap         communication hides behind computation as far as possible, so a step takes the longer of the two
 
-Not counted: attention's own flops, the latency of messages, the optimizer's step, what comes last and so is exposed.
+Not counted are the FLOPs of attention itself, latency, the optimizer's step, and the last communication of a step,
+which is exposed.
 """
 
 from dataclasses import dataclass
@@ -23,14 +24,14 @@ TFLOPS = 1e12
 
 @dataclass(frozen=True)
 class Cluster:
-    """Hosts with equal cards. Rates are what is reached in practice, not what is printed on the box."""
+    """Hosts with equal GPUs. Rates are those reached in practice, not those of the data sheet."""
 
     hosts: int
     cards_per_host: int
     card_bytes: float
-    flops: float  # per card and second
-    inside_bytes_per_s: float  # from a card to the next one, inside a host
-    between_bytes_per_s: float  # from a host to the next one, shared by its cards
+    flops: float  # per GPU and second
+    inside_bytes_per_s: float  # from a GPU to the next one within a host
+    between_bytes_per_s: float  # from a host to the next one, shared by its GPUs
 
     @property
     def cards(self) -> int:
@@ -45,14 +46,14 @@ def step_seconds(
     checkpointing: str = "selective",
     micro_batch: int = 1,
 ) -> float:
-    """Estimate a step of one micro-batch per card at a ZeRO stage, sharded over groups of shard_ranks cards."""
+    """Estimate the time of a step with one micro-batch per GPU, sharded over groups of shard_ranks GPUs."""
     flops_each = 8 if checkpointing == "full" else 6
     computing_s = flops_each * shape.parameters * micro_batch * shape.context / cluster.flops
     return max(computing_s, sending_seconds(shape, cluster, stage, shard_ranks))
 
 
 def sending_seconds(shape: ModelShape, cluster: Cluster, stage: int, shard_ranks: int) -> float:
-    """Estimate how long a step's messages take."""
+    """Estimate the time of a step's communication."""
     leaves_host = shard_ranks > cluster.cards_per_host
     slowest = cluster.between_bytes_per_s if leaves_host else cluster.inside_bytes_per_s
     inside_s = formulas.step_sent_bytes(shape.parameters, shard_ranks, stage) / slowest
@@ -63,7 +64,7 @@ def sending_seconds(shape: ModelShape, cluster: Cluster, stage: int, shard_ranks
 
 
 def _a100(hosts: int, card_gb: float, between_gb_per_s: float) -> Cluster:
-    """Make hosts of eight A100: half of their 312 bf16 TFLOP/s, two thirds of NVLink's 300 GB/s in a direction."""
+    """Return hosts with eight A100: half of their 312 bf16 TFLOP/s, two thirds of NVLink's 300 GB/s per direction."""
     return Cluster(hosts, 8, card_gb * GB, 156 * TFLOPS, 200 * GB, between_gb_per_s * GB)
 
 

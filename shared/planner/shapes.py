@@ -1,11 +1,11 @@
-"""The shapes of published language models, and how many parameters each has, counted to the last one.
+"""The shapes of published language models, and the exact number of parameters of each.
 
-Every one is a decoder of equal layers: attention over `heads`, then an MLP of `ffn` hidden numbers. Two families:
+Each one is a decoder of equal layers: attention with `heads` heads, then an MLP of width `ffn`. There are two families:
 
     GPT     LayerNorm with a bias, a bias on every linear layer, learned positions, an MLP of two matrices, and an
-            output that is tied to the token embedding
+            output layer that is tied to the token embedding
     Llama   RMSNorm, no biases, rotary positions (which have no parameters), a gated MLP of three matrices, and an
-            output of its own; keys and values may have fewer heads than queries (grouped-query attention)
+            untied output layer; keys and values may have fewer heads than queries (grouped-query attention)
 
 Sources:
     GPT-2    Radford et al. 2019, table 2, and the hparams.json released with each model (github.com/openai/gpt-2).
@@ -21,9 +21,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What decides how many parameters a decoder has.
+    """The values that determine how many parameters a decoder has.
 
-    context: the sequence length that it was first trained on.
+    Attributes:
+        context: The sequence length with which the model was first trained.
     """
 
     name: str
@@ -41,7 +42,7 @@ class ModelShape:
 
     @property
     def attention_parameters(self) -> int:
-        """Query, key, value and output projection of one layer."""
+        """Parameters of the query, key, value and output projections of one layer."""
         kv_width = self.hidden // self.heads * self.kv_heads
         matrices = 2 * self.hidden * self.hidden + 2 * self.hidden * kv_width
         return matrices + (2 * self.hidden + 2 * kv_width if self.biases else 0)
@@ -54,7 +55,7 @@ class ModelShape:
 
     @property
     def norm_parameters(self) -> int:
-        """One norm: a scale for each hidden number, and a shift where there are biases."""
+        """Parameters of one norm: a scale per hidden dimension, and a bias in families that have biases."""
         return (2 if self.biases else 1) * self.hidden
 
     @property
@@ -63,18 +64,18 @@ class ModelShape:
 
     @property
     def embedding_parameters(self) -> int:
-        """Tokens, and positions where they are learned."""
+        """Parameters of the token embedding, and of the position embedding if positions are learned."""
         positions = self.context if self.learned_positions else 0
         return (self.vocabulary + positions) * self.hidden
 
     @property
     def output_parameters(self) -> int:
-        """The last norm, and the output layer where it is not tied to the embedding."""
+        """Parameters of the last norm, and of the output layer if it is not tied to the embedding."""
         return self.norm_parameters + (0 if self.tied else self.vocabulary * self.hidden)
 
     @property
     def unit_parameters(self) -> list[int]:
-        """Parameters of the units that ZeRO-3 gathers one by one: embedding, each layer, output."""
+        """Parameters of each unit that ZeRO-3 unshards: the embedding, each layer, the output."""
         return [self.embedding_parameters, *[self.layer_parameters] * self.layers, self.output_parameters]
 
     @property
@@ -83,14 +84,14 @@ class ModelShape:
 
 
 def gpt(name: str, layers: int, hidden: int, heads: int, context: int) -> ModelShape:
-    """Shape a model of the GPT family: an MLP of 4h, and GPT-2's vocabulary, which GPT-3 kept."""
+    """Return the shape of a GPT model: an MLP of width 4h, and GPT-2's vocabulary, which GPT-3 kept."""
     return ModelShape(name, layers, hidden, heads, heads, 4 * hidden, vocabulary=50257, context=context)
 
 
 def llama(
     name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocabulary: int, context: int
 ) -> ModelShape:
-    """Shape a model of the Llama family."""
+    """Return the shape of a Llama model."""
     family = {"gated": True, "tied": False, "biases": False, "learned_positions": False}
     return ModelShape(name, layers, hidden, heads, kv_heads, ffn, vocabulary, context, **family)
 

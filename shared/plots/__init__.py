@@ -1,7 +1,7 @@
 """The course's figures: pure functions from data to a matplotlib Figure.
 
-Colours are Okabe and Ito's, told apart by colour-blind readers; markers, line styles and hatches say the
-same again for readers of grey paper.
+The colors are Okabe and Ito's, which color-blind readers can tell apart. Markers, line styles and hatches carry the
+same information, so the figures also work in black and white.
 """
 
 import matplotlib.pyplot as plt
@@ -15,20 +15,20 @@ HATCHES = ("", "//", "..", "xx", "\\\\", "++")
 
 
 def finish(figure: Figure) -> Figure:
-    """Hand the figure over to the caller alone, so that a notebook shows it once: as the cell's value."""
+    """Close a figure and return it, so that a notebook shows it only once, as the value of the cell."""
     plt.close(figure)
     return figure
 
 
 def new_axes(width_in: float, height_in: float):
-    """Start a figure with one plain pair of axes."""
+    """Create a figure with one pair of axes, without the top and right spines."""
     figure, axes = plt.subplots(figsize=(width_in, height_in), layout="constrained")
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
 
 
 def loss_curves(curves: dict[str, list[float]]) -> Figure:
-    """Draw losses per step, one line per name; lines that lie on each other stay countable by their markers."""
+    """Draw the loss per step, one line per name. Staggered markers keep lines that coincide distinguishable."""
     figure, axes = new_axes(6.0, 3.0)
     for number, (name, losses) in enumerate(curves.items()):
         every = max(1, len(losses) // 8)
@@ -48,9 +48,9 @@ def loss_curves(curves: dict[str, list[float]]) -> Figure:
 
 
 def gradients_before_and_after(before: list, after: list, name: str) -> Figure:
-    """Draw one parameter's gradient on every rank, before and after synchronisation, on one colour scale.
+    """Draw one parameter's gradient on every rank, before and after synchronization, on a common color scale.
 
-    Shapes: before, after: one [elements] tensor per rank.
+    Shape: before and after hold one [elements] tensor per rank.
     """
     figure, panels = plt.subplots(1, 2, figsize=(8.0, 0.9 + 0.35 * len(before)), sharey=True, layout="constrained")
     largest = max(float(gradient.abs().max()) for gradient in [*before, *after])
@@ -64,7 +64,7 @@ def gradients_before_and_after(before: list, after: list, name: str) -> Figure:
 
 
 def bars(values: dict[str, float], unit: str) -> Figure:
-    """Draw one labelled bar per value."""
+    """Draw one labeled bar per value."""
     figure, axes = new_axes(6.0, 0.7 + 0.42 * len(values))
     drawn = axes.barh(list(values), list(values.values()), color=COLOURS[0], edgecolor="black", linewidth=0.6)
     axes.bar_label(drawn, fmt="%.3g", padding=4)
@@ -74,7 +74,7 @@ def bars(values: dict[str, float], unit: str) -> Figure:
 
 
 def waiting(began_s: list[float], arrived_s: list[float], left_s: list[float], waits_in: str) -> Figure:
-    """Draw one lane per rank: its work until it arrived at a collective, then its wait until it left."""
+    """Draw one lane per rank: its work until it reached a collective, then its wait until the collective completed."""
     figure, axes = new_axes(6.0, 0.9 + 0.35 * len(began_s))
     start = min(began_s)
     for rank, (began, arrived, left) in enumerate(zip(began_s, arrived_s, left_s, strict=True)):
@@ -93,7 +93,7 @@ def waiting(began_s: list[float], arrived_s: list[float], left_s: list[float], w
 def message_cost(sizes_bytes: list[int], times_ms: dict[str, list[float]]) -> Figure:
     """Draw time against message size on logarithmic axes, one line per name.
 
-    The dotted line is what time would be if only bytes cost: through the largest message, in proportion.
+    The dotted line is the time if there were no latency: proportional to the size, through the largest message.
     """
     figure, axes = new_axes(6.0, 3.4)
     for number, (name, measured) in enumerate(times_ms.items()):
@@ -110,9 +110,9 @@ def message_cost(sizes_bytes: list[int], times_ms: dict[str, list[float]]) -> Fi
 
 
 def traffic(sent_mb: list[list[float]]) -> Figure:
-    """Draw who sent how much to whom as a map, the number in each field.
+    """Draw a heat map of the megabytes that each rank sent to each other rank, with the value in each cell.
 
-    Shapes: sent_mb: [ranks][ranks], sender first.
+    Shape: sent_mb [ranks][ranks], sender first.
     """
     figure, axes = plt.subplots(figsize=(4.2, 3.4), layout="constrained")
     most = max(map(max, sent_mb)) or 1.0
@@ -125,7 +125,7 @@ def traffic(sent_mb: list[list[float]]) -> Figure:
     return finish(figure)
 
 
-_LANE_STYLES = {  # lane → colour, hatch
+_LANE_STYLES = {  # lane → color, hatch
     "forward": (COLOURS[5], HATCHES[0]),
     "backward": (COLOURS[0], HATCHES[0]),
     "optimizer": (COLOURS[2], HATCHES[3]),
@@ -134,11 +134,14 @@ _LANE_STYLES = {  # lane → colour, hatch
 
 
 def timeline(lines: list, names: list[str] | None = None) -> Figure:
-    """Draw the ranks' timelines below each other: a row of computing, then what was on the wire meanwhile.
+    """Draw the ranks' timelines below each other: a row of computation each, and the communication below it.
 
-    lines: one `timeline.Timeline` per rank.
-    names: what to call them, where they are not one run's ranks.
-    Raises: ValueError when nothing was recorded.
+    Args:
+        lines: One `timeline.Timeline` per rank.
+        names: Labels for the timelines, if they are not the ranks of one run.
+
+    Raises:
+        ValueError: If nothing was recorded.
     """
     from shared.timeline import rows_of
 
@@ -173,7 +176,7 @@ def timeline(lines: list, names: list[str] | None = None) -> Figure:
 
 
 def _draw_spans(axes, spans: list, y: float, start_s: float, end_ms: float, named: bool):
-    """Draw spans of one lane in one row; a name is written where it fits."""
+    """Draw the spans of one lane in one row, with their names where there is room."""
     colour, hatch = _LANE_STYLES.get(spans[0].lane, (COLOURS[3], HATCHES[2]))
     ink = "white" if spans[0].lane == "backward" else "black"
     backing = {"facecolor": colour, "edgecolor": "none", "pad": 0.8} if hatch else None
@@ -182,29 +185,32 @@ def _draw_spans(axes, spans: list, y: float, start_s: float, end_ms: float, name
         if named and lasted_ms > 0.011 * len(span.name) * end_ms:
             middle_ms = began_ms + lasted_ms / 2
             axes.text(middle_ms, y, span.name, ha="center", va="center", size=7, color=ink, bbox=backing)
-    # facecolor, not color: that would paint the hatch in the bar's own colour
+    # This uses facecolor, because color would draw the hatch in the bar's own color.
     return axes.broken_barh(bars, (y - 0.45, 0.9), facecolor=colour, hatch=hatch, edgecolor="white", linewidth=0.5)
 
 
 def _draw_waits(axes, line, y: float, start_s: float):
     spans = [(1e3 * (began - start_s), 1e3 * (ended - began)) for began, ended in line.waits]
     style = {"facecolor": "white", "edgecolor": "black", "hatch": HATCHES[4], "linewidth": 0.5}
-    return axes.broken_barh(spans, (y - 0.25, 0.5), zorder=4, **style)  # over the names
+    return axes.broken_barh(spans, (y - 0.25, 0.5), zorder=4, **style)  # above the names of the spans
 
 
 def _component_styles(components: list[str]) -> dict[str, dict]:
-    """Give each component of memory one colour and one hatch; the last, what is left over, is white."""
+    """Give each memory component a color and a hatch. The last one, for everything else, is white."""
     colours, hatches = (*COLOURS[: len(components) - 1], "white"), (*HATCHES[: len(components) - 1], "")
     styles = zip(components, colours, hatches, strict=True)
     return {name: {"facecolor": colour, "hatch": hatch, "edgecolor": "black"} for name, colour, hatch in styles}
 
 
 def memory_by_component(held_bytes: dict[str, dict[str, int]], decimals: int | None = None) -> Figure:
-    """Draw one bar per rank (or strategy), its components stacked, its total at the end.
+    """Draw one bar per rank (or strategy), with its components stacked and its total at the end.
 
-    held_bytes: name of the bar → component → bytes, as `memory.Held.by_component` tells them.
-    decimals: of the totals; None: three digits.
-    Raises: ValueError where there is no bar.
+    Args:
+        held_bytes: Name of the bar → component → bytes, as returned by `memory.Held.by_component`.
+        decimals: Decimals of the totals. None shows three significant digits.
+
+    Raises:
+        ValueError: If there is no bar.
     """
     if not held_bytes:
         raise ValueError("There is nothing to draw: give one name and its bytes by component at least.")
@@ -227,10 +233,13 @@ def memory_by_component(held_bytes: dict[str, dict[str, int]], decimals: int | N
 
 
 def memory_over_step(samples: list) -> Figure:
-    """Draw what was alive after each operator of a step, by component; phases apart, the peak marked.
+    """Draw the memory in use after each operator of a step, by component, with the phases and the peak marked.
 
-    samples: as `memory.peak` takes them.
-    Raises: ValueError where there are none.
+    Args:
+        samples: The samples of a `memory.peak`.
+
+    Raises:
+        ValueError: If there are no samples.
     """
     if not samples:
         raise ValueError("There are no samples to draw: memory.peak has them when its block has ended.")

@@ -1,6 +1,7 @@
-"""Figures of gradient buckets: which gradients travel together, and what each cap costs.
+"""Figures of gradient buckets: which gradients are reduced together, and what each cap costs.
 
-A bucket has a colour, a hatch and, where there is room, its number: grey paper and colour-blind readers see it too.
+Each bucket has a color, a hatch and, where there is room, its number, so the figures also work in black-and-white print
+and for color-blind readers.
 """
 
 from dataclasses import dataclass
@@ -11,16 +12,16 @@ from matplotlib.figure import Figure
 
 from shared.plots import COLOURS, HATCHES, MARKERS
 
-_FILLS = COLOURS[:5]  # five colours and six hatches: no pair comes twice in thirty buckets
+_FILLS = COLOURS[:5]  # five colors and six hatches: no combination repeats within thirty buckets
 
 
 @dataclass(frozen=True)
 class CapRun:
-    """What one cap gave: its buckets, and when the message of each was under way."""
+    """The results for one cap: its buckets, and when the all-reduce of each one was in flight."""
 
     cap: str
-    buckets: list[list[str]]  # names of parameters, in the order in which buckets were sent
-    messages_ms: list[tuple[float, float]]  # began, ended; per bucket
+    buckets: list[list[str]]  # names of parameters, in launch order
+    messages_ms: list[tuple[float, float]]  # (began, ended) of each bucket
     predicted_ms: float
 
     @property
@@ -29,9 +30,11 @@ class CapRun:
 
 
 def bucket_map(sizes_bytes: dict[str, int], buckets: list[list[str]], title: str = "") -> Figure:
-    """Draw a model as rows of parameters in their own order, as wide as their bytes, filled by bucket.
+    """Draw a model as rows of parameters in their own order, as wide as their bytes and colored by bucket.
 
-    sizes_bytes: name of a parameter → bytes. buckets: names, in the order in which buckets are sent, numbered from 1.
+    Args:
+        sizes_bytes: Name of a parameter → bytes.
+        buckets: Names of parameters, in the order in which the buckets are launched. They are numbered from 1.
     """
     rows = units(sizes_bytes)
     figure, axes = plt.subplots(figsize=(7.0, 0.8 + 0.24 * len(rows)), layout="constrained")
@@ -42,7 +45,7 @@ def bucket_map(sizes_bytes: dict[str, int], buckets: list[list[str]], title: str
 
 
 def cap_run(sizes_bytes: dict[str, int], runs: list[CapRun], place: int) -> Figure:
-    """Draw one cap: its bucket map, and below it its messages on the time axis that all caps share."""
+    """Draw one cap: its bucket map, and below it its all-reduces on a time axis common to all caps."""
     run = runs[place]
     rows = units(sizes_bytes)
     figure, (above, below) = plt.subplots(
@@ -61,7 +64,7 @@ def cap_run(sizes_bytes: dict[str, int], runs: list[CapRun], place: int) -> Figu
 
 
 def cap_runs(sizes_bytes: dict[str, int], runs: list[CapRun]) -> Figure:
-    """Draw all caps below each other: the model as one strip of buckets, and the time that its messages took."""
+    """Draw all caps below each other: the model as one strip of buckets, and how long the all-reduces took."""
     height_in = 1.0 + 0.42 * len(runs)
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.0, height_in), sharey=True, layout="constrained")
     widths = list(sizes_bytes.values())
@@ -89,7 +92,7 @@ def cap_runs(sizes_bytes: dict[str, int], runs: list[CapRun]) -> Figure:
 
 
 def units(sizes_bytes: dict[str, int]) -> dict[str, list[str]]:
-    """Group parameters by the part of the model that holds them: `blocks.3.up.weight` belongs to `blocks.3`."""
+    """Group parameters by the unit of the model that contains them: `blocks.3.up.weight` belongs to `blocks.3`."""
     rows: dict[str, list[str]] = {}
     for name in sizes_bytes:
         words = name.split(".")
@@ -99,7 +102,7 @@ def units(sizes_bytes: dict[str, int]) -> dict[str, list[str]]:
 
 
 def draw_map(axes, sizes_bytes: dict[str, int], buckets: list[list[str]]) -> None:
-    """Fill a pair of axes with a model's bucket map; see `bucket_map`."""
+    """Draw a model's bucket map into a pair of axes. See `bucket_map`."""
     number_of = {name: number for number, bucket in enumerate(buckets, 1) for name in bucket}
     rows = units(sizes_bytes)
     widest = max(sum(sizes_bytes[name] for name in names) for names in rows.values()) / 1e3
@@ -107,7 +110,7 @@ def draw_map(axes, sizes_bytes: dict[str, int], buckets: list[list[str]]) -> Non
         starts = accumulate((sizes_bytes[name] for name in names), initial=0)
         spans: dict[int, list] = {}
         for name, start in zip(names, starts, strict=False):
-            width = max(sizes_bytes[name] / 1e3, 0.004 * widest)  # a LayerNorm would vanish
+            width = max(sizes_bytes[name] / 1e3, 0.004 * widest)  # otherwise a LayerNorm would be invisible
             spans.setdefault(number_of.get(name, 0), []).append((start / 1e3, width))
         for number, of_bucket in spans.items():
             _draw_bucket(axes, of_bucket, y, number, narrow=0.03 * widest)
@@ -118,8 +121,8 @@ def draw_map(axes, sizes_bytes: dict[str, int], buckets: list[list[str]]) -> Non
 
 
 def _draw_bucket(axes, spans: list[tuple[float, float]], y: float, number: int, narrow: float) -> None:
-    """Draw a bucket's gradients in one row; its number stands once on each run of neighbours that has room for it."""
-    colour = _FILLS[(number - 1) % len(_FILLS)] if number else "white"  # 0: in no bucket, as what is frozen
+    """Draw a bucket's gradients in one row, with its number on each contiguous run that has room for it."""
+    colour = _FILLS[(number - 1) % len(_FILLS)] if number else "white"  # 0: in no bucket, because it is frozen
     hatch = HATCHES[(number - 1) % len(HATCHES)] if number else ""
     edge = {"edgecolor": "white" if number else "black", "linewidth": 0.4}
     axes.broken_barh(spans, (y - 0.42, 0.84), facecolor=colour, hatch=hatch, **edge)

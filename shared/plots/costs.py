@@ -1,4 +1,4 @@
-"""Time by the α–β model: what it predicts, beside what was measured; and which algorithm it prefers at which size."""
+"""Figures of the α–β model: predictions beside measurements, and which algorithm is faster at which size."""
 
 from collections.abc import Callable
 
@@ -12,9 +12,11 @@ from shared.plots import COLOURS, LINES, MARKERS, finish, new_axes
 def predicted_against_measured(
     predicted_s: dict[str, Callable[[float], float]], measured_s: dict[str, dict[float, float]], xlabel: str
 ) -> Figure:
-    """Draw predictions as lines, measurements of the same name as marks of the same colour, on logarithmic axes.
+    """Draw predictions as lines and measurements of the same name as marks of the same color, on logarithmic axes.
 
-    predicted_s: name → function of bytes. measured_s: name → bytes → seconds.
+    Args:
+        predicted_s: Name → function from bytes to seconds.
+        measured_s: Name → bytes → seconds.
     """
     figure, axes = new_axes(6.0, 3.6)
     sizes = sorted(size for measured in measured_s.values() for size in measured)
@@ -40,9 +42,12 @@ def all_reduce_costs(
     world_sizes: list[int],
     sizes_bytes: tuple[float, float] = (1e2, 1e10),
 ) -> Figure:
-    """Draw predicted times against size, a panel per world size; mark where the first algorithm overtakes the second.
+    """Draw predicted times against size, with one panel per world size.
 
-    algorithms: name → function of bytes and ranks, in seconds.
+    A vertical line marks the size from which the first algorithm is faster than the second.
+
+    Args:
+        algorithms: Name → function from bytes and ranks to seconds.
     """
     count = len(world_sizes)
     figure, panels = plt.subplots(
@@ -66,12 +71,12 @@ def all_reduce_costs(
 
 
 def first_below(sizes: list[float], curve: list[float], other: list[float]) -> float | None:
-    """Find the size from which on a curve that began above another is below it. None where they never change."""
+    """Return the size from which on a curve that begins above another is below it, or None if they never cross."""
     above = [mine >= theirs for mine, theirs in zip(curve, other, strict=True)]
     return sizes[above.index(False)] if above[0] and not all(above) else None
 
 
 def _between(smallest: float, largest: float, points: int = 400) -> list[float]:
-    """Choose sizes at equal distances on a logarithmic axis."""
+    """Return sizes at equal distances on a logarithmic axis."""
     ratio = largest / smallest
     return [smallest * ratio ** (place / (points - 1)) for place in range(points)]

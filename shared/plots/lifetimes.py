@@ -8,8 +8,8 @@ from shared.memory.lifetimes import Lifetimes
 from shared.plots import COLOURS, HATCHES
 
 _STYLES = {  # state of a unit → how its bar looks; they differ in brightness too
-    "GATHERING": {"facecolor": "white", "hatch": HATCHES[1], "edgecolor": "black"},
-    "GATHERED": {"facecolor": COLOURS[5], "edgecolor": "black"},
+    "UNSHARDING": {"facecolor": "white", "hatch": HATCHES[1], "edgecolor": "black"},
+    "UNSHARDED": {"facecolor": COLOURS[5], "edgecolor": "black"},
 }
 _OWN = {"facecolor": COLOURS[4], "hatch": HATCHES[2], "edgecolor": "black", "linewidth": 0.4}
 
@@ -17,11 +17,13 @@ _OWN = {"facecolor": COLOURS[4], "hatch": HATCHES[2], "edgecolor": "black", "lin
 def lifetimes(lives: dict[str, Lifetimes], own_bytes: int, expected_bytes: dict[str, float]) -> Figure:
     """Draw steps side by side: above, the parameters' bytes after each operator; below, a row per unit.
 
-    own_bytes: this rank's part, which is always there. expected_bytes: name → the peak by the formula, all included.
-    Raises: ValueError where there is no step.
+    own_bytes: this rank's shards, which are always there. expected_bytes: the peak by the formula, shards included.
+
+    Raises:
+        ValueError: if there is no step.
     """
     if not lives:
-        raise ValueError("There is nothing to draw: give one step at least.")
+        raise ValueError("there is nothing to draw: give at least one step")
     by_units = sorted(lives.values(), key=lambda life: -len(life.spans))  # rows as where there are most
     units = list(dict.fromkeys(unit for life in by_units for unit in life.spans))
     size_in = (max(7.0, 1.0 + 2.7 * len(lives)), 2.6 + 0.24 * len(units))
@@ -41,7 +43,7 @@ def lifetimes(lives: dict[str, Lifetimes], own_bytes: int, expected_bytes: dict[
     panels[1][0].set_ylim(len(units) - 0.4, -0.6)
     seen = {span.state for life in lives.values() for spans in life.spans.values() for span in spans}
     states = [Patch(label=state, **style) for state, style in _STYLES.items() if state in seen]
-    own = Patch(label="this rank's part", **_OWN)
+    own = Patch(label="this rank's shards", **_OWN)
     figure.legend(handles=[own, *states], frameon=False, ncols=4, loc="outside lower center")
     plt.close(figure)
     return figure
@@ -67,14 +69,14 @@ def moment(life: Lifetimes, own_bytes: int, expected_bytes: float, at: int) -> F
 
 
 def _draw_total(axes, life: Lifetimes, own_bytes: int, expected_bytes: float) -> None:
-    """Stack what is gathered on this rank's own part, and mark the peak by the formula."""
+    """Stack the unsharded parameters on this rank's shards, and mark the peak by the formula."""
     own_mb = own_bytes / 1e6
     totals_mb = [own_mb + each / 1e6 for each in life.total_bytes]
     at = range(life.operators + 1)
     axes.fill_between(at, 0, [own_mb] * len(at), **_OWN)
-    gathered_mb = [*totals_mb, totals_mb[-1]]
+    stacked_mb = [*totals_mb, totals_mb[-1]]
     style = {"step": "post", "facecolor": COLOURS[5], "edgecolor": "black", "linewidth": 0.6}
-    axes.fill_between(at, own_mb, gathered_mb, **style)
+    axes.fill_between(at, own_mb, stacked_mb, **style)
     axes.axhline(expected_bytes / 1e6, color="black", linestyle="--", linewidth=1.2)
     label = f"formula: {expected_bytes / 1e6:.2f} MB"
     axes.text(0.5 * life.operators, 1.02 * expected_bytes / 1e6, label, ha="center", va="bottom", size=8)
@@ -82,7 +84,7 @@ def _draw_total(axes, life: Lifetimes, own_bytes: int, expected_bytes: float) ->
 
 
 def _draw_units(axes, life: Lifetimes, units: list[str]) -> None:
-    """Draw a bar wherever a unit has memory, as its state says."""
+    """Draw a bar where a unit has memory, in the style of its state."""
     for row, unit in enumerate(units):
         for span in life.spans.get(unit, []):
             if span.nbytes:
@@ -93,7 +95,7 @@ def _draw_units(axes, life: Lifetimes, units: list[str]) -> None:
 
 
 def _draw_phases(above, below, life: Lifetimes) -> None:
-    """Part forward, backward and what follows by dotted lines."""
+    """Separate forward, backward and what follows by dotted lines."""
     begins = {"forward": 0}
     if life.backward:
         begins |= dict(zip(("backward", "step"), life.backward, strict=True))

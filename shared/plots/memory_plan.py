@@ -1,12 +1,12 @@
-"""Figures of memory that was planned, not measured: a rank's share against the card it must fit on. Pure functions."""
+"""Figures of planned memory: what a rank would hold, and the GPUs that it fits on. Pure functions."""
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from shared.plots import COLOURS, HATCHES, LINES, MARKERS
 
-CARDS_GB = (24, 80, 141)  # one for the desk, A100 or H100, H200
-_STYLES = {  # component → colour, hatch: those of the memory figures, where they have the same component
+CARDS_GB = (24, 80, 141)  # a desktop GPU, A100 or H100, H200
+_STYLES = {  # component → color, hatch; the same as in the memory figures for components that occur in both
     "parameters": (COLOURS[0], HATCHES[0]),
     "gradients": (COLOURS[1], HATCHES[1]),
     "optimizer": (COLOURS[2], HATCHES[2]),
@@ -16,11 +16,16 @@ _STYLES = {  # component → colour, hatch: those of the memory figures, where t
 
 
 def stages(plans: dict[str, dict[str, float]], title: str = "", cards_gb: tuple[float, ...] = CARDS_GB) -> Figure:
-    """Draw one rank's planned bytes, a bar per strategy, its components stacked, against what cards hold.
+    """Draw the planned bytes of one rank, one bar per strategy with its components stacked, and the memory of GPUs.
 
-    A bar longer than the largest card by a third is cut off there; its total stands beside it all the same.
-    plans: strategy → component → bytes, as `planner.Plan.by_component` tells them.
-    Raises: ValueError where there is no bar.
+    A bar that is more than a third longer than the largest GPU's memory is cut off there. Its total is printed beside
+    it in either case.
+
+    Args:
+        plans: Strategy → component → bytes, as returned by `planner.Plan.by_component`.
+
+    Raises:
+        ValueError: If there is no bar.
     """
     if not plans:
         raise ValueError("There is nothing to draw: give one strategy and its bytes by component at least.")
@@ -37,7 +42,8 @@ def stages(plans: dict[str, dict[str, float]], title: str = "", cards_gb: tuple[
         total_gb = sum(parts.values()) / 1e9
         cut = "… " if total_gb > edge_gb else ""
         fits = "" if any(total_gb <= card for card in cards_gb) else ", fits none"
-        crossed = [card for card in cards_gb if 0 <= card - left_gb < 0.11 * edge_gb]  # its line, by the label
+        # Lines that the label would cross.
+        crossed = [card for card in cards_gb if 0 <= card - left_gb < 0.11 * edge_gb]
         axes.text(max([left_gb, *crossed]) + 0.01 * edge_gb, y, f"{cut}{_rounded(total_gb)}{fits}", va="center")
     for card, line in zip(cards_gb, LINES[1:], strict=False):
         axes.axvline(card, color="black", linestyle=line, linewidth=1.3)
@@ -56,9 +62,11 @@ def stages(plans: dict[str, dict[str, float]], title: str = "", cards_gb: tuple[
 def activation_growth(
     predicted_bytes: dict[str, dict[int, float]], measured_bytes: dict[str, dict[int, float]]
 ) -> Figure:
-    """Draw what a layer keeps per token against the length of the sequence: formulas as lines, measurements as marks.
+    """Draw the bytes a layer keeps per token against the sequence length: formulas as lines, measurements as marks.
 
-    Both: name → sequence length → bytes per token. A name has one colour.
+    Args:
+        predicted_bytes: Name → sequence length → bytes per token. A name has the same color in both arguments.
+        measured_bytes: The same for measurements.
     """
     figure, axes = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
     for number, name in enumerate(dict.fromkeys([*predicted_bytes, *measured_bytes])):

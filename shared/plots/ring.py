@@ -1,23 +1,29 @@
-"""The figures of a ring, from the log of its run. Pure functions."""
+"""Figures of a ring collective, drawn from the log of its run. Pure functions."""
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from shared.plots import COLOURS
 
-_ACROSS = 1.4  # from one rank's column to the next; a field is 1 wide
+_ACROSS = 1.4  # distance between the columns of two ranks; a cell is 1 wide
 
 
 def ring_step(logs: list, step: int) -> Figure:
-    """Draw what every rank of a ring holds after one step, and the messages of that step.
+    """Draw what every rank of a ring holds after one step, and what was sent in that step.
 
-    A column is a rank, a row a chunk. A field names the ranks whose parts its sum holds: the more, the darker; white
-    on dark is complete. What came in this step has a thick frame, and an arrow from where it came.
+    Each column is a rank and each row a chunk. A cell names the ranks whose contributions its sum contains; the more it
+    contains, the darker it is, and white text on a dark cell means that it is complete. A chunk that was received in
+    this step has a thick frame and an arrow from its sender.
 
-    Shapes: logs: [ranks][1 + steps], entry 0 is the start.
-    An entry is {"sent": name of the chunk that this rank sent (None at the start),
-    "holds": {name of a chunk: digits}}; digit r says how often rank r's part is in the sum.
-    Raises: ValueError where a rank's log is missing, or shorter than another's.
+    Args:
+        logs: One log per rank, with one entry for the start and one per step. An entry is {"sent": name of the chunk
+            that this rank sent (None at the start), "holds": {name of a chunk: digits}}. Digit r says how often the sum
+            contains rank r's contribution.
+
+    Shape: logs [ranks][1 + steps].
+
+    Raises:
+        ValueError: If a rank's log is missing, or shorter than another one.
     """
     _check_ring(logs)
     figure, axes = plt.subplots(figsize=(5.0, 3.4), layout="constrained")
@@ -27,7 +33,7 @@ def ring_step(logs: list, step: int) -> Figure:
 
 
 def ring_steps(logs: list) -> Figure:
-    """Draw all steps of a ring side by side, as `ring_step` draws one: for readers without a kernel."""
+    """Draw all steps of a ring side by side, each like `ring_step`, for readers without a kernel."""
     _check_ring(logs)
     steps = len(logs[0])
     across = min(steps, 4)
@@ -76,7 +82,7 @@ def _draw_field(axes, x: float, y: float, digits: str, came: bool, text_size: fl
 
 
 def _draw_ring_key(axes, ranks: int) -> None:
-    """Say in a free panel how to read the others."""
+    """Explain in an empty panel how to read the others."""
     axes.set(xlim=(-0.7, 4.2), ylim=(3.4, -0.6))
     some, everything = "011".ljust(ranks, "0"), "1" * ranks
     rows = [
@@ -90,7 +96,7 @@ def _draw_ring_key(axes, ranks: int) -> None:
 
 
 def _shade(part: float) -> tuple:
-    """Mix white with blue, so that a complete sum is the only one as dark."""
+    """Mix white and blue so that only a complete sum gets the darkest color."""
     strength = 1.0 if part == 1 else 0.55 * part
     blue = plt.matplotlib.colors.to_rgb(COLOURS[0])
     return tuple(1 - strength * (1 - channel) for channel in blue)
@@ -100,7 +106,7 @@ def _draw_arrival(axes, rank: int, row: int, ranks: int) -> None:
     style = {"arrowstyle": "-|>", "color": COLOURS[1], "linewidth": 1.8, "shrinkA": 0, "shrinkB": 0}
     left_edge = rank * _ACROSS - 0.5
     axes.annotate("", (left_edge, row), (left_edge - _ACROSS + 1, row), arrowprops=style)
-    if rank == 0:  # it left the picture on the right
+    if rank == 0:  # the arrow comes from the last rank, so it leaves the figure on the right
         right_edge = (ranks - 1) * _ACROSS + 0.5
         axes.plot([right_edge, right_edge + 0.4], [row, row], color=COLOURS[1], linewidth=1.8, linestyle=":")
 

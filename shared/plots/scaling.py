@@ -1,4 +1,4 @@
-"""Figures of time under data parallelism: when buckets travel, and what more ranks bring. Pure functions."""
+"""Figures of time in data parallelism: when buckets are in flight, and how efficient more ranks are. Pure functions."""
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
@@ -14,9 +14,10 @@ def schedule(
     backward_end_ms: float,
     measured_ends_ms: list[float] | None = None,
 ) -> Figure:
-    """Draw predicted buckets, one row each: ready, on the wire, at its end; measured ends as marks.
+    """Draw predicted buckets, one row each: when full, when in flight, when complete. Measured ends are marks.
 
-    ends_ms[i] is max(ends_ms[i − 1], ready_ms[i]) + lasts_ms[i]. What lies right of the end of backward is exposed.
+    ends_ms[i] is max(ends_ms[i − 1], ready_ms[i]) + lasts_ms[i]. Everything to the right of the end of backward is
+    exposed.
     """
     figure, axes = plt.subplots(figsize=(8.0, 1.2 + 0.3 * len(ready_ms)), layout="constrained")
     rows = range(len(ready_ms))
@@ -43,9 +44,11 @@ def schedule(
 def efficiency(
     curves: dict[str, dict[str, dict[int, float]]], marks: dict[str, dict[str, dict[int, float]]] | None = None
 ) -> Figure:
-    """Draw efficiency against the number of ranks: a panel per title, a line per name in it.
+    """Draw efficiency against the number of ranks, with one panel per title and one line per name.
 
-    curves: title → name → ranks → efficiency, 0 to 1. marks: the same, drawn as marks only.
+    Args:
+        curves: Title → name → ranks → efficiency, from 0 to 1.
+        marks: The same, drawn as marks only.
     """
     figure, panels = plt.subplots(
         1, len(curves), figsize=(4.6 * len(curves), 3.4), sharey=True, layout="constrained", squeeze=False
@@ -73,7 +76,7 @@ def efficiency(
     return figure
 
 
-_PART_STYLES = {  # part → colour, hatch: those of the timeline's lanes
+_PART_STYLES = {  # part → color, hatch; the same as for the timeline's lanes
     "forward": (COLOURS[5], ""),
     "backward": (COLOURS[0], ""),
     "exposed": (COLOURS[4], HATCHES[1]),
@@ -81,9 +84,10 @@ _PART_STYLES = {  # part → colour, hatch: those of the timeline's lanes
 
 
 def step_parts(parts: dict[str, dict[str, float]]) -> Figure:
-    """Draw what steps are made of, a bar per name: its parts stacked, in ms.
+    """Draw one bar per name, made of the parts of its step in ms.
 
-    parts: name of the bar → "forward", "backward" and "exposed" → ms.
+    Args:
+        parts: Name of the bar → "forward", "backward" and "exposed" → ms.
     """
     figure, axes = plt.subplots(figsize=(7.0, 0.9 + 0.42 * len(parts)), layout="constrained")
     left = [0.0] * len(parts)

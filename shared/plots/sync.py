@@ -1,4 +1,4 @@
-"""One figure of a gradient synchronisation: gradients before and after, the bucket map, what each way costs."""
+"""A figure of gradient synchronization: gradients before and after, the bucket map, and the cost of each method."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from shared.plots.buckets import draw_map, units
 
 @dataclass
 class Cost:
-    """What one way of averaging costs a rank."""
+    """What one method of averaging costs a rank."""
 
     messages: int
     sent_bytes: float
@@ -25,10 +25,12 @@ def gradient_sync(
     buckets: list[list[str]],
     costs: dict[str, Cost],
 ) -> Figure:
-    """Draw gradients on every rank before and after, the model's buckets, and the cost of ways to average.
+    """Draw the gradients on every rank before and after, the model's buckets, and the cost of each method of averaging.
 
-    before, after: per rank, name of a parameter → some elements of its gradient. They are drawn in units of the
-    parameter's largest element before, so that small gradients are seen beside large ones.
+    Args:
+        before: Per rank, name of a parameter → some elements of its gradient. They are drawn relative to the
+            parameter's largest element before synchronization, so that small gradients are visible beside large ones.
+        after: The same after synchronization.
     """
     ranks, rows = len(before), len(units(sizes_bytes))
     heights_in = [1.0 + 0.36 * ranks, 0.9 + 0.26 * rows, 0.7 + 0.36 * len(costs)]
@@ -58,7 +60,7 @@ def _draw_gradients(figure, before: list[dict], after: list[dict], sizes_bytes: 
 
 
 def _mark_units(axes, samples: dict[str, list[float]], sizes_bytes: dict[str, int]) -> None:
-    """Draw a line where a unit of the model begins; name those that have room for it."""
+    """Draw a line where each unit of the model begins, and name the units that have room for it."""
     start, ticks = 0, {}
     columns = sum(map(len, samples.values()))
     for unit, names in units(sizes_bytes).items():

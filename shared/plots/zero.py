@@ -1,4 +1,4 @@
-"""Figures of what is shared out over ranks: who owns which part, and what is left on each. Pure functions."""
+"""Figures of sharding: which rank owns which shard, and what remains on each rank. Pure functions."""
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
@@ -9,11 +9,14 @@ from shared.plots import COLOURS, HATCHES, LINES, MARKERS
 
 
 def ownership(model: dict[str, int], ways: dict[str, list[tuple[int, int]]]) -> Figure:
-    """Draw a model's numbers from first to last, and below, for each way of sharing out, which rank owns them.
+    """Draw the elements of a model from first to last, and below them, for each way of sharding, which rank owns them.
 
-    model: name of a part → how many numbers; a name stands where it has room.
-    ways: name → (how many numbers, rank) from the first number on.
-    Raises: ValueError where there is no way.
+    Args:
+        model: Name of a parameter or module → its number of elements. Names are drawn where there is room.
+        ways: Name → list of (number of elements, rank), from the first element on.
+
+    Raises:
+        ValueError: If there is no way of sharding.
     """
     if not ways:
         raise ValueError("There is nothing to draw: give one way of sharing out at least.")
@@ -41,7 +44,7 @@ def ownership(model: dict[str, int], ways: dict[str, list[tuple[int, int]]]) -> 
 
 
 def _draw_pieces(axes, row: int, pieces: list[tuple[int, int]], total: int) -> None:
-    """Draw runs of numbers, each with its rank where there is room."""
+    """Draw runs of elements, each with its rank where there is room."""
     start = 0
     box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.9}
     for numbers, rank in pieces:
@@ -56,9 +59,12 @@ def _draw_pieces(axes, row: int, pieces: list[tuple[int, int]], total: int) -> N
 def bytes_per_parameter(
     formula: dict[str, dict[int, float]], measured: dict[str, dict[int, float]], limits: dict[str, float]
 ) -> Figure:
-    """Draw what a rank holds per parameter against the number of ranks: formulas, measurements, and where lines end.
+    """Draw the bytes a rank holds per parameter against the number of ranks: formulas, measurements and limits.
 
-    formula, measured: name → ranks → bytes. limits: name → bytes that no number of ranks gets below.
+    Args:
+        formula: Name → ranks → bytes.
+        measured: The same for measurements.
+        limits: Name → the bytes that the formula approaches for many ranks.
     """
     figure, axes = plt.subplots(figsize=(7.0, 3.4), layout="constrained")
     names = list(dict.fromkeys([*formula, *measured, *limits]))
@@ -86,9 +92,10 @@ def bytes_per_parameter(
 
 
 def both_halves(line) -> Figure:
-    """Draw a rank's timeline, and mark the optimizer: what is sent before it adds up, what is sent after it collects.
+    """Draw a rank's timeline, and mark the optimizer step, which separates reduce-scatters from all-gathers.
 
-    line: a `timeline.Timeline` with a step of an optimizer.
+    Args:
+        line: A `timeline.Timeline` that contains an optimizer step.
     """
     figure = plots.timeline([line])
     axes, above = figure.axes[0], figure.axes[0].get_xaxis_transform()
@@ -100,11 +107,14 @@ def both_halves(line) -> Figure:
 
 
 def over_backward(held_bytes: dict[str, list[int]], levels_bytes: dict[str, float]) -> Figure:
-    """Draw what is held over a backward, one line per name, against dotted levels.
+    """Draw the bytes held during backward, one line per name, and dotted levels for comparison.
 
-    held_bytes: name → bytes at every moment; lines may have different numbers of moments.
-    levels_bytes: name → bytes of a level, whose name stands at its right end.
-    Raises: ValueError where a line has no moment.
+    Args:
+        held_bytes: Name → bytes at every moment. Lines may have different numbers of moments.
+        levels_bytes: Name → bytes of a level. The name is drawn at its right end.
+
+    Raises:
+        ValueError: If a line has no moments.
     """
     empty = [name for name, values in held_bytes.items() if not values]
     if empty or not held_bytes:

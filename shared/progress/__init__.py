@@ -1,18 +1,18 @@
-"""A student's progress: which exercises have passed their checks in this folder's labs. Nobody is graded by it.
+"""A student's progress: which exercises have passed their checks in the labs of this folder. It is not a grade.
 
     from shared import progress
 
     progress.show()    # what has passed, lab by lab, and what comes next
 
 A check that somebody runs in JupyterLab, in a notebook of labs/, adds a line to progress.jsonl. Programs that execute
-notebooks, solutions and files at a terminal add none. The file is plain text that anybody can edit: it is NEVER
-trusted for grading, where every check runs anew. Delete it to begin anew.
+notebooks, solutions, and files checked in a terminal add none. The file is plain text that anybody can edit, so it is
+NEVER trusted for grading, which runs every check again. Delete the file to start over.
 
-Lines are only added, each by one write that appends. So two notebooks at once lose nothing of each other's, and a line
-that was cut short spoils no other.
+Lines are only appended, each with a single write. So two notebooks that run at the same time do not lose each other's
+lines, and a truncated line does not damage the others.
 
-An exercise is passed when all its checks passed in one run. It stays passed: a kernel that was restarted, or a better
-version half written, takes nothing away from what was understood. But a newest run that failed is told beside it.
+An exercise has passed when all its checks have passed in one run, and it stays passed: restarting the kernel, or
+working on a better version, does not take it back. If the newest run failed, the page says so in addition.
 """
 
 import errno
@@ -36,13 +36,14 @@ NOTE = {
     "note": "What your checks found, for the start page. Never used for grading: a grader runs every check anew. "
     "Delete this file to begin anew."
 }
-MOST_BYTES = 50_000_000  # a record grows by 200 bytes a run
+MOST_BYTES = 50_000_000  # each run adds about 200 bytes
 
 
 def show() -> None:
-    """Show what has passed and what comes next; a program that executes the notebook gets the page of a newcomer.
+    """Show what has passed and what comes next.
 
-    So what is built, and what a test compares, is the same in every folder.
+    A program that executes the notebook gets the page of a new student, so that a built notebook, and what a test
+    compares with it, is the same in every folder.
     """
     in_notebook = hasattr(get_ipython(), "kernel")
     found, problem = runs() if magic.in_jupyterlab() or not in_notebook else ([], "")
@@ -54,13 +55,14 @@ def show() -> None:
 
 
 def in_a_lab() -> bool:
-    """True where somebody runs this cell in JupyterLab, in a notebook of labs/."""
-    notebook = Path(os.environ.get("JPY_SESSION_NAME", ""))  # Jupyter's server names a kernel's first notebook
+    """True if somebody runs this cell in JupyterLab, in a notebook of labs/."""
+    # Jupyter's server names the notebook that started the kernel.
+    notebook = Path(os.environ.get("JPY_SESSION_NAME", ""))
     return magic.in_jupyterlab() and notebook.resolve().parent == ROOT / "labs"
 
 
 def record(exercise, verdicts: list) -> None:
-    """Keep what the checks of an exercise found, if this is a lab. Where that fails, say so; raise nothing."""
+    """Record the verdicts of an exercise's checks if this is a lab. If that fails, print a message and go on."""
     name = _name_of(exercise)
     if not name or not verdicts or not in_a_lab():
         return
@@ -72,7 +74,7 @@ def record(exercise, verdicts: list) -> None:
 
 
 def _name_of(exercise) -> str:
-    """→ what a lab calls it by, "first_collectives.pass_right", or nothing for one that is not the course's"""
+    """Return the name that a lab uses, such as "first_collectives.pass_right", or "" if it is not the course's."""
     for module_name, module in list(sys.modules.items()):
         if module_name.startswith("shared.checks."):
             for name, value in list(vars(module).items()):
@@ -83,7 +85,8 @@ def _name_of(exercise) -> str:
 
 def _append(run: Run) -> None:
     lines = [json.dumps(asdict(run))] if FILE.exists() else [json.dumps(NOTE), json.dumps(asdict(run))]
-    # A line's end comes before it: what another notebook has just written, or a line that was cut short, stays apart.
+    # Each line begins with the line break, so it stays separate from a line that another notebook has just written, and
+    # from a truncated one.
     text = "".join(f"\n{line}" for line in lines).encode()
     with open(FILE, "ab", buffering=0) as file:
         if file.write(text) < len(text):
@@ -91,7 +94,7 @@ def _append(run: Run) -> None:
 
 
 def runs() -> tuple[list[Run], str]:
-    """Read the record. → its runs, the oldest first; a sentence on what cannot be read, or nothing"""
+    """Read the record. Returns its runs, the oldest first, and a sentence on what cannot be read, or ""."""
     try:
         if not FILE.exists():
             return [], ""

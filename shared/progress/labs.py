@@ -1,6 +1,7 @@
-"""The labs of this folder, as their notebooks say: which exercises, for how many points.
+"""Reads the labs of this folder from their notebooks: which exercises they have, and for how many points.
 
-A bundle holds only some of the course's labs. The checks themselves are not imported: they would bring torch.
+A student's bundle contains only some of the course's labs. The checks themselves are not imported, because that would
+import torch.
 """
 
 import json
@@ -13,12 +14,12 @@ _CALL = re.compile(r"check\.(\w+)\(")
 
 @dataclass(frozen=True)
 class Exercise:
-    """A check cell of a lab."""
+    """An exercise of a lab, as defined by its check cell."""
 
-    key: str  # as in the record: "first_collectives.pass_right"
+    key: str  # as in the record, such as "first_collectives.pass_right"
     points: float
-    stretch: bool  # goes beyond what later chapters build on
-    cell_id: str  # of its heading
+    stretch: bool  # later chapters do not build on it
+    cell_id: str  # the cell of its heading
 
     @property
     def name(self) -> str:
@@ -27,7 +28,7 @@ class Exercise:
 
 @dataclass(frozen=True)
 class Lab:
-    """A notebook of labs/ that has its lesson in chapters/."""
+    """A notebook in labs/ that has a lesson in chapters/."""
 
     file: str
     title: str
@@ -35,9 +36,9 @@ class Lab:
 
 
 def labs(root: Path) -> tuple[list[Lab], list[str]]:
-    """→ the labs of a folder, in order of their chapters; those that cannot be read
+    """Return the labs of a folder in the order of their chapters, and the names of files that cannot be read.
 
-    A lab is what has a lesson of the same name: copies that a student made have none.
+    Only a notebook with a lesson of the same name is a lab; a copy that a student made is not.
     """
     found, unreadable = [], []
     for path in sorted((root / "labs").glob("*.ipynb")):
@@ -45,7 +46,8 @@ def labs(root: Path) -> tuple[list[Lab], list[str]]:
             continue
         try:
             found.append(_lab(path))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # a file may hold anything
+        # A file may contain anything.
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             unreadable.append(path.name)
     return found, unreadable
 

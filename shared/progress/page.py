@@ -1,4 +1,4 @@
-"""The page that `progress.show()` shows: what has passed in each lab of this folder, and the next step."""
+"""The page that `progress.show()` displays: what has passed in each lab of this folder, and the next step."""
 
 import textwrap
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _EMPTY = "When you have run a check in a lab, this cell shows what has passed. I
 
 @dataclass(frozen=True)
 class Link:
-    """A notebook of the course, and a cell in it."""
+    """A link to a notebook of the course, or to a cell in it."""
 
     folder: str
     file: str
@@ -26,7 +26,7 @@ class Link:
 
 
 class Page:
-    """A student's progress as text and as HTML. Signs and words carry the meaning, colour only helps."""
+    """A student's progress as text and as HTML. Marks and words carry the meaning, and color only helps."""
 
     def __init__(self, root: Path, runs: list[Run], problem: str = ""):
         self.labs, unreadable = labs(root)
@@ -37,7 +37,7 @@ class Page:
         keys = {exercise.key for lab in self.labs for exercise in lab.exercises}
         self._newest = next((run.exercise for run in reversed(runs) if run.exercise in keys), "")
 
-    # -- what is said
+    # -- content
 
     def _standing(self, exercise: Exercise) -> Standing:
         return self.standings.get(exercise.key, Standing())
@@ -49,14 +49,17 @@ class Page:
         return any(self._standing(exercise).newest for exercise in lab.exercises)
 
     def next_step(self) -> tuple[Lab, Exercise] | None:
-        """→ the next exercise: from the lab that was tried last, on and round; stretches when all else has passed"""
+        """Return the next exercise to do, or None if all have passed.
+
+        The search begins with the lab that was tried last, and wraps around. Stretch exercises come last.
+        """
         at = next((n for n, lab in enumerate(self.labs) if self._newest in {e.key for e in lab.exercises}), 0)
         around = [(lab, exercise) for lab in self.labs[at:] + self.labs[:at] for exercise in lab.exercises]
         left = [(lab, exercise) for lab, exercise in around if not self._passed(exercise)]
-        return min(left, key=lambda pair: pair[1].stretch, default=None)  # the first of equals
+        return min(left, key=lambda pair: pair[1].stretch, default=None)  # min returns the first of equals
 
     def _next_words(self) -> tuple[str | Link, ...]:
-        """Return the sentence about the next step, in pieces: words and links."""
+        """Return the sentence about the next step, as a sequence of words and links."""
         if not any(lab.exercises for lab in self.labs):
             return ("There are no labs in this folder.",)
         step = self.next_step()
@@ -68,7 +71,7 @@ class Page:
         return "Next: read ", Link("chapters", lab.file), ", then do ", Link("labs", lab.file), "."
 
     def _marks(self, lab: Lab) -> list[tuple[str, str]]:
-        """→ sign and words for each exercise"""
+        """Return a mark and a name for each exercise."""
         marks = []
         for exercise in lab.exercises:
             standing = self._standing(exercise)
@@ -77,7 +80,7 @@ class Page:
         return marks
 
     def _failures(self, lab: Lab) -> list[str]:
-        """→ a line for each exercise whose newest run failed: its checks, and since when it has passed if it has"""
+        """Return a line for each exercise whose newest run failed: its checks, and when it first passed, if it did."""
         lines = []
         for exercise in lab.exercises:
             standing = self._standing(exercise)
@@ -90,13 +93,13 @@ class Page:
         return lines
 
     def _score(self, chosen: list[Lab]) -> tuple[str, str]:
-        """Return how many exercises of these labs have passed, and for how many points."""
+        """Return how many exercises of these labs have passed, and their points, as text."""
         exercises = [exercise for lab in chosen for exercise in lab.exercises]
         passed = [exercise for exercise in exercises if self._passed(exercise)]
         points = f"{sum(each.points for each in passed):g} of {sum(each.points for each in exercises):g}"
         return f"{len(passed)} of {len(exercises)}", points
 
-    # -- how it is shown
+    # -- rendering
 
     def as_text(self) -> str:
         lines = ["".join(map(str, self._next_words())), *self.notes]
@@ -106,7 +109,7 @@ class Page:
         for lab in self.labs:
             lines.append(f"{lab.title}: {score(*self._score([lab]))}")
             if self._begun(lab):
-                # A sign must not be parted from its name.
+                # A mark must stay on the same line as its name.
                 marks = "  ".join(f"{sign} {words}".replace(" ", "\0") for sign, words in self._marks(lab))
                 lines += [f"    {line}".replace("\0", " ") for line in textwrap.wrap(marks, 92)]
                 lines += [f"        {line}" for line in self._failures(lab)]

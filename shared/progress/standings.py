@@ -1,4 +1,4 @@
-"""What a student's record says: runs of an exercise's checks, and where each exercise stands."""
+"""What a student's record contains: the runs of an exercise's checks, and where each exercise stands."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ class Run:
     """One run of an exercise's checks."""
 
     at: str  # ISO 8601, local time
-    exercise: str  # the module and the name that its lab calls: "first_collectives.pass_right"
+    exercise: str  # the name that its lab uses, such as "first_collectives.pass_right"
     passed: tuple[str, ...]
     failed: tuple[str, ...]
 
@@ -19,14 +19,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Standing:
-    """What the record says of one exercise."""
+    """What the record says about one exercise."""
 
     first_passed: Run | None = None
     newest: Run | None = None
 
 
 def standings(found: list[Run]) -> dict[str, Standing]:
-    """→ what the runs, oldest first, say of each exercise that was tried"""
+    """Return the standing of each exercise that was tried, from runs in order of time."""
     by_exercise: dict[str, Standing] = {}
     for run in found:
         first = by_exercise.get(run.exercise, Standing()).first_passed

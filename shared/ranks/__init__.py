@@ -51,7 +51,7 @@ def start(
         return
     check_link(link)
     if before is not None:
-        place(world_size, backend, link)  # raises before the running ranks are stopped
+        place(world_size, backend, link)  # raises, if at all, before the running ranks are stopped
     stop()
     with magic.progress(world_size) as report:
         running.replace_by(RankSet(world_size, backend, detect_mismatch, link, report))

@@ -1,31 +1,31 @@
-"""What the doctor concludes: from each rank's position and outcome to sentences a student can act on.
+"""The doctor's diagnosis: turns each rank's position and outcome into sentences that a student can act on.
 
-Pure functions: positions (dicts from `doctor.position`, None for a rank that did not answer) and
-outcomes in, text out.
+All functions are pure. They take positions (dicts from `doctor.position`, or None for a rank that did not answer) and
+outcomes, and return text.
 """
 
 import signal
 from dataclasses import dataclass, field
 
 _ALL_CAME = (
-    "Every rank has launched the last collective, {}: either it is slow, or this line waits for "
-    "something that all ranks must call, such as dist.new_group."
+    "Every rank has launched the last collective, {}. Either it is slow, or this line waits for another call "
+    "that all ranks must make, such as dist.new_group."
 )
 
 
 @dataclass
 class Case:
-    """All that is known when a cell has gone wrong."""
+    """Everything that is known when a cell has failed."""
 
-    targets: list[int]  # the ranks that were to run the cell
-    outcomes: dict  # rank → Outcome, of the ranks whose cell has ended
-    positions: dict = field(default_factory=dict)  # rank → position, or None for no answer
-    deaths: dict = field(default_factory=dict)  # rank → exit status; negative: the signal
+    targets: list[int]  # the ranks that should run the cell
+    outcomes: dict  # by rank: the Outcome, if its cell has ended
+    positions: dict = field(default_factory=dict)  # by rank: its position, or None if it did not answer
+    deaths: dict = field(default_factory=dict)  # by rank: the exit status; a negative one is a signal
     interrupted: bool = False
 
 
 def name_ranks(ranks) -> str:
-    """Name ranks shortly: `rank 2`, `ranks 0–3`, `ranks 0, 2`."""
+    """Name ranks in a few characters: `rank 2`, `ranks 0–3`, `ranks 0, 2`."""
     ranks = sorted(ranks)
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
@@ -35,11 +35,11 @@ def name_ranks(ranks) -> str:
 
 
 def is_deadlocked(case: Case) -> bool:
-    """True when a collective that some rank waits for can never happen, so nobody need sit out the deadline.
+    """Tell whether some rank waits for a collective that can never complete, so that the deadline need not pass.
 
-    Either a rank whose cell has ended never launched it; or two ranks launched different ones in its
-    place; or every rank that still runs is itself waiting, so that nobody is left to launch it. Nothing is certain
-    while a rank has yet to begin: it may still be importing what the cell needs.
+    There are three such cases: a rank whose cell has ended never launched the collective; two ranks launched different
+    ones in its place; or every rank that is still running is itself waiting. Nothing is certain while a rank has yet to
+    begin, because it may still be importing what the cell needs.
     """
     if any(found and not found["busy"] for rank, found in case.positions.items() if rank in _pending(case)):
         return False
@@ -53,13 +53,15 @@ def is_deadlocked(case: Case) -> bool:
 
 
 def _pending(case: Case) -> set[int]:
-    """The ranks whose cell has not ended; some of them may not have begun it."""
+    """Return the ranks whose cell has not ended. Some of them may not have begun."""
     return set(case.targets) - set(case.outcomes)
 
 
 def disagreement(case: Case) -> dict[str, list[int]]:
-    """The ranks by the collective they wait in, where their sequences have come to the same number but not
-    to the same collective. Empty where they agree."""
+    """Group the ranks by the collective they wait in, if they launched different collectives as the same number.
+
+    Returns an empty dict if the ranks agree.
+    """
     sides: dict[tuple, dict[str, list[tuple[int, str]]]] = {}
     for rank, found in case.positions.items():
         if found and found["busy"] and found["waits"] != "no" and found["call"] and found["call"]["partner"] is None:
@@ -71,13 +73,13 @@ def disagreement(case: Case) -> dict[str, list[int]]:
 
 
 def absent(position: dict, case: Case) -> list[int]:
-    """The ranks that the last collective of one rank still waits for, because they never launched it."""
+    """Return the ranks that never launched the collective in which one rank waits."""
     call = position["call"]
     if call is None:
         return []
     if call["partner"] is None:
         lanes = {rank: tuple(call["lane"]) for rank in call["group"]}
-    else:  # a message: the other end must launch the opposite, with us as its partner
+    else:  # point-to-point: the partner must launch the matching operation
         opposite = "recv" if call["op"] == "send" else "send"
         lanes = {call["partner"]: (call["lane"][0], opposite, position["rank"])}
     missing = []
@@ -93,7 +95,7 @@ def _count(position: dict, lane: tuple) -> int:
 
 
 def explain(case: Case) -> str:
-    """Say what went wrong: first what came first in time, then who waits for whom, then the table."""
+    """Explain what went wrong: first causes in order of time, then which rank waits for which, then a table."""
     sentences = _deaths(case) + _failures(case)
     if not any(outcome.error and outcome.error["mismatch"] for outcome in case.outcomes.values()):
         sides = disagreement(case)
@@ -109,20 +111,20 @@ def _deaths(case: Case) -> list[str]:
     said = []
     for rank, status in sorted(case.deaths.items()):
         if status == -signal.SIGKILL:
-            how = "killed with SIGKILL: by hand, or by the system because memory ran out"
+            how = "it was killed with SIGKILL, by hand or by the system because memory ran out"
         elif status == -signal.SIGABRT:
-            how = "aborted (SIGABRT): a C++ check failed, such as messages of different sizes in one collective"
+            how = "it aborted (SIGABRT): a C++ check failed, for example because of different sizes in one collective"
         elif status < 0:
-            how = f"ended by signal {signal.Signals(-status).name}"
+            how = f"it was ended by the signal {signal.Signals(-status).name}"
         else:
-            how = f"exited with status {status} (os._exit, or a crash in a library)"
+            how = f"it exited with status {status} (os._exit, or a crash in a library)"
         line = (case.positions.get(rank) or {}).get("line")
-        said.append(f"Rank {rank} died: {how}." + (f" It was at {line}" if line else ""))
+        said.append(f"Rank {rank} died: {how}." + (f" Its last line was {line}" if line else ""))
     return said
 
 
 def _failures(case: Case) -> list[str]:
-    """Ranks that raised, the first in time first, equal errors together; consequences are not causes."""
+    """Describe the errors that ranks raised, in order of time, equal ones together, without mere consequences."""
     errors = {rank: outcome for rank, outcome in case.outcomes.items() if outcome.error}
     causes = {rank: outcome for rank, outcome in errors.items() if not _is_consequence(outcome, case)}
     if any(outcome.error["mismatch"] for outcome in causes.values()):
@@ -138,10 +140,10 @@ def _failures(case: Case) -> list[str]:
         said.append(f"{who[0].upper()}{who[1:]} failed: {outcome.error['message']}")
         said += [f"    {line}" for line in outcome.error["lines"]]
         if outcome.error["out_of_memory"]:
-            said.append("    This rank asked for more memory than it may have. The others are not to blame.")
+            said.append("    This rank ran out of memory. The other ranks did not cause that.")
             said.append(f"    {outcome.error['held']}")
         if outcome.error["gpu_lost"]:
-            said.append("    This process can use its GPU no more. `nvidia-smi` tells whether others can.")
+            said.append("    This process cannot use its GPU any more. `nvidia-smi` shows whether others can.")
     return said
 
 
@@ -161,12 +163,12 @@ def _last_calls(case: Case) -> dict[str, list[int]]:
 
 def _mismatch(calls: dict[str, list[int]]) -> str:
     sides = "\n".join(f"    {name_ranks(ranks)}: {text}" for text, ranks in calls.items())
-    rule = "All ranks must call the same one, with the same shape and dtype, in the same order."
+    rule = "All ranks must call the same collectives in the same order, with the same shapes and dtypes."
     return f"Ranks do not agree on the next collective:\n{sides}\n{rule}"
 
 
 def _waits(case: Case) -> list[str]:
-    """Who waits in what for whom, one sentence for all that wait in the same."""
+    """Say which ranks wait in which collective for which others, in one sentence per collective."""
     waiting: dict[str, list[dict]] = {}
     for found in case.positions.values():
         if found and found["busy"] and found["waits"] != "no" and found["call"]:
@@ -178,8 +180,8 @@ def _waits(case: Case) -> list[str]:
         who = name_ranks([found["rank"] for found in group])
         missing = sorted({rank for found in group for rank in absent(found, case)})
         verb = "waits" if len(group) == 1 else "wait"
-        if not missing:  # the last collective is under way, or done and the rank waits for something else
-            lines = ", ".join(dict.fromkeys(found["line"] or "a line that is not yours" for found in group))
+        if not missing:  # the last collective is in flight, or complete and the rank waits for something else
+            lines = ", ".join(dict.fromkeys(found["line"] or "a line outside your code" for found in group))
             said.append(f"{who[0].upper()}{who[1:]} {verb} at {lines}\n    {_ALL_CAME.format(text)}")
             somebody_is_served = True
             continue
@@ -189,7 +191,7 @@ def _waits(case: Case) -> list[str]:
         said += [_why_absent(rank, group[0]["call"], case) for rank in missing if rank not in told | loops]
     everyone_waits = who_waits >= set(case.targets) - set(case.outcomes) - set(case.deaths)
     if everyone_waits and len(waiting) > 1 and not somebody_is_served:
-        said.append("Each waits for a call that another, waiting itself, has not come to: nobody can move.")
+        said.append("Each waits for a call that another waiting rank has not reached, so none of them can continue.")
     return list(dict.fromkeys(said))
 
 
@@ -227,7 +229,7 @@ def _loops(case: Case) -> list[str]:
 
 
 def _worth_a_table(case: Case) -> bool:
-    """Only where ranks stand in different places: an exception on all of them needs no map."""
+    """Tell whether a table helps: only if the ranks are at different points of the code."""
     told = [outcome.error for outcome in case.outcomes.values() if outcome.error]
     in_step = not any(error["mismatch"] or error["others_fault"] for error in told)
     if in_step and len(case.outcomes) == len(case.targets):

@@ -1,8 +1,8 @@
-"""The doctor's eyes on one rank: where it is right now, asked by the kernel, answered by a thread.
+"""The doctor's thread in a rank: it answers the kernel's question of where the rank is right now.
 
-A rank that hangs in a collective answers no cell. This thread still runs: a collective waits without
-holding Python's lock, and even an endless Python loop hands it over every 5 ms. Questions and answers
-go through the TCPStore that the kernel hosts. What the answers mean is `diagnosis.py`'s business.
+A rank that hangs in a collective answers no cell, but this thread still runs. A collective waits without holding the
+GIL, and even an endless Python loop hands it over every 5 ms. Questions and answers go through the TCPStore that the
+kernel hosts. `diagnosis.py` interprets the answers.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ import torch.distributed as dist
 from shared.ranks.diagnosis import name_ranks
 from shared.wire import frames, instrumentation, mismatch
 
-# Errors that say only that some other rank failed first: never the cause.
+# Errors which only say that another rank failed first. They are never the cause.
 _OTHERS_FAULT = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -34,11 +34,11 @@ _OTHERS_FAULT = (
     "NCCL communicator was aborted",
     "Broken pipe",
 )
-_MAY_WAIT = (".synchronize(", ".item(", ".cpu(", ".tolist(")  # on a GPU it is these that wait for a collective
+_MAY_WAIT = (".synchronize(", ".item(", ".cpu(", ".tolist(")  # on a GPU, these calls wait for a collective
 _DISTRIBUTED = os.path.dirname(dist.__file__) + os.sep
 
 _work: dict = {"busy": False, "stream": None}
-_quiet_sockets: set = set()  # connections that are not between ranks, so never cut
+_quiet_sockets: set = set()  # connections that are not between ranks, and are therefore never cut
 
 
 def work_begins(stream) -> None:
@@ -50,7 +50,7 @@ def work_ends() -> None:
 
 
 def listen(store: dist.TCPStore, rank: int) -> None:
-    """Start the thread that answers the kernel. Call it before any process group is formed."""
+    """Start the thread that answers the kernel. Must be called before any process group is formed."""
     _quiet_sockets.update(_connections())
     main_thread = threading.get_ident()
     threading.Thread(target=_answer, args=(store, rank, main_thread), daemon=True, name="doctor").start()
@@ -64,19 +64,20 @@ def _answer(store: dist.TCPStore, rank: int, main_thread: int) -> None:
             store.wait([f"ask/{number}"], timedelta(days=30))
             question = store.get(f"ask/{number}").decode()
             if question == "cut":
-                with contextlib.suppress(Exception):  # whatever a broken group says, the doctor lives on
+                # A broken process group may raise anything, and this thread has to survive it.
+                with contextlib.suppress(Exception):
                     cut()
             answer = json.dumps(look(rank, main_thread))
             store.set(f"answer/{number}/{rank}", answer)
         except dist.DistError:
-            os._exit(3)  # the kernel that hosts the store is gone: a rank must not outlive it
+            os._exit(3)  # the kernel that hosts the store is gone, and a rank must not outlive it
 
 
 def look(rank: int, main_thread: int) -> dict:
-    """Describe where this rank is, whatever it does meanwhile."""
+    """Describe where this rank is, while its main thread keeps running."""
     try:
         return position(rank, main_thread)
-    except Exception:  # the main thread runs on, and its frames with it: say what is known without them
+    except Exception:  # the main thread's frames may change meanwhile; describe what is known without them
         return position(rank, None)
 
 
@@ -97,12 +98,12 @@ def position(rank: int, main_thread: int | None) -> dict:
         own = next((n for n, frame in enumerate(stack) if frames.is_students(frame.f_code.co_filename)), None)
         if own is not None:
             here["line"] = frames.where(stack[own].f_code.co_filename, stack[own].f_lineno, stack[own].f_code.co_name)
-        here["waits"] = _waits(stack[:own], here["line"] or "")  # a check may wait where no line is the student's
+        here["waits"] = _waits(stack[:own], here["line"] or "")  # a check may wait outside the student's code
     return here
 
 
 def _stack(frame) -> list:
-    """Innermost frame first."""
+    """Return the frames of a stack, innermost first."""
     found = []
     while frame is not None:
         found.append(frame)
@@ -111,7 +112,10 @@ def _stack(frame) -> list:
 
 
 def _waits(inner_frames: list, line: str) -> str:
-    """Is the main thread inside a collective, or a wait on one? Backward may compute, or wait for DDP."""
+    """Tell whether the main thread is in a collective, or waits for one: "yes", "maybe" or "no".
+
+    Backward gives "maybe", because it may compute or wait for DDP. So do lines that wait for a GPU.
+    """
     files = [frame.f_code.co_filename for frame in inner_frames]
     names = [frame.f_code.co_name for frame in inner_frames]
     if any(file.startswith(_DISTRIBUTED) for file in files) or ".wait(" in line:
@@ -138,10 +142,10 @@ def _last_line(stream) -> str:
 
 
 def cut() -> None:
-    """Break this rank's connections to the other ranks, so that whoever waits on them gets an error.
+    """Break this rank's connections to the other ranks, so that all ranks that wait on them get an error.
 
-    It is how a hang ends with every variable kept: gloo's waits cannot be interrupted, and killing the
-    process would lose the student's work.
+    This ends a hang without losing variables: gloo's waits cannot be interrupted, and killing the process would lose
+    the student's work.
     """
     if dist.is_initialized() and torch.cuda.is_initialized():
         for group in dist.distributed_c10d._world.pg_map:
@@ -162,9 +166,10 @@ def _connections() -> set:
 
 
 def _open_connections() -> Iterator[socket.socket]:
-    """Duplicate this process's TCP connections, to be closed by who asked.
+    """Yield duplicates of this process's TCP connections. The caller closes them.
 
-    Its own file descriptors tell them: the system's table of all connections takes 10 ms to read.
+    They are found through the process's own file descriptors, because reading the system's table of connections takes
+    10 ms.
     """
     for number in map(int, os.listdir("/dev/fd")):
         with contextlib.suppress(OSError):  # it may close while we look
@@ -181,10 +186,10 @@ def _ends(connection: socket.socket) -> tuple:
 
 
 def describe_error(error: BaseException) -> dict:
-    """Put an exception into what the kernel needs of it: kind, message, the student's lines, whose fault."""
+    """Describe an exception for the kernel: kind, message, the student's lines, and whether another rank caused it."""
     message = _message_of(error)
     if isinstance(error, SyntaxError) and frames.is_cell(error.filename or ""):
-        message = message.replace(f'File "{error.filename}"', "cell", 1)  # its name differs from rank to rank
+        message = message.replace(f'File "{error.filename}"', "cell", 1)  # a cell's file name differs between ranks
     lines = [
         frames.where(summary.filename, summary.lineno, summary.name)
         for summary in traceback.extract_tb(error.__traceback__)
@@ -194,7 +199,7 @@ def describe_error(error: BaseException) -> dict:
     return {
         "kind": type(error).__name__,
         "message": _readable(message),
-        "lines": [line for line, _ in groupby(lines)],  # a recursion's are all the same
+        "lines": [line for line, _ in groupby(lines)],  # in a recursion, they are all the same
         "mismatch": mismatch.SIGN in message,
         "others_fault": any(sign in message for sign in _OTHERS_FAULT),
         "out_of_memory": out_of_memory,
@@ -204,7 +209,7 @@ def describe_error(error: BaseException) -> dict:
 
 
 def _message_of(error: BaseException) -> str:
-    """Leave out the tracebacks through torch that its checkpoints tell of every rank."""
+    """Return the message of an exception. For a CheckpointException, leave out each rank's traceback in torch."""
     failures = getattr(error, "failures", {}) if type(error).__name__ == "CheckpointException" else {}
     if not failures:
         return "".join(traceback.format_exception_only(error)).strip()
@@ -215,7 +220,7 @@ def _message_of(error: BaseException) -> str:
 
 
 def _what_it_holds() -> str:
-    """Say in a sentence what this process holds, and what is left: of the GPU if it uses one, else of the machine."""
+    """Say in a sentence how much memory this process holds and how much is free, on its GPU or on the machine."""
     if torch.cuda.is_initialized():
         free, everything = (number / 1e9 for number in torch.cuda.mem_get_info())
         held = f"Its tensors hold {torch.cuda.memory_allocated() / 1e9:.2f} GB of {everything:.2f} GB on its GPU"
@@ -225,6 +230,6 @@ def _what_it_holds() -> str:
 
 
 def _readable(message: str) -> str:
-    """Leave out torch's C++ stack and build paths."""
+    """Remove torch's C++ stack and build paths from a message, and limit its length."""
     message = message.split("\nException raised from ")[0]
     return message[:800]

@@ -1,10 +1,10 @@
-"""One process that imports torch once, then forks every rank (and ipyparallel's controller).
+"""The fork server: a process that imports torch once, then forks every rank (and ipyparallel's controller).
 
-Importing torch takes about a second of CPU; four ranks that each do it take two on two cores.
-Here it is paid once, and a forked rank finds torch already in memory.
+Importing torch takes about a second of CPU time; four ranks that each do so take two seconds on two cores. Here it is
+imported once, and forked ranks already have it in memory.
 
-The notebook's kernel starts this process with a pipe on stdin. Requests come in as lines of JSON,
-events go out as lines of JSON on stdout:
+The notebook's kernel starts this process with a pipe on stdin. Requests arrive as lines of JSON on stdin, and events
+are written as lines of JSON to stdout:
 
     → {"do": "controller", "argv": [...], "env": {}, "log": path}         ← {"started": "controller", "pid": 12}
     → {"do": "hosts", "n": 4, "bits_per_s": 1e9}                          ← {"hosts": 4} or {"no_hosts": "why"}
@@ -12,8 +12,8 @@ events go out as lines of JSON on stdout:
                                                                ← {"started": 0, "pid": 13} ...
                                                                ← {"ended": 0, "pid": 13, "status": -9}
 
-When the kernel dies, however it dies, the pipe closes: every child is killed and its files removed.
-That is the reaper, and nothing has to be remembered for it to work.
+However the kernel dies, the pipe closes. Then this process kills every child and removes their files. No other cleanup
+is needed.
 """
 
 import contextlib
@@ -30,18 +30,18 @@ import traceback
 
 from shared import hosts
 
-_children: dict[int, object] = {}  # pid → rank number, or "controller"
-_hosts: list[int] = []  # files whose being open keeps the hosts of ranks; none where ranks share the machine's network
+_children: dict[int, object] = {}  # pid → rank, or "controller"
+_hosts: list[int] = []  # open files that keep the ranks' hosts alive; empty if ranks share the machine's network
 
 
 def _say(**event) -> None:
-    """Write one event; a kernel that is gone shows as end-of-file on stdin, so its pipe may break here."""
+    """Write one event. If the kernel is gone, the pipe may break here; stdin then reports end-of-file."""
     with contextlib.suppress(BrokenPipeError):
         os.write(1, json.dumps(event).encode() + b"\n")
 
 
 def _fork(name, log_path: str, env: dict, body) -> None:
-    """Fork one child that runs body(), with its own session, its output in a file and no tie to our pipes."""
+    """Fork one child that runs body() in its own session, with its output in a file and without access to our pipes."""
     pid = os.fork()
     if pid:
         _children[pid] = name
@@ -57,13 +57,13 @@ def _fork(name, log_path: str, env: dict, body) -> None:
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
-        random.seed()  # a fork copies the generator's state: ranks must not draw the same numbers
+        random.seed()  # a fork copies the random generator's state, and ranks must not draw the same numbers
         body()
         status = 0
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
     except BaseException:
-        traceback.print_exc()  # into the child's log, which the kernel quotes
+        traceback.print_exc()  # goes to the child's log, which the kernel quotes
     finally:
         sys.stderr.flush()
         os._exit(status)
@@ -82,10 +82,11 @@ def _run_rank(argv: list[str]) -> None:
 
 
 def _preload() -> None:
-    """Import what every rank needs. CUDA stays untouched: a forked process cannot use a parent's CUDA.
+    """Import what every rank needs, without initializing CUDA: a forked process cannot use its parent's CUDA.
 
-    The collector is off meanwhile (imports allocate a million objects and free few: a fifth of the time),
-    and then told to leave what is loaded alone, so that ranks go on sharing its memory.
+    The garbage collector is off meanwhile, because imports allocate a million objects and free few (it would take a
+    fifth of the time). Afterwards, gc.freeze() excludes the loaded objects from collection, so that ranks keep sharing
+    their memory.
     """
     gc.disable()
     import ipyparallel.engine.app  # noqa: F401
@@ -101,7 +102,7 @@ def _preload() -> None:
 def _handle(request: dict) -> None:
     if request["do"] == "controller":
         _fork("controller", request["log"], request["env"], lambda: _run_controller(request["argv"]))
-        _preload()  # while the controller starts, on the other core
+        _preload()  # in parallel with the start of the controller
     elif request["do"] == "hosts":
         try:
             _hosts.extend(hosts.build(request["n"], request["bits_per_s"]))
@@ -118,12 +119,12 @@ def _handle(request: dict) -> None:
 
 
 def _reap() -> None:
-    """Tell the kernel which children ended, and how (a negative status is the signal that ended it)."""
+    """Report to the kernel which children ended, and how (a negative status is the signal that ended the child)."""
     while _children:
         pid, wait_status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        _kill_group(pid)  # what it had started itself, data loader workers for one
+        _kill_group(pid)  # also ends processes that the child started, such as data loader workers
         _say(ended=_children.pop(pid), pid=pid, status=os.waitstatus_to_exitcode(wait_status))
 
 
@@ -133,8 +134,8 @@ def _kill_group(pid: int) -> None:
 
 
 def main(run_dir: str) -> None:
-    """Serve requests until stdin closes, then leave nothing behind. run_dir is removed at the end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the student interrupts a cell, not this process
+    """Serve requests until stdin closes, then end all children and remove run_dir."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for a cell, not for this process
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_read, False)
     os.set_blocking(wake_write, False)

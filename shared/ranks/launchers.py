@@ -1,7 +1,7 @@
-"""ipyparallel launchers that ask the fork server for processes instead of starting Python anew.
+"""ipyparallel launchers that request processes from the fork server instead of starting Python anew.
 
-ipyparallel has a launcher per place where ranks can live (SSH, MPI, Slurm, PBS, LSF). These two are
-for this machine: the same `ipyparallel.Cluster`, started in a third of the time.
+ipyparallel has a launcher for each kind of place where ranks can run (SSH, MPI, Slurm, PBS, LSF). The two launchers in
+this module are for this machine: they start the same `ipyparallel.Cluster` in a third of the time.
 """
 
 import contextlib
@@ -27,14 +27,14 @@ COURSE_ROOT = Path(__file__).resolve().parents[2]
 
 
 class ForkServer:
-    """The kernel's end of the fork server: sends requests, remembers what started and what ended."""
+    """The kernel's side of the fork server: sends requests, and keeps track of which processes started and ended."""
 
     def __init__(self, run_dir: str, as_root: Sequence[str] = ()):
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _python_path()}
         self.run_dir = run_dir
-        self.pids: dict = {}  # rank number, or "controller" → pid
-        self.ended: dict[int, int] = {}  # pid → exit status; negative: the signal that ended it
-        self._hosts: dict = {}  # the answer to a request for hosts
+        self.pids: dict = {}  # rank, or "controller" → pid
+        self.ended: dict[int, int] = {}  # pid → exit status; a negative one is the signal that ended the process
+        self._hosts: dict = {}  # the event that answers a request for hosts
         self._changed = threading.Condition()
         with open(os.path.join(run_dir, "forkserver.log"), "wb") as log:
             self._process = subprocess.Popen(
@@ -43,7 +43,7 @@ class ForkServer:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=environment,
-                start_new_session=True,  # Ctrl-C in a terminal is for the kernel alone
+                start_new_session=True,  # Ctrl-C in a terminal should reach only the kernel
             )
         threading.Thread(target=self._listen, daemon=True, name="forkserver events").start()
 
@@ -55,7 +55,11 @@ class ForkServer:
             raise RuntimeError(f"The process that starts ranks has died. {self.last_words()}") from None
 
     def make_hosts(self, n: int, bits_per_s: float) -> None:
-        """Make a host for each rank that will be started. Raises: RuntimeError."""
+        """Make a host for each rank that will be started.
+
+        Raises:
+            RuntimeError: If the hosts cannot be made.
+        """
         self.request(do="hosts", n=n, bits_per_s=bits_per_s)
         if not self.wait_for(lambda server: server._hosts, START_TIMEOUT_S):
             raise RuntimeError(f"The hosts of the ranks were not made in {START_TIMEOUT_S:g} s. {self.last_words()}")
@@ -64,11 +68,11 @@ class ForkServer:
 
     @property
     def serves(self) -> bool:
-        """False once the fork server or the controller has died: no cell can reach the ranks any more."""
+        """False once the fork server or the controller has died, because then no cell can reach the ranks."""
         return self._process.poll() is None and self.pids.get("controller") not in self.ended
 
     def wait_for(self, happened, timeout_s: float) -> bool:
-        """Wait until happened(self) is true; False when timeout_s passed first."""
+        """Wait until happened(self) is true. Returns False if timeout_s passes first."""
         with self._changed:
             return self._changed.wait_for(lambda: happened(self), timeout_s)
 
@@ -77,15 +81,16 @@ class ForkServer:
         return log.read_text(errors="replace")[-2000:] if log.exists() else ""
 
     def close(self, timeout_s: float = scaled(5.0)) -> None:
-        """End every child. Closing stdin is the one signal, here as when the kernel dies."""
+        """End every child by closing stdin, which also happens when the kernel dies."""
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait(timeout_s)  # or the kernel keeps a zombie
-        for pid in set(self.pids.values()) - set(self.ended):  # a fork server that was killed left them behind
+            self._process.wait(timeout_s)  # otherwise a zombie process remains
+        # A fork server that was killed leaves its children running.
+        for pid in set(self.pids.values()) - set(self.ended):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
         shutil.rmtree(self.run_dir, ignore_errors=True)
@@ -104,27 +109,27 @@ class ForkServer:
 
 
 def _python_path() -> str:
-    """Ranks find `shared` and `solutions` whatever directory the notebook is in."""
+    """Return a PYTHONPATH with which ranks find `shared` and `solutions` from any directory."""
     inherited = os.environ.get("PYTHONPATH")
     return os.pathsep.join([str(COURSE_ROOT)] + ([inherited] if inherited else []))
 
 
 class _ForkedLauncher:
-    """What both launchers share: a state that ipyparallel asks for, and signals by pid."""
+    """The common part of both launchers: the state that ipyparallel asks for, and signals by pid."""
 
-    fork_server: ForkServer = None  # set on the Cluster's launcher classes by `bound_to`
+    fork_server: ForkServer = None  # set on the launcher classes by `bound_to`
 
     def _pids(self) -> list[int]:
-        """The processes this launcher started, from the fork server's events."""
+        """Return the process ids of what this launcher started, from the fork server's events."""
         raise NotImplementedError
 
     def find_args(self):
-        return ["fork server"]  # ipyparallel logs a command line; there is none here
+        return ["fork server"]  # ipyparallel logs a command line, and there is none here
 
     def signal(self, sig: int) -> None:
         for pid in self._pids():
             if pid not in self.fork_server.ended:
-                with contextlib.suppress(ProcessLookupError):  # it may end between the question and the signal
+                with contextlib.suppress(ProcessLookupError):  # it may end between the check and the signal
                     os.killpg(pid, sig)
 
     async def stop(self) -> None:
@@ -140,7 +145,7 @@ class _ForkedLauncher:
 
 
 class ForkedController(_ForkedLauncher, ControllerLauncher):
-    """ipyparallel's controller: one process with threads, where its default is six processes."""
+    """Starts ipyparallel's controller as one process with threads, instead of the default six processes."""
 
     def _pids(self):
         return [pid for name, pid in self.fork_server.pids.items() if name == "controller"]
@@ -155,14 +160,14 @@ class ForkedController(_ForkedLauncher, ControllerLauncher):
 
 
 class ForkedRanks(_ForkedLauncher, EngineLauncher):
-    """A set of ranks, forked from a process that has torch in memory."""
+    """Starts a set of ranks by forking a process that already has torch in memory."""
 
     def _pids(self):
         return [pid for name, pid in self.fork_server.pids.items() if name != "controller"]
 
     def start(self, n: int):
         self.n = n
-        for rank in range(n):  # a set that ran before must not count as this one
+        for rank in range(n):  # ranks of an earlier set must not count as started
             self.fork_server.pids.pop(rank, None)
         argv = [*self.cluster_args, *self.engine_args, "--IPEngine.enable_nanny=False", "--log-level=WARN"]
         env = {**self.get_env(), "IPP_CONNECTION_INFO": self.environment["IPP_CONNECTION_INFO"]}
@@ -173,7 +178,7 @@ class ForkedRanks(_ForkedLauncher, EngineLauncher):
 
 
 def bound_to(fork_server: ForkServer):
-    """Give back the two launcher classes, bound to one fork server (two notebooks have two)."""
+    """Return the two launcher classes, bound to one fork server, because two notebooks have two fork servers."""
     return (
         type("ForkedController", (ForkedController,), {"fork_server": fork_server}),
         type("ForkedRanks", (ForkedRanks,), {"fork_server": fork_server}),
@@ -181,13 +186,13 @@ def bound_to(fork_server: ForkServer):
 
 
 def free_ports(n: int) -> str:
-    """Choose n neighbouring free ports from below those that the system hands out by itself. → "first-last"
+    """Choose n consecutive free ports below the range that the system assigns by itself. Returns "first-last".
 
-    ipyparallel would draw a port, let it go, and bind it a moment later. Where many programs start at once
-    another may have it by then, and the ranks wait for a heart that never beats.
+    ipyparallel would choose a port, release it, and bind it a moment later. If many programs start at once, another one
+    may take the port in between, and the ranks would wait forever for a heartbeat.
     """
     while True:
-        first = random.SystemRandom().randrange(10_000, 32_000)  # a student's random.seed must not choose it
+        first = random.SystemRandom().randrange(10_000, 32_000)  # a student's random.seed must not determine it
         ports = range(first, first + n)
         if all(_is_free(port) for port in ports):
             return f"{ports[0]}-{ports[-1]}"
@@ -203,7 +208,11 @@ def _is_free(port: int) -> bool:
 
 
 def wait_for_registration(client, n: int, server: ForkServer, timeout_s: float, on_progress) -> list[int]:
-    """Wait until n new engines answer; raise with the log of a rank that ended first. → engine ids."""
+    """Wait until n new engines have registered. Returns the engine ids.
+
+    Raises:
+        RuntimeError: If a rank ends first (the message quotes its log), or timeout_s passes.
+    """
     deadline = time.monotonic() + timeout_s
     while len(ids := client.ids) < n:
         on_progress(len(ids))

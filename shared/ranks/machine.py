@@ -1,7 +1,7 @@
-"""Can the course run here, and what of it? `make doctor`, or `python -m shared.ranks.machine`.
+"""Checks whether the course can run on this machine: `make doctor`, or `python -m shared.ranks.machine`.
 
-Each line says what was found, and OK or what to do. Exits 1 where the course cannot run; what is merely missing, as
-GPUs mostly are, costs nothing but what its line says.
+Each line shows what was found, then OK or what to do. Exits with 1 if the course cannot run. If something optional is
+missing, such as GPUs, its line says what that means.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ from shared.ranks import devices
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "jupyterlab", "ipywidgets", "ipyparallel", "matplotlib", "nbval", "pytest")
-LAB_PORT = 8888  # JupyterLab's first choice
-OPTIONAL = (  # names of a program, its package on Debian, what it is for
+LAB_PORT = 8888  # the port that JupyterLab tries first
+OPTIONAL = (  # names of a program, its Debian package, and its purpose
     (("chromium", "chromium-browser", "google-chrome"), "chromium", "the browser tests"),
     (("bwrap",), "bubblewrap", "grading"),
 )
@@ -34,12 +34,12 @@ LEAST_FREE_GB, LEAST_MEMORY_GB = 1.0, 2.0
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     what: str
     found: str
-    advice: str = ""  # what to do; empty where all is well
-    needed: bool = False  # without it the course cannot run
+    advice: str = ""  # what to do; empty if all is well
+    needed: bool = False  # whether the course needs it in order to run
 
     @property
     def stops(self) -> bool:
@@ -117,14 +117,14 @@ def peers() -> Iterator[Finding]:
 
 
 def programs() -> Iterator[Finding]:
-    """What students do not need."""
+    """Look for programs that students do not need."""
     for names, package, purpose in OPTIONAL:
         path = next(filter(None, map(shutil.which, names)), None)
         yield Finding(package, path or "no", "" if path else f"nothing, but for {purpose}: apt-get install {package}")
 
 
 def two_ranks() -> Iterator[Finding]:
-    """Start two, and let them add up."""
+    """Start two ranks and let them add two numbers."""
     began_s = time.monotonic()
     try:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -164,7 +164,7 @@ def main() -> int:
     for look in LOOKS:
         try:
             findings += look()
-        except Exception as error:  # a machine to be looked at may be broken in any way
+        except Exception as error:  # on a broken machine, a check may raise anything
             findings.append(Finding(look.__name__, f"{type(error).__name__}: {error}", "could not be looked at", True))
     print(table(findings))
     stopping = [each.what for each in findings if each.stops]

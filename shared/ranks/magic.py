@@ -1,4 +1,4 @@
-"""`%%ranks`: run a cell on every rank, show what they printed in rank order, equal outputs merged.
+"""The cell magic `%%ranks`: runs a cell on every rank and shows the output in rank order, with equal outputs merged.
 
 %%ranks                  on every rank
 %%ranks 0,2              on ranks 0 and 2
@@ -20,7 +20,7 @@ from shared.tables.rendering import render
 
 
 def register() -> None:
-    """Make `%%ranks` known to the notebook. Does nothing outside one."""
+    """Register `%%ranks` in the notebook. Does nothing outside a notebook."""
     shell = get_ipython()
     if shell is not None:
         shell.register_magic_function(cell, "cell", "ranks")
@@ -32,26 +32,26 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(line: str, world_size: int) -> tuple[list[int] | None, float]:
-    """Read the magic's line. → the ranks named (None for all), the deadline in seconds"""
+    """Read the magic's line. Returns the ranks it names (None for all) and the deadline in seconds."""
     parser = _Parser(add_help=False)
     parser.add_argument("ranks", nargs="?", default="")
     parser.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_S)
     options = parser.parse_args(line.replace(", ", ",").split())
     if not 0 < options.timeout < float("inf"):
-        raise UsageError(f"%%ranks: the timeout is in seconds and above 0, got {options.timeout:g}")
+        raise UsageError(f"%%ranks: expected a timeout in seconds above 0, got {options.timeout:g}")
     if not options.ranks:
         return None, options.timeout
     try:
         named = sorted({int(number) for number in options.ranks.split(",")})
     except ValueError:
-        raise UsageError(f"%%ranks: {options.ranks!r} is no list of ranks. Write %%ranks 0,2") from None
+        raise UsageError(f"%%ranks: {options.ranks!r} is not a list of ranks. Write %%ranks 0,2") from None
     if named[0] < 0 or named[-1] >= world_size:
-        raise UsageError(f"%%ranks: there are ranks 0 to {world_size - 1}, you named {options.ranks}")
+        raise UsageError(f"%%ranks: the ranks are 0 to {world_size - 1}, got {options.ranks}")
     return named, options.timeout
 
 
 def cell(line: str, source: str) -> None:
-    """The magic itself."""
+    """Run a cell on the ranks: the magic itself."""
     from shared.ranks import rankside  # imports torch
 
     running = current()
@@ -68,24 +68,24 @@ def cell(line: str, source: str) -> None:
 
 
 def _with_first_line(line: str, source: str) -> str:
-    """Put a comment where the notebook has `%%ranks`, so that line numbers are the notebook's.
+    """Put a comment in place of `%%ranks`, so that line numbers agree with the notebook's.
 
-    Not before another cell magic, which must come first. (A blank line would not do: IPython drops it.)
+    Another cell magic must stay first, so it gets no comment. (IPython would drop a blank line.)
     """
     return source if source.startswith("%%") else f"# %%ranks {line}\n{source}"
 
 
 def in_jupyterlab() -> bool:
-    """True where somebody runs this cell in JupyterLab; False where a program executes the notebook for a file."""
+    """True if somebody runs this cell in JupyterLab; False if a program executes the notebook."""
     shell = get_ipython()
     parent = shell.get_parent() if hasattr(shell, "kernel") else {}
-    return "deletedCells" in parent.get("metadata", {})  # JupyterLab's own mark on a request
+    return "deletedCells" in parent.get("metadata", {})  # only JupyterLab sends this
 
 
 class _LiveLine:
-    """While a long cell runs in JupyterLab, shows its seconds and the last line a rank printed.
+    """Shows the elapsed seconds and the last printed line while a long cell runs in JupyterLab.
 
-    Only there: what executes notebooks for a file or a test would keep the line as output.
+    Only there: a program that executes notebooks would keep the line as output.
     """
 
     def __init__(self):
@@ -106,7 +106,7 @@ class _LiveLine:
 
 
 def merge(texts: dict[int, str]) -> list[tuple[list[int], str]]:
-    """Group ranks by equal text, in order of their first rank; ranks that said nothing are left out."""
+    """Group ranks that printed the same text, in order of their first rank, leaving out ranks that printed nothing."""
     groups: dict[str, list[int]] = {}
     for rank in sorted(texts):
         if texts[rank].strip():
@@ -115,7 +115,7 @@ def merge(texts: dict[int, str]) -> list[tuple[list[int], str]]:
 
 
 def show(outcomes: dict, world_size: int) -> None:
-    """Print what the ranks printed, `ranks 0–3 │ ` before each line; then their figures."""
+    """Print what the ranks printed, with `ranks 0–3 │ ` before each line, then show their figures."""
     groups = merge({rank: outcome.text for rank, outcome in outcomes.items()})
     labels = [name_ranks(members) for members, _ in groups]
     width = max(map(len, labels), default=0)
@@ -132,7 +132,7 @@ def show(outcomes: dict, world_size: int) -> None:
 
 @contextlib.contextmanager
 def progress(world_size: int):
-    """A bar while ranks start; the table of ranks takes its place."""
+    """Show a progress bar while ranks start; the table of ranks replaces it."""
     handle = None
     if hasattr(get_ipython(), "kernel"):
         handle = display(_bar(world_size, 0), raw=True, display_id=True)
@@ -147,14 +147,14 @@ def progress(world_size: int):
 
 
 def _bar(world_size: int, done: int) -> dict:
-    """A bar that moves by itself until the first rank is there, and then fills."""
+    """Return a bar that moves by itself until the first rank is ready, and then fills."""
     text = f"starting {world_size} ranks … {done} ready"
     bar = render(__package__, "starting.html", world_size=world_size, ready=done, text=text)
     return {"text/plain": text, "text/html": bar}
 
 
 def show_table(running, note: str = "") -> None:
-    """Show each rank's host, process, device and backend, and what can be measured here."""
+    """Show each rank's host, process, device and backend, and which measurements are valid here."""
     shared_host = None if running.link else "this machine"
     rows = [
         [str(rank), shared_host or f"host{rank}", str(pid), device, running.placement.backend]

@@ -1,4 +1,4 @@
-"""The processes behind a set of ranks: start them, ask them, notice their deaths, start them again, end them."""
+"""The processes behind a set of ranks: start, query, restart and end them, and notice when they die."""
 
 import contextlib
 import json
@@ -17,32 +17,32 @@ from shared.ranks.launchers import START_TIMEOUT_S
 
 _ANSWER_TIMEOUT_S = scaled(1.0)
 _CONTROLLER_ARGS = [
-    "--HeartMonitor.period=60",  # an engine counts as registered after a heartbeat; the default is 3 s
-    "--HeartMonitor.max_heartmonitor_misses=200",  # a busy machine is not a dead engine: the fork server tells
+    "--HeartMonitor.period=60",  # an engine counts as registered after a heartbeat; the default period is 3 s
+    "--HeartMonitor.max_heartmonitor_misses=200",  # a busy machine is not a dead engine; the fork server reports deaths
     "--IPController.use_threads=True",
     "--IPController.broadcast_scheduler_depth=0",
     "--log-level=WARN",
 ]
-_PORTS_NEEDED = 20  # 16, says ipyparallel
+_PORTS_NEEDED = 20  # ipyparallel documents 16
 
 
 class RankProcesses:
-    """world_size processes with variables of their own, and the store through which they meet.
+    """world_size processes, each with its own variables, and the store through which they communicate.
 
-    What connects them is `RankSet`'s business.
+    `RankSet` adds the process group.
     """
 
     def __init__(self, world_size: int, backend: str | None, link: str | None, report=lambda done: None):
         self.world_size, self._backend = world_size, backend
-        self.link = link  # the rate of the link that each rank is behind; None where all share one machine
-        self.starts = 1  # how often the processes were started: no variable is older than the last time
+        self.link = link  # the rate of the link in front of each rank; None if all ranks share one machine
+        self.starts = 1  # how often the processes were started; variables do not survive a restart
         self._questions = 0
         self._report = report
         self._run_dir = tempfile.mkdtemp(prefix="ranks-")
         self._server = launchers.ForkServer(self._run_dir, as_root=hosts.as_root() if link else ())
         try:
             self._start_cluster()
-            self.placement = place(world_size, backend, link)  # imports torch, as the fork server does meanwhile
+            self.placement = place(world_size, backend, link)  # imports torch, in parallel with the fork server
             if link:
                 self._server.make_hosts(world_size, hosts.bits_per_s(link))
             self._host_store()
@@ -69,7 +69,7 @@ class RankProcesses:
             controller_args=[*_CONTROLLER_ARGS, f"--IPController.ports={launchers.free_ports(_PORTS_NEEDED)}"],
             delay=0,
             load_profile=False,
-            shutdown_atexit=False,  # the fork server ends everything, at exit too
+            shutdown_atexit=False,  # the fork server ends everything, also at exit
             log_level=40,
         )
         self._cluster.start_controller_sync()
@@ -98,13 +98,13 @@ class RankProcesses:
         self._on_all(lambda rank: (rankside.settle, rank, self.placement.devices[rank], address))
 
     def restart(self) -> None:
-        """Replace every rank by a fresh one; their variables are gone."""
+        """Replace every rank by a new process. Their variables are lost."""
         self.starts += 1
         self.placement = place(self.world_size, self._backend, self.link)  # a GPU may have been lost
         self._cluster.stop_engines_sync()
         gone = time.monotonic() + START_TIMEOUT_S
         while self._client.ids and time.monotonic() < gone:
-            for engine in self._client.ids:  # without nannies the hub learns of a death only from us
+            for engine in self._client.ids:  # without nannies, the hub does not notice deaths by itself
                 self._client._unregister_engine({"content": {"id": engine, "uuid": self._client._engines[engine]}})
         self._start_ranks()
 
@@ -115,10 +115,14 @@ class RankProcesses:
                 self._client.close(linger=False)
         self._server.close()
 
-    # -- talking to them
+    # -- communicating with ranks
 
     def _on_all(self, request_of_rank, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Run a function of `rankside` on every rank. Raises: RanksError when a rank dies or takes too long."""
+        """Run a function of `rankside` on every rank.
+
+        Raises:
+            RanksError: If a rank dies or takes too long.
+        """
         asked = [engine.apply_async(*request_of_rank(rank)) for rank, engine in enumerate(self._engines)]
         deadline = time.monotonic() + timeout_s
         for rank, answer in enumerate(asked):
@@ -134,7 +138,7 @@ class RankProcesses:
         return {rank: self._server.ended[pid] for rank, pid in enumerate(self.pids) if pid in self._server.ended}
 
     def _ask(self, question: str) -> dict:
-        """Ask every rank's doctor thread. → rank → position, None for one that does not answer"""
+        """Ask every rank's doctor thread. Returns a position by rank, None for a rank that does not answer."""
         self._questions += 1
         number, deaths = self._questions, self._deaths()
         self._store.set("asked", str(number))
@@ -148,10 +152,10 @@ class RankProcesses:
                 time.sleep(0.001)  # store.wait would log each timeout
             answers[rank] = json.loads(self._store.get(key)) if answered else None
             self._store.delete_key(key)
-        self._store.delete_key(f"ask/{number - 100}")  # a slow thread may still be reading recent ones
+        self._store.delete_key(f"ask/{number - 100}")  # a slow thread may still read recent questions
         return answers
 
     def log_of(self, rank: int) -> str:
-        """What a rank's process wrote past Python: C++ warnings, a crash."""
+        """Return what a rank's process wrote outside Python's streams, such as C++ warnings or a crash."""
         path = Path(self._run_dir, f"rank-{rank}.log")
         return path.read_text(errors="replace") if path.exists() else ""

@@ -215,7 +215,7 @@ class RankSet(RankProcesses):
 
 
 def _told_by_engine(error: Exception) -> str:
-    """Describe an error outside the student's code: on the way to a rank, or back."""
+    """Describe an error that was raised outside the student's code, while sending a call or its result."""
     said = f"{error.ename}: {error.evalue}" if hasattr(error, "ename") else str(error)
     if "pickle" in said:
         said += "\n    A rank's result is pickled and sent to the notebook. Return numbers, tensors, or dicts of them."

@@ -1,6 +1,6 @@
-"""What runs inside a rank: joining a process group, running a cell, calling a function.
+"""The functions that run inside a rank: join a process group, run a cell, call a function.
 
-The kernel (`ranks/__init__.py`) sends these functions to the ranks; students never call them.
+The kernel sends these functions to the ranks (see `rankset.py`). Students never call them.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ from shared.ranks import doctor
 from shared.wire import instrumentation, mismatch
 
 OUTPUT_LIMIT_CHARACTERS = 200_000
-GROUP_TIMEOUT = timedelta(hours=1)  # a cell's own deadline comes first; this is for a lost kernel
+GROUP_TIMEOUT = timedelta(hours=1)  # a cell's own deadline comes first; this one is for a kernel that is gone
 
 
 @dataclass
 class Outcome:
-    """What came of one cell or one call on one rank."""
+    """The result of one cell or one call on one rank."""
 
     rank: int
     value: object = None
@@ -41,7 +41,11 @@ class Outcome:
 
 @dataclass
 class _Here:
-    """This process's place in the world. `rank` and `world_size` in the namespace may be of a smaller world."""
+    """What this process knows about itself.
+
+    `rank` is its rank in the whole set. `rank` and `world_size` in the student's namespace belong to the current
+    process group, which may be smaller.
+    """
 
     rank: int = -1
     store: object = None
@@ -52,21 +56,21 @@ here = _Here()
 
 
 def identify() -> dict:
-    """Say who this process is; the kernel matches engines to ranks by it."""
+    """Return which rank this process is. The kernel uses it to match engines to ranks."""
     return {"rank": int(os.environ.get("RANKS_RANK", -1)), "pid": os.getpid(), "host": os.uname().nodename}
 
 
 def settle(rank: int, device: str, store_address: tuple[str, int]) -> None:
-    """Connect to the kernel's store, take a device, move to a host, let the doctor listen. Once per process."""
+    """Connect to the kernel's store, select a device, move to a host, and start the doctor. Once per process."""
     here.rank, here.device = rank, device
     host, port = store_address
     here.store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
-    warnings.filterwarnings("ignore", "To exit: use")  # IPython's word on sys.exit; here the doctor tells it
-    get_ipython()._tee = lambda channel: contextlib.nullcontext()  # IPython 9 keeps all that cells ever printed
-    torch.set_num_threads(1)  # one core's worth per rank, so that ranks are compared like for like
+    warnings.filterwarnings("ignore", "To exit: use")  # IPython's comment on sys.exit; the doctor reports it instead
+    get_ipython()._tee = lambda channel: contextlib.nullcontext()  # IPython 9 keeps everything that cells ever printed
+    torch.set_num_threads(1)  # one thread per rank, so that all ranks compute at comparable speed
     if device.startswith("cuda"):
         os.environ["TORCH_NCCL_BLOCKING_WAIT"] = (
-            "1"  # a hang is then in the collective's own call, where the doctor looks
+            "1"  # a hang is then inside the collective's own call, where the doctor looks
         )
         torch.cuda.set_device(device)
     instrumentation.install()
@@ -78,7 +82,7 @@ def settle(rank: int, device: str, store_address: tuple[str, int]) -> None:
 def join(generation: int, members: list[int], backend: str, detect_mismatch: bool) -> None:
     """Leave the process group of the last generation, and form a new one of `members`.
 
-    A broken group cannot be mended, only replaced; each generation has keys of its own in the store.
+    A broken group cannot be repaired, only replaced. Each generation has its own keys in the store.
     """
     leave()
     if here.rank not in members:
@@ -99,13 +103,13 @@ def leave() -> None:
     """Leave the process group, if there is one."""
     if dist.is_initialized():
         if not torch.cuda.is_initialized():
-            doctor.cut()  # a message that was launched and never waited for would keep gloo here for ever
-        with contextlib.suppress(RuntimeError):  # a broken group may complain while it is taken down
+            doctor.cut()  # an operation on which nobody called wait() would block gloo here forever
+        with contextlib.suppress(RuntimeError):  # destroying a broken group may raise
             dist.destroy_process_group()
 
 
 def _greet(rank: int, world_size: int) -> None:
-    """Put what every cell may count on into the namespace."""
+    """Put the names on which every cell can rely into the student's namespace."""
     shell = get_ipython()
     if shell is not None:
         names = {"torch": torch, "dist": dist, "rank": rank, "world_size": world_size}
@@ -115,7 +119,8 @@ def _greet(rank: int, world_size: int) -> None:
 def run_cell(source: str) -> Outcome:
     """Run a cell's source in this rank's namespace, as the notebook would."""
     shell = get_ipython()
-    told: list = []  # IPython would render a traceback here: a second's work, and `%run` tells an error nowhere else
+    # Rendering a traceback would take IPython a second, and the errors of `%run` are reported nowhere else.
+    told: list = []
     shell.showtraceback = shell.showsyntaxerror = lambda *_, **__: told.append(sys.exc_info()[1])
 
     def body():
@@ -124,7 +129,7 @@ def run_cell(source: str) -> Outcome:
         if error is not None:
             raise error
         if result.result is not None and not shell.displayhook.semicolon_at_end_of_expression(source):
-            display(result.result)  # the last line's value
+            display(result.result)  # the value of the last line
 
     return _watched(body)
 
@@ -135,15 +140,16 @@ def call(fn, args: tuple, kwargs: dict) -> Outcome:
 
 
 def lookup(name: str):
-    """Give back the value of a variable in this rank's namespace."""
+    """Return the value of a variable in this rank's namespace."""
     namespace = get_ipython().user_ns
-    if name not in namespace:  # the doctor names the ranks: without them in the text, equal errors are told once
+    # The doctor names the ranks. A message without them is the same on all ranks, so it is shown once.
+    if name not in namespace:
         raise NameError(f"there is no variable {name!r}: define it in a %%ranks cell first")
     return namespace[name]
 
 
 def _watched(body) -> Outcome:
-    """Run body with its output caught, interruptible, and in the doctor's sight."""
+    """Run body with its output captured, so that it can be interrupted and the doctor can see where it is."""
     outcome = Outcome(here.rank)
     stream = _LimitedText()
     doctor.work_begins(stream)
@@ -155,7 +161,7 @@ def _watched(body) -> Outcome:
             capture_output(stdout=False, stderr=False, display=True) as captured,
         ):
             outcome.value = body()
-    except BaseException as error:  # SystemExit and KeyboardInterrupt too: a rank outlives its cells
+    except BaseException as error:  # including SystemExit and KeyboardInterrupt: a rank outlives its cells
         outcome.error = doctor.describe_error(error)
     finally:
         signal.signal(signal.SIGINT, before)
@@ -168,7 +174,7 @@ def _watched(body) -> Outcome:
 
 
 def _add_display(outcome: Outcome, bundle: dict) -> None:
-    """Text joins the printed text, so that equal ranks merge; pictures and tables stay what they are."""
+    """Append plain text to the printed text, so that equal ranks merge. Figures and tables are kept as they are."""
     if set(bundle) <= {"text/plain"}:
         outcome.text += bundle.get("text/plain", "") + "\n"
     else:
@@ -176,7 +182,7 @@ def _add_display(outcome: Outcome, bundle: dict) -> None:
 
 
 class _LimitedText(io.StringIO):
-    """Printed text, up to a limit: a cell that prints in an endless loop must not fill the memory."""
+    """Collects printed text up to a limit, because a cell that prints in an endless loop must not fill the memory."""
 
     left_out_characters = 0
 

@@ -1,4 +1,4 @@
-"""A small table that looks right in a notebook and as plain text."""
+"""A small table that displays well in a notebook and as plain text."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from shared.tables.rendering import render
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a header, notes below. As the last value of a cell it shows itself."""
+    """A header, rows of text, and notes below. As the last value of a cell, it displays itself."""
 
     header: list[str]
     rows: list[list[str]]

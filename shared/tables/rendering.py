@@ -1,4 +1,4 @@
-"""Render the templates of HTML. Each lies in the `templates` folder of the package that uses it."""
+"""Renders HTML templates. Each one is in the `templates` folder of the package that uses it."""
 
 import functools
 from pathlib import Path
@@ -7,17 +7,17 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def render(package: str, template: str, **values) -> str:
-    """Fill in a template, such as `table.html` of `shared.tables`. Values are escaped: they are text, not HTML."""
+    """Render a template, such as `table.html` of `shared.tables`. Values are text, so HTML in them is escaped."""
     return _environment().get_template(f"{package.replace('.', '/')}/templates/{template}").render(values)
 
 
 @functools.cache
 def _environment():
-    import jinja2  # Ranks import this module and never render anything.
+    import jinja2  # Ranks import this module but never render anything.
 
     return jinja2.Environment(loader=jinja2.FunctionLoader(_read), autoescape=True, undefined=jinja2.StrictUndefined)
 
 
 def _read(name: str) -> str:
-    """Read a template without the indentation and line breaks that only people need."""
+    """Read a template, and remove indentation and line breaks, which only serve its authors."""
     return "".join(line.strip() for line in (ROOT / name).read_text().splitlines())

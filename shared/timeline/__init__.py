@@ -1,12 +1,12 @@
-"""The timeline of one rank: what it computed and what was on the wire, when, and how much of that was hidden.
+"""The timeline of one rank: when it computed, when it communicated, and how much of the communication was hidden.
 
     with timeline.record(model, optimizer) as line:
         model(inputs).backward()
         optimizer.step()
     line.exposed_ms
 
-Computing is seen by hooks on the model's units, communication by the wire ledger. Figure: `plots.timeline`;
-file for ui.perfetto.dev: `trace.save`.
+Hooks on the model's units record computation, and the wire ledger records communication. `plots.timeline` draws
+timelines, and `trace.save` writes them to a file for ui.perfetto.dev.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _recorders: dict[int, "_Recorder"] = {}  # by the id of the timeline that is bei
 
 @dataclass(frozen=True)
 class Span:
-    """Something that took time on one rank, from began_s to ended_s of the machine's monotonic clock."""
+    """An interval on one rank, from began_s to ended_s on the machine's monotonic clock."""
 
     lane: str
     name: str
@@ -42,32 +42,32 @@ class Timeline:
 
     rank: int | None = None
     spans: list[Span] = field(default_factory=list)
-    waits: list[tuple[float, float]] = field(default_factory=list)  # standing still for communication
+    waits: list[tuple[float, float]] = field(default_factory=list)  # blocked in waits for communication
     began_s: float = 0.0
     ended_s: float = 0.0
 
     def lane(self, *names: str) -> list[tuple[float, float]]:
-        """Give the intervals of one or more lanes."""
+        """Return the intervals of one or more lanes."""
         return [(span.began_s, span.ended_s) for span in self.spans if span.lane in names]
 
     @property
     def communication_ms(self) -> float:
-        """Time in which something was on the wire."""
+        """Time during which communication was in flight."""
         return 1e3 * intervals.length_s(self.lane(COMMUNICATION))
 
     @property
     def compute_ms(self) -> float:
-        """Time in which this rank computed: waits inside forward, backward and step do not count."""
+        """Time during which this rank computed. Waits inside forward, backward and step do not count."""
         return 1e3 * intervals.length_s(self._computing())
 
     @property
     def exposed_ms(self) -> float:
-        """Time in which something was on the wire while this rank did not compute."""
+        """Time during which communication was in flight and this rank did not compute."""
         return 1e3 * intervals.length_s(intervals.subtract(self.lane(COMMUNICATION), self._computing()))
 
     @property
     def overlap(self) -> float:
-        """The part of the communication that was hidden behind computing, 0 to 1. 0 where there was none."""
+        """The fraction of the communication that was hidden behind computation; 0 if there was no communication."""
         return 1 - self.exposed_ms / self.communication_ms if self.communication_ms else 0.0
 
     def _computing(self) -> intervals.Intervals:
@@ -76,11 +76,14 @@ class Timeline:
 
 @contextlib.contextmanager
 def record(module: nn.Module | None = None, optimizer=None):
-    """Record the block on this rank. → Timeline, complete when the block ends
+    """Record the block on this rank. Yields a Timeline, which is complete when the block ends.
 
-    module: seen unit by unit, units being the children that hold parameters (lists and wrappers are opened).
-    optimizer: its step() is seen, if it is a torch.optim.Optimizer; else put it in a `span`.
-    Backward ends when the gradients are computed, before what a wrapper like DDP then waits for.
+    A recorded backward ends when the gradients are computed. If a wrapper such as DDP then waits for communication,
+    that wait is not part of it.
+
+    Args:
+        module: Recorded unit by unit. Units are the children that have parameters; lists and wrappers are expanded.
+        optimizer: Its step() is recorded if it is a torch.optim.Optimizer. Otherwise, put the step in a `span`.
     """
     if not isinstance(module, nn.Module | None):
         raise TypeError(f"timeline.record wants a torch.nn.Module, then an optimizer; got a {type(module).__name__}")
@@ -103,9 +106,10 @@ def record(module: nn.Module | None = None, optimizer=None):
 
 @contextlib.contextmanager
 def span(line: Timeline, lane: str, name: str):
-    """Add the block to a timeline that is being recorded, where no hook sees it.
+    """Add the block to a timeline that is being recorded, for code that no hook sees.
 
-    lane: "forward", "backward" or "optimizer" count as computing; any other word gets a row of its own.
+    Args:
+        lane: "forward", "backward" and "optimizer" count as computation. Any other name gets a row of its own.
     """
     if id(line) not in _recorders:
         raise ValueError("this timeline is not being recorded: use span inside `with timeline.record(...) as line:`")
@@ -116,7 +120,7 @@ def span(line: Timeline, lane: str, name: str):
 
 
 def units_of(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Find the parts of a model to show: children that hold parameters; lists and wrappers are opened."""
+    """Yield the units of a model: children that have parameters, with lists and wrappers expanded."""
     for name, child in module.named_children():
         if not any(True for _ in child.parameters()):
             continue
@@ -127,13 +131,13 @@ def units_of(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Modu
 
 
 class _Recorder:
-    """Turns hooks into spans of one timeline."""
+    """Turns hook calls into the spans of one timeline."""
 
     def __init__(self, line: Timeline):
         self.line = line
         self.clock = Clock()
-        self.marked: list[tuple] = []  # (lane, name, began, ended), still marks
-        self._backward: list[tuple] = []  # (unit whose backward begins, mark); (None, mark) where it all ends
+        self.marked: list[tuple] = []  # (lane, name, began, ended), where began and ended are clock marks
+        self._backward: list[tuple] = []  # (unit whose backward begins, mark); (None, mark) where backward ends
         self._last_output = None
         self._seen_backward = -1
 
@@ -155,12 +159,12 @@ class _Recorder:
         hooks.callback(unit.register_forward_hook(after).remove)
 
     def _after_forward(self, _module, _inputs, output) -> None:
-        if _with_gradient(output) is not self._last_output:  # a model may give back what its last unit gave
+        if _with_gradient(output) is not self._last_output:  # a model may return the output of its last unit
             self._hook_backward("loss", output)
         self._last_output = None
 
     def _hook_backward(self, name: str, output) -> None:
-        """A unit's backward begins when the gradient of its output is there; it ends where the next one begins."""
+        """Record when a unit's backward begins: when its output's gradient is ready. It ends when the next begins."""
         self._last_output = _with_gradient(output)
         if self._last_output is not None:
             self._last_output.register_hook(lambda _gradient: self._begin_backward(name))
@@ -185,7 +189,7 @@ class _Recorder:
         hooks.callback(after.remove)
 
     def finish(self, log: wire.Ledger) -> None:
-        """Turn marks into spans, in order of time, and add what the ledger heard."""
+        """Turn marks into spans, sort them by time, and add the entries of the ledger."""
         for (name, began), (_, ended) in zip(self._backward, self._backward[1:], strict=False):
             if name is not None:
                 self.marked.append(("backward", name, began, ended))
@@ -195,11 +199,12 @@ class _Recorder:
         line.spans += [_span_of(place, entry) for place, entry in ended]
         line.spans.sort(key=lambda each: each.began_s)
         line.rank, line.waits = log.rank, log.waits
-        line.ended_s = max([line.ended_s, *(each.ended_s for each in line.spans)])  # see the note in completion.py
+        # see completion.py: a completion may be recorded late
+        line.ended_s = max([line.ended_s, *(each.ended_s for each in line.spans)])
 
 
 def _with_gradient(output) -> torch.Tensor | None:
-    """Find the first tensor in what a module gave back that backward will come to."""
+    """Return the first tensor in a module's output that requires a gradient, or None."""
     leaves = torch.utils._pytree.tree_leaves(output)
     return next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad), None)
 
@@ -209,7 +214,7 @@ def _span_of(place: int, entry: wire.Entry) -> Span:
 
 
 def rows_of(line: Timeline) -> list[tuple[str, list[Span]]]:
-    """Arrange a timeline in rows in which nothing overlaps: computing, then communication, as many as it takes."""
+    """Arrange a timeline in rows without overlaps: computation first, then as many rows per lane as needed."""
     lanes: dict[str, list[Span]] = {"compute": [each for each in line.spans if each.lane in COMPUTE_LANES]}
     for lane in sorted({each.lane for each in line.spans} - set(COMPUTE_LANES)):
         lanes[lane] = [each for each in line.spans if each.lane == lane]

@@ -1,6 +1,7 @@
-"""Collectives that were made of messages, put together again on a timeline.
+"""Merges the sends and receives of a hand-made collective into one span of a timeline.
 
-Over gloo an all-gather by hand is 2(N−1) sends and receives. `plots.timeline` gives each a row of its own.
+Over gloo, an all-gather made by hand is 2(N−1) sends and receives. `plots.timeline` would draw each one in a row of its
+own.
 """
 
 from dataclasses import replace
@@ -9,8 +10,8 @@ from shared.timeline import COMMUNICATION, Timeline
 
 
 def bundled(line: Timeline, messages: int) -> Timeline:
-    """Copy a timeline in which so many messages, launched one after the other, are one span, and time begins at 0."""
-    sent = [span for span in line.spans if span.lane == COMMUNICATION]  # in the order in which they were launched
+    """Return a copy of a timeline that starts at time 0 and has one span per `messages` consecutive operations."""
+    sent = [span for span in line.spans if span.lane == COMMUNICATION]  # in launch order
     together = [sent[place : place + messages] for place in range(0, len(sent), messages)]
     whole = [
         replace(

@@ -1,4 +1,4 @@
-"""Timelines as a file for a trace viewer: ui.perfetto.dev, or chrome://tracing."""
+"""Saves timelines to a file for a trace viewer: ui.perfetto.dev or chrome://tracing."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,9 @@ from shared.timeline import Span, Timeline, rows_of
 
 
 def save(lines: list[Timeline], path: str | Path) -> Path:
-    """Write the ranks' timelines into a file.
+    """Write the ranks' timelines to a file, with one process per rank and one thread per row.
 
-    Source: the Trace Event Format: complete events ("X") in microseconds, a process per rank, a thread per row.
+    Source: the Trace Event Format, complete events ("X") in microseconds.
     """
     if not lines or not any(line.spans for line in lines):
         raise ValueError("there is nothing to save: record a step with timeline.record(...) on the ranks first")

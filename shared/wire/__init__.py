@@ -1,13 +1,16 @@
-"""The wire ledger: every collective and message of this rank, in order, with its bytes and its times.
+"""The wire ledger: every collective and point-to-point operation of this rank, in order, with its bytes and times.
 
     with wire.ledger() as log:
         loss.backward()
     log.table()
 
-It hears what the hooks hear (see `instrumentation.py`): your own calls, DDP's reducer, FSDP2, DTensor, point-to-point.
-Two columns tell bytes. *Payload* is the full buffer. *Sent* is what this rank must send under the ring algorithm,
-whatever the backend really does; `carried_bytes` is what the network interface counted meanwhile, for everyone on it:
-for all ranks on one machine, for this rank alone where it is a host (see `shared/hosts`).
+The ledger records every call that the dispatcher hooks see (see `instrumentation.py`): your own calls, and those of
+DDP's reducer, FSDP2 and DTensor.
+
+Two columns count bytes. *Payload* is the size of the full buffer. *Sent* is what this rank has to send under the ring
+algorithm, whatever the backend really does. In addition, `carried_bytes` is what the network interface counted
+meanwhile. Ranks on one machine share an interface, so it covers all of them; a rank on a host of its own (see
+`shared/hosts`) has the interface to itself.
 """
 
 import contextlib
@@ -20,12 +23,13 @@ import torch.distributed as dist
 from shared import formulas, tables
 from shared.wire import completion, frames, instrumentation, intervals, sockets
 
-_FAMILIES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")  # whatever variant of the call was used
+# Any variant of these calls belongs to the family.
+_FAMILIES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 
 
 @dataclass
 class Entry:
-    """One collective or message, as this rank launched it and saw it end."""
+    """One collective or point-to-point operation, from its launch to its completion on this rank."""
 
     op: str
     number: int
@@ -39,8 +43,8 @@ class Entry:
     is_async: bool
     in_backward: bool
     line: str
-    launched_s: float  # on this machine's monotonic clock, which its ranks share
-    completed_s: float | None = None  # None while under way, or where nobody on this rank waits for it
+    launched_s: float  # on this machine's monotonic clock, which all its ranks share
+    completed_s: float | None = None  # None while in flight, or if nothing on this rank waits for it
 
     @property
     def took_ms(self) -> float | None:
@@ -49,14 +53,14 @@ class Entry:
 
 @dataclass
 class Ledger:
-    """What one rank sent and received while the ledger was open."""
+    """Everything that one rank sent and received while the ledger was open."""
 
     rank: int | None
     entries: list[Entry] = field(default_factory=list)
-    waits: list[tuple[float, float]] = field(default_factory=list)  # when this rank's program stood still for one
+    waits: list[tuple[float, float]] = field(default_factory=list)  # when this rank was blocked in a wait
     opened_s: float = 0.0
     closed_s: float | None = None
-    carried_bytes: int | None = None  # None where the system does not tell
+    carried_bytes: int | None = None  # None if the system does not count it
 
     @property
     def messages(self) -> int:
@@ -64,7 +68,7 @@ class Ledger:
 
     @property
     def ops(self) -> dict[str, int]:
-        """How often each operation was launched."""
+        """Count how often each operation was launched."""
         return dict(Counter(entry.op for entry in self.entries))
 
     @property
@@ -73,24 +77,29 @@ class Ledger:
 
     @property
     def sent_bytes(self) -> float:
-        """Bytes that this rank must send under the ring algorithm."""
+        """Bytes that this rank has to send under the ring algorithm."""
         return sum(entry.sent_bytes for entry in self.entries)
 
     @property
     def total_ms(self) -> float:
-        """Time in which at least one collective was under way."""
+        """Time during which at least one collective was in flight."""
         ended = [entry for entry in self.entries if entry.completed_s is not None]
         return 1e3 * intervals.length_s([(entry.launched_s, entry.completed_s) for entry in ended])
 
     def summary(self) -> str:
-        """Say it in one line, without times, so that equal ranks say the same."""
+        """Summarize the ledger in one line. It contains no times, so ranks that did the same get the same line."""
         if not self.entries:
             return "no message"
         kinds = ", ".join(f"{count} {op}" for op, count in self.ops.items())
         return f"{kinds} │ payload {_bytes(self.payload_bytes)} │ must send {_bytes(self.sent_bytes)}"
 
     def table(self, times: bool = True, most_rows: int = 10) -> tables.Table:
-        """List the first entries, and the sums of all. times=False leaves out what differs from run to run."""
+        """Show the first entries and the totals of all entries.
+
+        Args:
+            times: Include the columns that differ from run to run.
+            most_rows: The number of entries to show.
+        """
         shown = self.entries[:most_rows]
         columns = {
             "#": [str(place) for place, _ in enumerate(shown, 1)],
@@ -127,9 +136,10 @@ class Ledger:
         payload_bytes: float | None = None,
         sent_bytes: float | None = None,
     ) -> None:
-        """Hold the ledger against what a formula says; what is left out is not compared.
+        """Compare the ledger with what a formula predicts. Arguments that are None are not compared.
 
-        Raises: AssertionError with what was expected and what came.
+        Raises:
+            AssertionError: If a value differs. The message states the expected and the actual value.
         """
         pairs = {
             "messages": (self.messages, messages),
@@ -146,10 +156,11 @@ class Ledger:
 
 @contextlib.contextmanager
 def ledger():
-    """Record every collective that this rank launches inside the block. → Ledger
+    """Record every collective that this rank launches inside the block. Yields a Ledger.
 
-    Times are filled in when the block ends; what is waited for only later has no end. Ledgers may be nested; each
-    records all it hears. Without a process group there is nothing to hear.
+    Times are filled in when the block ends. An operation that completes only later has no completion time. Ledgers may
+    be nested: each one records everything that is launched while it is open. Without a process group, there is nothing
+    to record.
     """
     instrumentation.install()
     log = Ledger(dist.get_rank() if dist.is_initialized() else None)
@@ -172,10 +183,12 @@ def ledger():
 
 
 def sent_bytes_of(call: instrumentation.Call, rank: int) -> float:
-    """Bytes that a rank sends for a collective under the ring algorithm. Source: nccl-tests PERFORMANCE.md.
+    """Return the bytes that a rank sends for a collective under the ring algorithm.
 
-    A broadcast or reduce passes the buffer along a chain; gather, scatter and all-to-all send each part straight to
-    its rank; a message is sent by its sender.
+    A broadcast or reduce passes the buffer along a chain. Gather, scatter and all-to-all send each slice directly to
+    its rank. For a point-to-point operation, only the sender sends.
+
+    Source: nccl-tests PERFORMANCE.md.
     """
     payload_bytes, world_size = call.payload_bytes, len(call.group_ranks)
     match _family(call.op):
@@ -187,7 +200,7 @@ def sent_bytes_of(call: instrumentation.Call, rank: int) -> float:
             return formulas.reduce_scatter_sent_bytes(payload_bytes, world_size)
         case "all_to_all":
             return payload_bytes - call.kept_bytes
-        case "broadcast":  # the chain begins at the root; its last rank sends to nobody
+        case "broadcast":  # the chain starts at the root, and its last rank sends nothing
             steps = (call.group_ranks.index(rank) - call.group_ranks.index(call.root)) % world_size
             return payload_bytes if steps < world_size - 1 else 0
         case "reduce":
@@ -223,7 +236,7 @@ def _entry_of(call: instrumentation.Call) -> Entry:
     )
 
 
-# -- in words
+# -- formatting
 
 
 def _with_partner(entry: Entry) -> str:
@@ -233,7 +246,7 @@ def _with_partner(entry: Entry) -> str:
 
 
 def _bytes(count: float) -> str:
-    """1,234 B, 12.3 KB, 4.57 MB: powers of 1000."""
+    """Format a byte count as 1,234 B, 12.3 KB or 4.57 MB, in powers of 1000."""
     if count < 10_000:
         return f"{count:,.0f} B"
     for unit in ("KB", "MB", "GB"):

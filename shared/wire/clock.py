@@ -1,4 +1,4 @@
-"""Marks of time that mean the same on CPU and GPU."""
+"""Time marks that mean the same on CPU and GPU."""
 
 import time
 
@@ -6,7 +6,7 @@ import torch
 
 
 class Clock:
-    """Takes marks: on a CPU the time itself, on a GPU an event that the device passes when it gets there.
+    """Takes time marks: on a CPU the current time, on a GPU an event that completes when the GPU reaches it.
 
     Seconds are those of this machine's monotonic clock, which all its processes share.
     """
@@ -20,16 +20,16 @@ class Clock:
         self._began = self.mark()
 
     def mark(self):
-        """Note the point that the current stream has reached. → pass it to seconds(), when all is done"""
+        """Mark the point that the current stream has reached. Returns a mark to pass to seconds()."""
         if not self.on_gpu:
             return time.perf_counter()
-        with torch.cuda.device(self._device):  # another thread may stand on another device
+        with torch.cuda.device(self._device):  # another thread may have a different current device
             event = torch.cuda.Event(enable_timing=True)
             event.record()
         return event
 
     def seconds(self, mark) -> float:
-        """Turn a mark into seconds; on a GPU wait until the device has passed it."""
+        """Convert a mark to seconds. On a GPU, this waits until the GPU has reached the mark."""
         if not self.on_gpu:
             return mark
         mark.synchronize()

@@ -1,7 +1,8 @@
-"""When is a collective over? Told by the future of its Work, or by whoever waited for it; and who waited how long.
+"""Determines when a collective completes, and how long this rank waits for it.
 
-A future tells us on a thread of its own. That thread needs Python's lock, so while Python computes it may come some
-milliseconds late (the interpreter hands the lock over every 5 ms).
+Completion is reported by the future of the Work, or by whoever waits for the Work if it has no future. A future reports
+on a thread of its own. That thread needs the GIL, so while Python computes, the report can be some milliseconds late
+(the interpreter hands over the GIL every 5 ms).
 """
 
 import contextlib
@@ -19,26 +20,27 @@ _watchers: list = []
 
 
 class Watcher:
-    """Fills in `launched_s` and `completed_s` of entries, and collects the times in which this rank waited.
+    """Fills in `launched_s` and `completed_s` of entries, and collects the times during which this rank waited.
 
-    What has ended is known for certain after settle().
+    Completion times are reliable only after settle().
     """
 
     def __init__(self):
         self.clock = Clock()
         self.waits: list[tuple[float, float]] = []
-        self._marks: list[tuple] = []  # (entry, name of its field, mark)
+        self._marks: list[tuple] = []  # (entry, field name, mark)
         self._wait_marks: list[tuple] = []
-        self._futures: dict[int, tuple] = {}  # id of an entry → (its future, the entry), while under way
-        self._waited_for: dict[int, tuple] = {}  # id of a Work → (the Work, which keeps its id; its entry; memory)
+        self._futures: dict[int, tuple] = {}  # id of an entry → (its future, the entry), while in flight
+        # id of a Work → (the Work, kept alive so that its id is not reused; its entry; addresses of its tensors)
+        self._waited_for: dict[int, tuple] = {}
 
     def watch(self, work, entry, tensors: list[torch.Tensor]) -> None:
-        """Note the end of a Work from its future, where it has one, else when somebody has waited for it."""
-        if self.clock.on_gpu:  # it begins when the device gets there
+        """Record the completion of a Work, through its future if it has one, or else when something waits for it."""
+        if self.clock.on_gpu:  # the collective starts when the GPU reaches it
             self._marks.append((entry, "launched_s", self.clock.mark()))
         try:
             future = work.get_future()
-        except RuntimeError:  # gloo's messages and its reduce-scatter have none
+        except RuntimeError:  # gloo's send, receive and reduce-scatter have no future
             self._waited_for[id(work)] = (work, entry, {_memory_of(tensor) for tensor in tensors})
             return
         self._futures[id(entry)] = (future, entry)
@@ -49,7 +51,7 @@ class Watcher:
         self._futures.pop(id(entry), None)
 
     def waited(self, work_id: int | None, began) -> None:
-        """Note a wait that is over, and with it the end of a Work, where it is known whose."""
+        """Record that a wait has ended, and the completion of the Work it was for, if that is known."""
         ended = self.clock.mark()
         self._wait_marks.append((began, ended))
         _, entry, _ = self._waited_for.pop(work_id, (None, None, None))
@@ -58,14 +60,17 @@ class Watcher:
 
     @contextlib.contextmanager
     def waiting(self, tensor: torch.Tensor):
-        """Time a wait in C++ for the collective that fills a tensor."""
+        """Time a wait in C++ for the collective that writes to a tensor."""
         began = self.clock.mark()
         yield
         filled = (work_id for work_id, (_, _, memory) in self._waited_for.items() if _memory_of(tensor) in memory)
         self.waited(next(filled, None), began)
 
     def settle(self) -> None:
-        """Fill in what is known. Whoever waits for a future may be told before we are: give it a moment."""
+        """Fill in the times that are known.
+
+        Code that waits for a future may continue before our callback has run, so allow the callback a moment.
+        """
         deadline_s = time.perf_counter() + _SETTLES_WITHIN_S
         for future, entry in list(self._futures.values()):
             while future.done() and id(entry) in self._futures and time.perf_counter() < deadline_s:
@@ -77,9 +82,10 @@ class Watcher:
 
 @contextlib.contextmanager
 def watching(watcher: Watcher | None = None):
-    """Watch Works inside the block. → the Watcher, a new one if none is given
+    """Watch Works inside the block. Yields the Watcher, a new one if none is given.
 
-    Meanwhile `Work.wait` is a function of ours, which calls torch's. Blocks may be nested.
+    Inside the block, `Work.wait` is replaced by a function that records the wait and calls torch's own. Blocks may be
+    nested.
     """
     watcher = watcher or Watcher()
     _watchers.append(watcher)
@@ -95,7 +101,7 @@ def watching(watcher: Watcher | None = None):
 
 @contextlib.contextmanager
 def timed(work):
-    """Tell every Watcher that this rank waits for a Work inside the block, and that the Work has ended then."""
+    """Record for every Watcher that this rank waits for a Work inside the block, and that it is complete afterwards."""
     began = [(watcher, watcher.clock.mark()) for watcher in _watchers]
     yield
     for watcher, mark in began:
@@ -103,7 +109,7 @@ def timed(work):
 
 
 def untimed_wait(work, *args, **kwargs) -> bool:
-    """Wait as torch does, told to nobody."""
+    """Call torch's own wait without recording it."""
     return _original_wait(work, *args, **kwargs)
 
 

@@ -1,4 +1,4 @@
-"""Which lines of a stack are the student's own, and what they say."""
+"""Finds the stack frames that belong to the student's code, and formats their source lines."""
 
 import linecache
 import os
@@ -10,17 +10,17 @@ _PYTHON = tuple(sysconfig.get_paths()[key] + os.sep for key in ("stdlib", "plats
 
 
 def is_cell(filename: str) -> bool:
-    """True for the name that IPython gives a cell when it compiles it."""
+    """True for the file name that IPython gives a cell when it compiles it."""
     return "ipykernel_" in filename or filename.startswith("<ipython")
 
 
 def is_students(filename: str) -> bool:
-    """True for a notebook cell or a file of the student's; False for Python's, a package's, the course's."""
+    """True for a notebook cell or a file of the student; False for files of Python, of a package or of the course."""
     return is_cell(filename) or (os.path.isabs(filename) and not filename.startswith((_COURSE_SHARED, *_PYTHON)))
 
 
 def where(filename: str, line_number: int, function: str = "<module>") -> str:
-    """Name a line: `cell, line 3: dist.all_reduce(x)`, or `average, line 2: …`, of the cell that defines average."""
+    """Describe a line as `cell, line 3: dist.all_reduce(x)`, or as `average, line 2: …` inside a function of a cell."""
     in_cell = is_cell(filename) or filename.startswith("<")
     place = os.path.basename(filename) if not in_cell else "cell" if function == "<module>" else function
     code = linecache.getline(filename, line_number).strip()
@@ -28,7 +28,7 @@ def where(filename: str, line_number: int, function: str = "<module>") -> str:
 
 
 def innermost_students(frame):
-    """Walk a stack outwards to the first frame of the student's. → frame, or None."""
+    """Walk outwards from a frame. Returns the first frame in the student's code, or None."""
     while frame is not None and not is_students(frame.f_code.co_filename):
         frame = frame.f_back
     return frame

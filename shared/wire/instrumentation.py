@@ -1,9 +1,9 @@
-"""Hooks on this rank's collectives: each one is counted, and shown to whoever listens, as it is launched.
+"""Hooks on this rank's collectives. Each one is counted and reported to the listeners when it is launched.
 
-Every collective is a dispatcher operator, `c10d::allreduce_` and its siblings, whoever calls it: your
-code, DDP's reducer in C++, FSDP, DTensor. A hook puts a Python function before those operators' own
-kernels, and before no other operator, so computing costs nothing more. The doctor reads its counts to
-say who waits for whom; the wire ledger and the checks listen to it.
+Every collective is a dispatcher operator (`c10d::allreduce_` and its siblings), no matter who calls it: your code,
+DDP's reducer in C++, FSDP or DTensor. A hook runs a Python function before the kernels of these operators, and of no
+others, so it adds no cost to computation. The doctor reads the counts to say which rank waits for which. The wire
+ledger and the checks are listeners.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from shared.wire import frames
 
-# Operators of c10d → the name students call them by, in torch.distributed.
+# Operators of c10d → the names of the same collectives in torch.distributed.
 OPERATORS = {
     "allreduce_": "all_reduce",
     "allreduce_coalesced_": "all_reduce_coalesced",
@@ -43,29 +43,30 @@ OPERATORS = {
 }
 POINT_TO_POINT = ("send", "recv")
 _TORCH_DISTRIBUTED = os.path.dirname(dist.__file__)
-# Every dispatch passes this key, under no_grad, inference_mode and DTensor too, and torch uses it for factories only.
+# Every dispatch passes this key, also under no_grad, under inference_mode and for DTensor, and torch uses it only for
+# factory functions.
 _KEY = "BackendSelect"
 _LATER_KEYS = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 
 
 @dataclass(frozen=True)
 class Call:
-    """One collective, as this rank launched it."""
+    """One collective or point-to-point operation, as launched by this rank."""
 
     op: str
-    number: int  # 1 for the group's first collective; messages between two ranks count per partner
+    number: int  # 1 for the group's first collective; point-to-point operations are counted per partner and direction
     group_name: str
     group_ranks: tuple[int, ...]  # global ranks
     shape: tuple[int, ...]  # of the largest tensor
     dtype: str
-    payload_bytes: int  # the full buffer: what one rank would hold if it held all of it
+    payload_bytes: int  # the size of the full buffer, as if one rank held all of it
     partner: int | None  # the other end of a send or recv, as a global rank
-    root: int | None  # the one rank that a broadcast or scatter comes from, a reduce or gather goes to; global
-    kept_bytes: int  # what an all-to-all leaves with this rank itself
+    root: int | None  # the source of a broadcast or scatter, or the destination of a reduce or gather; a global rank
+    kept_bytes: int  # the slice of an all-to-all that this rank keeps
     is_async: bool
     in_backward: bool
     launched_s: float
-    called_from: tuple[str, int, str] | None  # the student's file, line and function; None from autograd's threads
+    called_from: tuple[str, int, str] | None  # the student's file, line and function; None in autograd's threads
 
     @property
     def lane(self) -> tuple:
@@ -83,16 +84,16 @@ def lane_of(op: str, group_name: str, partner: int | None) -> tuple:
     return (group_name, op, partner) if op in POINT_TO_POINT else (group_name,)
 
 
-counts: Counter = Counter()  # lane → collectives launched since the process group was formed
+counts: Counter = Counter()  # lane → operations launched since the process group was formed
 last_call: Call | None = None
-before_launch: list = []  # functions of a Call that may refuse it, by raising
-stand_ins: list = []  # functions of a Call and its Work, that give the Work which the caller waits for in its place
+before_launch: list = []  # called with each Call before its launch; reject it by raising
+stand_ins: list = []  # called with a Call and its Work; return the Work that the caller gets instead
 _listeners: list = []
-_libraries: list[torch.library.Library] = []  # hold the registrations alive
+_libraries: list[torch.library.Library] = []  # keep the registrations alive
 
 
 def install() -> None:
-    """Put the hooks in place, once per process."""
+    """Install the hooks, once per process."""
     if _libraries:
         return
     _libraries.extend(torch.library.Library(name, "IMPL") for name in ("c10d", "_c10d_functional"))
@@ -106,7 +107,7 @@ def install() -> None:
 
 
 def reset() -> None:
-    """Forget the counts: a new process group starts its own sequence."""
+    """Reset the counts, because a new process group starts its own sequence."""
     global last_call
     counts.clear()
     last_call = None
@@ -114,10 +115,12 @@ def reset() -> None:
 
 @contextlib.contextmanager
 def listening(launched=None, waiting=None):
-    """Collect, in order, the calls launched on this rank inside the block.
+    """Record, in order, the calls that this rank launches inside the block. Yields the list of calls.
 
-    launched: called with each call, its Work (None where it has none of its own) and its tensors, once it is under way.
-    waiting: given a tensor, makes a context in which C++ waits for the functional collective that fills it.
+    Args:
+        launched: Called after each launch with the Call, its Work (None if it has none) and its tensors.
+        waiting: Called with a tensor. Returns a context in which C++ waits for the functional collective that writes to
+            it.
     """
     heard: list[Call] = []
     listener = (heard, launched, waiting)
@@ -125,7 +128,7 @@ def listening(launched=None, waiting=None):
     try:
         yield heard
     finally:
-        # By identity: two listeners that heard the same calls are equal.
+        # By identity, because two listeners that recorded the same calls compare equal.
         _listeners[:] = [other for other in _listeners if other is not listener]
 
 
@@ -139,7 +142,7 @@ def _tapped(operator, name: str):
         if not _listeners and not stand_ins:
             return result
         rest, boxed = ([*result[:-1]], result[-1]) if isinstance(result, (tuple, list)) else (None, result)
-        work = dist.Work.unbox(boxed) if boxed is not None else None  # a monitored barrier gives none
+        work = dist.Work.unbox(boxed) if boxed is not None else None  # a monitored barrier has no Work
         if work is not None and stand_ins:
             for stand_in in stand_ins:
                 work = stand_in(call, work)
@@ -153,7 +156,7 @@ def _tapped(operator, name: str):
 
 
 def _tapped_wait(keyset, tensor):
-    """Functional collectives, DTensor's, are waited for by an operator of their own."""
+    """Hook the operator that waits for functional collectives, which DTensor uses."""
     with contextlib.ExitStack() as waits:
         for _, _, waiting in _listeners:
             if waiting is not None:
@@ -171,7 +174,7 @@ def _note(op: str, arguments: dict) -> Call:
     tensors = _payload(op, arguments)
     largest = max(tensors, key=lambda tensor: tensor.nbytes)
     payload_bytes = 0 if op.endswith("barrier") else sum(tensor.nbytes for tensor in tensors)
-    if op in ("gather", "scatter") and root != group.rank():  # only the root has all parts
+    if op in ("gather", "scatter") and root != group.rank():  # only the root has the full buffer
         payload_bytes *= group.size()
     lane = lane_of(op, group.group_name, partner)
     caller = frames.innermost_students(sys._getframe(2))
@@ -194,7 +197,7 @@ def _note(op: str, arguments: dict) -> Call:
     )
     for refuse in before_launch:
         refuse(last_call)
-    if before_launch:  # comparing notes took time of its own
+    if before_launch:  # mismatch detection takes time that is not part of the collective
         last_call = replace(last_call, launched_s=time.perf_counter())
     for heard, _, _ in _listeners:
         heard.append(last_call)
@@ -202,7 +205,7 @@ def _note(op: str, arguments: dict) -> Call:
 
 
 def _payload(op: str, arguments: dict) -> list[torch.Tensor]:
-    """The full buffer: an all-to-all's input, else the larger of what goes in and what comes out."""
+    """Return the tensors of the full buffer: an all-to-all's input, otherwise the larger of input and output."""
     if op == "all_to_all":
         return _tensors(arguments["input_tensors"])
     if op == "all_to_all_single":
@@ -222,7 +225,11 @@ def _kept_bytes(op: str, arguments: dict, own: int) -> int:
 
 
 def _is_async(op: str, arguments: dict) -> bool:
-    """Collectives are told by their caller; `dist.send` is an isend that waits, so look who called it."""
+    """Return whether the caller asked for an asynchronous operation.
+
+    A collective has an argument for it. `dist.send` is an isend followed by a wait, so its callers have to be
+    inspected.
+    """
     if op not in POINT_TO_POINT:
         return arguments.get("async_op", True)
     frame = sys._getframe(3)

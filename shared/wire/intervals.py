@@ -1,10 +1,10 @@
-"""Sets of time intervals: lists of (began_s, ended_s)."""
+"""Operations on sets of time intervals, given as lists of (began_s, ended_s)."""
 
 Intervals = list[tuple[float, float]]
 
 
 def merge(intervals: Intervals) -> Intervals:
-    """Cover the same time by intervals that do not touch, in order."""
+    """Return sorted, disjoint intervals that cover the same time."""
     merged: Intervals = []
     for began, ended in sorted(intervals):
         if merged and began <= merged[-1][1]:
@@ -15,7 +15,7 @@ def merge(intervals: Intervals) -> Intervals:
 
 
 def subtract(intervals: Intervals, taken: Intervals) -> Intervals:
-    """Keep of some intervals what lies in none of those taken away."""
+    """Return the parts of the intervals that lie in none of the `taken` ones."""
     left, holes, first = [], merge(taken), 0
     for start, end in merge(intervals):
         while first < len(holes) and holes[first][1] <= start:
@@ -32,12 +32,12 @@ def subtract(intervals: Intervals, taken: Intervals) -> Intervals:
 
 
 def length_s(intervals: Intervals) -> float:
-    """Add up the time that the intervals cover, overlaps counted once."""
+    """Return the time that the intervals cover, counting overlaps once."""
     return sum(ended - began for began, ended in merge(intervals))
 
 
 def rows(intervals: Intervals) -> list[int]:
-    """Give each interval, in order of its beginning, the first row in which nothing else runs. → row numbers"""
+    """Place each interval, in order of its beginning, in the first free row. Returns a row index for each."""
     free_at: list[float] = []
     chosen = {}
     for place in sorted(range(len(intervals)), key=lambda place: intervals[place]):

@@ -1,11 +1,11 @@
-"""Do all ranks launch the same collective? Asked before each one runs, where a lab wants to know at once.
+"""Mismatch detection: before each collective, check that all ranks launch the same one.
 
-gloo itself notices nothing: another operator, dtype or root hangs or adds up nonsense, and another size
-aborts the process. So each rank makes a number of what it is about to launch, and an all_reduce MAX of
-(number, −number) on a group of its own tells whether the largest and the smallest are the same.
+gloo does not detect a mismatch. A different operator, dtype or root hangs or produces wrong values, and a different
+size aborts the process. So each rank computes a hash of the collective it is about to launch, and an all_reduce MAX
+of (hash, −hash) on a separate group shows whether the largest and the smallest are equal.
 
-It costs one small message per collective. torch's own `DebugLevel.DETAIL` asks the same question at about
-twice the price, and with it DistributedDataParallel crashes on gloo (torch 2.13, measured).
+This costs one small all-reduce per collective. torch's own `DebugLevel.DETAIL` does the same check at about twice the
+cost, and DistributedDataParallel crashes with it on gloo (measured with torch 2.13).
 """
 
 import zlib
@@ -16,18 +16,18 @@ import torch.distributed as dist
 from shared.wire import completion, instrumentation
 
 SIGN = "Ranks do not agree on the next collective"
-_MAY_DIFFER = ("gather", "scatter", "all_to_all", "all_to_all_single")  # in shape, from rank to rank
+_MAY_DIFFER = ("gather", "scatter", "all_to_all", "all_to_all_single")  # their shapes may differ between ranks
 
 
 class Disagreement(RuntimeError):
-    """Ranks were about to launch different collectives; none of them was launched."""
+    """The ranks were about to launch different collectives. None of them was launched."""
 
 
 def watch() -> None:
     """Compare every collective on the default group from now on. All ranks must call this together."""
     control = dist.new_group(backend="gloo")
     world = dist.group.WORLD.group_name
-    backend = control._get_backend(torch.device("cpu"))  # below the dispatcher, so the hooks do not see it
+    backend = control._get_backend(torch.device("cpu"))  # below the dispatcher, where the hooks do not see it
 
     def compare(call: instrumentation.Call) -> None:
         if call.group_name != world or call.op in instrumentation.POINT_TO_POINT:
@@ -36,7 +36,7 @@ def watch() -> None:
         pair = torch.tensor([number, -number])
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MAX
-        completion.untimed_wait(backend.allreduce([pair], options))  # our wait is not the student's
+        completion.untimed_wait(backend.allreduce([pair], options))  # this wait is not part of the student's program
         if pair[0] != -pair[1]:
             raise Disagreement(f"{SIGN}; this one is at {call}")
 
@@ -44,7 +44,7 @@ def watch() -> None:
 
 
 def ignore() -> None:
-    """Compare no more."""
+    """Stop comparing collectives."""
     instrumentation.before_launch.clear()
 
 
@@ -53,6 +53,6 @@ def _number_of(call: instrumentation.Call) -> int:
 
 
 def must_agree(call: instrumentation.Call) -> str:
-    """Say of a collective what must be the same on all ranks."""
+    """Return the properties of a collective that must be the same on all ranks, as one string."""
     shape = () if call.op in _MAY_DIFFER else call.shape
     return f"{call.op} {shape} {call.dtype} {call.root}"

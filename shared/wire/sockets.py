@@ -1,40 +1,39 @@
-"""What the system counts: the bytes of the interface between ranks, and those of this process's own TCP sockets."""
+"""Byte counters of the operating system: for the network interface, and for the TCP sockets of this process."""
 
 import os
 import socket
 import struct
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
-_BYTES_SENT_AT = 200  # in Linux's struct tcp_info, since 4.19
+import psutil
+
+_BYTES_SENT_AT = 200  # offset in Linux's struct tcp_info, since 4.19
 
 
 class Counters(NamedTuple):
-    """What an interface has carried since it exists, headers counted."""
+    """The bytes that an interface has carried since it was created, including headers."""
 
     sent_bytes: int
     received_bytes: int
 
 
 def counters() -> Counters | None:
-    """Read the counters of the interface between ranks: on a host its own, else the machine's, for all programs.
+    """Read the counters of the network interface that connects the ranks.
 
-    It is the one named by GLOO_SOCKET_IFNAME, or loopback. None where the system does not tell (it is Linux that does).
+    The interface is the one named by GLOO_SOCKET_IFNAME, or else loopback. A rank on a host of its own has an interface
+    to itself; otherwise the counters include all programs on the machine. Returns None if there is no such interface.
     """
-    try:
-        lines = Path("/proc/net/dev").read_text().splitlines()  # of the namespace that the main thread is in
-    except OSError:
-        return None
-    name = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-    columns = next((line.split(":")[1].split() for line in lines if line.strip().startswith(f"{name}:")), None)
-    return Counters(sent_bytes=int(columns[8]), received_bytes=int(columns[0])) if columns else None
+    interfaces = psutil.net_io_counters(pernic=True, nowrap=False)  # of the network namespace of the main thread
+    found = interfaces.get(os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
+    return Counters(found.bytes_sent, found.bytes_recv) if found else None
 
 
 def sent_bytes() -> int | None:
-    """Add up what left through this process's TCP sockets that are open now, headers apart: nobody else's traffic.
+    """Return the bytes sent through the TCP sockets that this process has open now, without headers.
 
-    Take the difference of two calls. None where the system does not tell: it is Linux that does.
+    Unlike `counters`, this includes no other process. Use the difference of two calls. Returns None outside Linux, and
+    on kernels that do not report it.
     """
     if not sys.platform.startswith("linux"):
         return None
@@ -50,7 +49,7 @@ def sent_bytes() -> int | None:
 
 
 def _tcp_info(number: int) -> bytes | None:
-    """Ask the kernel about one file of this process; None where that is no TCP socket, or closed meanwhile."""
+    """Read the kernel's TCP information of a file descriptor. Returns None if it is not an open TCP socket."""
     try:
         if not os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
             return None

@@ -571,8 +571,15 @@ print(f"{mine[0].item():.3f}, and should be {3 * (rank + 1) / norm_of_all:.3f}")
 #
 # <details><summary>Hint</summary>Norms cannot be added up. What can?</details>
 
+# %% tags=["export"] module="clipping"
+# %%ranks
+"""Gradient clipping by the norm over all ranks' shards."""
 
-# %% tags=["exercise", "export"] grade_id="clip-shards"
+import torch
+import torch.distributed as dist
+
+
+# %% tags=["exercise", "export"] grade_id="clip-shards" module="clipping"
 # %%ranks
 @torch.no_grad()
 def clip_shards_(

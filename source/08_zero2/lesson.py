@@ -15,8 +15,8 @@
 # - settle from the ledger whether ZeRO-2 sends more than data parallelism, with one micro-batch and with several,
 # - tell what gloo makes of a reduce-scatter, and how much of the sending still hides behind backward.
 #
-# You need buckets and hooks (chapters 03 and 04), and from lab 07 `FlatParameters`: parameters that are views of one
-# flat tensor, of which rank r owns the r-th part.
+# You need buckets and hooks (chapters 03 and 04), and from lab 07 `FlatParameter`: parameters that are views of one
+# flat tensor, of which rank r owns the r-th of N equal shards.
 
 # %% [markdown]
 # ## What is wasted
@@ -43,7 +43,7 @@ from shared.c10d import all_gather_single, reduce_scatter_single
 from shared.data import CharTokens
 from shared.models import GPTConfig, TinyGPT
 from solutions.bucketed_ddp import assign_buckets
-from solutions.zero1 import FlatParameters, ZeRO1
+from solutions.zero1 import FlatParameter, ZeRO1
 
 text = CharTokens()
 config = GPTConfig(vocab_size=text.vocab_size, layers=6, width=128)
@@ -74,14 +74,15 @@ plots.memory_by_component({"holds": held, "needs": needed}, decimals=2)
 # %% [markdown]
 # ## Free them after backward
 #
-# First a reduce-scatter that comes back at once, with a function that waits, and then has this rank's part of the sum:
-# `direct_reduce_scatter` of chapter 01, cut in two.
+# First we need a reduce-scatter that returns at once. This one is `direct_reduce_scatter` of chapter 01, cut in two: it
+# returns a function that waits, and then returns this rank's shard of the sum. (Lab 01's `launch_reduce_scatter` does
+# the same with less memory, and returns an object with `wait()`.)
 
 
 # %%
 # %%ranks
 def directly(flat):
-    """Begin to send each rank its part of flat. → a function that waits, and adds up what came"""
+    """Launch sending each rank its shard of flat. Returns a function that waits, and adds up what came."""
     arrived = torch.empty_like(flat)
     handle = dist.all_to_all_single(arrived, flat, async_op=True)
 
@@ -93,30 +94,31 @@ def directly(flat):
 
 
 # %% [markdown]
-# Then buckets, as in chapter 03. Each has its own `FlatParameters`, so a rank owns a quarter of *every bucket*. Were it
-# a quarter of the model in one piece, the first bucket to leave would belong to one rank, and all would send to that
-# one. (Here a bucket is packed when it is sent. The lab's packs each gradient when it comes.)
+# Then we need buckets, as in chapter 03. Each has a `FlatParameter` of its own, so a rank owns a quarter of *every
+# bucket*. If it owned a contiguous quarter of the model instead, the first bucket would belong to one rank, and all
+# others would send to that rank. (Here a bucket is packed when it is sent. The lab's packs each gradient when it
+# comes.)
 
 
 # %%
 # %%ranks
 class Bucket:
-    """Parameters, and their gradients on the way: of their mean this rank keeps its part."""
+    """A flat parameter, and its gradients in flight: of their mean this rank keeps its shard."""
 
     def __init__(self, parameters, begin):
-        self.home, self.begin, self.finish = FlatParameters(parameters), begin, None
+        self.flat_parameter, self.begin, self.finish = FlatParameter(parameters), begin, None
 
     def send(self):
-        flat = self.home.new_flat()
-        pieces = self.home.slices_of(flat)
-        for parameter, piece in zip(self.home.parameters, pieces, strict=True):
-            piece.copy_(parameter.grad)
+        layout = self.flat_parameter.layout
+        flat = layout.new_flat()
+        for parameter, view in zip(layout.parameters, layout.views(flat), strict=True):
+            view.copy_(parameter.grad)
             parameter.grad = None
         self.finish = self.begin(flat)
 
     def wait(self):
         if self.finish is not None:
-            mean, shard = self.finish() / world_size, self.home.shard
+            mean, shard = self.finish() / world_size, self.flat_parameter.shard
             shard.grad = mean if shard.grad is None else shard.grad + mean
             self.finish = None  # and with it goes what was sent and what arrived
 
@@ -129,7 +131,7 @@ class FreesAfter:
     def __init__(self, model, begin=directly, cap_mb=0.25, **settings):
         assigned = assign_buckets(model.parameters(), cap_mb)
         self.buckets = [Bucket(parameters, begin) for parameters in assigned]
-        self.inner = AdamW([bucket.home.shard for bucket in self.buckets], **settings)
+        self.inner = AdamW([bucket.flat_parameter.shard for bucket in self.buckets], **settings)
 
     def finish_gradient_sync(self):
         for bucket in self.buckets:
@@ -140,7 +142,8 @@ class FreesAfter:
         self.inner.step()
         self.inner.zero_grad()
         for bucket in self.buckets:
-            all_gather_single(bucket.home.flat, bucket.home.shard.data)
+            flat_parameter = bucket.flat_parameter
+            all_gather_single(flat_parameter.flat_param, flat_parameter.shard.data)
 
 
 # %% [markdown]
@@ -208,8 +211,8 @@ class FreesDuring(FreesAfter):
         super().__init__(model, **options)
         self.sends, self.before = True, {after: before for before, after in pairwise(self.buckets)}
         for bucket in self.buckets:
-            bucket.missing = len(bucket.home.parameters)
-            for parameter in bucket.home.parameters:
+            bucket.missing = len(bucket.flat_parameter.layout.parameters)
+            for parameter in bucket.flat_parameter.layout.parameters:
                 parameter.register_post_accumulate_grad_hook(partial(self.came, bucket))
 
     def came(self, bucket, parameter):
@@ -218,7 +221,7 @@ class FreesDuring(FreesAfter):
             if bucket in self.before:
                 self.before[bucket].wait()
             bucket.send()
-            bucket.missing = len(bucket.home.parameters)
+            bucket.missing = len(bucket.flat_parameter.layout.parameters)
 
     def finish_gradient_sync(self):
         for bucket in self.buckets:
@@ -250,7 +253,7 @@ def curve_of(kind):
 
 
 curves = {"freed after backward": curve_of(FreesAfter), "freed during it": curve_of(FreesDuring)}
-largest_bytes = max(bucket.home.flat.nbytes for bucket in FreesAfter(model).buckets)
+largest_bytes = max(bucket.flat_parameter.flat_param.nbytes for bucket in FreesAfter(model).buckets)
 
 # %%
 bound_bytes = 4 * parameters / 4 + 3 * ranks.pull("largest_bytes")[0]

@@ -369,8 +369,11 @@ def shard_into_units(
 # - `self.buckets[unit]` holds lab 08's `ShardedBucket`s. `bucket.launch()` starts the reduce-scatter of what is packed,
 #   and `bucket.wait()` adds the mean to `shard.grad`. Waiting at once is fine here; lab 10 waits later.
 #
-# The constructor, `on_gradient`, and the rest are given. The first check trains a model of three blocks on two ranks.
-# The others count bytes on the wire and in memory.
+# The constructor, `on_gradient` and two small methods are given. The class is spread over three cells: one that starts
+# with `class Name(Name):` adds methods to the class of that name. When you change such a cell, also run the cells after
+# it that continue the class.
+#
+# The first check trains a model of three blocks on two ranks. The others count bytes on the wire and in memory.
 #
 # <details><summary>Hint 1</summary>
 #
@@ -385,7 +388,7 @@ def shard_into_units(
 # </details>
 
 
-# %% tags=["exercise"] grade_id="plain-zero3"
+# %% tags=["given"]
 # %%ranks
 from collections import Counter
 from functools import partial
@@ -414,6 +417,19 @@ class PlainZeRO3(nn.Module):
     def forward(self, *inputs):
         return self.module(*inputs)
 
+    def on_gradient(self, bucket_index: int, index: int) -> None:
+        """When a gradient is complete: pack it. If it is the unit's last, backward is done there."""
+        unit, bucket = self.owned[bucket_index]
+        bucket.pack(index)
+        self.packed[unit] += 1
+        if self.packed[unit] == sum(len(each.parameters) for each in self.buckets[unit]):
+            self.packed[unit] = 0
+            self.post_backward(unit)
+
+
+# %% tags=["exercise"] grade_id="plain-zero3"
+# %%ranks
+class PlainZeRO3(PlainZeRO3):
     def pre_forward(self, unit: Unit, submodule: nn.Module, inputs: tuple) -> None:
         ### BEGIN SOLUTION
         unit.wait_for_unshard()
@@ -432,15 +448,6 @@ class PlainZeRO3(nn.Module):
         unit.wait_for_unshard()
         ### END SOLUTION
 
-    def on_gradient(self, bucket_index: int, index: int) -> None:
-        """When a gradient is complete: pack it. If it is the unit's last, backward is done there."""
-        unit, bucket = self.owned[bucket_index]
-        bucket.pack(index)
-        self.packed[unit] += 1
-        if self.packed[unit] == sum(len(each.parameters) for each in self.buckets[unit]):
-            self.packed[unit] = 0
-            self.post_backward(unit)
-
     def post_backward(self, unit: Unit) -> None:
         ### BEGIN SOLUTION
         for bucket in self.buckets[unit]:
@@ -449,6 +456,10 @@ class PlainZeRO3(nn.Module):
         unit.reshard()
         ### END SOLUTION
 
+
+# %% tags=["given"]
+# %%ranks
+class PlainZeRO3(PlainZeRO3):
     def finish_gradient_sync(self) -> None:
         """Reshard what a forward without a backward has left: all reduce-scatters are complete."""
         for unit in self.units:

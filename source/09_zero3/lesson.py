@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     module: zero3
+#     module: units
 #     minutes: 30
 #     gpu_per_rank: true
 # ---
@@ -12,10 +12,9 @@
 # **30 minutes.** You will be able to
 #
 # - let parameters exist only while a layer computes with them, and say why that needs units,
-# - predict the peak to the byte, and say why 16Ψ/N is not what a card must hold,
+# - predict the parameters' peak to the byte,
 # - predict how much more than data parallelism such a step sends,
-# - say what prefetching and keeping parameters buy, and what they cost,
-# - save a model in parts on 4 ranks, and go on with it on 2.
+# - explain what prefetching and keeping parameters after forward gain you, and what they cost.
 #
 # You need chapter 01 (reduce-scatter, all-gather), flat tensors of chapter 07, and chapter 08's gradients that travel
 # while backward computes.
@@ -234,7 +233,7 @@ def followed(model, optimizer):
 
     def state_of(part):
         size = part.flat.untyped_storage().nbytes()
-        return "GATHERED" if part.here else "GATHERING" if size else "SHARDED", size
+        return "UNSHARDED" if part.here else "UNSHARDING" if size else "SHARDED", size
 
     def look():
         return {name: state_of(part) for name, part in parts.items()}
@@ -404,7 +403,7 @@ tables.Table(["in f · 4Ψ", *(f"g = {g}" for g in counts)], rows, note)
 # %%ranks
 from itertools import pairwise
 
-from solutions.zero1 import begin_all_gather
+from solutions.collectives import launch_all_gather
 
 
 class Part(Part):
@@ -412,7 +411,7 @@ class Part(Part):
         storage = self.flat.untyped_storage()
         if storage.nbytes() == 0:
             storage.resize_(self.flat.nbytes)
-            self.handle = begin_all_gather(self.flat, self.shard.data)
+            self.handle = launch_all_gather(self.flat, self.shard.data)
 
     def gather(self):
         self.begin()
@@ -432,8 +431,9 @@ def look_ahead(before, after, parts):
 
 
 # %% [markdown]
-# A unit is now SHARDED (its rank's part, and no more), GATHERING (and memory for all of it, which fills while the
-# others' parts arrive) or GATHERED. In the lab an `Enum` says so, with a fourth state for backward and its gradients.
+# A unit is now in one of three states. SHARDED means that the rank holds only its shard, UNSHARDING that an all-gather is
+# filling the unit's memory, and UNSHARDED that all of its parameters are here. In the lab these are the members of an
+# `Enum`, with a fourth state for backward and its gradients.
 #
 # **Predict** the three peaks as parts of Ψ: without prefetching; with; with it and `reshard_after_forward=False`.
 
@@ -534,7 +534,7 @@ plots.timeline(lines, ["gathered late", "prefetched"])
 
 # %%
 # %%ranks
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 
 
 def in_fsdp2(model, units, **options):
@@ -552,97 +552,7 @@ def finished(model, **options):
     return with_adamw(in_fsdp2(model, units, **options))
 
 
-def watched(model, optimizer, step=step_of):
-    """→ of a second step: the most bytes that parameters have, the ledger, the loss"""
-    step(model, optimizer)
-    with memory.peak(model, optimizer) as peak, wire.ledger() as log:
-        loss = step(model, optimizer)
-    return max(sample.held.parameters_bytes for sample in peak.samples), log, loss
-
-
 # %% [markdown]
-# ## Half the bytes
-#
-# Chapter 06 kept fp32 master weights beside bf16 parameters. With ZeRO-3 the shards *are* the masters. A gather rounds
-# to bf16 before it sends, and what is gathered is bf16:
-
-# %%
-# %%ranks
-in_bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-seen = {
-    "fp32": watched(*finished(new_model())),
-    "bf16": watched(*finished(new_model(), mp_policy=in_bf16)),
-}
-
-# %%
-seen, rows = ranks.pull("seen")[0], []
-for name, (peak_bytes, log, loss) in seen.items():
-    in_mb = [f"{size / 1e6:.2f}" for size in (log.sent_bytes, psi, peak_bytes - psi)]
-    rows.append([name, *in_mb, f"{loss:.1f}"])
-assert seen["bf16"][1].sent_bytes == seen["fp32"][1].sent_bytes / 2
-assert seen["bf16"][0] - psi == (seen["fp32"][0] - psi) / 2
-assert abs(seen["bf16"][2] - seen["fp32"][2]) < 0.05
-tables.Table(["", "sent, MB", "shards, MB", "gathered at most, MB", "loss of step 2"], rows)
-
-# %% [markdown]
-# (Gradients are summed up in bf16 too, on the way, unless `reduce_dtype=torch.float32` lets them travel in full size.)
-
-# %% [markdown]
-# ## What else a model does
-#
-# Evaluation has no backward that would free anything. A checkpointed block runs forward twice (chapter 06). A block may
-# be called twice, with the same parameters. All of them work, and what each costs is told by counting messages.
-
-
-# %%
-# %%ranks
-from functools import partial
-
-from torch.utils.checkpoint import checkpoint
-
-
-def evaluate(model, optimizer):
-    with torch.no_grad():
-        return model(inputs, targets).item()
-
-
-def with_checkpoints(model):
-    for block in model.blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    return model
-
-
-def called_twice(model):
-    model.blocks.append(model.blocks[0])
-    return model
-
-
-cases = {
-    "a step": watched(*finished(new_model())),
-    "evaluation": watched(*finished(new_model()), evaluate),
-    "a step, blocks checkpointed": watched(*finished(with_checkpoints(new_model()))),
-    "a step, block 0 called twice": watched(*finished(called_twice(new_model()))),
-}
-
-# %%
-rows = []
-for name, (peak_bytes, log, _) in ranks.pull("cases")[0].items():
-    counts = [log.ops.get(op, 0) for op in ("all_gather", "reduce_scatter")]
-    sent_mb, peak_mb = log.sent_bytes / 1e6, peak_bytes / 1e6
-    rows.append([name, *map(str, counts), f"{sent_mb:.2f}", f"{peak_mb:.2f}"])
-header = ["", "all-gathers", "reduce-scatters", "sent, MB", "peak, MB"]
-tables.Table(header, rows, "peak: of the parameters")
-
-# %% [markdown]
-# A step gathers six blocks twice, and the root once. Evaluation gathers each block once (the root was still here, from
-# an evaluation before: FSDP2 frees it in backward). A checkpoint costs no gather: a block is computed again when
-# backward has gathered it anyway. Checkpoints and sharding belong together, one for the activations, one for the state.
-# The block that is called twice is gathered for each call, in forward and in backward, and reduced once: autograd adds
-# up the gradients of both calls first.
-#
-# Left to the lab: nested units (a parameter belongs to the innermost), clipping (the norm of all shards, chapter 07),
-# and a parameter that is unused on one rank only.
-#
 # ## Is it the same training?
 #
 # Six steps of AdamW in float64, against one process that has the full batch; and beside torch's own, `fully_shard`.
@@ -692,126 +602,6 @@ for name, model in {"inline": inline, "FSDP2": fsdp}.items():
     assert largest < 1e-10
 
 # %% [markdown]
-# ## A checkpoint, in parts
-#
-# No rank has the model. Somebody may put it together (the lab's `full_state_dict()`), where there must be room for all
-# of it. Or each rank writes what it has. The parts carry, as `DTensor`s, where they belong, so that
-# `torch.distributed.checkpoint` can hand them to any other number of ranks. Train 3 steps on 4 ranks, save, train 3
-# more; and from the file, the same 3 on 2.
-
-# %%
-# %%ranks
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-
-
-def train(model, optimizer, numbers):
-    """→ losses of the steps of these numbers; a batch has 8 samples, on any number of ranks"""
-    losses = []
-    for number in numbers:
-        batch = text.windows(range(1000 * number, 1000 * number + 800, 100), length=32)
-        x, y = (tensor[rank::world_size].to(device) for tensor in batch)
-        optimizer.zero_grad()
-        loss = model(x, y)
-        loss.backward()
-        optimizer.step()
-        dist.all_reduce(loss.detach_())
-        losses.append(loss.item() / world_size)
-    return losses
-
-
-# %%
-# %%ranks
-def states_of(model, optimizer):
-    of_model, of_optimizer = get_state_dict(model, optimizer)
-    return {"model": of_model, "optimizer": of_optimizer}
-
-
-def saved_at_4(folder):
-    model, optimizer = finished(new_model())
-    train(model, optimizer, range(3))
-    dcp.save(states_of(model, optimizer), checkpoint_id=folder)
-    return train(model, optimizer, range(3, 6))
-
-
-def resumed(folder):
-    model, optimizer = finished(new_model())
-    states = states_of(model, optimizer)  # something to load into
-    dcp.load(states, checkpoint_id=folder)
-    loaded = {"model_state_dict": states["model"], "optim_state_dict": states["optimizer"]}
-    set_state_dict(model, optimizer, **loaded)
-    return train(model, optimizer, range(3, 6))
-
-
-# %% tags=["nbval-ignore-output"]
-import tempfile
-from pathlib import Path
-
-with tempfile.TemporaryDirectory() as folder:
-    on_4 = ranks.run(lambda folder: saved_at_4(folder), folder)[0]
-    written = {file.name: file.stat().st_size for file in sorted(Path(folder).glob("*.distcp"))}
-    with ranks.world(2):
-        on_2 = ranks.run(lambda folder: resumed(folder), folder)[0]
-rows = [[f"rank {rank}", f"{size / 1e6:.2f}"] for rank, size in enumerate(written.values())]
-rows.append(["for comparison: all of it, 12Ψ", f"{12 * psi / 1e6:.2f}"])
-print("on 4:", [f"{loss:.4f}" for loss in on_4], " resumed on 2:", [f"{loss:.4f}" for loss in on_2])
-assert all(abs(one - other) < 1e-4 for one, other in zip(on_4, on_2, strict=True))
-quarter = 12 * (psi + numbers["token_embedding.weight"]) / 4  # saved under both its names
-assert all(quarter < size < 1.05 * quarter for size in written.values())
-tables.Table(["written by", "MB"], rows)
-
-# %% [markdown]
-# Each wrote a fourth of 12Ψ, parameters and AdamW's two states, all at the same time, and nobody ever held more. (The
-# tied embedding is written twice, under each of its names.) What fills up flat tensors at the end must not be saved:
-# it depends on N.
-
-# %% [markdown]
-# ## 16Ψ/N is not the peak
-#
-# "With ZeRO-3 a rank needs 16Ψ/N bytes, so any model fits on enough ranks." Ask for Llama-2 70B in mixed precision,
-# one sequence of 2,048 tokens per rank, all layers checkpointed. It takes no cluster: with tensors on `meta`, which
-# have shapes and no memory, and a process group that only pretends, rank 0 of N runs a finished `ZeRO3` through a
-# step, and its bytes are counted.
-
-# %% tags=["needs-solution"]
-from shared import dryrun
-
-shape = dryrun.MODELS["llama-70b"]
-
-
-def of_rank_0(n):
-    """→ what rank 0 of n holds at its peak, in GB"""
-    run = dryrun.dry_run(shape, "zero3", n)
-    assert run.gathered_bytes == dryrun.expected_gathered_bytes(shape)
-    peak, state_bytes = run.at_peak, formulas.model_state_bytes(shape.parameters, n, stage=3)
-    other_bytes = peak.activations_bytes + peak.other_bytes
-    sizes = state_bytes, run.gathered_bytes, peak.buckets_bytes, other_bytes, peak.total_bytes
-    return [f"{n:,}", *(f"{size / 1e9:.2f}" for size in sizes)]
-
-
-header = ["N", "16Ψ/N", "gathered", "gradients on the way", "activations etc.", "peak"]
-rows = [of_rank_0(8), of_rank_0(64)]
-tables.Table(header, rows, "GB")
-
-# %% [markdown]
-# On 8 cards the state is nearly all of it, and does not fit 80 GB. On 64 there is room.
-#
-# **Predict** the peak on 1,024, where 16Ψ/N is 1.1 GB.
-
-# %%
-my_prediction_gb = 0.0
-
-# %% tags=["needs-solution"]
-rows.append(of_rank_0(1024))
-print(f"predicted {my_prediction_gb:g} GB, counted {rows[-1][-1]} GB")
-assert float(rows[-1][-1]) > 10 * float(rows[-1][1])
-tables.Table(header, rows, "GB")
-
-# %% [markdown]
-# The state is now next to nothing. The peak is what does *not* shrink with N: two layers and the root in bf16, as much
-# of gradients, and the activations of one sequence. (Where the state is large, the peak comes when backward ends and
-# nearly all gradients are there. Here it comes when backward begins, and all that the checkpoints keep is still there.)
-#
 # ## The ladder, measured
 #
 # All stages in one run: the solutions of the labs so far, and for stage 3 the inline version, which prefetches. Beside

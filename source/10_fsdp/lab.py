@@ -36,9 +36,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from solutions.clipping import clip_shards_
 from solutions.overlapped_ddp import watch_gradients
 from solutions.units import Call, Unit, UnitState, shard_into_units
-from solutions.zero1 import clip_shards_
 from solutions.zero2 import ShardedBucket
 
 # %% [markdown]
@@ -146,7 +146,8 @@ prediction_rank_1 = ""
 #   to the bucket that was launched last, or to `None`; a bucket's `launch()` waits for its `previous` one.
 # - `finish()` reduces the remaining buckets, waits for all of them, and begins anew.
 #
-# `_begin` is given: it says that every gradient is missing and nothing is launched.
+# The beginning of the class is given below. The exercise continues it: a cell that starts with `class Name(Name):` adds
+# methods to the class of that name. When you change such a cell, also run the cells after it that continue the class.
 #
 # <details><summary>Hint</summary>
 #
@@ -156,7 +157,7 @@ prediction_rank_1 = ""
 # </details>
 
 
-# %% tags=["exercise", "export"] grade_id="gradient-reducer"
+# %% tags=["export"]
 # %%ranks
 class GradientReducer:
     """Packs gradients as backward computes them, and reduce-scatters whole buckets when it is told to.
@@ -170,6 +171,20 @@ class GradientReducer:
         self._begin()
         watch_gradients(buckets, self.on_gradient)
 
+    def _begin(self) -> None:
+        self.missing = {bucket: set(range(len(bucket.parameters))) for bucket in self.buckets}
+        self.launched: list[ShardedBucket] = []
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        watch_gradients(
+            self.buckets, self.on_gradient
+        )  # deepcopy: the hooks stay with the original's parameters
+
+
+# %% tags=["exercise", "export"] grade_id="gradient-reducer"
+# %%ranks
+class GradientReducer(GradientReducer):
     def on_gradient(self, bucket_index: int, index: int) -> None:
         """Pack a gradient that backward() has just completed.
 
@@ -208,16 +223,6 @@ class GradientReducer:
             bucket.wait()
         self._begin()
         ### END SOLUTION
-
-    def _begin(self) -> None:
-        self.missing = {bucket: set(range(len(bucket.parameters))) for bucket in self.buckets}
-        self.launched: list[ShardedBucket] = []
-
-    def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state)
-        watch_gradients(
-            self.buckets, self.on_gradient
-        )  # deepcopy: the hooks stay with the original's parameters
 
 
 # %% tags=["check"] grade_id="check-gradient-reducer" points=2
@@ -292,32 +297,13 @@ def expect_no_full_parameters(wrapper: nn.Module, keys) -> None:
 
 
 # %% [markdown]
-# ## Exercise 10.3 · The hooks of forward (10 min, 3 points)
+# ## The class
 #
-# The next cell holds all of `ZeRO3`. It is long, but most of it is given, and it reads from top to bottom: the
-# constructor, one training step in the order in which it happens, then copying, saving and loading. Read it once. Five
-# methods are yours, and three exercises fill them in. Each time, edit this cell and run it again.
-#
-# Here you write the hooks of forward:
-#
-# - `pre_forward`: make sure that the unit's parameters are here. If gradients are recorded (`torch.is_grad_enabled()`),
-#   return what `self._watch_inputs(unit, inputs, kwargs)` returns: the new inputs. Otherwise return `None`.
-# - `post_forward`: if gradients are recorded, call `self._watch_outputs(unit, output)`, for every unit, the root too.
-#   Then reshard the unit, if `unit.reshard_after_forward` says so. Without gradients, always reshard it: no backward
-#   will come.
-# - In state BACKWARD, a forward is one that activation checkpointing runs again. Both hooks then do nothing.
-#
-# The root's `reshard_after_forward` is False. `_watch_inputs` and `_watch_outputs` are given: they put `AfterBackward`
-# on the inputs, and `pre_backward` on the outputs.
-#
-# <details><summary>Hint</summary>
-#
-# Both hooks begin with the same question: is this a forward that runs inside backward?
-#
-# </details>
+# `ZeRO3` is one class, spread over seven cells in the order in which a training step happens. The first three are
+# given: what the class is, its constructor, and `forward`. Read them before you go on.
 
 
-# %% tags=["exercise", "export"] grade_id="zero3"
+# %% tags=["export"]
 # %%ranks
 class ZeRO3(nn.Module):
     """ZeRO stage 3: train module with parameters, gradients and optimizer state sharded over the ranks of the group.
@@ -340,6 +326,10 @@ class ZeRO3(nn.Module):
     Source: Rajbhandari et al. 2020, "ZeRO", §5.3 and §7; Zhao et al. 2023, "PyTorch FSDP", §3.
     """
 
+
+# %% tags=["export"]
+# %%ranks
+class ZeRO3(ZeRO3):
     def __init__(
         self,
         module: nn.Module,
@@ -356,21 +346,15 @@ class ZeRO3(nn.Module):
 
         unit_of = shard_into_units(module, units, compute_dtype, reshard_after_forward, group)
         self.units, self.root = list(unit_of.values()), unit_of[module]
-        self.flat_parameters = [
-            flat_parameter for unit in self.units for flat_parameter in unit.flat_parameters
-        ]
-        self.shards = nn.ParameterList(
-            flat_parameter.shard for flat_parameter in self.flat_parameters
-        )
+        self.flat_parameters = [flat for unit in self.units for flat in unit.flat_parameters]
+        self.shards = nn.ParameterList(flat.shard for flat in self.flat_parameters)
 
         self.prefetcher = Prefetcher(prefetch)
         self.buckets_of = {
             unit: [ShardedBucket(flat) for flat in unit.flat_parameters if flat.shard.requires_grad]
             for unit in self.units
         }
-        self.reducer = GradientReducer(
-            [bucket for buckets in self.buckets_of.values() for bucket in buckets]
-        )
+        self.reducer = GradientReducer([each for own in self.buckets_of.values() for each in own])
         self.calls: dict[Unit, Call] = {}  # of the units whose forward is running
         self.pending = False  # whether backward has run since the last finish_gradient_sync()
 
@@ -379,6 +363,14 @@ class ZeRO3(nn.Module):
             submodule.register_forward_hook(partial(self.post_forward, unit))
         self.register_state_dict_post_hook(drop_full_parameters)
         self.register_load_state_dict_post_hook(expect_no_full_parameters)
+
+
+# %% tags=["export"]
+# %%ranks
+class ZeRO3(ZeRO3):
+    def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
+        """Name this rank's shards, for an optimizer."""
+        return self.shards.named_parameters(prefix, recurse, remove_duplicate)
 
     # -- one training step, in the order in which it happens
 
@@ -392,6 +384,35 @@ class ZeRO3(nn.Module):
             self._reshard_all()  # units that were prefetched but not called
         return output
 
+    def _reshard_all(self) -> None:
+        for unit in self.units:
+            unit.reshard()
+
+
+# %% [markdown]
+# ## Exercise 10.3 · The hooks of forward (10 min, 3 points)
+#
+# - `pre_forward`: make sure that the unit's parameters are here. If gradients are recorded (`torch.is_grad_enabled()`),
+#   return what `self._watch_inputs(unit, inputs, kwargs)` returns: the new inputs. Otherwise return `None`.
+# - `post_forward`: if gradients are recorded, call `self._watch_outputs(unit, output)`, for every unit, the root too.
+#   Then reshard the unit, if `unit.reshard_after_forward` says so. Without gradients, always reshard it: no backward
+#   will come.
+# - In state BACKWARD, a forward is one that activation checkpointing runs again. Both hooks then do nothing.
+#
+# The root's `reshard_after_forward` is False. The two `_watch` methods are given below the exercise. They ask autograd
+# to call the hooks of backward: `post_backward` through `AfterBackward` on the inputs, and `pre_backward` when the
+# gradient of an output is complete.
+#
+# <details><summary>Hint</summary>
+#
+# Both hooks begin with the same question: is this a forward that runs inside backward?
+#
+# </details>
+
+
+# %% tags=["exercise", "export"] grade_id="forward-hooks"
+# %%ranks
+class ZeRO3(ZeRO3):
     def pre_forward(self, unit: Unit, submodule: nn.Module, inputs: tuple, kwargs: dict):
         """Before a unit's forward: wait for its parameters, and prefetch the next unit's."""
         ### BEGIN SOLUTION
@@ -418,6 +439,10 @@ class ZeRO3(nn.Module):
             unit.reshard()
         ### END SOLUTION
 
+
+# %% tags=["export"]
+# %%ranks
+class ZeRO3(ZeRO3):
     def _watch_inputs(self, unit: Unit, inputs: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Ask autograd to call post_backward() when it is done with this call of the unit."""
         call = self.calls[unit] = Call()
@@ -428,8 +453,8 @@ class ZeRO3(nn.Module):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad
         ]
         if indices:
-            post_backward = partial(self.post_backward, unit, call)
-            watched = AfterBackward.apply(post_backward, *(leaves[i] for i in indices))
+            inputs = (leaves[i] for i in indices)
+            watched = AfterBackward.apply(lambda: self.post_backward(unit, call), *inputs)
             for i, tensor in zip(indices, watched, strict=True):
                 leaves[i] = tensor
         return tree_unflatten(leaves, structure)
@@ -440,9 +465,44 @@ class ZeRO3(nn.Module):
         for tensor in tree_leaves(output):
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                 unit.open_calls.add(call)
-                tensor.register_hook(partial(self.pre_backward, unit, call))
+                tensor.register_hook(lambda _gradient: self.pre_backward(unit, call))
 
-    def pre_backward(self, unit: Unit, call: Call, gradient: torch.Tensor) -> None:
+
+# %% tags=["check"] grade_id="check-forward" points=3
+check.Forward()
+
+# %% [markdown]
+# ## Exercise 10.4 · The hooks of backward (15 min, 4 points)
+#
+# - `pre_backward` is called when the gradient of one of the unit's outputs is complete. Set `self.pending`, make sure
+#   that the parameters are here, and set the unit's state to BACKWARD.
+# - `post_backward` is called when backward is done with one call of the unit. Take `call` out of `unit.open_calls`. If
+#   there are other open calls, backward will come back to this unit, so stop here. Otherwise reduce
+#   `self.buckets_of[unit]`, and reshard the unit.
+# - `finish_gradient_sync`: finish the reducer, reshard all units, clear their open calls, and reset `self.pending`.
+#
+# All ranks run these hooks in the same order, because they call the same units in the same order. So that is where
+# collectives may be launched. Two cases are left to `finish_gradient_sync`: a unit that this step did not call, and a
+# unit whose inputs need no gradient, for which there is no `AfterBackward`.
+#
+# <details><summary>Hint 1</summary>
+#
+# A unit may be called twice, or in two forwards that share one backward. What would happen to it if it were reduced
+# after the first of two calls?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# A forward whose output nobody uses leaves calls that backward never reaches. Their graph is dropped, and with it the
+# calls drop out of the weak set, unless something else holds them.
+#
+# </details>
+
+
+# %% tags=["exercise", "export"] grade_id="backward-hooks"
+# %%ranks
+class ZeRO3(ZeRO3):
+    def pre_backward(self, unit: Unit, call: Call) -> None:
         """Before a unit's backward: wait for its parameters, and prefetch the next unit's."""
         ### BEGIN SOLUTION
         self.pending = True
@@ -473,77 +533,6 @@ class ZeRO3(nn.Module):
         self.pending = False
         ### END SOLUTION
 
-    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Scale the gradients so that their norm over all parameters is at most max_norm. Returns the norm before."""
-        return clip_shards_(
-            [shard.grad for shard in self.shards if shard.grad is not None], max_norm, self.group
-        )
-
-    # -- copying, saving and loading
-
-    def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
-        """Name this rank's shards, for an optimizer."""
-        return self.shards.named_parameters(prefix, recurse, remove_duplicate)
-
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """Gather what module.state_dict() would return. See gather_full_state()."""
-        return gather_full_state(self.module, self.flat_parameters)
-
-    def load_full_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
-        """Keep this rank's shard of a full state. See load_full_state()."""
-        load_full_state(self.module, self.flat_parameters, state_dict)
-
-    def sharded_state_dict(self, optimizer: torch.optim.Optimizer) -> dict:
-        """View this rank's shards for torch.distributed.checkpoint. See sharded_state()."""
-        return sharded_state(self.module, self.flat_parameters, optimizer)
-
-    def _reshard_all(self) -> None:
-        for unit in self.units:
-            unit.reshard()
-
-    def __deepcopy__(self, memo: dict) -> nn.Module:
-        for flat_parameter in self.flat_parameters:
-            # A parameter without memory cannot be copied: these become slices of the copied flat_param.
-            parameters = flat_parameter.layout.parameters
-            memo |= {
-                id(each): nn.Parameter(each.detach(), each.requires_grad) for each in parameters
-            }
-        copied = memo[id(self)] = self.__class__.__new__(self.__class__)
-        copied.__setstate__(copy.deepcopy(self.__dict__, memo))
-        return copied
-
-
-# %% tags=["check"] grade_id="check-forward" points=3
-check.Forward()
-
-# %% [markdown]
-# ## Exercise 10.4 · The hooks of backward (15 min, 4 points)
-#
-# Fill in three more methods of `ZeRO3` above, and run its cell again.
-#
-# - `pre_backward` is called when the gradient of one of the unit's outputs is complete. Set `self.pending`, make sure
-#   that the parameters are here, and set the unit's state to BACKWARD.
-# - `post_backward` is called when backward is done with one call of the unit. Take `call` out of `unit.open_calls`. If
-#   there are other open calls, backward will come back to this unit, so stop here. Otherwise reduce
-#   `self.buckets_of[unit]`, and reshard the unit.
-# - `finish_gradient_sync`: finish the reducer, reshard all units, clear their open calls, and reset `self.pending`.
-#
-# All ranks run these hooks in the same order, because they call the same units in the same order. So that is where
-# collectives may be launched. Two cases are left to `finish_gradient_sync`: a unit that this step did not call, and a
-# unit whose inputs need no gradient, for which there is no `AfterBackward`.
-#
-# <details><summary>Hint 1</summary>
-#
-# A unit may be called twice, or in two forwards that share one backward. What would happen to it if it were reduced
-# after the first of two calls?
-#
-# </details>
-# <details><summary>Hint 2</summary>
-#
-# A forward whose output nobody uses leaves calls that backward never reaches. Their graph is dropped, and with it the
-# calls drop out of the weak set, unless something else holds them.
-#
-# </details>
 
 # %% tags=["check"] grade_id="check-backward" points=4
 check.Backward()
@@ -551,7 +540,8 @@ check.Backward()
 # %% [markdown]
 # ## Exercise 10.5 · Prefetching in a step (5 min, 2 points)
 #
-# Add one call of `self.prefetcher` to `pre_forward`, and one to `pre_backward`, in the class above.
+# Add one call of `self.prefetcher` to your `pre_forward`, and one to your `pre_backward`. Then run all cells of `ZeRO3`
+# again, in order.
 #
 # - In `pre_forward`, call `in_forward(unit)` after the unit's own parameters are here, so that its all-gather goes
 #   first. The root is not prefetched, and does not prefetch: nothing runs ahead of it.
@@ -565,6 +555,46 @@ check.Backward()
 
 # %% tags=["check"] grade_id="check-prefetching" points=2
 check.Prefetching()
+
+# %% [markdown]
+# The rest of the class is given. Clipping needs no more than the shards (lab 07). Saving and loading call functions
+# that you write next.
+
+
+# %% tags=["export"]
+# %%ranks
+class ZeRO3(ZeRO3):
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale the gradients so that their norm over all parameters is at most max_norm. Returns the norm before."""
+        return clip_shards_(
+            [shard.grad for shard in self.shards if shard.grad is not None], max_norm, self.group
+        )
+
+    # -- copying, saving and loading
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """Gather what module.state_dict() would return. See gather_full_state()."""
+        return gather_full_state(self.module, self.flat_parameters)
+
+    def load_full_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
+        """Keep this rank's shard of a full state. See load_full_state()."""
+        load_full_state(self.module, self.flat_parameters, state_dict)
+
+    def sharded_state_dict(self, optimizer: torch.optim.Optimizer) -> dict:
+        """View this rank's shards for torch.distributed.checkpoint. See sharded_state()."""
+        return sharded_state(self.module, self.flat_parameters, optimizer)
+
+    def __deepcopy__(self, memo: dict) -> nn.Module:
+        for flat_parameter in self.flat_parameters:
+            # A parameter without memory cannot be copied: these become slices of the copied flat_param.
+            parameters = flat_parameter.layout.parameters
+            memo |= {
+                id(each): nn.Parameter(each.detach(), each.requires_grad) for each in parameters
+            }
+        copied = memo[id(self)] = self.__class__.__new__(self.__class__)
+        copied.__setstate__(copy.deepcopy(self.__dict__, memo))
+        return copied
+
 
 # %% [markdown]
 # ## Exercise 10.6 · A full state dict (15 min, 2 points)
@@ -596,7 +626,7 @@ check.Prefetching()
 # </details>
 
 
-# %% tags=["exercise", "export"] grade_id="full-state" module="model_state"
+# %% tags=["exercise", "export"] grade_id="gather-full-state" module="model_state"
 # %%ranks
 @torch.no_grad()
 def gather_full_state(
@@ -618,6 +648,8 @@ def gather_full_state(
     ### END SOLUTION
 
 
+# %% tags=["exercise", "export"] grade_id="load-full-state" module="model_state"
+# %%ranks
 @torch.no_grad()
 def load_full_state(
     module: nn.Module,

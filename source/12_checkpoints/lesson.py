@@ -73,9 +73,9 @@ Between steps: a quarter of the parameters and moments, and no gradients."""
 tables.Table(["", "× 4Ψ bytes"], rows, note)
 
 # %% [markdown]
-# You sharded the model because a rank cannot hold all of it. While `full_state_dict()` runs, every rank holds all of
-# it, and the moments are not even saved yet. It is better if each rank writes its own shard: a **sharded checkpoint**.
-# We also need to know what is left of it when a run is killed *while it saves*.
+# You sharded the model because a rank cannot hold all of it. While `full_state_dict()` runs, every rank holds all of it
+# twice, and the moments are not even saved yet. It is better if each rank writes its own shard: a **sharded
+# checkpoint**. We also need to know what is left of it when a run is killed *while it saves*.
 #
 # ## A job that saves shards
 #
@@ -224,13 +224,14 @@ my_prediction = ""
 latest = str(folder / "latest")
 save_bytes, at_2, at_4, loaded, error = ranks.run(lambda path: over_the_last_one(path), latest)[0]
 print(f"to save takes {save_bytes / (4 * psi):.1f} × 4Ψ bytes more than is held anyway")
-print(f"rank 3: {error}; predicted {my_prediction or 'nothing'}")
+print("rank 3:", error)
 rows = -(-len(loaded) // 4)  # a rank's; the last has fewer
 for number in range(4):
     shard = slice(number * rows, (number + 1) * rows)
     of_step = 4 if loaded[shard] == at_4[shard] else 2
     assert loaded[shard] == (at_4 if number < 3 else at_2)[shard]
     print(f"rank {number}'s rows of the embedding, loaded: of step {of_step}")
+print("your prediction:", my_prediction or "none")
 
 # %% [markdown]
 # The first line answers the question from the beginning: each rank writes its own shard, and no rank puts the model
@@ -329,7 +330,7 @@ for count in (2, 1):
 #
 # | | memory per rank, beside what it holds | left after a kill while saving | loads on |
 # |---|---|---|---|
-# | `full_state_dict()` | more than 4Ψ, on every rank | depends on who writes, and where | any number of ranks |
+# | `full_state_dict()` | 8Ψ, on every rank | depends on who writes, and where | any number of ranks |
 # | sharded, over the last checkpoint | none | a mixture of two steps, which loads | any number of ranks |
 # | sharded, a folder per step | none | the last complete checkpoint | any number of ranks |
 #

@@ -20,7 +20,7 @@ LONGEST_REASON = 300
 def pytest_addoption(parser):
     group = parser.getgroup("course")
     group.addoption("--events", metavar="FILE", help="tell FILE about each test, one line of JSON after the other")
-    group.addoption("--chapter", metavar="NAME", help="run only the tests of this chapter, such as 08_zero3")
+    group.addoption("--chapter", metavar="NAME", help="run only the tests of this chapter, such as 09_zero3")
     group.addoption("--only", metavar="FILE", help="run only the tests whose ids are the lines of FILE")
 
 
@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def belongs_to(item: pytest.Item, chapter: str) -> bool:
-    """Tell whether a test is about a chapter, such as 08_zero3.
+    """Tell whether a test is about a chapter, such as 09_zero3.
 
     Its id has the chapter's name (a mutant, a variant, a lab), its file does (test_zero3.py), or it is marked with it:
     `@pytest.mark.chapter("zero1", "zero3")`.

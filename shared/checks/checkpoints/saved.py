@@ -138,7 +138,7 @@ def _go_on(module, optimizer, load_checkpoint, folder: str, name: str, x, y) -> 
 # -- judging, in the kernel
 
 
-def one_process(plan: Saving, seed: int, x, y) -> dict:
+def trained_alone(plan: Saving, seed: int, x, y) -> dict:
     """→ the last losses, and the state at the end"""
     module = build(plan, seed)
     losses = train(module, new_optimizer(plan, module), range(STEPS), x, y)
@@ -185,7 +185,7 @@ def any_number_of_ranks_goes_on(attempt: Attempt) -> None:
     }[size]
     for plan in plans:
         draw, step = Draw(attempt), attempt.random.randrange(1, 10**6)
-        want = one_process(plan, draw.seeds[0], draw.x, draw.y)
+        want = trained_alone(plan, draw.seeds[0], draw.x, draw.y)
         with tempfile.TemporaryDirectory() as root:
             folder = str(Path(root) / "runs" / "first")  # which is not there yet
             per_rank = [(draw.seeds[0], x, y) for x, y in _shares(plan, draw, size)]
@@ -207,7 +207,7 @@ def any_number_of_ranks_goes_on(attempt: Attempt) -> None:
 def training_goes_back(attempt: Attempt) -> None:
     """In the run that saved, whose optimizer has gone on since, and whose gradients are still there."""
     plan, draw, step = Saving("Blocks", sharded=attempt.world_size > 1), Draw(attempt), attempt.random.randrange(1, 99)
-    want = one_process(plan, draw.seeds[0], draw.x, draw.y)
+    want = trained_alone(plan, draw.seeds[0], draw.x, draw.y)
     per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
     with tempfile.TemporaryDirectory() as folder:
         found = attempt.run(probe_saved, plan, folder, step, True, per_rank=per_rank, context=str(plan))

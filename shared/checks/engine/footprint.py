@@ -30,7 +30,7 @@ def probe_footprint(wrapper, model: str, options: dict, least_bytes: int, seed: 
     wrapped = wrapper(module, **options)
     for step in range(3):
         if step:
-            descend(module)
+            descend(module.parameters())
             module.zero_grad()
         awkward.loss_of(wrapped, x, y).backward()
         wrapped.finish_gradient_sync()

@@ -51,7 +51,7 @@ def probe_loop(wrapper, loop: Loop, rank: int, seed: int, x, y) -> dict:
         gradients = awkward.gradients_of(module)
         events = {"working": working, "finishing": finishing, "events": diary.events, "missing": missing}
         found.append(events | {"gradients": gradients})
-        descend(module)
+        descend(module.parameters())
         x = awkward.other_roads(x)
     return {"steps": found}
 

@@ -4,6 +4,7 @@ The kernel draws the model's weights and the batch. Rank 0 alone gets the right 
 their own), and each rank only its own samples: right gradients can only come from the other ranks.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -99,7 +100,7 @@ def probe_training(wrapper, how: Training, seed: int, x, y) -> dict:
         gradients = awkward.gradients_of(module)
         found["steps"].append({"local": local, "gradients": gradients, "working": working, "finishing": finishing})
         found["frozen"] = frozen_with_gradient(module)
-        descend(module)
+        descend(module.parameters())
         x = awkward.other_roads(x)
     wrapped.eval()
     with torch.no_grad():
@@ -114,10 +115,10 @@ def _drop_gradients(module) -> None:
             parameter.grad = None
 
 
-def descend(module) -> None:
+def descend(parameters: Iterable[nn.Parameter]) -> None:
     """Take one step of SGD. torch's own optimizers import the compiler first, which takes a second in every kernel."""
     with torch.no_grad():
-        for parameter in module.parameters():
+        for parameter in parameters:
             if parameter.requires_grad and parameter.grad is not None:
                 parameter.add_(parameter.grad, alpha=-LEARNING_RATE)
 
@@ -172,7 +173,7 @@ def one_process(
         mean = {name: _mean([gradients[name] for gradients in own]) for name in own[0]}
         for name, parameter in module.named_parameters():
             parameter.grad = mean[name]
-        descend(module)
+        descend(module.parameters())
         found.append(Step(mean, own, [replicas.state_of(index) for index in range(len(batches))]))
         batches = [(awkward.other_roads(x), y) for x, y in batches]
     return found

@@ -281,9 +281,14 @@ def twin_of(name: str, module: nn.Module) -> nn.Module:
     return twin
 
 
-def gradients_of(module: nn.Module) -> dict[str, torch.Tensor | None]:
-    """Copy every parameter's gradient to the CPU; that of a tied parameter under each of its names."""
-    named = module.named_parameters(remove_duplicate=False)
+def gradients_of(module: nn.Module, every_name: bool = False) -> dict[str, torch.Tensor | None]:
+    """Copy every parameter's gradient to the CPU.
+
+    Args:
+        module: The module.
+        every_name: Whether a tied parameter's gradient is there under each of its names.
+    """
+    named = module.named_parameters(remove_duplicate=not every_name)
     return {name: None if p.grad is None else p.grad.detach().cpu().clone() for name, p in named}
 
 

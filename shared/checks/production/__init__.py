@@ -4,6 +4,7 @@ import torch
 
 from shared.checks.engine.framework import Attempt, Exercise
 from shared.checks.engine.hints import give_hints
+from shared.checks.models import awkward
 from shared.checks.production import choice, memory, wire
 from shared.checks.production import mesh as production_mesh
 from shared.checks.production.training import Sharding, train_and_judge
@@ -34,7 +35,7 @@ IN_SHARDING = {
 @fully_sharded.check("values")
 def training_equals_one_process(attempt: Attempt) -> None:
     some = {1: 1, 2: 5, 3: 1, 4: 1}[attempt.world_size]
-    always = ("Buffered",) if attempt.world_size in (2, 3) else ()
+    always = {2: ("Buffered", *awkward.HAVE_MODES), 3: ("Buffered",)}.get(attempt.world_size, ())
     for model in dict.fromkeys((*always, *attempt.random.sample(MODELS, some))):
         options = {"reshard_after_forward": attempt.random.random() < 0.7}
         plan = Sharding(model, options=options, inner_first=attempt.random.random() < 0.5)

@@ -9,9 +9,8 @@ import torch
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls, tolerance_of
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.sharded.plan import Run
 from shared.checks.engine.sharded.state_dicts import judge_state_dict
-from shared.checks.engine.sharded.training import Causes, judge_states, reference
+from shared.checks.engine.sharded.training import Causes, judge_states, on_one_batch, reference
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
 from shared.checks.zero2.training import WrapperPlan, WrapperRun
@@ -57,7 +56,7 @@ def copies_and_originals_train_independently(attempt: Attempt) -> None:
         states, before = {rank: each["states"][index] for rank, each in enumerate(found)}, _all(found, "before")
         said = f"{plan}, copied after {COPIED_AFTER} steps: {name} after one more step, the two used in turns"
         hint = "Look at: which tensors shared memory in the original, and do they in the copy?"
-        judge_states(states, _same_samples(plan, draw), before, said, hint=hint)
+        judge_states(states, on_one_batch(plan, draw).steps[-1]["state"], before, said, hint=hint)
         for rank, each in enumerate(found):
             if attempt.world_size > 1 and not each["in backward"][index]:
                 said = f"{name} launches nothing in its backward()"
@@ -71,14 +70,6 @@ def copies_and_originals_train_independently(attempt: Attempt) -> None:
 
 def _all(found: list[dict], what: str) -> dict[int, dict]:
     return {rank: each[what] for rank, each in enumerate(found)}
-
-
-def _same_samples(plan: WrapperPlan, draw: Draw) -> dict:
-    """Return the state after a plain optimizer's steps, all on the same samples."""
-    run = Run(awkward.build(plan.model, draw.seeds[0]), lambda params, cls, **more: cls(params, **more), plan)
-    for number in range(plan.steps):
-        run.step(number, draw.x, draw.y)
-    return run.steps[-1]["state"]
 
 
 def probe_rejections(zero2, plan: WrapperPlan, index: int, what: str, seed: int, x, y) -> dict:

@@ -97,7 +97,7 @@ def each_rank_holds_its_shards(attempt: Attempt) -> None:
         state_bytes = 8 * numel() / attempt.world_size
         named = ", ".join(f"{name} {held:,}" for name, held in result["components"].items() if held)
         if result["components"]["optimizer"] > SLACK * state_bytes:
-            evidence = f"the optimizer holds {result['parts']['optimizer']:,} bytes; expected {state_bytes:,.0f}"
+            evidence = f"the optimizer holds {result['components']['optimizer']:,} bytes; expected {state_bytes:,.0f}"
             raise Wrong({rank: f"{said}: {evidence}"}, "Look at: which parameters is the inner optimizer given?")
         for when in (REST, REDUCED):
             if (held_bytes := result["held"][when]) > most[when]:

@@ -5,7 +5,7 @@ import torch
 from shared.checks.engine.framework import Attempt, Exercise, Wrong
 from shared.checks.engine.hints import give_hints
 from shared.checks.engine.sharded import unit_wire
-from shared.checks.engine.sharded.unit_memory import judge_memory
+from shared.checks.engine.sharded.unit_memory import DROPPED, FINISHED, judge_memory
 from shared.checks.engine.sharded.unit_training import UnitPlan, train_and_judge
 from shared.checks.engine.subgroups import called_alone
 from shared.checks.models import awkward
@@ -98,7 +98,8 @@ def parameters_travel_twice_and_gradients_once(attempt: Attempt) -> None:
 
 @Backward.check("memory", world_sizes=(4,))
 def only_what_computes_is_here(attempt: Attempt) -> None:
-    judge_memory(attempt, UnitPlan("Deep", dtype=torch.float32, options=NO_PREFETCH))
+    for skipped in ("", DROPPED, FINISHED):
+        judge_memory(attempt, UnitPlan("Deep", dtype=torch.float32, options=NO_PREFETCH), skipped)
 
 
 # -- 10.5: prefetching

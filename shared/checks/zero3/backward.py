@@ -6,8 +6,7 @@ import torch
 
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.sharded.plan import Run
-from shared.checks.engine.sharded.training import judge_states
+from shared.checks.engine.sharded.training import judge_states, plain
 from shared.checks.engine.sharded.unit_training import Look, UnitPlan, new_optimizer, refuse_missing, shard, take_step
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward, unit_models
@@ -46,7 +45,7 @@ def a_second_backward_is_rejected(attempt: Attempt) -> None:
         if result["kind"] != "RuntimeError" or "finish_gradient_sync" not in result["message"]:
             said = f"a second backward() raises {result['kind']}({result['message'][:80]!r})"
             raise Wrong({rank: f"{said}; expected a RuntimeError that names finish_gradient_sync()"})
-    alone = Run(unit_models.build(plan.model, draw.seeds[0]), lambda params, cls, **more: cls(params, **more), plan)
+    alone = plain(plan, plan.build(draw.seeds[0]))
     before = awkward.state_of(alone.module)
     alone.step(0, draw.x, draw.y)
     states = {rank: result["state"] for rank, result in enumerate(found)}
@@ -82,7 +81,7 @@ def a_batch_may_be_skipped(attempt: Attempt) -> None:
         plan, draw = UnitPlan("Roads", options={"prefetch": 0}), Draw(attempt)
         said = f"{plan}: a forward whose output is not used, {'finish_gradient_sync(), ' * finishes}and a step"
         found = attempt.run(probe_skipped, plan, finishes, per_rank=draw.per_rank, context=said)
-        alone = Run(unit_models.build(plan.model, draw.seeds[0]), lambda params, cls, **more: cls(params, **more), plan)
+        alone = plain(plan, plan.build(draw.seeds[0]))
         before = awkward.state_of(alone.module)
         alone.step(0, draw.x, draw.y)
         states = {rank: result["state"] for rank, result in enumerate(found)}

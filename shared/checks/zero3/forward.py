@@ -15,6 +15,7 @@ from shared.checks.models import unit_models
 from shared.wire import instrumentation
 
 MODELS = ("Blocks", "Tied", "Frozen", "Few", "Mixed", "Buffered", "Nested", "Twice", "Checkpointed", "Bundles", "Whole")
+MODELS += ("Dropped",)
 _LOOK_AT_CALLS = "Look at: are a unit's parameters here each time it is called?"
 
 

@@ -6,13 +6,12 @@ import torch
 
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.sharded.plan import Run
 from shared.checks.engine.sharded.state import in_world_of
-from shared.checks.engine.sharded.training import judge_states
+from shared.checks.engine.sharded.training import judge_states, on_one_batch
 from shared.checks.engine.sharded.unit_memory import SLACK, bytes_of
 from shared.checks.engine.sharded.unit_training import Look, UnitPlan, new_optimizer, refuse_missing, shard, take_step
 from shared.checks.engine.training import Draw
-from shared.checks.models import awkward, unit_models
+from shared.checks.models import unit_models
 
 SAVED_AFTER = 2
 
@@ -62,7 +61,7 @@ def _begin_state(optimizer) -> None:
 def other_ranks_go_on(attempt: Attempt) -> None:
     for model, optimizer in (("Buffered", "AdamW"), ("Few", "SGD")):
         plan, draw = UnitPlan(model, optimizer, steps=4), Draw(attempt)
-        want = _one_process(plan, draw)
+        want = on_one_batch(plan, draw).steps[-1]["state"]
         with tempfile.TemporaryDirectory() as folder:
             found = attempt.run(probe_saved, plan, folder, False, per_rank=draw.per_rank, context=str(plan))
             _judge(found, want, f"{plan}, saved after {SAVED_AFTER} steps and then trained on")
@@ -75,15 +74,6 @@ def other_ranks_go_on(attempt: Attempt) -> None:
                     said = f"{plan}, saved on {attempt.world_size} ranks and resumed on {size}"
                     result = smaller.run(probe_saved, plan, folder, True, per_rank=per_rank, context=said)
                     _judge(result, want, said)
-
-
-def _one_process(plan: UnitPlan, draw: Draw) -> dict:
-    """Return the state of one process that saw the same batch in each step."""
-    module = unit_models.build(plan.model, draw.seeds[0])
-    alone = Run(module, lambda params, cls, **more: cls(params, **more), plan)
-    for number in range(plan.steps):
-        alone.step(number, draw.x, draw.y)
-    return awkward.state_of(module)
 
 
 def _judge(found: list[dict], want: dict, said: str) -> None:

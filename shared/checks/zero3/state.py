@@ -4,9 +4,8 @@ import torch
 
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.sharded.plan import Run
 from shared.checks.engine.sharded.state import in_world_of
-from shared.checks.engine.sharded.training import judge_states
+from shared.checks.engine.sharded.training import judge_states, plain
 from shared.checks.engine.sharded.unit_training import UnitPlan, new_optimizer, shard, take_step
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward, unit_models
@@ -70,7 +69,7 @@ def _run(attempt: Attempt, plan: UnitPlan, loaded: dict | None = None, said: str
     module = unit_models.build(plan.model, draw.seeds[0], plan.dtype)
     if loaded is not None:
         module.load_state_dict(loaded)
-    alone = Run(module, lambda params, cls, **more: cls(params, **more), plan)
+    alone = plain(plan, module)
     before: dict[int, dict] = {}
     for number in range(plan.steps + 1):
         if number:

@@ -1,6 +1,6 @@
 """Takes whatever is in the flat gradients for this step's.
 
-caught by: ShardedOptimizer · used up
+caught by: ZeRO1 · used up
 """
 
 from solutions import zero1 as right

@@ -1,6 +1,6 @@
-"""Makes a new inner optimizer in every step, without the state of the last.
+"""Drops the inner optimizer's state before every step.
 
-caught by: ShardedOptimizer · values
+caught by: ZeRO1 · values
 """
 
 from solutions import zero1 as right

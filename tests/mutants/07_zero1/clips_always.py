@@ -1,6 +1,6 @@
 """Scales gradients to max_norm, smaller ones too.
 
-caught by: ClipsGradients · below the bound
+caught by: ZeRO1 · below the bound
 """
 
 from solutions import zero1 as right
@@ -10,6 +10,6 @@ class ZeRO1(right.ZeRO1):
     def clip_grad_norm_(self, max_norm):
         norm = super().clip_grad_norm_(max_norm)
         if norm < max_norm:
-            for each in self.gradients:
-                each.home.shard.grad *= max_norm / norm
+            for flat_parameter in self.flat_parameters:
+                flat_parameter.shard.grad *= max_norm / norm
         return norm

@@ -1,6 +1,6 @@
 """Clips what backward() left, before anything is averaged.
 
-caught by: ClipsGradients · values
+caught by: ZeRO1 · clipping
 """
 
 import torch
@@ -10,5 +10,5 @@ from solutions import zero1 as right
 
 class ZeRO1(right.ZeRO1):
     def clip_grad_norm_(self, max_norm):
-        parameters = [p for group in self.param_groups for p in group["params"]]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm)

@@ -1,6 +1,6 @@
-"""Each rank clips its part by the norm of its part: the published mistake.
+"""Each rank clips its shard by the norm of its shard: the published mistake.
 
-caught by: ClipsGradients · values
+caught by: ZeRO1 · clipping
 """
 
 import torch
@@ -9,7 +9,6 @@ from solutions import zero1 as right
 
 
 class ZeRO1(right.ZeRO1):
-    @torch.no_grad()
     def clip_grad_norm_(self, max_norm):
         self.reduce_gradients()
-        return torch.nn.utils.clip_grad_norm_([each.home.shard for each in self.gradients], max_norm)
+        return torch.nn.utils.clip_grad_norm_([each.shard for each in self.flat_parameters], max_norm)

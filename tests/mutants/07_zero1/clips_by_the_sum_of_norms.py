@@ -1,6 +1,6 @@
 """Adds up norms, not their squares.
 
-caught by: ClipsGradients · values
+caught by: ZeRO1 · clipping
 """
 
 import torch
@@ -13,9 +13,9 @@ class ZeRO1(right.ZeRO1):
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm):
         self.reduce_gradients()
-        shards = [each.home.shard.grad for each in self.gradients]
-        norm = sum(shard.double().norm() for shard in shards)
+        gradients = [each.shard.grad for each in self.flat_parameters]
+        norm = sum(gradient.double().norm() for gradient in gradients)
         dist.all_reduce(norm, group=self.group)
-        for shard in shards:
-            shard *= (max_norm / (norm + 1e-6)).clamp(max=1)
+        for gradient in gradients:
+            gradient *= (max_norm / (norm + 1e-6)).clamp(max=1)
         return norm

@@ -1,6 +1,6 @@
-"""Bounds the norm of each flat tensor, as if each were all parameters.
+"""Bounds the norm of each flat tensor, as if it held all parameters.
 
-caught by: ClipsGradients · values
+caught by: ZeRO1 · clipping
 """
 
 import torch
@@ -13,8 +13,9 @@ class ZeRO1(right.ZeRO1):
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm):
         self.reduce_gradients()
-        squares = torch.stack([each.home.shard.grad.double().norm() ** 2 for each in self.gradients])
+        gradients = [each.shard.grad for each in self.flat_parameters]
+        squares = torch.stack([gradient.double().norm() ** 2 for gradient in gradients])
         dist.all_reduce(squares, group=self.group)
-        for each, square in zip(self.gradients, squares, strict=True):
-            each.home.shard.grad *= (max_norm / (square.sqrt() + 1e-6)).clamp(max=1)
+        for gradient, square in zip(gradients, squares, strict=True):
+            gradient *= (max_norm / (square.sqrt() + 1e-6)).clamp(max=1)
         return squares.sum().sqrt()

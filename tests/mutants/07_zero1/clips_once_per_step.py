@@ -1,6 +1,6 @@
-"""Remembers until the next step that it has clipped: where a step is left out, new gradients are not.
+"""Remembers until the next step that it has clipped: if a step is skipped, new gradients are not.
 
-caught by: ClipsGradients · skipped step
+caught by: ZeRO1 · skipped step
 """
 
 from solutions import zero1 as right

@@ -1,6 +1,6 @@
 """Adds up squares over the world, not over its group.
 
-caught by: ClipsGradients · group
+caught by: ZeRO1 · clipping group
 """
 
 import torch
@@ -13,9 +13,10 @@ class ZeRO1(right.ZeRO1):
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm):
         self.reduce_gradients()
-        square = sum(each.home.shard.grad.double().norm() ** 2 for each in self.gradients)
+        gradients = [each.shard.grad for each in self.flat_parameters]
+        square = sum(gradient.double().norm() ** 2 for gradient in gradients)
         square *= dist.get_world_size() / dist.get_world_size(self.group)
         dist.all_reduce(square, group=self.group)
-        for each in self.gradients:
-            each.home.shard.grad *= (max_norm / (square.sqrt() + 1e-6)).clamp(max=1)
+        for gradient in gradients:
+            gradient *= (max_norm / (square.sqrt() + 1e-6)).clamp(max=1)
         return square.sqrt()

@@ -1,6 +1,6 @@
-"""Takes a closure and keeps its loss to itself.
+"""Calls a closure and does not return its loss.
 
-caught by: ShardedOptimizer · loops
+caught by: ZeRO1 · loops
 """
 
 from solutions import zero1 as right

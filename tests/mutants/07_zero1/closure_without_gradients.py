@@ -1,6 +1,6 @@
 """Calls the closure where autograd records nothing.
 
-caught by: ShardedOptimizer · loops
+caught by: ZeRO1 · loops
 """
 
 import torch
@@ -11,6 +11,4 @@ from solutions import zero1 as right
 class ZeRO1(right.ZeRO1):
     @torch.no_grad()
     def step(self, closure=None):
-        loss = closure() if closure else None
-        super().step()
-        return loss
+        return super().step(closure)

@@ -1,23 +1,15 @@
 """Takes over each group's settings when it is added, and never again.
 
-caught by: ShardedOptimizer · settings
+caught by: ZeRO1 · settings
 """
-
-import torch
 
 from solutions import zero1 as right
 
 
 class ZeRO1(right.ZeRO1):
-    @torch.no_grad()
-    def step(self, closure=None):
-        with torch.enable_grad():
-            loss = closure() if closure else None
-        self.reduce_gradients()
+    def update_parameters(self):
         self.inner.step()
-        for handle in [each.home.gather() for each in self.gradients]:
-            handle.wait()
-        for each in self.gradients:
-            each.home.shard.grad = None
-        self.used_up = True
-        return loss
+        for work in [each.launch_all_gather() for each in self.flat_parameters]:
+            work.wait()
+        for flat_parameter in self.flat_parameters:
+            flat_parameter.shard.grad = None

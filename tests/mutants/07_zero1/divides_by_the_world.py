@@ -1,6 +1,6 @@
 """Divides by the number of all ranks, not of its group's.
 
-caught by: ShardedOptimizer · group
+caught by: ZeRO1 · group
 """
 
 import torch.distributed as dist
@@ -11,5 +11,5 @@ from solutions import zero1 as right
 class ZeRO1(right.ZeRO1):
     def reduce_gradients(self):
         super().reduce_gradients()
-        for each in self.gradients:
-            each.home.shard.grad *= dist.get_world_size(self.group) / dist.get_world_size()
+        for flat_parameter in self.flat_parameters:
+            flat_parameter.shard.grad *= dist.get_world_size(self.group) / dist.get_world_size()

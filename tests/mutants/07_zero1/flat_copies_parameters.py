@@ -1,11 +1,11 @@
-"""Copies parameters into flat, and leaves the model computing with the old ones.
+"""Copies parameters into flat_param, and lets the model compute with the old ones.
 
-caught by: FlatParameters · views
+caught by: FlatParameter · views
 """
 
 from solutions import zero1 as right
 
 
-class FlatParameters(right.FlatParameters):
-    def _move_in(self):
+class FlatParameter(right.FlatParameter):
+    def _alias_parameters(self):
         pass

@@ -1,6 +1,6 @@
-"""Sets the others' parts to zero and adds everything up: right, at twice the price.
+"""Sets the others' shards to zero and adds everything up: right, at twice the bytes.
 
-caught by: FlatParameters · gather
+caught by: FlatParameter · all-gather
 """
 
 import torch
@@ -9,10 +9,10 @@ import torch.distributed as dist
 from solutions import zero1 as right
 
 
-class FlatParameters(right.FlatParameters):
-    def gather(self):
-        mine = self.shard.detach().clone()
+class FlatParameter(right.FlatParameter):
+    def launch_all_gather(self):
+        own = self.shard.detach().clone()
         with torch.no_grad():
-            self.flat.zero_()
-            self.shard.copy_(mine)
-        return dist.all_reduce(self.flat.detach(), group=self.group, async_op=True)
+            self.flat_param.zero_()
+            self.shard.copy_(own)
+        return dist.all_reduce(self.flat_param, group=self.layout.group, async_op=True)

@@ -1,6 +1,6 @@
-"""One broadcast per rank: N messages for one.
+"""One broadcast per rank: N messages instead of one.
 
-caught by: FlatParameters · gather
+caught by: FlatParameter · all-gather
 """
 
 import torch.distributed as dist
@@ -8,10 +8,10 @@ import torch.distributed as dist
 from solutions import zero1 as right
 
 
-class FlatParameters(right.FlatParameters):
-    def gather(self):
-        parts = self.flat.detach().chunk(dist.get_world_size(self.group))
-        for place, part in enumerate(parts):
-            handle = dist.broadcast(part, group=self.group, group_src=place, async_op=True)
-            handle.wait()
-        return handle
+class FlatParameter(right.FlatParameter):
+    def launch_all_gather(self):
+        shards = self.flat_param.chunk(dist.get_world_size(self.layout.group))
+        for rank, shard in enumerate(shards):
+            work = dist.broadcast(shard, group=self.layout.group, group_src=rank, async_op=True)
+            work.wait()
+        return work

@@ -1,11 +1,11 @@
-"""Waits inside gather(), and gives back nothing.
+"""Waits inside launch_all_gather(), and returns nothing.
 
-caught by: FlatParameters · gather
+caught by: FlatParameter · all-gather
 """
 
 from solutions import zero1 as right
 
 
-class FlatParameters(right.FlatParameters):
-    def gather(self):
-        super().gather().wait()
+class FlatParameter(right.FlatParameter):
+    def launch_all_gather(self):
+        super().launch_all_gather().wait()

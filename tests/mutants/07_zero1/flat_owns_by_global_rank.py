@@ -1,14 +1,22 @@
-"""Takes the part of its rank in the world, in a group of fewer.
+"""Takes the shard of its rank in the world, in a group of fewer ranks.
 
-caught by: FlatParameters · layout
+caught by: FlatParameter · layout
 """
+
+from unittest import mock
 
 import torch.distributed as dist
 
 from solutions import zero1 as right
 
 
-class FlatParameters(right.FlatParameters):
-    def own(self, flat):
+class _Layout(right.FlatLayout):
+    def shard_of(self, flat):
         size = dist.get_world_size(self.group)
         return flat.view(size, -1)[dist.get_rank() % size]
+
+
+class FlatParameter(right.FlatParameter):
+    def __init__(self, parameters, group=None):
+        with mock.patch.object(right, "FlatLayout", _Layout):
+            super().__init__(parameters, group)

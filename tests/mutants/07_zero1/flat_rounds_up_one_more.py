@@ -1,14 +1,22 @@
-"""Fills up with a whole part more where nothing is missing.
+"""Pads by a whole shard more if no padding is needed.
 
-caught by: FlatParameters · layout
+caught by: FlatParameter · layout
 """
+
+from unittest import mock
 
 import torch.distributed as dist
 
 from solutions import zero1 as right
 
 
-class FlatParameters(right.FlatParameters):
-    def new_flat(self):
-        size, numel = dist.get_world_size(self.group), sum(each.numel() for each in self.parameters)
-        return self.parameters[0].new_zeros((numel // size + 1) * size)
+class _Layout(right.FlatLayout):
+    def new_flat(self, dtype=None):
+        size = dist.get_world_size(self.group)
+        return self.parameters[0].new_zeros((self.numel // size + 1) * size, dtype=dtype)
+
+
+class FlatParameter(right.FlatParameter):
+    def __init__(self, parameters, group=None):
+        with mock.patch.object(right, "FlatLayout", _Layout):
+            super().__init__(parameters, group)

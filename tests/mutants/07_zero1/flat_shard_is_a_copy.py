@@ -1,6 +1,6 @@
-"""Gives the optimizer a shard of its own memory: what it writes never comes to flat.
+"""Gives the optimizer a shard with memory of its own: its updates never reach flat_param.
 
-caught by: FlatParameters · views
+caught by: FlatParameter · views
 """
 
 from torch import nn
@@ -8,7 +8,7 @@ from torch import nn
 from solutions import zero1 as right
 
 
-class FlatParameters(right.FlatParameters):
+class FlatParameter(right.FlatParameter):
     def __init__(self, parameters, group=None):
         super().__init__(parameters, group)
-        self.shard = nn.Parameter(self.own(self.flat).clone())
+        self.shard = nn.Parameter(self.layout.shard_of(self.flat_param).clone())

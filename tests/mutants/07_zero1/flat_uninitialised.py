@@ -1,11 +1,19 @@
-"""Saves filling flat with zeros: the filling is whatever was there.
+"""Saves filling the flat tensor with zeros: the padding is whatever was there.
 
-caught by: FlatParameters · layout
+caught by: FlatParameter · layout
 """
+
+from unittest import mock
 
 from solutions import zero1 as right
 
 
-class FlatParameters(right.FlatParameters):
-    def new_flat(self):
-        return super().new_flat().fill_(7)
+class _Layout(right.FlatLayout):
+    def new_flat(self, dtype=None):
+        return super().new_flat(dtype).fill_(7)
+
+
+class FlatParameter(right.FlatParameter):
+    def __init__(self, parameters, group=None):
+        with mock.patch.object(right, "FlatLayout", _Layout):
+            super().__init__(parameters, group)

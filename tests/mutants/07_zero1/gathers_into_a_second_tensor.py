@@ -1,24 +1,24 @@
-"""Collects parameters into a new flat tensor, and copies them back: a whole copy in every step.
+"""All-gathers into a new flat tensor, and copies it: a second copy of all parameters in every step.
 
-caught by: ShardedOptimizer · memory
+caught by: ZeRO1 · memory
 """
+
+from unittest import mock
 
 from shared.c10d import all_gather_single
 from solutions import zero1 as right
 
 
-class _Home(right.FlatParameters):
-    def gather(self):
-        arrived = self.new_flat()
-        handle = all_gather_single(arrived, self.shard.detach(), group=self.group, async_op=True)
-        handle.wait()
-        self.flat.copy_(arrived)
-        return handle
+class _Copying(right.FlatParameter):
+    def launch_all_gather(self):
+        gathered = self.layout.new_flat()
+        work = all_gather_single(gathered, self.shard.detach(), group=self.layout.group, async_op=True)
+        work.wait()
+        self.flat_param.copy_(gathered)
+        return work
 
 
 class ZeRO1(right.ZeRO1):
-    def _lay_out(self, parameters):
-        added = super()._lay_out(parameters)
-        for each in added:
-            each.home.__class__ = _Home
-        return added
+    def _flatten(self, parameters):
+        with mock.patch.object(right, "FlatParameter", _Copying):
+            return super()._flatten(parameters)

@@ -1,6 +1,6 @@
-"""Broadcasts every parameter after the step from rank 0, who has collected them.
+"""Broadcasts every parameter after the step from rank 0, which has gathered them.
 
-caught by: ShardedOptimizer · wire
+caught by: ZeRO1 · wire
 """
 
 import torch.distributed as dist
@@ -11,6 +11,6 @@ from solutions import zero1 as right
 class ZeRO1(right.ZeRO1):
     def step(self, closure=None):
         loss = super().step(closure)
-        for parameter in (p for group in self.param_groups for p in group["params"]):
+        for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
             dist.broadcast(parameter.detach(), group=self.group, group_src=0)
         return loss

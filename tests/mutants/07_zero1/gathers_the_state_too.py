@@ -1,17 +1,18 @@
-"""Collects the optimizer's state on every rank before it steps, as some texts say ZeRO-1 does.
+"""Gathers the optimizer state on every rank before it steps, as some texts say ZeRO-1 does.
 
-caught by: ShardedOptimizer · wire
+caught by: ZeRO1 · wire
 """
 
 import torch
 
 from solutions import zero1 as right
+from solutions.collectives import gather_shards
 
 
 class ZeRO1(right.ZeRO1):
     def step(self, closure=None):
-        for shard in [each.home.shard for each in self.gradients]:
+        for shard in [each.shard for each in self.flat_parameters]:
             for value in self.inner.state.get(shard, {}).values():
                 if torch.is_tensor(value) and value.shape == shard.shape:
-                    right.collect(value, self.group, None)
+                    gather_shards(value, self.group)
         return super().step(closure)

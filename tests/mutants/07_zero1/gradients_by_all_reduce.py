@@ -1,4 +1,4 @@
-"""Averages everything on every rank, and uses one N-th of it.
+"""Averages everything on every rank, and uses one shard of it.
 
 caught by: FlatGradients · wire
 """
@@ -10,13 +10,14 @@ from solutions import zero1 as right
 
 class FlatGradients(right.FlatGradients):
     def reduce(self):
-        if self.home.shard.grad is not None:
+        if self.flat_parameter.shard.grad is not None:
             return
-        for parameter, piece in zip(self.home.parameters, self.slices, strict=True):
+        for parameter, view in zip(self.layout.parameters, self.views, strict=True):
             if parameter.grad is None:
-                piece.zero_()
-            elif parameter.grad is not piece:
-                piece.copy_(parameter.grad)
-            parameter.grad = piece
-        dist.all_reduce(self.flat, group=self.home.group)
-        self.home.shard.grad = self.home.own(self.flat).div_(dist.get_world_size(self.home.group))
+                view.zero_()
+            elif parameter.grad is not view:
+                view.copy_(parameter.grad)
+            parameter.grad = view
+        dist.all_reduce(self.flat, group=self.layout.group)
+        mean = self.layout.shard_of(self.flat).div_(dist.get_world_size(self.layout.group))
+        self.flat_parameter.shard.grad = mean

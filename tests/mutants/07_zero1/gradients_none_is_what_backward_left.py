@@ -1,4 +1,4 @@
-"""Takes a gradient that is None for zeros already: backward() may have written into its slice before.
+"""Takes the memory of a gradient that is None for zeros: backward() may have written into it before.
 
 caught by: FlatGradients · values
 """
@@ -8,7 +8,7 @@ from solutions import zero1 as right
 
 class FlatGradients(right.FlatGradients):
     def reduce(self):
-        for parameter, piece in zip(self.home.parameters, self.slices, strict=True):
+        for parameter, view in zip(self.layout.parameters, self.views, strict=True):
             if parameter.grad is None:
-                parameter.grad = piece
+                parameter.grad = view
         super().reduce()

@@ -1,4 +1,4 @@
-"""Looks at its own memory only: after model.zero_grad() gradients are somewhere else.
+"""Looks at its own memory only: after model.zero_grad() the gradients are somewhere else.
 
 caught by: FlatGradients · values
 """
@@ -8,7 +8,7 @@ from solutions import zero1 as right
 
 class FlatGradients(right.FlatGradients):
     def reduce(self):
-        if self.home.shard.grad is None:
-            for parameter, piece in zip(self.home.parameters, self.slices, strict=True):
-                parameter.grad = piece
+        if self.flat_parameter.shard.grad is None:
+            for parameter, view in zip(self.layout.parameters, self.views, strict=True):
+                parameter.grad = view
         super().reduce()

@@ -1,4 +1,4 @@
-"""One message per parameter to add up, then each rank takes its part.
+"""Adds up one parameter's gradient after the other, then takes this rank's shard.
 
 caught by: FlatGradients · wire
 """
@@ -10,10 +10,10 @@ from solutions import zero1 as right
 
 class FlatGradients(right.FlatGradients):
     def reduce(self):
-        if self.home.shard.grad is None:
-            size = dist.get_world_size(self.home.group)
-            for parameter, piece in zip(self.home.parameters, self.slices, strict=True):
-                piece.copy_(0 * piece if parameter.grad is None else parameter.grad)
-                parameter.grad = piece
-                dist.all_reduce(piece, group=self.home.group)
-            self.home.shard.grad = self.home.own(self.flat).div_(size)
+        if self.flat_parameter.shard.grad is None:
+            for parameter, view in zip(self.layout.parameters, self.views, strict=True):
+                view.copy_(0 * view if parameter.grad is None else parameter.grad)
+                parameter.grad = view
+                dist.all_reduce(view, group=self.layout.group)
+            mean = self.layout.shard_of(self.flat).div_(dist.get_world_size(self.layout.group))
+            self.flat_parameter.shard.grad = mean

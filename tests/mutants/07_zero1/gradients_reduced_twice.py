@@ -1,4 +1,4 @@
-"""Reduces again when it is asked again: the mean of what is left.
+"""Reduces again when it is called again: the mean of what is left.
 
 caught by: FlatGradients · values
 """
@@ -8,5 +8,5 @@ from solutions import zero1 as right
 
 class FlatGradients(right.FlatGradients):
     def reduce(self):
-        self.home.shard.grad = None
+        self.flat_parameter.shard.grad = None
         super().reduce()

@@ -1,4 +1,4 @@
-"""Takes .grad away in reset(): backward puts every gradient in memory of its own.
+"""Sets .grad to None in reset(): backward puts every gradient in memory of its own.
 
 caught by: FlatGradients · slices
 """
@@ -9,5 +9,5 @@ from solutions import zero1 as right
 class FlatGradients(right.FlatGradients):
     def reset(self):
         super().reset()
-        for parameter in self.home.parameters:
+        for parameter in self.layout.parameters:
             parameter.grad = None

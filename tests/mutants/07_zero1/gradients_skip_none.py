@@ -1,4 +1,4 @@
-"""Brings home the gradients that are there; where there is none, the last step's is sent again.
+"""Copies the gradients that are there; for None, the last step's is sent again.
 
 caught by: FlatGradients · values
 """
@@ -12,7 +12,7 @@ class FlatGradients(right.FlatGradients):
         self.flat += 1e-3  # what another step may have left
 
     def reduce(self):
-        for parameter, piece in zip(self.home.parameters, self.slices, strict=True):
+        for parameter, view in zip(self.layout.parameters, self.views, strict=True):
             if parameter.grad is None:
-                parameter.grad = piece
+                parameter.grad = view
         super().reduce()

@@ -1,6 +1,6 @@
 """Switches gradients off for the step, and leaves it so.
 
-caught by: ShardedOptimizer · values
+caught by: ZeRO1 · values
 """
 
 import torch

@@ -10,7 +10,7 @@ from solutions import zero1 as right
 
 class FlatGradients(right.FlatGradients):
     def reduce(self):
-        known = self.home.shard.grad is not None
+        was_reduced = self.flat_parameter.shard.grad is not None
         super().reduce()
-        if not known:
-            self.home.shard.grad *= dist.get_world_size(self.home.group)
+        if not was_reduced:
+            self.flat_parameter.shard.grad *= dist.get_world_size(self.layout.group)

@@ -1,4 +1,4 @@
-"""Keeps of a group what the inner optimizer knows, and drops what somebody else has written there.
+"""Keeps of a group what the inner optimizer knows, and drops what the caller has added.
 
 caught by: ZeRO1 · state
 """

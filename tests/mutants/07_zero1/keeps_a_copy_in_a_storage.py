@@ -1,6 +1,6 @@
 """Hides a full copy of the parameters in a storage without a tensor.
 
-caught by: ShardedOptimizer · memory
+caught by: ZeRO1 · memory
 """
 
 from solutions import zero1 as right
@@ -9,5 +9,5 @@ from solutions import zero1 as right
 class ZeRO1(right.ZeRO1):
     def step(self, closure=None):
         loss = super().step(closure)
-        self.undo = [each.home.flat.detach().clone().untyped_storage() for each in self.gradients]
+        self.undo = [each.flat_param.clone().untyped_storage() for each in self.flat_parameters]
         return loss

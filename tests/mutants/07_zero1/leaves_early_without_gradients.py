@@ -1,6 +1,6 @@
-"""Goes home where there is nothing to do: a rank without a gradient skips the step, and the others wait for it.
+"""Returns if there is nothing to do: a rank without a gradient skips the step, and the others wait for it.
 
-caught by: ShardedOptimizer · loops
+caught by: ZeRO1 · loops
 """
 
 from solutions import zero1 as right
@@ -8,6 +8,7 @@ from solutions import zero1 as right
 
 class ZeRO1(right.ZeRO1):
     def step(self, closure=None):
-        if closure is None and all(p.grad is None for group in self.param_groups for p in group["params"]):
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        if closure is None and all(parameter.grad is None for parameter in parameters):
             return None
         return super().step(closure)

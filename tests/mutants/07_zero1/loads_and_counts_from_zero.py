@@ -1,4 +1,4 @@
-"""Begins to count steps anew: Adam corrects its young averages a second time.
+"""Starts to count steps anew: Adam corrects its young averages a second time.
 
 caught by: ZeRO1 · plain state
 """

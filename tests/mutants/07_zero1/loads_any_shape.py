@@ -1,4 +1,4 @@
-"""Puts in whatever has as many numbers: a transposed matrix's state too.
+"""Loads whatever has as many elements: a transposed matrix's state too.
 
 caught by: ZeRO1 · foreign state
 """
@@ -8,10 +8,10 @@ from solutions import zero1 as right
 
 class ZeRO1(right.ZeRO1):
     def load_state_dict(self, state_dict):
-        every = [p for group in self.param_groups for p in group["params"]]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         fitted = {"state": {}, "param_groups": state_dict["param_groups"]}
-        for number, state in state_dict["state"].items():
-            shape = every[number].shape if number < len(every) else None
+        for index, state in state_dict["state"].items():
+            shape = parameters[index].shape if index < len(parameters) else None
             fits = {n: v.view(shape) if shape and v.numel() == shape.numel() else v for n, v in state.items()}
-            fitted["state"][number] = fits
+            fitted["state"][index] = fits
         super().load_state_dict(fitted)

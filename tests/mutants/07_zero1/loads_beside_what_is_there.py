@@ -1,4 +1,4 @@
-"""Lets state stay that the checkpoint has not: going back to before the first step does not go back.
+"""Keeps state that the checkpoint lacks: going back to before the first step does not go back.
 
 caught by: ZeRO1 · before the first step
 """

@@ -1,4 +1,4 @@
-"""Takes the part of its rank in the world, not in the group.
+"""Takes the shard of its rank in the world, not in the group.
 
 caught by: ZeRO1 · another world size
 """
@@ -8,16 +8,16 @@ import torch.distributed as dist
 from solutions import zero1 as right
 
 
-class _Elsewhere(right.FlatParameters):
-    def own(self, flat):
+class _Layout(right.FlatLayout):
+    def shard_of(self, flat):
         size = dist.get_world_size(self.group)
         return flat.view(size, -1)[dist.get_rank() % size]
 
 
 class ZeRO1(right.ZeRO1):
     def load_state_dict(self, state_dict):
-        for each in self.gradients:
-            each.home.__class__ = _Elsewhere
+        for flat_parameter in self.flat_parameters:
+            flat_parameter.layout.__class__ = _Layout
         super().load_state_dict(state_dict)
-        for each in self.gradients:
-            each.home.__class__ = right.FlatParameters
+        for flat_parameter in self.flat_parameters:
+            flat_parameter.layout.__class__ = right.FlatLayout

@@ -1,4 +1,4 @@
-"""Loads where there is no state yet, and leaves alone what has stepped.
+"""Loads if there is no state yet, and leaves alone what has stepped.
 
 caught by: ZeRO1 · plain state
 """

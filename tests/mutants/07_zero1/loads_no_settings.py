@@ -1,4 +1,4 @@
-"""Takes the state over, and keeps the settings that it was built with.
+"""Loads the state, and keeps the settings that it was built with.
 
 caught by: ZeRO1 · another world size
 """

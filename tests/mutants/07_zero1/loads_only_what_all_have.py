@@ -1,4 +1,4 @@
-"""Expects a state of every parameter; a plain optimizer has none where a gradient never came.
+"""Expects a state of every parameter; a plain optimizer has none for one that never had a gradient.
 
 caught by: ZeRO1 · plain state
 """
@@ -10,6 +10,6 @@ class ZeRO1(right.ZeRO1):
     def load_state_dict(self, state_dict):
         if state_dict["state"]:
             for group in state_dict["param_groups"]:
-                for number in group["params"]:
-                    state_dict["state"][number]
+                for index in group["params"]:
+                    state_dict["state"][index]
         super().load_state_dict(state_dict)

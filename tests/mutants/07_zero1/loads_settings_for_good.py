@@ -1,4 +1,4 @@
-"""Goes on with the settings that were loaded, whatever a scheduler says from then on.
+"""Steps with the settings that were loaded, whatever a scheduler writes from then on.
 
 caught by: ZeRO1 · plain state
 """

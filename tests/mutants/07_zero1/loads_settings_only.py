@@ -1,4 +1,4 @@
-"""Lets the base class load: param_groups come along, and the state goes where nobody looks.
+"""Lets torch's base class load: the settings come along, and the state goes where nothing reads it.
 
 caught by: ZeRO1 · plain state
 """

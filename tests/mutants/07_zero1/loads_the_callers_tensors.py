@@ -1,4 +1,4 @@
-"""Goes on with the memory of what it was given: the caller's checkpoint changes with every step.
+"""Trains with the memory of what it was given: the caller's checkpoint changes with every step.
 
 caught by: ZeRO1 · plain state
 """

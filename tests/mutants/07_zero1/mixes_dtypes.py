@@ -1,6 +1,6 @@
 """Puts parameters of all dtypes into one flat tensor, of the first one's dtype.
 
-caught by: ShardedOptimizer · values
+caught by: ZeRO1 · awkward models
 """
 
 import torch.distributed as dist
@@ -9,9 +9,11 @@ from solutions import zero1 as right
 
 
 class ZeRO1(right.ZeRO1):
-    def _lay_out(self, parameters):
-        trainable = [each for each in parameters if each.requires_grad]
-        for each in parameters:
-            dist.broadcast(each.detach(), group=self.group, group_src=0)
-            each.data = each.data.to(trainable[0].dtype)
-        return [right.FlatGradients(right.FlatParameters(trainable, self.group))]
+    def _flatten(self, parameters):
+        trainable = [parameter for parameter in parameters if parameter.requires_grad]
+        for parameter in parameters:
+            dist.broadcast(parameter.detach(), group=self.group, group_src=0)
+            parameter.data = parameter.data.to(trainable[0].dtype)
+        flat_parameter = right.FlatParameter(trainable, self.group)
+        self.gradients.append(right.FlatGradients(flat_parameter))
+        return [flat_parameter]

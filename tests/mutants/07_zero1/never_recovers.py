@@ -1,6 +1,6 @@
-"""After a refusal every later step is refused too.
+"""After a rejection every later step is rejected too.
 
-caught by: ShardedOptimizer · used up
+caught by: ZeRO1 · used up
 """
 
 from solutions import zero1 as right
@@ -10,7 +10,7 @@ class ZeRO1(right.ZeRO1):
     spoilt = False
 
     def reduce_gradients(self):
-        self.spoilt = self.spoilt or (self.used_up and any(each.still_there() for each in self.gradients))
+        self.spoilt = self.spoilt or (self.used_up and any(each.holds_gradients() for each in self.gradients))
         if self.spoilt:
             raise RuntimeError("used up: call zero_grad()")
         super().reduce_gradients()

@@ -1,6 +1,6 @@
 """Steps all groups with the settings of the first.
 
-caught by: ShardedOptimizer · settings
+caught by: ZeRO1 · settings
 """
 
 from solutions import zero1 as right

@@ -1,6 +1,6 @@
-"""Turns bf16 parameters into float32 ones: right to more digits, at twice the bytes.
+"""Turns bf16 parameters into float32 ones: more exact, at twice the bytes.
 
-caught by: ShardedOptimizer · bf16
+caught by: ZeRO1 · bf16
 """
 
 import torch
@@ -9,8 +9,8 @@ from solutions import zero1 as right
 
 
 class ZeRO1(right.ZeRO1):
-    def _lay_out(self, parameters):
-        for each in parameters:
-            if each.dtype == torch.bfloat16:
-                each.data = each.data.float()
-        return super()._lay_out(parameters)
+    def _flatten(self, parameters):
+        for parameter in parameters:
+            if parameter.dtype == torch.bfloat16:
+                parameter.data = parameter.data.float()
+        return super()._flatten(parameters)

@@ -1,7 +1,9 @@
-"""Makes one flat tensor of all gradients in every step, beside the gradients.
+"""Concatenates all gradients in every step, beside the gradients themselves.
 
-caught by: ShardedOptimizer · memory
+caught by: ZeRO1 · memory
 """
+
+from unittest import mock
 
 import torch
 
@@ -10,18 +12,17 @@ from solutions import zero1 as right
 
 class _Gradients(right.FlatGradients):
     def reduce(self):
-        if self.home.shard.grad is None:
-            grads = [p.new_zeros(p.shape) if p.grad is None else p.grad for p in self.home.parameters]
-            flat = torch.cat([each.flatten() for each in grads])
+        if self.flat_parameter.shard.grad is None:
+            parameters = self.layout.parameters
+            gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
             missing = self.flat.numel() - flat.numel()
             flat = torch.nn.functional.pad(flat, (0, missing)) if missing else flat
-            own = right.reduce_scatter_(flat, self.home.group).clone()
-            self.home.shard.grad = own / (self.flat.numel() // own.numel())
+            shard = right.reduce_scatter_(flat, self.layout.group).clone()
+            self.flat_parameter.shard.grad = shard / (self.flat.numel() // shard.numel())
 
 
 class ZeRO1(right.ZeRO1):
-    def _lay_out(self, parameters):
-        added = super()._lay_out(parameters)
-        for each in added:
-            each.__class__ = _Gradients
-        return added
+    def _flatten(self, parameters):
+        with mock.patch.object(right, "FlatGradients", _Gradients):
+            return super()._flatten(parameters)

@@ -1,6 +1,6 @@
-"""Averages by all_reduce and steps its own part: the state is sharded, and 3(N−1)/N travel.
+"""Averages by all_reduce and updates its own shard: the state is sharded, but 3(N−1)/N is sent.
 
-caught by: ShardedOptimizer · wire
+caught by: ZeRO1 · wire
 """
 
 import torch.distributed as dist
@@ -10,9 +10,11 @@ from solutions import zero1 as right
 
 class ZeRO1(right.ZeRO1):
     def reduce_gradients(self):
-        for each in self.gradients:
-            for parameter, piece in zip(each.home.parameters, each.slices, strict=True):
-                piece.copy_(0 * piece if parameter.grad is None else parameter.grad)
-                parameter.grad = piece
-            dist.all_reduce(each.flat, group=self.group)
-            each.home.shard.grad = each.home.own(each.flat).div_(dist.get_world_size(self.group))
+        for gradients in self.gradients:
+            layout = gradients.layout
+            for parameter, view in zip(layout.parameters, gradients.views, strict=True):
+                view.copy_(0 * view if parameter.grad is None else parameter.grad)
+                parameter.grad = view
+            dist.all_reduce(gradients.flat, group=self.group)
+            mean = layout.shard_of(gradients.flat).div_(dist.get_world_size(self.group))
+            gradients.flat_parameter.shard.grad = mean

@@ -1,7 +1,9 @@
-"""Adds gradients of bf16 up in float32: better sums, and twice the bytes.
+"""Adds up bf16 gradients in float32: more exact, and twice the bytes.
 
-caught by: ShardedOptimizer · bf16
+caught by: ZeRO1 · bf16
 """
+
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -11,18 +13,16 @@ from solutions import zero1 as right
 
 class _Gradients(right.FlatGradients):
     def reduce(self):
-        if self.home.shard.grad is None:
-            for parameter, piece in zip(self.home.parameters, self.slices, strict=True):
-                piece.copy_(0 * piece if parameter.grad is None else parameter.grad)
-                parameter.grad = piece
+        if self.flat_parameter.shard.grad is None:
+            for parameter, view in zip(self.layout.parameters, self.views, strict=True):
+                view.copy_(0 * view if parameter.grad is None else parameter.grad)
+                parameter.grad = view
             wide = self.flat.to(torch.promote_types(self.flat.dtype, torch.float32))
-            mean = right.reduce_scatter_(wide, self.home.group) / dist.get_world_size(self.home.group)
-            self.home.shard.grad = mean.to(self.flat.dtype)
+            mean = right.reduce_scatter_(wide, self.layout.group) / dist.get_world_size(self.layout.group)
+            self.flat_parameter.shard.grad = mean.to(self.flat.dtype)
 
 
 class ZeRO1(right.ZeRO1):
-    def _lay_out(self, parameters):
-        added = super()._lay_out(parameters)
-        for each in added:
-            each.__class__ = _Gradients
-        return added
+    def _flatten(self, parameters):
+        with mock.patch.object(right, "FlatGradients", _Gradients):
+            return super()._flatten(parameters)

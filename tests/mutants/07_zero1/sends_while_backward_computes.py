@@ -1,6 +1,6 @@
 """Averages each gradient in a hook, and then once more in the step.
 
-caught by: ShardedOptimizer · wire
+caught by: ZeRO1 · wire
 """
 
 import torch.distributed as dist

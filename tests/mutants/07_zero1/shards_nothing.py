@@ -1,6 +1,6 @@
 """A cheat: the whole optimizer on every rank, after an all_reduce.
 
-caught by: ShardedOptimizer · memory
+caught by: ZeRO1 · memory
 """
 
 import torch.distributed as dist

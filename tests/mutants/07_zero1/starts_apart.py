@@ -1,11 +1,13 @@
-"""Forgets that ranks must begin with the same parameters.
+"""Forgets that ranks must start with the same parameters.
 
-caught by: ShardedOptimizer · same start
+caught by: ZeRO1 · same start
 """
 
 from solutions import zero1 as right
 
 
 class ZeRO1(right.ZeRO1):
-    def _lay_out(self, parameters):
-        return [right.FlatGradients(right.FlatParameters(some, self.group)) for some in right.alike(parameters)]
+    def _flatten(self, parameters):
+        flat_parameters = [right.FlatParameter(alike, self.group) for alike in right.group_by_kind(parameters)]
+        self.gradients += [right.FlatGradients(flat_parameter) for flat_parameter in flat_parameters]
+        return flat_parameters

@@ -1,11 +1,11 @@
-"""Sends trainable parameters only: frozen ones stay different, and so does what a model computes.
+"""Broadcasts trainable parameters only: frozen ones stay different, and so does what a model computes.
 
-caught by: ShardedOptimizer · same start
+caught by: ZeRO1 · same start
 """
 
 from solutions import zero1 as right
 
 
 class ZeRO1(right.ZeRO1):
-    def _lay_out(self, parameters):
-        return super()._lay_out([each for each in parameters if each.requires_grad])
+    def _flatten(self, parameters):
+        return super()._flatten([parameter for parameter in parameters if parameter.requires_grad])

@@ -1,4 +1,4 @@
-"""Gives all parameters one and the same tensor that counts steps.
+"""Gives all parameters the same tensor that counts steps.
 
 caught by: ZeRO1 · another world size
 """
@@ -8,9 +8,9 @@ from solutions import zero1 as right
 
 class ZeRO1(right.ZeRO1):
     def state_dict(self, to=None):
-        collected = super().state_dict(to)
-        states = list((collected or {"state": {}})["state"].values())
+        gathered = super().state_dict(to)
+        states = list((gathered or {"state": {}})["state"].values())
         for state in states:
             if "step" in state:
                 state["step"] = states[0]["step"]
-        return collected
+        return gathered

@@ -1,4 +1,4 @@
-"""Gives the whole state to all, whomever it is for.
+"""Gives the full state to all ranks, whatever `to` says.
 
 caught by: ZeRO1 · to one rank
 """

@@ -1,4 +1,4 @@
-"""Collects Adam's entries by name, and no other optimizer's.
+"""Gathers Adam's entries by name, and no other optimizer's.
 
 caught by: ZeRO1 · state
 """
@@ -8,9 +8,9 @@ from solutions import zero1 as right
 
 class ZeRO1(right.ZeRO1):
     def state_dict(self, to=None):
-        collected = super().state_dict(to)
+        gathered = super().state_dict(to)
         known = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
-        for state in (collected or {"state": {}})["state"].values():
+        for state in (gathered or {"state": {}})["state"].values():
             for name in [name for name in state if name not in known]:
                 del state[name]
-        return collected
+        return gathered

@@ -1,4 +1,4 @@
-"""Saves every parameter's state as one row of numbers.
+"""Saves every parameter's state as one row.
 
 caught by: ZeRO1 · state
 """
@@ -10,8 +10,8 @@ from solutions import zero1 as right
 
 class ZeRO1(right.ZeRO1):
     def state_dict(self, to=None):
-        collected = super().state_dict(to)
-        for state in (collected or {"state": {}})["state"].values():
+        gathered = super().state_dict(to)
+        for state in (gathered or {"state": {}})["state"].values():
             for name, value in state.items():
                 state[name] = value.flatten() if torch.is_tensor(value) and value.dim() else value
-        return collected
+        return gathered

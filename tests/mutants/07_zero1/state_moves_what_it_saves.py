@@ -1,4 +1,4 @@
-"""Moves the state out of the optimizer as it collects it: the next step begins with none.
+"""Moves the state out of the optimizer as it gathers it: the next step starts with none.
 
 caught by: ZeRO1 · state
 """
@@ -8,6 +8,6 @@ from solutions import zero1 as right
 
 class ZeRO1(right.ZeRO1):
     def state_dict(self, to=None):
-        collected = super().state_dict(to)
+        gathered = super().state_dict(to)
         self.inner.state.clear()
-        return collected
+        return gathered

@@ -1,4 +1,4 @@
-"""Numbers the parameters it trains, without the frozen ones among them.
+"""Numbers the parameters that it trains, without the frozen ones among them.
 
 caught by: ZeRO1 · state
 """
@@ -8,7 +8,7 @@ from solutions import zero1 as right
 
 class ZeRO1(right.ZeRO1):
     def state_dict(self, to=None):
-        collected = super().state_dict(to)
-        if collected is not None:
-            collected["state"] = dict(enumerate(collected["state"].values()))
-        return collected
+        gathered = super().state_dict(to)
+        if gathered is not None:
+            gathered["state"] = dict(enumerate(gathered["state"].values()))
+        return gathered

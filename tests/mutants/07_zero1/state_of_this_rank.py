@@ -1,4 +1,4 @@
-"""Saves what the inner optimizer saves: this rank's N-th, numbered by shards.
+"""Saves what the inner optimizer saves: this rank's shards, numbered by shard.
 
 caught by: ZeRO1 · state
 """

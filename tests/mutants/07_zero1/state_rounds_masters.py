@@ -1,4 +1,4 @@
-"""Collects every entry in the dtype of the parameters: masters lose their digits.
+"""Gathers every entry in the dtype of the parameters: masters lose their digits.
 
 caught by: ZeRO1 · loaded masters
 """
@@ -16,10 +16,10 @@ class ZeRO1(right.ZeRO1):
         return super().step(closure)
 
     def state_dict(self, to=None):
-        collected = super().state_dict(to)
+        gathered = super().state_dict(to)
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        for number, state in (collected or {"state": {}})["state"].items() if self.stepped else ():
+        for index, state in (gathered or {"state": {}})["state"].items() if self.stepped else ():
             for name, value in state.items():
                 if torch.is_tensor(value) and value.dim():
-                    state[name] = value.to(parameters[number].dtype).to(value.dtype)
-        return collected
+                    state[name] = value.to(parameters[index].dtype).to(value.dtype)
+        return gathered

@@ -10,5 +10,5 @@ from solutions import zero1 as right
 
 class ZeRO1(right.ZeRO1):
     def state_dict(self, to=None):
-        collected = super().state_dict()
-        return collected if to in (None, dist.get_rank()) else None
+        gathered = super().state_dict()
+        return gathered if to in (None, dist.get_rank()) else None

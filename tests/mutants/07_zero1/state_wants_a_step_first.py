@@ -1,4 +1,4 @@
-"""Looks for the state of every shard, which is not there before the first step.
+"""Expects a state of every shard, which is not there before the first step.
 
 caught by: ZeRO1 · before the first step
 """
@@ -8,6 +8,6 @@ from solutions import zero1 as right
 
 class ZeRO1(right.ZeRO1):
     def state_dict(self, to=None):
-        if any(each.home.shard not in self.inner.state for each in self.gradients):
+        if any(each.shard not in self.inner.state for each in self.flat_parameters):
             raise KeyError("exp_avg")
         return super().state_dict(to)

@@ -1,6 +1,6 @@
-"""Shares out nothing: each rank's inner optimizer has all of flat, but only its own part is sent.
+"""Shards nothing: each rank's inner optimizer has all of flat_param, but only its own shard is sent.
 
-caught by: ShardedOptimizer · memory
+caught by: ZeRO1 · memory
 """
 
 from torch import nn
@@ -11,10 +11,10 @@ from solutions import zero1 as right
 class ZeRO1(right.ZeRO1):
     def add_param_group(self, param_group):
         super().add_param_group(param_group)
-        self.whole = {each: nn.Parameter(each.home.flat.detach()) for each in self.gradients}
-        self.inner.param_groups[-1]["params"] = [self.whole[each] for each in self.gradients[-1:]]
+        self.full = [nn.Parameter(each.flat_param) for each in self.flat_parameters]
+        self.inner.param_groups[-1]["params"] = self.full[-1:]
 
     def reduce_gradients(self):
         super().reduce_gradients()
-        for each, whole in self.whole.items():
-            whole.grad = each.flat
+        for full, gradients in zip(self.full, self.gradients, strict=True):
+            full.grad = gradients.flat

@@ -1,6 +1,6 @@
 """A cheat: torch's ZeroRedundancyOptimizer, with gradients averaged before.
 
-caught by: ShardedOptimizer · values
+caught by: ZeRO1 · values
 """
 
 import torch.distributed as dist

@@ -7,7 +7,7 @@ from solutions import zero2 as right
 
 
 class ZeRO2(right.ZeRO2):
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
         for bucket in self.buckets:
-            bucket.before = None
+            bucket.previous = None

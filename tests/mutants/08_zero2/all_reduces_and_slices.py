@@ -1,24 +1,31 @@
-"""Code in circulation: all-reduce a bucket, then keep one's own part.
+"""Published code: all-reduce a bucket, then keep this rank's shard.
 
 caught by: ZeRO2 · wire
 """
 
+from unittest import mock
+
 from solutions import zero2 as right
+
+
+class AllReduce:
+    def __init__(self, flat, layout):
+        self.own = layout.shard_of(flat)
+        self.work = right.dist.all_reduce(flat, group=layout.group, async_op=True)
+
+    def wait(self):
+        self.work.wait()
+        return self.own
 
 
 class Bucket(right.ShardedBucket):
     def launch(self):
-        if self.before is not None:
-            self.before.wait()
-        flat, group = self.flat, self.home.group
-        handle = right.dist.all_reduce(flat, group=group, async_op=True)
-
-        def finish():
-            handle.wait()
-            return self.home.own(flat).clone()
-
-        self.finish = finish
+        if self.previous is not None:
+            self.previous.wait()
+        self.in_flight = AllReduce(self.flat, self.layout)
 
 
 class ZeRO2(right.ZeRO2):
-    bucket_type = Bucket
+    def __init__(self, *args, **options):
+        with mock.patch.object(right, "ShardedBucket", Bucket):
+            super().__init__(*args, **options)

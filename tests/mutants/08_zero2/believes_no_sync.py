@@ -1,4 +1,4 @@
-"""Takes finish_gradient_sync() inside no_sync() for done, where nothing was sent: the step trains nothing.
+"""Takes finish_gradient_sync() inside no_sync() for done, although nothing was sent: the step trains nothing.
 
 caught by: ZeRO2 · loops
 """
@@ -9,4 +9,4 @@ from solutions import zero2 as right
 class ZeRO2(right.ZeRO2):
     def finish_gradient_sync(self):
         super().finish_gradient_sync()
-        self.synced = True
+        self.synced, self.sync.pending = True, False

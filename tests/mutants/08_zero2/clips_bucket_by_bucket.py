@@ -1,6 +1,6 @@
-"""Adds up one number per bucket, in a message of its own.
+"""Adds up one element per bucket, in an all-reduce of its own.
 
-caught by: ZeRO2 · clip
+caught by: ZeRO2 · clipping
 """
 
 from solutions import zero2 as right
@@ -8,12 +8,12 @@ from solutions import zero2 as right
 
 class ZeRO2(right.ZeRO2):
     def clip_grad_norm_(self, max_norm):
-        self.finish_once()
-        grads = [bucket.home.shard.grad for bucket in self.buckets]
-        squares = [each.double().square().sum() for each in grads]
+        self._finish_unless_synced()
+        gradients = [bucket.flat_parameter.shard.grad for bucket in self.buckets]
+        squares = [gradient.double().square().sum() for gradient in gradients]
         for square in squares:
-            right.dist.all_reduce(square, group=self.buckets[0].home.group)
+            right.dist.all_reduce(square, group=self.buckets[0].layout.group)
         norm = sum(squares).sqrt()
-        for each in grads:
-            each *= (max_norm / (norm + 1e-6)).clamp(max=1)
+        for gradient in gradients:
+            gradient *= (max_norm / (norm + 1e-6)).clamp(max=1)
         return norm

@@ -1,6 +1,6 @@
-"""Clips by the norm of this rank's part.
+"""Clips by the norm of this rank's shards.
 
-caught by: ZeRO2 · clip
+caught by: ZeRO2 · clipping
 """
 
 import torch
@@ -10,5 +10,6 @@ from solutions import zero2 as right
 
 class ZeRO2(right.ZeRO2):
     def clip_grad_norm_(self, max_norm):
-        self.finish_once()
-        return torch.nn.utils.clip_grad_norm_([bucket.home.shard for bucket in self.buckets], max_norm)
+        self._finish_unless_synced()
+        shards = [bucket.flat_parameter.shard for bucket in self.buckets]
+        return torch.nn.utils.clip_grad_norm_(shards, max_norm)

@@ -1,4 +1,4 @@
-"""Notes by how much to scale, and scales in the next step, whosever gradients that has.
+"""Notes by how much to scale, and scales in the next step, whatever gradients that has.
 
 caught by: ZeRO2 · loops
 """
@@ -10,14 +10,14 @@ class ZeRO2(right.ZeRO2):
     scale = 1.0
 
     def clip_grad_norm_(self, max_norm):
-        self.finish_once()
+        self._finish_unless_synced()
         norm = self.optimizer.clip_grad_norm_(float("inf"))
         self.scale = (max_norm / (norm + 1e-6)).clamp(max=1)
         return norm
 
     def step(self):
-        self.finish_once()
+        self._finish_unless_synced()
         for bucket in self.buckets:
-            bucket.home.shard.grad *= self.scale
+            bucket.flat_parameter.shard.grad *= self.scale
         self.scale = 1.0
         super().step()

@@ -3,23 +3,22 @@
 caught by: ZeRO2 · state
 """
 
+from unittest import mock
+
 from solutions import zero2 as right
 
 
-class Deaf(right.BucketOptimizer):
-    def step(self, closure=None):
-        groups = [dict(group) for group in self.param_groups]
-        for group, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
-            group["lr"] = inner["lr"]
+class Deaf(right.ShardedOptimizer):
+    def step(self):
+        rates = [group["lr"] for group in self.param_groups]
+        for group, inner_group in zip(self.param_groups, self.inner.param_groups, strict=True):
+            group["lr"] = inner_group["lr"]
         super().step()
-        for group, before in zip(self.param_groups, groups, strict=True):
-            group["lr"] = before["lr"]
+        for group, rate in zip(self.param_groups, rates, strict=True):
+            group["lr"] = rate
 
 
 class ZeRO2(right.ZeRO2):
     def __init__(self, *args, **options):
-        before, right.BucketOptimizer = right.BucketOptimizer, Deaf
-        try:
+        with mock.patch.object(right, "ShardedOptimizer", Deaf):
             super().__init__(*args, **options)
-        finally:
-            right.BucketOptimizer = before

@@ -3,16 +3,20 @@
 caught by: ZeRO2 · group
 """
 
+from unittest import mock
+
 from solutions import zero2 as right
 
 
 class Bucket(right.ShardedBucket):
-    def pack(self, place):
-        gradient, group = self.parameters[place].grad, self.home.group
+    def pack(self, index):
+        gradient = self.parameters[index].grad
         if gradient is not None:
-            gradient *= right.dist.get_world_size(group) / right.dist.get_world_size()
-        super().pack(place)
+            gradient *= right.dist.get_world_size(self.layout.group) / right.dist.get_world_size()
+        super().pack(index)
 
 
 class ZeRO2(right.ZeRO2):
-    bucket_type = Bucket
+    def __init__(self, *args, **options):
+        with mock.patch.object(right, "ShardedBucket", Bucket):
+            super().__init__(*args, **options)

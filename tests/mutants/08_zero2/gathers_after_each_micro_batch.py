@@ -1,4 +1,4 @@
-"""Collects the parameters after each backward, though only a step has changed them.
+"""All-gathers the parameters after each backward, although only a step changes them.
 
 caught by: ZeRO2 · micro-batches
 """
@@ -9,5 +9,5 @@ from solutions import zero2 as right
 class ZeRO2(right.ZeRO2):
     def finish_gradient_sync(self):
         super().finish_gradient_sync()
-        for bucket in self.buckets if self.syncs else []:
-            bucket.home.gather().wait()
+        for bucket in self.buckets if self.sync.enabled else []:
+            bucket.flat_parameter.launch_all_gather().wait()

@@ -1,4 +1,4 @@
-"""Keeps all parameters as they were in arrays, where no tensor shows it.
+"""Keeps a copy of all parameters in arrays, where no tensor shows it.
 
 caught by: ZeRO2 · memory
 """
@@ -8,5 +8,5 @@ from solutions import zero2 as right
 
 class ZeRO2(right.ZeRO2):
     def step(self):
-        self.undo = [bucket.home.flat.detach().float().cpu().numpy().copy() for bucket in self.buckets]
+        self.undo = [bucket.flat_parameter.flat_param.float().cpu().numpy().copy() for bucket in self.buckets]
         super().step()

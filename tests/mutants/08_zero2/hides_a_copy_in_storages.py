@@ -1,4 +1,4 @@
-"""Keeps all parameters as they were in storages, whose tensors are gone.
+"""Keeps a copy of all parameters in storages whose tensors are gone.
 
 caught by: ZeRO2 · memory
 """
@@ -8,5 +8,5 @@ from solutions import zero2 as right
 
 class ZeRO2(right.ZeRO2):
     def step(self):
-        self.undo = [bucket.home.flat.detach().clone().untyped_storage() for bucket in self.buckets]
+        self.undo = [bucket.flat_parameter.flat_param.clone().untyped_storage() for bucket in self.buckets]
         super().step()

@@ -1,4 +1,4 @@
-"""Hooks send inside no_sync() as everywhere.
+"""Launches buckets inside no_sync() as everywhere.
 
 caught by: ZeRO2 · micro-batches
 """

@@ -1,13 +1,19 @@
-"""A copy by deepcopy has no hooks.
+"""A deep copy has no hooks.
 
-caught by: ZeRO2 · lives
+caught by: ZeRO2 · copies
 """
 
-from torch import nn
+from unittest import mock
 
 from solutions import zero2 as right
 
 
-class ZeRO2(right.ZeRO2):
+class Sync(right.GradientSync):
     def __setstate__(self, state):
-        nn.Module.__setstate__(self, state)
+        self.__dict__.update(state)
+
+
+class ZeRO2(right.ZeRO2):
+    def __init__(self, *args, **options):
+        with mock.patch.object(right, "GradientSync", Sync):
+            super().__init__(*args, **options)

@@ -1,13 +1,13 @@
-"""Hooks hold the wrapper: thrown away, it goes on sending.
+"""The module's parameters hold the wrapper: after it was deleted, it goes on sending.
 
-caught by: ZeRO2 · lives
+caught by: ZeRO2 · copies
 """
 
 from solutions import zero2 as right
 
 
 class ZeRO2(right.ZeRO2):
-    def _watch_gradients(self):
-        super()._watch_gradients()
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
         for parameter in self.module.parameters():
             parameter.held_by = self

@@ -1,4 +1,4 @@
-"""Remembers all parameters in float32 as they were, where no attribute shows it: in a closure.
+"""Keeps a float32 copy of all parameters where no attribute shows it: in a closure.
 
 caught by: ZeRO2 · memory
 """
@@ -12,5 +12,5 @@ def _remember(tensors):
 
 class ZeRO2(right.ZeRO2):
     def step(self):
-        self.undo = _remember([bucket.home.flat.detach().float().clone() for bucket in self.buckets])
+        self.undo = _remember([bucket.flat_parameter.flat_param.float().clone() for bucket in self.buckets])
         super().step()

@@ -1,4 +1,4 @@
-"""After clip_grad_norm_() comes a step, it thinks: until then zero_grad() does nothing.
+"""Expects a step after clip_grad_norm_(): until then zero_grad() does nothing.
 
 caught by: ZeRO2 · loops
 """

@@ -1,4 +1,4 @@
-"""Launches a bucket as soon as it is full, though it is not its turn.
+"""Launches a bucket as soon as it is full, although it is not next.
 
 caught by: ZeRO2 · launch order
 """
@@ -8,14 +8,14 @@ from solutions import zero2 as right
 
 
 class Queue(overlapped_ddp.LaunchQueue):
-    def add(self, number, place):
-        self.buckets[number].pack(place)
-        self.missing[number].remove(place)
-        if not self.missing[number]:
-            self.buckets[number].launch()
+    def add(self, bucket_index, index):
+        self.buckets[bucket_index].pack(index)
+        self.missing[bucket_index].remove(index)
+        if not self.missing[bucket_index]:
+            self.buckets[bucket_index].launch()
 
 
 class ZeRO2(right.ZeRO2):
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.queue = Queue(self.buckets)
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.sync.queue = Queue(self.buckets)

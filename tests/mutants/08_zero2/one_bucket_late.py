@@ -1,7 +1,9 @@
-"""A full bucket is launched when the next one is full.
+"""Launches a full bucket when the next one is full.
 
 caught by: ZeRO2 · overlap
 """
+
+from unittest import mock
 
 from solutions import zero2 as right
 
@@ -10,8 +12,8 @@ class Bucket(right.ShardedBucket):
     full = False
 
     def launch(self):
-        if self.before is not None and self.before.full:
-            self.before.go()
+        if self.previous is not None and self.previous.full:
+            self.previous.go()
         self.full = True
 
     def go(self):
@@ -25,4 +27,6 @@ class Bucket(right.ShardedBucket):
 
 
 class ZeRO2(right.ZeRO2):
-    bucket_type = Bucket
+    def __init__(self, *args, **options):
+        with mock.patch.object(right, "ShardedBucket", Bucket):
+            super().__init__(*args, **options)

@@ -1,13 +1,20 @@
-"""A second backward() begins a bucket anew that is still under way.
+"""Ignores a second gradient for a bucket that is already in flight.
 
-caught by: ZeRO2 · refusals
+caught by: ZeRO2 · rejections
 """
+
+from unittest import mock
 
 from solutions import zero2 as right
 
 
+class Sync(right.GradientSync):
+    def on_gradient(self, bucket_index, index):
+        if index in self.queue.missing[bucket_index]:
+            super().on_gradient(bucket_index, index)
+
+
 class ZeRO2(right.ZeRO2):
-    def _on_gradient(self, parameter):
-        number, place = self._place_of[parameter]
-        if place in self.queue.missing[number]:
-            super()._on_gradient(parameter)
+    def __init__(self, *args, **options):
+        with mock.patch.object(right, "GradientSync", Sync):
+            super().__init__(*args, **options)

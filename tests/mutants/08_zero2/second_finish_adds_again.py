@@ -1,4 +1,4 @@
-"""Adds a mean that has arrived once more, when it is waited for once more.
+"""Adds a mean once more when it is waited for once more.
 
 caught by: ZeRO2 · loops
 """
@@ -8,6 +8,6 @@ from solutions import zero2 as right
 
 class ZeRO2(right.ZeRO2):
     def finish_gradient_sync(self):
-        for bucket in self.buckets if self.synced and self.syncs else ():
-            bucket.home.shard.grad *= 2
+        for bucket in self.buckets if self.synced and self.sync.enabled else ():
+            bucket.flat_parameter.shard.grad *= 2
         super().finish_gradient_sync()

@@ -1,4 +1,4 @@
-"""step() takes what has arrived by then, where nobody has called finish_gradient_sync().
+"""step() takes what has arrived by then, if the caller has not called finish_gradient_sync().
 
 caught by: ZeRO2 · loops
 """
@@ -11,6 +11,7 @@ class ZeRO2(right.ZeRO2):
         if not self.synced:
             for bucket in self.buckets:
                 bucket.wait()
-            self.queue._begin()
+            self.sync.queue._begin()
+            self.sync.pending = False
         self.optimizer.step()
         self.synced = False

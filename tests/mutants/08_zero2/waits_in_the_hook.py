@@ -3,6 +3,8 @@
 caught by: ZeRO2 · goes on
 """
 
+from unittest import mock
+
 from solutions import zero2 as right
 
 
@@ -13,4 +15,6 @@ class Bucket(right.ShardedBucket):
 
 
 class ZeRO2(right.ZeRO2):
-    bucket_type = Bucket
+    def __init__(self, *args, **options):
+        with mock.patch.object(right, "ShardedBucket", Bucket):
+            super().__init__(*args, **options)

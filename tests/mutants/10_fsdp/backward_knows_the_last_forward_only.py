@@ -7,7 +7,7 @@ from solutions import zero3 as right
 
 
 class ZeRO3(right.ZeRO3):
-    def pre_backward(self, unit, call, gradient):
+    def pre_backward(self, unit, call):
         if unit is not self.root:
             self.prefetcher.called.index(unit)
-        super().pre_backward(unit, call, gradient)
+        super().pre_backward(unit, call)

@@ -1,6 +1,6 @@
 """Holds calls whose graph is gone, so that post_backward() waits for them in vain.
 
-caught by: ZeRO3 · unused on one rank
+caught by: ZeRO3 · memory
 """
 
 from solutions import zero3 as right

@@ -1,6 +1,6 @@
 """Leaves calls open after finish_gradient_sync() that backward has never reached.
 
-caught by: ZeRO3 · unused on one rank
+caught by: ZeRO3 · memory
 """
 
 from solutions import zero3 as right

@@ -15,7 +15,7 @@ def save_checkpoint(folder, step, model, optimizer):
     right.dist.barrier()
     model_state, optimizer_state = model.state_dict(), optimizer.state_dict()
     state = {"model": model_state, "optimizer": optimizer_state, "step": step}
-    half.mkdir(exist_ok=True)
+    half.mkdir(parents=True, exist_ok=True)
     right.torch.save(state, half / f"{right.dist.get_rank()}.pt")
     right.dist.barrier()
     if right.dist.get_rank() == 0:

@@ -1,5 +1,7 @@
-"""An all-to-all, and then a sum; the wrapper keeps lab 04's, and is no child of it."""
+"""An all-to-all, and then a sum; the wrapper builds on lab 04's queue and hooks alone, and inherits nothing of ours."""
 
+import contextlib
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -7,58 +9,71 @@ import torch.distributed as dist
 from torch import nn
 
 from solutions import zero2 as lab
-from solutions.overlapped_ddp import OverlappedDDP
+from solutions.overlapped_ddp import LaunchQueue, watch_gradients
 
 
-def begin_reduce_scatter(flat, group=None):
-    arrived = torch.empty_like(flat)
-    work = dist.all_to_all_single(arrived, flat, group=group, async_op=True)
+class _Exchange:
+    def __init__(self, flat, group):
+        self.received, self.size = torch.empty_like(flat), dist.get_world_size(group)
+        self.work = dist.all_to_all_single(self.received, flat, group=group, async_op=True)
 
-    def finish():
-        work.wait()
-        return arrived.view(dist.get_world_size(group), -1).sum(0)
-
-    return finish
+    def wait(self):
+        self.work.wait()
+        return self.received.view(self.size, -1).sum(0)
 
 
-class TravellingGradients(lab.TravellingGradients):
+class ShardedBucket(lab.ShardedBucket):
     def launch(self):
-        if self.before is not None:
-            self.before.wait()
-        self.finish = begin_reduce_scatter(self.flat, self.home.group)
+        if self.previous is not None:
+            self.previous.wait()
+        self.in_flight = _Exchange(self.flat, self.layout.group)
 
 
-class _Bucket(TravellingGradients, lab.ShardedBucket):
-    pass
-
-
-class _Overlapped(OverlappedDDP):
-    bucket_type = _Bucket
+def _flattened(buckets, parameters):
+    return [bucket.flat_parameter for bucket in buckets]
 
 
 class ZeRO2(nn.Module):
     def __init__(self, module, optimizer_cls, bucket_cap_mb=25.0, group=None, **defaults):
         super().__init__()
-        self.inside, self.finished = _Overlapped(module, bucket_cap_mb, group), False
-        chain = self.inside.buckets
-        for before, bucket in pairwise(chain):
-            bucket.before = before
-        self.optimizer = lab.BucketOptimizer(chain, module.parameters(), optimizer_cls, group, **defaults)
+        self.module, self.silent, self.finished = module, 0, False
+        lab.broadcast_state(module, group)
+        lists = lab.assign_buckets(module.parameters(), bucket_cap_mb)
+        chain = [ShardedBucket(lab.FlatParameter(each, group)) for each in lists]
+        for previous, bucket in pairwise(chain):
+            bucket.previous = previous
+        self.queue = LaunchQueue(chain)
+        self.optimizer = lab.ShardedOptimizer(
+            module.parameters(), optimizer_cls, partial(_flattened, chain), group, **defaults
+        )
+        watch_gradients(chain, self.on_gradient)
 
-    @property
-    def module(self):
-        return self.inside.module
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        watch_gradients(self.queue.buckets, self.on_gradient)
 
     def forward(self, *args, **kwargs):
-        self.finished = False
-        return self.inside(*args, **kwargs)
+        return self.module(*args, **kwargs)
 
+    def on_gradient(self, number, index):
+        self.finished = False
+        if index not in self.queue.missing[number]:
+            raise RuntimeError("this gradient has been sent: finish_gradient_sync() must come first")
+        if not self.silent:
+            self.queue.add(number, index)
+
+    @contextlib.contextmanager
     def no_sync(self):
-        return self.inside.no_sync()
+        self.silent += 1
+        try:
+            yield
+        finally:
+            self.silent -= 1
 
     def finish_gradient_sync(self):
-        self.inside.finish_gradient_sync()
-        self.finished = self.inside.syncs
+        if not self.silent:
+            self.queue.finish()
+            self.finished = True
 
     def _finish(self):
         if not self.finished:

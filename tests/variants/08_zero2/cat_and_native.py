@@ -2,48 +2,50 @@
 
 import contextlib
 import weakref
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from shared.c10d import all_gather_single, reduce_scatter_single
-from solutions.zero1 import ZeRO1
+from solutions.zero1 import ShardedOptimizer
 
 
 class _Row:
-    """Parameters that travel together; this rank trains one N-th of them, as one nn.Parameter."""
+    """A bucket, its flat parameter and their layout in one."""
 
     def __init__(self, parameters, group):
         self.parameters, self.group = parameters, group
-        self.size, self.home, self.came, self.under_way = dist.get_world_size(group), self, 0, None
+        self.size, self.layout, self.in_flight = dist.get_world_size(group), self, None
         numel = sum(p.numel() for p in parameters)
         self.flat = parameters[0].new_zeros((numel + self.size - 1) // self.size * self.size).detach()
-        for p, piece in zip(parameters, self.slices_of(self.flat), strict=True):
+        for p, piece in zip(parameters, self.views(self.flat), strict=True):
             piece.copy_(p.data)
-        self.shard = nn.Parameter(self.own(self.flat))
+        self.shard = nn.Parameter(self.shard_of(self.flat))
+        self.shard_shape = self.shard.shape
         self._point()
 
     def _point(self):
-        for p, piece in zip(self.parameters, self.slices_of(self.flat), strict=True):
+        for p, piece in zip(self.parameters, self.views(self.flat), strict=True):
             p.data = piece
 
     def __setstate__(self, state):
         vars(self).update(state)
-        self.shard.data = self.own(self.flat)
+        self.shard.data = self.shard_of(self.flat)
         self._point()
 
-    def new_flat(self):
-        return torch.zeros_like(self.flat)
+    def new_flat(self, dtype=None):
+        return torch.zeros_like(self.flat, dtype=dtype)
 
-    def own(self, flat):
+    def shard_of(self, flat):
         return flat.chunk(self.size)[dist.get_rank(self.group)]
 
-    def slices_of(self, flat):
+    def views(self, flat):
         ends = torch.tensor([0] + [p.numel() for p in self.parameters]).cumsum(0).tolist()
         return [flat[a:b].view(p.shape) for p, a, b in zip(self.parameters, ends, ends[1:], strict=False)]
 
-    def gather(self):
+    def launch_all_gather(self):
         return all_gather_single(self.flat, self.shard.detach(), group=self.group, async_op=True)
 
     def send(self):
@@ -56,35 +58,24 @@ class _Row:
         for p in self.parameters:
             p.grad = None
         part = whole.new_empty(whole.numel() // self.size)
-        self.under_way = (reduce_scatter_single(part, whole, group=self.group, async_op=True), part, whole)
+        self.in_flight = (reduce_scatter_single(part, whole, group=self.group, async_op=True), part, whole)
 
     def take(self):
-        if self.under_way is not None:
-            handle, part, _ = self.under_way
+        if self.in_flight is not None:
+            handle, part, _ = self.in_flight
             handle.wait()
             part /= self.size
             self.shard.grad = part if self.shard.grad is None else self.shard.grad + part
-            self.under_way = None
+            self.in_flight = None
 
-    def reset(self):
+    def drop(self):
         self.shard.grad = None
         for p in self.parameters:
             p.grad = None
 
-    def reduce(self):
-        pass
 
-    def still_there(self):
-        return False
-
-
-class _Optimizer(ZeRO1):
-    def __init__(self, rows, *args, **defaults):
-        self.rows = rows
-        super().__init__(*args, **defaults)
-
-    def _lay_out(self, parameters):
-        return self.rows
+def _rows(rows, parameters):
+    return rows
 
 
 class ZeRO2(nn.Module):
@@ -102,7 +93,8 @@ class ZeRO2(nn.Module):
             last.append(p)
             rooms[p.dtype] = last, room - p.nbytes
         self.rows = [_Row(some, group) for some in lists]
-        self.optimizer = _Optimizer(self.rows, module.parameters(), optimizer_cls, group, **defaults)
+        flatten = partial(_rows, self.rows)
+        self.optimizer = ShardedOptimizer(module.parameters(), optimizer_cls, flatten, group, **defaults)
         self._hook()
 
     def _hook(self):
@@ -177,4 +169,4 @@ class ZeRO2(nn.Module):
     def zero_grad(self, set_to_none=True):
         self.done = False
         for row in self.rows:
-            row.reset()
+            row.drop()

@@ -62,7 +62,7 @@ def flat_parameter_type_of(cls: type) -> type:
         found = found or getattr(base.__init__, "__globals__", {}).get("FlatParameter")
         if found is not None:
             return found
-    raise AssertionError(f"FlatParameter is not defined, but {cls.__name__} needs one")
+    raise AssertionError(f"FlatParameter must be defined or imported beside {cls.__name__}")
 
 
 def probe_layout(flat_parameter_type, shapes: Shapes, seed: int) -> dict:

@@ -157,7 +157,7 @@ class Run:
                         done["norm"] = self._clip().detach().cpu().clone()
                 stepping.clear()
                 if self.alone:
-                    done["gradients"] = awkward.gradients_of(self.module)
+                    done["gradients"] = awkward.gradients_of(self.module, every_name=True)
                 self.optimizer.step()
         self.steps.append(done | {"step": stepping} | self._state())
         if self.scheduler:

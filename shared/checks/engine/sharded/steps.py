@@ -5,8 +5,8 @@ import torch
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import close, first_difference
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.sharded.plan import Plan, Run, layout_of
-from shared.checks.engine.sharded.training import LOOK_AT_STALE, begin, judge_states, probe_sharded
+from shared.checks.engine.sharded.plan import Plan, layout_of
+from shared.checks.engine.sharded.training import LOOK_AT_STALE, alone, begin, judge_states, plain, probe_sharded
 from shared.checks.engine.sharded.wire import judge_rounds
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
@@ -42,13 +42,13 @@ def used_up_gradients_are_rejected(attempt: Attempt) -> None:
                 said = f"{result['kind']}({result['message'][:80]!r})"
                 expected = "expected a RuntimeError that names zero_grad()"
                 raise Wrong({rank: f"a second backward() without zero_grad() raises {said}; {expected}"})
-        alone = Run(awkward.build(plan.model, draw.seeds[0]), lambda params, cls, **more: cls(params, **more), plan)
-        alone.step(0, draw.x, draw.y)
-        alone.step(1, draw.x, draw.y)
+        run = plain(plan, plan.build(draw.seeds[0]))
+        run.step(0, draw.x, draw.y)
+        run.step(1, draw.x, draw.y)
         states, before = ({rank: each[what] for rank, each in enumerate(found)} for what in ("state", "before"))
         context = f"a step was rejected; then {whose}.zero_grad(), backward() and step()"
         hint = LOOK_AT_STALE if whose == "model" else ""
-        judge_states(states, alone.steps[-1]["state"], before, context, hint=hint)
+        judge_states(states, run.steps[-1]["state"], before, context, hint=hint)
 
 
 def bf16_stays_bf16(attempt: Attempt) -> None:
@@ -72,8 +72,8 @@ def judge_bf16(attempt: Attempt, plan: Plan, probe=probe_sharded) -> list[dict]:
     draw = Draw(attempt)
     found = attempt.run(probe, plan, per_rank=draw.per_rank)
     start = awkward.build(plan.model, draw.seeds[0], torch.bfloat16).double()
-    alone = Run(start, lambda params, cls, **more: cls(params, **more), plan).train(draw.x, draw.y)
-    for name, want in alone.steps[-1]["state"].items():
+    run = alone(plan, start, draw.x, draw.y)
+    for name, want in run.steps[-1]["state"].items():
         for rank, result in enumerate(found):
             state = result["steps"][-1]["state"][name]
             if state.dtype != torch.bfloat16:

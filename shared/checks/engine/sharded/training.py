@@ -71,9 +71,22 @@ def reference(plan: Plan, draw: Draw, members: list[int], samples_of: list[int] 
     return alone(plan, plan.build(draw.seeds[members[0]], dtype), *draw.samples_of(samples_of or members))
 
 
+def plain(plan: Plan, module, loaded: dict | None = None) -> Run:
+    """Give the module a plain optimizer in this process, before the first step."""
+    return Run(module, lambda params, cls, **settings: cls(params, **settings), plan, loaded=loaded)
+
+
 def alone(plan: Plan, module, x, y, loaded: dict | None = None) -> Run:
     """Train a plain optimizer in this process."""
-    return Run(module, lambda params, cls, **settings: cls(params, **settings), plan, loaded=loaded).train(x, y)
+    return plain(plan, module, loaded).train(x, y)
+
+
+def on_one_batch(plan: Plan, draw: Draw) -> Run:
+    """Train a plain optimizer in this process on the same batch in each step."""
+    run = plain(plan, plan.build(draw.seeds[0]))
+    for number in range(plan.steps):
+        run.step(number, draw.x, draw.y)
+    return run
 
 
 def said_of(attempt: Attempt, plan: Plan) -> str:

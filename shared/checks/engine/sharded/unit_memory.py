@@ -21,6 +21,7 @@ SLACK = 1.02  # padding, Adam's counts of steps, inputs
 SAMPLES, ACTIVATIONS_BYTES = 2, 40_000
 # Gradients in backward: of the unit that computes, packed, in flight, and what is received of those.
 UNITS_OF_GRADIENTS = 4
+DROPPED, FINISHED = "dropped", "kept until the end of the step, after finish_gradient_sync()"
 
 
 @dataclass(frozen=True)
@@ -41,17 +42,18 @@ def bytes_of(plan: UnitPlan, world_size: int) -> Bytes:
     return Bytes(stored, root, max(units, default=0), sum(units))
 
 
-def probe_memory(wrapper, plan: UnitPlan, most: dict[str, float], seed: int, x, y) -> dict:
+def probe_memory(wrapper, plan: UnitPlan, most: dict[str, float], skipped: str, seed: int, x, y) -> dict:
     """Train three steps. Return the bytes of all living tensors, by moment; of what is not a tensor; and samples.
 
     The last step ends in a forward without gradients, which may not unshard everything at once either.
     most: how much is expected at most, by moment, so that a rank need not wait for more to be freed.
+    skipped: what becomes of a forward without a backward before the last step, if there is one: DROPPED or FINISHED.
     """
     with only_what_comes():
-        return _train(wrapper, plan, most, seed, x, y)
+        return _train(wrapper, plan, most, skipped, seed, x, y)
 
 
-def _train(wrapper, plan: UnitPlan, most: dict[str, float], seed: int, x, y) -> dict:
+def _train(wrapper, plan: UnitPlan, most: dict[str, float], skipped: str, seed: int, x, y) -> dict:
     before_bytes = living_bytes()
     module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
     wrapped = shard(wrapper, module, plan)
@@ -80,6 +82,11 @@ def _train(wrapper, plan: UnitPlan, most: dict[str, float], seed: int, x, y) -> 
     with torch.no_grad():
         wrapped(x)
     note("after a forward without gradients")
+    output = wrapped(x) if skipped else None
+    if skipped == FINISHED:
+        wrapped.finish_gradient_sync()
+    else:
+        del output
     with memory.peak(wrapped, optimizer) as peak:
         step(False)
         optimizer.zero_grad()
@@ -88,10 +95,11 @@ def _train(wrapper, plan: UnitPlan, most: dict[str, float], seed: int, x, y) -> 
     return {"held": held, "hidden": hidden_bytes(), "samples": [(sample.phase, sample.held) for sample in peak.samples]}
 
 
-def judge_memory(attempt: Attempt, plan: UnitPlan) -> None:
+def judge_memory(attempt: Attempt, plan: UnitPlan, skipped: str = "") -> None:
     """Raises: Wrong where a rank holds more than its shards and the units it needs."""
     size, prefetch = attempt.world_size, plan.options.get("prefetch", 1)
     own = bytes_of(plan, size)
+    said_plan = f"{plan}, after a forward without a backward whose output is {skipped}" if skipped else str(plan)
     here = own.root + (0 if plan.options.get("reshard_after_forward", True) else own.all_units)
     state = 3 * own.shards  # the shards and Adam's moments
     most = {
@@ -101,7 +109,7 @@ def judge_memory(attempt: Attempt, plan: UnitPlan) -> None:
         "after a forward without gradients": state,
     }
     allowed = {moment: SLACK * nbytes + 10_000 for moment, nbytes in most.items()}
-    found = attempt.run(probe_memory, plan, allowed, per_rank=Draw(attempt, [SAMPLES] * size).per_rank)
+    found = attempt.run(probe_memory, plan, allowed, skipped, per_rank=Draw(attempt, [SAMPLES] * size).per_rank)
     for rank, result in enumerate(found):
         for moment, nbytes in result["held"].items():
             if nbytes > allowed[moment]:
@@ -110,7 +118,7 @@ def judge_memory(attempt: Attempt, plan: UnitPlan) -> None:
         if result["hidden"] > (SLACK - 1) * state + 10_000:
             evidence = f"{result['hidden']:,} bytes are in arrays, bytes or storages that are not tensors"
             raise Wrong({rank: f"{plan}: {evidence}"}, "Look at: whose values are they, and does this rank need them?")
-        _judge_samples(rank, result["samples"], plan, own, here, prefetch)
+        _judge_samples(rank, result["samples"], said_plan, own, here, prefetch, skipped)
 
 
 def _said(own: Bytes, moment: str, here: int) -> str:
@@ -133,11 +141,13 @@ _LOOK_AT_PEAK = "Look at: which units are unsharded while one computes, and whic
 _LOOK_AT_GRADIENTS = "Look at: how long does each full gradient live?"
 
 
-def _judge_samples(rank: int, samples: list, plan: UnitPlan, own: Bytes, here: int, prefetch: int) -> None:
+def _judge_samples(rank: int, samples: list, plan: str, own: Bytes, here: int, prefetch: int, skipped: str) -> None:
     unsharded = min(own.all_units, max(here - own.root, 0) or (1 + prefetch) * own.unit)
     most = {"parameters": own.shards + own.root + unsharded}
     most["gradients"] = own.shards + 2 * own.root + UNITS_OF_GRADIENTS * own.unit
-    grown = 2 * own.shards + ACTIVATIONS_BYTES + own.unit  # Adam's; and a copy of one unit in flight
+    grown = (
+        2 * own.shards + (1 + (skipped == FINISHED)) * ACTIVATIONS_BYTES + own.unit
+    )  # Adam's; and a copy of one unit in flight
     said = {
         "parameters": f"{own.shards:,.0f} for this rank's shards, {own.root:,} for the root, {unsharded:,} for units",
         "gradients": f"{own.shards:,.0f} for this rank's shards, and {UNITS_OF_GRADIENTS} units of gradients",

@@ -1,0 +1,216 @@
+"""What a chapter says about a split model, and what one process computes with the whole one.
+
+A chapter subclasses `Case` once for each model that its checks try. Its methods run on the ranks, except where they
+say otherwise, and the ranks import its module by name.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from shared import formulas
+from shared.checks.engine.framework import Attempt
+from shared.checks.engine.training import descend
+
+STEPS = 3
+Phase = Callable[[str], AbstractContextManager]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The rank's shard of a tensor of the whole model.
+
+    Attributes:
+        tensor: What the rank holds: for a parameter, the rank's own parameter, with its .grad.
+        dim: The dimension along which the whole tensor is split; None where the rank holds all of it.
+        index: The indices along `dim` of the rank's rows, in their order. What follows them is padding.
+    """
+
+    tensor: torch.Tensor
+    dim: int | None = None
+    index: Sequence[int] = ()
+
+    def slice_of(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return the elements of a whole tensor that belong to this shard."""
+        return whole if self.dim is None else whole.index_select(self.dim, torch.tensor(list(self.index)))
+
+    def without_padding(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of the shard's shape without the padding."""
+        return tensor if self.dim is None else tensor.narrow(self.dim, 0, min(len(self.index), tensor.shape[self.dim]))
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective, or a send, that a rank may need: its operation and the bytes of the full buffer."""
+
+    op: str  # all_reduce, all_gather, reduce_scatter, broadcast or send
+    nbytes: int
+
+    def __str__(self) -> str:
+        return f"{self.op} of {self.nbytes:,} bytes"
+
+    def sent_bytes(self, size: int) -> float:
+        """Return the bytes that one rank sends in a ring; for a broadcast, the mean over the ranks."""
+        if self.op == "send":
+            return self.nbytes
+        if self.op == "all_reduce":
+            return formulas.all_reduce_sent_bytes(self.nbytes, size)
+        return formulas.ring_fraction(size) * self.nbytes
+
+    def messages(self, size: int) -> int:
+        """Return how many messages a rank sends at most, when it does this with messages between two ranks."""
+        return 1 if self.op == "send" else (size - 1) * (2 if self.op == "all_reduce" else 1)
+
+
+class Case:
+    """A model, and how the checks split it with the student's piece.
+
+    Attributes:
+        copies: The number of data-parallel copies of the split model; each trains on an equal part of the batch.
+        differentiates_inputs: Whether every rank must have the whole gradient of the inputs.
+    """
+
+    copies = 1
+    differentiates_inputs = True
+
+    def build_model(self, seed: int) -> nn.Module:
+        """Build the whole model in float64. Runs in the kernel, too."""
+        raise NotImplementedError
+
+    def draw_batch(self, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw the inputs and targets of one step. Runs in the kernel."""
+        raise NotImplementedError
+
+    def loss_of(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Compute the loss. Runs in the kernel, too."""
+        return F.mse_loss(output, y)
+
+    def split(self, piece, module: nn.Module, group):
+        """Build the student's object from the whole model, which every rank has.
+
+        Args:
+            piece: The student's class or function.
+            module: The whole model. Nothing else refers to it.
+            group: The process group over which to split it; None for the world.
+        """
+        return piece(module, group)
+
+    def train(self, split, x: torch.Tensor, y: torch.Tensor, phase: Phase):
+        """Run forward and backward.
+
+        Args:
+            split: What split() returned.
+            x: The inputs.
+            y: The targets.
+            phase: Returns a context; collectives are counted by the name of the phase that they are launched in.
+
+        Returns:
+            The output, and the loss. The output is a tensor, a `Shard` of the whole output, or None; the loss is None
+            where no rank computes all of it.
+        """
+        with phase("forward"):
+            output = split(x)
+            loss = self.loss_of(output, y)
+        with phase("backward"):
+            loss.backward()
+        return output, loss
+
+    def shards(self, split) -> dict[str, Shard]:
+        """Name what this rank holds, by the names of the whole model's parameters."""
+        raise NotImplementedError
+
+    def most_bytes(self, module: nn.Module, index: int, size: int) -> int:
+        """Return how many bytes of parameters a rank may hold. Runs in the kernel.
+
+        Args:
+            module: The whole model.
+            index: The rank's index in the group.
+            size: The number of ranks in the group.
+        """
+        raise NotImplementedError
+
+    def traffic(self, module: nn.Module, x: torch.Tensor, index: int, size: int) -> dict[str, list[Collective]]:
+        """Return what a rank must send in each phase of one step. Runs in the kernel."""
+        raise NotImplementedError
+
+    def larger(self) -> "Case":
+        """Return a case of at least 100 KB, whose memory can be measured."""
+        raise NotImplementedError
+
+    def copy_of(self, index: int, size: int) -> int:
+        """Return which data-parallel copy a rank belongs to. Neighboring ranks share a copy."""
+        return index // (size // self.copies)
+
+
+def split_bytes(module: nn.Module, size: int, is_split: Callable[[str], bool]) -> int:
+    """Return the bytes that a rank holds when some parameters are split evenly and the others replicated.
+
+    Args:
+        module: The whole model.
+        size: The number of ranks.
+        is_split: Tells from a parameter's name whether it is split.
+    """
+    return sum(p.nbytes // size if is_split(name) else p.nbytes for name, p in module.named_parameters())
+
+
+class Draw:
+    """The seed of a whole model, and one batch per step, for ranks that work together."""
+
+    def __init__(self, attempt: Attempt, case: Case):
+        self.seed = attempt.draw_seed()
+        generator = torch.Generator().manual_seed(attempt.draw_seed())
+        self.batches = [case.draw_batch(generator) for _ in range(STEPS)]
+
+    def batches_of(self, copy: int, copies: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the part of each batch that one data-parallel copy trains on."""
+        return [(x.chunk(copies)[copy], y.chunk(copies)[copy]) for x, y in self.batches]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one process computes in one step; lists have one entry per data-parallel copy."""
+
+    outputs: list[torch.Tensor]
+    losses: list[torch.Tensor]
+    input_gradients: list[torch.Tensor | None]
+    gradients: dict[str, torch.Tensor | None]
+    before: dict[str, torch.Tensor]  # the parameters before the step
+    after: dict[str, torch.Tensor]
+
+
+def one_process(case: Case, draw: Draw) -> list[Step]:
+    """Train the whole model with SGD in this process."""
+    module, steps = case.build_model(draw.seed), []
+    for x, y in draw.batches:
+        module.zero_grad()
+        before = parameters_of(module)
+        outputs, losses, inputs = [], [], []
+        for own_x, own_y in zip(x.chunk(case.copies), y.chunk(case.copies), strict=True):
+            inputs.append(own_x.clone().requires_grad_(case.differentiates_inputs))
+            outputs.append(module(inputs[-1]))
+            losses.append(case.loss_of(outputs[-1], own_y))
+            losses[-1].backward()
+        gradients = {
+            name: None if p.grad is None else p.grad.div_(case.copies).clone() for name, p in module.named_parameters()
+        }
+        descend(module.parameters())
+        steps.append(
+            Step(
+                [output.detach() for output in outputs],
+                [loss.detach() for loss in losses],
+                [each.grad for each in inputs],
+                gradients,
+                before,
+                parameters_of(module),
+            )
+        )
+    return steps
+
+
+def parameters_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Copy the parameters."""
+    return {name: p.detach().clone() for name, p in module.named_parameters()}

@@ -1,0 +1,137 @@
+"""What runs on a rank beside the student's split model: everything it computes, holds and sends is written down."""
+
+import contextlib
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.footprint import living_bytes, settled_bytes
+from shared.checks.engine.model_parallel.case import Case, Shard
+from shared.checks.engine.training import descend
+from shared.wire import instrumentation
+
+
+@dataclass(frozen=True)
+class Held:
+    """A shard as it leaves its rank, on the CPU."""
+
+    shard: Shard
+    gradient: torch.Tensor | None
+
+
+def probe_split(piece, case: Case, groups: list[list[int]], seed: int, batches: list) -> dict:
+    """Split the whole model and train it.
+
+    Args:
+        piece: The student's class or function.
+        case: The model, and how to split it.
+        groups: The ranks that work together, group by group; one group of all ranks is the world.
+        seed: The seed of the whole model.
+        batches: This rank's inputs and targets of each step.
+
+    Returns:
+        The shards at the beginning, and for each step the output, the loss, the inputs' gradient, the shards with
+        their gradients, the shards after the step, and the calls of each phase.
+    """
+    group, members = join_one_of(groups)
+    module = case.build_model(seed).to(device_here())
+    with staying_inside(members if len(groups) > 1 else None):
+        with instrumentation.listening() as splitting:
+            split = case.split(piece, module, group)
+        del module
+        found = {"start": _held(case, split), "splitting": splitting, "steps": []}
+        for x, y in batches:
+            found["steps"].append(_step(case, split, x, y))
+    return found
+
+
+def _step(case: Case, split, x, y) -> dict:
+    x = x.to(device_here()).requires_grad_(case.differentiates_inputs)
+    calls: dict[str, list[instrumentation.Call]] = defaultdict(list)
+
+    @contextlib.contextmanager
+    def phase(name: str):
+        with instrumentation.listening() as heard:
+            yield
+        calls[name] += heard
+
+    for parameter in _parameters(case, split):
+        parameter.grad = None
+    output, loss = case.train(split, x, y.to(device_here()), phase)
+    if output is not None:
+        output = output if isinstance(output, Shard) else Shard(output)
+        output = Shard(_copied(output.tensor), output.dim, tuple(output.index))
+    if loss is not None:
+        loss = _copied(torch.as_tensor(loss))
+    done = {"output": output, "loss": loss, "input_gradient": _copied(x.grad)}
+    done |= {"shards": _held(case, split), "calls": dict(calls)}
+    descend(_parameters(case, split))
+    return done | {"state": _held(case, split)}
+
+
+def _parameters(case: Case, split) -> list[torch.Tensor]:
+    """List the parameters that this rank holds, each once."""
+    return list({id(each.tensor): each.tensor for each in case.shards(split).values()}.values())
+
+
+def _held(case: Case, split) -> dict[str, Held]:
+    return {
+        name: Held(Shard(_copied(each.tensor), each.dim, tuple(each.index)), _copied(each.tensor.grad))
+        for name, each in case.shards(split).items()
+    }
+
+
+def _copied(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.detach().cpu().clone()
+
+
+def probe_memory(piece, case: Case, seed: int, most_bytes: int, batches: list) -> dict[str, int]:
+    """Split the whole model and train one step, without writing anything down.
+
+    Returns:
+        The bytes of all tensors that the rank holds more than before, by the moment. The whole model is gone by then,
+        unless the student's object keeps it.
+    """
+    x, y = (each.to(device_here()) for each in batches[0])
+    x.requires_grad_(case.differentiates_inputs)
+    before_bytes = living_bytes()
+    split = case.split(piece, case.build_model(seed).to(device_here()), None)
+    found = {"when it is split": settled_bytes(most_bytes, before_bytes)}
+    case.train(split, x, y, lambda _: contextlib.nullcontext())
+    x.grad = None
+    descend(_parameters(case, split))
+    found["after a step, with gradients"] = settled_bytes(2 * most_bytes, before_bytes)
+    return found
+
+
+def join_one_of(groups: list[list[int]]) -> tuple[dist.ProcessGroup | None, list[int]]:
+    """Form these groups, on every rank of the world.
+
+    Returns:
+        This rank's group, None for the world, and its members.
+    """
+    if len(groups) == 1:
+        return None, groups[0]
+    formed = [dist.new_group(members) for members in groups]
+    return next((group, members) for group, members in zip(formed, groups, strict=True) if dist.get_rank() in members)
+
+
+@contextlib.contextmanager
+def staying_inside(members: list[int] | None):
+    """Raise an error where a rank is about to communicate with others than these: they would wait for one another."""
+
+    def refuse(call: instrumentation.Call) -> None:
+        partners = call.group_ranks if call.partner is None else (call.partner,)
+        if not set(partners) <= set(members):
+            raise AssertionError(f"{call.op} among ranks {list(call.group_ranks)}; this rank's group is {members}")
+
+    if members is not None:
+        instrumentation.before_launch.append(refuse)
+    try:
+        yield
+    finally:
+        if members is not None:
+            instrumentation.before_launch.remove(refuse)

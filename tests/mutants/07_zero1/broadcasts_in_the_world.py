@@ -1,0 +1,17 @@
+"""Forgets its group when it broadcasts: others wait for ever, or get strangers' parameters.
+
+caught by: ZeRO1 · group
+"""
+
+import torch.distributed as dist
+
+from solutions import zero1 as right
+
+
+class ZeRO1(right.ZeRO1):
+    def _flatten(self, parameters):
+        for parameter in parameters:
+            dist.broadcast(parameter.detach(), src=0)
+        flat_parameters = [right.FlatParameter(alike, self.group) for alike in right.group_by_kind(parameters)]
+        self.gradients += [right.FlatGradients(flat_parameter) for flat_parameter in flat_parameters]
+        return flat_parameters

@@ -1,0 +1,17 @@
+"""Tells the inner optimizer of a new lr; a scheduler changes betas and momentum too.
+
+caught by: ZeRO1 · settings
+"""
+
+from solutions import zero1 as right
+
+
+class ZeRO1(right.ZeRO1):
+    def update_parameters(self):
+        for group, inner_group in zip(self.param_groups, self.inner.param_groups, strict=True):
+            inner_group["lr"] = group["lr"]
+        self.inner.step()
+        for work in [each.launch_all_gather() for each in self.flat_parameters]:
+            work.wait()
+        for flat_parameter in self.flat_parameters:
+            flat_parameter.shard.grad = None

@@ -1,0 +1,14 @@
+"""Loads what fits, and leaves out what does not, without a word.
+
+caught by: ZeRO1 · foreign state
+"""
+
+import contextlib
+
+from solutions import zero1 as right
+
+
+class ZeRO1(right.ZeRO1):
+    def load_state_dict(self, state_dict):
+        with contextlib.suppress(ValueError):
+            super().load_state_dict(state_dict)

@@ -1,0 +1,12 @@
+"""Rejects used-up gradients with an internal assertion.
+
+caught by: ZeRO1 · used up
+"""
+
+from solutions import zero1 as right
+
+
+class ZeRO1(right.ZeRO1):
+    def reduce_gradients(self):
+        assert not (self.used_up and any(each.holds_gradients() for each in self.gradients))
+        super().reduce_gradients()

@@ -1,0 +1,16 @@
+"""A second wait() adds the mean once more.
+
+caught by: ShardedBucket · values
+"""
+
+from solutions import zero2 as right
+
+
+class ShardedBucket(right.ShardedBucket):
+    mean = None
+
+    def wait(self):
+        if self.in_flight is None and self.mean is not None:
+            self.flat_parameter.shard.grad += self.mean
+        super().wait()
+        self.mean = self.flat_parameter.shard.grad.clone()

@@ -1,0 +1,13 @@
+"""Copies the gradient, and leaves it where it was.
+
+caught by: ShardedBucket · values
+"""
+
+from solutions import zero2 as right
+
+
+class ShardedBucket(right.ShardedBucket):
+    def pack(self, index):
+        gradient = self.parameters[index].grad
+        super().pack(index)
+        self.parameters[index].grad = gradient

@@ -1,0 +1,12 @@
+"""Allocates its flat tensor with the first gradient that is not None: without one, there is nothing to send.
+
+caught by: ShardedBucket · values
+"""
+
+from solutions import zero2 as right
+
+
+class ShardedBucket(right.ShardedBucket):
+    def pack(self, index):
+        if self.parameters[index].grad is not None:
+            super().pack(index)

@@ -1,0 +1,13 @@
+"""Clips nothing if the caller has not finished the synchronization.
+
+caught by: ZeRO2 · clipping
+"""
+
+from solutions import zero2 as right
+
+
+class ZeRO2(right.ZeRO2):
+    def clip_grad_norm_(self, max_norm):
+        if not self.synced:
+            return right.torch.zeros(())
+        return super().clip_grad_norm_(max_norm)

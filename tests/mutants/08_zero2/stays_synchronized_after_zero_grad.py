@@ -1,0 +1,11 @@
+"""Counts as synchronized after zero_grad(): a rank without a backward() then leaves the others alone.
+
+caught by: ZeRO2 · loops
+"""
+
+from solutions import zero2 as right
+
+
+class ZeRO2(right.ZeRO2):
+    def zero_grad(self, set_to_none=True):
+        self.optimizer.zero_grad()

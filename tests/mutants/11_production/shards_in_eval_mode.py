@@ -1,0 +1,10 @@
+"""Puts the module into eval mode, as one does before saving: it trains without dropout.
+
+caught by: fully_sharded · values
+"""
+
+from solutions import production as right
+
+
+def fully_sharded(module, *args, **kwargs):
+    return right.fully_sharded(module.eval(), *args, **kwargs)

@@ -1,0 +1,16 @@
+"""The README's minutes are those that the build computes, so that nobody has to keep them by hand."""
+
+import re
+
+import pytest
+
+from instructor.build import ROOT, chapters
+from instructor.minutes import lab_minutes, lesson_minutes
+
+ROWS = {line[2:4]: line for line in (ROOT / "README.md").read_text().splitlines() if re.match(r"\| \d\d \|", line)}
+
+
+@pytest.mark.parametrize("chapter", chapters(), ids=lambda chapter: chapter.name)
+def test_readme_states_the_minutes_of_lesson_and_lab(chapter):
+    stated = f"| {lesson_minutes(chapter)} + {lab_minutes(chapter)} |"
+    assert stated in ROWS[chapter.name[:2]], f"README's row of {chapter.name} should hold {stated!r}"
