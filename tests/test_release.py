@@ -121,6 +121,15 @@ def test_a_bundle_with_an_answer_is_not_written(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_draft_is_in_no_bundle(monkeypatch):
+    monkeypatch.setattr(build.Chapter, "is_draft", property(lambda chapter: chapter == CHAPTERS[5]))
+    with pytest.raises(release.ReleaseError, match=r"chapter 05 is a draft: source/05_scaling/lab\.py"):
+        release.bundle(5)
+    files = release.bundle(6)
+    assert not [name for name in files if "scaling" in name and not name.startswith("shared/")]
+    assert "05_scaling" not in files["README.md"].decode() and "04_overlap" in files["README.md"].decode()
+
+
 def test_two_bundles_are_equal_bit_for_bit(tmp_path):
     first, second = (release.write(4, tmp_path / name).read_bytes() for name in ("one", "other"))
     assert first == second
