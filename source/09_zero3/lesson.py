@@ -431,9 +431,9 @@ def look_ahead(before, after, parts):
 
 
 # %% [markdown]
-# A unit is now in one of three states. SHARDED means that the rank holds only its shard, UNSHARDING that an all-gather is
-# filling the unit's memory, and UNSHARDED that all of its parameters are here. In the lab these are the members of an
-# `Enum`, with a fourth state for backward and its gradients.
+# A unit is now in one of three states. SHARDED means that the rank holds only its shard, UNSHARDING that an all-gather
+# is filling the unit's memory, and UNSHARDED that all of its parameters are here. In the lab these are the members of
+# an `Enum`, with a fourth state for backward and its gradients.
 #
 # **Predict** the three peaks as parts of Ψ: without prefetching; with; with it and `reshard_after_forward=False`.
 
