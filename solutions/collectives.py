@@ -60,7 +60,7 @@ def ring_reduce_scatter(tensor: Tensor, group: ProcessGroup | None = None) -> Te
     partial = chunks[(rank - 1) % world_size]
     for step in range(1, world_size):
         mine = chunks[(rank - step - 1) % world_size]
-        arrived = buffers[step % 2][: mine.numel()]  # partial is in the other one
+        arrived = buffers[step % 2][: mine.numel()]  # never the one that holds partial
         ring_step(partial, arrived, group)
         partial = arrived.add_(mine)
     missing = chunks[0].numel() - partial.numel()
