@@ -23,7 +23,7 @@ ALLOW_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 lab: export JUPYTER_CONFIG_PATH := $(CURDIR)/shared/jupyter$(if $(JUPYTER_CONFIG_PATH),:$(JUPYTER_CONFIG_PATH))
 
 .DEFAULT_GOAL := help
-.PHONY: help lab doctor test quick gpu mutants notebooks colab bench release grade clean python
+.PHONY: help lab doctor test quick gpu mutants notebooks colab chapter bench release grade clean python
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -51,6 +51,9 @@ notebooks: python ## Rebuild the notebooks from source/
 
 colab: python ## Write the lessons and labs for Colab into build/colab/
 	@$(COURSE_PYTHON) -m instructor.colab
+
+chapter: python ## NAME=13_tensor_parallel TITLE="Tensor parallelism": begin a chapter with all the files that it needs
+	@$(COURSE_PYTHON) -m instructor.new_chapter "$(NAME)" "$(TITLE)" $(if $(MODULE),--module "$(MODULE)")
 
 bench: python ## Measure starts, instruments, collectives and training steps on this machine
 	@$(COURSE_PYTHON) -m benchmarks.ranks

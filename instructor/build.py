@@ -44,6 +44,11 @@ class Chapter:
     def folder(self) -> Path:
         return ROOT / "source" / self.name
 
+    @property
+    def is_draft(self) -> bool:
+        """Tell whether the chapter may still be incomplete. Students do not get it then."""
+        return self.read("lab").metadata["course"].get("draft", False)
+
     def read(self, script: str) -> nbformat.NotebookNode:
         """Read a script as a notebook with cell ids that do not change from build to build."""
         notebook = jupytext.read(self.folder / f"{script}.py", fmt="py:percent")

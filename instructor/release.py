@@ -44,11 +44,14 @@ def bundle(number: int) -> dict[str, bytes]:
 
     Raises: ReleaseError for a chapter that there is not, or where a file gives an answer away.
     """
-    known = {number_of(chapter): chapter for chapter in chapters()}
+    drafts = {number_of(chapter): chapter for chapter in chapters() if chapter.is_draft}
+    known = {number_of(chapter): chapter for chapter in chapters() if not chapter.is_draft}
+    if number in drafts:
+        raise ReleaseError(f"chapter {number:02d} is a draft: source/{drafts[number].name}/lab.py says `draft: true`")
     if number not in known:
         raise ReleaseError(f"there is no chapter {number:02d}: {', '.join(f'{each:02d}' for each in sorted(known))}")
     files = {name: (ROOT / name).read_bytes() for name in TOP}
-    files["README.md"] = students_readme(files["README.md"].decode(), number).encode()
+    files["README.md"] = students_readme(files["README.md"].decode(), number, set(drafts)).encode()
     for path in sorted((ROOT / "shared").rglob("*")):
         if path.is_file() and path.suffix != ".pyc":
             files[path.relative_to(ROOT).as_posix()] = path.read_bytes()
@@ -61,19 +64,19 @@ def bundle(number: int) -> dict[str, bytes]:
             files[f"solutions/{name}"] = (ROOT / "solutions" / name).read_bytes()
     finished = [chapter for each, chapter in known.items() if each < number]
     files |= _modules(finished) | _scripts(finished)
-    found = leaks(files, [chapter for each, chapter in known.items() if each >= number])
+    found = leaks(files, [chapter for chapter in chapters() if chapter not in finished])
     if found:
         raise ReleaseError("the bundle would give answers away: " + "; ".join(found))
     return dict(sorted(files.items()))
 
 
-def students_readme(text: str, number: int) -> str:
+def students_readme(text: str, number: int, drafts: set[int]) -> str:
     """README without what a bundle does not hold: the course's own parts, chapters and solutions still to come."""
     text = re.sub(r"<!-- course only.*?<!-- /course only -->\n+", "", text, flags=re.DOTALL)
     lines = []
     for line in text.splitlines():
         row = re.match(r"\| (\d\d)\b", line)
-        if line.startswith(COURSES_OWN) or (row and int(row[1]) > number):
+        if line.startswith(COURSES_OWN) or (row and (int(row[1]) > number or int(row[1]) in drafts)):
             continue
         lines.append(re.sub(r"\[\d\d]\(solutions/[^)]*\)", "*later*", line) if row and int(row[1]) == number else line)
     return "\n".join(lines).rstrip() + "\n"

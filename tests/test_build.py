@@ -6,7 +6,7 @@ import nbformat
 import pytest
 from nbformat.validator import validate
 
-from instructor import build
+from instructor import build, new_chapter
 
 CHAPTERS = build.chapters()
 IDS = [chapter.name for chapter in CHAPTERS]
@@ -105,6 +105,12 @@ def test_exercises_and_checks_carry_nbgraders_metadata(chapter):
     assert sum(mark.get("points", 0) for mark in marks) > 0
     for cell, mark in zip(cells, marks, strict=True):
         assert mark["grade"] == cell.source.startswith("check."), cell.source
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=IDS)
+def test_only_a_draft_has_notes_to_its_author(chapter):
+    texts = [(chapter.folder / f"{script}.py").read_text() for script in ("lesson", "lab")]
+    assert chapter.is_draft or not any(new_chapter.AUTHOR in text for text in texts)
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=IDS)
