@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.run import PYTEST, ROOT, Phase, Result, run_phase, summary
 
 LAX = ("--nbval-lax", "--nbval-cell-timeout=300", "-p", "no:cacheprovider")
-NEEDS_A_GPU_PER_RANK = ("01_collectives", "09_zero3", "11_production")
+NEEDS_A_GPU_PER_RANK = ("01_collectives", "09_zero3", "10_fsdp", "11_production")
 LESSONS_RANKS = 4
 
 

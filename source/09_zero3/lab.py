@@ -3,6 +3,7 @@
 #   course:
 #     module: units
 #     minutes: 65
+#     gpu_per_rank: true
 # ---
 
 # %% [markdown]

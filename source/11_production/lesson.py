@@ -16,7 +16,7 @@
 # - tell a whole checkpoint from what a killed run leaves, and go on from it on fewer ranks,
 # - compute which strategy a model needs on given cards, and refute slogans.
 #
-# You need chapters 07 to 09 (the stages of ZeRO), and chapter 06's count of a rank's memory.
+# You need chapters 07 to 10 (the stages of ZeRO, and FSDP), and chapter 06's count of a rank's memory.
 
 # %% [markdown]
 # ## What is still wasted
@@ -519,7 +519,7 @@ tables.Table(header, rows, "In S = 4Ψ bytes, 4 ranks on 2 hosts. FSDP2 gathers 
 #
 # A run that saves every hour is killed while it saves, sooner or later: by a card, by the queue, by somebody's Ctrl-C.
 # Then somebody starts its script again. So the job of this section is a file, which every rank runs. It trains, and
-# saves and loads with `torch.distributed.checkpoint`, each rank its own part, as in chapter 09.
+# saves and loads with `torch.distributed.checkpoint`, each rank its own part, as in chapter 10.
 
 # %%
 import os
