@@ -1,6 +1,6 @@
-"""A model of units trained on ranks that hold parts of it, and what one process gets from all the data.
+"""A model of units trained on ranks that hold shards of it, and what one process gets from all the data.
 
-Nothing here reads a parameter that may have no memory: its values are taken while the block around it runs.
+Nothing here reads a parameter that may have no memory: its values are copied while the block around it runs.
 """
 
 import inspect
@@ -23,7 +23,12 @@ from shared.wire import instrumentation
 
 @dataclass(frozen=True)
 class UnitPlan(Plan):
-    """options: keywords of the wrapper's constructor. finish_each: also between the micro-batches of a step."""
+    """A training of a wrapper.
+
+    Args:
+        options: keywords of the wrapper's constructor.
+        finish_each: whether to call finish_gradient_sync() after every micro-batch, or only after the last one.
+    """
 
     optimizer: str = "SGD"
     options: dict = field(default_factory=dict)
@@ -32,13 +37,13 @@ class UnitPlan(Plan):
     def __str__(self) -> str:
         parts = [unit_models.said(self.model), *(f"{name}={value}" for name, value in self.options.items())]
         parts += [f"{self.micro_batches} micro-batches"] * (self.micro_batches > 1)
-        parts += ["finish_gradient_sync() after the last one only"] * (not self.finish_each)
+        parts += ["finish_gradient_sync() only after the last one"] * (not self.finish_each)
         parts += [f"clipped to {self.max_norm}"] * (self.max_norm is not None)
         return ", ".join(parts)
 
 
 def shard(wrapper, module, plan: UnitPlan, group=None):
-    """Build the student's wrapper; a step towards the last one may take no `prefetch` yet."""
+    """Build the student's wrapper. PlainZeRO3 has no `prefetch`."""
     options = dict(plan.options)
     makers = [each.__init__ for each in wrapper.__mro__] if inspect.isclass(wrapper) else [wrapper]
     if not any("prefetch" in inspect.signature(each).parameters for each in makers):
@@ -54,7 +59,7 @@ def shard(wrapper, module, plan: UnitPlan, group=None):
 
 
 class Look:
-    """Takes a module's state while it computes. Built before the module is wrapped."""
+    """Copies a module's state while it computes. Must be built before the module is wrapped."""
 
     def __init__(self, module):
         self.module, self.places = module, {}
@@ -63,7 +68,7 @@ class Look:
             self.places[name] = (path, leaf)
 
     def __call__(self, run: Callable):
-        """Run forward. → its result, and the state by name, without what nobody had gathered"""
+        """Run forward. Return its result, and the state by name, without parameters that had no memory."""
         paths = {each: path for path, each in self.module.named_modules()}
         found = {name: buffer.detach().cpu().clone() for name, buffer in self.module.named_buffers()}
 
@@ -71,7 +76,9 @@ class Look:
             for name, (path, leaf) in self.places.items():
                 if each in paths and f"{path}.".startswith(f"{paths[each]}.".lstrip(".")):
                     tensor = getattr(self.module.get_submodule(path), leaf)
-                    if has_memory(tensor):  # it may still be filling, in a unit inside: that one tells later
+                    if has_memory(
+                        tensor
+                    ):  # an all-gather may still be filling it, in a unit inside: that unit is looked at later
                         found[name] = tensor.detach().cpu().clone()
 
         unit_blocks.listeners.append(take)
@@ -82,7 +89,7 @@ class Look:
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Reading what has none would end this process."""
+    """Tell whether a tensor can be read: reading freed memory would end this process."""
     needed = tensor.storage_offset() + sum(
         (n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
     )
@@ -95,7 +102,7 @@ def new_optimizer(plan: Plan, wrapped) -> torch.optim.Optimizer:
 
 
 def take_step(wrapped, optimizer, plan: UnitPlan, x, y) -> dict:
-    """→ what was sent while training and clipping, and the norm"""
+    """Return what was sent while training and clipping, and the norm."""
     optimizer.zero_grad()
     chunks = list(zip(x.chunk(plan.micro_batches), y.chunk(plan.micro_batches), strict=True))
     with instrumentation.listening() as training:
@@ -112,7 +119,7 @@ def take_step(wrapped, optimizer, plan: UnitPlan, x, y) -> dict:
 
 
 def probe_units(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
-    """Train; after each step, look at the state in a forward without gradients. → what every step did"""
+    """Train, and look at the state in a forward without gradients after each step. Return what every step did."""
     group, member = join_subgroup(plan.in_subgroup)
     if not member:
         return {"outside": True}
@@ -146,7 +153,7 @@ def probe_units(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
 
 
 def one_process(plan: UnitPlan, seed: int, x, y) -> list[dict]:
-    """→ per step, the state after it, in the dtype that ranks compute with, and the norm before it"""
+    """Return, per step, the state after it in the dtype that ranks compute with, and the norm before it."""
     module = unit_models.build(plan.model, seed, torch.float64 if plan.dtype.itemsize < 4 else plan.dtype)
     run = Run(module, lambda params, cls, **settings: cls(params, **settings), plan)
     steps, computed = run.train(x, y).steps, plan.options.get("compute_dtype")
@@ -161,16 +168,17 @@ def members_of(attempt: Attempt, plan: Plan) -> list[int]:
 
 
 def train(attempt: Attempt, plan: UnitPlan, draw: Draw) -> dict[int, dict]:
-    """→ by global rank, what probe_units found"""
+    """Return what probe_units found, by global rank."""
     context = f"{called_alone(attempt)}, {plan}" if plan.in_subgroup else str(plan)
     results = attempt.run(probe_units, plan, per_rank=draw.per_rank, context=context)
     return {rank: results[rank] for rank in members_of(attempt, plan)}
 
 
 def train_and_judge(attempt: Attempt, plan: UnitPlan) -> dict[int, dict]:
-    """Train on fresh data. → by global rank, what probe_units found
+    """Train on fresh data. Return what probe_units found, by global rank.
 
-    Raises: Wrong unless every step leaves what one process gets.
+    Raises:
+        Wrong: unless every rank has after every step what one process has.
     """
     draw, members = Draw(attempt), members_of(attempt, plan)
     found = train(attempt, plan, draw)
@@ -199,14 +207,17 @@ def _judge_norms(norms: dict[int, torch.Tensor], want: dict, said: str) -> None:
     }
     if wrong:
         one = len({found.item() for found in norms.values()}) == 1
-        apart = "Each rank has a norm of its own. Look at: what must ranks tell each other, so that all have one?"
+        apart = "Each rank has a norm of its own. Look at: what must ranks send each other, so that all have the same?"
         raise Wrong(
-            wrong, "Look at: over which numbers is it the norm, and what of norms may be added up?" if one else apart
+            wrong,
+            "Look at: over which elements is the norm taken, and what may be added up: norms, or their squares?"
+            if one
+            else apart,
         )
 
 
 def judge_start(found: dict[int, dict], plan: UnitPlan, seed: int, context: str) -> None:
-    """Raises: Wrong unless every rank computes with what the group's first rank had."""
+    """Raises: Wrong unless every rank starts with what the group's first rank had."""
     want = awkward.state_of(unit_models.build(plan.model, seed, plan.dtype))
     states = {rank: each["start"]["state"] for rank, each in found.items()}
     refuse_missing(states, want, f"{context}, in the first forward")
@@ -215,7 +226,7 @@ def judge_start(found: dict[int, dict], plan: UnitPlan, seed: int, context: str)
             computed = plan.options.get("compute_dtype") if expected.is_floating_point() else None
             is_buffer = state[name].dtype == expected.dtype
             if not torch.equal(state[name], expected if is_buffer else expected.to(computed or expected.dtype)):
-                hint = "Look at: whose values do all ranks begin with, and in which order do they lie in flat?"
+                hint = "Look at: whose values do all ranks start with, and in which order are they in the flat tensor?"
                 said = f"{context}: in the first forward, {name} is not what the group's first rank had"
                 raise Wrong({rank: said}, hint)
 
@@ -224,13 +235,13 @@ def refuse_missing(states: dict[int, dict], want: dict, said: str) -> None:
     for rank, state in states.items():
         missing = [name for name in want if name not in state]
         if missing:
-            hint = "Look at: which parameters must be whole while this unit computes?"
-            raise Wrong({rank: f"{said}: while its block computes, {missing[0]} is not there"}, hint)
+            hint = "Look at: which parameters must be unsharded while this unit computes?"
+            raise Wrong({rank: f"{said}: while its block computes, {missing[0]} has no memory"}, hint)
 
 
 @dataclass
 class UnitCauses:
-    """Other trainings, to be compared with when something is wrong: which mistake gives this?"""
+    """Other trainings to compare with when something is wrong: which mistake gives this result?"""
 
     plan: UnitPlan
     draw: Draw
@@ -238,12 +249,24 @@ class UnitCauses:
 
     def of(self, rank: int, found: torch.Tensor, name: str, members: list[int], tolerance: float) -> str:
         size, plan = len(members), self.plan
-        summed = f"The gradients are {size} times too large: summed, or averaged?"
-        alone = "It is what this rank alone would get. Look at: where do the others' gradients come in?"
+        summed = f"The gradients are {size} times too large. Look at: are they summed, or averaged?"
+        alone = "It is what this rank's samples alone give. Look at: which line brings in the other ranks' gradients?"
         others = [(plan, [rank], alone), (replace(plan, loss_scale=size), members, summed)]
-        others.append((replace(plan, loss_scale=1 / size), members, f"Gradients are {size} times too small."))
+        others.append(
+            (
+                replace(plan, loss_scale=1 / size),
+                members,
+                f"The gradients are {size} times too small. Look at: how many times are they divided?",
+            )
+        )
         if plan.max_norm is not None:
-            others.append((replace(plan, max_norm=1e9), members, "It is what gradients that nobody clipped give."))
+            others.append(
+                (
+                    replace(plan, max_norm=1e9),
+                    members,
+                    "It is the result without clipping. Look at: which tensors are scaled, and which are used?",
+                )
+            )
         for other, whose, hint in others:
             if size > 1 or whose == members:
                 x, y = self.draw.samples_of(whose)
@@ -251,5 +274,5 @@ class UnitCauses:
                 if close(found, want[name], tolerance):
                     return hint
         if plan.micro_batches > 1:
-            return "Look at: what becomes of a gradient that is there already when the next micro-batch's arrives?"
+            return "Look at: what happens to a gradient that is already there when the next micro-batch's comes?"
         return "The steps before are right. Look at: what is still there from the step before?" if self.number else ""
