@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 FREE = max(contents.CHAPTERS) + 1
 TOY = f"{FREE}_toy"
 # The tests that try every chapter. The copy has no others, because collecting them takes longer than all the rest.
-OF_CHAPTERS = ("test_build.py", "test_labs.py", "test_mutants.py")
+OF_CHAPTERS = ("test_build.py", "test_labs.py", "test_minutes.py", "test_mutants.py")
 
 
 @pytest.fixture
