@@ -16,6 +16,8 @@ from tests import browser, lab_server
 from tests.browser import FIRST_LESSON, Course, Lab
 from tests.contrasts import ENOUGH_FOR_A_SIGN, READABLE, contrasts_in
 
+pytestmark = pytest.mark.slow
+
 LAB = "labs/00_ranks.ipynb"
 NO_BROWSER = "no Chromium here: `apt-get install chromium`, and run this again"
 

@@ -16,6 +16,8 @@ from shared import ranks
 from shared.checks.__main__ import exercises_of, run_file
 from shared.checks.engine import parcel
 
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).parent
 LEAST_MUTANTS, LEAST_VARIANTS = 8, 2
 
