@@ -13,6 +13,8 @@ from instructor.grade.limits import Limits
 from instructor.grade.submissions import pieces_of
 from tests.handed_in import CHAPTERS, hand_in, need_sandbox
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("lab", ["07_zero1", "09_zero3", "10_fsdp", "12_checkpoints"])
 def test_our_own_solution_gets_every_point(tmp_path, lab):

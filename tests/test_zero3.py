@@ -20,6 +20,8 @@ from solutions.memory_wall import Checkpointed
 from solutions.model_state import begin_state
 from solutions.zero3 import ZeRO3
 
+pytestmark = pytest.mark.chapter("zero3", "fsdp")
+
 SETTINGS = {"lr": 0.01, "weight_decay": 0.1, "eps": 1e-3}  # eps: what is almost 0 is not blown up to a step of lr
 SAMPLES = 12
 
