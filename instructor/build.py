@@ -16,6 +16,8 @@ source say what a cell is:
 
 import argparse
 import ast
+import copy
+import functools
 import hashlib
 import subprocess
 import sys
@@ -51,7 +53,7 @@ class Chapter:
 
     def read(self, script: str) -> nbformat.NotebookNode:
         """Read a script as a notebook with cell ids that do not change from build to build."""
-        notebook = jupytext.read(self.folder / f"{script}.py", fmt="py:percent")
+        notebook = copy.deepcopy(_parsed((self.folder / f"{script}.py").read_text()))
         course = notebook.metadata.get("course", {})
         kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
         notebook.metadata = nbformat.from_dict({"kernelspec": kernel, "language_info": {"name": "python"}})
@@ -60,6 +62,11 @@ class Chapter:
             cell.id = f"{script}-{number:03d}"
             _add_grading(cell)
         return notebook
+
+
+@functools.cache  # jupytext takes 0.05 s for a lab, and a bundle needs each lab several times
+def _parsed(script: str) -> nbformat.NotebookNode:
+    return jupytext.reads(script, fmt="py:percent")
 
 
 def chapters() -> list[Chapter]:

@@ -128,8 +128,9 @@ class ZeRO3(nn.Module):
     """ZeRO stage 3: train module with parameters, gradients and optimizer state sharded over the ranks of the group.
 
     parameters() are this rank's shards: give them to any optimizer that treats each element by itself. Call
-    finish_gradient_sync() after backward(). All ranks must call the same units in the same order. A unit may not change
-    its inputs in place, as FSDP2's may not either: autograd raises a RuntimeError.
+    finish_gradient_sync() after backward(). All ranks must call the same units in the same order, and backward must
+    reach the same ones. As in FSDP2, a unit may not change an input that needs a gradient in place: autograd raises a
+    RuntimeError.
 
     Args:
         units: submodules to unshard one at a time; by default, the layers of the module's ModuleLists and Sequentials.

@@ -16,6 +16,8 @@ from tests import browser, lab_server
 from tests.browser import FIRST_LESSON, Course, Lab
 from tests.contrasts import ENOUGH_FOR_A_SIGN, READABLE, contrasts_in
 
+pytestmark = pytest.mark.slow
+
 LAB = "labs/00_ranks.ipynb"
 NO_BROWSER = "no Chromium here: `apt-get install chromium`, and run this again"
 
@@ -228,7 +230,7 @@ def test_the_stepper_goes_by_click_key_and_play(course):
 def test_the_planner_follows_a_choice_and_a_key(course):
     lesson = course.open("chapters/06_memory_wall.ipynb")
     lesson.forget_outputs()
-    for words in ("from shared import formulas, planner_plots", 'my_prediction = "ZeRO-?"', "widgets.memory_planner("):
+    for words in ("from shared.plots import memory_plan", 'my_prediction = "ZeRO-?"', "widgets.memory_planner("):
         cell = lesson.run(lesson.cell(words))
     widget = cell.locator(".jupyter-widgets.widget-vbox")
     picture, model = widget.locator("img"), widget.locator("select").first

@@ -18,6 +18,8 @@ from shared.deadlines import scaled
 from solutions.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
 from solutions.production import fully_sharded, host_mesh
 
+pytestmark = pytest.mark.slow
+
 SAMPLES, SAVED_AT, KILLED_AT, STEPS = 12, 2, 4, 6
 SETTINGS = {"lr": 0.01, "weight_decay": 0.1, "eps": 1e-3}  # eps: what is almost 0 is not blown up to a step of lr
 DEADLINE_S = scaled(30.0)

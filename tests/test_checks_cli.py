@@ -11,6 +11,8 @@ from shared import ranks
 from shared.checks.__main__ import main, run_file
 from shared.checks.engine import framework
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 MUTANTS, VARIANTS = ROOT / "tests" / "mutants", ROOT / "tests" / "variants"
 SUMMED = MUTANTS / "02_manual_ddp" / "summed.py"

@@ -14,6 +14,8 @@ from torch import nn
 from shared import deepspeed_engine, formulas, memory, ranks, wire
 from shared.deadlines import scaled
 
+pytestmark = [pytest.mark.slow, pytest.mark.chapter("production")]
+
 STEPS, SAMPLES = 4, 12
 
 

@@ -16,6 +16,8 @@ from shared import ranks
 from tests import drawn
 from tests.drawn import World, tried
 
+pytestmark = pytest.mark.slow
+
 
 def places(group) -> tuple[int, int]:
     return dist.get_rank(group), dist.get_world_size(group)

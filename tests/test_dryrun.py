@@ -16,6 +16,8 @@ from shared.dryrun.decoder import Decoder
 from shared.planner.shapes import SHAPES, gpt, llama
 from solutions.strategies import STRATEGIES, mixed_precision
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 SMALL = llama("small", 4, 64, 4, 2, 96, vocabulary=50, context=32)
 

@@ -13,6 +13,8 @@ from benchmarks.rungs import ALONE, FSDP2, ON_A_GPU
 from shared.models import GPTConfig
 from tests import gpu as run_on_gpus
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 GB = 1e9
 

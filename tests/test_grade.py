@@ -111,6 +111,7 @@ def test_everybody_has_a_row_and_a_page_whatever_they_handed_in(tmp_path):
         assert json.loads((folder / "gradescope" / student / LAB / "results.json").read_text())["output"]
 
 
+@pytest.mark.slow
 def test_a_grader_killed_in_the_middle_of_200_goes_on_where_it_was(tmp_path):
     handed_in, folder, log = tmp_path / "in", tmp_path / "out", tmp_path / "log"
     for number in range(200):
@@ -236,6 +237,7 @@ def test_without_bubblewrap_nothing_is_run(tmp_path, monkeypatch):
         grade.grade_all(tmp_path / "in", tmp_path / "out", grader=instant)
 
 
+@pytest.mark.slow
 def test_make_grade_grades(tmp_path, monkeypatch):
     """The whole way once, as an instructor types it: a right submission and a wrong one."""
     monkeypatch.setattr(sandbox, "require", REQUIRE)

@@ -26,6 +26,8 @@ from shared.checks.engine import parcel
 from shared.ranks import rankside
 from tests.handed_in import CHAPTERS, hand_in, need_sandbox, writes
 
+pytestmark = pytest.mark.slow
+
 LAB = "00_ranks"
 DEFAULTS = Limits()
 

@@ -1,7 +1,8 @@
 """Honest work gets every point: a lab's solution, judged in the sandbox, is neither void nor worth a second look.
 
-Three labs are judged whole: optimizers, the largest, and files; test_grade.py has lab 00. What could make honest work
-void is looked for in every lab's right solutions in test_mutants.py, which costs less than a sandbox.
+Four labs are judged whole: optimizers, a piece that is not exported, the largest, and files; test_grade.py has lab 00.
+What could make honest work void is looked for in every lab's right solutions in test_mutants.py, which costs less than
+a sandbox.
 """
 
 import pytest
@@ -12,8 +13,10 @@ from instructor.grade.limits import Limits
 from instructor.grade.submissions import pieces_of
 from tests.handed_in import CHAPTERS, hand_in, need_sandbox
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.parametrize("lab", ["07_zero1", "09_zero3", "12_checkpoints"])
+
+@pytest.mark.parametrize("lab", ["07_zero1", "09_zero3", "10_fsdp", "12_checkpoints"])
 def test_our_own_solution_gets_every_point(tmp_path, lab):
     need_sandbox()
     with course.unpacked(CHAPTERS[lab]) as judged_with:

@@ -10,6 +10,8 @@ from instructor.grade import course, grading, submissions
 from instructor.grade.limits import Limits
 from tests.handed_in import CHAPTERS, cell_of, hand_in, need_sandbox
 
+pytestmark = pytest.mark.slow
+
 LAB = "00_ranks"
 
 

@@ -15,6 +15,8 @@ from shared.plots import buckets as bucket_plots
 from shared.plots import sync as sync_plots
 from shared.ranks import magic
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parent.parent / "labs" / "gradient_sync_visualizer.py"
 SIZES = {"embedding.weight": 4000, "blocks.0.up.weight": 2000, "blocks.0.norm.bias": 10, "blocks.1.up.weight": 2000}
 NAMES = list(SIZES)

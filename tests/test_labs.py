@@ -7,6 +7,8 @@ from nbclient import NotebookClient
 from instructor import build
 from shared.deadlines import scaled
 
+pytestmark = pytest.mark.slow
+
 CHAPTERS = build.chapters()
 
 

@@ -15,6 +15,8 @@ from shared import ranks
 from shared.checks.__main__ import exercises_of, run_file
 from shared.checks.engine import parcel
 
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).parent
 MODULES = {chapter: module_names(chapter)[0] for chapter in chapters()}
 LEAST_MUTANTS, LEAST_VARIANTS = 8, 2  # of a chapter that is no draft

@@ -12,6 +12,8 @@ import pytest
 from instructor.grade import nbgrader_course
 from tests.handed_in import CHAPTERS, hand_in
 
+pytestmark = pytest.mark.slow
+
 LAB = "00_ranks"
 ROOT = Path(__file__).parent.parent
 

@@ -22,6 +22,8 @@ from instructor import colab as copies
 from shared.deadlines import scaled
 from shared.jupyter import colab
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 ADDRESS = copies.address()
 NAME = ADDRESS.removeprefix("https://github.com/")  # OWNER/REPOSITORY

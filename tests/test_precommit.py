@@ -12,6 +12,8 @@ import yaml
 
 from tests.runner import phases
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 HOOKS = [
     hook for repo in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"] for hook in repo["hooks"]

@@ -287,6 +287,7 @@ def sum_over_ranks(value):
 JUPYTERLAB = {"deletedCells": []}
 
 
+@pytest.mark.slow
 def test_checks_in_a_bundles_lab_come_to_its_start_page(tmp_path, monkeypatch):
     release.write(1, tmp_path)
     folder = tmp_path / "distributed-training-01"

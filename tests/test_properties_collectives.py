@@ -3,6 +3,7 @@
 The functions without `test_` run on the ranks.
 """
 
+import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given
@@ -12,6 +13,8 @@ from torch.nn.functional import pad
 from shared import formulas, wire
 from solutions import collectives
 from tests.drawn import seeds, tried, values, worlds
+
+pytestmark = [pytest.mark.slow, pytest.mark.chapter("collectives")]
 
 REDUCE_SCATTERS = ("ring_reduce_scatter", "direct_reduce_scatter")
 

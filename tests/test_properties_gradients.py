@@ -5,6 +5,7 @@ The functions without `test_` run on the ranks.
 
 from itertools import pairwise
 
+import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given
@@ -18,6 +19,8 @@ from solutions.overlapped_ddp import OverlappedDDP
 from tests.drawn import caps_mb, nets, seeds, shapes, trainings, tried, worlds
 from tests.drawn_models import Model
 from tests.drawn_trainings import DDP, SAMPLES, Rank, Training, alone
+
+pytestmark = [pytest.mark.slow, pytest.mark.chapter("manual_ddp", "gradient_bucketing", "overlap")]
 
 TOLERANCE = 1e-12  # sums of float64 in another order, of numbers around 1
 MB = 2**20

@@ -19,6 +19,8 @@ from tests.drawn import trainings, tried, worlds
 from tests.drawn_models import Model
 from tests.drawn_trainings import ZERO, Rank, Training, alone
 
+pytestmark = [pytest.mark.slow, pytest.mark.chapter("zero1", "zero2", "zero3", "fsdp")]
+
 TOLERANCE = 1e-9  # what is 1e-16 in a gradient, Adam makes 1e-16 / eps of, a few times
 EPS = 1e-6  # of a byte: formulas divide
 FLOAT64_ADAM = formulas.BytesPerParameter(8, 8, 16)

@@ -16,6 +16,8 @@ REPORT = """
 import json, sys, psutil
 from shared import ranks
 
+pytestmark = pytest.mark.slow
+
 def report():
     children = psutil.Process().children(recursive=True)
     print(json.dumps([[child.pid, child.create_time(), child.cmdline()] for child in children]), flush=True)

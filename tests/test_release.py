@@ -140,6 +140,7 @@ def test_two_bundles_are_equal_bit_for_bit(tmp_path):
             assert Path(name).parts[0] == "distributed-training-04"
 
 
+@pytest.mark.slow
 def test_a_bundles_lesson_and_lab_run_from_its_own_folder(tmp_path):
     """Chapter 02: the lesson to its end; the unsolved lab to its first check, which says what is missing."""
     release.write(2, tmp_path)
@@ -169,6 +170,7 @@ for name in ("chapters/02_manual_ddp.ipynb", "labs/02_manual_ddp.ipynb"):
     assert lab.startswith("labs/02_manual_ddp.ipynb stopped: Exercise 2.1, mean_over_ranks_: not there yet")
 
 
+@pytest.mark.slow
 def test_a_bundle_can_be_installed(tmp_path):
     """pip asks setuptools for the packages: all must be there, and bring their templates and texts."""
     release.write(0, tmp_path)

@@ -173,6 +173,7 @@ def test_next(): pass
     assert "crashed while running 'test_it.py::test_does_not_react'" in result.tests.failed[0].reason
 
 
+@pytest.mark.slow
 def test_ranks_at_work_on_a_test_that_ran_out_of_time_are_replaced(tmp_path):
     source = """
 import time
@@ -204,6 +205,7 @@ def notebook_phase(tmp_path: Path, cell_s: float, test_s: float) -> Result:
     return run_phase(Phase("notebooks", (command,), is_pytest=True, notebooks=phase.notebooks), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_cell_that_hangs_fails_and_so_does_one_that_passes_after_it(tmp_path):
     write_notebook(tmp_path / "solutions" / "hangs.ipynb", "x = 1", "import time\ntime.sleep(600)", "x = 1")
     result = notebook_phase(tmp_path, cell_s=deadlines.scaled(5), test_s=deadlines.scaled(100))
@@ -212,6 +214,7 @@ def test_a_cell_that_hangs_fails_and_so_does_one_that_passes_after_it(tmp_path):
     assert reason.startswith("Cell 1: Timeout of ") and reason.endswith(" · KeyboardInterrupt:")
 
 
+@pytest.mark.slow
 def test_a_kernel_that_will_not_be_interrupted_is_ended(tmp_path):
     """nbval goes on waiting for as long as such a kernel prints."""
     endless = """

@@ -6,6 +6,8 @@ from benchmarks import stages
 from benchmarks.stages import STAGES, STATE, Found, predicted
 from shared import ranks
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_stages_hold_and_send_what_the_formulas_say(four_ranks):
     for stage, found in enumerate(ranks.run(stages.on_a_rank, 2, 0)[0]):

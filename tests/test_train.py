@@ -164,6 +164,7 @@ def test_what_cannot_be_trained_is_rejected_in_one_sentence(settings, words):
     assert "\n" not in str(rejected.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_deepspeed_trains_as_torchs_ddp_does(four_ranks, stage):
     """It keeps its weights in fp32, so it cannot be held against one process in float64."""
@@ -184,6 +185,7 @@ SCRIPT = Settings(model="gpt", steps=6, global_batch=4, double=True)
 ARGUMENTS = ["--model", "gpt", "--steps", "6", "--global-batch", "4", "--double"]
 
 
+@pytest.mark.slow
 def test_under_torchrun_it_trains_as_one_process():
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "solutions.train"]
     command = [sys.executable, *launcher, *ARGUMENTS, "--json", "-"]

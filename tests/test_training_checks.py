@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+pytestmark = pytest.mark.slow
+
 
 class Wrapper(nn.Module):
     def __init__(self, module, bucket_cap_mb=25.0, group=None):

@@ -1,7 +1,5 @@
 """The figures of chapter 01 and the stepper over them: what they show, and what they leave in a notebook file."""
 
-import queue
-
 import nbformat
 import pytest
 from jupyter_client.manager import start_new_kernel
@@ -170,6 +168,7 @@ widgets.ring_stepper(log)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked_by", "kinds"),
     [
@@ -183,24 +182,35 @@ def test_a_file_keeps_the_figure_and_jupyterlab_gets_the_widget_too(asked_by, ki
         content = {"code": CELL, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
         request = client.session.msg("execute_request", content, metadata=asked_by)
         client.shell_channel.send(request)
-        assert client.get_shell_msg(timeout=scaled(60))["content"]["status"] == "ok"
-        assert [sorted(bundle) for bundle in bundles(client)] == kinds
+        assert reply_to(request, client)["content"]["status"] == "ok"
+        assert [sorted(bundle) for bundle in bundles(request, client)] == kinds
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
 
 
-def bundles(client) -> list[dict]:
-    """What a cell displayed, in order, until the kernel was idle again."""
+def is_answer_to(request: dict, message: dict) -> bool:
+    """Tell whether a message answers this request: those of earlier ones may still come."""
+    return message["parent_header"].get("msg_id") == request["header"]["msg_id"]
+
+
+def reply_to(request: dict, client) -> dict:
+    while True:
+        message = client.get_shell_msg(timeout=scaled(60))
+        if is_answer_to(request, message):
+            return message
+
+
+def bundles(request: dict, client) -> list[dict]:
+    """Return what a cell displayed, in order, until the kernel was idle again."""
     found = []
     while True:
-        try:
-            message = client.get_iopub_msg(timeout=scaled(10))
-        except queue.Empty:
-            return found
+        message = client.get_iopub_msg(timeout=scaled(60))
+        if not is_answer_to(request, message):
+            continue
         if message["msg_type"] in ("display_data", "execute_result"):
             found.append(message["content"]["data"])
-        if message["content"].get("execution_state") == "idle" and found:
+        if message["content"].get("execution_state") == "idle":
             return found
 
 

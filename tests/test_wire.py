@@ -508,6 +508,7 @@ def alone_on_the_wire(tmp_path_factory):
     return json.loads(ran.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "send"])
 def test_interface_carried_what_the_ledger_says(alone_on_the_wire, op):
     """Headers and the barriers come on top: 2 % of 4 MiB is 84 KB."""
@@ -516,6 +517,7 @@ def test_interface_carried_what_the_ledger_says(alone_on_the_wire, op):
     assert said_bytes < carried_bytes < 1.02 * said_bytes + 84_000
 
 
+@pytest.mark.slow
 def test_reduce_scatter_of_gloo_shows_as_the_all_reduce_that_it_is(alone_on_the_wire):
     said_bytes, carried_bytes = alone_on_the_wire["reduce_scatter"]
     assert said_bytes == 3 * (4 << 20)

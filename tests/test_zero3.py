@@ -1,20 +1,26 @@
-"""ZeRO3 as a whole: copied, saved, resumed by other numbers of ranks, computing in bfloat16, and beside FSDP2.
+"""ZeRO3 as a whole: copied, saved, resumed by other numbers of ranks, in bfloat16, in awkward graphs, and beside FSDP2.
 
 The functions without `test_` run on the ranks.
 """
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
 
 from shared import models, ranks, wire
 from solutions.memory_wall import Checkpointed
 from solutions.model_state import begin_state
 from solutions.zero3 import ZeRO3
+
+pytestmark = pytest.mark.chapter("zero3", "fsdp")
 
 SETTINGS = {"lr": 0.01, "weight_decay": 0.1, "eps": 1e-3}  # eps: what is almost 0 is not blown up to a step of lr
 SAMPLES = 12
@@ -163,7 +169,7 @@ def beside_fsdp2(checkpointed: bool) -> tuple[list[dict], list[list[float]]]:
     """Five steps in float64, of ZeRO3 and of torch's FSDP2. → full states, losses"""
     ours, theirs = tiny_gpt(0), tiny_gpt(0)
     for gpt in (ours, theirs) if checkpointed else ():
-        gpt.blocks = torch.nn.ModuleList(Checkpointed(block) for block in gpt.blocks)
+        gpt.blocks = nn.ModuleList(Checkpointed(block) for block in gpt.blocks)
     model = ZeRO3(ours)
     for each in (*theirs.blocks, theirs):
         fully_shard(each)
@@ -180,3 +186,160 @@ def test_it_trains_as_fsdp2_does(world, checkpointed):
     for (ours, theirs), losses in ranks.run(beside_fsdp2, checkpointed):
         close(ours, theirs)
         assert losses[0] == pytest.approx(losses[1], abs=1e-10)
+
+
+# -- awkward graphs
+
+
+class Branch(nn.Module):
+    """Two layers, of which the second is used only if a sample asks for it. Its input may need no gradient."""
+
+    def __init__(self, inplace: bool = False):
+        super().__init__()
+        self.always, self.sometimes, self.inplace = nn.Linear(4, 4), nn.Linear(4, 4), inplace
+
+    def forward(self, x):
+        asked = bool((x[:, 0] > 0).any())
+        x = x.relu_() if self.inplace else x
+        return self.always(x) + self.sometimes(x) if asked else self.always(x)
+
+
+class Branches(nn.Module):
+    """Units side by side: all take the same tensor. With a stem, that needs a gradient."""
+
+    def __init__(self, stem: bool, inplace: bool = False):
+        super().__init__()
+        self.stem = nn.Linear(4, 4) if stem else nn.Identity()
+        self.branches = nn.ModuleList(Branch(inplace) for _ in range(3))
+        self.out = nn.Linear(4, 1)
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.out(sum(branch(x).tanh() for branch in self.branches))
+
+
+class Spanned(nn.Module):
+    """Two units inside one checkpoint: while backward is in the second, the first is computed again."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        pair = nn.Sequential(*self.blocks[:2])
+        return self.blocks[2](checkpoint(pair, x, use_reentrant=False).tanh())
+
+
+def new_branches(stem: bool) -> nn.Module:
+    torch.manual_seed(0)
+    return Branches(stem).double()
+
+
+def new_spanned(_stem: bool) -> nn.Module:
+    torch.manual_seed(0)
+    return Spanned().double()
+
+
+def squares_of(step: int) -> list[torch.Tensor]:
+    """Two halves of a batch. Only the second asks for `sometimes`."""
+    x = torch.rand(4, 4, generator=torch.Generator().manual_seed(step), dtype=torch.float64) + 0.1
+    x[:2, 0] *= -1
+    return list(x.chunk(2))
+
+
+def trained_beside(build, stem: bool, prefetch: int) -> dict[str, float]:
+    """Train three steps on two ranks and in one process. Return how far each value is off."""
+    model = ZeRO3(build(stem), prefetch=prefetch)
+    alone = build(stem)
+    optimizer, its = new_optimizer(model), new_optimizer(alone)
+    for step in range(3):
+        halves = squares_of(step)
+        optimizer.zero_grad()
+        model(halves[dist.get_rank()]).square().mean().backward()
+        model.finish_gradient_sync()
+        optimizer.step()
+        its.zero_grad(set_to_none=False)
+        sum(alone(half).square().mean() / 2 for half in halves).backward()
+        for parameter in alone.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        its.step()
+    found = model.full_state_dict()
+    return {name: (found[name] - value).abs().max().item() for name, value in alone.state_dict().items()}
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+@pytest.mark.parametrize("stem", [True, False], ids=["stem", "no stem"])
+def test_branches_with_a_parameter_that_one_rank_does_not_use(four_ranks, stem, prefetch):
+    with ranks.world(2):
+        for off in ranks.run(trained_beside, new_branches, stem, prefetch):
+            assert max(off.values()) < 1e-10, off
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_checkpoint_may_span_several_units(four_ranks, prefetch):
+    with ranks.world(2):
+        for off in ranks.run(trained_beside, new_spanned, False, prefetch):
+            assert max(off.values()) < 1e-10, off
+
+
+def changed_in_place(stem: bool) -> list[str]:
+    """Return what ours and FSDP2 raise for a unit that changes its input in place."""
+    errors = []
+    x = squares_of(0)[0].float()
+    ours, theirs = Branches(stem, inplace=True), Branches(stem, inplace=True)
+    for each in (*theirs.branches, theirs):
+        fully_shard(each)
+    for model in (ZeRO3(ours), theirs):
+        try:
+            model(x)
+            errors.append("nothing")
+        except RuntimeError as error:
+            errors.append(str(error))
+    return errors
+
+
+def test_an_input_that_is_changed_in_place_is_a_clear_error_as_in_fsdp2(world):
+    for errors in ranks.run(changed_in_place, True):
+        for error in errors:
+            assert "modified inplace" in error or "modifying it inplace" in error, error
+            assert "custom Function" in error, error
+    for errors in ranks.run(changed_in_place, False):
+        assert errors == ["nothing", "nothing"]  # an input that needs no gradient may be changed
+
+
+def evaluated_before_finishing() -> list[dict]:
+    """Train with and without an evaluation between backward() and finish_gradient_sync(). Return full states."""
+    states = []
+    for evaluates in (False, True):
+        model = ZeRO3(tiny_gpt(0))
+        optimizer = new_optimizer(model)
+        for step in range(2):
+            optimizer.zero_grad()
+            model(*batch_of(step)).backward()
+            if evaluates:
+                with torch.no_grad():
+                    model(*batch_of(7))
+            else:
+                model.finish_gradient_sync()
+            optimizer.step()
+        states.append(model.full_state_dict())
+    return states
+
+
+def test_an_evaluation_before_finishing_changes_nothing(world):
+    for one, other in ranks.run(evaluated_before_finishing):
+        close(one, other)
+
+
+def dropped() -> bool:
+    """Train a wrapper and forget it. Return whether it is gone."""
+    model = ZeRO3(tiny_gpt(0))
+    train(model, new_optimizer(model), range(1))
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    return gone() is None
+
+
+def test_a_wrapper_that_nobody_needs_is_collected(world):
+    assert all(ranks.run(dropped))

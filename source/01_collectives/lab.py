@@ -440,6 +440,8 @@ def exchanges_directly(tensor: Tensor, group: ProcessGroup | None = None) -> boo
     return dist.get_backend(group) == "gloo" and not tensor.is_cuda
 
 
+# %% tags=["export"]
+# %%ranks
 def launch_all_gather(flat: Tensor, shard: Tensor, group: ProcessGroup | None = None):
     """Launch an all-gather that fills flat with every rank's shard, in rank order.
 

@@ -16,6 +16,8 @@
 # Then it learns to clip gradients (7.4), and to save a checkpoint that fits any number of ranks (7.5).
 #
 # Each exercise has a check. Times are never judged, but bytes are: those that a rank holds, and those that it sends.
+#
+# A class that is too long for one cell goes on in the next: `class ZeRO1(ZeRO1):` adds methods to `ZeRO1`.
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks, tables
@@ -245,6 +247,10 @@ class FlatGradients:
         pairs = zip(self.layout.parameters, self.views, strict=True)
         return any(parameter.grad is view for parameter, view in pairs)
 
+
+# %% tags=["export"]
+# %%ranks
+class FlatGradients(FlatGradients):
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
         # deepcopy again: the copied views do not share memory with flat.
@@ -318,7 +324,7 @@ def flatten_and_broadcast(
 #   Finally set every `shard.grad` to None.
 
 
-# %% tags=["exercise", "export"] grade_id="sharded-optimizer"
+# %% tags=["export"]
 # %%ranks
 class ShardedOptimizer(torch.optim.Optimizer):
     """Run optimizer_cls on this rank's shard of every flat parameter, then all-gather the updated parameters.
@@ -347,6 +353,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.inner.param_groups.clear()
         super().__init__(params, self.inner.defaults)
 
+
+# %% tags=["exercise", "export"] grade_id="sharded-optimizer"
+# %%ranks
+class ShardedOptimizer(ShardedOptimizer):
     def add_param_group(self, param_group: dict) -> None:
         """Flatten and shard more parameters.
 
@@ -387,6 +397,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
             flat_parameter.shard.grad = None
         ### END SOLUTION
 
+
+# %% tags=["export"]
+# %%ranks
+class ShardedOptimizer(ShardedOptimizer):
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scale the mean gradient so that its norm over all parameters is at most max_norm. Returns the norm before."""
         gradients = [flat_parameter.shard.grad for flat_parameter in self.flat_parameters]
@@ -424,6 +438,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
             ]
             self.inner.state[flat_parameter.shard] = shard_state(layout, entries)
 
+
+# %% tags=["export"]
+# %%ranks
+class ShardedOptimizer(ShardedOptimizer):
     def _index_of(self, packed_groups: list[dict]) -> dict[nn.Parameter, int]:
         return {
             parameter: index
@@ -491,6 +509,10 @@ class ZeRO1(ShardedOptimizer):
             gradients.reset()
         ### END SOLUTION
 
+
+# %% tags=["exercise", "export"] grade_id="zero1-2"
+# %%ranks
+class ZeRO1(ZeRO1):
     def reduce_gradients(self) -> None:
         """Set every shard.grad to its mean over the ranks.
 
@@ -711,6 +733,8 @@ def shard_state(layout: FlatLayout, entries_of: list[dict]) -> dict:
     }
 
 
+# %% tags=["export"] module="optimizer_state"
+# %%ranks
 def is_per_element(name: str, values: list, parameters: list[nn.Parameter]) -> bool:
     """Tell whether an entry has a value for each element of a parameter, such as exp_avg, or is shared, such as step.
 

@@ -16,6 +16,8 @@
 # training loop (8.3).
 #
 # Each exercise has a check. Times are never judged, but bytes are, at every moment of a backward.
+#
+# A class that is too long for one cell goes on in the next: `class ZeRO2(ZeRO2):` adds methods to `ZeRO2`.
 
 # %% tags=["nbval-ignore-output"]
 from shared import ranks
@@ -112,6 +114,10 @@ class ShardedBucket:
         torch.div(gradient, dist.get_world_size(self.layout.group), out=self.views[index])
         ### END SOLUTION
 
+
+# %% tags=["exercise", "export"] grade_id="sharded-bucket-2"
+# %%ranks
+class ShardedBucket(ShardedBucket):
     def launch(self) -> None:
         """Launch the reduce-scatter once the previous bucket's is complete, so that few buckets are alive at once.
 
@@ -222,6 +228,10 @@ class ZeRO2(nn.Module):
         """Let full gradients accumulate on this rank, without communication."""
         return self.sync.no_sync()
 
+
+# %% tags=["exercise", "export"] grade_id="zero2-2"
+# %%ranks
+class ZeRO2(ZeRO2):
     def finish_gradient_sync(self) -> None:
         """Wait until this rank has its shard of every mean gradient; inside no_sync(), do nothing."""
         ### BEGIN SOLUTION

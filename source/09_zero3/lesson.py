@@ -9,21 +9,21 @@
 # %% [markdown]
 # # 09 · ZeRO-3
 #
-# **30 minutes.** You will be able to
+# **30 minutes.** After this lesson you can
 #
-# - let parameters exist only while a layer computes with them, and say why that needs units,
-# - predict the parameters' peak to the byte,
+# - give a layer its parameters only while it computes, and explain why that needs *units*,
+# - predict the peak of the parameters to the byte,
 # - predict how much more than data parallelism such a step sends,
-# - explain what prefetching and keeping parameters after forward gain you, and what they cost.
+# - say what prefetching and keeping parameters gain, and what they cost.
 #
-# You need chapter 01 (reduce-scatter, all-gather), flat tensors of chapter 07, and chapter 08's gradients that travel
-# while backward computes.
+# You need reduce-scatter and all-gather (chapter 01), flat parameters (chapter 07), and gradients that are
+# reduce-scattered during backward (chapter 08).
 
 # %% [markdown]
 # ## What is wasted
 #
-# Chapter 08 left each of four ranks with a quarter of the gradients and of the optimizer's state. Weigh a rank before
-# it steps.
+# After chapter 08, each of four ranks holds a quarter of the gradients and of the optimizer state. What does a rank
+# hold just before it steps?
 
 # %% tags=["nbval-ignore-output"]
 from shared import formulas, plots, ranks, tables, widgets
@@ -54,7 +54,7 @@ def new_model():
 # %%
 # %%ranks
 def backward(model, optimizer):
-    """Leave each shard its part of the mean gradient. → this rank's loss"""
+    """Give each shard its mean gradient. Returns this rank's loss."""
     optimizer.zero_grad()
     loss = model(inputs, targets)
     loss.backward()
@@ -75,7 +75,7 @@ zero2 = ZeRO2(new_model(), AdamW, bucket_cap_mb=0.5, **settings)
 step_of(zero2, zero2)
 backward(zero2, zero2)
 held = memory.held(zero2)
-numbers = {name: p.numel() for name, p in zero2.module.named_parameters()}
+numels = {name: p.numel() for name, p in zero2.module.named_parameters()}
 
 
 def alone(model):
@@ -84,21 +84,23 @@ def alone(model):
     return line
 
 
-rounds = 5 if rank == 0 else 0  # the others leave it the cores
+rounds = 5 if rank == 0 else 0  # the other ranks leave the cores to it
 lines = [alone(new_model()) for _ in range(rounds)]
 
 # %%
-numbers, of_ranks = ranks.pull("numbers")[0], ranks.pull("held")
-psi = sum(numbers.values())
-block = sum(numbers[name] for name in numbers if name.startswith("blocks.0."))
+numels, of_ranks = ranks.pull("numels")[0], ranks.pull("held")
+psi = sum(numels.values())
+block = sum(numels[name] for name in numels if name.startswith("blocks.0."))
 root = psi - 6 * block  # what is in no block
 share = of_ranks[0].parameters_bytes / of_ranks[0].total_bytes
-print(f"Ψ = {psi:,}; a block {block / psi:.0%} of it; parameters {share:.0%} of what a rank holds")
+print(
+    f"Ψ = {psi:,}; a block has {block / psi:.0%} of it; parameters are {share:.0%} of what a rank holds"
+)
 plots.memory_by_component({f"rank {n}": each.by_component() for n, each in enumerate(of_ranks)})
 
 # %% [markdown]
-# Four whole copies of the parameters are most of what is left. When does a rank need them? Forward and
-# backward of the model alone:
+# Most of what is left are four full copies of the parameters. When does a rank need them? Here are forward and backward
+# of the model alone:
 
 # %% tags=["nbval-ignore-output"]
 line = min(ranks.pull("lines")[0], key=lambda line: line.ended_s - line.began_s)
@@ -108,14 +110,14 @@ assert used_s < 0.5 * (line.ended_s - line.began_s)
 plots.timeline([line])
 
 # %% [markdown]
-# Twice, for a moment: once in forward, once in backward. In between, and for the rest of the step, three quarters of
-# its parameters could be with the other ranks, and come when they are called.
+# A block needs its parameters twice per step, for a short time each: once in forward and once in backward. For the rest
+# of the step, each rank could keep a quarter of them and get the other three quarters when they are needed.
 
 # %% [markdown]
-# ## Memory that goes and comes back
+# ## Freeing a parameter, and filling it again
 #
-# A tensor is a window on a *storage*. A storage can be resized to nothing, and back. The windows stay, also those which
-# autograd keeps for backward:
+# A tensor is a view of a *storage*, and a storage can be resized to zero bytes and back. The views stay valid, also the
+# ones that autograd saves for backward:
 
 # %%
 # %%ranks 0
@@ -132,15 +134,16 @@ y.backward()
 print("gradient of x:", x.grad.tolist())
 
 # %% [markdown]
-# Backward did not notice. It would not have noticed other values either: what must be back is up to us. And nobody
-# checks that there *is* memory. A read of a parameter without any, a `print` for one, ends the process with a
-# segmentation fault (on the ranks you are told so, and get new ones).
+# Backward did not notice. It would not have noticed other values either, so it is up to us to bring the right ones
+# back. Nothing checks that there is memory at all: reading a freed tensor, in a `print` for example, may end the
+# process with a segmentation fault. (The notebook then tells you so, and starts new ranks.)
 
 # %% [markdown]
-# ## The whole model at a time
+# ## Unsharding the whole model
 #
-# With that, sharding parameters is a few lines. They lie in one flat tensor, as in chapter 07, but this rank's part has
-# memory of its own, and the flat tensor has some only while somebody computes.
+# With this trick, sharding parameters takes a few lines. To **unshard** parameters means to give their flat tensor
+# memory and to all-gather every rank's shard into it. To **reshard** them means to free that memory. The rank's own
+# shard has memory of its own, and stays.
 
 
 # %%
@@ -151,37 +154,37 @@ from shared.c10d import all_gather_single
 from solutions.collectives import ring_reduce_scatter
 
 
-def one_piece(tensors):
-    """→ a flat copy, filled up with zeros to a multiple of the number of ranks"""
+def flatten(tensors):
+    """Concatenate copies of tensors, padded with zeros to a multiple of the number of ranks."""
     flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
     return pad(flat, (0, -flat.numel() % world_size))
 
 
 # %%
 # %%ranks
-class Part:
-    """Parameters of which this rank keeps an N-th, and has the rest from gather() to free()."""
+class ShardedFlat:
+    """Parameters of which this rank keeps one shard, and all of them from unshard() to reshard()."""
 
     def __init__(self, parameters):
         self.parameters = list(parameters)
-        self.flat = one_piece(self.parameters)
+        self.flat = flatten(self.parameters)
         sizes = [p.numel() for p in self.parameters]
-        for p, piece in zip(self.parameters, self.flat[: sum(sizes)].split(sizes), strict=True):
-            p.data = piece.view_as(p)
+        for p, view in zip(self.parameters, self.flat[: sum(sizes)].split(sizes), strict=True):
+            p.data = view.view_as(p)
         self.shard = nn.Parameter(self.flat.chunk(world_size)[rank].clone())
-        self.free()
+        self.reshard()
 
-    def gather(self):
+    def unshard(self):
         self.flat.untyped_storage().resize_(self.flat.nbytes)
         self.here = True
         all_gather_single(self.flat, self.shard.data)
 
-    def free(self):
+    def reshard(self):
         self.flat.untyped_storage().resize_(0)
         self.here = False
 
     def reduce_gradients(self):
-        gradient = one_piece(p.grad for p in self.parameters)
+        gradient = flatten(p.grad for p in self.parameters)
         mean = ring_reduce_scatter(gradient) / world_size
         self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
         for p in self.parameters:
@@ -189,36 +192,38 @@ class Part:
 
 
 # %% [markdown]
-# The model gathers before forward, and frees after backward. (`units` comes below; for now there are none, and
-# all parameters are the *root's*.) An optimizer gets the shards.
+# The model unshards its parameters before forward, and reshards them after backward. The optimizer gets the shards.
+# (`units` comes below. For now there are none, and all parameters belong to the *root*.)
 
 
 # %%
 # %%ranks
 class Sharded(nn.Module):
-    """A model whose parameters are in units; what is in none is the root's, which is here for the whole step."""
+    """A model in units. What is in no unit belongs to the root, which is here for the whole step."""
 
     def __init__(self, module, units=(), **options):
         super().__init__()
         self.module = module
         inside = {p for unit in units for p in unit.parameters()}
-        self.root = Part(p for p in module.parameters() if p not in inside)
-        self.units = {unit: Part(unit.parameters()) for unit in units}
-        self.shards = nn.ParameterList(part.shard for part in (self.root, *self.units.values()))
-        for unit, part in self.units.items():
-            come_and_go(unit, part, **options)
+        self.root = ShardedFlat(p for p in module.parameters() if p not in inside)
+        self.units = {unit: ShardedFlat(unit.parameters()) for unit in units}
+        everything = (self.root, *self.units.values())
+        self.shards = nn.ParameterList(sharded.shard for sharded in everything)
+        for unit, sharded in self.units.items():
+            register_hooks(unit, sharded, **options)
 
     def forward(self, *inputs):
-        self.root.gather()
+        self.root.unshard()
         return self.module(*inputs)
 
     def finish_gradient_sync(self):
         self.root.reduce_gradients()
-        self.root.free()
+        self.root.reshard()
 
 
 # %% [markdown]
-# **Predict.** Ψ parameters, 4 ranks. What is the most that parameters take in a step, as a part of Ψ? ZeRO-2: 1.
+# **Predict.** Ψ parameters, 4 ranks. What is the most that parameters take on a rank during a step, as a fraction of Ψ?
+# For ZeRO-2 it is 1.
 
 # %%
 my_prediction = 0.0
@@ -227,16 +232,16 @@ my_prediction = 0.0
 # %%
 # %%ranks
 def followed(model, optimizer):
-    """→ the most bytes that parameters have in a step, when which unit has memory, bytes sent"""
-    parts = {f"block {place}": part for place, part in enumerate(model.units.values())}
-    parts["root"] = model.root
+    """Return the most bytes of parameters in a step, when each unit has memory, and the bytes sent."""
+    named = {f"block {index}": sharded for index, sharded in enumerate(model.units.values())}
+    named["root"] = model.root
 
-    def state_of(part):
-        size = part.flat.untyped_storage().nbytes()
-        return "UNSHARDED" if part.here else "UNSHARDING" if size else "SHARDED", size
+    def state_of(sharded):
+        size = sharded.flat.untyped_storage().nbytes()
+        return "UNSHARDED" if sharded.here else "UNSHARDING" if size else "SHARDED", size
 
     def look():
-        return {name: state_of(part) for name, part in parts.items()}
+        return {name: state_of(sharded) for name, sharded in named.items()}
 
     with memory.peak(model, optimizer) as peak, wire.ledger() as log:
         with lifetimes.follow(look) as life:
@@ -258,45 +263,49 @@ print(f"predicted {my_prediction:g}, measured {peak_bytes / (4 * psi):.2f} Ψ")
 assert peak_bytes == 4 * (psi / 4 + psi)
 
 # %% [markdown]
-# More than with ZeRO-2: the shard, and on top of it the whole. Between steps a rank holds little, but a card must have
-# room for the *peak*. One gather for the whole model is also what you get from code that wraps a model in FSDP and does
-# not say what its units are ("no wrap policy"). Losses are right, and the parameters' peak is higher than if nobody had
-# sharded them.
+# That is more than ZeRO-2 needs: the shard, and all parameters on top of it. Between steps a rank holds little, but a
+# GPU must have room for the *peak*. You get the same result from code that wraps a model in FSDP and does not say what
+# its units are (in FSDP1: no wrap policy). The losses are right, and the parameters' peak is higher than without
+# sharding them.
 
 # %% [markdown]
-# ## A unit at a time
+# ## Unsharding one unit at a time
 #
-# A **unit** is gathered and freed as one: a block of the GPT. Four hooks. Before its forward: gather. After it: free.
-# When backward brings the gradient of its output: gather again. When the gradients of all its parameters are there:
-# reduce-scatter them, and free.
+# A **unit** is a part of the model that is unsharded and resharded together: one block of the GPT. Three kinds of hooks
+# do it:
+#
+# - Before the unit's forward, unshard it. After its forward, reshard it.
+# - When the gradient of its output is complete, its backward begins, so unshard it again.
+# - When the gradients of all its parameters have come, its backward is done. Reduce-scatter them, and reshard the unit.
 
 
 # %%
 # %%ranks
-def come_and_go(unit, part, reshard_after_forward=True):
-    """Let a unit's parameters be there for its forward and for its backward."""
+def register_hooks(unit, sharded, reshard_after_forward=True):
+    """Unshard a unit for its forward and for its backward."""
 
     def after_forward(_unit, _inputs, output):
         if reshard_after_forward:
-            part.free()
-        output.register_hook(lambda _gradient: part.gather())  # its backward begins
+            sharded.reshard()
+        output.register_hook(lambda _gradient: sharded.unshard())  # its backward begins
 
     def on_gradient(_parameter):
-        if all(p.grad is not None for p in part.parameters):
-            part.reduce_gradients()
-            part.free()
+        if all(p.grad is not None for p in sharded.parameters):
+            sharded.reduce_gradients()
+            sharded.reshard()
 
-    unit.register_forward_pre_hook(lambda _unit, _inputs: part.gather())
+    unit.register_forward_pre_hook(lambda _unit, _inputs: sharded.unshard())
     unit.register_forward_hook(after_forward)
-    for p in part.parameters:
+    for p in sharded.parameters:
         p.register_post_accumulate_grad_hook(on_gradient)
 
 
 # %% [markdown]
-# What is in no block is the root: the embeddings and the last norm. The token embedding is *tied*, it is the output
-# layer too. It is needed first and last, in forward and in backward, so the root stays for the whole step.
+# The **root** is what is in no block: the embeddings and the final norm. The token embedding is *tied* to the output
+# layer, so the root is needed first and last, in forward and in backward. It stays unsharded for the whole step.
 #
-# **Predict** the peak of the parameters again: six blocks of 15% of Ψ each, the root has the rest.
+# **Predict** the peak of the parameters again, as a fraction of Ψ. Each of the six blocks has 15% of Ψ, and the root
+# has the rest.
 
 # %%
 my_prediction = 0.0
@@ -313,8 +322,9 @@ print(f"Ψ/N + root + a block = {psi / 4 / psi:.2f} + {root / psi:.2f} + {block 
 assert peak_bytes == 4 * (psi / 4 + root + block)
 
 # %% [markdown]
-# To the byte. (FSDP's paper, §3.2.1, counts the root as a unit like any other: Σψᵢ/N + max ψᵢ.) The run itself, both
-# ways:
+# The formula is right to the byte: the shards, the root and one block. (The FSDP paper counts the root as a unit like
+# any other: Σψᵢ/N + max ψᵢ; Zhao et al. 2023, §3.2.1.) The figure shows both runs. In its lower half, each row is a
+# unit, and a bar means that the unit is unsharded.
 
 # %%
 expected_bytes = {"one unit": 4 * (psi / 4 + psi), "a unit per block": peak_bytes}
@@ -322,12 +332,13 @@ lives = ranks.pull("whole_life")[0], ranks.pull("by_unit_life")[0]
 lifetime_plots.lifetimes(dict(zip(expected_bytes, lives, strict=True)), psi, expected_bytes)
 
 # %% [markdown]
-# Below, each row is a unit. In forward blocks come and go from first to last, in backward from last to first, and never
+# On the right, blocks are unsharded from first to last in forward, and from last to first in backward. There are never
 # two at once.
 #
-# ## What fills up
+# ## Padding
 #
-# Each unit is a flat tensor, so each is filled up to a multiple of N. The small MLP of digits, a unit per layer:
+# Each unit is a flat tensor, so each is padded to a multiple of N. Here is the padding for the small MLP of chapter 02,
+# with a unit per layer:
 
 # %%
 from shared.models import MLP
@@ -336,21 +347,25 @@ rows = []
 for name, layer in MLP().layers.named_children():
     if size := sum(p.numel() for p in layer.parameters()):
         rows.append([f"layer {name}", f"{size:,}", *(f"{-size % n}" for n in (2, 3, 4, 64, 1000))])
-tables.Table(["", "numbers", *(f"N = {n}" for n in (2, 3, 4, 64, 1000))], rows, "zeros at the end")
+header = ["", "elements", *(f"N = {n}" for n in (2, 3, 4, 64, 1000))]
+tables.Table(header, rows, "elements of padding")
 
 # %% [markdown]
-# At most N − 1 zeros per unit. So why not a unit per parameter? Because a unit is also a *message*, twice gathered and
-# once reduced: smaller units lower the peak, and cost α each (chapter 03). A block is the usual choice. torch's
-# `fully_shard` cuts each parameter by rows instead, gathers a unit's together all the same, and so keeps names and
-# shapes; a parameter of fewer rows than ranks leaves some ranks without any.
+# A unit has at most N − 1 elements of padding. So why not make every parameter a unit? Because each unit also costs
+# three collectives per step. Smaller units lower the peak, but each collective costs the latency α (chapter 03). A
+# block is the usual choice.
+#
+# torch's `fully_shard` (FSDP2) cuts each parameter by rows instead of flattening a unit, and still launches one
+# all-gather per unit. Parameters keep their names and shapes. A parameter with fewer rows than ranks leaves some ranks
+# without any of it.
 
 # %% [markdown]
-# ## What it sends
+# ## What a step sends
 #
-# You may read that ZeRO-3 communicates 3 times (or 2.5 times) what data parallelism does.
+# It is commonly claimed that ZeRO-3 sends 3 times, or 2.5 times, what data parallelism sends.
 #
-# **Predict.** A gather of Ψ numbers sends f · 4Ψ bytes per rank, f = (N−1)/N, and so does a reduce-scatter. Data
-# parallelism sends 2f · 4Ψ. How many times that does a step send here?
+# **Predict.** An all-gather of Ψ elements sends f · 4Ψ bytes per rank, with f = (N−1)/N, and so does a reduce-scatter.
+# Data parallelism sends 2f · 4Ψ. How many times that does a step send here? 1 would mean: as much as data parallelism.
 
 # %%
 my_prediction = 0.0
@@ -379,24 +394,27 @@ for stage in (3, 2, 1, 0):
     rows.append([f"formula, stage {stage}", *(f"{each / half:g}" for each in by_formula)])
 assert all(sent[g] == g * (3 - root / psi) * half for g in counts)
 print(f"predicted {my_prediction:g}, measured {sent[1] / (2 * half):.2f} times data parallelism")
-note = "Stages 0 and 1 add micro-batches up before they send: no_sync."
+note = "g micro-batches per step. Stages 0 and 1 add them up before they send: no_sync."
 tables.Table(["in f · 4Ψ", *(f"g = {g}" for g in counts)], rows, note)
 
 # %% [markdown]
-# Gather for forward, gather for backward, reduce-scatter: 3f · 4Ψ, which is **1.5 times** data parallelism (ZeRO,
-# §7). Ours is a little below, for the root is gathered once. "3 times" takes an all-reduce for one pass; it is two.
-# What is true: with g micro-batches per step it is 3g against 2. Each must gather anew, and gradients that waited for
-# the last one would need room for all of Ψ.
+# A unit is all-gathered for forward, all-gathered for backward, and its gradients are reduce-scattered: 3f · 4Ψ, which
+# is **1.5 times** data parallelism (Rajbhandari et al. 2020, §7). Ours is a little below that, because the root is
+# gathered once only. "3 times" would be true if an all-reduce were a single pass, but it is two.
 #
-# There is a cheaper way, 2f: do not free after forward, and backward need not gather. The peak is then that of the
-# whole model. FSDP calls this choice `reshard_after_forward`.
+# With g micro-batches per step, ZeRO-3 sends 3g against 2. Each micro-batch must gather the parameters again, and
+# gradients that waited for the last one would take all of Ψ.
+#
+# A cheaper way sends 2f · 4Ψ: do not reshard after forward, so that backward need not gather again. The peak is then
+# that of the whole model. FSDP calls this choice `reshard_after_forward`.
 
 # %% [markdown]
-# ## Ahead of time
+# ## Prefetching the next unit
 #
-# The inline version gathers, and stands still until all has come. Chapter 04's remedy: begin earlier. While block 2
-# computes, block 3's parameters travel, at the price of one more gathered unit. So a gather must be able to begin
-# before somebody waits for it. (`Sharded` makes parts of this new class from now on.)
+# Our model launches an all-gather, and waits until it is complete. The remedy is the one of chapter 04: launch earlier.
+# While block 2 computes, the all-gather of block 3 is in flight. This is called **prefetching**, and it costs the
+# memory of one more unsharded unit. So we need to launch an all-gather before anybody waits for it. (From here on,
+# `Sharded` is made of this new class.)
 
 
 # %%
@@ -406,36 +424,37 @@ from itertools import pairwise
 from solutions.collectives import launch_all_gather
 
 
-class Part(Part):
-    def begin(self):
+class ShardedFlat(ShardedFlat):
+    def launch(self):
         storage = self.flat.untyped_storage()
         if storage.nbytes() == 0:
             storage.resize_(self.flat.nbytes)
-            self.handle = launch_all_gather(self.flat, self.shard.data)
+            self.in_flight = launch_all_gather(self.flat, self.shard.data)
 
-    def gather(self):
-        self.begin()
+    def unshard(self):
+        self.launch()
         if not self.here:
-            self.handle.wait()
+            self.in_flight.wait()
             self.here = True
 
 
-def look_ahead(before, after, parts):
-    """Let each of two neighbours, when it begins to compute, send for the other."""
+def prefetch_each_other(before, after, sharded):
+    """Let each of two neighbors launch the other's all-gather when it begins to compute."""
 
     def after_forward(_unit, _inputs, output):
-        output.register_hook(lambda _gradient: parts[before].begin())
+        output.register_hook(lambda _gradient: sharded[before].launch())
 
-    before.register_forward_pre_hook(lambda _unit, _inputs: parts[after].begin())
+    before.register_forward_pre_hook(lambda _unit, _inputs: sharded[after].launch())
     after.register_forward_hook(after_forward)
 
 
 # %% [markdown]
-# A unit is now in one of three states. SHARDED means that the rank holds only its shard, UNSHARDING that an all-gather is
-# filling the unit's memory, and UNSHARDED that all of its parameters are here. In the lab these are the members of an
-# `Enum`, with a fourth state for backward and its gradients.
+# A unit is now in one of three states. It is SHARDED when it has this rank's shard only. It is UNSHARDING while an
+# all-gather fills its memory, and UNSHARDED when that is complete. In the lab an `Enum` has these names, and a fourth
+# state for backward.
 #
-# **Predict** the three peaks as parts of Ψ: without prefetching; with; with it and `reshard_after_forward=False`.
+# **Predict** three peaks of the parameters as fractions of Ψ: without prefetching, with prefetching, and with
+# prefetching and `reshard_after_forward=False`.
 
 # %%
 my_predictions = 0.0, 0.0, 0.0
@@ -447,7 +466,7 @@ def in_blocks(prefetch=True, **options):
     model, optimizer = sharded(lambda model: model.blocks, **options)
     if prefetch:
         for before, after in pairwise(model.units):
-            look_ahead(before, after, model.units)
+            prefetch_each_other(before, after, model.units)
     return model, optimizer
 
 
@@ -460,12 +479,12 @@ seen = {name: followed(*built) for name, built in ways.items()}
 
 # %%
 seen = ranks.pull("seen")[0]
-gathered = {
+unsharded = {
     "no prefetch": block + root,
     "prefetch": 2 * block + root,
     "… kept after forward": psi,
 }
-expected_bytes = {name: 4 * (psi / 4 + numbers) for name, numbers in gathered.items()}
+expected_bytes = {name: 4 * (psi / 4 + numel) for name, numel in unsharded.items()}
 for name, predicted in zip(seen, my_predictions, strict=True):
     peak_bytes, _, sent_bytes = seen[name]
     measured = f"{peak_bytes / (4 * psi):.2f} Ψ, sent {sent_bytes / half:.2f} f · 4Ψ"
@@ -475,12 +494,12 @@ lives = {name: life for name, (_, life, _) in seen.items()}
 widgets.lifetime_stepper(lives, psi, expected_bytes, of="prefetch")
 
 # %% [markdown]
-# With prefetching a bar begins hatched, on its way, while the one before still computes: the next block in forward, the
-# *previous* one in backward. Here the list of blocks says which is next; the lab's `ZeRO3` notes the order of calls.
-# Kept parameters spare the second gather, and the peak is that of one unit. (In JupyterLab, step through the middle
-# one.)
+# With prefetching, a bar begins hatched: the all-gather is in flight while the block before still computes. In forward
+# that is the next block, in backward the *previous* one. Here the list of blocks says which one is next; `ZeRO3` of lab
+# 10 remembers the order of calls. Keeping the parameters saves the second all-gather, and the peak is then that of a
+# single unit. (In JupyterLab you can step through the middle one.)
 #
-# Does it help? Emulate a link of 1 Gbit/s, as in chapter 04, between two ranks, so that each has a core of its own:
+# Does it help? We emulate a link of 1 Gbit/s between two ranks, so that each rank has a core of its own:
 
 
 # %%
@@ -491,7 +510,7 @@ from shared.hosts import emulated
 
 
 def behind_a_link(rounds=12):
-    """→ the timelines of the shortest steps, without and with prefetching; messages per gather"""
+    """Return the shortest step's timeline without and with prefetching, and messages per all-gather."""
     built = [in_blocks(prefetch) for prefetch in (False, True)]
     is_gloo, lines = dist.get_backend() == "gloo", ([], [])
     link = emulated.link("1gbit", latency_ms=0.1) if is_gloo else contextlib.nullcontext()
@@ -511,62 +530,44 @@ def behind_a_link(rounds=12):
 from shared.timeline.bundles import bundled
 
 with ranks.world(2):
-    lines, of_a_gather = ranks.run(lambda: behind_a_link())[0]
-lines = [bundled(line, of_a_gather) for line in lines]  # over gloo, a send and a receive
+    lines, per_all_gather = ranks.run(lambda: behind_a_link())[0]
+lines = [bundled(line, per_all_gather) for line in lines]  # over gloo, a send and a receive
 ended_s = [[span.ended_s for span in line.spans if "blocks" in span.name][:6] for line in lines]
 for line, blocks_ended_s, ahead in zip(lines, ended_s, (0, 1), strict=True):
     begun_s = [began_s for began_s, _ in line.lane("communication")]
     begun = [sum(at_s < block_s for at_s in begun_s) for block_s in blocks_ended_s]
     assert begun == [min(7, 2 + block + ahead) for block in range(6)]  # when a block's forward ends
-plots.timeline(lines, ["gathered late", "prefetched"])
+plots.timeline(lines, ["no prefetch", "prefetch"])
 
 # %% [markdown]
-# Above, without: each gather of forward (1 to 7, the first is the root's) is a wait. Below, with: from the second block
-# on, it is under the block before. Backward has a gather *and* a reduce-scatter per block to hide; ours waits for the
-# latter, the lab's queue (chapter 08) does not. What cannot be hidden is what takes longer than the computing: then
-# only larger micro-batches help.
+# Above, without prefetching, the model waits for each all-gather of forward (number 1 is the root's). Below, from the
+# second block on, the all-gather is in flight while the block before computes. Backward has an all-gather *and* a
+# reduce-scatter per block to hide. Ours waits for the reduce-scatter; lab 10 does not. An all-gather that takes longer
+# than the block before it cannot be hidden. Then only larger micro-batches help.
 #
-# ## The production version
+# ## Is it the same training?
 #
-# The inline version serves one kind of model, in one order of calls. The lab's `ZeRO3` will do more, and torch's
-# `fully_shard` (FSDP2) does. You choose the units: a call for each, then one for the rest.
-
+# We compare six steps of AdamW in float64 with one process that has the full batch. Beside ours we run torch's own
+# ZeRO-3, `fully_shard` (FSDP2). It wants a call for each unit, and one for the rest.
 
 # %%
 # %%ranks
 from torch.distributed.fsdp import fully_shard
 
-
-def in_fsdp2(model, units, **options):
-    for unit in units:
-        fully_shard(unit, **options)
-    return fully_shard(model, **options)
-
-
-def with_adamw(model):
-    return model, AdamW(model.parameters(), **settings)
-
-
-def finished(model, **options):
-    units = dict.fromkeys(model.blocks)  # each once
-    return with_adamw(in_fsdp2(model, units, **options))
-
-
-# %% [markdown]
-# ## Is it the same training?
-#
-# Six steps of AdamW in float64, against one process that has the full batch; and beside torch's own, `fully_shard`.
-
-# %%
-# %%ranks
 from shared.data import digits
 from shared.models import MLP
 
 images, labels = (tensor[:120].to(device) for tensor in digits(torch.float64))
 
 
+def in_fsdp2(model, units):
+    for unit in units:
+        fully_shard(unit)
+    return fully_shard(model)
+
+
 def losses_of(model, parameters, images, labels):
-    """→ six losses, of all ranks' samples"""
+    """Return the losses of six steps on these samples."""
     optimizer, losses = AdamW(parameters, lr=1e-2), []
     for _ in range(6):
         optimizer.zero_grad()
@@ -585,27 +586,26 @@ def mlp():
     return MLP().to(device, torch.float64)
 
 
-mine = images.chunk(world_size)[rank], labels.chunk(world_size)[rank]
+own = images.chunk(world_size)[rank], labels.chunk(world_size)[rank]
 one, net = mlp(), mlp()
-# The last layer, 1,290 numbers, is the root's, and must be filled up.
-inline = Sharded(net, [net.layers[0], net.layers[2]])
-look_ahead(*inline.units, inline.units)
+# The last layer, with 1,290 elements, belongs to the root and needs padding.
+ours = Sharded(net, [net.layers[0], net.layers[2]])
+prefetch_each_other(*ours.units, ours.units)
 net = mlp()
-fsdp = in_fsdp2(net, [net.layers[0], net.layers[2]])
+fsdp2 = in_fsdp2(net, [net.layers[0], net.layers[2]])
 of_one = losses_of(one, one.parameters(), images, labels)
-for name, model in {"inline": inline, "FSDP2": fsdp}.items():
-    parameters = inline.shards if model is inline else model.parameters()
-    losses = losses_of(model, parameters, *mine)
+for name, model in {"ours": ours, "FSDP2": fsdp2}.items():
+    losses = losses_of(model, ours.shards if model is ours else model.parameters(), *own)
     dist.all_reduce(losses)
     largest = (losses / world_size - of_one).abs().max().item()
-    print(f"{name}: apart by less than 1e-10: {largest < 1e-10}")
+    print(f"{name}: differs from one process by less than 1e-10: {largest < 1e-10}")
     assert largest < 1e-10
 
 # %% [markdown]
 # ## The ladder, measured
 #
-# All stages in one run: the solutions of the labs so far, and for stage 3 the inline version, which prefetches. Beside
-# it torch's `fully_shard`, once with the blocks as units, and once as it is often wrapped, without.
+# Here are all stages in one run: the solutions of the labs so far, and our ZeRO-3 with prefetching. Beside it runs
+# torch's `fully_shard`, once with the blocks as units, and once without units.
 
 
 # %%
@@ -617,15 +617,20 @@ from solutions.overlapped_ddp import OverlappedDDP
 from solutions.zero1 import ZeRO1
 
 
+def with_adamw(model):
+    return model, AdamW(model.parameters(), **settings)
+
+
 def rungs():
-    """→ name: (model, optimizer)"""
+    """Return a model and an optimizer for each stage."""
     for_zero1, zero2 = new_model(), ZeRO2(new_model(), AdamW, bucket_cap_mb=0.5, **settings)
+    for_fsdp2 = new_model()
     return {
         "0: data parallelism": with_adamw(OverlappedDDP(new_model(), bucket_cap_mb=0.5)),
         "1: ZeRO-1": (for_zero1, ZeRO1(for_zero1.parameters(), AdamW, **settings)),
         "2: ZeRO-2": (zero2, zero2),
         "3: ZeRO-3": in_blocks(),
-        "3: FSDP2": finished(new_model()),
+        "3: FSDP2": with_adamw(in_fsdp2(for_fsdp2, for_fsdp2.blocks)),
         "3: FSDP2, one unit": with_adamw(in_fsdp2(new_model(), [])),
     }
 
@@ -633,7 +638,7 @@ def rungs():
 # %%
 # %%ranks
 def measured(model, optimizer):
-    """→ bytes held before a step, at its peak, and to send; loss"""
+    """Return the bytes held before a step, at its peak, and sent; and the loss."""
     backward(model, optimizer)
     held = memory.held(model, optimizer)
     optimizer.step()
@@ -646,7 +651,7 @@ built, times_s = rungs(), {}
 for each in built.values():
     step_of(*each)
 ladder = {name: measured(*each) for name, each in built.items()}
-for _ in range(5):  # in turns, so that a busy moment meets all
+for _ in range(5):  # in turns, so that a busy moment slows all of them
     for name, each in built.items():
         dist.barrier()
         began_s = time.perf_counter()
@@ -662,7 +667,7 @@ assert ladder["3: ZeRO-3"][2] == ladder["3: FSDP2"][2]  # bytes to send
 for name, (held_bytes, peak_bytes, sent_bytes, _) in ladder.items():
     formula_bytes = formulas.model_state_bytes(psi, 4, int(name[0]), formulas.FP32_ADAM)
     times = took_s[name] / took_s["0: data parallelism"]
-    assert 0 <= held_bytes - formula_bytes < 10_000  # AdamW's step counters; what fills up
+    assert 0 <= held_bytes - formula_bytes < 10_000  # AdamW's step counters, and padding
     sizes = (held_bytes, formula_bytes, peak_bytes)
     rows.append([name, *(f"{size / 1e6:.2f}" for size in sizes)])
     rows[-1] += [f"{sent_bytes / half:.2f}", f"{times:.1f}"]
@@ -670,17 +675,18 @@ header = ["", "held, MB", "formula, MB", "peak, MB", "sent, in f · 4Ψ", "time"
 tables.Table(header, rows, "rank 0; time as a multiple of the first row's, median of 5 steps")
 
 # %% [markdown]
-# The same losses in every row. *Held* is between backward and step. *Peak* has the activations in it, which no stage
-# makes smaller, and the units or buckets of the moment.
+# The losses are the same in every row. *Held* is measured between backward and the optimizer's step. *Peak* includes
+# the activations, which no stage makes smaller, and the units or buckets of the moment.
 #
-# torch's `fully_shard` (FSDP2) does what ours does, unit by unit, with the same bytes. Each parameter is a `DTensor` of
-# its own, so that names, frozen parameters and state dicts need no care. Leave out the call for each block, and the
-# last row is what you get. (FSDP1, the older wrapper, keeps one flat tensor per unit, as ours, and is told its units by
-# an `auto_wrap_policy`. DeepSpeed's stage 3 cuts each parameter by itself, gathers a module's own ones before it runs,
-# and records in an early step which come next.)
+# `fully_shard` does what ours does, unit by unit, and sends the same bytes. If you leave out the call for each block,
+# you get the last row. FSDP1, torch's older wrapper, keeps one flat tensor per unit as ours does, and learns its units
+# from an `auto_wrap_policy`. DeepSpeed's stage 3 shards each parameter by itself, gathers those of a module before it
+# runs, and records in an early step which come next.
 
 # %% [markdown]
 # ## Recap
+#
+# New terms: **unit**, **root**, **unshard**, **reshard**, **prefetching**.
 #
 # Ψ parameters in fp32, AdamW, N ranks, f = (N−1)/N, g micro-batches.
 #
@@ -690,26 +696,24 @@ tables.Table(header, rows, "rank 0; time as a multiple of the first row's, media
 # | ZeRO-1 | 4Ψ + 4Ψ + 8Ψ/N | 2f · 4Ψ | none in ours |
 # | ZeRO-2 | 4Ψ + 12Ψ/N, + buckets | (g+1)f · 4Ψ | backward |
 # | ZeRO-3, one unit | 16Ψ/N + 4Ψ¹ | 2gf · 4Ψ | none |
-# | ZeRO-3, units | 16Ψ/N + root + a unit¹ | 3gf · 4Ψ² | none here, gradients in the lab |
-# | … with prefetching | + another unit | 3gf · 4Ψ² | the gathers too, forward and backward |
-# | … kept after forward | 16Ψ/N + 4Ψ¹ | 2gf · 4Ψ | forward; gradients in the lab |
+# | ZeRO-3, units | 16Ψ/N + root + a unit¹ | 3gf · 4Ψ² | none here, gradients in lab 10 |
+# | … with prefetching | + another unit | 3gf · 4Ψ² | the all-gathers too, in forward and backward |
+# | … kept after forward | 16Ψ/N + 4Ψ¹ | 2gf · 4Ψ | forward; gradients in lab 10 |
 #
-# ¹ And the gradients of what is in backward, as large again, until they are reduced. ² Less a gather of the root.
+# ¹ Plus the gradients of the units in backward, which are as large again, until they are reduced. ² Less one all-gather
+# of the root.
 
 # %% [markdown]
 # ## What is still wasted
 #
-# The root apart, nothing is on two ranks for longer than it is needed. What data parallelism cannot do, even sharded:
+# Apart from the root, no parameter is on two ranks for longer than it is needed. But our model trains only if
+# everything is plain:
 #
-# - **Make one layer smaller.** Whoever computes has the whole of it, and the activations of at least one sequence. On
-#   1,024 ranks of the dry run, the two are nearly all of the peak. Splitting the layer itself is tensor parallelism,
-#   chapter 13.
-# - **Keep the batch small.** Each rank needs a sequence of its own: 1,024 ranks with one of 2,048 tokens each are
-#   2.1 million tokens per step, whether the training wants so many or not.
-# - **Send less per step than the model's size**, g times over. Chapter 11 has the production wrappers, and how
-#   to choose between stages by such numbers.
+# - **It counts gradients.** A frozen parameter, or one that some samples do not use, and the count never ends.
+# - **It knows the order of its units** from a list.
+# - **It cannot be saved.** No rank holds the model.
 #
-# But first build `ZeRO3`: in the lab, with units that may be nested, prefetching, and checkpoints for any N.
+# In the lab you build this model from better parts. Chapter 10 makes it usable for any model: that is what FSDP is.
 
 # %%
 ranks.stop()

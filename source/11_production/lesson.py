@@ -16,7 +16,7 @@
 # - shard inside a host only, and predict the bytes that leave it,
 # - compute which strategy a model needs on given cards, and refute slogans.
 #
-# You need chapters 07 to 09 (the stages of ZeRO), and chapter 06's count of a rank's memory.
+# You need chapters 07 to 10 (the stages of ZeRO, and FSDP), and chapter 06's count of a rank's memory.
 
 # %% [markdown]
 # ## What is still wasted

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import pytest_timeout
 
+from shared.deadlines import scaled
+
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 OUT_OF_TIME = "from pytest-timeout"
 LONGEST_REASON = 300
@@ -34,6 +36,9 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
+    for cell in items:
+        if hasattr(cell, "output_timeout"):  # of nbval, which has no option for how long an output may be on its way
+            cell.output_timeout = scaled(cell.output_timeout)
     kept = items[:]
     if config.option.chapter:
         kept = [item for item in kept if belongs_to(item, config.option.chapter)]

@@ -1,4 +1,4 @@
-"""Whose parameters are whose, and how many bytes a unit has: worked out by the judge, without the student's code."""
+"""Which unit owns which parameters, and how many bytes it has: computed without the student's code."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,11 @@ from shared.checks.models import unit_models
 
 
 @dataclass(frozen=True)
-class Part:
-    """A unit's parameters of one dtype, all trainable or all frozen. computed: as whole tensors of compute_dtype"""
+class FlatPart:
+    """A unit's parameters of one dtype, all trainable or all frozen.
+
+    `stored` is the flat tensor in the parameters' dtype, `computed` the one in compute_dtype.
+    """
 
     stored: Flat
     computed: Flat
@@ -20,15 +23,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Layout:
-    units: tuple[tuple[Part, ...], ...]
-    root: tuple[Part, ...]
+    units: tuple[tuple[FlatPart, ...], ...]
+    root: tuple[FlatPart, ...]
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[FlatPart]:
         return [part for unit in (*self.units, self.root) for part in unit]
 
 
 def owners(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, list[nn.Parameter]]:
-    """Give each parameter to the one innermost unit around it, else to the module."""
+    """Assign each parameter to the innermost unit around it, or to the module if there is not exactly one."""
     around: dict[nn.Parameter, set] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         inner, innermost = module, module
@@ -48,12 +51,12 @@ def layout_of(model: str, dtype: torch.dtype = torch.float64, compute_dtype: tor
     return Layout(tuple(_parts(each, compute_dtype) for each in units), _parts(root, compute_dtype))
 
 
-def _parts(parameters: list[nn.Parameter], compute_dtype: torch.dtype | None) -> tuple[Part, ...]:
+def _parts(parameters: list[nn.Parameter], compute_dtype: torch.dtype | None) -> tuple[FlatPart, ...]:
     numbers: dict = {}
     for each in parameters:
         kind = each.dtype, each.requires_grad
         numbers[kind] = numbers.get(kind, 0) + each.numel()
     return tuple(
-        Part(Flat(count, dtype.itemsize), Flat(count, (compute_dtype or dtype).itemsize), trainable)
+        FlatPart(Flat(count, dtype.itemsize), Flat(count, (compute_dtype or dtype).itemsize), trainable)
         for (dtype, trainable), count in numbers.items()
     )

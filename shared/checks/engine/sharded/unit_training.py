@@ -1,6 +1,6 @@
-"""A model of units trained on ranks that hold parts of it, and what one process gets from all the data.
+"""A model of units trained on ranks that hold shards of it, and what one process gets from all the data.
 
-Nothing here reads a parameter that may have no memory: its values are taken while the block around it runs.
+Nothing here reads a parameter that may have no memory: its values are copied while the block around it runs.
 """
 
 import inspect
@@ -32,7 +32,12 @@ from shared.wire import instrumentation
 
 @dataclass(frozen=True)
 class UnitPlan(Plan):
-    """options: keywords of the wrapper's constructor. finish_each: also between the micro-batches of a step."""
+    """A training of a wrapper.
+
+    Args:
+        options: keywords of the wrapper's constructor.
+        finish_each: whether to call finish_gradient_sync() after every micro-batch, or only after the last one.
+    """
 
     optimizer: str = "SGD"
     options: dict = field(default_factory=dict)
@@ -41,7 +46,7 @@ class UnitPlan(Plan):
     def __str__(self) -> str:
         parts = [unit_models.said(self.model), *(f"{name}={value}" for name, value in self.options.items())]
         parts += [f"{self.micro_batches} micro-batches"] * (self.micro_batches > 1)
-        parts += ["finish_gradient_sync() after the last one only"] * (not self.finish_each)
+        parts += ["finish_gradient_sync() only after the last one"] * (not self.finish_each)
         parts += [f"clipped to {self.max_norm}"] * (self.max_norm is not None)
         return ", ".join(parts)
 
@@ -57,7 +62,7 @@ class UnitPlan(Plan):
 
 
 def shard(wrapper, module, plan: UnitPlan, group=None):
-    """Build the student's wrapper; a step towards the last one may take no `prefetch` yet."""
+    """Build the student's wrapper. PlainZeRO3 has no `prefetch`."""
     options = dict(plan.options)
     makers = [each.__init__ for each in wrapper.__mro__] if inspect.isclass(wrapper) else [wrapper]
     if not any("prefetch" in inspect.signature(each).parameters for each in makers):
@@ -73,7 +78,7 @@ def shard(wrapper, module, plan: UnitPlan, group=None):
 
 
 class Look:
-    """Takes a module's state while it computes. Built before the module is wrapped."""
+    """Copies a module's state while it computes. Must be built before the module is wrapped."""
 
     def __init__(self, module):
         self.module, self.places = module, {}
@@ -82,7 +87,7 @@ class Look:
             self.places[name] = (path, leaf)
 
     def __call__(self, run: Callable):
-        """Run forward. → its result, and the state by name, without what nobody had gathered"""
+        """Run forward. Return its result, and the state by name, without parameters that had no memory."""
         paths = {each: path for path, each in self.module.named_modules()}
         found = {name: buffer.detach().cpu().clone() for name, buffer in self.module.named_buffers()}
 
@@ -90,7 +95,9 @@ class Look:
             for name, (path, leaf) in self.places.items():
                 if each in paths and f"{path}.".startswith(f"{paths[each]}.".lstrip(".")):
                     tensor = getattr(self.module.get_submodule(path), leaf)
-                    if has_memory(tensor):  # it may still be filling, in a unit inside: that one tells later
+                    if has_memory(
+                        tensor
+                    ):  # an all-gather may still be filling it, in a unit inside: that unit is looked at later
                         found[name] = tensor.detach().cpu().clone()
 
         unit_blocks.listeners.append(take)
@@ -101,7 +108,7 @@ class Look:
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Reading what has none would end this process."""
+    """Tell whether a tensor can be read: reading freed memory would end this process."""
     needed = tensor.storage_offset() + sum(
         (n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
     )
@@ -114,7 +121,7 @@ def new_optimizer(plan: Plan, wrapped) -> torch.optim.Optimizer:
 
 
 def take_step(wrapped, optimizer, plan: UnitPlan, x, y) -> dict:
-    """→ what was sent while training and clipping, and the norm"""
+    """Return what was sent while training and clipping, and the norm."""
     optimizer.zero_grad()
     chunks = list(zip(x.chunk(plan.micro_batches), y.chunk(plan.micro_batches), strict=True))
     with instrumentation.listening() as training:
@@ -131,7 +138,7 @@ def take_step(wrapped, optimizer, plan: UnitPlan, x, y) -> dict:
 
 
 def probe_units(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
-    """Train; after each step, look at the state in a forward without gradients. → what every step did"""
+    """Train, and look at the state in a forward without gradients after each step. Return what every step did."""
     group, member = join_subgroup(plan.in_subgroup)
     if not member:
         return {"outside": True}
@@ -168,9 +175,10 @@ def probe_units(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
 
 
 def train_and_judge(attempt: Attempt, plan: UnitPlan) -> dict[int, dict]:
-    """Train on fresh data. → by global rank, what probe_units found
+    """Train on fresh data. Return what probe_units found, by global rank.
 
-    Raises: Wrong unless every step leaves what one process gets.
+    Raises:
+        Wrong: unless every rank has after every step what one process has.
     """
     draw, context = Draw(attempt), said_of(attempt, plan)
     found = train(attempt, plan, draw, probe_units)
@@ -197,9 +205,12 @@ def _judge_norms(norms: dict[int, torch.Tensor], want: dict, said: str) -> None:
     }
     if wrong:
         one = len({found.item() for found in norms.values()}) == 1
-        apart = "Each rank has a norm of its own. Look at: what must ranks tell each other, so that all have one?"
+        apart = "Each rank has a norm of its own. Look at: what must ranks send each other, so that all have the same?"
         raise Wrong(
-            wrong, "Look at: over which numbers is it the norm, and what of norms may be added up?" if one else apart
+            wrong,
+            "Look at: over which elements is the norm taken, and what may be added up: norms, or their squares?"
+            if one
+            else apart,
         )
 
 
@@ -212,7 +223,7 @@ def judge_start(states: dict[int, dict], plan: UnitPlan, seed: int, context: str
             computed = plan.options.get("compute_dtype") if expected.is_floating_point() else None
             is_buffer = state[name].dtype == expected.dtype
             if not torch.equal(state[name], expected if is_buffer else expected.to(computed or expected.dtype)):
-                hint = "Look at: whose values do all ranks begin with, and in which order do they lie in flat?"
+                hint = "Look at: whose values do all ranks start with, and in which order are they in the flat tensor?"
                 said = f"{context}: in the first forward, {name} is not what the group's first rank had"
                 raise Wrong({rank: said}, hint)
 
@@ -221,12 +232,12 @@ def refuse_missing(states: dict[int, dict], want: dict, said: str) -> None:
     for rank, state in states.items():
         missing = [name for name in want if name not in state]
         if missing:
-            hint = "Look at: which parameters must be whole while this unit computes?"
-            raise Wrong({rank: f"{said}: while its block computes, {missing[0]} is not there"}, hint)
+            hint = "Look at: which parameters must be unsharded while this unit computes?"
+            raise Wrong({rank: f"{said}: while its block computes, {missing[0]} has no memory"}, hint)
 
 
 class UnitCauses(Causes):
     def otherwise(self) -> str:
         if self.plan.micro_batches > 1:
-            return "Look at: what becomes of a gradient that is there already when the next micro-batch's arrives?"
+            return "Look at: what happens to a gradient that is already there when the next micro-batch's comes?"
         return "The steps before are right. Look at: what is still there from the step before?" if self.number else ""
