@@ -423,7 +423,7 @@ def test_rank_that_lost_its_gpu_is_named_and_all_start_again_where_there_is_room
         """
     )
     assert failure.lead.startswith("Rank 1 failed: RuntimeError: CUDA error")
-    assert "can use its GPU no more" in failure.message and "nvidia-smi" in failure.message
+    assert "cannot use its GPU any more" in failure.message and "nvidia-smi" in failure.message
     assert failure.message.endswith(f"{placement.valid}")
     assert_healed(failure.message, kept=False)
     assert not set(ranks.current().pids) & set(pids) and ranks.current().placement == placement
