@@ -46,7 +46,7 @@ WITHHELD = tuple(f"solutions.{module}" for chapter in CHAPTERS.values() for modu
         ("from solutions.zero1 import ZeRO1", "line 1 uses solutions.zero1"),
         ("\nfrom solutions import zero1", "line 2 uses solutions.zero1"),
         ("import shared.checks.zero1 as check", "line 1 uses shared.checks"),
-        ("import importlib\nimportlib.import_module('instructor.grade.judge')", "line 2 uses instructor.grade"),
+        ("import importlib\nimportlib.import_module('instructor.grade.judge')", "line 2 uses instructor"),
         ("from shared import checks", "line 1 uses shared.checks"),
     ],
 )

@@ -57,7 +57,7 @@ def test_machine_without_ip_says_so_and_what_to_do(monkeypatch):
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(hosts, "as_root", lambda: [])
     assert hosts.why_not() == "There is no ip and no tc on this machine (packages iproute2 and util-linux)."
-    with pytest.raises(ValueError, match=r"no ip and no tc .* Leave link away, or emulate"):
+    with pytest.raises(ValueError, match=r"no ip and no tc .* Leave link out, or emulate"):
         devices.check_link("1gbit")
 
 
@@ -176,7 +176,7 @@ def test_same_link_keeps_the_ranks_and_a_refused_one_too(behind_a_link, capsys):
         ranks.start(4, link="fast")
     ranks.start(4, link="200mbit")
     assert ranks.current().pids == pids
-    assert "These ranks were running already" in capsys.readouterr().out
+    assert "These ranks were already running" in capsys.readouterr().out
 
 
 def test_all_reduce_takes_the_time_of_its_bytes(behind_a_link):

@@ -256,7 +256,7 @@ def test_the_page_says_the_same_without_html_and_shows_no_code_of_a_notebook(cou
     shown = page().as_html()
     assert "<script>" not in shown
     words = Links(shown).words
-    for said in ("✓ sum_over_ranks", "✗ pass_right", "– global_mean", "✗ values; ✓ wire", "1 of 12 exercises", "tried"):
+    for said in ("✓ sum_over_ranks", "✗ pass_right", "– global_mean", "✗ values; ✓ wire", "1 of 13 exercises", "tried"):
         assert said in words and said in page().as_text()
 
 
@@ -319,7 +319,7 @@ def test_checks_in_a_bundles_lab_come_to_its_start_page(tmp_path, monkeypatch):
         execute("check.sum_over_ranks()", JUPYTERLAB)
         shown = execute("progress.show()", JUPYTERLAB)
         assert shown.startswith("Next: global_mean in labs/00_ranks.ipynb.") and "✓ sum_over_ranks" in shown
-        assert "1 of 12 exercises" in shown  # those of the two labs in the bundle
+        assert "1 of 13 exercises" in shown  # those of the two labs in the bundle
         assert execute("progress.show()", {}) == Page(progress.ROOT, []).as_text()
     finally:
         client.stop_channels()

@@ -12,11 +12,11 @@ import pytest
 
 from shared.deadlines import scaled
 
+pytestmark = pytest.mark.slow
+
 REPORT = """
 import json, sys, psutil
 from shared import ranks
-
-pytestmark = pytest.mark.slow
 
 def report():
     children = psutil.Process().children(recursive=True)

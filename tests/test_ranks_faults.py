@@ -148,7 +148,7 @@ def test_different_tensors_are_told_with_their_ranks(tensor, of_rank_1, of_other
     assert "do not agree" in failure.message
     assert re.search(rf"rank 1: all_reduce #\d+ \({of_rank_1}", failure.message)
     assert re.search(rf"ranks 0, 2, 3: all_reduce #\d+ \({of_others}", failure.message)
-    assert "same shape and dtype" in failure.message
+    assert "same shapes and dtypes" in failure.message
     assert failure.seconds < SOON_S
     assert_healed(failure.message, kept=True)
 
@@ -385,7 +385,7 @@ def test_result_that_cannot_be_sent_says_what_can():
     failure = call_failure(ranks.run, make_generator)
     assert "Ranks 0–3 failed" in failure
     assert "cannot pickle 'generator' object" in failure
-    assert "return numbers, tensors" in failure
+    assert "Return numbers, tensors" in failure
     assert_healed(failure, kept=True)
 
 
@@ -423,7 +423,7 @@ def test_rank_that_lost_its_gpu_is_named_and_all_start_again_where_there_is_room
         """
     )
     assert failure.lead.startswith("Rank 1 failed: RuntimeError: CUDA error")
-    assert "can use its GPU no more" in failure.message and "nvidia-smi" in failure.message
+    assert "cannot use its GPU any more" in failure.message and "nvidia-smi" in failure.message
     assert failure.message.endswith(f"{placement.valid}")
     assert_healed(failure.message, kept=False)
     assert not set(ranks.current().pids) & set(pids) and ranks.current().placement == placement

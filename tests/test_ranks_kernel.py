@@ -176,7 +176,7 @@ def test_failed_cell_shows_the_students_lines_and_no_frame_of_ours(notebook):
 
 def test_wrong_line_of_the_magic_is_one_sentence(notebook):
     shown = notebook.run("%%ranks 7\nprint(1)")
-    assert "there are ranks 0 to 3, you named 7" in shown.text + shown.error
+    assert "the ranks are 0 to 3, got 7" in shown.text + shown.error
     assert "rankset.py" not in shown.text + shown.error
 
 

@@ -10,14 +10,14 @@ from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.training import Training, train_and_judge
 from shared.checks.engine.wrapping import judge_wrapping
 
+pytestmark = pytest.mark.slow
+
 SENDS_IN_BACKWARD = """
 import copy
 
 import torch
 import torch.distributed as dist
 from torch import nn
-
-pytestmark = pytest.mark.slow
 
 
 class Wrapper(nn.Module):

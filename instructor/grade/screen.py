@@ -129,5 +129,6 @@ def _names_of_modules(source: str) -> list[tuple[str, int]]:
             found += [(node.module, node.lineno)]
             found += [(f"{node.module}.{each.name}", node.lineno) for each in node.names]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found += [(node.value, node.lineno)] if node.value.startswith(("shared.", "solutions.")) else []
+            ours = node.value.startswith(("shared.", "solutions.", "instructor."))
+            found += [(node.value, node.lineno)] if ours else []
     return found

@@ -354,7 +354,7 @@ def ring_step_in_turns(
 check.ring_step_in_turns()
 
 # %% [markdown]
-# ## Exercise 1.7 · All at once (5 min, 1 point)
+# ## Exercise 1.7 · Stretch: all at once (5 min, 1 point)
 #
 # With `dist.all_to_all_single`, each rank sends one chunk of a tensor to every rank and receives one from each. Write
 # a reduce-scatter with it.

@@ -1,6 +1,6 @@
 """Runs the closure once more and zeroes the gradients: parameters stay right, but BatchNorm counts two batches.
 
-caught by: ShardedOptimizer · loops
+caught by: ZeRO1 · loops
 """
 
 from solutions import zero1 as right

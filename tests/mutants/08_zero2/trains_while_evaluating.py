@@ -1,6 +1,6 @@
 """Puts the module into train mode in every forward, also after eval().
 
-caught by: ZeRO2 · values
+caught by: ZeRO2 · awkward models
 """
 
 from solutions import zero2 as right
