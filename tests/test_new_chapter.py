@@ -49,7 +49,7 @@ def run(course: Path, *command: str) -> str:
 
 @pytest.mark.slow
 def test_a_chapter_made_by_make_chapter_builds_and_passes_its_tests(course):
-    make = ("make", f"COURSE_PYTHON={sys.executable}")
+    make = ("make", "--no-print-directory", f"COURSE_PYTHON={sys.executable}")
     said = run(course, *make, "chapter", f"NAME={TOY}", "TITLE=A toy")
     assert f"wrote source/{TOY}/lesson.py" in said and f"make test CHAPTER={FREE}" in said
     run(course, *make, "notebooks")

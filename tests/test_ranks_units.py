@@ -21,6 +21,7 @@ from shared.deadlines import scaled
 from shared.ranks import devices, diagnosis, doctor, interrupts, magic
 from shared.ranks.diagnosis import Case
 from shared.ranks.rankside import OUTPUT_LIMIT_CHARACTERS, Outcome, _LimitedText
+from shared.ranks.running import DEFAULT_TIMEOUT_S
 from shared.wire import frames, instrumentation
 
 # -- the doctor's conclusions, from hand-made positions
@@ -239,10 +240,10 @@ def test_table_shows_each_rank_once_with_its_state():
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("", (None, 60.0)),
-        ("0,2", ([0, 2], 60.0)),
-        ("2, 0", ([0, 2], 60.0)),
-        ("1,1", ([1], 60.0)),
+        ("", (None, DEFAULT_TIMEOUT_S)),
+        ("0,2", ([0, 2], DEFAULT_TIMEOUT_S)),
+        ("2, 0", ([0, 2], DEFAULT_TIMEOUT_S)),
+        ("1,1", ([1], DEFAULT_TIMEOUT_S)),
         ("--timeout 2.5", (None, 2.5)),
         ("3 --timeout 20", ([3], 20.0)),
         ("--timeout=5 0", ([0], 5.0)),

@@ -8,6 +8,7 @@ import math
 import pickle
 import time
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -152,96 +153,131 @@ class Sleeper(nn.Module):
         return inputs * self.weight
 
 
-def compute_while_a_rank_is_late(asynchronous: bool, computes_s: float) -> Timeline:
-    """Rank 1 comes to the all-reduce LATE_S late; the others compute meanwhile, or wait."""
+class Lateness:
+    """Lets rank 1 be late. Its delay begins when rank 0 is about to communicate, so a busy machine adds nothing."""
+
+    def __init__(self, folder: Path):
+        self._signal = folder / "rank 0 is about to communicate"
+
+    def __call__(self) -> None:
+        if dist.get_rank() == 0:
+            self._signal.touch()
+        elif dist.get_rank() == 1:
+            while not self._signal.exists():
+                time.sleep(0.001)
+            time.sleep(LATE_S)
+
+
+def compute_while_a_rank_is_late(be_late: Lateness, computes_s: float) -> tuple[Timeline, float, float, float]:
+    """Compute after an asynchronous all-reduce was launched.
+
+    Returns the timeline and, in ms by the rank's own clock: from the launch to the end of the wait, the computing, and
+    the wait after it.
+    """
     group, model = dist.new_group(), nn.Sequential(Sleeper(computes_s))
     dist.barrier()
     with timeline.record(model) as line:
-        if dist.get_rank() == 1:
-            time.sleep(LATE_S)
-        work = dist.all_reduce(torch.ones(4), group=group, async_op=asynchronous)
+        be_late()
+        launched_s = time.monotonic()
+        work = dist.all_reduce(torch.ones(4), group=group, async_op=True)
+        computes_from_s = time.monotonic()
         model(torch.ones(1))
-        if asynchronous:
-            work.wait()
+        computed_s = time.monotonic()
+        work.wait()
+        waited_s = time.monotonic()
+    return line, 1e3 * (waited_s - launched_s), 1e3 * (computed_s - computes_from_s), 1e3 * (waited_s - computed_s)
+
+
+@pytest.mark.parametrize("times_late", [0.5, 2])
+def test_exposed_time_is_what_computing_did_not_cover(world, tmp_path, times_late):
+    of_ranks = ranks.run(compute_while_a_rank_is_late, Lateness(tmp_path), times_late * LATE_S)
+    for rank, (line, from_launch_ms, computing_ms, waiting_ms) in enumerate(of_ranks):
+        assert line.communication_ms < from_launch_ms + SLACK_MS
+        assert line.compute_ms == pytest.approx(computing_ms, abs=SLACK_MS)
+        assert line.exposed_ms == pytest.approx(waiting_ms, abs=SLACK_MS)
+        if rank == 0:
+            assert line.communication_ms > 900 * LATE_S
+    if times_late == 0.5:
+        assert of_ranks[0][0].exposed_ms > 400 * LATE_S
+
+
+def call_while_a_rank_is_late(be_late: Lateness) -> Timeline:
+    group, model = dist.new_group(), nn.Sequential(Sleeper(LATE_S / 2))
+    dist.barrier()
+    with timeline.record(model) as line:
+        be_late()
+        dist.all_reduce(torch.ones(4), group=group)
+        model(torch.ones(1))
     return line
 
 
-@pytest.mark.parametrize("computes_s", [LATE_S / 2, 2 * LATE_S])
-def test_exposed_time_is_what_computing_did_not_cover(world, computes_s):
-    for rank, line in enumerate(ranks.run(compute_while_a_rank_is_late, True, computes_s)):
-        lasts_ms = 0 if rank == 1 else 1e3 * LATE_S
-        assert line.communication_ms == pytest.approx(lasts_ms, abs=SLACK_MS)
-        assert line.exposed_ms == pytest.approx(max(0, lasts_ms - 1e3 * computes_s), abs=SLACK_MS)
-        assert line.compute_ms == pytest.approx(1e3 * computes_s, abs=SLACK_MS)
-
-
-def test_blocking_call_is_exposed_whole(world):
-    for rank, line in enumerate(ranks.run(compute_while_a_rank_is_late, False, LATE_S / 2)):
-        assert line.exposed_ms == pytest.approx(0 if rank == 1 else 1e3 * LATE_S, abs=SLACK_MS)
+def test_blocking_call_is_exposed_whole(world, tmp_path):
+    of_ranks = ranks.run(call_while_a_rank_is_late, Lateness(tmp_path))
+    assert of_ranks[0].exposed_ms > 900 * LATE_S
+    for line in of_ranks:
         assert line.exposed_ms == pytest.approx(line.communication_ms, abs=1)
 
 
-def block_inside_backward() -> Timeline:
+def block_inside_backward(be_late: Lateness) -> Timeline:
     """A blocking all-reduce in a gradient hook: backward stands still for it."""
     model, group = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), dist.new_group()
-    model[1].bias.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad, group=group))
+
+    def reduce(parameter: nn.Parameter) -> None:
+        be_late()
+        dist.all_reduce(parameter.grad, group=group)
+
+    model[1].bias.register_post_accumulate_grad_hook(reduce)
     with timeline.record(model) as line:
-        loss = model(torch.ones(1, 4)).sum()
-        if dist.get_rank() == 1:
-            time.sleep(LATE_S)
-        loss.backward()
+        model(torch.ones(1, 4)).sum().backward()
     return line
 
 
-def test_blocking_call_inside_backward_is_exposed(world):
-    for rank, line in enumerate(ranks.run(block_inside_backward)):
-        lasts_ms = 0 if rank == 1 else 1e3 * LATE_S
-        assert line.exposed_ms == pytest.approx(lasts_ms, abs=SLACK_MS)
-        assert line.compute_ms < SLACK_MS
+def assert_waiting_is_not_computing(line: Timeline) -> None:
+    """Check the timeline of a rank that did little but wait for a late one."""
+    assert line.exposed_ms > 900 * LATE_S
+    assert line.compute_ms < 1e3 * (line.ended_s - line.began_s) - 900 * LATE_S
 
 
-def functional_inside_a_unit() -> Timeline:
+def test_blocking_call_inside_backward_is_exposed(world, tmp_path):
+    assert_waiting_is_not_computing(ranks.run(block_inside_backward, Lateness(tmp_path))[0])
+
+
+def functional_inside_a_unit(be_late: Lateness) -> Timeline:
     """DTensor's kind of collective, launched and waited for in a forward."""
     import torch.distributed._functional_collectives as functional
 
     class Reducing(Sleeper):
         def forward(self, inputs):
+            be_late()
             return functional.all_reduce(inputs, "sum", dist.group.WORLD) * self.weight
 
     model = nn.Sequential(Reducing(0))
     dist.barrier()
     with timeline.record(model) as line:
-        if dist.get_rank() == 1:
-            time.sleep(LATE_S)
         model(torch.ones(1))
     return line
 
 
-def test_wait_of_a_functional_collective_is_exposed(four_ranks):
+def test_wait_of_a_functional_collective_is_exposed(four_ranks, tmp_path):
     ranks.start(2, detect_mismatch=False)
-    waited = ranks.run(functional_inside_a_unit)[0]
-    assert waited.exposed_ms == pytest.approx(1e3 * LATE_S, abs=SLACK_MS)
-    assert waited.compute_ms < SLACK_MS
+    assert_waiting_is_not_computing(ranks.run(functional_inside_a_unit, Lateness(tmp_path))[0])
 
 
-def ddp_with_a_late_rank() -> tuple[Timeline, float]:
+def ddp_with_a_late_rank(be_late: Lateness) -> Timeline:
     """DDP waits in C++ at the end of backward(): that is no computing."""
     model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
     model(torch.ones(1, 4)).sum().backward()
     dist.barrier()
     with timeline.record(model) as line:
         loss = model(torch.ones(1, 4)).sum()
-        if dist.get_rank() == 1:
-            time.sleep(LATE_S)
+        be_late()
         loss.backward()
     return line
 
 
-def test_wait_of_ddp_is_exposed(four_ranks):
-    ranks.start(2, detect_mismatch=False)  # or all ranks would be late, comparing notes
-    waited = ranks.run(ddp_with_a_late_rank)[0]
-    assert waited.exposed_ms == pytest.approx(1e3 * LATE_S, abs=SLACK_MS)
-    assert waited.compute_ms < SLACK_MS
+def test_wait_of_ddp_is_exposed(four_ranks, tmp_path):
+    ranks.start(2, detect_mismatch=False)  # or every rank would be late, because they first compare collectives
+    assert_waiting_is_not_computing(ranks.run(ddp_with_a_late_rank, Lateness(tmp_path))[0])
 
 
 def profiled_beside_us() -> list[tuple[float, float, float, float]]:

@@ -52,6 +52,7 @@ model = ZeRO3(new_model())
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 samples = text.windows(range(1000 * rank, 1000 * rank + 200, 100), length=32)
 model(*(tensor.to(device) for tensor in samples)).backward()
+model.finish_gradient_sync()
 optimizer.step()
 optimizer.zero_grad()
 with memory.peak(model, optimizer) as peak:

@@ -1,6 +1,6 @@
 """Runs forward once more without gradients: BatchNorm updates its running statistics twice per step.
 
-caught by: ZeRO2 · values
+caught by: ZeRO2 · awkward models
 """
 
 import torch
