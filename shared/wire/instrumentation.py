@@ -88,6 +88,7 @@ counts: Counter = Counter()  # lane → operations launched since the process gr
 last_call: Call | None = None
 before_launch: list = []  # called with each Call before its launch; reject it by raising
 stand_ins: list = []  # called with a Call and its Work; return the Work that the caller gets instead
+simulation = None  # a simulated_nccl.Simulation, which then launches every operation
 _listeners: list = []
 _libraries: list[torch.library.Library] = []  # keep the registrations alive
 
@@ -138,6 +139,10 @@ def _tapped(operator, name: str):
     def hook(keyset, *args, **kwargs):
         arguments = dict(zip(argument_names, args, strict=False)) | kwargs
         call = _note(name, arguments)
+        if simulation is not None:
+            result, work = simulation.launch(call, operator, keyset & _LATER_KEYS, arguments)
+            _tell_listeners(call, work, arguments)
+            return result
         result = operator.redispatch(keyset & _LATER_KEYS, *args, **kwargs)
         if not _listeners and not stand_ins:
             return result
@@ -147,12 +152,16 @@ def _tapped(operator, name: str):
             for stand_in in stand_ins:
                 work = stand_in(call, work)
             result = work.boxed() if rest is None else (*rest, work.boxed())
-        for _, launched, _ in _listeners:
-            if launched is not None:
-                launched(call, work, _tensors(list(arguments.values())))
+        _tell_listeners(call, work, arguments)
         return result
 
     return hook
+
+
+def _tell_listeners(call: Call, work, arguments: dict) -> None:
+    for _, launched, _ in _listeners:
+        if launched is not None:
+            launched(call, work, _tensors(list(arguments.values())))
 
 
 def _tapped_wait(keyset, tensor):
