@@ -1,4 +1,4 @@
-"""A student launches both messages and waits for the one that is sent only.
+"""Launches the send and the receive but waits only for the send: the result may not have been received yet.
 
 caught by: pass_right · waits
 """

@@ -1,4 +1,4 @@
-"""A student never waits for isend: the caller changes the tensor before it has left.
+"""Never waits for `isend`: the caller may change the tensor before it has been sent.
 
 caught by: pass_right · waits
 """

@@ -1,4 +1,4 @@
-"""A student fills in the shards of all others.
+"""Fills in the shards of all other ranks but not the rank's own.
 
 caught by: ring_all_gather · values
 """

@@ -1,4 +1,4 @@
-"""A student waits for what comes only: the last shard may be overwritten before it has left.
+"""Waits only for the receives: the last shard may be overwritten before it has been sent.
 
 caught by: ring_all_gather · waits
 """

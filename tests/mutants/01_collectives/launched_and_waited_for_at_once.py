@@ -1,4 +1,4 @@
-"""Waits before it returns, so that nothing can be computed meanwhile.
+"""Waits at launch, so nothing can be computed in the meantime.
 
 caught by: launch_reduce_scatter · at once
 """

@@ -1,4 +1,4 @@
-"""Divides by the number of ranks, although the caller asked for the sum.
+"""Divides by the number of ranks, although the caller asks for the sum.
 
 caught by: launch_reduce_scatter · values
 """

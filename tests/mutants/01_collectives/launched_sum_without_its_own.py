@@ -1,4 +1,4 @@
-"""Adds up what it receives, and forgets what this rank has contributed itself.
+"""Sums only what it receives and omits the rank's own contribution.
 
 caught by: launch_reduce_scatter · values
 """

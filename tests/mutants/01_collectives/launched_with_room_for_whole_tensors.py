@@ -1,4 +1,4 @@
-"""Receives each shard into a tensor as long as flat: the bytes sent are right, the memory is not.
+"""Receives each shard into a buffer as large as the whole tensor: the traffic is right, the memory is not.
 
 caught by: launch_reduce_scatter · memory
 """

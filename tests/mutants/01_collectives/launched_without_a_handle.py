@@ -1,4 +1,4 @@
-"""Returns a function to call instead of a handle with wait().
+"""Returns a function instead of a handle with a `wait()` method.
 
 caught by: launch_reduce_scatter · values
 """

@@ -1,4 +1,4 @@
-"""Lab 00's circle: each rank adds up in the order in which tensors come, and rounds in its own way.
+"""Passes whole tensors around the ring, as in lab 00: each rank adds them in its own order and rounds differently.
 
 caught by: ring_all_reduce · same bits
 """

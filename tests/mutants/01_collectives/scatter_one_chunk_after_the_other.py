@@ -1,4 +1,4 @@
-"""The ring's bytes and messages, but chunk B starts when chunk A has come home.
+"""Reduces the chunks one after the other: the ring's bytes and messages, but no two chunks in flight at once.
 
 caught by: ring_reduce_scatter · at once
 """
@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from solutions import collectives as right
-from solutions.collectives import ring_all_gather, ring_all_reduce, tree_broadcast  # noqa: F401 - right as they are
+from solutions.collectives import ring_all_gather, ring_all_reduce, tree_broadcast  # noqa: F401 - unchanged
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""A student waits for the send too late: the next sum is put where the last one is still being sent from.
+"""Waits for the send too late: the next sum overwrites the buffer that is still being sent.
 
 caught by: ring_reduce_scatter · waits
 """

@@ -1,4 +1,4 @@
-"""A published ring: whole tensors travel, N times the bytes.
+"""Passes whole tensors around the ring, as in published code: N times the bytes.
 
 caught by: ring_reduce_scatter · wire
 """

@@ -1,4 +1,4 @@
-"""A student waits for the message that is sent only.
+"""Waits only for the send: the incoming tensor may not have been received yet.
 
 caught by: ring_step · waits
 """

@@ -1,4 +1,4 @@
-"""A student waits for the message that is received only: the other one may not have left.
+"""Waits only for the receive: the outgoing tensor may not have been sent yet.
 
 caught by: ring_step · waits
 """

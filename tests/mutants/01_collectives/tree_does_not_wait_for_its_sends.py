@@ -1,4 +1,4 @@
-"""A student starts all sends and leaves: src may change its tensor before they have left.
+"""Returns without waiting for the sends: `src` may change its tensor before it has been sent.
 
 caught by: tree_broadcast · waits
 """

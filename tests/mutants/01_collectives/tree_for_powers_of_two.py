@@ -1,4 +1,4 @@
-"""A student's last round sends to places that are not there.
+"""Omits the bounds check: in the last round, some ranks send to ranks that do not exist.
 
 caught by: tree_broadcast · values
 """

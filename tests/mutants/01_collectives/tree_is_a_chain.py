@@ -1,4 +1,4 @@
-"""A student hands the tensor on from neighbour to neighbour: N − 1 rounds.
+"""Passes the tensor along a chain of ranks: N − 1 rounds instead of ⌈log₂ N⌉.
 
 caught by: tree_broadcast · wire
 """

@@ -1,4 +1,5 @@
-"""Children 2i + 1 and 2i + 2: up to four ranks the same tree, for eight a round too many.
+"""Uses a binary heap as the tree, with children 2i + 1 and 2i + 2: the same as the right tree for up to four ranks, one
+round too many for eight.
 
 caught by: tree_broadcast · more ranks
 """
@@ -6,7 +7,7 @@ caught by: tree_broadcast · more ranks
 import torch
 import torch.distributed as dist
 
-from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter  # noqa: F401 - right as they are
+from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter  # noqa: F401 - unchanged
 
 
 @torch.no_grad()

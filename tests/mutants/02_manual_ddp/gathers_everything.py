@@ -1,4 +1,4 @@
-"""Collects every rank's tensor and averages at home: N times the bytes.
+"""All-gathers every rank's tensor and averages locally: N times the bytes.
 
 caught by: mean_over_ranks_ · wire
 """

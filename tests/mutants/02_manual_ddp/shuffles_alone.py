@@ -1,4 +1,4 @@
-"""Shuffles with a seed of its own on each rank: some samples come twice, some never.
+"""Shuffles with a different seed on each rank: some samples appear twice and some never.
 
 caught by: ShardedSampler · every sample
 """

@@ -1,4 +1,4 @@
-"""Casts every gradient to float32, so that one bucket holds all dtypes.
+"""Reduces every bucket in float32, so float64 gradients lose digits.
 
 caught by: BucketedDDP · values
 """

@@ -1,4 +1,4 @@
-"""Puts a parameter into any earlier bucket that still has room.
+"""Puts a parameter into any earlier bucket that still has room, out of order.
 
 caught by: assign_buckets · buckets
 """

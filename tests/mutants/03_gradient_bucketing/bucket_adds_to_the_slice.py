@@ -1,4 +1,4 @@
-"""Adds a gradient to its slice, where it may be the slice already.
+"""Adds the gradient to its slice even if it already is that slice.
 
 caught by: Bucket · zero_grad
 """

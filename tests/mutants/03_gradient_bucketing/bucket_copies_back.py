@@ -1,4 +1,4 @@
-"""Copies the means out into the gradients that backward() left.
+"""Copies the means back into the gradients that backward() allocated, so gradients are held twice.
 
 caught by: Bucket · one copy
 """

@@ -1,4 +1,4 @@
-"""Leaves the slice as it is where the gradient is None: the last step's mean comes again.
+"""Leaves a slice unchanged when the gradient is None, so the last step's mean is sent again.
 
 caught by: Bucket · None
 """

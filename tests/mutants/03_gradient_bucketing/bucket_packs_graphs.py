@@ -1,4 +1,4 @@
-"""Detaches a gradient that is part of a graph, and says nothing.
+"""Silently detaches a gradient that is part of a graph.
 
 caught by: Bucket · graphs
 """

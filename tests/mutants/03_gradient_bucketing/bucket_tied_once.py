@@ -1,4 +1,4 @@
-"""Ties gradients to their slices once, and zero_grad() cuts them loose.
+"""Makes each .grad a view of its slice only once: zero_grad() breaks the connection.
 
 caught by: Bucket · zero_grad
 """

@@ -1,4 +1,4 @@
-"""Sends float32 gradients in float16, and what float16 cannot hold is lost.
+"""Reduces gradients in float16: values outside its range and precision are lost.
 
 caught by: BucketedDDP · values
 """

@@ -1,4 +1,4 @@
-"""Sends a bucket whenever backward() has filled it: a message per micro-batch.
+"""Launches a bucket whenever backward() has filled it, so every micro-batch is communicated.
 
 caught by: BucketedDDP · wire
 """

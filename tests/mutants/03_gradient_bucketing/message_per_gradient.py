@@ -1,4 +1,4 @@
-"""Packs buckets, and sends their gradients one by one.
+"""Packs buckets but all-reduces their gradients one by one.
 
 caught by: BucketedDDP · wire
 """

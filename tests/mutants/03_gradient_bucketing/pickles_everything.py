@@ -1,4 +1,4 @@
-"""Collects every rank's gradients as objects and averages at home.
+"""Gathers every rank's gradients as pickled objects and averages them locally.
 
 caught by: BucketedDDP · wire
 """

@@ -1,4 +1,4 @@
-"""Lists a tied parameter under each of its names.
+"""Includes a tied parameter once per name.
 
 caught by: BucketedDDP · wire
 """

@@ -1,4 +1,4 @@
-"""Moves on by the wrong parameter's size.
+"""Advances the offset by the wrong parameter's size.
 
 caught by: flat_and_slices · values
 """

@@ -1,4 +1,4 @@
-"""Waits for each bucket before it packs the next, by its future.
+"""Waits for each bucket, through its future, before it packs the next.
 
 caught by: BucketedDDP · in flight
 """

@@ -1,4 +1,4 @@
-"""Waits for the first bucket and takes the others for done.
+"""Waits for the first bucket at most and assumes that the others are complete.
 
 caught by: BucketedDDP · in flight
 """

@@ -1,4 +1,4 @@
-"""Calls backward() inside backward: gradients are written into .grad by another hand, and hooks called early.
+"""Calls backward() inside backward, which writes into .grad directly and triggers hooks too early.
 
 caught by: Checkpointed · hooks
 """

@@ -1,4 +1,4 @@
-"""Gives the function its inputs only: where none needs a gradient, there is no backward.
+"""Passes only the inputs to the function: if none of them requires a gradient, backward never runs.
 
 caught by: Checkpointed · values
 """

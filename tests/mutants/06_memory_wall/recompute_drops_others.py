@@ -1,4 +1,4 @@
-"""Lets dropout drop anew in backward.
+"""Does not restore the random state in backward, so dropout drops different elements.
 
 caught by: Checkpointed · dropout
 """

@@ -1,4 +1,4 @@
-"""Hands a gradient to the first input, and to none of the others.
+"""Returns a gradient for the first input and None for all others.
 
 caught by: Checkpointed · values
 """

@@ -1,4 +1,4 @@
-"""Keeps the graph that it computed in backward until the next time.
+"""Keeps the graph recomputed in backward until the next backward.
 
 caught by: Checkpointed · memory
 """

@@ -1,4 +1,4 @@
-"""Runs the module once for each gradient.
+"""Runs the module again for each gradient.
 
 caught by: Checkpointed · twice
 """

@@ -1,4 +1,4 @@
-"""Cannot do with a parameter that the module does not use.
+"""Fails if the module does not use one of its parameters.
 
 caught by: Checkpointed · values
 """

@@ -1,4 +1,4 @@
-"""Remembers where the generators were in the module's last forward, not in each.
+"""Stores the random state of the module's last forward only, not of each forward.
 
 caught by: Checkpointed · order
 """

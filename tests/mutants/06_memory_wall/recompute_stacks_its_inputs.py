@@ -1,4 +1,4 @@
-"""Piles up what forwards leave, and takes the last forward for the first backward.
+"""Keeps its saved state on a stack, assuming that backward runs in the reverse order of forward.
 
 caught by: Checkpointed · order
 """
@@ -11,7 +11,7 @@ PILE = []
 
 
 class _Context:
-    """What right.Recompute takes for its ctx."""
+    """Stands in for the ctx that right.Recompute expects."""
 
     def save_for_backward(self, *tensors):
         self.saved_tensors = tensors

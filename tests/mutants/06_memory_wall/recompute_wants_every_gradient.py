@@ -1,4 +1,4 @@
-"""Asks for the gradients of frozen parameters too.
+"""Requests gradients for frozen parameters too.
 
 caught by: Checkpointed · values
 """

@@ -1,4 +1,4 @@
-"""Takes the shard of its rank in the world, in a group of fewer ranks.
+"""Uses the global rank to choose a shard, although the group has fewer ranks.
 
 caught by: FlatParameter · layout
 """

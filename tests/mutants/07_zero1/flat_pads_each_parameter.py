@@ -1,4 +1,4 @@
-"""Pads every parameter to a multiple of the world size, not their sum.
+"""Pads every parameter to a multiple of the world size instead of padding their total.
 
 caught by: FlatParameter · layout
 """

@@ -1,4 +1,4 @@
-"""Pads by a whole shard more if no padding is needed.
+"""Adds a whole extra shard of padding when none is needed.
 
 caught by: FlatParameter · layout
 """

@@ -1,4 +1,4 @@
-"""Saves filling the flat tensor with zeros: the padding is whatever was there.
+"""Does not zero the flat tensor, so the padding holds arbitrary values.
 
 caught by: FlatParameter · layout
 """

@@ -1,4 +1,4 @@
-"""Takes the shard of its rank in the world, not in the group.
+"""Loads the shard of its global rank instead of its rank in the group.
 
 caught by: ZeRO1 · another world size
 """

@@ -1,4 +1,4 @@
-"""After a rejection every later step is rejected too.
+"""Rejects every step after a rejected one.
 
 caught by: ZeRO1 · used up
 """

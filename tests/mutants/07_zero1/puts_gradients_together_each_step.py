@@ -1,4 +1,4 @@
-"""Concatenates all gradients in every step, beside the gradients themselves.
+"""Concatenates the gradients into a second copy in every step.
 
 caught by: ZeRO1 · memory
 """

@@ -1,4 +1,4 @@
-"""Adds up bf16 gradients in float32: more exact, and twice the bytes.
+"""Reduces bf16 gradients in float32: more precise, at twice the bytes.
 
 caught by: ZeRO1 · bf16
 """

@@ -1,4 +1,4 @@
-"""Divides gradients by two, whatever the number of ranks is.
+"""Divides gradients by two, whatever the number of ranks.
 
 caught by: PlainZeRO3 · world sizes
 """

@@ -1,4 +1,4 @@
-"""Keeps every unit from its forward to its backward.
+"""Keeps every unit unsharded from its forward to its backward.
 
 caught by: PlainZeRO3 · wire
 """

@@ -1,4 +1,4 @@
-"""Registers no hook on the outputs, so that backward reads freed memory.
+"""Registers no hook on the outputs, so backward reads freed memory.
 
 caught by: PlainZeRO3 · plain model
 """

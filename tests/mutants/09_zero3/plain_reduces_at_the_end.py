@@ -1,4 +1,4 @@
-"""Keeps all full gradients until backward has ended.
+"""Keeps all full gradients until the end of backward.
 
 caught by: PlainZeRO3 · memory
 """

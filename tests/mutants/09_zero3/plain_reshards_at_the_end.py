@@ -1,4 +1,4 @@
-"""Keeps all units until backward has ended.
+"""Keeps all units unsharded until the end of backward.
 
 caught by: PlainZeRO3 · memory
 """

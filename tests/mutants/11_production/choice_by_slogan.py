@@ -1,4 +1,4 @@
-"""What is said: DDP to 1.5B, ZeRO-2 to 10B, ZeRO-3 beyond.
+"""Chooses the stage by parameter count alone, as is widely recommended: DDP below 2B, ZeRO-2 below 10B, ZeRO-3 above.
 
 caught by: choose_strategy · situations
 """

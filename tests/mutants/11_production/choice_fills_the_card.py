@@ -1,4 +1,4 @@
-"""Leaves no tenth of the card free.
+"""Fills all of the GPU's memory instead of leaving a tenth free.
 
 caught by: choose_strategy · what fits
 """

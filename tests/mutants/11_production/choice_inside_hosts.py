@@ -1,4 +1,4 @@
-"""Shards inside hosts only.
+"""Considers sharding inside hosts only.
 
 caught by: choose_strategy · what is fast
 """

@@ -1,4 +1,4 @@
-"""Nothing fits: an error from min().
+"""Raises min()'s error when nothing fits, instead of returning None.
 
 caught by: choose_strategy · what fits
 """

@@ -1,4 +1,4 @@
-"""Tries selective checkpointing only.
+"""Considers selective checkpointing only.
 
 caught by: choose_strategy · what fits
 """

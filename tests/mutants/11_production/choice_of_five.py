@@ -1,4 +1,4 @@
-"""Has the answers to the five situations by heart, and DDP for the rest.
+"""Cheats by looking up the answers to the five known situations, with DDP for all others.
 
 caught by: choose_strategy · what is fast
 """

@@ -1,4 +1,4 @@
-"""Plans memory for one sample, whatever the micro-batch.
+"""Plans the memory for one sample, whatever the micro-batch.
 
 caught by: choose_strategy · micro-batch
 """

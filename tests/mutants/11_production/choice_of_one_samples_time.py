@@ -1,4 +1,4 @@
-"""Times a step of one sample, whatever the micro-batch.
+"""Estimates the step time for one sample, whatever the micro-batch.
 
 caught by: choose_strategy · micro-batch
 """

@@ -1,4 +1,4 @@
-"""Takes the first that fits: the lowest stage, however slow.
+"""Takes the first choice that fits, which has the lowest stage, however slow it is.
 
 caught by: choose_strategy · what is fast
 """

@@ -1,4 +1,4 @@
-"""Equal steps: it shards more than it must.
+"""Takes the higher stage when steps are equally fast.
 
 caught by: choose_strategy · ties
 """

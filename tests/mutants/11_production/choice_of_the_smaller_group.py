@@ -1,4 +1,4 @@
-"""Equal steps: it takes the smaller group.
+"""Takes the smaller group when steps are equally fast.
 
 caught by: choose_strategy · ties
 """

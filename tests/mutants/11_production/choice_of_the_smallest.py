@@ -1,4 +1,4 @@
-"""Of what fits it takes what holds the least.
+"""Takes the choice with the least memory instead of the fastest one that fits.
 
 caught by: choose_strategy · what is fast
 """

@@ -1,4 +1,4 @@
-"""Tries full checkpointing from stage 1 on.
+"""Considers full checkpointing from stage 1 on, but not for stage 0.
 
 caught by: choose_strategy · what fits
 """

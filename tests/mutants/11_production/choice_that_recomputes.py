@@ -1,4 +1,4 @@
-"""Equal steps: it recomputes everything.
+"""Takes full checkpointing when steps are equally fast.
 
 caught by: choose_strategy · ties
 """

@@ -1,4 +1,4 @@
-"""Never shards inside hosts only.
+"""Does not consider sharding inside hosts only.
 
 caught by: choose_strategy · what is fast
 """

@@ -1,4 +1,4 @@
-"""Ranks are dealt to hosts like cards: every message leaves its host.
+"""Assigns ranks to hosts in turn, so all sharding traffic leaves its host.
 
 caught by: host_mesh · wire
 """

@@ -1,4 +1,4 @@
-"""Rounds down: the ranks that fill no host are in no mesh.
+"""Rounds the number of hosts down, so ranks that do not fill a host are left out of the mesh.
 
 caught by: host_mesh · refusal
 """

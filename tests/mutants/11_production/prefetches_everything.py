@@ -1,4 +1,4 @@
-"""Fast, it says: each unit's forward begins to gather all that come after it.
+"""Makes each unit prefetch all the units after it.
 
 caught by: fully_sharded · memory
 """
