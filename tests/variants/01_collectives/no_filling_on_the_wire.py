@@ -1,11 +1,11 @@
-"""Blocking calls in turns; chunks of unequal length, none sent that is empty; both rings in place; rounds as lists."""
+"""Uses blocking calls in turns, chunks without padding (none is sent empty), in-place rings, and lists of rounds."""
 
 import torch
 import torch.distributed as dist
 
 
 def _exchange(outgoing, incoming, group):
-    """To the right and from the left; even places send first. What has no element is not sent."""
+    """Send to the right and receive from the left; even ranks send first. Empty tensors are not sent."""
     place, n = dist.get_rank(group), dist.get_world_size(group)
     steps = [
         (dist.send, outgoing, {"group_dst": (place + 1) % n}),
@@ -59,7 +59,7 @@ def ring_all_reduce(tensor, group=None):
 
 
 def _rounds(places):
-    """Yield who sends to whom, round by round: the ones who have it each take one of those who have not."""
+    """Yield the (sender, receiver) pairs of each round: each rank that has the tensor sends it to one that does not."""
     have, lack = places[:1], places[1:]
     while lack:
         pairs = list(zip(have, lack, strict=False))
@@ -82,7 +82,7 @@ def tree_broadcast(tensor, src=0, group=None):
 
 
 class _Ring:
-    """Step k passes on what arrived in step k − 1, with this rank's chunk added. The first step leaves at once."""
+    """A ring in which step k sends what step k − 1 received, plus this rank's chunk. Step 1 is launched at once."""
 
     def __init__(self, flat, group):
         self.index, self.n, self.group = dist.get_rank(group), dist.get_world_size(group), group

@@ -1,6 +1,6 @@
-"""The textbook's way: a filled-up copy, sums in place in it, isend and irecv by global ranks, a tree from the far end.
+"""Follows the textbook: a padded copy, in-place sums, isend and irecv by global rank, a tree with halving distances.
 
-A tensor that is not contiguous is refused.
+A tensor that is not contiguous is rejected.
 """
 
 import torch

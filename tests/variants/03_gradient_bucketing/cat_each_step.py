@@ -1,4 +1,4 @@
-"""Keeps nothing between steps: each bucket is joined anew, and its pieces become the gradients."""
+"""Keeps no memory between steps: concatenates each bucket again, and its slices become the gradients."""
 
 from itertools import groupby
 
@@ -21,7 +21,7 @@ class BucketedDDP(nn.Module):
         return self.module(*args, **kwargs)
 
     def _numbered(self):
-        """→ (order of opening, parameter) for each trainable parameter"""
+        """Yield each trainable parameter with the index of its bucket: (bucket index, parameter)."""
         opened, last, left = 0, {}, {}
         for parameter in [p for p in self.module.parameters() if p.requires_grad][::-1]:
             if parameter.dtype not in left:

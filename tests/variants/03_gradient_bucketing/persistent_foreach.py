@@ -1,4 +1,4 @@
-"""Has one memory per dtype for good, of which buckets are stretches; packs with foreach, divides afterwards."""
+"""Keeps one flat tensor per dtype, with buckets as slices of it, packs with foreach, and divides afterwards."""
 
 import copy
 

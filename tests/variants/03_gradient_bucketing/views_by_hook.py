@@ -1,4 +1,4 @@
-"""Lets a hook bring every gradient home as soon as it is complete; sends everything at the end."""
+"""Copies every gradient into its slice from a hook as soon as it is complete, and launches everything at the end."""
 
 import weakref
 

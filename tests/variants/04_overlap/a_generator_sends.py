@@ -1,4 +1,4 @@
-"""The wrapper alone: a generator walks the buckets and sends each when it is complete."""
+"""Implements only the wrapper: a generator walks through the buckets and launches each one when it is complete."""
 
 import copy
 import weakref

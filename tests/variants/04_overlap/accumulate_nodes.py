@@ -1,4 +1,4 @@
-"""Hooks on autograd's AccumulateGrad nodes; buckets of one list of slots; sums after dividing once, in the message."""
+"""Hooks autograd's AccumulateGrad nodes, keeps all buckets in one table of slots, and divides before the all-reduce."""
 
 import contextlib
 import weakref
@@ -15,13 +15,13 @@ def on_gradients(parameters, tell):
     def end():
         for handle in handles:
             handle.remove()
-        nodes.clear()  # a node that nobody holds is made anew, without its hooks
+        nodes.clear()  # Autograd creates a node again, without its hooks, once nothing references it.
 
     return end
 
 
 class _Slots:
-    """All buckets, and whose turn it is."""
+    """All buckets, and which of them are launched."""
 
     def __init__(self, parameters, cap_mb, group):
         self.group, self.size = group, dist.get_world_size(group)

@@ -1,4 +1,4 @@
-"""Counts down per bucket and walks a pointer; makes a flat tensor anew each step; divides after the all_reduce."""
+"""Counts missing gradients per bucket, allocates a new flat tensor in each step, and divides after the all-reduce."""
 
 import contextlib
 
@@ -96,7 +96,7 @@ class _Weakly:
 
 
 class LaunchQueue:
-    """Keeps one list of what is packed; no sets."""
+    """Records what is packed in one list of flags per bucket, without sets."""
 
     def __init__(self, buckets):
         self.buckets, self.packed, self.turn = buckets, [[False] * len(b.parameters) for b in buckets], 0
@@ -123,7 +123,7 @@ class LaunchQueue:
 
 
 class GradientSync:
-    """Asks a queue of its own, and remembers in a set what has come."""
+    """Uses its own queue and records complete gradients in a set."""
 
     def __init__(self, buckets):
         self.come, self.enabled, self.pending, self.queue = set(), True, False, LaunchQueue(list(buckets))

@@ -1,4 +1,4 @@
-"""All masters in one optimizer, of which one at a time has a gradient; activations packed by autograd's own hooks."""
+"""Keeps all masters in one optimizer, with one gradient at a time, and checkpoints with saved_tensors_hooks."""
 
 import torch
 from torch import nn
@@ -77,7 +77,7 @@ class MasterWeights(torch.optim.Optimizer):
 
 
 class _Packed:
-    """Numbers instead of activations, and the activations again when the first is asked for."""
+    """Saves an index for each activation, and recomputes all activations when the first one is needed."""
 
     def __init__(self, module, inputs):
         self.module, self.inputs, self.count, self.found = module, inputs, 0, {}
@@ -146,8 +146,8 @@ def activation_peak_bytes(saved_bytes, input_bytes, chosen):
 
 
 def place_checkpoints(saved_bytes, input_bytes, target_bytes):
-    """Walk up the blocks; of all ways with the same number chosen, keep the one that holds least so far."""
-    best = {frozenset(): (0, 0)}  # chosen → bytes below, peak
+    """Go through the blocks and extend every choice so far by both options: keep or checkpoint the block."""
+    best = {frozenset(): (0, 0)}  # maps each choice to (bytes kept so far, peak)
     for number, (saved, given) in enumerate(zip(saved_bytes, input_bytes, strict=True)):
         best = {
             **{chosen: (held + saved, max(peak, held + saved)) for chosen, (held, peak) in best.items()},

@@ -1,6 +1,6 @@
-"""One flat tensor per dtype; the inner optimizer steps, for each parameter, the piece of it that this rank owns.
+"""Keeps one flat tensor per dtype; the inner optimizer updates the slice of each parameter that this rank owns.
 
-Native reduce-scatter and all-gather; who has which state is told in a dict of each rank.
+Uses torch's reduce-scatter and all-gather, and exchanges dicts that say which rank has which state.
 """
 
 import itertools
@@ -13,7 +13,7 @@ from shared.c10d import all_gather_single, reduce_scatter_single
 
 
 class _Row:
-    """Parameters of one dtype in a row, the gradients in another, and this rank's pieces of them."""
+    """The parameters of one dtype in one flat tensor, their gradients in another, and this rank's slices of both."""
 
     def __init__(self, parameters, group):
         self.parameters, self.group = parameters, group
@@ -159,7 +159,7 @@ class ZeRO1(torch.optim.Optimizer):
                         entry = whole[begin:end].reshape(p.shape) if dtypes else value
                         entry = entry.clone() if torch.is_tensor(entry) else entry
                         state.setdefault(numbers[p], {})[name] = entry
-        for numbered in groups:  # a parameter of no element has no piece anywhere: a count of any other's is its own
+        for numbered in groups:  # No rank has state for an empty parameter: it takes the step count of any other.
             for number in numbered["params"]:
                 entries = state.get(number, {})
                 others = [each for each in state.values() if each is not entries]

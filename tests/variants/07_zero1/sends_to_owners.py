@@ -1,4 +1,4 @@
-"""Every rank sends each owner its part directly; one inner optimizer per flat tensor; parts come back around a ring."""
+"""Sends each shard directly to its owner, has one inner optimizer per flat tensor, and all-gathers around a ring."""
 
 import copy
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""An all-to-all, and then a sum; the wrapper builds on lab 04's queue and hooks alone, and inherits nothing of ours."""
+"""Reduces with an all-to-all and a local sum; the wrapper uses only lab 04's queue and hooks and inherits nothing."""
 
 import contextlib
 from functools import partial

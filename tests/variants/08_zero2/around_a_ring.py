@@ -1,4 +1,4 @@
-"""A ring: the first step leaves at once, the others when somebody waits; no list of views, offsets."""
+"""Reduces around a ring, whose later steps run in wait(), and uses offsets instead of a list of views."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ from solutions.zero1 import FlatParameter
 
 
 class _Ring:
-    """Step k: what arrived in step k − 1, with this rank's own shard added, goes on to the right."""
+    """A ring reduce-scatter. Step k passes on to the right what step k − 1 received, plus this rank's own shard."""
 
     def __init__(self, flat, group):
         self.rank, self.size, self.group = dist.get_rank(group), dist.get_world_size(group), group

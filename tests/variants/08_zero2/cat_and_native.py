@@ -1,4 +1,4 @@
-"""The wrapper alone: gradients stay where backward put them until their bucket is full; torch's own collectives."""
+"""Implements only the wrapper: concatenates a bucket's gradients when it is full, and uses torch's collectives."""
 
 import contextlib
 import weakref
@@ -13,7 +13,7 @@ from solutions.zero1 import ShardedOptimizer
 
 
 class _Row:
-    """A bucket, its flat parameter and their layout in one."""
+    """A bucket, its flat parameter, and their layout in one object."""
 
     def __init__(self, parameters, group):
         self.parameters, self.group = parameters, group

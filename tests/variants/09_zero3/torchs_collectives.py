@@ -1,4 +1,4 @@
-"""Nothing of ours inside: torch's own collectives, full backward hooks, and a state that follows from handles."""
+"""Uses nothing from the labs: torch's own collectives, full backward hooks, and a state derived from handles."""
 
 import enum
 from collections import defaultdict
@@ -53,7 +53,7 @@ class ShardedFlatParameter:
 
 
 class Gathering:
-    """An all-gather in flight, and what it sends until then."""
+    """An all-gather in flight, which keeps the sent tensor alive until it completes."""
 
     def __init__(self, work, sent):
         self.work, self.sent = work, sent
@@ -101,7 +101,7 @@ class Unit:
 
 
 def owned_parameters(module, units):
-    """Walk down from the module, with the innermost unit so far, and note who wants which parameter."""
+    """Walk down from the module and record the innermost unit around each use of a parameter."""
     chosen, seen, wanted = list(units), set(), defaultdict(set)
     order = {parameter: None for parameter in module.parameters()}
 

@@ -1,4 +1,4 @@
-"""Pads nothing: shards differ in size, and each rank sends what another needs straight to it."""
+"""Uses no padding: shards differ in size, and each rank sends data directly to the rank that needs it."""
 
 from contextlib import contextmanager
 
@@ -9,7 +9,7 @@ from solutions import units, zero1, zero3
 
 
 def cut(flat, group):
-    """Cut as torch.chunk does: the last shards may be smaller, or empty."""
+    """Split like torch.chunk: the last shards may be smaller or empty."""
     size = dist.get_world_size(group)
     n = -(-flat.numel() // size)
     return [flat[rank * n : (rank + 1) * n] for rank in range(size)]

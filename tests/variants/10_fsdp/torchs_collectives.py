@@ -1,4 +1,4 @@
-"""Nothing of ours inside: torch's own collectives, shelves in a queue of their own, units known by places."""
+"""Uses nothing from the labs: torch's own collectives, its own queue of reductions, and its own unit records."""
 
 import copy
 import enum
@@ -20,13 +20,13 @@ class Where(enum.Enum):
 
 
 class Token:
-    """Of a call that backward may still reach: gone with its graph."""
+    """Stands for a call that backward may still reach. It is freed together with the call's graph."""
 
     seen = False
 
 
 class Shelf:
-    """Parameters of one kind, which lie in `whole` while it has memory; `own` is this rank's part."""
+    """The parameters of one dtype: `whole` is the flat parameter, with or without memory; `own` is the shard."""
 
     def __init__(self, parameters, group, dtype):
         self.parameters, self.group = parameters, group
@@ -145,7 +145,7 @@ class ZeRO3(nn.Module):
             owned[around.pop() if len(around) == 1 else self.module].append(p)
         return owned
 
-    # -- gathering
+    # -- unsharding
 
     def _begin(self, place):
         if place.where is Where.AWAY:
@@ -264,7 +264,7 @@ class ZeRO3(nn.Module):
                 self._away(place)
         return output
 
-    # -- what it is to others
+    # -- the public interface
 
     def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
         return self.parts.named_parameters(prefix, recurse, remove_duplicate)
@@ -286,7 +286,7 @@ class ZeRO3(nn.Module):
         mine = self.__class__.__new__(self.__class__)
         memo[id(self)] = mine
         mine.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        for each in mine.places:  # functions are not copied: neither hooks of a module, nor what they know
+        for each in mine.places:  # deepcopy does not copy functions, so hooks are registered again
             each.unit._forward_pre_hooks.clear()
             each.unit._forward_hooks.clear()
             each.unit.register_forward_pre_hook(lambda *_, place=each: place.owner._enter(place))

@@ -1,4 +1,4 @@
-"""Units by depth, a mesh from a tensor, and every way in one sorted list."""
+"""Shards units by depth, builds the mesh from a tensor, and sorts all choices in one list."""
 
 import itertools
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Shards while it walks down the tree, and keeps the best strategy so far."""
+"""Shards units while walking through the module tree, and keeps the best choice found so far."""
 
 from types import SimpleNamespace
 
