@@ -9,8 +9,8 @@ from solutions import bucketed_ddp as right
 
 
 class Bucket(right.Bucket):
-    def pack(self, place):
-        parameter, piece = self.parameters[place], self.slices[place]
+    def pack(self, index):
+        parameter, piece = self.parameters[index], self.slices[index]
         if parameter.grad is None:
             piece.zero_()
         else:

@@ -14,6 +14,6 @@ class Bucket(right.Bucket):
         for parameter, piece in zip(self.parameters, self.slices, strict=True):
             parameter.grad = piece
 
-    def pack(self, place):
-        if self.parameters[place].grad is not None:
-            self.parameters[place].grad /= dist.get_world_size(self.group)
+    def pack(self, index):
+        if self.parameters[index].grad is not None:
+            self.parameters[index].grad /= dist.get_world_size(self.group)

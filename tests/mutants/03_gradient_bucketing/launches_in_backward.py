@@ -14,14 +14,14 @@ class BucketedDDP(right.BucketedDDP):
 
     def _send(self, bucket):
         if all(parameter.grad is not None for parameter in bucket.parameters):
-            for place in range(len(bucket.parameters)):
-                bucket.pack(place)
+            for index in range(len(bucket.parameters)):
+                bucket.pack(index)
             bucket.launch()
 
     def finish_gradient_sync(self):
         for bucket in self.buckets:
             if bucket.handle is None:
-                for place in range(len(bucket.parameters)):
-                    bucket.pack(place)
+                for index in range(len(bucket.parameters)):
+                    bucket.pack(index)
                 bucket.launch()
             bucket.wait()

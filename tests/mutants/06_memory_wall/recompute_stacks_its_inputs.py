@@ -7,7 +7,7 @@ import torch
 
 from solutions import memory_wall as right
 
-PILE = []
+STACK = []
 
 
 class _Context:
@@ -20,12 +20,12 @@ class _Context:
 class _Recompute(torch.autograd.Function):
     @staticmethod
     def forward(ctx, module, count, *tensors):
-        PILE.append(_Context())
-        return right.Recompute.forward(PILE[-1], module, count, *tensors)
+        STACK.append(_Context())
+        return right.Recompute.forward(STACK[-1], module, count, *tensors)
 
     @staticmethod
     def backward(ctx, gradient):
-        return right.Recompute.backward(PILE.pop(), gradient)
+        return right.Recompute.backward(STACK.pop(), gradient)
 
 
 class Checkpointed(right.Checkpointed):

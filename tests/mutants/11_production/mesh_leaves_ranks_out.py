@@ -8,5 +8,5 @@ from solutions import production as right
 
 def host_mesh(ranks_per_host):
     hosts = max(1, right.dist.get_world_size() // ranks_per_host)
-    places = right.torch.arange(right.dist.get_world_size())[: hosts * ranks_per_host].view(hosts, -1)
-    return right.DeviceMesh("cpu", places, mesh_dim_names=("replicate", "shard"))
+    ranks = right.torch.arange(right.dist.get_world_size())[: hosts * ranks_per_host].view(hosts, -1)
+    return right.DeviceMesh("cpu", ranks, mesh_dim_names=("replicate", "shard"))

@@ -41,11 +41,11 @@ def log_mean_loss(loss: torch.Tensor) -> float | None:
 def broadcast_by_hand(tensor: torch.Tensor, src: int) -> None:
     """In each round, send the tensor from every rank that has it to one that does not."""
     size = dist.get_world_size()
-    place = (dist.get_rank() - src) % size
+    index = (dist.get_rank() - src) % size
     reach = 1
     while reach < size:
-        if place < reach and place + reach < size:
-            dist.send(tensor, dst=(place + reach + src) % size)
-        elif reach <= place < 2 * reach:
-            dist.recv(tensor, src=(place - reach + src) % size)
+        if index < reach and index + reach < size:
+            dist.send(tensor, dst=(index + reach + src) % size)
+        elif reach <= index < 2 * reach:
+            dist.recv(tensor, src=(index - reach + src) % size)
         reach *= 2

@@ -55,12 +55,12 @@ class ZeRO2(nn.Module):
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
 
-    def on_gradient(self, number, index):
+    def on_gradient(self, bucket_index, index):
         self.finished = False
-        if index not in self.queue.missing[number]:
+        if index not in self.queue.missing[bucket_index]:
             raise RuntimeError("this gradient has been sent: finish_gradient_sync() must come first")
         if not self.silent:
-            self.queue.add(number, index)
+            self.queue.add(bucket_index, index)
 
     @contextlib.contextmanager
     def no_sync(self):

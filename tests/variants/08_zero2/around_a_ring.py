@@ -46,13 +46,13 @@ class ShardedBucket:
         self.starts = [0]
         for parameter in self.parameters:
             self.starts.append(self.starts[-1] + parameter.numel())
-        self._rest()
+        self._reset()
 
     @property
     def parameters(self):
         return self.flat_parameter.layout.parameters
 
-    def _rest(self):
+    def _reset(self):
         self.row = self.ring = None
 
     def pack(self, index):
@@ -74,7 +74,7 @@ class ShardedBucket:
     def wait(self):
         if self.ring is not None:
             mean = self.ring() / dist.get_world_size(self.group)
-            self._rest()
+            self._reset()
             shard = self.flat_parameter.shard
             shard.grad = mean if shard.grad is None else shard.grad + mean
 
