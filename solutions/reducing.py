@@ -1,5 +1,5 @@
 # Built by `make notebooks` from source/10_fsdp/lab.py: edit that, not this.
-"""Reducing gradients: packed whenever one is complete, reduce-scattered when all ranks are at the same point."""
+"""Reducing gradients: packed as soon as they are complete, reduce-scattered when all ranks are at the same point."""
 
 from collections.abc import Iterable, Sequence
 

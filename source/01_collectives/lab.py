@@ -755,11 +755,9 @@ plots.message_cost(sizes_bytes, times_ms)
 # You gain more with the reduce-scatter. Inside gloo, a reduce-scatter is an all-reduce of which each rank keeps its
 # shard. Yours sends half as many bytes.
 
+
 # %%
 # %%ranks
-from shared.c10d import reduce_scatter_single
-
-
 def torchs_reduce_scatter(tensor, group):
     shard = tensor.new_empty(tensor.numel() // world_size)
     reduce_scatter_single(shard, tensor, group=group)

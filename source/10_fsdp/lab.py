@@ -181,7 +181,7 @@ prediction_rank_1 = ""
 
 # %% tags=["export"] module="reducing"
 # %%ranks
-"""Reducing gradients: packed whenever one is complete, reduce-scattered when all ranks are at the same point."""
+"""Reducing gradients: packed as soon as they are complete, reduce-scattered when all ranks are at the same point."""
 
 from collections.abc import Iterable, Sequence
 
