@@ -96,6 +96,11 @@ def test_a_piece_imported_from_the_solutions_is_refused(four_ranks, tmp_path):
     assert "write it by hand" in verdicts[0].evidence
 
 
+def test_our_own_solution_may_consist_of_several_modules(four_ranks):
+    (verdict,) = run_file("zero3", ROOT / "solutions" / "zero3.py", only="Prefetcher", check="plain order")
+    assert verdict.passed, verdict.evidence
+
+
 def test_what_is_not_written_yet_is_said_so(four_ranks, tmp_path):
     path = tmp_path / "candidate.py"
     path.write_text("def mean_over_ranks_(tensor, group=None):\n    raise NotImplementedError('your code here')\n")

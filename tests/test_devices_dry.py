@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from shared.models import GPTConfig, TinyGPT
-from solutions.collectives import exchanges_directly
+from solutions.async_collectives import exchanges_directly
 from solutions.memory_wall import MasterWeights
 from solutions.overlapped_ddp import OverlappedDDP
 from solutions.strategies import STRATEGIES, Options

@@ -3,7 +3,7 @@
 caught by: launch_reduce_scatter · at once
 """
 
-from solutions import collectives as right
+from solutions import async_collectives as right
 
 
 class _Waiting(right.DirectReduceScatter):

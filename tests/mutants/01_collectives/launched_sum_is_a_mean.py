@@ -3,7 +3,7 @@
 caught by: launch_reduce_scatter · values
 """
 
-from solutions import collectives as right
+from solutions import async_collectives as right
 
 
 class _Mean(right.DirectReduceScatter):

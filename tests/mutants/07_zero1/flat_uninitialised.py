@@ -5,7 +5,7 @@ caught by: FlatParameter · layout
 
 from unittest import mock
 
-from solutions import zero1 as right
+from solutions import flat as right
 
 
 class _Layout(right.FlatLayout):

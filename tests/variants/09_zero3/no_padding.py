@@ -4,7 +4,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from solutions import units, zero1
+from solutions import units
+from solutions.flat import FlatLayout
 
 
 def cut(flat, group):
@@ -30,7 +31,7 @@ class InFlight:
             handle.wait()
 
 
-class UnevenLayout(zero1.FlatLayout):
+class UnevenLayout(FlatLayout):
     def new_flat(self, dtype=None):
         return self.parameters[0].new_zeros(self.numel, dtype=dtype)
 
