@@ -25,7 +25,7 @@ from shared.deadlines import scaled
 from shared.ranks import devices, magic, rankside
 from shared.ranks.rankset import RankSet
 from shared.wire import sockets
-from tests.test_rank_processes import still_there
+from tests.test_rank_processes import still_running
 
 ROOT = Path(__file__).parent.parent
 MIB = 1 << 20
@@ -337,6 +337,6 @@ def test_killed_program_leaves_no_namespace_and_no_interface(first):
         assert_gone(set(said["held"]))
         assert subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout == interfaces
     finally:
-        for left in still_there(said["found"]):  # the controller, where the fork server could not end it
+        for left in still_running(said["found"]):  # the controller, where the fork server could not end it
             with contextlib.suppress(psutil.NoSuchProcess):
                 left.kill()
