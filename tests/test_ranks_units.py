@@ -408,7 +408,7 @@ def test_gpus_allow_a_larger_world_size_than_cores_do(machine, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("filename", "is_students"),
+    ("filename", "expected"),
     [
         ("/tmp/ipykernel_12/345.py", True),
         ("<ipython-input-1-abc>", True),
@@ -420,8 +420,8 @@ def test_gpus_allow_a_larger_world_size_than_cores_do(machine, monkeypatch):
         ("<frozen importlib._bootstrap>", False),
     ],
 )
-def test_lines_of_the_student_are_recognized(filename, is_students):
-    assert frames.is_students(filename) == is_students
+def test_lines_of_the_student_are_recognized(filename, expected):
+    assert frames.is_student_file(filename) == expected
 
 
 def test_line_is_described_by_its_file_and_code(tmp_path):
@@ -435,8 +435,8 @@ def test_line_is_described_by_its_file_and_code(tmp_path):
 
 def test_innermost_frame_of_the_student_is_found():
     here = sys._getframe()
-    assert frames.innermost_students(here) is here
-    assert frames.innermost_students(None) is None
+    assert frames.innermost_student_frame(here) is here
+    assert frames.innermost_student_frame(None) is None
 
 
 # -- what the hooks see, on real ranks. The functions below run on the ranks and return the calls they recorded.

@@ -95,7 +95,7 @@ def position(rank: int, main_thread: int | None) -> dict:
     }
     if _work["busy"]:
         stack = _stack(sys._current_frames().get(main_thread))
-        index = next((i for i, frame in enumerate(stack) if frames.is_students(frame.f_code.co_filename)), None)
+        index = next((i for i, frame in enumerate(stack) if frames.is_student_file(frame.f_code.co_filename)), None)
         if index is not None:
             frame = stack[index]
             here["line"] = frames.where(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
@@ -194,14 +194,14 @@ def describe_error(error: BaseException) -> dict:
     lines = [
         frames.where(summary.filename, summary.lineno, summary.name)
         for summary in traceback.extract_tb(error.__traceback__)
-        if frames.is_students(summary.filename)
+        if frames.is_student_file(summary.filename)
     ]
     out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in message
     return {
         "kind": type(error).__name__,
         "message": _readable(message),
         "lines": [line for line, _ in groupby(lines)],  # in a recursion, they are all the same
-        "mismatch": mismatch.SIGN in message,
+        "mismatch": mismatch.MESSAGE in message,
         "others_fault": any(pattern in message for pattern in _OTHERS_FAULT),
         "out_of_memory": out_of_memory,
         "held": _describe_memory() if out_of_memory else "",
