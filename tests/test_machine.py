@@ -117,7 +117,7 @@ def test_programs_for_tests_and_grading_are_optional(monkeypatch, installed):
 
 def test_missing_optional_features_do_not_block_the_course(monkeypatch):
     monkeypatch.setattr(hosts, "why_not", lambda: "Namespaces are not allowed here.")
-    monkeypatch.setattr(deepspeed_engine, "why_not", lambda: "DeepSpeed is not installed: do this")
+    monkeypatch.setattr(deepspeed_engine, "why_not", lambda: "DeepSpeed is not installed. Do this.")
     findings = [*machine.links(), *machine.deepspeed()]
     assert all(finding.advice and not finding.blocks for finding in findings)
 

@@ -144,7 +144,7 @@ def _path_of(program: str) -> str | None:
 
 
 def _call_linux(name: str, *arguments: int) -> None:
-    """Call a C function that Python has only since 3.12, such as unshare and setns."""
+    """Call a C function that Python has only since 3.12, such as `unshare` and `setns`."""
     if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments):
         raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
 
@@ -157,6 +157,6 @@ def enter() -> None:
     created after the move.
     """
     if HOST_FILE in os.environ:
-        assert threading.current_thread() is threading.main_thread(), "setns moves only the calling thread"
+        assert threading.current_thread() is threading.main_thread(), "only the calling thread moves to the host"
         _call_linux("setns", int(os.environ[HOST_FILE]), _CLONE_NEWNET)
         os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE

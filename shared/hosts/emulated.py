@@ -28,7 +28,7 @@ from shared.hosts import bits_per_s
 from shared.wire import completion, instrumentation
 
 # C++ keeps a Work alive, but not the attributes that Python adds to it, and without those a wait would never end. This
-# deque keeps more Works than can be in flight.
+# queue keeps more Works than can be in flight.
 _kept: deque = deque(maxlen=10_000)
 
 
