@@ -118,13 +118,14 @@ def gpus() -> Iterator[Finding]:
 
 def links() -> Iterator[Finding]:
     why = hosts.why_not()
-    advice = f"{why} Nothing to do: lessons emulate links instead, and say so." if why else ""
+    advice = f"{why} Without shaped links, lessons emulate links and say so." if why else ""
     yield Finding("shaped links", "not available" if why else "available", advice)
 
 
 def deepspeed() -> Iterator[Finding]:
     why = deepspeed_engine.why_not()
-    yield Finding("DeepSpeed", "not installed" if why else importlib.metadata.version("deepspeed"), why or "")
+    advice = f"{why} It is needed only for comparisons with DeepSpeed." if why else ""
+    yield Finding("DeepSpeed", "not installed" if why else importlib.metadata.version("deepspeed"), advice)
 
 
 def programs() -> Iterator[Finding]:
