@@ -190,7 +190,7 @@ def fsdp2(module: nn.Module, options: Options) -> Built:
 def deepspeed(module: nn.Module, options: Options, stage: int) -> Built:
     # DeepSpeed keeps what it has fetched ahead for backward, so a model of little more than this is gathered once.
     ahead = 0 if options.reshard_after_forward else 1_200_000
-    settings = {"prefetch_numbers": ahead, **options.caps, **options.defaults}
+    settings = {"prefetch_elements": ahead, **options.caps, **options.defaults}
     return deepspeed_engine.engine(module, stage, options.optimizer_cls, **settings)
 
 
