@@ -64,7 +64,7 @@ def published(tmp_path_factory) -> str:
     return f"file://{folder}"
 
 
-def opened_alone(path: Path, place: Path) -> nbformat.NotebookNode:
+def opened_alone(path: Path, folder: Path) -> nbformat.NotebookNode:
     """Run a notebook for Colab up to its first check, in an empty folder and home."""
     notebook = nbformat.read(path, as_version=4)
     checks = [n for n, cell in enumerate(notebook.cells) if "check" in cell.metadata.get("tags", [])]
@@ -72,11 +72,11 @@ def opened_alone(path: Path, place: Path) -> nbformat.NotebookNode:
         *notebook.cells[: checks[0] + 1],
         nbformat.v4.new_code_cell("import shared; print(shared.__file__)"),
     ]
-    home = place / "home"
+    home = folder / "home"
     home.mkdir()
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     client = NotebookClient(
-        notebook, timeout=int(scaled(120)), allow_errors=True, resources={"metadata": {"path": str(place)}}
+        notebook, timeout=int(scaled(120)), allow_errors=True, resources={"metadata": {"path": str(folder)}}
     )
     client.execute(env={**environment, "HOME": str(home)})
     return notebook
@@ -86,8 +86,8 @@ def test_a_notebook_opened_alone_fetches_the_course_and_runs(published, tmp_path
     copies.write(tmp_path / "colab", fetched_from=published)
     lab = opened_alone(tmp_path / "colab" / "labs" / "02_manual_ddp.ipynb", tmp_path)
     fetched = tmp_path / "home" / published.split("/")[-1]
-    said, check, module = (lab.cells[n].outputs for n in (1, -2, -1))
-    assert said[0].text.startswith(f"The course is in {fetched}, with torch "), said
+    bootstrap, check, module = (lab.cells[n].outputs for n in (1, -2, -1))
+    assert bootstrap[0].text.startswith(f"The course is in {fetched}, with torch "), bootstrap
     assert check[-1].ename == "CheckFailed" and "it is not written yet" in str(check)
     assert module[0].text == f"{fetched}/shared/__init__.py\n"
 

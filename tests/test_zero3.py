@@ -134,11 +134,11 @@ def resumed(folder: str) -> dict:
 
 
 def test_four_ranks_save_and_others_go_on(four_ranks, tmp_path):
-    want = ranks.run(saved, str(tmp_path))[0]
+    expected = ranks.run(saved, str(tmp_path))[0]
     for size in (1, 2, 3):
         with ranks.world(size):
             for state in ranks.run(resumed, str(tmp_path)):
-                close(state, want)
+                close(state, expected)
 
 
 def in_bfloat16() -> dict:
