@@ -16,11 +16,11 @@ HINT = (
     "torch's own state_dict() saves what is in self.state, and load_state_dict() casts it to the parameters' dtype.\n"
     "Hint: what does your state_dict() contain after a step, and which dtype does it have after loading?"
 )
-_SAID = f"saved after step {SAVED_AFTER} and loaded into"
+_SAVED = f"saved after step {SAVED_AFTER} and loaded into"
 PLANS = (  # plans, and whether the optimizer that loads has stepped before
-    (Plan(f"AdamW, two groups, {_SAID} a new one", "AdamW", ({}, {"lr": 0.1, "weight_decay": 0.0}), hint=HINT), False),
-    (Plan(f"SGD with momentum, {_SAID} a new one", "SGD with momentum", hint=HINT), False),
-    (Plan(f"AdamW, {_SAID} one that has trained differently", "AdamW", hint=HINT), True),
+    (Plan(f"AdamW, two groups, {_SAVED} a new one", "AdamW", ({}, {"lr": 0.1, "weight_decay": 0.0}), hint=HINT), False),
+    (Plan(f"SGD with momentum, {_SAVED} a new one", "SGD with momentum", hint=HINT), False),
+    (Plan(f"AdamW, {_SAVED} one that has trained differently", "AdamW", hint=HINT), True),
 )
 
 

@@ -62,7 +62,7 @@ def probe_placing(place_checkpoints, tried: list[tuple]) -> list[tuple]:
     return found
 
 
-def _said(saved: list[int], given: list[int]) -> str:
+def _describe_blocks(saved: list[int], given: list[int]) -> str:
     return f"saved_bytes {saved}, input_bytes {given}"
 
 
@@ -76,7 +76,9 @@ def peaks_are_predicted(attempt: Attempt) -> None:
     for rank, peaks in enumerate(attempt.run(probe_peaks, tried)):
         for (saved, given, chosen), found in zip(tried, peaks, strict=True):
             if found != (expected := peak_bytes(saved, given, chosen)):
-                evidence = f"{_said(saved, given)}, chosen {chosen}: the peak is {found} bytes; expected {expected}"
+                evidence = (
+                    f"{_describe_blocks(saved, given)}, chosen {chosen}: the peak is {found} bytes; expected {expected}"
+                )
                 raise Wrong({rank: evidence}, _cause(saved, given, chosen, found))
 
 
@@ -116,7 +118,7 @@ def as_few_as_possible(attempt: Attempt) -> None:
         for (saved, given, target), (kind, found) in zip(tried, results, strict=True):
             peaks = every_peak(tuple(saved), tuple(given))
             fewest = next(chosen for chosen, peak in peaks.items() if peak <= target)
-            context = f"{_said(saved, given)}, target_bytes {target}"
+            context = f"{_describe_blocks(saved, given)}, target_bytes {target}"
             if kind == "rejected":
                 evidence = (
                     f"{context}: raised ValueError({found[:80]!r}), but a choice of {len(fewest)} blocks is enough"
@@ -155,7 +157,7 @@ def the_lowest_peak_is_named(attempt: Attempt) -> None:
     for rank, results in enumerate(attempt.run(probe_placing, tried)):
         for (saved, given, target), (kind, found) in zip(tried, results, strict=True):
             lowest = min(every_peak(tuple(saved), tuple(given)).values())
-            context = f"{_said(saved, given)}, target_bytes {target}"
+            context = f"{_describe_blocks(saved, given)}, target_bytes {target}"
             if kind == "chosen":
                 raise Wrong(
                     {

@@ -139,8 +139,8 @@ def full_buckets_are_launched_before_backward_continues(attempt: Attempt) -> Non
                 if launched < (full := sizes.full_by(index)):
                     when = f"had finished layers {index + 1} to {layers}" if index else "had ended"
                     evidence = (
-                        f"{sizes}, step {number}: when backward {when}, {launched} buckets had been launched, "
-                        f"but {full} were full"
+                        f"{sizes}, step {number}: when backward {when}, {launched} buckets had been launched; "
+                        f"expected {full}, the number of full buckets"
                     )
                     raise Wrong({rank: evidence}, _why_late(step, sizes))
             _reject_waits(rank, step, f"{sizes}, step {number}")

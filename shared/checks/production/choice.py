@@ -29,7 +29,7 @@ def _with_one_sample(what: str) -> Rule:
     return rule
 
 
-def _told(what: str, **instead) -> Rule:
+def _with_wrong_argument(what: str, **instead) -> Rule:
     """Return a rule in which one of the two estimates gets a wrong argument for every way.
 
     Args:
@@ -40,8 +40,8 @@ def _told(what: str, **instead) -> Rule:
     def rule(case: Case, ways: list[Way]) -> Way | None:
         believed = []
         for way in ways:
-            told = {name: getattr(way, name) for name in ("stage", "shard_ranks", "checkpointing")}
-            other = case.way(**told | {name: of(case) for name, of in instead.items()})
+            arguments = {name: getattr(way, name) for name in ("stage", "shard_ranks", "checkpointing")}
+            other = case.way(**arguments | {name: of(case) for name, of in instead.items()})
             believed.append(replace(way, **{what: getattr(other, what)}))
         return fastest(case, believed)
 
@@ -123,15 +123,15 @@ BATCHES: dict[str, tuple[Rule, str]] = {
 KNOWN: dict[str, tuple[Rule, str]] = {
     "stage 0 in one host": (_copies_in_one_host, "what would stage 0 over one host mean if there are several hosts?"),
     "plan without checkpointing": (
-        _told("held_bytes", checkpointing=lambda case: "none"),
+        _with_wrong_argument("held_bytes", checkpointing=lambda case: "none"),
         "which checkpointing argument do you pass to plan()?",
     ),
     "plan over all GPUs": (
-        _told("held_bytes", shard_ranks=lambda case: case.cluster.cards),
+        _with_wrong_argument("held_bytes", shard_ranks=lambda case: case.cluster.cards),
         "which number of ranks do you pass to plan()?",
     ),
     "steps without checkpointing": (
-        _told("step_s", checkpointing=lambda case: "selective"),
+        _with_wrong_argument("step_s", checkpointing=lambda case: "selective"),
         "which checkpointing argument do you pass to step_seconds()?",
     ),
 }
@@ -200,10 +200,12 @@ def draw_cases(attempt: Attempt, rules: dict[str, tuple[Rule, str]], larger_batc
         if not case.is_clear(ways):
             continue
         expected = fastest(case, ways)
-        told = [name for name in open_rules if not _alike(rules[name][0](case, ways), expected)]
-        if told:
+        exposed = [name for name in open_rules if not _alike(rules[name][0](case, ways), expected)]
+        if exposed:
             cases.append(case)
-            open_rules = {name: left - (name in told) for name, left in open_rules.items() if left > (name in told)}
+            open_rules = {
+                name: left - (name in exposed) for name, left in open_rules.items() if left > (name in exposed)
+            }
         if not open_rules:
             return cases
     raise AssertionError(f"no case exposes {', '.join(open_rules)} in {MOST_DRAWS} draws")

@@ -66,19 +66,19 @@ def _judge(
 ) -> None:
     sent = sum(call.payload_bytes for call in calls)
     least, most = (dtype.itemsize * sum(getattr(unit, what) for unit in units) for what in ("numel", "padded_numel"))
-    expected = f"{context}: {describe_calls(calls)}; expected {len(units)}, with {most} bytes in {_said(dtype)}"
+    expected = f"{context}: {describe_calls(calls)}; expected {len(units)}, with {most} bytes in {_dtype_name(dtype)}"
     if any(call.group_ranks != ranks for call in calls):
         group = next(call.group_ranks for call in calls if call.group_ranks != ranks)
         raise Wrong({rank: f"{context}: sent among ranks {group}; expected {ranks}"}, _HINT_ON_GROUPS)
     if len(calls) != len(units):
         raise Wrong({rank: expected}, hint)
-    if calls and {call.dtype for call in calls} - {_said(dtype), "uint8"}:
+    if calls and {call.dtype for call in calls} - {_dtype_name(dtype), "uint8"}:
         raise Wrong({rank: f"{expected}; they are in {calls[0].dtype}"}, _HINT_ON_DTYPES)
     if not least <= sent <= most:
         raise Wrong({rank: expected}, _HINT_ON_DTYPES)
 
 
-def _said(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 

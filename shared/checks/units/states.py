@@ -57,7 +57,7 @@ def probe_unit(unit_class, count: int, calls: list[str]) -> list[tuple[str, list
 def _try(attempt: Attempt, calls: list[str]) -> list[tuple[str, list[tuple]]]:
     """Return, before the first call and after each, the state and the calls of the flat parameters."""
     count = attempt.random.randint(1, 3)
-    context = f"a unit of {count} flat parameter{'s' if count > 1 else ''}: {_said(calls)}"
+    context = f"a unit of {count} flat parameter{'s' if count > 1 else ''}: {_describe_calls(calls)}"
     return attempt.run(probe_unit, count, calls, context=context)[0]
 
 
@@ -82,7 +82,7 @@ def _after(call: str, state: str) -> str:
     return "SHARDED" if call == "reshard" else "BACKWARD"
 
 
-def _said(calls: list[str]) -> str:
+def _describe_calls(calls: list[str]) -> str:
     return ", ".join(call if " " in call else f"{call}()" for call in calls)
 
 
@@ -100,10 +100,10 @@ def states_follow_the_table(attempt: Attempt) -> None:
 
 def _judge_states(calls: list[str], found: list[tuple[str, list[tuple]]]) -> None:
     state = "SHARDED"
-    for number, (call, (got, _)) in enumerate(zip(calls, found[1:], strict=True), 1):
+    for number, (call, (actual, _)) in enumerate(zip(calls, found[1:], strict=True), 1):
         state = _after(call, state)
-        if got != state:
-            evidence = f"after {_said(calls[:number])}, the state is {got}; expected {state}"
+        if actual != state:
+            evidence = f"after {_describe_calls(calls[:number])}, the state is {actual}; expected {state}"
             raise Wrong(evidence, "Hint: which row of the table describes this call?")
 
 
@@ -115,13 +115,16 @@ def work_is_done_once(attempt: Attempt) -> None:
 
 def _judge_work(calls: list[str], found: list[tuple[str, list[tuple]]]) -> None:
     state, in_flight = "SHARDED", False
-    for number, (call, (_, told)) in enumerate(zip(calls, found[1:], strict=True), 1):
-        context = f"after {_said(calls[: number - 1]) or 'nothing'}, {_said([call])} did {_told(told)}"
+    for number, (call, (_, log)) in enumerate(zip(calls, found[1:], strict=True), 1):
+        context = (
+            f"after {_describe_calls(calls[: number - 1]) or 'nothing'}, {_describe_calls([call])} did "
+            f"{_describe_log(log)}"
+        )
         launches = call in ("unshard", "wait_for_unshard") and state == "SHARDED"
         waits = (in_flight or launches) and call in ("wait_for_unshard", "reshard")
         frees = call == "reshard" and state != "SHARDED"
         due = {"unshard": launches, "wait": waits, "reshard": frees}
-        _judge_told(told, due, frees or call != "reshard", context)
+        _judge_log(log, due, frees or call != "reshard", context)
         in_flight = (in_flight or launches) and not waits
         state = _after(call, state)
 
@@ -133,23 +136,23 @@ _HINTS = {
 }
 
 
-def _judge_told(told: list[tuple], due: dict[str, bool], strictly: bool, context: str) -> None:
+def _judge_log(log: list[tuple], due: dict[str, bool], strictly: bool, context: str) -> None:
     """Judge the calls of the flat parameters.
 
     Args:
-        told: The calls, as (name, index of the flat parameter).
+        log: The calls, as (name, index of the flat parameter).
         due: For each name, whether it must be called.
         strictly: Whether to reject a reshard() that is not due; it does nothing, so it may be harmless.
         context: What was done.
     """
-    numbers_told = {number for _, number in told}
+    logged_numbers = {number for _, number in log}
     for verb, is_due in due.items():
-        numbers = [number for what, number in told if what == verb]
-        if is_due and (not numbers or len(numbers) != len(set(numbers)) or set(numbers) != numbers_told):
+        numbers = [number for what, number in log if what == verb]
+        if is_due and (not numbers or len(numbers) != len(set(numbers)) or set(numbers) != logged_numbers):
             raise Wrong(f"{context}; expected one {verb}() of each flat parameter", _HINTS[verb])
         if numbers and not is_due and (strictly or verb != "reshard"):
             raise Wrong(f"{context}; expected no {verb}()", _HINTS[verb])
-    order = [("unshard", "wait", "reshard").index(what) for what, _ in told]
+    order = [("unshard", "wait", "reshard").index(what) for what, _ in log]
     if order != sorted(order):
         raise Wrong(
             f"{context}; expected unshard() before wait() before reshard()",
@@ -157,5 +160,5 @@ def _judge_told(told: list[tuple], due: dict[str, bool], strictly: bool, context
         )
 
 
-def _told(told: list[tuple]) -> str:
-    return ", ".join(f"{verb}() of flat parameter {number}" for verb, number in told) or "nothing"
+def _describe_log(log: list[tuple]) -> str:
+    return ", ".join(f"{verb}() of flat parameter {number}" for verb, number in log) or "nothing"

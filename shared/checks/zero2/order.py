@@ -134,7 +134,8 @@ def full_buckets_are_launched_during_backward(attempt: Attempt) -> None:
                 if len(launched_by_then) < full:
                     when = f"had finished layers {layer + 1} to {layers}" if layer else "had ended"
                     context = (
-                        f"when backward {when}, {len(launched_by_then)} buckets had been launched, but {full} were full"
+                        f"when backward {when}, {len(launched_by_then)} buckets had been launched; expected "
+                        f"{full}, the number of full buckets"
                     )
                     late = "Hint: after its last gradient, what is a full bucket still waiting for?"
                     hint = late if launched[0] else _HINT_ON_HOOKS

@@ -70,8 +70,8 @@ def _judge(attempt: Attempt, units_ahead: int, passes: list[Pass]) -> None:
             reached = [unit for unit in reversed(each.called) if unit not in each.unreached]
             ahead = [reached[index + 1 :][:units_ahead] for index in range(len(reached))]
             unreached = f", and does not reach {list(each.unreached)}" if each.unreached else ""
-            said_backward = f"{context}, the backward of a forward that called {list(each.called)}{unreached}"
-            _judge_pass(said_backward, reached, ahead, seen["backward"])
+            backward_context = f"{context}, the backward of a forward that called {list(each.called)}{unreached}"
+            _judge_pass(backward_context, reached, ahead, seen["backward"])
         expected = each.called
 
 

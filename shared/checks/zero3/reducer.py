@@ -98,10 +98,10 @@ def _judge_moment(moment: str, told: list[tuple], expected: set[tuple]) -> None:
             )
             raise Wrong(f"{moment}: bucket {each[1]} is launched with the wrong `previous` bucket", hint)
         if each not in expected or told.count(each) > 1:
-            raise Wrong(f"{moment}: {_said(each)} was called, which is not expected here", _HINT_ON_HOOKS)
+            raise Wrong(f"{moment}: {_describe(each)} was called, which is not expected here", _HINT_ON_HOOKS)
     if missing := expected - set(told):
         raise Wrong(
-            f"{moment}: {_said(min(missing))} was not called",
+            f"{moment}: {_describe(min(missing))} was not called",
             "Hint: what must happen to a bucket before it is launched?",
         )
     first_wait = next((index for index, each in enumerate(told) if each[0] == "wait"), len(told))
@@ -116,7 +116,7 @@ def _judge_moment(moment: str, told: list[tuple], expected: set[tuple]) -> None:
         )
 
 
-def _said(each: tuple) -> str:
+def _describe(each: tuple) -> str:
     verb, number, *rest = each
     if verb == "pack zeros":
         return f"pack({rest[0]}) of bucket {number}, whose gradient is missing,"
