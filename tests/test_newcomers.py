@@ -128,7 +128,7 @@ def test_codespaces_first_commands_match_make_lab():
 
 def test_jupyterlab_listens_on_the_forwarded_port_and_allows_the_codespaces_origin():
     """A page from another origin than the server's gets a kernel only if that origin is allowed."""
-    shell = 'set -- $LAB_ARGS; printf "%s\\n" "$@"'  # unquoted, as in the Makefile
+    shell = 'set -- $LAB_ARGS; printf "%s\\n" "$@"'  # unquoted, as make does it
     environment = {**os.environ, **CONTAINER["containerEnv"]}
     arguments = subprocess.run(
         ["sh", "-c", shell], cwd=ROOT, env=environment, capture_output=True, text=True

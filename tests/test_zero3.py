@@ -142,7 +142,7 @@ def test_other_numbers_of_ranks_resume_what_four_ranks_saved(four_ranks, tmp_pat
 
 
 def in_bfloat16() -> dict:
-    """Train in float32 and in bfloat16. Return the bytes sent per step, the dtypes of shards and gradients, and losses."""
+    """Train in float32 and in bfloat16. Return bytes sent per step, dtypes of shards and gradients, and losses."""
     found = {"sent": []}
     for compute_dtype in (None, torch.bfloat16):
         model = ZeRO3(tiny_gpt(0, torch.float32), compute_dtype=compute_dtype)

@@ -72,10 +72,18 @@ SCHEDULES = (
         hint="Hint: when are the settings read, and from which group?",
     ),
 )
-MISSING = Plan("AdamW, with some gradients None", "AdamW")
+MISSING = Plan(
+    "AdamW, with some gradients None",
+    "AdamW",
+    hint="Hint: does a step treat a gradient of None like a gradient of zeros?",
+)
 SMALL_LR = 2**-10  # Every multiple of it is a float32.
 SMALL = Plan(
-    "SGD, parameters that start at 1, each update 1/1024", "SGD", ({"lr": SMALL_LR},), dtypes=(torch.bfloat16,)
+    "SGD, parameters that start at 1, each update 1/1024",
+    "SGD",
+    ({"lr": SMALL_LR},),
+    dtypes=(torch.bfloat16,),
+    hint="Hint: does any step round a master?",
 )
 SMALL_STEPS = 200
 BEGUN = {
@@ -119,7 +127,7 @@ def judge_steps(rank: int, steps: list[list[torch.Tensor]], plan: Plan, data: Da
                 )
             if not is_rounded(parameter, master):
                 difference = first_difference(parameter, master.to(dtype), MARGIN)
-                raise Wrong({rank: f"{context}, {difference}"}, _cause(parameter, plan, data, number, index))
+                raise Wrong({rank: f"{context} is wrong: {difference}"}, _cause(parameter, plan, data, number, index))
 
 
 def is_rounded(parameter: torch.Tensor, master: torch.Tensor) -> bool:

@@ -50,7 +50,8 @@ def backward_finds_its_own_forward(attempt: Attempt) -> None:
             for name, actual, wanted in zip(("the input", "the weight"), found["gradients"], expected, strict=True):
                 if not close(actual, wanted):
                     evidence = (
-                        f"{context}: batch {which + 1}, the gradient of {name}, {first_difference(actual, wanted)}"
+                        f"{context}: batch {which + 1}, the gradient of {name} is wrong: "
+                        f"{first_difference(actual, wanted)}"
                     )
                     raise Wrong({rank: evidence}, "Hint: where does each forward save what its backward needs?")
 
@@ -130,6 +131,6 @@ def recomputation_uses_forwards_autocast(attempt: Attempt) -> None:
             if not close(found["gradient"], plain[rank]["gradient"], 0.02):
                 difference = first_difference(found["gradient"], plain[rank]["gradient"], 0.02)
                 raise Wrong(
-                    {rank: f"{context}: the gradient of its weight, {difference}"},
+                    {rank: f"{context}: the gradient of its weight is wrong: {difference}"},
                     "Hint: which cast weights does autocast keep in its cache?",
                 )

@@ -108,7 +108,8 @@ def _judge_values(rank: int, found: dict, alone: dict, name: str) -> None:
                 raise Wrong({rank: f"{evidence} is {was}; without checkpointing it is not"}, hint)
             if actual is not None and not close(actual, expected):
                 raise Wrong(
-                    {rank: f"{evidence}, {first_difference(actual, expected)}"}, _cause(actual, expected, number)
+                    {rank: f"{evidence} is wrong: {first_difference(actual, expected)}"},
+                    _cause(actual, expected, number),
                 )
 
 
@@ -128,17 +129,16 @@ def the_module_runs_twice(attempt: Attempt) -> None:
         seed = attempt.draw_seed()
         calls = 2 if "three" in name else 1  # This model runs its block twice per forward.
         for rank, result in enumerate(attempt.run(probe_values, name, seed, draw_inputs(seed), context=name)):
-            expected_runs = [
-                calls * runs for runs in (1, 2, 3, 4, 5)
-            ]  # after forward, backward, forward, backward, forward
+            # after forward, backward, forward, backward, forward
+            expected_runs = [calls * runs for runs in (1, 2, 3, 4, 5)]
             for index in range(len(result["runs"][0])):
                 runs = [each[index] for each in result["runs"]]
                 if runs != expected_runs:
                     actual, expected = (", ".join(map(str, each)) for each in (runs, expected_runs))
                     evidence = (
-                        f"{name}: after forward, backward, both again, and forward without a gradient, the module"
+                        f"{name}: after forward, backward, forward, backward, and a forward without gradients, the "
+                        f"module had run {actual} times; expected {expected}"
                     )
-                    evidence += f" had run {actual} times; expected {expected}"
                     raise Wrong(
                         {rank: evidence},
                         "Hint: when does the module run, and how many gradients does one recomputation give?",

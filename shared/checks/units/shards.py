@@ -124,7 +124,7 @@ def _judge_start(attempt: Attempt, case: Case) -> None:
             rank, evidence, shard.dtype == expected.dtype, "Hint: in which dtype should the optimizer update the shard?"
         )
         if not torch.equal(shard, expected):
-            evidence = f"{case}: shard, {first_difference(shard, expected, 0.0)}"
+            evidence = f"{case}: shard is wrong: {first_difference(shard, expected, 0.0)}"
             hint = "Hint: from which rank do the initial values come, and which of them belong to this rank's shard?"
             raise Wrong({rank: evidence}, hint)
         most = Flat(case.shapes.numbers, expected.itemsize).filled_bytes(len(found))
@@ -156,7 +156,9 @@ def _judge_unsharded(attempt: Attempt, case: Case) -> None:
             sizes = [each.numel() for each in values]
             for number, (expected, value) in enumerate(zip(full[: sum(sizes)].split(sizes), computed, strict=True)):
                 if not torch.equal(value.flatten(), expected):
-                    evidence = f"{evidence}: parameter {number}, {first_difference(value.flatten(), expected, 0.0)}"
+                    evidence = (
+                        f"{evidence}: parameter {number} is wrong: {first_difference(value.flatten(), expected, 0.0)}"
+                    )
                     hint = "Hint: which tensor does each rank send, and of which tensor are the parameters slices?"
                     raise Wrong({rank: evidence}, hint)
     calls = {rank: result["calls"] for rank, result in found.items()}

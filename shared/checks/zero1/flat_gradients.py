@@ -134,15 +134,16 @@ def each_rank_gets_its_shard_of_the_mean(attempt: Attempt) -> None:
             for index, (rank, each) in enumerate(rounds.items()):
                 if not close(each["mean"].flatten(), mean[index], tolerance_of([mean])):
                     difference = first_difference(each["mean"].flatten(), mean[index])
-                    evidence = f"{how}, gradients {way}, round {number + 1}: shard.grad, {difference}"
+                    evidence = f"{how}, gradients {way}, round {number + 1}: shard.grad is wrong: {difference}"
                     raise Wrong({rank: evidence}, _cause(each["mean"].flatten(), mean, index, own[rank], way))
                 if each["again"] or not each["same"]:
-                    evidence = f"a second reduce() sends {describe_calls(each['again'])}, or changes shard.grad"
+                    does = f"sends {describe_calls(each['again'])}" if each["again"] else "changes shard.grad"
+                    evidence = f"a second reduce() {does}; expected it to do nothing"
                     hint = (
                         "The flat tensor no longer holds gradients by then. Hint: how can reduce() know that "
                         "it was already called?"
                     )
-                    raise Wrong({rank: f"{evidence}; expected neither"}, hint)
+                    raise Wrong({rank: evidence}, hint)
 
 
 def _flat(gradients: dict, model: str, size: int) -> torch.Tensor:

@@ -76,7 +76,7 @@ def judge_memory(attempt: Attempt, dtype: torch.dtype, with_masters: bool, with_
     most, least = SLACK * (2 * itemsize * numel + state_bytes), itemsize * numel + state_bytes
     found = attempt.run(probe_memory, dtype, with_masters, most, per_rank=Draw(attempt).per_rank)
     inner = "AdamW on float32 masters" if with_masters else "AdamW"
-    context = f"{numel:,} parameters of {str(dtype).removeprefix('torch.')}, {inner}, after two steps"
+    context = f"{numel:,} {str(dtype).removeprefix('torch.')} parameters, {inner}, after two steps"
     for rank, result in enumerate(found):
         by_component = result["held"].by_component()
         if by_component["optimizer"] > SLACK * state_bytes:

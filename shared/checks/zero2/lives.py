@@ -63,8 +63,8 @@ def copies_and_originals_train_independently(attempt: Attempt) -> None:
                 raise Wrong({rank: evidence}, "Hint: on which module's parameters are its hooks registered?")
     for rank, each in enumerate(found):
         if each["left"] or not each["gradients"]:
-            does = "leaves no gradients" if not each["left"] else f"sends {describe_calls(each['left'])}"
-            evidence = f"the wrapper was deleted, but not its module: backward() of the module still {does}"
+            does = "computes no gradients" if not each["left"] else f"still sends {describe_calls(each['left'])}"
+            evidence = f"the wrapper was deleted, but not its module: backward() of the module {does}"
             raise Wrong({rank: evidence}, "Hint: what keeps the wrapper alive, and which hooks are still registered?")
 
 

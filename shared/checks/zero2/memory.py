@@ -94,7 +94,7 @@ def each_rank_holds_its_shards(attempt: Attempt) -> None:
     expected = {REST: rest, REDUCED: rest + 4 * numel() / attempt.world_size}
     most = {when: SLACK * nbytes for when, nbytes in expected.items()}
     found = attempt.run(probe_memory, most, per_rank=_seeds(attempt))
-    context = f"{numel():,} parameters of float32, Adam, {attempt.world_size} ranks"
+    context = f"{numel():,} float32 parameters, Adam, {attempt.world_size} ranks"
     for rank, result in enumerate(found):
         state_bytes = 8 * numel() / attempt.world_size
         named = ", ".join(f"{name} {held:,}" for name, held in result["components"].items() if held)
@@ -143,9 +143,11 @@ def backward_holds_three_buckets(attempt: Attempt) -> None:
         if peak_bytes > most:
             buckets = -(-4 * numel() // CAP_BYTES)
             context = (
-                f"{buckets} buckets of {CAP_BYTES:,} bytes on {attempt.world_size} ranks: at its peak backward holds"
+                f"{buckets} buckets of {CAP_BYTES:,} bytes on {attempt.world_size} ranks: at its peak, backward holds"
             )
             shards = f"{4 * numel() // attempt.world_size:,}"
-            evidence = f"{context} {peak_bytes:,} bytes more than before it; expected {shards} and three buckets"
+            evidence = (
+                f"{context} {peak_bytes:,} bytes more than before it; expected at most {shards} and three buckets"
+            )
             hint = "Hint: which gradients and flat tensors are alive then? Which bucket is each one's previous?"
             raise Wrong({rank: evidence}, hint)

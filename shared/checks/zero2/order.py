@@ -194,4 +194,4 @@ def backward_goes_on_while_a_bucket_is_in_flight(attempt: Attempt) -> None:
                 context = f"{sizes}, rank {late} launches a little later than the others: {name} after a step"
                 difference = first_difference(parameters[name], expected)
                 hint = "Hint: what does step() wait for before it uses gradients?"
-                raise Wrong({rank: f"{context}, {difference}"}, hint)
+                raise Wrong({rank: f"{context} is wrong: {difference}"}, hint)

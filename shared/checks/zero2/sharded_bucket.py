@@ -97,14 +97,16 @@ def each_shard_gets_its_mean(attempt: Attempt) -> None:
                 _judge_left(rank, each, how)
                 context = f"{how}, backward {number + 1}{', added to the one before' if adds_up else ''}"
                 if each["grad"] is None or not close(each["grad"].flatten(), expected[index], tolerance_of([expected])):
-                    was = (
-                        "is None" if each["grad"] is None else first_difference(each["grad"].flatten(), expected[index])
-                    )
+                    was = "is None"
+                    if each["grad"] is not None:
+                        was = f"is wrong: {first_difference(each['grad'].flatten(), expected[index])}"
                     raise Wrong(
-                        {rank: f"{context}: shard.grad, {was}"}, _cause(each["grad"], expected, index, means, adds_up)
+                        {rank: f"{context}: shard.grad {was}"}, _cause(each["grad"], expected, index, means, adds_up)
                     )
                 if each["calls"]["again"] or not each["same"]:
-                    evidence = f"a second wait() changes shard.grad, or sends {describe_calls(each['calls']['again'])}"
+                    again = each["calls"]["again"]
+                    does = f"sends {describe_calls(again)}" if again else "changes shard.grad"
+                    evidence = f"a second wait() {does}; expected it to do nothing"
                     raise Wrong({rank: evidence}, "Hint: how does wait() know whether a collective is in flight?")
 
 
@@ -294,5 +296,7 @@ def no_gradient_counts_as_zeros(attempt: Attempt) -> None:
                 evidence = ".parameters is not the list of the layout's parameters"
                 raise Wrong({rank: evidence}, "Hint: which attribute of a bucket does lab 04's LaunchQueue read?")
             if each["grad"] is None or not close(each["grad"], expected[rank]):
-                was = "is None" if each["grad"] is None else first_difference(each["grad"], expected[rank])
-                raise Wrong({rank: f"{context}: shard.grad, {was}"}, hint)
+                was = (
+                    "is None" if each["grad"] is None else f"is wrong: {first_difference(each['grad'], expected[rank])}"
+                )
+                raise Wrong({rank: f"{context}: shard.grad {was}"}, hint)
