@@ -12,7 +12,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
 
-from shared.checks.checkpoints.folder import names_in, put
+from shared.checks.checkpoints.folder import names_in, put_checkpoint
 from shared.checks.checkpoints.saved import Saving, beside, settle, train
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt, Wrong
@@ -92,7 +92,7 @@ def partial_checkpoints_are_never_visible(attempt: Attempt) -> None:
     for late in (0, 1) if size == 2 else (attempt.random.randrange(1, size),):
         plan, draw = Saving("Blocks", sharded=late != 1 or size != 2), Draw(attempt)
         with tempfile.TemporaryDirectory() as folder:
-            put(Path(folder), EARLIER)
+            put_checkpoint(Path(folder), EARLIER)
             per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
             args = (plan, folder, step, late, attempt.draw_seed())
             seen = attempt.run(probe_late, *args, per_rank=per_rank, context=f"rank {late} writes last")
@@ -146,7 +146,7 @@ def a_failure_keeps_the_previous_checkpoint(attempt: Attempt) -> None:
     plan, draw = Saving("Blocks", sharded=attempt.world_size > 1), Draw(attempt)
     context = f"rank {failing}'s disk is full"
     with tempfile.TemporaryDirectory() as folder:
-        put(Path(folder), EARLIER)
+        put_checkpoint(Path(folder), EARLIER)
         per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
         found = attempt.run(probe_failure, plan, folder, step, failing, per_rank=per_rank, context=context)
     for rank, each in enumerate(found):
@@ -198,5 +198,5 @@ def every_rank_returns_after_the_rename(attempt: Attempt) -> None:
     if wrong:
         raise Wrong(wrong, "Hint: which rank renames, and how do the other ranks learn that it has finished?")
     if not any(each["renames"] for each in found):
-        evidence = f"step_{step} comes to be, and nobody has renamed anything to it"
+        evidence = f"step_{step} exists, but no rank renamed a folder to it; expected one rename"
         raise Wrong(evidence, "Hint: what would a kill leave behind if the folder is filled file by file?")

@@ -12,7 +12,7 @@ from shared.checks.engine.training import Draw
 JUNK = "__99_0.distcp"  # a file of a rank that no longer exists
 
 
-def put(folder: Path, name: str, whole: bool = True) -> Path:
+def put_checkpoint(folder: Path, name: str, whole: bool = True) -> Path:
     """Create a folder that looks like a checkpoint. Killed ranks leave no .metadata."""
     path = folder / name
     path.mkdir(parents=True)
@@ -49,20 +49,20 @@ def _lay_out(root: Path, draw: random.Random) -> list[tuple[Path, str | None, st
     """Create the folders. Return, for each, its path, the name to be found, and a hint."""
     low = 10 ** draw.randrange(1, 5) - draw.randrange(1, 3)
     high = low + draw.randrange(2, 9)  # one digit more
-    order = [put(root / "several", f"step_{step}") for step in (high, low, 0)]
+    order = [put_checkpoint(root / "several", f"step_{step}") for step in (high, low, 0)]
     for age_s, path in enumerate(reversed(order)):  # The largest step is the oldest.
         os.utime(path, (1e9 - 100 * age_s, 1e9 - 100 * age_s))
-    put(root / "before the first step", "step_0")
-    put(root / "halves", f"step_{low}")
-    put(root / "halves", f"step_{high}.half", whole=False)
-    put(root / "only halves", f"step_{high}.half", whole=False)
-    put(root / "strangers", f"step_{low}")
+    put_checkpoint(root / "before the first step", "step_0")
+    put_checkpoint(root / "incomplete", f"step_{low}")
+    put_checkpoint(root / "incomplete", f"step_{high}.half", whole=False)
+    put_checkpoint(root / "only incomplete", f"step_{high}.half", whole=False)
+    put_checkpoint(root / "other names", f"step_{low}")
     for name in ("best", "step_last", "step_", f"old_step_{high}", f"step_{high}.bak", f"restep_{high}"):
-        put(root / "strangers", name)
-    put(root / "strangers" / "another run", f"step_{high}")
-    (root / "strangers" / "notes.txt").write_text("7")
+        put_checkpoint(root / "other names", name)
+    put_checkpoint(root / "other names" / "another run", f"step_{high}")
+    (root / "other names" / "notes.txt").write_text("7")
     (root / "empty").mkdir()
-    by_number, halves = (
+    by_number, completeness = (
         "which part of a checkpoint's name is its step, and how does step_10 sort after step_9?",
         "how do you distinguish complete checkpoints from incomplete ones?",
     )
@@ -70,9 +70,9 @@ def _lay_out(root: Path, draw: random.Random) -> list[tuple[Path, str | None, st
     return [
         (root / "several", f"step_{high}", by_number),
         (root / "before the first step", "step_0", "which step does a run save before its first one?"),
-        (root / "halves", f"step_{low}", halves),
-        (root / "only halves", None, halves),
-        (root / "strangers", f"step_{low}", "which names can a folder have that save_checkpoint() wrote?"),
+        (root / "incomplete", f"step_{low}", completeness),
+        (root / "only incomplete", None, completeness),
+        (root / "other names", f"step_{low}", "which names can a folder have that save_checkpoint() wrote?"),
         (root / "empty", None, nothing),
         (root / "missing", None, nothing),
     ]
@@ -93,7 +93,7 @@ def leftovers_are_removed_first(attempt: Attempt) -> None:
     for left in (each for each in left_sets if attempt.world_size == 1 or len(each) == 2):
         with tempfile.TemporaryDirectory() as folder:
             for name in (*left, *others):
-                put(Path(folder), name.format(step))
+                put_checkpoint(Path(folder), name.format(step))
             context = f"in a folder with {' and '.join(names_in(folder))}, save_checkpoint() of step {step}"
             per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
             attempt.run(probe_saving, plan, folder, step, per_rank=per_rank, context=context)

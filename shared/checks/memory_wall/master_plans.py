@@ -23,7 +23,7 @@ SCHEDULERS = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What is optimized, how, and what happens between the steps."""
+    """Describe what is optimized, how, and what happens between the steps."""
 
     description: str
     optimizer: str
@@ -38,7 +38,7 @@ class Plan:
 
 @dataclass
 class Data:
-    """The parameters a plan starts with, and for each step one gradient or None per parameter."""
+    """Hold the parameters a plan starts with, and for each step one gradient or None per parameter."""
 
     parameters: list[torch.Tensor]
     gradients: list[list[torch.Tensor | None]]

@@ -9,7 +9,7 @@ TRIES = 6
 Event = tuple  # what was done to a bucket: ("pack", bucket_index, index), ("launch", bucket_index) or ("wait", …)
 
 
-class Bucket:  # students see this name in error messages
+class Bucket:  # Students see this name in error messages.
     """Stand in for a bucket: send nothing, and log each call."""
 
     def __init__(self, bucket_index: int, size: int, diary: list[Event]):

@@ -15,7 +15,7 @@ from shared.checks.models import unit_models
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit's number of elements, without and with padding."""
+    """Hold a unit's number of elements, without and with padding."""
 
     numel: int
     padded_numel: int

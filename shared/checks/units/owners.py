@@ -1,4 +1,4 @@
-"""Checks of owned_parameters: which unit unshards and reshards which parameter."""
+"""Judge owned_parameters: which unit unshards and reshards which parameter."""
 
 import torch
 from torch import nn
@@ -177,4 +177,5 @@ def strangers_are_rejected(attempt: Attempt) -> None:
     result = attempt.run(probe_strangers)[0]
     for what, (kind, message) in zip(("outside the module", "that is the module itself"), result, strict=True):
         if kind != "ValueError" or not message.strip():
-            raise Wrong(f"a unit {what} raises {kind}; expected a ValueError with a message")
+            does = "is accepted" if kind == "nothing" else f"raises {kind}({message[:80]!r})"
+            raise Wrong(f"a unit {what} {does}; expected a ValueError with a message")

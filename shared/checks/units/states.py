@@ -5,11 +5,11 @@ The flat parameters of these checks send nothing. They only log their calls.
 
 from shared.checks.engine.framework import Attempt, Wrong
 
-CALLS = ("unshard", "wait_for_unshard", "reshard", "into BACKWARD")
+CALLS = ("unshard", "wait_for_unshard", "reshard", "state = BACKWARD")
 PLAIN = ["unshard", "wait_for_unshard", "reshard", "wait_for_unshard", "reshard"]
 CERTAIN = (  # sequences that are always tried, besides random ones
-    ["unshard", "wait_for_unshard", "into BACKWARD", "unshard", "wait_for_unshard", "reshard", "reshard"],
-    ["wait_for_unshard", "into BACKWARD", "wait_for_unshard", "reshard", "wait_for_unshard"],
+    ["unshard", "wait_for_unshard", "state = BACKWARD", "unshard", "wait_for_unshard", "reshard", "reshard"],
+    ["wait_for_unshard", "state = BACKWARD", "wait_for_unshard", "reshard", "wait_for_unshard"],
     ["unshard", "reshard", "unshard", "unshard", "wait_for_unshard", "wait_for_unshard", "unshard"],
 )
 
@@ -46,7 +46,7 @@ def probe_unit(unit_class, count: int, calls: list[str]) -> list[tuple[str, list
     states, found = type(unit.state), [(unit.state.name, [])]
     for call in calls:
         log.clear()
-        if call == "into BACKWARD":
+        if call == "state = BACKWARD":
             unit.state = states["BACKWARD"]
         else:
             getattr(unit, call)()
@@ -116,10 +116,8 @@ def work_is_done_once(attempt: Attempt) -> None:
 def _judge_work(calls: list[str], found: list[tuple[str, list[tuple]]]) -> None:
     state, in_flight = "SHARDED", False
     for number, (call, (_, log)) in enumerate(zip(calls, found[1:], strict=True), 1):
-        context = (
-            f"after {_describe_calls(calls[: number - 1]) or 'nothing'}, {_describe_calls([call])} did "
-            f"{_describe_log(log)}"
-        )
+        when = f"after {_describe_calls(calls[: number - 1])}" if number > 1 else "on a new unit"
+        context = f"{when}, {_describe_calls([call])} did {_describe_log(log)}"
         launches = call in ("unshard", "wait_for_unshard") and state == "SHARDED"
         waits = (in_flight or launches) and call in ("wait_for_unshard", "reshard")
         frees = call == "reshard" and state != "SHARDED"

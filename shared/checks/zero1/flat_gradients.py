@@ -28,9 +28,12 @@ _HINT_ON_LEFT = "Hint: what does a gradient's view still contain when .grad is N
 
 @dataclass(frozen=True)
 class Gradients:
-    """Which gradients are averaged.
+    """Describe whose gradients are averaged.
 
-    ways: for each round, what happens to them between reset() and reduce().
+    Attributes:
+        model: The model.
+        ways: For each round, what happens to the gradients between reset() and reduce().
+        in_subgroup: Whether only some ranks take part.
     """
 
     model: str
@@ -49,7 +52,7 @@ def _build(flat_gradients, how: Gradients, seed: int, group):
 
 
 def probe_gradients(flat_gradients, how: Gradients, seed: int, x, y) -> list[dict]:
-    """Return for each round this rank's own gradients, where .grad lies, the mean, and what was sent."""
+    """Return for each round this rank's own gradients, where .grad is stored, the mean, and what was sent."""
     group, member = join_subgroup(how.in_subgroup)
     if not member:
         return []
@@ -171,7 +174,7 @@ def _cause(found: torch.Tensor, mean: torch.Tensor, index: int, own: torch.Tenso
         return "It is all zeros. Hint: which tensor did backward() write into?"
     if way == WAYS[3]:
         return _HINT_ON_LEFT
-    return _HINT_ON_NONE if way != WAYS[0] else "Hint: where does each gradient lie in the tensor that is sent?"
+    return _HINT_ON_NONE if way != WAYS[0] else "Hint: at which offset is each gradient in the tensor that is sent?"
 
 
 def each_gradient_is_sent_once(attempt: Attempt) -> None:

@@ -19,11 +19,13 @@ KEPT = ("with zero2.no_sync(): backward()", ZERO_GRAD)
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop, as lines of code up to one step.
+    """Describe a loop as lines of code up to one step.
 
-    Args:
-        backwards: how many backwards contribute to the step.
-        idle: whether one rank leaves out the last backward.
+    Attributes:
+        lines: The code.
+        hint: The hint if the loop fails.
+        backwards: How many backwards contribute to the step.
+        idle: Whether one rank skips the last backward.
     """
 
     lines: tuple[str, ...]
@@ -79,7 +81,7 @@ def every_loop_trains(attempt: Attempt) -> None:
         per_rank = [(rank, *share) for rank, share in enumerate(draw.per_rank)]
         context = ", ".join(f"`{line}`" for line in loop.lines)
         if idle:
-            context += f", and rank {idle[1]} leaves out the last backward()"
+            context += f", and rank {idle[1]} skips the last backward()"
         try:
             found = attempt.run(probe_lines, plan, loop.lines, per_rank=per_rank, context=context)
         except Wrong as wrong:

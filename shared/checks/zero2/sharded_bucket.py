@@ -21,7 +21,7 @@ ROUNDS = (False, True, False)  # whether the mean of the round before is still t
 
 @dataclass(frozen=True)
 class Reduced:
-    """Whose gradients are reduced."""
+    """Describe whose gradients are reduced."""
 
     model: str
     in_subgroup: bool = False
@@ -157,8 +157,8 @@ def one_reduce_scatter_per_launch(attempt: Attempt) -> None:
             judge_rounds(both, [Flat(numel, 8)], 1, f"{awkward.said(model)}, launch() and wait()")
 
 
-class PreviousBucket:  # students read this name in error messages
-    """A bucket that is launched before another, and notes what had been sent whenever it is waited for."""
+class PreviousBucket:  # Students see this name in error messages.
+    """Stand in for the previous bucket, and log how many messages had been sent at each wait()."""
 
     def __init__(self, sent: list):
         self.sent, self.waited_at = sent, []

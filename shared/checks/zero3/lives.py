@@ -76,8 +76,8 @@ def probe_copies(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
     own = sum(p.numel() for p in copied.parameters())
     saved = sum(value.numel() for value in copied.state_dict().values() if value.is_floating_point())
     return {
-        "before": before,
-        "the original, after its copy was trained": untouched,
+        "the original before that": before,
+        "the original after its copy was trained": untouched,
         "the copy": its,
         "the original": seen(wrapped, look),
         "one that has loaded the copy's state_dict()": seen(third, third_look),
@@ -92,8 +92,8 @@ def a_copy_trains_independently(attempt: Attempt) -> None:
     for rank, result in enumerate(found):
         pairs = [
             (
-                "the original, after its copy was trained",
-                "before",
+                "the original after its copy was trained",
+                "the original before that",
                 "Hint: which memory does the copy share with the original?",
             ),
             ("the copy", "the original", "Hint: which parameters do the copy's hooks and flat parameters refer to?"),
@@ -106,10 +106,9 @@ def a_copy_trains_independently(attempt: Attempt) -> None:
         for one, another, hint in pairs:
             for name, expected in result[another].items():
                 if name not in result[one] or not torch.equal(result[one][name], expected):
-                    raise Wrong(
-                        {rank: f"{plan}, trained and copied: {name} of {one} differs from that of {another}"}, hint
-                    )
-        if all(torch.equal(result["the original"][name], value) for name, value in result["before"].items()):
+                    raise Wrong({rank: f"{plan}, trained and copied: {name} differs between {one} and {another}"}, hint)
+        trained, before = result["the original"], result["the original before that"]
+        if all(torch.equal(trained[name], value) for name, value in before.items()):
             raise Wrong({rank: f"{plan}: training after deepcopy() changes nothing"})
         own, saved = result["elements"]
         if saved > own + buffers:

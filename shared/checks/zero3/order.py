@@ -22,7 +22,7 @@ MODEL, STEPS = "Passed", 3
 
 @dataclass(frozen=True)
 class Event:
-    """What happened: "launch" or "wait" of a unit's all-gather, or forward or backward about to enter a unit."""
+    """Describe an event: "launch" or "wait" of a unit's all-gather, or forward or backward about to enter a unit."""
 
     kind: str
     unit: int
@@ -113,11 +113,11 @@ def _judge_step(rank: int, events: list[Event], units: int, prefetch: int, conte
             latest = order[max(1, index - prefetch + 1)]
             if launched > events.index(Event(phase, latest)):
                 evidence = f"{here} is not in flight when block {latest} is about to compute"
-                raise Wrong({rank: evidence}, "Hint: how many units ahead?")
+                raise Wrong({rank: evidence}, "Hint: how many units ahead should be launched?")
             first = order[max(0, index - prefetch)]
             if first != order[0] and launched < events.index(Event(phase, first)):
                 evidence = f"{here} is launched before block {first} computes"
-                raise Wrong({rank: evidence}, "Hint: how many units ahead?")
+                raise Wrong({rank: evidence}, "Hint: how many units ahead should be launched?")
 
 
 def nothing_is_launched_ahead(attempt: Attempt) -> None:

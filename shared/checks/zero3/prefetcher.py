@@ -86,9 +86,9 @@ def _judge_pass(context: str, order, ahead: list[list[int]], seen: list[list[int
         seen: The units that were launched at each call.
     """
     launched: set[int] = set()
-    for unit, allowed, told in zip(order, ahead, seen, strict=True):
-        launched |= set(told)
-        if wrong := set(told) - set(allowed) - {unit}:
+    for unit, allowed, newly_launched in zip(order, ahead, seen, strict=True):
+        launched |= set(newly_launched)
+        if wrong := set(newly_launched) - set(allowed) - {unit}:
             hint = "Hint: which units come next, and how many of them may be launched ahead?"
             raise Wrong(f"{context}: at unit {unit}, unit {min(wrong)} is launched; expected {allowed or 'none'}", hint)
         if missing := [each for each in allowed if each not in launched]:

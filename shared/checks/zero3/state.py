@@ -102,7 +102,8 @@ def _judge_rejections(found: list[dict], foreign: dict[str, dict]) -> None:
     for rank, result in enumerate(found):
         for what, (kind, message) in zip(foreign, result["rejected"], strict=True):
             if kind != "ValueError" or not message.strip():
-                evidence = f"a state {what} raises {kind}({message[:80]!r}); expected a ValueError with a message"
+                does = "is accepted" if kind == "nothing" else f"raises {kind}({message[:80]!r})"
+                evidence = f"a state {what} {does}; expected a ValueError with a message"
                 raise Wrong({rank: evidence}, "Hint: which names and shapes must a state share with the module?")
 
 

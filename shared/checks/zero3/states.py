@@ -39,7 +39,7 @@ def probe_states(wrapper, plan: UnitPlan, seed: int, x, y) -> dict[str, list[tup
     first.state = type(first.state)["BACKWARD"]
     again = module.blocks[0](x.new_zeros(2, WIDTH))
     has_parameters = all(has_memory(each) for each in module.blocks[0].parameters())
-    found["in BACKWARD"] = [*_observe(units[:1]), ("unsharded" if has_parameters else "freed", 0)]
+    found["while its unit is in BACKWARD"] = [*_observe(units[:1]), ("unsharded" if has_parameters else "freed", 0)]
     del output, again
     return found
 
@@ -53,7 +53,7 @@ def forward_leaves_what_backward_needs(attempt: Attempt) -> None:
         expected = {
             "without gradients": [("SHARDED", 0)] * 4,
             "with gradients": [*((blocks, each) for each in calls[model]), ("UNSHARDED", 1)],
-            "in BACKWARD": [("BACKWARD", calls[model][0]), ("unsharded", 0)],
+            "while its unit is in BACKWARD": [("BACKWARD", calls[model][0]), ("unsharded", 0)],
         }
         for rank, result in enumerate(found):
             for moment, states in expected.items() if result else ():
