@@ -193,7 +193,7 @@ def every_rank_returns_after_the_rename(attempt: Attempt) -> None:
     with tempfile.TemporaryDirectory() as folder:
         per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
         found = attempt.run(probe_meeting, plan, folder, step, attempt.draw_seed(), per_rank=per_rank)
-    evidence = f"save_checkpoint() is back, and step_{step} is not there yet"
+    evidence = f"save_checkpoint() returned before step_{step} existed"
     wrong = {rank: evidence for rank, each in enumerate(found) if not each["there"]}
     if wrong:
         raise Wrong(wrong, "Hint: which rank renames, and how do the other ranks learn that it has finished?")

@@ -94,7 +94,7 @@ def leftovers_are_removed_first(attempt: Attempt) -> None:
         with tempfile.TemporaryDirectory() as folder:
             for name in (*left, *others):
                 put_checkpoint(Path(folder), name.format(step))
-            context = f"in a folder with {' and '.join(names_in(folder))}, save_checkpoint() of step {step}"
+            context = f"in a folder with {', '.join(names_in(folder))}, save_checkpoint() of step {step}"
             per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
             attempt.run(probe_saving, plan, folder, step, per_rank=per_rank, context=context)
             names = names_in(folder)

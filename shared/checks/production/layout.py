@@ -63,7 +63,7 @@ def judge_shards(plan: UnitPlan, shards: list[dict], copies: int) -> None:
         in_all = sum(part.local.nbytes for part in held)
         if in_all != copies * parameter.nbytes:
             evidence = f"{plan}: all ranks together hold {in_all:,} bytes of {name}"
-            expected = f"expected {copies * parameter.nbytes:,}, {copies} cop{'y' if copies == 1 else 'ies'}"
+            expected = f"expected {copies * parameter.nbytes:,} for {copies} cop{'y' if copies == 1 else 'ies'}"
             raise Wrong(
                 f"{evidence}; {expected}",
                 "Hint: over which ranks is this parameter split, and over which is it replicated?",

@@ -63,6 +63,6 @@ def one_unit_is_unsharded_at_a_time(attempt: Attempt) -> None:
             context = f"{result['parameters']:,} bytes of parameters are held at once; expected at most {most:,.0f}"
             raise Wrong({rank: f"{plan}: {context}"}, _HINT_ON_UNITS)
         if result["with buffers"] > SLACK * (most + IN_FLIGHT * max(units)):
-            context = f"{result['with messages']:,} bytes of parameters and buffers are held at once"
+            context = f"{result['with buffers']:,} bytes of parameters and buffers are held at once"
             expected = f"expected at most {most + IN_FLIGHT * max(units):,.0f}"
             raise Wrong({rank: f"{plan}: {context}; {expected}"}, _HINT_ON_UNITS)

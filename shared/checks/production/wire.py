@@ -66,7 +66,7 @@ def _judge(
 ) -> None:
     sent = sum(call.payload_bytes for call in calls)
     least, most = (dtype.itemsize * sum(getattr(unit, what) for unit in units) for what in ("numel", "padded_numel"))
-    expected = f"{context}: {describe_calls(calls)}; expected {len(units)}, with {most} bytes in {_dtype_name(dtype)}"
+    expected = f"{context}: {describe_calls(calls)}; expected {len(units)} with {most} bytes in {_dtype_name(dtype)}"
     if any(call.group_ranks != ranks for call in calls):
         group = next(call.group_ranks for call in calls if call.group_ranks != ranks)
         raise Wrong({rank: f"{context}: sent among ranks {group}; expected {ranks}"}, _HINT_ON_GROUPS)
