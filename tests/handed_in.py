@@ -1,4 +1,4 @@
-"""Submissions for tests: our own solution of a lab, changed as a student would change it."""
+"""Make submissions for tests: our own solution of a lab, changed as a student would change it."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ CHAPTERS = {chapter.name: chapter for chapter in build.chapters()}
 
 
 def need_sandbox() -> None:
-    """Skip where nothing can be isolated, and say so; in CI, or where GRADE_SANDBOX=required, fail."""
+    """Skip the test if nothing can be isolated, or fail it in CI and with GRADE_SANDBOX=required."""
     try:
         sandbox.require()
     except sandbox.NoSandbox as error:
@@ -37,7 +37,7 @@ def cell_of(notebook, name: str):
 
 
 def writes(**sources: str):
-    """→ a change that puts these sources into exercises; - in a name is written _"""
+    """Return a change that puts these sources into exercises, whose names have _ for -."""
 
     def change(notebook):
         for name, source in sources.items():

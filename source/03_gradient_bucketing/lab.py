@@ -240,8 +240,6 @@ class BucketedDDP(nn.Module):
     Raises: RuntimeError, at the latest in finish_gradient_sync(), for backward(create_graph=True).
     """
 
-    bucket_type = Bucket  # chapter 08 has another
-
     def __init__(
         self, module: nn.Module, bucket_cap_mb: float = 25.0, group: dist.ProcessGroup | None = None
     ):
@@ -250,7 +248,7 @@ class BucketedDDP(nn.Module):
         self.module = module
         broadcast_state(module, group)
         assigned = assign_buckets(module.parameters(), bucket_cap_mb)
-        self.buckets = [self.bucket_type(parameters, group) for parameters in assigned]
+        self.buckets = [Bucket(parameters, group) for parameters in assigned]
         ### END SOLUTION
 
     def forward(self, *inputs, **kwargs):

@@ -1,4 +1,4 @@
-"""Every way to train a model on a cluster, the fastest of those that fit, and fresh models and clusters."""
+"""List every way to train a model on a cluster, find the fastest that fits, and draw models and clusters."""
 
 import itertools
 import random
@@ -9,7 +9,7 @@ from shared.planner import clusters
 from shared.planner.clusters import Cluster
 from shared.planner.shapes import SHAPES, ModelShape, gpt, llama
 
-MARGIN = 1e-6  # from a limit, so that no rounding decides what fits; and no step is nearly as long as another
+MARGIN = 1e-6  # Relative distance from a limit and between steps, so that no rounding decides a choice.
 _GROUPS = ("all", "one host")
 
 
@@ -22,11 +22,11 @@ class Way:
     step_s: float
 
     @property
-    def least_apart(self) -> tuple:
+    def shards_least(self) -> tuple:
         return self.stage, self.checkpointing != "selective", -self.shard_ranks
 
     def __str__(self) -> str:
-        return f"stage {self.stage} over {self.shard_ranks}, {self.checkpointing}"
+        return f"stage {self.stage} over {self.shard_ranks} ranks, {self.checkpointing} checkpointing"
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class Case:
 
     def __str__(self) -> str:
         gb = self.cluster.card_bytes / clusters.GB
-        hosts = "a host" if self.cluster.hosts == 1 else f"{self.cluster.hosts} hosts"
+        hosts = "1 host" if self.cluster.hosts == 1 else f"{self.cluster.hosts} hosts"
         where = f"{hosts} of {self.cluster.cards_per_host} × {gb:.3g} GB"
         return f"{self.shape.parameters / 1e9:.3g}B parameters on {where}, micro_batch={self.micro_batch}"
 
     def ways(self) -> list[Way]:
-        """List all that can be tried."""
+        """List all ways that can be tried."""
         cards, found = {"all": self.cluster.cards, "one host": self.cluster.cards_per_host}, []
         for stage, group, how in itertools.product(range(4), _GROUPS, ("full", "selective")):
             if stage == 0 and group == "one host":
@@ -57,14 +57,14 @@ class Case:
         return Way(stage, shard_ranks, checkpointing, held_bytes, step_s)
 
     def is_clear(self, ways: list[Way]) -> bool:
-        """Is nothing decided by a rounding?"""
+        """Tell whether no choice depends on a rounding."""
         room = 0.9 * self.cluster.card_bytes
         steps = sorted({way.step_s for way in ways})
         apart = all(b - a > MARGIN * a for a, b in itertools.pairwise(steps))
         return apart and all(abs(way.held_bytes - room) > MARGIN / 2 * room for way in ways)
 
 
-def fastest(case: Case, ways: list[Way], room: float = 0.9, key=lambda way: (way.step_s, *way.least_apart)):
+def fastest(case: Case, ways: list[Way], room: float = 0.9, key=lambda way: (way.step_s, *way.shards_least)):
     return min((way for way in ways if way.held_bytes <= room * case.cluster.card_bytes), key=key, default=None)
 
 
