@@ -63,15 +63,15 @@ class Choice:
 
 
 def choose_strategy(shape: ModelShape, cluster: Cluster, micro_batch: int = 1) -> Choice | None:
-    """Find the fastest strategy that fits on the cluster's cards."""
+    """Find the fastest strategy that fits on the cluster's GPUs."""
     fitting = []
     for stage in planner.STAGES:
-        groups = {cluster.cards, cluster.cards_per_host} if stage else {cluster.cards}
+        groups = {cluster.gpus, cluster.gpus_per_host} if stage else {cluster.gpus}
         for checkpointing in ("selective", "full"):
             for shard_ranks in sorted(groups, reverse=True):
                 how = {"stage": stage, "checkpointing": checkpointing, "micro_batch": micro_batch}
                 held_bytes = planner.plan(shape, ranks=shard_ranks, **how).total_bytes
-                if held_bytes <= 0.9 * cluster.card_bytes:
+                if held_bytes <= 0.9 * cluster.gpu_bytes:
                     took_s = step_seconds(shape, cluster, shard_ranks=shard_ranks, **how)
                     fitting.append(Choice(stage, shard_ranks, checkpointing, took_s))
     return min(fitting, key=lambda choice: choice.step_s, default=None)

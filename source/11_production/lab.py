@@ -128,10 +128,10 @@ check.host_mesh()
 # %% [markdown]
 # ## Exercise 11.3 · Which strategy? (25 min, 5 points)
 #
-# "Use ZeRO-2 up to 10 B", says a slogan. But what fits follows from the cards, and what is fast from the wire. So
+# "Use ZeRO-2 up to 10 B", says a slogan. But what fits follows from the GPUs, and what is fast from the wire. So
 # compute it. `shared/planner/clusters.py` has both sides of the question, ready made: read it, it is short.
 #
-# - `Cluster`: hosts, cards, rates; `cluster.cards` is all of them.
+# - `Cluster`: hosts, GPUs, rates; `cluster.gpus` is all of them.
 # - `step_seconds(shape, cluster, stage, shard_ranks, checkpointing, micro_batch)` estimates a step.
 # - `SITUATIONS`: five models with clusters.
 #
@@ -142,12 +142,12 @@ for name in clusters.SITUATIONS:
     print(name)
 
 # %% [markdown]
-# `choose_strategy(shape, cluster, micro_batch=1)`: of all that fit on a card, the one whose step is the shortest.
+# `choose_strategy(shape, cluster, micro_batch=1)`: of all that fit on a GPU, the one whose step is the shortest.
 #
-# - To try: stages 0 to 3, each with "selective" and with "full" checkpointing; sharded over all cards, and, for stages
-#   above 0, over the cards of one host.
+# - To try: stages 0 to 3, each with "selective" and with "full" checkpointing; sharded over all GPUs, and, for stages
+#   above 0, over the GPUs of one host.
 # - What fits: `planner.plan(shape, ranks=shard_ranks, stage=…, micro_batch=…, checkpointing=…).total_bytes`, and a
-#   tenth of the card is left free.
+#   tenth of the GPU's memory is left free.
 # - Where steps are equally long, the simpler one: the lower stage, then selective. Then the larger group, which holds
 #   less.
 # - None where nothing fits: then the model itself must be split (chapters 13 and 15).
@@ -168,16 +168,16 @@ class Choice:
 # %% tags=["exercise", "export"] grade_id="choose-strategy"
 # %%ranks
 def choose_strategy(shape: ModelShape, cluster: Cluster, micro_batch: int = 1) -> Choice | None:
-    """Find the fastest strategy that fits on the cluster's cards."""
+    """Find the fastest strategy that fits on the cluster's GPUs."""
     ### BEGIN SOLUTION
     fitting = []
     for stage in planner.STAGES:
-        groups = {cluster.cards, cluster.cards_per_host} if stage else {cluster.cards}
+        groups = {cluster.gpus, cluster.gpus_per_host} if stage else {cluster.gpus}
         for checkpointing in ("selective", "full"):
             for shard_ranks in sorted(groups, reverse=True):
                 how = {"stage": stage, "checkpointing": checkpointing, "micro_batch": micro_batch}
                 held_bytes = planner.plan(shape, ranks=shard_ranks, **how).total_bytes
-                if held_bytes <= 0.9 * cluster.card_bytes:
+                if held_bytes <= 0.9 * cluster.gpu_bytes:
                     took_s = step_seconds(shape, cluster, shard_ranks=shard_ranks, **how)
                     fitting.append(Choice(stage, shard_ranks, checkpointing, took_s))
     return min(fitting, key=lambda choice: choice.step_s, default=None)

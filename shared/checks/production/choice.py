@@ -44,7 +44,7 @@ def _told(what: str, **instead) -> Rule:
 
 
 def _copies_in_one_host(case: Case, ways: list[Way]) -> Way | None:
-    copies = [case.way(0, case.cluster.cards_per_host, how) for how in ("selective", "full")]
+    copies = [case.way(0, case.cluster.gpus_per_host, how) for how in ("selective", "full")]
     return fastest(case, [*ways, *copies])
 
 
@@ -67,12 +67,12 @@ FITS: dict[str, tuple[Rule, str]] = {
 }
 FAST: dict[str, tuple[Rule, str]] = {
     "shards over all cards": (
-        lambda case, ways: fastest(case, [way for way in ways if way.shard_ranks == case.cluster.cards]),
+        lambda case, ways: fastest(case, [way for way in ways if way.shard_ranks == case.cluster.gpus]),
         "over which groups is it tried to shard?",
     ),
     "shards in one host": (
         lambda case, ways: fastest(
-            case, [way for way in ways if not way.stage or way.shard_ranks == case.cluster.cards_per_host]
+            case, [way for way in ways if not way.stage or way.shard_ranks == case.cluster.gpus_per_host]
         ),
         "over which groups is it tried to shard?",
     ),
@@ -122,7 +122,7 @@ KNOWN: dict[str, tuple[Rule, str]] = {
         "what is plan told of checkpointing?",
     ),
     "plan over all cards": (
-        _told("held_bytes", shard_ranks=lambda case: case.cluster.cards),
+        _told("held_bytes", shard_ranks=lambda case: case.cluster.gpus),
         "over how many ranks does plan think it is shared?",
     ),
     "steps without checkpointing": (
@@ -204,8 +204,8 @@ def in_favour_of(draw: random.Random, number: int) -> Case:
     for _ in range(MOST_DRAWS):
         case = draw_case(draw)
         ways = case.ways()
-        card_bytes = ways[number].held_bytes / 0.9 * (1 + 2 * MARGIN)
-        case = replace(case, cluster=replace(case.cluster, card_bytes=card_bytes))
+        gpu_bytes = ways[number].held_bytes / 0.9 * (1 + 2 * MARGIN)
+        case = replace(case, cluster=replace(case.cluster, gpu_bytes=gpu_bytes))
         if case.is_clear(ways) and _alike(fastest(case, ways), ways[number]):
             return case
     raise AssertionError(f"no case for way {number} in {MOST_DRAWS} draws")
@@ -224,9 +224,9 @@ def what_fits(attempt: Attempt) -> None:
     smallest, each_way = cases[:3], range(len(cases[0].ways()))
     cases += [in_favour_of(attempt.random, number) for number in each_way]
     for case in smallest:
-        card_bytes = min(way.held_bytes for way in case.ways()) / 0.9
+        gpu_bytes = min(way.held_bytes for way in case.ways()) / 0.9
         for near in (1 - 2 * MARGIN, 1 + 2 * MARGIN):
-            cases.append(replace(case, cluster=replace(case.cluster, card_bytes=near * card_bytes)))
+            cases.append(replace(case, cluster=replace(case.cluster, gpu_bytes=near * gpu_bytes)))
     judge(attempt, cases, FITS)
 
 

@@ -36,14 +36,14 @@ class Case:
     micro_batch: int = 1
 
     def __str__(self) -> str:
-        gb = self.cluster.card_bytes / clusters.GB
+        gb = self.cluster.gpu_bytes / clusters.GB
         hosts = "a host" if self.cluster.hosts == 1 else f"{self.cluster.hosts} hosts"
-        where = f"{hosts} of {self.cluster.cards_per_host} × {gb:.3g} GB"
+        where = f"{hosts} of {self.cluster.gpus_per_host} × {gb:.3g} GB"
         return f"{self.shape.parameters / 1e9:.3g}B parameters on {where}, micro_batch={self.micro_batch}"
 
     def ways(self) -> list[Way]:
         """List all that can be tried."""
-        cards, found = {"all": self.cluster.cards, "one host": self.cluster.cards_per_host}, []
+        cards, found = {"all": self.cluster.gpus, "one host": self.cluster.gpus_per_host}, []
         for stage, group, how in itertools.product(range(4), _GROUPS, ("full", "selective")):
             if stage == 0 and group == "one host":
                 continue
@@ -58,14 +58,14 @@ class Case:
 
     def is_clear(self, ways: list[Way]) -> bool:
         """Is nothing decided by a rounding?"""
-        room = 0.9 * self.cluster.card_bytes
+        room = 0.9 * self.cluster.gpu_bytes
         steps = sorted({way.step_s for way in ways})
         apart = all(b - a > MARGIN * a for a, b in itertools.pairwise(steps))
         return apart and all(abs(way.held_bytes - room) > MARGIN / 2 * room for way in ways)
 
 
 def fastest(case: Case, ways: list[Way], room: float = 0.9, key=lambda way: (way.step_s, *way.least_apart)):
-    return min((way for way in ways if way.held_bytes <= room * case.cluster.card_bytes), key=key, default=None)
+    return min((way for way in ways if way.held_bytes <= room * case.cluster.gpu_bytes), key=key, default=None)
 
 
 def draw_case(draw: random.Random, larger_batches: bool = False) -> Case:
