@@ -193,7 +193,7 @@ def fsdp2(module: nn.Module, options: Options) -> Built:
 def deepspeed(module: nn.Module, options: Options, stage: int) -> Built:
     # DeepSpeed keeps what it has prefetched for backward, so a model not much larger than this is unsharded only once.
     prefetch_elements = 0 if options.reshard_after_forward else 1_200_000
-    settings = {"prefetch_numbers": prefetch_elements, **options.bucket_options, **options.defaults}
+    settings = {"prefetch_elements": prefetch_elements, **options.bucket_options, **options.defaults}
     return deepspeed_engine.engine(module, stage, options.optimizer_cls, **settings)
 
 
