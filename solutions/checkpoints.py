@@ -1,5 +1,5 @@
 # Built by `make notebooks` from source/12_checkpoints/lab.py: edit that, not this.
-"""Sharded checkpoints that no crash can spoil, and that any number of ranks can load."""
+"""Sharded checkpoints that no crash can corrupt, and that any number of ranks can load."""
 
 import shutil
 from pathlib import Path

@@ -9,7 +9,7 @@
 # # Lab 05 · Scaling
 #
 # **25 minutes, 3 points.** You measure what communication really costs: how much longer a step takes because of it.
-# Then you put your wrappers of labs 03 and 04 beside torch's DDP.
+# Then you compare your wrappers of labs 03 and 04 with torch's DDP.
 #
 # The exercise has a check. It passes its own clock to your function, so it can judge your measurement exactly.
 
@@ -43,7 +43,7 @@ from torch import nn
 #
 # (The lesson took the fastest rounds, which show what the machine can do. Medians show what it usually does.)
 #
-# - Take the two kinds of step in turn. In each round, the step inside `no_sync()` comes first.
+# - Alternate between the two kinds of step. In each round, the step inside `no_sync()` comes first.
 # - Measure `rounds` rounds, after one more round that warms up and does not count.
 # - Each measurement starts on all ranks at once: call `dist.barrier()` before you read the clock.
 # - All gradients are None when a measurement starts.
@@ -228,7 +228,7 @@ tables.Table(header, rows, "rank 0; exposed: the rank with the most exposed comm
 # %% [markdown]
 # The losses are equal, and so are the bytes sent. Your wrapper leaves about as much exposed as torch's does, up to the
 # noise of this machine. Neither of them saves anything in the last column: each of the four ranks holds all parameters,
-# all gradients and the whole optimizer state. Chapter 06 counts those bytes.
+# all gradients and the full optimizer state. Chapter 06 counts those bytes.
 
 # %%
 ranks.stop()

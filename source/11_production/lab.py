@@ -224,7 +224,7 @@ if rank == 0:
 # **Compare.** Which of your predictions were wrong? In these cases, what decided: what fits, or what is fast?
 
 # %% [markdown]
-# ## Yours beside torch's
+# ## Your `ZeRO3` and torch's `fully_shard`
 #
 # The next cells train one GPT with your `ZeRO3`, with `fully_shard`, and with hybrid sharding (two hosts of two ranks).
 # The check that all ranks call the same collective is switched off, because it sends messages of its own.

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # Lab 12 · Checkpoints
 #
-# **30 minutes, 5 points.** You write sharded checkpoints that a crash cannot spoil, and load them on any number of
+# **30 minutes, 5 points.** You write sharded checkpoints that a crash cannot corrupt, and load them on any number of
 # ranks.
 #
 # Each exercise has a check. The checks stop ranks in the middle of a save, and they fill up disks. They never judge
@@ -23,7 +23,7 @@ ranks.start(world_size=4)
 
 # %% tags=["export"]
 # %%ranks
-"""Sharded checkpoints that no crash can spoil, and that any number of ranks can load."""
+"""Sharded checkpoints that no crash can corrupt, and that any number of ranks can load."""
 
 import shutil
 from pathlib import Path
