@@ -115,13 +115,13 @@ def mfu(training: Training, took_s: float, card: str) -> float | None:
     return per_token * training.micro_batch * config.context / took_s / peak
 
 
-def filling(card_bytes: int, width: int = 4096, context: int = 1024, vocab_size: int = 32_000) -> Training:
+def filling(gpu_bytes: int, width: int = 4096, context: int = 1024, vocab_size: int = 32_000) -> Training:
     """Choose a GPT whose state in bf16 takes STATE_SHARE of a card."""
-    if card_bytes < 40 * GB:
+    if gpu_bytes < 40 * GB:
         width //= 2
     one = GPTConfig(vocab_size=vocab_size, context=context, layers=1, heads=width // 128, width=width)
     two_more = parameters_of(replace(one, layers=3)) - parameters_of(one)
-    room = STATE_SHARE * card_bytes / BF16_ADAM.total - parameters_of(one)
+    room = STATE_SHARE * gpu_bytes / BF16_ADAM.total - parameters_of(one)
     return Training(replace(one, layers=max(1, 1 + int(2 * room / two_more))), micro_batch=4)
 
 
@@ -155,20 +155,20 @@ def figure(rows: list[Row]):
     """Draw time beside plain training, and memory held beside the formula, a row per strategy and number of ranks."""
     import matplotlib.pyplot as plt
 
-    from shared.plots import COLOURS, HATCHES
+    from shared.plots import COLORS, HATCHES
 
     drawing, (times, sizes) = plt.subplots(
         1, 2, figsize=(10, 0.8 + 0.42 * len(rows)), sharey=True, layout="constrained"
     )
     names = [f"{row.strategy}, {row.ranks}" for row in rows]
     edge = {"edgecolor": "black", "linewidth": 0.6}
-    drawn = times.barh(names, [row.over_plain for row in rows], facecolor=COLOURS[0], **edge)
+    drawn = times.barh(names, [row.over_plain for row in rows], facecolor=COLORS[0], **edge)
     times.bar_label(drawn, [f"{row.over_plain:.2f}" for row in rows], padding=3, size=8)
     times.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
     places = range(len(rows))
     style = {"height": 0.36, **edge}
-    sizes.barh([y - 0.2 for y in places], [row.held_gb for row in rows], facecolor=COLOURS[1], label="held", **style)
-    formula = {"facecolor": COLOURS[2], "hatch": HATCHES[1], "label": "formula"}
+    sizes.barh([y - 0.2 for y in places], [row.held_gb for row in rows], facecolor=COLORS[1], label="held", **style)
+    formula = {"facecolor": COLORS[2], "hatch": HATCHES[1], "label": "formula"}
     sizes.barh([y + 0.2 for y in places], [row.formula_gb for row in rows], **formula, **style)
     sizes.plot([row.peak_gb for row in rows], places, "k|", markersize=12, label="allocator's peak")
     times.set(xlabel="× plain training", title="time of a step")

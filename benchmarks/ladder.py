@@ -233,7 +233,7 @@ def figure(settings: list[Setting]):
     """Draw each setting's steps, split into what the module alone takes and what is exposed."""
     import matplotlib.pyplot as plt
 
-    from shared.plots import COLOURS, HATCHES
+    from shared.plots import COLORS, HATCHES
 
     across = len({(setting.link, setting.ranks) for setting in settings})
     down = len(settings) // across
@@ -244,9 +244,9 @@ def figure(settings: list[Setting]):
         compute_ms = [setting.median_ms(ALONE)] * len(names)
         exposed_ms = [max(0.0, setting.exposed_ms(name)) for name in names]
         edge = {"edgecolor": "black", "linewidth": 0.6}
-        axes.barh(names, compute_ms, facecolor=COLOURS[0], label="the module alone", **edge)
+        axes.barh(names, compute_ms, facecolor=COLORS[0], label="the module alone", **edge)
         drawn = axes.barh(
-            names, exposed_ms, left=compute_ms, facecolor=COLOURS[4], hatch=HATCHES[1], label="exposed", **edge
+            names, exposed_ms, left=compute_ms, facecolor=COLORS[4], hatch=HATCHES[1], label="exposed", **edge
         )
         axes.bar_label(drawn, [f"{setting.median_ms(name):.0f}" for name in names], padding=3, size=8)
         longest_ms = compute_ms[0] + max(exposed_ms)

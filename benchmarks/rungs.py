@@ -55,7 +55,7 @@ def kept(name: str) -> dict[str, Build]:
 def baseline(options: Options, wrap: Callable[[nn.Module], nn.Module]) -> Build:
     def build(module: nn.Module) -> Built:
         model = wrap(module)
-        return model, options.optimizer_of(model)
+        return model, options.build_optimizer(model)
 
     return build
 

@@ -155,7 +155,7 @@ def figure(found: list[Found], formulas: list[Found]):
 
 def _draw_bytes(axes, row: int, mine_mb: dict[str, float], told_mb: dict[str, float]) -> None:
     """Stack what was measured, and below it, pale and thin, what the formula says."""
-    from shared.plots import COLOURS, HATCHES
+    from shared.plots import COLORS, HATCHES
 
     for y, height, opacity, parts, size, by in (
         (row - 0.16, 0.36, 1.0, mine_mb, 9, ""),
@@ -163,8 +163,8 @@ def _draw_bytes(axes, row: int, mine_mb: dict[str, float], told_mb: dict[str, fl
     ):
         left = 0.0
         for number, (name, held_mb) in enumerate(parts.items()):
-            place = number if len(parts) > 1 else len(COLOURS) - 1
-            style = {"facecolor": COLOURS[place], "hatch": HATCHES[number], "alpha": opacity, "linewidth": 0.6}
+            place = number if len(parts) > 1 else len(COLORS) - 1
+            style = {"facecolor": COLORS[place], "hatch": HATCHES[number], "alpha": opacity, "linewidth": 0.6}
             axes.barh(y, held_mb, height, left=left, edgecolor="black", label=name, **style)
             left += held_mb
         axes.text(left, y, f" {left:.{0 if len(parts) > 1 else 1}f}{by}", va="center", size=size)

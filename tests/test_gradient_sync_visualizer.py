@@ -125,7 +125,7 @@ def test_a_frozen_parameter_is_in_no_bucket():
     assert numbers_on(axes) == [(1, "1"), (2, "1")]
 
 
-def test_two_buckets_side_by_side_differ_without_colour():
+def test_two_buckets_side_by_side_differ_without_color():
     buckets = [[f"blocks.{number}.weight"] for number in range(12)]
     axes = bucket_plots.bucket_map({name: 100 for [name] in buckets}, buckets).axes[0]
     looks = [(tuple(drawn.get_facecolor()[0]), drawn.get_hatch()) for drawn in axes.collections]
@@ -142,14 +142,14 @@ RUNS = [
 def test_all_caps_are_drawn_with_their_messages_and_times():
     left, right = bucket_plots.cap_runs(SIZES, RUNS).axes
     assert [label.get_text() for label in left.get_yticklabels()] == ["none", "25 MiB"]
-    assert [text.get_text() for text in right.texts] == ["4 messages", "1 message"]
+    assert [text.get_text() for text in right.texts] == ["4 all-reduces", "1 all-reduce"]
     assert [bar.get_width() for bar in right.patches] == [8, 3]
     assert [line.get_xdata()[0] for line in right.lines] == [7.0, 2.5]
 
 
 def test_one_cap_is_drawn_on_the_time_axis_of_all():
-    for place, title in enumerate(("cap none: 4 messages, 8.0 ms", "cap 25 MiB: 1 message, 3.0 ms")):
-        above, below = bucket_plots.cap_run(SIZES, RUNS, place).axes
+    for index, title in enumerate(("cap none: 4 all-reduces, 8.0 ms", "cap 25 MiB: 1 all-reduce, 3.0 ms")):
+        above, below = bucket_plots.cap_run(SIZES, RUNS, index).axes
         assert above.get_title().startswith(title)
         assert below.get_xlim()[0] == 0 and below.get_xlim()[1] >= 8
 

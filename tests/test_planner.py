@@ -138,11 +138,11 @@ def test_bars_are_as_long_as_the_plan_and_lines_stand_at_the_cards():
 def test_a_bar_that_is_cut_off_says_so_and_still_tells_its_total():
     plans, axes = bars_of("Llama-2 70B", 64)
     texts = [text.get_text() for text in axes.texts]
-    assert "… 1,116 GB, fits none" in texts and f"{plans['ZeRO-3'].total_bytes / GB:.1f} GB" in texts
+    assert "… 1,116 GB, fits no GPU" in texts and f"{plans['ZeRO-3'].total_bytes / GB:.1f} GB" in texts
     assert max(patch.get_x() + patch.get_width() for patch in axes.patches) <= 1.34 * 141
 
 
-def test_components_are_told_apart_without_colour():
+def test_components_are_told_apart_without_color():
     hatches = [hatch for _, hatch in planner_plots._STYLES.values()]
     assert len(set(hatches)) == len(hatches)
 

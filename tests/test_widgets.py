@@ -43,8 +43,8 @@ def thick_frames(axes) -> int:
     return sum(isinstance(patch, Rectangle) and patch.get_linewidth() > 2 for patch in axes.patches)
 
 
-def luminance(colour) -> float:
-    red, green, blue = colour
+def luminance(color) -> float:
+    red, green, blue = color
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
@@ -59,7 +59,7 @@ def test_a_step_names_the_ranks_in_each_sum_and_frames_what_came():
         ["03", "013", "2", "3"],
         ["0", "01", "012", "3"],
     ]
-    assert axes.get_title() == "step 2: add what comes"
+    assert axes.get_title() == "step 2: add the received chunk"
     assert thick_frames(axes) == 4
     assert [label.get_text() for label in axes.get_xticklabels()] == ["rank 0", "rank 1", "rank 2", "rank 3"]
 
@@ -68,7 +68,7 @@ def test_the_start_has_no_arrows_and_the_second_half_copies():
     start, fourth = (ring_plots.ring_step(ring_logs(4), step).axes[0] for step in (0, 4))
     assert thick_frames(start) == 0 and start.get_title() == "start"
     assert all(row == ["0", "1", "2", "3"] for row in fields(start))
-    assert fourth.get_title() == "step 4: copy what comes"
+    assert fourth.get_title() == "step 4: copy the received chunk"
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -100,7 +100,7 @@ def test_more_parts_are_darker_in_grey_too():
 # -- the α–β model
 
 
-def test_predictions_are_lines_and_measurements_marks_of_the_same_colour():
+def test_predictions_are_lines_and_measurements_marks_of_the_same_color():
     axes = cost_plots.predicted_against_measured(
         {"ring": lambda size: 1e-3 + 1e-9 * size}, {"ring": {100: 2e-3, 10**7: 3e-3}, "torch": {100: 1e-3}}, "bytes"
     ).axes[0]

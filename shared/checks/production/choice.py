@@ -49,7 +49,7 @@ def _with_wrong_argument(what: str, **instead) -> Rule:
 
 
 def _copies_in_one_host(case: Case, ways: list[Way]) -> Way | None:
-    copies = [case.way(0, case.cluster.cards_per_host, how) for how in ("selective", "full")]
+    copies = [case.way(0, case.cluster.gpus_per_host, how) for how in ("selective", "full")]
     return fastest(case, [*ways, *copies])
 
 
@@ -72,12 +72,12 @@ FITS: dict[str, tuple[Rule, str]] = {
 }
 FAST: dict[str, tuple[Rule, str]] = {
     "shards over all GPUs": (
-        lambda case, ways: fastest(case, [way for way in ways if way.shard_ranks == case.cluster.cards]),
+        lambda case, ways: fastest(case, [way for way in ways if way.shard_ranks == case.cluster.gpus]),
         "over which groups of GPUs do you try to shard?",
     ),
     "shards in one host": (
         lambda case, ways: fastest(
-            case, [way for way in ways if not way.stage or way.shard_ranks == case.cluster.cards_per_host]
+            case, [way for way in ways if not way.stage or way.shard_ranks == case.cluster.gpus_per_host]
         ),
         "over which groups of GPUs do you try to shard?",
     ),
@@ -127,7 +127,7 @@ KNOWN: dict[str, tuple[Rule, str]] = {
         "which checkpointing argument do you pass to plan()?",
     ),
     "plan over all GPUs": (
-        _with_wrong_argument("held_bytes", shard_ranks=lambda case: case.cluster.cards),
+        _with_wrong_argument("held_bytes", shard_ranks=lambda case: case.cluster.gpus),
         "which number of ranks do you pass to plan()?",
     ),
     "steps without checkpointing": (
@@ -216,8 +216,8 @@ def draw_case_for(draw: random.Random, number: int) -> Case:
     for _ in range(MOST_DRAWS):
         case = draw_case(draw)
         ways = case.ways()
-        card_bytes = ways[number].held_bytes / 0.9 * (1 + 2 * MARGIN)
-        case = replace(case, cluster=replace(case.cluster, card_bytes=card_bytes))
+        gpu_bytes = ways[number].held_bytes / 0.9 * (1 + 2 * MARGIN)
+        case = replace(case, cluster=replace(case.cluster, gpu_bytes=gpu_bytes))
         if case.is_clear(ways) and _alike(fastest(case, ways), ways[number]):
             return case
     raise AssertionError(f"no case for way {number} in {MOST_DRAWS} draws")
@@ -236,9 +236,9 @@ def what_fits(attempt: Attempt) -> None:
     smallest, each_way = cases[:3], range(len(cases[0].ways()))
     cases += [draw_case_for(attempt.random, number) for number in each_way]
     for case in smallest:
-        card_bytes = min(way.held_bytes for way in case.ways()) / 0.9
+        gpu_bytes = min(way.held_bytes for way in case.ways()) / 0.9
         for near in (1 - 2 * MARGIN, 1 + 2 * MARGIN):
-            cases.append(replace(case, cluster=replace(case.cluster, card_bytes=near * card_bytes)))
+            cases.append(replace(case, cluster=replace(case.cluster, gpu_bytes=near * gpu_bytes)))
     judge(attempt, cases, FITS)
 
 

