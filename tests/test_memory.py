@@ -174,9 +174,9 @@ def test_it_shows_itself():
     [
         ((None, None), None, ValueError, "give a module, an optimizer or extra tensors"),
         (("model",), None, TypeError, "module must be a torch.nn.Module, got str"),
-        ((nn.Identity(), [1]), None, TypeError, "must have .state or keep a torch optimizer, got list"),
-        ((nn.Identity(),), [1], TypeError, "extra must be tensors by component"),
-        ((nn.Identity(),), {"bukets": []}, ValueError, "'bukets', which is no component: parameters, gradients"),
+        ((nn.Identity(), [1]), None, TypeError, "must have .state or contain a torch optimizer, got list"),
+        ((nn.Identity(),), [1], TypeError, "extra must be a dict of tensors by component"),
+        ((nn.Identity(),), {"bukets": []}, ValueError, "unknown component, 'bukets'. Known are parameters, gradients"),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(ask, args, extra, error, says):
@@ -350,7 +350,7 @@ def test_the_step_makes_optimizer_state():
 def test_the_block_may_fail_and_leaves_nothing_behind():
     model = Chain()
     with pytest.raises(ZeroDivisionError), memory.peak(model) as peak:
-        with pytest.raises(RuntimeError, match="known when the block has ended"):
+        with pytest.raises(RuntimeError, match="known only when the block has ended"):
             _ = peak.peak_bytes
         one_step(model, torch.optim.SGD(model.parameters()), torch.randn(8, Chain.WIDTH))
         raise ZeroDivisionError

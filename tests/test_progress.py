@@ -64,7 +64,7 @@ def test_a_run_in_a_lab_is_kept_with_what_passed_and_when(course):
     assert (first.exercise, first.passed, first.failed) == ("first_collectives.sum_over_ranks", ("values",), ("wire",))
     assert (second.passed, second.failed) == (("values", "wire"), ())
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d", first.at)
-    assert "Never used for grading" in (course / "progress.jsonl").read_text()
+    assert "never used for grading" in (course / "progress.jsonl").read_text()
 
 
 @pytest.mark.parametrize("notebook", ["solutions/00_ranks.ipynb", "00_ranks.ipynb", "labs/mine/00_ranks.ipynb", ""])
@@ -147,7 +147,7 @@ def test_a_file_that_cannot_be_used_breaks_neither_check_nor_page(course, monkey
     elif kind == "nowhere":
         monkeypatch.setattr(progress, "FILE", course / "labs" / "00_ranks.ipynb" / "progress.jsonl")
     else:
-        monkeypatch.setattr(progress, "MOST_BYTES", 10)
+        monkeypatch.setattr(progress, "MAX_BYTES", 10)
         progress.FILE.write_text("a record of something else")
     check("sum_over_ranks")
     said = capsys.readouterr().out
@@ -172,7 +172,11 @@ def test_a_lab_that_cannot_be_read_is_named_and_the_others_shown(course, content
     (course / "labs" / "00_ranks-Copy1.ipynb").write_text(content)  # no lesson: not one of the course's
     check("sum_over_ranks")
     shown = page().as_text()
-    assert "Not readable as a lab: 01_collectives.ipynb." in shown and "Lab 00" in shown and "Copy" not in shown
+    assert (
+        "These files in labs/ cannot be read as labs: 01_collectives.ipynb." in shown
+        and "Lab 00" in shown
+        and "Copy" not in shown
+    )
 
 
 # -- what is shown
@@ -188,7 +192,7 @@ def test_passed_is_all_checks_in_one_run_and_stays(course):
     check("sum_over_ranks", failed=("wire",))
     shown = page().as_text()
     assert "✓ sum_over_ranks" in shown and "1 of 5 exercises, 2 of 15 points" in shown
-    assert re.search(r"sum_over_ranks, last run on \S+ \(it passed on \S+\): ✗ wire; ✓ values", shown)
+    assert re.search(r"sum_over_ranks, last run on \S+ \(it first passed on \S+\): ✗ wire; ✓ values", shown)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +222,7 @@ def test_the_next_step(course, runs, next_step):
 
 def test_when_all_has_passed_and_where_there_is_nothing(course):
     found = [run(each.key) for lab in labs.labs(course)[0] for each in lab.exercises]
-    assert Page(progress.ROOT, found).as_text().startswith("Every exercise in this folder has passed.")
+    assert Page(progress.ROOT, found).as_text().startswith("You have passed every exercise in this folder.")
     shutil.rmtree(course / "labs")
     assert Page(progress.ROOT, found).as_text().startswith("There are no labs in this folder.")
 
