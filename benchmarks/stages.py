@@ -119,7 +119,7 @@ def predicted(stage: int, world_size: int = WORLD_SIZE) -> StageResult:
 
 
 def as_table(measured: list[StageResult], formulas: list[StageResult]) -> str:
-    lines = [["", "held MB", "formula", "gathered MB", "formula", "sent MB", "formula", "time"]]
+    lines = [["", "held MB", "formula", "gathered MB", "formula", "sent MB", "formula", "time ratio"]]
     for name, result, formula in zip(STAGES, measured, formulas, strict=True):
         pairs = [(sum(each.held_mb[part] for part in STATE) for each in (result, formula))]
         pairs += [(each.held_mb["gathered"] for each in (result, formula)), (result.sent_mb, formula.sent_mb)]
