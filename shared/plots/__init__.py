@@ -125,7 +125,7 @@ def traffic(sent_mb: list[list[float]]) -> Figure:
     return finish(figure)
 
 
-_LANE_STYLES = {  # lane → color, hatch
+_LANE_STYLES = {  # the color and hatch of each lane
     "forward": (COLORS[5], HATCHES[0]),
     "backward": (COLORS[0], HATCHES[0]),
     "optimizer": (COLORS[2], HATCHES[3]),
@@ -206,7 +206,7 @@ def memory_by_component(held_bytes: dict[str, dict[str, int]], decimals: int | N
     """Draw one bar per rank (or strategy), with its components stacked and its total at the end.
 
     Args:
-        held_bytes: Name of the bar → component → bytes, as returned by `memory.Held.by_component`.
+        held_bytes: The bytes by component, as returned by `memory.Held.by_component`, by name of the bar.
         decimals: Decimals of the totals. None shows three significant digits.
 
     Raises:

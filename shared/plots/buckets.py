@@ -33,7 +33,7 @@ def bucket_map(sizes_bytes: dict[str, int], buckets: list[list[str]], title: str
     """Draw a model as rows of parameters in their own order, as wide as their bytes and colored by bucket.
 
     Args:
-        sizes_bytes: Name of a parameter → bytes.
+        sizes_bytes: The bytes of each parameter, by name.
         buckets: Names of parameters, in the order in which the buckets are launched. They are numbered from 1.
     """
     rows = units(sizes_bytes)

@@ -15,8 +15,8 @@ def predicted_against_measured(
     """Draw predictions as lines and measurements of the same name as marks of the same color, on logarithmic axes.
 
     Args:
-        predicted_s: Name → function from bytes to seconds.
-        measured_s: Name → bytes → seconds.
+        predicted_s: Functions from bytes to seconds, by name.
+        measured_s: The seconds for each number of bytes, by name.
     """
     figure, axes = new_axes(6.0, 3.6)
     sizes = sorted(size for measured in measured_s.values() for size in measured)
@@ -47,7 +47,7 @@ def all_reduce_costs(
     A vertical line marks the size from which the first algorithm is faster than the second.
 
     Args:
-        algorithms: Name → function from bytes and ranks to seconds.
+        algorithms: Functions from bytes and ranks to seconds, by name.
     """
     count = len(world_sizes)
     figure, panels = plt.subplots(

@@ -7,7 +7,7 @@ from matplotlib.patches import Patch
 from shared.memory.lifetimes import Lifetimes
 from shared.plots import COLORS, HATCHES
 
-_STYLES = {  # state of a unit → style of its bar; the styles also differ in brightness
+_STYLES = {  # the style of a bar, by state of the unit; the styles also differ in brightness
     "UNSHARDING": {"facecolor": "white", "hatch": HATCHES[1], "edgecolor": "black"},
     "UNSHARDED": {"facecolor": COLORS[5], "edgecolor": "black"},
 }
@@ -18,9 +18,9 @@ def lifetimes(lives: dict[str, Lifetimes], own_bytes: int, expected_bytes: dict[
     """Draw steps side by side: above, the parameters' bytes after each operator; below, a row per unit.
 
     Args:
-        lives: Name of a step → the lifetimes of its units.
+        lives: The lifetimes of the units, by name of the step.
         own_bytes: The bytes of this rank's shards, which it always holds.
-        expected_bytes: Name of a step → the peak according to the formula, including the shards.
+        expected_bytes: The peak according to the formula, including the shards, by name of the step.
 
     Raises:
         ValueError: If there is no step.

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from shared.plots import COLORS, HATCHES, LINES, MARKERS
 
 GPUS_GB = (24, 80, 141)  # a desktop GPU; A100 or H100; H200
-_STYLES = {  # component → color, hatch; the same as in the memory figures for components that occur in both
+_STYLES = {  # the color and hatch of each component; the memory figures use the same for components in both
     "parameters": (COLORS[0], HATCHES[0]),
     "gradients": (COLORS[1], HATCHES[1]),
     "optimizer": (COLORS[2], HATCHES[2]),
@@ -22,7 +22,7 @@ def stages(plans: dict[str, dict[str, float]], title: str = "", gpus_gb: tuple[f
     it in either case.
 
     Args:
-        plans: Strategy → component → bytes, as returned by `planner.Plan.by_component`.
+        plans: The bytes by component, as returned by `planner.Plan.by_component`, by strategy.
 
     Raises:
         ValueError: If there is no bar.
@@ -65,7 +65,8 @@ def activation_growth(
     """Draw the bytes a layer keeps per token against the sequence length: formulas as lines, measurements as marks.
 
     Args:
-        predicted_bytes: Name → sequence length → bytes per token. A name has the same color in both arguments.
+        predicted_bytes: The bytes per token for each sequence length, by name. A name has the same color in both
+            arguments.
         measured_bytes: The same for measurements.
     """
     figure, axes = plt.subplots(figsize=(6.5, 3.4), layout="constrained")

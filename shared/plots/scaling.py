@@ -47,7 +47,7 @@ def efficiency(
     """Draw efficiency against the number of ranks, with one panel per title and one line per name.
 
     Args:
-        curves: Title → name → ranks → efficiency, from 0 to 1.
+        curves: The efficiency (0 to 1) for each number of ranks, by title and name.
         marks: The same, drawn as marks only.
     """
     figure, panels = plt.subplots(
@@ -76,7 +76,7 @@ def efficiency(
     return figure
 
 
-_PART_STYLES = {  # part → color, hatch; the same as for the timeline's lanes
+_PART_STYLES = {  # the color and hatch of each part, the same as for the timeline's lanes
     "forward": (COLORS[5], ""),
     "backward": (COLORS[0], ""),
     "exposed": (COLORS[4], HATCHES[1]),
@@ -87,7 +87,7 @@ def step_parts(parts: dict[str, dict[str, float]]) -> Figure:
     """Draw one bar per name, made of the parts of its step in ms.
 
     Args:
-        parts: Name of the bar → "forward", "backward" and "exposed" → ms.
+        parts: The ms of "forward", "backward" and "exposed", by name of the bar.
     """
     figure, axes = plt.subplots(figsize=(7.0, 0.9 + 0.42 * len(parts)), layout="constrained")
     left = [0.0] * len(parts)

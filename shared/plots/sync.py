@@ -28,7 +28,7 @@ def gradient_sync(
     """Draw the gradients on every rank before and after, the model's buckets, and the cost of each method of averaging.
 
     Args:
-        before: Per rank, name of a parameter → some elements of its gradient. They are drawn relative to the
+        before: For each rank, some elements of each parameter's gradient, by name. They are drawn relative to the
             parameter's largest element before synchronization, so that small gradients are visible beside large ones.
         after: The same after synchronization.
     """

@@ -12,8 +12,8 @@ def ownership(model: dict[str, int], ways: dict[str, list[tuple[int, int]]]) -> 
     """Draw the elements of a model from first to last, and below them, for each way of sharding, which rank owns them.
 
     Args:
-        model: Name of a parameter or module → its number of elements. Names are drawn where there is room.
-        ways: Name → list of (number of elements, rank), from the first element on.
+        model: The number of elements of each parameter or module, by name. Names are drawn where there is room.
+        ways: For each way of sharding, a list of (number of elements, rank), starting with the first element.
 
     Raises:
         ValueError: If there is no way of sharding.
@@ -62,9 +62,9 @@ def bytes_per_parameter(
     """Draw the bytes a rank holds per parameter against the number of ranks: formulas, measurements and limits.
 
     Args:
-        formula: Name → ranks → bytes.
+        formula: The bytes for each number of ranks, by name.
         measured: The same for measurements.
-        limits: Name → the bytes that the formula approaches for many ranks.
+        limits: The bytes that the formula approaches for many ranks, by name.
     """
     figure, axes = plt.subplots(figsize=(7.0, 3.4), layout="constrained")
     names = list(dict.fromkeys([*formula, *measured, *limits]))
@@ -110,8 +110,8 @@ def over_backward(held_bytes: dict[str, list[int]], levels_bytes: dict[str, floa
     """Draw the bytes held during backward, one line per name, and dotted levels for comparison.
 
     Args:
-        held_bytes: Name → bytes at every moment. Lines may have different numbers of moments.
-        levels_bytes: Name → bytes of a level. The name is drawn at its right end.
+        held_bytes: The bytes at every moment, by name. Lines may have different numbers of moments.
+        levels_bytes: The bytes of each level, by name. The name is drawn at its right end.
 
     Raises:
         ValueError: If a line has no moments.
