@@ -76,7 +76,7 @@ HOSTILE = {
                 return os.system, ("kill -9 $PPID",)
         return Evil(1)
         """,
-        "void: it sent the grading process a pickle that would call posix.system there",
+        "void: the code sent the grading process a pickle that would call posix.system there",
     ),
     "a solution imported": (
         "from solutions.first_collectives import sum_over_ranks as s; return s(number)",
@@ -160,7 +160,7 @@ def test_only_folders_with_a_limit_can_be_written(judged_with):
 def test_a_judge_that_reports_nothing_is_killed(tmp_path, judged_with):
     stop_all = "import os, signal; os.kill(-1, signal.SIGSTOP)"
     record = judged(tmp_path, judged_with, stop_all, limits=Limits(seconds_each=20))
-    assert record.answers[0].reason == "it produced no result within 20 s" and record.points == 3
+    assert record.answers[0].reason == "no result was reported within 20 s" and record.points == 3
     assert nothing_left()
 
 
@@ -246,7 +246,7 @@ def test_patched_checks_are_detected_and_the_next_exercise_starts_clean(tmp_path
     lines = textwrap.indent(PATCHES[name], "    ")
     right = "patch()\ntotal = torch.tensor(float(number))\ndist.all_reduce(total)\nreturn total.item()"
     record = judged(tmp_path, judged_with, right, top=f"def patch():\n{lines}")
-    assert record.answers[0].reason.startswith("void: it replaces functions that measure it: ")
+    assert record.answers[0].reason.startswith("void: the code replaces functions that measure it: ")
     assert [answer.points for answer in record.answers] == [0.0, 3.0]
 
 
@@ -264,7 +264,7 @@ def test_a_cell_that_fails_to_load_is_left_out(tmp_path, judged_with):
 def test_a_cell_that_kills_the_judge_while_it_loads_costs_all_points(tmp_path, judged_with):
     record = judged(tmp_path, judged_with, "pass", top="import os\nos.kill(-1, 9)")
     assert record.points == 0
-    assert all(answer.reason.startswith("while its cells were loaded, ") for answer in record.answers)
+    assert all(answer.reason.startswith("while the cells were loaded, ") for answer in record.answers)
 
 
 def test_a_shared_folder_of_a_student_is_not_used_and_reported(tmp_path, judged_with):

@@ -13,7 +13,7 @@ from shared.checks.engine.verdicts import Verdict
 MOST_WAITS = 3  # A submission gets as much time as this many exercises that never end.
 NOT_TRIED = "not graded, because earlier exercises used all of this submission's time"
 KILLED_FROM = 128  # An exit status above this one stands for a signal.
-TOOK_DOWN = "it took down the processes that grade it"
+TOOK_DOWN = "the code took down the processes that grade it"
 
 
 class NotGraded(RuntimeError):
@@ -76,7 +76,7 @@ def _judged(cells: list[dict], others: list[str], course: Course, limits: Limits
         if not left:
             break
         if begun is None:  # It happened while the cells were loaded, so another judge would meet the same end.
-            return answers | {task.name: _answer(task, [], f"while its cells were loaded, {why}") for task in left}
+            return answers | {task.name: _answer(task, [], f"while the cells were loaded, {why}") for task in left}
         guilty = left.pop(0)
         answers[guilty.name] = _answer(guilty, [], why)
     return answers

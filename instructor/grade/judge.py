@@ -164,10 +164,10 @@ class Judge:
         if self.rejected:
             names = ", ".join(sorted(set(self.rejected)))
             self.rejected.clear()
-            return f"void: it sent the grading process a pickle that would call {names} there"
+            return f"void: the code sent the grading process a pickle that would call {names} there"
         shown = sorted(found)
         more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
-        return f"void: it replaces functions that measure it: {', '.join(shown[:3])}{more}"
+        return f"void: the code replaces functions that measure it: {', '.join(shown[:3])}{more}"
 
 
 if __name__ == "__main__":

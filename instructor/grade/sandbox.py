@@ -172,9 +172,9 @@ def _follow(process: subprocess.Popen, pipe, limits: Limits) -> Ended:
                         deadline = time.monotonic() + limits.seconds_each
             now = time.monotonic()
             if len(partial_line) > MOST_LINE_BYTES:
-                ended.why = "its results are too long to report"
+                ended.why = "the code's results are too long to report"
             if now > deadline:
-                ended.why = f"it produced no result within {limits.seconds_each:g} s"
+                ended.why = f"no result was reported within {limits.seconds_each:g} s"
             if now - looked > WATCH_EVERY_S:
                 looked, ended.why = now, ended.why or _passed_limit(process, limits)
     if ended.why:
@@ -192,7 +192,7 @@ def _passed_limit(process: subprocess.Popen, limits: Limits) -> str:
     except psutil.NoSuchProcess:
         return ""
     if len(family) > limits.processes:
-        return f"it had {len(family)} processes; the limit is {limits.processes}"
+        return f"the code had {len(family)} processes; the limit is {limits.processes}"
     held_bytes = 0
     for member in family:
         with contextlib.suppress(psutil.Error, OSError):
