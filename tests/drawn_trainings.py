@@ -112,7 +112,7 @@ class Rank:
         self.norms: list[float] = []
 
     def backward(self, step: int) -> None:
-        """Run backward on this rank's samples of all micro-batches, and synchronise."""
+        """Run backward on this rank's samples of all micro-batches, and synchronize."""
         self.optimizer.zero_grad(set_to_none=self.training.set_to_none)
         for number in range(self.training.accumulate):
             x, y = self.training.micro_batch(step, number)

@@ -77,8 +77,8 @@ def training_equals_one_process(attempt: Attempt) -> None:
     models = ["Plain", "Tied", "Frozen", "Unused", "Scalar", "Buffered", "Strided", "Mixed", "Crowd"]
     models += awkward.HAVE_MODES
     caps, shift = [TINY, SMALL, MIDDLE, DEFAULT], attempt.random.randrange(4)
-    for number, model in enumerate(attempt.random.sample(models, 4) if attempt.world_size == 3 else models):
-        train_and_judge(attempt, Training(model, options=caps[(number + shift) % 4]))
+    for index, model in enumerate(attempt.random.sample(models, 4) if attempt.world_size == 3 else models):
+        train_and_judge(attempt, Training(model, options=caps[(index + shift) % 4]))
 
 
 @BucketedDDP.check("unused on one rank", world_sizes=(2, 3, 4))
@@ -87,7 +87,7 @@ def a_parameter_may_be_unused_somewhere(attempt: Attempt) -> None:
         for options in (SMALL, DEFAULT):
             train_and_judge(attempt, Training("TwoRoads", options=options))
     except Wrong as wrong:  # a process that died cannot tell why
-        wrong.hint = wrong.hint or "Look at: is each bucket of the same size on every rank, whoever has a gradient?"
+        wrong.hint = wrong.hint or "Hint: is each bucket of the same size on every rank, whoever has a gradient?"
         raise
 
 
@@ -127,28 +127,28 @@ def caps_are_in_mb(attempt: Attempt) -> None:
 def _judge_wire(attempt: Attempt, model: str, cap: float | None, steps: int = 2) -> None:
     options = DEFAULT if cap is None else {"bucket_cap_mb": cap}
     found = attempt.run(probe_wire, model, options, steps, per_rank=Draw(attempt).per_rank)
-    want = messages_of(model, **options)
+    expected = messages_of(model, **options)
     for rank, result in enumerate(found):
         judge_state_bytes(rank, result["building"], model)
         for working, finishing in result["steps"]:
             refuse_early_messages(rank, working, model)
-            judge_messages(rank, finishing, want, said_cap(model, cap))
+            judge_messages(rank, finishing, expected, said_cap(model, cap))
 
 
 @BucketedDDP.check("in flight", world_sizes=(2, 4))
 def all_buckets_travel_at_once(attempt: Attempt) -> None:
     """Nobody waits before all are launched, and nobody comes back before all are done."""
-    late, said = attempt.random.randrange(attempt.world_size), said_cap("Plain", TINY["bucket_cap_mb"])
+    late, message = attempt.random.randrange(attempt.world_size), said_cap("Plain", TINY["bucket_cap_mb"])
     messages = len(messages_of("Plain", **TINY))
     loop = Loop("Plain", (True, True), TINY, late=late, messages=messages, token=attempt.draw_seed())
     found = loop_and_judge(attempt, loop)
     for rank, result in enumerate(found):
         for step in result["steps"]:
-            judge_in_flight(rank, step["events"], said)
+            judge_in_flight(rank, step["events"], message)
     for steps in zip(*(result["steps"] for result in found), strict=True):
         # who never launches as many is told so by the check of the wire
         waited = [rank for rank in steps[late]["missing"] if len(steps[rank]["finishing"]) >= messages]
-        judge_latecomer(late, waited, messages, said)
+        judge_latecomer(late, waited, messages, message)
 
 
 @BucketedDDP.check("one copy", world_sizes=(2,))

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from shared.checks.engine.buckets import FIRST_BUCKET_MB, LOOK_AT_CAP, LOOK_AT_ORDER, MB, bytes_of, plan
+from shared.checks.engine.buckets import FIRST_BUCKET_MB, HINT_ON_CAP, HINT_ON_ORDER, MB, bytes_of, plan
 from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.wire import instrumentation
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
-LOOK_AT_FIRST = "Look at: how large may the first bucket of a dtype be?"
+HINT_ON_FIRST = "Hint: how large may the first bucket of a dtype be?"
 DEFAULTS = {"bucket_cap_mb": 25.0, "first_bucket_mb": FIRST_BUCKET_MB}
 
 
@@ -27,13 +27,13 @@ class Case:
     as_generator: bool = False
 
     def build(self) -> list[nn.Parameter]:
-        kinds = [self.dtypes[place % len(self.dtypes)] for place in range(len(self.elements))]
+        kinds = [self.dtypes[index % len(self.dtypes)] for index in range(len(self.elements))]
         return [
             nn.Parameter(
-                torch.empty(count, dtype=kind, device="meta" if place in self.elsewhere else "cpu"),
-                requires_grad=place not in self.frozen,
+                torch.empty(count, dtype=kind, device="meta" if index in self.elsewhere else "cpu"),
+                requires_grad=index not in self.frozen,
             )
-            for place, (count, kind) in enumerate(zip(self.elements, kinds, strict=True))
+            for index, (count, kind) in enumerate(zip(self.elements, kinds, strict=True))
         ]
 
 
@@ -42,7 +42,7 @@ def probe_assign(assign_buckets, cases: list[Case]) -> list[tuple[list[list[int]
     found = []
     for case in cases:
         parameters = case.build()
-        place_of = {id(parameter): place for place, parameter in enumerate(parameters)}
+        place_of = {id(parameter): index for index, parameter in enumerate(parameters)}
         with instrumentation.listening() as calls:
             buckets = assign_buckets((p for p in parameters) if case.as_generator else list(parameters), **case.caps)
         if not isinstance(buckets, list | tuple):
@@ -57,10 +57,10 @@ def caps(bucket_bytes: float, first_bytes: float | None = None) -> dict:
 
 def _judge(attempt: Attempt, *cases: Case) -> None:
     for rank, results in enumerate(attempt.run(probe_assign, list(cases))):
-        for case, (places, calls) in zip(cases, results, strict=True):
+        for case, (indices, calls) in zip(cases, results, strict=True):
             if calls:
                 raise Wrong({rank: f"{describe_calls(calls)}; expected none"})
-            _judge_case(case, places)
+            _judge_case(case, indices)
 
 
 def parameters_fill_buckets(attempt: Attempt) -> None:
@@ -141,13 +141,13 @@ def any_iterable_will_do(attempt: Attempt) -> None:
 
 def _judge_case(case: Case, found: list[list[int]]) -> None:
     parameters = case.build()
-    place_of = {id(parameter): place for place, parameter in enumerate(parameters)}
-    want = [[place_of[id(p)] for p in bucket] for bucket in plan(parameters, **(DEFAULTS | case.caps))]
-    if found != want:
-        raise Wrong(_evidence(case, parameters, found, want), _cause(case, parameters, found, want))
+    place_of = {id(parameter): index for index, parameter in enumerate(parameters)}
+    expected = [[place_of[id(p)] for p in bucket] for bucket in plan(parameters, **(DEFAULTS | case.caps))]
+    if found != expected:
+        raise Wrong(_evidence(case, parameters, found, expected), _cause(case, parameters, found, expected))
 
 
-def _evidence(case: Case, parameters: list, found: list, want: list) -> str:
+def _evidence(case: Case, parameters: list, found: list, expected: list) -> str:
     """Name parameters by their bytes, as the text does; where there are many, the buckets by their number and bytes."""
     given = DEFAULTS | case.caps
     cap, first = (given[name] * MB for name in ("bucket_cap_mb", "first_bucket_mb"))
@@ -163,14 +163,14 @@ def _evidence(case: Case, parameters: list, found: list, want: list) -> str:
     if case.elsewhere and not many and len(case.elsewhere) < len(parameters):
         head += f"; on another device: {', '.join(map(str, sorted(case.elsewhere)))} (counted from 0)"
     show = _shown
-    if _shown(found, case, many) == _shown(want, case, many):
+    if _shown(found, case, many) == _shown(expected, case, many):
         head, show = f"{head}\nby places in the model, counted from 0:", _placed
-    return f"{head}\ngave     {show(found, case, many)}\nexpected {show(want, case, many)}"
+    return f"{head}\ngave     {show(found, case, many)}\nexpected {show(expected, case, many)}"
 
 
-def _listed(places: list[int], case: Case) -> str:
+def _listed(indices: list[int], case: Case) -> str:
     parameters = case.build()
-    return ", ".join(f"{parameters[place].nbytes:,}" if place >= 0 else "?" for place in places)
+    return ", ".join(f"{parameters[index].nbytes:,}" if index >= 0 else "?" for index in indices)
 
 
 def _shown(buckets: list[list[int]], case: Case, many: bool) -> str:
@@ -186,36 +186,36 @@ def _placed(buckets: list[list[int]], case: Case, many: bool) -> str:
     return f"{[list(bucket) for bucket in buckets]}"
 
 
-def _cause(case: Case, parameters: list, found: list[list[int]], want: list[list[int]]) -> str:
+def _cause(case: Case, parameters: list, found: list[list[int]], expected: list[list[int]]) -> str:
     """Name the first rule that is broken."""
-    placed = [place for bucket in found for place in bucket]
+    placed = [index for bucket in found for index in bucket]
     if -1 in placed:
-        return "Look at: what stands in a bucket? The parameters themselves are asked for."
-    if any(place in case.frozen for place in placed):
-        return "Look at: which parameters get a gradient at all?"
+        return "Hint: what stands in a bucket? The parameters themselves are asked for."
+    if any(index in case.frozen for index in placed):
+        return "Hint: which parameters get a gradient at all?"
     if [] in found:
-        return "Look at: when is a bucket opened? One of them stayed empty."
+        return "Hint: when is a bucket opened? One of them stayed empty."
     if len(set(placed)) < len(placed):
-        return "Look at: in how many buckets is each parameter?"
-    if len(placed) < sum(len(bucket) for bucket in want):
-        if found == want[: len(found)]:
-            return "Look at: what becomes of the bucket that is open when the parameters end?"
-        return "Look at: which parameters are in no bucket?"
+        return "Hint: in how many buckets is each parameter?"
+    if len(placed) < sum(len(bucket) for bucket in expected):
+        if found == expected[: len(found)]:
+            return "Hint: what becomes of the bucket that is open when the parameters end?"
+        return "Hint: which parameters are in no bucket?"
     for bucket in found:
-        if len({(parameters[place].dtype, parameters[place].device) for place in bucket}) > 1:
-            return "Look at: what can one flat tensor hold? One of these buckets mixes dtypes or devices."
-    if sorted(found) == sorted(want):
-        return "The buckets are right, their order is not. Look at: which was opened first?"
+        if len({(parameters[index].dtype, parameters[index].device) for index in bucket}) > 1:
+            return "Hint: what can one flat tensor hold? One of these buckets mixes dtypes or devices."
+    if sorted(found) == sorted(expected):
+        return "The buckets are right, their order is not. Hint: which was opened first?"
     for rule, hint in _other_rules(case, parameters):
-        if _same(rule, [[parameters[place] for place in bucket] for bucket in found]):
+        if _same(rule, [[parameters[index] for index in bucket] for bucket in found]):
             return hint
     if any(bucket != sorted(bucket, reverse=True) for bucket in found):
-        return LOOK_AT_ORDER
+        return HINT_ON_ORDER
     given = DEFAULTS | case.caps
-    sizes = [bytes_of([parameters[place] for place in bucket]) for bucket in found if len(bucket) > 1]
+    sizes = [bytes_of([parameters[index] for index in bucket]) for bucket in found if len(bucket) > 1]
     if any(size > given["bucket_cap_mb"] * MB for size in sizes):
-        return LOOK_AT_CAP if given["first_bucket_mb"] <= given["bucket_cap_mb"] else LOOK_AT_FIRST
-    return "Look at: when is a bucket closed for good, and what may still go into one that is open?"
+        return HINT_ON_CAP if given["first_bucket_mb"] <= given["bucket_cap_mb"] else HINT_ON_FIRST
+    return "Hint: when is a bucket closed for good, and what may still go into one that is open?"
 
 
 def _other_rules(case: Case, parameters: list):
@@ -224,16 +224,16 @@ def _other_rules(case: Case, parameters: list):
     cap, first = given["bucket_cap_mb"], given["first_bucket_mb"]
     decimal, size = 1e6 / MB, max((parameter.itemsize for parameter in parameters), default=1)
     short = 0.5 / MB  # half a byte: what would fit exactly does not
-    yield plan(parameters[::-1], cap, first), LOOK_AT_ORDER
+    yield plan(parameters[::-1], cap, first), HINT_ON_ORDER
     if first > cap:
-        yield _first_unlimited(parameters, cap, first), "Look at: may the first bucket hold more than the others?"
-    yield plan(parameters, cap * size, first * size), "Look at: the caps are in bytes. What do you compare with them?"
-    yield plan(parameters, cap, cap), LOOK_AT_FIRST
+        yield _first_unlimited(parameters, cap, first), "Hint: may the first bucket hold more than the others?"
+    yield plan(parameters, cap * size, first * size), "Hint: the caps are in bytes. What do you compare with them?"
+    yield plan(parameters, cap, cap), HINT_ON_FIRST
     none_exact = plan(parameters, cap - short, first - short)
     in_decimal = plan(parameters, cap * decimal, first * decimal)
     also = " And how many bytes are an MB here?" if _same(none_exact, in_decimal) else ""  # small caps: who can tell
-    yield none_exact, f"Look at: does a gradient go in that fits exactly?{also}"
-    yield in_decimal, "Look at: how many bytes are an MB here?"
+    yield none_exact, f"Hint: does a gradient go in that fits exactly?{also}"
+    yield in_decimal, "Hint: how many bytes are an MB here?"
 
 
 def _first_unlimited(parameters: list, cap: float, first: float) -> list[list]:

@@ -45,16 +45,16 @@ def judge_refusal(attempt: Attempt, options: dict) -> None:
     """Raises: Wrong unless a wrapper answers create_graph=True with a RuntimeError."""
     for rank, error in enumerate(attempt.run(probe_refusal, options, per_rank=Draw(attempt).per_rank)):
         if error != "RuntimeError":
-            said = f"{error} came" if error else "no error came"
+            message = f"{error} came" if error else "no error came"
             raise Wrong(
-                {rank: f"after backward(create_graph=True), {said}; expected a RuntimeError that says why"},
-                "Look at: what does a gradient that is itself differentiable lose on the way through a message?",
+                {rank: f"after backward(create_graph=True), {message}; expected a RuntimeError that says why"},
+                "Hint: what does a gradient that is itself differentiable lose on the way through a message?",
             )
 
 
 def bucket_refuses_graphs(attempt: Attempt) -> None:
     for rank, error in enumerate(attempt.run(probe_differentiable)):
         if error != "RuntimeError":
-            said = f"it raised {error}" if error else "it was packed without a word"
-            hint = "Look at: what does such a gradient lose on the way through a message?"
-            raise Wrong({rank: f"a gradient that is part of a graph: {said}; expected a RuntimeError"}, hint)
+            message = f"it raised {error}" if error else "it was packed without a word"
+            hint = "Hint: what does such a gradient lose on the way through a message?"
+            raise Wrong({rank: f"a gradient that is part of a graph: {message}; expected a RuntimeError"}, hint)

@@ -46,13 +46,13 @@ def probe_bucket(bucket_class, steps: Steps, rank: int, gradients: list[list[tor
     with instrumentation.listening() as building:
         bucket = bucket_class(parameters, group) if steps.in_subgroup else bucket_class(parameters)
     found = []
-    for number, (set_to_none, own) in enumerate(zip(steps.set_to_none, gradients, strict=True)):
+    for index, (set_to_none, own) in enumerate(zip(steps.set_to_none, gradients, strict=True)):
         for parameter, gradient in zip(parameters, own, strict=True):
             _zero_grad(parameter, set_to_none)
             if gradient is not None:
                 (parameter * gradient.to(device_here())).sum().backward()
         before = _places(parameters)
-        meeting = None if steps.late is None else Meeting(f"bucket{steps.token}/{number}")
+        meeting = None if steps.late is None else Meeting(f"bucket{steps.token}/{index}")
         step = _pack_launch_wait(bucket, parameters, meeting, rank == steps.late)
         found.append(step | {"stayed": before == step["packed"]})
         dist.barrier(group)
@@ -71,8 +71,8 @@ def _pack_launch_wait(bucket, parameters: list, meeting: Meeting | None, is_late
     diary, missing = Diary(("all_reduce",)), []
     unasked = launches_unasked() if meeting else contextlib.nullcontext()
     with unasked, completion.watching(diary), instrumentation.listening(diary.launched, diary.waiting) as calls:
-        for place in torch.randperm(len(parameters)).tolist():
-            bucket.pack(place)
+        for index in torch.randperm(len(parameters)).tolist():
+            bucket.pack(index)
         early, packed = len(calls), _places(parameters)
         if is_late:
             missing = meeting.missing()
@@ -102,7 +102,7 @@ def _places(parameters: list) -> list[int | None]:
 
 
 def _names() -> list[str]:
-    return [f"gradient {number} of the shape {_listed(shape)}" for number, shape in enumerate(SHAPES)]
+    return [f"gradient {index} of the shape {_listed(shape)}" for index, shape in enumerate(SHAPES)]
 
 
 def _draw(attempt: Attempt, steps: Steps, used: float) -> list[list[list]]:
@@ -141,32 +141,30 @@ def _judge_values(attempt: Attempt, steps: Steps, used: float = 1.0) -> dict[int
     """
     drawn = _draw(attempt, steps, used)
     found = _run(attempt, steps, drawn)
-    for number in range(len(steps.set_to_none)):
-        own = {rank: dict(zip(_names(), drawn[rank][number], strict=True)) for rank in found}
-        want = {
+    for index in range(len(steps.set_to_none)):
+        own = {rank: dict(zip(_names(), drawn[rank][index], strict=True)) for rank in found}
+        expected = {
             name: sum(zeros if each[name] is None else each[name] for each in own.values()) / len(own)
             for name, zeros in zip(_names(), map(_zeros, SHAPES), strict=True)
         }
-        gradients = {rank: each[number]["gradients"] for rank, each in found.items()}
-        context = f"{called_alone(attempt)}, {steps.said(number)}" if steps.in_subgroup else steps.said(number)
+        gradients = {rank: each[index]["gradients"] for rank, each in found.items()}
+        context = f"{called_alone(attempt)}, {steps.said(index)}" if steps.in_subgroup else steps.said(index)
         try:
-            judge_gradients(gradients, want, own, context)
+            judge_gradients(gradients, expected, own, context)
         except Wrong as wrong:
-            before = {rank: each[number - 1]["gradients"] for rank, each in found.items()} if number else {}
-            raise Wrong(wrong.evidence, _left_over(gradients, want, before) or wrong.hint) from None
+            before = {rank: each[index - 1]["gradients"] for rank, each in found.items()} if index else {}
+            raise Wrong(wrong.evidence, _left_over(gradients, expected, before) or wrong.hint) from None
     return found
 
 
-def _left_over(gradients: dict[int, dict], want: dict, before: dict[int, dict]) -> str:
-    """Recognise a gradient that was added to what its slice held: the mean of the step before, on every rank."""
+def _left_over(gradients: dict[int, dict], expected: dict, before: dict[int, dict]) -> str:
+    """Recognize a gradient that was added to what its slice held: the mean of the step before, on every rank."""
     for rank, held in before.items():
         for name, tensor in gradients[rank].items():
             if tensor is None or held[name] is None or not held[name].any():
                 continue
-            if close(tensor, want[name] + len(before) * held[name], tolerance_of([tensor])):
-                return (
-                    "It is the mean, plus what the slice held from the step before. Look at: is it written, or added?"
-                )
+            if close(tensor, expected[name] + len(before) * held[name], tolerance_of([tensor])):
+                return "It is the mean, plus what the slice held from the step before. Hint: is it written, or added?"
     return ""
 
 
@@ -179,10 +177,10 @@ def it_survives_zero_grad(attempt: Attempt) -> None:
     for ways in ((True, True, True), (False, False, False), (True, False, True, False)):
         found = _judge_values(attempt, Steps(ways))
         for rank, steps in found.items():
-            for number, step in enumerate(steps[1:], 1):
-                if not ways[number] and not step["stayed"]:
-                    said = f"step {number + 1}, after zero_grad(set_to_none=False): .grad was its slice, and is moved"
-                    raise Wrong({rank: said}, "Look at: what is to be done with a grad that is its slice already?")
+            for index, step in enumerate(steps[1:], 1):
+                if not ways[index] and not step["stayed"]:
+                    message = f"step {index + 1}, after zero_grad(set_to_none=False): .grad was its slice, and is moved"
+                    raise Wrong({rank: message}, "Hint: what is to be done with a grad that is its slice already?")
 
 
 def none_counts_as_zeros(attempt: Attempt) -> None:
@@ -201,13 +199,13 @@ def it_waits_when_asked_to(attempt: Attempt) -> None:
     for rank, steps in found.items():
         for step in steps:
             if step["early"]:
-                raise Wrong({rank: f"pack() launched {step['early']} messages"}, "Look at: who sends?")
+                raise Wrong({rank: f"pack() launched {step['early']} messages"}, "Hint: who sends?")
             if step["waited_in_launch"]:
-                raise Wrong({rank: "launch() came back only when its message was done"}, "Look at: who waits?")
+                raise Wrong({rank: "launch() came back only when its message was done"}, "Hint: who waits?")
     for step in found[late]:
         if step["missing"]:
-            said = f"while rank {late} had launched nothing, launch() did not come back here in {PATIENCE_S:g} s"
-            raise Wrong(dict.fromkeys(step["missing"], said), "Look at: who waits?")
+            message = f"while rank {late} had launched nothing, launch() did not come back here in {PATIENCE_S:g} s"
+            raise Wrong(dict.fromkeys(step["missing"], message), "Hint: who waits?")
 
 
 def it_sends_one_message(attempt: Attempt) -> None:
@@ -217,8 +215,8 @@ def it_sends_one_message(attempt: Attempt) -> None:
         for rank, found in _run(attempt, steps, _draw(attempt, steps, 0.7)).items():
             for step in found:
                 if [(call.op, call.payload_bytes) for call in step["calls"]] != [("all_reduce", want_bytes)]:
-                    said = f"{describe_messages(step['calls'])}; expected 1 all_reduce of {want_bytes} bytes"
-                    raise Wrong({rank: said}, "Look at: which tensor holds all of them?")
+                    message = f"{describe_messages(step['calls'])}; expected 1 all_reduce of {want_bytes} bytes"
+                    raise Wrong({rank: message}, "Hint: which tensor holds all of them?")
 
 
 def gradients_are_slices(attempt: Attempt) -> None:
@@ -229,14 +227,14 @@ def gradients_are_slices(attempt: Attempt) -> None:
             for name, shape, kind in zip(_names(), SHAPES, step["types"], strict=True):
                 if kind != (tuple(shape), steps.dtype):
                     was = "is None" if kind is None else f"has the shape {_listed(kind[0])} in {kind[1]}"
-                    raise Wrong({rank: f"{name} {was} after wait()"}, "Look at: what is .grad after pack()?")
+                    raise Wrong({rank: f"{name} {was} after wait()"}, "Hint: what is .grad after pack()?")
             if step["memory_bytes"] != [want_bytes]:
                 many = len(step["memory_bytes"])
-                said = f"the gradients lie in {many} tensor{'s' if many > 1 else ''} of together "
-                said += f"{sum(step['memory_bytes'])} bytes; expected 1 of {want_bytes}"
-                raise Wrong({rank: said}, "Look at: what is .grad after pack()?")
+                message = f"the gradients lie in {many} tensor{'s' if many > 1 else ''} of together "
+                message += f"{sum(step['memory_bytes'])} bytes; expected 1 of {want_bytes}"
+                raise Wrong({rank: message}, "Hint: what is .grad after pack()?")
             if step["waited"] != step["packed"]:
-                raise Wrong({rank: "a gradient lies elsewhere after wait() than after pack()"}, "Look at: who copies?")
+                raise Wrong({rank: "a gradient lies elsewhere after wait() than after pack()"}, "Hint: who copies?")
 
 
 def only_its_group_takes_part(attempt: Attempt) -> None:

@@ -16,7 +16,7 @@ from shared.checks.collectives.results import Draw, any_source, draw, even_shape
 from shared.checks.collectives.wire import (
     budget,
     judge_far,
-    judge_neighbours,
+    judge_neighbors,
     judge_tree,
     judge_turns,
     judge_volume,
@@ -81,7 +81,7 @@ def what_a_receiver_held_is_gone(attempt: Attempt) -> None:
 
 
 @_check(STEPS, "values", world_sizes=(2, 3, 4))
-def each_gets_its_left_neighbours(attempt: Attempt) -> None:
+def each_gets_its_left_neighbors(attempt: Attempt) -> None:
     for shape, dtype in (((10, 100), torch.int64), ((1,), torch.bfloat16), ((100_000,), torch.float32)):
         try_and_judge(attempt, Setting(), draw(attempt, shape, dtype))
 
@@ -123,11 +123,11 @@ def every_rank_has_the_same_bits(attempt: Attempt) -> None:
         first, *others = [found["argument"] for found in tries]
         for rank, theirs in enumerate(others, 1):
             if not torch.equal(theirs, first):
-                place = int((theirs != first).nonzero()[0])
-                said = f"element {place} is {theirs[place].item():.9g}, on rank 0 it is {first[place].item():.9g}"
+                index = int((theirs != first).nonzero()[0])
+                message = f"element {index} is {theirs[index].item():.9g}, on rank 0 it is {first[index].item():.9g}"
                 raise Wrong(
-                    {rank: f"{named(own[0])}: {said}"},
-                    "Look at: on how many ranks is each sum taken, and what do the others get?",
+                    {rank: f"{named(own[0])}: {message}"},
+                    "Hint: on how many ranks is each sum taken, and what do the others get?",
                 )
 
 
@@ -189,8 +189,8 @@ def it_returns_when_its_messages_are_done(attempt: Attempt) -> None:
         (tries,) = try_and_judge(attempt, setting, own := draw(attempt, shape))
         sender = next(r for r, found in enumerate(tries) if any(_goes_to(call, other) for call in found["calls"]))
         if number == most and device_here().type == "cpu" and tries[sender]["took_s"] < LATE_S / 2:
-            said = f"{said_of(setting, own[0])}: this rank came back before its message to rank {other} was taken"
-            raise Wrong({sender: said}, "Look at: does every isend meet its wait()?")
+            message = f"{said_of(setting, own[0])}: this rank came back before its message to rank {other} was taken"
+            raise Wrong({sender: message}, "Hint: does every isend meet its wait()?")
 
 
 def _goes_to(call: instrumentation.Call, rank: int) -> bool:
@@ -202,12 +202,14 @@ def what_is_given_is_kept(attempt: Attempt) -> None:
     for setting, own, tries in _each(attempt):
         for rank, found in tries.items():
             if not torch.equal(found["argument"], own[rank]):
-                said = first_difference(found["argument"], own[rank], 0.0)
-                said = f"{said_of(setting, own[rank])}: the argument was changed: {said}"
-                raise Wrong({rank: said}, "Look at: what is written into, and is it yours?")
+                message = first_difference(found["argument"], own[rank], 0.0)
+                message = f"{said_of(setting, own[rank])}: the argument was changed: {message}"
+                raise Wrong({rank: message}, "Hint: what is written into, and is it yours?")
             if found.get("written"):
-                said = f"{said_of(setting, own[rank])}: the argument was written into, though it holds the same again"
-                raise Wrong({rank: said}, "Look at: what is written into, and is it yours?")
+                message = (
+                    f"{said_of(setting, own[rank])}: the argument was written into, though it holds the same again"
+                )
+                raise Wrong({rank: message}, "Hint: what is written into, and is it yours?")
 
 
 @_check(GIVE_BACK, "result")
@@ -221,19 +223,19 @@ def the_result_is_new_memory(attempt: Attempt) -> None:
                 _judge_memory(rank, tries[rank], said_of(setting, own[rank]))
 
 
-def _judge_memory(rank: int, found: dict, said: str) -> None:
+def _judge_memory(rank: int, found: dict, context: str) -> None:
     if found.get("shares with"):
         raise Wrong(
-            {rank: f"{said}: the result lies in the {found['shares with']}'s memory: who changes one changes both"},
-            "Look at: where, and when, is the memory for the result made? For one rank alone, too?",
+            {rank: f"{context}: the result lies in the {found['shares with']}'s memory: who changes one changes both"},
+            "Hint: where, and when, is the memory for the result made? For one rank alone, too?",
         )
     if found["changed_later"]:
         raise Wrong(
-            {rank: f"{said}: a later call changed the result of an earlier one"}, "Look at: whose memory is it?"
+            {rank: f"{context}: a later call changed the result of an earlier one"}, "Hint: whose memory is it?"
         )
     if found["tensor"] is not None and found["holds_bytes"] > 2 * found["tensor"].nbytes + 64:
         many = f"{found['tensor'].nbytes} bytes of result keep {found['holds_bytes']} bytes in memory"
-        raise Wrong({rank: f"{said}: {many}"}, "Look at: is it a view? Of what?")
+        raise Wrong({rank: f"{context}: {many}"}, "Hint: is it a view? Of what?")
 
 
 @_check(COLLECTIVES, "autograd", world_sizes=(1, 2))
@@ -243,10 +245,10 @@ def no_gradient_is_recorded(attempt: Attempt) -> None:
         if found["records"] and attempt.piece in GIVE_BACK:
             raise Wrong(
                 {rank: "with an argument that requires a gradient, the result does too, or is an inference tensor"},
-                "Look at: what does @torch.no_grad() do?",
+                "Hint: what does @torch.no_grad() do?",
             )
         if found["switched_off"]:
-            raise Wrong({rank: "after the call autograd is switched off"}, "Look at: who switches it on again?")
+            raise Wrong({rank: "after the call autograd is switched off"}, "Hint: who switches it on again?")
 
 
 # -- the wire
@@ -258,7 +260,7 @@ def no_more_than_the_formula(attempt: Attempt) -> None:
     for setting, own, tries in _each(attempt):
         members = setting.ranks(attempt.world_size)
         for rank, found in tries.items():
-            judge_neighbours(rank, found["calls"], members)
+            judge_neighbors(rank, found["calls"], members)
             judge_volume(attempt.piece, rank, found["calls"], own[rank], len(members), said_of(setting, own[rank]))
 
 
@@ -272,7 +274,7 @@ def all_ranks_send_at_the_same_time(attempt: Attempt) -> None:
         raise Wrong(
             f"from the first message to the last it takes {took} steps; expected {messages}, "
             f"or {2 * messages} if each rank sends and receives in turns",
-            "Look at: which ranks have nothing to do in the first step?",
+            "Hint: which ranks have nothing to do in the first step?",
         )
 
 
@@ -297,10 +299,10 @@ def one_all_to_all(attempt: Attempt) -> None:
         for rank, found in tries.items():
             most_bytes = size * -(-own[rank].numel() // size) * own[rank].itemsize
             calls = found["calls"]
-            refuse_others(rank, calls, ("all_to_all_single", "all_to_all"), "Look at: who needs which chunk of whom?")
+            refuse_others(rank, calls, ("all_to_all_single", "all_to_all"), "Hint: who needs which chunk of whom?")
             if len(calls) != 1 or calls[0].payload_bytes > most_bytes:
-                said = f"{said_of(setting, own[rank])}: {describe_calls(calls)}"
-                raise Wrong({rank: f"{said}; expected 1 message, of at most {most_bytes} bytes"})
+                message = f"{said_of(setting, own[rank])}: {describe_calls(calls)}"
+                raise Wrong({rank: f"{message}; expected 1 message, of at most {most_bytes} bytes"})
 
 
 @tree_broadcast.check("wire")

@@ -39,9 +39,9 @@ class Sums:
         ]
 
     def __str__(self) -> str:
-        said = ", then ".join(f"N · {numel}" for numel in self.shard_numels)
+        message = ", then ".join(f"N · {numel}" for numel in self.shard_numels)
         dtype = "" if self.dtype == torch.float64 else f" in {str(self.dtype).removeprefix('torch.')}"
-        return f"flat with {said} elements{dtype}"
+        return f"flat with {message} elements{dtype}"
 
 
 def probe_sums(launch, sums: Sums, flats: list[torch.Tensor]) -> dict:
@@ -76,9 +76,9 @@ def _try(attempt: Attempt, sums: Sums) -> tuple[dict[int, dict], list[list[torch
     context = called_alone(attempt) if sums.in_subgroup else str(sums)
     found = attempt.run(probe_sums, sums, per_rank=[(each,) for each in flats], context=context)
     for rank in members:
-        if said := found[rank]["returned"]:
-            hint = "The caller needs a handle, and the sum from its wait(). Look at: what does each method return?"
-            raise Wrong({rank: f"{said}; expected a handle whose wait() returns this rank's shard"}, hint)
+        if message := found[rank]["returned"]:
+            hint = "The caller needs a handle, and the sum from its wait(). Hint: what does each method return?"
+            raise Wrong({rank: f"{message}; expected a handle whose wait() returns this rank's shard"}, hint)
     return {rank: found[rank] for rank in members}, flats
 
 
@@ -96,28 +96,28 @@ def each_rank_gets_its_shard_of_the_sum(attempt: Attempt) -> None:
             for index, (rank, result) in enumerate(found.items()):
                 shard = result["results"][number]
                 which = f" of flat tensor {number + 1}" if len(sums.shard_numels) > 1 else ""
-                said = f"{sums}: shard {index} of the sum{which}"
+                message = f"{sums}: shard {index} of the sum{which}"
                 if shard.dtype != sums.dtype:
-                    raise Wrong({rank: f"{said} has dtype {shard.dtype}; expected {sums.dtype}"})
+                    raise Wrong({rank: f"{message} has dtype {shard.dtype}; expected {sums.dtype}"})
                 if not close(shard, total[index], tolerance):
                     difference = first_difference(shard, total[index], tolerance)
-                    raise Wrong({rank: f"{said}: {difference}"}, _cause(shard, contributed, index, tolerance))
+                    raise Wrong({rank: f"{message}: {difference}"}, _cause(shard, contributed, index, tolerance))
 
 
 def _cause(shard: torch.Tensor, contributed: list[torch.Tensor], index: int, tolerance: float) -> str:
     size, total = len(contributed), sum(contributed).view(len(contributed), -1)
     if shard.shape != total[index].shape:
-        return "Look at: which shard of the sum belongs to this rank?"
+        return "Hint: which shard of the sum belongs to this rank?"
     if size > 1 and close(shard, total[index] / size, tolerance):
         return f"It is {size} times too small. This function returns the sum, not the mean."
     if any(close(shard, each, tolerance) for each in total):
-        return "It is another rank's shard of the sum. Look at: which shard is sent to which rank?"
+        return "It is another rank's shard of the sum. Hint: which shard is sent to which rank?"
     if any(close(shard, each.view(size, -1)[index], tolerance) for each in contributed):
-        return "It is what one rank alone contributed. Look at: what is added up, and has it arrived by then?"
+        return "It is what one rank alone contributed. Hint: what is added up, and has it arrived by then?"
     without = [total[index] - each.view(size, -1)[index] for each in contributed]
     if any(close(shard, each, tolerance) for each in without):
-        return "One rank's contribution is missing. Look at: how many shards are there to add up, and whose are they?"
-    return "Look at: which shard is sent to which rank, and which shards are added up?"
+        return "One rank's contribution is missing. Hint: how many shards are there to add up, and whose are they?"
+    return "Hint: which shard is sent to which rank, and which shards are added up?"
 
 
 def each_rank_sends_every_other_rank_one_shard(attempt: Attempt) -> None:
@@ -145,14 +145,14 @@ def the_call_returns_at_once(attempt: Attempt) -> None:
     per_rank = [(rank, flats[rank][0]) for rank in members]
     found = attempt.run(probe_late, token, late, per_rank=per_rank, context=f"rank {late} launches late")
     if missing := found[late]["missing"]:
-        said = f"the call did not return in {PATIENCE_S:g} s, while rank {late} had not launched yet"
-        hint = "The caller can compute nothing meanwhile. Look at: which line waits for other ranks, and where is it?"
-        raise Wrong(dict.fromkeys(missing, said), hint)
+        message = f"the call did not return in {PATIENCE_S:g} s, while rank {late} had not launched yet"
+        hint = "The caller can compute nothing meanwhile. Hint: which line waits for other ranks, and where is it?"
+        raise Wrong(dict.fromkeys(missing, message), hint)
     total = sum(each[0] for each in flats).view(len(members), -1)
     for rank, result in enumerate(found):
         if not close(result["result"], total[rank]):
-            said = f"rank {late} launches 50 ms after the others: {first_difference(result['result'], total[rank])}"
-            raise Wrong({rank: said}, "Look at: what has wait() waited for when it adds up shards?")
+            message = f"rank {late} launches 50 ms after the others: {first_difference(result['result'], total[rank])}"
+            raise Wrong({rank: message}, "Hint: what has wait() waited for when it adds up shards?")
 
 
 def probe_memory(launch, numel: int) -> int:
@@ -170,7 +170,7 @@ def little_memory_is_needed(attempt: Attempt) -> None:
     found = attempt.run(probe_memory, SHARD_NUMEL * size)
     for rank, held_bytes in enumerate(found):
         if held_bytes > SLACK * flat_bytes * (2 + 2 / size):
-            said = f"up to {held_bytes:,} bytes are held, of which {flat_bytes:,} are flat's"
+            message = f"up to {held_bytes:,} bytes are held, of which {flat_bytes:,} are flat's"
             expected = f"expected {flat_bytes * (size - 1) // size:,} more for what is received, and the result"
-            hint = "Look at: which of the others' shards does this rank need? How many copies does adding up make?"
-            raise Wrong({rank: f"{said}; {expected}"}, hint)
+            hint = "Hint: which of the others' shards does this rank need? How many copies does adding up make?"
+            raise Wrong({rank: f"{message}; {expected}"}, hint)

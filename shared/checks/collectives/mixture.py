@@ -13,7 +13,7 @@ from shared.ranks.diagnosis import name_ranks
 
 SPOILT = -1  # what a check writes into a caller's tensors as soon as a call has returned
 UNTOUCHED = -2  # what it writes into a tensor that is to be filled
-_LOOK_AT = 64  # elements of a slot: more would not make it surer
+_COMPARED = 64  # elements of a slot: more would not make it surer
 _LEAST = 3  # fewer elements may be anything
 
 
@@ -63,30 +63,30 @@ def cut(tensor: torch.Tensor, chunks: int) -> list[torch.Tensor]:
 
 def explain(found: torch.Tensor, slot: Slot, parts: Parts, rank: int) -> tuple[str, str]:
     """Say what stands in a slot instead of what should. → (what it is, a question)"""
-    want, found = parts.value(slot)[:_LOOK_AT].double(), found.double()[:_LOOK_AT]
+    expected, found = parts.value(slot)[:_COMPARED].double(), found.double()[:_COMPARED]
     spoilt = found == SPOILT
-    if bool(spoilt.any()) and torch.allclose(found[~spoilt], want[~spoilt], rtol=1e-2, atol=1e-3):
+    if bool(spoilt.any()) and torch.allclose(found[~spoilt], expected[~spoilt], rtol=1e-2, atol=1e-3):
         return (
             "−1 is what another rank wrote into its tensor when its call had returned.",
-            "Look at: when may a tensor that is being sent be changed? Does every isend meet its wait()?",
+            "Hint: when may a tensor that is being sent be changed? Does every isend meet its wait()?",
         )
     if bool((found == UNTOUCHED).all()):
         return (
             "It is what was there before.",
-            "Look at: has the message come when the call returns? Does every irecv meet its wait()?",
+            "Hint: has the message come when the call returns? Does every irecv meet its wait()?",
         )
     if not bool(found.any()):
-        return "It is all zeros.", "Look at: was it filled before it was given back?"
+        return "It is all zeros.", "Hint: was it filled before it was given back?"
     if len(found) < _LEAST:
         return "", ""
-    if len(slot.ranks) > 1 and torch.allclose(found * len(slot.ranks), want, rtol=1e-2, atol=1e-3):
-        return f"It is {len(slot.ranks)} times too small: a mean.", "Look at: is anything to be divided here?"
+    if len(slot.ranks) > 1 and torch.allclose(found * len(slot.ranks), expected, rtol=1e-2, atol=1e-3):
+        return f"It is {len(slot.ranks)} times too small: a mean.", "Hint: is anything to be divided here?"
     mixtures = [taken for taken in _mixtures(parts) if _gives(taken, found, parts)][:2]
     if len(mixtures) == 1:
         return _told(mixtures[0], slot, parts, rank)
-    if torch.allclose(found, want, rtol=1e-2, atol=1e-3):
-        return "It is close, but could be closer.", "Look at: in which dtype is it added up, and sent?"
-    return "", "Look at: which chunk is sent in the first step, what fills it up, and is it complete when it is used?"
+    if torch.allclose(found, expected, rtol=1e-2, atol=1e-3):
+        return "It is close, but could be closer.", "Hint: in which dtype is it added up, and sent?"
+    return "", "Hint: which chunk is sent in the first step, what fills it up, and is it complete when it is used?"
 
 
 Taken = tuple[tuple[int, int], ...]  # (rank, chunk), each as often as it is in a sum
@@ -105,7 +105,7 @@ def _mixtures(parts: Parts):
 
 
 def _gives(taken: Taken, found: torch.Tensor, parts: Parts) -> bool:
-    brought = [parts.by_rank[rank][chunk][:_LOOK_AT] for rank, chunk in taken]
+    brought = [parts.by_rank[rank][chunk][:_COMPARED] for rank, chunk in taken]
     if any(len(part) != len(found) for part in brought):
         return False
     unit = torch.finfo(brought[0].dtype).eps if brought[0].dtype.is_floating_point else 0.0
@@ -119,25 +119,25 @@ def _told(taken: Taken, slot: Slot, parts: Parts, rank: int) -> tuple[str, str]:
     noun = f"{parts.noun} {taken[0][1]}" if parts.chunks > 1 else parts.noun
     if len(chunks) > 1:
         each = ", ".join(f"{parts.noun} {chunk} of rank {r}" for r, chunk in taken)
-        return f"It adds up {each}.", "Look at: which chunk does the sum that arrives belong to?"
+        return f"It adds up {each}.", "Hint: which chunk does the sum that arrives belong to?"
     if len(present) == 1:
         whose = "this rank's own" if present == [rank] else f"rank {present[0]}'s"
         if len(taken) > 1:
-            return f"It is twice {whose} {noun}.", "Look at: how often is what a rank brought added?"
+            return f"It is twice {whose} {noun}.", "Hint: how often is what a rank brought added?"
         if len(slot.ranks) > 1:
-            hint = "Look at: what is done with what arrives? And which chunk is complete after the last step?"
+            hint = "Hint: what is done with what arrives? And which chunk is complete after the last step?"
             return f"It is {whose} {noun}, and nobody else's.", hint
-        return f"It is {whose} {noun}.", "Look at: who sends what to whom, and where does it belong?"
-    said = f"It is {noun}, added up over {name_ranks(present)}"
+        return f"It is {whose} {noun}.", "Hint: who sends what to whom, and where does it belong?"
+    message = f"It is {noun}, added up over {name_ranks(present)}"
     twice = [r for r in present if taken.count((r, taken[0][1])) > 1]
     missing = [r for r in slot.ranks if r not in present]
     if twice:
-        return f"{said}; {_parts(twice)} in it twice.", "Look at: how often is what a rank brought added?"
+        return f"{message}; {_parts(twice)} in it twice.", "Hint: how often is what a rank brought added?"
     if missing:
-        return f"{said}; {_parts(missing)} missing.", "Look at: after how many steps has a sum passed every rank?"
+        return f"{message}; {_parts(missing)} missing.", "Hint: after how many steps has a sum passed every rank?"
     if chunks != {slot.chunk}:
-        return f"{said}: right, but another rank's.", "Look at: which chunk does a rank receive in its last step?"
-    return f"{said}.", "Look at: is anything to be added here?"
+        return f"{message}: right, but another rank's.", "Hint: which chunk does a rank receive in its last step?"
+    return f"{message}.", "Hint: is anything to be added here?"
 
 
 def _parts(ranks: list[int]) -> str:

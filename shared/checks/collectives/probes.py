@@ -188,8 +188,8 @@ def _torn(memory: torch.Tensor, layout: str) -> bool:
 
 def named(tensor: torch.Tensor) -> str:
     many = f"{tensor.numel()} element{'s' if tensor.numel() != 1 else ''}"
-    said = f"shape {list(tensor.shape)}" if tensor.dim() > 1 else many
-    return said if tensor.dtype == torch.float32 else f"{said}, {short_name(tensor.dtype)}"
+    message = f"shape {list(tensor.shape)}" if tensor.dim() > 1 else many
+    return message if tensor.dtype == torch.float32 else f"{message}, {short_name(tensor.dtype)}"
 
 
 def short_name(dtype: torch.dtype) -> str:

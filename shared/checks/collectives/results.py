@@ -42,13 +42,13 @@ def any_source(attempt: Attempt) -> int | None:
 
 def said_of(setting: Setting, *tensors: torch.Tensor) -> str:
     """Name what was tried: one call, or several one after the other."""
-    said = "; ".join(map(named, tensors))
-    said += f", {setting.layout}" if setting.layout else ""
-    said += f", src={setting.src}" if setting.src is not None else ""
+    message = "; ".join(map(named, tensors))
+    message += f", {setting.layout}" if setting.layout else ""
+    message += f", src={setting.src}" if setting.src is not None else ""
     if setting.members is not None:
-        said += f", called by the group of ranks {', '.join(map(str, setting.members))}"
-    said += f", rank {setting.late} came {LATE_S:g} s late" if setting.late is not None else ""
-    return said + (f", rank {setting.takes_late[0]} took a message late" if setting.takes_late else "")
+        message += f", called by the group of ranks {', '.join(map(str, setting.members))}"
+    message += f", rank {setting.late} came {LATE_S:g} s late" if setting.late is not None else ""
+    return message + (f", rank {setting.takes_late[0]} took a message late" if setting.takes_late else "")
 
 
 # -- one try, and what it should leave
@@ -75,8 +75,8 @@ def _judge(piece: str, setting: Setting, found: list[dict], own: Draw) -> None:
     if any(found[rank].get("refused") is not None for rank in members):
         return _judge_refusal(found, setting, own)
     parts = _parts(piece, own, members)
-    for place, rank in enumerate(members):
-        slots = _slots(piece, members, place, setting.src)
+    for index, rank in enumerate(members):
+        slots = _slots(piece, members, index, setting.src)
         complaint, hint = _complaint(piece, found[rank], own[rank], slots, parts, rank)
         if complaint:
             wrong[rank] = f"{said_of(setting, own[0])}: {complaint}"
@@ -92,24 +92,27 @@ def _complaint(
     result = found["argument" if piece in IN_PLACE else "tensor"]
     if result is None:
         return f"gave back {found['kind'].replace('NoneType', 'None')}, expected a tensor", ""
-    want = torch.cat([parts.value(slot) for slot in slots])
-    shape = list(own.shape) if piece in (*IN_PLACE, *STEPS) else list(want.shape)
+    reference = torch.cat([parts.value(slot) for slot in slots])
+    shape = list(own.shape) if piece in (*IN_PLACE, *STEPS) else list(reference.shape)
     if (list(result.shape), result.dtype) != (shape, own.dtype):
         came, expected = f"{list(result.shape)}, {short_name(result.dtype)}", f"{shape}, {short_name(own.dtype)}"
-        return f"the result is {came}; expected {expected}", "Look at: how long is a chunk, and of which dtype?"
-    result, want = result.flatten(), want[: result.numel()]
+        return f"the result is {came}; expected {expected}", "Hint: how long is a chunk, and of which dtype?"
+    result, reference = result.flatten(), reference[: result.numel()]
     if result.is_floating_point():
         within = torch.cat([parts.tolerance(slot) for slot in slots])[: result.numel()]
-        off = ~((result.double() - want).abs() <= within)
+        off = ~((result.double() - reference).abs() <= within)
     else:
-        off = result != want
+        off = result != reference
     if not off.any():
         return "", ""
     first, size = int(off.nonzero()[0]), len(parts.value(slots[0]))
-    number = first // size
-    stretch = result[number * size : (number + 1) * size]
-    came, hint = mixture.explain(F.pad(stretch, (0, size - len(stretch))), slots[number], parts, rank)
-    return f"element {first} is {result[first].item():.6g}, expected {want[first].item():.6g}. {came}".strip(), hint
+    index = first // size
+    stretch = result[index * size : (index + 1) * size]
+    came, hint = mixture.explain(F.pad(stretch, (0, size - len(stretch))), slots[index], parts, rank)
+    return (
+        f"element {first} is {result[first].item():.6g}, expected {reference[first].item():.6g}. {came}".strip(),
+        hint,
+    )
 
 
 def _parts(piece: str, own: Draw, members: tuple[int, ...]) -> Parts:
@@ -120,17 +123,17 @@ def _parts(piece: str, own: Draw, members: tuple[int, ...]) -> Parts:
     return Parts({rank: cut(own[rank], len(members)) for rank in members})
 
 
-def _slots(piece: str, members: tuple[int, ...], place: int, src: int | None) -> list[Slot]:
+def _slots(piece: str, members: tuple[int, ...], index: int, src: int | None) -> list[Slot]:
     """What the rank at this place of the group must have: one slot after the other."""
     if piece in STEPS:
-        return [Slot(0, (members[place - 1],))]
+        return [Slot(0, (members[index - 1],))]
     if piece == "tree_broadcast":
         return [Slot(0, (src or 0,))]
     if piece == "ring_all_gather":
         return [Slot(0, (rank,)) for rank in members]
     if piece == "ring_all_reduce":
         return [Slot(chunk, members) for chunk in range(len(members))]
-    return [Slot(place, members)]
+    return [Slot(index, members)]
 
 
 def _judge_refusal(found: list[dict], setting: Setting, own: Draw) -> None:
@@ -140,5 +143,5 @@ def _judge_refusal(found: list[dict], setting: Setting, own: Draw) -> None:
         if found[rank]["refused"] is None or begun:
             raise Wrong(
                 {rank: f"{said_of(setting, own[0])}: refused with a ValueError, but this rank had begun"},
-                "Look at: is it refused on every rank, and before the first message?",
+                "Hint: is it refused on every rank, and before the first message?",
             )

@@ -16,8 +16,8 @@ from shared.wire import instrumentation
 
 MB = 2**20
 FIRST_BUCKET_MB = 1.0
-LOOK_AT_ORDER = "Look at: which gradients does backward() complete first?"
-LOOK_AT_CAP = "Look at: when is a bucket closed, before or after the parameter that does not fit?"
+HINT_ON_ORDER = "Hint: which gradients does backward() complete first?"
+HINT_ON_CAP = "Hint: when is a bucket closed, before or after the parameter that does not fit?"
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ def plan(parameters, bucket_cap_mb: float = 25.0, first_bucket_mb: float = FIRST
     for parameter in list(parameters)[::-1]:
         if not parameter.requires_grad:
             continue
-        places = opened.setdefault((parameter.dtype, parameter.device), [])
-        cap = MB * (bucket_cap_mb if len(places) > 1 else min(first_bucket_mb, bucket_cap_mb))
-        if not places or bytes_of(buckets[places[-1]]) + parameter.nbytes > cap:
-            places.append(len(buckets))
+        indices = opened.setdefault((parameter.dtype, parameter.device), [])
+        cap = MB * (bucket_cap_mb if len(indices) > 1 else min(first_bucket_mb, bucket_cap_mb))
+        if not indices or bytes_of(buckets[indices[-1]]) + parameter.nbytes > cap:
+            indices.append(len(buckets))
             buckets.append([])
-        buckets[places[-1]].append(parameter)
+        buckets[indices[-1]].append(parameter)
     return buckets
 
 
@@ -54,17 +54,19 @@ def messages_of(model: str, bucket_cap_mb: float = 25.0, dtype: torch.dtype = to
     return [Message(str(bucket[0].dtype).removeprefix("torch."), bytes_of(bucket)) for bucket in buckets]
 
 
-def judge_messages(rank: int, calls: list[instrumentation.Call], want: list[Message], said: str) -> None:
+def judge_messages(rank: int, calls: list[instrumentation.Call], expected: list[Message], context: str) -> None:
     """said: what was tried, a model and a cap.
 
     Raises: Wrong unless the calls are one all_reduce per bucket, in order, with its dtype and bytes.
     """
     found = [Message(call.dtype, call.payload_bytes) for call in calls]
     other = sorted({call.op for call in calls} - {"all_reduce"})
-    if found == want and not other:
+    if found == expected and not other:
         return
-    evidence = f"{said}: {describe_messages(calls)}; expected {len(want)} all_reduce, of {_sizes(want)} bytes"
-    raise Wrong({rank: evidence}, _cause(found, want, other))
+    evidence = (
+        f"{context}: {describe_messages(calls)}; expected {len(expected)} all_reduce, of {_sizes(expected)} bytes"
+    )
+    raise Wrong({rank: evidence}, _cause(found, expected, other))
 
 
 def describe_messages(calls: list[instrumentation.Call]) -> str:
@@ -88,27 +90,27 @@ def _sizes(messages: list[Message]) -> str:
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
 
 
-def _cause(found: list[Message], want: list[Message], other: list[str]) -> str:
-    """Recognise the usual mistakes by number, order, dtype and size of the messages."""
-    total, wanted = sum(each.nbytes for each in found), sum(each.nbytes for each in want)
+def _cause(found: list[Message], expected: list[Message], other: list[str]) -> str:
+    """Recognize the usual mistakes by number, order, dtype and size of the messages."""
+    total, wanted = sum(each.nbytes for each in found), sum(each.nbytes for each in expected)
     if other:
-        return "Look at: which single collective leaves the sum on every rank?"
+        return "Hint: which single collective leaves the sum on every rank?"
     if not found:
-        return "Look at: what does finish_gradient_sync() launch?"
-    if {each.dtype for each in found} != {each.dtype for each in want}:
-        return "Look at: in which dtype does each gradient travel, and may one flat tensor hold two dtypes?"
+        return "Hint: what does finish_gradient_sync() launch?"
+    if {each.dtype for each in found} != {each.dtype for each in expected}:
+        return "Hint: in which dtype does each gradient travel, and may one flat tensor hold two dtypes?"
     if total > wanted:
-        return "Look at: is each trainable parameter in one bucket, once, and nothing else in it?"
+        return "Hint: is each trainable parameter in one bucket, once, and nothing else in it?"
     if total < wanted:
-        if found == want[: len(found)]:
-            return "The first ones are right. Look at: what becomes of a bucket that is not full at the end?"
-        return "Look at: which parameters are in no bucket?"
-    if sorted(found, key=repr) == sorted(want, key=repr):
-        return "The sizes are right, their order is not. Look at: in which order are the buckets opened, and launched?"
+        if found == expected[: len(found)]:
+            return "The first ones are right. Hint: what becomes of a bucket that is not full at the end?"
+        return "Hint: which parameters are in no bucket?"
+    if sorted(found, key=repr) == sorted(expected, key=repr):
+        return "The sizes are right, their order is not. Hint: in which order are the buckets opened, and launched?"
     if len(found) == 1:
-        return "Look at: what does bucket_cap_mb do? And how large may the first bucket be?"
-    if len(found) > len(want):
-        return "Look at: how many gradients travel in one message, and when is a new bucket opened?"
-    if max(each.nbytes for each in found) > max(each.nbytes for each in want) or len(found) < len(want):
-        return f"{LOOK_AT_CAP} And how large may the first one be?"
-    return LOOK_AT_ORDER
+        return "Hint: what does bucket_cap_mb do? And how large may the first bucket be?"
+    if len(found) > len(expected):
+        return "Hint: how many gradients travel in one message, and when is a new bucket opened?"
+    if max(each.nbytes for each in found) > max(each.nbytes for each in expected) or len(found) < len(expected):
+        return f"{HINT_ON_CAP} And how large may the first one be?"
+    return HINT_ON_ORDER

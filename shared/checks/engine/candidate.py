@@ -40,8 +40,8 @@ def find(names: tuple[str, ...], path: str | None):
     namespace = get_ipython().user_ns if path is None else vars(_load(path))
     piece = next((name for name in names if name in namespace), None)
     if piece is None:
-        place = "on the ranks: run the %%ranks cell that defines it" if path is None else f"in {Path(path).name}"
-        raise PieceMissing(f"{names[0]} is not defined {place}")
+        index = "on the ranks: run the %%ranks cell that defines it" if path is None else f"in {Path(path).name}"
+        raise PieceMissing(f"{names[0]} is not defined {index}")
     found = namespace[piece]
     origin = getattr(found, "__module__", "") or ""
     if origin.split(".")[0] in (SOLUTIONS, "torch"):

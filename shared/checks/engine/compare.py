@@ -9,9 +9,7 @@ from shared.checks.models import awkward
 # 1.1e-16 of its size, so 1e-10 of the largest value is thousands of roundings away.
 RELATIVE_TOLERANCE = 1e-10
 
-_NOTHING_OF_OTHERS = (
-    "It is what this rank had before: nothing of the others' is in it. Look at: where is the result put?"
-)
+_NOTHING_OF_OTHERS = "It is what this rank had before: nothing of the others' is in it. Hint: where is the result put?"
 
 
 def describe_calls(calls: list) -> str:
@@ -32,59 +30,59 @@ def tolerance_of(tensors) -> float:
     return 1e-5 if in_float32 else RELATIVE_TOLERANCE
 
 
-def close(found: torch.Tensor, want: torch.Tensor, tolerance: float = RELATIVE_TOLERANCE) -> bool:
-    if want.dtype == torch.bool:  # a buffer
-        return torch.equal(found, want)
-    scale = max(1.0, want.abs().max().item()) if want.numel() else 1.0
-    return found.shape == want.shape and bool(((found.double() - want.double()).abs() <= tolerance * scale).all())
+def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = RELATIVE_TOLERANCE) -> bool:
+    if expected.dtype == torch.bool:  # a buffer
+        return torch.equal(found, expected)
+    scale = max(1.0, expected.abs().max().item()) if expected.numel() else 1.0
+    return found.shape == expected.shape and bool(
+        ((found.double() - expected.double()).abs() <= tolerance * scale).all()
+    )
 
 
-def first_difference(found: torch.Tensor, want: torch.Tensor, tolerance: float = RELATIVE_TOLERANCE) -> str:
+def first_difference(found: torch.Tensor, expected: torch.Tensor, tolerance: float = RELATIVE_TOLERANCE) -> str:
     """Say where two tensors differ first: `element 13 is 0.0, expected −0.41`."""
-    if found.shape != want.shape:
-        return f"the shape is {list(found.shape)}, expected {list(want.shape)}"
-    scale = max(1.0, want.double().abs().max().item())
-    off = (found.double() - want.double()).abs().flatten() > tolerance * scale
+    if found.shape != expected.shape:
+        return f"the shape is {list(found.shape)}, expected {list(expected.shape)}"
+    scale = max(1.0, expected.double().abs().max().item())
+    off = (found.double() - expected.double()).abs().flatten() > tolerance * scale
     if not off.any() and found.isfinite().all():
         return "equal"
-    place = int(off.nonzero()[0]) if off.any() else int((~found.isfinite()).flatten().nonzero()[0])
-    was, expected = found.flatten()[place].item(), want.flatten()[place].item()
-    if f"{was:.6g}" == f"{expected:.6g}":
-        return f"element {place} is {expected:.6g}, but off by {abs(was - expected):.0e}"
-    return f"element {place} is {was:.6g}, expected {expected:.6g}"
+    index = int(off.nonzero()[0]) if off.any() else int((~found.isfinite()).flatten().nonzero()[0])
+    was, wanted = found.flatten()[index].item(), expected.flatten()[index].item()
+    if f"{was:.6g}" == f"{wanted:.6g}":
+        return f"element {index} is {wanted:.6g}, but off by {abs(was - wanted):.0e}"
+    return f"element {index} is {was:.6g}, expected {wanted:.6g}"
 
 
 def by_rank(found: list[dict], what: str, members: list[int] | None = None) -> dict[int, dict]:
     return {rank: found[rank][what] for rank in members or range(len(found))}
 
 
-def judge_gradients(found: dict[int, dict], want: dict, local: dict[int, dict], context: str) -> None:
+def judge_gradients(found: dict[int, dict], reference: dict, local: dict[int, dict], context: str) -> None:
     """Compare every rank's gradients with one process's; name the likely cause where the values betray it.
 
-    found: by global rank, after synchronisation; local: by global rank, what its own samples alone give.
+    found: by global rank, after synchronization; local: by global rank, what its own samples alone give.
     Raises: Wrong.
     """
-    wrong, hints, tolerance = {}, [], tolerance_of(want.values())
+    wrong, hints, tolerance = {}, [], tolerance_of(reference.values())
     for rank, gradients in found.items():
-        for name, expected in want.items():
+        for name, expected in reference.items():
             complaint = _complaint(gradients[name], expected, tolerance)
             if complaint:
                 wrong[rank] = f"{context}: {name}, {complaint}"
                 every = {other: gradients_of[name] for other, gradients_of in local.items()}
                 hint = _cause(gradients[name], expected, rank, every)
-                if hint == _NOTHING_OF_OTHERS and _some_averaged(gradients, want, local[rank], tolerance):
-                    hint = (
-                        "It is what this rank had before; others are the mean. Look at: in which message is this one?"
-                    )
+                if hint == _NOTHING_OF_OTHERS and _some_averaged(gradients, reference, local[rank], tolerance):
+                    hint = "It is what this rank had before; others are the mean. Hint: in which message is this one?"
                 hints.append(hint)
                 break
     if wrong:
         raise Wrong(wrong, max(hints, key=len))
 
 
-def _some_averaged(found: dict, want: dict, own: dict, tolerance: float) -> bool:
+def _some_averaged(found: dict, expected: dict, own: dict, tolerance: float) -> bool:
     """Is any gradient the mean over the ranks, which this rank could not have by itself?"""
-    pairs = [(found[name], want[name], own[name]) for name in want]
+    pairs = [(found[name], expected[name], own[name]) for name in expected]
     tensors = [each for each in pairs if not any(tensor is None for tensor in each)]
     return any(close(was, mean, tolerance) and not close(alone, mean, tolerance) for was, mean, alone in tensors)
 
@@ -98,42 +96,42 @@ def _complaint(found, expected, tolerance: float) -> str:
 
 
 def _cause(found, expected, rank: int, every: dict) -> str:
-    """Recognise the usual mistakes by their values. every: by rank, what it had before."""
+    """Recognize the usual mistakes by their values. every: by rank, what it had before."""
     world_size, own = len(every), every[rank]
     if found is None or expected is None:
         if own is None and any(theirs is not None for theirs in every.values()):
-            return "Look at: what happens to a parameter whose grad is None on this rank, but not on another?"
-        return "Look at: what became of the .grad that backward() left?"
+            return "Hint: what happens to a parameter whose grad is None on this rank, but not on another?"
+        return "Hint: what became of the .grad that backward() left?"
     if found.shape != expected.shape:
         return ""
     if world_size == 1:
-        return "On one rank the mean is what backward() left. Look at: what changes it?"
+        return "On one rank the mean is what backward() left. Hint: what changes it?"
     if close(found, expected * world_size):
-        return f"It is exactly {world_size} times too large. Look at: summed, or averaged? And in place?"
+        return f"It is exactly {world_size} times too large. Hint: summed, or averaged? And in place?"
     if close(found, expected / world_size):
-        return f"It is exactly {world_size} times too small. Look at: how often is it divided?"
+        return f"It is exactly {world_size} times too small. Hint: how often is it divided?"
     if own is not None and close(found, own):
         return _NOTHING_OF_OTHERS
     if own is not None and close(found, own / world_size):
-        return "It is what this rank had, divided, and nothing of the others'. Look at: which tensor was sent?"
+        return "It is what this rank had, divided, and nothing of the others'. Hint: which tensor was sent?"
     for other, theirs in every.items():
         if theirs is not None and close(found, theirs):
             return f"It is what rank {other} had, not the mean over the ranks."
     if close(found, expected, 1e-5):
-        return "It is close, but float64 could be closer. Look at: does a float32 come in?"
+        return "It is close, but float64 could be closer. Hint: does a float32 come in?"
     if not found.any():
-        return "It is all zeros. Look at: was it overwritten, or never filled?"
-    return "Look at: which tensor is sent, and what is done with what arrives?"
+        return "It is all zeros. Hint: was it overwritten, or never filled?"
+    return "Hint: which tensor is sent, and what is done with what arrives?"
 
 
-def judge_state(states: dict[int, dict], want: dict, source: int) -> None:
+def judge_state(states: dict[int, dict], reference: dict, source: int) -> None:
     """Compare every rank's parameters and buffers, by global rank, bit by bit with the source's.
 
     Raises: Wrong.
     """
     wrong, names = {}, set()
     for rank, state in states.items():
-        for name, expected in want.items():
+        for name, expected in reference.items():
             if not torch.equal(state[name], expected):
                 wrong[rank] = f"{name}: {first_difference(state[name].double(), expected.double(), 0.0)}"
                 names.add(name)
@@ -145,9 +143,9 @@ def judge_state(states: dict[int, dict], want: dict, source: int) -> None:
 
 
 _HINTS_ON_STATE = {  # by the first tensor that is wrong, where that betrays what was left out
-    "first.bias": "This parameter is frozen. Look at: does a forward use it?",
-    "scale": "This is a buffer. Look at: what else than parameters does a module hold?",
-    "shift": "This is a buffer that state_dict() leaves out. Look at: where does a module list all of them?",
+    "first.bias": "This parameter is frozen. Hint: does a forward use it?",
+    "scale": "This is a buffer. Hint: what else than parameters does a module hold?",
+    "shift": "This is a buffer that state_dict() leaves out. Hint: where does a module list all of them?",
 }
 
 
@@ -159,4 +157,4 @@ def refuse_frozen_gradients(found: dict[int, dict], model: str) -> None:
         if result["frozen"]
     }
     if wrong:
-        raise Wrong(wrong, "Look at: what would weight decay do to it?")
+        raise Wrong(wrong, "Hint: what would weight decay do to it?")

@@ -21,14 +21,14 @@ def as_text(verdicts: list[Verdict]) -> str:
 
 def said_once(verdicts: list[Verdict]) -> list[Verdict]:
     """One mistake may fail every check in the same words: say them at the first."""
-    said: dict[tuple, str] = {}
+    message: dict[tuple, str] = {}
     shown = []
     for verdict in verdicts:
         words = (verdict.exercise, verdict.evidence, verdict.hint)
-        if verdict.evidence and words in said:
-            verdict = replace(verdict, evidence=f"as in: {said[words]}", hint="")
+        if verdict.evidence and words in message:
+            verdict = replace(verdict, evidence=f"as in: {message[words]}", hint="")
         else:
-            said[words] = verdict.check
+            message[words] = verdict.check
         shown.append(verdict)
     return shown
 

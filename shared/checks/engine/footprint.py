@@ -98,4 +98,4 @@ def judge_footprint(attempt: Attempt, model: str, options: dict, context: str) -
         if each["held"] > most
     }
     if wrong:
-        raise Wrong(wrong, "Look at: is what has arrived copied out of the bucket, and what is the bucket kept for?")
+        raise Wrong(wrong, "Hint: is what has arrived copied out of the bucket, and what is the bucket kept for?")

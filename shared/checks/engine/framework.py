@@ -26,7 +26,7 @@ MOST_HANGS = 2  # a piece that hangs again and again need not be tried any furth
 WORLD_SIZES = (1, 2, 3, 4)
 _LEFT_UNDER_WAY = "it left a message under way that nobody waits for, and the ranks had to be started again"
 _WAIT_AND_REDEFINE = (
-    "Look at: does every isend and irecv meet its wait()? Then run the cells that define your functions again."
+    "Hint: does every isend and irecv meet its wait()? Then run the cells that define your functions again."
 )
 RUN_AGAIN = "Then run every cell that defines something again."
 NOT_WRITTEN = "it is not written yet"
@@ -223,7 +223,7 @@ def _from_failure(failure: CellFailed) -> Wrong:
         raise Unusable(missing["message"].split(": ", 1)[1])
     wrong = Wrong(failure.explanation.strip(), _hint_on(failure))
     if _waits_behind_the_call(failure):
-        wrong = Wrong(_NOT_DONE, "Look at: does every isend and irecv meet its wait()?")
+        wrong = Wrong(_NOT_DONE, "Hint: does every isend and irecv meet its wait()?")
     wrong.hangs = 1 if len(failure.case.outcomes) < len(failure.case.targets) else 0
     return wrong
 
@@ -240,9 +240,9 @@ def _hint_on(failure: CellFailed) -> str:
         return ""
     found = [position for position in failure.case.positions.values() if position]
     if any(len(lane) > 1 for position in found for lane, _ in position["counts"]):  # messages between two ranks
-        return "Look at: who could begin? And does every isend and irecv meet its wait()?"
+        return "Hint: who could begin? And does every isend and irecv meet its wait()?"
     waits = any(position["busy"] and position["waits"] != "no" for position in found)
-    return "Look at: which ranks call this collective, and which never come to it?" if waits else ""
+    return "Hint: which ranks call this collective, and which never come to it?" if waits else ""
 
 
 def _merge(by_rank: dict[int, str]) -> str:

@@ -83,9 +83,11 @@ def loop_and_judge(attempt: Attempt, loop: Loop) -> list[dict]:
     per_rank = [(rank, *share) for rank, share in enumerate(draw.per_rank)]
     found = attempt.run(probe_loop, loop, per_rank=per_rank, context=said(loop))
     module = awkward.build(loop.model, draw.seeds[0])
-    for number, want in enumerate(one_process(module, draw.shares, len(loop.set_to_none), idle=loop.idle)):
-        gradients = {rank: each["steps"][number]["gradients"] for rank, each in enumerate(found)}
-        judge_gradients(gradients, want.gradients, dict(enumerate(want.own)), f"{said(loop)}, step {number + 1}")
+    for step_index, expected in enumerate(one_process(module, draw.shares, len(loop.set_to_none), idle=loop.idle)):
+        gradients = {rank: each["steps"][step_index]["gradients"] for rank, each in enumerate(found)}
+        judge_gradients(
+            gradients, expected.gradients, dict(enumerate(expected.own)), f"{said(loop)}, step {step_index + 1}"
+        )
     return found
 
 

@@ -74,7 +74,7 @@ def probe_progress(wrapper, sizes: Sizes, seed: int, x, y) -> list[dict]:
         module.zero_grad(set_to_none)
         waits, launched = Waits(), {}
         with launches_unasked(), completion.watching(waits), instrumentation.listening() as calls:
-            module.passed = lambda place, launched=launched, calls=calls: launched.setdefault(place, len(calls))
+            module.passed = lambda index, launched=launched, calls=calls: launched.setdefault(index, len(calls))
             _loss(wrapped, x, y).backward()
             launched[0] = len(calls)
             found = {"launched": launched, "waits": waits.in_backward, "working": calls[:]}
@@ -91,8 +91,8 @@ def probe_late(wrapper, sizes: Sizes, token: int, late: int, seed: int, x, y) ->
     wrapped, module = wrap(wrapper, sizes, seed)
     meeting, missing = Meeting(f"late{token}"), []
 
-    def stand_by(place: int) -> None:
-        if place == len(module.layers):
+    def stand_by(index: int) -> None:
+        if index == len(module.layers):
             missing[:] = meeting.missing()
 
     is_late = dist.get_rank() == late
@@ -132,14 +132,14 @@ def probe_steps(wrapper, sizes: Sizes, set_to_none: bool, seed: int, steps: list
 def probe_leaving(wrapper, sizes: Sizes, seed: int, x, y) -> dict:
     """→ what was sent in each part of a script that goes in and out of no_sync(), and was an exception swallowed?"""
     wrapped, another = (wrap(wrapper, sizes, seed)[0] for _ in range(2))
-    said: dict[str, list[instrumentation.Call]] = {}
+    message: dict[str, list[instrumentation.Call]] = {}
 
     def step(name: str, finish: bool = True, which=wrapped) -> None:
         with instrumentation.listening() as calls:
             _loss(which, x, y).backward()
             if finish:
                 which.finish_gradient_sync()
-        said.setdefault(name, []).extend(calls)
+        message.setdefault(name, []).extend(calls)
 
     with wrapped.no_sync():
         step("finish_gradient_sync() inside no_sync()")
@@ -158,7 +158,7 @@ def probe_leaving(wrapper, sizes: Sizes, seed: int, x, y) -> dict:
             raise Stop
         swallowed = True
     step("after an exception has left no_sync()")
-    return {"calls": said, "swallowed": swallowed}
+    return {"calls": message, "swallowed": swallowed}
 
 
 def probe_refusals(wrapper, sizes: Sizes, again: bool, silent: bool, seed: int, x, y) -> dict:

@@ -54,23 +54,23 @@ def judge_steps(
     seed = attempt.draw_seed()
     per_rank = [([step[rank] for step in steps],) for rank in range(attempt.world_size)]
     found = attempt.run(probe_steps, sizes, set_to_none, seed, per_rank=per_rank, context=context)
-    for number, step in enumerate(steps):
-        results = [result[number] for result in found]
-        said = f"{sizes}, {context}, step {number + 1}"
+    for step_index, step in enumerate(steps):
+        results = [result[step_index] for result in found]
+        message = f"{sizes}, {context}, step {step_index + 1}"
         for rank, result in enumerate(results):
             if result["silent"]:
-                raise Wrong({rank: f"{said}: inside no_sync(), {describe_calls(result['silent'])}; expected none"})
+                raise Wrong({rank: f"{message}: inside no_sync(), {describe_calls(result['silent'])}; expected none"})
             alone = "" if step[rank] else ", in which this rank has no backward()"
-            judge_messages(rank, result["loud"], sizes.messages(), said + alone)
-        gradients, (want, local) = by_rank(results, "gradients"), mean_of(sizes, seed, step)
+            judge_messages(rank, result["loud"], sizes.messages(), message + alone)
+        gradients, (expected, local) = by_rank(results, "gradients"), mean_of(sizes, seed, step)
         try:
-            judge_gradients(gradients, want, local, said)
+            judge_gradients(gradients, expected, local, message)
         except Wrong as wrong:
             raise Wrong(wrong.evidence, _cause(gradients, sizes, seed, step) or wrong.hint) from None
 
 
 def _cause(gradients: dict[int, dict], sizes: Sizes, seed: int, step: list[list[Micro]]) -> str:
-    """Recognise what accumulation brings: a part of the micro-batches stands for all."""
+    """Recognize what accumulation brings: a part of the micro-batches stands for all."""
     longest = max(len(own) for own in step)
     if longest < 2:
         return ""
@@ -80,5 +80,5 @@ def _cause(gradients: dict[int, dict], sizes: Sizes, seed: int, step: list[list[
         alone = mean_of(sizes, seed, [own[part] for own in step])[0][name]
         share = len(range(longest)[part]) / longest
         if alone is not None and all(close(each[name], alone * share) for each in gradients.values()):
-            return f"It is the mean of {what} alone. Look at: what was in .grad before the last backward()?"
+            return f"It is the mean of {what} alone. Hint: what was in .grad before the last backward()?"
     return ""

@@ -31,7 +31,7 @@ class Diary(completion.Watcher):
             self.events.append(Event(call.op, partner=call.partner))
 
     def waited(self, work_id, _began) -> None:
-        known = [number for number, work in enumerate(self._works) if id(work) == work_id]
+        known = [index for index, work in enumerate(self._works) if id(work) == work_id]
         self.events.append(Event("wait", launched=known[-1] if known else None))
 
 
@@ -42,7 +42,7 @@ def count_steps(events_of: dict[int, list[Event]]) -> int | None:
     """
     posted: dict[Message, dict[str, list[int]]] = {}
     own: dict[int, list[tuple[Message, int]]] = {rank: [] for rank in events_of}
-    now, place = dict.fromkeys(events_of, 0), dict.fromkeys(events_of, 0)
+    now, index = dict.fromkeys(events_of, 0), dict.fromkeys(events_of, 0)
 
     def done(message: Message, number: int) -> int | None:
         ends_of = posted[message]
@@ -51,7 +51,7 @@ def count_steps(events_of: dict[int, list[Event]]) -> int | None:
         return 1 + max(ends_of["send"][number], ends_of["recv"][number])
 
     def advance(rank: int) -> bool:
-        event = events_of[rank][place[rank]]
+        event = events_of[rank][index[rank]]
         if event.kind == "wait":
             waits_for = own[rank] if event.launched is None else [own[rank][event.launched]]
             times = [done(*each) for each in waits_for]
@@ -63,16 +63,16 @@ def count_steps(events_of: dict[int, list[Event]]) -> int | None:
             times = posted.setdefault(message, {"send": [], "recv": []})[event.kind]
             own[rank].append((message, len(times)))
             times.append(now[rank])
-        place[rank] += 1
+        index[rank] += 1
         return True
 
     moved = True
     while moved:
         moved = False
         for rank, events in events_of.items():
-            while place[rank] < len(events) and advance(rank):
+            while index[rank] < len(events) and advance(rank):
                 moved = True
-    if any(place[rank] < len(events) for rank, events in events_of.items()):
+    if any(index[rank] < len(events) for rank, events in events_of.items()):
         return None
     times = [done(*each) for messages in own.values() for each in messages]
     return None if None in times else max(times, default=0)

@@ -134,7 +134,7 @@ def _refuse_library_wrappers(wrapped) -> None:
             raise AssertionError("torch's own DistributedDataParallel does the work here: write it by hand")
 
 
-# -- what one process gets, and the judgement
+# -- what one process gets, and the judgment
 
 
 @dataclass(frozen=True)
@@ -207,8 +207,8 @@ def train_and_judge(attempt: Attempt, how: Training) -> list[dict]:
 
 def judge_start(found: list[dict], model: str, draw: Draw) -> None:
     """Raises: Wrong unless every rank began with rank 0's state."""
-    want = awkward.state_of(awkward.build(model, draw.seeds[0]))
-    judge_state({rank: result["start"] for rank, result in enumerate(found)}, want, 0)
+    expected = awkward.state_of(awkward.build(model, draw.seeds[0]))
+    judge_state({rank: result["start"] for rank, result in enumerate(found)}, expected, 0)
 
 
 def judge_training(attempt: Attempt, found: list[dict], how: Training, draw: Draw) -> None:
@@ -223,24 +223,24 @@ def judge_training(attempt: Attempt, found: list[dict], how: Training, draw: Dra
     context = f"{called_alone(attempt)}, " if how.in_subgroup else ""
     context += awkward.said(how.model)
     steps = one_process(module, batches, micro_batches=how.micro_batches)
-    for number, want in enumerate(steps):
+    for step_index, expected in enumerate(steps):
         gradients, local = (
-            {rank: found[rank]["steps"][number][what] for rank in members} for what in ("gradients", "local")
+            {rank: found[rank]["steps"][step_index][what] for rank in members} for what in ("gradients", "local")
         )
         try:
-            judge_gradients(gradients, want.gradients, local, f"{context}, step {number + 1}")
+            judge_gradients(gradients, expected.gradients, local, f"{context}, step {step_index + 1}")
         except Wrong as wrong:
-            if number == 0 and how.model in awkward.HAVE_MODES and _evaluates(gradients, how, draw, members):
-                wrong.hint = "It is what the module computes in eval mode. Look at: who switches the mode, and when?"
+            if step_index == 0 and how.model in awkward.HAVE_MODES and _evaluates(gradients, how, draw, members):
+                wrong.hint = "It is what the module computes in eval mode. Hint: who switches the mode, and when?"
             raise
     refuse_frozen_gradients({rank: found[rank] for rank in members}, how.model)
     ends = steps[-1].states * (len(members) // len(batches))
-    for rank, want in zip(members, ends, strict=True):
-        _judge_end(rank, found[rank], want, context)
-        evaluated = awkward.evaluate(module, want, draw.shares[rank][0])
-        if not close(found[rank]["evaluated"], evaluated, tolerance_of(want.values())):
-            said = f"after eval(), the output is another: {first_difference(found[rank]['evaluated'], evaluated)}"
-            raise Wrong({rank: f"{context}: {said}"}, awkward.LOOK_AT_MODES)
+    for rank, expected in zip(members, ends, strict=True):
+        _judge_end(rank, found[rank], expected, context)
+        evaluated = awkward.evaluate(module, expected, draw.shares[rank][0])
+        if not close(found[rank]["evaluated"], evaluated, tolerance_of(expected.values())):
+            message = f"after eval(), the output is another: {first_difference(found[rank]['evaluated'], evaluated)}"
+            raise Wrong({rank: f"{context}: {message}"}, awkward.HINT_ON_MODES)
     same = ends[0] if len(batches) == 1 else dict(module.named_parameters())
     states = {rank: {name: found[rank]["end"][name] for name in same} for rank in members}
     judge_state(states, states[members[0]], members[0])
@@ -250,17 +250,17 @@ def _evaluates(gradients: dict[int, dict], how: Training, draw: Draw, members: l
     """Return whether these gradients of the first step are those of the module in eval mode."""
     module = awkward.build(how.model, draw.seeds[members[0]]).eval()
     (step,) = one_process(module, [draw.samples_of(members)], steps=1)
-    pairs = [(own[name], want) for own in gradients.values() for name, want in step.gradients.items()]
-    return all(own is not None and close(own, want) for own, want in pairs)
+    pairs = [(own[name], expected) for own in gradients.values() for name, expected in step.gradients.items()]
+    return all(own is not None and close(own, expected) for own, expected in pairs)
 
 
-def _judge_end(rank: int, result: dict, want: dict, context: str) -> None:
-    tolerance = tolerance_of(want.values())
-    for name, expected in want.items():
+def _judge_end(rank: int, result: dict, reference: dict, context: str) -> None:
+    tolerance = tolerance_of(reference.values())
+    for name, expected in reference.items():
         state = result["end"][name].double()
         if not close(state, expected.double(), tolerance):
-            said = f"{context}: {name} after the last step, {first_difference(state, expected.double(), tolerance)}"
-            raise Wrong({rank: said}, awkward.LOOK_AT_FORWARDS if awkward.is_statistic(name) else "")
+            message = f"{context}: {name} after the last step, {first_difference(state, expected.double(), tolerance)}"
+            raise Wrong({rank: message}, awkward.HINT_ON_FORWARDS if awkward.is_statistic(name) else "")
 
 
 def judge_bf16_training(found: list[dict], how: Training) -> None:
@@ -269,11 +269,11 @@ def judge_bf16_training(found: list[dict], how: Training) -> None:
     Raises: Wrong.
     """
     half = sum(p.nbytes for p in awkward.build(how.model, 0, torch.bfloat16).parameters())
-    for name, number in [(name, number) for name in found[0]["start"] for number in range(STEPS)]:
-        steps = [result["steps"][number] for result in found]
+    for name, step_index in [(name, step_index) for name in found[0]["start"] for step_index in range(STEPS)]:
+        steps = [result["steps"][step_index] for result in found]
         own = [step["local"][name] for step in steps]
         if all(gradient is None for gradient in own):
-            raise Wrong(f"after backward() the module's {name} has no gradient", "Look at: which module is trained?")
+            raise Wrong(f"after backward() the module's {name} has no gradient", "Hint: which module is trained?")
         local = torch.stack([torch.zeros_like(found[0]["start"][name]) if g is None else g for g in own]).double()
         for rank, step in enumerate(steps):
             gradient = step["gradients"][name]

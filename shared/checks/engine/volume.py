@@ -19,7 +19,7 @@ def judge_state_bytes(rank: int, calls: list[instrumentation.Call], model: str) 
     """Raises: Wrong unless every parameter and buffer was broadcast once."""
     if sum(call.payload_bytes for call in calls) != state_bytes(model) or any(c.op != "broadcast" for c in calls):
         evidence = f"{describe_calls(calls)} to start equal; expected {state_bytes(model)} bytes by broadcast"
-        hint = "Look at: every parameter and every buffer, each once."
+        hint = "Hint: every parameter and every buffer, each once."
         raise Wrong({rank: f"{awkward.said(model)}: {evidence}"}, hint)
 
 
@@ -33,16 +33,16 @@ def judge_gradient_bytes(
     want_bytes = trainable_bytes(model)
     most = most_messages or sum(p.requires_grad for p in awkward.build(model, 0).parameters())
     expected = f"at most {most} messages, {want_bytes} bytes, all by all_reduce"
-    said = f"{awkward.said(model)}: {describe_calls(calls)}; expected {expected}"
+    message = f"{awkward.said(model)}: {describe_calls(calls)}; expected {expected}"
     if sum(call.payload_bytes for call in calls) != want_bytes or len(calls) > most:
-        raise Wrong({rank: said}, "Look at: is each trainable parameter's gradient sent once, and nothing else?")
+        raise Wrong({rank: message}, "Hint: is each trainable parameter's gradient sent once, and nothing else?")
     if any(not call.op.startswith("all_reduce") for call in calls):
-        raise Wrong({rank: said}, "Look at: which single collective leaves the sum on every rank?")
+        raise Wrong({rank: message}, "Hint: which single collective leaves the sum on every rank?")
 
 
 def refuse_early_messages(rank: int, calls: list[instrumentation.Call], model: str) -> None:
     """Raises: Wrong where anything was sent during forward and backward."""
     if calls:
         early = f"{describe_calls(calls)} during forward and backward; expected none"
-        hint = "Look at: what may wait until finish_gradient_sync?"
+        hint = "Hint: what may wait until finish_gradient_sync?"
         raise Wrong({rank: f"{awkward.said(model)}: {early}"}, hint)

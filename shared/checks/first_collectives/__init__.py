@@ -62,12 +62,12 @@ def the_sum_is_exact_on_every_rank(attempt: Attempt) -> None:
         def cause(rank: int, value: float, every=every, turn=turn, previous=previous) -> str:
             total = sum(every)
             if is_close(value, total / attempt.world_size) and attempt.world_size > 1:
-                return "It is the mean. Look at: is anything to be divided here?"
+                return "It is the mean. Hint: is anything to be divided here?"
             if turn == 1 and (is_close(value, total + previous) or abs(value - total) >= previous / 2):
-                return "The first call was right, the second is not. Look at: what is left over from the first?"
+                return "The first call was right, the second is not. Hint: what is left over from the first?"
             if abs(value - total) <= FLOAT32_TOLERANCE * total:
-                return "Right to 7 digits. Look at: which dtype does torch.tensor(0.1) have?"
-            return common_cause(value, every[rank], every) or "Look at: what is sent, and which ranks get the result?"
+                return "Right to 7 digits. Hint: which dtype does torch.tensor(0.1) have?"
+            return common_cause(value, every[rank], every) or "Hint: what is sent, and which ranks get the result?"
 
         judge_numbers([result["results"][turn] for result in found], sum(every), EXACT, cause)
 
@@ -82,16 +82,16 @@ def the_sum_costs_one_message(attempt: Attempt) -> None:
 def _judge_one_all_reduce(rank: int, calls: list[instrumentation.Call], payload_bytes: int) -> None:
     if [(call.op, call.payload_bytes) for call in calls] == [("all_reduce", payload_bytes)]:
         return
-    said = f"{describe_calls(calls)}; expected 1 message (all_reduce), {payload_bytes} bytes"
+    message = f"{describe_calls(calls)}; expected 1 message (all_reduce), {payload_bytes} bytes"
     hint = ""
     if len(calls) > 1:
-        hint = "Look at: may several numbers travel in one tensor?" if payload_bytes > 8 else ""
+        hint = "Hint: may several numbers travel in one tensor?" if payload_bytes > 8 else ""
     if any(call.op != "all_reduce" for call in calls):
-        hint = "Look at: which single collective leaves the sum on every rank?"
+        hint = "Hint: which single collective leaves the sum on every rank?"
     elif len(calls) == 1 and 2 * calls[0].payload_bytes == payload_bytes:
         one_number = payload_bytes == 16 and calls[0].shape in ((), (1,))
-        hint = "Look at: which two numbers must travel?" if one_number else "Look at: the dtype."
-    raise Wrong({rank: said}, hint)
+        hint = "Hint: which two numbers must travel?" if one_number else "Hint: the dtype."
+    raise Wrong({rank: message}, hint)
 
 
 # -- 0.2
@@ -111,9 +111,9 @@ def every_value_counts_once(attempt: Attempt) -> None:
     for one_empty in (False, True):
         own = _draw_shares(attempt, one_empty)
         found = attempt.run(probe_mean, per_rank=[(values,) for values in own])
-        want = torch.cat(own).mean().item()
+        expected = torch.cat(own).mean().item()
         cause = functools.partial(mean_cause, own)
-        judge_numbers([result["results"][0] for result in found], want, ROUNDING, cause)
+        judge_numbers([result["results"][0] for result in found], expected, ROUNDING, cause)
 
 
 @global_mean.check("argument")
@@ -129,7 +129,7 @@ def _judge_arguments(found: list[dict], own: list[torch.Tensor]) -> None:
         if not torch.equal(result["argument"], own[rank])
     }
     if wrong:
-        raise Wrong(wrong, "Look at: which calls work in place?")
+        raise Wrong(wrong, "Hint: which calls work in place?")
 
 
 @global_mean.check("wire", world_sizes=(2, 4))
@@ -143,19 +143,19 @@ def the_mean_costs_one_message(attempt: Attempt) -> None:
 
 
 def _draw_tensors(attempt: Attempt, elements: int) -> list[torch.Tensor]:
-    """One tensor per rank; each begins with its rank's number in the hundreds, so that it can be recognised."""
+    """One tensor per rank; each begins with its rank's number in the hundreds, so that it can be recognized."""
     generator = torch.Generator().manual_seed(attempt.draw_seed())
     return [100.0 * (rank + 1) + torch.rand(elements, generator=generator) for rank in range(attempt.world_size)]
 
 
 @pass_right.check("values")
-def each_gets_its_left_neighbours(attempt: Attempt) -> None:
+def each_gets_its_left_neighbors(attempt: Attempt) -> None:
     for shape, dtype in (((1,), torch.float32), ((10, 100), torch.int64), ((1_000_000,), torch.float32)):
         own = [tensor.to(dtype).reshape(shape) for tensor in _draw_tensors(attempt, math.prod(shape))]
         try:
             found = attempt.run(probe_pass, None, per_rank=[(tensor,) for tensor in own])
         except Wrong as wrong:
-            alone = "Look at: who is the neighbour of a rank alone?" if attempt.world_size == 1 else ""
+            alone = "Hint: who is the neighbor of a rank alone?" if attempt.world_size == 1 else ""
             raise Wrong(wrong.evidence, wrong.hint or alone) from None
         _judge_passed([result["result"] for result in found], own)
 
@@ -164,15 +164,15 @@ def _judge_passed(found: list[tuple[str, object]], own: list[torch.Tensor]) -> N
     wrong, hints = {}, []
     for rank, (kind, result) in enumerate(found):
         left, right = (rank - 1) % len(own), (rank + 1) % len(own)
-        want = own[left]
+        expected = own[left]
         if kind != "Tensor":
             wrong[rank] = f"gave back {with_article(kind)}, expected a tensor"
-        elif (result.shape, result.dtype) != (want.shape, want.dtype):
+        elif (result.shape, result.dtype) != (expected.shape, expected.dtype):
             wrong[rank] = (
-                f"gave back {list(result.shape)}, {result.dtype}; rank {left} sent {list(want.shape)}, {want.dtype}"
+                f"gave back {list(result.shape)}, {result.dtype}; rank {left} sent {list(expected.shape)}, {expected.dtype}"
             )
-        elif not torch.equal(result, want):
-            wrong[rank] = f"shape {list(want.shape)}: {first_difference(result, want, EXACT)}, from rank {left}"
+        elif not torch.equal(result, expected):
+            wrong[rank] = f"shape {list(expected.shape)}: {first_difference(result, expected, EXACT)}, from rank {left}"
             hints.append(passing_cause(result, own, rank, right))
     if wrong:
         raise Wrong(wrong, max(hints, key=len, default=""))
@@ -180,7 +180,7 @@ def _judge_passed(found: list[tuple[str, object]], own: list[torch.Tensor]) -> N
 
 @pass_right.check("waits", world_sizes=(2, 4))
 def it_returns_when_both_messages_are_done(attempt: Attempt) -> None:
-    """One rank is late: its right neighbour must wait for what it sends, its left for what it takes."""
+    """One rank is late: its right neighbor must wait for what it sends, its left for what it takes."""
     own = _draw_tensors(attempt, 1000)
     late = attempt.random.randrange(attempt.world_size)
     found = attempt.run(probe_pass, late, per_rank=[(tensor,) for tensor in own])
@@ -203,10 +203,10 @@ def one_message_out_and_one_in(attempt: Attempt) -> None:
         left, right = (rank - 1) % len(own), (rank + 1) % len(own)
         found = sorted((call.op, call.partner, call.payload_bytes) for call in result["calls"])
         if found != [("recv", left, 4000), ("send", right, 4000)]:
-            said = ", ".join(str(call) for call in result["calls"]) or "no message"
+            message = ", ".join(str(call) for call in result["calls"]) or "no message"
             raise Wrong(
-                {rank: f"{said}; expected 1 send to rank {right} and 1 recv from rank {left}, of 1000 elements"},
-                "Look at: send and recv are all it takes. What else travels?",
+                {rank: f"{message}; expected 1 send to rank {right} and 1 recv from rank {left}, of 1000 elements"},
+                "Hint: send and recv are all it takes. What else travels?",
             )
 
 
@@ -217,18 +217,18 @@ def one_message_out_and_one_in(attempt: Attempt) -> None:
 def rank_0_gets_the_mean(attempt: Attempt) -> None:
     own = _draw_losses(attempt)
     found = [result["result"] for result in attempt.run(probe_loss, per_rank=[(loss,) for loss in own])]
-    want = sum(own) / len(own)
+    expected = sum(own) / len(own)
 
     def cause(_rank: int, value: float) -> str:
         if abs(value - sum(own)) <= FLOAT32_TOLERANCE * sum(own) and len(own) > 1:
-            return f"It is {len(own)} times too large. Look at: sum or mean?"
+            return f"It is {len(own)} times too large. Hint: sum or mean?"
         return common_cause(value, own[0], own)
 
-    judge_numbers(found[:1], want, FLOAT32_TOLERANCE, cause)
+    judge_numbers(found[:1], expected, FLOAT32_TOLERANCE, cause)
     others = {rank: f"gave back {with_article(kind)}, expected None" for rank, (kind, _) in enumerate(found) if rank}
-    wrong = {rank: said for rank, said in others.items() if found[rank][0] != "NoneType"}
+    wrong = {rank: message for rank, message in others.items() if found[rank][0] != "NoneType"}
     if wrong:
-        raise Wrong(wrong, "Look at: what may rank 0 do alone, and what may it not?")
+        raise Wrong(wrong, "Hint: what may rank 0 do alone, and what may it not?")
 
 
 def _draw_losses(attempt: Attempt) -> list[float]:
@@ -243,7 +243,7 @@ def the_loss_is_kept_for_backward(attempt: Attempt) -> None:
         if result["loss"] != own[rank]:
             raise Wrong(
                 {rank: f"the loss was {own[rank]:g}, and is {result['loss']:g} afterwards"},
-                "Look at: what does an all_reduce do with the tensor that it gets?",
+                "Hint: what does an all_reduce do with the tensor that it gets?",
             )
         if result["gradient"] != 1.0:
             raise Wrong({rank: f"backward() afterwards gives {result['gradient']:g}, expected 1"})
@@ -286,12 +286,12 @@ def n_minus_1_messages_in_all(attempt: Attempt) -> None:
     sends, others = [c for c in calls if c.op == "send"], {c.op for c in calls} - {"send", "recv"}
     if others:
         raise Wrong(f"{', '.join(sorted(others))} was called; expected send and recv only")
-    want = attempt.world_size - 1
-    if len(sends) != want or sum(call.payload_bytes for call in sends) != 400 * want:
+    expected = attempt.world_size - 1
+    if len(sends) != expected or sum(call.payload_bytes for call in sends) != 400 * expected:
         raise Wrong(
             {
                 rank: f"src={src}: sent {describe_calls([c for c in heard if c.op == 'send'])}"
                 for rank, heard in enumerate(found)
             },
-            f"Expected: {want} of 400 bytes in all. Look at: which ranks still lack the tensor when a message is sent?",
+            f"Expected: {expected} of 400 bytes in all. Hint: which ranks still lack the tensor when a message is sent?",
         )

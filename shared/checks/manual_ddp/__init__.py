@@ -112,10 +112,10 @@ def mean_within_a_group(attempt: Attempt) -> None:
             raise Wrong({rank: f"{describe_calls(found[rank]['calls'])}; expected 1 all_reduce"})
 
 
-def _judge_mean(found, want, own, members) -> None:
+def _judge_mean(found, expected, own, members) -> None:
     judge_gradients(
         {rank: {"the tensor": found[rank]["value"]} for rank in members},
-        {"the tensor": want},
+        {"the tensor": expected},
         {rank: {"the tensor": own[rank]} for rank in members},
         f"mean over ranks {', '.join(map(str, members))}",
     )
@@ -149,8 +149,8 @@ def _judge_broadcast(attempt: Attempt, in_subgroup: bool, members: list[int]) ->
         found = attempt.run(probe_broadcast, model, in_subgroup, per_rank=args, context=context)
         if not all(found[rank]["kept"] for rank in members):
             raise Wrong(f"{awkward.said(model)}: a parameter was replaced, or its requires_grad changed")
-        want = awkward.state_of(awkward.build(model, seeds[members[0]]))
-        judge_state({rank: found[rank]["state"] for rank in members}, want, members[0])
+        expected = awkward.state_of(awkward.build(model, seeds[members[0]]))
+        judge_state({rank: found[rank]["state"] for rank in members}, expected, members[0])
 
 
 @broadcast_state.check("wire", world_sizes=(2, 4))
@@ -179,8 +179,8 @@ def _judge_average(attempt: Attempt, model: str) -> None:
     draw = Draw(attempt)
     same = [(draw.seeds[0], x, y) for x, y in draw.shares]
     found = attempt.run(probe_average, model, False, per_rank=same)
-    want = _gradients_of_one_process(model, draw, list(range(attempt.world_size)))
-    judge_gradients(by_rank(found, "gradients"), want, by_rank(found, "local"), awkward.said(model))
+    expected = _gradients_of_one_process(model, draw, list(range(attempt.world_size)))
+    judge_gradients(by_rank(found, "gradients"), expected, by_rank(found, "local"), awkward.said(model))
     refuse_frozen_gradients(dict(enumerate(found)), model)
 
 
@@ -195,9 +195,9 @@ def only_the_group_takes_part(attempt: Attempt) -> None:
     same = [(draw.seeds[0], x, y) for x, y in draw.shares]
     found = attempt.run(probe_average, "TwoRoads", True, per_rank=same, context=called_alone(attempt))
     members = members_of(attempt, True)
-    want = _gradients_of_one_process("TwoRoads", draw, members)
+    expected = _gradients_of_one_process("TwoRoads", draw, members)
     found_by_rank, local = by_rank(found, "gradients", members), by_rank(found, "local", members)
-    judge_gradients(found_by_rank, want, local, called_alone(attempt))
+    judge_gradients(found_by_rank, expected, local, called_alone(attempt))
 
 
 @average_gradients.check("wire", world_sizes=(2, 4))
@@ -281,20 +281,20 @@ def _weighted(attempt: Attempt, model: str, counts: list[int], in_subgroup: bool
     found = attempt.run(
         probe_average, model, in_subgroup, per_rank=args, context=called_alone(attempt) if in_subgroup else ""
     )
-    want = _gradients_of_one_process(model, draw, members)
-    _refuse_plain_mean(found, want, members, context)
-    judge_gradients(by_rank(found, "gradients", members), want, by_rank(found, "local", members), context)
+    expected = _gradients_of_one_process(model, draw, members)
+    _refuse_plain_mean(found, expected, members, context)
+    judge_gradients(by_rank(found, "gradients", members), expected, by_rank(found, "local", members), context)
     refuse_frozen_gradients(dict(enumerate(found)), model)
-    return found, want, draw
+    return found, expected, draw
 
 
-def _refuse_plain_mean(found: list[dict], want: dict, members: list[int], context: str) -> None:
+def _refuse_plain_mean(found: list[dict], expected: dict, members: list[int], context: str) -> None:
     name = "first.weight"  # trainable and used in every model
     local = [found[rank]["local"][name] for rank in members]
-    plain = torch.stack([torch.zeros_like(want[name]) if own is None else own for own in local]).mean(0)
+    plain = torch.stack([torch.zeros_like(expected[name]) if own is None else own for own in local]).mean(0)
     got = found[members[0]]["gradients"][name]
-    if got is not None and close(got, plain) and not close(plain, want[name]):
-        raise Wrong(f"{context}: {name} is the plain mean", "Look at: how much does each sample count in it?")
+    if got is not None and close(got, plain) and not close(plain, expected[name]):
+        raise Wrong(f"{context}: {name} is the plain mean", "Hint: how much does each sample count in it?")
 
 
 @average_gradients_weighted.check("values")
@@ -318,5 +318,5 @@ def weighing_costs_one_small_message(attempt: Attempt) -> None:
     for rank, result in enumerate(found):
         extra = sum(call.payload_bytes for call in result["calls"]) - want_bytes
         if not 0 <= extra <= 8 or len(result["calls"]) > most:
-            said = f"{describe_calls(result['calls'])}; expected at most {most}, {want_bytes} bytes and one number's"
-            raise Wrong({rank: said}, "Look at: what does a rank have to know of the others besides their gradients?")
+            message = f"{describe_calls(result['calls'])}; expected at most {most}, {want_bytes} bytes and one number's"
+            raise Wrong({rank: message}, "Hint: what does a rank have to know of the others besides their gradients?")

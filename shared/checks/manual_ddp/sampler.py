@@ -58,12 +58,12 @@ def every_sample_once_and_equal_shares(attempt: Attempt) -> None:
             if result["len"] != share or result["len before"] != share:
                 raise Wrong({rank: f"len() says {result['len']} of {length} samples on {size} ranks; expected {share}"})
             if result["epoch 0"] != found[0]["epoch 0"] or result["unset"] != result["epoch 0"][rank]:
-                said = "the same rank, seed and epoch gave another order here than on rank 0, or without set_epoch"
-                raise Wrong({rank: said}, "Look at: what decides the order besides seed and epoch?")
-            want = [[place % length for place in range(r, share * size, size)] for r in range(size)]
-            if result["in order"] != want:
-                said = f"shuffle=False, {length} samples on {size} ranks: rank r yields {result['in order']}"
-                raise Wrong({rank: f"{said}; expected {want}"})
+                message = "the same rank, seed and epoch gave another order here than on rank 0, or without set_epoch"
+                raise Wrong({rank: message}, "Hint: what decides the order besides seed and epoch?")
+            expected = [[index % length for index in range(r, share * size, size)] for r in range(size)]
+            if result["in order"] != expected:
+                message = f"shuffle=False, {length} samples on {size} ranks: rank r yields {result['in order']}"
+                raise Wrong({rank: f"{message}; expected {expected}"})
 
 
 def _judge_shares(rank: int, shares: list[list], length: int, share: int) -> None:
@@ -74,40 +74,36 @@ def _judge_shares(rank: int, shares: list[list], length: int, share: int) -> Non
         raise Wrong({rank: f"yields {type(strange).__name__}s; expected ints"})
     sizes = [len(own) for own in shares]
     if sizes != [share] * len(shares):
-        hint = "Look at: what happens where the ranks do not divide the length?"
+        hint = "Hint: what happens where the ranks do not divide the length?"
         raise Wrong({rank: f"ranks yield {sizes} of {length} samples; expected {share} each"}, hint)
     if set(drawn) != set(range(length)):
         missing = sorted(set(range(length)) - set(drawn))
-        said = f"of {length} samples on {len(shares)} ranks, {missing} come on no rank; together: {drawn}"
-        raise Wrong({rank: said}, "Look at: do all ranks shuffle alike before each takes its share?")
+        message = f"of {length} samples on {len(shares)} ranks, {missing} come on no rank; together: {drawn}"
+        raise Wrong({rank: message}, "Hint: do all ranks shuffle alike before each takes its share?")
     most = -(-len(drawn) // length)
     often = sorted(sample for sample in set(drawn) if drawn.count(sample) > most)
     if often:
-        raise Wrong(
-            {rank: f"{often} come more than {most} times among {drawn}"}, "Look at: which samples fill the gap?"
-        )
+        raise Wrong({rank: f"{often} come more than {most} times among {drawn}"}, "Hint: which samples fill the gap?")
 
 
 def epochs_and_seeds_decide_the_order(attempt: Attempt) -> None:
     for rank, result in enumerate(attempt.run(probe_sampler, 60, attempt.draw_seed())):
         if result["epoch 0"] != result["again"]:
-            raise Wrong({rank: "the same epoch came out in two different orders"}, "Look at: what is the seed made of?")
+            raise Wrong({rank: "the same epoch came out in two different orders"}, "Hint: what is the seed made of?")
         if result["epoch 0"] == result["epoch 1"]:
-            raise Wrong({rank: "epoch 1 has the order of epoch 0"}, "Look at: what should set_epoch change?")
+            raise Wrong({rank: "epoch 1 has the order of epoch 0"}, "Hint: what should set_epoch change?")
         orders = [result["epoch 0"], *result["epochs"]]
-        if any(one == other for place, one in enumerate(orders) for other in orders[:place]):
+        if any(one == other for index, one in enumerate(orders) for other in orders[:index]):
             raise Wrong({rank: "two epochs have the same order"})
         if attempt.world_size > 1 and set(orders[0][0]) == set(orders[1][0]):
-            raise Wrong(
-                {rank: "rank 0 has the same samples in every epoch"}, "Look at: shuffled before or after sharing?"
-            )
+            raise Wrong({rank: "rank 0 has the same samples in every epoch"}, "Hint: shuffled before or after sharing?")
         if result["epoch 0"] == result["other seed"]:
-            raise Wrong({rank: "another seed gives the same order"}, "Look at: is the seed used?")
+            raise Wrong({rank: "another seed gives the same order"}, "Hint: is the seed used?")
         if result["epoch 0"] == result["in order"]:
             raise Wrong({rank: "the samples come in order: nothing was shuffled"})
         if not result["random numbers"]:
-            said = "iterating moved torch's global random numbers: everybody's dropout depends on this sampler now"
-            raise Wrong({rank: said}, "Look at: whose generator draws?")
+            message = "iterating moved torch's global random numbers: everybody's dropout depends on this sampler now"
+            raise Wrong({rank: message}, "Hint: whose generator draws?")
 
 
 def the_sampler_needs_no_messages(attempt: Attempt) -> None:

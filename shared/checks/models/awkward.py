@@ -132,7 +132,7 @@ class Mixed(Plain):
 
 
 class Crowd(Plain):
-    """Many small parameters, no two neighbours of one dtype, some of no element, one larger than all the others."""
+    """Many small parameters, no two neighbors of one dtype, some of no element, one larger than all the others."""
 
     def __init__(self):
         super().__init__()
@@ -253,10 +253,10 @@ def mixes_samples(module: nn.Module) -> bool:
     return any(isinstance(each, nn.BatchNorm1d) and each.training for each in module.modules())
 
 
-LOOK_AT_FORWARDS = (
-    "BatchNorm updates it in each forward in train mode. Look at: how often does forward run the module, and how?"
+HINT_ON_FORWARDS = (
+    "BatchNorm updates it in each forward in train mode. Hint: how often does forward run the module, and how?"
 )
-LOOK_AT_MODES = "Look at: in which mode does forward run the module, and who chooses the mode?"
+HINT_ON_MODES = "Hint: in which mode does forward run the module, and who chooses the mode?"
 
 
 def is_statistic(name: str) -> bool:

@@ -36,12 +36,12 @@ class Chain(nn.Module):
         self.passed = None
 
     def forward(self, x):
-        for place, layer in enumerate(self.layers):
-            x = layer(self._marked(torch.tanh(x) if place else x, place))
+        for index, layer in enumerate(self.layers):
+            x = layer(self._marked(torch.tanh(x) if index else x, index))
         return self._marked(x, len(self.layers))
 
-    def _marked(self, x, place: int):
-        return x if self.passed is None else _Mark.apply(x, lambda: self.passed(place))
+    def _marked(self, x, index: int):
+        return x if self.passed is None else _Mark.apply(x, lambda: self.passed(index))
 
 
 class Fork(nn.Module):
@@ -86,10 +86,10 @@ class Sizes:
         """→ what a wrapper sends in a step, in order"""
         return [Message("float64", bytes_of(bucket)) for bucket in plan(self.build(0).parameters(), self.bucket_cap_mb)]
 
-    def full_by(self, place: int) -> int:
+    def full_by(self, index: int) -> int:
         """How many buckets a chain has filled when backward is done with all layers from `place` on."""
         module = self.build(0)
-        done = {id(p) for layer in module.layers[place:] for p in layer.parameters()}
+        done = {id(p) for layer in module.layers[index:] for p in layer.parameters()}
         full = [all(id(p) in done for p in bucket) for bucket in plan(module.parameters(), self.bucket_cap_mb)]
         return [*full, False].index(False)
 

@@ -82,18 +82,18 @@ class Passed(Blocks):
 
     def forward(self, x):
         y = self._mark(self.into(x), 0)
-        for place, block in enumerate(self.blocks, 1):
-            y = self._mark(block(y), place)
+        for index, block in enumerate(self.blocks, 1):
+            y = self._mark(block(y), index)
         return self.out(y)
 
-    def _mark(self, y, place: int):
+    def _mark(self, y, index: int):
         def tell(phase: str, block: int) -> None:
             if 0 <= block < len(self.blocks):
                 self.passed(phase, block)
 
         if self.passed is None:
             return y
-        return _Mark.apply(y, lambda: tell("forward", place), lambda: tell("backward", place - 1))
+        return _Mark.apply(y, lambda: tell("forward", index), lambda: tell("backward", index - 1))
 
 
 class Deep(Blocks):

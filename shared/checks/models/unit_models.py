@@ -228,7 +228,7 @@ class Twice(Blocks):
     """Blocks that are called more than once in a forward."""
 
     def called(self):
-        return [self.blocks[place] for place in (0, 1, 1, 2, 0)]
+        return [self.blocks[index] for index in (0, 1, 1, 2, 0)]
 
 
 class Checkpointed(Blocks):

@@ -55,24 +55,26 @@ def loss_of(module: nn.Module, x, y) -> torch.Tensor:
     return (module(x).to(y.dtype) - y).square().mean()
 
 
-def judge_tensors(found: list[dict], want: dict, said: str, tolerance: float) -> None:
+def judge_tensors(found: list[dict], reference: dict, context: str, tolerance: float) -> None:
     """Judge tensors by name, rank by rank.
 
     Raises:
         Wrong: where a rank has another tensor, or one of another dtype.
     """
     for rank, tensors in enumerate(found):
-        for name, expected in want.items():
+        for name, expected in reference.items():
             was = tensors[name]
             if was is None and expected is None:
                 continue
             if was is None or expected is None:
-                raise Wrong({rank: f"{said}{name} is {'None' if was is None else 'not None'}; expected the contrary"})
+                raise Wrong(
+                    {rank: f"{context}{name} is {'None' if was is None else 'not None'}; expected the contrary"}
+                )
             if was.dtype != expected.dtype:
-                hint = "Look at: in which dtype are shards kept, and in which do ranks compute?"
-                raise Wrong({rank: f"{said}{name} is {was.dtype}, expected {expected.dtype}"}, hint)
+                hint = "Hint: in which dtype are shards kept, and in which do ranks compute?"
+                raise Wrong({rank: f"{context}{name} is {was.dtype}, expected {expected.dtype}"}, hint)
             if not close(was, expected, tolerance):
-                hint = "Look at: whose parameters are trained, and between which ranks are gradients averaged?"
+                hint = "Hint: whose parameters are trained, and between which ranks are gradients averaged?"
                 if (was - expected).abs().max() <= _ROUNDED_TO_FLOAT32 * expected.abs().max():
-                    hint = "Look at: in which dtype are gradients added up when nobody names one?"
-                raise Wrong({rank: f"{said}{name}, {first_difference(was, expected, tolerance)}"}, hint)
+                    hint = "Hint: in which dtype are gradients added up when nobody names one?"
+                raise Wrong({rank: f"{context}{name}, {first_difference(was, expected, tolerance)}"}, hint)

@@ -68,7 +68,7 @@ class Plan:
     idle: tuple[int, int] | None = None  # (step, rank of the group) without a backward()
     max_norm: float | None = None
     fill: bool = True  # a plain optimizer's missing gradients with zeros
-    loss_scale: float = 1.0  # to recognise gradients that are too large
+    loss_scale: float = 1.0  # to recognize gradients that are too large
 
     def __str__(self) -> str:
         parts = [awkward.said(self.model), self.optimizer]
@@ -132,25 +132,25 @@ class Run:
     def train(self, x, y) -> "Run":
         if self.alone and awkward.mixes_samples(self.module):
             self.replicas = awkward.Replicas(self.module, len(x) // SAMPLES_PER_RANK)
-        for number in range(self.plan.steps):
-            if self.plan.late and number == LATE_STEP:
+        for step_index in range(self.plan.steps):
+            if self.plan.late and step_index == LATE_STEP:
                 late = dict(self.module.named_parameters())[LATE_NAME]
                 late.data += self.off
                 self.optimizer.add_param_group({"params": [late], "lr": 0.05})
-            if self.plan.late and number == LATE_STEP + 1:
+            if self.plan.late and step_index == LATE_STEP + 1:
                 self.optimizer.param_groups[-1]["lr"] /= 2
-            self.step(number, x, y)
+            self.step(step_index, x, y)
             x = awkward.other_roads(x)
         return self
 
-    def step(self, number: int, x, y) -> None:
+    def step(self, step_index: int, x, y) -> None:
         done = {"idle": [], "clip": [], "norm": None}
         with instrumentation.listening() as stepping:
             if self.plan.closure:
-                done["loss"] = self.optimizer.step(lambda: self.backward(number, x, y))
+                done["loss"] = self.optimizer.step(lambda: self.backward(step_index, x, y))
             else:
                 with instrumentation.listening() as done["idle"]:
-                    done["loss"] = self.backward(number, x, y)
+                    done["loss"] = self.backward(step_index, x, y)
                 stepping.clear()
                 if self.plan.max_norm is not None:
                     with instrumentation.listening() as done["clip"]:
@@ -163,15 +163,15 @@ class Run:
         if self.scheduler:
             self.scheduler.step()
 
-    def backward(self, number: int, x, y) -> torch.Tensor:
+    def backward(self, step_index: int, x, y) -> torch.Tensor:
         """Return the loss on the whole batch."""
-        if number:  # at first there is nothing to forget
-            whose = self.plan.zero_grad[number % len(self.plan.zero_grad)]
+        if step_index:  # at first there is nothing to forget
+            whose = self.plan.zero_grad[step_index % len(self.plan.zero_grad)]
             if whose == "keeping":
                 self.optimizer.zero_grad(set_to_none=False)
             else:
                 (self.module if whose == "model" else self.optimizer).zero_grad()
-        x, y, share = self._at_work(number, x, y)
+        x, y, share = self._at_work(step_index, x, y)
         losses = self._losses(x, y)
         for loss in losses:
             (loss * self.plan.loss_scale * share).backward()
@@ -204,9 +204,9 @@ class Run:
             state = {name: value for name, value in state.items() if name not in buffers[0]}
         return {"state": state, "buffers": buffers}
 
-    def _at_work(self, number: int, x, y) -> tuple[torch.Tensor, torch.Tensor, float]:
+    def _at_work(self, step_index: int, x, y) -> tuple[torch.Tensor, torch.Tensor, float]:
         """Return the samples of the ranks that run a backward, and their fraction of all samples."""
-        if self.plan.idle is None or number != self.plan.idle[0]:
+        if self.plan.idle is None or step_index != self.plan.idle[0]:
             return x, y, 1.0
         if not self.alone:
             mine = self.off == self.plan.idle[1]

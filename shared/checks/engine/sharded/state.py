@@ -19,7 +19,7 @@ from shared.checks.models import awkward
 from shared.wire import instrumentation
 
 MEMORY_MODEL = "Large"
-_LOOK_AT_LOADING = "Look at: which state and which settings does the inner optimizer get, and is it this rank's shard?"
+_HINT_ON_LOADING = "Hint: which state and which settings does the inner optimizer get, and is it this rank's shard?"
 
 
 def probe_save(sharded, plan: Plan, to: int | None, seed: int, x, y) -> dict:
@@ -73,26 +73,26 @@ def _save(attempt: Attempt, plan: Plan, to: int | None = None) -> tuple[dict[int
     found = {rank: results[rank] for rank in members}
     x, y = draw.samples_of(members)
     reference = alone(plan, awkward.build(plan.model, draw.seeds[members[0]]), x, y)
-    want = copy.deepcopy(reference.optimizer.state_dict())
-    said, tolerance = f"{context}, after {plan.steps} steps", tolerance_of(reference.module.parameters())
+    expected = copy.deepcopy(reference.optimizer.state_dict())
+    message, tolerance = f"{context}, after {plan.steps} steps", tolerance_of(reference.module.parameters())
     for index, (rank, result) in enumerate(found.items()):
         if to not in (None, index):
             if result["saved"] is not None:
                 evidence = (
                     f"state_dict(to={to}) returned a {type(result['saved']).__name__} on the group's rank {index}"
                 )
-                raise Wrong({rank: f"{said}: {evidence}; expected None"}, "Look at: which rank does `to` name?")
+                raise Wrong({rank: f"{message}: {evidence}; expected None"}, "Hint: which rank does `to` name?")
             continue
-        judge_state_dict(rank, result["saved"], want, tolerance, said)
+        judge_state_dict(rank, result["saved"], expected, tolerance, message)
     reference.step(1, x, y)
     states, before = ({rank: each[what] for rank, each in found.items()} for what in ("after", "module"))
-    said = f"{said}, and one more after state_dict()"
+    message = f"{message}, and one more after state_dict()"
     judge_states(
         states,
         reference.steps[-1]["state"],
         before,
-        said,
-        hint="Look at: what does state_dict() change in the optimizer?",
+        message,
+        hint="Hint: what does state_dict() change in the optimizer?",
     )
     return found, reference
 
@@ -113,14 +113,14 @@ def _load(attempt: Attempt, plan: Plan, module_state: dict, saved: dict, context
     module = awkward.build(plan.model, 0)
     module.load_state_dict(module_state)
     reference = alone(plan, module, *draw.samples_of(members), loaded=copy.deepcopy(saved))
-    for number, want in enumerate(reference.steps):
+    for number, expected in enumerate(reference.steps):
         states = {rank: each["steps"][number]["state"] for rank, each in found.items()}
         before = {rank: each["steps"][number - 1]["state"] if number else module_state for rank, each in found.items()}
-        said = f"{plan}, {context}, step {number + 1} from there"
-        judge_states(states, want["state"], before, said, hint=_LOOK_AT_LOADING)
+        message = f"{plan}, {context}, step {number + 1} from there"
+        judge_states(states, expected["state"], before, message, hint=_HINT_ON_LOADING)
     changed = {rank: f"{plan}, {context}: the state that was loaded has changed" for rank in found}
     if not all(each["left alone"] for each in found.values()):
-        hint = "The caller's state must stay as it was saved. Look at: whose memory does the optimizer train with?"
+        hint = "The caller's state must stay as it was saved. Hint: whose memory does the optimizer train with?"
         raise Wrong(changed, hint)
 
 
@@ -139,8 +139,8 @@ def it_is_a_plain_state(attempt: Attempt) -> None:
 def before_the_first_step(attempt: Attempt) -> None:
     for plan in (Plan("Plain", "AdamW", steps=0), Plan("Mixed", "SGD", steps=0, split=True)):
         found, _ = _save(attempt, plan)
-        after, said = replace(plan, steps=2), "saved before the first step and loaded"
-        _load(attempt, after, found[0]["module"], found[0]["saved"], said, used=plan.split)
+        after, message = replace(plan, steps=2), "saved before the first step and loaded"
+        _load(attempt, after, found[0]["module"], found[0]["saved"], message, used=plan.split)
 
 
 def one_rank_alone_may_have_it(attempt: Attempt) -> None:
@@ -169,12 +169,12 @@ def another_number_of_ranks_goes_on(attempt: Attempt) -> None:
         module_state, saved = found[0]["module"], found[0]["saved"]
         after = replace(plan, steps=2, scheduler="")
         _go_on_alone(attempt, after, module_state, saved)
-        in_subgroup, said = replace(after, in_subgroup=True), f"saved on {attempt.world_size} ranks and loaded"
-        _load(attempt, in_subgroup, module_state, saved, said)
+        in_subgroup, message = replace(after, in_subgroup=True), f"saved on {attempt.world_size} ranks and loaded"
+        _load(attempt, in_subgroup, module_state, saved, message)
         for size in range(1, attempt.world_size):
             with in_world_of(attempt, size) as smaller:
-                said = f"saved on {attempt.world_size} ranks and loaded on {size}"
-                _load(smaller, after, module_state, saved, said)
+                message = f"saved on {attempt.world_size} ranks and loaded on {size}"
+                _load(smaller, after, module_state, saved, message)
 
 
 def _go_on_alone(attempt: Attempt, plan: Plan, module_state: dict, saved: dict) -> None:
@@ -186,11 +186,11 @@ def _go_on_alone(attempt: Attempt, plan: Plan, module_state: dict, saved: dict) 
         module = awkward.build(plan.model, 0)
         module.load_state_dict(module_state)
         states.append(alone(plan, module, draw.x, draw.y, loaded=each).steps[-1]["state"])
-    said = f"{plan}, saved on {attempt.world_size} ranks and loaded by a plain optimizer"
-    for name, want in states[1].items():
-        if not torch.equal(states[0][name], want):
+    message = f"{plan}, saved on {attempt.world_size} ranks and loaded by a plain optimizer"
+    for name, expected in states[1].items():
+        if not torch.equal(states[0][name], expected):
             raise Wrong(
-                f"{said}: {name} is updated differently", "Look at: do parameters share a tensor in this state?"
+                f"{message}: {name} is updated differently", "Hint: do parameters share a tensor in this state?"
             )
 
 
@@ -200,9 +200,9 @@ def a_plain_state_is_taken_over(attempt: Attempt) -> None:
         draw = Draw(attempt)
         plain = alone(replace(plan, steps=3, fill=False), awkward.build(plan.model, draw.seeds[0]), draw.x, draw.y)
         saved = copy.deepcopy(plain.optimizer.state_dict())
-        after, said = replace(plan, steps=3, scheduler="ExponentialLR"), "the state of a plain optimizer loaded"
-        _load(attempt, after, awkward.state_of(plain.module), saved, said)
-        _load(attempt, replace(after, scheduler=""), awkward.state_of(plain.module), saved, said, used=True)
+        after, message = replace(plan, steps=3, scheduler="ExponentialLR"), "the state of a plain optimizer loaded"
+        _load(attempt, after, awkward.state_of(plain.module), saved, message)
+        _load(attempt, replace(after, scheduler=""), awkward.state_of(plain.module), saved, message, used=True)
 
 
 def probe_foreign(sharded, saved: list[dict]) -> list[tuple[str, str]]:
@@ -241,7 +241,7 @@ def foreign_states_are_rejected(attempt: Attempt) -> None:
             if kind != "ValueError" or not message.strip():
                 said = f"{kind}({message[:80]!r})" if message else kind
                 evidence = f"a state {what} raises {said}; expected a ValueError that says why"
-                raise Wrong({rank: evidence}, "Look at: what must a parameter and its state have in common?")
+                raise Wrong({rank: evidence}, "Hint: what must a parameter and its state have in common?")
 
 
 def probe_cost(sharded, seed: int, x, y) -> dict:
@@ -266,8 +266,8 @@ def nobody_else_holds_it(attempt: Attempt) -> None:
         for to, rounds in ((None, attempt.world_size - 1), (0, 1)):
             most, sent = 2 * rounds * shard_bytes * 1.01, result[to]["sent"]
             if (rank or to is None) and sent > most:
-                said = f"state_dict(to={to}) sends {sent:,.0f} bytes from here; {most:,.0f} are enough"
-                raise Wrong({rank: said}, "Look at: which rank needs which shards?")
+                message = f"state_dict(to={to}) sends {sent:,.0f} bytes from here; {most:,.0f} are enough"
+                raise Wrong({rank: message}, "Hint: which rank needs which shards?")
         if rank and result[0]["extra"] > 3.1 * shard_bytes:  # both moments, and what is being sent
-            said = f"state_dict(to=0) allocates {result[0]['extra']:,} bytes here; a shard has {shard_bytes:,.0f}"
-            raise Wrong({rank: said}, "Look at: which memory does a rank need that only sends?")
+            message = f"state_dict(to=0) allocates {result[0]['extra']:,} bytes here; a shard has {shard_bytes:,.0f}"
+            raise Wrong({rank: message}, "Hint: which memory does a rank need that only sends?")

@@ -15,9 +15,9 @@ from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
 
 _LIBRARIES = ("torch.distributed.optim", "torch.distributed.fsdp", "torch.distributed._composable", "deepspeed")
-LOOK_AT_SHARDS = "Look at: is the gradient of this shard the mean of the same shard, in the same order?"
-LOOK_AT_THE_PAST = "The steps before are right. Look at: what does an optimizer keep from step to step?"
-LOOK_AT_STALE = "model.zero_grad() does not call reset(). Look at: which line drops the last mean then?"
+HINT_ON_SHARDS = "Hint: is the gradient of this shard the mean of the same shard, in the same order?"
+HINT_ON_OPTIMIZER_STATE = "The steps before are right. Hint: what does an optimizer keep from step to step?"
+HINT_ON_STALE = "model.zero_grad() does not call reset(). Hint: which line drops the last mean then?"
 
 
 def begin(sharded, plan: Plan, module, group=None, loaded: dict | None = None) -> Run:
@@ -84,8 +84,8 @@ def alone(plan: Plan, module, x, y, loaded: dict | None = None) -> Run:
 def on_one_batch(plan: Plan, draw: Draw) -> Run:
     """Train a plain optimizer in this process on the same batch in each step."""
     run = plain(plan, plan.build(draw.seeds[0]))
-    for number in range(plan.steps):
-        run.step(number, draw.x, draw.y)
+    for step_index in range(plan.steps):
+        run.step(step_index, draw.x, draw.y)
     return run
 
 
@@ -108,28 +108,28 @@ def train_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[i
     draw, context = Draw(attempt), said_of(attempt, plan)
     found = train(attempt, plan, draw, probe)
     steps = reference(plan, draw, list(found)).steps
-    for number, want in enumerate(steps):
-        judge_step(found, want, f"{context}, step {number + 1}", Causes(plan, draw, number))
-        losses = {rank: each["steps"][number]["loss"] for rank, each in found.items()}
-        if plan.closure and not _mean_is(losses, want["loss"], tolerance_of(want["state"].values())):
-            said = f"{context}: step(closure) returned {losses}; expected what closure() returned"
-            raise Wrong(said, "Look at: what happens to the result of closure()?")
+    for step_index, expected in enumerate(steps):
+        judge_step(found, expected, f"{context}, step {step_index + 1}", Causes(plan, draw, step_index))
+        losses = {rank: each["steps"][step_index]["loss"] for rank, each in found.items()}
+        if plan.closure and not _mean_is(losses, expected["loss"], tolerance_of(expected["state"].values())):
+            message = f"{context}: step(closure) returned {losses}; expected what closure() returned"
+            raise Wrong(message, "Hint: what happens to the result of closure()?")
     judge_evaluation(plan, draw, found, steps, context)
     if not all(each["left"] for each in found.values()):
-        hint = "Look at: is every nn.Parameter still the same object, with other memory?"
+        hint = "Hint: is every nn.Parameter still the same object, with other memory?"
         raise Wrong(f"{context}: the module, or param_groups, holds other nn.Parameters than before", hint)
     return found
 
 
-def _mean_is(losses: dict, want: torch.Tensor, tolerance: float) -> bool:
+def _mean_is(losses: dict, expected: torch.Tensor, tolerance: float) -> bool:
     """Tell whether these are the losses that the closures of ranks with equally many samples returned."""
     if not all(isinstance(each, torch.Tensor) and each.numel() == 1 for each in losses.values()):
         return False
     mean = sum(each.detach().cpu().double().reshape(()) for each in losses.values()) / len(losses)
-    return close(mean, want.double().reshape(()), tolerance)
+    return close(mean, expected.double().reshape(()), tolerance)
 
 
-def judge_step(found: dict[int, dict], want: dict, context: str, causes: "Causes") -> None:
+def judge_step(found: dict[int, dict], reference: dict, context: str, causes: "Causes") -> None:
     """Compare the state after one step, on every rank, with one process's.
 
     Args:
@@ -141,14 +141,18 @@ def judge_step(found: dict[int, dict], want: dict, context: str, causes: "Causes
     Raises:
         Wrong: If a parameter or a buffer differs.
     """
-    number = causes.number
-    states = {rank: each["steps"][number]["state"] for rank, each in found.items()}
-    before = {rank: each["steps"][number - 1]["state"] if number else each["start"] for rank, each in found.items()}
-    judge_states(states, want["state"], before, context, causes)
-    for (rank, state), buffers in zip(states.items() if want["buffers"] else (), want["buffers"], strict=True):
+    step_index = causes.number
+    states = {rank: each["steps"][step_index]["state"] for rank, each in found.items()}
+    before = {
+        rank: each["steps"][step_index - 1]["state"] if step_index else each["start"] for rank, each in found.items()
+    }
+    judge_states(states, reference["state"], before, context, causes)
+    for (rank, state), buffers in zip(
+        states.items() if reference["buffers"] else (), reference["buffers"], strict=True
+    ):
         for name, expected in buffers.items():
             if not close(state[name], expected, tolerance_of(buffers.values())):
-                hint = awkward.LOOK_AT_FORWARDS if awkward.is_statistic(name) else ""
+                hint = awkward.HINT_ON_FORWARDS if awkward.is_statistic(name) else ""
                 raise Wrong({rank: f"{context}: {name}, {first_difference(state[name], expected)}"}, hint)
 
 
@@ -164,8 +168,10 @@ def judge_evaluation(plan: Plan, draw: Draw, found: dict[int, dict], steps: list
         state = steps[-1]["state"] | (steps[-1]["buffers"][index] if steps[-1]["buffers"] else {})
         expected = awkward.evaluate(plan.build(0), state, draw.shares[rank][0])
         if not close(result["evaluated"], expected):
-            said = f"{context}: after eval(), the output is another: {first_difference(result['evaluated'], expected)}"
-            raise Wrong({rank: said}, awkward.LOOK_AT_MODES)
+            message = (
+                f"{context}: after eval(), the output is another: {first_difference(result['evaluated'], expected)}"
+            )
+            raise Wrong({rank: message}, awkward.HINT_ON_MODES)
 
 
 @dataclass
@@ -182,37 +188,37 @@ class Causes:
             (
                 plan,
                 [rank],
-                "It is what this rank's samples alone give. Look at: which line brings in the other ranks' gradients?",
+                "It is what this rank's samples alone give. Hint: which line brings in the other ranks' gradients?",
             ),
             (
                 replace(plan, loss_scale=size),
                 members,
-                f"The gradients are {size} times too large. Look at: are they summed, or averaged?",
+                f"The gradients are {size} times too large. Hint: are they summed, or averaged?",
             ),
             (
                 replace(plan, loss_scale=1 / size),
                 members,
-                f"The gradients are {size} times too small. Look at: how many times are they divided?",
+                f"The gradients are {size} times too small. Hint: how many times are they divided?",
             ),
         ]
         if plan.scheduler:
-            said = "It is what the first step's settings give. Look at: how does the inner optimizer get new ones?"
-            others.append((replace(plan, scheduler=""), members, said))
+            message = "It is what the first step's settings give. Hint: how does the inner optimizer get new ones?"
+            others.append((replace(plan, scheduler=""), members, message))
         if plan.split:
-            said = "Look at: which settings does each param group have, and does the inner optimizer have them too?"
-            others.append((replace(plan, split=False), members, said))
+            message = "Hint: which settings does each param group have, and does the inner optimizer have them too?"
+            others.append((replace(plan, split=False), members, message))
         if plan.max_norm is not None:
             others.append(
                 (
                     replace(plan, max_norm=1e9),
                     members,
-                    "It is the result without clipping. Look at: which tensors are scaled, and which are used?",
+                    "It is the result without clipping. Hint: which tensors are scaled, and which are used?",
                 )
             )
         for other, whose, hint in others:
             if size > 1 or whose == members:
-                want = reference(other, self.draw, members, whose).steps[self.number]["state"]
-                if name in want and close(found, want[name], tolerance):
+                expected = reference(other, self.draw, members, whose).steps[self.number]["state"]
+                if name in expected and close(found, expected[name], tolerance):
                     return hint
         return self.otherwise()
 
@@ -220,16 +226,16 @@ class Causes:
         """Return the hint where the values betray no cause."""
         plan = self.plan
         if "model" in plan.zero_grad and self.number:
-            return LOOK_AT_STALE
+            return HINT_ON_STALE
         if plan.late and self.number >= LATE_STEP:
-            return "Look at: what happened to the first parameters in __init__(), but not to those that join later?"
+            return "Hint: what happened to the first parameters in __init__(), but not to those that join later?"
         if plan.split or plan.scheduler:
-            return "Look at: which settings does each param group have by now, and does the inner optimizer have them?"
-        return LOOK_AT_THE_PAST if self.number else ""
+            return "Hint: which settings does each param group have by now, and does the inner optimizer have them?"
+        return HINT_ON_OPTIMIZER_STATE if self.number else ""
 
 
 def judge_states(
-    states: dict[int, dict], want: dict, before: dict, context: str, causes: Causes | None = None, hint: str = ""
+    states: dict[int, dict], reference: dict, before: dict, context: str, causes: Causes | None = None, hint: str = ""
 ) -> None:
     """Compare every rank's state after a step with that of one process.
 
@@ -241,8 +247,8 @@ def judge_states(
     Raises:
         Wrong: if they differ.
     """
-    tolerance, members = tolerance_of(want.values()), list(states)
-    for name, expected in want.items():
+    tolerance, members = tolerance_of(reference.values()), list(states)
+    for name, expected in reference.items():
         wrong = {
             rank: f"{context}: {name}, {first_difference(state[name], expected, tolerance)}"
             for rank, state in states.items()
@@ -253,9 +259,9 @@ def judge_states(
         rank = min(wrong)
         found = states[rank][name]
         if len(wrong) < len(states):
-            cause = "The other ranks are right. Look at: which shard reaches which rank, and from where?"
+            cause = "The other ranks are right. Hint: which shard reaches which rank, and from where?"
         elif torch.equal(found, before[rank][name]):
-            cause = "This step did not change it. Look at: which memory does the model use, and is every shard sent?"
+            cause = "This step did not change it. Hint: which memory does the model use, and is every shard sent?"
         else:
             cause = causes.of(rank, found, name, members, tolerance) if causes and found.shape == expected.shape else ""
-        raise Wrong(wrong, cause or hint or LOOK_AT_SHARDS)
+        raise Wrong(wrong, cause or hint or HINT_ON_SHARDS)

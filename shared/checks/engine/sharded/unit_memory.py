@@ -113,11 +113,11 @@ def judge_memory(attempt: Attempt, plan: UnitPlan, skipped: str = "") -> None:
     for rank, result in enumerate(found):
         for moment, nbytes in result["held"].items():
             if nbytes > allowed[moment]:
-                said = f"{plan}, {moment}: {nbytes:,} bytes are held; expected {most[moment]:,.0f}"
-                raise Wrong({rank: f"{said} ({_said(own, moment, here)})"}, _HINTS[moment])
+                message = f"{plan}, {moment}: {nbytes:,} bytes are held; expected {most[moment]:,.0f}"
+                raise Wrong({rank: f"{message} ({_said(own, moment, here)})"}, _HINTS[moment])
         if result["hidden"] > (SLACK - 1) * state + 10_000:
             evidence = f"{result['hidden']:,} bytes are in arrays, bytes or storages that are not tensors"
-            raise Wrong({rank: f"{plan}: {evidence}"}, "Look at: whose values are they, and does this rank need them?")
+            raise Wrong({rank: f"{plan}: {evidence}"}, "Hint: whose values are they, and does this rank need them?")
         _judge_samples(rank, result["samples"], said_plan, own, here, prefetch, skipped)
 
 
@@ -132,13 +132,13 @@ def _said(own: Bytes, moment: str, here: int) -> str:
 
 
 _HINTS = {
-    "after forward": "Look at: which unit's parameters are still needed when forward has ended?",
-    "after finish_gradient_sync()": "Look at: which gradients and which parameters are still here after backward?",
-    "after the step": "Look at: what holds a second copy of something?",
-    "after a forward without gradients": "Look at: what reshards these units, when no backward comes?",
+    "after forward": "Hint: which unit's parameters are still needed when forward has ended?",
+    "after finish_gradient_sync()": "Hint: which gradients and which parameters are still here after backward?",
+    "after the step": "Hint: what holds a second copy of something?",
+    "after a forward without gradients": "Hint: what reshards these units, when no backward comes?",
 }
-_LOOK_AT_PEAK = "Look at: which units are unsharded while one computes, and which of them compute next?"
-_LOOK_AT_GRADIENTS = "Look at: how long does each full gradient live?"
+_HINT_ON_PEAK = "Hint: which units are unsharded while one computes, and which of them compute next?"
+_HINT_ON_GRADIENTS = "Hint: how long does each full gradient live?"
 
 
 def _judge_samples(rank: int, samples: list, plan: str, own: Bytes, here: int, prefetch: int, skipped: str) -> None:
@@ -148,7 +148,7 @@ def _judge_samples(rank: int, samples: list, plan: str, own: Bytes, here: int, p
     grown = (
         2 * own.shards + (1 + (skipped == FINISHED)) * ACTIVATIONS_BYTES + own.unit
     )  # Adam's; and a copy of one unit in flight
-    said = {
+    message = {
         "parameters": f"{own.shards:,.0f} for this rank's shards, {own.root:,} for the root, {unsharded:,} for units",
         "gradients": f"{own.shards:,.0f} for this rank's shards, and {UNITS_OF_GRADIENTS} units of gradients",
     }
@@ -159,10 +159,10 @@ def _judge_samples(rank: int, samples: list, plan: str, own: Bytes, here: int, p
         for what, nbytes in by.items():
             if nbytes > SLACK * most[what]:
                 evidence = f"{plan}: in {phase} {nbytes:,} bytes of {what} are held at once; expected {most[what]:,.0f}"
-                hint = _LOOK_AT_PEAK if what == "parameters" else _LOOK_AT_GRADIENTS
-                raise Wrong({rank: f"{evidence} ({said[what]})"}, hint)
+                hint = _HINT_ON_PEAK if what == "parameters" else _HINT_ON_GRADIENTS
+                raise Wrong({rank: f"{evidence} ({message[what]})"}, hint)
         in_all = SLACK * (most["parameters"] + (most["gradients"] if phase in ("backward", "step") else 0) + grown)
         if phase in ("forward", "backward") and held.total_bytes > in_all:
             parts = ", ".join(f"{name} {nbytes:,}" for name, nbytes in held.by_component().items() if nbytes)
             evidence = f"{plan}: in {phase} {held.total_bytes:,} bytes are held at once; expected at most {in_all:,.0f}"
-            raise Wrong({rank: f"{evidence}. Of what can be named: {parts}"}, _LOOK_AT_PEAK)
+            raise Wrong({rank: f"{evidence}. Of what can be named: {parts}"}, _HINT_ON_PEAK)

@@ -185,30 +185,32 @@ def train_and_judge(attempt: Attempt, plan: UnitPlan) -> dict[int, dict]:
     members = list(found)
     judge_start({rank: each["start"] for rank, each in found.items()}, plan, draw.seeds[members[0]], context)
     steps = reference(plan, draw, members).steps
-    for number, want in enumerate(steps):
-        said = f"{context}, step {number + 1}"
-        refuse_missing({rank: each["steps"][number]["state"] for rank, each in found.items()}, want["state"], said)
+    for number, expected in enumerate(steps):
+        message = f"{context}, step {number + 1}"
+        refuse_missing(
+            {rank: each["steps"][number]["state"] for rank, each in found.items()}, expected["state"], message
+        )
         if plan.max_norm is not None:
-            _judge_norms({rank: each["steps"][number]["norm"] for rank, each in found.items()}, want, said)
-        judge_step(found, want, said, UnitCauses(plan, draw, number))
+            _judge_norms({rank: each["steps"][number]["norm"] for rank, each in found.items()}, expected, message)
+        judge_step(found, expected, message, UnitCauses(plan, draw, number))
     judge_evaluation(plan, draw, found, steps, context)
     return found
 
 
-def _judge_norms(norms: dict[int, torch.Tensor], want: dict, said: str) -> None:
-    norm = want["norm"].item()
+def _judge_norms(norms: dict[int, torch.Tensor], expected: dict, context: str) -> None:
+    norm = expected["norm"].item()
     wrong = {
-        rank: f"{said}: the norm is {found.item():.6g}, expected {norm:.6g}"
+        rank: f"{context}: the norm is {found.item():.6g}, expected {norm:.6g}"
         for rank, found in norms.items()
         if found.numel() != 1
-        or not abs(found.item() - norm) <= 10 * tolerance_of(want["state"].values()) * max(1, norm)
+        or not abs(found.item() - norm) <= 10 * tolerance_of(expected["state"].values()) * max(1, norm)
     }
     if wrong:
         one = len({found.item() for found in norms.values()}) == 1
-        apart = "Each rank has a norm of its own. Look at: what must ranks send each other, so that all have the same?"
+        apart = "Each rank has a norm of its own. Hint: what must ranks send each other, so that all have the same?"
         raise Wrong(
             wrong,
-            "Look at: over which elements is the norm taken, and what may be added up: norms, or their squares?"
+            "Hint: over which elements is the norm taken, and what may be added up: norms, or their squares?"
             if one
             else apart,
         )
@@ -216,28 +218,28 @@ def _judge_norms(norms: dict[int, torch.Tensor], want: dict, said: str) -> None:
 
 def judge_start(states: dict[int, dict], plan: UnitPlan, seed: int, context: str) -> None:
     """Raises: Wrong unless every rank computes with what the group's first rank had."""
-    want = awkward.state_of(plan.build(seed))
-    refuse_missing(states, want, f"{context}, in the first forward")
+    reference = awkward.state_of(plan.build(seed))
+    refuse_missing(states, reference, f"{context}, in the first forward")
     for rank, state in states.items():
-        for name, expected in want.items():
+        for name, expected in reference.items():
             computed = plan.options.get("compute_dtype") if expected.is_floating_point() else None
             is_buffer = state[name].dtype == expected.dtype
             if not torch.equal(state[name], expected if is_buffer else expected.to(computed or expected.dtype)):
-                hint = "Look at: whose values do all ranks start with, and in which order are they in the flat tensor?"
-                said = f"{context}: in the first forward, {name} is not what the group's first rank had"
-                raise Wrong({rank: said}, hint)
+                hint = "Hint: whose values do all ranks start with, and in which order are they in the flat tensor?"
+                message = f"{context}: in the first forward, {name} is not what the group's first rank had"
+                raise Wrong({rank: message}, hint)
 
 
-def refuse_missing(states: dict[int, dict], want: dict, said: str) -> None:
+def refuse_missing(states: dict[int, dict], expected: dict, context: str) -> None:
     for rank, state in states.items():
-        missing = [name for name in want if name not in state]
+        missing = [name for name in expected if name not in state]
         if missing:
-            hint = "Look at: which parameters must be unsharded while this unit computes?"
-            raise Wrong({rank: f"{said}: while its block computes, {missing[0]} has no memory"}, hint)
+            hint = "Hint: which parameters must be unsharded while this unit computes?"
+            raise Wrong({rank: f"{context}: while its block computes, {missing[0]} has no memory"}, hint)
 
 
 class UnitCauses(Causes):
     def otherwise(self) -> str:
         if self.plan.micro_batches > 1:
-            return "Look at: what happens to a gradient that is already there when the next micro-batch's comes?"
-        return "The steps before are right. Look at: what is still there from the step before?" if self.number else ""
+            return "Hint: what happens to a gradient that is already there when the next micro-batch's comes?"
+        return "The steps before are right. Hint: what is still there from the step before?" if self.number else ""

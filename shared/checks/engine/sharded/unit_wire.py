@@ -19,10 +19,8 @@ from shared.checks.models import unit_models
 
 _NOT_REACHED = {"Frozen": (0,)}  # units that backward does not reach
 _TOO_LITTLE = "all ranks together send"
-_LOOK_AT_LITTLE = "Look at: how often in a step does a rank need a unit's parameters that it does not hold?"
-_LOOK_AT_MUCH = (
-    "Look at: which units are gathered, and how often? And which part of a gradient does a shard's owner need?"
-)
+_HINT_ON_LITTLE = "Hint: how often in a step does a rank need a unit's parameters that it does not hold?"
+_HINT_ON_MUCH = "Hint: which units are gathered, and how often? And which part of a gradient does a shard's owner need?"
 
 
 def of_training(plan: UnitPlan) -> list[Flat]:
@@ -47,9 +45,9 @@ def judge_sent(calls: dict[int, list], flats: list[Flat], context: str) -> None:
         judge_rounds(calls, flats, 1, context)
     except Wrong as wrong:
         if _TOO_LITTLE in wrong.evidence and "no message" not in wrong.evidence:
-            wrong.hint = _LOOK_AT_LITTLE
+            wrong.hint = _HINT_ON_LITTLE
         elif "which bytes must a rank send" in wrong.hint:
-            wrong.hint = _LOOK_AT_MUCH
+            wrong.hint = _HINT_ON_MUCH
         raise
 
 
@@ -60,8 +58,8 @@ def judge_building(plan: UnitPlan, found: dict[int, dict]) -> None:
     most = buffers + sum(part.stored.filled_bytes(size) for part in parts)
     for rank, result in found.items():
         if sum(call.payload_bytes for call in result["building"]) > most:
-            said = f"{plan}, when it is built: {describe_calls(result['building'])}; expected at most {most} bytes"
-            raise Wrong({rank: said}, "Look at: is each parameter sent once?")
+            message = f"{plan}, when it is built: {describe_calls(result['building'])}; expected at most {most} bytes"
+            raise Wrong({rank: message}, "Hint: is each parameter sent once?")
 
 
 def every_unit_travels(attempt: Attempt, plans: list[UnitPlan]) -> None:
@@ -110,8 +108,8 @@ def one_element_more_travels(attempt: Attempt) -> None:
                 calls = step["clipping"]
                 most = 2 if attempt.world_size == 1 else attempt.world_size  # an all_gather will do
                 if len(calls) > 1 or sum(call.payload_bytes for call in calls) > 8 * most:
-                    said = f"{plan}, clip_grad_norm_ in step {number}: {describe_calls(calls)}; expected one element"
-                    raise Wrong({rank: said}, "Look at: what must a rank know of the other ranks' shards?")
+                    message = f"{plan}, clip_grad_norm_ in step {number}: {describe_calls(calls)}; expected one element"
+                    raise Wrong({rank: message}, "Hint: what must a rank know of the other ranks' shards?")
 
 
 def bf16_halves_what_travels(attempt: Attempt) -> None:
@@ -126,11 +124,11 @@ def bf16_halves_what_travels(attempt: Attempt) -> None:
             training = {rank: result["steps"][number]["training"] for rank, result in found.items()}
             judge_sent(training, of_training(plan), f"{plan}, step {number + 1}")
         for rank, result in found.items():
-            hint = "Look at: in which dtype does the optimizer compute?"
+            hint = "Hint: in which dtype does the optimizer compute?"
             wrong = {kind for kinds in result["shards"] for kind in kinds if kind not in (plan.dtype, None)}
             if wrong:
-                said = f"{plan}: parameters() and their gradients are of {', '.join(map(str, wrong))}"
-                raise Wrong({rank: f"{said}; expected {plan.dtype}, as the model's were"}, hint)
+                message = f"{plan}: parameters() and their gradients are of {', '.join(map(str, wrong))}"
+                raise Wrong({rank: f"{message}; expected {plan.dtype}, as the model's were"}, hint)
             if plan.dtype == torch.float32 and result["few digits"]:
-                said = f"{plan}: after the last one, gradients have no more digits than bfloat16 has"
-                raise Wrong({rank: f"{said}; expected float32's"}, hint)
+                message = f"{plan}: after the last one, gradients have no more digits than bfloat16 has"
+                raise Wrong({rank: f"{message}; expected float32's"}, hint)
