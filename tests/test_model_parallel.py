@@ -258,12 +258,12 @@ WRONG_BLOCKS = {
     ),
     "keeps the whole weight alive behind a view": (
         "memory",
-        "when it is split",
+        "after the split",
         ("chunk(self.size)[rank].clone()", "chunk(self.size)[rank]"),
     ),
     "keeps the whole block": (
         "memory",
-        "when it is split",
+        "after the split",
         ("        self.up = nn", "        self.whole = [block]\n        self.up = nn"),
     ),
     "keeps what it has summed": (
@@ -309,7 +309,7 @@ WRONG_BLOCKS = {
     ),
     "sums in float32": (
         "outputs",
-        "float64 could be closer",
+        "not as precise as float64",
         ("total = x.clone()\n", "total = x.float()\n"),
     ),
     "sums once more than needed": (
@@ -380,7 +380,7 @@ WRONG_STAGES = {
     ),
     "keeps all layers": (
         "memory",
-        "when it is split",
+        "after the split",
         ("        first, last", "        self.all_layers = layers\n        first, last"),
     ),
     "leaves out a layer": (

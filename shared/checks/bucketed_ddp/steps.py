@@ -12,7 +12,7 @@ from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import close, judge_gradients, tolerance_of
 from shared.checks.engine.framework import NOT_WRITTEN, Attempt, Wrong
 from shared.checks.engine.latecomers import PATIENCE_S, Meeting, launches_unasked
-from shared.checks.engine.steps import Diary
+from shared.checks.engine.steps import EventLog
 from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of
 from shared.wire import completion, instrumentation
 
@@ -68,9 +68,9 @@ def _zero_grad(parameter: nn.Parameter, set_to_none: bool) -> None:
 
 
 def _pack_launch_wait(bucket, parameters: list, meeting: Meeting | None, is_late: bool) -> dict:
-    diary, missing = Diary(("all_reduce",)), []
+    log, missing = EventLog(("all_reduce",)), []
     unasked = launches_unasked() if meeting else contextlib.nullcontext()
-    with unasked, completion.watching(diary), instrumentation.listening(diary.launched, diary.waiting) as calls:
+    with unasked, completion.watching(log), instrumentation.listening(log.launched, log.waiting) as calls:
         for index in torch.randperm(len(parameters)).tolist():
             bucket.pack(index)
         early, packed = len(calls), _places(parameters)
@@ -79,7 +79,7 @@ def _pack_launch_wait(bucket, parameters: list, meeting: Meeting | None, is_late
         bucket.launch()
         if meeting:
             meeting.come()
-        waited_in_launch = any(event.kind == "wait" for event in diary.events)
+        waited_in_launch = any(event.kind == "wait" for event in log.events)
         bucket.wait()
         values = [None if p.grad is None else p.grad.detach().cpu().clone() for p in parameters]
     storages = [p.grad.untyped_storage() for p in parameters if p.grad is not None]

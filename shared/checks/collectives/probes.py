@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from shared.checks.collectives.mixture import SPOILT, UNTOUCHED
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.steps import Diary
+from shared.checks.engine.steps import EventLog
 from shared.deadlines import scaled
 from shared.wire import completion, instrumentation
 
@@ -102,13 +102,13 @@ def probe_collective(collective, setting: Setting, *mine: torch.Tensor) -> list[
 @contextlib.contextmanager
 def _heard():
     """Listen to one call. → what it launched and waited for, how long it took, and whether it switched autograd off"""
-    found, diary = {}, Diary()
+    found, log = {}, EventLog()
     began_s = time.perf_counter()
     try:
-        with completion.watching(diary), instrumentation.listening(diary.launched) as calls:
+        with completion.watching(log), instrumentation.listening(log.launched) as calls:
             yield found
     finally:
-        found |= {"calls": calls, "events": diary.events, "took_s": time.perf_counter() - began_s}
+        found |= {"calls": calls, "events": log.events, "took_s": time.perf_counter() - began_s}
         found["switched_off"] = not torch.is_grad_enabled()
         torch.set_grad_enabled(True)
 

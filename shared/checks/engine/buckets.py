@@ -1,7 +1,7 @@
-"""Which gradients travel together, and in how many bytes: the plan, and a step's messages judged by it.
+"""Compute which gradients belong into which bucket, and check the messages of a step against that.
 
-The rule: trainable parameters in reverse order; each goes into the bucket that was opened last for its dtype and
-device, or, where it does not fit, into a new one. Buckets are launched in the order in which they were opened.
+Trainable parameters are assigned in reverse order. Each goes into the bucket that was opened last for its dtype and
+device or, if it does not fit, into a new one. Buckets are launched in the order in which they were opened.
 """
 
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from shared.wire import instrumentation
 MB = 2**20
 FIRST_BUCKET_MB = 1.0
 HINT_ON_ORDER = "Hint: which gradients does backward() complete first?"
-HINT_ON_CAP = "Hint: when is a bucket closed, before or after the parameter that does not fit?"
+HINT_ON_CAP = "Hint: is a bucket closed before or after the parameter that does not fit is added?"
 
 
 @dataclass(frozen=True)
 class Message:
-    """What a bucket is on the wire."""
+    """A bucket as it is sent."""
 
     dtype: str
     nbytes: int
@@ -31,7 +31,7 @@ class Message:
 def plan(parameters, bucket_cap_mb: float = 25.0, first_bucket_mb: float = FIRST_BUCKET_MB) -> list[list[nn.Parameter]]:
     """Split trainable parameters into buckets, in the order in which they are opened."""
     buckets: list[list[nn.Parameter]] = []
-    opened: dict[tuple, list[int]] = {}  # by dtype and device, the places of its buckets
+    opened: dict[tuple, list[int]] = {}  # by dtype and device, the indices of its buckets
     for parameter in list(parameters)[::-1]:
         if not parameter.requires_grad:
             continue
@@ -49,15 +49,22 @@ def bytes_of(bucket: list[nn.Parameter]) -> int:
 
 
 def messages_of(model: str, bucket_cap_mb: float = 25.0, dtype: torch.dtype = torch.float64) -> list[Message]:
-    """→ what a wrapper of this model sends in a step, in order"""
+    """Return the messages that a wrapper of this model sends in a step, in order."""
     buckets = plan(awkward.build(model, 0, dtype).parameters(), bucket_cap_mb)
     return [Message(str(bucket[0].dtype).removeprefix("torch."), bytes_of(bucket)) for bucket in buckets]
 
 
 def judge_messages(rank: int, calls: list[instrumentation.Call], expected: list[Message], context: str) -> None:
-    """said: what was tried, a model and a cap.
+    """Check that the calls are one all-reduce per bucket, in order, each with the bucket's dtype and bytes.
 
-    Raises: Wrong unless the calls are one all_reduce per bucket, in order, with its dtype and bytes.
+    Args:
+        rank: The rank.
+        calls: What it sent.
+        expected: The messages of the buckets.
+        context: What was tried: a model and a cap.
+
+    Raises:
+        Wrong: If not.
     """
     found = [Message(call.dtype, call.payload_bytes) for call in calls]
     other = sorted({call.op for call in calls} - {"all_reduce"})
@@ -70,7 +77,7 @@ def judge_messages(rank: int, calls: list[instrumentation.Call], expected: list[
 
 
 def describe_messages(calls: list[instrumentation.Call]) -> str:
-    """Sum up messages, with the size of each where they are few: `3 messages (all_reduce), of 24, 96 and 8 bytes`."""
+    """Summarize calls, with their sizes if there are few: `3 messages (all_reduce), of 24, 96 and 8 bytes`."""
     if not 0 < len(calls) < 9:
         return describe_calls(calls)
     sizes = _sizes([Message(call.dtype, call.payload_bytes) for call in calls])
@@ -78,13 +85,13 @@ def describe_messages(calls: list[instrumentation.Call]) -> str:
 
 
 def said_cap(model: str, bucket_cap_mb: float | None = None) -> str:
-    """Name a model and a cap to a student."""
+    """Describe a model and a cap to a student."""
     cap = "the default cap" if bucket_cap_mb is None else f"bucket_cap_mb={f'{bucket_cap_mb:f}'.rstrip('0')}"
     return f"{awkward.said(model)}, {cap}" + ("" if bucket_cap_mb is None else f" ({bucket_cap_mb * MB:,.0f} bytes)")
 
 
 def _sizes(messages: list[Message]) -> str:
-    """List sizes, with the dtype where there are several."""
+    """List the sizes of messages, with their dtypes if there are several."""
     several = len({message.dtype for message in messages}) > 1
     texts = [f"{each.nbytes:,}" + (f" ({each.dtype})" if several else "") for each in messages]
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
@@ -92,25 +99,25 @@ def _sizes(messages: list[Message]) -> str:
 
 def _cause(found: list[Message], expected: list[Message], other: list[str]) -> str:
     """Recognize the usual mistakes by number, order, dtype and size of the messages."""
-    total, wanted = sum(each.nbytes for each in found), sum(each.nbytes for each in expected)
+    total, expected_total = sum(each.nbytes for each in found), sum(each.nbytes for each in expected)
     if other:
-        return "Hint: which single collective leaves the sum on every rank?"
+        return "Hint: which single collective gives every rank the sum?"
     if not found:
         return "Hint: what does finish_gradient_sync() launch?"
     if {each.dtype for each in found} != {each.dtype for each in expected}:
-        return "Hint: in which dtype does each gradient travel, and may one flat tensor hold two dtypes?"
-    if total > wanted:
-        return "Hint: is each trainable parameter in one bucket, once, and nothing else in it?"
-    if total < wanted:
+        return "Hint: in which dtype is each gradient sent, and can one flat tensor hold two dtypes?"
+    if total > expected_total:
+        return "Hint: is each trainable parameter in exactly one bucket, and does a bucket hold anything else?"
+    if total < expected_total:
         if found == expected[: len(found)]:
-            return "The first ones are right. Hint: what becomes of a bucket that is not full at the end?"
+            return "The first messages are right. Hint: what happens to the last bucket if it is not full?"
         return "Hint: which parameters are in no bucket?"
     if sorted(found, key=repr) == sorted(expected, key=repr):
-        return "The sizes are right, their order is not. Hint: in which order are the buckets opened, and launched?"
+        return "The sizes are right, but their order is not. Hint: in which order are buckets opened and launched?"
     if len(found) == 1:
         return "Hint: what does bucket_cap_mb do? And how large may the first bucket be?"
     if len(found) > len(expected):
-        return "Hint: how many gradients travel in one message, and when is a new bucket opened?"
+        return "Hint: how many gradients are sent in one message, and when is a new bucket opened?"
     if max(each.nbytes for each in found) > max(each.nbytes for each in expected) or len(found) < len(expected):
-        return f"{HINT_ON_CAP} And how large may the first one be?"
+        return f"{HINT_ON_CAP} And how large may the first bucket be?"
     return HINT_ON_ORDER

@@ -1,4 +1,7 @@
-"""How many steps messages take, if each takes one: counted from what ranks launched and waited for, without a clock."""
+"""Count how many steps messages take if each message takes one, from the launches and waits of each rank.
+
+No clock is involved.
+"""
 
 from dataclasses import dataclass
 
@@ -9,21 +12,21 @@ Message = tuple[int, int]  # from rank, to rank
 
 @dataclass(frozen=True)
 class Event:
-    """Something that a rank did: launch an operation, or wait for what it launched (None: for all so far)."""
+    """A launch of an operation, or a wait for one. A wait whose `launched` is None waits for all launches so far."""
 
     kind: str
     partner: int | None = None
     launched: int | None = None
 
 
-class Diary(completion.Watcher):
-    """Writes down, in order, which operations this rank launches and what it waits for."""
+class EventLog(completion.Watcher):
+    """Records, in order, which operations this rank launches and which of them it waits for."""
 
     def __init__(self, operations: tuple[str, ...] = ("send", "recv")):
         super().__init__()
         self.operations = operations
         self.events: list[Event] = []
-        self._works: list = []  # kept, so that no id comes twice
+        self._works: list = []  # kept alive, so that no id is used twice
 
     def launched(self, call, work, _tensors) -> None:
         if call.op in self.operations:
@@ -36,9 +39,10 @@ class Diary(completion.Watcher):
 
 
 def count_steps(events_of: dict[int, list[Event]]) -> int | None:
-    """Let every rank go on as far as it can; a message takes one step from when both its ends are launched.
+    """Let every rank go on as far as it can. A message takes one step after both of its ends are launched.
 
-    → the step in which the last message is done; None if somebody waits for what never comes
+    Returns:
+        The step in which the last message completes, or None if a rank waits for a message that is never sent.
     """
     posted: dict[Message, dict[str, list[int]]] = {}
     own: dict[int, list[tuple[Message, int]]] = {rank: [] for rank in events_of}

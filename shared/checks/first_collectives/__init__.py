@@ -169,7 +169,8 @@ def _judge_passed(found: list[tuple[str, object]], own: list[torch.Tensor]) -> N
             wrong[rank] = f"gave back {with_article(kind)}, expected a tensor"
         elif (result.shape, result.dtype) != (expected.shape, expected.dtype):
             wrong[rank] = (
-                f"gave back {list(result.shape)}, {result.dtype}; rank {left} sent {list(expected.shape)}, {expected.dtype}"
+                f"returned shape {list(result.shape)}, {result.dtype}; "
+                f"rank {left} passed shape {list(expected.shape)}, {expected.dtype}"
             )
         elif not torch.equal(result, expected):
             wrong[rank] = f"shape {list(expected.shape)}: {first_difference(result, expected, EXACT)}, from rank {left}"
@@ -293,5 +294,6 @@ def n_minus_1_messages_in_all(attempt: Attempt) -> None:
                 rank: f"src={src}: sent {describe_calls([c for c in heard if c.op == 'send'])}"
                 for rank, heard in enumerate(found)
             },
-            f"Expected: {expected} of 400 bytes in all. Hint: which ranks still lack the tensor when a message is sent?",
+            f"All ranks together should send {expected} messages of 400 bytes. "
+            "Hint: which ranks do not have the tensor yet when a message is sent?",
         )

@@ -1,6 +1,6 @@
-"""What a split model must show: one judge for each thing that can go wrong.
+"""Judge a split model, with one function for each thing that can go wrong.
 
-A chapter trains a `Case` once per world size and gives the result to those judges that its check is about.
+A chapter trains a `Case` once per world size and passes the result to the judges that its check needs.
 """
 
 from collections import Counter
@@ -22,17 +22,17 @@ _MOST_SLACK = 1.1  # a rank may keep a few small tensors besides its parameters
 
 @dataclass(frozen=True)
 class Trained:
-    """One group of ranks that worked together: what they computed, and what one process computes."""
+    """What one group of ranks computed together, and what one process computes."""
 
     case: Case
     members: list[int]  # global ranks
-    found: dict[int, dict]  # by global rank, what probe_split found
+    found: dict[int, dict]  # the results of probe_split, by global rank
     draw: Draw
-    want: list[Step]
+    expected: list[Step]
     context: str
 
     def at(self, step_index: int) -> str:
-        """Name one step."""
+        """Describe one step."""
         return f"{self.context}step {step_index + 1}"
 
     def copy_of(self, rank: int) -> int:
@@ -43,7 +43,7 @@ def train(attempt: Attempt, case: Case, in_groups: bool = False) -> list[Trained
     """Train the student's split model on fresh data.
 
     Args:
-        attempt: The try.
+        attempt: The attempt.
         case: The model, and how to split it.
         in_groups: Whether two groups of ranks work side by side, each with a model and batches of its own. The world
             has 3 or 4 ranks then.
@@ -67,7 +67,7 @@ def train(attempt: Attempt, case: Case, in_groups: bool = False) -> list[Trained
     for rank, result in enumerate(results):
         strangers = sorted(result["start"].keys() - known)
         if strangers:
-            raise Wrong({rank: f"{message}it holds {strangers[0]}, which the whole model does not have"})
+            raise Wrong({rank: f"{message}this rank holds {strangers[0]}, which the whole model does not have"})
     return [
         Trained(case, members, {rank: results[rank] for rank in members}, draw, one_process(case, draw), message)
         for members, draw in zip(groups, draws, strict=True)
@@ -93,7 +93,7 @@ def judge_layout(trained: Trained) -> None:
         if not elements.all():
             index = tuple((~elements).nonzero()[0].tolist())
             what = f"element {index} of {name}" if elements.any() else name
-            hint = "Hint: which rank holds which indices, and does every index belong to one?"
+            hint = "Hint: which rank holds which indices, and does every index belong to a rank?"
             raise Wrong(f"{trained.context}no rank holds {what}", hint)
 
 
@@ -116,13 +116,13 @@ def judge_outputs(trained: Trained) -> None:
     """Compare the output and the loss of the first step, on every rank.
 
     Raises:
-        Wrong: If they are not one process's.
+        Wrong: If they differ from those of one process.
     """
     _judge_outputs(trained, 0)
 
 
 def _judge_outputs(trained: Trained, step_index: int) -> None:
-    reference = trained.want[step_index]
+    reference = trained.expected[step_index]
     outputs = {rank: result["steps"][step_index]["output"] for rank, result in trained.found.items()}
     outputs = {rank: output for rank, output in outputs.items() if output is not None}
     for rank, output in outputs.items():
@@ -135,24 +135,25 @@ def _judge_outputs(trained: Trained, step_index: int) -> None:
         loss, expected = result["steps"][step_index]["loss"], reference.losses[trained.copy_of(rank)]
         if loss is not None and not close(loss, expected):
             message = f"{trained.at(step_index)}, the loss is {loss.item():.6g}, expected {expected.item():.6g}"
-            raise Wrong({rank: message}, "Hint: which ranks know the loss, and of how many samples?")
+            raise Wrong({rank: message}, "Hint: which ranks know the loss, and over how many samples is it computed?")
 
 
 def judge_gradients(trained: Trained) -> None:
     """Compare the gradients of the first step: of every shard, of every replicated parameter, and of the inputs.
 
     Raises:
-        Wrong: If they are not one process's.
+        Wrong: If they differ from those of one process.
     """
     _judge_gradients(trained, 0)
 
 
 def _judge_gradients(trained: Trained, step_index: int) -> None:
     reference, steps = (
-        trained.want[step_index],
+        trained.expected[step_index],
         {rank: result["steps"][step_index] for rank, result in trained.found.items()},
     )
-    for name, whole in reversed(reference.gradients.items()):  # as backward goes: what is wrong first explains the rest
+    # In the order of backward, because the first wrong gradient explains the ones after it.
+    for name, whole in reversed(reference.gradients.items()):
         holders = {rank: step["shards"][name] for rank, step in steps.items() if name in step["shards"]}
         for rank, held in holders.items():
             message = f"{trained.at(step_index)}, the gradient of {name}"
@@ -187,9 +188,9 @@ def judge_training(trained: Trained) -> None:
     """Compare all steps: outputs, losses, gradients, and the shards after each step.
 
     Raises:
-        Wrong: If they are not one process's.
+        Wrong: If they differ from those of one process.
     """
-    for step_index, expected in enumerate(trained.want):
+    for step_index, expected in enumerate(trained.expected):
         _judge_outputs(trained, step_index)
         _judge_gradients(trained, step_index)
         for rank, result in trained.found.items():
@@ -202,10 +203,10 @@ def judge_training(trained: Trained) -> None:
 
 
 def judge_traffic(trained: Trained) -> None:
-    """Hold what each rank sent in each phase of a step against what the split needs.
+    """Compare what each rank sends in each phase of a step with what the split needs.
 
-    A collective may be made of messages between two ranks, or of other collectives: what counts are the bytes that a
-    ring sends, and the number of messages.
+    A collective may be made of sends and receives, or of other collectives. The bytes that a ring sends and the number
+    of messages count.
 
     Raises:
         Wrong: If a rank sends more bytes, more messages, or to other ranks, or all ranks together too few bytes.
@@ -228,18 +229,18 @@ def _judge_phase(calls: dict[int, list[Call]], needs: list[list[Collective]], co
         kinds = ", ".join(f"{count} {each}" for each, count in Counter(needed).items()) or "none"
         message = f"{context}: {describe_calls([call for call in own if call.op != 'recv'])}; expected {kinds}"
         if sent[rank] > most_bytes * (1 + RELATIVE_TOLERANCE) + _broadcast_bytes(needed, size):
-            hint = "Hint: which of these collectives carries something that a rank has already, or does not need?"
-            raise Wrong({rank: f"{message}. It sends {sent[rank]:,.0f} bytes, not {most_bytes:,.0f}"}, hint)
+            hint = "Hint: which of these collectives sends data that a rank already has or does not need?"
+            raise Wrong({rank: f"{message}. This rank sends {sent[rank]:,.0f} bytes, not {most_bytes:,.0f}"}, hint)
         if sum(_messages(call, size) for call in own) > most_messages:
             raise Wrong({rank: message}, "Hint: how many collectives does one layer need in this direction?")
     total, least = sum(sent.values()), sum(each.sent_bytes(size) for needed in needs for each in needed)
     if total < least * (1 - RELATIVE_TOLERANCE):
         message = f"{context}: all ranks together send {total:,.0f} bytes; expected {least:,.0f}"
-        raise Wrong(message, "Hint: which ranks need something of each other here, and in which dtype is it sent?")
+        raise Wrong(message, "Hint: what do the ranks need from each other here, and in which dtype is it sent?")
 
 
 def _broadcast_bytes(needed: list[Collective], size: int) -> float:
-    """Return how much more than the mean a rank may send: in a broadcast, all but the last pass on everything."""
+    """Return how many bytes more than the mean a rank may send: in a broadcast, all but the last rank send everything."""
     return sum(each.nbytes - each.sent_bytes(size) for each in needed if each.op == "broadcast")
 
 
@@ -256,7 +257,7 @@ def judge_memory(attempt: Attempt, case: Case) -> None:
     """Measure what a rank holds once the whole model is gone.
 
     Raises:
-        Wrong: If it is more than the rank's piece, or, after a step, more than the piece and its gradients.
+        Wrong: If a rank holds more than its shards or, after a step, more than its shards and their gradients.
     """
     case = case.larger()
     draw, size = Draw(attempt, case), attempt.world_size
@@ -271,5 +272,5 @@ def judge_memory(attempt: Attempt, case: Case) -> None:
             if nbytes > _MOST_SLACK * copies * most[rank]:
                 total = sum(p.nbytes for p in module.parameters())
                 message = f"{moment}, this rank holds {nbytes:,} bytes; expected {copies * most[rank]:,}"
-                hint = "Hint: whose memory do the shards share, and what else refers to the whole model?"
+                hint = "Hint: do the shards share memory with the whole model? And what else refers to it?"
                 raise Wrong({rank: f"{message}. The whole model's parameters are {total:,} bytes"}, hint)
