@@ -240,7 +240,7 @@ def _judge_phase(calls: dict[int, list[Call]], needs: list[list[Collective]], co
 
 
 def _broadcast_bytes(needed: list[Collective], size: int) -> float:
-    """Return how many bytes more than the mean a rank may send: in a broadcast, all but the last rank send everything."""
+    """Return how many bytes above the mean a rank may send: in a broadcast, all but the last rank send everything."""
     return sum(each.nbytes - each.sent_bytes(size) for each in needed if each.op == "broadcast")
 
 

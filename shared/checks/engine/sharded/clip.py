@@ -1,4 +1,4 @@
-"""Judging clip_grad_norm_: one norm over all ranks' shards, from one element of each."""
+"""Check clip_grad_norm_(): one norm over the shards of all ranks, for which each rank sends one element."""
 
 from dataclasses import dataclass, replace
 
@@ -22,15 +22,15 @@ class _Clipped(Causes):
     norm: float  # before clipping
 
     def of(self, *found) -> str:
-        below = "Hint: what happens to gradients whose norm is below the bound?"
+        below = "Hint: what happens to gradients whose norm is below max_norm?"
         return below if self.norm <= self.plan.max_norm else super().of(*found)
 
 
 def clip_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[int, dict]:
-    """Train on fresh data. Returns what was found, by global rank.
+    """Train on fresh data. Returns what the probe found, by global rank.
 
     Raises:
-        Wrong: unless norms and parameters are those of one process in every step.
+        Wrong: If the norm or the parameters of a step differ from those of one process.
     """
     draw = Draw(attempt)
     members = members_of(attempt, plan.in_subgroup)
@@ -55,7 +55,14 @@ def clip_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[in
 
 
 def _judge_norms(norms: dict[int, torch.Tensor], expected: dict, context: str, last_bound: float | None) -> None:
-    """last_bound: max_norm of the step before, whose mean may still be there."""
+    """Compare the norms of all ranks with that of one process.
+
+    Args:
+        norms: By global rank.
+        expected: What one process computes in this step.
+        context: What was tried.
+        last_bound: The max_norm of the previous step, whose mean gradient may still be stored.
+    """
     size, norm = len(norms), expected["norm"].item()
     close_enough = 10 * tolerance_of(expected["state"].values()) * max(1.0, norm)
     wrong = {
@@ -65,16 +72,16 @@ def _judge_norms(norms: dict[int, torch.Tensor], expected: dict, context: str, l
     }
     if wrong:
         found = [norms[rank].item() for rank in norms]
-        hint = "Hint: of which elements is it the norm, and what may be added up to get it?"
+        hint = "Hint: which elements is it the norm of, and which values can be added up to compute it?"
         if len(set(found)) > 1:
-            hint = "Each rank has a norm of its own. Hint: what must the ranks exchange to know the norm of all shards?"
+            hint = "Each rank has a different norm. Hint: what must the ranks exchange to know the norm of all shards?"
         elif size > 1 and abs(found[0] - size * norm) <= close_enough * size:
-            hint = f"It is {size} times too large. Hint: is it the norm of the mean, or of the sum?"
+            hint = f"It is {size} times too large. Hint: is it the norm of the mean or of the sum?"
         elif last_bound is not None and abs(found[0] - last_bound) <= 1e-3 * last_bound:
             hint = HINT_ON_STALE
         raise Wrong(wrong, hint)
     if len({found.item() for found in norms.values()}) > 1:
-        hint = "Scaled by different norms, replicas drift apart. Hint: which rank adds up what, and in which order?"
+        hint = "Replicas drift apart if they are scaled by different norms. Hint: in which order does each rank add up?"
         raise Wrong(f"{context}: the ranks' norms differ in the last digits", hint)
 
 
@@ -104,13 +111,13 @@ def one_more_element_is_sent(attempt: Attempt) -> None:
                 if len(small) != 1:
                     message = f"{plan}: {describe_calls(step['clip'])} in clip_grad_norm_()"
                     expected = "expected one all_reduce of one element besides the gradients' reduce-scatters"
-                    raise Wrong({rank: f"{message}; {expected}"}, "Hint: what can be added up before it is sent?")
+                    raise Wrong({rank: f"{message}; {expected}"}, "Hint: what can a rank add up before it sends it?")
                 rest[rank] = [call for call in step["clip"] if call is not small[0]] + step["step"]
             judge_rounds(rest, layout_of(plan), 2, f"{plan}, step {step_index + 1}, clip_grad_norm_() and step()")
 
 
 def probe_skipped(sharded, plan: Plan, seed: int, x, y) -> dict:
-    """Take a step; then throw a clipped gradient away, as when a norm is not finite; then take a step again."""
+    """Take a step, then discard a clipped gradient, as when a norm is not finite, and then take another step."""
     run = begin(sharded, plan, awkward.build(plan.model, seed).to(device_here()))
     x, y = x.to(device_here()), y.to(device_here())
     run.step(0, x, y)
@@ -124,8 +131,8 @@ def probe_skipped(sharded, plan: Plan, seed: int, x, y) -> dict:
 def gradients_may_be_thrown_away(attempt: Attempt) -> None:
     for whose in ("optimizer", "model"):
         plan, draw = Plan("TwoRoads", "SGD", steps=2, max_norm=CLIPS, zero_grad=(whose,)), Draw(attempt)
-        message = f"{plan}; before step 2, a gradient is clipped and thrown away"
-        hint = HINT_ON_STALE if whose == "model" else "Hint: what does zero_grad() leave behind?"
+        message = f"{plan}; before step 2, a gradient is clipped and then discarded"
+        hint = HINT_ON_STALE if whose == "model" else "Hint: what does zero_grad() not clear?"
         found = attempt.run(probe_skipped, plan, per_rank=draw.per_rank, context=message)
         plain = alone(plan, awkward.build(plan.model, draw.seeds[0]), draw.x, draw.y).steps[-1]
         _judge_norms({rank: each["norm"] for rank, each in enumerate(found)}, plain, message, CLIPS)

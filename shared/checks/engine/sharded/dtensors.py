@@ -1,4 +1,4 @@
-"""What torch's fully_shard makes of tensors: DTensors, of which each rank holds a shard."""
+"""Read the DTensors that torch's fully_shard creates, of which each rank holds a shard."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,15 @@ from torch.distributed.tensor import DTensor, Shard
 from shared.checks.engine.compare import close, first_difference
 from shared.checks.engine.framework import Wrong
 
-_ROUNDED_TO_FLOAT32 = 2e-6  # of the largest element: an average over the wrong ranks is further off
+_ROUNDED_TO_FLOAT32 = 2e-6  # of the largest element; an average over the wrong ranks has a larger error
 
 
 @dataclass(frozen=True)
 class LocalShard:
-    """What one rank holds of a tensor. dim: the dimension along which it is split, None if it is no DTensor."""
+    """The part of a tensor that one rank holds."""
 
     local: torch.Tensor
-    dim: int | None
+    dim: int | None  # the dimension along which the tensor is split; None if it is not a DTensor
 
 
 def shard_of(tensor: torch.Tensor | None) -> LocalShard | None:
@@ -35,7 +35,7 @@ def shards_of(module: nn.Module) -> dict[str, LocalShard]:
 
 
 def assembled(shards: list[dict], copies: int = 1) -> list[dict]:
-    """Put the ranks' shards together in the kernel, without communication. Returns tensors by name, by rank."""
+    """Concatenate the ranks' shards in the kernel, without communication. Returns each rank's tensors by name."""
     shard_ranks, tensors = len(shards) // copies, []
     for first in range(0, len(shards), shard_ranks):
         group = shards[first : first + shard_ranks]
@@ -56,10 +56,10 @@ def loss_of(module: nn.Module, x, y) -> torch.Tensor:
 
 
 def judge_tensors(found: list[dict], reference: dict, context: str, tolerance: float) -> None:
-    """Judge tensors by name, rank by rank.
+    """Compare tensors by name, rank by rank.
 
     Raises:
-        Wrong: where a rank has another tensor, or one of another dtype.
+        Wrong: If a rank's tensor has other values or another dtype.
     """
     for rank, tensors in enumerate(found):
         for name, expected in reference.items():
@@ -71,10 +71,10 @@ def judge_tensors(found: list[dict], reference: dict, context: str, tolerance: f
                     {rank: f"{context}{name} is {'None' if was is None else 'not None'}; expected the contrary"}
                 )
             if was.dtype != expected.dtype:
-                hint = "Hint: in which dtype are shards kept, and in which do ranks compute?"
+                hint = "Hint: in which dtype are shards stored, and in which dtype do ranks compute?"
                 raise Wrong({rank: f"{context}{name} is {was.dtype}, expected {expected.dtype}"}, hint)
             if not close(was, expected, tolerance):
                 hint = "Hint: whose parameters are trained, and between which ranks are gradients averaged?"
                 if (was - expected).abs().max() <= _ROUNDED_TO_FLOAT32 * expected.abs().max():
-                    hint = "Hint: in which dtype are gradients added up when nobody names one?"
+                    hint = "Hint: in which dtype are gradients added up if none is specified?"
                 raise Wrong({rank: f"{context}{name}, {first_difference(was, expected, tolerance)}"}, hint)

@@ -1,7 +1,7 @@
-"""How a model is trained with an optimizer, sharded or plain: param groups, schedulers, closures, micro-batches.
+"""Train a model with a sharded or a plain optimizer: param groups, schedulers, closures and micro-batches.
 
-Ranks and kernel run the same loop. On the ranks it gets the student's optimizer and this rank's samples, and in the
-kernel torch's own optimizer and all samples. In the kernel, a gradient of None is replaced by zeros.
+The ranks and the kernel run the same loop. The ranks use the student's optimizer and their own samples, and the kernel
+uses torch's optimizer and all samples. The kernel replaces a gradient of None by zeros.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ LATE_NAME, LATE_STEP = "second.bias", 2
 
 
 class Hiker(torch.optim.Optimizer):
-    """An unknown optimizer: its state has names of its own, and a plain number among them."""
+    """An optimizer that students do not know. Its state has names of its own, and one entry is a plain Python int."""
 
     def __init__(self, params, lr: float = 0.05, keeps: float = 0.7):
         super().__init__(params, {"lr": lr, "keeps": keeps})
@@ -37,7 +37,7 @@ class Hiker(torch.optim.Optimizer):
                 parameter.addcdiv_(trail, highest + 1, value=-group["lr"] / state["strides"] ** 0.5)
 
 
-# eps=1e-3: with torch's 1e-8 a gradient that is zero but for rounding would be blown up to a step of lr.
+# eps=1e-3, because with torch's 1e-8, a gradient that is zero except for rounding would become a step of size lr.
 OPTIMIZERS = {
     "AdamW": (torch.optim.AdamW, {"lr": 0.02, "eps": 1e-3, "weight_decay": 0.1}),
     "Adam": (torch.optim.Adam, {"lr": 0.02, "eps": 1e-3, "amsgrad": True, "betas": (0.8, 0.9)}),
@@ -52,23 +52,23 @@ SCHEDULERS = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained, and how."""
+    """A model, an optimizer, and how to train."""
 
     model: str
     optimizer: str = "AdamW"
     steps: int = 5
     in_subgroup: bool = False
     dtype: torch.dtype = torch.float64
-    split: bool = False  # two param groups, of which one has a learning rate of its own
+    split: bool = False  # two param groups, of which one has its own learning rate
     scheduler: str = ""
-    zero_grad: tuple[str, ...] = ("optimizer",)  # whose, in turns; "keeping": the optimizer's, set_to_none=False
+    zero_grad: tuple[str, ...] = ("optimizer",)  # whose is called, in turn; "keeping" is the optimizer's without None
     micro_batches: int = 1
     closure: bool = False
-    late: bool = False  # a parameter joins after some steps, and one step later its learning rate is halved
-    idle: tuple[int, int] | None = None  # (step, rank of the group) without a backward()
+    late: bool = False  # a parameter is added after some steps, and one step later its learning rate is halved
+    idle: tuple[int, int] | None = None  # the (step, rank in the group) without a backward()
     max_norm: float | None = None
-    fill: bool = True  # a plain optimizer's missing gradients with zeros
-    loss_scale: float = 1.0  # to recognize gradients that are too large
+    fill: bool = True  # replace a plain optimizer's missing gradients by zeros
+    loss_scale: float = 1.0  # to recognize gradients that are too large or too small
 
     def __str__(self) -> str:
         parts = [awkward.said(self.model), self.optimizer]
@@ -81,23 +81,23 @@ class Plan:
         return ", ".join(parts)
 
     def build(self, seed: int, dtype: torch.dtype | None = None) -> nn.Module:
-        """Build the model that is trained, in the plan's dtype or in another one."""
+        """Build the model, in the plan's dtype or in another one."""
         return awkward.build(self.model, seed, dtype or self.dtype)
 
     def shown(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return what ranks show of a state that one process has."""
+        """Convert a state of one process to what the ranks report."""
         return state
 
 
 def groups_of(module: nn.Module, plan: Plan):
-    """What the optimizer's constructor is given: an iterator, or two groups."""
+    """Return the optimizer's first argument: an iterator over parameters, a list of them, or two param groups."""
     if not (plan.split or plan.late):
         return module.parameters()
     own = [p for name, p in module.named_parameters() if not (plan.late and name == LATE_NAME)]
     if not plan.split:
         return own
     middle = len(own) // 2
-    return [  # with a name, of which no optimizer knows
+    return [  # no optimizer knows the setting "name"
         {"params": own[:middle], "lr": 0.03, "weight_decay": 0.2, "name": "first"},
         {"params": own[middle:], "name": "second"},
     ]
@@ -110,9 +110,15 @@ def layout_of(plan: Plan) -> list[Flat]:
 
 
 class Run:
-    """One training: a module, its optimizer, a scheduler, and what every step did.
+    """A training: a module, its optimizer, a scheduler, and a record of every step.
 
-    alone: all samples are here. off: how far the late parameter is off on this rank before it joins.
+    Args:
+        module: The module.
+        make: Builds the optimizer from its first argument, its class and its settings.
+        plan: How to train.
+        alone: Whether this process has all samples.
+        off: What to add to the late parameter on this rank before it is added to the optimizer.
+        loaded: A state dict that the optimizer loads before the first step.
     """
 
     def __init__(
@@ -120,8 +126,8 @@ class Run:
     ):
         cls, settings = OPTIMIZERS[plan.optimizer]
         self.module, self.plan, self.alone, self.off, self.steps = module, plan, alone, off, []
-        self.replicas = None  # of a module that mixes samples: one process computes each rank's samples by themselves
-        if plan.late:  # until it joins nobody trains it, so it must be the same on all ranks
+        self.replicas = None  # for a module that mixes samples: one process computes each rank's samples separately
+        if plan.late:  # it is not trained until it is added, so it must be the same on all ranks
             dict(module.named_parameters())[LATE_NAME].data.zero_()
         with instrumentation.listening() as self.building:
             self.optimizer = make(groups_of(module, plan), cls, **settings)
@@ -165,7 +171,7 @@ class Run:
 
     def backward(self, step_index: int, x, y) -> torch.Tensor:
         """Return the loss on the whole batch."""
-        if step_index:  # at first there is nothing to forget
+        if step_index:  # before the first step there are no gradients
             whose = self.plan.zero_grad[step_index % len(self.plan.zero_grad)]
             if whose == "keeping":
                 self.optimizer.zero_grad(set_to_none=False)
@@ -182,7 +188,7 @@ class Run:
         return sum(losses, torch.zeros(())).detach()
 
     def _losses(self, x, y) -> list[torch.Tensor]:
-        """Compute the micro-batches' losses, whose sum is the loss on the whole batch."""
+        """Compute the losses of the micro-batches. Their sum is the loss on the whole batch."""
         batches = [(self.module, x, y)]
         if self.replicas is not None:
             batches = list(zip(self.replicas, x.split(SAMPLES_PER_RANK), y.split(SAMPLES_PER_RANK), strict=True))
@@ -195,7 +201,7 @@ class Run:
         ]
 
     def _state(self) -> dict:
-        """Return the state and, by index in the group, the buffers that are not the same on all ranks."""
+        """Return the state and, by index in the group, the buffers that differ between ranks."""
         state, buffers = awkward.state_of(self.module), []
         if self.alone:
             state = self.plan.shown(state)

@@ -1,11 +1,13 @@
-"""Comparing what two optimizers save."""
+"""Compare the state dicts of two optimizers."""
 
 import torch
 
 from shared.checks.engine.compare import close, first_difference
 from shared.checks.engine.framework import Wrong
 
-_HINT_ON_DTYPES = "Hint: which dtype does the entry have, and which the tensors that it is copied through?"
+_HINT_ON_DTYPES = (
+    "Hint: which dtype does the entry have, and which dtype do the tensors have that it is copied through?"
+)
 _HINT_ON_ORDER = "Hint: whose shard is it, and in which order are shards concatenated?"
 
 
@@ -13,11 +15,14 @@ def judge_state_dict(rank: int, found, expected: dict, tolerance: float, context
     """Compare a saved state with what a plain optimizer saves.
 
     Args:
-        want: the plain optimizer's state_dict().
-        tolerance: that of the model's values.
+        rank: The rank.
+        found: The saved state.
+        expected: The plain optimizer's state_dict().
+        tolerance: The tolerance of the model's values.
+        context: What was tried.
 
     Raises:
-        Wrong: if they differ.
+        Wrong: If they differ.
     """
     if not isinstance(found, dict) or set(found) != set(expected):
         kind = f"a dict of {sorted(map(str, found))}" if isinstance(found, dict) else type(found).__name__
@@ -26,14 +31,14 @@ def judge_state_dict(rank: int, found, expected: dict, tolerance: float, context
     if set(found["state"]) != set(expected["state"]):
         message = f"{context}: state has entries for parameters {_keys(found['state'])}"
         hint = "Hint: which index does a parameter have in param_groups, and which parameters have state?"
-        raise Wrong({rank: f"{message}; a plain optimizer's has them for {_keys(expected['state'])}"}, hint)
+        raise Wrong({rank: f"{message}; expected entries for {_keys(expected['state'])}"}, hint)
     for index, entries in expected["state"].items():
-        came = found["state"][index]
-        if set(came) != set(entries):
-            message = f"{context}: state[{index}] has {_keys(came)}; expected {_keys(entries)}"
+        actual = found["state"][index]
+        if set(actual) != set(entries):
+            message = f"{context}: state[{index}] has {_keys(actual)}; expected {_keys(entries)}"
             raise Wrong({rank: message}, "Hint: what does the inner optimizer keep for a shard?")
         for name, value in entries.items():
-            _judge_value(rank, came[name], value, tolerance, f"{context}: state[{index}][{name!r}]")
+            _judge_value(rank, actual[name], value, tolerance, f"{context}: state[{index}][{name!r}]")
 
 
 def _judge_groups(rank: int, found: list[dict], reference: list[dict], context: str) -> None:
@@ -42,7 +47,7 @@ def _judge_groups(rank: int, found: list[dict], reference: list[dict], context: 
     for index, (group, expected) in enumerate(zip(found, reference, strict=True)):
         for name in {**expected, **group}:
             if name not in group or name not in expected:
-                message = "missing" if name not in group else "there, but a plain optimizer has no such setting"
+                message = "missing" if name not in group else "unexpected: a plain optimizer has no such setting"
                 hint = (
                     "Hint: which settings does the inner optimizer have that the caller did not give?"
                     if name not in group
@@ -75,12 +80,12 @@ def _judge_value(rank: int, found, expected, tolerance: float, context: str) -> 
 
 
 def _rounded(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Tell whether it is in another dtype, or was rounded to one."""
+    """Return whether a tensor has another dtype than expected, or was rounded to bfloat16."""
     return found.dtype != expected.dtype or torch.equal(found, expected.bfloat16().to(expected.dtype))
 
 
 def same(one, other, tolerance: float = 0.0) -> bool:
-    """Tell whether two values are equal, whatever containers they are made of."""
+    """Return whether two values, which may be nested containers, are equal."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key], tolerance) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):

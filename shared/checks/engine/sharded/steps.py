@@ -1,4 +1,4 @@
-"""What may happen around a step: gradients that are used up, and parameters in bfloat16."""
+"""Check unusual steps: with gradients that were already used, and with parameters in bfloat16."""
 
 import torch
 
@@ -13,7 +13,7 @@ from shared.checks.models import awkward
 
 
 def probe_refusal(sharded, plan: Plan, seed: int, x, y) -> dict:
-    """Take a step, then one with used-up gradients, which must raise, then one as it should be."""
+    """Take a step, then one with gradients that were already used, which must raise, and then a valid one."""
     run = begin(sharded, plan, awkward.build(plan.model, seed).to(device_here()))
     x, y = x.to(device_here()), y.to(device_here())
     before = awkward.state_of(run.module)
@@ -35,18 +35,18 @@ def used_up_gradients_are_rejected(attempt: Attempt) -> None:
         found = attempt.run(probe_refusal, plan, per_rank=draw.per_rank)
         for rank, result in enumerate(found):
             if result["kind"] is None:
-                message = "backward(), step(), backward(), step() is accepted; expected a RuntimeError"
-                hint = "The second backward() adds to old gradients. Hint: what is in their memory after a step?"
+                message = "backward(), step(), backward(), step() raised no error; expected a RuntimeError"
+                hint = "The second backward() adds to old gradients. Hint: what does their memory contain after a step?"
                 raise Wrong({rank: message}, hint)
             if result["kind"] != "RuntimeError" or "zero_grad" not in result["message"]:
                 message = f"{result['kind']}({result['message'][:80]!r})"
                 expected = "expected a RuntimeError that names zero_grad()"
-                raise Wrong({rank: f"a second backward() without zero_grad() raises {message}; {expected}"})
+                raise Wrong({rank: f"a second backward() without zero_grad() raised {message}; {expected}"})
         run = plain(plan, plan.build(draw.seeds[0]))
         run.step(0, draw.x, draw.y)
         run.step(1, draw.x, draw.y)
         states, before = ({rank: each[what] for rank, each in enumerate(found)} for what in ("state", "before"))
-        context = f"a step was rejected; then {whose}.zero_grad(), backward() and step()"
+        context = f"after a rejected step, {whose}.zero_grad(), backward() and step()"
         hint = HINT_ON_STALE if whose == "model" else ""
         judge_states(states, run.steps[-1]["state"], before, context, hint=hint)
 
@@ -62,12 +62,12 @@ def bf16_stays_bf16(attempt: Attempt) -> None:
 def judge_bf16(attempt: Attempt, plan: Plan, probe=probe_sharded) -> list[dict]:
     """Compare training in bfloat16 with float64 from the same start. Returns what the probe found, by rank.
 
-    A bfloat16 has 8 bits of precision: each step rounds parameters by 2⁻⁹ of their size, and gradients by a few 2⁻⁹ of
-    theirs, of which a tenth is used. Gradients that are summed instead of averaged, or of one rank alone, are off by as
-    much as themselves: by some tenths.
+    A bfloat16 has 8 bits of precision. Each step rounds parameters by 2⁻⁹ of their size. It rounds gradients by a few
+    2⁻⁹ of their size, but only a tenth of a gradient is used. Gradients that are summed instead of averaged, or that
+    come from one rank only, have errors as large as themselves, which is some tenths.
 
     Raises:
-        Wrong: if the parameters are off by more than rounding, differ between ranks, or have another dtype.
+        Wrong: If the parameters differ by more than rounding, differ between ranks, or have another dtype.
     """
     draw = Draw(attempt)
     found = attempt.run(probe, plan, per_rank=draw.per_rank)
@@ -77,13 +77,13 @@ def judge_bf16(attempt: Attempt, plan: Plan, probe=probe_sharded) -> list[dict]:
         for rank, result in enumerate(found):
             state = result["steps"][-1]["state"][name]
             if state.dtype != torch.bfloat16:
-                message = f"{name} became {state.dtype}; it was bfloat16"
+                message = f"after the last step, {name} is {state.dtype}; expected bfloat16, as at the start"
                 raise Wrong({rank: message}, "Hint: which dtype does the update have that is added to it?")
             if not torch.equal(state, found[0]["steps"][-1]["state"][name]):
                 raise Wrong(
-                    {rank: f"{plan}: {name} differs from rank 0's"}, "Hint: from which rank does each rank get it?"
+                    {rank: f"{plan}: {name} differs from rank 0's"}, "Hint: which rank does each rank receive it from?"
                 )
             if not close(state, expected, 0.03):
-                hint = "That is more than rounding. Hint: is the gradient the mean over all ranks, and of this step?"
+                hint = "That is more than rounding. Hint: is it the mean over all ranks of this step's gradients?"
                 raise Wrong({rank: f"{plan}, bfloat16: {name}, {first_difference(state, expected, 0.03)}"}, hint)
     return found

@@ -1,7 +1,7 @@
-"""What a sharded optimizer may send: one reduce-scatter of the gradients, and one all-gather of the parameters.
+"""Check what a sharded optimizer sends: one reduce-scatter of the gradients and one all-gather of the parameters.
 
-Over all ranks, a reduce-scatter or an all-gather of Ψ elements sends (N−1)Ψ of them. Any way of doing that is right:
-torch's collective, a ring of transfers, an all-to-all. A flat tensor may be padded to a multiple of N, or not.
+All ranks together send (N−1)Ψ elements in a reduce-scatter or an all-gather of Ψ elements. Every way to do that is
+right: torch's collective, a ring of sends and receives, an all-to-all. A flat tensor may be padded to a multiple of N.
 """
 
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ from shared.wire import instrumentation
 
 _HINTS = {
     "barrier": "Hint: which of these messages sends a gradient or a parameter?",
-    "all_reduce": "An all_reduce brings every sum to every rank. Hint: which shard does this rank need?",
-    "broadcast": "Hint: which single collective brings every shard to every rank?",
-    "all_gather": "Hint: is anything gathered that every rank has already, or that only its owner needs?",
+    "all_reduce": "An all_reduce gives every rank the whole sum. Hint: which shard of it does this rank need?",
+    "broadcast": "Hint: which single collective gives every rank all shards?",
+    "all_gather": "Hint: is anything all-gathered that every rank already has, or that only its owner needs?",
 }
 _HINT_ON_BYTES = (
-    "Hint: which bytes must a rank send so that a shard's sum is complete, and which so that all ranks get it?"
+    "Hint: which bytes must a rank send to complete the sum of a shard, and which to give the result to all ranks?"
 )
-_HINT_ON_NOTHING = "Nothing is sent. Hint: which collective brings the other ranks' shards, and is it launched here?"
+_HINT_ON_NOTHING = "Nothing is sent. Hint: which collective sends shards to other ranks, and is it launched here?"
 _HINT_ON_MESSAGES = "Hint: how many parameters are sent in one message?"
 
 
 @dataclass(frozen=True)
 class Flat:
-    """Elements of one dtype that lie side by side."""
+    """A flat tensor: elements of one dtype, side by side."""
 
     numbers: int
     itemsize: int
@@ -57,12 +57,14 @@ def judge_rounds(
     """Compare what was sent with what the flat tensors need.
 
     Args:
-        calls: by global rank.
+        calls: What each rank sent, by global rank.
+        flats: The flat tensors.
         rounds: 1 for a reduce-scatter or an all-gather of each flat tensor, 2 for both.
-        again: hint for a rank that sends whole rounds more.
+        context: What was tried.
+        again: The hint for a rank that sends one or more whole rounds too many.
 
     Raises:
-        Wrong: if more is sent, or in more messages.
+        Wrong: If the ranks send more bytes or more messages than needed, or too few bytes.
     """
     others = len(calls) - 1
     least, most = rounds * sum(f.nbytes for f in flats), rounds * sum(f.filled_bytes(len(calls)) for f in flats)
@@ -78,7 +80,7 @@ def judge_rounds(
         if messages > rounds * len(flats) * others:
             most_calls = rounds * len(flats)
             expected = f"expected {most_calls} collective{'s' if most_calls > 1 else ''}"
-            by_ring = f", or {others} transfers instead of each" if others > 1 else ""
+            by_ring = f", or {others} sends instead of each" if others > 1 else ""
             raise Wrong({rank: f"{message}; {expected}{by_ring}"}, hint or _HINT_ON_MESSAGES)
     if others and sum(sent.values()) < least * others - 1e-6:
         message = f"all ranks together send {sum(sent.values()):,.0f} bytes; a ring sends {least * others:,}"
@@ -87,7 +89,11 @@ def judge_rounds(
 
 
 def refuse_messages(calls: dict[int, list[instrumentation.Call]], context: str) -> None:
-    """Raises Wrong if anything is sent."""
+    """Check that nothing is sent.
+
+    Raises:
+        Wrong: If anything is.
+    """
     wrong = {rank: f"{context}: {describe_calls(own)}; expected none" for rank, own in calls.items() if own}
     if wrong:
-        raise Wrong(wrong, "Hint: what can wait until the step?")
+        raise Wrong(wrong, "Hint: what can wait until step()?")
