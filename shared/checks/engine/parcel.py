@@ -24,7 +24,7 @@ def _tensor(memory: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.
 
 
 def pack(found) -> bytes:
-    """Pickle the result of a probe. Its tensors are unpickled on the CPU."""
+    """Pickle the result of a probe. Its tensors are on the CPU when they are loaded."""
     stream = io.BytesIO()
     _Packer(stream, protocol=pickle.HIGHEST_PROTOCOL).dump(found)
     return stream.getvalue()

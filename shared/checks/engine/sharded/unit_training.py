@@ -77,7 +77,7 @@ def shard(wrapper, module, plan: UnitPlan, group=None):
     return wrapped
 
 
-class StateCapture:
+class Look:
     """Copies a module's state while it computes. It must be created before the module is wrapped."""
 
     def __init__(self, module):
@@ -141,7 +141,7 @@ def probe_units(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
     if not member:
         return {"outside": True}
     module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
-    capture = StateCapture(module)
+    look = Look(module)
     with instrumentation.listening() as building:
         wrapped = shard(wrapper, module, plan, group)
     optimizer = new_optimizer(plan, wrapped)
@@ -153,7 +153,7 @@ def probe_units(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
         modes = {each: each.training for each in wrapped.modules()}
         wrapped.eval()
         with torch.no_grad(), instrumentation.listening() as calls:
-            output, state = capture(lambda: wrapped(inputs))
+            output, state = look(lambda: wrapped(inputs))
         for each, mode in modes.items():
             each.training = mode
         found["evaluated"] = output.cpu()
