@@ -130,7 +130,7 @@ def test_a_wrong_answer_gets_a_hint_and_a_right_one_a_tick(lab):
     lab.write(exercise, wrong)
     lab.run(exercise)
     said = output(lab.run(check))
-    assert "✗" in said.first.inner_text() and "Look at: the dtype." in said.first.inner_text()
+    assert "✗" in said.first.inner_text() and "Hint: which dtype is sent?" in said.first.inner_text()
     assert "not there yet" in said.last.inner_text()
     lab.picture("lab_00_wrong")
 

@@ -34,7 +34,7 @@ def test_a_wrong_solution_exits_1_with_evidence_and_a_hint():
     done = _check("first_collectives", MUTANTS / "00_ranks" / "log_the_sum.py")
     assert done.returncode == 1
     assert "✗ log_mean_loss · values" in done.stdout
-    assert "times too large" in done.stdout and "sum or mean?" in done.stdout
+    assert "times too large" in done.stdout and "sum or the mean?" in done.stdout
 
 
 def test_a_file_without_the_piece_exits_2_and_says_why(tmp_path):

@@ -38,7 +38,7 @@ def _sum(*taken: tuple[int, int]) -> torch.Tensor:
 def test_a_wrong_result_is_taken_apart(found, said):
     came, question = explain(found, WANTED, PARTS, rank=1)
     assert said in came and bool(said) == bool(came)
-    assert question.startswith("Look at: ") and question.endswith("?")
+    assert question.startswith("Hint: ") and question.endswith("?")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,7 +1,7 @@
 """Checks for chapter 00: the first collectives.
 
-The kernel draws every rank's numbers and hands each rank only its own: a right answer can only have come
-over the wire. Every message is counted.
+The kernel draws every rank's numbers and gives each rank only its own, so a right answer must have been communicated.
+Every message is counted.
 """
 
 import functools
@@ -46,13 +46,13 @@ broadcast_by_hand = Exercise("0.5", "broadcast_by_hand", optional=True)
 
 
 def _draw_number(attempt: Attempt) -> float:
-    """A number of 30 binary digits: float64 adds a few of them without rounding, float32 does not hold one."""
+    """Draw a number of 30 binary digits: float64 adds a few of them without rounding, but float32 cannot hold one."""
     return attempt.random.randint(2**29, 2**30 - 1) / 1024
 
 
 @sum_over_ranks.check("values")
 def the_sum_is_exact_on_every_rank(attempt: Attempt) -> None:
-    """Called twice: what the first call left behind must not get into the second."""
+    """The function is called twice, because the first call must not change the result of the second."""
     own = [(_draw_number(attempt), _draw_number(attempt)) for _ in range(attempt.world_size)]
     found = attempt.run(probe_numbers, per_rank=own)
     for turn in (0, 1):
@@ -62,11 +62,11 @@ def the_sum_is_exact_on_every_rank(attempt: Attempt) -> None:
         def cause(rank: int, value: float, every=every, turn=turn, previous=previous) -> str:
             total = sum(every)
             if is_close(value, total / attempt.world_size) and attempt.world_size > 1:
-                return "It is the mean. Hint: is anything to be divided here?"
+                return "It is the mean. Hint: should anything be divided here?"
             if turn == 1 and (is_close(value, total + previous) or abs(value - total) >= previous / 2):
-                return "The first call was right, the second is not. Hint: what is left over from the first?"
+                return "The first call was right, but the second is not. Hint: what is left over from the first call?"
             if abs(value - total) <= FLOAT32_TOLERANCE * total:
-                return "Right to 7 digits. Hint: which dtype does torch.tensor(0.1) have?"
+                return "It is right to 7 digits. Hint: which dtype does torch.tensor(0.1) have?"
             return common_cause(value, every[rank], every) or "Hint: what is sent, and which ranks get the result?"
 
         judge_numbers([result["results"][turn] for result in found], sum(every), EXACT, cause)
@@ -85,12 +85,12 @@ def _judge_one_all_reduce(rank: int, calls: list[instrumentation.Call], payload_
     message = f"{describe_calls(calls)}; expected 1 message (all_reduce), {payload_bytes} bytes"
     hint = ""
     if len(calls) > 1:
-        hint = "Hint: may several numbers travel in one tensor?" if payload_bytes > 8 else ""
+        hint = "Hint: can one tensor hold several numbers?" if payload_bytes > 8 else ""
     if any(call.op != "all_reduce" for call in calls):
-        hint = "Hint: which single collective leaves the sum on every rank?"
+        hint = "Hint: which single collective gives every rank the sum?"
     elif len(calls) == 1 and 2 * calls[0].payload_bytes == payload_bytes:
         one_number = payload_bytes == 16 and calls[0].shape in ((), (1,))
-        hint = "Hint: which two numbers must travel?" if one_number else "Hint: the dtype."
+        hint = "Hint: which two numbers must be sent?" if one_number else "Hint: which dtype is sent?"
     raise Wrong({rank: message}, hint)
 
 
@@ -98,7 +98,12 @@ def _judge_one_all_reduce(rank: int, calls: list[instrumentation.Call], payload_
 
 
 def _draw_shares(attempt: Attempt, one_empty: bool = False) -> list[torch.Tensor]:
-    """Unequal shares; one_empty: one of several ranks holds nothing."""
+    """Draw shares of different sizes.
+
+    Args:
+        attempt: The attempt.
+        one_empty: Whether one of several ranks holds no values.
+    """
     generator = torch.Generator().manual_seed(attempt.draw_seed())
     counts = attempt.random.sample(range(1, MOST_VALUES + 1), attempt.world_size)
     if one_empty and attempt.world_size > 1:
@@ -129,7 +134,7 @@ def _judge_arguments(found: list[dict], own: list[torch.Tensor]) -> None:
         if not torch.equal(result["argument"], own[rank])
     }
     if wrong:
-        raise Wrong(wrong, "Hint: which calls work in place?")
+        raise Wrong(wrong, "Hint: which of your calls work in place?")
 
 
 @global_mean.check("wire", world_sizes=(2, 4))
@@ -143,7 +148,7 @@ def the_mean_costs_one_message(attempt: Attempt) -> None:
 
 
 def _draw_tensors(attempt: Attempt, elements: int) -> list[torch.Tensor]:
-    """One tensor per rank; each begins with its rank's number in the hundreds, so that it can be recognized."""
+    """Draw one tensor per rank. Their values are between 100 and 101 on rank 0, 200 and 201 on rank 1, and so on."""
     generator = torch.Generator().manual_seed(attempt.draw_seed())
     return [100.0 * (rank + 1) + torch.rand(elements, generator=generator) for rank in range(attempt.world_size)]
 
@@ -155,7 +160,7 @@ def each_gets_its_left_neighbors(attempt: Attempt) -> None:
         try:
             found = attempt.run(probe_pass, None, per_rank=[(tensor,) for tensor in own])
         except Wrong as wrong:
-            alone = "Hint: who is the neighbor of a rank alone?" if attempt.world_size == 1 else ""
+            alone = "Hint: if there is only one rank, who is its neighbor?" if attempt.world_size == 1 else ""
             raise Wrong(wrong.evidence, wrong.hint or alone) from None
         _judge_passed([result["result"] for result in found], own)
 
@@ -166,7 +171,7 @@ def _judge_passed(found: list[tuple[str, object]], own: list[torch.Tensor]) -> N
         left, right = (rank - 1) % len(own), (rank + 1) % len(own)
         expected = own[left]
         if kind != "Tensor":
-            wrong[rank] = f"gave back {with_article(kind)}, expected a tensor"
+            wrong[rank] = f"returned {with_article(kind)}; expected a tensor"
         elif (result.shape, result.dtype) != (expected.shape, expected.dtype):
             wrong[rank] = (
                 f"returned shape {list(result.shape)}, {result.dtype}; "
@@ -181,14 +186,14 @@ def _judge_passed(found: list[tuple[str, object]], own: list[torch.Tensor]) -> N
 
 @pass_right.check("waits", world_sizes=(2, 4))
 def it_returns_when_both_messages_are_done(attempt: Attempt) -> None:
-    """One rank is late: its right neighbor must wait for what it sends, its left for what it takes."""
+    """One rank is late. Its right neighbor must wait for its message, and its left neighbor until it receives."""
     own = _draw_tensors(attempt, 1000)
     late = attempt.random.randrange(attempt.world_size)
     found = attempt.run(probe_pass, late, per_rank=[(tensor,) for tensor in own])
     try:
         _judge_passed([result["result"] for result in found], own)
     except Wrong as wrong:
-        raise Wrong(f"rank {late} came {LATE_S:g} s late\n{wrong.evidence}", wrong.hint) from None
+        raise Wrong(f"rank {late} called it {LATE_S:g} s late\n{wrong.evidence}", wrong.hint) from None
 
 
 @pass_right.check("argument", world_sizes=(2, 3))
@@ -207,7 +212,7 @@ def one_message_out_and_one_in(attempt: Attempt) -> None:
             message = ", ".join(str(call) for call in result["calls"]) or "no message"
             raise Wrong(
                 {rank: f"{message}; expected 1 send to rank {right} and 1 recv from rank {left}, of 1000 elements"},
-                "Hint: send and recv are all it takes. What else travels?",
+                "One send and one receive per rank are enough. Hint: which call sends more than that?",
             )
 
 
@@ -222,18 +227,18 @@ def rank_0_gets_the_mean(attempt: Attempt) -> None:
 
     def cause(_rank: int, value: float) -> str:
         if abs(value - sum(own)) <= FLOAT32_TOLERANCE * sum(own) and len(own) > 1:
-            return f"It is {len(own)} times too large. Hint: sum or mean?"
+            return f"It is {len(own)} times too large. Hint: is it the sum or the mean?"
         return common_cause(value, own[0], own)
 
     judge_numbers(found[:1], expected, FLOAT32_TOLERANCE, cause)
-    others = {rank: f"gave back {with_article(kind)}, expected None" for rank, (kind, _) in enumerate(found) if rank}
+    others = {rank: f"returned {with_article(kind)}; expected None" for rank, (kind, _) in enumerate(found) if rank}
     wrong = {rank: message for rank, message in others.items() if found[rank][0] != "NoneType"}
     if wrong:
-        raise Wrong(wrong, "Hint: what may rank 0 do alone, and what may it not?")
+        raise Wrong(wrong, "Hint: which lines may run on rank 0 only, and which must run on every rank?")
 
 
 def _draw_losses(attempt: Attempt) -> list[float]:
-    """Numbers that float32 holds exactly."""
+    """Draw numbers that float32 can hold exactly."""
     return [attempt.random.randint(1, 999) / 256 for _ in range(attempt.world_size)]
 
 
@@ -243,16 +248,16 @@ def the_loss_is_kept_for_backward(attempt: Attempt) -> None:
     for rank, result in enumerate(attempt.run(probe_loss, per_rank=[(loss,) for loss in own])):
         if result["loss"] != own[rank]:
             raise Wrong(
-                {rank: f"the loss was {own[rank]:g}, and is {result['loss']:g} afterwards"},
-                "Hint: what does an all_reduce do with the tensor that it gets?",
+                {rank: f"the loss was {own[rank]:g} before the call and is {result['loss']:g} after it"},
+                "Hint: what does all_reduce do with its argument?",
             )
         if result["gradient"] != 1.0:
-            raise Wrong({rank: f"backward() afterwards gives {result['gradient']:g}, expected 1"})
+            raise Wrong({rank: f"loss.backward() after the call gives {result['gradient']:g}; expected 1"})
 
 
 @log_mean_loss.check("wire", world_sizes=(2, 4))
 def logging_costs_one_message(attempt: Attempt) -> None:
-    """A reduce to rank 0 does as well as an all_reduce."""
+    """A reduce to rank 0 is as good as an all_reduce."""
     own = [(loss,) for loss in _draw_losses(attempt)]
     for rank, result in enumerate(attempt.run(probe_loss, per_rank=own)):
         calls = result["calls"]
@@ -286,7 +291,7 @@ def n_minus_1_messages_in_all(attempt: Attempt) -> None:
     calls = [call for heard in found for call in heard]
     sends, others = [c for c in calls if c.op == "send"], {c.op for c in calls} - {"send", "recv"}
     if others:
-        raise Wrong(f"{', '.join(sorted(others))} was called; expected send and recv only")
+        raise Wrong(f"{', '.join(sorted(others))} was called; expected only send and recv")
     expected = attempt.world_size - 1
     if len(sends) != expected or sum(call.payload_bytes for call in sends) != 400 * expected:
         raise Wrong(

@@ -79,7 +79,7 @@ class Scalar(Plain):
 
 
 class Buffered(Plain):
-    """Buffers of floats, of integers, of bool, and one that state_dict() leaves out; also a second input."""
+    """Buffers of floats, of integers, a mask, and one that state_dict() leaves out; also a second input."""
 
     def __init__(self):
         super().__init__()
