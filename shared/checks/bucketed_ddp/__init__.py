@@ -26,7 +26,11 @@ DEFAULT: dict = {}
 
 
 def probe_wire(wrapper, model: str, options: dict, steps: int, seed: int, x, y) -> dict:
-    """Wrap a model, and run some steps. → the messages while it was built, and per step before and in the finish"""
+    """Wrap a model and run some steps.
+
+    Returns:
+        The calls of the constructor and, for each step, those before and in finish_gradient_sync().
+    """
     module = awkward.build(model, seed).to(device_here())
     with instrumentation.listening() as building:
         wrapped = wrapper(module, **options)
@@ -86,8 +90,9 @@ def a_parameter_may_be_unused_somewhere(attempt: Attempt) -> None:
     try:
         for options in (SMALL, DEFAULT):
             train_and_judge(attempt, Training("TwoRoads", options=options))
-    except Wrong as wrong:  # a process that died cannot tell why
-        wrong.hint = wrong.hint or "Hint: is each bucket of the same size on every rank, whoever has a gradient?"
+    except Wrong as wrong:  # a process that died gives no reason
+        hint = "Hint: does each bucket have the same size on every rank, even if some ranks have no gradient?"
+        wrong.hint = wrong.hint or hint
         raise
 
 
@@ -137,7 +142,7 @@ def _judge_wire(attempt: Attempt, model: str, cap: float | None, steps: int = 2)
 
 @BucketedDDP.check("in flight", world_sizes=(2, 4))
 def all_buckets_travel_at_once(attempt: Attempt) -> None:
-    """Nobody waits before all are launched, and nobody comes back before all are done."""
+    """A rank launches all messages before it waits for the first, and returns after all of them are complete."""
     late, message = attempt.random.randrange(attempt.world_size), said_cap("Plain", TINY["bucket_cap_mb"])
     messages = len(messages_of("Plain", **TINY))
     loop = Loop("Plain", (True, True), TINY, late=late, messages=messages, token=attempt.draw_seed())
@@ -146,7 +151,7 @@ def all_buckets_travel_at_once(attempt: Attempt) -> None:
         for step in result["steps"]:
             judge_in_flight(rank, step["events"], message)
     for steps in zip(*(result["steps"] for result in found), strict=True):
-        # who never launches as many is told so by the check of the wire
+        # The check "wire" reports a rank that never launches as many messages.
         waited = [rank for rank in steps[late]["missing"] if len(steps[rank]["finishing"]) >= messages]
         judge_latecomer(late, waited, messages, message)
 

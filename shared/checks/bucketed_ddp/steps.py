@@ -1,4 +1,4 @@
-"""What a Bucket must do, step after step: bring gradients home, send them in one message, wait when it is asked to."""
+"""Check what a Bucket does in each step: copy gradients into its flat tensor, send that in one message, and wait."""
 
 import contextlib
 from dataclasses import dataclass
@@ -18,17 +18,18 @@ from shared.wire import completion, instrumentation
 
 SHAPES = [(3, 5), (7,), (), (2, 3, 2, 2), (4, 1)]
 _ELEMENTS = sum(torch.Size(shape).numel() for shape in SHAPES)
+_HINT_ON_WAITING = "Hint: which method waits for the message?"
 
 
 @dataclass(frozen=True)
 class Steps:
-    """What every rank does with its bucket. set_to_none: of the zero_grad() before each step."""
+    """What every rank does with its bucket."""
 
-    set_to_none: tuple[bool, ...]
+    set_to_none: tuple[bool, ...]  # of the zero_grad() before each step
     dtype: torch.dtype = torch.float64
     in_subgroup: bool = False
-    late: int | None = None  # a rank that launches only when the others' launch() has come back
-    token: int = 0  # another in every run
+    late: int | None = None  # a rank that launches only after the others' launch() has returned
+    token: int = 0  # a different one in every run
 
     def said(self, step: int) -> str:
         ways = "" if all(self.set_to_none) else f", after zero_grad(set_to_none={self.set_to_none[step]})"
@@ -37,7 +38,14 @@ class Steps:
 
 
 def probe_bucket(bucket_class, steps: Steps, rank: int, gradients: list[list[torch.Tensor | None]]) -> list[dict]:
-    """Run through steps of backward, pack, launch and wait. gradients: of each step, per parameter; None: not used"""
+    """Run steps of backward, pack, launch and wait.
+
+    Args:
+        bucket_class: The student's class.
+        steps: What to do.
+        rank: This rank.
+        gradients: For each step, the gradient of each parameter; None if the parameter is not used.
+    """
     group, member = join_subgroup(steps.in_subgroup)
     if not member:
         return []
@@ -97,7 +105,7 @@ def _pack_launch_wait(bucket, parameters: list, meeting: Meeting | None, is_late
 
 
 def _places(parameters: list) -> list[int | None]:
-    """Tell where in memory each gradient lies."""
+    """Return the address of each gradient."""
     return [None if parameter.grad is None else parameter.grad.data_ptr() for parameter in parameters]
 
 
@@ -106,7 +114,7 @@ def _names() -> list[str]:
 
 
 def _draw(attempt: Attempt, steps: Steps, used: float) -> list[list[list]]:
-    """→ per rank, per step, per parameter: a gradient, or None with the probability 1 − used"""
+    """Draw a gradient for each rank, step and parameter, or None with the probability 1 − used."""
     generator = torch.Generator().manual_seed(attempt.draw_seed())
 
     def one(shape):
@@ -117,7 +125,7 @@ def _draw(attempt: Attempt, steps: Steps, used: float) -> list[list[list]]:
 
 
 def _run(attempt: Attempt, steps: Steps, drawn: list) -> dict[int, list[dict]]:
-    """→ by rank of the group, what probe_bucket found"""
+    """Run probe_bucket. Returns its results by rank of the group."""
     context = (
         called_alone(attempt) if steps.in_subgroup else f"gradients of the shapes {', '.join(map(_listed, SHAPES))}"
     )
@@ -135,9 +143,10 @@ def _listed(shape: tuple[int, ...]) -> str:
 
 
 def _judge_values(attempt: Attempt, steps: Steps, used: float = 1.0) -> dict[int, list[dict]]:
-    """→ by rank of the group, what probe_bucket found
+    """Run probe_bucket on fresh data. Returns its results by rank of the group.
 
-    Raises: Wrong unless the gradients, each step, are the mean over the ranks.
+    Raises:
+        Wrong: If the gradients of a step are not the mean over the ranks.
     """
     drawn = _draw(attempt, steps, used)
     found = _run(attempt, steps, drawn)
@@ -158,13 +167,16 @@ def _judge_values(attempt: Attempt, steps: Steps, used: float = 1.0) -> dict[int
 
 
 def _left_over(gradients: dict[int, dict], expected: dict, before: dict[int, dict]) -> str:
-    """Recognize a gradient that was added to what its slice held: the mean of the step before, on every rank."""
+    """Recognize a gradient that was added to the old value of its slice, the mean of the previous step."""
     for rank, held in before.items():
         for name, tensor in gradients[rank].items():
             if tensor is None or held[name] is None or not held[name].any():
                 continue
             if close(tensor, expected[name] + len(before) * held[name], tolerance_of([tensor])):
-                return "It is the mean, plus what the slice held from the step before. Hint: is it written, or added?"
+                return (
+                    "It is the mean plus the old value of the slice. "
+                    "Hint: is the gradient copied into the slice or added to it?"
+                )
     return ""
 
 
@@ -173,18 +185,20 @@ def each_gradient_becomes_the_mean(attempt: Attempt) -> None:
 
 
 def it_survives_zero_grad(attempt: Attempt) -> None:
-    """In whichever way: .grad None, or zeros in the slice itself."""
+    """zero_grad() either sets .grad to None, or writes zeros into the slice itself."""
     for ways in ((True, True, True), (False, False, False), (True, False, True, False)):
         found = _judge_values(attempt, Steps(ways))
         for rank, steps in found.items():
             for index, step in enumerate(steps[1:], 1):
                 if not ways[index] and not step["stayed"]:
-                    message = f"step {index + 1}, after zero_grad(set_to_none=False): .grad was its slice, and is moved"
-                    raise Wrong({rank: message}, "Hint: what is to be done with a grad that is its slice already?")
+                    message = (
+                        f"step {index + 1}, after zero_grad(set_to_none=False): .grad was the slice, but is no longer"
+                    )
+                    raise Wrong({rank: message}, "Hint: what must pack() do if .grad is already the slice?")
 
 
 def none_counts_as_zeros(attempt: Attempt) -> None:
-    """Drawn anew each step: what the slice holds from the last one is not its gradient."""
+    """A different set of gradients is None in each step. The slice's value from the last step is not a gradient."""
     try:
         _judge_values(attempt, Steps((True, True, True, False, True)), used=0.5)
     except Wrong as wrong:
@@ -199,13 +213,15 @@ def it_waits_when_asked_to(attempt: Attempt) -> None:
     for rank, steps in found.items():
         for step in steps:
             if step["early"]:
-                raise Wrong({rank: f"pack() launched {step['early']} messages"}, "Hint: who sends?")
+                message = f"pack() launched {step['early']} messages; expected none"
+                raise Wrong({rank: message}, "Hint: which method sends the bucket?")
             if step["waited_in_launch"]:
-                raise Wrong({rank: "launch() came back only when its message was done"}, "Hint: who waits?")
+                message = "launch() waited until its message was complete; expected it to return at once"
+                raise Wrong({rank: message}, _HINT_ON_WAITING)
     for step in found[late]:
         if step["missing"]:
-            message = f"while rank {late} had launched nothing, launch() did not come back here in {PATIENCE_S:g} s"
-            raise Wrong(dict.fromkeys(step["missing"], message), "Hint: who waits?")
+            message = f"while rank {late} had launched nothing, launch() did not return within {PATIENCE_S:g} s"
+            raise Wrong(dict.fromkeys(step["missing"], message), _HINT_ON_WAITING)
 
 
 def it_sends_one_message(attempt: Attempt) -> None:
@@ -216,7 +232,7 @@ def it_sends_one_message(attempt: Attempt) -> None:
             for step in found:
                 if [(call.op, call.payload_bytes) for call in step["calls"]] != [("all_reduce", want_bytes)]:
                     message = f"{describe_messages(step['calls'])}; expected 1 all_reduce of {want_bytes} bytes"
-                    raise Wrong({rank: message}, "Hint: which tensor holds all of them?")
+                    raise Wrong({rank: message}, "Hint: which tensor holds all gradients of the bucket?")
 
 
 def gradients_are_slices(attempt: Attempt) -> None:
@@ -226,15 +242,16 @@ def gradients_are_slices(attempt: Attempt) -> None:
         for step in found:
             for name, shape, kind in zip(_names(), SHAPES, step["types"], strict=True):
                 if kind != (tuple(shape), steps.dtype):
-                    was = "is None" if kind is None else f"has the shape {_listed(kind[0])} in {kind[1]}"
-                    raise Wrong({rank: f"{name} {was} after wait()"}, "Hint: what is .grad after pack()?")
+                    problem = "is None" if kind is None else f"has the shape {_listed(kind[0])} in {kind[1]}"
+                    raise Wrong({rank: f"{name} {problem} after wait()"}, "Hint: what is .grad after pack()?")
             if step["memory_bytes"] != [want_bytes]:
                 many = len(step["memory_bytes"])
-                message = f"the gradients lie in {many} tensor{'s' if many > 1 else ''} of together "
-                message += f"{sum(step['memory_bytes'])} bytes; expected 1 of {want_bytes}"
+                message = f"the gradients use {many} storage{'s' if many > 1 else ''} with a total of "
+                message += f"{sum(step['memory_bytes'])} bytes; expected one storage of {want_bytes}"
                 raise Wrong({rank: message}, "Hint: what is .grad after pack()?")
             if step["waited"] != step["packed"]:
-                raise Wrong({rank: "a gradient lies elsewhere after wait() than after pack()"}, "Hint: who copies?")
+                message = "a gradient is at another address after wait() than after pack()"
+                raise Wrong({rank: message}, "Hint: which line copies it?")
 
 
 def only_its_group_takes_part(attempt: Attempt) -> None:

@@ -27,7 +27,7 @@ def probe_numbers(function, *values) -> dict:
 
 
 def _described(result) -> tuple[str, object]:
-    """Return the name of the result's type, and its value if the kernel can unpickle it."""
+    """Return the name of the result's type, and its value if it is a tensor or a number."""
     value = result.detach().cpu() if isinstance(result, torch.Tensor) else result
     return type(result).__name__, value if isinstance(value, (torch.Tensor, float, int)) else None
 

@@ -47,7 +47,7 @@ average_gradients_weighted = Exercise("2.6", "average_gradients_weighted", optio
 def probe_mean(mean_over_ranks_, in_subgroup: bool, values: torch.Tensor) -> dict:
     group, member = join_subgroup(in_subgroup)
     given = values.to(device_here())
-    tensor = given[...]  # in place: whoever else looks at this memory sees it too
+    tensor = given[...]  # a view, so that a mean that is not computed in place is noticed
     with instrumentation.listening() as calls:
         if member:
             mean_over_ranks_(tensor, group) if in_subgroup else mean_over_ranks_(tensor)
@@ -66,7 +66,7 @@ def probe_broadcast(broadcast_state, model: str, in_subgroup: bool, seed: int) -
 
 
 def probe_average(average_gradients, model: str, in_subgroup: bool, seed: int, x, y, *extra) -> dict:
-    """One backward, then the student's function. `extra` goes between the module and the group."""
+    """Run backward, then the student's function. `extra` are its arguments between the module and the group."""
     group, member = join_subgroup(in_subgroup)
     module = awkward.build(model, seed).to(device_here())
     if len(x):
@@ -148,7 +148,7 @@ def _judge_broadcast(attempt: Attempt, in_subgroup: bool, members: list[int]) ->
         args, context = [(seed,) for seed in seeds], called_alone(attempt) if in_subgroup else ""
         found = attempt.run(probe_broadcast, model, in_subgroup, per_rank=args, context=context)
         if not all(found[rank]["kept"] for rank in members):
-            raise Wrong(f"{awkward.said(model)}: a parameter was replaced, or its requires_grad changed")
+            raise Wrong(f"{awkward.said(model)}: a parameter object was replaced, or its requires_grad was changed")
         expected = awkward.state_of(awkward.build(model, seeds[members[0]]))
         judge_state({rank: found[rank]["state"] for rank in members}, expected, members[0])
 
@@ -273,7 +273,7 @@ ShardedSampler.check("wire", world_sizes=(2,))(sampler.the_sampler_needs_no_mess
 
 
 def _weighted(attempt: Attempt, model: str, counts: list[int], in_subgroup: bool) -> tuple[list[dict], dict, Draw]:
-    """→ what each rank came to, what one process would, the draw"""
+    """Average gradients over unequal shares. Returns each rank's results, one process's gradients, and the draw."""
     draw = Draw(attempt, counts)
     members = members_of(attempt, in_subgroup)
     args = [(draw.seeds[0], x, y, len(x)) for x, y in draw.shares]
@@ -294,7 +294,10 @@ def _refuse_plain_mean(found: list[dict], expected: dict, members: list[int], co
     plain = torch.stack([torch.zeros_like(expected[name]) if own is None else own for own in local]).mean(0)
     got = found[members[0]]["gradients"][name]
     if got is not None and close(got, plain) and not close(plain, expected[name]):
-        raise Wrong(f"{context}: {name} is the plain mean", "Hint: how much does each sample count in it?")
+        raise Wrong(
+            f"{context}: the gradient of {name} is the unweighted mean over the ranks",
+            "Hint: how much does each sample count in that mean?",
+        )
 
 
 @average_gradients_weighted.check("values")
@@ -319,4 +322,4 @@ def weighing_costs_one_small_message(attempt: Attempt) -> None:
         extra = sum(call.payload_bytes for call in result["calls"]) - want_bytes
         if not 0 <= extra <= 8 or len(result["calls"]) > most:
             message = f"{describe_calls(result['calls'])}; expected at most {most}, {want_bytes} bytes and one number's"
-            raise Wrong({rank: message}, "Hint: what does a rank have to know of the others besides their gradients?")
+            raise Wrong({rank: message}, "Hint: what must a rank know about the others besides their gradients?")
