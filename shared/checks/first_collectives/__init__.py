@@ -5,12 +5,12 @@ Every message is counted.
 """
 
 import functools
-import math
 
 import torch
 
 from shared.checks.engine.compare import describe_calls, first_difference
 from shared.checks.engine.framework import Attempt, Exercise, Wrong
+from shared.checks.first_collectives import passing
 from shared.checks.first_collectives.causes import (
     FLOAT32_TOLERANCE,
     broadcast_cause,
@@ -18,22 +18,14 @@ from shared.checks.first_collectives.causes import (
     is_close,
     judge_numbers,
     mean_cause,
-    passing_cause,
     with_article,
 )
-from shared.checks.first_collectives.probes import (
-    LATE_S,
-    probe_broadcast,
-    probe_loss,
-    probe_mean,
-    probe_numbers,
-    probe_pass,
-)
+from shared.checks.first_collectives.passing import EXACT, draw_tensors, judge_arguments
+from shared.checks.first_collectives.probes import probe_broadcast, probe_loss, probe_mean, probe_numbers
 from shared.wire import instrumentation
 
 MOST_VALUES = 9
 ROUNDING = 1e-12  # float64, added up in another order
-EXACT = 0.0
 
 sum_over_ranks = Exercise("0.1", "sum_over_ranks")
 global_mean = Exercise("0.2", "global_mean")
@@ -124,17 +116,7 @@ def every_value_counts_once(attempt: Attempt) -> None:
 @global_mean.check("argument")
 def the_values_are_kept(attempt: Attempt) -> None:
     own = _draw_shares(attempt)
-    _judge_arguments(attempt.run(probe_mean, per_rank=[(values,) for values in own]), own)
-
-
-def _judge_arguments(found: list[dict], own: list[torch.Tensor]) -> None:
-    wrong = {
-        rank: f"the argument was changed: {first_difference(result['argument'], own[rank], EXACT)}"
-        for rank, result in enumerate(found)
-        if not torch.equal(result["argument"], own[rank])
-    }
-    if wrong:
-        raise Wrong(wrong, "Hint: which of your calls work in place?")
+    judge_arguments(attempt.run(probe_mean, per_rank=[(values,) for values in own]), own)
 
 
 @global_mean.check("wire", world_sizes=(2, 4))
@@ -146,74 +128,10 @@ def the_mean_costs_one_message(attempt: Attempt) -> None:
 
 # -- 0.3
 
-
-def _draw_tensors(attempt: Attempt, elements: int) -> list[torch.Tensor]:
-    """Draw one tensor per rank. Their values are between 100 and 101 on rank 0, 200 and 201 on rank 1, and so on."""
-    generator = torch.Generator().manual_seed(attempt.draw_seed())
-    return [100.0 * (rank + 1) + torch.rand(elements, generator=generator) for rank in range(attempt.world_size)]
-
-
-@pass_right.check("values")
-def each_gets_its_left_neighbors(attempt: Attempt) -> None:
-    for shape, dtype in (((1,), torch.float32), ((10, 100), torch.int64), ((1_000_000,), torch.float32)):
-        own = [tensor.to(dtype).reshape(shape) for tensor in _draw_tensors(attempt, math.prod(shape))]
-        try:
-            found = attempt.run(probe_pass, None, per_rank=[(tensor,) for tensor in own])
-        except Wrong as wrong:
-            alone = "Hint: if there is only one rank, who is its neighbor?" if attempt.world_size == 1 else ""
-            raise Wrong(wrong.evidence, wrong.hint or alone) from None
-        _judge_passed([result["result"] for result in found], own)
-
-
-def _judge_passed(found: list[tuple[str, object]], own: list[torch.Tensor]) -> None:
-    wrong, hints = {}, []
-    for rank, (kind, result) in enumerate(found):
-        left, right = (rank - 1) % len(own), (rank + 1) % len(own)
-        expected = own[left]
-        if kind != "Tensor":
-            wrong[rank] = f"returned {with_article(kind)}; expected a tensor"
-        elif (result.shape, result.dtype) != (expected.shape, expected.dtype):
-            wrong[rank] = (
-                f"returned shape {list(result.shape)}, {result.dtype}; "
-                f"rank {left} passed shape {list(expected.shape)}, {expected.dtype}"
-            )
-        elif not torch.equal(result, expected):
-            wrong[rank] = f"shape {list(expected.shape)}: {first_difference(result, expected, EXACT)}, from rank {left}"
-            hints.append(passing_cause(result, own, rank, right))
-    if wrong:
-        raise Wrong(wrong, max(hints, key=len, default=""))
-
-
-@pass_right.check("waits", world_sizes=(2, 4))
-def it_returns_when_both_messages_are_done(attempt: Attempt) -> None:
-    """One rank is late. Its right neighbor must wait for its message, and its left neighbor until it receives."""
-    own = _draw_tensors(attempt, 1000)
-    late = attempt.random.randrange(attempt.world_size)
-    found = attempt.run(probe_pass, late, per_rank=[(tensor,) for tensor in own])
-    try:
-        _judge_passed([result["result"] for result in found], own)
-    except Wrong as wrong:
-        raise Wrong(f"rank {late} called it {LATE_S:g} s late\n{wrong.evidence}", wrong.hint) from None
-
-
-@pass_right.check("argument", world_sizes=(2, 3))
-def what_is_sent_is_kept(attempt: Attempt) -> None:
-    own = _draw_tensors(attempt, 1000)
-    _judge_arguments(attempt.run(probe_pass, None, per_rank=[(tensor,) for tensor in own]), own)
-
-
-@pass_right.check("wire", world_sizes=(2, 3, 4))
-def one_message_out_and_one_in(attempt: Attempt) -> None:
-    own = _draw_tensors(attempt, 1000)
-    for rank, result in enumerate(attempt.run(probe_pass, None, per_rank=[(tensor,) for tensor in own])):
-        left, right = (rank - 1) % len(own), (rank + 1) % len(own)
-        found = sorted((call.op, call.partner, call.payload_bytes) for call in result["calls"])
-        if found != [("recv", left, 4000), ("send", right, 4000)]:
-            message = ", ".join(str(call) for call in result["calls"]) or "no message"
-            raise Wrong(
-                {rank: f"{message}; expected 1 send to rank {right} and 1 recv from rank {left}, of 1000 elements"},
-                "One send and one receive per rank are enough. Hint: which call sends more than that?",
-            )
+pass_right.check("values")(passing.each_gets_its_left_neighbors)
+pass_right.check("waits", world_sizes=(2, 4))(passing.it_returns_when_both_messages_are_done)
+pass_right.check("argument", world_sizes=(2, 3))(passing.what_is_sent_is_kept)
+pass_right.check("wire", world_sizes=(2, 3, 4))(passing.one_message_out_and_one_in)
 
 
 # -- 0.4
@@ -271,7 +189,7 @@ def logging_costs_one_message(attempt: Attempt) -> None:
 @broadcast_by_hand.check("values")
 def everyone_has_what_src_had(attempt: Attempt) -> None:
     for src in range(attempt.world_size):
-        own = _draw_tensors(attempt, attempt.random.randint(1, 1000))
+        own = draw_tensors(attempt, attempt.random.randint(1, 1000))
         found = attempt.run(probe_broadcast, src, per_rank=[(tensor,) for tensor in own])
         tensors = [result["tensor"] for result in found]
         wrong = {
@@ -286,9 +204,9 @@ def everyone_has_what_src_had(attempt: Attempt) -> None:
 @broadcast_by_hand.check("wire", world_sizes=(1, 2, 3, 4))
 def n_minus_1_messages_in_all(attempt: Attempt) -> None:
     src = attempt.random.randrange(attempt.world_size)
-    own = [(tensor,) for tensor in _draw_tensors(attempt, 100)]
+    own = [(tensor,) for tensor in draw_tensors(attempt, 100)]
     found = [result["calls"] for result in attempt.run(probe_broadcast, src, per_rank=own)]
-    calls = [call for heard in found for call in heard]
+    calls = [call for calls_of_rank in found for call in calls_of_rank]
     sends, others = [c for c in calls if c.op == "send"], {c.op for c in calls} - {"send", "recv"}
     if others:
         raise Wrong(f"{', '.join(sorted(others))} was called; expected only send and recv")
@@ -296,8 +214,8 @@ def n_minus_1_messages_in_all(attempt: Attempt) -> None:
     if len(sends) != expected or sum(call.payload_bytes for call in sends) != 400 * expected:
         raise Wrong(
             {
-                rank: f"src={src}: sent {describe_calls([c for c in heard if c.op == 'send'])}"
-                for rank, heard in enumerate(found)
+                rank: f"src={src}: sent {describe_calls([c for c in calls_of_rank if c.op == 'send'])}"
+                for rank, calls_of_rank in enumerate(found)
             },
             f"All ranks together should send {expected} messages of 400 bytes. "
             "Hint: which ranks do not have the tensor yet when a message is sent?",
