@@ -52,7 +52,7 @@ flat_and_slices.check("values", world_sizes=(1,))(slices.slices_lie_in_one_tenso
 assign_buckets.check("buckets", world_sizes=(1,))(assignment.parameters_fill_buckets)
 assign_buckets.check("first bucket", world_sizes=(1,))(assignment.the_first_bucket_is_smaller)
 assign_buckets.check("dtypes", world_sizes=(1,))(assignment.a_bucket_has_one_dtype_and_device)
-assign_buckets.check("trainable", world_sizes=(1,))(assignment.only_trainable_parameters_travel)
+assign_buckets.check("trainable", world_sizes=(1,))(assignment.only_trainable_parameters_are_assigned)
 assign_buckets.check("units", world_sizes=(1,))(assignment.caps_are_in_mb)
 assign_buckets.check("any iterable", world_sizes=(1,))(assignment.any_iterable_will_do)
 
@@ -141,7 +141,7 @@ def _judge_wire(attempt: Attempt, model: str, cap: float | None, steps: int = 2)
 
 
 @BucketedDDP.check("in flight", world_sizes=(2, 4))
-def all_buckets_travel_at_once(attempt: Attempt) -> None:
+def all_buckets_are_in_flight_at_once(attempt: Attempt) -> None:
     """A rank launches all messages before it waits for the first, and returns after all of them are complete."""
     late, message = attempt.random.randrange(attempt.world_size), said_cap("Plain", TINY["bucket_cap_mb"])
     messages = len(messages_of("Plain", **TINY))

@@ -111,7 +111,7 @@ def a_bucket_has_one_dtype_and_device(attempt: Attempt) -> None:
     )
 
 
-def only_trainable_parameters_travel(attempt: Attempt) -> None:
+def only_trainable_parameters_are_assigned(attempt: Attempt) -> None:
     draw = attempt.random
     sizes = [draw.randint(1, 6) for _ in range(10)]
     _judge(

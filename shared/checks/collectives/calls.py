@@ -55,7 +55,7 @@ def _goes_to(call: instrumentation.Call, rank: int) -> bool:
     return call.op == "send" and call.partner == rank
 
 
-def what_is_given_is_kept(attempt: Attempt) -> None:
+def the_argument_is_unchanged(attempt: Attempt) -> None:
     for setting, own, tries in try_varied_calls(attempt):
         for rank, found in tries.items():
             if not torch.equal(found["argument"], own[rank]):

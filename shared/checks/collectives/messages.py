@@ -19,7 +19,7 @@ from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.steps import count_steps
 
 
-def no_more_than_the_formula(attempt: Attempt) -> None:
+def as_many_bytes_as_the_formula_says(attempt: Attempt) -> None:
     for setting, own, tries in try_varied_calls(attempt):
         members = setting.ranks(attempt.world_size)
         for rank, found in tries.items():
@@ -71,6 +71,6 @@ def n_minus_1_messages_in_few_rounds(attempt: Attempt) -> None:
         judge_tree(calls_of, setting.src, own[0].nbytes, said_of(setting, own[0]))
 
 
-def few_turns_though_everyone_waits(attempt: Attempt) -> None:
+def few_turns_with_blocking_calls(attempt: Attempt) -> None:
     (tries,) = run(attempt, Setting(), own := draw(attempt, (100,)))
     judge_turns([found["calls"] for found in tries], said_of(Setting(), own[0]))

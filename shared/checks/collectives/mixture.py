@@ -105,12 +105,12 @@ def _mixtures(parts: Parts):
 
 
 def _gives(taken: Taken, found: torch.Tensor, parts: Parts) -> bool:
-    brought = [parts.by_rank[rank][chunk][:_COMPARED] for rank, chunk in taken]
-    if any(len(part) != len(found) for part in brought):
+    contributions = [parts.by_rank[rank][chunk][:_COMPARED] for rank, chunk in taken]
+    if any(len(part) != len(found) for part in contributions):
         return False
-    unit = torch.finfo(brought[0].dtype).eps if brought[0].dtype.is_floating_point else 0.0
-    within = len(brought) * unit * sum(part.double().abs() for part in brought)
-    return bool(((sum(part.double() for part in brought) - found).abs() <= within).all())
+    unit = torch.finfo(contributions[0].dtype).eps if contributions[0].dtype.is_floating_point else 0.0
+    within = len(contributions) * unit * sum(part.double().abs() for part in contributions)
+    return bool(((sum(part.double() for part in contributions) - found).abs() <= within).all())
 
 
 def _describe(taken: Taken, slot: Slot, parts: Parts, rank: int) -> tuple[str, str]:

@@ -45,7 +45,7 @@ def probe_step(step, setting: Setting, *mine: torch.Tensor) -> list[dict]:
         outgoing = values.to(device_here(), copy=True)
         incoming = torch.full_like(outgoing, UNTOUCHED)
         _come(setting)
-        with _noting(values), _slow(setting), _heard() as found:
+        with _noting(values), _slow(setting), _recorded() as found:
             if takes_part:
                 step(outgoing, incoming, **options)
         tries.append(found | {"tensor": incoming.cpu().clone(), "argument": outgoing.cpu().clone()})
@@ -68,7 +68,7 @@ def probe_collective(collective, setting: Setting, *mine: torch.Tensor) -> list[
         argument.requires_grad_(setting.records)
         version, result, refused = argument._version, None, None
         _come(setting)
-        with _noting(values), _slow(setting), _heard() as found:
+        with _noting(values), _slow(setting), _recorded() as found:
             try:
                 if takes_part:
                     result = collective(argument, **options)
@@ -101,7 +101,7 @@ def probe_collective(collective, setting: Setting, *mine: torch.Tensor) -> list[
 
 
 @contextlib.contextmanager
-def _heard():
+def _recorded():
     """Record one call: what it launched and waited for, how long it took, and whether it disabled autograd."""
     found, log = {}, EventLog()
     began_s = time.perf_counter()

@@ -13,13 +13,13 @@ def right_where_n_divides(attempt: Attempt) -> None:
         try_and_judge(attempt, Setting(src=src), *(draw(attempt, shape) for shape in [*shapes, (120_000,)]))
 
 
-def what_a_receiver_held_is_gone(attempt: Attempt) -> None:
+def receivers_lose_their_old_values(attempt: Attempt) -> None:
     """Values of nan stay nan whatever is added to them. This call leaves out src."""
     own = draw(attempt, even_shape(attempt))
     try_and_judge(attempt, Setting(), [own[0], *(torch.full_like(tensor, torch.nan) for tensor in own[1:])])
 
 
-def each_gets_its_left_neighbors(attempt: Attempt) -> None:
+def each_rank_gets_its_left_neighbors_tensor(attempt: Attempt) -> None:
     for shape, dtype in (((10, 100), torch.int64), ((1,), torch.bfloat16), ((100_000,), torch.float32)):
         try_and_judge(attempt, Setting(), draw(attempt, shape, dtype))
 
@@ -39,7 +39,7 @@ def right_in_every_dtype(attempt: Attempt) -> None:
     )
 
 
-def right_or_refused_where_memory_is_not_contiguous(attempt: Attempt) -> None:
+def right_or_rejected_if_not_contiguous(attempt: Attempt) -> None:
     for layout, shape in ((SLICED, (13,)), (TRANSPOSED, (3, 5)), (STRIDED, (13,))):
         if len(shape) > 1 and attempt.piece == "ring_all_gather":
             continue

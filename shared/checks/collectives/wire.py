@@ -59,24 +59,24 @@ def judge_volume(
     messages, elements = budget(piece, own.numel(), size)
     divides = own.numel() % size == 0
     for op, verb in (("send", "sent"), ("recv", "received")):
-        heard = [call for call in calls if call.op == op]
-        total_bytes, most_bytes = sum(call.payload_bytes for call in heard), messages * elements * own.itemsize
-        if (len(heard), total_bytes) == (messages, most_bytes):
+        own_calls = [call for call in calls if call.op == op]
+        total_bytes, most_bytes = sum(call.payload_bytes for call in own_calls), messages * elements * own.itemsize
+        if (len(own_calls), total_bytes) == (messages, most_bytes):
             continue
-        if not divides and len(heard) <= messages and total_bytes <= most_bytes:
+        if not divides and len(own_calls) <= messages and total_bytes <= most_bytes:
             continue  # padding need not be sent
         target = f"{messages} message{'s' if messages != 1 else ''}, {most_bytes} bytes" if messages else "no message"
         limit = target if divides else f"at most {target}"
-        evidence = f"{context}: {verb} {describe_calls(heard)}; expected {limit}"
-        raise Wrong({rank: evidence}, _volume_hint(heard, messages, elements, own))
+        evidence = f"{context}: {verb} {describe_calls(own_calls)}; expected {limit}"
+        raise Wrong({rank: evidence}, _volume_hint(own_calls, messages, elements, own))
 
 
-def _volume_hint(heard: list[instrumentation.Call], messages: int, elements: int, own: torch.Tensor) -> str:
-    if elements < own.numel() and any(math.prod(call.shape) == own.numel() for call in heard):
+def _volume_hint(own_calls: list[instrumentation.Call], messages: int, elements: int, own: torch.Tensor) -> str:
+    if elements < own.numel() and any(math.prod(call.shape) == own.numel() for call in own_calls):
         return "One message holds the whole tensor. Hint: how much of it does the neighbor need in this step?"
-    if len(heard) < messages:
+    if len(own_calls) < messages:
         return "Hint: how many steps are there, and how do the other ranks' chunks reach this rank?"
-    if len(heard) == messages and {call.dtype for call in heard} != {short_name(own.dtype)}:
+    if len(own_calls) == messages and {call.dtype for call in own_calls} != {short_name(own.dtype)}:
         return "Hint: which dtype is sent?"
     return "Hint: how many steps are there, and how long is the message of each?"
 
@@ -106,7 +106,7 @@ def judge_tree(calls_of: dict[int, list[instrumentation.Call]], src: int, each_b
 
 
 def _listed(partners: list[int]) -> str:
-    return f"rank {', then '.join(map(str, partners))}" if partners else "nobody"
+    return f"rank {', then '.join(map(str, partners))}" if partners else "no rank"
 
 
 def count_rounds(sends: dict[int, list[instrumentation.Call]], src: int) -> int:

@@ -114,7 +114,7 @@ def every_value_counts_once(attempt: Attempt) -> None:
 
 
 @global_mean.check("argument")
-def the_values_are_kept(attempt: Attempt) -> None:
+def the_values_are_unchanged(attempt: Attempt) -> None:
     own = _draw_shares(attempt)
     judge_arguments(attempt.run(probe_mean, per_rank=[(values,) for values in own]), own)
 
@@ -128,9 +128,9 @@ def the_mean_costs_one_message(attempt: Attempt) -> None:
 
 # -- 0.3
 
-pass_right.check("values")(passing.each_gets_its_left_neighbors)
+pass_right.check("values")(passing.each_rank_gets_its_left_neighbors_tensor)
 pass_right.check("waits", world_sizes=(2, 4))(passing.it_returns_when_both_messages_are_done)
-pass_right.check("argument", world_sizes=(2, 3))(passing.what_is_sent_is_kept)
+pass_right.check("argument", world_sizes=(2, 3))(passing.the_argument_is_unchanged)
 pass_right.check("wire", world_sizes=(2, 3, 4))(passing.one_message_out_and_one_in)
 
 
@@ -161,7 +161,7 @@ def _draw_losses(attempt: Attempt) -> list[float]:
 
 
 @log_mean_loss.check("argument")
-def the_loss_is_kept_for_backward(attempt: Attempt) -> None:
+def the_loss_is_unchanged_for_backward(attempt: Attempt) -> None:
     own = _draw_losses(attempt)
     for rank, result in enumerate(attempt.run(probe_loss, per_rank=[(loss,) for loss in own])):
         if result["loss"] != own[rank]:
@@ -187,7 +187,7 @@ def logging_costs_one_message(attempt: Attempt) -> None:
 
 
 @broadcast_by_hand.check("values")
-def everyone_has_what_src_had(attempt: Attempt) -> None:
+def every_rank_has_the_tensor_of_src(attempt: Attempt) -> None:
     for src in range(attempt.world_size):
         own = draw_tensors(attempt, attempt.random.randint(1, 1000))
         found = attempt.run(probe_broadcast, src, per_rank=[(tensor,) for tensor in own])
@@ -202,7 +202,7 @@ def everyone_has_what_src_had(attempt: Attempt) -> None:
 
 
 @broadcast_by_hand.check("wire", world_sizes=(1, 2, 3, 4))
-def n_minus_1_messages_in_all(attempt: Attempt) -> None:
+def n_minus_1_messages_in_total(attempt: Attempt) -> None:
     src = attempt.random.randrange(attempt.world_size)
     own = [(tensor,) for tensor in draw_tensors(attempt, 100)]
     found = [result["calls"] for result in attempt.run(probe_broadcast, src, per_rank=own)]

@@ -28,7 +28,7 @@ def judge_arguments(found: list[dict], own: list[torch.Tensor]) -> None:
         raise Wrong(wrong, "Hint: which of your calls work in place?")
 
 
-def each_gets_its_left_neighbors(attempt: Attempt) -> None:
+def each_rank_gets_its_left_neighbors_tensor(attempt: Attempt) -> None:
     for shape, dtype in (((1,), torch.float32), ((10, 100), torch.int64), ((1_000_000,), torch.float32)):
         own = [tensor.to(dtype).reshape(shape) for tensor in draw_tensors(attempt, math.prod(shape))]
         try:
@@ -69,7 +69,7 @@ def it_returns_when_both_messages_are_done(attempt: Attempt) -> None:
         raise Wrong(f"rank {late} called it {LATE_S:g} s late\n{wrong.evidence}", wrong.hint) from None
 
 
-def what_is_sent_is_kept(attempt: Attempt) -> None:
+def the_argument_is_unchanged(attempt: Attempt) -> None:
     own = draw_tensors(attempt, 1000)
     judge_arguments(attempt.run(probe_pass, None, per_rank=[(tensor,) for tensor in own]), own)
 

@@ -75,7 +75,7 @@ def mean_costs_one_message(attempt: Attempt) -> None:
 
 
 @broadcast_state.check("values")
-def everyone_has_the_first_ranks_state(attempt: Attempt) -> None:
+def every_rank_has_the_first_ranks_state(attempt: Attempt) -> None:
     _judge_broadcast(attempt, False, list(range(attempt.world_size)))
 
 
@@ -138,7 +138,7 @@ def only_the_group_takes_part(attempt: Attempt) -> None:
 
 
 @average_gradients.check("wire", world_sizes=(2, 4))
-def each_gradient_travels_once(attempt: Attempt) -> None:
+def each_gradient_is_sent_once(attempt: Attempt) -> None:
     for model in ("Tied", "Frozen"):
         draw = Draw(attempt)
         found = attempt.run(probe_average, model, False, per_rank=draw.per_rank)
@@ -174,7 +174,7 @@ def micro_batches_add_up(attempt: Attempt) -> None:
 
 
 @ManualDDP.check("wire", world_sizes=(2, 4))
-def it_communicates_when_and_what_it_should(attempt: Attempt) -> None:
+def it_sends_each_gradient_once_after_backward(attempt: Attempt) -> None:
     for model, micro_batches in (("Tied", 1), ("Frozen", 2), ("Buffered", 1), ("Mixed", 1)):
         for rank, result in enumerate(train(attempt, Training(model, micro_batches), Draw(attempt))):
             judge_state_bytes(rank, result["building"], model)

@@ -54,9 +54,9 @@ def _step(case: Case, split, x, y) -> dict:
 
     @contextlib.contextmanager
     def phase(name: str):
-        with instrumentation.listening() as heard:
+        with instrumentation.listening() as own_calls:
             yield
-        calls[name] += heard
+        calls[name] += own_calls
 
     for parameter in _parameters(case, split):
         parameter.grad = None
