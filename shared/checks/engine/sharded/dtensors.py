@@ -63,18 +63,17 @@ def judge_tensors(found: list[dict], reference: dict, context: str, tolerance: f
     """
     for rank, tensors in enumerate(found):
         for name, expected in reference.items():
-            was = tensors[name]
-            if was is None and expected is None:
+            found_tensor = tensors[name]
+            if found_tensor is None and expected is None:
                 continue
-            if was is None or expected is None:
-                raise Wrong(
-                    {rank: f"{context}{name} is {'None' if was is None else 'not None'}; expected the contrary"}
-                )
-            if was.dtype != expected.dtype:
+            if found_tensor is None or expected is None:
+                actual, wanted = ("None", "a tensor") if found_tensor is None else ("a tensor", "None")
+                raise Wrong({rank: f"{context}{name} is {actual}; expected {wanted}"})
+            if found_tensor.dtype != expected.dtype:
                 hint = "Hint: in which dtype are shards stored, and in which dtype do ranks compute?"
-                raise Wrong({rank: f"{context}{name} is {was.dtype}, expected {expected.dtype}"}, hint)
-            if not close(was, expected, tolerance):
+                raise Wrong({rank: f"{context}{name} is {found_tensor.dtype}, expected {expected.dtype}"}, hint)
+            if not close(found_tensor, expected, tolerance):
                 hint = "Hint: whose parameters are trained, and between which ranks are gradients averaged?"
-                if (was - expected).abs().max() <= _ROUNDED_TO_FLOAT32 * expected.abs().max():
+                if (found_tensor - expected).abs().max() <= _ROUNDED_TO_FLOAT32 * expected.abs().max():
                     hint = "Hint: in which dtype are gradients added up if none is specified?"
-                raise Wrong({rank: f"{context}{name}, {first_difference(was, expected, tolerance)}"}, hint)
+                raise Wrong({rank: f"{context}{name}, {first_difference(found_tensor, expected, tolerance)}"}, hint)

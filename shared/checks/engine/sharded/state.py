@@ -248,7 +248,7 @@ def foreign_states_are_rejected(attempt: Attempt) -> None:
         for what, (kind, message) in zip(tried, result, strict=True):
             if kind != "ValueError" or not message.strip():
                 said = f"{kind}({message[:80]!r})" if message else kind
-                evidence = f"a state {what} raises {said}; expected a ValueError that says why"
+                evidence = f"loading a state {what} raised {said}; expected a ValueError that says why"
                 raise Wrong({rank: evidence}, "Hint: what must a parameter and its state have in common?")
 
 
