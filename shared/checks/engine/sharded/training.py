@@ -59,7 +59,7 @@ def probe_sharded(sharded, plan: Plan, seed: int, x, y) -> dict:
     run.train(x.to(device_here(), plan.dtype), y.to(device_here(), plan.dtype))
     dtypes = {name: p.dtype for name, p in run.module.named_parameters()}
     kept = {id(p) for p in run.module.parameters()} == own >= theirs
-    return {"start": start, "steps": run.steps, "building": run.building, "dtypes": dtypes, "kept": kept}
+    return {"start": start, "steps": run.steps, "building": run.building, "dtypes": dtypes, "left": kept}
 
 
 def reference(plan: Plan, draw: Draw, members: list[int], samples_of: list[int] | None = None) -> Run:
@@ -119,7 +119,7 @@ def train_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[i
             message = f"{context}: step(closure) returned {losses}; expected the value that closure() returned"
             raise Wrong(message, "Hint: what happens to the result of closure()?")
     judge_evaluation(plan, draw, found, steps, context)
-    if not all(result["kept"] for result in found.values()):
+    if not all(result["left"] for result in found.values()):
         hint = "Hint: is every nn.Parameter still the same object, even if its memory is replaced?"
         raise Wrong(f"{context}: nn.Parameter objects of the module or in param_groups were replaced", hint)
     return found
