@@ -131,7 +131,7 @@ def test_a_wrong_answer_gets_a_hint_and_a_right_one_check_marks(lab):
     lab.write(exercise, wrong)
     lab.run(exercise)
     shown = output(lab.run(check))
-    assert "✗" in shown.first.inner_text() and "Look at: the dtype." in shown.first.inner_text()
+    assert "✗" in shown.first.inner_text() and "Hint: which dtype is sent?" in shown.first.inner_text()
     assert "not there yet" in shown.last.inner_text()
     lab.screenshot("lab_00_wrong")
 

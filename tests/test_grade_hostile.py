@@ -66,7 +66,7 @@ HOSTILE = {
     "kills its parent": ("import os; os.kill(os.getppid(), 9)", "the process that starts them"),
     "kills all it can": ("import os; os.kill(-1, 9)", "killed from inside the sandbox"),
     "10 GB": ("import torch; torch.ones(10 * 2**30, dtype=torch.uint8)", "ran out of memory"),
-    "1 GB printed": ("for _ in range(1000): print('x' * 10**6)", "gave back None"),
+    "1 GB printed": ("for _ in range(1000): print('x' * 10**6)", "returned None"),
     "waits for nobody": ("if dist.get_rank() == 0: dist.barrier()", "Rank 0 waits in barrier"),
     "a pickle that runs code": (
         """

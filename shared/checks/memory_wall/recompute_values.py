@@ -125,7 +125,7 @@ def _cause(actual: torch.Tensor, expected: torch.Tensor, number: int) -> str:
 
 
 def the_module_runs_twice(attempt: Attempt) -> None:
-    for name in ("a block", "a block of three inputs, one of whole numbers", "two blocks that share a parameter"):
+    for name in ("a block", "a block with three inputs, one of them integers", "two blocks that share a parameter"):
         seed = attempt.draw_seed()
         calls = 2 if "three" in name else 1  # This model runs its block twice per forward.
         for rank, result in enumerate(attempt.run(probe_values, name, seed, draw_inputs(seed), context=name)):

@@ -9,7 +9,7 @@ from shared.checks.engine.framework import Attempt, Exercise, Wrong
 from shared.checks.engine.hints import where_it_raises
 from shared.checks.engine.sharded import clip
 from shared.checks.engine.sharded.steps import judge_bf16
-from shared.checks.engine.sharded.training import LOOK_AT_SHARDS
+from shared.checks.engine.sharded.training import HINT_ON_SHARDS
 from shared.checks.engine.wrapping import judge_wrapping
 from shared.checks.models import awkward
 from shared.checks.zero2 import bucket_memory, lives, loops, memory, order, sharded_bucket, wire
@@ -121,7 +121,7 @@ def both_ways_of_accumulating_are_equal(attempt: Attempt) -> None:
                 plan = WrapperPlan(model, "SGD", micro_batches=3, sends_each=sends_each)
                 train_wrapper_and_judge(attempt, plan)
             except Wrong as wrong:
-                if wrong.hint == LOOK_AT_SHARDS:
+                if wrong.hint == HINT_ON_SHARDS:
                     wrong.hint = _HINT_ON_SENT if sends_each else _HINT_ON_KEPT
                 raise
 

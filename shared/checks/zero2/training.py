@@ -14,7 +14,7 @@ from shared.checks.engine.buckets import MB, plan
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.plan import SCHEDULERS, Plan, Run
-from shared.checks.engine.sharded.training import LOOK_AT_THE_PAST, refuse_libraries, train_and_judge
+from shared.checks.engine.sharded.training import HINT_ON_OPTIMIZER_STATE, refuse_libraries, train_and_judge
 from shared.checks.engine.sharded.wire import Flat
 from shared.checks.engine.subgroups import join_subgroup
 from shared.checks.models import awkward
@@ -146,6 +146,6 @@ def train_wrapper_and_judge(attempt: Attempt, plan: WrapperPlan) -> dict[int, di
     try:
         return train_and_judge(attempt, plan, probe_zero2)
     except Wrong as wrong:
-        if wrong.hint == LOOK_AT_THE_PAST:
+        if wrong.hint == HINT_ON_OPTIMIZER_STATE:
             wrong.hint = "The earlier steps are correct. Hint: what does a bucket keep from one backward to the next?"
         raise
