@@ -328,6 +328,7 @@ print(json.dumps({"held": held, "found": found}), flush=True)
 
 @needs_hosts
 @pytest.mark.parametrize("first", ["", "server.kill();"], ids=["alone", "together with the fork server"])
+@pytest.mark.slow
 def test_killed_program_leaves_no_namespace_and_no_interface(first):
     interfaces = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout
     source = PROGRAM + first + "os.kill(os.getpid(), signal.SIGKILL)"

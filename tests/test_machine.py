@@ -27,6 +27,7 @@ def advice_of(check) -> dict[str, str]:
     return {finding.name: finding.advice for finding in check()}
 
 
+@pytest.mark.slow
 def test_the_course_can_run_on_this_machine():
     done = subprocess.run([sys.executable, "-m", "shared.ranks.machine"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

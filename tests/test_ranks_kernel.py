@@ -13,6 +13,8 @@ from jupyter_client.manager import KernelManager
 
 from shared.deadlines import scaled
 
+pytestmark = pytest.mark.slow
+
 CELL_TIMEOUT_S = scaled(60.0)
 GONE_S = scaled(60.0)  # the time in which processes have to end and files have to disappear
 ALL_REDUCE = "%%ranks\ntotal = torch.ones(1) * rank\ndist.all_reduce(total)\nprint(total.item())"

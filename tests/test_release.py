@@ -38,6 +38,7 @@ def code_of(name: str, content: bytes) -> list[str]:
 
 
 @pytest.mark.parametrize("number", CHAPTERS)
+@pytest.mark.slow
 def test_a_bundle_has_lessons_and_labs_up_to_its_chapter_and_earlier_solutions(bundles, number):
     names = set(bundles[number])
     for other, chapter in CHAPTERS.items():

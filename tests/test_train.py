@@ -24,6 +24,8 @@ from solutions.strategies import STRATEGIES
 from solutions.train import Settings, Summary, main, train
 from solutions.zero3 import ZeRO3
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 EXACT_STRATEGIES = [name for name, each in STRATEGIES.items() if each.provider != "deepspeed"]
 AVERAGING = [name for name in EXACT_STRATEGIES if STRATEGIES[name].stage == 0]

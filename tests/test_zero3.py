@@ -87,6 +87,7 @@ def copied() -> list[dict]:
     return [*states, model.full_state_dict(), copy_.full_state_dict()]
 
 
+@pytest.mark.slow
 def test_a_copy_trains_like_the_original_and_leaves_it_alone(world):
     for before, untouched, original, its_copy in ranks.run(copied):
         close(before, untouched)
