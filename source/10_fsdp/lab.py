@@ -29,12 +29,15 @@ ranks.start(world_size=4)
 
 One training step calls these methods of ZeRO3, in this order:
 
-1. In forward, for each unit: pre_forward() waits for the all-gather of the unit's parameters and launches the next
-   unit's. The unit computes. Then post_forward() reshards it, which frees its full parameters.
-2. In backward, for each unit in reverse order: pre_backward() unshards it again, and prefetches the one before it.
-   Autograd computes the gradients, and GradientReducer packs each of them into a bucket. Then post_backward() launches
-   the reduce-scatter of the unit's buckets, and reshards the unit.
-3. finish_gradient_sync() waits until every shard has its mean gradient.
+1. In forward, the root is unsharded first, and stays so until step 3. For each other unit, pre_forward() waits for the
+   all-gather of its parameters and, from the second forward on, launches the next unit's. The unit computes. Then
+   post_forward() reshards it, which frees its full parameters.
+2. In backward, for each unit in reverse order: pre_backward() unshards it again, and prefetches the one called before
+   it. Autograd computes the gradients, and GradientReducer packs each of them into a bucket. Then
+   post_backward() launches the reduce-scatter of the unit's buckets, and reshards the unit. A unit whose inputs need no
+   gradient, such as the root, has no post_backward().
+3. finish_gradient_sync() launches the reduce-scatters that are left, such as the root's, waits until every shard has
+   its mean gradient, and reshards all units.
 4. The caller's optimizer updates the shards. The next forward all-gathers the updated parameters.
 """
 
@@ -357,15 +360,16 @@ class ZeRO3(nn.Module):
     Args:
         units: submodules that are unsharded one at a time; by default, the layers of the module's ModuleLists and
             Sequentials.
-        compute_dtype: dtype of the unsharded parameters; by default, the parameters' own.
+        compute_dtype: dtype of the unsharded parameters and of the gradients that are sent; by default, the parameters'
+            own.
         prefetch: how many units to unshard ahead.
         reshard_after_forward: whether to free a unit's parameters between its forward and its backward.
 
     Memory: with Adam in fp32, 16Ψ/N bytes for Ψ parameters on N ranks, plus the unsharded units: the root, the current
-        unit and the prefetched ones. In backward, a unit whose inputs need no gradient stays until
-        finish_gradient_sync().
-    Communication: per micro-batch, two all-gathers and one reduce-scatter of each unit: 3(N−1)/N · 4Ψ bytes sent per
-        rank; 2(N−1)/N · 4Ψ for the root, and for every unit if reshard_after_forward is False.
+        unit and the prefetched ones; and in backward the full gradients of these, and of the unit whose
+        reduce-scatter is in flight. A unit whose inputs need no gradient stays until finish_gradient_sync().
+    Communication: per micro-batch and unit of ψ parameters, two all-gathers and one reduce-scatter: 3(N−1)/N · 4ψ bytes
+        sent per rank; 2(N−1)/N · 4ψ for the root, and for every unit if reshard_after_forward is False.
     Source: Rajbhandari et al. 2020, "ZeRO", §5.3 and §7; Zhao et al. 2023, "PyTorch FSDP", §3.
     """
 
@@ -428,11 +432,11 @@ class ZeRO3(ZeRO3):
     def forward(self, *inputs, **kwargs):
         """Run the module's forward, with each unit unsharded while it computes.
 
-        Communication: one all-gather per unit.
+        Communication: one all-gather per flat parameter, of which a unit has one for each dtype that it mixes.
         """
         if self.pending:  # the gradients of an earlier micro-batch are not reduced yet
             self.finish_gradient_sync()
-        self._reshard_all()  # a unit that is still unsharded may hold parameters from before the optimizer's step
+        self._reshard_all()  # after a forward without backward, the root still has the parameters of that time
         self.prefetcher.begin_forward()
         output = self.module(*inputs, **kwargs)
         if not torch.is_grad_enabled():
@@ -518,7 +522,9 @@ class ZeRO3(ZeRO3):
         for leaf in tree_leaves(output):
             if needs_gradient(leaf):
                 unit.open_calls.add(call)
-                leaf.register_hook(lambda _gradient: self.pre_backward(unit, call))
+                leaf.register_hook(
+                    lambda _gradient: self.pre_backward(unit, call)
+                )  # keeps the call
 
 
 # %% tags=["check"] grade_id="check-forward" points=3
@@ -575,7 +581,7 @@ class ZeRO3(ZeRO3):
         ### END SOLUTION
 
     def finish_gradient_sync(self) -> None:
-        """Wait until every shard has its mean gradient.
+        """Launch the reduce-scatters that are left, wait until every shard has its mean gradient, and reshard all units.
 
         Communication: one reduce-scatter per bucket that is not launched yet.
         """
