@@ -581,7 +581,7 @@ class ZeRO3(ZeRO3):
         ### END SOLUTION
 
     def finish_gradient_sync(self) -> None:
-        """Launch the reduce-scatters that are left, wait until every shard has its mean gradient, and reshard all units.
+        """Launch the remaining reduce-scatters, wait until every shard has its mean gradient, and reshard all units.
 
         Communication: one reduce-scatter per bucket that is not launched yet.
         """
