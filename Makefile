@@ -1,25 +1,25 @@
-# Two commands for a newcomer: `make lab` and `make test`. Both make .venv first, if it is missing or out of date.
+# Two commands for a newcomer: `make lab` and `make test`. Both create .venv first if it is missing or out of date.
 #   make lab LAB_ARGS="--no-browser --port 9999"    arguments for JupyterLab
-#   make test CHAPTER=08                            what belongs to a chapter: tests, mutants, variants, notebooks
-#   make test LAST_FAILED=1                         what failed the last time
-#   make test PHASES="lint unit"                    some of the phases
-#   make lab COURSE_VENV=/big/disk/venv             the environment in another folder
-#   make lab COURSE_PYTHON=python                   an environment of your own, such as conda's
+#   make test CHAPTER=08                            the tests, mutants, variants and notebooks of a chapter
+#   make test LAST_FAILED=1                         the tests that failed the last time
+#   make test PHASES="lint unit"                    only some of the phases
+#   make lab COURSE_VENV=/big/disk/venv             put the environment into another folder
+#   make lab COURSE_PYTHON=python                   use an environment of your own, such as conda's
 
 PYTHON ?= python3
 COURSE_VENV ?= .venv
 export COURSE_VENV
 COURSE_PYTHON ?= $(PYTHON) bootstrap.py
 
-# JupyterLab refuses to start on a notebook that is not there. The file is for the browser that it opens, the
-# default_url for the address that it prints.
+# JupyterLab does not start if it is told to open a notebook that does not exist. The browser opens the file; the
+# default_url is for the address that JupyterLab prints.
 START_PAGE := $(wildcard chapters/00_ranks.ipynb)
 OPEN_START_PAGE := $(if $(START_PAGE),--LabApp.default_url=/lab/tree/$(START_PAGE) $(START_PAGE))
-# JupyterLab refuses to start as root, as one is in a container, unless told to.
+# JupyterLab does not start as root, which is usual in a container, without this option.
 ALLOW_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-# A newcomer's first sight is the lesson, without questions about news or updates of what is pinned. These are
-# defaults, which JupyterLab's own settings override.
+# A newcomer should first see the lesson, not questions about news or about updates of pinned packages. These are
+# defaults that JupyterLab's own settings override.
 lab: export JUPYTER_CONFIG_PATH := $(CURDIR)/shared/jupyter$(if $(JUPYTER_CONFIG_PATH),:$(JUPYTER_CONFIG_PATH))
 
 .DEFAULT_GOAL := help
@@ -31,19 +31,19 @@ help: ## List these commands
 lab: python ## Open the course in JupyterLab
 	@$(COURSE_PYTHON) -m jupyterlab --ServerApp.root_dir=. $(ALLOW_ROOT) $(LAB_ARGS) $(OPEN_START_PAGE)
 
-doctor: python ## Say whether the course can run here, and what to do where not
+doctor: python ## Say whether the course can run here, and what to do if not
 	@$(COURSE_PYTHON) -m shared.ranks.machine
 
 test: python ## Run every check: lint, unit tests, notebooks
 	@$(COURSE_PYTHON) -m tests.run $(PHASES) $(if $(CHAPTER),--chapter "$(CHAPTER)") $(if $(LAST_FAILED),--last-failed)
 
-quick: python ## Run the quick checks: lint, unit tests that are not slow, two notebooks
+quick: python ## Run the quick checks: lint, fast unit tests, two notebooks
 	@$(COURSE_PYTHON) -m tests.run --quick
 
-mutants: python ## Say which check caught how many wrong solutions, chapter by chapter
+mutants: python ## Report how many wrong solutions each check catches, by chapter
 	@$(COURSE_PYTHON) -m tests.mutation_report
 
-gpu: python ## Run what needs GPUs, and measure there: the report comes into build/gpu/
+gpu: python ## Run tests and measurements that need GPUs, and write a report into build/gpu/
 	@$(COURSE_PYTHON) -m tests.gpu
 
 notebooks: python ## Rebuild the notebooks from source/
@@ -52,10 +52,10 @@ notebooks: python ## Rebuild the notebooks from source/
 colab: python ## Write the lessons and labs for Colab into build/colab/
 	@$(COURSE_PYTHON) -m instructor.colab
 
-chapter: python ## NAME=13_tensor_parallel TITLE="Tensor parallelism": begin a chapter with all the files that it needs
+chapter: python ## NAME=13_tensor_parallel TITLE="Tensor parallelism": create a chapter with all the files that it needs
 	@$(COURSE_PYTHON) -m instructor.new_chapter "$(NAME)" "$(TITLE)" $(if $(MODULE),--module "$(MODULE)")
 
-bench: python ## Measure starts, instruments, collectives and training steps on this machine
+bench: python ## Measure start-up, instruments, collectives and training steps on this machine
 	@$(COURSE_PYTHON) -m benchmarks.ranks
 	@$(COURSE_PYTHON) -m benchmarks.instruments
 	@$(COURSE_PYTHON) -m benchmarks.collectives
@@ -73,4 +73,4 @@ clean: ## Remove .venv and caches
 	find . -name .git -prune -o -type d \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
 python:
-	@command -v $(PYTHON) >/dev/null || { echo "The course needs Python 3.11 to 3.14: there is no $(PYTHON) here."; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "The course needs Python 3.11 to 3.14, but there is no $(PYTHON) here."; exit 1; }

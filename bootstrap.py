@@ -1,7 +1,7 @@
-"""Make the course's environment, then run Python in it, as `python3 bootstrap.py -m tests.run` does.
+"""Create the course's environment, then run Python in it, as in `python3 bootstrap.py -m tests.run`.
 
-The environment is .venv or the folder in COURSE_VENV. Its mark says what it holds and which clone made it; clones with
-the same pins share it. A command holds a shared lock on the mark while it runs, and a rebuild needs an exclusive one.
+The environment is .venv or the folder in COURSE_VENV. A file in it, the mark, says what it contains and which clone
+made it. Clones with the same pins share it. A command holds a shared lock on the mark, a rebuild an exclusive one.
 """
 
 import json
@@ -14,18 +14,18 @@ from pathlib import Path
 try:
     import fcntl
 except ImportError:
-    sys.exit("The course's ranks need Linux or macOS: on Windows, run this in WSL.")
+    sys.exit("The course's ranks need Linux or macOS. On Windows, run this in WSL.")
 
 ROOT = Path(__file__).resolve().parent
 VENV = (ROOT / os.path.expanduser(os.environ.get("COURSE_VENV") or ".venv")).resolve()
 PYTHON, MARK = VENV / "bin" / "python", VENV / "course-environment.json"
-# Python imports the clone in PYTHONPATH, else the one it is started in, else the one that made the environment.
+# Python imports the clone in PYTHONPATH, else the one in which it is started, else the one that made the environment.
 FIND_COURSE = """import os, sys; sys.path += [os.path.abspath(each) for each in [*sys.path, ".", "..", %r] \
 if os.path.isdir(each + "/shared/checks")][:1]\n"""
 
 
 def wanted():
-    """Return what this clone needs. A student's bundle has no tests, and gets no tools for them."""
+    """Return what this clone needs. A student's bundle has no tests and needs no tools for them."""
     import tomllib  # Python 3.10 has no such module.
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -35,30 +35,30 @@ def wanted():
 
 
 def lock(mark, how):
-    """Lock the mark. Another setup is waited for; those who use the environment are not."""
+    """Lock the mark. Waits for another setup, but not for programs that use the environment."""
     try:
         fcntl.flock(mark, how | fcntl.LOCK_NB)
     except BlockingIOError:
         if how == fcntl.LOCK_EX and MARK.read_text():
-            sys.exit(f"{VENV} is in use and must change: close JupyterLab, or let the tests end, and run this again.")
+            sys.exit(f"{VENV} must be rebuilt but is in use: close JupyterLab, let tests end, and run this again.")
         print("Waiting for another setup of this environment", flush=True)
         fcntl.flock(mark, how)
 
 
 def build(mark):
-    """Make the environment in place of what the folder holds. pip keeps the lock while it cleans up after Ctrl-C."""
-    print(f"Making {VENV}: PyTorch is large, so this takes a minute or more", flush=True)
+    """Replace the folder's contents with a new environment. pip keeps the lock while it cleans up after Ctrl-C."""
+    print(f"Creating {VENV}: PyTorch is large, so this takes a minute or more", flush=True)
     needs = wanted()
-    mark.truncate(0)  # until everything is installed
+    mark.truncate(0)  # It stays empty until everything is installed.
     for path in set(VENV.iterdir()) - {MARK}:
         shutil.rmtree(str(path)) if path.is_dir() and not path.is_symlink() else path.unlink()
     if subprocess.call([sys._base_executable, "-Im", "venv", str(VENV)]):
-        sys.exit("Python cannot make environments here: on Debian or Ubuntu, run `sudo apt install python3-venv`.")
+        sys.exit("This Python cannot create environments: on Debian or Ubuntu, run `sudo apt install python3-venv`.")
     next(VENV.glob("lib/python*/site-packages")).joinpath("course.pth").write_text(FIND_COURSE % str(ROOT))
     pip = [str(PYTHON), "-Im", "pip", "install", "-q", "--no-input", "--disable-pip-version-check"]
     pip += ["-c", str(ROOT / "constraints.txt"), *(name for name, kind in needs.items() if kind == "package")]
     if subprocess.Popen(pip, env=dict(os.environ, PIP_USER="0"), pass_fds=[mark.fileno()]).wait():
-        sys.exit("pip failed for the reason above: check the network and the disk (3 GB, or 9 GB with CUDA).")
+        sys.exit("pip failed for the reason above: check the network and the free disk space (3 GB, CUDA: 9 GB).")
     MARK.write_text(json.dumps({**needs, "python": str(PYTHON.resolve()), "clone": str(ROOT)}))
 
 
@@ -74,18 +74,18 @@ def prepare():
         if PYTHON.exists() and wanted().items() <= made.items():
             return mark
         if made.get("clone", str(ROOT)) != str(ROOT) and os.path.exists(made["clone"]):
-            sys.exit(f"{VENV} has other packages, for {made['clone']}: set COURSE_VENV to another folder.")
+            sys.exit(f"{VENV} has the packages of another clone, {made['clone']}: set COURSE_VENV to another folder.")
         lock(mark, fcntl.LOCK_EX)
-        if json.loads(MARK.read_text() or "{}") == made:  # No other setup was faster.
+        if json.loads(MARK.read_text() or "{}") == made:  # No other process has rebuilt it meanwhile.
             build(mark)
 
 
 def main():
-    """Prepare the environment and become the command."""
-    if not (3, 11) <= sys.version_info[:2] <= (3, 14):  # This file's syntax is Python 3.6, to get here.
+    """Prepare the environment, then replace this process with the command."""
+    if not (3, 11) <= sys.version_info[:2] <= (3, 14):  # This file has the syntax of Python 3.6 to get here.
         for other in filter(shutil.which, ("python3.14", "python3.13", "python3.12", "python3.11")):
             os.execvp(other, [other, *sys.argv])
-        sys.exit("The course needs Python 3.11 to 3.14, not {}.{}: install one.".format(*sys.version_info))
+        sys.exit("The course needs Python 3.11 to 3.14, but this is {}.{}: install one.".format(*sys.version_info))
     try:
         mark = prepare()
     except (OSError, ValueError, KeyboardInterrupt) as error:

@@ -1,1 +1,1 @@
-"""Measurements of the course's own machinery and of what the student builds, each run as a module."""
+"""Benchmarks of the course's machinery and of the student's wrappers. Each one runs as a module."""

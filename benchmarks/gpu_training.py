@@ -1,4 +1,4 @@
-"""What a rank does for `gpu.py`: train one GPT with one strategy, with nothing else on the card."""
+"""The part of `gpu.py` that runs on a rank: train one GPT with one strategy, with nothing else on the GPU."""
 
 import gc
 from collections.abc import Callable
@@ -18,7 +18,7 @@ ROUNDS, WARM_UP_ROUNDS = 10, 3
 
 @dataclass(frozen=True)
 class Training:
-    """What every strategy trains."""
+    """The training that every strategy does."""
 
     config: GPTConfig
     micro_batch: int
@@ -29,13 +29,13 @@ DRY = Training(GPTConfig(vocab_size=64, context=16, layers=2, heads=2, width=32)
 
 
 @dataclass(frozen=True)
-class Found:
-    """What one rank found out about one strategy."""
+class Measurement:
+    """The measurements of one strategy on one rank."""
 
     times_s: list[float]
     losses: list[float]
-    held_bytes: int  # between backward and step, by the storages
-    peak_bytes: int  # the allocator's
+    held_bytes: int  # in storages, between backward and step
+    peak_bytes: int  # according to the allocator
 
 
 def parameters_of(config: GPTConfig) -> int:
@@ -43,17 +43,17 @@ def parameters_of(config: GPTConfig) -> int:
         return sum(parameter.numel() for parameter in TinyGPT(config).parameters())
 
 
-def on_a_rank(name: str, training: Training) -> Found:
-    """Train with one strategy, and give the card back."""
+def on_a_rank(name: str, training: Training) -> Measurement:
+    """Train with one strategy, and free the GPU's memory."""
     try:
-        return _trained(name, training)
+        return _train(name, training)
     finally:
         gc.collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
 
-def _trained(name: str, training: Training) -> Found:
+def _train(name: str, training: Training) -> Measurement:
     device = torch.device(rankside.here.device)
     with torch.device(device):
         module = TinyGPT(training.config).bfloat16()
@@ -82,4 +82,4 @@ def _trained(name: str, training: Training) -> Found:
         backward()
         held_bytes = memory.held(model, optimizer).total_bytes
         optimizer.step()
-    return Found(times_s[WARM_UP_ROUNDS:], [loss.item() for loss in losses], held_bytes, peak.peak_bytes)
+    return Measurement(times_s[WARM_UP_ROUNDS:], [loss.item() for loss in losses], held_bytes, peak.peak_bytes)

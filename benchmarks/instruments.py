@@ -1,9 +1,10 @@
-"""Measure what the instruments cost: a training step with the ledger or the timeline open, over one without.
+"""Measure the overhead of the instruments: a training step with the ledger or the timeline, relative to one without.
 
     python -m benchmarks.instruments            # one table
-    python -m benchmarks.instruments --json     # the same, for programs
+    python -m benchmarks.instruments --json     # the same as JSON
 
-The kinds take turns within one run, and each pair of neighbours gives one ratio, so that a busy moment meets both.
+Steps with and without an instrument alternate within one run, and each adjacent pair gives one ratio. So a busy moment
+of the machine affects both sides of a ratio.
 """
 
 import argparse
@@ -22,11 +23,11 @@ from shared.data import CharTokens
 from shared.models import GPTConfig, TinyGPT
 
 WORLD_SIZE = 2
-STEPS_EACH = 3  # a step is short: several make one measurement
+STEPS_PER_MEASUREMENT = 3  # one step is too short to be timed alone
 
 
 def ratios_on_a_rank(rounds: int) -> dict[str, list[float]]:
-    """Time steps of TinyGPT, plain and recorded, in turns; runs on every rank."""
+    """Time steps of TinyGPT, plain and recorded in turn. Runs on every rank."""
     text = CharTokens()
     inputs = text.windows(range(0, 1600, 100), length=64)
     model = TinyGPT(GPTConfig(vocab_size=text.vocab_size), seed=0)
@@ -36,48 +37,52 @@ def ratios_on_a_rank(rounds: int) -> dict[str, list[float]]:
         dist.barrier()
         with recording:
             began_s = time.perf_counter()
-            for _ in range(STEPS_EACH):
+            for _ in range(STEPS_PER_MEASUREMENT):
                 wrapped(*inputs).backward()
             return 1e3 * (time.perf_counter() - began_s)
 
     kinds = {"wire.ledger": wire.ledger, "timeline.record": lambda: timeline.record(wrapped), "nothing": nullcontext}
-    found: dict[str, list[float]] = {name: [] for name in kinds}
+    ratios: dict[str, list[float]] = {name: [] for name in kinds}
     for _ in range(rounds + 2):
         for name, recording in kinds.items():
             plain_ms, recorded_ms = step_ms(nullcontext()), step_ms(recording())
-            found[name].append(recorded_ms / plain_ms)
-    return {name: ratios[2:] for name, ratios in found.items()}  # the first two warm up
+            ratios[name].append(recorded_ms / plain_ms)
+    return {name: of_kind[2:] for name, of_kind in ratios.items()}  # the first two are for warm-up
 
 
 def measure(rounds: int) -> list[Row]:
-    from benchmarks.instruments import ratios_on_a_rank  # as __main__'s, it would travel without this file's names
+    from benchmarks.instruments import (
+        ratios_on_a_rank,
+    )  # a function of __main__ would be sent to the ranks without this file's names
 
     ranks.start(WORLD_SIZE, detect_mismatch=False)
     try:
-        of_ranks = ranks.run(ratios_on_a_rank, rounds, timeout_s=600)
+        rank_ratios = ranks.run(ratios_on_a_rank, rounds, timeout_s=600)
     finally:
         ranks.stop()
-    aims = {"wire.ledger": 1.03}
+    targets = {"wire.ledger": 1.03}
     return [
         Row(
-            f"a step with {name} / one without",
+            f"step with {name} / step without",
             "×",
-            [ratio for found in of_ranks for ratio in found[name]],
-            aims.get(name),
+            [ratio for ratios in rank_ratios for ratio in ratios[name]],
+            targets.get(name),
         )
-        for name in of_ranks[0]
+        for name in rank_ratios[0]
     ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure what the instruments cost.")
+    parser = argparse.ArgumentParser(description="Measure the overhead of the instruments.")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--rounds", type=int, default=60, metavar="N", help="pairs of measurements of each kind (60)")
+    parser.add_argument(
+        "--rounds", type=int, default=60, metavar="N", help="pairs of measurements per instrument (default: 60)"
+    )
     options = parser.parse_args()
-    found_on = machine()
+    machine_info = machine()
     with contextlib.redirect_stdout(io.StringIO()):
         rows = measure(options.rounds)
-    return show(found_on, rows, options.json)
+    return show(machine_info, rows, options.json)
 
 
 if __name__ == "__main__":

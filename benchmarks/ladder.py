@@ -1,15 +1,15 @@
-"""Measure every rung beside torch's own: time, messages, bytes, memory. What is compared is in `rungs.py`.
+"""Compare the course's strategies with torch's own: time, messages, bytes and memory. `rungs.py` lists them.
 
     python -m benchmarks.ladder                            # tables
-    python -m benchmarks.ladder --rungs sharding           # ZeRO-1, -2 and -3 beside torch's
+    python -m benchmarks.ladder --rungs sharding           # ZeRO-1, 2 and 3 beside torch's
     python -m benchmarks.ladder --json ladder.json --figure ladder.png
-    python -m benchmarks.ladder --readme                   # put the tables anew into README.md
-    python -m benchmarks.ladder --quick                    # few rounds: whether it runs, not how fast
+    python -m benchmarks.ladder --readme                   # replace the tables in README.md
+    python -m benchmarks.ladder --quick                    # few rounds, to see whether it runs
 
-In a round each strategy takes one step, in an order that all ranks shuffle alike; a step lasts until its slowest rank
-is done. A ratio is the median of the rounds' own ratios, so that a busy moment of the machine meets both sides of it.
-*Exposed* is what a step takes longer than that of the module alone, which sends nothing: messages that nothing hides,
-and the strategy's own work.
+In each round, every strategy takes one step, in an order that is shuffled in the same way on all ranks. A step lasts
+until its slowest rank is done. Ratios are computed within each round, so that a busy moment of the machine affects both
+sides, and the table shows their median. *Exposed* is the time by which a step is longer than that of the module alone,
+which sends nothing: communication that nothing hides, and the strategy's own work.
 """
 
 import argparse
@@ -31,13 +31,13 @@ import torch.distributed as dist
 from torch import nn
 
 from benchmarks import report
-from benchmarks.rungs import ALONE, DDP_VIEW, MODELS, RUNGS, Aim
+from benchmarks.rungs import ALONE, DDP_VIEW, MODELS, RUNGS, Target
 from shared import deepspeed_engine, hosts, memory, ranks, wire
 from shared.ranks import rankside
 
 WORLD_SIZES = (2, 4)
 LINKS = (None, "1gbit")  # None: the ranks share this machine's loopback
-ROUNDS, QUICK_ROUNDS, WARM_UP_ROUNDS = 30, 3, 3  # to warm up: DDP arranges its buckets anew after its first step
+ROUNDS, QUICK_ROUNDS, WARM_UP_ROUNDS = 30, 3, 3  # DDP rebuilds its buckets after its first step, so warm up
 TIMEOUT_S = 1800.0
 MB = 1e6
 README = Path(__file__).with_name("README.md")
@@ -47,18 +47,18 @@ README = Path(__file__).with_name("README.md")
 
 
 @dataclass(frozen=True)
-class Found:
-    """What one rank found out about one strategy."""
+class Measurement:
+    """The measurements of one strategy on one rank."""
 
     times_ms: list[float]
     messages: int
     sent_mb: float
-    carried_mb: float  # by the network interface: for all ranks on one machine, for this rank where it is a host
+    carried_mb: float  # by the network interface: of all ranks over loopback, of this rank if it has its own host
     peak_mb: float
 
 
-def on_a_rank(rungs: str, model_name: str, rounds: int) -> dict[str, Found]:
-    """Measure every strategy on one model; runs on every rank."""
+def on_a_rank(rungs: str, model_name: str, rounds: int) -> dict[str, Measurement]:
+    """Measure every strategy on one model. Runs on every rank."""
     device = torch.device(rankside.here.device)
     steps, trained = {}, {}
     for name, build in RUNGS[rungs].builds.items():
@@ -66,13 +66,13 @@ def on_a_rank(rungs: str, model_name: str, rounds: int) -> dict[str, Found]:
         trained[name] = build(module.to(device))
         steps[name] = _step_of(*trained[name], [tensor.to(device) for tensor in inputs])
     times_ms: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(rounds + WARM_UP_ROUNDS):
-        for name in random.Random(number).sample(list(steps), len(steps)):
+    for round_index in range(rounds + WARM_UP_ROUNDS):
+        for name in random.Random(round_index).sample(list(steps), len(steps)):
             dist.barrier()
             began_s = time.perf_counter()
             steps[name]()
             times_ms[name].append(1e3 * (time.perf_counter() - began_s))
-    found = {}
+    measured = {}
     for name, step in steps.items():
         dist.barrier()
         with wire.ledger() as log:
@@ -81,9 +81,10 @@ def on_a_rank(rungs: str, model_name: str, rounds: int) -> dict[str, Found]:
         with memory.peak(*trained[name]) as peak:
             step()
         sent_mb, carried_mb = log.sent_bytes / MB, (log.carried_bytes or 0) / MB
-        messages = log.messages - 1  # the barrier was one
-        found[name] = Found(times_ms[name][WARM_UP_ROUNDS:], messages, sent_mb, carried_mb, peak.peak_bytes / MB)
-    return found
+        messages = log.messages - 1  # the barrier was one of them
+        peak_mb = peak.peak_bytes / MB
+        measured[name] = Measurement(times_ms[name][WARM_UP_ROUNDS:], messages, sent_mb, carried_mb, peak_mb)
+    return measured
 
 
 def _step_of(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: list[torch.Tensor]) -> Callable[[], None]:
@@ -95,23 +96,23 @@ def _step_of(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: list[to
         loss.backward()
         finish()
         optimizer.step()
-        loss.item()  # on a GPU it is this line that waits
+        loss.item()  # on a GPU, this line waits until the step is complete
 
     return step
 
 
-# -- what came of it
+# -- results
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One model on some ranks with one kind of link between them."""
+    """The measurements of one model on some ranks with one kind of link between them."""
 
     rungs: str
     model: str
     link: str
     ranks: int
-    found: dict[str, Found]  # by strategy: each round's slowest rank; of the rest, the rank with most
+    measured: dict[str, Measurement]  # by strategy: the slowest rank's time in each round, and the maximum of the rest
 
     def ratios(self, strategy: str, over: str = DDP_VIEW) -> list[float]:
         return [mine / other for mine, other in self._rounds(strategy, over)]
@@ -120,28 +121,30 @@ class Setting:
         return statistics.median(mine - alone for mine, alone in self._rounds(strategy, ALONE))
 
     def median_ms(self, strategy: str) -> float:
-        return statistics.median(self.found[strategy].times_ms)
+        return statistics.median(self.measured[strategy].times_ms)
 
     def _rounds(self, strategy: str, other: str) -> Iterator[tuple[float, float]]:
-        return zip(self.found[strategy].times_ms, self.found[other].times_ms, strict=True)
+        return zip(self.measured[strategy].times_ms, self.measured[other].times_ms, strict=True)
 
     def __str__(self) -> str:
         return f"{self.model}, {self.ranks} ranks, {self.link}"
 
 
-def merged(of_ranks: list[dict[str, Found]]) -> dict[str, Found]:
-    """Let each round last until its slowest rank is done."""
+def merged(per_rank: list[dict[str, Measurement]]) -> dict[str, Measurement]:
+    """Merge the ranks' measurements. Each round lasts until its slowest rank is done."""
     merged = {}
-    for name in of_ranks[0]:
-        same = [found[name] for found in of_ranks]
-        times_ms = [max(times) for times in zip(*(each.times_ms for each in same), strict=True)]
-        most = [max(getattr(each, what) for each in same) for what in ("messages", "sent_mb", "carried_mb", "peak_mb")]
-        merged[name] = Found(times_ms, *most)
+    for name in per_rank[0]:
+        of_strategy = [measured[name] for measured in per_rank]
+        times_ms = [max(times) for times in zip(*(each.times_ms for each in of_strategy), strict=True)]
+        fields = ("messages", "sent_mb", "carried_mb", "peak_mb")
+        merged[name] = Measurement(times_ms, *(max(getattr(each, field) for each in of_strategy) for field in fields))
     return merged
 
 
 def measure(rungs: list[str], rounds: int, links: tuple[str | None, ...]) -> list[Setting]:
-    from benchmarks.ladder import on_a_rank  # as __main__'s, it would travel without this file's names
+    from benchmarks.ladder import (
+        on_a_rank,
+    )  # a function of __main__ would be sent to the ranks without this file's names
 
     settings = []
     for link in links:
@@ -150,73 +153,85 @@ def measure(rungs: list[str], rounds: int, links: tuple[str | None, ...]) -> lis
                 ranks.start(world_size, detect_mismatch=False, link=link)
             try:
                 for kind, model in itertools.product(rungs, MODELS):
-                    of_ranks = ranks.run(on_a_rank, kind, model, rounds, timeout_s=TIMEOUT_S)
-                    settings.append(Setting(kind, model, link or "loopback", world_size, merged(of_ranks)))
+                    per_rank = ranks.run(on_a_rank, kind, model, rounds, timeout_s=TIMEOUT_S)
+                    settings.append(Setting(kind, model, link or "loopback", world_size, merged(per_rank)))
                     print(f"measured: {settings[-1]}, {kind}", file=sys.stderr)
             finally:
                 ranks.stop()
-    return sorted(settings, key=lambda each: (rungs.index(each.rungs), list(MODELS).index(each.model)))
+    return sorted(settings, key=lambda setting: (rungs.index(setting.rungs), list(MODELS).index(setting.model)))
 
 
-def aims(settings: list[Setting]) -> list[report.Row]:
-    """Hold the rungs against torch's own, and against one flat message."""
+def targets(settings: list[Setting]) -> list[report.Row]:
+    """Compare the strategies with their targets: torch's own strategies, and one flat all-reduce."""
     rows = []
     for setting in settings:
         rungs = RUNGS[setting.rungs]
-        for aim in rungs.times:
-            rows.append(_row(setting, "", aim, setting.ratios(aim.mine, aim.other)))
-        for what, aimed in (("peak_mb", rungs.peaks), ("carried_mb", rungs.carried)):
-            for aim in aimed:
-                mine, other = (getattr(setting.found[name], what) for name in (aim.mine, aim.other))
-                if other:  # not every system tells what its interfaces carried
-                    rows.append(_row(setting, f"{what.removesuffix('_mb')}, ", aim, [mine / other]))
+        for target in rungs.times:
+            rows.append(_row(setting, "", target, setting.ratios(target.mine, target.other)))
+        for field, field_targets in (("peak_mb", rungs.peaks), ("carried_mb", rungs.carried)):
+            for target in field_targets:
+                mine, other = (getattr(setting.measured[name], field) for name in (target.mine, target.other))
+                if other:  # not every system counts the bytes that its interfaces carry
+                    rows.append(_row(setting, f"{field.removesuffix('_mb')}, ", target, [mine / other]))
     return rows
 
 
-def _row(setting: Setting, what: str, aim: Aim, values: list[float]) -> report.Row:
-    return report.Row(f"{setting}: {what}{aim.mine} / {aim.other}", "×", values, aim.most)
+def _row(setting: Setting, quantity: str, target: Target, values: list[float]) -> report.Row:
+    return report.Row(f"{setting}: {quantity}{target.mine} / {target.other}", "×", values, target.most)
 
 
-HEADER = ["", "link", "ranks", "strategy", "ms", "ratio", "quartiles", "messages", "MB sent", "carried", "exposed ms"]
+HEADER = [
+    "model",
+    "link",
+    "ranks",
+    "strategy",
+    "ms",
+    "ratio",
+    "quartiles",
+    "messages",
+    "MB sent",
+    "carried",
+    "exposed ms",
+]
 HEADER += ["peak MB"]
-WORDS = 4  # of the columns are words, the rest numbers
+TEXT_COLUMNS = 4  # the columns after these contain numbers
 
 
 def as_rows(settings: list[Setting]) -> list[list[str]]:
-    """A row per setting and strategy, under HEADER."""
+    """Return one row per setting and strategy, with the columns of HEADER."""
     rows = []
     for setting in settings:
-        for name, found in setting.found.items():
+        for name, measurement in setting.measured.items():
             low, middle, high = statistics.quantiles(setting.ratios(name), n=4, method="inclusive")
             ratio = ["", ""] if name == ALONE else [f"{middle:.2f}", f"{low:.2f}–{high:.2f}"]
             exposed = "" if name == ALONE else f"{setting.exposed_ms(name):.1f}"
-            sent = [f"{found.sent_mb:.2f}", f"{found.carried_mb:.1f}"]
-            numbers = [str(found.messages), *sent, exposed, f"{found.peak_mb:.1f}"]
-            words = [setting.model, setting.link, str(setting.ranks), name]
-            rows.append([*words, f"{setting.median_ms(name):.1f}", *ratio, *numbers])
+            sent = [f"{measurement.sent_mb:.2f}", f"{measurement.carried_mb:.1f}"]
+            numbers = [str(measurement.messages), *sent, exposed, f"{measurement.peak_mb:.1f}"]
+            labels = [setting.model, setting.link, str(setting.ranks), name]
+            rows.append([*labels, f"{setting.median_ms(name):.1f}", *ratio, *numbers])
     return rows
 
 
 def as_table(settings: list[Setting]) -> str:
     lines = [HEADER, *as_rows(settings)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    justify = [str.ljust] * WORDS + [str.rjust] * (len(HEADER) - WORDS)
+    justify = [str.ljust] * TEXT_COLUMNS + [str.rjust] * (len(HEADER) - TEXT_COLUMNS)
     return "\n".join(
         "  ".join(fit(cell, width) for fit, cell, width in zip(justify, line, widths, strict=True)).rstrip()
         for line in lines
     )
 
 
-def as_markdown(found_on: dict, settings: list[Setting], rounds: int) -> str:
-    """The machine, the aims with a column per setting, missed ones bold, and all that was found."""
-    machine = ", ".join(f"{name} {value}" for name, value in found_on.items())
+def as_markdown(machine_info: dict, settings: list[Setting], rounds: int) -> str:
+    """Format the machine, the targets with one column per setting (missed ones bold), and all measurements."""
+    machine = ", ".join(f"{name} {value}" for name, value in machine_info.items())
     columns = [f"{each.model}, {each.ranks}" + (f", {each.link}" if each.link in LINKS else "") for each in settings]
-    lines = [f"One run of {rounds} rounds: {machine}.", "", _line(["aim for time", *columns])]
+    lines = [f"One run of {rounds} rounds: {machine}.", "", _line(["target for the time ratio", *columns])]
     lines.append("|" + "---|" * (1 + len(settings)))
-    for aim in RUNGS[settings[0].rungs].times:
-        rows = [_row(setting, "", aim, setting.ratios(aim.mine, aim.other)) for setting in settings]
-        said = [f"{row.median:.2f}" if row.met else f"**{row.median:.2f}**" for row in rows]
-        lines.append(_line([f"{aim.mine} / {aim.other} ≤ {aim.most:g}", *said]))
+    for target in RUNGS[settings[0].rungs].times:
+        rows = [_row(setting, "", target, setting.ratios(target.mine, target.other)) for setting in settings]
+        cells = [f"{row.median:.2f}" if row.met else f"**{row.median:.2f}**" for row in rows]
+        lines.append(_line([f"{target.mine} / {target.other} ≤ {target.most:g}", *cells]))
     return "\n".join([*lines, "", _line(HEADER), "|" + "---|" * len(HEADER), *map(_line, as_rows(settings))])
 
 
@@ -224,16 +239,18 @@ def _line(cells: list[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def as_json(found_on: dict, settings: list[Setting]) -> str:
-    rows = [asdict(row) | {"median": row.median, "met": row.met} for row in aims(settings)]
-    return json.dumps({"machine": found_on, "settings": [asdict(each) for each in settings], "aims": rows}, indent=1)
+def as_json(machine_info: dict, settings: list[Setting]) -> str:
+    rows = [asdict(row) | {"median": row.median, "met": row.met} for row in targets(settings)]
+    return json.dumps(
+        {"machine": machine_info, "settings": [asdict(each) for each in settings], "targets": rows}, indent=1
+    )
 
 
 def figure(settings: list[Setting]):
-    """Draw each setting's steps, split into what the module alone takes and what is exposed."""
+    """Draw the steps of each setting, split into the time of the module alone and the exposed time."""
     import matplotlib.pyplot as plt
 
-    from shared.plots import COLOURS, HATCHES
+    from shared.plots import COLORS, HATCHES
 
     across = len({(setting.link, setting.ranks) for setting in settings})
     down = len(settings) // across
@@ -244,9 +261,9 @@ def figure(settings: list[Setting]):
         compute_ms = [setting.median_ms(ALONE)] * len(names)
         exposed_ms = [max(0.0, setting.exposed_ms(name)) for name in names]
         edge = {"edgecolor": "black", "linewidth": 0.6}
-        axes.barh(names, compute_ms, facecolor=COLOURS[0], label="the module alone", **edge)
+        axes.barh(names, compute_ms, facecolor=COLORS[0], label="the module alone", **edge)
         drawn = axes.barh(
-            names, exposed_ms, left=compute_ms, facecolor=COLOURS[4], hatch=HATCHES[1], label="exposed", **edge
+            names, exposed_ms, left=compute_ms, facecolor=COLORS[4], hatch=HATCHES[1], label="exposed", **edge
         )
         axes.bar_label(drawn, [f"{setting.median_ms(name):.0f}" for name in names], padding=3, size=8)
         longest_ms = compute_ms[0] + max(exposed_ms)
@@ -261,40 +278,42 @@ def figure(settings: list[Setting]):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure the rungs beside torch's own.")
-    parser.add_argument("--rungs", choices=RUNGS, help="default: all")
-    parser.add_argument("--json", metavar="FILE", help="write everything measured there")
-    parser.add_argument("--figure", metavar="FILE.png", help="draw it there, in a file for each kind of rungs")
-    parser.add_argument("--readme", action="store_true", help="put the tables into benchmarks/README.md")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"rounds per setting ({ROUNDS})")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds per setting")
+    parser = argparse.ArgumentParser(description="Compare the course's strategies with torch's own.")
+    parser.add_argument("--rungs", choices=RUNGS, help="strategies to compare (default: all)")
+    parser.add_argument("--json", metavar="FILE", help="write all measurements to this file")
+    parser.add_argument("--figure", metavar="FILE.png", help="draw figures, one file for each kind of rungs")
+    parser.add_argument("--readme", action="store_true", help="replace the tables in benchmarks/README.md")
+    parser.add_argument(
+        "--rounds", type=int, default=ROUNDS, metavar="N", help=f"rounds per setting (default: {ROUNDS})"
+    )
+    parser.add_argument("--quick", action="store_true", help=f"only {QUICK_ROUNDS} rounds per setting")
     options = parser.parse_args()
     if options.rounds < 2:
         parser.error(f"--rounds must be at least 2, got {options.rounds}")
-    found_on, no_link = report.machine(), hosts.why_not()
+    machine_info, no_link = report.machine(), hosts.why_not()
     if not deepspeed_engine.why_not():
-        found_on["deepspeed"] = importlib.metadata.version("deepspeed")
+        machine_info["deepspeed"] = importlib.metadata.version("deepspeed")
     if no_deepspeed := deepspeed_engine.why_not():
-        print(f"Without DeepSpeed: {no_deepspeed}", file=sys.stderr)
+        print(f"DeepSpeed is left out: {no_deepspeed}", file=sys.stderr)
     if no_link:
-        print(f"Without a shaped link: {no_link}", file=sys.stderr)
+        print(f"Settings with a shaped link are left out: {no_link}", file=sys.stderr)
     rungs = [options.rungs] if options.rungs else list(RUNGS)
     rounds = QUICK_ROUNDS if options.quick else options.rounds
     settings = measure(rungs, rounds, LINKS[:1] if no_link else LINKS)
-    print("  ".join(f"{name} {value}" for name, value in found_on.items()))
-    print(as_table(settings), report.as_table(aims(settings)), sep="\n\n")
+    print("  ".join(f"{name} {value}" for name, value in machine_info.items()))
+    print(as_table(settings), report.as_table(targets(settings)), sep="\n\n")
     if options.json:
         with open(options.json, "w") as file:
-            file.write(as_json(found_on, settings) + "\n")
+            file.write(as_json(machine_info, settings) + "\n")
     if options.readme:
         for kind in rungs:
-            of_kind = [each for each in settings if each.rungs == kind]
-            report.put_between(README, f"ladder {kind}", as_markdown(found_on, of_kind, rounds))
+            kind_settings = [setting for setting in settings if setting.rungs == kind]
+            report.put_between(README, f"ladder {kind}", as_markdown(machine_info, kind_settings, rounds))
     for kind in rungs if options.figure else ():
         file = Path(options.figure)
-        drawing = figure([each for each in settings if each.rungs == kind])
+        drawing = figure([setting for setting in settings if setting.rungs == kind])
         drawing.savefig(file.with_stem(f"{file.stem}-{kind}"), dpi=150)
-    return 0 if all(row.met for row in aims(settings)) else 1
+    return 0 if all(row.met for row in targets(settings)) else 1
 
 
 if __name__ == "__main__":

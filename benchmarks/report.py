@@ -1,4 +1,4 @@
-"""What every benchmark prints: the machine, and a table of measured quantities beside their aims."""
+"""The report of every benchmark: the machine, and a table of measured quantities with their targets."""
 
 import json
 import os
@@ -15,7 +15,7 @@ class Row:
     what: str
     unit: str
     values: list[float]
-    aim: float | None = None  # the median is to be at most this
+    target: float | None = None  # the most that the median may be
 
     @property
     def median(self) -> float:
@@ -23,15 +23,16 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        return None if self.aim is None else self.median <= self.aim
+        return None if self.target is None else self.median <= self.target
 
 
 def machine() -> dict[str, object]:
+    """Describe the machine that a benchmark runs on."""
     import torch
 
     return {
         "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 1),  # above 0 before we begin: others slow us down
+        "load": round(os.getloadavg()[0], 1),  # a load above 0 before we begin means that other programs slow us down
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -39,11 +40,11 @@ def machine() -> dict[str, object]:
 
 
 def as_table(rows: list[Row]) -> str:
-    cells = [("", "min", "median", "max", "unit", "aim", "met")]
+    cells = [("", "min", "median", "max", "unit", "target", "met")]
     for row in rows:
-        numbers = [f"{number:.2f}" for number in (min(row.values), row.median, max(row.values))]
-        aim, met = ("", "") if row.aim is None else (f"≤ {row.aim:g}", "yes" if row.met else "NO")
-        cells.append((row.what, *numbers, row.unit, aim, met))
+        statistics_text = [f"{value:.2f}" for value in (min(row.values), row.median, max(row.values))]
+        target, met = ("", "") if row.target is None else (f"≤ {row.target:g}", "yes" if row.met else "NO")
+        cells.append((row.what, *statistics_text, row.unit, target, met))
     widths = [max(len(line[column]) for line in cells) for column in range(7)]
     justify = (str.ljust, str.rjust, str.rjust, str.rjust, str.ljust, str.ljust, str.ljust)
     return "\n".join(
@@ -53,27 +54,28 @@ def as_table(rows: list[Row]) -> str:
 
 
 def put_between(path: Path, name: str, text: str) -> None:
-    """Replace what stands in a file between <!-- name --> and <!-- /name -->.
+    """Replace the text of a file between <!-- name --> and <!-- /name -->.
 
-    Raises: ValueError where the file has no such place.
+    Raises:
+        ValueError: If the file does not contain both markers.
     """
     before, begin, rest = path.read_text().partition(f"<!-- {name} -->\n")
     _, end, after = rest.partition(f"<!-- /{name} -->")
     if not begin or not end:
-        raise ValueError(f"{path.name} has no place between <!-- {name} --> and <!-- /{name} -->")
+        raise ValueError(f"{path.name} must contain the markers <!-- {name} --> and <!-- /{name} -->")
     path.write_text(f"{before}{begin}\n{text}\n\n{end}{after}")
 
 
-def as_json(found_on: dict[str, object], rows: list[Row]) -> str:
-    found = [asdict(row) | {"median": row.median, "met": row.met} for row in rows]
-    return json.dumps({"machine": found_on, "rows": found}, indent=1)
+def as_json(machine_info: dict[str, object], rows: list[Row]) -> str:
+    as_dicts = [asdict(row) | {"median": row.median, "met": row.met} for row in rows]
+    return json.dumps({"machine": machine_info, "rows": as_dicts}, indent=1)
 
 
-def show(found_on: dict[str, object], rows: list[Row], in_json: bool) -> int:
-    """Print a report. → the exit code: 0 where every aim was met"""
+def show(machine_info: dict[str, object], rows: list[Row], in_json: bool) -> int:
+    """Print a report. Returns the exit code, which is 0 if every target was met."""
     if in_json:
-        print(as_json(found_on, rows))
+        print(as_json(machine_info, rows))
     else:
-        print("  ".join(f"{name} {value}" for name, value in found_on.items()))
+        print("  ".join(f"{name} {value}" for name, value in machine_info.items()))
         print(as_table(rows))
     return 0 if all(row.met is not False for row in rows) else 1

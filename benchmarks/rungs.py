@@ -1,4 +1,4 @@
-"""What the benchmarks compare: strategies of solutions/strategies.py, some baselines, and how fast ours should be."""
+"""What the benchmarks compare: the strategies of solutions/strategies.py, baselines, and targets for ours."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,12 +16,12 @@ from solutions.strategies import STRATEGIES, Built, Options
 Build = Callable[[nn.Module], Built]
 
 TITLE = {name: strategy.title for name, strategy in STRATEGIES.items()}
-ALONE, DDP, DDP_VIEW, FLAT = "module alone", "DDP", TITLE["ddp"], "flat"  # no strategies, but for DDP_VIEW
+ALONE, DDP, DDP_VIEW, FLAT = "module alone", "DDP", TITLE["ddp"], "flat"  # only DDP_VIEW is a strategy
 
 
 @dataclass(frozen=True)
-class Aim:
-    """What one strategy is to take at most, as a multiple of another's."""
+class Target:
+    """The most that one strategy may take, as a multiple of another."""
 
     mine: str
     other: str
@@ -33,9 +33,9 @@ class Rungs:
     """Strategies and baselines that take turns in one run, by their titles."""
 
     builds: dict[str, Build]
-    times: tuple[Aim, ...]
-    peaks: tuple[Aim, ...]
-    carried: tuple[Aim, ...] = field(default=())
+    times: tuple[Target, ...]
+    peaks: tuple[Target, ...]
+    carried: tuple[Target, ...] = field(default=())
 
 
 SGD = Options(torch.optim.SGD, {"lr": 1e-4})
@@ -47,7 +47,7 @@ def strategies(options: Options, *names: str) -> dict[str, Build]:
 
 
 def kept(name: str) -> dict[str, Build]:
-    """Let a strategy keep each unit's parameters from forward to backward."""
+    """Build a strategy that keeps each unit's parameters unsharded from forward to backward."""
     options = replace(ADAMW, reshard_after_forward=False)
     return {f"{TITLE[name]}, kept": lambda module: STRATEGIES[name].build(module, options)}
 
@@ -55,21 +55,21 @@ def kept(name: str) -> dict[str, Build]:
 def baseline(options: Options, wrap: Callable[[nn.Module], nn.Module]) -> Build:
     def build(module: nn.Module) -> Built:
         model = wrap(module)
-        return model, options.optimizer_of(model)
+        return model, options.build_optimizer(model)
 
     return build
 
 
-def beside(name: str, most: float) -> Aim:
-    """Hold one of our strategies against its counterpart."""
-    return Aim(TITLE[name], TITLE[STRATEGIES[name].counterpart], most)
+def beside(name: str, most: float) -> Target:
+    """Return the target of one of our strategies relative to its counterpart."""
+    return Target(TITLE[name], TITLE[STRATEGIES[name].counterpart], most)
 
 
 # -- averaging gradients
 
 
 class FlatDDP(nn.Module):
-    """The obvious way to need one collective only: copy all gradients into one tensor after backward, and reduce it."""
+    """The simplest way to need only one collective: copy all gradients into one tensor after backward, then reduce."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
@@ -97,10 +97,10 @@ AVERAGING = Rungs(
         FLAT: baseline(SGD, FlatDDP),
         **strategies(SGD, "manual_ddp", "bucketed_ddp", "overlapped_ddp"),
     },
-    times=(beside("overlapped_ddp", 1.0), Aim(TITLE["bucketed_ddp"], FLAT, 1.1)),
-    # BucketedDDP's buckets exist beside all gradients, as DDP's own do without bucket views. A bucket also keeps its
-    # divisor, which is four bytes.
-    peaks=(Aim(TITLE["bucketed_ddp"], DDP, 1.001), beside("overlapped_ddp", 1.001)),
+    times=(beside("overlapped_ddp", 1.0), Target(TITLE["bucketed_ddp"], FLAT, 1.1)),
+    # BucketedDDP's buckets are a second copy of the gradients, like DDP's without bucket views. A bucket also keeps its
+    # divisor, which has four bytes.
+    peaks=(Target(TITLE["bucketed_ddp"], DDP, 1.001), beside("overlapped_ddp", 1.001)),
 )
 
 # -- sharding
@@ -112,7 +112,7 @@ DEEPSPEED = {
     **strategies(ADAMW, "deepspeed3"),
 }
 BESIDE_DEEPSPEED = tuple(
-    Aim(mine, other, 0.8)
+    Target(mine, other, 0.8)
     for mine, other in zip((TITLE["zero1"], TITLE["zero2"], ZERO3_KEPT, TITLE["zero3"]), DEEPSPEED, strict=True)
 )
 
@@ -128,16 +128,16 @@ SHARDING = Rungs(
     },
     times=(
         beside("zero1", 0.95),
-        Aim(TITLE["zero2"], FSDP2_KEPT, 0.7),
-        Aim(ZERO3_KEPT, FSDP2_KEPT, 0.7),
+        Target(TITLE["zero2"], FSDP2_KEPT, 0.7),
+        Target(ZERO3_KEPT, FSDP2_KEPT, 0.7),
         beside("zero3", 0.7),
         *(() if deepspeed_engine.why_not() else BESIDE_DEEPSPEED),
     ),
     peaks=(beside("zero1", 1.0), beside("zero3", 1.0)),
-    carried=(Aim(TITLE["zero2"], FSDP2_KEPT, 1.0), beside("zero3", 1.0)),
+    carried=(Target(TITLE["zero2"], FSDP2_KEPT, 1.0), beside("zero3", 1.0)),
 )
 
-# On a GPU the strategies have it one after another. FSDP1 and DeepSpeed stay out: the ladder has measured DeepSpeed.
+# On a GPU, the strategies run one after another. FSDP1 and DeepSpeed are left out: the ladder measures DeepSpeed.
 ON_A_GPU: dict[str, Build] = {
     ALONE: baseline(ADAMW, lambda module: module),
     **strategies(ADAMW, "ddp", "manual_ddp", "bucketed_ddp", "overlapped_ddp", "zero_redundancy", "zero1", "zero2"),
@@ -150,7 +150,7 @@ RUNGS = {"averaging": AVERAGING, "sharding": SHARDING}
 
 
 class ManySmall(nn.Module):
-    """100 layers of 64×64: little to compute and little to send, so that what each parameter costs stands out."""
+    """100 layers of 64×64, with little to compute and little to send, so that the cost per parameter dominates."""
 
     def __init__(self):
         super().__init__()
@@ -158,7 +158,7 @@ class ManySmall(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
-            x = x + 0.1 * layer(x)  # added: 100 layers in a row would fade to denormal numbers, which are slow
+            x = x + 0.1 * layer(x)  # without the residual, values would shrink to denormal numbers, which are slow
         return x.square().mean()
 
 
@@ -168,7 +168,9 @@ def _gpt() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return TinyGPT(config), (tokens, tokens)
 
 
-MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]] = {  # module → loss, and its inputs
+MODELS: dict[
+    str, Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]
+] = {  # a module that returns the loss, and its inputs
     "TinyGPT": _gpt,
     "many small": lambda: (ManySmall(), (torch.randn(32, 64),)),
 }

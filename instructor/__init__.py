@@ -1,1 +1,1 @@
-"""What students do not get: the build of the notebooks, bundles for students, and grading."""
+"""The instructor's tools, which students do not get: building the notebooks, releasing bundles, and grading."""

@@ -1,17 +1,17 @@
-"""From source to notebooks: one percent script becomes a lesson; another a lab, its solution and a module.
+"""Build the notebooks: a lesson.py becomes a lesson; a lab.py becomes a lab, its solution and importable modules.
 
-    python -m instructor.build            rebuild what changed
-    python -m instructor.build --check    say what is out of date, and exit 1
+    python -m instructor.build            rebuild what has changed
+    python -m instructor.build --check    list what is out of date; exit 1 if anything is
     python -m instructor.build --force 02_manual_ddp
 
-jupytext reads the scripts, nbgrader's own preprocessors blank the lab, nbclient executes. Cell tags in the
-source say what a cell is:
+jupytext reads the scripts, nbgrader's own preprocessors blank the lab, and nbclient executes the notebooks. Tags in the
+source say what to do with a cell:
 
-    export     goes into solutions/<module>.py, or into another module of the lab   (module="flat");
+    export     add it to solutions/<module>.py, or to another module of the lab   (module="flat");
                `class Name(Name):` continues a class of an earlier cell
-    given      belongs to an exercise whose piece is not exported: a grader needs it
-    exercise   holds a `### BEGIN SOLUTION` region, blank in the lab   (grade_id="...")
-    check      is graded                                              (grade_id="...", points=3)
+    given      give it to the grader: an exercise that is not exported needs this cell
+    exercise   blank its `### BEGIN SOLUTION` region in the lab   (grade_id="...")
+    check      grade it                                           (grade_id="...", points=3)
 """
 
 import argparse
@@ -38,7 +38,7 @@ _BEGIN, _END = "### BEGIN SOLUTION", "### END SOLUTION"
 
 @dataclass(frozen=True)
 class Chapter:
-    """One folder of source/, and what is built from it."""
+    """A chapter: one folder of source/."""
 
     name: str  # "02_manual_ddp"
 
@@ -48,7 +48,7 @@ class Chapter:
 
     @property
     def is_draft(self) -> bool:
-        """Tell whether the chapter may still be incomplete. Students do not get it then."""
+        """Tell whether the chapter may still be incomplete. Students do not get a draft."""
         return self.read("lab").metadata["course"].get("draft", False)
 
     def read(self, script: str) -> nbformat.NotebookNode:
@@ -58,13 +58,13 @@ class Chapter:
         kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
         notebook.metadata = nbformat.from_dict({"kernelspec": kernel, "language_info": {"name": "python"}})
         notebook.metadata["course"] = {**course, "source": f"source/{self.name}/{script}.py"}
-        for number, cell in enumerate(notebook.cells):
-            cell.id = f"{script}-{number:03d}"
+        for index, cell in enumerate(notebook.cells):
+            cell.id = f"{script}-{index:03d}"
             _add_grading(cell)
         return notebook
 
 
-@functools.cache  # jupytext takes 0.05 s for a lab, and a bundle needs each lab several times
+@functools.cache  # jupytext needs 0.05 s for a lab, and a bundle reads each lab several times.
 def _parsed(script: str) -> nbformat.NotebookNode:
     return jupytext.reads(script, fmt="py:percent")
 
@@ -88,7 +88,7 @@ def _add_grading(cell) -> None:
 
 
 def lab_of(chapter: Chapter) -> nbformat.NotebookNode:
-    """The lab as a student gets it: solution regions blanked by nbgrader, no outputs."""
+    """Return the lab as a student gets it: nbgrader has blanked the solutions, and there are no outputs."""
     from nbgrader.preprocessors import ClearOutput, ClearSolutions, LockCells
 
     notebook = chapter.read("lab")
@@ -99,7 +99,7 @@ def lab_of(chapter: Chapter) -> nbformat.NotebookNode:
 
 
 def solution_of(chapter: Chapter) -> nbformat.NotebookNode:
-    """The lab with its solutions in place, not executed."""
+    """Return the lab with its solutions, not executed."""
     notebook = chapter.read("lab")
     for cell in notebook.cells:
         cell.source = _without_markers(cell.source)
@@ -115,9 +115,9 @@ def module_names(chapter: Chapter) -> list[str]:
 
 
 def modules_of(chapter: Chapter) -> dict[str, str]:
-    """Return the importable modules that the cells tagged `export` make up, by name, the lab's own module first.
+    """Return the code of the modules that a lab exports, by name, its own module first.
 
-    The cells of a lab share one namespace, and its modules import from each other what they use.
+    The cells of a lab share one namespace. Its modules therefore import what they use from each other.
     """
     notebook = chapter.read("lab")
     own = notebook.metadata["course"]["module"]
@@ -132,30 +132,30 @@ def modules_of(chapter: Chapter) -> dict[str, str]:
 
 
 def _with_whole_classes(sources: list[str]) -> list[str]:
-    """Append a cell that continues a class, `class Name(Name):`, to that class.
+    """Append each cell that continues a class, `class Name(Name):`, to that class.
 
-    A lab spreads a long class over several cells. In a notebook each of them makes a subclass of the same name; in the
-    module there is one class.
+    A lab splits a long class over several cells. In a notebook, each of them defines a subclass with the same name. The
+    module has one class.
     """
-    whole: list[str] = []
+    joined: list[str] = []
     for source in sources:
         tree = ast.parse(source).body
         continued = next((node for node in tree if isinstance(node, ast.ClassDef) and _continues(node)), None)
         if continued is None:
-            whole.append(source)
+            joined.append(source)
             continue
         index, end = max(
             (index, node.end_lineno)
-            for index, earlier in enumerate(whole)
+            for index, earlier in enumerate(joined)
             for node in ast.parse(earlier).body
             if isinstance(node, ast.ClassDef) and node.name == continued.name
         )
-        lines, more = whole[index].splitlines(), source.splitlines()
+        lines, more = joined[index].splitlines(), source.splitlines()
         methods = more[continued.lineno : continued.end_lineno]
         rest = [*more[: continued.lineno - 1], *more[continued.end_lineno :]]
-        whole[index] = "\n".join([*lines[:end], "", *methods, *lines[end:]])
-        whole.append("\n".join(rest).strip())
-    return [source for source in whole if source]
+        joined[index] = "\n".join([*lines[:end], "", *methods, *lines[end:]])
+        joined.append("\n".join(rest).strip())
+    return [source for source in joined if source]
 
 
 def _continues(node: ast.ClassDef) -> bool:
@@ -163,7 +163,7 @@ def _continues(node: ast.ClassDef) -> bool:
 
 
 def _with_imports(name: str, bodies: dict[str, str]) -> str:
-    """Import what a module uses from the other modules of its lab."""
+    """Return a module's code with imports of everything that it uses from the other modules of its lab."""
     tree = ast.parse(bodies[name])
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - _defined_in(bodies[name])
     imports = [
@@ -184,7 +184,7 @@ def _defined_in(body: str) -> set[str]:
 
 
 def _formatted(source: str) -> str:
-    """Sort the imports and format."""
+    """Return the source with sorted imports, formatted."""
     settings = [
         "--config",
         str(ROOT / "pyproject.toml"),
@@ -203,7 +203,7 @@ def _without_markers(source: str) -> str:
 
 
 def products(chapter: Chapter) -> dict[Path, tuple[str, object]]:
-    """What is built from a chapter: file → (kind, unexecuted content)."""
+    """Return everything that is built from a chapter: (kind, unexecuted content) by path."""
     name = f"{chapter.name}.ipynb"
     modules = modules_of(chapter)
     return {
@@ -215,7 +215,7 @@ def products(chapter: Chapter) -> dict[Path, tuple[str, object]]:
 
 
 def is_current(path: Path, kind: str, content) -> bool:
-    """True when the file on disk has the source's cells, and was executed where it should be."""
+    """Tell whether the file on disk has the source's cells, and was executed if it should be."""
     if not path.exists():
         return False
     if kind == "text":
@@ -235,21 +235,21 @@ def _hash(notebook) -> str:
 
 
 def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookNode:
-    """Run every cell in a fresh kernel; raises where a cell fails that is not tagged raises-exception."""
+    """Run every cell in a fresh kernel. Raises an error if a cell fails that is not tagged raises-exception."""
     from nbclient import NotebookClient
 
     notebook.metadata["course"]["built_from"] = _hash(notebook)
     client = NotebookClient(notebook, timeout=CELL_TIMEOUT_S, resources={"metadata": {"path": str(folder)}})
     client.execute()
-    notebook.metadata.pop("widgets", None)  # half of it makes notebook viewers refuse the file
+    notebook.metadata.pop("widgets", None)  # Notebook viewers reject a file that has only half of the widgets' state.
     notebook.metadata["language_info"] = {"name": "python"}
     for cell in notebook.cells:
-        cell.metadata.pop("execution", None)  # time stamps
+        cell.metadata.pop("execution", None)  # This holds time stamps.
     return notebook
 
 
 def build(only: list[str], force: bool) -> None:
-    """Rebuild what is out of date; modules first, since later notebooks import them."""
+    """Rebuild what is out of date, modules first, because notebooks import them."""
     for chapter in chapters():
         if only and chapter.name not in only:
             continue
@@ -278,17 +278,17 @@ def stale() -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m instructor.build", description=__doc__.splitlines()[0])
-    parser.add_argument("chapter", nargs="*", help="only these, 02_manual_ddp for one")
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when something is out of date")
-    parser.add_argument("--force", action="store_true", help="rebuild what is up to date too")
+    parser.add_argument("chapter", nargs="*", help="only these chapters, such as 02_manual_ddp")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if anything is out of date")
+    parser.add_argument("--force", action="store_true", help="also rebuild what is up to date")
     options = parser.parse_args()
     if options.check:
-        old = stale()
-        print("\n".join(f"out of date: {path}" for path in old) or "all notebooks match their source")
-        return 1 if old else 0
+        outdated = stale()
+        print("\n".join(f"out of date: {path}" for path in outdated) or "Everything that is built matches its source.")
+        return 1 if outdated else 0
     unknown = set(options.chapter) - {chapter.name for chapter in chapters()}
     if unknown:
-        parser.error(f"no such chapter: {', '.join(sorted(unknown))}")
+        parser.error(f"there is no chapter {', '.join(sorted(unknown))}; source/ has the chapters' names")
     build(options.chapter, options.force)
     return 0
 

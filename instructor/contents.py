@@ -1,6 +1,6 @@
-"""The course's plan of contents: the number, name and title of each chapter, those still to be written among them.
+"""The course's table of contents: the number, name and title of each chapter, including planned ones.
 
-The numbers are final: a chapter that is still to come keeps its number free, and prose may refer to it.
+The numbers are final. Planned chapters keep their numbers free, and prose may refer to them.
 """
 
 import re
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Chapter:
-    """A chapter as planned. Its folder is source/NN_name, where it exists."""
+    """A chapter that exists or is planned. If it exists, it is in source/<folder>/."""
 
     number: int
     name: str
@@ -60,10 +60,10 @@ _EXERCISES = re.compile(r"\bexercises? (?P<numbers>\d+\.\d+(?:(?:, | and | or | 
 
 
 def wrong_references(text: str, exercises: set[str]) -> Iterator[str]:
-    """Say of each reference to a chapter, lab, lesson or exercise that leads nowhere what is wrong with it.
+    """Yield a description of every reference to a chapter, lab, lesson or exercise that does not exist.
 
     Args:
-        text: Prose or code, in which a reference may be broken over two lines.
+        text: Prose or code. A reference may be split over two lines.
         exercises: The numbers of the exercises that exist, such as "7.2".
     """
     text = re.sub(r"\n[ \t]*(?:#+ ?)?", " ", text)
@@ -81,8 +81,11 @@ def wrong_references(text: str, exercises: set[str]) -> Iterator[str]:
 
 
 def _misnamed(found: re.Match, chapter: Chapter) -> str:
-    """A lab's heading has a title of its own; a word in parentheses counts where it is the name of some chapter."""
-    names = {each.name for each in CHAPTERS.values()}
+    """Return what is wrong with the name or title after a reference, or "".
+
+    Lab headings have titles of their own. A word in parentheses counts only if it is the name of a chapter.
+    """
+    names = {other.name for other in CHAPTERS.values()}
     if found["name"] in names - {chapter.name}:
         return f"chapter {chapter.number:02d} is {chapter.name}"
     if found["title"] and found["kind"].lower() != "lab" and not found["title"].startswith(chapter.title):

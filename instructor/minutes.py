@@ -1,4 +1,4 @@
-"""How long a lesson takes to read, and a lab to solve: computed, so that nobody has to guess."""
+"""Compute how long a lesson takes to read. A lab states its own minutes."""
 
 import re
 

@@ -1,11 +1,11 @@
-"""Begin a chapter: write every file that it needs, from the templates in instructor/templates/chapter/.
+"""Begin a chapter: write all the files that it needs from the templates in instructor/templates/chapter/.
 
     make chapter NAME=13_tensor_parallel TITLE="Tensor parallelism"
     make chapter NAME=18_3d_parallelism TITLE="3D parallelism" MODULE=parallel_3d
 
-The files are a small chapter that runs: a lesson, a lab with one exercise, its checks, a mutant and a variant. Its lab
-says `draft: true`, which keeps it out of students' bundles until it is finished. Nothing is written if anything that
-was asked for is wrong.
+They are a small chapter that runs: a lesson, a lab with one exercise, its checks, a mutant and a variant. Its lab says
+`draft: true`, which keeps it out of students' bundles until it is finished. If any argument is wrong, nothing is
+written.
 """
 
 import argparse
@@ -22,20 +22,20 @@ from instructor.build import ROOT, Chapter, chapters, module_names
 
 CONTENTS, README = Path("instructor/contents.py"), Path("README.md")
 TEMPLATES = Path(__file__).parent / "templates" / "chapter"
-AUTHOR = "**Author:**"  # begins each note to the author; a finished chapter has none
-LONGEST = 60  # characters of a name or a title, so that no line of the templates becomes too long
+AUTHOR = "**Author:**"  # Notes to the author begin with this. A finished chapter has none.
+LONGEST = 60  # characters of a name or a title, so that the templates' lines stay short enough
 NEXT_STEPS = """
-Now build and test it: `make notebooks`, then `make test CHAPTER={number}`. Then replace what the templates say by your
-chapter; CONTRIBUTING.md says how. If the spell-check does not know a word, add the word to tests/words.txt."""
+Build and test it with `make notebooks` and `make test CHAPTER={number}`. Then replace the template's contents with your
+own; CONTRIBUTING.md says how. If the spelling check does not know a word, add the word to tests/words.txt."""
 
 
 class CannotBegin(ValueError):
-    """Why there can be no such chapter, in one sentence."""
+    """The chapter cannot be created; the message says why in one sentence."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked for, checked against everything that exists."""
+    """The requested chapter, checked against everything that exists."""
 
     number: int
     name: str
@@ -47,7 +47,7 @@ class Plan:
         return f"{self.number:02d}_{self.name}"
 
     def files(self) -> dict[Path, str]:
-        """Return the chapter's own files, by their path in the repository."""
+        """Return the chapter's own files, by path in the repository."""
         environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined, keep_trailing_newline=True
         )
@@ -64,14 +64,14 @@ class Plan:
         }
 
 
-# -- checking what was asked for
+# -- checking the arguments
 
 
 def planned(name: str, title: str, module: str = "") -> Plan:
     """Check a chapter's name, title and module.
 
     Raises:
-        CannotBegin: for what is malformed, taken, or planned differently.
+        CannotBegin: if anything is malformed, taken, or planned differently.
     """
     if not (found := re.fullmatch(r"(\d\d)_([a-z0-9]+(?:_[a-z0-9]+)*)", name)) or len(name) > LONGEST:
         form = f"two digits and a name in lower case, at most {LONGEST} characters, such as 13_tensor_parallel"
@@ -89,7 +89,7 @@ def planned(name: str, title: str, module: str = "") -> Plan:
     _compare_with_contents(plan)
     for path in plan.files():
         if (ROOT / path).exists():
-            raise CannotBegin(f"{path} exists already: remove it, or choose another name.")
+            raise CannotBegin(f"{path} already exists: remove it, or choose another name.")
     return plan
 
 
@@ -97,7 +97,7 @@ def _compare_with_chapters(plan: Plan) -> None:
     for chapter in chapters():
         number, name = chapter.name.split("_", 1)
         if chapter.name == plan.folder:
-            raise CannotBegin(f"Chapter {plan.folder} exists already.")
+            raise CannotBegin(f"Chapter {plan.folder} already exists.")
         if int(number) == plan.number:
             raise CannotBegin(f"Number {number} is taken by chapter {chapter.name}.")
         if name == plan.name:
@@ -110,18 +110,18 @@ def _compare_with_modules(plan: Plan) -> None:
             raise CannotBegin(f"The module {plan.module} is built by chapter {chapter.name}: choose another MODULE=….")
     for path in (f"solutions/{plan.module}.py", f"shared/checks/{plan.module}"):
         if (ROOT / path).exists():
-            raise CannotBegin(f"{path} exists already: choose another module with MODULE=….")
+            raise CannotBegin(f"{path} already exists: choose another module with MODULE=….")
 
 
 def _compare_with_contents(plan: Plan) -> None:
-    """A number that instructor/contents.py plans is planned with a name and a title."""
+    """Check that a number in instructor/contents.py has the name and title that are planned there."""
     known = contents.CHAPTERS.get(plan.number)
     if known and (known.name, known.title) != (plan.name, plan.title):
         expected = f'NAME={known.folder} TITLE="{known.title}"'
-        raise CannotBegin(f"Chapter {plan.number:02d} is planned as {expected}: use these, or change {CONTENTS} first.")
-    for each in contents.CHAPTERS.values():
-        if each.number != plan.number and each.name == plan.name:
-            raise CannotBegin(f"The name {plan.name} is planned for chapter {each.folder}, in {CONTENTS}.")
+        raise CannotBegin(f"Chapter {plan.number:02d} is planned as {expected}: use this, or change {CONTENTS} first.")
+    for other in contents.CHAPTERS.values():
+        if other.number != plan.number and other.name == plan.name:
+            raise CannotBegin(f"{CONTENTS} plans the name {plan.name} for chapter {other.folder}.")
 
 
 # -- the two lists that name every chapter
@@ -132,20 +132,20 @@ def with_entry(text: str, plan: Plan) -> str:
     if plan.number in contents.CHAPTERS:
         return text
     lines = text.splitlines()
-    entries = {at: found for at, line in enumerate(lines) if (found := re.match(r" +\((\d+), \".*\),$", line))}
-    before = max(at for at, found in entries.items() if int(found[1]) < plan.number)
+    entries = {index: found for index, line in enumerate(lines) if (found := re.match(r" +\((\d+), \".*\),$", line))}
+    before = max(index for index, found in entries.items() if int(found[1]) < plan.number)
     lines.insert(before + 1, f'        ({plan.number}, "{plan.name}", "{plan.title}"),')
     return "\n".join(lines) + "\n"
 
 
-def with_row(text: str, plan: Plan, of_both: str) -> str:
-    """Add the chapter to README.md's table, and take it out of the list of chapters to come.
+def with_row(text: str, plan: Plan, minutes_text: str) -> str:
+    """Add the chapter to README.md's table, and remove it from the list of chapters to come.
 
     Args:
-        of_both: The minutes of its lesson and lab.
+        minutes_text: The minutes of its lesson and lab, such as "25 + 60".
     """
     number, file = f"{plan.number:02d}", f"{plan.folder}.ipynb"
-    row = [number, f"[{plan.title}](chapters/{file})", f"[*to be written*](labs/{file})", of_both]
+    row = [number, f"[{plan.title}](chapters/{file})", f"[*to be written*](labs/{file})", minutes_text]
     row.append(f"[{number}](solutions/{file})")
     lines, before = [], 0
     for line in text.splitlines():
@@ -158,10 +158,10 @@ def with_row(text: str, plan: Plan, of_both: str) -> str:
 
 
 def _without(number: str, line: str) -> str:
-    """Take a chapter out of `| *to come:* 13 tensor parallelism, 15 pipeline parallelism |`."""
+    """Remove a chapter from `| *to come:* 13 tensor parallelism, 15 pipeline parallelism |`."""
     head, _, rest = line.partition("*to come:* ")
     to_come, bar, tail = rest.partition(" |")
-    others = ", ".join(each for each in to_come.split(", ") if not each.startswith(f"{number} "))
+    others = ", ".join(entry for entry in to_come.split(", ") if not entry.startswith(f"{number} "))
     return f"{head}*to come:* {others}{bar}{tail}" if others else f"{head.rstrip()}{bar}{tail}"
 
 
@@ -169,7 +169,7 @@ def _without(number: str, line: str) -> str:
 
 
 def begin(plan: Plan) -> list[Path]:
-    """Write a chapter's files and its place in the two lists. Returns their paths."""
+    """Write a chapter's files and add it to the two lists. Returns the paths of all files written."""
     files = plan.files()
     contents_text = with_entry((ROOT / CONTENTS).read_text(), plan)
     readme = (ROOT / README).read_text()
@@ -178,16 +178,16 @@ def begin(plan: Plan) -> list[Path]:
         (ROOT / path).write_text(text)
     (ROOT / CONTENTS).write_text(contents_text)
     chapter = Chapter(plan.folder)
-    both = f"{minutes.lesson_minutes(chapter)} + {minutes.lab_minutes(chapter)}"
-    (ROOT / README).write_text(with_row(readme, plan, both))
+    minutes_text = f"{minutes.lesson_minutes(chapter)} + {minutes.lab_minutes(chapter)}"
+    (ROOT / README).write_text(with_row(readme, plan, minutes_text))
     return [*files, README, *([] if plan.number in contents.CHAPTERS else [CONTENTS])]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m instructor.new_chapter", description=__doc__.splitlines()[0])
-    parser.add_argument("name", help="its number and name, such as 13_tensor_parallel")
-    parser.add_argument("title", help="what readers see, such as 'Tensor parallelism'")
-    parser.add_argument("--module", default="", help="what its lab builds, if its name is not to be its module's")
+    parser.add_argument("name", help="the chapter's number and name, such as 13_tensor_parallel")
+    parser.add_argument("title", help="the title that readers see, such as 'Tensor parallelism'")
+    parser.add_argument("--module", default="", help="the module that its lab builds; default: its name")
     options = parser.parse_args()
     try:
         plan = planned(options.name, options.title, options.module)

@@ -1,10 +1,10 @@
-"""See what gradient synchronisation does: gradients before and after, who travels with whom, what it costs.
+"""Show gradient synchronization: gradients before and after, which ones are reduced together, and the cost.
 
     torchrun --nproc_per_node=2 labs/gradient_sync_visualizer.py
     torchrun --nproc_per_node=4 labs/gradient_sync_visualizer.py --layers 12 --bucket-cap-mb 0.3 --out gpt.png
 
-Every rank runs one backward of the same small GPT on text of its own. The gradients are then averaged in three
-ways: one message per parameter, one per bucket, one for all. Rank 0 prints two tables and draws one figure.
+Every rank runs one backward of the same small GPT on its own text. The gradients are then averaged in three ways: with
+one all-reduce per parameter, one per bucket, and one for all gradients. Rank 0 prints two tables and draws one figure.
 """
 
 import argparse
@@ -16,11 +16,11 @@ from statistics import median
 
 import matplotlib
 
-matplotlib.use("Agg")  # a file is all we draw: no display is needed
+matplotlib.use("Agg")  # we only write a file, so no display is needed
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # before any group: its default arguments would hold ours past the end
+import torch.distributed.nn  # before any process group: its default arguments would keep ours alive until the end
 from torch import nn
 
 from shared import tables, wire
@@ -53,27 +53,30 @@ def main() -> None:
     after = gradients_of_all_ranks(parameters)
     if dist.get_rank() == 0:
         report(model, groupings["bucketed"], before, after, costs, options)
-    dist.destroy_process_group()  # ends gloo's threads too: one that outlives Python aborts its process
+    dist.destroy_process_group()  # this also ends gloo's threads; one that outlives Python would abort the process
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--bucket-cap-mb", type=float, default=0.1, help="most MB (of 2²⁰ bytes) in a bucket")
-    parser.add_argument("--layers", type=int, default=2, help="of the GPT")
-    parser.add_argument("--rounds", type=int, default=20, help="how often each way is timed")
-    parser.add_argument("--out", type=Path, default=Path("gradient_sync.png"), help="the figure's file")
+    parser.add_argument("--bucket-cap-mb", type=float, default=0.1, help="the most MB (of 2²⁰ bytes) in a bucket")
+    parser.add_argument("--layers", type=int, default=2, help="number of layers of the GPT")
+    parser.add_argument("--rounds", type=int, default=20, help="how often each method is timed")
+    parser.add_argument("--out", type=Path, default=Path("gradient_sync.png"), help="the file for the figure")
     options = parser.parse_args()
     if "RANK" not in os.environ:
-        parser.error("start it with torchrun, which says who is which rank: torchrun --nproc_per_node=2 " + __file__)
-    wrong = what_is_wrong(options)
-    if wrong and os.environ["RANK"] == "0":
-        parser.error(wrong)
-    if wrong:
-        sys.exit(2)  # rank 0 says why
+        parser.error(
+            "start this script with torchrun, which assigns the ranks: torchrun --nproc_per_node=2 " + __file__
+        )
+    problem = problem_with(options)
+    if problem and os.environ["RANK"] == "0":
+        parser.error(problem)
+    if problem:
+        sys.exit(2)  # rank 0 prints the reason
     return options
 
 
-def what_is_wrong(options: argparse.Namespace) -> str | None:
+def problem_with(options: argparse.Namespace) -> str | None:
+    """Return a sentence about the first invalid option, or None."""
     if not 0 < options.bucket_cap_mb < float("inf"):
         return f"--bucket-cap-mb must be above 0, got {options.bucket_cap_mb}"
     if options.layers < 1 or options.rounds < 1:
@@ -86,10 +89,12 @@ def what_is_wrong(options: argparse.Namespace) -> str | None:
 
 
 def join() -> torch.device:
-    """Join the process group that torchrun prepared, on this rank's own device."""
+    """Join the process group that torchrun prepared. Returns this rank's device."""
     local_rank, local_ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     if torch.cuda.device_count() >= local_ranks and dist.is_nccl_available():
-        torch.cuda.set_device(local_rank)  # not the rank: on the second host that is past the last GPU
+        torch.cuda.set_device(
+            local_rank
+        )  # the local rank, because on a second host the rank is larger than the number of GPUs
         dist.init_process_group("nccl")
         return torch.device("cuda", local_rank)
     torch.set_num_threads(1)
@@ -98,7 +103,7 @@ def join() -> torch.device:
 
 
 def model_with_gradients(layers: int, device: torch.device) -> nn.Module:
-    """The same GPT on every rank, after one backward on this rank's own text."""
+    """Build the same GPT on every rank, and run one backward on this rank's own text."""
     text = CharTokens()
     model = TinyGPT(GPTConfig(vocab_size=text.vocab_size, layers=layers)).to(device)
     starts = range(1000 * dist.get_rank(), 1000 * dist.get_rank() + 400, 100)
@@ -107,11 +112,11 @@ def model_with_gradients(layers: int, device: torch.device) -> nn.Module:
     return model
 
 
-# -- three ways to average, which differ only in who travels with whom
+# -- three methods of averaging, which differ only in which gradients are reduced together
 
 
 def in_buckets(parameters: list[nn.Parameter], cap_bytes: float) -> list[list[nn.Parameter]]:
-    """Split parameters, from the last one on, into buckets of at most cap_bytes (or one parameter)."""
+    """Split parameters, starting with the last one, into buckets of at most cap_bytes (or of one larger parameter)."""
     buckets, room_bytes = [], 0.0
     for parameter in reversed(parameters):
         if not buckets or parameter.nbytes > room_bytes:
@@ -123,7 +128,10 @@ def in_buckets(parameters: list[nn.Parameter], cap_bytes: float) -> list[list[nn
 
 
 def average(buckets: list[list[nn.Parameter]]) -> None:
-    """Average gradients over all ranks. Comm: one all_reduce per bucket."""
+    """Average gradients over all ranks.
+
+    Communication: one all_reduce per bucket.
+    """
     for bucket in buckets:
         flat = torch.cat([parameter.grad.flatten() for parameter in bucket])
         dist.all_reduce(flat)
@@ -133,18 +141,22 @@ def average(buckets: list[list[nn.Parameter]]) -> None:
             parameter.grad.copy_(piece.view_as(parameter))
 
 
-# -- what they cost
+# -- costs
 
 
 def count(buckets: list[list[nn.Parameter]]) -> tuple[int, float]:
-    """→ messages, and the bytes that this rank must send"""
+    """Count the all-reduces of one averaging, and the bytes that this rank must send."""
     with wire.ledger() as log:
         average(buckets)
     return log.messages, log.sent_bytes
 
 
 def times_ms(groupings: dict[str, list], rounds: int, device: torch.device) -> dict[str, float]:
-    """Time the ways in turn, so that what disturbs one disturbs all. → the slowest rank's median of each"""
+    """Time the methods in turn, so that a disturbance affects all of them.
+
+    Returns:
+        Name of a method → the slowest rank's median, in ms.
+    """
     times = [[took_ms(buckets, device) for buckets in groupings.values()] for _ in range(1 + rounds)][1:]
     medians = torch.tensor([median(column) for column in zip(*times, strict=True)], device=device)
     dist.all_reduce(medians, op=dist.ReduceOp.MAX)
@@ -156,33 +168,33 @@ def took_ms(buckets: list[list[nn.Parameter]], device: torch.device) -> float:
     began_s = time.perf_counter()
     average(buckets)
     if device.type == "cuda":
-        torch.cuda.synchronize()  # a GPU works on after the call returns
+        torch.cuda.synchronize()  # the call returns before the GPU has finished
     return 1e3 * (time.perf_counter() - began_s)
 
 
 def gradients_of_all_ranks(parameters: list[nn.Parameter]) -> list[list[torch.Tensor]]:
-    """→ per rank, per parameter its gradient, flat"""
-    mine = torch.cat([parameter.grad.flatten() for parameter in parameters])
-    everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyones, mine)
-    return [list(flat.cpu().split([parameter.numel() for parameter in parameters])) for flat in everyones]
+    """Gather the gradients of all ranks. Returns one flattened gradient per parameter, for each rank."""
+    own = torch.cat([parameter.grad.flatten() for parameter in parameters])
+    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, own)
+    return [list(flat.cpu().split([parameter.numel() for parameter in parameters])) for flat in gathered]
 
 
-# -- what rank 0 tells
+# -- the report of rank 0
 
 
 def report(model, buckets, before, after, costs, options) -> None:
     names = {parameter: name for name, parameter in model.named_parameters()}
     number_of = {parameter: number for number, bucket in enumerate(buckets, 1) for parameter in bucket}
     rows = [
-        [name, f"{p.nbytes:,}", str(number_of[p]), f"{apart(before, place):.1e}", f"{apart(after, place):.1e}"]
-        for place, (p, name) in enumerate(names.items())
+        [name, f"{p.nbytes:,}", str(number_of[p]), f"{spread(before, index):.1e}", f"{spread(after, index):.1e}"]
+        for index, (p, name) in enumerate(names.items())
     ]
-    print(tables.Table(["parameter", "bytes", "bucket", "ranks differ by", "and after sync"], rows), end="\n\n")
+    print(tables.Table(["parameter", "bytes", "bucket", "difference before", "difference after"], rows), end="\n\n")
     rows = [
         [name, str(cost.messages), f"{cost.sent_bytes:,.0f}", f"{cost.took_ms:.2f}"] for name, cost in costs.items()
     ]
-    print(tables.Table(["averaged", "messages", "bytes sent per rank", f"ms, median of {options.rounds}"], rows))
+    print(tables.Table(["method", "all-reduces", "bytes sent per rank", f"ms, median of {options.rounds}"], rows))
     figure = sync_plots.gradient_sync(
         samples_of(before, names.values()),
         samples_of(after, names.values()),
@@ -191,21 +203,21 @@ def report(model, buckets, before, after, costs, options) -> None:
         costs,
     )
     figure.savefig(options.out, dpi=120)
-    print(f"\nfigure: {options.out}", flush=True)
+    print(f"\nThe figure was written to {options.out}.", flush=True)
 
 
-def apart(gradients: list[list[torch.Tensor]], place: int) -> float:
-    """How far two ranks' gradients of a parameter are apart, at most, in any element."""
-    of_ranks = torch.stack([of_rank[place] for of_rank in gradients])
-    return (of_ranks.max(0).values - of_ranks.min(0).values).max().item()
+def spread(gradients: list[list[torch.Tensor]], index: int) -> float:
+    """Return the largest difference between two ranks in any element of a parameter's gradient."""
+    stacked = torch.stack([rank_gradients[index] for rank_gradients in gradients])
+    return (stacked.max(0).values - stacked.min(0).values).max().item()
 
 
 def samples_of(gradients: list[list[torch.Tensor]], names) -> list[dict[str, list[float]]]:
-    """Take a few elements of each gradient, at equal distances: a picture has no room for all."""
-    return [dict(zip(names, map(few, of_rank), strict=True)) for of_rank in gradients]
+    """Take a few elements of each gradient, at equal distances, because the figure has no room for all."""
+    return [dict(zip(names, map(sampled, rank_gradients), strict=True)) for rank_gradients in gradients]
 
 
-def few(gradient: torch.Tensor) -> list[float]:
+def sampled(gradient: torch.Tensor) -> list[float]:
     return gradient[:: -(-len(gradient) // SAMPLES_PER_PARAMETER)].tolist()
 
 

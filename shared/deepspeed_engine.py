@@ -5,9 +5,9 @@
     model(inputs, targets).backward()
     optimizer.step()
 
-Call backward() once per step(). All ranks must have built the same engines before, because stage 3 compares their
-counts. DeepSpeed is optional: `pip install -e '.[deepspeed]'` installs it, and `why_not()` says whether it is
-available. It is imported by the first call of `engine`.
+Call backward() once per step(). All ranks must have built the same number of engines before, because stage 3 compares
+these numbers. DeepSpeed is optional: `pip install -e '.[deepspeed]'` installs it, and `why_not()` returns why it is not
+available. The first call of `engine` imports it.
 """
 
 import importlib.util
@@ -23,9 +23,9 @@ _MIB = 2**20
 
 
 def why_not() -> str | None:
-    """Return why DeepSpeed cannot run here and what to do about it, or None if it can."""
+    """Return why DeepSpeed cannot run here and what to do about it, or None if it can run."""
     if importlib.util.find_spec("deepspeed") is None:
-        return "DeepSpeed is not installed: .venv/bin/pip install -c constraints.txt deepspeed adds it"
+        return "DeepSpeed is not installed. Install it with `.venv/bin/pip install -c constraints.txt deepspeed`."
     return None
 
 
@@ -34,7 +34,7 @@ def engine(
     stage: int,
     optimizer_cls: Callable[..., torch.optim.Optimizer],
     bucket_cap_mb: float = 25.0,
-    prefetch_numbers: int = 0,
+    prefetch_elements: int = 0,
     gradient_clipping: float = 0.0,
     **settings,
 ) -> tuple[nn.Module, "EngineStep"]:
@@ -46,7 +46,7 @@ def engine(
     torch's, and stage 3 shards every parameter and reshards it after use.
 
     Args:
-        prefetch_numbers: How many elements stage 3 prefetches. Elements that are prefetched for backward stay after
+        prefetch_elements: How many elements stage 3 prefetches. Elements that are prefetched for backward stay after
             forward, so a model not much larger than this is unsharded only once.
         gradient_clipping: The largest norm of the gradients. 0 disables clipping.
 
@@ -61,12 +61,12 @@ def engine(
     if missing := why_not():
         raise RuntimeError(missing)
     if stage not in (1, 2, 3):
-        raise ValueError(f"DeepSpeed shards at stages 1, 2 and 3, got {stage}")
-    deepspeed = _imported(module)
-    numbers = max(1, int(bucket_cap_mb * _MIB / 4))
-    zero = {"stage": stage, "reduce_bucket_size": numbers, "allgather_bucket_size": numbers}
+        raise ValueError(f"stage must be 1, 2 or 3, got {stage}")
+    deepspeed = _import_deepspeed(module)
+    elements = max(1, int(bucket_cap_mb * _MIB / 4))
+    zero = {"stage": stage, "reduce_bucket_size": elements, "allgather_bucket_size": elements}
     if stage == 3:
-        zero |= {"stage3_prefetch_bucket_size": prefetch_numbers, "stage3_max_reuse_distance": 0}
+        zero |= {"stage3_prefetch_bucket_size": prefetch_elements, "stage3_max_reuse_distance": 0}
         zero |= {"stage3_param_persistence_threshold": 0}
     config = {
         "train_micro_batch_size_per_gpu": 1,  # required, but not used here
@@ -76,47 +76,49 @@ def engine(
         "steps_per_print": 10**9,
     }
     optimizer = optimizer_cls(module.parameters(), **settings)
-    torchs_linear = nn.functional.linear
+    original_linear = nn.functional.linear
     with warnings.catch_warnings(action="ignore"):
-        made, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
-    warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # DeepSpeed causes it at every step
-    _keep_to_itself(made, torchs_linear)
-    return made, EngineStep(made)
+        wrapped, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
+    warnings.filterwarnings(
+        "ignore", "`torch.distributed", FutureWarning
+    )  # DeepSpeed causes this warning at every step
+    _isolate_linear(wrapped, original_linear)
+    return wrapped, EngineStep(wrapped)
 
 
 class EngineStep:
     """The optimizer of a DeepSpeed engine, with the methods that the course's training loops call."""
 
-    def __init__(self, made):
-        self.made = made
+    def __init__(self, wrapped):
+        self.wrapped = wrapped
 
     @property
     def state(self) -> dict:
-        return self.made.optimizer.state
+        return self.wrapped.optimizer.state
 
     @property
     def param_groups(self) -> list[dict]:
-        return self.made.optimizer.param_groups
+        return self.wrapped.optimizer.param_groups
 
     def zero_grad(self) -> None:
         """Do nothing, because step() frees the gradients."""
 
     def step(self) -> None:
-        self.made.step()
+        self.wrapped.step()
 
 
-def _keep_to_itself(made: nn.Module, torchs_linear: Callable) -> None:
+def _isolate_linear(wrapped: nn.Module, original_linear: Callable) -> None:
     """Use DeepSpeed's linear function only during its model's forward; stage 3 replaces torch's for all models."""
-    own_linear, nn.functional.linear = nn.functional.linear, torchs_linear
+    deepspeed_linear, nn.functional.linear = nn.functional.linear, original_linear
 
-    def put(linear: Callable) -> None:
+    def use(linear: Callable) -> None:
         nn.functional.linear = linear
 
-    made.register_forward_pre_hook(lambda *_: put(own_linear))
-    made.register_forward_hook(lambda *_: put(torchs_linear), always_call=True)
+    wrapped.register_forward_pre_hook(lambda *_: use(deepspeed_linear))
+    wrapped.register_forward_hook(lambda *_: use(original_linear), always_call=True)
 
 
-def _imported(module: nn.Module):
+def _import_deepspeed(module: nn.Module):
     """Import DeepSpeed for this module's device, without its log output, and reset its earlier process groups."""
     device = next(module.parameters()).device
     os.environ.setdefault("DS_ACCELERATOR", device.type)
@@ -126,7 +128,7 @@ def _imported(module: nn.Module):
     from deepspeed.utils import groups
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    # It is for inference, and building it takes a compiler.
+    # This extension is for inference, and building it requires a compiler.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.comm.comm.cdb = groups._WORLD_GROUP = None  # the process group may have changed since the last call
     return deepspeed

@@ -55,23 +55,26 @@ def _stage(stage: int) -> None:
 # -- static memory
 
 
-def model_state_bytes(parameters: float, ranks: int, stage: int, each: BytesPerParameter = MIXED_ADAM) -> float:
+def model_state_bytes(
+    parameters: float, ranks: int, stage: int, bytes_per_parameter: BytesPerParameter = MIXED_ADAM
+) -> float:
     """Bytes of parameters, gradients and optimizer state on one rank. Source: ZeRO §3.1 and figure 1."""
     _positive(parameters=parameters, ranks=ranks)
     _stage(stage)
-    parameter = each.parameter / (ranks if stage >= 3 else 1)
-    gradient = each.gradient / (ranks if stage >= 2 else 1)
-    optimizer = each.optimizer / (ranks if stage >= 1 else 1)
+    parameter = bytes_per_parameter.parameter / (ranks if stage >= 3 else 1)
+    gradient = bytes_per_parameter.gradient / (ranks if stage >= 2 else 1)
+    optimizer = bytes_per_parameter.optimizer / (ranks if stage >= 1 else 1)
     return parameters * (parameter + gradient + optimizer)
 
 
-def memory_saving(ranks: int, stage: int, each: BytesPerParameter = MIXED_ADAM) -> float:
-    """How many times less memory a stage needs than plain data parallelism. Derived from model_state_bytes."""
-    return model_state_bytes(1, ranks, 0, each) / model_state_bytes(1, ranks, stage, each)
+def memory_saving(ranks: int, stage: int, bytes_per_parameter: BytesPerParameter = MIXED_ADAM) -> float:
+    """The factor by which a stage reduces the model state of plain data parallelism. Derived from model_state_bytes."""
+    plain_bytes = model_state_bytes(1, ranks, 0, bytes_per_parameter)
+    return plain_bytes / model_state_bytes(1, ranks, stage, bytes_per_parameter)
 
 
 def redundant_copies(ranks: int) -> int:
-    """How many copies of the model data parallelism keeps in addition to the one that a single process would need."""
+    """The number of copies of the model that data parallelism keeps beyond the one that a single process needs."""
     _positive(ranks=ranks)
     return ranks - 1
 
@@ -82,22 +85,25 @@ def zero3_parameter_peak_bytes(
     """Bytes of parameters at ZeRO-3's peak: the rank's shards and the unsharded units.
 
     Args:
-        prefetch: How many units are unsharded ahead of the one that computes.
+        prefetch: The number of units that are unsharded ahead of the one that computes.
 
     Source: FSDP §3.2.1 (without prefetch): Σψᵢ/N + max ψᵢ.
     """
     _positive(ranks=ranks)
     if not unit_parameters or prefetch < 0:
-        raise ValueError("needs at least one unit, and a prefetch of 0 or more")
+        raise ValueError(
+            f"zero3_parameter_peak_bytes needs at least one unit and a prefetch of 0 or more, "
+            f"got {len(unit_parameters)} units and prefetch={prefetch}"
+        )
     window = prefetch + 1
     gathered = max(sum(unit_parameters[i : i + window]) for i in range(len(unit_parameters)))
     return bytes_each * (sum(unit_parameters) / ranks + gathered)
 
 
-def largest_model_parameters(card_bytes: float, each: BytesPerParameter = MIXED_ADAM) -> float:
+def largest_model_parameters(gpu_bytes: float, bytes_per_parameter: BytesPerParameter = MIXED_ADAM) -> float:
     """The number of parameters whose state alone fills a GPU under plain data parallelism: M/16. Derived."""
-    _positive(card_bytes=card_bytes)
-    return card_bytes / each.total
+    _positive(gpu_bytes=gpu_bytes)
+    return gpu_bytes / bytes_per_parameter.total
 
 
 # -- bytes on the wire, sent per rank
@@ -160,7 +166,7 @@ def halving_doubling_all_reduce_s(buffer_bytes: float, ranks: int, alpha_s: floa
     """All-reduce by recursive halving and doubling, if N is a power of two: 2log₂N·α + 2fSβ."""
     _positive(ranks=ranks)
     if ranks & (ranks - 1):
-        raise ValueError(f"halving and doubling needs a power of two ranks, got {ranks}")
+        raise ValueError(f"recursive halving and doubling needs a number of ranks that is a power of two, got {ranks}")
     return 2 * math.log2(ranks) * alpha_s + all_reduce_sent_bytes(buffer_bytes, ranks) * beta_s
 
 
@@ -182,7 +188,10 @@ def bubble_over_ideal(stages: int, micro_batches: int, chunks: int = 1) -> float
     """Idle time over ideal time: (p−1)/(v·m), for GPipe, 1F1B (v = 1) and interleaved. Source: Megatron-2 §2.2."""
     _positive(stages=stages, micro_batches=micro_batches, chunks=chunks)
     if chunks > 1 and micro_batches % stages:
-        raise ValueError(f"the interleaved schedule needs micro-batches that are a multiple of {stages} stages")
+        raise ValueError(
+            f"the interleaved schedule needs a number of micro-batches that is a multiple of the {stages} stages, "
+            f"got {micro_batches}"
+        )
     return (stages - 1) / (chunks * micro_batches)
 
 

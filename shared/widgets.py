@@ -4,7 +4,7 @@
 
 Each function returns a static figure that shows the same as its widget. This figure is the cell's value, so it is what
 a notebook file keeps and what a reader without a kernel sees. The widget itself is displayed above it, and only if
-somebody runs the cell in JupyterLab. The reason is that a saved widget reads "Error displaying widget" when its kernel
+somebody runs the cell in JupyterLab. The reason is that a saved widget shows "Error displaying widget" when its kernel
 is gone, which must not happen in the notebooks that we build. (In a student's own copy, running the cell again fixes
 it.)
 """
@@ -58,8 +58,8 @@ def lifetime_stepper(lives: dict[str, Lifetimes], own_bytes: int, expected_bytes
     if magic.in_jupyterlab():
         changes = lifetime_plots.moments(lives[of])
 
-        def draw(number: int) -> Figure:
-            return lifetime_plots.moment(lives[of], own_bytes, expected_bytes[of], changes[number])
+        def draw(index: int) -> Figure:
+            return lifetime_plots.moment(lives[of], own_bytes, expected_bytes[of], changes[index])
 
         display(stepper(draw, last=len(changes) - 1, description="change"))
     return lifetime_plots.lifetimes(lives, own_bytes, expected_bytes)
@@ -72,9 +72,9 @@ def memory_planner(
     micro_batch: int = 1,
     checkpointing: str = "full",
 ) -> Figure:
-    """Choose a model and how to train it, and see what a rank holds. Returns a figure of the given choice.
+    """Choose a model and how to train it, and see how much memory a rank needs. Returns a figure of the given choice.
 
-    See `planner` for what is counted.
+    The docstring of `planner` says what is counted.
 
     Raises:
         ValueError: If the planner does not offer a choice.
@@ -96,13 +96,13 @@ def memory_planner(
 
 
 def planned(*, model: str, **choice) -> Figure:
-    """Draw what a rank holds for a choice, one bar per strategy."""
+    """Draw the memory that a rank needs for a choice, one bar per strategy."""
     bars = {
         name: planner.plan(SHAPES[model], stage=stage, **choice).by_component()
         for stage, name in planner.STAGES.items()
     }
-    words = "{ranks} ranks, {precision}, micro-batch {micro_batch}, checkpointing: {checkpointing}".format(**choice)
-    return planner_plots.stages(bars, title=f"{model}, {words}")
+    setting = "{ranks} ranks, {precision}, micro-batch {micro_batch}, checkpointing: {checkpointing}".format(**choice)
+    return planner_plots.stages(bars, title=f"{model}, {setting}")
 
 
 def chooser(draw: Callable[..., Figure], offered: dict[str, list], given: dict) -> ipywidgets.VBox:

@@ -1,5 +1,5 @@
 # Built by `make notebooks` from source/03_gradient_bucketing/lab.py: edit that, not this.
-"""Data parallelism with gradient buckets: the same bytes in fewer messages."""
+"""Data parallelism with gradient buckets: the same bytes in fewer collectives."""
 
 from collections.abc import Iterable
 
@@ -9,18 +9,20 @@ from torch import nn
 
 from solutions.manual_ddp import broadcast_state
 
-MB = 2**20  # bytes, as torch's DDP counts its bucket_cap_mb
+MB = 2**20  # bytes, as in the bucket_cap_mb of torch's DDP
 
 
 def flat_and_slices(parameters: list[nn.Parameter]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Allocate one flat tensor for the gradients of parameters, which share a dtype and a device.
+    """Allocate one flat tensor for the gradients of parameters that share a dtype and a device.
 
-    Shapes: → flat [sum of numel()], and per parameter a view of flat with the parameter's shape
+    Returns:
+        The flat tensor, with one element per element of the parameters, and its slices: for each parameter, a view
+        with the parameter's shape.
     """
     sizes = [parameter.numel() for parameter in parameters]
     flat = torch.zeros(sum(sizes), dtype=parameters[0].dtype, device=parameters[0].device)
-    pieces = flat.split(sizes)
-    return flat, [piece.view(p.shape) for piece, p in zip(pieces, parameters, strict=True)]
+    slices = [s.view(p.shape) for s, p in zip(flat.split(sizes), parameters, strict=True)]
+    return flat, slices
 
 
 def assign_buckets(
@@ -28,92 +30,109 @@ def assign_buckets(
 ) -> list[list[nn.Parameter]]:
     """Split trainable parameters into buckets, in the order in which backward() completes their gradients.
 
-    Units: caps in MB of 2²⁰ bytes. The first bucket of each dtype is smaller, so that it can leave early.
-    Source: torch's DDP with its default cap has the same order and caps, but closes a bucket once it is at or over
-    its cap.
+    Args:
+        parameters: The parameters of a module, in its order.
+        bucket_cap_mb: How many MB (2²⁰ bytes) a bucket holds at most.
+        first_bucket_mb: The cap of the first bucket of each dtype and device. It is smaller, so that the first
+            collective can be launched early.
+
+    Source: torch's DDP, with its default cap, uses the same order and caps, but it closes a bucket as soon as the
+        bucket reaches or exceeds its cap.
     """
     buckets = []
-    filling = {}  # per dtype and device: the open bucket, and how many bytes it has room for
+    open_buckets = {}  # by dtype and device: the open bucket, and how many bytes still fit into it
     for parameter in reversed(list(parameters)):
         if not parameter.requires_grad:
             continue
-        kind = (parameter.dtype, parameter.device)
-        bucket, room_bytes = filling.get(kind, (None, 0))
+        key = (parameter.dtype, parameter.device)
+        bucket, room_bytes = open_buckets.get(key, (None, 0))
         if bucket is None or parameter.nbytes > room_bytes:
-            cap_mb = bucket_cap_mb if kind in filling else min(first_bucket_mb, bucket_cap_mb)
+            cap_mb = bucket_cap_mb if bucket else min(first_bucket_mb, bucket_cap_mb)
             bucket, room_bytes = [], cap_mb * MB
             buckets.append(bucket)
         bucket.append(parameter)
-        filling[kind] = bucket, room_bytes - parameter.nbytes
+        open_buckets[key] = bucket, room_bytes - parameter.nbytes
     return buckets
 
 
 class Bucket:
-    """The gradients of its `parameters`, which travel in one message: slices of one flat tensor.
+    """Averages the gradients of its `parameters` with one all-reduce of a flat tensor.
 
-    Once packed, a parameter's .grad *is* its slice: what arrives need not be copied back, and no second copy is held.
-    Comm: launch() is one all_reduce of the flat tensor.
+    Once it is packed, the .grad of a parameter *is* a slice of the flat tensor. So the result need not be copied back,
+    and there is no second copy of the gradient.
+
+    Communication: launch() starts one all-reduce of the flat tensor.
     """
 
     def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None):
         self.parameters, self.group = parameters, group
         self.flat, self.slices = flat_and_slices(parameters)
-        # torch.div would make a tensor of a number in every call
+        # A tensor, because torch.div would convert a number to a tensor in every call.
         self.divisor = torch.tensor(float(dist.get_world_size(group)))
         self.handle = None
 
-    def pack(self, place: int) -> None:
-        """Bring the gradient of parameters[place] home, divided by the number of ranks; None counts as zeros.
+    def pack(self, index: int) -> None:
+        """Copy the gradient of parameters[index] into its slice, divided by the number of ranks; None counts as zeros.
 
-        Raises: RuntimeError for a gradient that is itself differentiable.
+        Raises:
+            RuntimeError: If the gradient is itself differentiable.
         """
-        parameter, piece = self.parameters[place], self.slices[place]
+        parameter, grad_slice = self.parameters[index], self.slices[index]
         if parameter.grad is None:
-            piece.zero_()
+            grad_slice.zero_()
         elif parameter.grad.requires_grad:
-            raise RuntimeError("create_graph=True: messages have no graph; use the module itself")
+            raise RuntimeError(
+                "backward(create_graph=True) is not supported, because an all-reduce is not part of "
+                "the autograd graph: call the module itself instead of its wrapper"
+            )
         else:
-            torch.div(parameter.grad, self.divisor, out=piece)
-        parameter.grad = piece
+            torch.div(parameter.grad, self.divisor, out=grad_slice)
+        parameter.grad = grad_slice
 
     def launch(self) -> None:
-        """Begin to add the flat tensor up over the group."""
+        """Start the all-reduce of the flat tensor, and return at once."""
         self.handle = dist.all_reduce(self.flat, group=self.group, async_op=True)
 
     def wait(self) -> None:
-        """Wait until what launch() began is done. Raises: RuntimeError where nothing is under way."""
+        """Wait until the all-reduce is complete.
+
+        Raises:
+            RuntimeError: If no all-reduce is in flight.
+        """
         if self.handle is None:
-            raise RuntimeError("nothing is under way: launch() comes before wait()")
+            raise RuntimeError("no all-reduce is in flight: call launch() before wait()")
         self.handle.wait()
         self.handle = None
 
 
 class BucketedDDP(nn.Module):
-    """Train a replica of module on each rank of the group, with gradients averaged bucket by bucket.
+    """Trains a replica of a module on each rank of the group, and averages the gradients bucket by bucket.
 
-    Call finish_gradient_sync() after backward() and before the optimizer's step. `.module` is the module itself.
+    Call finish_gradient_sync() after backward() and before the optimizer's step. The wrapped module is available as
+    `.module`.
 
-    Comm: when built, one broadcast per parameter and buffer; per step, one all_reduce per bucket.
-    Raises: RuntimeError, at the latest in finish_gradient_sync(), for backward(create_graph=True).
+    Communication: one broadcast per parameter and buffer when built, and one all-reduce per bucket in each step.
     """
-
-    bucket_type = Bucket  # chapter 08 has another
 
     def __init__(self, module: nn.Module, bucket_cap_mb: float = 25.0, group: dist.ProcessGroup | None = None):
         super().__init__()
         self.module = module
         broadcast_state(module, group)
         assigned = assign_buckets(module.parameters(), bucket_cap_mb)
-        self.buckets = [self.bucket_type(parameters, group) for parameters in assigned]
+        self.buckets = [Bucket(parameters, group) for parameters in assigned]
 
     def forward(self, *inputs, **kwargs):
         return self.module(*inputs, **kwargs)
 
     def finish_gradient_sync(self) -> None:
-        """Average what backward() has accumulated since zero_grad()."""
+        """Average the gradients that backward() has accumulated since zero_grad().
+
+        Raises:
+            RuntimeError: After backward(create_graph=True).
+        """
         for bucket in self.buckets:
-            for place in range(len(bucket.parameters)):
-                bucket.pack(place)
+            for index in range(len(bucket.parameters)):
+                bucket.pack(index)
             bucket.launch()
         for bucket in self.buckets:
             bucket.wait()

@@ -19,9 +19,9 @@ def clip_shards_(
     if not gradients:
         return torch.zeros(())  # every parameter is frozen, on all ranks
     norms = torch.stack([torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients])
-    squared = norms.square().sum()
-    dist.all_reduce(squared, group=group)
-    norm = squared.sqrt()
+    squared_norm = norms.square().sum()
+    dist.all_reduce(squared_norm, group=group)
+    norm = squared_norm.sqrt()
     for gradient in gradients:
         gradient *= (max_norm / (norm + 1e-6)).clamp(max=1)
     return norm

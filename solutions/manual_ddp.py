@@ -1,6 +1,7 @@
 # Built by `make notebooks` from source/02_manual_ddp/lab.py: edit that, not this.
-"""Data parallelism by hand: replicate the module, give each rank its samples, average the gradients."""
+"""Data parallelism by hand: replicate the module, give each rank its own samples, and average the gradients."""
 
+import math
 from itertools import chain
 
 import torch
@@ -9,29 +10,29 @@ from torch import nn
 
 
 def mean_over_ranks_(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
-    """Replace tensor, in place, by its mean over the group's ranks.
+    """Replace a tensor, in place, with its mean over the ranks of the group.
 
-    Comm: one all_reduce of tensor; a ring sends 2(N−1)/N of its bytes per rank.
+    Communication: one all-reduce. As a ring, it sends 2(N−1)/N of the tensor's bytes per rank.
     """
     dist.all_reduce(tensor, group=group)
     tensor /= dist.get_world_size(group)
 
 
 def broadcast_state(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Copy parameters and buffers from the group's first rank to all its ranks.
+    """Copy parameters and buffers from the first rank of the group to all its ranks.
 
-    Comm: one broadcast per tensor.
+    Communication: one broadcast per parameter and buffer.
     """
     for tensor in chain(module.parameters(), module.buffers()):
         dist.broadcast(tensor.detach(), group=group, group_src=0)
 
 
 def average_gradients(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Average each trainable parameter's gradient over the group.
+    """Average the gradients of all trainable parameters over the group.
 
-    A gradient that is None on this rank counts as zeros, so that all ranks make the same calls.
+    A gradient that is None on this rank counts as zeros, so that all ranks call the same collectives.
 
-    Comm: one all_reduce per trainable parameter.
+    Communication: one all-reduce per trainable parameter.
     """
     for parameter in module.parameters():
         if not parameter.requires_grad:
@@ -42,14 +43,14 @@ def average_gradients(module: nn.Module, group: dist.ProcessGroup | None = None)
 
 
 class ManualDDP(nn.Module):
-    """Train a replica of module on each rank of the group as one process would on the full batch.
+    """Trains a replica of a module on each rank of the group, as one process would train it on the full batch.
 
-    The module itself is kept as `.module`.
+    Call finish_gradient_sync() after backward() and before the optimizer's step. The wrapped module is available as
+    `.module`. The gradients equal those of one process if the loss is a mean over samples, every rank has equally many
+    samples, and the module processes each sample independently of the others.
 
-    Call finish_gradient_sync() after backward() and before the optimizer's step. Exact for losses that are
-    means over equally many samples per rank, and for modules that treat each sample on its own.
-
-    Comm: when built, one broadcast per parameter and buffer; per step, one all_reduce per trainable parameter.
+    Communication: one broadcast per parameter and buffer when built, and one all-reduce per trainable parameter in each
+        step.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None):
@@ -62,14 +63,14 @@ class ManualDDP(nn.Module):
         return self.module(*inputs, **kwargs)
 
     def finish_gradient_sync(self) -> None:
-        """Average what backward() has accumulated since zero_grad()."""
+        """Average the gradients that backward() has accumulated since zero_grad()."""
         average_gradients(self.module, self.group)
 
 
 class ShardedSampler:
-    """Yield this rank's sample numbers: all ranks shuffle alike, then each takes every world_size-th.
+    """Yields the sample indices of this rank: all ranks draw the same order, and each takes every world_size-th index.
 
-    Every rank yields the same number of samples; the first ones come again where the length does not divide.
+    Every rank yields equally many indices. If world_size does not divide the length, the first ones are repeated.
     """
 
     def __init__(self, length: int, rank: int, world_size: int, shuffle: bool = True, seed: int = 0):
@@ -77,34 +78,40 @@ class ShardedSampler:
         self.shuffle, self.seed, self.epoch = shuffle, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order the next iteration has; without it every epoch is the same."""
+        """Set the epoch, on which the shuffled order depends. Without this call, every epoch has the same order."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return -(-self.length // self.world_size)
+        return math.ceil(self.length / self.world_size)
 
     def __iter__(self):
         order = torch.arange(self.length)
         if self.shuffle:
-            draw = torch.Generator().manual_seed(self.seed + self.epoch)
-            order = torch.randperm(self.length, generator=draw)
-        places = torch.arange(self.rank, len(self) * self.world_size, self.world_size)
-        return iter(order[places % self.length].tolist())
+            generator = torch.Generator().manual_seed(self.seed + self.epoch)
+            order = torch.randperm(self.length, generator=generator)
+        # Positions past the end wrap around, so that every rank gets len(self) samples.
+        positions = torch.arange(self.rank, len(self) * self.world_size, self.world_size)
+        return iter(order[positions % self.length].tolist())
 
 
 def average_gradients_weighted(module: nn.Module, samples: int, group: dist.ProcessGroup | None = None) -> None:
-    """Average gradients over ranks that had different numbers of samples, each weighted by its share.
+    """Average gradients over ranks with different numbers of samples, weighting each rank by its number.
 
-    Comm: one all_reduce of one number, then one per trainable parameter.
+    Args:
+        module: The module whose gradients to average.
+        samples: The number of samples in this rank's batch.
+        group: The ranks to average over. By default, all ranks.
+
+    Communication: one all-reduce of one element, then one per trainable parameter.
     """
     device = next(module.parameters()).device
-    total = torch.tensor([samples], dtype=torch.float64, device=device)
-    dist.all_reduce(total, group=group)
-    share = samples / total.item()
+    total_samples = torch.tensor([samples], dtype=torch.float64, device=device)
+    dist.all_reduce(total_samples, group=group)
+    weight = samples / total_samples.item()
     for parameter in module.parameters():
         if not parameter.requires_grad:
             continue
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        parameter.grad *= share
+        parameter.grad *= weight
         dist.all_reduce(parameter.grad, group=group)

@@ -1,5 +1,5 @@
 # Built by `make notebooks` from source/06_memory_wall/lab.py: edit that, not this.
-"""The memory of one rank: counted, kept in mixed precision, and saved by computing activations again."""
+"""The memory of one rank: model state, mixed precision with master weights, and activation checkpointing."""
 
 from collections.abc import Callable
 from itertools import combinations
@@ -9,49 +9,56 @@ from torch import nn
 
 
 def model_state_bytes(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Count what stays on this rank from step to step. → bytes of "parameters", "gradients" and "optimizer" """
+    """Count the bytes of the model state that this rank holds.
+
+    Returns:
+        The bytes of "parameters", "gradients" and "optimizer".
+    """
     parameters = list(module.parameters())
-    states = [value for state in optimizer.state.values() for value in state.values()]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    state_values = [value for state in optimizer.state.values() for value in state.values()]
     return {
         "parameters": sum(parameter.nbytes for parameter in parameters),
-        "gradients": sum(parameter.grad.nbytes for parameter in parameters if parameter.grad is not None),
-        "optimizer": sum(value.nbytes for value in states if isinstance(value, torch.Tensor)),
+        "gradients": sum(gradient.nbytes for gradient in gradients),
+        "optimizer": sum(value.nbytes for value in state_values if torch.is_tensor(value)),
     }
 
 
 class HoldsMasters(torch.optim.Optimizer):
-    """Keeps a float32 master of each parameter in its state, beside what optimizer_cls remembers of it."""
+    """Keeps a float32 master of each parameter in its state, next to the state of optimizer_cls for this master."""
 
     def __init__(self, params, optimizer_cls: type[torch.optim.Optimizer], **defaults):
-        self.inner = optimizer_cls([torch.empty(0)], **defaults)  # has one master at a time
+        # A placeholder, because an optimizer needs a parameter. step_one() replaces it with one master at a time.
+        self.inner = optimizer_cls([torch.empty(0)], **defaults)
         super().__init__(params, self.inner.defaults)
 
     def step_one(self, parameter: nn.Parameter, group: dict) -> None:
-        """Update a parameter of that group by way of its master."""
+        """Update the master of one parameter in this group, and copy it to the parameter."""
         state = self.state[parameter]
         if "master" not in state:
             state["master"] = parameter.detach().to(torch.float32, copy=True)
         master = nn.Parameter(state["master"])
         master.grad = parameter.grad.float()
-        remembered = {name: value for name, value in state.items() if name != "master"}
+        inner_state = {name: value for name, value in state.items() if name != "master"}
         self.inner.param_groups = [{**group, "params": [master]}]
-        self.inner.state = {master: remembered}
+        self.inner.state = {master: inner_state}
         self.inner.step()
-        state.update(remembered)
-        master.grad = None  # inner still has the master
+        state.update(inner_state)
+        master.grad = None  # free it now, because inner keeps the master until the next step_one()
         parameter.copy_(master)
 
 
 class MasterWeights(HoldsMasters):
-    """Step parameters of low precision by way of float32 masters, with optimizer_cls(masters, **defaults).
+    """Trains low-precision parameters by updating their float32 masters with optimizer_cls(masters, **defaults).
 
-    Memory: with Adam, 12 bytes per parameter: master, momentum and variance.
+    Memory: with Adam, 12 bytes per parameter for master, momentum and variance.
+
     Source: Micikevicius et al. 2018, "Mixed Precision Training", §3.1.
     """
 
     @torch.no_grad()
     def step(self, closure=None):
-        """Update masters, then parameters. → what closure() returns, if there is one"""
+        """Update every parameter that has a gradient. Returns the result of the closure, if there is one."""
         with torch.enable_grad():
             loss = closure() if closure else None
         for group in self.param_groups:
@@ -60,65 +67,69 @@ class MasterWeights(HoldsMasters):
                     self.step_one(parameter, group)
         return loss
 
-    # given, keep: torch's own rounds masters to the dtype of their parameters
+    # Given, keep it as it is: torch's load_state_dict rounds the masters to the dtype of their parameters.
     def load_state_dict(self, state_dict: dict) -> None:
-        """Take over what state_dict() gave."""
+        """Load a state that state_dict() returned, with masters in float32."""
         super().load_state_dict(state_dict)
-        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        indices = [index for group in state_dict["param_groups"] for index in group["params"]]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        for number, parameter in zip(numbers, parameters, strict=True):
-            for name, value in state_dict["state"].get(number, {}).items():
-                if torch.is_tensor(value):  # on the device where torch's own has put it
+        for index, parameter in zip(indices, parameters, strict=True):
+            for name, value in state_dict["state"].get(index, {}).items():
+                if torch.is_tensor(value):  # keep the device that torch has chosen
                     device = self.state[parameter][name].device
                     self.state[parameter][name] = value.to(device, copy=True)
 
 
-def randomness() -> list[torch.Tensor]:
-    """Remember where the random generators of the CPU and the GPU are."""
-    on_gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
-    return [torch.get_rng_state(), *on_gpu]
+def get_rng_states() -> list[torch.Tensor]:
+    """Return the states of the random generators of the CPU and, if it is in use, of the current GPU."""
+    gpu_states = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *gpu_states]
 
 
-def replay(seen: list[torch.Tensor]) -> None:
-    """Set the generators back to where they were."""
-    torch.set_rng_state(seen[0])
-    if len(seen) > 1:
-        torch.cuda.set_rng_state(seen[1])
+def set_rng_states(states: list[torch.Tensor]) -> None:
+    """Restore states that get_rng_states() returned."""
+    cpu_state, *gpu_states = states
+    torch.set_rng_state(cpu_state)
+    for gpu_state in gpu_states:
+        torch.cuda.set_rng_state(gpu_state)
 
 
 class Recompute(torch.autograd.Function):
-    """module(*inputs), of which only the inputs are kept: Recompute.apply(module, len(inputs), *inputs, *parameters).
+    """Computes module(*inputs), saves only the inputs for backward, and recomputes all activations there.
+
+    Call it as Recompute.apply(module, len(inputs), *inputs, *parameters).
 
     Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", §4.
     """
 
     @staticmethod
-    def forward(ctx, module: Callable, count: int, *tensors: torch.Tensor) -> torch.Tensor:
-        ctx.module, ctx.count, ctx.random = module, count, randomness()
+    def forward(ctx, module: Callable, num_inputs: int, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.module, ctx.num_inputs, ctx.rng_states = module, num_inputs, get_rng_states()
         ctx.save_for_backward(*tensors)
-        return module(*tensors[:count])  # autograd records nothing inside a function's forward
+        return module(*tensors[:num_inputs])  # autograd records nothing in a function's forward
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> tuple:
-        # given, keep: create_graph=True enables gradients here, for gradients of these gradients
+        # Given, keep it: gradients are enabled here only under create_graph=True, to differentiate them again.
         if torch.is_grad_enabled():
-            raise RuntimeError("a checkpointed module can be differentiated once only")
-        inputs = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in ctx.saved_tensors[: ctx.count]]
-        tensors = [*inputs, *ctx.saved_tensors[ctx.count :]]
-        now = randomness()
-        replay(ctx.random)
+            raise RuntimeError("a checkpointed module cannot be differentiated twice: use create_graph=False")
+        saved_inputs = ctx.saved_tensors[: ctx.num_inputs]
+        inputs = [saved.detach().requires_grad_(saved.requires_grad) for saved in saved_inputs]
+        tensors = [*inputs, *ctx.saved_tensors[ctx.num_inputs :]]
+        current_states = get_rng_states()
+        set_rng_states(ctx.rng_states)
         with torch.enable_grad():
             output = ctx.module(*inputs)
-        replay(now)
-        wanted = [tensor for tensor in tensors if tensor.requires_grad]
-        found = iter(torch.autograd.grad(output, wanted, gradient, allow_unused=True))
-        return None, None, *(next(found) if tensor.requires_grad else None for tensor in tensors)
+        set_rng_states(current_states)
+        differentiable = [tensor for tensor in tensors if tensor.requires_grad]
+        grads = iter(torch.autograd.grad(output, differentiable, gradient, allow_unused=True))
+        return None, None, *(next(grads) if tensor.requires_grad else None for tensor in tensors)
 
 
 class Checkpointed(nn.Module):
-    """Wrap a module so that it keeps its inputs for backward, and computes its activations again, autocast or not.
+    """Wraps a module so that it saves only its inputs for backward, and recomputes its activations there.
 
-    Raises: RuntimeError in backward under create_graph=True.
+    It works inside and outside of autocast. backward(create_graph=True) raises a RuntimeError.
     """
 
     def __init__(self, module: nn.Module):
@@ -126,33 +137,50 @@ class Checkpointed(nn.Module):
         self.module = module
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        kind = inputs[0].device.type
-        dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
-        # In backward autocast is off, or another. A cast that no_grad made must not be used again where gradients pass.
-        as_now = torch.autocast(kind, dtype, enabled, cache_enabled=False)
-        return Recompute.apply(as_now(self.module), len(inputs), *inputs, *self.module.parameters())
+        device_type = inputs[0].device.type
+        dtype = torch.get_autocast_dtype(device_type)
+        enabled = torch.is_autocast_enabled(device_type)
+        # Backward runs with other autocast settings, so wrap the module in those of forward. Do not cache casts: one
+        # that was made under no_grad has no graph, so it must not be reused where gradients are needed.
+        autocast = torch.autocast(device_type, dtype, enabled, cache_enabled=False)
+        function = autocast(self.module)
+        return Recompute.apply(function, len(inputs), *inputs, *self.module.parameters())
 
 
 def activation_peak_bytes(saved_bytes: list[int], input_bytes: list[int], chosen: tuple[int, ...]) -> int:
-    """Predict the most that blocks keep during backward, if the chosen ones are checkpointed."""
+    """Predict the peak of all activations during backward if the chosen blocks are checkpointed.
+
+    Args:
+        saved_bytes: For each block, the bytes that it keeps for backward if it is not checkpointed.
+        input_bytes: For each block, the bytes of its input, which it keeps if it is checkpointed.
+        chosen: The indices of the blocks to checkpoint.
+    """
     kept_bytes = peak_bytes = 0
-    for block, (saved, given) in enumerate(zip(saved_bytes, input_bytes, strict=True)):
-        kept_bytes += given if block in chosen else saved
-        again_bytes = saved if block in chosen else 0
-        peak_bytes = max(peak_bytes, kept_bytes + again_bytes)
+    for block, block_bytes in enumerate(saved_bytes):
+        is_checkpointed = block in chosen
+        kept_bytes += input_bytes[block] if is_checkpointed else block_bytes
+        recomputed_bytes = block_bytes if is_checkpointed else 0
+        peak_bytes = max(peak_bytes, kept_bytes + recomputed_bytes)
     return peak_bytes
 
 
 def place_checkpoints(saved_bytes: list[int], input_bytes: list[int], target_bytes: int) -> tuple[int, ...]:
-    """Choose the fewest blocks to checkpoint so that the peak is at most target_bytes.
+    """Choose as few blocks to checkpoint as possible so that the peak is at most target_bytes.
 
-    Raises: ValueError when no choice is enough.
+    Raises:
+        ValueError: If no choice of blocks reaches the target.
     """
     blocks = range(len(saved_bytes))
     choices = [chosen for count in range(len(blocks) + 1) for chosen in combinations(blocks, count)]
     peaks_bytes = {chosen: activation_peak_bytes(saved_bytes, input_bytes, chosen) for chosen in choices}
-    for chosen, peak_bytes in peaks_bytes.items():  # few before many
+    for (
+        chosen,
+        peak_bytes,
+    ) in peaks_bytes.items():  # in the order of choices: the fewest blocks first
         if peak_bytes <= target_bytes:
             return chosen
     lowest_bytes = min(peaks_bytes.values())
-    raise ValueError(f"{target_bytes:,} bytes are too few: checkpoints bring the peak to {lowest_bytes:,} at best")
+    raise ValueError(
+        f"no choice of checkpoints brings the peak down to {target_bytes:,} bytes: "
+        f"the lowest possible peak is {lowest_bytes:,} bytes"
+    )

@@ -1,5 +1,5 @@
 # Built by `make notebooks` from source/10_fsdp/lab.py: edit that, not this.
-"""State of a sharded model: full state dicts, and views for torch.distributed.checkpoint."""
+"""State dicts of a sharded model: full ones, and sharded ones for torch.distributed.checkpoint."""
 
 from collections.abc import Iterable
 
@@ -15,13 +15,13 @@ from solutions.units import ShardedFlatParameter
 
 
 def drop_full_parameters(wrapper: nn.Module, state: dict, prefix: str, _metadata) -> None:
-    """Keep a wrapper's state_dict() about its shards: the module's parameters have no memory between steps."""
+    """Leave the module's parameters out of a wrapper's state_dict(): between steps, only its shards have memory."""
     for name, _ in wrapper.module.named_parameters(remove_duplicate=False):
         del state[f"{prefix}module.{name}"]
 
 
 def expect_no_full_parameters(wrapper: nn.Module, keys) -> None:
-    """Let a wrapper's load_state_dict() do without the module's parameters."""
+    """Let a wrapper's load_state_dict() accept a state without the module's parameters."""
     full = {name for name, _ in wrapper.module.named_parameters("module", remove_duplicate=False)}
     keys.missing_keys[:] = [key for key in keys.missing_keys if key not in full]
 
@@ -32,12 +32,13 @@ def gather_full_state(module: nn.Module, flat_parameters: Iterable[ShardedFlatPa
 
     Communication: one all-gather per flat parameter.
     """
-    full = {}
+    full_value = {}
     for flat_parameter in flat_parameters:
-        flat = gather_shards(flat_parameter.shard, flat_parameter.layout.group)
-        full |= zip(flat_parameter.layout.parameters, flat_parameter.layout.views(flat), strict=True)
+        layout = flat_parameter.layout
+        flat = gather_shards(flat_parameter.shard, layout.group)
+        full_value |= zip(layout.parameters, layout.views(flat), strict=True)
     state = module.state_dict(keep_vars=True)
-    return {name: full.get(value, value).detach().clone() for name, value in state.items()}
+    return {name: full_value.get(value, value).detach().clone() for name, value in state.items()}
 
 
 @torch.no_grad()
@@ -46,37 +47,44 @@ def load_full_state(
     flat_parameters: Iterable[ShardedFlatParameter],
     state_dict: dict[str, torch.Tensor],
 ) -> None:
-    """Keep this rank's shard of a full state.
+    """Keep this rank's shards of a full state, and load the buffers.
 
     Raises:
-        ValueError: for the state of another module.
+        ValueError: if the state belongs to another module.
     """
     own = module.state_dict(keep_vars=True)
-    shapes = {name: value.shape for name, value in own.items()}
-    if shapes != {name: value.shape for name, value in state_dict.items()}:
-        different = sorted(set(shapes) ^ set(state_dict)) or "the shapes"
-        raise ValueError(f"this is the state of another module: {different} differ")
-    given = {value: state_dict[name] for name, value in own.items()}
+    own_shapes = {name: value.shape for name, value in own.items()}
+    given_shapes = {name: value.shape for name, value in state_dict.items()}
+    if own_shapes != given_shapes:
+        different = sorted({name for name, _ in own_shapes.items() ^ given_shapes.items()})
+        raise ValueError(
+            f"this state belongs to another module: {different} are not in both, or do not have the same shape in both"
+        )
+    new_value = {value: state_dict[name] for name, value in own.items()}
     for flat_parameter in flat_parameters:
         layout, shard = flat_parameter.layout, flat_parameter.shard
         flat = layout.new_flat(shard.dtype)
         for view, parameter in zip(layout.views(flat), layout.parameters, strict=True):
-            view.copy_(given.pop(parameter))
+            view.copy_(new_value.pop(parameter))
         shard.copy_(layout.shard_of(flat))
-    for buffer, value in given.items():
+    for buffer, value in new_value.items():
         buffer.copy_(value)
 
 
 def as_dtensor(layout: FlatLayout, value: torch.Tensor) -> DTensor:
     """Describe where a shard belongs in the flat tensor of all ranks. The result is a view, without the padding."""
-    left = layout.numel - dist.get_rank(layout.group) * value.numel()
+    begin = dist.get_rank(layout.group) * value.numel()
+    unpadded = value.detach()[: max(0, layout.numel - begin)]
     mesh = DeviceMesh.from_group(layout.group or dist.group.WORLD, value.device.type)
     shape = {"shape": torch.Size([layout.numel]), "stride": (1,)}
-    return DTensor.from_local(value.detach()[: max(0, left)], mesh, [Shard(0)], run_check=False, **shape)
+    return DTensor.from_local(unpadded, mesh, [Shard(0)], run_check=False, **shape)
 
 
 def begin_state(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimizer create its state before the first step, so that there is something to load into."""
+    """Let an optimizer create its state before its first step, so that a checkpoint can be loaded into it.
+
+    It steps once with gradients of zero and a learning rate of 0, which changes no parameter.
+    """
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0
@@ -93,9 +101,9 @@ def sharded_state(
     flat_parameters: Iterable[ShardedFlatParameter],
     optimizer: torch.optim.Optimizer,
 ) -> dict:
-    """View this rank's shards, and the optimizer's state of them, as torch.distributed.checkpoint saves and loads them.
+    """View this rank's shards, and the optimizer's state for them, in a dict for torch.distributed.checkpoint.
 
-    An optimizer that has not stepped has no state to load into: see begin_state().
+    An optimizer that has not stepped has no state to load into: call begin_state() first.
     """
     state = {f"module.{name}": buffer for name, buffer in module.named_buffers()}
     for index, flat_parameter in enumerate(flat_parameters):

@@ -31,8 +31,8 @@ def gather_state(layout: FlatLayout, shard_entries: dict, to: int | None = None)
             if flat is None:
                 continue
             values = layout.views(flat)
-        for parameter, one in zip(layout.parameters, values, strict=True):
-            states[parameter][name] = one
+        for parameter, parameter_value in zip(layout.parameters, values, strict=True):
+            states[parameter][name] = parameter_value
     return states
 
 

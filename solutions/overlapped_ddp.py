@@ -15,7 +15,7 @@ from solutions.manual_ddp import broadcast_state
 
 
 class GradientBucket(Protocol):
-    """What a launch queue needs of a bucket. Bucket of chapter 03 is one; ZeRO-2 and ZeRO-3 have another."""
+    """What a launch queue needs of a bucket. Chapter 03's Bucket has it, and so has the ShardedBucket of chapter 08."""
 
     parameters: list[nn.Parameter]
 
@@ -32,8 +32,8 @@ class GradientBucket(Protocol):
 class LaunchQueue:
     """Launches buckets in a fixed order, the same on every rank, each as soon as it is full and next.
 
-    `missing[bucket_index]` holds the indices of the gradients that have not come yet; `launched` counts the buckets in
-    flight.
+    `missing[bucket_index]` holds the indices of the gradients that are not packed yet. `launched` is the number of
+    buckets launched so far.
     """
 
     def __init__(self, buckets: Sequence[GradientBucket]):
@@ -41,7 +41,7 @@ class LaunchQueue:
         self._begin()
 
     def add(self, bucket_index: int, index: int) -> None:
-        """Pack a gradient that is ready, and launch every bucket that may go now.
+        """Pack a gradient that is ready, and launch every bucket that is full and next.
 
         Communication: one collective per bucket launched.
         """
@@ -52,7 +52,7 @@ class LaunchQueue:
             self.launched += 1
 
     def finish(self) -> None:
-        """Launch the remaining buckets, wait for all of them, and begin anew."""
+        """Launch the remaining buckets, wait for all of them, and get ready for the next backward."""
         for bucket_index, indices in enumerate(self.missing):
             for index in sorted(indices):
                 self.add(bucket_index, index)
@@ -68,8 +68,8 @@ class LaunchQueue:
 def watch_gradients(buckets: Sequence[GradientBucket], on_gradient: Callable[[int, int], None]) -> None:
     """Call the method on_gradient(bucket_index, index) whenever backward() has completed a gradient of a bucket.
 
-    The hooks hold the method's object weakly, as a strong reference would keep it alive through its own hooks, and
-    they are removed when it is gone.
+    The hooks hold the method's object by a weak reference, because a strong one would keep it alive through its own
+    hooks. They are removed when the object is gone.
     """
     method = weakref.WeakMethod(on_gradient)
     index_of = {
@@ -80,7 +80,7 @@ def watch_gradients(buckets: Sequence[GradientBucket], on_gradient: Callable[[in
     hooks = contextlib.ExitStack()
     for bucket in buckets:
         for parameter in bucket.parameters:
-            handle = parameter.register_post_accumulate_grad_hook(lambda ready: method()(*index_of[id(ready)]))
+            handle = parameter.register_post_accumulate_grad_hook(lambda completed: method()(*index_of[id(completed)]))
             hooks.callback(handle.remove)
     weakref.finalize(on_gradient.__self__, hooks.close)
 
@@ -96,7 +96,11 @@ class GradientSync:
         watch_gradients(buckets, self.on_gradient)
 
     def on_gradient(self, bucket_index: int, index: int) -> None:
-        """Take a gradient that backward() has just completed; raise a RuntimeError for a second one."""
+        """Add a gradient that backward() has just completed to the queue.
+
+        Raises:
+            RuntimeError: if this parameter's gradient is in the queue already.
+        """
         if index not in self.queue.missing[bucket_index]:
             raise RuntimeError(
                 "got a second gradient for this parameter: call finish_gradient_sync() after each "
@@ -107,7 +111,7 @@ class GradientSync:
             self.queue.add(bucket_index, index)
 
     def finish(self) -> None:
-        """Launch what is left and wait until every gradient is averaged; inside no_sync(), do nothing."""
+        """Launch the remaining buckets and wait until every gradient is averaged; inside no_sync(), do nothing."""
         if self.enabled:
             self.queue.finish()
             self.pending = False
@@ -127,7 +131,7 @@ class GradientSync:
 
 
 class OverlappedDDP(nn.Module):
-    """Train a replica of module on each rank of the group, with gradients averaged while backward computes.
+    """Train a replica of module on each rank of the group, and average gradients while backward computes.
 
     Call finish_gradient_sync() after backward() and before the optimizer's step. `.module` is the module itself.
 

@@ -1,5 +1,5 @@
 # Built by `make notebooks` from source/11_production/lab.py: edit that, not this.
-"""What a training run uses in production: torch's fully_shard, hybrid sharding, and a choice of strategy."""
+"""Sharding in production: torch's fully_shard, hybrid sharding, and the choice of a strategy."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,28 +25,41 @@ def fully_sharded(
     reshard_after_forward: bool = True,
     mesh: DeviceMesh | None = None,
 ) -> nn.Module:
-    """Make torch's fully sharded module of what ZeRO3 would wrap, on all ranks or on a mesh.
+    """Shard a module with torch's fully_shard, in the same units as ZeRO3.
 
-    Comm: one broadcast per parameter and buffer.
+    Args:
+        module: The module to shard in place.
+        units: The submodules to shard as units of their own. By default, default_units(module).
+        compute_dtype: The dtype in which to compute and communicate. By default, that of the parameters.
+        reduce_dtype: The dtype in which to sum gradients. By default, that in which they are computed.
+        reshard_after_forward: Whether to reshard every unit except the root after forward.
+        mesh: The ranks to shard over. By default, all ranks. A mesh with two dimensions replicates over the first
+            and shards over the second.
+
+    Returns:
+        The same module. Its parameters are now DTensors, so build the optimizer after this call.
+
+    Communication: one broadcast per parameter and buffer.
     """
     broadcast_state(module)
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype)
     options = {"mp_policy": policy, "mesh": mesh}
     chosen = set(default_units(module) if units is None else units)
-    outer_first = [each for each in module.modules() if each in chosen]
-    for unit in reversed(outer_first):
+    units_outer_first = [submodule for submodule in module.modules() if submodule in chosen]
+    for unit in reversed(units_outer_first):
         fully_shard(unit, reshard_after_forward=reshard_after_forward, **options)
     return fully_shard(module, reshard_after_forward=False, **options)
 
 
 def host_mesh(ranks_per_host: int) -> DeviceMesh:
-    """Lay all ranks out as hosts × ranks of a host, with the names "replicate" and "shard".
+    """Create a mesh of hosts × ranks per host, with the dimensions "replicate" and "shard".
 
-    Raises: ValueError where hosts would not have equally many ranks.
+    Raises:
+        ValueError: If the ranks cannot be divided equally among hosts.
     """
     world_size = dist.get_world_size()
     if world_size % ranks_per_host:
-        raise ValueError(f"{world_size} ranks do not fill hosts of {ranks_per_host}")
+        raise ValueError(f"{world_size} ranks cannot be divided into hosts with {ranks_per_host} ranks each")
     shape = (world_size // ranks_per_host, ranks_per_host)
     device_type = "cuda" if torch.cuda.is_initialized() else "cpu"
     return init_device_mesh(device_type, shape, mesh_dim_names=("replicate", "shard"))
@@ -54,7 +67,7 @@ def host_mesh(ranks_per_host: int) -> DeviceMesh:
 
 @dataclass(frozen=True)
 class Choice:
-    """How to train: a ZeRO stage over groups of shard_ranks ranks, each group a copy of the others."""
+    """A strategy: a ZeRO stage over groups of shard_ranks ranks, where each group holds a copy of the model."""
 
     stage: int
     shard_ranks: int
@@ -63,15 +76,15 @@ class Choice:
 
 
 def choose_strategy(shape: ModelShape, cluster: Cluster, micro_batch: int = 1) -> Choice | None:
-    """Find the fastest strategy that fits on the cluster's cards."""
-    fitting = []
+    """Return the fastest strategy that fits on the cluster's GPUs, or None if none fits."""
+    fitting = []  # in order of preference, because min() returns the first of several minima
     for stage in planner.STAGES:
-        groups = {cluster.cards, cluster.cards_per_host} if stage else {cluster.cards}
+        group_sizes = {cluster.gpus, cluster.gpus_per_host} if stage else {cluster.gpus}
         for checkpointing in ("selective", "full"):
-            for shard_ranks in sorted(groups, reverse=True):
-                how = {"stage": stage, "checkpointing": checkpointing, "micro_batch": micro_batch}
-                held_bytes = planner.plan(shape, ranks=shard_ranks, **how).total_bytes
-                if held_bytes <= 0.9 * cluster.card_bytes:
-                    took_s = step_seconds(shape, cluster, shard_ranks=shard_ranks, **how)
-                    fitting.append(Choice(stage, shard_ranks, checkpointing, took_s))
+            options = {"stage": stage, "checkpointing": checkpointing, "micro_batch": micro_batch}
+            for shard_ranks in sorted(group_sizes, reverse=True):
+                held_bytes = planner.plan(shape, ranks=shard_ranks, **options).total_bytes
+                if held_bytes <= 0.9 * cluster.gpu_bytes:
+                    step_s = step_seconds(shape, cluster, shard_ranks=shard_ranks, **options)
+                    fitting.append(Choice(stage, shard_ranks, checkpointing, step_s))
     return min(fitting, key=lambda choice: choice.step_s, default=None)

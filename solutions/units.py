@@ -10,12 +10,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
-from solutions.collectives import launch_all_gather
-from solutions.zero1 import FlatParameter
+from solutions.async_collectives import launch_all_gather
+from solutions.flat import FlatParameter
 
 
 class ShardedFlatParameter(FlatParameter):
     """A flat parameter of which this rank keeps only its shard, except between unshard() and reshard().
+
+    Args:
+        compute_dtype: dtype of flat_param, and so of the parameters; by default, their own.
 
     Shape: shard [n], an nn.Parameter with memory of its own, in the parameters' dtype; flat_param [N · n] in
         compute_dtype, whose slices are the parameters.
@@ -25,8 +28,9 @@ class ShardedFlatParameter(FlatParameter):
     def __init__(self, parameters: list[nn.Parameter], group=None, compute_dtype: torch.dtype | None = None):
         super().__init__(parameters, group)
         dist.broadcast(self.flat_param, group=group, group_src=0)
-        own = self.layout.shard_of(self.flat_param).clone()
-        self.shard = nn.Parameter(own, requires_grad=parameters[0].requires_grad)
+        # The shard is a copy, because flat_param's memory is freed below.
+        own_shard = self.layout.shard_of(self.flat_param).clone()
+        self.shard = nn.Parameter(own_shard, requires_grad=parameters[0].requires_grad)
         self.flat_param = self.flat_param.to(compute_dtype or self.flat_param.dtype)
         self._alias_parameters()
         self.reshard()
@@ -41,32 +45,32 @@ class ShardedFlatParameter(FlatParameter):
         return launch_all_gather(self.flat_param, shard, self.layout.group)
 
     def reshard(self) -> None:
-        """Free flat_param's memory."""
+        """Free flat_param's memory. The parameters keep their shapes, but must not be read."""
         self.flat_param.untyped_storage().resize_(0)
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
-        self._alias_parameters()  # deepcopy: the copied parameters must be slices of the copied flat_param
+        self._alias_parameters()  # after deepcopy, the copied parameters must be slices of the copied flat_param
 
 
 class UnitState(enum.Enum):
-    """What a unit holds. ψ: the bytes of its parameters in the dtype that it computes with."""
+    """What a unit holds in each state. Its parameters take ψ bytes in the dtype that it computes with."""
 
     SHARDED = "this rank's shards"
-    UNSHARDING = "this rank's shards, and ψ that an all-gather is filling"
-    UNSHARDED = "this rank's shards, and ψ to compute with"
-    BACKWARD = "this rank's shards, ψ to compute with, and up to ψ of gradients"
+    UNSHARDING = "this rank's shards, and ψ bytes that an all-gather is filling"
+    UNSHARDED = "this rank's shards, and ψ bytes of parameters"
+    BACKWARD = "this rank's shards, ψ bytes of parameters, and up to ψ bytes of gradients"
 
 
 class Call:
-    """One call of a unit. The autograd graph holds it for as long as backward may still reach that call."""
+    """One call of a unit. The autograd graph keeps it alive for as long as backward may still reach that call."""
 
 
 class Unit:
     """Parameters that are unsharded and resharded together.
 
-    `open_calls` holds the calls in forward that backward has not finished yet. It is a weak set: a call whose graph is
-    gone drops out.
+    `open_calls` are the calls of this unit in forward that backward has not finished yet. The set is weak: when a graph
+    is freed, its calls drop out.
     """
 
     def __init__(self, flat_parameters: list[ShardedFlatParameter], reshard_after_forward: bool = True):
@@ -75,14 +79,14 @@ class Unit:
         self.open_calls: weakref.WeakSet[Call] = weakref.WeakSet()
 
     def unshard(self) -> None:
-        """Launch the all-gathers of the parameters, unless they are here or in flight."""
+        """Launch the all-gathers of the parameters, unless they are complete or in flight."""
         if self.state is UnitState.SHARDED:
             with record_function("ZeRO3::all_gather"):
                 self.works = [flat_parameter.unshard() for flat_parameter in self.flat_parameters]
             self.state = UnitState.UNSHARDING
 
     def wait_for_unshard(self) -> None:
-        """Make sure that the parameters are here, launching their all-gathers if need be."""
+        """Wait until the unit's parameters are unsharded. Launch their all-gathers first, if need be."""
         self.unshard()
         if self.state is UnitState.UNSHARDING:
             for work in self.works:
@@ -91,10 +95,10 @@ class Unit:
             self.state = UnitState.UNSHARDED
 
     def reshard(self) -> None:
-        """Free everything but this rank's shards."""
+        """Free the unit's parameters, except this rank's shards."""
         if self.state is UnitState.SHARDED:
             return
-        self.wait_for_unshard()  # an all-gather in flight still writes into the memory that is freed here
+        self.wait_for_unshard()  # an all-gather in flight would write into the freed memory
         for flat_parameter in self.flat_parameters:
             flat_parameter.reshard()
         self.state = UnitState.SHARDED
@@ -109,17 +113,22 @@ def owned_parameters(module: nn.Module, units: Iterable[nn.Module]) -> dict[nn.M
         ValueError: for a unit that is not inside module, or is module itself.
     """
     units = list(units)
-    unit_at = {path: each for path, each in module.named_modules(remove_duplicate=False) if each in units and path}
-    if missing := set(units) - set(unit_at.values()):
-        raise ValueError(f"units must be submodules of the module, got {next(iter(missing))}")
-    owner = {}
+    unit_at = {
+        path: submodule
+        for path, submodule in module.named_modules(remove_duplicate=False)
+        if submodule in units and path  # the path of module itself is empty
+    }
+    if outside := set(units) - set(unit_at.values()):
+        raise ValueError(f"units must be submodules of the module, got {next(iter(outside))}")
+    owner_of = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        around = [path for path in unit_at if name.startswith(f"{path}.")]
-        innermost = unit_at[max(around, key=len)] if around else module
-        owner[parameter] = innermost if owner.get(parameter, innermost) is innermost else module
-    owned = {unit: [] for unit in (*units, module)}
-    for parameter, unit in owner.items():
-        owned[unit].append(parameter)
+        paths_around = [path for path in unit_at if name.startswith(f"{path}.")]
+        innermost = unit_at[max(paths_around, key=len)] if paths_around else module
+        is_in_one_unit = owner_of.get(parameter, innermost) is innermost
+        owner_of[parameter] = innermost if is_in_one_unit else module
+    owned = {owner: [] for owner in (*units, module)}
+    for parameter, owner in owner_of.items():
+        owned[owner].append(parameter)
     return owned
 
 
@@ -140,7 +149,10 @@ def shard_into_units(
     reshard_after_forward: bool = True,
     group: dist.ProcessGroup | None = None,
 ) -> dict[nn.Module, Unit]:
-    """Shard all parameters of module, unit by unit; the last unit is the root, which stays unsharded after forward.
+    """Shard all parameters of module, unit by unit. The last unit is the root, which stays unsharded after forward.
+
+    Returns:
+        The unit of each submodule that is one, and of module itself.
 
     Communication: one broadcast per flat parameter.
     """
@@ -151,6 +163,6 @@ def shard_into_units(
         for parameter in parameters:
             kind = parameter.dtype, parameter.device, parameter.requires_grad
             by_kind.setdefault(kind, []).append(parameter)
-        flat_parameters = [ShardedFlatParameter(alike, group, compute_dtype) for alike in by_kind.values()]
+        flat_parameters = [ShardedFlatParameter(same_kind, group, compute_dtype) for same_kind in by_kind.values()]
         sharded[owner] = Unit(flat_parameters, reshard_after_forward and owner is not module)
     return sharded

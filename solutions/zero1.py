@@ -9,93 +9,12 @@ from torch import nn
 from torch.profiler import record_function
 
 from solutions.clipping import clip_shards_
-from solutions.collectives import launch_all_gather, reduce_scatter_
-from solutions.flat import FlatLayout
+from solutions.flat import FlatGradients, FlatParameter
 from solutions.optimizer_state import gather_state, shard_state
 
 
-class FlatParameter:
-    """Parameters of one dtype and device, moved side by side into one flat tensor.
-
-    The parameters stay what they were; their memory becomes slices of flat_param. `shard`, an nn.Parameter, is this
-    rank's shard of flat_param: the one that an optimizer updates.
-
-    Shape: flat_param [N · n], padded at the end; shard [n], a view of flat_param.
-    """
-
-    def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None):
-        self.layout = FlatLayout(parameters, group)
-        self.flat_param = self.layout.new_flat()
-        for view, parameter in zip(self.layout.views(self.flat_param), parameters, strict=True):
-            view.copy_(parameter.detach())
-        self.shard = nn.Parameter(self.layout.shard_of(self.flat_param))
-        self._alias_parameters()
-
-    def launch_all_gather(self):
-        """Launch an all-gather of every rank's shard into flat_param. Returns a handle with wait().
-
-        Communication: one all-gather.
-        """
-        return launch_all_gather(self.flat_param, self.shard.detach(), self.layout.group)
-
-    def _alias_parameters(self) -> None:
-        """Make each parameter's memory its slice of flat_param."""
-        views = self.layout.views(self.flat_param)
-        for view, parameter in zip(views, self.layout.parameters, strict=True):
-            parameter.data = view
-
-    def __setstate__(self, state: dict) -> None:
-        # deepcopy copies each tensor by itself; the copies must share memory again.
-        self.__dict__.update(state)
-        self.shard.data = self.layout.shard_of(self.flat_param)
-        self._alias_parameters()
-
-
-class FlatGradients:
-    """The gradients of a flat parameter, side by side in the same layout: each .grad is a slice of one flat tensor."""
-
-    def __init__(self, flat_parameter: FlatParameter):
-        self.flat_parameter, self.layout = flat_parameter, flat_parameter.layout
-        self.flat = self.layout.new_flat()
-        self.views = self.layout.views(self.flat)
-        self.reset()
-
-    def reset(self) -> None:
-        """Fill the gradients with zeros, and drop the shard's mean gradient."""
-        self.flat.zero_()
-        self.flat_parameter.shard.grad = None
-        for parameter, view in zip(self.layout.parameters, self.views, strict=True):
-            parameter.grad = view
-
-    def reduce(self) -> None:
-        """Set shard.grad to the mean over the ranks. A second call before reset() changes nothing.
-
-        Communication: one reduce-scatter.
-        """
-        if self.flat_parameter.shard.grad is not None and self.holds_gradients():
-            return
-        for parameter, view in zip(self.layout.parameters, self.views, strict=True):
-            if parameter.grad is None:
-                view.zero_()
-            elif parameter.grad is not view:
-                view.copy_(parameter.grad)
-            parameter.grad = view
-        shard = reduce_scatter_(self.flat, self.layout.group)
-        self.flat_parameter.shard.grad = shard.div_(dist.get_world_size(self.layout.group))
-
-    def holds_gradients(self) -> bool:
-        """Tell whether any .grad is still a slice of the flat tensor; model.zero_grad() detaches them."""
-        pairs = zip(self.layout.parameters, self.views, strict=True)
-        return any(parameter.grad is view for parameter, view in pairs)
-
-    def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state)
-        # deepcopy again: the copied views do not share memory with flat.
-        self.views = self.layout.views(self.flat)
-
-
 def group_by_kind(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Split trainable parameters into lists of one dtype and device each."""
+    """Split the trainable parameters into lists of one dtype and device each."""
     by_kind = {}
     for parameter in parameters:
         if parameter.requires_grad:
@@ -108,9 +27,10 @@ def flatten_and_broadcast(parameters: list[nn.Parameter], group: dist.ProcessGro
 
     Communication: one broadcast per flat parameter and per frozen parameter.
     """
-    flat_parameters = [FlatParameter(alike, group) for alike in group_by_kind(parameters)]
+    flat_parameters = [FlatParameter(same_kind, group) for same_kind in group_by_kind(parameters)]
+    trained = [flat_parameter.flat_param for flat_parameter in flat_parameters]
     frozen = [parameter.detach() for parameter in parameters if not parameter.requires_grad]
-    for tensor in (*(each.flat_param for each in flat_parameters), *frozen):
+    for tensor in (*trained, *frozen):
         dist.broadcast(tensor, group=group, group_src=0)
     return flat_parameters
 
@@ -118,8 +38,8 @@ def flatten_and_broadcast(parameters: list[nn.Parameter], group: dist.ProcessGro
 class ShardedOptimizer(torch.optim.Optimizer):
     """Run optimizer_cls on this rank's shard of every flat parameter, then all-gather the updated parameters.
 
-    Before step(), each flat parameter's shard.grad must hold the mean gradient. `inner` is the optimizer_cls on shards;
-    its param groups mirror this optimizer's.
+    Before step(), each flat parameter's shard.grad must hold the mean gradient. `inner` is the optimizer_cls that
+    updates the shards. Its param groups mirror those of this optimizer.
 
     Args:
         flatten: turns the parameters of one param group into flat parameters.
@@ -137,7 +57,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     ):
         self.group, self.flatten = group, flatten
         self.flat_parameters: list[FlatParameter] = []
-        # Built on an empty parameter, for the defaults: add_param_group() adds the real groups one by one.
+        # Built on an empty parameter, to learn its defaults: add_param_group() adds the real groups one by one.
         self.inner = optimizer_cls([{"params": [nn.Parameter(torch.empty(0))]}], **defaults)
         self.inner.param_groups.clear()
         super().__init__(params, self.inner.defaults)
@@ -168,18 +88,23 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.update_parameters()
 
     def update_parameters(self) -> None:
-        """Do what step() does, without running step()'s hooks: a subclass's own step() has run them."""
+        """Do what step() does, but without its hooks: when a subclass's step() calls this, they have run already."""
         for group, inner_group in zip(self.param_groups, self.inner.param_groups, strict=True):
             inner_group.update({name: value for name, value in group.items() if name != "params"})
         self.inner.step()
         with record_function("ZeRO::all_gather"):
-            for work in [each.launch_all_gather() for each in self.flat_parameters]:
+            works = [flat_parameter.launch_all_gather() for flat_parameter in self.flat_parameters]
+            for work in works:
                 work.wait()
         for flat_parameter in self.flat_parameters:
             flat_parameter.shard.grad = None
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Scale the mean gradient so that its norm over all parameters is at most max_norm. Returns the norm before."""
+        """Scale the mean gradient so that its norm over all parameters is at most max_norm.
+
+        Returns:
+            The norm before scaling.
+        """
         gradients = [flat_parameter.shard.grad for flat_parameter in self.flat_parameters]
         return clip_shards_(gradients, max_norm, self.group)
 
@@ -214,6 +139,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self.inner.state[flat_parameter.shard] = shard_state(layout, entries)
 
     def _index_of(self, packed_groups: list[dict]) -> dict[nn.Parameter, int]:
+        """Map each parameter to its index in a state dict, whose param groups are packed_groups."""
         return {
             parameter: index
             for group, packed in zip(self.param_groups, packed_groups, strict=True)
@@ -221,15 +147,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
         }
 
     def __getstate__(self) -> dict:
-        return self.__dict__  # for deepcopy: torch's own version drops attributes it does not know
+        return self.__dict__  # for deepcopy: torch's own method drops attributes that it does not know
 
 
 class ZeRO1(ShardedOptimizer):
     """ZeRO stage 1: an optimizer_cls whose state is sharded over the ranks of the group.
 
-    step() averages the gradients that each rank's own backward() left, updates this rank's shard, and all-gathers the
-    parameters. For optimizers that treat each element by itself (SGD, Adam, AdamW, …). A gradient of None counts as
-    zeros.
+    step() averages the gradients of the ranks' backward passes, updates this rank's shard, and all-gathers the
+    parameters. The optimizer must update each element by itself, as SGD, Adam and AdamW do. A gradient of None counts
+    as zeros.
 
     Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks.
     Communication: per step, one reduce-scatter and one all-gather per param group, dtype and device:
@@ -243,12 +169,13 @@ class ZeRO1(ShardedOptimizer):
         super().__init__(params, optimizer_cls, self._flatten, group, **defaults)
 
     def _flatten(self, parameters: list[nn.Parameter]) -> list[FlatParameter]:
+        """Flatten and broadcast parameters, and give each flat parameter its FlatGradients."""
         flat_parameters = flatten_and_broadcast(parameters, self.group)
         self.gradients += [FlatGradients(flat_parameter) for flat_parameter in flat_parameters]
         return flat_parameters
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Fill the gradients with zeros. They keep their memory, which the reduce-scatter uses, in either case."""
+        """Fill the gradients with zeros. They keep their memory, whatever set_to_none says: the collective needs it."""
         self.used_up = False
         for gradients in self.gradients:
             gradients.reset()
@@ -278,7 +205,7 @@ class ZeRO1(ShardedOptimizer):
         """Average the gradients, update this rank's shard, and all-gather the parameters.
 
         Returns:
-            What closure() returned.
+            The result of closure(), if there is one.
         """
         loss = closure() if closure else None
         self.reduce_gradients()

@@ -9,11 +9,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
+from solutions.async_collectives import launch_reduce_scatter
 from solutions.bucketed_ddp import assign_buckets
-from solutions.collectives import launch_reduce_scatter
+from solutions.flat import FlatParameter
 from solutions.manual_ddp import broadcast_state
 from solutions.overlapped_ddp import GradientSync
-from solutions.zero1 import FlatParameter, ShardedOptimizer
+from solutions.zero1 import ShardedOptimizer
 
 
 class ShardedBucket:
@@ -38,7 +39,8 @@ class ShardedBucket:
         if self.flat is None:
             self.flat = self.layout.new_flat()
             self.views = self.layout.views(self.flat)
-        gradient, self.parameters[index].grad = self.parameters[index].grad, None
+        parameter = self.parameters[index]
+        gradient, parameter.grad = parameter.grad, None
         if gradient is None:
             return
         if gradient.requires_grad:
@@ -46,7 +48,7 @@ class ShardedBucket:
         torch.div(gradient, dist.get_world_size(self.layout.group), out=self.views[index])
 
     def launch(self) -> None:
-        """Launch the reduce-scatter once the previous bucket's is complete, so that few buckets are alive at once.
+        """Wait for the previous bucket's reduce-scatter, so that few buckets are alive at once, and launch this one's.
 
         Communication: one reduce-scatter.
         """
@@ -59,9 +61,10 @@ class ShardedBucket:
         """Add this rank's shard of the mean gradient to shard.grad, and free the flat tensor, if it is in flight."""
         if self.in_flight is None:
             return
-        shard, mean = self.flat_parameter.shard, self.in_flight.wait()
+        mean = self.in_flight.wait()
+        shard = self.flat_parameter.shard
         if shard.grad is None:
-            # A view would keep the whole flat tensor alive.
+            # A copy, because a view would keep the whole flat tensor alive.
             shard.grad = mean.to(shard.dtype, copy=True)
         else:
             shard.grad += mean
@@ -69,7 +72,7 @@ class ShardedBucket:
 
 
 def flat_parameters_of(buckets: list[ShardedBucket], parameters: list[nn.Parameter]) -> list[FlatParameter]:
-    """Return the flat parameters that the buckets have made of a param group's parameters."""
+    """Return the flat parameters of the buckets, which hold all parameters of ZeRO2's only param group."""
     return [bucket.flat_parameter for bucket in buckets]
 
 
@@ -96,8 +99,7 @@ class ZeRO2(nn.Module):
         self.sync = GradientSync(self.buckets)
         flatten = partial(flat_parameters_of, self.buckets)  # deepcopy copies what a partial holds
         self.optimizer = ShardedOptimizer(module.parameters(), optimizer_cls, flatten, group, **defaults)
-        # Whether finish_gradient_sync() has run since the last zero_grad() or step().
-        self.synced = False
+        self.synced = False  # whether finish_gradient_sync() has run since the last zero_grad() or step()
 
     def forward(self, *inputs, **kwargs):
         return self.module(*inputs, **kwargs)
@@ -112,7 +114,11 @@ class ZeRO2(nn.Module):
         self.synced = self.sync.enabled
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Scale the gradients so that their norm over all parameters is at most max_norm. Returns the norm before."""
+        """Scale the gradients so that their norm over all parameters is at most max_norm.
+
+        Returns:
+            The norm before scaling.
+        """
         self._finish_unless_synced()
         return self.optimizer.clip_grad_norm_(max_norm)
 
@@ -128,6 +134,6 @@ class ZeRO2(nn.Module):
         self.optimizer.zero_grad()
 
     def _finish_unless_synced(self) -> None:
-        # A rank without a backward() since zero_grad() must take part too: the decision may not depend on gradients.
+        # A rank that ran no backward() since zero_grad() must take part, too: do not decide by its gradients.
         if not self.synced or self.sync.pending:
             self.finish_gradient_sync()

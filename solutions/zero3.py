@@ -1,9 +1,24 @@
 # Built by `make notebooks` from source/10_fsdp/lab.py: edit that, not this.
-"""ZeRO stage 3: every rank holds one shard of everything, and unshards a unit's parameters while it computes."""
+"""ZeRO stage 3: every rank holds one shard of everything, and unshards a unit's parameters while the unit computes.
+
+One training step calls these methods of ZeRO3, in this order:
+
+1. In forward, the root is unsharded first, and stays so until step 3. For each other unit, pre_forward() waits for the
+   all-gather of its parameters and, from the second forward on, launches the next unit's. The unit computes. Then
+   post_forward() reshards it, which frees its full parameters.
+2. In backward, for each unit in reverse order: pre_backward() unshards it again, and prefetches the one called before
+   it. Autograd computes the gradients, and GradientReducer packs each of them into a bucket. Then
+   post_backward() launches the reduce-scatter of the unit's buckets, and reshards the unit. A unit whose inputs need no
+   gradient, such as the root, has no post_backward().
+3. finish_gradient_sync() launches the reduce-scatters that are left, such as the root's, waits until every shard has
+   its mean gradient, and reshards all units.
+4. The caller's optimizer updates the shards. The next forward all-gathers the updated parameters.
+"""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -18,104 +33,24 @@ from solutions.model_state import (
     load_full_state,
     sharded_state,
 )
-from solutions.overlapped_ddp import watch_gradients
+from solutions.prefetching import Prefetcher
+from solutions.reducing import GradientReducer
 from solutions.units import Call, Unit, UnitState, shard_into_units
 from solutions.zero2 import ShardedBucket
 
 
-class Prefetcher:
-    """Launches the all-gathers of the next units while the current one computes.
-
-    In forward, it expects the order of the previous forward; in backward, the reverse of this forward's order.
-    """
-
-    def __init__(self, units_ahead: int):
-        self.units_ahead = units_ahead
-        self.expected: list[Unit] = []  # the units of the previous forward, in the order of their calls
-        self.called: list[Unit] = []  # those of this forward
-
-    def begin_forward(self) -> None:
-        self.expected, self.called = self.called, []
-
-    def in_forward(self, unit: Unit) -> None:
-        """Prefetch what followed this unit in the previous forward, as long as the order is the same."""
-        self.called.append(unit)
-        if self.called == self.expected[: len(self.called)]:
-            self._unshard(self.expected[len(self.called) :])
-
-    def in_backward(self, unit: Unit) -> None:
-        """Prefetch the units that were called before this one, if backward will reach them."""
-        if unit in self.called:  # the unit may belong to an earlier forward
-            backwards = self.called[::-1]
-            following = backwards[backwards.index(unit) + 1 :]
-            self._unshard([each for each in following if each.open_calls])
-
-    def _unshard(self, following: list[Unit]) -> None:
-        for unit in following[: self.units_ahead]:
-            unit.unshard()
-
-
-class GradientReducer:
-    """Packs gradients as backward computes them, and reduce-scatters whole buckets when it is told to.
-
-    A gradient's hook packs, but launches nothing: a parameter may be unused on some ranks, and every rank must launch
-    the same collectives in the same order.
-    """
-
-    def __init__(self, buckets: Sequence[ShardedBucket]):
-        self.buckets = buckets
-        self._begin()
-        watch_gradients(buckets, self.on_gradient)
-
-    def _begin(self) -> None:
-        self.missing = {bucket: set(range(len(bucket.parameters))) for bucket in self.buckets}
-        self.launched: list[ShardedBucket] = []
-
-    def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state)
-        watch_gradients(self.buckets, self.on_gradient)  # deepcopy: the hooks stay with the original's parameters
-
-    def on_gradient(self, bucket_index: int, index: int) -> None:
-        """Pack a gradient that backward() has just completed.
-
-        Raises:
-            RuntimeError: if this parameter's gradient is already packed.
-        """
-        bucket = self.buckets[bucket_index]
-        if index not in self.missing[bucket]:
-            raise RuntimeError(
-                "got a second gradient for this parameter: call finish_gradient_sync() after each backward()"
-            )
-        self.missing[bucket].remove(index)
-        bucket.pack(index)
-
-    def reduce(self, buckets: Iterable[ShardedBucket]) -> None:
-        """Launch the reduce-scatters of buckets, unless they are launched. Missing gradients count as zeros."""
-        for bucket in buckets:
-            if bucket in self.launched:
-                continue
-            for index in sorted(self.missing[bucket]):
-                bucket.pack(index)
-            self.missing[bucket] = set()
-            bucket.previous = self.launched[-1] if self.launched else None
-            bucket.launch()
-            self.launched.append(bucket)
-
-    def finish(self) -> None:
-        """Reduce the remaining buckets, wait for all of them, and begin anew."""
-        self.reduce(self.buckets)
-        for bucket in self.buckets:
-            bucket.wait()
-        self._begin()
+def needs_gradient(value) -> bool:
+    """Tell whether a value among the inputs or outputs of a unit is a tensor that autograd tracks."""
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 class AfterBackward(torch.autograd.Function):
-    """The identity on a unit's inputs. Its backward runs when backward is done with that call of the unit."""
+    """The identity on a unit's inputs. It calls post_backward() when backward is done with this call of the unit."""
 
     @staticmethod
     def forward(ctx, post_backward, *inputs: torch.Tensor):
         ctx.post_backward = post_backward
-        ctx.set_materialize_grads(False)  # an input without a gradient stays without one
+        ctx.set_materialize_grads(False)  # an input without a gradient gets None, not zeros
         return inputs
 
     @staticmethod
@@ -127,22 +62,24 @@ class AfterBackward(torch.autograd.Function):
 class ZeRO3(nn.Module):
     """ZeRO stage 3: train module with parameters, gradients and optimizer state sharded over the ranks of the group.
 
-    parameters() are this rank's shards: give them to any optimizer that treats each element by itself. Call
+    parameters() are this rank's shards: give them to any optimizer that updates each element by itself. Call
     finish_gradient_sync() after backward(). All ranks must call the same units in the same order, and backward must
     reach the same ones. As in FSDP2, a unit may not change an input that needs a gradient in place: autograd raises a
     RuntimeError.
 
     Args:
-        units: submodules to unshard one at a time; by default, the layers of the module's ModuleLists and Sequentials.
-        compute_dtype: dtype of the unsharded parameters; by default, the parameters' own.
+        units: submodules that are unsharded one at a time; by default, the layers of the module's ModuleLists and
+            Sequentials.
+        compute_dtype: dtype of the unsharded parameters and of the gradients that are sent; by default, the parameters'
+            own.
         prefetch: how many units to unshard ahead.
         reshard_after_forward: whether to free a unit's parameters between its forward and its backward.
 
     Memory: with Adam in fp32, 16Ψ/N bytes for Ψ parameters on N ranks, plus the unsharded units: the root, the current
-        unit and the prefetched ones. In backward, a unit whose inputs need no gradient stays until
-        finish_gradient_sync().
-    Communication: per micro-batch, two all-gathers and one reduce-scatter of each unit: 3(N−1)/N · 4Ψ bytes sent per
-        rank; 2(N−1)/N · 4Ψ for the root, and for every unit if reshard_after_forward is False.
+        unit and the prefetched ones; and in backward the full gradients of these, and of the unit whose
+        reduce-scatter is in flight. A unit whose inputs need no gradient stays until finish_gradient_sync().
+    Communication: per micro-batch and unit of ψ parameters, two all-gathers and one reduce-scatter: 3(N−1)/N · 4ψ bytes
+        sent per rank; 2(N−1)/N · 4ψ for the root, and for every unit if reshard_after_forward is False.
     Source: Rajbhandari et al. 2020, "ZeRO", §5.3 and §7; Zhao et al. 2023, "PyTorch FSDP", §3.
     """
 
@@ -162,16 +99,20 @@ class ZeRO3(nn.Module):
 
         unit_of = shard_into_units(module, units, compute_dtype, reshard_after_forward, group)
         self.units, self.root = list(unit_of.values()), unit_of[module]
-        self.flat_parameters = [flat for unit in self.units for flat in unit.flat_parameters]
-        self.shards = nn.ParameterList(flat.shard for flat in self.flat_parameters)
+        self.flat_parameters = list(chain.from_iterable(unit.flat_parameters for unit in self.units))
+        self.shards = nn.ParameterList(flat_parameter.shard for flat_parameter in self.flat_parameters)
 
         self.prefetcher = Prefetcher(prefetch)
         self.buckets_of = {
-            unit: [ShardedBucket(flat) for flat in unit.flat_parameters if flat.shard.requires_grad]
+            unit: [
+                ShardedBucket(flat_parameter)
+                for flat_parameter in unit.flat_parameters
+                if flat_parameter.shard.requires_grad
+            ]
             for unit in self.units
         }
-        self.reducer = GradientReducer([each for own in self.buckets_of.values() for each in own])
-        self.calls: dict[Unit, Call] = {}  # of the units whose forward is running
+        self.reducer = GradientReducer(list(chain.from_iterable(self.buckets_of.values())))
+        self.calls: dict[Unit, Call] = {}  # the current call of each unit whose forward is running
         self.pending = False  # whether backward has run since the last finish_gradient_sync()
 
         for submodule, unit in unit_of.items():
@@ -184,12 +125,16 @@ class ZeRO3(nn.Module):
         """Name this rank's shards, for an optimizer."""
         return self.shards.named_parameters(prefix, recurse, remove_duplicate)
 
-    # -- one training step, in the order in which it happens
+    # One training step, in the order in which it happens.
 
     def forward(self, *inputs, **kwargs):
-        if self.pending:  # gradients of an earlier micro-batch
+        """Run the module's forward, with each unit unsharded while it computes.
+
+        Communication: one all-gather per flat parameter, of which a unit has one for each dtype that it mixes.
+        """
+        if self.pending:  # the gradients of an earlier micro-batch are not reduced yet
             self.finish_gradient_sync()
-        self._reshard_all()  # an optimizer may have stepped since a unit was unsharded
+        self._reshard_all()  # after a forward without backward, the root still has the parameters of that time
         self.prefetcher.begin_forward()
         output = self.module(*inputs, **kwargs)
         if not torch.is_grad_enabled():
@@ -201,16 +146,16 @@ class ZeRO3(nn.Module):
             unit.reshard()
 
     def pre_forward(self, unit: Unit, submodule: nn.Module, inputs: tuple, kwargs: dict):
-        """Before a unit's forward: wait for its parameters, and prefetch the next unit's."""
-        if unit.state is UnitState.BACKWARD:  # activation checkpointing computes this unit's forward again
-            return None
+        """Wait for a unit's parameters before its forward, and prefetch the next unit's."""
+        if unit.state is UnitState.BACKWARD:
+            return None  # activation checkpointing is running this unit's forward again
         unit.wait_for_unshard()
-        if unit is not self.root:  # its embedding and its head are needed first and last: nothing runs ahead of it
+        if unit is not self.root:  # the root computes before and after all others: it has no next unit
             self.prefetcher.in_forward(unit)
         return self._watch_inputs(unit, inputs, kwargs) if torch.is_grad_enabled() else None
 
     def post_forward(self, unit: Unit, submodule: nn.Module, inputs: tuple, output) -> None:
-        """After a unit's forward: reshard it, and ask autograd to call pre_backward()."""
+        """Reshard a unit after its forward, and ask autograd to call pre_backward()."""
         if unit.state is UnitState.BACKWARD:
             return
         if torch.is_grad_enabled():
@@ -219,41 +164,44 @@ class ZeRO3(nn.Module):
             unit.reshard()
 
     def _watch_inputs(self, unit: Unit, inputs: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """Ask autograd to call post_backward() when it is done with this call of the unit."""
+        """Return the inputs, such that autograd calls post_backward() when it is done with this call of the unit."""
         call = self.calls[unit] = Call()
         leaves, structure = tree_flatten((inputs, kwargs))
-        indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        indices = [index for index, leaf in enumerate(leaves) if needs_gradient(leaf)]
         if indices:
-            inputs = (leaves[i] for i in indices)
-            watched = AfterBackward.apply(lambda: self.post_backward(unit, call), *inputs)
-            for i, tensor in zip(indices, watched, strict=True):
-                leaves[i] = tensor
+            tensors = [leaves[index] for index in indices]
+            watched = AfterBackward.apply(lambda: self.post_backward(unit, call), *tensors)
+            for index, tensor in zip(indices, watched, strict=True):
+                leaves[index] = tensor
         return tree_unflatten(leaves, structure)
 
     def _watch_outputs(self, unit: Unit, output) -> None:
-        """Ask autograd to call pre_backward() when the gradient of an output is complete."""
+        """Ask autograd to call pre_backward() when the gradient of an output is complete.
+
+        The hooks keep the call alive: it stays in the unit's open_calls for as long as backward may reach it.
+        """
         call = self.calls.pop(unit)
-        for tensor in tree_leaves(output):
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+        for leaf in tree_leaves(output):
+            if needs_gradient(leaf):
                 unit.open_calls.add(call)
-                tensor.register_hook(lambda _gradient: self.pre_backward(unit, call))
+                leaf.register_hook(lambda _gradient: self.pre_backward(unit, call))  # keeps the call
 
     def pre_backward(self, unit: Unit, call: Call) -> None:
-        """Before a unit's backward: wait for its parameters, and prefetch the next unit's."""
+        """Wait for a unit's parameters before its backward, and prefetch the unit that was called before it."""
         self.pending = True
         unit.wait_for_unshard()
         unit.state = UnitState.BACKWARD
         self.prefetcher.in_backward(unit)
 
     def post_backward(self, unit: Unit, call: Call) -> None:
-        """After a unit's backward: reduce its gradients, and reshard it."""
+        """Reduce a unit's gradients after its backward, and reshard it."""
         unit.open_calls.discard(call)
-        if not unit.open_calls:  # or backward will come back to this unit
+        if not unit.open_calls:  # otherwise, backward will come back to this unit
             self.reducer.reduce(self.buckets_of[unit])
             unit.reshard()
 
     def finish_gradient_sync(self) -> None:
-        """Wait until every shard has its mean gradient.
+        """Launch the remaining reduce-scatters, wait until every shard has its mean gradient, and reshard all units.
 
         Communication: one reduce-scatter per bucket that is not launched yet.
         """
@@ -264,13 +212,18 @@ class ZeRO3(nn.Module):
         self.pending = False
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Scale the gradients so that their norm over all parameters is at most max_norm. Returns the norm before."""
-        return clip_shards_([shard.grad for shard in self.shards if shard.grad is not None], max_norm, self.group)
+        """Scale the gradients so that their norm over all parameters is at most max_norm.
 
-    # -- copying, saving and loading
+        Returns:
+            The norm before scaling.
+        """
+        gradients = [shard.grad for shard in self.shards if shard.grad is not None]
+        return clip_shards_(gradients, max_norm, self.group)
+
+    # Saving, loading and copying.
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """Gather what module.state_dict() would return. See gather_full_state()."""
+        """Gather what module.state_dict() would return without sharding. See gather_full_state()."""
         return gather_full_state(self.module, self.flat_parameters)
 
     def load_full_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
@@ -283,9 +236,9 @@ class ZeRO3(nn.Module):
 
     def __deepcopy__(self, memo: dict) -> nn.Module:
         for flat_parameter in self.flat_parameters:
-            # A parameter without memory cannot be copied: these become slices of the copied flat_param.
-            parameters = flat_parameter.layout.parameters
-            memo |= {id(each): nn.Parameter(each.detach(), each.requires_grad) for each in parameters}
+            # deepcopy cannot copy a parameter without memory. These become slices of the copied flat_param.
+            for parameter in flat_parameter.layout.parameters:
+                memo[id(parameter)] = nn.Parameter(parameter.detach(), parameter.requires_grad)
         copied = memo[id(self)] = self.__class__.__new__(self.__class__)
         copied.__setstate__(copy.deepcopy(self.__dict__, memo))
         return copied

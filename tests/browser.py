@@ -1,4 +1,4 @@
-"""Notebooks of the course in JupyterLab and headless Chromium. Only what a student can do: menus, clicks and keys."""
+"""Drive the course's notebooks in JupyterLab and headless Chromium as a student does: by menus, clicks and keys."""
 
 import contextlib
 import os
@@ -17,9 +17,9 @@ from tests.lab_server import DEADLINE_S, MARK, ROOT
 FIRST_LESSON = "chapters/00_ranks.ipynb"
 SCREENSHOTS = ROOT / "build" / "screenshots"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-# Nothing but this machine can be reached: a page that needs more complains in the console.
+# Only this machine can be reached. A page that needs anything else reports an error in the console.
 BROWSER_ARGUMENTS = (
-    "--no-sandbox",  # which root, as one is in a container, may not have
+    "--no-sandbox",  # Chromium has no sandbox as root, which is usual in a container.
     "--headless",
     "--disable-gpu",
     "--disable-quic",
@@ -37,7 +37,7 @@ def find_browser() -> str | None:
 
 @contextlib.contextmanager
 def browser(path: str, profile: Path, mark: str) -> Iterator[BrowserContext]:
-    """Chromium as on its first day."""
+    """Start Chromium with an empty profile."""
     with sync_playwright() as playwright:
         context = playwright.chromium.launch_persistent_context(
             profile,
@@ -55,28 +55,28 @@ def browser(path: str, profile: Path, mark: str) -> Iterator[BrowserContext]:
 
 
 def listen(page: Page) -> list[str]:
-    """→ a list that grows by each error in the page's console, and each that no script caught. None is tolerated."""
-    heard: list[str] = []
+    """Return a list to which every console error and every uncaught exception of the page is added."""
+    errors: list[str] = []
 
     def note(message: ConsoleMessage) -> None:
         if message.type == "error":
-            heard.append(f"{page.url}: {message.text} ({message.location.get('url', '')})")
+            errors.append(f"{page.url}: {message.text} ({message.location.get('url', '')})")
 
     page.on("console", note)
-    page.on("pageerror", lambda error: heard.append(f"{page.url}: not caught: {error}"))
-    return heard
+    page.on("pageerror", lambda error: errors.append(f"{page.url}: not caught: {error}"))
+    return errors
 
 
 class Lab:
-    """One notebook in JupyterLab. Only what a student can do: menus, clicks and keys."""
+    """One notebook in JupyterLab, used by menus, clicks and keys."""
 
     def __init__(self, page: Page, file: Path):
         self.page, self.file = page, file
         cells = nbformat.read(file, as_version=4).cells
-        self.sources = [cell.source for cell in cells if cell.cell_type == "code"]  # as they were before any change
+        self.sources = [cell.source for cell in cells if cell.cell_type == "code"]  # before any change
 
     def wait_until(self, what: str, condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
-        """Wait as the page does, which lets its events through."""
+        """Wait for a condition while the page handles its events."""
         lab_server.wait_until(what, condition, lambda seconds: self.page.wait_for_timeout(1000 * seconds), deadline_s)
 
     def wait_until_ready(self) -> "Lab":
@@ -91,10 +91,10 @@ class Lab:
     def cells(self) -> Locator:
         return self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell")
 
-    def cell(self, wanted: str) -> Locator:
-        """→ the one code cell whose source has these words"""
-        found = [number for number, source in enumerate(self.sources) if wanted in source]
-        assert len(found) == 1, f"{len(found)} cells of {self.file.name} have {wanted!r}"
+    def cell(self, text: str) -> Locator:
+        """Return the one code cell whose source contains this text."""
+        found = [index for index, source in enumerate(self.sources) if text in source]
+        assert len(found) == 1, f"{len(found)} cells of {self.file.name} contain {text!r}, expected 1"
         return self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell").nth(found[0])
 
     def choose(self, menu: str, *entries: str) -> None:
@@ -102,34 +102,34 @@ class Lab:
         for entry in entries:
             self.page.locator(".lm-Menu-itemLabel").get_by_text(entry, exact=True).click()
 
-    def forget_outputs(self) -> None:
-        """Clear what an earlier session left: its numbers could be taken for this one's."""
+    def clear_outputs(self) -> None:
+        """Clear the outputs of earlier sessions, so that they are not taken for outputs of this one."""
         self.choose("Edit", "Clear Outputs of All Cells")
 
     def write(self, cell: Locator, source: str) -> None:
         cell.locator(".cm-content").fill(source)
 
     def run(self, cell: Locator) -> Locator:
-        """Run a cell by Shift+Enter, and wait for its end. → the cell"""
-        before = self.number(cell)
+        """Run a cell by Shift+Enter, and wait until it ends. Returns the cell."""
+        before = self.execution_count(cell)
         cell.locator(".cm-content").click()
         self.page.keyboard.press("Shift+Enter")
 
         def done() -> bool:
-            return self.number(cell) not in (before, "*", " ", "")
+            return self.execution_count(cell) not in (before, "*", " ", "")
 
         self.wait_until(f"the cell {cell.locator('.cm-content').text_content()!r} had run", done)
         return cell
 
-    def number(self, cell: Locator) -> str:
-        """→ what stands in the brackets before a cell: its number, * while it waits or runs, or nothing"""
+    def execution_count(self, cell: Locator) -> str:
+        """Return the text in the brackets before a cell: its number, * while it waits or runs, or nothing."""
         return (cell.locator(".jp-InputPrompt").text_content() or "").strip("[]: ")
 
-    def picture(self, name: str, whole: bool = False) -> None:
-        """Keep a screenshot as build/screenshots/name.png; whole: of the notebook from its first cell to its last."""
+    def screenshot(self, name: str, whole: bool = False) -> None:
+        """Save a screenshot as build/screenshots/<name>.png, of the whole notebook if `whole`."""
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         usual = self.page.viewport_size
-        for _ in range(3 if whole else 0):  # cells out of sight are first taken for as high as they might be
+        for _ in range(3 if whole else 0):  # JupyterLab only estimates the height of cells that it has not shown yet.
             rows = self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-WindowedPanel-outer")
             rows.evaluate("element => element.scrollTo(0, 0)")
             last = self.cells.last.bounding_box()
@@ -143,19 +143,19 @@ class Lab:
 
 @dataclass
 class Course:
-    """A course that is open in a browser: its notebooks, each opened once, and what the console said."""
+    """A course that is open in a browser, with its open notebooks and the errors of their pages."""
 
     folder: Path
     address: str
     context: BrowserContext
-    heard: list[list[str]] = field(default_factory=list)
+    errors: list[list[str]] = field(default_factory=list)
     labs: dict[str, Lab] = field(default_factory=dict)
 
     def open(self, name: str) -> Lab:
-        """Open a notebook on a page and in a workspace of its own; the first lesson as `make lab` does."""
+        """Open a notebook on its own page and in its own workspace, or the first lesson as `make lab` does."""
         if name not in self.labs:
             page = self.context.new_page()
-            self.heard.append(listen(page))
+            self.errors.append(listen(page))
             path = f"/lab/workspaces/{len(self.labs)}/tree/{name}"
             page.goto(self.address if name == FIRST_LESSON else re.sub(r"/lab/tree/[^?]*", path, self.address))
             self.labs[name] = Lab(page, self.folder / name).wait_until_ready()

@@ -1,7 +1,7 @@
-"""What property tests draw: worlds, tensors, models and trainings, small enough that a failure shrinks to a few lines.
+"""Strategies of the property tests: worlds, tensors, models and trainings, small enough that failures shrink well.
 
-`@tried(20)` tries 20 examples, the same ones each time. PROPERTIES=30 tries 30 times as many, other ones each time, and
-prints how to draw the one that fails again.
+`@tried(20)` runs 20 examples, the same ones each time. PROPERTIES=30 runs 30 times as many, different ones each time,
+and prints how to reproduce a failing one.
 """
 
 import os
@@ -20,22 +20,22 @@ from tests.drawn_trainings import Training
 MORE = int(os.environ.get("PROPERTIES", "0"))
 MB = 2**20
 
-world_sizes = st.sampled_from([1, 2, 3, 4, 3, 4])  # more of those where subgroups are awkward
+world_sizes = st.sampled_from([1, 2, 3, 4, 3, 4])  # more of the sizes at which subgroups are awkward
 seeds = st.integers(0, 2**16)
 
-engine.MAX_SHRINKING_SECONDS = 60  # not 300: an example that hangs takes seconds, and a phase of tests has a deadline
+engine.MAX_SHRINKING_SECONDS = 60  # not 300, because an example that hangs takes seconds
 
 
 def tried(examples: int):
-    """Try a property on that many examples."""
+    """Run a property on that many examples."""
     return settings(
         max_examples=examples * max(1, MORE),
-        deadline=None,  # a loaded machine takes longer, and ranks have a deadline of their own
+        deadline=None,  # a loaded machine takes longer, and the ranks have their own deadline
         derandomize=not MORE,
         database=None,
         print_blob=bool(MORE),
-        phases=[each for each in Phase if each is not Phase.explain],  # it runs many more examples, to say little
-        # The fixture's ranks stay from example to example: what fails heals them.
+        phases=[phase for phase in Phase if phase is not Phase.explain],  # explaining runs many more examples
+        # All examples share the fixture's ranks, which are healed after a failure.
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     )
 
@@ -45,7 +45,7 @@ def tried(examples: int):
 
 @dataclass(frozen=True)
 class World:
-    """A process group: `size` ranks, or those `members` of them."""
+    """A process group: the world of `size` ranks, or a subgroup of it."""
 
     size: int
     members: tuple[int, ...] | None
@@ -55,7 +55,7 @@ class World:
         return list(range(self.size) if self.members is None else self.members)
 
     def run(self, fn, *args) -> list:
-        """Call fn(group, *args) on each rank of the group. → results in rank order"""
+        """Call fn(group, *args) on each rank of the group and return the results in rank order."""
         with ranks.world(self.size):
             results = ranks.run(_in_group, self.members, fn, args, timeout_s=DEADLINE_S)
         return [results[rank] for rank in self.ranks]
@@ -82,7 +82,7 @@ def worlds(draw) -> World:
 # -- tensors
 
 
-# The largest whole number of which four add up exactly.
+# The largest integers of which each dtype can add four exactly.
 LARGEST = {
     torch.float64: 2**50,
     torch.float32: 2**21,
@@ -96,29 +96,29 @@ shapes = st.lists(st.integers(0, 6), max_size=3).map(tuple)
 
 @dataclass(frozen=True)
 class Values:
-    """A tensor of whole numbers, another one on each rank: their sums are exact, in their dtype and in no lower one."""
+    """A tensor of integers, different on each rank. Their sums are exact in this dtype, but not in a smaller one."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    laid_out: str  # "rows", "columns" (transposed) or "apart" (every other number of a larger tensor)
+    layout: str  # "rows", "columns" (transposed) or "strided" (every other element of a larger tensor)
     seed: int
 
     def on(self, rank: int) -> torch.Tensor:
         draw = torch.Generator().manual_seed(self.seed + rank)
         largest = LARGEST[self.dtype]
         numbers = torch.randint(-largest, largest + 1, self.shape, generator=draw).to(self.dtype)
-        if self.laid_out == "columns":
+        if self.layout == "columns":
             return numbers.movedim(0, -1).contiguous().movedim(-1, 0) if numbers.dim() else numbers
-        if self.laid_out == "apart":
-            room = torch.full((*self.shape, 2), 77).to(self.dtype)
-            room[..., 0] = numbers
-            return room[..., 0]
+        if self.layout == "strided":
+            memory = torch.full((*self.shape, 2), 77).to(self.dtype)
+            memory[..., 0] = numbers
+            return memory[..., 0]
         return numbers
 
 
 def values(shapes=shapes) -> st.SearchStrategy[Values]:
     return st.builds(
-        Values, shapes, st.sampled_from(list(LARGEST)), st.sampled_from(["rows", "columns", "apart"]), seeds
+        Values, shapes, st.sampled_from(list(LARGEST)), st.sampled_from(["rows", "columns", "strided"]), seeds
     )
 
 
@@ -127,14 +127,19 @@ def values(shapes=shapes) -> st.SearchStrategy[Values]:
 
 @st.composite
 def nets(draw, plain: bool = False) -> Net:
-    """plain: every parameter is trained, used by all samples, once, and its own."""
+    """Draw a model.
+
+    Args:
+        draw: Hypothesis's function.
+        plain: Whether every parameter is trainable, not shared, and used once by all samples.
+    """
     blocks = []
-    for place in range(draw(st.integers(0, 4))):
+    for index in range(draw(st.integers(0, 4))):
         inner, bias = draw(st.integers(1, 9)), draw(st.booleans())
         if plain:
             blocks.append(Block(inner, bias))
             continue
-        tied_to = draw(st.none() | st.integers(0, place - 1)) if place else None
+        tied_to = draw(st.none() | st.integers(0, index - 1)) if index else None
         frozen = draw(st.sampled_from(["", "", "up", "all"]))
         road = draw(st.sampled_from(["all", "all", "some", "none"]))
         blocks.append(Block(inner, bias, frozen, road, tied_to, calls=draw(st.sampled_from([1, 1, 2]))))
@@ -144,7 +149,7 @@ def nets(draw, plain: bool = False) -> Net:
 
 caps_mb = st.sampled_from([0.0, 100 / MB, 300 / MB, 1000 / MB, 25.0])
 
-# eps: what is almost 0 is not blown up to a step of lr
+# With a larger eps, a gradient that is almost 0 does not become a step of size lr.
 OPTIMIZERS = {
     "SGD": st.fixed_dictionaries({}, optional={"momentum": st.sampled_from([0.5, 0.9])}),
     "Adam": st.fixed_dictionaries({"eps": st.just(1e-3)}, optional={"amsgrad": st.just(True)}),

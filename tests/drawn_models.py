@@ -1,4 +1,4 @@
-"""A model as drawn: blocks of any width, some of them frozen, tied, taken by some samples only, or by nobody."""
+"""The model of the property tests: blocks of any width, which may be frozen, tied, or used by some or no samples."""
 
 from dataclasses import dataclass
 
@@ -15,9 +15,9 @@ class Block:
     inner: int
     bias: bool = True
     frozen: str = ""  # "", "up" or "all"
-    road: str = "all"  # "some": only samples with x₀ > 0 take it, on some ranks none; "none": nobody does
-    tied_to: int | None = None  # the earlier block whose up.weight it shares
-    calls: int = 1  # in one forward
+    road: str = "all"  # which samples use it: "all", "none", or "some" for those with x₀ > 0, on some ranks none
+    tied_to: int | None = None  # the index of the earlier block whose up.weight it shares
+    calls: int = 1  # the number of calls in one forward
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Model(nn.Module):
         self.into.requires_grad_(not net.first_frozen)
         for block, module in zip(net.blocks, self.blocks, strict=True):
             frozen = {"": [], "up": [module.up], "all": [module]}[block.frozen]
-            for each in frozen:
-                each.requires_grad_(False)
+            for layer in frozen:
+                layer.requires_grad_(False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.into(x)

@@ -1,4 +1,4 @@
-"""A training as drawn, what a rank does with it, and what one process with all the data does."""
+"""The training of the property tests, on a rank and in one process with all the data."""
 
 import contextlib
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from tests.drawn_models import INPUTS, OUTPUTS, Model, Net
 OURS = [strategy for strategy in STRATEGIES.values() if strategy.provider == "course"]
 DDP = [strategy.name for strategy in OURS if strategy.stage == 0]
 ZERO = [strategy.name for strategy in OURS if strategy.stage > 0]
-SAMPLES = 12  # of a micro-batch, over all ranks: 1, 2, 3 and 4 divide it
+SAMPLES = 12  # in a micro-batch over all ranks; divisible by 1, 2, 3 and 4
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class Training:
     rates: tuple[float, ...]  # the learning rate of each step
     optimizer: str = "SGD"
     options: tuple[tuple[str, object], ...] = ()
-    accumulate: int = 1  # micro-batches of a step
-    no_sync: bool = True  # for all of them but the last, where the wrapper has it
+    accumulate: int = 1  # the number of micro-batches in a step
+    no_sync: bool = True  # use no_sync() for all micro-batches except the last, if the wrapper has it
     cap_mb: float = 25.0
     max_norm: float | None = None
-    second_group: bool = False  # of parameters, which learns more slowly
+    second_group: bool = False  # a second param group with a smaller learning rate
     set_to_none: bool = True
     reshard_after_forward: bool = True
     prefetch: int = 1
@@ -45,14 +45,14 @@ class Training:
         return getattr(torch.optim, self.optimizer)
 
     def groups_of(self, module: nn.Module) -> list[dict]:
-        """Every other parameter learns more slowly, if there are to be two groups."""
+        """Return one param group or two, of which the second gets every other parameter."""
         parameters = list(module.parameters())
         if not self.second_group:
             return [{"params": parameters}]
         return [{"params": parameters[::2]}, {"params": parameters[1::2]}]
 
     def schedule(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Set what the groups go by in this step: a scheduler changes more than lr."""
+        """Set the learning rate and the weight decay of this step, as a scheduler may change both."""
         for number, group in enumerate(optimizer.param_groups):
             group["lr"] = self.rates[step] / (1 + number)
             group["weight_decay"] = 0.1 * number + 0.05 * step
@@ -62,7 +62,7 @@ class Training:
 
 
 def alone(training: Training, steps: range | None = None) -> tuple[Model, torch.optim.Optimizer, list[float]]:
-    """Train with all the data. → the model, its optimizer, the norms of gradients before they are clipped"""
+    """Train with all the data. Returns the model, its optimizer, and the norms of gradients before clipping."""
     model, norms = Model(training.net), []
     optimizer = training.optimizer_cls(groups_of_one(training, model), lr=0.0, **dict(training.options))
     for step in range(len(training.rates)) if steps is None else steps:
@@ -101,18 +101,18 @@ def options_of(training: Training, group) -> Options:
 
 
 class Rank:
-    """A training on one rank: each begins with values of its own, which the first one's must replace."""
+    """A training on one rank. Each rank starts with its own values, which those of the first rank must replace."""
 
     def __init__(self, group, training: Training):
         self.training, self.group = training, group
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         self.module = Model(training.net, self.rank)
         self.model, self.optimizer = STRATEGIES[training.wrapper].build(self.module, options_of(training, group))
-        self.groups = getattr(self.optimizer, "optimizer", self.optimizer)  # ZeRO2 keeps its own
+        self.groups = getattr(self.optimizer, "optimizer", self.optimizer)  # ZeRO2 has an inner optimizer
         self.norms: list[float] = []
 
     def backward(self, step: int) -> None:
-        """Run backward on this rank's samples of all micro-batches, and synchronise."""
+        """Run backward on this rank's samples of all micro-batches, and synchronize."""
         self.optimizer.zero_grad(set_to_none=self.training.set_to_none)
         for number in range(self.training.accumulate):
             x, y = self.training.micro_batch(step, number)
@@ -129,7 +129,7 @@ class Rank:
 
     @property
     def eager(self) -> bool:
-        """Does each micro-batch send its gradients?"""
+        """Return whether each micro-batch sends its gradients."""
         return not self.silent and (not self.training.no_sync or hasattr(self.model, "units"))
 
     def step(self, step: int) -> None:

@@ -1,9 +1,10 @@
-"""Run what needs GPUs, then measure: `python -m tests.gpu`, or `make gpu`. Writes its report into build/gpu/.
+"""Run everything that needs GPUs, then the GPU benchmark: `python -m tests.gpu`, or `make gpu`.
 
-Tests marked gpu, every notebook, and the rungs through NCCL, on whatever GPUs there are. Notebooks are run laxly:
-devices have other names there, and numbers other last digits. With fewer GPUs than the lessons' four ranks, ranks share
-them through gloo. It cannot send from a GPU, and a DeviceMesh on a GPU needs NCCL. A chapter that does either says so
-in the head of its lesson and lab, with `gpu_per_rank: true`. Its notebooks then stay on the CPU, as the summary tells.
+This runs the tests marked gpu, every notebook, and every strategy through NCCL, on all GPUs of this machine. The report
+is written to build/gpu/. Outputs of notebooks are not compared, because devices have other names on a GPU, and values
+differ in their last digits. With fewer GPUs than the four ranks of the lessons, ranks share them through gloo. gloo
+cannot send from a GPU, and a DeviceMesh on a GPU needs NCCL. A chapter that needs either says so in the metadata of its
+lesson and lab, with `gpu_per_rank: true`. Its notebooks then run on the CPU, which the summary shows.
 """
 
 import sys
@@ -19,8 +20,8 @@ GPU_TEST_S = 600.0  # the first start of CUDA and NCCL takes minutes on some mac
 LESSONS_RANKS = 4
 
 
-def need_a_gpu_per_rank() -> set[str]:
-    """Name the chapters whose notebooks cannot run on GPUs that ranks share."""
+def chapters_with_a_gpu_per_rank() -> set[str]:
+    """Return the names of the chapters whose notebooks cannot run on GPUs that ranks share."""
     return {
         chapter.name
         for chapter in chapters()
@@ -29,9 +30,9 @@ def need_a_gpu_per_rank() -> set[str]:
 
 
 def phases(gpus: int, notebooks: list[Path]) -> list[Phase]:
-    """Return what there is to run on this many GPUs."""
-    on_cpu = [each for each in notebooks if gpus < LESSONS_RANKS and each.stem in need_a_gpu_per_rank()]
-    on_gpus = [str(each) for each in notebooks if each not in on_cpu]
+    """Return the phases of a run on this many GPUs."""
+    on_cpu = [path for path in notebooks if gpus < LESSONS_RANKS and path.stem in chapters_with_a_gpu_per_rank()]
+    on_gpus = [str(path) for path in notebooks if path not in on_cpu]
     lax = pytest_command(*LAX, test_s=GPU_TEST_S)
     found = [Phase("gpu", (pytest_command("tests", "-m", "gpu", test_s=GPU_TEST_S),), is_pytest=True)]
     found.append(Phase("notebooks", ((*lax, *on_gpus),), is_pytest=True))
@@ -46,7 +47,7 @@ def main() -> int:
 
     gpus = torch.cuda.device_count()
     if not gpus:
-        print("There is no CUDA GPU here: `make test` runs all that needs none.")
+        print("This machine has no CUDA GPU. `make test` runs everything that needs none.")
         return 2
     notebooks = sorted(path.relative_to(ROOT) for path in ROOT.glob("[cs][ho]*s/*.ipynb"))
     results: list[Result] = [run_phase(phase) for phase in phases(gpus, notebooks)]

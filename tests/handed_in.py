@@ -1,4 +1,4 @@
-"""Submissions for tests: our own solution of a lab, changed as a student would change it."""
+"""Submissions for tests: our own solution of a lab, with a student's changes."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ CHAPTERS = {chapter.name: chapter for chapter in build.chapters()}
 
 
 def need_sandbox() -> None:
-    """Skip where nothing can be isolated, and say so; in CI, or where GRADE_SANDBOX=required, fail."""
+    """Skip the test if there is no sandbox. In CI, or with GRADE_SANDBOX=required, fail instead."""
     try:
         sandbox.require()
     except sandbox.NoSandbox as error:
@@ -23,7 +23,7 @@ def need_sandbox() -> None:
 
 
 def hand_in(folder: Path, student: str, lab: str, change=lambda notebook: None) -> Submission:
-    """Write <folder>/<student>/<lab>/<lab>.ipynb: the solution, after change(notebook)."""
+    """Write <folder>/<student>/<lab>/<lab>.ipynb: our solution after change(notebook)."""
     notebook = build.solution_of(CHAPTERS[lab])
     change(notebook)
     path = folder / student / lab / f"{lab}.ipynb"
@@ -37,7 +37,7 @@ def cell_of(notebook, name: str):
 
 
 def writes(**sources: str):
-    """→ a change that puts these sources into exercises; - in a name is written _"""
+    """Return a change that replaces the source of exercises. Write _ for each - in an exercise's name."""
 
     def change(notebook):
         for name, source in sources.items():

@@ -1,7 +1,7 @@
-"""The course as a newcomer has it: `make lab` on a copy, for somebody who never used Jupyter.
+"""Run `make lab` on a copy of the course, as for a newcomer who has never used Jupyter.
 
-The copy is of the files that git tracks, so that saving a notebook changes nothing here. Server, kernels, ranks and
-browser bear a mark in their environment, by which `processes` finds what was left running.
+The copy contains the files that git tracks, so that saving a notebook changes nothing here. The server, kernels, ranks
+and browser have a mark in their environment, by which `processes` finds those that are still running.
 """
 
 import contextlib
@@ -21,27 +21,34 @@ import psutil
 from shared.deadlines import SCALE, scaled, time_scale
 
 ROOT = Path(__file__).resolve().parent.parent
-DEADLINE_S = scaled(60.0)  # of one wait: generous, because other tests may have the cores
+DEADLINE_S = scaled(60.0)  # for one wait; generous, because other tests may use the cores
 MARK = "COURSE_BROWSER_TEST"
 
 
 def wait_until(
-    what: str,
+    event: str,
     condition: Callable[[], object],
     wait: Callable[[float], None] = time.sleep,
     deadline_s: float = DEADLINE_S,
 ):
-    """Ask again and again. → what condition gave when it was true. Raises: TimeoutError that says what never came."""
+    """Call `condition` until its result is true, and return the result.
+
+    Args:
+        event: Describes the condition in the past tense, for the error.
+
+    Raises:
+        TimeoutError: if the condition was not true by the deadline.
+    """
     ends = time.monotonic() + deadline_s
     while not (answer := condition()):
         if time.monotonic() > ends:
-            raise TimeoutError(f"waited {deadline_s:g} s in vain until {what}")
+            raise TimeoutError(f"waited {deadline_s:g} s in vain until {event}")
         wait(0.1)
     return answer
 
 
 def copy_course(folder: Path) -> Path:
-    """Copy what git tracks, as it stands in the working tree."""
+    """Copy the files that git tracks, as they are in the working tree."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
         if (ROOT / name).is_file():
@@ -51,7 +58,7 @@ def copy_course(folder: Path) -> Path:
 
 
 def newcomers_environment(course: Path, home: Path, mark: str) -> dict[str, str]:
-    """Return the environment of somebody who never used Jupyter, with this Python's packages and the copy's course."""
+    """Return the environment of somebody who has never used Jupyter, with this Python's packages and the copy."""
     ours = ("PYTEST_", "JUPYTER", "JPY_", "MAKE", "MFLAGS", "COURSE_", "RANKS_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     folders = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
@@ -62,7 +69,7 @@ def newcomers_environment(course: Path, home: Path, mark: str) -> dict[str, str]
 
 @contextlib.contextmanager
 def make_lab(course: Path, environment: dict[str, str], log: Path) -> Iterator[str]:
-    """Run `make lab` in a copy of the course, in the environment of this Python. Yields the address for a browser."""
+    """Run `make lab` in a copy of the course with this Python. Yields the address for a browser."""
     command = ["make", "lab", f"COURSE_PYTHON={sys.executable}", "LAB_ARGS=--no-browser --ip=127.0.0.1"]
     options = {"cwd": course, "env": environment, "stdin": subprocess.DEVNULL, "start_new_session": True}
     with log.open("w") as output:
@@ -79,12 +86,12 @@ def make_lab(course: Path, environment: dict[str, str], log: Path) -> Iterator[s
         os.killpg(server.pid, signal.SIGTERM)
         try:
             server.wait(DEADLINE_S)
-        except subprocess.TimeoutExpired:  # then its processes are found by their mark
+        except subprocess.TimeoutExpired:  # Then its processes are found by their mark.
             server.kill()
 
 
 def processes(mark: str) -> list[psutil.Process]:
-    """→ what runs with this mark, however it was started"""
+    """Return all processes with this mark, no matter who started them."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -95,7 +102,7 @@ def processes(mark: str) -> list[psutil.Process]:
 
 @contextlib.contextmanager
 def nothing_left(deadline_s: float = scaled(20.0)) -> Iterator[str]:
-    """Give a mark. → it; behind the block, what still bears it is ended, and is an error"""
+    """Yield a new mark. At the end of the block, fail if processes with it are still running, and kill them."""
     mark = uuid.uuid4().hex
     try:
         yield mark

@@ -1,4 +1,4 @@
-"""Links of Markdown files, and of the Markdown cells of notebooks: where they lead, and which lead nowhere."""
+"""Find the links in Markdown files and in the Markdown cells of notebooks, and the broken ones among them."""
 
 import posixpath
 import re
@@ -25,15 +25,15 @@ def tokens(markdown: str) -> Iterator:
 
 
 def links(markdown: str) -> Iterator[str]:
-    """Yield where links and pictures lead, addresses on the network left out."""
+    """Yield the targets of links and images, except addresses on the network."""
     for token in tokens(markdown):
-        place = token.attrGet("href") or token.attrGet("src")
-        if place and not urlsplit(place).scheme:
-            yield unquote(place)
+        target = token.attrGet("href") or token.attrGet("src")
+        if target and not urlsplit(target).scheme:
+            yield unquote(target)
 
 
 def anchors(markdown: str) -> set[str]:
-    """→ the headings, as GitHub writes them (`#a-title`), and as JupyterLab does (`#A-title`)"""
+    """Return the anchors of all headings, as GitHub forms them (`#a-title`) and as JupyterLab does (`#A-title`)."""
     blocks = _MARKDOWN.parse(markdown)
     titles = [blocks[n + 1].content for n, block in enumerate(blocks) if block.type == "heading_open"]
     plain = [re.sub(r"[^\w\s-]", "", title.lower()).strip().replace(" ", "-") for title in titles]
@@ -41,13 +41,13 @@ def anchors(markdown: str) -> set[str]:
 
 
 def broken(texts: dict[str, str], exists) -> list[str]:
-    """→ file: link, for each that leads nowhere"""
-    found = []
+    """Return `file: link` for each link without a target."""
+    broken_links = []
     for name, text in texts.items():
         for link in links(markdown_of(name, text)):
             path, _, anchor = link.partition("#")
             target = posixpath.normpath(posixpath.join(posixpath.dirname(name), path)) if path else name
             known = anchors(markdown_of(target, texts[target])) if anchor and target in texts else {anchor}
             if target.startswith("..") or not exists(target) or anchor not in known:
-                found.append(f"{name}: {link}")
-    return found
+                broken_links.append(f"{name}: {link}")
+    return broken_links

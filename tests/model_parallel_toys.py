@@ -1,4 +1,4 @@
-"""Cases that prove the probes for model parallelism: blocks split by columns and rows, and layers split into stages.
+"""Cases that test the checks for model parallelism: blocks split by columns and rows, and layers split into stages.
 
 The ranks import this module.
 """
@@ -40,12 +40,12 @@ class Block(nn.Module):
 
 @dataclass(frozen=True)
 class Blocks(Case):
-    """Blocks that are split inside: their hidden elements are shared out over the ranks."""
+    """Blocks whose hidden elements are divided among the ranks."""
 
     width: int = 6
     inner: int = 12
     layers: int = 2
-    is_strided: bool = False  # rank r holds every size-th hidden element, beginning with the r-th
+    is_strided: bool = False  # rank r holds the hidden elements r, r + size, r + 2 · size, …
 
     def build_model(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -108,7 +108,7 @@ class Copies(Blocks):
 
 @dataclass(frozen=True)
 class Layers(Blocks):
-    """Blocks that stay whole and are shared out over the ranks, as stages of a pipeline."""
+    """Whole blocks that are divided among the ranks, as stages of a pipeline."""
 
     layers: int = 4
     differentiates_inputs: bool = False
@@ -136,7 +136,7 @@ class Layers(Blocks):
 
 @dataclass(frozen=True)
 class Columns(Case):
-    """A linear layer whose outputs are shared out over the ranks, and stay so."""
+    """A linear layer whose outputs are divided among the ranks and are not gathered."""
 
     width: int = 12
 
@@ -176,7 +176,7 @@ class Columns(Case):
 
 @dataclass(frozen=True)
 class PaddedColumns(Columns):
-    """As many rows on each rank, of which the last rank's end in padding."""
+    """A linear layer with equally many rows on each rank. The last rank's rows end in padding."""
 
     width: int = 10
 
@@ -190,7 +190,7 @@ class PaddedColumns(Columns):
 
 @dataclass(frozen=True)
 class Rows(Columns):
-    """A linear layer whose inputs are shared out over the ranks; its output is whole on each of them."""
+    """A linear layer whose inputs are divided among the ranks. Every rank has the whole output."""
 
     differentiates_inputs: bool = False
 

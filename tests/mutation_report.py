@@ -1,6 +1,6 @@
-"""How good the checks are: `make mutants`, or `python -m tests.mutation_report [02_manual_ddp …]`.
+"""Report how good the checks are: `make mutants`, or `python -m tests.mutation_report [02_manual_ddp …]`.
 
-Runs tests/test_mutants.py, and prints for each chapter how many mutants each check caught, how many variants passed and
+Runs tests/test_mutants.py. For each chapter, prints how many mutants each check caught, how many variants passed, and
 how long that took. Exits with 1 unless every mutant was caught and every variant passed. `make test` prints the first
 table too.
 """
@@ -17,7 +17,7 @@ from tests.runner.record import Record
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation_report", description=__doc__.splitlines()[0])
-    parser.add_argument("chapter", nargs="*", help="only these, 02_manual_ddp for one")
+    parser.add_argument("chapter", nargs="*", help="only these chapters, such as 02_manual_ddp")
     wanted = parser.parse_args().chapter
     known = mutation_results.chapter_names()
     if unknown := sorted(set(wanted) - set(known)):

@@ -1,4 +1,4 @@
-"""What became of mutants and variants, chapter by chapter, from the results of test_mutants.py."""
+"""Count caught mutants and passed variants by chapter, from the results of test_mutants.py."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,15 +16,15 @@ KINDS = {
 
 @dataclass
 class Report:
-    """What became of one chapter's mutants and variants."""
+    """The results of one chapter's mutants and variants."""
 
     mutants: int = 0
-    by_check: Counter[str] = field(default_factory=Counter)  # mutants that it caught
+    by_check: Counter[str] = field(default_factory=Counter)  # how many mutants each check caught
     variants: int = 0
     passed: int = 0
     seconds: float = 0.0
     problems: list[str] = field(default_factory=list)
-    tried: set[str] = field(default_factory=set)  # files below tests/
+    tried: set[str] = field(default_factory=set)  # files in tests/
 
     @property
     def caught(self) -> int:
@@ -36,7 +36,7 @@ def chapter_names(tests: Path = TESTS) -> list[str]:
 
 
 def read(results: Results) -> dict[str, Report]:
-    """Return what became of each chapter's mutants and variants, by the chapter's name."""
+    """Return the results of each chapter's mutants and variants, by the chapter's name."""
     found: dict[str, Report] = {}
     for test in results.tests.values():
         function, _, test_id = test.name.rsplit("::", 1)[-1].partition("[")
@@ -62,32 +62,33 @@ def _count(report: Report, chapter: str, kind: str, test_id: str, test: Outcome)
 
 
 def problems(found: dict[str, Report], chapters: tuple[str, ...], tests: Path = TESTS) -> list[str]:
-    """Say what keeps these chapters from having every mutant caught and every variant passed.
+    """List everything that is wrong: mutants that were not caught, and variants that did not pass.
 
-    A file that was not tried is a problem, and so is one in a folder that belongs to no chapter.
+    A file that was not tried is a problem too, and so is a file in a folder that belongs to no chapter.
     """
-    said = [f"not as it should be: {problem}" for each in found.values() for problem in each.problems]
+    messages = [f"failed: {problem}" for report in found.values() for problem in report.problems]
     expected = {path.relative_to(tests).as_posix() for kind in KINDS.values() for path in tests.glob(f"{kind}/*/*.py")}
     others = set(chapter_names(tests)) - set(chapters)
-    tried = set().union(*(each.tried for each in found.values()))
+    tried = set().union(*(report.tried for report in found.values()))
     missing = [path for path in sorted(expected - tried) if path.split("/")[1] not in others]
-    said += [f"was not tried: {path}" for path in missing]
+    messages += [f"was not tried: {path}" for path in missing]
     for name in chapters:
         counts = found.get(name, Report())
-        said += [f"{name} has no {kind}" for kind in KINDS.values() if not getattr(counts, kind)]
+        messages += [f"{name} has no {kind}" for kind in KINDS.values() if not getattr(counts, kind)]
         if counts.caught < counts.mutants - len(counts.problems):
-            said.append(f"{name}: a mutant does not say which check caught it")
-    return said
+            messages.append(f"{name}: a mutant does not say which check caught it")
+    return messages
 
 
 def by_chapter(found: dict[str, Report]) -> Table:
     rows = [
-        [name, f"{each.caught} / {each.mutants}", f"{each.passed} / {each.variants}", f"{each.seconds:.0f}"]
-        for name, each in found.items()
+        [name, f"{report.caught} / {report.mutants}", f"{report.passed} / {report.variants}", f"{report.seconds:.0f}"]
+        for name, report in found.items()
     ]
-    return Table(["chapter", "mutants caught", "right ones passed", "seconds"], rows)
+    return Table(["chapter", "mutants caught", "variants passed", "seconds"], rows)
 
 
 def by_check(found: dict[str, Report]) -> Table:
-    rows = [[name, check, str(count)] for name, each in found.items() for check, count in each.by_check.most_common()]
+    counts = [(name, *entry) for name, report in found.items() for entry in report.by_check.most_common()]
+    rows = [[name, check, str(count)] for name, check, count in counts]
     return Table(["chapter", "caught by", "mutants"], rows)

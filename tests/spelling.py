@@ -1,8 +1,8 @@
-"""Is every word of the prose an English one, or one of tests/words.txt? `python -m tests.spelling`
+"""Check that every word of the prose is an English one or is in tests/words.txt: `python -m tests.spelling`.
 
-Prose is what people read: Markdown, and of Python the comments, docstrings and messages. Lessons and labs are read
-where they are written, in source/. Code in backticks, formulas, addresses and names with dots, digits or underscores
-are left out. A dictionary finds what a list of known misspellings does not: `shrad`, `gradeint`.
+Prose is Markdown, and the comments, docstrings and messages in Python. Lessons and labs are checked in source/. Code in
+backticks, formulas, addresses and names with dots, digits or underscores are skipped. A dictionary also finds mistakes
+that no list of common misspellings contains, such as `shrad` and `gradeint`.
 """
 
 import ast
@@ -23,17 +23,17 @@ NOT_PROSE = re.compile(
     r"|[^\s(]*(?:[_=\\@{}\[\]/<>]|\w[.:]\w|\d)[^\s)]*",  # names of files, variables and machines
     re.DOTALL | re.MULTILINE,
 )
-WORD = re.compile(r"(?<![\w’'])[A-Za-z][a-z]{2,}(?![A-Za-z_])")  # GPT, fp32 and ManualDDP are none
-MESSAGE_WORDS = 4  # a string with as many is said to somebody
+WORD = re.compile(r"(?<![\w’'])[A-Za-z][a-z]{2,}(?![A-Za-z_])")  # GPT, fp32 and ManualDDP are not words
+MESSAGE_WORDS = 4  # A string with this many words is a message.
 
 
 def python_prose(code: str, messages: bool) -> Iterator[tuple[int, str]]:
-    """Yield comments, docstrings and perhaps messages, each with its first line's number."""
+    """Yield comments, docstrings and, if `messages`, other texts, each with the number of its first line."""
     lines: list[str] = []
     began = 0
     for token in tokenize.generate_tokens(io.StringIO(code).readline):
         if token.type == tokenize.COMMENT and not token.string.startswith("# %%"):
-            if token.start[0] != began + len(lines):  # comments on consecutive lines are one text
+            if token.start[0] != began + len(lines):  # Comments on consecutive lines are one text.
                 yield began, "\n".join(lines)
                 began, lines = token.start[0], []
             lines.append(token.string.lstrip("#"))
@@ -56,35 +56,37 @@ def words_of(text: str) -> Iterator[tuple[int, str]]:
 
 def words_in(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the words of a file's prose, each with its line."""
-    text, messages = path.read_text(), "tests" not in path.parts  # tests quote code, and what is wrong
+    text, messages = path.read_text(), "tests" not in path.parts  # Tests contain code and misspelled words.
     for began, prose in python_prose(text, messages) if path.suffix == ".py" else [(1, text)]:
         for number, word in words_of(prose):
             yield began + number, word
 
 
 def misspelled(paths: Iterable[Path], known: Iterable[str]) -> Iterator[str]:
-    """Yield `file:line: word` with what may have been meant, for each word that nobody knows."""
-    dictionary = SpellChecker(distance=1)  # 2 takes seconds for a long word
+    """Yield `file:line: word` and a suggestion for each unknown word."""
+    dictionary = SpellChecker(distance=1)  # A distance of 2 takes seconds for a long word.
     dictionary.word_frequency.load_words(known)
-    found = [(path, *place) for path in paths for place in words_in(path)]
+    found = [(path, line, word) for path in paths for line, word in words_in(path)]
     unknown = dictionary.unknown({word for _, _, word in found})
     for path, line, word in found:
         if word in unknown:
-            meant = dictionary.correction(word)
-            yield f"{path}:{line}: {word}" + (f", is it {meant}?" if meant and meant != word else "")
+            suggestion = dictionary.correction(word)
+            yield f"{path}:{line}: {word}" + (
+                f" (did you mean {suggestion}?)" if suggestion not in (None, word) else ""
+            )
 
 
 def prose_files() -> list[Path]:
-    """→ what people write"""
+    """Return the files that contain prose."""
     folders = [ROOT.glob("*"), *((ROOT / folder).rglob("*") for folder in FOLDERS)]
     return sorted(path for paths in folders for path in paths if path.suffix in (".md", ".py"))
 
 
 def main() -> int:
     lines = list(misspelled(prose_files(), WORDS.read_text().split()))
-    print("\n".join(line.removeprefix(f"{ROOT}/") for line in lines) or "every word is known")
+    print("\n".join(line.removeprefix(f"{ROOT}/") for line in lines) or "Every word is known.")
     if lines:
-        print(f"\n{len(lines)} unknown words: mend them, or add them to {WORDS.relative_to(ROOT)}")
+        print(f"\n{len(lines)} unknown words. Correct them, or add them to {WORDS.relative_to(ROOT)}.")
     return 1 if lines else 0
 
 

@@ -1,6 +1,7 @@
-"""The course in JupyterLab and headless Chromium, from `make lab` on. Screenshots come into build/screenshots/.
+"""The course works in JupyterLab and headless Chromium, beginning with `make lab`.
 
-Without Chromium this module is skipped, and says so; in CI, or where COURSE_BROWSER=required, it fails.
+Screenshots are saved in build/screenshots/. Without Chromium, the tests are skipped; in CI, or with
+COURSE_BROWSER=required, they fail.
 """
 
 import os
@@ -19,7 +20,7 @@ from tests.contrasts import ENOUGH_FOR_A_SIGN, READABLE, contrasts_in
 pytestmark = pytest.mark.slow
 
 LAB = "labs/00_ranks.ipynb"
-NO_BROWSER = "no Chromium here: `apt-get install chromium`, and run this again"
+NO_BROWSER = "Chromium is missing: run `apt-get install chromium`, then run this again"
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +39,18 @@ def course(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def no_complaints(course):
-    """Each test ends with a silent console."""
+def no_console_errors(course):
+    """Fail each test after which a page has errors in its console."""
     yield
-    said = [words for heard in course.heard for words in heard]
-    for heard in course.heard:
-        heard.clear()
-    assert said == []
+    messages = [message for errors in course.errors for message in errors]
+    for errors in course.errors:
+        errors.clear()
+    assert messages == []
 
 
 @pytest.fixture(scope="module")
 def lab(course) -> Lab:
-    """Lab 00, its ranks started."""
+    """Open lab 00 and start its ranks."""
     lab = course.open(LAB)
     lab.run(lab.cell("ranks.start("))
     lab.run(lab.cell('"""First collectives'))
@@ -57,14 +58,14 @@ def lab(course) -> Lab:
 
 
 def solution(piece: str) -> str:
-    """→ the source of the solution's cell that defines a piece"""
+    """Return the source of the cell in the solution that defines a piece."""
     cells = nbformat.read(lab_server.ROOT / "solutions" / "00_ranks.ipynb", as_version=4).cells
     (found,) = [cell.source for cell in cells if f"def {piece}(" in cell.source and cell.cell_type == "code"]
     return found
 
 
 def solve_the_first_exercise(lab: Lab) -> Locator:
-    """→ its check, which has run"""
+    """Write and run the solution, and return the cell of its check after it has run."""
     exercise = lab.cell("def sum_over_ranks(")
     lab.write(exercise, solution("sum_over_ranks"))
     lab.run(exercise)
@@ -82,25 +83,25 @@ def test_make_lab_opens_the_first_lesson(course):
     lesson = course.open(FIRST_LESSON)
     assert lesson.page.url.endswith(f"/lab/tree/{FIRST_LESSON}")
     assert lesson.page.locator(".jp-NotebookPanel h1").first.inner_text().startswith("00 · Ranks")
-    lesson.picture("start")
+    lesson.screenshot("start")
 
 
-def test_nothing_is_in_the_way(course):
-    """No dialog, no question about news, no advice to update what is pinned."""
+def test_no_dialogs_or_notifications_appear(course):
+    """JupyterLab does not ask about news, and does not suggest updates of pinned packages."""
     page = course.open(FIRST_LESSON).page
-    page.wait_for_timeout(2000)  # JupyterLab asks a second after it is there
+    page.wait_for_timeout(2000)  # JupyterLab asks a second after it has started.
     assert page.locator(".jp-Dialog").count() == 0
     assert page.locator(".Toastify__toast").all_inner_texts() == []
 
 
 def test_the_first_lesson_runs_to_its_end(course):
     lesson = course.open(FIRST_LESSON)
-    lesson.forget_outputs()
+    lesson.clear_outputs()
     lesson.choose("Run", "Run All Cells")
     prompts = lesson.page.locator(".jp-CodeCell .jp-InputPrompt")
     busy_at = time.monotonic()
 
-    def ended() -> bool:  # behind a cell that was not to fail, the others stay without a number
+    def ended() -> bool:  # After an unexpected failure, the remaining cells get no number.
         nonlocal busy_at
         numbers = [text.strip("[]: ") for text in prompts.all_text_contents()]
         if "*" in numbers or not lesson.is_idle():
@@ -108,52 +109,52 @@ def test_the_first_lesson_runs_to_its_end(course):
         return all(number.isdigit() for number in numbers) or time.monotonic() > busy_at + scaled(5)
 
     lesson.wait_until("lesson 00 had run", ended, deadline_s=scaled(180))
-    lesson.picture("lesson_00", whole=True)
+    lesson.screenshot("lesson_00", whole=True)
     lesson.page.keyboard.press("Control+s")
     saved = lesson.page.locator("#jp-main-statusbar").get_by_text("Saving completed")
     saved.wait_for()
     cells = [cell for cell in nbformat.read(lesson.file, as_version=4).cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     for cell in cells:
-        errors = [f"{each.ename}: {each.evalue}" for each in cell.outputs if each.output_type == "error"]
-        announced = "raises-exception" in cell.metadata.get("tags", [])
-        assert bool(errors) == announced, f"{cell.source}\n{errors}"
+        errors = [f"{error.ename}: {error.evalue}" for error in cell.outputs if error.output_type == "error"]
+        expected = "raises-exception" in cell.metadata.get("tags", [])
+        assert bool(errors) == expected, f"{cell.source}\n{errors}"
 
 
 # -- the lab
 
 
-def test_a_wrong_answer_gets_a_hint_and_a_right_one_a_tick(lab):
+def test_a_wrong_answer_gets_a_hint_and_a_right_one_check_marks(lab):
     exercise, check = lab.cell("def sum_over_ranks("), lab.cell("check.sum_over_ranks()")
     wrong = solution("sum_over_ranks").replace(", dtype=torch.float64", "")
     assert wrong != solution("sum_over_ranks")
     lab.write(exercise, wrong)
     lab.run(exercise)
-    said = output(lab.run(check))
-    assert "✗" in said.first.inner_text() and "Look at: the dtype." in said.first.inner_text()
-    assert "not there yet" in said.last.inner_text()
-    lab.picture("lab_00_wrong")
+    shown = output(lab.run(check))
+    assert "✗" in shown.first.inner_text() and "Hint: which dtype is sent?" in shown.first.inner_text()
+    assert "not there yet" in shown.last.inner_text()
+    lab.screenshot("lab_00_wrong")
 
-    said = output(solve_the_first_exercise(lab))
-    assert said.count() == 1
-    signs = said.locator("td:first-child").all_inner_texts()
+    shown = output(solve_the_first_exercise(lab))
+    assert shown.count() == 1
+    signs = shown.locator("td:first-child").all_inner_texts()
     assert signs == ["✓"] * len(signs) and signs
-    lab.picture("lab_00_right")
+    lab.screenshot("lab_00_right")
 
 
 def test_a_cell_that_hangs_is_explained_and_the_next_one_runs(lab):
     hanging = lab.run(lab.cell("def log_loss("))
-    said = output(hanging).all_inner_texts()[-1]
-    assert re.search(r"Rank 0 waits in all_reduce .* for ranks 1–3\.", said)
-    assert re.search(r"(?m)^rank +state +last collective +at$", said) and "A new process group is ready" in said
-    lab.picture("lab_00_hang")
+    report = output(hanging).all_inner_texts()[-1]
+    assert re.search(r"Rank 0 waits in all_reduce .* for ranks 1–3\.", report)
+    assert re.search(r"(?m)^rank +state +last collective +at$", report) and "A new process group is ready" in report
+    lab.screenshot("lab_00_hang")
     after = lab.cell("def log_mean_loss(")
-    lab.write(after, '%%ranks\nprint("on we go")')
-    assert output(lab.run(after)).inner_text().strip() == "ranks 0–3 │ on we go"
+    lab.write(after, '%%ranks\nprint("continuing")')
+    assert output(lab.run(after)).inner_text().strip() == "ranks 0–3 │ continuing"
 
 
 @pytest.mark.parametrize("theme", ["JupyterLab Dark", "JupyterLab Light"])
-def test_what_the_course_says_is_readable_in_both_themes(lab, theme):
+def test_outputs_are_readable_in_both_themes(lab, theme):
     lab.choose("Settings", "Theme", theme)
     light = str("Light" in theme).lower()
     body = lab.page.locator("body")
@@ -161,34 +162,34 @@ def test_what_the_course_says_is_readable_in_both_themes(lab, theme):
     passed = solve_the_first_exercise(lab)
     lab.run(lab.cell("def global_mean("))
     failed = lab.run(lab.cell("check.global_mean()"))
-    lab.picture(f"lab_00_{theme.split()[1].lower()}", whole=True)
-    contrasts = [each for cell in (passed, failed) for each in contrasts_in(cell.locator(".jp-OutputArea").first)]
+    lab.screenshot(f"lab_00_{theme.split()[1].lower()}", whole=True)
+    contrasts = [pair for cell in (passed, failed) for pair in contrasts_in(cell.locator(".jp-OutputArea").first)]
     texts = [text for _, text in contrasts]
     assert "✓" in texts and "✗" in texts and any("it is not written yet" in text for text in texts)
     for contrast, text in contrasts:
         assert contrast > (ENOUGH_FOR_A_SIGN if text in "✓✗" else READABLE), f"{text!r}: {contrast:.1f}"
 
 
-def test_the_first_page_knows_what_has_passed_and_leads_on(course, lab):
+def test_the_first_page_shows_progress_and_links_to_the_lab(course, lab):
     solve_the_first_exercise(lab)
     lesson = course.open(FIRST_LESSON)
-    lesson.forget_outputs()
+    lesson.clear_outputs()
     page = output(lesson.run(lesson.cell("progress.show()")))
     row = page.locator("tr", has_text="Lab 00").inner_text()
     assert "✓ sum_over_ranks" in row and "1 of 5" in row and "2 of 15" in row
-    lesson.picture("progress")
-    assert (course.folder / "progress.jsonl").exists(), "the record belongs to the course that is read"
-    lab.page.close()  # two windows on one kernel make JupyterLab's widgets complain; no test below needs this one
+    lesson.screenshot("progress")
+    assert (course.folder / "progress.jsonl").exists(), "progress is recorded in the course's own folder"
+    lab.page.close()  # Two windows on one kernel cause errors in JupyterLab's widgets. No later test needs this one.
     page.locator("a", has_text=LAB).first.click()
     tab = lesson.page.locator("#jp-main-dock-panel .lm-TabBar-tab.jp-mod-current")
     lesson.wait_until("the link had opened the lab", lambda: LAB in (tab.get_attribute("title") or ""))
 
 
-# -- what moves
+# -- widgets
 
 
-def shown(picture: Locator) -> str:
-    """→ the bytes of the image that a widget shows, as text"""
+def digest_of(picture: Locator) -> str:
+    """Return a digest of the image that a widget shows."""
     return picture.evaluate(
         """async image => {
             const bytes = new Uint8Array(await (await fetch(image.src)).arrayBuffer());
@@ -198,54 +199,54 @@ def shown(picture: Locator) -> str:
     )
 
 
-def test_the_stepper_goes_by_click_key_and_play(course):
+def test_the_stepper_reacts_to_clicks_keys_and_play(course):
     lesson = course.open("chapters/01_collectives.ipynb")
-    lesson.forget_outputs()
+    lesson.clear_outputs()
     stepper = lesson.cell("widgets.ring_stepper(")
     stepper.locator(".cm-content").click()
     lesson.choose("Run", "Run All Above Selected Cell")
     lesson.run(stepper)
     widget = stepper.locator(".jupyter-widgets.widget-vbox")
     picture, readout = widget.locator("img"), widget.locator(".widget-readout")
-    pictures = {readout.inner_text(): shown(picture)}
+    pictures = {readout.inner_text(): digest_of(picture)}
 
     def wait_for_step(step: str) -> None:
-        def came() -> bool:
-            return readout.inner_text() == step and shown(picture) not in set(pictures.values())
+        def is_shown() -> bool:
+            return readout.inner_text() == step and digest_of(picture) not in set(pictures.values())
 
-        lesson.wait_until(f"the stepper showed step {step}", came)
-        pictures[step] = shown(picture)
+        lesson.wait_until(f"the stepper showed step {step}", is_shown)
+        pictures[step] = digest_of(picture)
 
     widget.locator(".noUi-handle").press("ArrowRight")
     wait_for_step("1")
     widget.evaluate("element => element.scrollIntoView()")
-    lesson.picture("stepper")
-    widget.locator(".noUi-target").click()  # in the middle
+    lesson.screenshot("stepper")
+    widget.locator(".noUi-target").click()  # A click in the middle.
     wait_for_step("3")
     widget.locator(".jupyter-widget-play, .widget-play").locator("button").first.click()
     wait_for_step("4")
     assert list(pictures) == ["0", "1", "3", "4"]
 
 
-def test_the_planner_follows_a_choice_and_a_key(course):
+def test_the_planner_reacts_to_a_choice_and_a_key(course):
     lesson = course.open("chapters/06_memory_wall.ipynb")
-    lesson.forget_outputs()
-    for words in ("from shared.plots import memory_plan", 'my_prediction = "ZeRO-?"', "widgets.memory_planner("):
-        cell = lesson.run(lesson.cell(words))
+    lesson.clear_outputs()
+    for text in ("from shared.plots import memory_plan", 'my_prediction = "ZeRO-?"', "widgets.memory_planner("):
+        cell = lesson.run(lesson.cell(text))
     widget = cell.locator(".jupyter-widgets.widget-vbox")
     picture, model = widget.locator("img"), widget.locator("select").first
-    pictures = [shown(picture)]
+    pictures = [digest_of(picture)]
 
-    def wait_for_another(what: str) -> None:
-        lesson.wait_until(f"the planner's figure followed {what}", lambda: shown(picture) not in pictures)
-        pictures.append(shown(picture))
+    def wait_for_new_picture(cause: str) -> None:
+        lesson.wait_until(f"the planner's figure followed {cause}", lambda: digest_of(picture) not in pictures)
+        pictures.append(digest_of(picture))
 
     widget.evaluate("element => element.scrollIntoView()")
-    lesson.picture("planner")
+    lesson.screenshot("planner")
     model.select_option(index=0)
-    wait_for_another("the model chosen")
+    wait_for_new_picture("the model chosen")
     ranks = widget.locator("select").nth(1)
     before = ranks.input_value()
-    ranks.press("6")  # JupyterLab keeps the arrows for itself
-    wait_for_another("a key")
+    ranks.press("6")  # JupyterLab handles the arrow keys itself.
+    wait_for_new_picture("a key")
     assert (before, ranks.input_value()) == ("8", "64")

@@ -1,4 +1,4 @@
-"""What is built matches its source, was executed, and the lab differs from its solution in exercises only."""
+"""Built files match their source and were executed, and a lab differs from its solution only in its exercises."""
 
 import re
 
@@ -32,8 +32,8 @@ def test_nothing_built_is_out_of_date():
         ("lab", {"labs/02_manual_ddp.ipynb", "solutions/02_manual_ddp.ipynb"}),
     ],
 )
-def test_a_changed_source_is_noticed(monkeypatch, script, stale):
-    """One word more in the first cell makes stale what is built from it, and nothing else."""
+def test_a_changed_source_makes_its_notebooks_stale(monkeypatch, script, stale):
+    """A change to the first cell makes exactly the files stale that are built from it."""
     original = build.Chapter.read
 
     def changed(self, name):
@@ -55,7 +55,7 @@ def test_every_code_cell_was_executed_in_order(folder, chapter):
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=IDS)
 @pytest.mark.parametrize("folder", ["chapters", "solutions"])
-def test_errors_appear_only_where_they_are_meant_and_show_no_code_of_ours(folder, chapter):
+def test_errors_appear_only_where_intended_and_show_none_of_our_code(folder, chapter):
     for cell in _code(_read(folder, chapter)):
         errors = [output for output in cell.outputs if output.output_type == "error"]
         assert not errors or "raises-exception" in cell.metadata.get("tags", []), cell.source
@@ -66,7 +66,7 @@ def test_errors_appear_only_where_they_are_meant_and_show_no_code_of_ours(folder
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=IDS)
-def test_lab_and_solution_differ_in_exercise_cells_only(chapter):
+def test_lab_and_solution_differ_only_in_exercise_cells(chapter):
     lab, solution = _read("labs", chapter), _read("solutions", chapter)
     assert [cell.id for cell in lab.cells] == [cell.id for cell in solution.cells]
     for blank, solved in zip(lab.cells, solution.cells, strict=True):
@@ -77,7 +77,7 @@ def test_lab_and_solution_differ_in_exercise_cells_only(chapter):
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=IDS)
-def test_the_lab_holds_no_solution_and_no_output(chapter):
+def test_the_lab_has_no_solution_and_no_output(chapter):
     lab = _read("labs", chapter)
     assert all(not cell.outputs and cell.execution_count is None for cell in _code(lab))
     assert not any("SOLUTION" in cell.source for cell in lab.cells)
@@ -85,7 +85,7 @@ def test_the_lab_holds_no_solution_and_no_output(chapter):
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=IDS)
 @pytest.mark.parametrize("folder", ["chapters", "labs", "solutions"])
-def test_notebooks_are_valid_and_carry_nothing_of_this_machine(folder, chapter):
+def test_notebooks_are_valid_and_contain_no_paths_of_this_machine(folder, chapter):
     path = build.ROOT / folder / f"{chapter.name}.ipynb"
     notebook = nbformat.read(path, as_version=4)
     validate(notebook)
@@ -96,15 +96,15 @@ def test_notebooks_are_valid_and_carry_nothing_of_this_machine(folder, chapter):
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=IDS)
-def test_exercises_and_checks_carry_nbgraders_metadata(chapter):
+def test_exercises_and_checks_have_nbgraders_metadata(chapter):
     cells = [cell for cell in _read("labs", chapter).cells if "nbgrader" in cell.metadata]
-    marks = [cell.metadata["nbgrader"] for cell in cells]
-    assert len({mark["grade_id"] for mark in marks}) == len(marks)
+    gradings = [cell.metadata["nbgrader"] for cell in cells]
+    assert len({grading["grade_id"] for grading in gradings}) == len(gradings)
     exercises = [cell for cell in _read("labs", chapter).cells if "exercise" in cell.metadata.get("tags", [])]
-    assert sum(mark["solution"] for mark in marks) == len(exercises) > 0
-    assert sum(mark.get("points", 0) for mark in marks) > 0
-    for cell, mark in zip(cells, marks, strict=True):
-        assert mark["grade"] == cell.source.startswith("check."), cell.source
+    assert sum(grading["solution"] for grading in gradings) == len(exercises) > 0
+    assert sum(grading.get("points", 0) for grading in gradings) > 0
+    for cell, grading in zip(cells, gradings, strict=True):
+        assert grading["grade"] == cell.source.startswith("check."), cell.source
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=IDS)
@@ -127,7 +127,7 @@ def test_a_lesson_imports_no_solution_of_its_own_or_a_later_chapter(chapter):
     assert not [module for module in forbidden if re.search(rf"\bsolutions\.{module}\b", source)]
 
 
-def test_a_class_that_is_spread_over_cells_is_whole_in_the_module():
+def test_a_class_that_is_split_over_cells_is_joined_in_the_module():
     cells = [
         "import math",
         "class Circle(Shape):\n    def __init__(self):\n        self.radius = 1\n\n\nUNIT = Circle",
@@ -135,7 +135,7 @@ def test_a_class_that_is_spread_over_cells_is_whole_in_the_module():
         "class Circle(Circle):\n    @property\n    def name(self):\n        return 'circle'",
         "def double(circle):\n    return 2 * circle.radius",
     ]
-    whole = """\
+    joined = """\
 class Circle(Shape):
     def __init__(self):
         self.radius = 1
@@ -151,4 +151,4 @@ class Circle(Shape):
 
 
 UNIT = Circle"""
-    assert build._with_whole_classes(cells) == [cells[0], whole, cells[4]]
+    assert build._with_whole_classes(cells) == [cells[0], joined, cells[4]]

@@ -1,4 +1,4 @@
-"""Checkpoints of a run whose ranks are really killed while they save: others go on from the last whole one.
+"""Checkpoints of a run whose ranks are killed while they save: others resume from the last complete one.
 
 The functions without `test_` run on the ranks.
 """
@@ -21,12 +21,12 @@ from solutions.production import fully_sharded, host_mesh
 pytestmark = pytest.mark.slow
 
 SAMPLES, SAVED_AT, KILLED_AT, STEPS = 12, 2, 4, 6
-SETTINGS = {"lr": 0.01, "weight_decay": 0.1, "eps": 1e-3}  # eps: what is almost 0 is not blown up to a step of lr
+SETTINGS = {"lr": 0.01, "weight_decay": 0.1, "eps": 1e-3}  # A large eps keeps values near 0 from becoming a step of lr.
 DEADLINE_S = scaled(30.0)
 
 
 def tiny_gpt(seed: int) -> models.TinyGPT:
-    """Its embedding is the output too; a layer is frozen, there is a buffer, and no size divides by three."""
+    """Build a model with a tied embedding, a frozen layer, a buffer, and no size that is divisible by three."""
     gpt = models.TinyGPT(models.GPTConfig(vocab_size=13, context=8, layers=2, heads=2, width=10), seed).double()
     gpt.blocks[0].attention.requires_grad_(False)
     gpt.register_buffer("count", torch.tensor(3.0 + seed))
@@ -34,7 +34,7 @@ def tiny_gpt(seed: int) -> models.TinyGPT:
 
 
 def batch_of(step: int, rank: int, world_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A rank's share of a step's samples, which are the same for any number of ranks."""
+    """Return a rank's share of a step's samples, which are the same for any number of ranks."""
     tokens = torch.randint(13, (SAMPLES, 9), generator=torch.Generator().manual_seed(step))
     own = tokens[rank::world_size]
     return own[:, :-1], own[:, 1:]
@@ -63,7 +63,7 @@ def die(*_, **__) -> None:
 
 
 def killed_while_saving(folder: str, moment: str) -> None:
-    """Save, train on, save again: and there a rank is killed."""
+    """Save, train on, and save again, when a rank is killed."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     model, optimizer = new_run(rank)
     train(model, optimizer, range(SAVED_AT), rank, world_size)
@@ -76,8 +76,8 @@ def killed_while_saving(folder: str, moment: str) -> None:
     save_checkpoint(Path(folder), KILLED_AT, model, optimizer)
 
 
-def killed_while_an_earlier_try_goes(folder: str) -> None:
-    """Save the same step twice: and when one file of the first is gone, rank 0 is killed."""
+def killed_while_removing_an_earlier_attempt(folder: str) -> None:
+    """Save the same step twice. Kill rank 0 when it has removed one file of the first attempt."""
     model, optimizer = new_run(dist.get_rank())
     for step in (SAVED_AT, KILLED_AT):
         save_checkpoint(Path(folder), step, model, optimizer)
@@ -87,7 +87,7 @@ def killed_while_an_earlier_try_goes(folder: str) -> None:
 
 
 def resumed(folder: str, hosts: int = 1) -> tuple[str, int, list[float]]:
-    """Go on from the newest checkpoint. → its name, its step, losses from there"""
+    """Resume from the newest checkpoint. Return its name, its step, and the losses from there on."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     model, optimizer = new_run(7 + rank, sharded=world_size > 1, hosts=hosts)
     path = newest_checkpoint(Path(folder))
@@ -98,7 +98,7 @@ def resumed(folder: str, hosts: int = 1) -> tuple[str, int, list[float]]:
 
 
 def uninterrupted() -> list[float]:
-    """→ losses of one process that nobody killed"""
+    """Return the losses of one process that was not killed."""
     model, optimizer = new_run(0, sharded=False)
     return train(model, optimizer, range(STEPS))
 
@@ -108,7 +108,7 @@ def mean_losses(found: list[tuple]) -> list[float]:
 
 
 @pytest.mark.parametrize("moment", ["while a rank writes", "before the rename"])
-def test_a_kill_loses_nothing_but_the_steps_since_the_last_save(four_ranks, tmp_path, moment):
+def test_a_kill_loses_only_the_steps_since_the_last_save(four_ranks, tmp_path, moment):
     with pytest.raises(ranks.CellFailed, match="killed with SIGKILL"):
         ranks.run(killed_while_saving, str(tmp_path), moment, timeout_s=DEADLINE_S)
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"step_{SAVED_AT}", f"step_{KILLED_AT}.half"]
@@ -119,12 +119,12 @@ def test_a_kill_loses_nothing_but_the_steps_since_the_last_save(four_ranks, tmp_
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"step_{SAVED_AT}", f"step_{KILLED_AT}"]
 
 
-def test_a_kill_leaves_no_part_of_an_earlier_try(four_ranks, tmp_path):
+def test_a_kill_leaves_no_partial_earlier_attempt(four_ranks, tmp_path):
     with pytest.raises(ranks.CellFailed, match="killed with SIGKILL"):
-        ranks.run(killed_while_an_earlier_try_goes, str(tmp_path), timeout_s=DEADLINE_S)
-    whole = newest_checkpoint(tmp_path)
-    assert whole == tmp_path / f"step_{KILLED_AT}"  # the new one: the old one made way when this was written
-    assert len(list(whole.glob("*.distcp"))) == 4 and (whole / ".metadata").exists()
+        ranks.run(killed_while_removing_an_earlier_attempt, str(tmp_path), timeout_s=DEADLINE_S)
+    newest = newest_checkpoint(tmp_path)
+    assert newest == tmp_path / f"step_{KILLED_AT}"  # The new one: the old one was removed only after it was written.
+    assert len(list(newest.glob("*.distcp"))) == 4 and (newest / ".metadata").exists()
 
 
 def saved(folder: str, hosts: int) -> None:
@@ -135,7 +135,7 @@ def saved(folder: str, hosts: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_a_process_without_a_group_goes_on(four_ranks, tmp_path):
+def test_a_process_without_a_group_resumes(four_ranks, tmp_path):
     ranks.run(saved, str(tmp_path), 2, timeout_s=DEADLINE_S)
     model, optimizer = new_run(5, sharded=False)
     step = load_checkpoint(newest_checkpoint(tmp_path), model, optimizer)
@@ -143,7 +143,7 @@ def test_a_process_without_a_group_goes_on(four_ranks, tmp_path):
 
 
 @pytest.mark.parametrize(("size", "hosts"), [(1, 1), (3, 1), (4, 2)])
-def test_hybrid_or_not_any_number_of_ranks_goes_on(four_ranks, tmp_path, size, hosts):
+def test_any_number_of_ranks_resumes_hybrid_or_not(four_ranks, tmp_path, size, hosts):
     ranks.run(saved, str(tmp_path), 1 if hosts == 2 else 2, timeout_s=DEADLINE_S)
     with ranks.world(size):
         found = ranks.run(resumed, str(tmp_path), hosts, timeout_s=DEADLINE_S)

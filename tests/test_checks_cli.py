@@ -1,4 +1,4 @@
-"""`python -m shared.checks NAME FILE`: 0 all pass, 1 some fail, 2 unusable and why."""
+"""`python -m shared.checks NAME FILE` exits with 0 if all checks pass, 1 if some fail, or 2 with a reason."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ def _check(*arguments) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
-def test_a_right_solution_exits_0_and_says_so_in_json():
+def test_a_right_solution_exits_0_with_its_verdicts_in_json():
     done = _check("first_collectives", VARIANTS / "00_ranks" / "odd_even_and_tree.py", "--json")
     report = json.loads(done.stdout)
     assert done.returncode == 0 and report["status"] == 0
@@ -34,10 +34,10 @@ def test_a_wrong_solution_exits_1_with_evidence_and_a_hint():
     done = _check("first_collectives", MUTANTS / "00_ranks" / "log_the_sum.py")
     assert done.returncode == 1
     assert "✗ log_mean_loss · values" in done.stdout
-    assert "times too large" in done.stdout and "sum or mean?" in done.stdout
+    assert "times too large" in done.stdout and "sum or the mean?" in done.stdout
 
 
-def test_a_file_without_the_piece_exits_2_and_says_why(tmp_path):
+def test_a_file_without_the_piece_exits_2_with_a_reason(tmp_path):
     path = tmp_path / "candidate.py"
     path.write_text("x = 1\n")
     done = _check("manual_ddp", path)
@@ -69,7 +69,7 @@ def four_ranks():
         ("import os\nos._exit(0)\n", "died"),
     ],
 )
-def test_a_file_that_does_not_load_is_unusable_and_the_ranks_live_on(four_ranks, tmp_path, text, why):
+def test_a_file_that_does_not_load_is_unusable_and_the_ranks_survive(four_ranks, tmp_path, text, why):
     path = tmp_path / "candidate.py"
     path.write_text(text)
     with pytest.raises(framework.Unusable, match=why):
@@ -82,13 +82,13 @@ def test_a_seed_repeats_a_run(four_ranks):
     assert first == second and not first[0].passed
 
 
-def test_one_check_of_one_piece_can_be_tried(four_ranks):
+def test_one_check_of_one_piece_can_be_run(four_ranks):
     (verdict,) = run_file("manual_ddp", SUMMED, only="mean_over_ranks_", check="wire")
     assert (verdict.exercise, verdict.check) == ("mean_over_ranks_", "wire")
-    assert verdict.passed and verdict.world_sizes == (2, 4), "a sum costs what a mean costs"
+    assert verdict.passed and verdict.world_sizes == (2, 4), "a sum sends as many bytes as a mean"
 
 
-def test_a_piece_imported_from_the_solutions_is_refused(four_ranks, tmp_path):
+def test_a_piece_imported_from_the_solutions_fails(four_ranks, tmp_path):
     path = tmp_path / "candidate.py"
     path.write_text("from solutions.manual_ddp import ManualDDP\n")
     verdicts = run_file("manual_ddp", path, only="ManualDDP")
@@ -96,15 +96,20 @@ def test_a_piece_imported_from_the_solutions_is_refused(four_ranks, tmp_path):
     assert "write it by hand" in verdicts[0].evidence
 
 
-def test_what_is_not_written_yet_is_said_so(four_ranks, tmp_path):
+def test_our_own_solution_may_consist_of_several_modules(four_ranks):
+    (verdict,) = run_file("zero3", ROOT / "solutions" / "zero3.py", only="Prefetcher", check="plain order")
+    assert verdict.passed, verdict.evidence
+
+
+def test_the_placeholder_of_a_lab_is_reported_as_not_written(four_ranks, tmp_path):
     path = tmp_path / "candidate.py"
     path.write_text("def mean_over_ranks_(tensor, group=None):\n    raise NotImplementedError('your code here')\n")
     verdicts = run_file("manual_ddp", path, only="mean_over_ranks_")
     assert all(verdict.evidence == "it is not written yet" for verdict in verdicts)
 
 
-def test_what_raises_the_same_with_other_words_is_written(four_ranks, tmp_path):
-    """As torch does where an operator knows nothing of DTensors."""
+def test_another_not_implemented_error_is_reported_with_its_message(four_ranks, tmp_path):
+    """torch raises this error for operators that do not support DTensors."""
     text = "def mean_over_ranks_(*arguments):\n    raise NotImplementedError('no sharding strategy registered')\n"
     (tmp_path / "theirs.py").write_text(text)
     for verdict in run_file("manual_ddp", tmp_path / "theirs.py", only="mean_over_ranks_"):
@@ -115,5 +120,5 @@ def test_what_raises_the_same_with_other_words_is_written(four_ranks, tmp_path):
 def test_a_wrong_name_exits_2_in_one_sentence(arguments, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["checks", *arguments])
     assert main() == 2
-    said = capsys.readouterr().out
-    assert said.startswith("unusable: there ") and len(said.splitlines()) == 1
+    output = capsys.readouterr().out
+    assert output.startswith("unusable: there ") and len(output.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""What CI runs: `make test`, after what a new machine lacks was installed. No test here installs anything."""
+"""CI installs the programs that a new machine lacks, then runs `make test`. No test here installs anything."""
 
 import shutil
 import subprocess
@@ -11,13 +11,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture
 def run_ci(tmp_path):
-    """Run .ci/run from another folder, with fakes of all that it starts. → what they were told, the exit code"""
+    """Run .ci/run from another folder with fake programs. Returns the commands that it ran and its exit code."""
 
     def run(*installed: str, user: int = 0, apt_get_code: int = 0) -> tuple[list[str], int]:
-        told = tmp_path / "told"
+        log = tmp_path / "commands"
         fakes = {
-            "make": f'echo "make $* in $PWD" >>{told}; exit 7',
-            "apt-get": f'echo "apt-get $*" >>{told}; echo "from apt-get"; exit {apt_get_code}',
+            "make": f'echo "make $* in $PWD" >>{log}; exit 7',
+            "apt-get": f'echo "apt-get $*" >>{log}; echo "from apt-get"; exit {apt_get_code}',
             "id": f"echo {user}",
             **{name: "exit 0" for name in installed},
         }
@@ -27,32 +27,32 @@ def run_ci(tmp_path):
         for name in ("bash", "dirname", "env"):
             (tmp_path / name).symlink_to(shutil.which(name))
         ran = subprocess.run([ROOT / ".ci" / "run"], cwd=tmp_path, capture_output=True, env={"PATH": str(tmp_path)})
-        assert ran.stdout == b"", "what is printed is the tests' own"
-        return told.read_text().splitlines(), ran.returncode
+        assert ran.stdout == b"", "only the tests may print"
+        return log.read_text().splitlines(), ran.returncode
 
     return run
 
 
 def test_ci_runs_make_test(run_ci):
-    told, code = run_ci("chromium", "bwrap")
-    assert told == [f"make test in {ROOT}"]
+    commands, code = run_ci("chromium", "bwrap")
+    assert commands == [f"make test in {ROOT}"]
     assert code == 7, "a failed make test must fail CI"
 
 
 @pytest.mark.parametrize(
     ("installed", "packages"), [((), "chromium bubblewrap"), (("chromium",), "bubblewrap"), (("bwrap",), "chromium")]
 )
-def test_ci_installs_what_a_new_machine_lacks(run_ci, installed, packages):
-    told, _ = run_ci(*installed)
-    assert told[:2] == ["apt-get update -q", f"apt-get install -q -y --no-install-recommends {packages}"]
-    assert told[2:] == [f"make test in {ROOT}"]
+def test_ci_installs_missing_programs(run_ci, installed, packages):
+    commands, _ = run_ci(*installed)
+    assert commands[:2] == ["apt-get update -q", f"apt-get install -q -y --no-install-recommends {packages}"]
+    assert commands[2:] == [f"make test in {ROOT}"]
 
 
-def test_ci_goes_on_where_it_cannot_install(run_ci):
-    told, _ = run_ci(apt_get_code=100)
-    assert told == ["apt-get update -q", f"make test in {ROOT}"]
+def test_ci_continues_if_it_cannot_install(run_ci):
+    commands, _ = run_ci(apt_get_code=100)
+    assert commands == ["apt-get update -q", f"make test in {ROOT}"]
 
 
-def test_ci_installs_nothing_for_one_who_may_not(run_ci):
-    told, _ = run_ci(user=1000)
-    assert told == [f"make test in {ROOT}"]
+def test_ci_installs_nothing_without_root(run_ci):
+    commands, _ = run_ci(user=1000)
+    assert commands == [f"make test in {ROOT}"]

@@ -1,4 +1,4 @@
-"""The checks of chapter 01 say what a wrong result is made of, and count rounds and turns, without any ranks."""
+"""The checks of chapter 01 explain wrong results and count rounds and turns. These tests need no ranks."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ from shared.checks.collectives.mixture import SPOILT, UNTOUCHED, Parts, Slot, cu
 RANKS = (0, 1, 2, 3)
 OWN = [torch.randn(20, generator=torch.Generator().manual_seed(seed)) for seed in RANKS]
 PARTS = Parts({rank: cut(own, 4) for rank, own in zip(RANKS, OWN, strict=True)})
-WANTED = Slot(1, RANKS)  # rank 1's chunk of the sum
+EXPECTED = Slot(1, RANKS)  # rank 1's chunk of the sum
 
 
 def _sum(*taken: tuple[int, int]) -> torch.Tensor:
@@ -19,26 +19,29 @@ def _sum(*taken: tuple[int, int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("found", "explanation"),
     [
-        (_sum(*((rank, 2) for rank in RANKS)), "chunk 2, added up over ranks 0–3: right, but another rank's"),
-        (_sum((0, 1), (1, 1), (3, 1)), "chunk 1, added up over ranks 0, 1, 3; rank 2's part is missing"),
-        (_sum((0, 1), (1, 1), (1, 1), (2, 1), (3, 1)), "rank 1's part is in it twice"),
-        (_sum((1, 1)), "this rank's own chunk 1, and nobody else's"),
-        (_sum((3, 0)), "rank 3's chunk 0, and nobody else's"),
+        (_sum(*((rank, 2) for rank in RANKS)), "chunk 2, added up over ranks 0–3, which belongs to another rank"),
+        (
+            _sum((0, 1), (1, 1), (3, 1)),
+            "chunk 1, added up over ranks 0, 1, 3, but the contribution of rank 2 is missing",
+        ),
+        (_sum((0, 1), (1, 1), (1, 1), (2, 1), (3, 1)), "the contribution of rank 1 is in it twice"),
+        (_sum((1, 1)), "only this rank's own chunk 1, without the other ranks'"),
+        (_sum((3, 0)), "only rank 3's chunk 0, without the other ranks'"),
         (_sum((0, 3), (1, 0), (2, 1), (3, 2)), "chunk 3 of rank 0, chunk 0 of rank 1, chunk 1 of rank 2, chunk 2"),
-        (PARTS.value(WANTED) / 4, "4 times too small: a mean"),
-        (PARTS.value(WANTED).bfloat16(), "close, but could be closer"),
+        (PARTS.value(EXPECTED) / 4, "4 times too small: a mean"),
+        (PARTS.value(EXPECTED).bfloat16(), "close, but not precise enough"),
         (torch.zeros(5), "all zeros"),
-        (torch.full((5,), SPOILT), "when its call had returned"),
-        (torch.full((5,), UNTOUCHED), "what was there before"),
+        (torch.full((5,), SPOILT), "after its call had returned"),
+        (torch.full((5,), UNTOUCHED), "still has its old values"),
         (torch.randn(5, generator=torch.Generator().manual_seed(99)), ""),
     ],
 )
-def test_a_wrong_result_is_taken_apart(found, said):
-    came, question = explain(found, WANTED, PARTS, rank=1)
-    assert said in came and bool(said) == bool(came)
-    assert question.startswith("Look at: ") and question.endswith("?")
+def test_a_wrong_result_is_explained(found, explanation):
+    content, hint = explain(found, EXPECTED, PARTS, rank=1)
+    assert explanation in content and bool(explanation) == bool(content)
+    assert hint.startswith("Hint: ") and hint.endswith("?")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -53,15 +56,15 @@ def test_sums_in_any_order_stay_within_the_tolerance_and_a_lower_precision_does_
     assert not ((parts.value(slot).to(lower).double() - parts.value(slot)).abs() <= within).all()
 
 
-def test_chunks_cover_a_tensor_and_are_filled_up():
+def test_chunks_cover_a_tensor_and_are_padded():
     assert [chunk.tolist() for chunk in cut(torch.arange(5), 4)] == [[0, 1], [2, 3], [4, 0], [0, 0]]
     assert [chunk.numel() for chunk in cut(torch.arange(0), 3)] == [0, 0, 0]
 
 
 def test_turns_are_counted_as_if_each_call_waited():
-    def ring(size, first_sends):
+    def ring(size, send_first):
         send, recv = (lambda r: ("send", (r + 1) % size)), (lambda r: ("recv", (r - 1) % size))
-        return [[send(r), recv(r)] if r in first_sends else [recv(r), send(r)] for r in range(size)]
+        return [[send(r), recv(r)] if r in send_first else [recv(r), send(r)] for r in range(size)]
 
     assert wire.count_turns(ring(4, {0, 2})) == 2
     assert wire.count_turns(ring(3, {0, 2})) == 3

@@ -1,4 +1,4 @@
-"""Each reference to a chapter or an exercise leads somewhere, and the plan of contents is what is there."""
+"""Every reference to a chapter or an exercise is right, and the table of contents matches the chapters."""
 
 import re
 from pathlib import Path
@@ -22,20 +22,20 @@ def exercises() -> set[str]:
     return {number for chapter in chapters() for number in HEADING.findall((chapter.folder / "lab.py").read_text())}
 
 
-def test_every_chapter_that_exists_is_planned_under_its_number_name_and_title():
+def test_every_chapter_is_in_the_contents_with_its_number_name_and_title():
     planned = {chapter.folder: chapter.title for chapter in CHAPTERS.values()}
     for chapter in chapters():
         title = re.search(r"^# # (\d\d) · (.+)$", (chapter.folder / "lesson.py").read_text(), re.MULTILINE)
         assert planned.get(chapter.name) == title[2] and title[1] == chapter.name[:2]
 
 
-def test_a_lab_s_exercises_have_its_chapter_s_number():
+def test_exercises_are_numbered_by_their_chapter():
     for chapter in chapters():
         numbers = HEADING.findall((chapter.folder / "lab.py").read_text())
         assert numbers == [f"{int(chapter.name[:2])}.{index}" for index in range(1, len(numbers) + 1)]
 
 
-def test_the_readme_s_table_is_the_plan_s():
+def test_the_readme_has_the_chapters_of_the_contents():
     row = re.compile(r"^\| (\d\d) \| \[(.+?)]\(chapters/(\w+)\.ipynb\)", re.MULTILINE)
     rows = row.findall((ROOT / "README.md").read_text())
     assert [folder for _, _, folder in rows] == [chapter.name for chapter in chapters()]
@@ -43,18 +43,18 @@ def test_the_readme_s_table_is_the_plan_s():
     assert [(title, folder) for _, title, folder in rows] == [(chapter.title, chapter.folder) for chapter in planned]
 
 
-def test_every_reference_leads_somewhere():
-    there = exercises()
+def test_every_reference_is_right():
+    known = exercises()
     wrong = {
         str(path.relative_to(ROOT)): found
         for path in texts()
-        if (found := list(wrong_references(path.read_text(), there)))
+        if (found := list(wrong_references(path.read_text(), known)))
     }
     assert wrong == {}
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("as in chapter 21", "there is no chapter 21"),
         ("as in chapter\n# 21", "there is no chapter 21"),
@@ -66,14 +66,14 @@ def test_every_reference_leads_somewhere():
         ("exercises 7.1 and 7.9", "there is no exercise 7.9"),
     ],
 )
-def test_a_reference_that_leads_nowhere_is_found(text, said):
+def test_a_wrong_reference_is_found(text, message):
     (found,) = wrong_references(text, {"7.1", "7.2"})
-    assert found.endswith(said)
+    assert found.endswith(message)
 
 
 @pytest.mark.parametrize(
     "text",
     ["chapter 07 (zero1)", "chapter 07 · ZeRO-1", "Lab 00 · First collectives", "chapters 04, 19", "exercise 7.2"],
 )
-def test_a_reference_that_leads_somewhere_is_left_alone(text):
+def test_a_right_reference_is_accepted(text):
     assert list(wrong_references(text, {"7.1", "7.2"})) == []

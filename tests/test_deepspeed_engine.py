@@ -1,4 +1,4 @@
-"""DeepSpeed behind the course's step: it trains as one process would, keeps to itself, and refuses in one sentence.
+"""DeepSpeed with the course's training step: it trains like one process, and does not change other models.
 
 The functions without `test_` run on the ranks.
 """
@@ -30,8 +30,8 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def trained(stage: int, optimizer_cls=torch.optim.AdamW, **more) -> tuple[list[float], float, int, bool]:
-    """→ losses, bytes sent in the last step, the optimizer's bytes after it, whether torch's linear is still torch's"""
-    torchs_linear = nn.functional.linear
+    """Return the losses, the last step's sent bytes, the optimizer's bytes, and whether torch's linear is intact."""
+    original_linear = nn.functional.linear
     model, optimizer = deepspeed_engine.engine(new_model(), stage, optimizer_cls, lr=1e-2, **more)
     losses = []
     for step in range(STEPS):
@@ -44,10 +44,10 @@ def trained(stage: int, optimizer_cls=torch.optim.AdamW, **more) -> tuple[list[f
         dist.all_reduce(loss := loss.detach() / dist.get_world_size())
         losses.append(loss.item())
     held = memory.held(model, optimizer).optimizer_bytes
-    return losses, log.sent_bytes, held, nn.functional.linear is torchs_linear
+    return losses, log.sent_bytes, held, nn.functional.linear is original_linear
 
 
-def one_process(optimizer_cls=torch.optim.AdamW, largest_norm: float = float("inf")) -> list[float]:
+def one_process(optimizer_cls=torch.optim.AdamW, max_norm: float = float("inf")) -> list[float]:
     model = new_model()
     optimizer, losses = optimizer_cls(model.parameters(), lr=1e-2), []
     for step in range(STEPS):
@@ -55,7 +55,7 @@ def one_process(optimizer_cls=torch.optim.AdamW, largest_norm: float = float("in
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(x), y)
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), largest_norm)
+        nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         optimizer.step()
         losses.append(loss.item())
     return losses
@@ -69,35 +69,36 @@ def world_size(request):
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_every_stage_trains_as_one_process_on_the_full_batch(world_size, stage):
-    found = ranks.run(trained, stage, timeout_s=scaled(120))
-    numbers = sum(parameter.numel() for parameter in new_model().parameters())
-    once = formulas.ring_fraction(world_size) * 4 * numbers
-    for losses, sent_bytes, optimizer_bytes, linear_is_torchs in found:
+def test_every_stage_trains_like_one_process_on_the_full_batch(world_size, stage):
+    results = ranks.run(trained, stage, timeout_s=scaled(120))
+    elements = sum(parameter.numel() for parameter in new_model().parameters())
+    all_gather_bytes = formulas.ring_fraction(world_size) * 4 * elements
+    for losses, sent_bytes, optimizer_bytes, linear_is_original in results:
         assert losses == pytest.approx(one_process(), abs=1e-6) and losses[-1] < losses[0]
-        # Stages 1 and 2 all-reduce the gradients (2), of which a rank needs a part, and gather parameters (1). Stage 3
-        # gathers twice and reduce-scatters, less the root's own second gather: nothing is registered with the root.
-        assert sent_bytes == pytest.approx(3 * once, rel=0.02, abs=64)
-        bytes_each = 12 if stage < 3 else 8  # stages 1 and 2 keep masters, even of parameters that are fp32
-        assert optimizer_bytes == pytest.approx(bytes_each * numbers / world_size, rel=0.01, abs=64)
-        assert linear_is_torchs
+        # Stages 1 and 2 all-reduce the gradients, which sends twice the bytes of an all-gather, and all-gather the
+        # parameters. Stage 3 all-gathers twice and reduce-scatters. It would gather the root module's own parameters
+        # only once, but the root has none.
+        assert sent_bytes == pytest.approx(3 * all_gather_bytes, rel=0.02, abs=64)
+        bytes_per_element = 12 if stage < 3 else 8  # stages 1 and 2 keep master copies, even of fp32 parameters
+        assert optimizer_bytes == pytest.approx(bytes_per_element * elements / world_size, rel=0.01, abs=64)
+        assert linear_is_original
 
 
-def test_gradients_are_clipped_as_asked_for(world_size):
-    """With SGD: AdamW hardly knows how long a gradient is."""
-    expected = one_process(torch.optim.SGD, largest_norm=0.1)
-    assert expected[-1] != pytest.approx(one_process(torch.optim.SGD, largest_norm=1.0)[-1], abs=1e-3)
+def test_gradients_are_clipped_to_the_given_norm(world_size):
+    """SGD shows this, because the norm of the gradients hardly changes a step of AdamW."""
+    expected = one_process(torch.optim.SGD, max_norm=0.1)
+    assert expected[-1] != pytest.approx(one_process(torch.optim.SGD, max_norm=1.0)[-1], abs=1e-3)
     for losses, *_ in ranks.run(trained, 2, torch.optim.SGD, gradient_clipping=0.1, timeout_s=scaled(120)):
         assert losses == pytest.approx(expected, abs=1e-5)
 
 
-def test_other_stages_are_refused():
+def test_other_stages_are_rejected():
     for stage in (0, 4):
-        with pytest.raises(ValueError, match=f"stages 1, 2 and 3, got {stage}"):
+        with pytest.raises(ValueError, match=f"stage must be 1, 2 or 3, got {stage}"):
             deepspeed_engine.engine(new_model(), stage, torch.optim.AdamW)
 
 
-def test_without_deepspeed_one_sentence_says_what_to_do(monkeypatch):
+def test_message_without_deepspeed_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "pip install" in deepspeed_engine.why_not()
     before = dict(os.environ)

@@ -1,7 +1,8 @@
-"""Where no GPU is at hand: nothing that the wrappers make, beyond single numbers, lies anywhere but with the model.
+"""Without a GPU: the wrappers create every tensor with more than one element on the model's device.
 
-Model and batch are on meta, the process group is torch's fake one. What a wrapper makes without saying where lies on
-the CPU, and is found with the line that made it. On a GPU it would be copied in every step, or refused.
+The model and the batch are on the meta device, and the process group is torch's fake one. A tensor that a wrapper
+creates without a device is on the CPU, and the test names the line that created it. With a model on a GPU, such a
+tensor would be copied in every step or raise an error.
 """
 
 import functools
@@ -18,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from shared.models import GPTConfig, TinyGPT
-from solutions.collectives import exchanges_directly
+from solutions.async_collectives import exchanges_directly
 from solutions.memory_wall import MasterWeights
 from solutions.overlapped_ddp import OverlappedDDP
 from solutions.strategies import STRATEGIES, Options
@@ -27,12 +28,12 @@ ROOT = str(Path(__file__).parent.parent)
 OURS = [name for name, strategy in STRATEGIES.items() if strategy.provider == "course"]
 
 
-def is_the_courses(filename: str) -> bool:
-    return filename.startswith(ROOT) and "site-packages" not in filename  # .venv lies in the folder too
+def is_course_file(filename: str) -> bool:
+    return filename.startswith(ROOT) and "site-packages" not in filename  # .venv may be inside the folder
 
 
-class Elsewhere(TorchDispatchMode):
-    """Lists the lines of this course that got a tensor of several numbers on the CPU."""
+class CpuTensorLines(TorchDispatchMode):
+    """Lists the lines of this course that created a CPU tensor with more than one element."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +43,7 @@ class Elsewhere(TorchDispatchMode):
         results = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(results):
             if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu" and tensor.numel() > 1:
-                frames = [each for each in traceback.extract_stack() if is_the_courses(each.filename)][:-1]
+                frames = [frame for frame in traceback.extract_stack() if is_course_file(frame.filename)][:-1]
                 self.lines.append(f"{frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line}")
         return results
 
@@ -61,26 +62,26 @@ def gpt_on_meta() -> tuple[nn.Module, torch.Tensor]:
 
 
 def take_two_steps(build) -> list[str]:
-    """→ the lines that made a tensor elsewhere"""
+    """Return the lines that created a tensor on the CPU."""
     module, tokens = gpt_on_meta()
-    with Elsewhere() as watch:
+    with CpuTensorLines() as recorder:
         model, optimizer = build(module)
         for _ in range(2):
             optimizer.zero_grad()
             model(tokens, tokens).backward()
             getattr(model, "finish_gradient_sync", lambda: None)()
             optimizer.step()
-    return watch.lines
+    return recorder.lines
 
 
 @pytest.mark.parametrize("optimizer_cls", [torch.optim.AdamW, torch.optim.SGD])
 @pytest.mark.parametrize("strategy", OURS)
-def test_wrappers_make_everything_where_the_model_is(fake_ranks, strategy, optimizer_cls):
+def test_wrappers_create_every_tensor_on_the_model_s_device(fake_ranks, strategy, optimizer_cls):
     options = Options(optimizer_cls, {"lr": 0.01}, bucket_cap_mb=0.005)
     assert take_two_steps(lambda module: STRATEGIES[strategy].build(module, options)) == []
 
 
-def test_so_do_masters(fake_ranks):
+def test_master_weights_are_on_the_model_s_device(fake_ranks):
     def build(module):
         masters = functools.partial(MasterWeights, optimizer_cls=torch.optim.AdamW)
         return OverlappedDDP(module.bfloat16()), masters(module.parameters())
@@ -92,16 +93,16 @@ def test_so_do_masters(fake_ranks):
     ("backend", "is_cuda", "directly"),
     [("gloo", False, True), ("gloo", True, False), ("nccl", True, False), ("cpu:gloo,cuda:nccl", True, False)],
 )
-def test_only_what_gloo_can_send_is_exchanged_directly(monkeypatch, backend, is_cuda, directly):
+def test_only_tensors_that_gloo_can_send_are_exchanged_directly(monkeypatch, backend, is_cuda, directly):
     monkeypatch.setattr(dist, "get_backend", lambda group: backend)
     assert exchanges_directly(SimpleNamespace(is_cuda=is_cuda), None) == directly
 
 
-def test_a_tensor_that_says_nothing_of_its_device_is_found(fake_ranks):
+def test_a_tensor_created_without_a_device_is_found(fake_ranks):
     class Careless(OverlappedDDP):
         def finish_gradient_sync(self):
             self.flat = torch.zeros(3)
             super().finish_gradient_sync()
 
-    found = take_two_steps(lambda module: (Careless(module), torch.optim.SGD(module.parameters(), lr=0.1)))
-    assert len(found) == 2 and all("torch.zeros(3)" in line for line in found)
+    lines = take_two_steps(lambda module: (Careless(module), torch.optim.SGD(module.parameters(), lr=0.1)))
+    assert len(lines) == 2 and all("torch.zeros(3)" in line for line in lines)

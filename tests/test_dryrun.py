@@ -1,4 +1,4 @@
-"""A dry run on meta counts what real ranks hold and send, and what the formulas say, at sizes that no machine here has.
+"""A dry run on meta counts the same bytes as real ranks and as the formulas, at sizes that no machine here has.
 
 The functions without `test_` run on the ranks.
 """
@@ -25,11 +25,11 @@ SMALL = llama("small", 4, 64, 4, 2, 96, vocabulary=50, context=32)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=lambda shape: shape.name)
 def test_a_decoder_has_the_published_number_of_parameters(shape):
     with torch.device("meta"):
-        assert sum(each.numel() for each in Decoder(shape).parameters()) == shape.parameters
+        assert sum(parameter.numel() for parameter in Decoder(shape).parameters()) == shape.parameters
 
 
 @pytest.mark.parametrize("shape", [SMALL, gpt("small", 2, 32, 2, context=16)], ids=["llama", "gpt"])
-def test_a_decoder_learns_and_recomputes_the_same(shape):
+def test_a_decoder_learns_the_same_with_recomputation(shape):
     losses = []
     for recompute in (False, True):
         torch.manual_seed(0)
@@ -57,7 +57,7 @@ def test_recomputing_runs_forward_twice():
 
 
 def counted(strategy: str) -> tuple[float, int]:
-    """Do on a real rank what the dry run does on meta. → bytes sent, bytes at the peak"""
+    """Do on a real rank what the dry run does on meta. Returns the bytes sent, and the bytes at the peak."""
     dtype, options = mixed_precision(STRATEGIES[strategy], torch.optim.AdamW)
     module = Decoder(SMALL, recompute=True).to(dtype)
     tokens = torch.zeros(1, 32, dtype=torch.long)
@@ -68,12 +68,12 @@ def counted(strategy: str) -> tuple[float, int]:
     return log.sent_bytes, peak.peak_bytes
 
 
-def told(*arguments: str) -> str:
+def printed(*arguments: str) -> str:
     command = [sys.executable, "-m", "shared.dryrun", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
 
 
-def in_a_process_of_its_own(strategy: str) -> tuple[float, int]:
+def dry_run_in_a_new_process(strategy: str) -> tuple[float, int]:
     script = f"""
 from shared import dryrun
 from tests.test_dryrun import SMALL
@@ -86,38 +86,40 @@ print(run.sent_bytes, run.at_peak.total_bytes)
     return float(sent_bytes), int(peak_bytes)
 
 
-@pytest.mark.parametrize("strategy", sorted({each.name for each in dryrun.strategies().values()}))
+@pytest.mark.parametrize("strategy", sorted({strategy.name for strategy in dryrun.strategies().values()}))
 def test_real_ranks_hold_and_send_the_same(four_ranks, strategy):
-    """Attention on meta keeps what a GPU's kernel would: peaks agree roughly, and bytes on the wire exactly."""
+    """Attention on meta keeps what a GPU's kernel would, so peaks agree roughly. Bytes on the wire agree exactly."""
     sent_bytes, peak_bytes = ranks.run(counted, strategy)[0]
-    dry_sent_bytes, dry_peak_bytes = in_a_process_of_its_own(strategy)
+    dry_sent_bytes, dry_peak_bytes = dry_run_in_a_new_process(strategy)
     assert dry_sent_bytes == pytest.approx(sent_bytes)
     assert dry_peak_bytes == pytest.approx(peak_bytes, rel=0.2)
 
 
 def test_70b_on_1024_ranks_fits_into_this_process():
-    lines = {line.strip().split("  ")[0]: line.split() for line in told().splitlines() if line}
+    lines = {line.strip().split("  ")[0]: line.split() for line in printed().splitlines() if line}
     shape = SHAPES["Llama-2 70B"]
     assert float(lines["optimizer"][1]) == pytest.approx(8 * shape.parameters / 1024 / 1e9, rel=1e-3)
-    assert float(lines["gathered"][1]) == pytest.approx(dryrun.expected_gathered_bytes(shape) / 1e9, rel=1e-3)
+    assert float(lines["unsharded"][1]) == pytest.approx(dryrun.expected_gathered_bytes(shape) / 1e9, rel=1e-3)
     sent_bytes = formulas.step_sent_bytes(shape.parameters, 1024, stage=3)
-    assert float(lines["sent per step"][3]) == pytest.approx(sent_bytes / 1e9, rel=0.01)  # the root is gathered once
+    assert float(lines["sent per step"][3]) == pytest.approx(
+        sent_bytes / 1e9, rel=0.01
+    )  # the root unit is all-gathered only once
     *_, last = lines.values()
-    assert float(last[2]) < 4.29, last
+    assert last[7] == "GB" and float(last[6]) < 4.29, last
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("--world-size", "0"), "must be at least 1"),
         (("--strategy", "zero9"), "there is no strategy 'zero9' for a dry run: choose one of manual_ddp, "),
         (("--wrappers", "nowhere"), "--wrappers nowhere: No module named 'nowhere'"),
     ],
 )
-def test_bad_arguments_are_rejected_in_one_sentence(arguments, words):
+def test_bad_arguments_are_rejected_in_one_sentence(arguments, message):
     command = [sys.executable, "-m", "shared.dryrun", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 2 and words in done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and message in done.stderr.splitlines()[-1]
 
 
 def test_torchs_names_stand_for_the_courses_counterparts():

@@ -1,6 +1,6 @@
-"""The emulated link: no Work ends before its time, whoever waits for it, and a launch waits for nothing.
+"""The emulated link: no Work completes too early, whatever waits for it, and a launch returns immediately.
 
-The functions without `test_` run on the ranks. Here 100 kB take 0.1 s, and no load makes a rank faster than that.
+The functions without `test_` run on the ranks. Here 100 kB take 0.1 s, and load on the machine never makes it faster.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ def world(four_ranks):
 
 
 def timed(launch) -> float:
-    """Run launch() behind the emulated link. → seconds until it comes back"""
+    """Run launch() behind the emulated link. Returns the seconds until it returns."""
     dist.barrier()
     with emulated.link(RATE):
         began_s = time.perf_counter()
@@ -54,33 +54,33 @@ def timed(launch) -> float:
         ("recv", {"partner": 1}, 1, 800),
     ],
 )
-def test_call_takes_its_messages_and_its_bytes(op, more, messages, nbytes):
+def test_call_takes_the_time_of_its_messages_and_bytes(op, more, messages, nbytes):
     one_call = call(op, 800, **more)
     for rank in range(4):
         assert emulated.link_s(one_call, 8e3, 2.0, rank) == pytest.approx(messages * 2e-3 + nbytes / 1e3)
 
 
-def test_all_reduce_takes_what_the_formula_says():
+def test_all_reduce_takes_the_time_of_the_formula():
     took_s = emulated.link_s(call("all_reduce", 1 << 20), 1e9, 0.1, 0)
     assert took_s == pytest.approx(formulas.ring_all_reduce_s(1 << 20, 4, alpha_s=1e-4, beta_s=8e-9))
 
 
 @pytest.mark.parametrize(
-    ("rate", "latency_ms", "said"), [("fast", 0.0, "link must be a rate"), ("1gbit", -1, "0 or more")]
+    ("rate", "latency_ms", "expected"), [("fast", 0.0, "link must be a rate"), ("1gbit", -1, "0 or more")]
 )
-def test_what_is_no_link_is_refused(rate, latency_ms, said):
-    with pytest.raises(ValueError, match=said), emulated.link(rate, latency_ms):
+def test_invalid_link_is_rejected(rate, latency_ms, expected):
+    with pytest.raises(ValueError, match=expected), emulated.link(rate, latency_ms):
         pass
 
 
-# -- who waits
+# -- everything that waits
 
 
 def synchronous() -> float:
     return timed(lambda: dist.all_reduce(torch.ones(ELEMENTS)))
 
 
-def test_synchronous_call_comes_back_late(world):
+def test_synchronous_call_returns_late(world):
     assert all(took_s >= 0.1 for took_s in ranks.run(synchronous)[:world])
 
 
@@ -90,30 +90,30 @@ def asynchronous() -> dict:
     with emulated.link(RATE):
         began_s = time.perf_counter()
         first, second = dist.all_reduce(data, async_op=True), dist.all_reduce(torch.ones(1), async_op=True)
-        found = {"launched_s": time.perf_counter() - began_s, "at once": first.is_completed()}
+        found = {"launched_s": time.perf_counter() - began_s, "complete at launch": first.is_completed()}
         second.wait()
-        found |= {"second_s": time.perf_counter() - began_s, "first then": first.is_completed()}
+        found |= {"second_s": time.perf_counter() - began_s, "first complete": first.is_completed()}
         first.wait()
-        return found | {"sum": data[0].item(), "after": second.is_completed()}
+        return found | {"sum": data[0].item(), "second complete": second.is_completed()}
 
 
-def test_launch_returns_at_once_and_works_end_one_after_another(world):
+def test_launch_returns_immediately_and_works_complete_in_order(world):
     for found in ranks.run(asynchronous)[:world]:
         assert found["launched_s"] < 0.7
-        assert not found["at once"]
-        assert found["second_s"] >= 1.0, "it went after the first on the same link"
-        assert found["first then"] and found["after"] and found["sum"] == 2
+        assert not found["complete at launch"]
+        assert found["second_s"] >= 1.0, "the second follows the first on the same link"
+        assert found["first complete"] and found["second complete"] and found["sum"] == 2
 
 
-def test_messages_have_a_direction_each_and_collectives_need_both():
+def test_sends_and_receives_occupy_one_direction_and_collectives_both():
     link = emulated._Link(8e6, 0.0)
     calls = [call("send", 100_000, partner=1, launched_s=5.0), call("recv", 300_000, partner=1, launched_s=5.0)]
     calls += [call("send", 100_000, partner=1, launched_s=5.05), call("all_gather", 400_000, launched_s=5.1)]
-    assert [link.carry(one, 0) for one in calls] == pytest.approx([5.1, 5.3, 5.2, 5.6])
-    assert link.carry(call("send", 100_000, partner=1, launched_s=9.0), 0) == pytest.approx(9.1), "it was free"
+    assert [link.occupy(one, 0) for one in calls] == pytest.approx([5.1, 5.3, 5.2, 5.6])
+    assert link.occupy(call("send", 100_000, partner=1, launched_s=9.0), 0) == pytest.approx(9.1), "the link was free"
 
 
-def message_each_way() -> float:
+def exchange() -> float:
     data, into, other = torch.ones(ELEMENTS), torch.empty(ELEMENTS), 1 - dist.get_rank()
 
     def launch():
@@ -123,11 +123,11 @@ def message_each_way() -> float:
     return timed(launch)
 
 
-def test_messages_between_two_ranks_end_late(world):
-    assert all(took_s >= 0.1 for took_s in ranks.run(message_each_way)[:world])
+def test_sends_and_receives_complete_late(world):
+    assert all(took_s >= 0.1 for took_s in ranks.run(exchange)[:world])
 
 
-def from_anyone() -> int:
+def receive_from_any_source() -> int:
     with emulated.link(RATE):
         if dist.get_rank() == 0:
             return dist.recv(torch.empty(1))
@@ -135,8 +135,8 @@ def from_anyone() -> int:
     return -1
 
 
-def test_receive_from_anyone_knows_from_whom(world):
-    assert ranks.run(from_anyone)[0] == 1
+def test_receive_from_any_source_returns_the_source(world):
+    assert ranks.run(receive_from_any_source)[0] == 1
 
 
 def future() -> tuple[float, float]:
@@ -145,7 +145,7 @@ def future() -> tuple[float, float]:
     return took_s, found[0][0][0].item()
 
 
-def test_future_comes_late_and_with_its_value(world):
+def test_future_completes_late_and_with_its_value(world):
     for took_s, value in ranks.run(future)[:world]:
         assert took_s >= 0.1 and value == 2
 
@@ -157,32 +157,32 @@ def backward_of_ddp() -> tuple[float, float]:
     return timed(loss.backward), model.module.weight.grad[0, 0].item()
 
 
-def test_ddp_waits_in_cpp(world):
+def test_reducer_of_ddp_waits(world):
     for took_s, gradient in ranks.run(backward_of_ddp)[:world]:
         assert took_s >= 0.1 and gradient == 1.5
 
 
-def asked_after_the_end() -> float:
-    """A busy machine lets a rank stand still between a launch and what it does next."""
-    hold = emulated._Link.hold
+def backward_with_slow_launches() -> float:
+    """Pause after each launch, as happens on a busy machine, so that DDP asks for futures of completed Works."""
+    delay = emulated._Link.delay
 
-    def hold_and_stand_still(link, one_call, work):
-        late = hold(link, one_call, work)
+    def delay_and_pause(link, one_call, work):
+        delayed = delay(link, one_call, work)
         time.sleep(0.1)
-        return late
+        return delayed
 
-    emulated._Link.hold = hold_and_stand_still
+    emulated._Link.delay = delay_and_pause
     try:
         with emulated.link("1gbit"):
             model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1, bias=False))
             model(torch.full((1, 4), dist.get_rank() + 1.0)).sum().backward()
     finally:
-        emulated._Link.hold = hold
+        emulated._Link.delay = delay
     return model.module.weight.grad[0, 0].item()
 
 
-def test_future_that_is_asked_for_after_the_end_has_its_value(world):
-    assert ranks.run(asked_after_the_end)[:world] == [1.5, 1.5]
+def test_future_requested_after_completion_has_its_value(world):
+    assert ranks.run(backward_with_slow_launches)[:world] == [1.5, 1.5]
 
 
 def functional() -> tuple[float, float]:
@@ -193,7 +193,7 @@ def functional() -> tuple[float, float]:
     return took_s, found[0][0].item()
 
 
-def test_functional_collectives_wait_in_cpp(world):
+def test_functional_collectives_complete_late(world):
     for took_s, value in ranks.run(functional)[:world]:
         assert took_s >= 0.1 and value == 2
 
@@ -205,15 +205,15 @@ def step_of_fsdp() -> float:
     return timed(lambda: model(torch.ones(1, ELEMENTS)).sum().backward())
 
 
-def test_fsdp2_gathers_and_scatters_late(world):
-    """Half of the bytes each: an all-gather before forward (again before backward: not for the root), a scatter."""
+def test_collectives_of_fsdp2_complete_late(world):
+    """The all-gather before forward and the reduce-scatter each send half of the bytes. The root is not resharded."""
     assert all(took_s >= 0.1 for took_s in ranks.run(step_of_fsdp)[:world])
 
 
 # -- with the other instruments
 
 
-def in_the_ledger(ledger_outside: bool) -> tuple[float, float]:
+def record_in_ledger(ledger_outside: bool) -> tuple[float, float]:
     def launch():
         data = torch.ones(ELEMENTS)
         work = dist.all_reduce(data, async_op=True)
@@ -236,10 +236,10 @@ def timed_in_block(launch) -> None:
 
 
 @pytest.mark.parametrize("ledger_outside", [True, False])
-def test_ledger_sees_the_emulated_end(world, ledger_outside):
-    for took_ms, waited_ms in ranks.run(in_the_ledger, ledger_outside)[:world]:
+def test_ledger_records_the_emulated_completion(world, ledger_outside):
+    for took_ms, waited_ms in ranks.run(record_in_ledger, ledger_outside)[:world]:
         assert took_ms >= 100
-        assert 50 < waited_ms < 1.5 * took_ms, "told once"
+        assert 50 < waited_ms < 1.5 * took_ms, "each wait is recorded once"
 
 
 def error_inside() -> bool:
@@ -247,15 +247,15 @@ def error_inside() -> bool:
         raise KeyError("the student's own")
     work = dist.all_reduce(torch.ones(1), async_op=True)
     work.wait()
-    return instrumentation.stand_ins == [] and not isinstance(work, emulated._LateWork)
+    return instrumentation.work_wrappers == [] and not isinstance(work, emulated._DelayedWork)
 
 
-def test_after_the_block_everything_is_as_before(world):
+def test_emulation_ends_with_the_block_even_after_an_error(world):
     assert ranks.run(error_inside)[:world] == [True] * world
 
 
 def tensor_is_freed() -> bool:
-    """Works that have ended must not keep their tensors."""
+    """Return whether a tensor is freed after its Works have completed."""
     with emulated.link("1gbit"):
         data = torch.ones(1000)
         gone = weakref.ref(data)
@@ -269,22 +269,22 @@ def tensor_is_freed() -> bool:
     return gone() is None
 
 
-def test_works_that_have_ended_let_go_of_their_tensors(world):
+def test_completed_works_do_not_keep_their_tensors(world):
     assert ranks.run(tensor_is_freed)[:world] == [True] * world
 
 
-def fails_behind_a_link():
+def hang_behind_a_link():
     with emulated.link(RATE):
         if dist.get_rank() == 0:
             dist.all_reduce(torch.ones(3))
 
 
-def test_hang_behind_an_emulated_link_is_explained_and_healed(world):
+def test_ranks_recover_from_a_hang_behind_an_emulated_link(world):
     with pytest.raises(ranks.CellFailed, match=r"Rank 0 waits in all_reduce #\d+ .* for rank 1"):
-        ranks.run(fails_behind_a_link)
+        ranks.run(hang_behind_a_link)
     assert all(took_s >= 0.1 for took_s in ranks.run(synchronous)[:world])
 
 
-def test_it_says_that_it_is_emulated(world, capsys):
+def test_output_says_that_the_link_is_emulated(world, capsys):
     ranks.run(synchronous)
     assert "Emulated, not measured: a 0.008 Gbit/s link, 0 ms per message." in capsys.readouterr().out

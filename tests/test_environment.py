@@ -1,7 +1,7 @@
-"""The descriptions of the environment agree, and bootstrap.py builds it, shares it and never takes it from a user.
+"""The descriptions of the environment agree, and bootstrap.py builds it, shares it, and never breaks one in use.
 
-Most tests here run bootstrap.py with a fake Python, whose `venv` and `pip` finish at once. One installs a package of
-its own with the real ones.
+Most tests here run bootstrap.py with a fake Python whose `venv` and `pip` finish at once. One test uses the real ones
+to install a tiny package.
 """
 
 import ast
@@ -55,7 +55,7 @@ def conda() -> dict:
 
 
 def closure(requirements: list[Requirement]) -> set[str]:
-    """Return the packages that these requirements bring, as far as they are installed here."""
+    """Return the packages that these requirements need, directly and indirectly, if they are installed here."""
     seen, todo = set(), [(canonicalize_name(r.name), extra) for r in requirements for extra in ("", *r.extras)]
     while todo:
         name, extra = todo.pop()
@@ -71,14 +71,14 @@ def closure(requirements: list[Requirement]) -> set[str]:
 
 def test_every_package_that_is_installed_is_pinned(project, constraints):
     declared = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
-    brought = closure([Requirement(line) for line in declared])
-    assert "tornado" in brought, "it is two levels below any package that we name"
-    assert {name for name in brought if not name.startswith(PINNED_BY_TORCH)} <= set(constraints)
+    needed = closure([Requirement(line) for line in declared])
+    assert "tornado" in needed, "tornado is two levels below the packages that we name"
+    assert {name for name in needed if not name.startswith(PINNED_BY_TORCH)} <= set(constraints)
 
 
 def test_a_constraint_is_one_version_for_every_machine(constraints):
     """`torch==2.13.0+cpu` would not install on a machine with a GPU."""
-    pins = {name: [(each.operator, each.version) for each in r.specifier] for name, r in constraints.items()}
+    pins = {name: [(pin.operator, pin.version) for pin in r.specifier] for name, r in constraints.items()}
     exact = {name for name, [(operator, version), *more] in pins.items() if operator == "==" and not more}
     assert set(constraints) - exact == FLOATING
     assert not [name for name in exact if re.search(r"[+*]", str(constraints[name].specifier))]
@@ -88,12 +88,11 @@ def test_every_supported_python_can_install_every_pin(constraints):
     """Debian 12 has 3.11.2. If a pin needed 3.11.5, pip would try other versions of everything for an hour."""
     needs = {
         name: importlib.metadata.metadata(name)["Requires-Python"] or ""
-        for name in {canonicalize_name(each.metadata["Name"]) for each in importlib.metadata.distributions()}
+        for name in {canonicalize_name(package.metadata["Name"]) for package in importlib.metadata.distributions()}
         if name in constraints and name not in FLOATING
     }
     assert len(needs) > 80
-    refused = {name for name, need in needs.items() if not all(f"{each}.0" in SpecifierSet(need) for each in PYTHONS)}
-    assert refused == set()
+    assert [name for name, need in needs.items() if not all(f"{v}.0" in SpecifierSet(need) for v in PYTHONS)] == []
 
 
 def test_conda_installs_the_same_packages_through_pip(conda):
@@ -129,21 +128,21 @@ def make(*arguments, cwd=ROOT, **variables) -> subprocess.CompletedProcess:
     )
 
 
-def test_make_alone_lists_the_targets_with_what_they_do():
+def test_make_without_a_target_lists_the_targets():
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     listed = re.findall(r"^make (\w+) +\S", make().stdout, flags=re.MULTILINE)
     assert listed[:3] == ["help", "lab", "doctor"]
     assert sorted(listed) == sorted(set(targets) - {"python"})
 
 
-def test_targets_run_in_the_environment_that_bootstrap_makes():
+def test_targets_run_in_the_environment_of_bootstrap():
     assert "python3 bootstrap.py -m tests.run" in make("--dry-run", "test", "PYTHON=python3").stdout
     shown = make("--dry-run", "lab", "LAB_ARGS=--no-browser --port 9999", "PYTHON=python3").stdout
     assert "python3 bootstrap.py -m jupyterlab" in shown and "--no-browser --port 9999" in shown
     assert "\nmy-python -m jupyterlab" in make("--dry-run", "lab", "COURSE_PYTHON=my-python").stdout
 
 
-def test_make_test_hands_on_what_was_asked_for():
+def test_make_test_passes_on_its_arguments():
     assert 'tests.run  --chapter "08" \n' in make("--dry-run", "test", "CHAPTER=08").stdout
     assert "tests.run lint unit" in make("--dry-run", "test", "PHASES=lint unit").stdout
     assert "--last-failed" in make("--dry-run", "test", "LAST_FAILED=1").stdout
@@ -151,7 +150,7 @@ def test_make_test_hands_on_what_was_asked_for():
 
 
 def test_make_lab_opens_the_start_page_only_where_it_exists(tmp_path):
-    """JupyterLab exits with an error when it is told to open a file that is not there."""
+    """JupyterLab exits with an error when it is told to open a file that does not exist."""
     (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
     assert "00_ranks.ipynb" not in make("--dry-run", "lab", cwd=tmp_path).stdout
     (tmp_path / "chapters").mkdir()
@@ -159,7 +158,7 @@ def test_make_lab_opens_the_start_page_only_where_it_exists(tmp_path):
     assert make("--dry-run", "lab", cwd=tmp_path).stdout.rstrip().endswith(" chapters/00_ranks.ipynb")
 
 
-def test_make_clean_leaves_an_environment_elsewhere_alone(tmp_path):
+def test_make_clean_keeps_an_environment_in_another_folder(tmp_path):
     (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
     for folder in (".venv", "course/shared/__pycache__", "elsewhere", "source"):
         (tmp_path / folder).mkdir(parents=True)
@@ -168,9 +167,9 @@ def test_make_clean_leaves_an_environment_elsewhere_alone(tmp_path):
 
 
 def test_without_python_make_says_which_one_it_needs():
-    refused = make("lab", "PYTHON=no-such-python")
-    assert refused.returncode == 2 and refused.stdout == (
-        "The course needs Python 3.11 to 3.14: there is no no-such-python here.\n"
+    failed = make("lab", "PYTHON=no-such-python")
+    assert failed.returncode == 2 and failed.stdout == (
+        "The course needs Python 3.11 to 3.14, but there is no no-such-python here.\n"
     )
 
 
@@ -227,8 +226,8 @@ runpy.run_path({str(script)!r}, run_name="__main__")
         printed, errors = process.communicate(timeout=scaled(60))
         return process.returncode, printed, errors
 
-    def refusal(self, **options) -> str:
-        """Run bootstrap.py where it cannot go on. Returns the one sentence that it says."""
+    def error(self, **options) -> str:
+        """Run bootstrap.py where it must fail. Returns its message, which is one line."""
         code, _, errors = self.run(*PRINT, **options)
         assert code == 1
         assert re.fullmatch(r"[^\n]+\.\n", errors), errors
@@ -236,7 +235,7 @@ runpy.run_path({str(script)!r}, run_name="__main__")
 
     @property
     def installs(self) -> int:
-        """How often pip was run for the environment."""
+        """Return how often pip was run for the environment."""
         return len(self.log.read_text().splitlines()) if self.log.exists() else 0
 
 
@@ -265,7 +264,7 @@ def test_tools_for_tests_are_installed_where_there_are_tests(clone):
 
 
 @pytest.mark.parametrize("change", ["pins", "packages", "Python is gone", "folder"])
-def test_an_environment_that_does_not_fit_is_made_anew(clone, change):
+def test_an_environment_that_does_not_fit_is_rebuilt(clone, change):
     clone.run(*PRINT)
     (clone.venv / "left_over").touch()
     if change == "pins":
@@ -281,9 +280,9 @@ def test_an_environment_that_does_not_fit_is_made_anew(clone, change):
     assert clone.run(*PRINT)[1] == "ran\n"
 
 
-def test_what_is_unfinished_is_never_taken_for_finished(clone):
+def test_an_unfinished_environment_is_never_used(clone):
     """pip failed, or bootstrap.py was killed while pip ran."""
-    assert "pip failed for the reason above: check the network and the disk" in clone.refusal(PIP_CODE="1")
+    assert "pip failed for the reason above: check the network and the free disk space" in clone.error(PIP_CODE="1")
     assert clone.run(*PRINT)[1].endswith("\nran\n")
     (clone.root / "constraints.txt").write_text("torch==2\n")
     killed = clone.start(*PRINT, PIP_SECONDS="2")
@@ -296,7 +295,7 @@ def test_what_is_unfinished_is_never_taken_for_finished(clone):
     assert clone.installs == 4
 
 
-def test_of_two_at_once_one_builds_and_the_other_waits(clone):
+def test_of_two_setups_one_builds_and_the_other_waits(clone):
     both = [clone.start(*PRINT, PIP_SECONDS="1") for _ in range(2)]
     printed = [process.communicate(timeout=scaled(60))[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
@@ -305,13 +304,13 @@ def test_of_two_at_once_one_builds_and_the_other_waits(clone):
     assert all(text.endswith("ran\n") for text in printed)
 
 
-def test_an_environment_in_use_is_not_made_anew(clone):
+def test_an_environment_in_use_is_not_rebuilt(clone):
     clone.run(*PRINT)
     user = clone.start("-c", "print('in use', flush=True); input()", stdin=subprocess.PIPE)
     assert user.stdout.readline() == "in use\n"
     assert clone.run(*PRINT)[1] == "ran\n", "several may use it"
     (clone.root / "constraints.txt").write_text("torch==2\n")
-    assert "is in use and must change: close JupyterLab, or let the tests end" in clone.refusal()
+    assert "must be rebuilt but is in use: close JupyterLab, let tests end" in clone.error()
     assert clone.installs == 1
     user.communicate("")
     assert clone.run(*PRINT)[1].endswith("\nran\n")
@@ -326,10 +325,10 @@ def test_clones_with_the_same_pins_share_an_environment(clone, tmp_path):
     assert other.run("-c", show)[1].split() == [str(other.root), str(other.venv / "bin")]
 
 
-def test_a_clone_with_other_pins_leaves_the_environment_to_its_maker(clone, tmp_path):
+def test_a_clone_with_other_pins_does_not_change_the_environment(clone, tmp_path):
     clone.run(*PRINT)
     other = Clone(tmp_path, "other", pins="torch==2\n")
-    assert f"has other packages, for {clone.root}: set COURSE_VENV to another folder" in other.refusal()
+    assert f"has the packages of another clone, {clone.root}: set COURSE_VENV to another folder" in other.error()
     shutil.rmtree(clone.root)
     assert other.run(*PRINT)[1].endswith("\nran\n")
 
@@ -337,18 +336,18 @@ def test_a_clone_with_other_pins_leaves_the_environment_to_its_maker(clone, tmp_
 def test_a_folder_that_is_not_an_environment_is_never_erased(clone):
     clone.venv.mkdir()
     (clone.venv / "thesis.tex").touch()
-    assert "was not made by this bootstrap.py: move it away" in clone.refusal()
+    assert "was not made by this bootstrap.py: move it away" in clone.error()
     assert (clone.venv / "thesis.tex").exists()
 
 
-def test_an_unsuitable_machine_is_refused_in_one_sentence(clone):
+def test_an_unsuitable_machine_gets_one_message(clone):
     ast.parse(BOOTSTRAP.read_text(), feature_version=(3, 6))
     old = {"before": "sys.version_info = (3, 10, 4)", "PATH": ""}
-    assert clone.refusal(**old) == "The course needs Python 3.11 to 3.14, not 3.10: install one."
-    assert "on Windows, run this in WSL" in clone.refusal(before="sys.modules['fcntl'] = None")
-    assert "`sudo apt install python3-venv`" in clone.refusal(NO_VENV="1")
+    assert clone.error(**old) == "The course needs Python 3.11 to 3.14, but this is 3.10: install one."
+    assert "On Windows, run this in WSL" in clone.error(before="sys.modules['fcntl'] = None")
+    assert "`sudo apt install python3-venv`" in clone.error(NO_VENV="1")
     (clone.root.parent / "file").touch()
-    assert "is not finished (NotADirectoryError" in clone.refusal(COURSE_VENV=str(clone.root.parent / "file" / "venv"))
+    assert "is not finished (NotADirectoryError" in clone.error(COURSE_VENV=str(clone.root.parent / "file" / "venv"))
 
 
 def test_an_old_python_hands_over_to_a_newer_one(clone, tmp_path):
@@ -360,8 +359,9 @@ def test_an_old_python_hands_over_to_a_newer_one(clone, tmp_path):
     assert printed == f"python3.12 {clone.root}/bootstrap.py {' '.join(PRINT)}\n"
 
 
+@pytest.mark.slow
 def test_the_real_environment_imports_the_clone_in_which_python_is_started(tmp_path):
-    """With the real venv and pip, which install a package of one module."""
+    """Use the real venv and pip to install a package of one module."""
     wheel = tmp_path / "wheels" / "tiny_course_package-1-py3-none-any.whl"
     wheel.parent.mkdir()
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -371,11 +371,11 @@ def test_the_real_environment_imports_the_clone_in_which_python_is_started(tmp_p
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
     maker, other = (Clone(tmp_path, name, pins="tiny-course-package==1\n") for name in ("maker", "other"))
-    for each in (maker, other):
-        text = (each.root / "pyproject.toml").read_text()
-        (each.root / "pyproject.toml").write_text(text.replace("torch", "tiny-course-package"))
-        (each.root / "shared" / "__init__.py").touch()
-        (each.root / "chapters").mkdir()
+    for clone in (maker, other):
+        text = (clone.root / "pyproject.toml").read_text()
+        (clone.root / "pyproject.toml").write_text(text.replace("torch", "tiny-course-package"))
+        (clone.root / "shared" / "__init__.py").touch()
+        (clone.root / "chapters").mkdir()
     offline = {
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(wheel.parent),

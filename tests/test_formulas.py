@@ -1,4 +1,4 @@
-"""The formulas give the published figures, and refuse what no cluster has."""
+"""The formulas give the published values, and reject invalid arguments."""
 
 import pytest
 
@@ -8,17 +8,18 @@ GB = 1e9
 
 
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
-def test_zeros_own_example(stage, gigabytes):
+def test_the_example_of_the_zero_paper(stage, gigabytes):
     """ZeRO figure 1: 7.5B parameters on 64 ranks."""
     assert f.model_state_bytes(7.5e9, 64, stage) / GB == pytest.approx(gigabytes, abs=0.05)
 
 
 @pytest.mark.parametrize(
-    ("each", "gigabytes"),
+    ("bytes_per_parameter", "gigabytes"),
     [(f.MIXED_ADAM_NO_MASTER, (840, 350, 227.5, 105)), (f.MIXED_ADAM, (1120, 385, 262.5, 140))],
 )
-def test_70b_on_8_ranks(each, gigabytes):
-    assert tuple(f.model_state_bytes(70e9, 8, stage, each) / GB for stage in f.ZERO_STAGES) == pytest.approx(gigabytes)
+def test_70b_on_8_ranks(bytes_per_parameter, gigabytes):
+    by_stage = tuple(f.model_state_bytes(70e9, 8, stage, bytes_per_parameter) / GB for stage in f.ZERO_STAGES)
+    assert by_stage == pytest.approx(gigabytes)
 
 
 @pytest.mark.parametrize(("ranks", "one", "two"), [(2, 1.60, 1.78), (4, 2.29, 2.91), (8, 2.91, 4.27), (64, 3.82, 7.21)])
@@ -27,7 +28,7 @@ def test_real_savings_stay_below_the_limits_of_4_and_8(ranks, one, two):
     assert f.memory_saving(ranks, 2) == pytest.approx(two, abs=0.005)
 
 
-def test_savings_limits():
+def test_savings_approach_their_limits():
     assert f.memory_saving(10**9, 1) == pytest.approx(4) and f.memory_saving(10**9, 2) == pytest.approx(8)
     assert f.memory_saving(10**9, 1, f.FP32_ADAM) == pytest.approx(2)
     assert f.memory_saving(10**9, 2, f.FP32_ADAM) == pytest.approx(4)
@@ -39,13 +40,13 @@ def test_bytes_per_parameter():
     assert [each.total for each in kinds] == [16, 20, 12, 16]
 
 
-def test_pure_data_parallelism_ends_at_a_sixteenth_of_the_card():
+def test_data_parallelism_fits_a_sixteenth_of_the_gpus_bytes_in_parameters():
     assert f.largest_model_parameters(80 * GB) == 5e9
     assert f.largest_model_parameters(141 * GB) == pytest.approx(8.8e9, rel=0.01)
     assert f.redundant_copies(100) == 99
 
 
-def test_zero3_peaks_above_its_static_share():
+def test_zero3_peaks_above_its_shards():
     units = [10.0, 40.0, 20.0]
     assert f.zero3_parameter_peak_bytes(units, 2, bytes_each=1) == 35 + 40
     assert f.zero3_parameter_peak_bytes(units, 2, bytes_each=1, prefetch=1) == 35 + 60
@@ -57,7 +58,7 @@ def test_only_zero3_sends_more_than_plain_data_parallelism():
     assert sent[3] / sent[0] == 1.5
 
 
-def test_accumulation_changes_the_arithmetic():
+def test_accumulation_multiplies_the_bytes_of_zero2_and_zero3():
     sent = [f.step_sent_bytes(1, 10**9, stage, bytes_each=1, micro_batches=4) for stage in f.ZERO_STAGES]
     assert sent == pytest.approx([2, 2, 5, 12])
 
@@ -69,8 +70,8 @@ def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather():
     assert f.all_reduce_sent_bytes(100, 1) == 0
 
 
-def test_times_agree_where_algorithms_coincide():
-    """On two ranks a ring and halving-doubling are the same; α alone favours the tree, β alone the ring."""
+def test_times_agree_if_algorithms_coincide():
+    """On two ranks a ring and halving-doubling are the same; α alone favors the tree, and β alone the ring."""
     assert f.ring_all_reduce_s(1e6, 2, 1e-3, 1e-9) == pytest.approx(f.halving_doubling_all_reduce_s(1e6, 2, 1e-3, 1e-9))
     assert f.tree_all_reduce_s(0, 64, 1, 0) == 12 < f.ring_all_reduce_s(0, 64, 1, 0) == 126
     assert f.ring_all_reduce_s(1, 64, 0, 1) == 2 * 63 / 64 < f.tree_all_reduce_s(1, 64, 0, 1)
@@ -84,7 +85,7 @@ def test_exposed_communication():
     assert f.exposed_s([], [], backward_end_s=3) == 0
 
 
-def test_bubbles_say_their_denominator():
+def test_bubbles_over_ideal_and_total_time():
     assert f.bubble_over_ideal(4, 8) == 0.375
     assert f.bubble_over_total(4, 8) == pytest.approx(0.273, abs=5e-4)
     assert f.bubble_over_ideal(4, 8, chunks=2) == 0.375 / 2
@@ -105,7 +106,7 @@ def test_activations_of_megatrons_table():
 
 
 def test_activations_of_another_precision():
-    """32 of the 34 bytes are numbers of 2, and 4 of the 5 of attention; the rest are masks."""
+    """32 of the 34 bytes are elements of 2 bytes, as are 4 of the 5 bytes of attention. The others are masks."""
     tokens = 64 * 2 * 128  # s·b·h
     assert f.activation_bytes(64, 2, 128, 4, bytes_each=4) == tokens * (66 + 9 * 4 * 64 / 128)
     assert f.activation_bytes(64, 2, 128, 4, bytes_each=4, checkpointing="full") == tokens * 4
@@ -127,6 +128,6 @@ def test_activations_of_another_precision():
         lambda: f.exposed_s([1], [], 0),
     ],
 )
-def test_nonsense_is_refused(call):
+def test_invalid_arguments_are_rejected(call):
     with pytest.raises(ValueError):
         call()

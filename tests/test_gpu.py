@@ -1,4 +1,4 @@
-"""What needs a CUDA GPU: `pytest -m gpu`. NCCL with a GPU per rank; gloo with ranks that share one."""
+"""Tests that need a CUDA GPU (`pytest -m gpu`): NCCL with one GPU per rank, and gloo with ranks that share GPUs."""
 
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def test_a_hang_with_tensors_on_the_gpu_is_explained_and_healed():
     assert len(ranks.run(_sum_on_the_device)) == ranks.current().world_size
 
 
-def test_out_of_memory_on_one_rank_is_told_and_survived():
+def test_out_of_memory_on_one_rank_is_reported_and_the_next_cell_works():
     ranks.start(world_size=1)
 
     def too_much():
@@ -73,7 +73,7 @@ def test_out_of_memory_on_one_rank_is_told_and_survived():
 
 
 @pytest.mark.parametrize(("size", "backend"), [(1, "nccl"), (4, "gloo")])
-def test_the_checks_pass_right_and_reject_wrong_on_the_gpu(size, backend):
+def test_checks_pass_a_right_solution_and_fail_a_wrong_one_on_the_gpu(size, backend):
     ranks.start(world_size=size, backend=backend, detect_mismatch=False)
     assert all(verdict.passed for verdict in run_file("manual_ddp", VARIANT))
     if size > 2:

@@ -1,6 +1,6 @@
-"""Whatever a submission does, it ends in a row with a reason, costs its own exercise alone, and leaves nothing behind.
+"""A hostile submission gets a row with a reason, loses only its own exercise's points, and leaves nothing behind.
 
-Each case puts hostile code into the first exercise of lab 00, beside a right answer to the second.
+Each case puts hostile code into the first exercise of lab 00, and a right answer into the second.
 """
 
 import os
@@ -34,7 +34,7 @@ DEFAULTS = Limits()
 
 @pytest.fixture(scope="module", autouse=True)
 def users_of_our_own():
-    """Other workers have sandboxes too: whom this one leaves behind must be told from theirs."""
+    """Give each test worker user ids of its own, so that processes left behind can be told apart."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sandbox, "FIRST_USER", sandbox.FIRST_USER + (1 + worker) * sandbox.USERS)
@@ -49,13 +49,13 @@ def judged_with():
 
 
 def judged(folder, judged_with, body: str, top: str = "", limits=DEFAULTS):
-    """→ the record of a submission whose sum_over_ranks has this body, and its cell these lines before it"""
+    """Return the record of a submission whose sum_over_ranks has this body, and whose cell begins with `top`."""
     source = f"%%ranks\n{top}\ndef sum_over_ranks(number):\n{textwrap.indent(textwrap.dedent(body).strip(), '    ')}"
     return grading.grade(hand_in(folder, "eve", LAB, writes(sum_over_ranks=source)), judged_with, limits)
 
 
-def said(record) -> str:
-    """What the first exercise's row and page say."""
+def explanation(record) -> str:
+    """Return what the first exercise's row and page say."""
     first = record.answers[0]
     return "\n".join([first.reason, *(verdict.evidence for verdict in first.verdicts)])
 
@@ -64,9 +64,9 @@ HOSTILE = {
     "sys.exit": ("import sys; sys.exit(0)", "SystemExit"),
     "os._exit": ("import os; os._exit(0)", "exited with status 0"),
     "kills its parent": ("import os; os.kill(os.getppid(), 9)", "the process that starts them"),
-    "kills all it can": ("import os; os.kill(-1, 9)", "killed from within"),
+    "kills all it can": ("import os; os.kill(-1, 9)", "killed from inside the sandbox"),
     "10 GB": ("import torch; torch.ones(10 * 2**30, dtype=torch.uint8)", "ran out of memory"),
-    "1 GB printed": ("for _ in range(1000): print('x' * 10**6)", "gave back None"),
+    "1 GB printed": ("for _ in range(1000): print('x' * 10**6)", "returned None"),
     "waits for nobody": ("if dist.get_rank() == 0: dist.barrier()", "Rank 0 waits in barrier"),
     "a pickle that runs code": (
         """
@@ -76,50 +76,56 @@ HOSTILE = {
                 return os.system, ("kill -9 $PPID",)
         return Evil(1)
         """,
-        "void: it sent the judge a pickle that would run posix.system there",
+        "void: the code sent the grading process a pickle that would call posix.system there",
     ),
-    "a solution imported": ("from solutions.first_collectives import sum_over_ranks as s; return s(number)", "refused"),
+    "a solution imported": (
+        "from solutions.first_collectives import sum_over_ranks as s; return s(number)",
+        "rejected: line 2 uses solutions.",
+    ),
     "the same, hidden": (
         "import importlib; return importlib.import_module('solu' + 'tions.first_collectives').sum_over_ranks(number)",
         "No module named 'solutions.first_collectives'",
     ),
     "the checks imported": (
         "import shared.checks.first_collectives.probes as p; return 1.0",
-        "refused: line 2 uses shared.checks",
+        "rejected: line 2 uses shared.checks",
     ),
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_a_piece_does_costs_it_its_own_exercise_and_no_other(tmp_path, judged_with, name):
+def test_hostile_code_loses_only_its_own_exercise(tmp_path, judged_with, name):
     body, reason = HOSTILE[name]
     record = judged(tmp_path, judged_with, body)
-    assert reason.casefold() in said(record).casefold()
+    assert reason.casefold() in explanation(record).casefold()
     assert [answer.points for answer in record.answers] == [0.0, 3.0]
     assert record.why.startswith("0.1 sum_over_ranks") and "\n" not in record.why
-    assert nobody_left()
+    assert nothing_left()
 
 
-def nobody_left() -> bool:
-    """True when no process of a sandbox's users lives on."""
+def nothing_left() -> bool:
+    """Return True when no process of a sandbox's users is alive."""
     users = range(sandbox.FIRST_USER, sandbox.FIRST_USER + sandbox.USERS)
-    return not [each for each in psutil.process_iter(["uids"]) if each.info["uids"] and each.info["uids"].real in users]
+    uids = [process.info["uids"] for process in psutil.process_iter(["uids"])]
+    return not any(uid and uid.real in users for uid in uids)
 
 
-def test_an_endless_loop_ends_by_the_checks_own_deadline(tmp_path, judged_with):
+def test_an_endless_loop_ends_at_the_deadline_of_its_check(tmp_path, judged_with):
     record = judged(tmp_path, judged_with, "import time\nwhile True: time.sleep(0.01)")
-    assert "still running" in said(record) and record.points == 3
+    assert "still running" in explanation(record) and record.points == 3
 
 
-def test_a_fork_bomb_is_stopped_by_its_users_limit(tmp_path, judged_with):
-    limits = Limits(memory_bytes=3_000_000_000, processes=150)  # fewer than by default: other tests run meanwhile
+def test_a_fork_bomb_is_stopped_by_the_limit_on_processes(tmp_path, judged_with):
+    limits = Limits(
+        memory_bytes=3_000_000_000, processes=150
+    )  # Lower than the defaults, because other tests run at the same time.
     record = judged(tmp_path, judged_with, "import os\nwhile True: os.fork()", limits=limits)
-    assert record.answers[0].points == 0 and said(record)
+    assert record.answers[0].points == 0 and explanation(record)
     assert record.answers[1].points == 3
-    assert nobody_left()
+    assert nothing_left()
 
 
-def test_memory_taken_by_several_processes_is_counted_together(tmp_path, judged_with):
+def test_memory_of_several_processes_is_added_up(tmp_path, judged_with):
     hoard = "held = bytearray(10**9)\nfor at in range(0, 10**9, 4096): held[at] = 1\nimport time; time.sleep(9)"
     limits = Limits(memory_bytes=2_500_000_000, process_memory_bytes=2_000_000_000)
     record = judged(tmp_path, judged_with, hoard, limits=limits)
@@ -136,14 +142,14 @@ for file in [os.memfd_create("x") for _ in range(9)]:
 
 
 @pytest.mark.parametrize("how", SHARED)
-def test_memory_that_processes_share_is_counted_too(tmp_path, judged_with, how):
+def test_shared_memory_is_counted(tmp_path, judged_with, how):
     limits = Limits(memory_bytes=2_500_000_000, process_memory_bytes=2_000_000_000)
     record = judged(tmp_path, judged_with, f"import mmap, os, time\n{SHARED[how]}\ntime.sleep(9)", limits=limits)
     assert "its processes held" in record.answers[0].reason and record.points == 3
 
 
-def test_nothing_in_memory_can_be_written_but_what_has_a_limit(judged_with):
-    """As a user other than root the sandbox's own user owns its root and /dev."""
+def test_only_folders_with_a_limit_can_be_written(judged_with):
+    """Without root, the sandbox's user owns / and /dev inside it, so they must be read-only."""
     script = "import os; print(all(os.statvfs(path).f_flag & os.ST_RDONLY for path in ('/', '/dev', '/usr', '/etc')))"
     with tempfile.TemporaryDirectory() as scratch:
         options = [*sandbox._isolation(), *sandbox._shown([]), *sandbox._scratch(Path(scratch), DEFAULTS)]
@@ -151,15 +157,15 @@ def test_nothing_in_memory_can_be_written_but_what_has_a_limit(judged_with):
     assert found.stdout == "True\n", found.stderr
 
 
-def test_a_judge_that_tells_nothing_is_ended(tmp_path, judged_with):
+def test_a_judge_that_reports_nothing_is_killed(tmp_path, judged_with):
     stop_all = "import os, signal; os.kill(-1, signal.SIGSTOP)"
     record = judged(tmp_path, judged_with, stop_all, limits=Limits(seconds_each=20))
-    assert record.answers[0].reason == "nothing came of it in 20 s" and record.points == 3
-    assert nobody_left()
+    assert record.answers[0].reason == "no result was reported within 20 s" and record.points == 3
+    assert nothing_left()
 
 
-def test_a_sandbox_shows_nothing_that_it_need_not(tmp_path, judged_with):
-    """No submission, no home, no network, nobody else's process; and what is shown cannot be written."""
+def test_a_sandbox_shows_only_what_the_judge_needs(tmp_path, judged_with):
+    """A sandbox hides submissions, homes, the network and other processes, and its files are read-only."""
     secret = tmp_path / "secret.txt"
     secret.write_text("kept")
     with socket.create_server(("127.0.0.1", 0)) as outside:
@@ -187,7 +193,7 @@ def test_a_sandbox_shows_nothing_that_it_need_not(tmp_path, judged_with):
             secrets = [name for name in os.environ if "TOKEN" in name or "SECRET" in name]
             raise AssertionError(("seen", seen, secrets, os.getuid() != 0, len(others) < 20))
             """
-        assert "('seen', [], [], True, True)" in said(judged(tmp_path, judged_with, body))
+        assert "('seen', [], [], True, True)" in explanation(judged(tmp_path, judged_with, body))
     assert secret.read_text() == "kept"
 
 
@@ -215,12 +221,12 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
 """
 
 
-def test_results_forged_on_disk_on_stdout_and_in_pipes_count_for_nothing(tmp_path, judged_with):
+def test_forged_results_on_disk_stdout_and_pipes_are_ignored(tmp_path, judged_with):
     record = judged(
         tmp_path, judged_with, "return -1.0", top=f"def forge():\n{textwrap.indent(FORGERY, '    ')}\nforge()"
     )
-    assert "instructor.grade.judge" not in said(record)
-    assert record.answers[0].points == 0 and record.points in (0.0, 3.0) and said(record)
+    assert "instructor.grade.judge" not in explanation(record)
+    assert record.answers[0].points == 0 and record.points in (0.0, 3.0) and explanation(record)
 
 
 PATCHES = {
@@ -236,15 +242,15 @@ PATCHES = {
 
 
 @pytest.mark.parametrize("name", PATCHES)
-def test_checks_that_are_patched_are_noticed_and_the_next_exercise_starts_clean(tmp_path, judged_with, name):
+def test_patched_checks_are_detected_and_the_next_exercise_starts_clean(tmp_path, judged_with, name):
     lines = textwrap.indent(PATCHES[name], "    ")
     right = "patch()\ntotal = torch.tensor(float(number))\ndist.all_reduce(total)\nreturn total.item()"
     record = judged(tmp_path, judged_with, right, top=f"def patch():\n{lines}")
-    assert record.answers[0].reason.startswith("void: it replaces")
+    assert record.answers[0].reason.startswith("void: the code replaces functions that measure it: ")
     assert [answer.points for answer in record.answers] == [0.0, 3.0]
 
 
-def test_what_is_broken_when_it_loads_is_left_out_as_a_notebook_would(tmp_path, judged_with):
+def test_a_cell_that_fails_to_load_is_left_out(tmp_path, judged_with):
     for source, reason in (
         ("def (", "does not compile: SyntaxError"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
@@ -255,27 +261,27 @@ def test_what_is_broken_when_it_loads_is_left_out_as_a_notebook_would(tmp_path, 
         assert [answer.points for answer in record.answers] == [0.0, 3.0]
 
 
-def test_a_cell_that_kills_its_judge_when_it_loads_costs_the_notebook(tmp_path, judged_with):
+def test_a_cell_that_kills_the_judge_while_it_loads_costs_all_points(tmp_path, judged_with):
     record = judged(tmp_path, judged_with, "pass", top="import os\nos.kill(-1, 9)")
     assert record.points == 0
-    assert all(answer.reason.startswith("when its cells were loaded") for answer in record.answers)
+    assert all(answer.reason.startswith("while the cells were loaded, ") for answer in record.answers)
 
 
-def test_a_shared_of_the_students_own_is_not_used_and_they_are_told(tmp_path, judged_with):
+def test_a_shared_folder_of_a_student_is_not_used_and_reported(tmp_path, judged_with):
     submission = hand_in(tmp_path, "eve", LAB)
     (submission.path.parent / "shared").mkdir()
     (submission.path.parent / "shared" / "__init__.py").write_text("raise SystemExit")
     record = grading.grade(submission, judged_with, Limits())
-    assert record.points == 5 and record.notes == ["shared lies beside the notebook and was not used"]
+    assert record.points == 5 and record.notes == ["shared was handed in beside the notebook and was not used"]
 
 
-def test_a_machine_that_cannot_judge_blames_nobody(tmp_path, judged_with, monkeypatch):
-    monkeypatch.setattr(sandbox, "SYSTEM", ("/usr",))  # no /lib64: Python cannot start
+def test_a_broken_machine_gives_no_grade(tmp_path, judged_with, monkeypatch):
+    monkeypatch.setattr(sandbox, "SYSTEM", ("/usr",))  # Python cannot start without /lib64.
     with pytest.raises(grading.NotGraded, match="the judge did not start"):
         grading.grade(hand_in(tmp_path, "eve", LAB), judged_with, Limits())
 
 
-def test_what_a_student_writes_moves_no_terminal_s_cursor_and_starts_no_formula(tmp_path):
+def test_students_text_cannot_move_the_cursor_or_start_a_formula(tmp_path):
     evil = "\x1b[1A\rzoe 15/15\u202e\ud800 ;=HYPERLINK(1) ;\t@x" + "x" * 40_000
     record = Record("eve", LAB, "", [Answer("0.1", "piece", 0.0, 2.0, reason=evil)])
     line = grade._line(record)
@@ -287,17 +293,17 @@ def test_what_a_student_writes_moves_no_terminal_s_cursor_and_starts_no_formula(
     assert one_line("x;y") == "x;y" and one_line("\ud800") == ""
 
 
-def test_a_pickle_changes_no_class_of_the_judge_s(monkeypatch):
-    """Else a record could be sent that equals whatever it is compared with: no expected value need be known."""
+def test_a_pickle_cannot_change_a_class_of_the_judge(monkeypatch):
+    """Otherwise a rank could send a record that equals every expected value."""
     for module in (pickle, parcel):
         for name in {"loads", "unpack"} & set(vars(module)):
-            monkeypatch.setattr(module, name, getattr(module, name))  # so that it is put back
-    refused = guard.install()
+            monkeypatch.setattr(module, name, getattr(module, name))  # so that it is restored after the test
+    rejected = guard.install()
     record = b"cshared.ranks.rankside\n_Here\n"
     for owner in (record, b"ccollections\nCounter\n", b"cshared.checks.engine.parcel\n_tensor\n"):
-        with pytest.raises(guard.Refused):
+        with pytest.raises(guard.Rejected):
             pickle.loads(owner + b"(N(V__sub__\n" + record + b"dtb" + b"0" + record + b")R.")
-    assert len(refused) == 3 and "__sub__" not in vars(rankside._Here)
+    assert len(rejected) == 3 and "__sub__" not in vars(rankside._Here)
     sent = {
         "call": rankside.Outcome(1, text="x"),
         "tensor": torch.ones(2),
@@ -306,10 +312,10 @@ def test_a_pickle_changes_no_class_of_the_judge_s(monkeypatch):
     }
     found = pickle.loads(parcel.pack(sent))
     assert found["call"] == sent["call"] and torch.equal(found["tensor"], sent["tensor"])
-    assert (found["counts"], found["size"], len(refused)) == (sent["counts"], sent["size"], 3)
+    assert (found["counts"], found["size"], len(rejected)) == (sent["counts"], sent["size"], 3)
 
 
-UNSEEN = {  # what no process can prevent in itself: a person is to look
+UNPREVENTED = {  # A process cannot prevent these in itself, so a person has to look.
     "from shared.wire import instrumentation as i\ni._listeners[-1][0].clear()": (
         "line 1 uses shared.wire.instrumentation"
     ),
@@ -325,16 +331,16 @@ UNSEEN = {  # what no process can prevent in itself: a person is to look
 }
 
 
-@pytest.mark.parametrize("source", UNSEEN)
-def test_what_cannot_be_prevented_is_named_to_the_instructor(source):
-    assert UNSEEN[source] in screen.notices(source)
+@pytest.mark.parametrize("source", UNPREVENTED)
+def test_uses_that_cannot_be_prevented_are_shown_to_the_instructor(source):
+    assert UNPREVENTED[source] in screen.notices(source)
     assert screen.notices("fully_shard(model)", "from torch.distributed.fsdp import fully_shard") == []
 
 
 @pytest.mark.parametrize("lab", CHAPTERS)
-def test_honest_work_is_not_pointed_at(tmp_path, lab):
+def test_honest_work_gets_no_notices(tmp_path, lab):
     submission = hand_in(tmp_path, "anna", lab)
     cells = submissions.pieces_of(submission, CHAPTERS[lab])
     given = "\n".join(cell["source"] for cell in cells if not cell["grade_id"])
-    assert [said for cell in cells for said in screen.notices(cell["source"], given) if cell["grade_id"]] == []
-    assert set(screen.borrowed(cells, submissions.others_in(submission))) <= set(judge.GIVEN)
+    assert [notice for cell in cells for notice in screen.notices(cell["source"], given) if cell["grade_id"]] == []
+    assert set(screen.borrowed(cells, submissions.other_cells(submission))) <= set(judge.GIVEN)

@@ -1,8 +1,8 @@
-"""Honest work gets every point: a lab's solution, judged in the sandbox, is neither void nor worth a second look.
+"""Our own solutions get every point in the sandbox, without a void exercise or a notice.
 
-Four labs are judged whole: optimizers, a piece that is not exported, the largest, and files; test_grade.py has lab 00.
-What could make honest work void is looked for in every lab's right solutions in test_mutants.py, which costs less than
-a sandbox.
+Four labs are judged completely: one with optimizers, one with a piece that is not exported, the largest, and one with
+files. test_grade.py has lab 00. test_mutants.py checks for all right solutions that nothing would make them void, which
+takes less time than a sandbox.
 """
 
 import pytest
@@ -27,21 +27,21 @@ def test_our_own_solution_gets_every_point(tmp_path, lab):
     assert all(answer.verdicts for answer in record.answers)
 
 
-def test_no_lab_s_solution_has_what_is_refused_or_noticed(tmp_path):
+def test_no_solution_uses_anything_forbidden_or_noticed(tmp_path):
     for name, chapter in CHAPTERS.items():
         withheld = WITHHELD[list(CHAPTERS).index(name) :]
         pieces = pieces_of(hand_in(tmp_path, "anna", name), chapter)
         own = [piece["source"] for piece in pieces if piece["grade_id"]]
-        assert [screen.refusals(source, withheld) for source in own] == [[]] * len(own)
+        assert [screen.forbidden(source, withheld) for source in own] == [[]] * len(own)
         given = "\n\n".join(piece["source"] for piece in pieces if not piece["grade_id"])
-        assert not [said for source in own for said in screen.notices(source, given)]
+        assert not [notice for source in own for notice in screen.notices(source, given)]
 
 
 WITHHELD = tuple(f"solutions.{module}" for chapter in CHAPTERS.values() for module in module_names(chapter))
 
 
 @pytest.mark.parametrize(
-    ("source", "refused"),
+    ("source", "use"),
     [
         ("from solutions.zero1 import ZeRO1", "line 1 uses solutions.zero1"),
         ("\nfrom solutions import zero1", "line 2 uses solutions.zero1"),
@@ -50,12 +50,12 @@ WITHHELD = tuple(f"solutions.{module}" for chapter in CHAPTERS.values() for modu
         ("from shared import checks", "line 1 uses shared.checks"),
     ],
 )
-def test_what_is_not_written_by_hand_is_named(source, refused):
-    assert refused in screen.refusals(source, WITHHELD)
+def test_forbidden_uses_are_named(source, use):
+    assert use in screen.forbidden(source, WITHHELD)
 
 
 @pytest.mark.parametrize(
-    ("source", "noticed"),
+    ("source", "notice"),
     [
         ("import gc", "line 1 uses gc"),
         ("import sys\nframe = sys._getframe(1)", "line 2 uses _getframe"),
@@ -64,10 +64,10 @@ def test_what_is_not_written_by_hand_is_named(source, refused):
         ("import shared.wire as wire\nwire.x.y = 1", "line 2 sets wire.x.y"),
     ],
 )
-def test_what_a_person_should_look_at_is_named(source, noticed):
-    assert noticed in screen.notices(source)
+def test_uses_that_a_person_should_look_at_are_named(source, notice):
+    assert notice in screen.notices(source)
 
 
-def test_plain_code_is_neither_refused_nor_noticed():
+def test_plain_code_is_neither_forbidden_nor_noticed():
     source = "import torch\nfrom solutions.models import x\nself.queue.kind = 'solutions.zero1x'\ntensor.grad = None"
-    assert screen.refusals(source, WITHHELD) == [] == screen.notices(source)
+    assert screen.forbidden(source, WITHHELD) == [] == screen.notices(source)

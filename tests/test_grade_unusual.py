@@ -1,4 +1,4 @@
-"""Honest but unusual: what runs in a notebook gets its points, however it was saved and whatever else stands there."""
+"""Unusual but honest notebooks get their points: whatever runs in a notebook also runs in the grader."""
 
 import copy
 import json
@@ -16,7 +16,7 @@ LAB = "00_ranks"
 
 
 def saved_otherwise(folder, change) -> list[dict]:
-    """→ the pieces of our own solution, whose file was changed so"""
+    """Return the pieces of our own solution after a change to its file."""
     submission = hand_in(folder, "anna", LAB)
     notebook = json.loads(submission.path.read_text())
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
@@ -26,8 +26,8 @@ def saved_otherwise(folder, change) -> list[dict]:
 
 
 SAVED = {
-    "with a mark before the text": lambda notebook, code: None,
-    "with a field that the format has not": lambda notebook, code: code[0].update(colab="x"),
+    "with a byte order mark": lambda notebook, code: None,
+    "with a field that the format does not have": lambda notebook, code: code[0].update(colab="x"),
     "without outputs": lambda notebook, code: [cell.pop("outputs") for cell in code],
     "without counts": lambda notebook, code: [cell.pop("execution_count") for cell in code],
     "with a broken output": lambda notebook, code: code[0]["outputs"].append({"output_type": "stream"}),
@@ -49,17 +49,17 @@ def test_a_notebook_counts_however_it_was_saved(tmp_path, how):
     assert saved_otherwise(tmp_path / "2", SAVED[how]) == plain
 
 
-def test_marks_that_are_no_marks_cost_their_own_cell(tmp_path):
-    for marks in ([1], "x", {"solution": True, "grade_id": [1]}):
+def test_broken_grading_metadata_costs_only_its_own_cell(tmp_path):
+    for metadata in ([1], "x", {"solution": True, "grade_id": [1]}):
 
-        def change(notebook, code, marks=marks):
+        def change(notebook, code, metadata=metadata):
             first = next(cell for cell in code if cell["metadata"].get("nbgrader", {}).get("solution"))
-            first["metadata"]["nbgrader"] = copy.deepcopy(marks)
+            first["metadata"]["nbgrader"] = copy.deepcopy(metadata)
 
         assert len(saved_otherwise(tmp_path, change)) == 5
 
 
-def test_a_notebook_of_countless_cells_does_not_hold_up_the_others(tmp_path):
+def test_a_notebook_with_countless_cells_is_rejected_quickly(tmp_path):
     def change(notebook, code):
         notebook["cells"] += [{"cell_type": "raw", "metadata": {}, "source": "", "id": "a"}] * 100_000
 
@@ -73,8 +73,8 @@ def graded(folder, change):
         return grading.grade(hand_in(folder, "anna", LAB, change), unpacked, Limits())
 
 
-def test_what_runs_in_a_notebook_and_is_unusual_gets_all_points(tmp_path):
-    """A deadline for the cell, an import from the future, the ranks' own names, magics, a call at the end."""
+def test_unusual_code_that_runs_in_a_notebook_gets_all_points(tmp_path):
+    """Try a deadline for a cell, a __future__ import, names that every rank has, magics, and a call at the end."""
 
     def change(notebook):
         def rewrite(name, *pairs, end=""):
@@ -99,7 +99,7 @@ def test_what_runs_in_a_notebook_and_is_unusual_gets_all_points(tmp_path):
     assert (record.why, record.points, record.notes) == ("all checks passed", 15.0, [])
 
 
-def test_a_helper_in_a_cell_of_ones_own_is_told_in_one_sentence(tmp_path):
+def test_a_helper_in_another_cell_is_explained(tmp_path):
     def change(notebook):
         notebook.cells.insert(3, nbformat.v4.new_code_cell("%%ranks\ndef left():\n    return (rank - 1) % world_size"))
         cell = cell_of(notebook, "pass-right")
@@ -108,5 +108,5 @@ def test_a_helper_in_a_cell_of_ones_own_is_told_in_one_sentence(tmp_path):
     record = graded(tmp_path, change)
     assert record.points == 11
     assert record.notes == [
-        "left is defined in no exercise's cell, and only those are graded: define it in one of them"
+        "left is not defined in any exercise cell. Only these cells are graded, so define it in one of them"
     ]

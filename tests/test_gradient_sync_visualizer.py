@@ -1,4 +1,4 @@
-"""The script that shows a synchronisation: its counts, its figure, its refusals; and the widget in lesson 03."""
+"""The script that shows gradient synchronization (its counts, its figure, its errors), and the widget of lesson 03."""
 
 import re
 import runpy
@@ -35,45 +35,45 @@ def _torchrun(ranks: int, *arguments: str) -> subprocess.CompletedProcess:
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory) -> tuple[str, Path]:
-    """What the script prints for two ranks, and its figure."""
+def script_output(tmp_path_factory) -> tuple[str, Path]:
+    """Run the script on two ranks. Returns its output and the path of its figure."""
     figure = tmp_path_factory.mktemp("figure") / "sync.png"
     done = _torchrun(2, "--layers", "1", "--rounds", "1", "--bucket-cap-mb", "0.1", "--out", str(figure))
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout, figure
 
 
-def test_each_parameter_differs_before_and_is_the_same_on_all_ranks_after(shown):
-    rows = re.findall(r"^(\S+\.(?:weight|bias)) +([\d,]+) +(\d+) +(\S+) +(\S+)$", shown[0], re.MULTILINE)
+def test_gradients_differ_before_and_are_the_same_on_all_ranks_after(script_output):
+    rows = re.findall(r"^(\S+\.(?:weight|bias)) +([\d,]+) +(\d+) +(\S+) +(\S+)$", script_output[0], re.MULTILINE)
     assert len(rows) == 12  # 4 around one block of 8
     for name, _, _, before, after in rows:
         assert float(before) > 0 == float(after), name
 
 
-def test_buckets_follow_the_reverse_order_and_keep_to_the_cap(shown):
-    rows = re.findall(r"^(\S+\.(?:weight|bias)) +([\d,]+) +(\d+) ", shown[0], re.MULTILINE)
+def test_buckets_follow_the_reverse_order_and_keep_to_the_cap(script_output):
+    rows = re.findall(r"^(\S+\.(?:weight|bias)) +([\d,]+) +(\d+) ", script_output[0], re.MULTILINE)
     numbers = [int(number) for _, _, number in rows]
     assert numbers == sorted(numbers, reverse=True) and numbers[-1] == 1
     for bucket in set(numbers):
-        held = [int(size.replace(",", "")) for _, size, number in rows if int(number) == bucket]
-        assert sum(held) <= 0.1 * 2**20 or len(held) == 1
+        sizes_bytes = [int(size.replace(",", "")) for _, size, number in rows if int(number) == bucket]
+        assert sum(sizes_bytes) <= 0.1 * 2**20 or len(sizes_bytes) == 1
 
 
-def test_three_ways_send_the_same_bytes_in_fewer_messages(shown):
-    parameters = re.findall(r"^\S+\.(?:weight|bias) +([\d,]+) +(\d+) ", shown[0], re.MULTILINE)
+def test_three_methods_send_the_same_bytes_in_fewer_all_reduces(script_output):
+    parameters = re.findall(r"^\S+\.(?:weight|bias) +([\d,]+) +(\d+) ", script_output[0], re.MULTILINE)
     gradients_bytes = sum(int(size.replace(",", "")) for size, _ in parameters)
-    ways = re.findall(r"^(per parameter|bucketed|flat) +(\d+) +([\d,]+) +[\d.]+$", shown[0], re.MULTILINE)
-    assert [(name, int(messages)) for name, messages, _ in ways] == [
+    methods = re.findall(r"^(per parameter|bucketed|flat) +(\d+) +([\d,]+) +[\d.]+$", script_output[0], re.MULTILINE)
+    assert [(name, int(messages)) for name, messages, _ in methods] == [
         ("per parameter", len(parameters)),
         ("bucketed", len({number for _, number in parameters})),
         ("flat", 1),
     ]
     sent_bytes = formulas.all_reduce_sent_bytes(gradients_bytes, ranks=2)
-    assert {int(sent.replace(",", "")) for _, _, sent in ways} == {round(sent_bytes)}
+    assert {int(sent.replace(",", "")) for _, _, sent in methods} == {round(sent_bytes)}
 
 
-def test_it_draws_a_figure_with_something_on_it(shown):
-    image = matplotlib.image.imread(shown[1])
+def test_it_draws_a_figure_that_is_not_blank(script_output):
+    image = matplotlib.image.imread(script_output[1])
     height, width, _ = image.shape
     assert width > 800 and height > 500
     assert image[..., :3].std() > 0.05
@@ -95,26 +95,26 @@ def test_without_torchrun_it_says_how_to_start_it():
         (("--out", "nowhere/figure.png"), "--out must be in a folder that exists, got nowhere/figure.png"),
     ],
 )
-def test_bad_arguments_are_refused_in_one_sentence(monkeypatch, capsys, arguments, sentence):
+def test_bad_arguments_are_rejected_in_one_sentence(monkeypatch, capsys, arguments, sentence):
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
     parse_arguments = runpy.run_path(str(SCRIPT), run_name="visualizer")["parse_arguments"]
-    for rank, last_line in (("0", f"error: {sentence}\n"), ("1", "")):  # one rank's word is enough
+    for rank, last_line in (("0", f"error: {sentence}\n"), ("1", "")):  # only rank 0 prints the message
         monkeypatch.setenv("RANK", rank)
         with pytest.raises(SystemExit, match="2"):
             parse_arguments()
-        said = capsys.readouterr().err
-        assert said.endswith(last_line) and bool(said) == bool(last_line)
+        printed = capsys.readouterr().err
+        assert printed.endswith(last_line) and bool(printed) == bool(last_line)
 
 
 # -- the figures
 
 
 def numbers_on(axes) -> list[tuple[int, str]]:
-    """(row, number of a bucket) for each number that is written on a bucket map."""
+    """Return (row, bucket number) for each number on a bucket map."""
     return sorted((round(text.get_position()[1]), text.get_text()) for text in axes.texts)
 
 
-def test_a_map_has_a_row_per_unit_and_each_bucket_its_number():
+def test_a_map_has_a_row_per_unit_and_numbers_its_buckets():
     axes = bucket_plots.bucket_map(SIZES, [NAMES[:1:-1], NAMES[1::-1]]).axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["embedding", "blocks.0", "blocks.1"]
     assert numbers_on(axes) == [(0, "2"), (1, "2"), (2, "1")]
@@ -125,12 +125,12 @@ def test_a_frozen_parameter_is_in_no_bucket():
     assert numbers_on(axes) == [(1, "1"), (2, "1")]
 
 
-def test_two_buckets_side_by_side_differ_without_colour():
+def test_neighboring_buckets_differ_without_color():
     buckets = [[f"blocks.{number}.weight"] for number in range(12)]
     axes = bucket_plots.bucket_map({name: 100 for [name] in buckets}, buckets).axes[0]
-    looks = [(tuple(drawn.get_facecolor()[0]), drawn.get_hatch()) for drawn in axes.collections]
-    assert len(set(looks)) == 12
-    assert all(one[1] != other[1] for one, other in pairwise(looks))
+    styles = [(tuple(bars.get_facecolor()[0]), bars.get_hatch()) for bars in axes.collections]
+    assert len(set(styles)) == 12
+    assert all(hatch != next_hatch for (_, hatch), (_, next_hatch) in pairwise(styles))
 
 
 RUNS = [
@@ -139,22 +139,22 @@ RUNS = [
 ]
 
 
-def test_all_caps_are_drawn_with_their_messages_and_times():
+def test_all_caps_are_drawn_with_their_all_reduces_and_times():
     left, right = bucket_plots.cap_runs(SIZES, RUNS).axes
     assert [label.get_text() for label in left.get_yticklabels()] == ["none", "25 MiB"]
-    assert [text.get_text() for text in right.texts] == ["4 messages", "1 message"]
+    assert [text.get_text() for text in right.texts] == ["4 all-reduces", "1 all-reduce"]
     assert [bar.get_width() for bar in right.patches] == [8, 3]
     assert [line.get_xdata()[0] for line in right.lines] == [7.0, 2.5]
 
 
 def test_one_cap_is_drawn_on_the_time_axis_of_all():
-    for place, title in enumerate(("cap none: 4 messages, 8.0 ms", "cap 25 MiB: 1 message, 3.0 ms")):
-        above, below = bucket_plots.cap_run(SIZES, RUNS, place).axes
+    for index, title in enumerate(("cap none: 4 all-reduces, 8.0 ms", "cap 25 MiB: 1 all-reduce, 3.0 ms")):
+        above, below = bucket_plots.cap_run(SIZES, RUNS, index).axes
         assert above.get_title().startswith(title)
         assert below.get_xlim()[0] == 0 and below.get_xlim()[1] >= 8
 
 
-def test_the_script_s_figure_says_what_each_way_costs():
+def test_the_figure_of_the_script_shows_the_cost_of_each_method():
     gradients = [{name: [0.0, rank - 0.5] for name in SIZES} for rank in range(2)]
     costs = {"per parameter": sync_plots.Cost(4, 100.0, 9.0), "flat": sync_plots.Cost(1, 100.0, 1.5)}
     figure = sync_plots.gradient_sync(gradients, gradients, SIZES, [NAMES], costs)
@@ -173,7 +173,7 @@ def displayed(monkeypatch) -> list:
     return shown
 
 
-def test_without_jupyterlab_the_static_figure_is_all(displayed):
+def test_without_jupyterlab_only_the_static_figure_is_shown(displayed):
     figure = widgets.cap_chooser(SIZES, RUNS)
     assert displayed == []
     assert widgets.as_png(figure) == widgets.as_png(bucket_plots.cap_runs(SIZES, RUNS))

@@ -1,7 +1,7 @@
-"""Hosts of their own: links that keep their rate, ranks that heal there, and nothing that stays behind.
+"""Ranks on their own hosts: links keep their rate, ranks recover there, and nothing is left behind.
 
-The functions without `test_` run on the ranks. Times are held against what a link allows at best: no load on this
-machine makes a message faster.
+The functions without `test_` run on the ranks. Times are compared with the fastest that a link allows, because load on
+this machine never makes a message faster.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from shared.deadlines import scaled
 from shared.ranks import devices, magic, rankside
 from shared.ranks.rankset import RankSet
 from shared.wire import sockets
-from tests.test_rank_processes import still_there
+from tests.test_rank_processes import still_running
 
 ROOT = Path(__file__).parent.parent
 MIB = 1 << 20
@@ -33,64 +33,65 @@ WHY_NOT = hosts.why_not()
 needs_hosts = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
 
-# -- what can be asked for
+# -- rates and machines
 
 
 @pytest.mark.parametrize(
     ("link", "rate"), [("1gbit", 1e9), ("2.5gbit", 2.5e9), ("100mbit", 1e8), ("5000 kbit", 5e6), ("1Gbit", 1e9)]
 )
-def test_rates_are_read(link, rate):
+def test_rates_are_parsed(link, rate):
     assert hosts.bits_per_s(link) == rate
 
 
 @pytest.mark.parametrize(
     "link", ["", "fast", "1", "1gb", "1 gbit/s", "0gbit", "-1gbit", "1kbit", "200gbit", "1..gbit", 1e9]
 )
-def test_what_is_no_rate_is_refused_in_one_sentence(link):
+def test_invalid_rate_is_rejected_in_one_sentence(link):
     with pytest.raises(ValueError, match=r'^link must be a rate from "1mbit" to "100gbit", such as .*, got '):
         hosts.bits_per_s(link)
 
 
-def test_machine_without_ip_says_so_and_what_to_do(monkeypatch):
+def test_message_names_missing_programs_and_their_packages(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(hosts, "_SYSTEM_PROGRAMS", "")
+    monkeypatch.setattr(hosts, "_SYSTEM_PATH", "")
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(hosts, "as_root", lambda: [])
-    assert hosts.why_not() == "There is no ip and no tc on this machine (packages iproute2 and util-linux)."
-    with pytest.raises(ValueError, match=r"no ip and no tc .* Leave link out, or emulate"):
+    assert hosts.why_not() == "This machine lacks ip and tc. Install the packages iproute2 and util-linux."
+    with pytest.raises(ValueError, match=r"lacks ip and tc\. .* Leave out the link, or emulate"):
         devices.check_link("1gbit")
 
 
-def test_other_systems_say_so(monkeypatch):
+def test_message_names_an_unsupported_system(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert hosts.why_not() == "Hosts of their own need Linux's network namespaces, and this is darwin."
+    expected = "Giving each rank its own host needs Linux network namespaces, and this system is darwin."
+    assert hosts.why_not() == expected
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
-def test_machine_without_the_right_says_so(monkeypatch):
-    monkeypatch.setattr(hosts, "_found", lambda program: program)
-    refused = ["sh", "-c", "echo 'unshare: unshare failed: Operation not permitted' >&2; exit 1"]
-    monkeypatch.setattr(hosts, "as_root", lambda: refused)
+def test_message_quotes_a_missing_permission(monkeypatch):
+    monkeypatch.setattr(hosts, "_path_of", lambda program: program)
+    failing_prefix = ["sh", "-c", "echo 'unshare: unshare failed: Operation not permitted' >&2; exit 1"]
+    monkeypatch.setattr(hosts, "as_root", lambda: failing_prefix)
     assert hosts.why_not() == (
-        "This machine does not let us make network namespaces with shaped links "
+        "This machine does not allow us to make network namespaces with shaped links "
         "(unshare: unshare failed: Operation not permitted)."
     )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
-def test_machine_without_unshare_says_so_to_those_who_need_it(monkeypatch):
-    monkeypatch.setattr(hosts, "_found", lambda program: None if program == "unshare" else program)
+def test_unshare_is_missing_only_for_those_who_need_it(monkeypatch):
+    monkeypatch.setattr(hosts, "_path_of", lambda program: None if program == "unshare" else program)
     monkeypatch.setattr(hosts, "as_root", lambda: ["unshare", "--user"])
-    assert hosts.why_not().startswith("There is no unshare on this machine")
+    assert hosts.why_not().startswith("This machine lacks unshare.")
 
 
-def test_link_needs_ranks_that_talk_over_tcp():
+def test_nccl_behind_a_link_is_rejected():
     with pytest.raises(ValueError, match="use backend='gloo'"):
         devices.place(2, "nccl", "1gbit")
 
 
 @needs_hosts
-def test_half_made_hosts_are_let_go(monkeypatch):
+def test_hosts_are_released_if_making_them_fails(monkeypatch):
     before = set(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(hosts, "_BURST_BYTES", -1)
     monkeypatch.setattr(hosts, "_BURST_S", 0)
@@ -105,7 +106,7 @@ def test_half_made_hosts_are_let_go(monkeypatch):
 
 @pytest.fixture(scope="module")
 def behind_a_link():
-    """Four ranks on hosts behind 200 Mbit/s: 1 MiB takes 42 ms. → what start printed"""
+    """Start four ranks on hosts behind 200 Mbit/s, where 1 MiB takes 42 ms. Yields the output of start."""
     if WHY_NOT:
         pytest.skip(WHY_NOT)
     printed = io.StringIO()
@@ -115,8 +116,8 @@ def behind_a_link():
     ranks.stop()
 
 
-def at_best_s(sent_bytes: float) -> float:
-    """Two full buckets, one at each end of the way, go through at once."""
+def min_time_s(sent_bytes: float) -> float:
+    """Return the least time for some bytes. The full token buckets at both ends pass without delay."""
     return (sent_bytes - 2 * hosts._BURST_BYTES) * 8 / hosts.bits_per_s("200mbit")
 
 
@@ -124,8 +125,8 @@ def run_cell(source: str) -> None:
     magic.cell("", source)
 
 
-def counted(send) -> tuple[float, int, int]:
-    """Run send() on all ranks at once. → seconds, bytes that this host's interface sent, and received"""
+def measured(send) -> tuple[float, int, int]:
+    """Run send() on all ranks at once. Returns the seconds and this host's sent and received bytes."""
     dist.barrier()
     before, began_s = sockets.counters(), time.perf_counter()
     send()
@@ -137,10 +138,10 @@ def counted(send) -> tuple[float, int, int]:
 def all_reduce_of(nbytes: int):
     data = torch.ones(nbytes // 4)
     dist.all_reduce(data)
-    return counted(lambda: dist.all_reduce(data))
+    return measured(lambda: dist.all_reduce(data))
 
 
-def from_all_to(root: int, nbytes: int):
+def all_send_to(root: int, nbytes: int):
     def send():
         if dist.get_rank() == root:
             into = [torch.empty(nbytes // 4) for _ in range(dist.get_world_size())]
@@ -149,10 +150,10 @@ def from_all_to(root: int, nbytes: int):
         else:
             dist.send(torch.ones(nbytes // 4), root)
 
-    return counted(send)
+    return measured(send)
 
 
-def from_one_to_all(root: int, nbytes: int):
+def one_sends_to_all(root: int, nbytes: int):
     def send():
         if dist.get_rank() == root:
             for work in [dist.isend(torch.ones(nbytes // 4), p) for p in range(dist.get_world_size()) if p != root]:
@@ -160,17 +161,17 @@ def from_one_to_all(root: int, nbytes: int):
         else:
             dist.recv(torch.empty(nbytes // 4), root)
 
-    return counted(send)
+    return measured(send)
 
 
-def test_table_names_hosts_and_says_what_is_valid(behind_a_link):
+def test_table_names_hosts_and_the_valid_measurements(behind_a_link):
     for rank in range(4):
         assert f"{rank}     host{rank}" in behind_a_link
     assert "this machine" not in behind_a_link
-    assert "Each rank is a host of its own behind a 0.2 Gbit/s link, shaped by the kernel" in behind_a_link
+    assert "Each rank runs on its own host behind a 0.2 Gbit/s link, shaped by the kernel" in behind_a_link
 
 
-def test_same_link_keeps_the_ranks_and_a_refused_one_too(behind_a_link, capsys):
+def test_ranks_are_kept_for_the_same_link_and_for_an_invalid_one(behind_a_link, capsys):
     pids = ranks.current().pids
     with pytest.raises(ValueError, match="link must be a rate"):
         ranks.start(4, link="fast")
@@ -179,25 +180,25 @@ def test_same_link_keeps_the_ranks_and_a_refused_one_too(behind_a_link, capsys):
     assert "These ranks were already running" in capsys.readouterr().out
 
 
-def test_all_reduce_takes_the_time_of_its_bytes(behind_a_link):
+def test_all_reduce_takes_the_time_that_its_bytes_need(behind_a_link):
     nbytes = 2 * 3 / 4 * 4 * MIB
     for took_s, sent_bytes, received_bytes in ranks.run(all_reduce_of, 4 * MIB):
-        assert took_s >= at_best_s(nbytes)
+        assert took_s >= min_time_s(nbytes)
         assert nbytes < sent_bytes < 1.03 * nbytes
         assert nbytes < received_bytes < 1.03 * nbytes
 
 
 def test_link_keeps_its_rate_towards_a_host(behind_a_link):
-    """Three hosts send to one: each has its own link out, and all share one link in."""
-    found = ranks.run(from_all_to, 0, MIB)
-    assert found[0][0] >= at_best_s(3 * MIB)
+    """Three hosts send to one. Each has its own outgoing link, and they share the receiver's incoming link."""
+    found = ranks.run(all_send_to, 0, MIB)
+    assert found[0][0] >= min_time_s(3 * MIB)
     assert 3 * MIB < found[0][2] < 1.03 * 3 * MIB
     assert all(MIB < sent < 1.03 * MIB for _, sent, _ in found[1:])
 
 
 def test_link_keeps_its_rate_from_a_host(behind_a_link):
-    found = ranks.run(from_one_to_all, 1, MIB)
-    assert found[1][0] >= at_best_s(3 * MIB)
+    found = ranks.run(one_sends_to_all, 1, MIB)
+    assert found[1][0] >= min_time_s(3 * MIB)
     assert 3 * MIB < found[1][1] < 1.03 * 3 * MIB
 
 
@@ -212,8 +213,8 @@ def ledger_of_an_all_reduce() -> wire.Ledger:
     return log
 
 
-def test_ledger_counts_what_this_host_carried(behind_a_link):
-    """On loopback it counts what all ranks carried."""
+def test_ledger_counts_the_bytes_of_this_host(behind_a_link):
+    """On loopback, it counts the bytes of all ranks."""
     for log in ranks.run(ledger_of_an_all_reduce):
         assert log.sent_bytes == 6 * MIB
         assert log.sent_bytes < log.carried_bytes < 1.03 * log.sent_bytes
@@ -231,7 +232,7 @@ def step_of_fsdp() -> float:
     return loss.item()
 
 
-def test_groups_that_are_made_later_meet_too(behind_a_link):
+def test_process_groups_can_be_formed_later(behind_a_link):
     assert len(set(ranks.run(step_of_fsdp))) == 1
 
 
@@ -243,17 +244,17 @@ def host_of_this_rank() -> tuple[str, int]:
 
 
 def holders(namespaces: set[str]) -> list[str]:
-    """Every process, and every open file of one, that keeps one of these namespaces."""
+    """Return every process and every open file that keeps one of these namespaces."""
     kept = []
     for path in [*Path("/proc").glob("[0-9]*/task/*/ns/net"), *Path("/proc").glob("[0-9]*/fd/*")]:
-        with contextlib.suppress(OSError):  # it ends while we look
+        with contextlib.suppress(OSError):  # it may end while we look
             if os.readlink(path) in namespaces:
                 kept.append(str(path))
     return kept
 
 
 def assert_gone(namespaces: set[str]) -> None:
-    """A namespace that no process is in and that none holds open is gone, and its interfaces with it."""
+    """Check that no process is in these namespaces or holds them open, so that their interfaces are gone as well."""
     deadline = time.monotonic() + scaled(10.0)
     while (kept := holders(namespaces)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -262,15 +263,15 @@ def assert_gone(namespaces: set[str]) -> None:
 
 def test_group_is_formed_again_on_the_same_hosts(behind_a_link):
     run_cell("marker = rank")
-    where = [name for name, _ in ranks.run(host_of_this_rank)]
-    assert len(set(where)) == 4
+    namespaces = [name for name, _ in ranks.run(host_of_this_rank)]
+    assert len(set(namespaces)) == 4
     with pytest.raises(ranks.CellFailed, match=r"Ranks 0, 1, 3 wait in all_reduce #\d+ .* for rank 2\.") as caught:
         run_cell("if rank != 2:\n    dist.all_reduce(torch.ones(5))")
     assert "a new process group is ready" in str(caught.value).lower()
     run_cell("total = torch.ones(1) * rank\ndist.all_reduce(total)")
     assert [value.item() for value in ranks.pull("total")] == [6.0] * 4
     assert ranks.pull("marker") == [0, 1, 2, 3]
-    assert [name for name, _ in ranks.run(host_of_this_rank)] == where
+    assert [name for name, _ in ranks.run(host_of_this_rank)] == namespaces
 
 
 def test_interrupt_reaches_ranks_on_hosts(behind_a_link):
@@ -282,7 +283,7 @@ def test_interrupt_reaches_ranks_on_hosts(behind_a_link):
     assert ranks.pull("total")[0].item() == 4
 
 
-def test_dead_rank_starts_again_on_its_host(behind_a_link):
+def test_dead_rank_is_restarted_on_its_host(behind_a_link):
     before = ranks.run(host_of_this_rank)
     with pytest.raises(ranks.CellFailed, match="Rank 1 died"):
         run_cell("import os\nif rank == 1: os._exit(9)\ndist.barrier()")
@@ -290,18 +291,18 @@ def test_dead_rank_starts_again_on_its_host(behind_a_link):
     assert [name for name, _ in after] == [name for name, _ in before]
     with ranks.world(2):
         (took_s, *_), _ = ranks.run(all_reduce_of, 2 * MIB)
-    assert took_s >= at_best_s(2 * MIB)
+    assert took_s >= min_time_s(2 * MIB)
 
 
-def test_two_sets_of_hosts_do_not_meet_and_one_ends_alone(behind_a_link):
-    """They have the same addresses and the same names of interfaces, each behind a switch of its own."""
+def test_two_sets_of_hosts_are_independent(behind_a_link):
+    """They have the same addresses and interface names, and each set has its own switch."""
     before = [sent for _, sent in ranks.run(host_of_this_rank)]
     others = RankSet(2, link="1gbit")
     try:
-        (found, _) = others.run(rankside.call, (all_reduce_of, (4 * MIB,), {}))
-        their_hosts = {outcome.value[0] for outcome in others.run(rankside.call, (host_of_this_rank, (), {}))}
-        assert found.value[0] >= (4 * MIB - 2 * hosts._BURST_BYTES) * 8 / 1e9
-        assert 4 * MIB < found.value[1] < 1.03 * 4 * MIB
+        (outcome, _) = others.run(rankside.call, (all_reduce_of, (4 * MIB,), {}))
+        their_hosts = {o.value[0] for o in others.run(rankside.call, (host_of_this_rank, (), {}))}
+        assert outcome.value[0] >= (4 * MIB - 2 * hosts._BURST_BYTES) * 8 / 1e9
+        assert 4 * MIB < outcome.value[1] < 1.03 * 4 * MIB
         assert len(their_hosts) == 2 and holders(their_hosts)
     finally:
         others.close()
@@ -309,7 +310,7 @@ def test_two_sets_of_hosts_do_not_meet_and_one_ends_alone(behind_a_link):
     assert all(now - was < MIB for now, was in zip([s for _, s in ranks.run(host_of_this_rank)], before, strict=True))
 
 
-# -- nothing stays
+# -- nothing is left behind
 
 PROGRAM = """
 import json, os, signal, sys, psutil
@@ -319,7 +320,7 @@ inside = ranks.run(lambda: __import__("os").readlink("/proc/self/ns/net"))
 server = ranks.current()._server._process
 files = [os.readlink(f"/proc/{server.pid}/fd/{name}") for name in os.listdir(f"/proc/{server.pid}/fd")]
 held = [name for name in files if name.startswith("net:")]
-assert len(held) == 3 and set(inside) < set(held), "two hosts and a switch"
+assert len(held) == 3 and set(inside) < set(held), "expected two hosts and a switch"
 found = [[p.pid, p.create_time(), p.cmdline()] for p in psutil.Process().children(recursive=True)]
 print(json.dumps({"held": held, "found": found}), flush=True)
 """
@@ -327,16 +328,17 @@ print(json.dumps({"held": held, "found": found}), flush=True)
 
 @needs_hosts
 @pytest.mark.parametrize("first", ["", "server.kill();"], ids=["alone", "together with the fork server"])
+@pytest.mark.slow
 def test_killed_program_leaves_no_namespace_and_no_interface(first):
     interfaces = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout
     source = PROGRAM + first + "os.kill(os.getpid(), signal.SIGKILL)"
     ran = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == -signal.SIGKILL, ran.stderr
-    said = json.loads(ran.stdout.splitlines()[-1])
+    report = json.loads(ran.stdout.splitlines()[-1])
     try:
-        assert_gone(set(said["held"]))
+        assert_gone(set(report["held"]))
         assert subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout == interfaces
     finally:
-        for left in still_there(said["found"]):  # the controller, where the fork server could not end it
+        for left in still_running(report["found"]):  # the controller, if the fork server could not end it
             with contextlib.suppress(psutil.NoSuchProcess):
                 left.kill()

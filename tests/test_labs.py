@@ -1,4 +1,4 @@
-"""An unsolved lab runs to its end, fails every check, and says in words what to do."""
+"""An unsolved lab runs to its end, fails every check, and says what to do."""
 
 import nbformat
 import pytest
@@ -13,7 +13,7 @@ CHAPTERS = build.chapters()
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=[chapter.name for chapter in CHAPTERS])
-def test_an_unsolved_lab_fails_every_check_with_helpful_words(chapter):
+def test_an_unsolved_lab_fails_every_check_with_a_helpful_message(chapter):
     path = build.ROOT / "labs" / f"{chapter.name}.ipynb"
     lab = nbformat.read(path, as_version=4)
     resources = {"metadata": {"path": str(path.parent)}}

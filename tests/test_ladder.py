@@ -1,11 +1,11 @@
-"""The ladder compares within a round, judges by the course's aims, and draws what it found. Nothing is timed here."""
+"""The ladder compares within a round, checks its targets and draws its measurements. Nothing is timed here."""
 
 import json
 
 import pytest
 
 from benchmarks import ladder, report
-from benchmarks.ladder import Found, Setting
+from benchmarks.ladder import Measurement, Setting
 from benchmarks.rungs import ALONE, DDP_VIEW, FLAT, RUNGS
 
 # Each round is slower than the one before for everybody: ratios of medians would hide that ours is always ahead.
@@ -15,8 +15,8 @@ ROUNDS_MS |= {"OverlappedDDP": [9, 90, 900]}
 
 
 def setting(model: str = "TinyGPT", link: str = "loopback", ranks: int = 2) -> Setting:
-    found = {name: Found(times_ms, 3, 41.5, 43.0, 100.0) for name, times_ms in ROUNDS_MS.items()}
-    return Setting("averaging", model, link, ranks, found)
+    measured = {name: Measurement(times_ms, 3, 41.5, 43.0, 100.0) for name, times_ms in ROUNDS_MS.items()}
+    return Setting("averaging", model, link, ranks, measured)
 
 
 def test_ratios_and_exposed_time_compare_within_a_round():
@@ -26,19 +26,19 @@ def test_ratios_and_exposed_time_compare_within_a_round():
 
 
 def test_a_round_lasts_until_its_slowest_rank_is_done():
-    of_ranks = [{"DDP": Found([1, 5], 3, 2.0, 4.0, 7.0)}, {"DDP": Found([4, 2], 3, 2.5, 4.5, 6.0)}]
-    assert ladder.merged(of_ranks) == {"DDP": Found([4, 5], 3, 2.5, 4.5, 7.0)}
+    per_rank = [{"DDP": Measurement([1, 5], 3, 2.0, 4.0, 7.0)}, {"DDP": Measurement([4, 2], 3, 2.5, 4.5, 6.0)}]
+    assert ladder.merged(per_rank) == {"DDP": Measurement([4, 5], 3, 2.5, 4.5, 7.0)}
 
 
 def test_aims_are_met_or_missed_by_the_median_ratio():
-    met = {row.what.removeprefix("TinyGPT, 2 ranks, loopback: "): row.met for row in ladder.aims([setting()])}
+    met = {row.what.removeprefix("TinyGPT, 2 ranks, loopback: "): row.met for row in ladder.targets([setting()])}
     assert met == {
         "OverlappedDDP / DDP, bucket view": True,
         "BucketedDDP / flat": False,
         "peak, BucketedDDP / DDP": True,
         "peak, OverlappedDDP / DDP, bucket view": True,
     }
-    assert not all(row["met"] for row in json.loads(ladder.as_json({}, [setting()]))["aims"])
+    assert not all(row["met"] for row in json.loads(ladder.as_json({}, [setting()]))["targets"])
 
 
 def test_the_table_has_a_line_per_strategy_and_setting():
@@ -52,7 +52,7 @@ def test_the_table_has_a_line_per_strategy_and_setting():
 def test_the_markdown_has_the_aims_missed_ones_bold_and_a_row_per_strategy():
     lines = ladder.as_markdown({"cores": 2}, [setting(), setting(ranks=4, link="1gbit")], rounds=3).splitlines()
     assert lines[0] == "One run of 3 rounds: cores 2."
-    assert lines[2] == "| aim for time | TinyGPT, 2 | TinyGPT, 4, 1gbit |"
+    assert lines[2] == "| target for the time ratio | TinyGPT, 2 | TinyGPT, 4, 1gbit |"
     assert lines[4:6] == [
         "| OverlappedDDP / DDP, bucket view ≤ 1 | 0.90 | 0.90 |",
         "| BucketedDDP / flat ≤ 1.1 | **1.20** | **1.20** |",
@@ -66,7 +66,7 @@ def test_tables_go_between_their_marks_and_nowhere_else(tmp_path):
     for text in ("new", "newer"):
         report.put_between(page, "one", text)
     assert page.read_text() == "above\n<!-- one -->\n\nnewer\n\n<!-- /one -->\nbelow\n"
-    with pytest.raises(ValueError, match="no place between <!-- other -->"):
+    with pytest.raises(ValueError, match="must contain the markers <!-- other -->"):
         report.put_between(page, "other", "new")
 
 

@@ -1,4 +1,4 @@
-"""What units have memory when: the record, its figure, and messages put together on a timeline."""
+"""When units have memory: the record, its figure, and the merged messages of a timeline."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from shared.timeline import Span, Timeline
 from shared.timeline.bundles import bundled
 
 
-def comes_and_goes() -> lifetimes.Lifetimes:
+def unsharded_twice() -> lifetimes.Lifetimes:
     """Follow one unit through a forward and a backward, with memory for it in each."""
     flat, weight = torch.ones(3), torch.nn.Parameter(torch.ones(3))
     storage = flat.untyped_storage()
@@ -36,7 +36,7 @@ def comes_and_goes() -> lifetimes.Lifetimes:
 
 
 def test_each_unshard_is_counted_and_each_operator_seen():
-    life = comes_and_goes()
+    life = unsharded_twice()
     assert life.unshards("block") == 2
     assert life.peak_bytes == 12
     assert life.total_bytes[0] == 0 and life.total_bytes[-1] == 0
@@ -44,8 +44,8 @@ def test_each_unshard_is_counted_and_each_operator_seen():
     assert life.spans["block"][-1].ended == life.operators == len(life.total_bytes)
 
 
-def test_backward_is_told_from_what_is_around_it():
-    life = comes_and_goes()
+def test_backward_is_distinguished_from_the_operators_around_it():
+    life = unsharded_twice()
     began, ended = life.backward
     second = life.spans["block"][3]
     assert began <= second.began < second.ended <= ended < life.operators
@@ -58,7 +58,7 @@ def test_a_block_without_operators_is_empty():
 
 
 def test_the_figure_has_a_bar_wherever_a_unit_has_memory():
-    life = comes_and_goes()
+    life = unsharded_twice()
     figure = lifetime_plots.lifetimes({"run": life}, own_bytes=4, expected_bytes={"run": 16})
     above, below = figure.axes
     bars = [path.get_extents() for bar in below.collections for path in bar.get_paths()]
@@ -69,13 +69,13 @@ def test_the_figure_has_a_bar_wherever_a_unit_has_memory():
     assert texts == ["formula: 0.00 MB", "forward", "backward", "step"]
 
 
-def test_states_can_be_told_apart_in_grey():
+def test_states_differ_without_color():
     fills = [(style["facecolor"], style.get("hatch")) for style in lifetime_plots._STYLES.values()]
     assert len(set(fills)) == len(fills)
 
 
 def test_a_moment_names_the_state_of_each_unit():
-    life = comes_and_goes()
+    life = unsharded_twice()
     changes = lifetime_plots.moments(life)
     assert changes == [span.began for span in life.spans["block"]]
     for at, state in zip(changes, ["SHARDED", "UNSHARDED"] * 2, strict=False):
@@ -84,8 +84,8 @@ def test_a_moment_names_the_state_of_each_unit():
         assert above.get_title().startswith(f"operator {at}")
 
 
-def test_the_stepper_leaves_all_steps_as_a_figure(monkeypatch):
-    life, shown = comes_and_goes(), []
+def test_the_stepper_returns_a_figure_of_all_steps(monkeypatch):
+    life, shown = unsharded_twice(), []
     monkeypatch.setattr(widgets.magic, "in_jupyterlab", lambda: True)
     monkeypatch.setattr(widgets, "display", shown.append)
     figure = widgets.lifetime_stepper({"run": life, "again": life}, 4, {"run": 16, "again": 16}, of="again")
@@ -94,7 +94,7 @@ def test_the_stepper_leaves_all_steps_as_a_figure(monkeypatch):
     assert slider.max == len(lifetime_plots.moments(life)) - 1
 
 
-def test_no_step_is_refused():
+def test_a_figure_without_steps_is_rejected():
     with pytest.raises(ValueError, match="at least"):
         lifetime_plots.lifetimes({}, 0, {})
 

@@ -1,7 +1,7 @@
-"""Every link leads somewhere, or is named. Nothing is fetched; test_release.py asks the same of each bundle.
+"""Every link in the course has a target. Nothing is downloaded; test_release.py does the same for each bundle.
 
-Read are Markdown files, and the Markdown cells of lessons, labs and solutions: what a reader can click on. A path in
-backticks, `labs/simple_ddp.py` for one, is looked up too, for the course as a whole.
+The tests read Markdown files and the Markdown cells of lessons, labs and solutions, where a reader can click on links.
+For the course as a whole, they also look up paths in backticks, such as `labs/simple_ddp.py`.
 """
 
 import re
@@ -12,38 +12,38 @@ import pytest
 from tests.links import broken, links, markdown_of, tokens
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("benchmarks", "chapters", "instructor", "labs", "shared", "solutions")  # with texts to read
-PLACES = re.compile(r"(?:benchmarks|chapters|instructor|labs|shared|solutions|source|tests)/[\w/.-]*\w")
+FOLDERS = ("benchmarks", "chapters", "instructor", "labs", "shared", "solutions")  # that contain Markdown
+PATHS = re.compile(r"(?:benchmarks|chapters|instructor|labs|shared|solutions|source|tests)/[\w/.-]*\w")
 
 
 @pytest.fixture(scope="module")
 def course() -> dict[str, str]:
-    """→ what there is to read, by its path"""
+    """Return the text of every Markdown file and notebook by its path."""
     paths = [*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))]
     return {p.relative_to(ROOT).as_posix(): p.read_text() for p in paths if p.suffix in (".md", ".ipynb")}
 
 
-def test_every_link_of_the_course_leads_somewhere(course):
+def test_every_link_of_the_course_has_a_target(course):
     assert sum(1 for name, text in course.items() for _ in links(markdown_of(name, text))) > 30
     assert broken(course, lambda target: (ROOT / target).exists()) == []
 
 
-def test_every_path_in_backticks_is_there(course):
-    """Placeholders, `tests/mutants/NN_name/` for one, are none."""
-    named = {
-        (name, place)
+def test_every_path_in_backticks_exists(course):
+    """Placeholders such as `tests/mutants/NN_name/` are not checked."""
+    mentioned = {
+        (name, path)
         for name, text in course.items()
         for token in tokens(markdown_of(name, text))
         if token.type == "code_inline"
-        for place in PLACES.findall(token.content)
-        if "NN" not in place
+        for path in PATHS.findall(token.content)
+        if "NN" not in path
     }
-    assert len(named) > 5
-    assert [f"{name}: {place}" for name, place in sorted(named) if not (ROOT / place).exists()] == []
+    assert len(mentioned) > 5
+    assert [f"{name}: {path}" for name, path in sorted(mentioned) if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("[a](labs/none.ipynb)", ["README.md: labs/none.ipynb"]),
         ("![a](none.png)", ["README.md: none.png"]),
@@ -53,5 +53,5 @@ def test_every_path_in_backticks_is_there(course):
         ("`[a](none.md)`\n\n```\n[a](none.md)\n```", []),
     ],
 )
-def test_a_link_that_leads_nowhere_is_named(text, said):
-    assert broken({"README.md": text}, {"README.md", "labs/one.ipynb"}.__contains__) == said
+def test_broken_links_are_named(text, expected):
+    assert broken({"README.md": text}, {"README.md", "labs/one.ipynb"}.__contains__) == expected

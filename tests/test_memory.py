@@ -1,4 +1,4 @@
-"""What a rank holds is counted to the byte, now and at the peak: by hand, by torch's profiler, by CUDA's allocator."""
+"""Memory is counted to the byte, now and at the peak: manual counts, torch's profiler and CUDA's allocator agree."""
 
 import contextlib
 import io
@@ -16,7 +16,7 @@ from shared import formulas, memory, models, plots, ranks
 from shared.deadlines import scaled
 
 MIB = 2**20
-STEP_BYTES = 4  # Adam counts its steps in a float32 of its own for each parameter
+STEP_BYTES = 4  # Adam's step counter, a float32 for each parameter
 
 
 def nbytes(tensors) -> int:
@@ -82,17 +82,17 @@ def test_frozen_parameters_have_no_gradient():
     assert memory.held(model, adam).optimizer_bytes == 8 * trained + 2 * STEP_BYTES
 
 
-def test_gradients_in_a_flat_bucket_count_once_and_its_padding_is_a_bucket():
+def test_gradients_in_a_flat_bucket_count_once_and_its_padding_counts_as_a_bucket():
     model = nn.Linear(3, 5)  # 15 + 5 elements
     flat = torch.zeros(24)
     model.weight.grad, model.bias.grad = flat[:15].view(5, 3), flat[15:20]
     expected = memory.Held(parameters_bytes=80, gradients_bytes=80, buckets_bytes=16)
     assert memory.held(model) == expected
-    model.flat = flat  # the wrapper's own name for the same storage adds nothing
+    model.flat = flat  # another attribute with the same storage adds nothing
     assert memory.held(model) == memory.held(model, extra={"buckets": [flat]}) == expected
 
 
-def test_buffers_and_what_a_wrapper_keeps_on_the_side():
+def test_buffers_and_other_tensors_in_attributes_are_counted():
     model = nn.BatchNorm1d(10)
     assert memory.held(model) == memory.Held(parameters_bytes=80, buffers_bytes=2 * 40 + 8)
     model.stash = [{"full copy": torch.empty(100)}]
@@ -101,7 +101,7 @@ def test_buffers_and_what_a_wrapper_keeps_on_the_side():
     assert memory.held(model, extra={"buckets": model.stash}).other_bytes == 0
 
 
-def test_what_classes_and_libraries_keep_is_not_the_modules():
+def test_tensors_of_classes_and_libraries_are_not_counted():
     model, library, kind = nn.Identity(), types.ModuleType("library"), type("Kind", (), {"table": torch.empty(100)})
     library.table = torch.empty(100)
     model.library, model.kind = library, kind
@@ -118,7 +118,7 @@ def test_master_weights_and_their_gradients():
 
 
 class ShardedOptimizer:
-    """Not a torch optimizer: keeps one, for its half of the parameters."""
+    """Not a torch optimizer, but an object that contains one for its half of the parameters."""
 
     def __init__(self, parameters):
         parameters = list(parameters)
@@ -128,7 +128,7 @@ class ShardedOptimizer:
         self.inner.step()
 
 
-def test_optimizers_inside_other_objects():
+def test_optimizers_inside_other_objects_are_counted():
     model = models.MLP((64, 100, 10))
     sharded = ShardedOptimizer(model.parameters())
     one_step(model, sharded, torch.randn(8, 64))
@@ -148,13 +148,13 @@ def test_a_storage_of_size_0_a_meta_tensor_and_a_lazy_module_hold_nothing():
     assert memory.held(model).total_bytes == 400
 
 
-def test_a_sparse_gradient_holds_its_rows_and_their_numbers():
+def test_a_sparse_gradient_holds_its_rows_and_their_indices():
     model = nn.Embedding(1000, 16, sparse=True)
     model(torch.tensor([3, 5])).sum().backward()
     assert memory.held(model) == memory.Held(4 * 16000, gradients_bytes=2 * 16 * 4 + 2 * 8)
 
 
-def test_it_shows_itself():
+def test_held_and_peak_display_as_tables():
     held = memory.Held(parameters_bytes=1234567, other_bytes=1)
     assert str(held).splitlines() == [
         "component   bytes",
@@ -168,27 +168,27 @@ def test_it_shows_itself():
     assert "at the peak, in forward" in peak._repr_html_()
 
 
-@pytest.mark.parametrize("ask", [memory.held, lambda *args, **kwargs: memory.peak(*args, **kwargs).__enter__()])
+@pytest.mark.parametrize("measure", [memory.held, lambda *args, **kwargs: memory.peak(*args, **kwargs).__enter__()])
 @pytest.mark.parametrize(
-    ("args", "extra", "error", "says"),
+    ("args", "extra", "error", "message"),
     [
         ((None, None), None, ValueError, "give a module, an optimizer or extra tensors"),
         (("model",), None, TypeError, "module must be a torch.nn.Module, got str"),
-        ((nn.Identity(), [1]), None, TypeError, "must have .state or keep a torch optimizer, got list"),
-        ((nn.Identity(),), [1], TypeError, "extra must be tensors by component"),
-        ((nn.Identity(),), {"bukets": []}, ValueError, "'bukets', which is no component: parameters, gradients"),
+        ((nn.Identity(), [1]), None, TypeError, "must have .state or contain a torch optimizer, got list"),
+        ((nn.Identity(),), [1], TypeError, "extra must be a dict of tensors by component"),
+        ((nn.Identity(),), {"bukets": []}, ValueError, "unknown component, 'bukets'. Known are parameters, gradients"),
     ],
 )
-def test_bad_input_is_refused_in_one_sentence(ask, args, extra, error, says):
-    with pytest.raises(error, match=says):
-        ask(*args, extra=extra)
+def test_bad_input_is_rejected_in_one_sentence(measure, args, extra, error, message):
+    with pytest.raises(error, match=message):
+        measure(*args, extra=extra)
 
 
 # -- peak
 
 
 class Chain(nn.Module):
-    """x → weight → ReLU → weight: every size known."""
+    """x → weight → ReLU → weight, with known sizes."""
 
     WIDTH, BATCH = 64, 512
     WEIGHT, ACTIVATION = 4 * WIDTH * WIDTH, 4 * WIDTH * BATCH
@@ -208,8 +208,8 @@ def chain_peak(step) -> memory.Peak:
     return peak
 
 
-def test_a_peak_computed_by_hand():
-    """It comes when backward has made the gradient before the ReLU, and still holds the one after it."""
+def test_a_peak_agrees_with_a_manual_count():
+    """The peak is reached when backward has computed the gradient before the ReLU, and still holds the one after it."""
     weight, activation, scalar = Chain.WEIGHT, Chain.ACTIVATION, 4
     peak = chain_peak(lambda model, x: model(x).sum().backward())
     assert peak.held == memory.Held(
@@ -224,7 +224,7 @@ def test_a_peak_computed_by_hand():
 
 
 def test_forward_alone():
-    """Two outputs of BATCH × WIDTH are alive at once; without autograd, none of them is an activation."""
+    """Two outputs of BATCH × WIDTH exist at once. Without autograd, they are not activations."""
     weight, activation = Chain.WEIGHT, Chain.ACTIVATION
     expected = memory.Held(2 * weight, activations_bytes=2 * activation, other_bytes=activation)
     assert chain_peak(lambda model, x: model(x)).held == expected
@@ -241,12 +241,12 @@ def test_the_second_micro_batch_holds_one_more_gradient():
     assert max(sample.held.gradients_bytes for sample in peak.samples) == 3 * Chain.WEIGHT
     assert peak.samples[-1].held.gradients_bytes == 2 * Chain.WEIGHT
     phases = [sample.phase for sample in peak.samples]
-    changes = [phase for place, phase in enumerate(phases) if place == 0 or phase != phases[place - 1]]
+    changes = [phase for index, phase in enumerate(phases) if index == 0 or phase != phases[index - 1]]
     assert changes == ["start", "forward", "backward", "forward", "backward"]
 
 
 def test_checkpointing_holds_one_layer_at_a_time():
-    """GELU keeps its input for backward, the next layer its output. Checkpointed, only what enters each layer stays."""
+    """GELU keeps its input, and the next layer keeps GELU's output. Checkpointed layers keep only their input."""
     layers = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64, bias=False), nn.GELU()) for _ in range(4)))
     x, activation = torch.randn(512, 64), 4 * 64 * 512
 
@@ -265,7 +265,7 @@ def test_checkpointing_holds_one_layer_at_a_time():
 
 
 def test_autocast_keeps_copies_in_bf16():
-    """What backward needs of Linear is x in bf16, of the square its float32 input; the weight's copy is let go."""
+    """Backward needs x in bf16 for Linear, and the float32 input of the square. The copy of the weight is freed."""
     model, x = nn.Linear(64, 256, bias=False), torch.randn(512, 64)
     with memory.peak(model) as peak:
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -274,23 +274,25 @@ def test_autocast_keeps_copies_in_bf16():
         del y
         loss.backward()
     starts = next(sample for sample in peak.samples if sample.phase == "backward")
-    assert starts.held.activations_bytes == 2 * 512 * 64 + 4 * 512 * 256 + 2 * 4  # and the loss, and its gradient
+    assert (
+        starts.held.activations_bytes == 2 * 512 * 64 + 4 * 512 * 256 + 2 * 4
+    )  # the last term is the loss and its gradient
 
 
 @contextlib.contextmanager
-def grown_by():
-    """By how many elements of one byte did tracked memory grow at its peak? Told when the block has ended."""
-    told = []
+def peak_growth():
+    """Yield a list that will contain the bytes of tracked memory at the peak when the block has ended."""
+    peaks_bytes = []
     with memory.peak(nn.Identity()) as peak:
-        yield told
-    told.append(peak.peak_bytes)
+        yield peaks_bytes
+    peaks_bytes.append(peak.peak_bytes)
 
 
-def test_a_freed_tensor_is_gone_at_once_and_views_and_in_place_operators_add_nothing():
-    with grown_by() as both:
+def test_a_freed_tensor_stops_counting_and_views_and_in_place_operators_add_nothing():
+    with peak_growth() as both:
         first, second = torch.empty(1000, dtype=torch.int8), torch.empty(1000, dtype=torch.int8)
     assert both == [2000]
-    with grown_by() as one:
+    with peak_growth() as one:
         first = torch.empty(1000, dtype=torch.int8)
         del first
         second = torch.empty(1000, dtype=torch.int8)
@@ -298,18 +300,18 @@ def test_a_freed_tensor_is_gone_at_once_and_views_and_in_place_operators_add_not
         second.zero_()
         part = second[:1]
         del second
-        third = torch.empty(10, dtype=torch.int8)  # `part` still keeps the 1000
+        third = torch.empty(10, dtype=torch.int8)  # `part` still keeps the storage of 1000 bytes
     assert one == [1010]
     del part, third
 
 
-def test_only_the_modules_device_is_followed():
+def test_only_storages_on_the_modules_device_are_counted():
     with memory.peak(nn.Linear(10, 10, device="meta")) as peak:
         torch.zeros(1000)
     assert peak.peak_bytes == 0
 
 
-def test_resizing_a_storage_is_seen_though_no_operator_does_it():
+def test_resizing_a_storage_is_seen_although_it_is_not_an_operator():
     model = nn.Linear(100, 100, bias=False)
     with memory.peak(model) as peak:
         full = torch.zeros(1000)
@@ -323,7 +325,7 @@ def test_resizing_a_storage_is_seen_though_no_operator_does_it():
     assert torch.UntypedStorage.resize_ is torch._C.StorageBase.resize_
 
 
-def test_gradients_that_a_wrapper_frees_in_backward_were_gradients():
+def test_gradients_that_a_wrapper_frees_in_backward_are_counted_until_then():
     model = Chain()
 
     def free(parameter):
@@ -337,7 +339,7 @@ def test_gradients_that_a_wrapper_frees_in_backward_were_gradients():
     assert peak.samples[-1].held.gradients_bytes == 0
 
 
-def test_the_step_makes_optimizer_state():
+def test_the_first_step_creates_optimizer_state():
     model = Chain()
     adam = torch.optim.Adam(model.parameters())
     with memory.peak(model, adam) as peak:
@@ -347,10 +349,10 @@ def test_the_step_makes_optimizer_state():
     assert peak.samples[-1].held.optimizer_bytes == 2 * (2 * Chain.WEIGHT + STEP_BYTES)
 
 
-def test_the_block_may_fail_and_leaves_nothing_behind():
+def test_a_block_that_fails_leaves_no_hooks():
     model = Chain()
     with pytest.raises(ZeroDivisionError), memory.peak(model) as peak:
-        with pytest.raises(RuntimeError, match="known when the block has ended"):
+        with pytest.raises(RuntimeError, match="known only when the block has ended"):
             _ = peak.peak_bytes
         one_step(model, torch.optim.SGD(model.parameters()), torch.randn(8, Chain.WIDTH))
         raise ZeroDivisionError
@@ -361,11 +363,11 @@ def test_the_block_may_fail_and_leaves_nothing_behind():
     assert all(not parameter._backward_hooks for parameter in model.parameters())
 
 
-# -- against other sources
+# -- compared with other sources
 
 
 def profiled_growth_bytes(step, directory) -> int:
-    """By how much the CPU's allocations grew at their peak, as torch's profiler saw them."""
+    """Return the growth of CPU allocations at their peak, according to torch's profiler."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     profiler.export_chrome_trace(str(directory / "trace.json"))
@@ -397,7 +399,7 @@ def test_the_peak_agrees_with_the_profiler(make, micro_batches, tmp_path):
         adam.step()
         adam.zero_grad()
 
-    step()  # the first makes Adam's state
+    step()  # the first step creates Adam's state
     with memory.peak(model, adam, extra={"other": given}) as peak:
         step()
     grew_bytes = peak.peak_bytes - peak.samples[0].held.total_bytes
@@ -407,7 +409,7 @@ def test_the_peak_agrees_with_the_profiler(make, micro_batches, tmp_path):
         with memory.peak(model, adam):
             step()
 
-    assert grew_bytes == pytest.approx(profiled_growth_bytes(watched_step, tmp_path), rel=0.01)  # it adds nothing
+    assert grew_bytes == pytest.approx(profiled_growth_bytes(watched_step, tmp_path), rel=0.01)  # watching adds nothing
 
 
 def _on_the_gpu():
@@ -417,8 +419,8 @@ def _on_the_gpu():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
-def test_it_agrees_with_cudas_allocator():
-    one_step(*_on_the_gpu())  # cuBLAS takes its workspaces, and keeps them
+def test_the_peak_agrees_with_cudas_allocator():
+    one_step(*_on_the_gpu())  # cuBLAS allocates its workspaces once and keeps them
     before_bytes = torch.cuda.memory_allocated()
     model, adam, x = _on_the_gpu()
     one_step(model, adam, x)
@@ -427,15 +429,17 @@ def test_it_agrees_with_cudas_allocator():
     with memory.peak(model, adam, extra={"other": x}) as peak:
         one_step(model, adam, x)
     assert peak.peak_bytes == torch.cuda.max_memory_allocated()
-    assert 0.85 < peak.held.total_bytes / (peak.peak_bytes - before_bytes) <= 1.0  # the rest: workspaces, rounding
-    assert max(sample.held.activations_bytes for sample in peak.samples) > 6 * 4 * 4096 * 2048  # GELUs' inputs, outputs
+    assert 0.85 < peak.held.total_bytes / (peak.peak_bytes - before_bytes) <= 1.0  # the rest is workspaces and rounding
+    assert (
+        max(sample.held.activations_bytes for sample in peak.samples) > 6 * 4 * 4096 * 2048
+    )  # inputs and outputs of the GELUs
 
 
 # -- on ranks
 
-LETS_GO_S = scaled(0.2)  # far more than gloo's threads need to let a tensor go after a collective
+RELEASE_S = scaled(0.2)  # far more than gloo's threads need to release a tensor after a collective
 SIZES = (64, 129, 129, 11)
-ROW_BYTES = (4 * (64 + 1), 4 * (129 + 1), 4 * (129 + 1))  # of each layer: a row of the weight, an element of the bias
+ROW_BYTES = (4 * (64 + 1), 4 * (129 + 1), 4 * (129 + 1))  # per layer: a row of the weight and an element of the bias
 ROWS = {0: (65, 65, 6), 1: (64, 64, 5)}  # of 129, 129 and 11, on each rank
 PADDED_ROWS = (65, 65, 6)  # every rank's shard has as many as the largest
 
@@ -469,7 +473,7 @@ def _on_fsdp2():
     return held, peak
 
 
-def test_fsdp2_holds_its_shards_and_gathers_one_unit_at_a_time(two_ranks):
+def test_fsdp2_holds_its_shards_and_unshards_one_unit_at_a_time(two_ranks):
     units = [2 * count * row_bytes for count, row_bytes in zip(PADDED_ROWS, ROW_BYTES, strict=True)]
     for rank, (held, peak) in enumerate(two_ranks.run(_on_fsdp2)):
         padding_bytes = rows_bytes(PADDED_ROWS) - rows_bytes(ROWS[rank])
@@ -480,7 +484,9 @@ def test_fsdp2_holds_its_shards_and_gathers_one_unit_at_a_time(two_ranks):
         assert most_bytes == formulas.zero3_parameter_peak_bytes(units, ranks=2, bytes_each=1)
         assert peak.samples[-1].held.parameters_bytes == rows_bytes(PADDED_ROWS)
         in_step = max(sample.held.other_bytes for sample in peak.samples if sample.phase == "step")
-        assert in_step >= 2 * 4 * ROWS[rank][1] * SIZES[1]  # Adam on the largest shard: the root of v, and what divides
+        assert (
+            in_step >= 2 * 4 * ROWS[rank][1] * SIZES[1]
+        )  # Adam's temporaries for the largest shard: the root of v and the denominator
 
 
 def _on_ddp(gradient_as_bucket_view: bool):
@@ -489,7 +495,7 @@ def _on_ddp(gradient_as_bucket_view: bool):
     model = models.MLP(SIZES)
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=gradient_as_bucket_view, bucket_cap_mb=0.05)
     built = memory.held(wrapped)
-    for _ in range(2):  # DDP makes its buckets anew for the second step
+    for _ in range(2):  # DDP rebuilds its buckets for the second step
         wrapped(torch.randn(32, 64)).sum().backward()
     trained = memory.held(wrapped)
     wrapped.zero_grad()
@@ -513,7 +519,7 @@ def test_ddp_holds_a_second_copy_of_the_gradients_unless_they_are_views_of_its_b
 
 
 def _zero_3_by_hand():
-    """A full parameter is gathered into a storage that was resized, and let go; its gradient is scattered."""
+    """All-gather a full parameter into a resized storage, free it, and reduce-scatter its gradient."""
     import torch.distributed as dist
 
     module = nn.ParameterDict({"shard": torch.ones(512), "full": torch.ones(1024)})
@@ -527,7 +533,7 @@ def _zero_3_by_hand():
         summed, gradients = torch.empty(512), list(torch.ones(1024).split(512))
         dist.reduce_scatter(summed, gradients)
         del gradients
-        time.sleep(LETS_GO_S)
+        time.sleep(RELEASE_S)
         module["shard"].grad = summed
         del summed
         torch.optim.SGD(module.parameters()).step()
@@ -541,10 +547,12 @@ def test_zero_3_by_hand(two_ranks):
         assert seen[0] == seen[-1] == memory.Held(parameters_bytes=2048)
         assert max(held.parameters_bytes for held in seen) == 2048 + 4096
         assert max(held.gradients_bytes for held in seen) == 2048
-        assert max(held.buckets_bytes for held in seen) == 4096  # what the reduce-scatter read; it wrote a gradient
+        assert (
+            max(held.buckets_bytes for held in seen) == 4096
+        )  # the input of the reduce-scatter; its output is a gradient
 
 
-def _adds_what_is_sharded_differently():
+def _add_differently_sharded_dtensors():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -556,14 +564,14 @@ def _adds_what_is_sharded_differently():
 
 
 def test_collectives_inside_dtensors_are_seen(two_ranks):
-    for peak in two_ranks.run(_adds_what_is_sharded_differently):
+    for peak in two_ranks.run(_add_differently_sharded_dtensors):
         assert peak.held.buckets_bytes >= 4 * 64 * 32
 
 
 # -- figures
 
 
-def test_the_figures_show_every_component_that_holds_something():
+def test_the_figures_show_every_component_that_holds_memory():
     peak = chain_peak(lambda model, x: model(x).sum().backward())
     names = ["parameters", "gradients", "activations", "other"]
     assert peak.peak_bytes == 3 * Chain.WEIGHT + 4 * Chain.ACTIVATION + 8 == 573448
@@ -576,6 +584,6 @@ def test_the_figures_show_every_component_that_holds_something():
 
 
 @pytest.mark.parametrize(("draw", "nothing"), [(plots.memory_over_step, []), (plots.memory_by_component, {})])
-def test_a_figure_of_nothing_is_refused(draw, nothing):
+def test_a_figure_without_data_is_rejected(draw, nothing):
     with pytest.raises(ValueError, match=r"There (is nothing|are no samples) to draw"):
         draw(nothing)

@@ -1,4 +1,4 @@
-"""Chapter 06 inside chapters 04 and 07: checkpointed blocks under hooks, masters of sharded parameters.
+"""Chapter 06 combined with 04 and 07: checkpointed blocks with overlapped DDP, and master weights sharded by ZeRO-1.
 
 The functions without `test_` run on the ranks.
 """
@@ -35,8 +35,12 @@ def batch_of(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def overlapped_gradients() -> tuple[list, list, list]:
-    """→ gradients of OverlappedDDP with checkpointed blocks, and without, after two micro-batches"""
-    found = []
+    """Run OverlappedDDP for two micro-batches with checkpointed blocks, and without.
+
+    Returns:
+        For each, the gradients, the number of launched buckets and the number of all buckets.
+    """
+    results = []
     for wrap in (Checkpointed, lambda block: block):
         gpt = tiny_gpt()
         gpt.blocks = torch.nn.ModuleList(wrap(block) for block in gpt.blocks)
@@ -46,19 +50,23 @@ def overlapped_gradients() -> tuple[list, list, list]:
         model(*batch_of(dist.get_rank())).backward()
         launched = model.sync.queue.launched
         model.finish_gradient_sync()
-        found.append(([parameter.grad.clone() for parameter in gpt.parameters()], launched, len(model.buckets)))
-    return found
+        results.append(([parameter.grad.clone() for parameter in gpt.parameters()], launched, len(model.buckets)))
+    return results
 
 
-def test_checkpointed_blocks_tell_overlapped_ddp_of_whole_gradients(world):
+def test_checkpointed_blocks_call_the_hooks_of_overlapped_ddp_with_complete_gradients(world):
     for (checkpointed, launched, buckets), (plain, *_) in ranks.run(overlapped_gradients):
-        assert buckets > 3 and launched == buckets, "buckets leave in backward"
+        assert buckets > 3 and launched == buckets, "all buckets are launched during backward"
         for one, other in zip(checkpointed, plain, strict=True):
             torch.testing.assert_close(one, other)
 
 
 def stepped(sharded: bool) -> tuple[list[torch.Tensor], int]:
-    """Train in bfloat16 with masters, the last two parameters in a group of their own. → parameters, bytes of state"""
+    """Train in bfloat16 with master weights, with the last two parameters in a second parameter group.
+
+    Returns:
+        The parameters and the bytes of optimizer state.
+    """
     gpt = tiny_gpt().bfloat16()
     parameters = list(gpt.parameters())
     groups = [{"params": parameters[:-2]}, {"params": parameters[-2:], "weight_decay": 0.3}]
@@ -72,80 +80,88 @@ def stepped(sharded: bool) -> tuple[list[torch.Tensor], int]:
         for rank, replica in enumerate(replicas):
             replica(*batch_of(100 * step + rank)).backward()
         own = replicas[dist.get_rank()].parameters()
-        mean = zip(*(replica.parameters() for replica in replicas), strict=True)
-        for parameter, mine, every in zip(parameters, own, mean, strict=True):
-            gradient = mine.grad if sharded else sum(each.grad.float() for each in every) / world_size
+        by_parameter = zip(*(replica.parameters() for replica in replicas), strict=True)
+        for parameter, own_copy, copies in zip(parameters, own, by_parameter, strict=True):
+            gradient = own_copy.grad if sharded else sum(copied.grad.float() for copied in copies) / world_size
             parameter.grad = gradient.to(torch.bfloat16)
         optimizer.step()
         scheduler.step()
     state = optimizer.inner.state if sharded else optimizer.state
-    held = [value for each in state.values() for value in each.values()]
-    return [parameter.detach().clone() for parameter in parameters], sum(value.nbytes for value in held)
+    tensors = [tensor for of_parameter in state.values() for tensor in of_parameter.values()]
+    return [parameter.detach().clone() for parameter in parameters], sum(tensor.nbytes for tensor in tensors)
 
 
-def test_zero1_shards_masters(world):
-    numbers = sum(parameter.numel() for parameter in tiny_gpt().parameters())
+def test_zero1_shards_master_weights(world):
+    elements = sum(parameter.numel() for parameter in tiny_gpt().parameters())
     alone, sharded = ranks.run(stepped, False), ranks.run(stepped, True)
-    for (want, _), (found, held_bytes) in zip(alone, sharded, strict=True):
-        assert 12 * numbers / world <= held_bytes < 12 * numbers / world + 200
-        # A mean of bfloat16 is rounded once more on its way: Adam's large epsilon keeps a gradient near 0 from
-        # turning that into a whole step.
-        for one, other in zip(found, want, strict=True):
-            torch.testing.assert_close(one, other, atol=0.02, rtol=0.02)
+    for (expected, _), (actual, held_bytes) in zip(alone, sharded, strict=True):
+        assert 12 * elements / world <= held_bytes < 12 * elements / world + 200
+        # The reduce-scatter rounds a bfloat16 mean once more. Adam's large epsilon keeps that rounding from becoming a
+        # full step where a gradient is near 0.
+        for actual_parameter, expected_parameter in zip(actual, expected, strict=True):
+            torch.testing.assert_close(actual_parameter, expected_parameter, atol=0.02, rtol=0.02)
 
 
 def resumed() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Save masters that ZeRO-1 shards, load them into another; step both. → pairs of parameters, which must be equal"""
-    masters = functools.partial(MasterWeights, optimizer_cls=torch.optim.AdamW)
-    one = tiny_gpt().bfloat16()
-    optimizer = ZeRO1(one.parameters(), masters, lr=0.1)
+    """Save master weights that ZeRO-1 shards, load them into a second optimizer, and step both.
 
-    def step(model, optimizer, number):
+    Returns:
+        Pairs of parameters, which must be equal.
+    """
+    masters = functools.partial(MasterWeights, optimizer_cls=torch.optim.AdamW)
+    model = tiny_gpt().bfloat16()
+    optimizer = ZeRO1(model.parameters(), masters, lr=0.1)
+
+    def step(model, optimizer, index):
         optimizer.zero_grad()
-        model(*batch_of(10 * number + dist.get_rank())).backward()
+        model(*batch_of(10 * index + dist.get_rank())).backward()
         optimizer.step()
 
-    step(one, optimizer, 0)
+    step(model, optimizer, 0)
     saved = copy.deepcopy(optimizer.state_dict())
-    assert all(each["master"].dtype == torch.float32 for each in saved["state"].values())
-    other = copy.deepcopy(one)
-    loaded = ZeRO1(other.parameters(), masters, lr=0.1)
+    assert all(state["master"].dtype == torch.float32 for state in saved["state"].values())
+    copied = copy.deepcopy(model)
+    loaded = ZeRO1(copied.parameters(), masters, lr=0.1)
     loaded.load_state_dict(saved)
-    for number in range(1, STEPS):
-        step(one, optimizer, number)
-        step(other, loaded, number)
-    return list(zip(map(torch.clone, one.parameters()), map(torch.clone, other.parameters()), strict=True))
+    for index in range(1, STEPS):
+        step(model, optimizer, index)
+        step(copied, loaded, index)
+    return list(zip(map(torch.clone, model.parameters()), map(torch.clone, copied.parameters()), strict=True))
 
 
-def test_zero1_saves_masters(world):
+def test_zero1_saves_and_loads_master_weights(world):
     for pairs in ranks.run(resumed):
         assert all(torch.equal(one, other) for one, other in pairs)
 
 
 @pytest.mark.parametrize("backward_inside", [False, True])
-def test_checkpointed_blocks_compute_again_as_autocast_did(backward_inside):
-    plain, saving = tiny_gpt(), tiny_gpt()
-    saving.blocks = torch.nn.ModuleList(Checkpointed(block) for block in saving.blocks)
-    for gpt in (plain, saving):
+def test_checkpointed_blocks_recompute_in_the_precision_of_autocast(backward_inside):
+    plain, checkpointed = tiny_gpt(), tiny_gpt()
+    checkpointed.blocks = torch.nn.ModuleList(Checkpointed(block) for block in checkpointed.blocks)
+    for gpt in (plain, checkpointed):
         with torch.autocast("cpu", torch.bfloat16):
             loss = gpt(*batch_of(0))
             if backward_inside:
                 loss.backward()
         if not backward_inside:
             loss.backward()
-    for one, other in zip(plain.parameters(), saving.parameters(), strict=True):
+    for one, other in zip(plain.parameters(), checkpointed.parameters(), strict=True):
         assert torch.equal(one.grad, other.grad)
 
 
-def test_checkpointed_refuses_gradients_of_gradients():
+def test_checkpointed_rejects_double_backward():
     x = torch.randn(2, 3, requires_grad=True)
-    with pytest.raises(RuntimeError, match="differentiated once"):
+    with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
         torch.autograd.grad(Checkpointed(torch.nn.Linear(3, 3))(x).sum(), x, create_graph=True)
 
 
 def resumed_where_one_had_no_gradient() -> list[torch.Tensor]:
-    """Load a state of masters in which the last parameter never had a gradient, and step. → before, after"""
-    weights = [torch.nn.Parameter(torch.full((5,), 0.5 + number, dtype=torch.bfloat16)) for number in range(2)]
+    """Load master weights from a run in which the last parameter never had a gradient, and step.
+
+    Returns:
+        That parameter before and after the step.
+    """
+    weights = [torch.nn.Parameter(torch.full((5,), 0.5 + index, dtype=torch.bfloat16)) for index in range(2)]
     plain = MasterWeights(weights, torch.optim.AdamW, lr=0.1)
     weights[0].grad = torch.ones_like(weights[0])
     plain.step()
@@ -158,6 +174,6 @@ def resumed_where_one_had_no_gradient() -> list[torch.Tensor]:
     return [before, weights[1].detach().clone()]
 
 
-def test_a_master_that_was_never_made_is_its_parameter(world):
+def test_a_parameter_without_a_saved_master_weight_keeps_its_value(world):
     for before, after in ranks.run(resumed_where_one_had_no_gradient):
         torch.testing.assert_close(after, before)

@@ -1,4 +1,4 @@
-"""The README's minutes are those that the build computes, so that nobody has to keep them by hand."""
+"""The README states the minutes that are computed from the lessons and written in the labs."""
 
 import re
 
@@ -13,4 +13,4 @@ ROWS = {line[2:4]: line for line in (ROOT / "README.md").read_text().splitlines(
 @pytest.mark.parametrize("chapter", chapters(), ids=lambda chapter: chapter.name)
 def test_readme_states_the_minutes_of_lesson_and_lab(chapter):
     stated = f"| {lesson_minutes(chapter)} + {lab_minutes(chapter)} |"
-    assert stated in ROWS[chapter.name[:2]], f"README's row of {chapter.name} should hold {stated!r}"
+    assert stated in ROWS[chapter.name[:2]], f"README's row for {chapter.name} should contain {stated!r}"

@@ -1,4 +1,4 @@
-"""The probes for model parallelism: right toys pass, however they are written; each wrong one fails as it should."""
+"""The checks for model parallelism pass right toy models, however they are written, and fail each wrong one."""
 
 import pytest
 
@@ -102,7 +102,7 @@ class Row(nn.Module):
 """
 )
 
-# Every size-th index on a rank; the course's ring for the sum in forward; hooks in place of autograd functions.
+# Each rank holds every size-th index. The course's ring adds up in forward, and hooks replace autograd functions.
 STRIDED = """
 import torch
 import torch.distributed as dist
@@ -209,7 +209,7 @@ class Replicated(nn.Module):
 """
 )
 
-# What is wrong: the check that must fail, words of its hint or evidence, and what replaces what.
+# For each mistake: the check that must fail, words of its hint or evidence, and the source text to replace.
 WRONG_BLOCKS = {
     "forgets the sum in forward": (
         "outputs",
@@ -258,12 +258,12 @@ WRONG_BLOCKS = {
     ),
     "keeps the whole weight alive behind a view": (
         "memory",
-        "when it is split",
+        "after the split",
         ("chunk(self.size)[rank].clone()", "chunk(self.size)[rank]"),
     ),
     "keeps the whole block": (
         "memory",
-        "when it is split",
+        "after the split",
         ("        self.up = nn", "        self.whole = [block]\n        self.up = nn"),
     ),
     "keeps what it has summed": (
@@ -271,7 +271,7 @@ WRONG_BLOCKS = {
         "after a step",
         ("        total = x.clone()\n", "        total = x.clone()\n        KEPT.append(total.new_empty(50_000))\n"),
     ),
-    "works in the world instead of the group": (
+    "uses the world instead of the group": (
         "group",
         "this rank's group is",
         ("SplitBlock(block, group)", "SplitBlock(block, None)"),
@@ -309,7 +309,7 @@ WRONG_BLOCKS = {
     ),
     "sums in float32": (
         "outputs",
-        "float64 could be closer",
+        "not as precise as float64",
         ("total = x.clone()\n", "total = x.float()\n"),
     ),
     "sums once more than needed": (
@@ -380,7 +380,7 @@ WRONG_STAGES = {
     ),
     "keeps all layers": (
         "memory",
-        "when it is split",
+        "after the split",
         ("        first, last", "        self.all_layers = layers\n        first, last"),
     ),
     "leaves out a layer": (
@@ -440,9 +440,9 @@ def judged(exercise, source: str, wrong: tuple, folder):
     assert source.count(old), f"the source has no {old!r}"
     (verdict,) = verdicts_on(exercise, source.replace(old, new), folder, check)
     assert not verdict.passed
-    assert "cannot be compared" not in verdict.evidence, "the judge itself stumbled"
-    said = f"{verdict.evidence}\n{verdict.hint}"
-    assert words in said, said
+    assert "cannot be compared" not in verdict.evidence, "the check itself raised an error"
+    output = f"{verdict.evidence}\n{verdict.hint}"
+    assert words in output, output
 
 
 @pytest.mark.parametrize("wrong", WRONG_BLOCKS.values(), ids=WRONG_BLOCKS)

@@ -1,4 +1,4 @@
-"""The models are seeded, tied and causal; the data is real and splits as promised."""
+"""The models are seeded, tied and causal. The data is complete, and windows have the promised shape."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from shared.models import MLP, GPTConfig, TinyGPT
 @pytest.mark.parametrize(
     "build", [lambda seed: MLP(seed=seed), lambda seed: TinyGPT(seed=seed)], ids=["MLP", "TinyGPT"]
 )
-def test_a_seed_decides_the_weights_and_leaves_the_callers_random_numbers_alone(build):
+def test_a_seed_determines_the_weights_and_does_not_change_the_callers_random_numbers(build):
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
@@ -61,7 +61,7 @@ def test_tokens_decode_to_what_was_encoded():
     assert tokens.vocab_size == len(set("hello, world"))
 
 
-def test_targets_are_the_inputs_moved_on_by_one():
+def test_targets_are_the_inputs_shifted_by_one():
     tokens = CharTokens()
     inputs, targets = tokens.windows([0, 100], 16)
     assert inputs.shape == targets.shape == (2, 16)
@@ -69,7 +69,7 @@ def test_targets_are_the_inputs_moved_on_by_one():
 
 
 @pytest.mark.parametrize("start", [-1, 10, 99])
-def test_a_window_past_the_end_is_refused(start):
+def test_a_window_past_the_end_is_rejected(start):
     with pytest.raises(ValueError, match="does not fit"):
         CharTokens("0123456789").window(start, 4)
 
@@ -78,9 +78,9 @@ def test_digits_are_those_that_scikit_learn_loads():
     from sklearn.datasets import load_digits
 
     images, labels = digits(torch.float64)
-    theirs, their_labels = load_digits(return_X_y=True)
-    assert torch.equal(images * 16, torch.tensor(theirs))
-    assert torch.equal(labels, torch.tensor(their_labels)) and labels.dtype == torch.int64
+    expected_images, expected_labels = load_digits(return_X_y=True)
+    assert torch.equal(images * 16, torch.tensor(expected_images))
+    assert torch.equal(labels, torch.tensor(expected_labels)) and labels.dtype == torch.int64
 
 
 def test_digits_are_all_there_and_scaled():

@@ -1,6 +1,6 @@
-"""Every wrong solution is rejected by the check that it names; every right one, written differently, passes.
+"""The check that a mutant names rejects it, and every variant passes all checks.
 
-Our own solutions are tried by their notebooks, which run every check.
+The notebooks of our own solutions run every check, so they are not tried here.
 """
 
 import pickle
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 TESTS = Path(__file__).parent
 MODULES = {chapter: module_names(chapter)[0] for chapter in chapters()}
-LEAST_MUTANTS, LEAST_VARIANTS = 8, 2  # of a chapter that is no draft
+MIN_MUTANTS, MIN_VARIANTS = 8, 2  # of a chapter that is not a draft
 
 
 def _files(kind: str) -> list:
@@ -39,13 +39,13 @@ def four_fresh_ranks():
 
 @pytest.fixture
 def judged_as_graded(monkeypatch):
-    """What the grader's judge takes for tampering must not be found in honest work."""
+    """Install the grader's guard, which must not find tampering in honest work."""
     monkeypatch.setattr(pickle, "loads", pickle.loads)
     monkeypatch.setattr(parcel, "unpack", parcel.unpack)
     return guard.install()
 
 
-# These take the longest of all tests, so they come first.
+# These tests take the longest, so they come first.
 @pytest.mark.parametrize(("module", "path"), _files("variants"))
 def test_a_right_solution_written_differently_passes(module, path, judged_as_graded):
     checks = f"shared.checks.{module}"
@@ -54,7 +54,7 @@ def test_a_right_solution_written_differently_passes(module, path, judged_as_gra
     assert not failed, "\n".join(f"{v.exercise} · {v.check}: {v.evidence}" for v in failed)
     after = ranks.run(fingerprints.take, checks)
     assert [fingerprints.replaced(*both) for both in zip(before, after, strict=True)] == [[]] * 4
-    assert judged_as_graded == [], "a pickle was refused"
+    assert judged_as_graded == [], "the guard rejected a pickle"
 
 
 @pytest.mark.parametrize(("module", "path"), _files("mutants"))
@@ -63,14 +63,14 @@ def test_the_named_check_catches_the_mutant(module, path, record_property):
     assert named, f"{path.name} does not say which check must catch it"
     record_property("caught_by", f"{named[1]} · {named[2]}")
     known = [(exercise.piece, check.name) for exercise in exercises_of(module) for check in exercise.checks]
-    assert named.groups() in known, f"there is no check {named[1]} · {named[2]}: there are {known}"
+    assert named.groups() in known, f"there is no check {named[1]} · {named[2]}; the checks are {known}"
     (caught,) = run_file(module, path, only=named[1], check=named[2])
     assert not caught.passed, f"{path.name} passes {named[1]} · {named[2]}"
-    assert caught.evidence, "a failed check must say what it saw"
-    assert "cannot be compared" not in caught.evidence, "the check itself stumbled: that is no judgement"
+    assert caught.evidence, "a failed check must give evidence"
+    assert "cannot be compared" not in caught.evidence, "the check itself failed, so it has not judged the mutant"
 
 
 @pytest.mark.parametrize("chapter", chapters(), ids=lambda chapter: chapter.name)
-def test_there_are_enough_of_both(chapter):
-    assert len(list((TESTS / "mutants" / chapter.name).glob("*.py"))) >= (1 if chapter.is_draft else LEAST_MUTANTS)
-    assert len(list((TESTS / "variants" / chapter.name).glob("*.py"))) >= (1 if chapter.is_draft else LEAST_VARIANTS)
+def test_there_are_enough_mutants_and_variants(chapter):
+    assert len(list((TESTS / "mutants" / chapter.name).glob("*.py"))) >= (1 if chapter.is_draft else MIN_MUTANTS)
+    assert len(list((TESTS / "variants" / chapter.name).glob("*.py"))) >= (1 if chapter.is_draft else MIN_VARIANTS)

@@ -1,4 +1,4 @@
-"""The mutation report counts what a run found, and says what is not as it should be, or was not tried."""
+"""The mutation report counts caught mutants and passed variants, and lists failed and missing ones."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ def outcomes() -> list[Outcome]:
 
 
 def read(*outcomes: Outcome) -> dict[str, mutation_results.Report]:
-    return mutation_results.read(Results(tests={each.name: each for each in outcomes}))
+    return mutation_results.read(Results(tests={outcome.name: outcome for outcome in outcomes}))
 
 
 def test_mutants_are_counted_by_the_check_that_caught_them():
@@ -36,7 +36,7 @@ def test_mutants_are_counted_by_the_check_that_caught_them():
     assert (found.variants, found.passed, found.seconds) == (1, 1, 7.0)
 
 
-def test_the_tables_say_so():
+def test_the_tables_show_the_counts():
     found = read(*outcomes())
     rows = str(mutation_results.by_chapter(found)).splitlines()
     assert rows[1].split() == [CHAPTER, "2", "/", "3", "1", "/", "1", "7"]
@@ -44,13 +44,13 @@ def test_the_tables_say_so():
     assert str(mutation_results.by_check(found)).splitlines()[1].split()[-1] == "2"
 
 
-def test_no_results_tell_of_nothing():
+def test_no_results_give_an_empty_report():
     assert read() == {}
 
 
 @pytest.fixture
 def tests_folder(tmp_path) -> Path:
-    """A project with the files that `outcomes` tells of, except for the chapter that has no mutant."""
+    """Create a project with the files in `outcomes`, except for the chapter that has no mutant."""
     for kind, stems in {"mutants": ("one", "other", "third"), "variants": ("way",)}.items():
         (tmp_path / "tests" / kind / CHAPTER).mkdir(parents=True)
         for stem in stems:
@@ -60,27 +60,27 @@ def tests_folder(tmp_path) -> Path:
     return tmp_path / "tests"
 
 
-def all_well() -> list[Outcome]:
-    return [replace(each, verdict="passed") for each in outcomes()]
+def all_passed() -> list[Outcome]:
+    return [replace(outcome, verdict="passed") for outcome in outcomes()]
 
 
-def test_all_well(tests_folder):
-    assert mutation_results.problems(read(*all_well()), (CHAPTER,), tests_folder) == []
+def test_there_is_no_problem_if_everything_passed(tests_folder):
+    assert mutation_results.problems(read(*all_passed()), (CHAPTER,), tests_folder) == []
 
 
-def test_what_passed_or_did_not_run_is_a_problem(tests_folder):
+def test_failed_and_skipped_ones_are_problems(tests_folder):
     assert mutation_results.problems(read(*outcomes()), (CHAPTER,), tests_folder) == [
-        f"not as it should be: {CHAPTER}-third",
-        "not as it should be: 03_gradient_bucketing-way",
+        f"failed: {CHAPTER}-third",
+        "failed: 03_gradient_bucketing-way",
     ]
 
 
-def test_a_file_that_was_not_tried_is_a_problem_wherever_it_lies(tests_folder):
+def test_a_file_that_was_not_tried_is_a_problem_in_any_folder(tests_folder):
     (tests_folder / "variants" / CHAPTER / "lost.py").touch()
     (tests_folder / "mutants" / "no_chapter").mkdir()
     (tests_folder / "mutants" / "no_chapter" / "stray.py").touch()
     lost, stray = f"was not tried: variants/{CHAPTER}/lost.py", "was not tried: mutants/no_chapter/stray.py"
-    assert mutation_results.problems(read(*all_well()), (CHAPTER,), tests_folder) == [stray, lost]
+    assert mutation_results.problems(read(*all_passed()), (CHAPTER,), tests_folder) == [stray, lost]
 
 
 def test_mutants_of_other_chapters_need_not_be_tried(tests_folder):
@@ -88,16 +88,16 @@ def test_mutants_of_other_chapters_need_not_be_tried(tests_folder):
     (tests_folder.parent / "source" / "10_new" / "lab.py").touch()
     (tests_folder / "mutants" / "10_new").mkdir()
     (tests_folder / "mutants" / "10_new" / "other.py").touch()
-    assert mutation_results.problems(read(*all_well()), (CHAPTER,), tests_folder) == []
+    assert mutation_results.problems(read(*all_passed()), (CHAPTER,), tests_folder) == []
 
 
-def test_a_chapter_without_any_is_a_problem(tests_folder):
+def test_a_chapter_without_mutants_or_variants_is_a_problem(tests_folder):
     expected = ["10_new has no mutants", "10_new has no variants"]
-    assert mutation_results.problems(read(*all_well()), (CHAPTER, "10_new"), tests_folder) == expected
+    assert mutation_results.problems(read(*all_passed()), (CHAPTER, "10_new"), tests_folder) == expected
 
 
-def test_a_mutant_that_nobody_is_said_to_have_caught_is_a_problem(tests_folder):
-    first, *others = all_well()
+def test_a_mutant_without_the_check_that_caught_it_is_a_problem(tests_folder):
+    first, *others = all_passed()
     found = read(replace(first, properties={}), *others)
     expected = [f"{CHAPTER}: a mutant does not say which check caught it"]
     assert mutation_results.problems(found, (CHAPTER,), tests_folder) == expected

@@ -1,4 +1,4 @@
-"""An instructor's way with nbgrader itself: generate, autograde, export, on the course's own files."""
+"""nbgrader's own commands (generate_assignment, autograde, export) work on the course's files."""
 
 import csv
 import os
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def course(tmp_path_factory) -> Path:
-    """A course in which anna handed in our solution, and ben the lab as it was released."""
+    """A course in which anna handed in our solution, and ben handed in the lab as it was released."""
     folder = tmp_path_factory.mktemp("nbgrader")
     nbgrader_course.write(folder)
     nbgrader(folder, "generate_assignment", LAB, "--create")
@@ -39,13 +39,13 @@ def nbgrader(folder: Path, *arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_what_nbgrader_releases_is_the_courses_lab(course):
+def test_nbgrader_releases_the_same_lab_as_the_course(course):
     released = nbformat.read(course / "release" / LAB / f"{LAB}.ipynb", as_version=4)
     ours = nbformat.read(ROOT / "labs" / f"{LAB}.ipynb", as_version=4)
     assert [cell.source for cell in released.cells] == [cell.source for cell in ours.cells]
 
 
-def test_nbgrader_gives_the_points_of_what_is_solved(course):
+def test_nbgrader_gives_all_points_to_a_solution_and_none_to_a_blank_lab(course):
     nbgrader(course, "autograde", LAB)
     nbgrader(course, "export")
     grades = {row["student_id"]: row for row in csv.DictReader((course / "grades.csv").open())}
@@ -55,7 +55,7 @@ def test_nbgrader_gives_the_points_of_what_is_solved(course):
     }
 
 
-def test_a_configuration_that_is_there_is_left_alone(tmp_path):
+def test_an_existing_configuration_is_not_overwritten(tmp_path):
     (tmp_path / "nbgrader_config.py").write_text("# mine")
     assert len(nbgrader_course.write(tmp_path)) == len(CHAPTERS)
     assert (tmp_path / "nbgrader_config.py").read_text() == "# mine"

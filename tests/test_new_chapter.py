@@ -14,13 +14,13 @@ from instructor.new_chapter import CannotBegin, Plan, planned, with_entry, with_
 ROOT = Path(__file__).parent.parent
 FREE = max(contents.CHAPTERS) + 1
 TOY = f"{FREE}_toy"
-# The tests that try every chapter. The copy has no others, because collecting them takes longer than all the rest.
+# The tests that run for every chapter. The copy has no others, because collecting them would take too long.
 OF_CHAPTERS = ("test_build.py", "test_labs.py", "test_minutes.py", "test_mutants.py")
 
 
 @pytest.fixture
 def course(tmp_path) -> Path:
-    """The course without its chapters: a copy in which a chapter can be begun."""
+    """Copy the course without its chapters, so that a chapter can be begun in the copy."""
 
     def left_out(folder: str, names: list[str]) -> set[str]:
         inside = Path(folder).relative_to(ROOT).as_posix()
@@ -40,7 +40,7 @@ def course(tmp_path) -> Path:
 
 
 def run(course: Path, *command: str) -> str:
-    """Run a command in a copy of the course, and fail with what it printed if it fails."""
+    """Run a command in a copy of the course. If it fails, the test fails with its output."""
     environment = {**os.environ, "PYTHONPATH": str(course)}
     done = subprocess.run(command, cwd=course, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -50,8 +50,8 @@ def run(course: Path, *command: str) -> str:
 @pytest.mark.slow
 def test_a_chapter_made_by_make_chapter_builds_and_passes_its_tests(course):
     make = ("make", "--no-print-directory", f"COURSE_PYTHON={sys.executable}")
-    said = run(course, *make, "chapter", f"NAME={TOY}", "TITLE=A toy")
-    assert f"wrote source/{TOY}/lesson.py" in said and f"make test CHAPTER={FREE}" in said
+    printed = run(course, *make, "chapter", f"NAME={TOY}", "TITLE=A toy")
+    assert f"wrote source/{TOY}/lesson.py" in printed and f"make test CHAPTER={FREE}" in printed
     run(course, *make, "notebooks")
     assert (course / "solutions" / "toy.py").exists()
     lines = run(course, *make, "test", f"CHAPTER={FREE}").splitlines()
@@ -61,21 +61,21 @@ def test_a_chapter_made_by_make_chapter_builds_and_passes_its_tests(course):
 
 
 @pytest.mark.parametrize(
-    ("name", "title", "module", "said"),
+    ("name", "title", "module", "message"),
     [
         ("", "A toy", "", "NAME must be two digits and a name in lower case"),
         ("3_toy", "A toy", "", "NAME must be two digits and a name in lower case, .* got '3_toy'"),
         (f"{FREE}_Toy", "A toy", "", "NAME must be two digits"),
         (f"{FREE}_toy-model", "A toy", "", "NAME must be two digits"),
         (f"{FREE}_{'toy' * 30}", "A toy", "", "at most 60 characters"),
-        ("02_manual_ddp", "Data parallelism by hand", "", "Chapter 02_manual_ddp exists already"),
+        ("02_manual_ddp", "Data parallelism by hand", "", "Chapter 02_manual_ddp already exists"),
         ("02_toy", "A toy", "", "Number 02 is taken by chapter 02_manual_ddp"),
         (f"{FREE}_manual_ddp", "A toy", "", "The name manual_ddp is taken by chapter 02_manual_ddp"),
         (
             f"{FREE}_context_parallel",
             "A toy",
             "",
-            "The name context_parallel is planned for chapter 14_context_parallel",
+            "instructor/contents.py plans the name context_parallel for chapter 14_context_parallel",
         ),
         ("14_toy", "A toy", "", 'Chapter 14 is planned as NAME=14_context_parallel TITLE="Context parallelism"'),
         ("14_context_parallel", "A toy", "", "Chapter 14 is planned as"),
@@ -84,29 +84,29 @@ def test_a_chapter_made_by_make_chapter_builds_and_passes_its_tests(course):
         (TOY, "A toy\nand more", "", "TITLE may have"),
         (TOY, "A toy " * 20, "", "TITLE may have at most 60 characters"),
         (TOY, "A toy", "zero1", "The module zero1 is built by chapter 07_zero1"),
-        (TOY, "A toy", "train", r"solutions/train\.py exists already: choose another module"),
-        (TOY, "A toy", "engine", "shared/checks/engine exists already: choose another module"),
+        (TOY, "A toy", "train", r"solutions/train\.py already exists: choose another module"),
+        (TOY, "A toy", "engine", "shared/checks/engine already exists: choose another module"),
         (TOY, "A toy", "a toy", "'a toy' cannot be the name of a Python module"),
         (f"{FREE}_3d", "A toy", "", "'3d' cannot be the name of a Python module: choose one with MODULE="),
         (f"{FREE}_lambda", "A toy", "", "'lambda' cannot be the name of a Python module"),
     ],
 )
-def test_what_cannot_begin_is_rejected_in_one_sentence_and_nothing_is_written(
-    monkeypatch, capsys, name, title, module, said
+def test_wrong_arguments_are_rejected_in_one_sentence_and_nothing_is_written(
+    monkeypatch, capsys, name, title, module, message
 ):
-    with pytest.raises(CannotBegin, match=said) as reason:
+    with pytest.raises(CannotBegin, match=message) as reason:
         planned(name, title, module)
     monkeypatch.setattr(sys, "argv", ["new_chapter", name, title, "--module", module])
-    monkeypatch.setattr(new_chapter, "begin", lambda plan: pytest.fail("it would be written"))
+    monkeypatch.setattr(new_chapter, "begin", lambda plan: pytest.fail("begin() was called"))
     assert new_chapter.main() == 2
     assert capsys.readouterr().err == f"{reason.value}\n"
 
 
-def test_what_an_author_left_behind_is_not_overwritten(monkeypatch, tmp_path):
+def test_existing_files_are_not_overwritten(monkeypatch, tmp_path):
     (tmp_path / "tests" / "mutants" / TOY).mkdir(parents=True)
     (tmp_path / "tests" / "mutants" / TOY / "sums_norms.py").touch()
     monkeypatch.setattr(new_chapter, "ROOT", tmp_path)
-    with pytest.raises(CannotBegin, match=rf"^tests/mutants/{TOY}/sums_norms\.py exists already: "):
+    with pytest.raises(CannotBegin, match=rf"^tests/mutants/{TOY}/sums_norms\.py already exists: "):
         planned(TOY, "A toy")
 
 
@@ -133,7 +133,7 @@ README = """\
         (3, "| 02 |", "*to come:* 13 three, 15 five, 17 seven |"),
     ],
 )
-def test_the_readme_gets_a_row_where_it_belongs(number, above, to_come):
+def test_the_readme_gets_a_row_in_the_right_place(number, above, to_come):
     lines = with_row(README, Plan(number, "new", "New", "new"), "5 + 15").splitlines()
     row = f"| {number:02d} | [New](chapters/{number:02d}_new.ipynb) | [*to be written*](labs/{number:02d}_new.ipynb) | "
     row += f"5 + 15 | [{number:02d}](solutions/{number:02d}_new.ipynb) |"
@@ -141,7 +141,7 @@ def test_the_readme_gets_a_row_where_it_belongs(number, above, to_come):
     assert any(to_come in line for line in lines) and len(lines) == len(README.splitlines()) + 1
 
 
-def test_the_last_chapter_to_come_leaves_no_list_behind():
+def test_the_list_of_chapters_to_come_disappears_with_its_last_entry():
     text = "| | **Other** | *to come:* 13 three | | |\n"
     assert with_row(text, Plan(13, "new", "New", "new"), "").startswith("| | **Other** | | | |\n| 13 |")
 

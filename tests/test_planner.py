@@ -1,4 +1,4 @@
-"""Published models have the published sizes; a plan of memory adds up as the formulas say; its figure and widget."""
+"""Shapes have the published sizes, memory plans follow the formulas, and the figure and the widget show them."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from shared.planner.shapes import SHAPES
 from shared.plots import memory_plan as planner_plots
 from shared.ranks import magic
 
-EXACT = {  # parameters in the released weights; GPT-3 has none that anyone could count
+EXACT = {  # parameters in the released weights; those of GPT-3 were never released
     "GPT-2 124M": 124_439_808,
     "GPT-2 355M": 354_823_168,
     "GPT-2 774M": 774_030_080,
@@ -31,26 +31,26 @@ def test_a_shape_has_exactly_the_parameters_of_the_released_model(name):
     assert SHAPES[name].parameters == EXACT[name]
 
 
-def test_gpt_3_has_the_millions_of_its_papers_table():
+def test_gpt_3_has_the_size_in_the_table_of_its_paper():
     """Table D.1 says 174,600 million; table 2.1 rounds to 175.0 billion."""
     assert set(SHAPES) - set(EXACT) == {"GPT-3 175B"}
     assert SHAPES["GPT-3 175B"].parameters / 1e6 == pytest.approx(174_600, abs=50)
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_name_says_the_size(name):
+def test_the_name_contains_the_size(name):
     number, unit = float(name.split()[1][:-1]), name[-1]
     assert SHAPES[name].parameters / {"M": 1e6, "B": 1e9}[unit] == pytest.approx(number, rel=0.05)
 
 
-def test_units_are_all_there_is():
+def test_units_are_the_embedding_the_layers_and_the_output():
     shape = SHAPES["Llama-3 8B"]
     assert len(shape.unit_parameters) == shape.layers + 2
     assert shape.unit_parameters[0] == 128256 * 4096 == shape.unit_parameters[-1] - 4096
 
 
-def test_a_layer_of_ours_is_counted_by_the_same_arithmetic():
-    """Our GPT has no biases but in its norms."""
+def test_a_block_of_tiny_gpt_has_the_parameters_of_its_shape():
+    """TinyGPT has biases only in its norms."""
     width = 64
     block = TinyGPT(GPTConfig(width=width)).blocks[0]
     shape = SHAPES["GPT-2 124M"].__class__("ours", 2, width, 4, 4, 4 * width, 96, 64)
@@ -61,7 +61,7 @@ def test_a_layer_of_ours_is_counted_by_the_same_arithmetic():
 # -- plans
 
 
-def test_stages_share_out_what_the_formula_says():
+def test_stages_shard_the_state_as_the_formula_says():
     shape = SHAPES["GPT-3 175B"]
     for stage in planner.STAGES:
         plan = planner.plan(shape, ranks=64, stage=stage)
@@ -74,14 +74,14 @@ def test_stages_share_out_what_the_formula_says():
 @pytest.mark.parametrize(
     ("precision", "bytes_each"), [*zip(planner.PRECISIONS, [(2, 2, 12), (2, 6, 12), (4, 4, 8)], strict=True)]
 )
-def test_precisions(precision, bytes_each):
+def test_a_precision_determines_the_bytes_per_parameter(precision, bytes_each):
     shape = SHAPES["Llama-2 7B"]
     plan = planner.plan(shape, ranks=1, stage=0, precision=precision)
     held = (plan.parameters, plan.gradients, plan.optimizer)
-    assert held == pytest.approx([each * shape.parameters for each in bytes_each])
+    assert held == pytest.approx([per_parameter * shape.parameters for per_parameter in bytes_each])
 
 
-def test_gathered_are_two_neighbouring_units():
+def test_gathered_bytes_are_those_of_two_neighboring_units():
     """Llama-3 8B's embedding is larger than two of its layers; GPT-3's is smaller than one."""
     llama, gpt = SHAPES["Llama-3 8B"], SHAPES["GPT-3 175B"]
     assert planner.gathered_bytes(llama, 8, 2) == pytest.approx(2 * (128256 * 4096 + 4096 + llama.layer_parameters))
@@ -91,25 +91,25 @@ def test_gathered_are_two_neighbouring_units():
 def test_activations_grow_with_the_micro_batch_and_shrink_with_checkpoints():
     shape = SHAPES["GPT-3 175B"]
 
-    def of(micro_batch, checkpointing, bytes_each=2):
+    def activations(micro_batch, checkpointing, bytes_each=2):
         return planner.activations_bytes(shape, micro_batch, shape.context, checkpointing, bytes_each)
 
-    none, selective, full = (of(1, how) for how in planner.CHECKPOINTING)
-    assert none > selective > full and of(4, "full") == pytest.approx(4 * full)
+    none, selective, full = (activations(1, how) for how in planner.CHECKPOINTING)
+    assert none > selective > full and activations(4, "full") == pytest.approx(4 * full)
     sbh, logits = 2048 * 12288, 4 * 2048 * 50257
     assert none == pytest.approx(96 * sbh * (34 + 80) + logits)
     assert selective == pytest.approx(96 * sbh * 34 + sbh * 80 + logits)
     assert full == pytest.approx(96 * sbh * 2 + sbh * 112 + logits)
-    assert of(1, "full", 4) - logits == pytest.approx(96 * sbh * 4 + sbh * (66 + 144 - 4))
+    assert activations(1, "full", 4) - logits == pytest.approx(96 * sbh * 4 + sbh * (66 + 144 - 4))
 
 
-def test_a_plan_ignores_ranks_where_nothing_is_shared():
+def test_a_plan_without_sharding_does_not_depend_on_the_number_of_ranks():
     shape = SHAPES["GPT-2 124M"]
     assert planner.plan(shape, ranks=1, stage=0) == planner.plan(shape, ranks=1024, stage=0)
 
 
 @pytest.mark.parametrize("wrong", [{"stage": 4}, {"precision": "int4"}, {"ranks": 0}, {"checkpointing": "some"}])
-def test_a_plan_of_nonsense_is_refused(wrong):
+def test_a_plan_with_an_invalid_argument_is_rejected(wrong):
     with pytest.raises(ValueError, match=str(next(iter(wrong.values())))):
         planner.plan(SHAPES["GPT-2 124M"], **({"ranks": 2, "stage": 0} | wrong))
 
@@ -125,29 +125,29 @@ def bars_of(model, ranks):
     return plans, planner_plots.stages({name: plan.by_component() for name, plan in plans.items()}, model).axes[0]
 
 
-def test_bars_are_as_long_as_the_plan_and_lines_stand_at_the_cards():
+def test_bars_are_as_long_as_the_plan_and_lines_mark_the_memory_of_gpus():
     plans, axes = bars_of("Llama-2 7B", 8)
     for y, plan in enumerate(plans.values()):
-        of_bar = [patch for patch in axes.patches if abs(patch.get_y() + patch.get_height() / 2 - y) < 0.1]
-        assert sum(patch.get_width() for patch in of_bar) == pytest.approx(plan.total_bytes / GB)
+        bar = [patch for patch in axes.patches if abs(patch.get_y() + patch.get_height() / 2 - y) < 0.1]
+        assert sum(patch.get_width() for patch in bar) == pytest.approx(plan.total_bytes / GB)
     assert [line.get_xdata()[0] for line in axes.lines] == [24, 80, 141]
     assert len({line.get_linestyle() for line in axes.lines}) == 3
     assert [label.get_text() for label in axes.get_yticklabels()] == ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"]
 
 
-def test_a_bar_that_is_cut_off_says_so_and_still_tells_its_total():
+def test_a_bar_that_is_cut_off_is_marked_and_shows_its_total():
     plans, axes = bars_of("Llama-2 70B", 64)
     texts = [text.get_text() for text in axes.texts]
-    assert "… 1,116 GB, fits none" in texts and f"{plans['ZeRO-3'].total_bytes / GB:.1f} GB" in texts
+    assert "… 1,116 GB, fits no GPU" in texts and f"{plans['ZeRO-3'].total_bytes / GB:.1f} GB" in texts
     assert max(patch.get_x() + patch.get_width() for patch in axes.patches) <= 1.34 * 141
 
 
-def test_components_are_told_apart_without_colour():
+def test_components_differ_without_color():
     hatches = [hatch for _, hatch in planner_plots._STYLES.values()]
     assert len(set(hatches)) == len(hatches)
 
 
-def test_no_bar_is_refused():
+def test_a_figure_without_bars_is_rejected():
     with pytest.raises(ValueError, match="nothing to draw"):
         planner_plots.stages({})
 
@@ -171,7 +171,7 @@ def displayed(monkeypatch) -> list:
     return shown
 
 
-def test_without_jupyterlab_the_figure_of_the_choice_is_all(displayed):
+def test_without_jupyterlab_only_the_figure_is_shown(displayed):
     axes = widgets.memory_planner("Llama-2 7B", ranks=8).axes[0]
     assert displayed == []
     assert axes.get_title() == "Llama-2 7B, 8 ranks, mixed, 16 B, micro-batch 1, checkpointing: full"
@@ -181,7 +181,7 @@ def test_a_dropdown_redraws_what_the_pure_function_draws(displayed, monkeypatch)
     monkeypatch.setattr(magic, "in_jupyterlab", lambda: True)
     figure = widgets.memory_planner("Llama-2 7B", ranks=8)
     [box] = displayed
-    dropdowns, picture = {one.description: one for one in box.children[0].children}, box.children[1]
+    dropdowns, picture = {dropdown.description: dropdown for dropdown in box.children[0].children}, box.children[1]
     assert list(dropdowns) == ["model", "ranks", "precision", "micro-batch", "checkpointing"]
     assert picture.value == widgets.as_png(figure)
     dropdowns["model"].value, dropdowns["micro-batch"].value = "Llama-3 70B", 4
@@ -190,6 +190,6 @@ def test_a_dropdown_redraws_what_the_pure_function_draws(displayed, monkeypatch)
 
 
 @pytest.mark.parametrize("wrong", [{"model": "GPT-4"}, {"ranks": 3}, {"precision": "int4"}, {"micro_batch": 0}])
-def test_a_choice_that_is_not_offered_is_refused(wrong):
+def test_a_choice_that_is_not_offered_is_rejected(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         widgets.memory_planner(**wrong)

@@ -1,4 +1,4 @@
-"""`pre-commit` says what the lint phase of `make test` says, from the environment alone, and the course passes it."""
+"""`pre-commit` runs the same checks as the lint phase of `make test`, and the course passes them."""
 
 import os
 import shlex
@@ -20,12 +20,12 @@ HOOKS = [
 ]
 
 
-def test_the_hooks_run_what_the_lint_phase_runs():
+def test_the_hooks_run_the_commands_of_the_lint_phase():
     entries = [shlex.split(hook["entry"]) for hook in HOOKS]
     assert [entry[1:] for entry in entries if entry[0] == "python"] == [list(command[1:]) for command in phases.LINT]
 
 
-def test_no_hook_is_fetched():
+def test_no_hook_is_downloaded():
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     assert [repo["repo"] for repo in config["repos"]] == ["local"]
     assert {hook["language"] for hook in HOOKS} == {"system"}
@@ -35,7 +35,7 @@ def test_no_hook_is_fetched():
 
 @pytest.fixture
 def repository(tmp_path) -> Path:
-    """A git repository of its own with what is tracked here: some hooks mend files."""
+    """Copy the tracked files into another git repository, because some hooks change files."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
         if (ROOT / name).is_file():
@@ -53,7 +53,7 @@ def hooks(repository: Path) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True)
 
 
-def test_the_course_passes_and_what_is_amiss_does_not(repository):
+def test_the_course_passes_and_mistakes_fail(repository):
     done = hooks(repository)
     assert done.returncode == 0, done.stdout
     (repository / "shared" / "wire" / "clock.py").write_text('"""A gradeint."""\nimport os\n')

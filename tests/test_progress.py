@@ -1,4 +1,4 @@
-"""A student's progress: what is kept, from where, whatever the file holds, and what the start page makes of it."""
+"""A student's progress: which runs are recorded, how an unreadable file is handled, and what the start page shows."""
 
 import importlib
 import json
@@ -22,7 +22,13 @@ from shared.progress import labs
 from shared.progress.page import Page
 from shared.ranks import magic
 
-NAMES = ("sum_over_ranks", "global_mean", "pass_right", "log_mean_loss", "broadcast_by_hand")  # the last one a stretch
+NAMES = (
+    "sum_over_ranks",
+    "global_mean",
+    "pass_right",
+    "log_mean_loss",
+    "broadcast_by_hand",
+)  # the last one is a stretch exercise
 CHAPTERS = [chapter.name for chapter in build.chapters()]
 
 
@@ -42,7 +48,7 @@ def course(tmp_path, monkeypatch) -> Path:
 
 def check(name: str, failed: tuple[str, ...] = ()) -> None:
     """Record a run of one of lab 00's exercises that has the checks `values` and `wire`."""
-    verdicts = [Verdict(name, each, each not in failed) for each in ("values", "wire")]
+    verdicts = [Verdict(name, check_name, check_name not in failed) for check_name in ("values", "wire")]
     progress.record(getattr(first_collectives, name), verdicts)
 
 
@@ -54,46 +60,46 @@ def run(exercise: str, passed: bool = True, at: str = "2026-01-02T10:00:00+00:00
     return progress.Run(at, exercise, ("values",) if passed else (), () if passed else ("values",))
 
 
-# -- what is kept
+# -- recording
 
 
-def test_a_run_in_a_lab_is_kept_with_what_passed_and_when(course):
+def test_a_run_in_a_lab_is_recorded_with_its_checks_and_its_time(course):
     check("sum_over_ranks", failed=("wire",))
     check("sum_over_ranks")
     first, second = progress.runs()[0]
     assert (first.exercise, first.passed, first.failed) == ("first_collectives.sum_over_ranks", ("values",), ("wire",))
     assert (second.passed, second.failed) == (("values", "wire"), ())
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d", first.at)
-    assert "Never used for grading" in (course / "progress.jsonl").read_text()
+    assert "never used for grading" in (course / "progress.jsonl").read_text()
 
 
 @pytest.mark.parametrize("notebook", ["solutions/00_ranks.ipynb", "00_ranks.ipynb", "labs/mine/00_ranks.ipynb", ""])
-def test_a_run_anywhere_else_is_not(course, monkeypatch, notebook):
+def test_a_run_anywhere_else_is_not_recorded(course, monkeypatch, notebook):
     monkeypatch.setenv("JPY_SESSION_NAME", str(course / notebook) if notebook else "")
     check("sum_over_ranks")
     assert progress.runs() == ([], "") and not (course / "progress.jsonl").exists()
 
 
-def test_a_run_by_a_program_that_executes_the_lab_is_not(course, monkeypatch):
+def test_a_run_by_a_program_that_executes_the_lab_is_not_recorded(course, monkeypatch):
     check("sum_over_ranks")
-    kept = (course / "progress.jsonl").read_bytes()
+    before = (course / "progress.jsonl").read_bytes()
     monkeypatch.setattr(magic, "in_jupyterlab", lambda: False)
     check("global_mean")
-    assert (course / "progress.jsonl").read_bytes() == kept
+    assert (course / "progress.jsonl").read_bytes() == before
 
 
-def test_each_lab_calls_the_exercises_that_are_recorded_by_the_same_name():
+def test_exercises_are_recorded_by_the_names_that_the_labs_use():
     found, unreadable = labs.labs(build.ROOT)
     assert [lab.file for lab in found] == [f"{name}.ipynb" for name in CHAPTERS] and not unreadable
     for lab in found:
         notebook = nbformat.read(build.ROOT / "labs" / lab.file, as_version=4)
         marks = [cell.metadata["nbgrader"] for cell in notebook.cells if "nbgrader" in cell.metadata]
-        assert [mark["points"] for mark in marks if mark["grade"]] == [each.points for each in lab.exercises]
-        for each in lab.exercises:
-            module, name = each.key.split(".")
-            exercise = getattr(importlib.import_module(f"shared.checks.{module}"), name)
-            assert progress._name_of(exercise) == each.key
-    assert [each.name for lab in found[:2] for each in lab.exercises if each.stretch] == [
+        assert [mark["points"] for mark in marks if mark["grade"]] == [exercise.points for exercise in lab.exercises]
+        for exercise in lab.exercises:
+            module, name = exercise.key.split(".")
+            check_object = getattr(importlib.import_module(f"shared.checks.{module}"), name)
+            assert progress._name_of(check_object) == exercise.key
+    assert [exercise.name for lab in found[:2] for exercise in lab.exercises if exercise.stretch] == [
         "broadcast_by_hand",
         "direct_reduce_scatter",
     ]
@@ -106,7 +112,7 @@ def add_runs(file: Path, exercise: str, count: int, barrier) -> None:
         progress._append(run(exercise))
 
 
-def test_notebooks_that_write_at_once_lose_nothing(course):
+def test_notebooks_that_write_at_the_same_time_lose_nothing(course):
     context, names = multiprocessing.get_context("fork"), [f"lab.{number}" for number in range(4)]
     barrier = context.Barrier(len(names))
     writers = [context.Process(target=add_runs, args=(progress.FILE, name, 200, barrier)) for name in names]
@@ -115,10 +121,10 @@ def test_notebooks_that_write_at_once_lose_nothing(course):
     for writer in writers:
         writer.join(scaled(60))
     found, problem = progress.runs()
-    assert problem == "" and all([each.exercise for each in found].count(name) == 200 for name in names)
+    assert problem == "" and all([run.exercise for run in found].count(name) == 200 for name in names)
 
 
-# -- whatever the file holds
+# -- unreadable files
 
 FOREIGN = {
     "cut short": b'\n{"at": "2026-01-01T00:00:0',
@@ -130,35 +136,35 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
-def test_what_cannot_be_read_is_told_once_and_spoils_no_other_line(course, capsys, content):
+def test_unreadable_lines_are_reported_once_and_do_not_affect_the_others(course, capsys, content):
     check("sum_over_ranks")
     with (course / "progress.jsonl").open("ab") as file:
         file.write(b"\n" + content)
     check("global_mean")
-    assert [each.exercise.split(".")[1] for each in progress.runs()[0]] == ["sum_over_ranks", "global_mean"]
+    assert [run.exercise.split(".")[1] for run in progress.runs()[0]] == ["sum_over_ranks", "global_mean"]
     progress.show()
     assert capsys.readouterr().out.count("cannot be read") == 1
 
 
 @pytest.mark.parametrize("kind", ["a folder", "nowhere", "too large"])
-def test_a_file_that_cannot_be_used_breaks_neither_check_nor_page(course, monkeypatch, capsys, kind):
+def test_a_file_that_cannot_be_used_affects_neither_checks_nor_the_page(course, monkeypatch, capsys, kind):
     if kind == "a folder":
         progress.FILE.mkdir()
     elif kind == "nowhere":
         monkeypatch.setattr(progress, "FILE", course / "labs" / "00_ranks.ipynb" / "progress.jsonl")
     else:
-        monkeypatch.setattr(progress, "MOST_BYTES", 10)
+        monkeypatch.setattr(progress, "MAX_BYTES", 10)
         progress.FILE.write_text("a record of something else")
     check("sum_over_ranks")
-    said = capsys.readouterr().out
-    assert said.count("\n") == (kind != "too large") and ("cannot be written" in said) == (kind != "too large")
+    printed = capsys.readouterr().out
+    assert printed.count("\n") == (kind != "too large") and ("cannot be written" in printed) == (kind != "too large")
     progress.show()
     shown = capsys.readouterr().out
     assert shown.startswith("Next: read chapters/00_ranks.ipynb, then do labs/00_ranks.ipynb.")
     assert "progress.jsonl" in shown.splitlines()[1] or kind == "nowhere"
 
 
-def test_a_disk_that_is_full_is_told(course, monkeypatch, capsys):
+def test_a_full_disk_is_reported(course, monkeypatch, capsys):
     monkeypatch.setattr(progress, "FILE", Path("/dev/full"))
     if not progress.FILE.exists():
         pytest.skip("there is no /dev/full here")
@@ -167,18 +173,22 @@ def test_a_disk_that_is_full_is_told(course, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"metadata": {"course": {"module": "x"}}, "cells": [7]}'])
-def test_a_lab_that_cannot_be_read_is_named_and_the_others_shown(course, content):
+def test_a_lab_that_cannot_be_read_is_named_and_the_others_are_shown(course, content):
     (course / "labs" / "01_collectives.ipynb").write_text(content)
-    (course / "labs" / "00_ranks-Copy1.ipynb").write_text(content)  # no lesson: not one of the course's
+    (course / "labs" / "00_ranks-Copy1.ipynb").write_text(content)  # has no lesson, so it is not a lab of the course
     check("sum_over_ranks")
     shown = page().as_text()
-    assert "Not readable as a lab: 01_collectives.ipynb." in shown and "Lab 00" in shown and "Copy" not in shown
+    assert (
+        "These files in labs/ cannot be read as labs: 01_collectives.ipynb." in shown
+        and "Lab 00" in shown
+        and "Copy" not in shown
+    )
 
 
-# -- what is shown
+# -- the page
 
 
-def test_passed_is_all_checks_in_one_run_and_stays(course):
+def test_an_exercise_passes_when_all_checks_pass_in_one_run_and_stays_passed(course):
     check("sum_over_ranks", failed=("wire",))
     check("sum_over_ranks", failed=("values",))
     assert "✗ sum_over_ranks" in page().as_text() and "0 of 5 exercises, 0 of 15 points" in page().as_text()
@@ -188,7 +198,7 @@ def test_passed_is_all_checks_in_one_run_and_stays(course):
     check("sum_over_ranks", failed=("wire",))
     shown = page().as_text()
     assert "✓ sum_over_ranks" in shown and "1 of 5 exercises, 2 of 15 points" in shown
-    assert re.search(r"sum_over_ranks, last run on \S+ \(it passed on \S+\): ✗ wire; ✓ values", shown)
+    assert re.search(r"sum_over_ranks, last run on \S+ \(it first passed on \S+\): ✗ wire; ✓ values", shown)
 
 
 @pytest.mark.parametrize(
@@ -198,9 +208,9 @@ def test_passed_is_all_checks_in_one_run_and_stays(course):
         ([("00", NAMES[0], False)], "sum_over_ranks in labs/00_ranks.ipynb"),
         ([("00", name, True) for name in NAMES[:2]], "pass_right in labs/00_ranks.ipynb"),
         ([("00", NAMES[0], True), ("00", NAMES[0], False)], "global_mean in labs/00_ranks.ipynb"),
-        # a stretch can wait
+        # a stretch exercise comes last
         ([("00", name, True) for name in NAMES[:4]], "read chapters/01_collectives.ipynb, then do labs/01_coll"),
-        # who begins elsewhere is left there, and comes round again
+        # a student who begins with another lab stays there, and returns to the first one later
         ([("01", "ring_step", True)], "ring_reduce_scatter in labs/01_collectives.ipynb"),
         ([("01", None, True)], "read chapters/00_ranks.ipynb, then do labs/00_ranks.ipynb"),
         ([*[("00", name, True) for name in NAMES[:4]], ("01", None, True)], "broadcast_by_hand in labs/00_ranks.ipynb"),
@@ -208,17 +218,17 @@ def test_passed_is_all_checks_in_one_run_and_stays(course):
 )
 def test_the_next_step(course, runs, next_step):
     modules = {"00": "first_collectives", "01": "collectives"}
-    everything = [each.key for each in labs.labs(course)[0][1].exercises]
+    all_keys = [exercise.key for exercise in labs.labs(course)[0][1].exercises]
     found = []
     for lab, name, passed in runs:
-        keys = [f"{modules[lab]}.{name}"] if name else everything
+        keys = [f"{modules[lab]}.{name}"] if name else all_keys
         found += [run(key, passed) for key in keys]
     assert Page(progress.ROOT, found).as_text().startswith(f"Next: {next_step}")
 
 
-def test_when_all_has_passed_and_where_there_is_nothing(course):
-    found = [run(each.key) for lab in labs.labs(course)[0] for each in lab.exercises]
-    assert Page(progress.ROOT, found).as_text().startswith("Every exercise in this folder has passed.")
+def test_the_page_when_all_exercises_have_passed_and_without_labs(course):
+    found = [run(exercise.key) for lab in labs.labs(course)[0] for exercise in lab.exercises]
+    assert Page(progress.ROOT, found).as_text().startswith("You have passed every exercise in this folder.")
     shutil.rmtree(course / "labs")
     assert Page(progress.ROOT, found).as_text().startswith("There are no labs in this folder.")
 
@@ -237,7 +247,7 @@ class Links(HTMLParser):
         self.words += data
 
 
-def test_links_lead_to_notebooks_and_cells_that_there_are(course):
+def test_links_lead_to_existing_notebooks_and_cells(course):
     check("sum_over_ranks")
     links = Links(page().as_html()).found
     assert "../labs/00_ranks.ipynb#cell-id=lab-006" in links  # the heading of exercise 0.2
@@ -248,19 +258,19 @@ def test_links_lead_to_notebooks_and_cells_that_there_are(course):
         assert not cell_id or cell_id in [cell.id for cell in notebook.cells]
 
 
-def test_the_page_says_the_same_without_html_and_shows_no_code_of_a_notebook(course):
+def test_the_page_has_the_same_text_in_html_and_escapes_the_titles_of_notebooks(course):
     path = course / "labs" / "00_ranks.ipynb"
     path.write_text(path.read_text().replace("Lab 00 · First", "Lab 00 · <script>"))
     check("sum_over_ranks")
     check("pass_right", failed=("values",))
     shown = page().as_html()
     assert "<script>" not in shown
-    words = Links(shown).words
-    for said in ("✓ sum_over_ranks", "✗ pass_right", "– global_mean", "✗ values; ✓ wire", "1 of 13 exercises", "tried"):
-        assert said in words and said in page().as_text()
+    text = Links(shown).words
+    for part in ("✓ sum_over_ranks", "✗ pass_right", "– global_mean", "✗ values; ✓ wire", "1 of 13 exercises", "tried"):
+        assert part in text and part in page().as_text()
 
 
-def test_the_built_start_page_is_a_newcomers():
+def test_the_built_start_page_is_that_of_a_newcomer():
     lesson = nbformat.read(build.ROOT / "chapters" / f"{CHAPTERS[0]}.ipynb", as_version=4)
     cell = next(cell for cell in lesson.cells if cell.cell_type == "code")
     data = cell.outputs[0].data
@@ -268,7 +278,7 @@ def test_the_built_start_page_is_a_newcomers():
     assert (data["text/plain"], data["text/html"]) == (newcomers.as_text(), newcomers.as_html())
 
 
-# -- in earnest
+# -- in a real kernel
 
 START = """
 from shared import progress, ranks
@@ -288,16 +298,16 @@ JUPYTERLAB = {"deletedCells": []}
 
 
 @pytest.mark.slow
-def test_checks_in_a_bundles_lab_come_to_its_start_page(tmp_path, monkeypatch):
+def test_checks_in_the_lab_of_a_bundle_appear_on_its_start_page(tmp_path, monkeypatch):
     release.write(1, tmp_path)
     folder = tmp_path / "distributed-training-01"
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.setenv("JPY_SESSION_NAME", str(folder / "labs" / "00_ranks.ipynb"))
     manager, client = start_new_kernel(cwd=str(folder / "labs"), env=dict(os.environ))
 
-    def execute(code: str, asked_by: dict) -> str:
+    def execute(code: str, request_metadata: dict) -> str:
         content = {"code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
-        request = client.session.msg("execute_request", content, metadata=asked_by)
+        request = client.session.msg("execute_request", content, metadata=request_metadata)
         client.shell_channel.send(request)
         shown = ""
         while True:
@@ -311,7 +321,7 @@ def test_checks_in_a_bundles_lab_come_to_its_start_page(tmp_path, monkeypatch):
         execute(START, {})
         execute(RIGHT, {})
         assert "✓ sum_over_ranks · values" in execute("check.sum_over_ranks()", {})
-        assert not (folder / "progress.jsonl").exists()  # a program ran the lab
+        assert not (folder / "progress.jsonl").exists()  # because a program ran the lab
         execute(WRONG, JUPYTERLAB)
         execute("check.sum_over_ranks()", JUPYTERLAB)
         assert "✗ sum_over_ranks  – global_mean" in execute("progress.show()", JUPYTERLAB)

@@ -1,4 +1,4 @@
-"""Whatever the tensor, the world and the group: collectives by hand give what one process computes with all the data.
+"""For any tensor, world and group, collectives by hand return what one process computes with all the data.
 
 The functions without `test_` run on the ranks.
 """
@@ -20,7 +20,7 @@ REDUCE_SCATTERS = ("ring_reduce_scatter", "direct_reduce_scatter")
 
 
 def called(group, name: str, drawn, *args) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """→ what the collective gave back, or the tensor that it replaced; its input afterwards; bytes sent"""
+    """Return the collective's result, or the tensor that it changed in place; its input afterwards; the bytes sent."""
     tensor = drawn.on(dist.get_rank())
     with wire.ledger() as log:
         result = getattr(collectives, name)(tensor, *args, group=group)
@@ -29,12 +29,12 @@ def called(group, name: str, drawn, *args) -> tuple[torch.Tensor, torch.Tensor, 
         and result.numel()
         and result.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
     ):
-        raise AssertionError("the result is the caller's memory")
+        raise AssertionError("the result shares memory with the caller's tensor")
     return tensor if result is None else result, tensor, log.sent_bytes
 
 
 def total_of(drawn, world) -> torch.Tensor:
-    """Add up as whole numbers, without rounding."""
+    """Add up as integers, without rounding."""
     return sum(drawn.on(rank).to(torch.int64) for rank in world.ranks).to(drawn.dtype)
 
 
@@ -42,7 +42,7 @@ def chunk_numel(tensor: torch.Tensor, world) -> int:
     return -(-tensor.numel() // len(world.ranks))
 
 
-def same(one: torch.Tensor, other: torch.Tensor) -> None:
+def assert_same_bits(one: torch.Tensor, other: torch.Tensor) -> None:
     torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
@@ -52,9 +52,9 @@ def test_reduce_scatter(four_ranks, world, drawn, name):
     total, size = total_of(drawn, world), len(world.ranks)
     n = chunk_numel(total, world)
     chunks = pad(total.flatten(), (0, size * n - total.numel())).view(size, n)
-    for place, (result, tensor, sent_bytes) in enumerate(world.run(called, name, drawn)):
-        same(result, chunks[place])
-        same(tensor, drawn.on(world.ranks[place]))
+    for index, (result, tensor, sent_bytes) in enumerate(world.run(called, name, drawn)):
+        assert_same_bits(result, chunks[index])
+        assert_same_bits(tensor, drawn.on(world.ranks[index]))
         assert sent_bytes <= formulas.reduce_scatter_sent_bytes(chunks.nbytes, size) + 1e-6
 
 
@@ -63,7 +63,7 @@ def test_reduce_scatter(four_ranks, world, drawn, name):
 def test_all_gather(four_ranks, world, drawn):
     whole = torch.cat([drawn.on(rank) for rank in world.ranks])
     for result, _, sent_bytes in world.run(called, "ring_all_gather", drawn):
-        same(result, whole)
+        assert_same_bits(result, whole)
         assert sent_bytes == formulas.all_gather_sent_bytes(whole.nbytes, len(world.ranks))
 
 
@@ -73,11 +73,11 @@ def test_all_reduce(four_ranks, world, drawn):
     total, size = total_of(drawn, world), len(world.ranks)
     padded_bytes = size * chunk_numel(total, world) * total.itemsize
     for result, _, sent_bytes in world.run(called, "ring_all_reduce", drawn):
-        same(result, total)
+        assert_same_bits(result, total)
         assert sent_bytes <= formulas.all_reduce_sent_bytes(padded_bytes, size) + 1e-6
 
 
-def rounded(group, seed: int, numel: int) -> torch.Tensor:
+def all_reduced(group, seed: int, numel: int) -> torch.Tensor:
     tensor = torch.randn(numel, generator=torch.Generator().manual_seed(seed + dist.get_rank()))
     collectives.ring_all_reduce(tensor, group)
     return tensor
@@ -86,9 +86,9 @@ def rounded(group, seed: int, numel: int) -> torch.Tensor:
 @tried(15)
 @given(worlds(), seeds, st.integers(0, 30))
 def test_all_reduce_leaves_the_same_bits_on_every_rank(four_ranks, world, seed, numel):
-    first, *others = world.run(rounded, seed, numel)
+    first, *others = world.run(all_reduced, seed, numel)
     for other in others:
-        same(first, other)
+        assert_same_bits(first, other)
 
 
 @tried(30)
@@ -97,6 +97,6 @@ def test_broadcast(four_ranks, world, drawn, data):
     src = data.draw(st.sampled_from(world.ranks), label="src")
     found = world.run(called, "tree_broadcast", drawn, src)
     for result, _, _ in found:
-        same(result, drawn.on(src))
+        assert_same_bits(result, drawn.on(src))
     nbytes = drawn.on(src).nbytes
     assert sum(sent_bytes for *_, sent_bytes in found) == (len(world.ranks) - 1) * nbytes

@@ -1,4 +1,4 @@
-"""Whatever the model and the cluster: formulas, planner and dry run agree with one another, and with counting."""
+"""For any model and cluster, formulas, planner and dry run agree with one another and with direct counting."""
 
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
@@ -32,7 +32,7 @@ def about(number) -> object:
 
 @tried(200)
 @given(counts, ranks, stages, each_bytes)
-def test_state_is_the_sum_of_its_kinds_and_all_ranks_hold_all_of_it(parameters, size, stage, each):
+def test_state_is_the_sum_of_its_kinds_and_all_ranks_together_hold_all_of_it(parameters, size, stage, each):
     kinds = [replace(BytesPerParameter(0, 0, 0), **{kind: getattr(each, kind)}) for kind in each.__dict__]
     held = [formulas.model_state_bytes(parameters, size, stage, kind) for kind in kinds]
     assert sum(held) == about(formulas.model_state_bytes(parameters, size, stage, each))
@@ -69,13 +69,13 @@ def test_prefetching_holds_more_up_to_everything(units, size, bytes_each, prefet
 @tried(200)
 @given(counts, ranks, few, few)
 def test_bytes_on_the_wire_add_up(parameters, size, bytes_each, micro_batches):
-    """Parts in whole bytes, without a remainder that floats would lose."""
+    """Fractions count exactly, where floats would lose a remainder."""
     buffer_bytes = parameters * bytes_each
     once = Fraction((size - 1) * buffer_bytes, size)
     assert formulas.reduce_scatter_sent_bytes(buffer_bytes, size) == about(once)
     assert formulas.all_gather_sent_bytes(buffer_bytes, size) == about(once)
     assert formulas.all_reduce_sent_bytes(buffer_bytes, size) == about(2 * once)
-    passes = [2, 2, 1 + micro_batches, 3 * micro_batches]  # ZeRO-2 reduces each micro-batch, ZeRO-3 gathers twice too
+    passes = [2, 2, 1 + micro_batches, 3 * micro_batches]  # ZeRO-2 reduces each micro-batch; ZeRO-3 also gathers twice
     sent = [formulas.step_sent_bytes(parameters, size, stage, bytes_each, micro_batches) for stage in range(4)]
     assert sent == [about(times * once) for times in passes]
 
@@ -98,17 +98,17 @@ times_s = st.integers(0, 100).map(float)
 
 @tried(200)
 @given(st.lists(st.tuples(times_s, times_s), max_size=8), times_s)
-def test_what_is_exposed_waits_for_the_bucket_that_holds_up_most(buckets, backward_end_s):
-    """The last end is the latest of: a bucket is ready, and it and all behind it are sent one after another."""
-    ready_s, lasts_s = [each[0] for each in buckets], [each[1] for each in buckets]
-    ends_s = [ready + sum(lasts_s[place:]) for place, ready in enumerate(ready_s)]
+def test_exposed_time_is_determined_by_the_bucket_that_delays_the_end_most(buckets, backward_end_s):
+    """The end is the latest time at which any bucket is ready, plus the time of this bucket and all later ones."""
+    ready_s, lasts_s = [ready for ready, _ in buckets], [lasts for _, lasts in buckets]
+    ends_s = [ready + sum(lasts_s[index:]) for index, ready in enumerate(ready_s)]
     exposed_s = formulas.exposed_s(ready_s, lasts_s, backward_end_s)
     assert exposed_s == max(0.0, max(ends_s, default=0.0) - backward_end_s)
 
 
 @tried(100)
 @given(few, st.integers(1, 64), few)
-def test_bubbles_over_the_ideal_and_over_all_are_one(stages, rounds, chunks):
+def test_bubbles_over_ideal_and_over_total_time_agree(stages, rounds, chunks):
     micro_batches = stages * rounds
     ideal = formulas.bubble_over_ideal(stages, micro_batches)
     assert formulas.bubble_over_total(stages, micro_batches) == about(ideal / (1 + ideal))
@@ -122,13 +122,13 @@ blocks = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=5)
 
 @tried(150)
 @given(blocks, st.integers(0, 200))
-def test_checkpoints_are_the_fewest_that_do(blocks, target_bytes):
+def test_checkpoints_are_the_fewest_that_reach_the_target(blocks, target_bytes):
     saved, given_ = [each[0] for each in blocks], [each[1] for each in blocks]
     choices = [chosen for count in range(len(saved) + 1) for chosen in combinations(range(len(saved)), count)]
     enough = [chosen for chosen in choices if peak_of(saved, given_, chosen) <= target_bytes]
     assert all(activation_peak_bytes(saved, given_, each) == peak_of(saved, given_, each) for each in choices)
     if not enough:
-        with pytest.raises(ValueError, match="too few"):
+        with pytest.raises(ValueError, match="the lowest possible peak is"):
             place_checkpoints(saved, given_, target_bytes)
         return
     chosen = place_checkpoints(saved, given_, target_bytes)
@@ -136,10 +136,10 @@ def test_checkpoints_are_the_fewest_that_do(blocks, target_bytes):
 
 
 def peak_of(saved: list[int], given_: list[int], chosen: tuple[int, ...]) -> int:
-    """Go backwards: behind a block that computes nothing is left of later ones, and it is whole."""
-    kept = [given_[place] if place in chosen else saved[place] for place in range(len(saved))]
-    wholes = [sum(kept[: place + 1]) + (saved[place] if place in chosen else 0) for place in range(len(saved))]
-    return max(wholes, default=0)
+    """Compute the peak during backward: later blocks are freed, and a checkpointed block is fully recomputed."""
+    kept = [given_[index] if index in chosen else saved[index] for index in range(len(saved))]
+    held = [sum(kept[: index + 1]) + (saved[index] if index in chosen else 0) for index in range(len(saved))]
+    return max(held, default=0)
 
 
 # -- planner and dry run
@@ -159,42 +159,42 @@ def model_shapes(draw, most_layers: int = 4) -> ModelShape:
 @given(model_shapes())
 def test_a_shape_counts_the_parameters_of_its_decoder(shape):
     with torch.device("meta"):
-        assert sum(each.numel() for each in Decoder(shape).parameters()) == shape.parameters
+        assert sum(parameter.numel() for parameter in Decoder(shape).parameters()) == shape.parameters
 
 
 @tried(150)
 @given(model_shapes(200), ranks, stages, st.sampled_from(list(planner.PRECISIONS)), few)
-def test_a_plan_adds_up_and_grows_with_what_it_is_for(shape, size, stage, precision, micro_batch):
+def test_a_plan_adds_up_and_grows_with_the_model_and_the_micro_batch(shape, size, stage, precision, micro_batch):
     options = {"precision": precision, "micro_batch": micro_batch}
     plan = planner.plan(shape, ranks=size, stage=stage, **options)
-    each = planner.PRECISIONS[precision].each
+    state = planner.PRECISIONS[precision].state
     assert plan.total_bytes == about(sum(plan.by_component().values())) and min(plan.by_component().values()) >= 0
     state_bytes = plan.parameters + plan.gradients + plan.optimizer
-    assert state_bytes == about(formulas.model_state_bytes(shape.parameters, size, stage, each))
+    assert state_bytes == about(formulas.model_state_bytes(shape.parameters, size, stage, state))
     assert planner.plan(shape, ranks=size + 1, stage=stage, **options).total_bytes <= plan.total_bytes * (1 + 1e-12)
     larger = planner.plan(shape, ranks=size, stage=stage, **{**options, "micro_batch": 2 * micro_batch})
     assert larger.activations == about(2 * plan.activations)
     none, selective, full = activations_of(shape, size, stage, options)
     assert none >= selective >= full
     one_layer = activations_of(replace(shape, layers=1), size, stage, options)
-    assert one_layer == [about(one_layer[0])] * 3, "a layer that is computed again is whole for a while"
+    assert one_layer == [about(one_layer[0])] * 3, "a layer that is recomputed holds all its activations for a while"
 
 
 def activations_of(shape: ModelShape, size: int, stage: int, options: dict) -> list[float]:
-    """→ bytes of activations for each way to recompute"""
+    """Return the bytes of activations for each kind of checkpointing."""
     ways = [{"checkpointing": how, **options} for how in planner.CHECKPOINTING]
     return [planner.plan(shape, ranks=size, stage=stage, **way).activations for way in ways]
 
 
 @pytest.fixture(scope="module")
-def elsewhere():
-    """A process that may have a process group: a dry run makes one."""
+def other_process():
+    """A process in which a dry run may create a process group."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         yield pool
 
 
 def dry(shape: ModelShape, strategy: str, size: int) -> tuple[float, int, int, int]:
-    """→ bytes sent, most bytes of the optimizer's state, bytes at the peak, messages"""
+    """Do a dry run. Returns the bytes sent, the most optimizer bytes, the bytes at the peak, and the messages."""
     run = dryrun.dry_run(shape, strategy, size)
     return run.sent_bytes, run.most_bytes("optimizer"), run.at_peak.total_bytes, run.messages
 
@@ -202,18 +202,18 @@ def dry(shape: ModelShape, strategy: str, size: int) -> tuple[float, int, int, i
 @pytest.mark.slow
 @tried(15)
 @given(model_shapes(), st.integers(1, 64), st.sampled_from(list(dryrun.strategies())))
-def test_a_dry_run_holds_and_sends_what_the_formulas_say(elsewhere, shape, size, strategy):
+def test_a_dry_run_holds_and_sends_what_the_formulas_say(other_process, shape, size, strategy):
     stage = dryrun.strategies()[strategy].stage
-    sent_bytes, optimizer_bytes, peak_bytes, messages = elsewhere.submit(dry, shape, strategy, size).result(120)
-    # Less than one number per rank and flat tensor, which is sent twice or more; what is all-reduced is not filled up.
-    filled_up = shape.parameters + (messages // 2 * size if stage else 0)
+    sent_bytes, optimizer_bytes, peak_bytes, messages = other_process.submit(dry, shape, strategy, size).result(120)
+    # A flat tensor has less than one element of padding per rank, and is sent at least twice. All-reduces have none.
+    padded = shape.parameters + (messages // 2 * size if stage else 0)
     kinds = BytesPerParameter(0, 0, 8 if stage == 3 else 12)
-    counters_bytes = 4 * 100  # of Adam's steps
+    counters_bytes = 4 * 100  # Adam's step counters
     least_bytes = formulas.model_state_bytes(shape.parameters, size, stage, kinds)
-    most_bytes = formulas.model_state_bytes(filled_up, size, stage, kinds)
+    most_bytes = formulas.model_state_bytes(padded, size, stage, kinds)
     assert least_bytes * (1 - 1e-12) <= optimizer_bytes <= most_bytes + counters_bytes
     assert optimizer_bytes < peak_bytes
-    sent = [formulas.step_sent_bytes(count, size, stage) for count in (shape.parameters, filled_up)]
-    root = shape.embedding_parameters + shape.output_parameters if stage == 3 else 0  # is gathered once
+    sent = [formulas.step_sent_bytes(count, size, stage) for count in (shape.parameters, padded)]
+    root = shape.embedding_parameters + shape.output_parameters if stage == 3 else 0  # all-gathered only once
     assert sent[0] - formulas.all_gather_sent_bytes(2 * root, size) <= sent_bytes * (1 + 1e-12)
     assert sent_bytes <= sent[1] * (1 + 1e-12)

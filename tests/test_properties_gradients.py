@@ -1,4 +1,4 @@
-"""Whatever the model, the world and the buckets: data parallelism has the gradients of one process with all the data.
+"""For any model, world and buckets, data parallelism computes the gradients of one process with all the data.
 
 The functions without `test_` run on the ranks.
 """
@@ -22,7 +22,7 @@ from tests.drawn_trainings import DDP, SAMPLES, Rank, Training, alone
 
 pytestmark = [pytest.mark.slow, pytest.mark.chapter("manual_ddp", "gradient_bucketing", "overlap")]
 
-TOLERANCE = 1e-12  # sums of float64 in another order, of numbers around 1
+TOLERANCE = 1e-12  # for sums of float64 values around 1 in another order
 MB = 2**20
 
 
@@ -31,7 +31,7 @@ MB = 2**20
 
 @tried(200)
 @given(st.integers(1, 60), st.integers(1, 9), st.booleans(), seeds, st.integers(0, 5))
-def test_ranks_share_out_every_sample_and_the_first_ones_again(length, world_size, shuffle, seed, epoch):
+def test_ranks_divide_all_samples_and_repeat_the_first_ones(length, world_size, shuffle, seed, epoch):
     samplers = [ShardedSampler(length, rank, world_size, shuffle, seed) for rank in range(world_size)]
     for sampler in samplers:
         sampler.set_epoch(epoch)
@@ -41,12 +41,12 @@ def test_ranks_share_out_every_sample_and_the_first_ones_again(length, world_siz
     order, again = dealt[:length], dealt[length:]
     assert sorted(order) == list(range(length)) and (shuffle or order == sorted(order))
     assert again == (order * world_size)[: len(again)] and len(again) < world_size
-    assert shares == [list(sampler) for sampler in samplers], "the same epoch has another order"
+    assert shares == [list(sampler) for sampler in samplers], "iterating again gives another order"
 
 
 @tried(50)
 @given(st.integers(20, 60), st.sets(st.integers(0, 50), min_size=2, max_size=2), seeds)
-def test_each_epoch_has_another_order(length, epochs, seed):
+def test_each_epoch_has_its_own_order(length, epochs, seed):
     sampler, orders = ShardedSampler(length, 0, 1, seed=seed), []
     for epoch in epochs:
         sampler.set_epoch(epoch)
@@ -73,20 +73,20 @@ def test_buckets_hold_every_trained_parameter_once_in_reverse_within_their_caps(
     for dtype in FLOATS:
         expected = [id(each) for each in reversed(given_) if each.requires_grad and each.dtype is dtype]
         own = [bucket for bucket in buckets if bucket[0].dtype is dtype]
-        assert [id(each) for bucket in own for each in bucket] == expected, "order, or two dtypes in one bucket"
+        assert [id(each) for bucket in own for each in bucket] == expected, "wrong order, or dtypes mixed in a bucket"
         for number, bucket in enumerate(own):
             cap_bytes = MB * (cap_mb if number else min(cap_mb, first_mb))
             nbytes = sum(each.nbytes for each in bucket)
             assert nbytes <= cap_bytes or len(bucket) == 1
             if number + 1 < len(own):
-                assert nbytes + own[number + 1][0].nbytes > cap_bytes, "the next one would have had room"
+                assert nbytes + own[number + 1][0].nbytes > cap_bytes, "the next parameter would have fit"
 
 
 # -- gradients, exact in every dtype
 
 
 class Sum(nn.Module):
-    """The gradient of each parameter is what its factor says, to the last bit, and None without a factor."""
+    """A module in which each parameter's gradient equals its factor exactly, or is None without a factor."""
 
     def __init__(self, parameters: list[nn.Parameter]):
         super().__init__()
@@ -99,7 +99,7 @@ class Sum(nn.Module):
 
 
 def factors_of(kinds: list[tuple], rank: int, number: int, world_size: int) -> list[torch.Tensor | None]:
-    """Draw what a rank multiplies in a micro-batch: whole numbers, of which two means are exact, or nothing."""
+    """Draw the factors of a rank in a micro-batch: integers whose means are exact, or None."""
     draw = torch.Generator().manual_seed(100 * number + rank)
     found = []
     for shape, dtype, used in kinds:
@@ -110,7 +110,7 @@ def factors_of(kinds: list[tuple], rank: int, number: int, world_size: int) -> l
 
 
 def summed_by(group, wrapper: str, kinds: list[tuple], frozen: list[bool], cap_mb: float, micro_batches: int) -> list:
-    """→ this rank's gradients after one step"""
+    """Return this rank's gradients after one step."""
     parameters = [nn.Parameter(torch.ones(shape, dtype=dtype)) for shape, dtype, _ in kinds]
     for each, is_frozen in zip(parameters, frozen, strict=True):
         each.requires_grad_(not is_frozen)
@@ -140,19 +140,20 @@ def test_gradients_of_every_dtype_are_exact_means(four_ranks, world, wrapper, dr
     size = len(world.ranks)
     all_factors = [factors_of(kinds, rank, number, size) for rank in range(size) for number in range(micro_batches)]
     for gradients in world.run(summed_by, wrapper, kinds, frozen, cap_mb, micro_batches):
-        for place, (shape, dtype, _) in enumerate(kinds):
-            if frozen[place]:
-                assert gradients[place] is None
+        for index, (shape, dtype, _) in enumerate(kinds):
+            if frozen[index]:
+                assert gradients[index] is None
                 continue
-            mean = sum((each[place].double() for each in all_factors if each[place] is not None), torch.zeros(shape))
-            torch.testing.assert_close(gradients[place], (mean / size).to(dtype), rtol=0, atol=0)
+            known = (factors[index].double() for factors in all_factors if factors[index] is not None)
+            mean = sum(known, torch.zeros(shape)) / size
+            torch.testing.assert_close(gradients[index], mean.to(dtype), rtol=0, atol=0)
 
 
 # -- training
 
 
 def trained(group, training: Training) -> tuple[list, dict, list, list[float]]:
-    """→ gradients of the last step, the whole state after it, norms, bytes that each step sent"""
+    """Return the gradients of the last step, the whole state after it, the norms, and the bytes sent in each step."""
     rank, sent_bytes = Rank(group, training), []
     for step in range(len(training.rates)):
         with wire.ledger() as log:
@@ -170,7 +171,7 @@ def test_a_model_trains_as_in_one_process_and_sends_what_the_formula_says(four_r
     numel = sum(each.numel() for each in module.parameters() if each.requires_grad)
     for gradients, state, its_norms, sent_bytes in world.run(trained, training):
         torch.testing.assert_close(state, dict(module.state_dict()), rtol=0, atol=TOLERANCE)
-        if not training.max_norm:  # clipped in place there, here taken before
+        if not training.max_norm:  # one process clips in place, but the ranks' gradients are taken before clipping
             own = [each.grad for each in module.parameters()]
             torch.testing.assert_close(gradients, own, rtol=0, atol=TOLERANCE)
         torch.testing.assert_close(its_norms, norms, rtol=1e-9, atol=TOLERANCE)
@@ -180,7 +181,7 @@ def test_a_model_trains_as_in_one_process_and_sends_what_the_formula_says(four_r
 
 
 def weighted(group, net, shares: list[int]) -> list[torch.Tensor]:
-    """→ gradients over samples of which each rank has another number"""
+    """Return the gradients when each rank has a different number of samples."""
     rank, model = dist.get_rank(group), Model(net)
     x, y = Training("", net, ()).micro_batch(0, 0)
     own = slice(sum(shares[:rank]), sum(shares[: rank + 1]))

@@ -1,4 +1,4 @@
-"""Whatever the model, the optimizer and the world: ZeRO trains as one process would, and holds and sends its share.
+"""For random models, optimizers and world sizes, ZeRO trains as one process does, and holds and sends its share.
 
 The functions without `test_` run on the ranks.
 """
@@ -21,8 +21,8 @@ from tests.drawn_trainings import ZERO, Rank, Training, alone
 
 pytestmark = [pytest.mark.slow, pytest.mark.chapter("zero1", "zero2", "zero3", "fsdp")]
 
-TOLERANCE = 1e-9  # what is 1e-16 in a gradient, Adam makes 1e-16 / eps of, a few times
-EPS = 1e-6  # of a byte: formulas divide
+TOLERANCE = 1e-9  # Adam turns a rounding of 1e-16 in a gradient into 1e-16 / eps, a few times over.
+EPS = 1e-6  # of a byte, because formulas divide
 FLOAT64_ADAM = formulas.BytesPerParameter(8, 8, 16)
 
 
@@ -41,7 +41,7 @@ def trained(group, training: Training) -> tuple[dict, list[float]]:
 
 @tried(60)
 @given(worlds(), trainings(ZERO))
-def test_parameters_are_those_of_one_process(four_ranks, world, training):
+def test_parameters_equal_those_of_one_process(four_ranks, world, training):
     module, _, norms = alone(training)
     for state, its_norms in world.run(trained, training):
         close(state, dict(module.state_dict()))
@@ -52,7 +52,7 @@ def test_parameters_are_those_of_one_process(four_ranks, world, training):
 
 
 def saved(group, training: Training, steps: range, folder: str) -> tuple[dict, dict | None]:
-    """Train, and save. → the parameters and, but for ZeRO-3, the optimizer's state as one process would have it"""
+    """Train, and save. Return the parameters and, except for ZeRO-3, the optimizer's state as one process has it."""
     rank = Rank(group, training)
     rank.train(steps)
     if training.wrapper == "zero3":
@@ -62,7 +62,7 @@ def saved(group, training: Training, steps: range, folder: str) -> tuple[dict, d
 
 
 def resumed(group, training: Training, steps: range, folder: str, parameters: dict, state: dict | None) -> dict:
-    """Begin with what was saved, and train on. → the parameters then"""
+    """Load what was saved, and train on. Return the parameters."""
     rank = Rank(group, replace(training, net=replace(training.net, seed=training.net.seed + 99)))
     if state is None:
         begin_state(rank.optimizer)
@@ -76,8 +76,8 @@ def resumed(group, training: Training, steps: range, folder: str, parameters: di
 
 @tried(30)
 @given(worlds(), worlds(), trainings(ZERO, least_steps=2), st.integers(0, 3))
-def test_what_some_ranks_save_others_go_on_with(four_ranks, world, other, training, cut):
-    least = 1 if training.wrapper == "zero3" else 0  # DCP saves no state that is not there yet
+def test_another_number_of_ranks_resumes_a_saved_training(four_ranks, world, other, training, cut):
+    least = 1 if training.wrapper == "zero3" else 0  # DCP cannot save a state that does not exist yet.
     cut = max(least, min(cut, len(training.rates)))
     steps = range(cut), range(cut, len(training.rates))
     with tempfile.TemporaryDirectory() as folder:
@@ -90,7 +90,7 @@ def test_what_some_ranks_save_others_go_on_with(four_ranks, world, other, traini
 
 
 def tensors_of(state_dict: dict) -> dict:
-    """Leave out settings, and what is None: a momentum that is not used."""
+    """Return a state without its settings, and without entries of None, such as an unused momentum."""
     states = state_dict["state"].items()
     return {number: {name: v for name, v in state.items() if v is not None} for number, state in states}
 
@@ -103,12 +103,12 @@ class Measured:
     sent_bytes: float  # in a whole step
     held: memory.Held  # before the optimizer's step, when it has its state
     parameters_peak_bytes: int
-    gradients_peak_bytes: int  # with what is on its way
-    flats: list[int]  # numbers in each flat tensor that is sharded, the root's last
+    gradients_peak_bytes: int  # including buckets in flight
+    flats: list[int]  # elements in each sharded flat tensor, the root's last
 
 
 def measured(group, training: Training) -> Measured:
-    """Look at the second step: the first makes the optimizer's state."""
+    """Measure the second step, because the first one creates the optimizer's state."""
     rank = Rank(group, training)
     rank.train(range(1))
     with wire.ledger() as log, memory.peak(rank.model, rank.optimizer) as peak:
@@ -132,8 +132,8 @@ def flats_of(rank: Rank) -> list[int]:
     return [flat_parameter.layout.numel for flat_parameter in owner.flat_parameters]
 
 
-def filled_up(flats: list[int], size: int) -> int:
-    """How many numbers there are when each flat tensor is a multiple of the world's size."""
+def padded(flats: list[int], size: int) -> int:
+    """Return the number of elements when each flat tensor is padded to a multiple of the world size."""
     return sum(-(-numel // size) * size for numel in flats)
 
 
@@ -154,12 +154,12 @@ def test_stages_1_and_2_hold_and_send_what_the_formulas_say(four_ranks, world, t
     times = 1 if training.no_sync else training.accumulate
     for found in world.run(measured, training):
         assert sum(found.flats) == numel
-        whole = filled_up(found.flats, size)
-        norm_bytes = 2 * formulas.all_reduce_sent_bytes(8, size) if training.max_norm else 0  # clipped twice here
+        whole = padded(found.flats, size)
+        norm_bytes = 2 * formulas.all_reduce_sent_bytes(8, size) if training.max_norm else 0  # two clippings
         sent_bytes = formulas.step_sent_bytes(whole, size, stage, 8, times) + norm_bytes
         assert found.sent_bytes == pytest.approx(sent_bytes, rel=1e-12)
         least_bytes, most_bytes = (formulas.model_state_bytes(n, size, stage, FLOAT64_ADAM) for n in (numel, whole))
-        counters_bytes = 4 * len(found.flats)  # of Adam's steps
+        counters_bytes = 4 * len(found.flats)  # Adam's step counters
         assert least_bytes - EPS <= found.held.total_bytes - 8 * frozen - counters_bytes <= most_bytes + EPS
 
 
@@ -168,7 +168,7 @@ def test_stages_1_and_2_hold_and_send_what_the_formulas_say(four_ranks, world, t
 def test_stage_3_holds_and_sends_what_the_formulas_say(four_ranks, world, training):
     size, numel = len(world.ranks), numel_of(training.net, True)
     for found in world.run(measured, training):
-        *blocks, root = [filled_up([each], size) for each in found.flats]
+        *blocks, root = [padded([each], size) for each in found.flats]
         assert sum(found.flats) == numel and len(blocks) == len(training.net.blocks)
         resharded = 3 if training.reshard_after_forward else 2
         passes = training.accumulate * (2 * root + resharded * sum(blocks))
@@ -182,16 +182,17 @@ def test_stage_3_holds_and_sends_what_the_formulas_say(four_ranks, world, traini
 
 @tried(15)
 @given(worlds(), st.sampled_from(["zero2", "zero3"]).flatmap(lambda each: measuring(each, plain=True)))
-def test_what_is_whole_for_a_while_is_what_was_documented(four_ranks, world, training):
-    """Gradients: three buckets or units, the gradient that comes, an N-th twice where sums are made. ZeRO-3's
-    parameters: root, the unit that computes, and those prefetched.
+def test_temporary_full_tensors_stay_within_the_documented_peak(four_ranks, world, training):
+    """Allow gradients three buckets or units, one gradient, and two shards for sums.
+
+    Allow ZeRO-3's parameters the root, the unit that computes, and the prefetched units.
     """
-    training, size = replace(training, no_sync=False), len(world.ranks)  # without messages, gradients stay whole
+    training, size = replace(training, no_sync=False), len(world.ranks)  # Inside no_sync(), gradients stay unsharded.
     largest = max(each.numel() for each in Model(training.net).parameters())
     for found in world.run(measured, training):
-        flats = [filled_up([each], size) for each in found.flats]
-        under_way = (3 + 2 / size) * max(flats) + largest
-        assert found.gradients_peak_bytes <= 8 * (sum(flats) / size + under_way) + EPS
+        flats = [padded([each], size) for each in found.flats]
+        in_flight = (3 + 2 / size) * max(flats) + largest
+        assert found.gradients_peak_bytes <= 8 * (sum(flats) / size + in_flight) + EPS
         *units, root = flats
         if training.wrapper == "zero3" and units and training.reshard_after_forward:
             least_bytes = formulas.zero3_parameter_peak_bytes(units, size, 8)

@@ -1,4 +1,4 @@
-"""Nothing stays behind: however a program that started ranks ends, its processes and files are gone."""
+"""A program that started ranks leaves no processes and no files behind, no matter how it ends."""
 
 import json
 import os
@@ -27,34 +27,34 @@ START = REPORT + "ranks.start(2)\nreport()\n"
 
 @dataclass(frozen=True)
 class Ended:
-    """A program that started ranks, and has ended."""
+    """A program that started ranks and has ended."""
 
     status: int
     error: str
-    left: list[psutil.Process]  # processes that were there at the report and still run
+    left: list[psutil.Process]  # processes from its report that are still running
     run_dir: str
 
 
 def run_program(source: str) -> Ended:
-    """Run a program that reports its processes, and wait for them to go."""
+    """Run a program that reports its processes, and wait for them to end."""
     program = [sys.executable, "-c", source]
     ended = subprocess.run(program, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     lines = [line for line in ended.stdout.splitlines() if line.startswith("[[")]
-    assert lines, f"the program reported no process\n{ended.stdout}\n{ended.stderr}"
-    found = json.loads(lines[-1])
-    assert len(found) >= 4, "fork server, controller, two ranks"
-    run_dir = next(command[-1] for _, _, command in found if "shared.ranks.forkserver" in command)
+    assert lines, f"the program reported no processes\n{ended.stdout}\n{ended.stderr}"
+    reported = json.loads(lines[-1])
+    assert len(reported) >= 4, "expected a fork server, a controller and two ranks"
+    run_dir = next(command[-1] for _, _, command in reported if "shared.ranks.forkserver" in command)
     deadline = time.monotonic() + scaled(60.0)
-    while (left := still_there(found)) or os.path.exists(run_dir):
+    while (left := still_running(reported)) or os.path.exists(run_dir):
         if time.monotonic() > deadline:
             break
         time.sleep(0.02)
     return Ended(ended.returncode, ended.stderr, left, run_dir)
 
 
-def still_there(found: list) -> list[psutil.Process]:
+def still_running(reported: list) -> list[psutil.Process]:
     left = []
-    for pid, created_s, _command in found:
+    for pid, created_s, _command in reported:
         try:
             process = psutil.Process(pid)
             if process.create_time() == created_s and process.status() != psutil.STATUS_ZOMBIE:
@@ -79,13 +79,13 @@ def assert_nothing_left(ended: Ended) -> None:
     ],
     ids=["normally", "with an exception", "without cleaning up", "with a failure on the ranks"],
 )
-def test_program_that_ends_leaves_nothing(ending, status):
+def test_program_leaves_nothing_behind(ending, status):
     ended = run_program(START + ending)
     assert ended.status == status, ended.error
     assert_nothing_left(ended)
 
 
-def test_stop_leaves_nothing_and_the_program_goes_on():
+def test_stop_leaves_nothing_behind_and_the_program_continues():
     source = START + (
         "import os\n"
         "gone = psutil.Process().children(recursive=True)\n"
@@ -100,8 +100,8 @@ def test_stop_leaves_nothing_and_the_program_goes_on():
 
 
 @pytest.mark.parametrize("victim", ["shared.ranks.forkserver", "controller"])
-def test_lost_helper_process_is_told_and_a_new_start_works(victim):
-    """The fork server, or the controller, dies: both are ours, so no student should have to look for them."""
+def test_dead_helper_process_is_reported_and_ranks_can_be_started_again(victim):
+    """The helper is the fork server or the controller. The message says how to continue without them."""
     source = START + (
         "server = ranks.current()._server\n"
         f"pid = server._process.pid if {victim!r} == 'shared.ranks.forkserver' else server.pids['controller']\n"
@@ -126,12 +126,12 @@ INTERRUPTED_IMPORT = """
 import os, signal, sys
 from shared.ranks import devices
 
-class InterruptHalfWay:
+class InterruptImport:
     def find_spec(self, name, path=None, target=None):
-        if name == "torch.nn":  # torch's C++ library is loaded by then, torch itself is not
+        if name == "torch.nn":  # at this point, torch's C++ library is loaded, and torch itself is not
             os.kill(os.getpid(), signal.SIGINT)
 
-sys.meta_path.insert(0, InterruptHalfWay())
+sys.meta_path.insert(0, InterruptImport())
 try:
     devices.place(2)
 except KeyboardInterrupt:
@@ -140,6 +140,6 @@ print(devices.place(2, "gloo:cpu").devices)
 """
 
 
-def test_interrupt_never_leaves_half_of_torch_behind():
+def test_interrupt_never_leaves_torch_half_imported():
     done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True)
     assert done.stdout == "interrupted\n('cpu', 'cpu')\n", done.stderr[-2000:]

@@ -1,4 +1,4 @@
-"""Ranks in a real Jupyter kernel, as a student has them: output, interrupts, two notebooks at once, a killed kernel."""
+"""Ranks in a real Jupyter kernel: output, interrupts, two notebooks at once, and a killed kernel."""
 
 import contextlib
 import os
@@ -13,14 +13,16 @@ from jupyter_client.manager import KernelManager
 
 from shared.deadlines import scaled
 
+pytestmark = pytest.mark.slow
+
 CELL_TIMEOUT_S = scaled(60.0)
-GONE_S = scaled(60.0)  # after which what should have ended is said to be left
+GONE_S = scaled(60.0)  # the time in which processes have to end and files have to disappear
 ALL_REDUCE = "%%ranks\ntotal = torch.ones(1) * rank\ndist.all_reduce(total)\nprint(total.item())"
 
 
 @dataclass
 class Shown:
-    """What a cell left in the notebook."""
+    """The output of a cell in the notebook."""
 
     text: str = ""
     traceback: list[str] = field(default_factory=list)
@@ -31,7 +33,7 @@ class Shown:
 
 
 class Notebook:
-    """A kernel, and a client that runs cells in it."""
+    """A kernel and a client that runs cells in it."""
 
     def __init__(self):
         self.manager = KernelManager(kernel_name="python3")
@@ -47,7 +49,7 @@ class Notebook:
         return self.client.execute(code)
 
     def result_of(self, request: str) -> Shown:
-        """Collect what a cell shows, until the kernel is idle again."""
+        """Collect the output of a cell until the kernel is idle again."""
         shown = Shown()
         while True:
             message = self.client.get_iopub_msg(timeout=CELL_TIMEOUT_S)
@@ -90,7 +92,7 @@ def start_ranks(notebook: Notebook, world_size: int) -> Shown:
 
 @pytest.fixture(scope="module")
 def notebook():
-    """A notebook with four ranks, for the tests that leave them whole."""
+    """Provide a notebook with four ranks, for the tests that leave them usable."""
     with open_notebook() as opened:
         start_ranks(opened, 4)
         yield opened
@@ -121,13 +123,13 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def run_dir_of(processes: list[psutil.Process]) -> str:
-    """The directory that a fork server was given for its files."""
+    """Return the directory of a fork server's files."""
     commands = [process.cmdline() for process in processes]
     return next(command[-1] for command in commands if "shared.ranks.forkserver" in command)
 
 
 def interrupt_when(notebook: Notebook, ready) -> float:
-    """Interrupt the kernel once ready() is true. → when"""
+    """Interrupt the kernel once ready() is true. Returns the time of the interrupt."""
     assert poll_until(ready, CELL_TIMEOUT_S)
     notebook.manager.interrupt_kernel()
     return time.monotonic()
@@ -155,34 +157,34 @@ def test_output_is_merged_in_rank_order(notebook):
     ]
 
 
-def test_last_expression_is_shown_as_the_notebook_would(notebook):
+def test_last_expression_is_shown_as_in_a_notebook(notebook):
     assert notebook.run("%%ranks 0,1\nx = torch.arange(3)\nx * 2").text == "ranks 0, 1 │ tensor([0, 2, 4])\n"
     assert notebook.run("%%ranks 0,1\nx * 2;").text == ""
     assert notebook.run("%%ranks 0,1\nprint('first')\nNone").text == "ranks 0, 1 │ first\n"
 
 
-def test_variables_stay_from_cell_to_cell(notebook):
+def test_variables_are_kept_from_cell_to_cell(notebook):
     notebook.run("%%ranks\nkept = rank * 10")
     assert notebook.run("print(ranks.pull('kept'))").text == "[0, 10, 20, 30]\n"
 
 
-def test_failed_cell_shows_the_students_lines_and_no_frame_of_ours(notebook):
+def test_failed_cell_shows_only_the_students_lines(notebook):
     shown = notebook.run("%%ranks\nx = torch.ones(2)\nif rank == 1:\n    x.no_such_method()\ndist.barrier()")
     assert "Rank 1 failed: AttributeError" in shown.error
     assert "cell, line 4: x.no_such_method()" in shown.error
-    assert_no_frame_of_ours(shown)
+    assert_no_course_frames(shown)
     assert notebook.run(ALL_REDUCE).text == "ranks 0–3 │ 6.0\n"
 
 
-def test_wrong_line_of_the_magic_is_one_sentence(notebook):
+def test_invalid_line_of_the_magic_is_reported_in_one_sentence(notebook):
     shown = notebook.run("%%ranks 7\nprint(1)")
     assert "the ranks are 0 to 3, got 7" in shown.text + shown.error
     assert "rankset.py" not in shown.text + shown.error
 
 
-def assert_no_frame_of_ours(shown: Shown) -> None:
-    for sign in ("rankset.py", "rankside.py", "magic.py", "instrumentation.py", "Traceback", "site-packages"):
-        assert sign not in shown.error
+def assert_no_course_frames(shown: Shown) -> None:
+    for pattern in ("rankset.py", "rankside.py", "magic.py", "instrumentation.py", "Traceback", "site-packages"):
+        assert pattern not in shown.error
 
 
 HANG = """%%ranks
@@ -202,13 +204,13 @@ def test_interrupted_hang_is_explained_and_the_next_cell_works(notebook):
     assert time.monotonic() - interrupted < scaled(10)
     assert "Rank 1 is still running: cell, line 4: while True: pass" in shown.error
     assert "your variables on the ranks are kept" in shown.error
-    assert_no_frame_of_ours(shown)
+    assert_no_course_frames(shown)
     assert notebook.run(ALL_REDUCE).text == "ranks 0–3 │ 6.0\n"
     assert notebook.run("print(ranks.pull('marker'))").text == "['kept', 'kept', 'kept', 'kept']\n"
 
 
 def rank_is_busy(notebook: Notebook):
-    """→ a function that tells whether rank 1's endless loop has used the processor for a while"""
+    """Return a function that returns whether rank 1's endless loop has used the CPU for a while."""
     rank_1 = psutil.Process(int(notebook.run("print(ranks.current().pids[1])").text))
     before_s = rank_1.cpu_times().user
     return lambda: rank_1.cpu_times().user - before_s > 0.3
@@ -220,7 +222,7 @@ def test_impatient_second_interrupt_changes_nothing(notebook, pause_s):
     busy = rank_is_busy(notebook)
     request = notebook.send(HANG)
     interrupt_when(notebook, busy)
-    time.sleep(pause_s)  # into the diagnosis, or into the healing
+    time.sleep(pause_s)  # so that the second interrupt falls into the diagnosis or into the recovery
     notebook.manager.interrupt_kernel()
     assert notebook.result_of(request).traceback
     assert notebook.run(ALL_REDUCE).text == "ranks 0–3 │ 6.0\n"
@@ -231,10 +233,10 @@ def test_two_notebooks_run_their_ranks_at_once_without_a_clash(notebook):
     source = "%%ranks\nfor step in range(200):\n    total = torch.ones(1000) * (rank + 1)\n    dist.all_reduce(total)\n"
     with open_notebook() as other:
         start_ranks(other, 2)
-        requests = [(each, each.send(source + "print(total.unique().tolist())")) for each in (notebook, other)]
-        texts = [each.result_of(request).text for each, request in requests]
+        requests = [(nb, nb.send(source + "print(total.unique().tolist())")) for nb in (notebook, other)]
+        texts = [nb.result_of(request).text for nb, request in requests]
     assert texts == ["ranks 0–3 │ [10.0]\n", "ranks 0, 1 │ [3.0]\n"]
-    assert notebook.run(ALL_REDUCE).text == "ranks 0–3 │ 6.0\n", "the other notebook's end is not ours"
+    assert notebook.run(ALL_REDUCE).text == "ranks 0–3 │ 6.0\n", "closing the other notebook does not affect this one"
 
 
 def test_interrupted_start_leaves_nothing_and_the_next_start_works():
@@ -252,12 +254,12 @@ def kill_and_check_that_nothing_is_left(notebook: Notebook, processes: list[psut
     run_dir = run_dir_of(processes)
     assert os.path.isdir(run_dir)
     notebook.process.kill()
-    assert poll_until(lambda: not alive(processes), GONE_S), f"still alive: {alive(processes)}"
-    assert poll_until(lambda: not os.path.exists(run_dir), GONE_S), f"{run_dir} is still there"
+    assert poll_until(lambda: not alive(processes), GONE_S), f"these processes are still alive: {alive(processes)}"
+    assert poll_until(lambda: not os.path.exists(run_dir), GONE_S), f"{run_dir} still exists"
 
 
 def test_killed_kernel_leaves_no_process_and_no_file():
-    """Ranks that wait in a collective, one in an endless loop, one with a process of its own: all end."""
+    """One rank is in an endless loop, one has started a process, and the others wait in a collective."""
     with open_notebook() as notebook:
         start_ranks(notebook, 4)
         notebook.run("%%ranks 0\nimport subprocess\nchild = subprocess.Popen(['sleep', '600'])")
@@ -274,11 +276,11 @@ def test_kernel_killed_while_ranks_start_leaves_no_process_and_no_file():
         notebook.run("from shared import ranks")
         notebook.send("ranks.start(2)")
         assert poll_until(lambda: len(children_of(notebook)) >= 2, CELL_TIMEOUT_S), "fork server and controller"
-        # The fork server sees that the kernel is gone once it has imported torch: seconds, on a busy machine.
+        # The fork server notices this only after it has imported torch, which takes seconds on a busy machine.
         kill_and_check_that_nothing_is_left(notebook, children_of(notebook))
 
 
-def test_kernel_ended_politely_leaves_no_process_and_no_file():
+def test_kernel_that_is_shut_down_leaves_no_process_and_no_file():
     with open_notebook() as notebook:
         start_ranks(notebook, 1)
         processes = children_of(notebook)

@@ -1,5 +1,4 @@
-"""The parts of the ranks one by one: what the doctor concludes, how the magic reads and prints, where ranks live,
-what the hooks see."""
+"""Unit tests of the rank runtime: the doctor's diagnosis, the magic's parsing and output, placement, and the hooks."""
 
 import os
 import re
@@ -24,13 +23,13 @@ from shared.ranks.rankside import OUTPUT_LIMIT_CHARACTERS, Outcome, _LimitedText
 from shared.ranks.running import DEFAULT_TIMEOUT_S
 from shared.wire import frames, instrumentation
 
-# -- the doctor's conclusions, from hand-made positions
+# -- the doctor's diagnosis of hand-made positions
 
 GROUP = ("default",)
 
 
 def position(rank: int, launched: int, *, waits="yes", op="all_reduce", members=4) -> dict:
-    """A rank whose last collective is the group's launched-th."""
+    """Return the position of a rank whose last collective is number `launched` of its group."""
     call = {
         "op": op,
         "number": launched,
@@ -41,31 +40,31 @@ def position(rank: int, launched: int, *, waits="yes", op="all_reduce", members=
         "partner": None,
         "line": f"cell, line {launched}: dist.{op}(x)",
     }
-    return standing_at(rank, call if launched else None, [[list(GROUP), launched]] if launched else [], waits)
+    return position_with(rank, call if launched else None, [[list(GROUP), launched]] if launched else [], waits)
 
 
-def messaging(rank: int, op: str, partner: int, waits="yes") -> dict:
-    """A rank whose last call is its first message to or from partner."""
+def point_to_point(rank: int, op: str, partner: int, waits="yes") -> dict:
+    """Return the position of a rank whose last call is its first send to, or receive from, a partner."""
     lane = ["default", op, partner]
     preposition = "to" if op == "send" else "from"
     text = f"{op} #1 {preposition} rank {partner} (float32, 1 element)"
     call = {"op": op, "number": 1, "text": text, "lane": lane, "group": [0, 1, 2, 3], "partner": partner, "line": None}
-    return standing_at(rank, call, [[lane, 1]], waits)
+    return position_with(rank, call, [[lane, 1]], waits)
 
 
-def standing_at(rank: int, call: dict | None, counts: list, waits: str) -> dict:
+def position_with(rank: int, call: dict | None, counts: list, waits: str) -> dict:
     here = {"rank": rank, "busy": True, "counts": counts, "call": call, "printed": ""}
     return here | {"line": f"cell, line 9: work({rank})", "waits": waits}
 
 
-def done(found: dict) -> dict:
-    return found | {"busy": False, "waits": "no", "line": None}
+def done(position: dict) -> dict:
+    return position | {"busy": False, "waits": "no", "line": None}
 
 
 def case_of(*positions, **more) -> Case:
-    found = {position["rank"]: position for position in positions}
-    finished = {rank: Outcome(rank) for rank, position in found.items() if not position["busy"]}
-    return Case(more.pop("targets", list(found)), more.pop("outcomes", finished), found, **more)
+    by_rank = {position["rank"]: position for position in positions}
+    finished = {rank: Outcome(rank) for rank, position in by_rank.items() if not position["busy"]}
+    return Case(more.pop("targets", list(by_rank)), more.pop("outcomes", finished), by_rank, **more)
 
 
 def failed(rank: int, message: str, *, at_s=0.0, **marks) -> Outcome:
@@ -86,30 +85,31 @@ def failed(rank: int, message: str, *, at_s=0.0, **marks) -> Outcome:
         ({1, 2, 3}, "ranks 1–3"),
     ],
 )
-def test_ranks_are_named_shortly(members, name):
+def test_ranks_are_named_briefly(members, name):
     assert diagnosis.name_ranks(members) == name
 
 
-def test_the_doctor_answers_though_the_frames_it_looks_at_move(monkeypatch):
+def test_the_doctor_answers_although_the_frames_change(monkeypatch):
     monkeypatch.setitem(doctor._work, "busy", True)
     here = threading.get_ident()
-    assert doctor.look(3, here)["line"] is not None  # this line: it is no part of the course's own code
+    assert doctor.look(3, here)["line"] is not None  # this line counts as the student's code
 
-    def frames_that_move(frame):
+    def changing_frames(frame):
         assert frame is None, "'str' object has no attribute 'f_back'"
         return []
 
-    monkeypatch.setattr(doctor, "_stack", frames_that_move)
+    monkeypatch.setattr(doctor, "_stack", changing_frames)
     found = doctor.look(3, here)
     assert (found["rank"], found["busy"], found["line"], found["waits"]) == (3, True, None, "no")
 
 
-def test_failed_checkpoint_is_told_without_torchs_tracebacks():
+def test_failed_checkpoint_is_described_without_tracebacks_of_torch():
     full, missing = OSError(28, "No space left on device"), KeyError("step")
     error = CheckpointException("failed", {2: (full, None), 0: (full, None), 1: (missing, None)})
-    said = doctor.describe_error(error)["message"]
+    message = doctor.describe_error(error)["message"]
     assert (
-        said == "CheckpointException: ranks 0, 2: OSError: [Errno 28] No space left on device; rank 1: KeyError: 'step'"
+        message
+        == "CheckpointException: ranks 0, 2: OSError: [Errno 28] No space left on device; rank 1: KeyError: 'step'"
     )
 
 
@@ -121,12 +121,12 @@ def test_finished_rank_that_never_launched_is_a_deadlock():
 
 
 def test_rank_that_has_not_begun_is_no_deadlock():
-    """It may be importing, slowly, what its cell needs; its doctor sees no difference to a cell that has ended."""
+    """It may still be importing what its cell needs, which looks the same to the doctor as a cell that has ended."""
     case = case_of(position(0, 2), position(1, 2), done(position(2, 1)), outcomes={})
     assert not diagnosis.is_deadlocked(case)
 
 
-def test_rank_that_still_computes_is_no_deadlock():
+def test_rank_that_is_still_computing_is_no_deadlock():
     case = case_of(position(0, 2), position(1, 2), position(2, 1, waits="no"))
     assert not diagnosis.is_deadlocked(case)
     assert "Rank 2 is still running: cell, line 9: work(2)" in diagnosis.explain(case)
@@ -149,33 +149,33 @@ def test_rank_that_does_not_answer_proves_nothing():
     case.positions[2] = None
     case.targets.append(2)
     assert not diagnosis.is_deadlocked(case)
-    assert "Rank 2 does not answer: it is inside a long call of a C library" in diagnosis.explain(case)
+    assert "Rank 2 does not answer, because it is inside a long call into a C library" in diagnosis.explain(case)
 
 
-def test_cell_that_nobody_runs_any_more_is_no_deadlock():
+def test_cell_that_has_ended_on_every_rank_is_no_deadlock():
     assert not diagnosis.is_deadlocked(case_of(done(position(0, 1)), done(position(1, 1))))
 
 
 def test_send_that_was_received_is_no_deadlock():
-    exchange = [messaging(0, "send", 1), messaging(1, "recv", 0)]
+    exchange = [point_to_point(0, "send", 1), point_to_point(1, "recv", 0)]
     assert not diagnosis.is_deadlocked(case_of(*exchange))
 
 
-def test_two_that_both_receive_are_a_deadlock():
-    case = case_of(messaging(0, "recv", 1), messaging(1, "recv", 0))
+def test_two_ranks_that_both_receive_are_a_deadlock():
+    case = case_of(point_to_point(0, "recv", 1), point_to_point(1, "recv", 0))
     assert diagnosis.is_deadlocked(case)
     assert "Rank 0 waits in recv #1 from rank 1" in diagnosis.explain(case)
     assert "none of them can continue" in diagnosis.explain(case)
 
 
-def test_message_without_its_other_end_names_the_missing_half():
-    case = case_of(messaging(0, "send", 1), done(position(1, 3)))
+def test_send_without_a_receive_names_the_missing_receive():
+    case = case_of(point_to_point(0, "send", 1), done(position(1, 3)))
     assert diagnosis.is_deadlocked(case)
     assert "Rank 1 left the cell after all_reduce #3" in diagnosis.explain(case)
     assert "never launched the matching recv" in diagnosis.explain(case)
 
 
-def test_different_collectives_in_the_same_place_are_a_deadlock():
+def test_different_collectives_under_the_same_number_are_a_deadlock():
     case = case_of(position(0, 2, members=2), position(1, 2, op="broadcast", members=2))
     assert diagnosis.is_deadlocked(case)
     assert "do not agree" in diagnosis.explain(case)
@@ -183,13 +183,13 @@ def test_different_collectives_in_the_same_place_are_a_deadlock():
     assert "rank 1: broadcast #2 (float32, 3 elements)" in diagnosis.explain(case)
 
 
-def test_first_failure_in_time_comes_first():
+def test_earliest_failure_is_described_first():
     outcomes = {0: failed(0, "KeyError: 'late'", at_s=5.0), 1: failed(1, "ValueError: early", at_s=1.0)}
-    said = diagnosis.explain(Case([0, 1], outcomes))
-    assert said.index("Rank 1 failed: ValueError: early") < said.index("Rank 0 failed: KeyError: 'late'")
+    message = diagnosis.explain(Case([0, 1], outcomes))
+    assert message.index("Rank 1 failed: ValueError: early") < message.index("Rank 0 failed: KeyError: 'late'")
 
 
-def test_equal_failures_are_told_once():
+def test_equal_failures_are_described_once():
     outcomes = {rank: failed(rank, "ValueError: same", at_s=rank) for rank in range(4)}
     assert diagnosis.explain(Case([0, 1, 2, 3], outcomes)).count("ValueError: same") == 1
     assert diagnosis.explain(Case([0, 1, 2, 3], outcomes)).startswith("Ranks 0–3 failed")
@@ -197,9 +197,9 @@ def test_equal_failures_are_told_once():
 
 def test_broken_connection_is_never_the_cause_when_another_rank_failed():
     broken = failed(0, "RuntimeError: Connection closed by peer", at_s=0.0, others_fault=True)
-    said = diagnosis.explain(Case([0, 1], {0: broken, 1: failed(1, "ValueError: bad batch", at_s=1.0)}))
-    assert "Rank 1 failed: ValueError: bad batch" in said
-    assert "Connection closed" not in said
+    message = diagnosis.explain(Case([0, 1], {0: broken, 1: failed(1, "ValueError: bad batch", at_s=1.0)}))
+    assert "Rank 1 failed: ValueError: bad batch" in message
+    assert "Connection closed" not in message
 
 
 def test_stopped_rank_is_not_reported_as_failed():
@@ -208,17 +208,17 @@ def test_stopped_rank_is_not_reported_as_failed():
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "expected"),
     [(-9, "SIGKILL"), (-6, "SIGABRT"), (-11, "SIGSEGV"), (5, "exited with status 5"), (0, "exited with status 0")],
 )
-def test_death_says_how(status, said):
+def test_message_about_a_dead_rank_says_how_it_died(status, expected):
     case = case_of(position(0, 1, members=2), targets=[0, 1], deaths={1: status})
     assert diagnosis.explain(case).startswith("Rank 1 died: ")
-    assert said in diagnosis.explain(case)
+    assert expected in diagnosis.explain(case)
     assert "Rank 0 waits in all_reduce #1 (float32, 3 elements) for rank 1." in diagnosis.explain(case)
 
 
-def test_interrupt_without_another_cause_says_so():
+def test_interrupt_is_the_explanation_if_there_is_no_other_cause():
     assert diagnosis.explain(Case([0], {}, interrupted=True)) == "You interrupted the cell."
 
 
@@ -249,12 +249,12 @@ def test_table_shows_each_rank_once_with_its_state():
         ("--timeout=5 0", ([0], 5.0)),
     ],
 )
-def test_line_of_the_magic_is_read(line, expected):
+def test_line_of_the_magic_is_parsed(line, expected):
     assert magic.parse(line, world_size=4) == expected
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ("4", "the ranks are 0 to 3, got 4"),
         ("-1", "the ranks are 0 to 3"),
@@ -271,10 +271,10 @@ def test_line_of_the_magic_is_read(line, expected):
         ("--verbose", "unrecognized arguments"),
     ],
 )
-def test_line_that_makes_no_sense_is_refused_in_one_sentence(line, said):
+def test_invalid_line_is_rejected_in_one_sentence(line, expected):
     with pytest.raises(UsageError, match="%%ranks") as caught:
         magic.parse(line, world_size=4)
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -291,7 +291,7 @@ def test_equal_outputs_are_merged_in_rank_order(texts, merged):
     assert magic.merge(texts) == merged
 
 
-def test_output_is_printed_in_rank_order_with_its_ranks(capsys):
+def test_output_is_printed_in_rank_order_with_the_names_of_its_ranks(capsys):
     texts = {3: "same\n", 0: "same\n", 1: "other\nlines\n", 2: "same\n"}
     magic.show({rank: Outcome(rank, text=text) for rank, text in texts.items()}, world_size=4)
     assert capsys.readouterr().out == (
@@ -310,7 +310,7 @@ def test_printed_text_is_kept_up_to_a_limit():
     assert f"{2 * OUTPUT_LIMIT_CHARACTERS} more characters not shown" in note
 
 
-# -- where ranks live
+# -- placement
 
 
 @pytest.fixture
@@ -325,21 +325,21 @@ def machine(monkeypatch):
     return pretend
 
 
-def test_gpu_per_rank_means_nccl_and_all_measurements(machine):
+def test_one_gpu_per_rank_means_nccl_and_valid_times(machine):
     machine(gpus=4)
-    placed = devices.place(4)
-    assert "nccl" in placed.backend
-    assert placed.devices == ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
-    assert "memory and times here" in placed.valid
+    placement = devices.place(4)
+    assert "nccl" in placement.backend
+    assert placement.devices == ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
+    assert "memory and times here" in placement.valid
 
 
 def test_fewer_gpus_than_ranks_are_shared_over_gloo(machine):
     machine(gpus=2)
-    placed = devices.place(4)
-    assert placed.backend == "gloo"
-    assert placed.devices == ("cuda:0", "cuda:1", "cuda:0", "cuda:1")
-    assert "not communication times" in placed.valid
-    assert "4 ranks share 2 GPUs" in placed.valid
+    placement = devices.place(4)
+    assert placement.backend == "gloo"
+    assert placement.devices == ("cuda:0", "cuda:1", "cuda:0", "cuda:1")
+    assert "not communication times" in placement.valid
+    assert "4 ranks share 2 GPUs" in placement.valid
 
 
 def test_torch_without_nccl_shares_gpus_over_gloo(machine):
@@ -357,44 +357,45 @@ def test_no_gpu_means_gloo_on_the_cpu(machine, monkeypatch):
     assert "share" not in devices.place(2).valid
 
 
-@pytest.mark.parametrize("wanted", ["gloo", "gloo:cpu", "nccl"])
-def test_argument_and_environment_choose_the_same(machine, monkeypatch, wanted):
+@pytest.mark.parametrize("backend", ["gloo", "gloo:cpu", "nccl"])
+def test_argument_and_environment_variable_choose_the_same(machine, monkeypatch, backend):
     machine(gpus=4)
-    by_argument = devices.place(2, wanted)
-    monkeypatch.setenv("RANKS_BACKEND", wanted)
+    by_argument = devices.place(2, backend)
+    monkeypatch.setenv("RANKS_BACKEND", backend)
     assert devices.place(2) == by_argument
-    assert ("nccl" in by_argument.backend) == (wanted == "nccl")
-    assert by_argument.devices[0] == ("cpu" if wanted == "gloo:cpu" else "cuda:0")
+    assert ("nccl" in by_argument.backend) == (backend == "nccl")
+    assert by_argument.devices[0] == ("cpu" if backend == "gloo:cpu" else "cuda:0")
 
 
-def test_argument_wins_over_the_environment(machine, monkeypatch):
+def test_argument_takes_precedence_over_the_environment_variable(machine, monkeypatch):
     machine(gpus=4)
     monkeypatch.setenv("RANKS_BACKEND", "nccl")
     assert devices.place(2, "gloo:cpu").devices == ("cpu", "cpu")
 
 
 @pytest.mark.parametrize(
-    ("gpus", "nccl", "wanted", "said"),
+    ("gpus", "nccl", "backend", "expected"),
     [
         (4, True, "mpi", "'nccl', 'gloo' or 'gloo:cpu', got 'mpi'"),
         (4, False, "nccl", "no NCCL"),
-        (1, True, "nccl", "2 ranks, 1 GPUs"),
+        (1, True, "nccl", "world_size is 2 and this machine has 1 GPU: use"),
+        (0, True, "nccl", "world_size is 2 and this machine has 0 GPUs: use"),
     ],
 )
-def test_backend_that_cannot_run_here_is_refused(machine, gpus, nccl, wanted, said):
+def test_backend_that_cannot_run_here_is_rejected(machine, gpus, nccl, backend, expected):
     machine(gpus, nccl)
-    with pytest.raises(ValueError, match=said):
-        devices.place(2, wanted)
+    with pytest.raises(ValueError, match=expected):
+        devices.place(2, backend)
 
 
-def test_unknown_backend_in_the_environment_is_refused(machine, monkeypatch):
+def test_unknown_backend_in_the_environment_is_rejected(machine, monkeypatch):
     machine(gpus=0)
     monkeypatch.setenv("RANKS_BACKEND", "nonsense")
     with pytest.raises(ValueError, match="'nonsense'"):
         devices.place(2)
 
 
-def test_gpus_allow_a_world_that_cores_would_not(machine, monkeypatch):
+def test_gpus_allow_a_larger_world_size_than_cores_do(machine, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     machine(gpus=16)
     devices.check_world_size(16)
@@ -403,11 +404,11 @@ def test_gpus_allow_a_world_that_cores_would_not(machine, monkeypatch):
         devices.check_world_size(16)
 
 
-# -- whose lines they are
+# -- the student's lines
 
 
 @pytest.mark.parametrize(
-    ("filename", "is_students"),
+    ("filename", "expected"),
     [
         ("/tmp/ipykernel_12/345.py", True),
         ("<ipython-input-1-abc>", True),
@@ -419,11 +420,11 @@ def test_gpus_allow_a_world_that_cores_would_not(machine, monkeypatch):
         ("<frozen importlib._bootstrap>", False),
     ],
 )
-def test_lines_of_the_student_are_told_from_all_others(filename, is_students):
-    assert frames.is_students(filename) == is_students
+def test_lines_of_the_student_are_recognized(filename, expected):
+    assert frames.is_student_file(filename) == expected
 
 
-def test_line_is_named_with_its_file_and_code(tmp_path):
+def test_line_is_described_by_its_file_and_code(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("import torch\n    x = 1  \n")
     assert frames.where(str(script), 2) == "train.py, line 2: x = 1"
@@ -434,11 +435,11 @@ def test_line_is_named_with_its_file_and_code(tmp_path):
 
 def test_innermost_frame_of_the_student_is_found():
     here = sys._getframe()
-    assert frames.innermost_students(here) is here
-    assert frames.innermost_students(None) is None
+    assert frames.innermost_student_frame(here) is here
+    assert frames.innermost_student_frame(None) is None
 
 
-# -- what the hooks see, on real ranks. The functions below run on the ranks, and give back what they heard.
+# -- what the hooks see, on real ranks. The functions below run on the ranks and return the calls they recorded.
 
 
 @pytest.fixture(params=[2, 3])
@@ -447,17 +448,17 @@ def world(request, four_ranks):
         yield request.param
 
 
-def heard_on_ranks(fn, *args) -> list:
-    return ranks.run(listen_to, fn, args)
+def record_on_ranks(fn, *args) -> list:
+    return ranks.run(record_calls, fn, args)
 
 
-def listen_to(fn, args) -> list[instrumentation.Call]:
-    with instrumentation.listening() as heard:
+def record_calls(fn, args) -> list[instrumentation.Call]:
+    with instrumentation.listening() as calls:
         fn(*args)
-    return heard
+    return calls
 
 
-def each_collective() -> None:
+def every_collective() -> None:
     size, rank = dist.get_world_size(), dist.get_rank()
     dist.all_reduce(torch.ones(3))
     dist.broadcast(torch.ones(5, dtype=torch.float64), src=1)
@@ -472,7 +473,7 @@ def each_collective() -> None:
 
 
 def all_gather_flat():
-    """The all-gather into one tensor, under the name that this torch does not warn about."""
+    """Return the all-gather into one tensor, by the name that this version of torch does not warn about."""
     return getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
@@ -491,7 +492,7 @@ def asynchronous_collectives() -> None:
         handle.wait()
 
 
-def test_every_collective_is_heard_in_order_with_its_bytes(world):
+def test_every_collective_is_recorded_in_order_with_its_bytes(world):
     common = [
         ("all_reduce", 12),
         ("broadcast", 40),
@@ -499,36 +500,36 @@ def test_every_collective_is_heard_in_order_with_its_bytes(world):
         ("reduce_scatter_tensor", 16 * world),
         ("all_gather", 8 * world),
     ]
-    message = {0: [("send", 56)], 1: [("recv", 56)]}
-    for rank, heard in enumerate(heard_on_ranks(each_collective)):
-        found = [(call.op, call.payload_bytes) for call in heard]
-        assert found == [*common, *message.get(rank, []), ("barrier", 0)]
+    point_to_point_calls = {0: [("send", 56)], 1: [("recv", 56)]}
+    for rank, calls in enumerate(record_on_ranks(every_collective)):
+        recorded = [(call.op, call.payload_bytes) for call in calls]
+        assert recorded == [*common, *point_to_point_calls.get(rank, []), ("barrier", 0)]
 
 
-def test_call_says_what_was_launched_and_by_whom(world):
-    heard = heard_on_ranks(each_collective)
-    reduced, sent, barrier = heard[0][0], heard[0][-2], heard[0][-1]
+def test_call_describes_what_was_launched_and_where(world):
+    calls = record_on_ranks(every_collective)
+    reduced, sent, barrier = calls[0][0], calls[0][-2], calls[0][-1]
     assert (reduced.number, reduced.shape, reduced.dtype, reduced.partner) == (1, (3,), "float32", None)
     assert reduced.group_ranks == tuple(range(world))
     assert (sent.number, sent.partner, sent.dtype) == (1, 1, "int64")
-    assert heard[1][-2].partner == 0, "the receiver's other end"
-    assert barrier.number == 6, "messages between two ranks do not count in the group's sequence"
+    assert calls[1][-2].partner == 0, "the sender is the receiver's partner"
+    assert barrier.number == 6, "a send does not count in the group's sequence"
     assert str(sent) == "send #1 to rank 1 (int64, 7 elements)"
     where = frames.where(*reduced.called_from)
     assert re.fullmatch(r"test_ranks_units.py, line \d+: dist.all_reduce\(torch.ones\(3\)\)", where)
     assert not reduced.in_backward
 
 
-def test_asynchronous_collectives_are_heard(world):
+def test_asynchronous_collectives_are_recorded(world):
     expected = [("all_reduce", 12), ("all_gather_into_tensor", 8 * world), ("reduce_scatter_tensor", 16 * world)]
-    for heard in heard_on_ranks(asynchronous_collectives):
-        assert [(call.op, call.payload_bytes) for call in heard] == expected
+    for calls in record_on_ranks(asynchronous_collectives):
+        assert [(call.op, call.payload_bytes) for call in calls] == expected
 
 
 def ddp_backward() -> list[instrumentation.Call]:
     model = nn.parallel.DistributedDataParallel(small_model())
     loss = model(torch.ones(2, 8)).sum()
-    return listen_to(loss.backward, ())
+    return record_calls(loss.backward, ())
 
 
 def small_model() -> nn.Sequential:
@@ -536,12 +537,12 @@ def small_model() -> nn.Sequential:
     return nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)])
 
 
-def test_reducer_of_ddp_is_heard(world):
+def test_reducer_of_ddp_is_recorded(world):
     gradient_bytes = sum(parameter.nbytes for parameter in small_model().parameters())
-    for heard in ranks.run(ddp_backward):
-        assert {call.op for call in heard} == {"all_reduce"}
-        assert sum(call.payload_bytes for call in heard) == gradient_bytes
-        assert all(call.in_backward for call in heard)
+    for calls in ranks.run(ddp_backward):
+        assert {call.op for call in calls} == {"all_reduce"}
+        assert sum(call.payload_bytes for call in calls) == gradient_bytes
+        assert all(call.in_backward for call in calls)
 
 
 def fsdp_step() -> tuple[list[instrumentation.Call], dict[str, int]]:
@@ -552,17 +553,17 @@ def fsdp_step() -> tuple[list[instrumentation.Call], dict[str, int]]:
     for layer in model:
         fully_shard(layer, reshard_after_forward=True)
     fully_shard(model)
-    with CommDebugMode() as oracle:
-        heard = listen_to(lambda: model(torch.ones(2, 8)).sum().backward(), ())
-    return heard, {str(op): count for op, count in oracle.get_comm_counts().items()}
+    with CommDebugMode() as debug_mode:
+        calls = record_calls(lambda: model(torch.ones(2, 8)).sum().backward(), ())
+    return calls, {str(op): count for op, count in debug_mode.get_comm_counts().items()}
 
 
-def test_fsdp_is_heard_as_torch_itself_counts_it(world):
-    for heard, counted in ranks.run(fsdp_step):
-        gathers = [call for call in heard if call.op == "all_gather_into_tensor"]
-        scatters = [call for call in heard if call.op == "reduce_scatter_tensor"]
+def test_fsdp_is_recorded_as_torch_itself_counts_it(world):
+    for calls, counted in ranks.run(fsdp_step):
+        gathers = [call for call in calls if call.op == "all_gather_into_tensor"]
+        scatters = [call for call in calls if call.op == "reduce_scatter_tensor"]
         assert (len(gathers), len(scatters)) == (8, 4)
-        assert len(heard) == sum(counted.values()) == 12
+        assert len(calls) == sum(counted.values()) == 12
         assert [call.in_backward for call in gathers] == [False] * 4 + [True] * 4
         assert all(call.in_backward for call in scatters)
 
@@ -570,41 +571,41 @@ def test_fsdp_is_heard_as_torch_itself_counts_it(world):
 def nested_listeners() -> tuple[list, list]:
     with instrumentation.listening() as outer:
         dist.all_reduce(torch.ones(1))
-        inner = listen_to(dist.all_reduce, (torch.ones(2),))
+        inner = record_calls(dist.all_reduce, (torch.ones(2),))
         dist.all_reduce(torch.ones(3))
     dist.all_reduce(torch.ones(4))
     return [call.shape for call in outer], [call.shape for call in inner]
 
 
-def test_listener_hears_only_what_is_launched_inside_its_block(world):
+def test_listener_records_only_what_is_launched_inside_its_block(world):
     for outer, inner in ranks.run(nested_listeners):
         assert outer == [(1,), (2,), (3,)]
         assert inner == [(2,)]
 
 
-def test_tap_warns_of_nothing(world, capsys):
-    ranks.run(each_collective)
+def test_hooks_cause_no_warnings(world, capsys):
+    ranks.run(every_collective)
     assert "Warning" not in capsys.readouterr().out
 
 
 # -- smaller worlds on the same processes
 
 
-def place_in_the_world() -> tuple[int, int, float]:
+def rank_size_and_sum() -> tuple[int, int, float]:
     total = torch.ones(1)
     dist.all_reduce(total)
     return dist.get_rank(), dist.get_world_size(), total.item()
 
 
 def assert_whole_world() -> None:
-    assert ranks.run(place_in_the_world) == [(rank, 4, 4.0) for rank in range(4)]
+    assert ranks.run(rank_size_and_sum) == [(rank, 4, 4.0) for rank in range(4)]
     assert ranks.pull("world_size") == [4] * 4
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_smaller_world_has_the_ranks_it_says(four_ranks, size):
+def test_smaller_world_has_the_first_ranks(four_ranks, size):
     with ranks.world(size):
-        assert ranks.run(place_in_the_world) == [(rank, size, float(size)) for rank in range(size)]
+        assert ranks.run(rank_size_and_sum) == [(rank, size, float(size)) for rank in range(size)]
         assert ranks.pull("world_size") == [size] * size
     assert_whole_world()
 
@@ -639,7 +640,7 @@ def exit_on_rank_1() -> None:
     dist.barrier()
 
 
-def test_functions_and_values_travel_both_ways(four_ranks):
+def test_functions_and_values_are_sent_both_ways(four_ranks):
     results = ranks.run(scale, torch.ones(2), factor=3.0)
     assert [result.tolist() for result in results] == [[0.0, 0.0], [3.0, 3.0], [6.0, 6.0], [9.0, 9.0]]
 
@@ -648,7 +649,7 @@ def scale(tensor: torch.Tensor, factor: float) -> torch.Tensor:
     return tensor * factor * dist.get_rank()
 
 
-def test_what_a_function_prints_is_shown_and_merged(four_ranks, capsys):
+def test_output_of_a_function_is_shown_and_merged(four_ranks, capsys):
     ranks.run(print_parity)
     assert capsys.readouterr().out == "ranks 0, 2 │ even\nranks 1, 3 │ odd\n"
 
@@ -668,8 +669,8 @@ def spin() -> None:
         pass
 
 
-def test_controller_uses_no_port_that_the_system_might_hand_out(four_ranks):
-    """ipyparallel draws ports and binds them later: one start in a hundred failed while others started too."""
+def test_controller_uses_no_port_that_the_system_might_assign(four_ranks):
+    """ipyparallel chooses ports and binds them later. One start in a hundred failed when several ran at once."""
     controller = psutil.Process(ranks.current()._server.pids["controller"])
     listening = [
         connection.laddr.port
@@ -681,7 +682,7 @@ def test_controller_uses_no_port_that_the_system_might_hand_out(four_ranks):
     assert all(10_000 <= port < 32_768 for port in listening)
 
 
-def test_ranks_draw_different_numbers_and_the_same_after_a_seed(four_ranks):
+def test_ranks_draw_different_numbers_and_equal_ones_after_seeding(four_ranks):
     assert len(set(ranks.run(draw_python))) == 4
     assert len(set(ranks.run(draw_torch_seeded))) == 1
 
@@ -701,15 +702,15 @@ def draw_torch_seeded() -> float:
 
 
 def test_an_interrupt_waits_for_the_end_of_the_block():
-    done = []
+    answers = []
     with pytest.raises(KeyboardInterrupt), interrupts.held() as interrupted:
         assert not interrupted()
         signal.raise_signal(signal.SIGINT)
-        with interrupts.held() as asked_inside:
-            assert asked_inside()
-        done.append(interrupted())
-    assert done == [True]
-    with pytest.raises(KeyboardInterrupt):  # the handler of before is back
+        with interrupts.held() as interrupted_in_nested_block:
+            assert interrupted_in_nested_block()
+        answers.append(interrupted())
+    assert answers == [True]
+    with pytest.raises(KeyboardInterrupt):  # the previous handler is installed again
         signal.raise_signal(signal.SIGINT)
 
 

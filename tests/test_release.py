@@ -1,4 +1,4 @@
-"""A chapter's bundle: all that runs, none of what is asked for, the same bytes each time."""
+"""A chapter's bundle has everything that it needs to run, no answers, and the same bytes every time."""
 
 import ast
 import io
@@ -25,11 +25,11 @@ def bundles() -> dict[int, dict[str, bytes]]:
 
 
 def code_of(name: str, content: bytes) -> list[str]:
-    """→ the Python of a file, cell by cell; not of cells that may fail"""
+    """Return the Python code of a file, cell by cell, without cells that may fail."""
     if not name.endswith(".ipynb"):
         return [content.decode()]
     cells = [cell for cell in nbformat.reads(content.decode(), as_version=4).cells if cell.cell_type == "code"]
-    sources = [each.source for each in cells if "raises-exception" not in each.metadata.get("tags", [])]
+    sources = [cell.source for cell in cells if "raises-exception" not in cell.metadata.get("tags", [])]
     return [
         source.removeprefix("%%ranks")
         for source in sources
@@ -38,38 +38,39 @@ def code_of(name: str, content: bytes) -> list[str]:
 
 
 @pytest.mark.parametrize("number", CHAPTERS)
-def test_a_bundle_has_the_lessons_and_labs_up_to_its_chapter_and_solutions_before(bundles, number):
+@pytest.mark.slow
+def test_a_bundle_has_lessons_and_labs_up_to_its_chapter_and_earlier_solutions(bundles, number):
     names = set(bundles[number])
-    for each, chapter in CHAPTERS.items():
-        for folder, first in (("chapters", each), ("labs", each), ("solutions", each + 1)):
+    for other, chapter in CHAPTERS.items():
+        for folder, first in (("chapters", other), ("labs", other), ("solutions", other + 1)):
             assert (f"{folder}/{chapter.name}.ipynb" in names) == (number >= first)
     assert {"README.md", "Makefile", "shared/ranks/__init__.py", "shared/checks/engine/framework.py"} <= names
-    assert any(name.startswith("shared/jupyter/") for name in names), "Makefile names it"
+    assert any(name.startswith("shared/jupyter/") for name in names), "the Makefile uses it"
     assert not any(name.startswith(("source", "instructor")) for name in names)
 
 
 @pytest.mark.parametrize("number", CHAPTERS)
-def test_a_bundles_readme_is_of_what_is_in_it(bundles, number):
+def test_a_bundles_readme_describes_only_what_is_in_the_bundle(bundles, number):
     files = bundles[number]
     texts = {name: content.decode() for name, content in files.items() if name.endswith((".md", ".ipynb"))}
     folders = {parent.as_posix() for name in files for parent in Path(name).parents}
     assert links.broken(texts, lambda target: target in files or target in folders) == []
     rows = [line for line in texts["README.md"].splitlines() if re.match(r"\| \d\d \|", line)]
-    assert [int(row[2:4]) for row in rows] == [each for each in CHAPTERS if each <= number]
+    assert [int(row[2:4]) for row in rows] == [other for other in CHAPTERS if other <= number]
     assert "solutions/" not in rows[-1] and all("solutions/" in row for row in rows[:-1])
     for word in ("course only", "make test", "Colab", "Codespaces", "make mutants"):
         assert word not in texts["README.md"]
 
 
 @pytest.mark.parametrize("number", CHAPTERS)
-def test_what_a_bundle_imports_is_in_it(bundles, number):
+def test_a_bundle_contains_every_solution_that_it_imports(bundles, number):
     files = bundles[number]
     for name, content in files.items():
         if name.startswith("shared/") or not name.endswith((".py", ".ipynb")):
             continue
         for code in code_of(name, content):
             tree = ast.parse(code)
-            # The registry imports a strategy's module when it builds it, and says so where a lab is not solved yet.
+            # The registry imports a strategy's module only when it builds the strategy.
             nodes = tree.body if name == "solutions/strategies.py" else ast.walk(tree)
             for node in nodes:
                 if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("solutions."):
@@ -77,16 +78,16 @@ def test_what_a_bundle_imports_is_in_it(bundles, number):
 
 
 @pytest.mark.parametrize("number", CHAPTERS)
-def test_a_bundle_has_the_whole_of_shared_and_nothing_of_the_instructor_s(bundles, number):
-    whole = {path.relative_to(ROOT).as_posix() for path in (ROOT / "shared").rglob("*") if path.is_file()}
-    whole = {name for name in whole if not name.endswith(".pyc")}
-    assert {name for name in bundles[number] if name.startswith("shared/")} == whole
+def test_a_bundle_has_all_of_shared_and_nothing_of_instructor(bundles, number):
+    shared = {path.relative_to(ROOT).as_posix() for path in (ROOT / "shared").rglob("*") if path.is_file()}
+    shared = {name for name in shared if not name.endswith(".pyc")}
+    assert {name for name in bundles[number] if name.startswith("shared/")} == shared
     assert not any(name.startswith("instructor/") for name in bundles[number])
 
 
 @pytest.mark.parametrize("number", CHAPTERS)
-def test_no_bundle_has_the_text_of_a_solution_to_come(bundles, number):
-    """Asked anew, of whole solutions: as they stand in the source, but for how far lines are moved in."""
+def test_no_bundle_contains_a_later_solution(bundles, number):
+    """Look for complete solutions again, independently of release.leaks and regardless of indentation."""
     everything = "\n".join(
         line.strip()
         for name, content in bundles[number].items()
@@ -94,7 +95,7 @@ def test_no_bundle_has_the_text_of_a_solution_to_come(bundles, number):
         for code in code_of(name, content)
         for line in code.splitlines()
     )
-    to_come = [chapter for each, chapter in CHAPTERS.items() if each >= number]
+    to_come = [chapter for other, chapter in CHAPTERS.items() if other >= number]
     regions = [region for chapter in to_come for region in release.answers(chapter).values()]
     assert len(regions) > 2
     for region in regions:
@@ -102,7 +103,7 @@ def test_no_bundle_has_the_text_of_a_solution_to_come(bundles, number):
         assert len(lines) < 3 or "\n".join(lines) not in everything
 
 
-def test_an_answer_anywhere_is_found():
+def test_an_answer_is_found_in_any_file():
     exercise, answer = max(release.answers(CHAPTERS[4]).items(), key=lambda item: len(item[1]))
     moved = answer.replace("    ", "\t").replace("\n", "  # as in the lab\n\n")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("x = 1\n" + moved)])
@@ -110,18 +111,20 @@ def test_an_answer_anywhere_is_found():
         ("shared/plots/__init__.py", "def f():\n" + moved),
         ("chapters/00.ipynb", nbformat.writes(notebook)),
     ):
-        assert release.leaks({name: text.encode()}, [CHAPTERS[4]]) == [f"{name} has lines of 04_overlap: {exercise}"]
+        assert release.leaks({name: text.encode()}, [CHAPTERS[4]]) == [
+            f"{name} contains lines of {exercise} (04_overlap)"
+        ]
         assert release.leaks({name: text.encode()}, [CHAPTERS[11]]) == []
 
 
-def test_a_bundle_with_an_answer_is_not_written(tmp_path, monkeypatch):
+def test_a_bundle_that_contains_an_answer_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr(release, "TOP", (*release.TOP, "solutions/overlapped_ddp.py"))
     with pytest.raises(release.ReleaseError, match=r"give answers away: solutions/overlapped_ddp\.py"):
         release.write(4, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_draft_is_in_no_bundle(monkeypatch):
+def test_no_bundle_contains_a_draft(monkeypatch):
     monkeypatch.setattr(build.Chapter, "is_draft", property(lambda chapter: chapter == CHAPTERS[5]))
     with pytest.raises(release.ReleaseError, match=r"chapter 05 is a draft: source/05_scaling/lab\.py"):
         release.bundle(5)
@@ -130,7 +133,7 @@ def test_a_draft_is_in_no_bundle(monkeypatch):
     assert "05_scaling" not in files["README.md"].decode() and "04_overlap" in files["README.md"].decode()
 
 
-def test_two_bundles_are_equal_bit_for_bit(tmp_path):
+def test_two_bundles_are_identical(tmp_path):
     first, second = (release.write(4, tmp_path / name).read_bytes() for name in ("one", "other"))
     assert first == second
     with zipfile.ZipFile(io.BytesIO(first)) as archive:
@@ -142,7 +145,7 @@ def test_two_bundles_are_equal_bit_for_bit(tmp_path):
 
 @pytest.mark.slow
 def test_a_bundles_lesson_and_lab_run_from_its_own_folder(tmp_path):
-    """Chapter 02: the lesson to its end; the unsolved lab to its first check, which says what is missing."""
+    """In chapter 02, the lesson runs to its end. The unsolved lab runs to its first check, which says what to do."""
     release.write(2, tmp_path)
     folder = tmp_path / "distributed-training-02"
     run = """
@@ -172,7 +175,7 @@ for name in ("chapters/02_manual_ddp.ipynb", "labs/02_manual_ddp.ipynb"):
 
 @pytest.mark.slow
 def test_a_bundle_can_be_installed(tmp_path):
-    """pip asks setuptools for the packages: all must be there, and bring their templates and texts."""
+    """setuptools finds all packages with their templates and texts, so pip can install them."""
     release.write(0, tmp_path)
     folder = tmp_path / "distributed-training-00"
     build = [sys.executable, "-c", "import setuptools; setuptools.setup()", "--quiet", "build", "--build-lib=built"]
@@ -185,10 +188,11 @@ def test_a_bundle_can_be_installed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("chapter", "said"), [("77", "there is no chapter 77: 00, 01"), ("last", "a chapter is a number")]
+    ("chapter", "message"),
+    [("77", "there is no chapter 77; the chapters are 00, 01"), ("last", "the chapter must be a number such as 04")],
 )
-def test_what_cannot_be_released_is_refused_in_one_sentence(chapter, said):
+def test_a_wrong_chapter_is_rejected_in_one_sentence(chapter, message):
     done = subprocess.run(
         [sys.executable, "-m", "instructor.release", chapter], cwd=ROOT, capture_output=True, text=True
     )
-    assert done.returncode == 2 and said in done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and message in done.stderr.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""Templates of HTML: what is filled in stays text, and a mistake in a name is not silently left blank."""
+"""HTML templates escape their values, and an undefined name is an error."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from shared.tables.rendering import render
 ROOT = Path(__file__).parent.parent
 
 
-def test_values_are_text_whatever_they_look_like():
+def test_values_are_escaped():
     shown = Table(["<i>"], [["<script>alert('1')</script>"]], "1 < 2\nand on")._repr_html_()
     assert "<th style='text-align:left;white-space:nowrap'>&lt;i&gt;</th>" in shown
     assert "&lt;script&gt;alert(&#39;1&#39;)&lt;/script&gt;" in shown
@@ -24,7 +24,7 @@ def test_a_value_that_is_missing_is_an_error():
 
 
 def test_all_html_is_in_templates():
-    """In HTML that code puts together by hand, it is easy to forget to escape a value."""
+    """HTML that Python code builds by hand may lack escaping."""
     found = [path for name in ("shared", "instructor") for path in (ROOT / name).rglob("*.py")]
     by_hand = [
         path.name for path in found if any(f"</{tag}>" in path.read_text() for tag in ("td", "div", "span", "b"))

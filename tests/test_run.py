@@ -1,4 +1,4 @@
-"""`make test` says what is running and why something failed, and nothing that hangs can stop it."""
+"""`make test` says what is running and why something failed, and it does not hang when a test does."""
 
 import io
 import json
@@ -43,7 +43,7 @@ def outcomes_of(result: Result) -> dict[str, str]:
 
 
 def is_gone(pid: int) -> bool:
-    """Tell whether a process has ended, whoever has yet to collect it."""
+    """Tell whether a process has ended, even if its parent has not collected it yet."""
     try:
         psutil.Process(pid).wait(deadlines.scaled(10))
     except psutil.NoSuchProcess:
@@ -53,7 +53,7 @@ def is_gone(pid: int) -> bool:
     return True
 
 
-# --- what a phase's tests tell ----------------------------------------------------------------------
+# --- outcomes of a phase ----------------------------------------------------------------------------
 
 OUTCOMES = """
 import pytest
@@ -90,7 +90,7 @@ def test_a_phase_that_passes_prints_no_traceback(tmp_path, capfd):
     assert capfd.readouterr().out.strip() == "── unit ──"
 
 
-def test_a_phase_that_fails_shows_the_failure_at_once_and_the_traceback_at_the_end(tmp_path, capfd):
+def test_a_failure_is_shown_at_once_and_its_traceback_at_the_end(tmp_path, capfd):
     toy_phase(tmp_path, OUTCOMES)
     shown = capfd.readouterr().out.splitlines()
     assert "FAILED test_it.py::test_fails · test_it.py:5: AssertionError: arithmetic assert (1 + 1) == 3" in shown
@@ -99,7 +99,7 @@ def test_a_phase_that_fails_shows_the_failure_at_once_and_the_traceback_at_the_e
 
 
 @pytest.mark.parametrize("source", ["", "import pytest\n@pytest.mark.skip\ndef test_skipped(): pass"])
-def test_a_phase_without_a_test_that_ran_fails(tmp_path, source):
+def test_a_phase_in_which_no_test_ran_fails(tmp_path, source):
     result = toy_phase(tmp_path, source)
     assert result.problem is not None and result.counts["failed"] == 1
 
@@ -110,23 +110,23 @@ def test_a_file_that_cannot_be_imported_is_a_failure_with_a_reason(tmp_path):
     assert "No module named 'nothing_like_it'" in result.tests.failed[0].reason
 
 
-def test_a_phase_whose_tests_pass_but_whose_pytest_fails_is_failed(tmp_path):
+def test_a_phase_fails_if_its_tests_pass_but_pytest_fails(tmp_path):
     source = "import atexit, os\ndef test_passes(): atexit.register(os._exit, 3)"
     result = toy_phase(tmp_path, source)
     assert result.problem == "exit code 3" and result.counts == {"passed": 1, "failed": 1}
 
 
-def test_every_command_of_a_phase_runs_and_any_can_fail_it(tmp_path):
+def test_every_command_of_a_phase_runs_and_must_succeed(tmp_path):
     result = run_phase(python_phase("exit(3)", "open('ran', 'w')"), tmp_path)
     assert result.problem == "exit code 3" and (tmp_path / "ran").exists()
 
 
-def test_children_find_the_programs_of_this_environment(tmp_path):
+def test_commands_find_the_programs_of_this_environment(tmp_path):
     source = f"import os; exit(os.environ['PATH'].split(os.pathsep)[0] != {str(Path(sys.prefix) / 'bin')!r})"
     assert run_phase(python_phase(source), tmp_path).problem is None
 
 
-# --- what hangs -------------------------------------------------------------------------------------
+# --- hanging tests ----------------------------------------------------------------------------------
 
 HANGS = """
 import time
@@ -157,7 +157,7 @@ def test_next(): pass
 
 
 def test_a_worker_that_does_not_react_is_replaced(tmp_path):
-    """Python runs no signal handler while a call into C does not return: a blocked signal behaves like that."""
+    """Python runs no signal handler during a call into C. A blocked signal simulates such a call."""
     source = """
 import signal, time
 
@@ -174,7 +174,7 @@ def test_next(): pass
 
 
 @pytest.mark.slow
-def test_ranks_at_work_on_a_test_that_ran_out_of_time_are_replaced(tmp_path):
+def test_ranks_are_replaced_after_a_test_ran_out_of_time(tmp_path):
     source = """
 import time
 from shared import ranks
@@ -206,7 +206,7 @@ def notebook_phase(tmp_path: Path, cell_s: float, test_s: float) -> Result:
 
 
 @pytest.mark.slow
-def test_a_cell_that_hangs_fails_and_so_does_one_that_passes_after_it(tmp_path):
+def test_a_cell_that_hangs_fails_and_so_do_the_cells_after_it(tmp_path):
     write_notebook(tmp_path / "solutions" / "hangs.ipynb", "x = 1", "import time\ntime.sleep(600)", "x = 1")
     result = notebook_phase(tmp_path, cell_s=deadlines.scaled(5), test_s=deadlines.scaled(100))
     assert outcomes_of(result) == {"Cell 0": "passed", "Cell 1": "failed", "Cell 2": "failed"}
@@ -215,8 +215,8 @@ def test_a_cell_that_hangs_fails_and_so_does_one_that_passes_after_it(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_kernel_that_will_not_be_interrupted_is_ended(tmp_path):
-    """nbval goes on waiting for as long as such a kernel prints."""
+def test_a_kernel_that_ignores_interrupts_is_ended(tmp_path):
+    """nbval waits as long as such a kernel prints."""
     endless = """
 import os, time
 open("pid", "w").write(str(os.getpid()))
@@ -234,7 +234,7 @@ while True:
     assert is_gone(int((tmp_path / "solutions" / "pid").read_text()))
 
 
-def test_no_notebooks_is_a_failure(tmp_path):
+def test_a_phase_without_notebooks_fails(tmp_path):
     (tmp_path / "solutions").mkdir()
     result = run_phase(phases.notebooks(Selection()), tmp_path)
     assert result.problem == "there is no notebook in solutions or chapters" and result.counts == {"failed": 1}
@@ -248,23 +248,25 @@ time.sleep(600)
 """
 
 
-def test_what_gives_no_sign_of_life_is_killed_with_all_it_started(tmp_path, monkeypatch):
-    """As a kernel does, the grandchild lives in a session of its own."""
+def test_a_silent_command_is_killed_with_all_its_descendants(tmp_path, monkeypatch):
+    """Like a kernel, the grandchild has its own session."""
     monkeypatch.setattr(execution, "SILENCE_S", 2)
     monkeypatch.setenv(deadlines.SCALE, "1")
-    problem = run_command((sys.executable, "-c", STARTS_A_SLEEPER), tmp_path, has_told=lambda: False)
+    problem = run_command((sys.executable, "-c", STARTS_A_SLEEPER), tmp_path, has_reported=lambda: False)
     assert problem == "killed after 2 s without a sign of life"
     assert is_gone(int((tmp_path / "pid").read_text()))
 
 
-def test_a_command_that_shows_life_may_take_as_long_as_it_wants(tmp_path, monkeypatch):
+def test_a_command_that_reports_may_take_any_time(tmp_path, monkeypatch):
     monkeypatch.setattr(execution, "SILENCE_S", 0)
-    assert run_command((sys.executable, "-c", "import time; time.sleep(1)"), tmp_path, has_told=lambda: True) is None
-    assert run_command((sys.executable, "-c", "import time; time.sleep(1)"), tmp_path) is None, "lint tells nothing"
+    assert (
+        run_command((sys.executable, "-c", "import time; time.sleep(1)"), tmp_path, has_reported=lambda: True) is None
+    )
+    assert run_command((sys.executable, "-c", "import time; time.sleep(1)"), tmp_path) is None, "lint reports nothing"
 
 
 def test_a_stopped_runner_leaves_nothing_behind(tmp_path):
-    """SIGTERM is what a cancelled CI job gets."""
+    """A canceled CI job gets SIGTERM."""
     pid = tmp_path / "pid"
     sleep = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     source = f"""
@@ -310,7 +312,7 @@ def test_no_deadline_is_shorter_than_on_an_idle_machine(monkeypatch, scale):
 
 
 @pytest.mark.parametrize(("measured", "set_before", "scale"), [(3.04, "1", 3.0), (1.0, "2", 2.0), (1.0, "1", 1.0)])
-def test_the_time_scale_is_measured_and_only_ever_raised(monkeypatch, measured, set_before, scale):
+def test_the_time_scale_is_measured_and_never_lowered(monkeypatch, measured, set_before, scale):
     monkeypatch.setenv(deadlines.SCALE, set_before)
     monkeypatch.setattr(calibration, "measure_time_scale", lambda: measured)
     assert calibration.calibrate() == scale == deadlines.time_scale()
@@ -343,23 +345,23 @@ def test_workers_follow_cores_and_memory(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--chapter", "42"], "There is no chapter 42. The chapters are 00_ranks, 01_collectives, "),
         (["--chapter", "zero"], "There is no chapter zero. The chapters are "),
         (["untit"], "There is no phase untit. The phases are lint, unit, notebooks."),
     ],
 )
-def test_what_there_is_not_gets_one_sentence(capsys, arguments, said):
+def test_unknown_chapters_and_phases_get_a_one_line_message(capsys, arguments, message):
     assert run.main(arguments) == 2
     shown = capsys.readouterr()
-    assert shown.err.startswith(said) and len(shown.err.splitlines()) == 1 and not shown.out
+    assert shown.err.startswith(message) and len(shown.err.splitlines()) == 1 and not shown.out
 
 
 def test_a_chapter_is_found_by_number_and_by_name():
     (name,) = [name for name in mutation_results.chapter_names() if name.endswith("_zero3")]
     number = name.split("_")[0]
-    assert {run.chosen_chapter(each) for each in (name, number, str(int(number)), "zero3")} == {name}
+    assert {run.chosen_chapter(argument) for argument in (name, number, str(int(number)), "zero3")} == {name}
     assert run.chosen_chapter("0") == "00_ranks"
 
 
@@ -375,7 +377,7 @@ def test_other(): pass
 """
 
 
-def test_a_chapters_tests_have_its_name_or_its_mark_or_its_file(tmp_path):
+def test_a_test_belongs_to_a_chapter_by_name_mark_or_file(tmp_path):
     (tmp_path / "test_zero3.py").write_text("def test_own(): pass")
     (tmp_path / "test_zero3_memory.py").write_text("def test_own_memory(): pass")
     (tmp_path / "test_zero31.py").write_text("def test_not_its_own(): pass")
@@ -384,7 +386,7 @@ def test_a_chapters_tests_have_its_name_or_its_mark_or_its_file(tmp_path):
     assert result.problem is None and result.tests.collected == list(result.tests.tests)
 
 
-def test_marks_name_chapters_that_exist():
+def test_all_chapter_marks_name_existing_chapters():
     titles = {name.split("_", 1)[1] for name in mutation_results.chapter_names()}
     sources = [path.read_text() for path in (ROOT / "tests").glob("test_*.py")]
     marks = [
@@ -402,14 +404,14 @@ def test_a_chapter_has_its_notebooks_and_mutants():
     assert phases.notebooks(selection).notebooks == ("solutions/09_zero3.ipynb", "chapters/09_zero3.ipynb")
 
 
-def test_quick_leaves_out_slow_tests_and_most_notebooks():
+def test_quick_skips_slow_tests_and_most_notebooks():
     assert "not gpu and not slow" in phases.unit(Selection(quick=True)).commands[0]
     assert phases.unit(Selection(quick=True)).mutants_of == ()
     quick = phases.notebooks(Selection(quick=True)).notebooks
     assert len(quick) == 2 and all((ROOT / name).exists() for name in quick)
 
 
-def test_all_mutants_are_tried_by_default():
+def test_all_mutants_are_required_by_default():
     assert phases.unit(Selection()).mutants_of == tuple(mutation_results.chapter_names())
 
 
@@ -419,12 +421,12 @@ def test_only_the_tests_that_failed_run_again(tmp_path):
     assert outcomes_of(result) == {"test_fails": "failed"} and result.tests.collected == ["test_it.py::test_fails"]
 
 
-def test_what_failed_is_run_again_in_its_own_files():
+def test_last_failed_runs_only_the_files_of_failed_tests():
     failed = {"unit": ["tests/test_run.py::test_x[a b]", "tests/gone.py::test_y"], "notebooks": []}
     unit = phases.unit(Selection(failed=failed))
     assert "tests/test_run.py" in unit.commands[0] and "tests" not in unit.commands[0]
     assert unit.only == tuple(failed["unit"]) and unit.mutants_of == ()
-    assert phases.notebooks(Selection(failed=failed)).notebooks == phases.NOTEBOOK_FOLDERS, "it failed as a whole"
+    assert phases.notebooks(Selection(failed=failed)).notebooks == phases.NOTEBOOK_FOLDERS, "the whole phase had failed"
     failed["notebooks"] = ["solutions/00_ranks.ipynb::Cell 3"]
     assert phases.notebooks(Selection(failed=failed)).notebooks == ("solutions/00_ranks.ipynb",)
 
@@ -437,7 +439,7 @@ def results_of(**outcomes: str) -> Results:
     return Results(collected=list(tests), tests=tests)
 
 
-def test_a_run_is_remembered(tmp_path):
+def test_a_record_is_saved_and_loaded(tmp_path):
     path = tmp_path / "folder" / "last_run.json"
     record = Record()
     record.note("unit", results_of(a="passed", b="failed"), failed=True, whole=True)
@@ -447,14 +449,14 @@ def test_a_run_is_remembered(tmp_path):
 
 
 @pytest.mark.parametrize("text", [None, "", "{", '{"other": 1}'])
-def test_a_record_that_cannot_be_read_is_forgotten(tmp_path, text):
+def test_an_unreadable_record_counts_as_empty(tmp_path, text):
     path = tmp_path / "last_run.json"
     if text is not None:
         path.write_text(text)
     assert Record.load(path) == Record()
 
 
-def test_failures_are_kept_until_the_test_passes_or_everything_has_run():
+def test_failures_are_kept_until_the_test_passes_or_all_tests_run():
     record = Record({"unit": ["a", "b"]})
     record.note("unit", results_of(c="failed"), failed=True, whole=False)
     assert record.failed == {"unit": ["a", "b", "c"]}
@@ -488,13 +490,13 @@ def toy_run(tmp_path, monkeypatch, no_time_scale):
 
 
 @pytest.mark.parametrize(("broken", "code"), [((), 0), (("lint",), 1), (("notebooks",), 1)])
-def test_all_phases_run_and_any_can_fail_the_whole(toy_run, capsys, broken, code):
+def test_all_phases_run_and_must_pass(toy_run, capsys, broken, code):
     assert toy_run(broken=broken) == (code, ["lint", "unit", "notebooks"])
     expected = "2 passed, 1 failed" if broken else "3 passed, 0 failed"
     assert capsys.readouterr().out.splitlines()[-1] == expected
 
 
-def test_phases_can_be_chosen_and_run_in_their_own_order(toy_run):
+def test_chosen_phases_run_in_their_fixed_order(toy_run):
     assert toy_run("unit", "lint") == (0, ["lint", "unit"])
 
 
@@ -522,7 +524,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def told(*events: dict) -> Results:
+def results_from(*events: dict) -> Results:
     results = Results()
     for event in events:
         results.take(json.dumps(event))
@@ -536,8 +538,10 @@ def report(name: str, outcome: str = "passed", seconds: float = 1.0) -> dict:
 A, B, C = "tests/test_a.py::test_one", "tests/test_b.py::test_two[09_zero3-three]", "solutions/c.ipynb::Cell 4"
 
 
-def test_the_line_says_what_runs_and_how_much_is_left():
-    results = told({"collected": [A, B, C]}, {"started": A}, report(A, "failed"), {"finished": A}, {"started": B})
+def test_the_line_shows_running_tests_and_the_time_left():
+    results = results_from(
+        {"collected": [A, B, C]}, {"started": A}, report(A, "failed"), {"finished": A}, {"started": B}
+    )
     line = progress.Progress("unit", results, {}, workers=1, stream=io.StringIO())
     assert line.line(results.running[B] + 7) == (
         "unit: 1 of 3 tests done, 1 failed, about 2 s left · running: test_b.py 09_zero3-three (7 s)"
@@ -549,24 +553,24 @@ def test_the_line_before_the_first_test():
     assert shown.line(time.monotonic()) == "unit: collecting tests"
 
 
-def test_the_estimate_knows_the_last_run_and_how_fast_this_one_is():
-    results = told({"collected": [A, B, C]})
+def test_the_estimate_uses_the_last_run_and_the_speed_of_this_one():
+    results = results_from({"collected": [A, B, C]})
     shown = progress.Progress("unit", results, {A: 100.0, B: 200.0, C: 300.0}, workers=2, stream=io.StringIO())
     began_s = shown._began_s
     assert shown.seconds_left(began_s) == pytest.approx(300), "600 s for two workers"
     for event in (report(A, seconds=400.0), {"finished": A}):
         results.take(json.dumps(event))
-    assert shown.seconds_left(began_s + 400) > 1000, "it is four times as slow as the last time"
+    assert shown.seconds_left(began_s + 400) > 1000, "this run is four times as slow as the last one"
 
 
-def test_a_test_without_a_known_duration_takes_the_average():
-    shown = progress.Progress("unit", told({"collected": [A, B, C]}), {A: 10.0, B: 30.0}, workers=1)
+def test_a_test_without_a_known_duration_counts_as_average():
+    shown = progress.Progress("unit", results_from({"collected": [A, B, C]}), {A: 10.0, B: 30.0}, workers=1)
     assert shown.seconds_left(shown._began_s) == pytest.approx(60)
 
 
-def test_a_log_gets_a_line_now_and_then(monkeypatch):
+def test_a_log_gets_a_line_from_time_to_time(monkeypatch):
     stream = io.StringIO()
-    shown = progress.Progress("unit", told({"collected": [A]}), {A: 5.0}, workers=1, stream=stream)
+    shown = progress.Progress("unit", results_from({"collected": [A]}), {A: 5.0}, workers=1, stream=stream)
     shown.show()
     assert stream.getvalue() == ""
     monkeypatch.setattr(progress, "EVERY_S", 0)
@@ -577,7 +581,7 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch):
 def test_a_terminal_has_one_line_and_each_failure_stays_above_it(monkeypatch):
     monkeypatch.setenv("COLUMNS", "30")
     stream = Terminal()
-    results = told({"collected": [A, B]}, report(A, "failed"))
+    results = results_from({"collected": [A, B]}, report(A, "failed"))
     shown = progress.Progress("unit", results, {}, workers=1, stream=stream)
     shown.show()
     shown.show()
@@ -590,9 +594,9 @@ def test_a_terminal_has_one_line_and_each_failure_stays_above_it(monkeypatch):
 # --- the summary ------------------------------------------------------------------------------------
 
 
-def test_the_summary_names_the_slowest_tests_and_every_failure_and_ends_in_the_sum():
-    unit = told({"collected": [A, B]}, report(A, seconds=2.0), report(B, "failed", seconds=70.0))
-    notebooks = told({"collected": [C]}, report(C, "skipped"))
+def test_the_summary_has_the_slowest_tests_all_failures_and_the_total():
+    unit = results_from({"collected": [A, B]}, report(A, seconds=2.0), report(B, "failed", seconds=70.0))
+    notebooks = results_from({"collected": [C]}, report(C, "skipped"))
     results = [
         Result("lint", 0.5, None, is_pytest=False),
         Result("unit", 61.24, "1 of 2 tests failed", unit),
@@ -615,7 +619,7 @@ def test_the_summary_names_the_slowest_tests_and_every_failure_and_ends_in_the_s
     assert lines[-1] == "1 passed, 2 failed, 1 skipped"
 
 
-def test_the_sum_has_skipped_tests_only_where_there_are_some():
+def test_the_total_mentions_skipped_tests_only_if_there_are_any():
     assert summary([Result("unit", 1, None, results_of(a="passed"))]).splitlines()[-1] == "1 passed, 0 failed"
     lint = Result("lint", 1, "exit code 1", is_pytest=False)
     assert lint.counts == Counter() and summary([lint]).splitlines()[-1] == "0 passed, 0 failed"
@@ -633,11 +637,11 @@ def test_a_right_solution_written_differently_passes(path): {}
 """
 
 
-def mutants_phase(tmp_path: Path, then: str) -> Result:
-    return toy_phase(tmp_path, MUTANT.format(then), mutants_of=("02_manual_ddp",))
+def mutants_phase(tmp_path: Path, body: str) -> Result:
+    return toy_phase(tmp_path, MUTANT.format(body), mutants_of=("02_manual_ddp",))
 
 
-def test_the_summary_says_how_many_mutants_were_caught(tmp_path, monkeypatch):
+def test_the_summary_shows_how_many_mutants_were_caught(tmp_path, monkeypatch):
     monkeypatch.setattr(mutation_results, "problems", lambda found, chapters: [])
     result = mutants_phase(tmp_path, "pass")
     lines = summary([result]).splitlines()
@@ -646,8 +650,8 @@ def test_the_summary_says_how_many_mutants_were_caught(tmp_path, monkeypatch):
     assert lines[index + 1].split() == ["02_manual_ddp", "1", "/", "1", "1", "/", "1", "0"]
 
 
-def test_a_mutant_that_was_not_tried_fails_the_phase_that_passed(tmp_path):
-    """The results know one of the dozens of files that there are."""
+def test_a_mutant_that_was_not_tried_fails_the_phase(tmp_path):
+    """The results contain only one of many files."""
     result = mutants_phase(tmp_path, "pass")
     assert result.problem.startswith("mutants and variants: was not tried: mutants/02_manual_ddp/")
     assert " more" in result.problem and result.counts["failed"] == 1

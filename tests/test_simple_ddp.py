@@ -1,4 +1,4 @@
-"""The torchrun script trains, by hand and with DDP alike, and refuses bad starts in words."""
+"""The torchrun script trains by hand and with DDP alike, and explains what is wrong with bad arguments."""
 
 import re
 import subprocess
@@ -31,14 +31,14 @@ def test_by_hand_and_ddp_reach_the_same_falling_loss():
     assert by_hand[1] < 0.8 * by_hand[0]
 
 
-def test_without_torchrun_it_says_how_to_start_it():
+def test_without_torchrun_the_script_says_how_to_start_it():
     done = _run(str(SCRIPT))
     assert done.returncode == 2
     assert "torchrun --nproc_per_node=2" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_bad_number_of_steps_is_refused_in_words():
+def test_a_bad_number_of_steps_is_rejected_with_a_reason():
     done = _torchrun(1, "--steps", "0")
     assert done.returncode != 0
     assert "--steps must be at least 2" in done.stderr

@@ -1,4 +1,4 @@
-"""The count of a process's own sockets tells what was sent, to the byte."""
+"""The byte count of a process's own sockets is exact."""
 
 import socket
 
@@ -6,7 +6,7 @@ import pytest
 
 from shared.wire import sockets
 
-pytestmark = pytest.mark.skipif(sockets.sent_bytes() is None, reason="this system does not tell")
+pytestmark = pytest.mark.skipif(sockets.sent_bytes() is None, reason="this system does not report the bytes of sockets")
 
 
 def _pair():
@@ -15,7 +15,7 @@ def _pair():
         return sender, server.accept()[0]
 
 
-def test_what_a_socket_sends_is_counted_once():
+def test_sent_bytes_are_counted_once():
     sender, receiver = _pair()
     with sender, receiver:
         before_bytes = sockets.sent_bytes()
@@ -26,7 +26,7 @@ def test_what_a_socket_sends_is_counted_once():
         assert sockets.sent_bytes() - before_bytes == 100_000
 
 
-def test_sockets_that_are_no_tcp_are_passed_over_and_stay_open():
+def test_sockets_other_than_tcp_are_skipped_and_stay_open():
     one, other = socket.socketpair()
     with one, other:
         before_bytes = sockets.sent_bytes()
@@ -35,6 +35,6 @@ def test_sockets_that_are_no_tcp_are_passed_over_and_stay_open():
         assert sockets.sent_bytes() == before_bytes
 
 
-def test_another_system_is_not_asked(monkeypatch):
+def test_other_systems_have_no_count(monkeypatch):
     monkeypatch.setattr(sockets.sys, "platform", "darwin")
     assert sockets.sent_bytes() is None

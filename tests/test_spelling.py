@@ -1,4 +1,4 @@
-"""The spell-check finds what is misspelled in prose, and leaves code, formulas and names alone."""
+"""The spelling check finds misspelled words in prose, and ignores code, formulas and names."""
 
 import subprocess
 import sys
@@ -24,19 +24,19 @@ def test_a_misspelling_is_found_in_python(tmp_path, word, prose):
     path = tmp_path / "lesson.py"
     path.write_text(f"import os\n\n{prose.format(word)}\n")
     (line,) = found(path)
-    assert line.split(",")[0] == f"{4 if 'def' in prose else 3}: {word}"
+    assert line.split(" (")[0] == f"{4 if 'def' in prose else 3}: {word}"
 
 
-def test_a_misspelling_is_found_in_markdown_and_mended(tmp_path):
+def test_a_misspelling_is_found_in_markdown_unless_the_word_is_known(tmp_path):
     path = tmp_path / "README.md"
     path.write_text(
         "# Title\n\n```\nshrad\n```\nThe **shrad** of `shrad`, $shrad$, shrad.py and shrad_bytes; half-shrad.\n"
     )
-    assert [line.split(",")[0] for line in found(path)] == ["6: shrad", "6: shrad"]
+    assert [line.split(" (")[0] for line in found(path)] == ["6: shrad", "6: shrad"]
     assert found(path, known=["shrad"]) == []
 
 
-def test_code_is_no_prose(tmp_path):
+def test_code_is_not_prose(tmp_path):
     path = tmp_path / "code.py"
     path.write_text("recieve = 'shrad'  # `gradeint` and fp32, DDP and x.shrad\n# %% shrad\n")
     assert found(path) == []

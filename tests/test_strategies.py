@@ -1,4 +1,4 @@
-"""The registry of strategies: what it says is true, and what cannot be built says so in one sentence."""
+"""The registry of strategies: its metadata is correct, and a strategy that cannot be built says so in one sentence."""
 
 import importlib.util
 import subprocess
@@ -19,11 +19,11 @@ OF_LABS = [strategy for strategy in STRATEGIES.values() if strategy.needs]
 
 @pytest.mark.parametrize("strategy", OF_LABS, ids=lambda strategy: strategy.name)
 def test_the_chapter_that_a_strategy_names_exports_what_it_needs(strategy):
-    (chapter,) = [each for each in build.chapters() if int(each.name[:2]) == strategy.chapter]
+    (chapter,) = [chapter for chapter in build.chapters() if int(chapter.name[:2]) == strategy.chapter]
     assert strategy.needs in [f"solutions.{module}" for module in build.module_names(chapter)]
 
 
-def test_names_are_keys_and_counterparts_are_strategies_of_others_at_the_same_stage():
+def test_keys_are_names_and_counterparts_come_from_another_provider_at_the_same_stage():
     assert [strategy.name for strategy in STRATEGIES.values()] == list(STRATEGIES)
     for strategy in STRATEGIES.values():
         if strategy.counterpart:
@@ -32,7 +32,7 @@ def test_names_are_keys_and_counterparts_are_strategies_of_others_at_the_same_st
 
 
 def test_the_registry_can_be_imported_before_any_lab_is_solved():
-    listed = "import sys, solutions.strategies; print([each for each in sys.modules if each.startswith('solutions.')])"
+    listed = "import sys, solutions.strategies; print([name for name in sys.modules if name.startswith('solutions.')])"
     done = subprocess.run([sys.executable, "-c", listed], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "['solutions.strategies']", done.stderr
 

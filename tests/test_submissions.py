@@ -1,4 +1,4 @@
-"""What is handed in is taken apart by the exercises' names; what cannot be read is told in one sentence."""
+"""Exercises are extracted from notebooks by name, and an unreadable notebook is reported in one sentence."""
 
 import ast
 import os
@@ -23,7 +23,7 @@ def candidate_of(submission: Submission, chapter=CHAPTER) -> str:
     return "\n\n\n".join(piece["source"] for piece in pieces_of(submission, chapter))
 
 
-def test_students_are_folders_and_nobody_is_lost(tmp_path):
+def test_every_folder_is_a_student_with_or_without_a_notebook(tmp_path):
     handed_in(tmp_path, "anna")
     (tmp_path / "ben").mkdir()
     flat = tmp_path / "cleo" / f"{LAB}.ipynb"
@@ -37,7 +37,7 @@ def test_students_are_folders_and_nobody_is_lost(tmp_path):
     downloaded.parent.mkdir()
     downloaded.write_text("{}")
     found = find(tmp_path, LAB)
-    assert [(each.student, each.path and each.path.name) for each in found] == [
+    assert [(submission.student, submission.path and submission.path.name) for submission in found] == [
         ("anna", f"{LAB}.ipynb"),
         ("ben", None),
         ("cleo", f"{LAB}.ipynb"),
@@ -47,13 +47,13 @@ def test_students_are_folders_and_nobody_is_lost(tmp_path):
     assert [lab.name for lab in submissions.labs_in(tmp_path)] == [LAB, "03_gradient_bucketing"]
 
 
-def test_our_own_solution_handed_in_is_our_own_module(tmp_path):
+def test_our_own_solution_becomes_our_own_module(tmp_path):
     candidate = candidate_of(handed_in(tmp_path, "anna"), CHAPTER)
     built = next(iter(build.modules_of(CHAPTER).values()))
     assert [ast.dump(node) for node in ast.parse(candidate).body] == [ast.dump(node) for node in ast.parse(built).body]
 
 
-def test_only_exercises_count_and_their_order_does_not(tmp_path):
+def test_only_exercises_count_and_in_any_order(tmp_path):
     def change(notebook):
         for cell in notebook.cells:
             if "check" in cell.metadata.get("tags", []):
@@ -65,7 +65,7 @@ def test_only_exercises_count_and_their_order_does_not(tmp_path):
     assert candidate_of(changed, CHAPTER) == candidate_of(plain, CHAPTER)
 
 
-def test_given_cells_are_the_instructors(tmp_path):
+def test_given_cells_come_from_the_instructor(tmp_path):
     def change(notebook):
         given = [cell for cell in notebook.cells if "export" in cell.metadata.get("tags", [])]
         for cell in given:
@@ -75,7 +75,7 @@ def test_given_cells_are_the_instructors(tmp_path):
     assert "raise SystemExit" not in candidate_of(handed_in(tmp_path, "anna", change), CHAPTER)
 
 
-def test_a_missing_exercise_stays_unwritten_and_the_rest_counts(tmp_path):
+def test_a_missing_exercise_is_left_out_and_the_others_count(tmp_path):
     def change(notebook):
         notebook.cells.remove(cell_of(notebook, "mean-over-ranks"))
 
@@ -91,24 +91,27 @@ def write(path, text: str) -> Submission:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "empty file"),
         ("   \n", "empty file"),
-        ('{"cells": [{"cell_type": "co', "no valid notebook"),
-        ("[1, 2]", "no valid notebook"),
-        ("not json", "no valid notebook"),
-        ('{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [{"cell_type": "code"}]}', "no valid notebook"),
+        ('{"cells": [{"cell_type": "co', "not a valid notebook"),
+        ("[1, 2]", "not a valid notebook"),
+        ("not json", "not a valid notebook"),
+        (
+            '{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [{"cell_type": "code"}]}',
+            "not a valid notebook",
+        ),
         (nbformat.writes(nbformat.v4.new_notebook()), "none of this lab's exercises"),
     ],
 )
-def test_what_is_no_notebook_of_this_lab_is_told_in_one_sentence(tmp_path, text, said):
-    with pytest.raises(Unreadable, match=said) as caught:
+def test_a_file_that_is_no_notebook_of_this_lab_is_reported_in_one_sentence(tmp_path, text, message):
+    with pytest.raises(Unreadable, match=message) as caught:
         candidate_of(write(tmp_path / "lab.ipynb", text), CHAPTER)
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_notebook_of_another_lab_and_one_that_is_missing_are_told(tmp_path):
+def test_a_notebook_of_another_lab_and_a_missing_one_are_reported(tmp_path):
     submission = write(tmp_path / "lab.ipynb", nbformat.writes(build.lab_of(CHAPTERS["03_gradient_bucketing"])))
     with pytest.raises(Unreadable, match="none of this lab's exercises"):
         candidate_of(submission, CHAPTER)
@@ -116,7 +119,7 @@ def test_a_notebook_of_another_lab_and_one_that_is_missing_are_told(tmp_path):
         candidate_of(Submission("ben", LAB, None), CHAPTER)
 
 
-def test_an_exercise_that_an_editor_split_or_copied_is_one_and_told(tmp_path):
+def test_a_split_or_copied_exercise_is_joined_and_reported(tmp_path):
     def change(notebook):
         first = cell_of(notebook, "mean-over-ranks")
         again = first.copy()
@@ -124,18 +127,18 @@ def test_an_exercise_that_an_editor_split_or_copied_is_one_and_told(tmp_path):
         notebook.cells.insert(notebook.cells.index(first) + 1, again)
 
     plain, split = handed_in(tmp_path / "1", "anna"), handed_in(tmp_path / "2", "anna", change)
-    (changed,) = [each for each in pieces_of(split, CHAPTER) if each not in pieces_of(plain, CHAPTER)]
+    (changed,) = [piece for piece in pieces_of(split, CHAPTER) if piece not in pieces_of(plain, CHAPTER)]
     assert changed["source"].endswith("\n\nhelper = mean_over_ranks_") and "%%" not in changed["source"]
-    assert submissions.twice_in(split) == ["mean-over-ranks"] and submissions.twice_in(plain) == []
+    assert submissions.repeated_exercises(split) == ["mean-over-ranks"] and submissions.repeated_exercises(plain) == []
 
 
-def test_a_notebook_swollen_by_output_is_told(tmp_path, monkeypatch):
+def test_a_notebook_with_too_much_output_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(submissions, "MOST_BYTES", 1000)
     with pytest.raises(Unreadable, match="clear its outputs"):
         candidate_of(handed_in(tmp_path, "anna"), CHAPTER)
 
 
-def test_a_link_to_anothers_work_is_not_followed_and_a_pipe_not_read(tmp_path):
+def test_links_to_other_students_work_and_pipes_are_not_read(tmp_path):
     anna = handed_in(tmp_path, "anna")
     for student in ("ben", "cleo", "dora"):
         (tmp_path / student / LAB).mkdir(parents=True)
@@ -144,22 +147,22 @@ def test_a_link_to_anothers_work_is_not_followed_and_a_pipe_not_read(tmp_path):
     (tmp_path / "cleo" / LAB).symlink_to(anna.path.parent)
     os.mkfifo(tmp_path / "dora" / LAB / f"{LAB}.ipynb")
     for submission in find(tmp_path, LAB)[1:]:
-        with pytest.raises(Unreadable, match="a link, or no file"):
+        with pytest.raises(Unreadable, match="a link or not a regular file"):
             pieces_of(submission, CHAPTER)
 
 
-def test_what_lies_beside_a_notebook_is_named(tmp_path):
+def test_other_files_beside_a_notebook_are_named(tmp_path):
     submission = handed_in(tmp_path, "anna")
     for name in ("shared.py", "timestamp.txt"):
         (submission.path.parent / name).write_text("")
-    assert submissions.beside(submission) == ["shared.py"]
-    assert submissions.beside(Submission("ben", LAB, None)) == []
+    assert submissions.other_files(submission) == ["shared.py"]
+    assert submissions.other_files(Submission("ben", LAB, None)) == []
 
 
 HOSTILE = ["[" * 100_000, '{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [1]}', "\x00"]
 
 
-@pytest.mark.parametrize("text", HOSTILE, ids=["nested", "a number for a cell", "nul"])
-def test_a_file_that_breaks_its_reader_is_told_too(tmp_path, text):
-    with pytest.raises(Unreadable, match="no valid notebook"):
+@pytest.mark.parametrize("text", HOSTILE, ids=["nested", "a number as a cell", "nul"])
+def test_a_file_that_breaks_its_reader_is_reported_too(tmp_path, text):
+    with pytest.raises(Unreadable, match="not a valid notebook"):
         candidate_of(write(tmp_path / "lab.ipynb", text))

@@ -1,6 +1,6 @@
-"""The timeline against torch's profiler, hand-made cases and injected delays; its figure and its trace file.
+"""The timeline, compared with torch's profiler, hand-made cases and injected delays; its figure and its trace file.
 
-The functions without `test_` run on the ranks. Where a delay is injected it is ten times what is allowed to be off.
+The functions without `test_` run on the ranks. Injected delays are several times larger than the tolerance.
 """
 
 import json
@@ -22,7 +22,7 @@ from shared.timeline import Span, Timeline, trace
 from shared.wire import intervals
 
 LATE_S = scaled(0.4)
-SLACK_MS = scaled(120.0)  # two cores, and other tests beside this one
+SLACK_MS = scaled(120.0)  # for a machine of two cores that also runs other tests
 
 
 @pytest.fixture(params=[2, 4])
@@ -52,7 +52,7 @@ def test_rows_have_no_overlap():
     assert intervals.rows(spans) == [0, 1, 1, 1, 0]
 
 
-# -- exposed and hidden, by hand
+# -- exposed and hidden time of hand-made timelines
 
 
 def line_of(*spans: tuple[str, float, float], waits=()) -> Timeline:
@@ -70,7 +70,7 @@ def test_communication_during_backward_is_hidden():
     assert (line.exposed_ms, line.overlap) == (0, 1.0)
 
 
-def test_only_what_outlasts_backward_is_exposed():
+def test_only_communication_after_backward_is_exposed():
     line = line_of(("backward", 0, 4), ("communication", 1, 3), ("communication", 2, 6))
     assert line.communication_ms == 5000
     assert line.exposed_ms == 2000
@@ -105,12 +105,12 @@ def a_step(wrap: str) -> Timeline:
                     dist.all_reduce(parameter.grad)
             optimizer.step()
     hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
-    assert not any(hooks), "hooks are removed"
+    assert not any(hooks), "all hooks are removed"
     return line
 
 
 @pytest.mark.parametrize("wrap", ["by hand", "ddp", "nothing"])
-def test_units_are_seen_forwards_then_backwards(world, wrap):
+def test_units_are_recorded_in_forward_and_then_in_reverse_in_backward(world, wrap):
     for rank, line in enumerate(ranks.run(a_step, wrap)):
         forward = [span.name for span in line.spans if span.lane == "forward"]
         backward = [span.name for span in line.spans if span.lane == "backward"]
@@ -153,8 +153,8 @@ class Sleeper(nn.Module):
         return inputs * self.weight
 
 
-class Lateness:
-    """Lets rank 1 be late. Its delay begins when rank 0 is about to communicate, so a busy machine adds nothing."""
+class Delay:
+    """Delays rank 1. The delay begins when rank 0 is about to communicate, so a busy machine adds nothing to it."""
 
     def __init__(self, folder: Path):
         self._signal = folder / "rank 0 is about to communicate"
@@ -168,16 +168,17 @@ class Lateness:
             time.sleep(LATE_S)
 
 
-def compute_while_a_rank_is_late(be_late: Lateness, computes_s: float) -> tuple[Timeline, float, float, float]:
+def compute_while_a_rank_is_delayed(delay: Delay, computes_s: float) -> tuple[Timeline, float, float, float]:
     """Compute after an asynchronous all-reduce was launched.
 
-    Returns the timeline and, in ms by the rank's own clock: from the launch to the end of the wait, the computing, and
-    the wait after it.
+    Returns:
+        The timeline, and three times in ms by the rank's own clock: from the launch to the end of the wait, the
+        computation, and the wait after it.
     """
     group, model = dist.new_group(), nn.Sequential(Sleeper(computes_s))
     dist.barrier()
     with timeline.record(model) as line:
-        be_late()
+        delay()
         launched_s = time.monotonic()
         work = dist.all_reduce(torch.ones(4), group=group, async_op=True)
         computes_from_s = time.monotonic()
@@ -189,41 +190,41 @@ def compute_while_a_rank_is_late(be_late: Lateness, computes_s: float) -> tuple[
 
 
 @pytest.mark.parametrize("times_late", [0.5, 2])
-def test_exposed_time_is_what_computing_did_not_cover(world, tmp_path, times_late):
-    of_ranks = ranks.run(compute_while_a_rank_is_late, Lateness(tmp_path), times_late * LATE_S)
-    for rank, (line, from_launch_ms, computing_ms, waiting_ms) in enumerate(of_ranks):
+def test_exposed_time_is_the_time_that_computation_did_not_hide(world, tmp_path, times_late):
+    per_rank = ranks.run(compute_while_a_rank_is_delayed, Delay(tmp_path), times_late * LATE_S)
+    for rank, (line, from_launch_ms, computing_ms, waiting_ms) in enumerate(per_rank):
         assert line.communication_ms < from_launch_ms + SLACK_MS
         assert line.compute_ms == pytest.approx(computing_ms, abs=SLACK_MS)
         assert line.exposed_ms == pytest.approx(waiting_ms, abs=SLACK_MS)
         if rank == 0:
             assert line.communication_ms > 900 * LATE_S
     if times_late == 0.5:
-        assert of_ranks[0][0].exposed_ms > 400 * LATE_S
+        assert per_rank[0][0].exposed_ms > 400 * LATE_S
 
 
-def call_while_a_rank_is_late(be_late: Lateness) -> Timeline:
+def call_while_a_rank_is_delayed(delay: Delay) -> Timeline:
     group, model = dist.new_group(), nn.Sequential(Sleeper(LATE_S / 2))
     dist.barrier()
     with timeline.record(model) as line:
-        be_late()
+        delay()
         dist.all_reduce(torch.ones(4), group=group)
         model(torch.ones(1))
     return line
 
 
-def test_blocking_call_is_exposed_whole(world, tmp_path):
-    of_ranks = ranks.run(call_while_a_rank_is_late, Lateness(tmp_path))
-    assert of_ranks[0].exposed_ms > 900 * LATE_S
-    for line in of_ranks:
+def test_a_blocking_call_is_fully_exposed(world, tmp_path):
+    per_rank = ranks.run(call_while_a_rank_is_delayed, Delay(tmp_path))
+    assert per_rank[0].exposed_ms > 900 * LATE_S
+    for line in per_rank:
         assert line.exposed_ms == pytest.approx(line.communication_ms, abs=1)
 
 
-def block_inside_backward(be_late: Lateness) -> Timeline:
-    """A blocking all-reduce in a gradient hook: backward stands still for it."""
+def block_inside_backward(delay: Delay) -> Timeline:
+    """Run a blocking all-reduce in a gradient hook, which stops backward."""
     model, group = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), dist.new_group()
 
     def reduce(parameter: nn.Parameter) -> None:
-        be_late()
+        delay()
         dist.all_reduce(parameter.grad, group=group)
 
     model[1].bias.register_post_accumulate_grad_hook(reduce)
@@ -233,22 +234,22 @@ def block_inside_backward(be_late: Lateness) -> Timeline:
 
 
 def assert_waiting_is_not_computing(line: Timeline) -> None:
-    """Check the timeline of a rank that did little but wait for a late one."""
+    """Check the timeline of a rank that mostly waited for a delayed one."""
     assert line.exposed_ms > 900 * LATE_S
     assert line.compute_ms < 1e3 * (line.ended_s - line.began_s) - 900 * LATE_S
 
 
-def test_blocking_call_inside_backward_is_exposed(world, tmp_path):
-    assert_waiting_is_not_computing(ranks.run(block_inside_backward, Lateness(tmp_path))[0])
+def test_a_blocking_call_inside_backward_is_exposed(world, tmp_path):
+    assert_waiting_is_not_computing(ranks.run(block_inside_backward, Delay(tmp_path))[0])
 
 
-def functional_inside_a_unit(be_late: Lateness) -> Timeline:
-    """DTensor's kind of collective, launched and waited for in a forward."""
+def functional_inside_a_unit(delay: Delay) -> Timeline:
+    """Run a functional collective, as DTensor does, which is launched and waited for in forward."""
     import torch.distributed._functional_collectives as functional
 
     class Reducing(Sleeper):
         def forward(self, inputs):
-            be_late()
+            delay()
             return functional.all_reduce(inputs, "sum", dist.group.WORLD) * self.weight
 
     model = nn.Sequential(Reducing(0))
@@ -258,30 +259,37 @@ def functional_inside_a_unit(be_late: Lateness) -> Timeline:
     return line
 
 
-def test_wait_of_a_functional_collective_is_exposed(four_ranks, tmp_path):
+@pytest.mark.slow
+def test_the_wait_for_a_functional_collective_is_exposed(four_ranks, tmp_path):
     ranks.start(2, detect_mismatch=False)
-    assert_waiting_is_not_computing(ranks.run(functional_inside_a_unit, Lateness(tmp_path))[0])
+    assert_waiting_is_not_computing(ranks.run(functional_inside_a_unit, Delay(tmp_path))[0])
 
 
-def ddp_with_a_late_rank(be_late: Lateness) -> Timeline:
-    """DDP waits in C++ at the end of backward(): that is no computing."""
+def ddp_with_a_delayed_rank(delay: Delay) -> Timeline:
+    """Run DDP, which waits in C++ at the end of backward(). That wait is not computation."""
     model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
     model(torch.ones(1, 4)).sum().backward()
     dist.barrier()
     with timeline.record(model) as line:
         loss = model(torch.ones(1, 4)).sum()
-        be_late()
+        delay()
         loss.backward()
     return line
 
 
-def test_wait_of_ddp_is_exposed(four_ranks, tmp_path):
-    ranks.start(2, detect_mismatch=False)  # or every rank would be late, because they first compare collectives
-    assert_waiting_is_not_computing(ranks.run(ddp_with_a_late_rank, Lateness(tmp_path))[0])
+@pytest.mark.slow
+def test_the_wait_of_ddp_is_exposed(four_ranks, tmp_path):
+    ranks.start(2, detect_mismatch=False)  # mismatch detection would delay every rank before the collective
+    assert_waiting_is_not_computing(ranks.run(ddp_with_a_delayed_rank, Delay(tmp_path))[0])
 
 
-def profiled_beside_us() -> list[tuple[float, float, float, float]]:
-    """Four all-reduces, rank 1 ever later. → (begins, lasts) by torch's profiler and by us, from the first on, in ms"""
+def profiled_all_reduces() -> list[tuple[float, float, float, float]]:
+    """Run four all-reduces, with an increasing delay on rank 1.
+
+    Returns:
+        The start and the duration of each in ms, by torch's profiler and by the timeline. Starts are relative to the
+        first all-reduce.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     group = dist.new_group()
@@ -292,12 +300,14 @@ def profiled_beside_us() -> list[tuple[float, float, float, float]]:
                 time.sleep(scaled(0.1) * (number + 1))
             dist.all_reduce(torch.ones(1000), group=group)
     theirs = sorted(e.time_range.start for e in profiled.events() if e.name == "gloo:all_reduce")
-    lasting = {e.time_range.start: e.time_range.elapsed_us() for e in profiled.events() if e.name == "gloo:all_reduce"}
+    durations_us = {
+        e.time_range.start: e.time_range.elapsed_us() for e in profiled.events() if e.name == "gloo:all_reduce"
+    }
     ours = [span for span in line.spans if span.lane == "communication"]
     return [
         (
             (start - theirs[0]) / 1e3,
-            lasting[start] / 1e3,
+            durations_us[start] / 1e3,
             1e3 * (span.began_s - ours[0].began_s),
             1e3 * (span.ended_s - span.began_s),
         )
@@ -305,21 +315,27 @@ def profiled_beside_us() -> list[tuple[float, float, float, float]]:
     ]
 
 
-def test_spans_are_those_of_torchs_profiler(world):
-    """Two clocks, started apart: begins are compared from the first on. 20 ms for threads that wait for a core.
+@pytest.mark.slow
+def test_spans_agree_with_torchs_profiler(world):
+    """The two clocks start at different times, so starts are compared relative to the first all-reduce.
 
-    They may wait longer now and then: the least disturbed of three tries counts.
+    The tolerance of 20 ms is for threads that wait for a core. They may wait longer now and then, so the least
+    disturbed of three attempts counts.
     """
 
-    def apart_ms(of_ranks: list) -> float:
-        differences = [(ours - theirs, we - they) for found in of_ranks for theirs, they, ours, we in found]
-        return max(abs(each) for pair in differences for each in pair)
+    def largest_difference_ms(per_rank: list) -> float:
+        differences = [
+            (start - profiler_start, duration - profiler_duration)
+            for all_reduces in per_rank
+            for profiler_start, profiler_duration, start, duration in all_reduces
+        ]
+        return max(abs(difference) for pair in differences for difference in pair)
 
-    of_ranks = min((ranks.run(profiled_beside_us) for _ in range(3)), key=apart_ms)
-    assert apart_ms(of_ranks) < scaled(20)
-    for rank, found in enumerate(of_ranks):
-        assert len(found) == 4
-        assert rank == 1 or all(we_last > scaled(100) * number for number, (*_, we_last) in enumerate(found))
+    per_rank = min((ranks.run(profiled_all_reduces) for _ in range(3)), key=largest_difference_ms)
+    assert largest_difference_ms(per_rank) < scaled(20)
+    for rank, all_reduces in enumerate(per_rank):
+        assert len(all_reduces) == 4
+        assert rank == 1 or all(duration > scaled(100) * index for index, (*_, duration) in enumerate(all_reduces))
 
 
 # -- awkward uses
@@ -329,7 +345,7 @@ def test_nothing_recorded_is_an_empty_timeline():
     with timeline.record() as line:
         pass
     assert (line.spans, line.rank, line.exposed_ms, line.overlap) == ([], None, 0, 0.0)
-    with pytest.raises(ValueError, match=r"nothing to draw: record a step"):
+    with pytest.raises(ValueError, match=r"nothing to draw\. Record a step"):
         plots.timeline([line])
     with pytest.raises(ValueError, match=r"nothing to draw"):
         plots.timeline([])
@@ -356,15 +372,15 @@ def test_forward_alone_and_two_micro_batches():
     assert lanes == ["forward", "forward", "backward", "backward"] * 2
 
 
-def test_error_in_the_step_passes_and_leaves_no_hooks():
+def test_an_error_in_the_step_is_raised_and_leaves_no_hooks():
     model = nn.Sequential(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="on purpose"), timeline.record(model):
         raise ValueError("on purpose")
     assert not model[0]._forward_hooks and not model[0]._forward_pre_hooks and not model._forward_hooks
 
 
-def test_wrong_use_is_one_sentence():
-    with pytest.raises(TypeError, match=r"wants a torch\.nn\.Module, then an optimizer; got a Adam"):
+def test_wrong_arguments_are_rejected_in_one_sentence():
+    with pytest.raises(TypeError, match=r"expects a torch\.nn\.Module as its first argument, got Adam"):
         with timeline.record(torch.optim.Adam([nn.Parameter(torch.ones(1))])):
             pass
     with pytest.raises(ValueError, match="not being recorded"), timeline.span(Timeline(), "optimizer", "step"):
@@ -376,22 +392,22 @@ def test_recomputed_units_get_a_row_of_their_own():
     assert [name for name, _ in timeline.rows_of(line)] == ["compute", "compute 2"]
 
 
-def test_ten_thousand_spans_are_no_burden():
+def test_ten_thousand_spans_are_processed_quickly():
     spans = [("communication", 2 * k, 2 * k + 1) for k in range(10_000)]
     line = line_of(("backward", 0, 20_000), *spans, waits=[(2 * k + 0.5, 2 * k + 1) for k in range(10_000)])
     began_s = time.perf_counter()
     assert line.exposed_ms == pytest.approx(5_000_000)
-    assert time.perf_counter() - began_s < scaled(5), "a sweep takes 0.1 s; comparing all with all takes a minute"
+    assert time.perf_counter() - began_s < scaled(5), "a sweep takes 0.1 s; comparing all pairs would take a minute"
 
 
-def test_a_span_of_ones_own():
+def test_a_span_that_the_caller_adds():
     with timeline.record() as line, timeline.span(line, "optimizer", "sharded step"):
         time.sleep(0.02)
     assert [(span.lane, span.name) for span in line.spans] == [("optimizer", "sharded step")]
     assert line.compute_ms >= 20
 
 
-def test_timeline_travels_to_the_kernel():
+def test_a_timeline_can_be_pickled():
     line = line_of(("forward", 0, 1))
     assert pickle.loads(pickle.dumps(line)) == line
 
@@ -404,21 +420,23 @@ def hand_made() -> list[Timeline]:
     return [line_of(*spans, waits=[(4, 6)]), Timeline(1, line_of(*spans).spans, [], 0.0, 10.0)]
 
 
-def test_figure_has_a_bar_per_span_and_says_what_is_exposed():
+def test_the_figure_has_a_bar_per_span_and_shows_the_exposed_time():
     figure = plots.timeline(hand_made())
     (axes,) = figure.axes
     drawn = sum(len(collection.get_paths()) for collection in axes.collections)
-    assert drawn == 10 + 1, "spans, and a wait"
+    assert drawn == 10 + 1, "ten spans and one wait"
     hatched = [bars for bars in axes.collections if bars.get_hatch()]
-    assert hatched, "grey paper tells lanes apart by their hatches"
-    assert all(tuple(bars.get_hatchcolor()[0]) != tuple(bars.get_facecolor()[0]) for bars in hatched), "to be seen"
+    assert hatched, "without color, lanes differ by their hatches"
+    assert all(tuple(bars.get_hatchcolor()[0]) != tuple(bars.get_facecolor()[0]) for bars in hatched), (
+        "hatches must be visible"
+    )
     assert [label.get_text() for label in axes.get_yticklabels() if label.get_text()] == ["rank 0", "rank 1"]
     assert "2000.0 ms exposed\n50% hidden" in [text.get_text() for text in axes.texts]
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == ["forward", "backward", "communication", "mine", "waits"]
 
 
-def test_trace_follows_the_trace_event_format(tmp_path):
+def test_the_trace_follows_the_trace_event_format(tmp_path):
     """https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU: what viewers require."""
     saved = json.loads(trace.save(hand_made(), tmp_path / "trace.json").read_text())
     assert set(saved) == {"traceEvents", "displayTimeUnit"}
@@ -440,5 +458,5 @@ def test_trace_follows_the_trace_event_format(tmp_path):
         spans.sort()
         assert all(ended <= begins for (_, ended), (begins, _) in pairwise(spans)), "no overlap"
     assert sum(len(spans) for spans in rows.values()) == 10
-    lasting = {event["name"]: event["dur"] for event in saved["traceEvents"] if event["ph"] == "X"}
-    assert lasting["backward"] == pytest.approx(3e6), "microseconds"
+    durations = {event["name"]: event["dur"] for event in saved["traceEvents"] if event["ph"] == "X"}
+    assert durations["backward"] == pytest.approx(3e6), "durations are in microseconds"

@@ -1,4 +1,4 @@
-"""The one loop trains as one process would on the full batch, with every strategy and on any number of ranks.
+"""The training loop equals one process on the full batch, with every strategy and on any number of ranks.
 
 The functions without `test_` run on the ranks.
 """
@@ -24,19 +24,21 @@ from solutions.strategies import STRATEGIES
 from solutions.train import Settings, Summary, main, train
 from solutions.zero3 import ZeRO3
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 EXACT_STRATEGIES = [name for name, each in STRATEGIES.items() if each.provider != "deepspeed"]
 AVERAGING = [name for name in EXACT_STRATEGIES if STRATEGIES[name].stage == 0]
-# Passes over the parameters with three micro-batches. FSDP1 keeps whole gradients until the last.
+# Passes over the parameters with three micro-batches. FSDP1 keeps unsharded gradients until the last one.
 SHARDING = {"zero1": 2, "zero2": 2, "zero3": 3 * 3, "fsdp1": 3 * 2 + 1, "fsdp2": 3 * 3}
-SMALL_GPT = GPTConfig(context=8, layers=1, heads=2, width=16)  # its embedding is tied: one parameter, two gradients
+SMALL_GPT = GPTConfig(context=8, layers=1, heads=2, width=16)  # The tied embedding gets two gradients.
 EXACT = Settings(steps=6, global_batch=24, optimizer="sgd", learning_rate=0.1, double=True)
 
-# SGD passes a gradient's rounding on as it is: some 1e-16 a step, for gradients and weights below 1. The few steps let
-# it grow little, and a gradient that was added up instead of averaged, or lost, is off by 1e-3 and more.
+# SGD passes the rounding of a gradient on unchanged: about 1e-16 a step for gradients and weights below 1. It grows
+# little in these few steps, while a gradient that is summed instead of averaged, or lost, is off by 1e-3 or more.
 SGD_TOLERANCE = 1e-12
-# Adam divides by the gradient's own size, at least by eps = 1e-8: it can make 1e-17 of rounding, of a gradient that is
-# almost 0, 1e-9 of the learning rate (3e-3) a step. It hardly notices a wrong scale, so SGD has the larger part here.
+# Adam divides by the gradient's own size, or at least by eps = 1e-8. It can turn a rounding of 1e-17, in a gradient
+# near 0, into 1e-9 of the learning rate (3e-3) per step. It hardly notices a wrong scale, so most tests here use SGD.
 ADAM_TOLERANCE = 1e-10
 
 
@@ -46,7 +48,7 @@ def small_task(settings: Settings) -> Task:
 
 
 def trained(settings: Settings) -> tuple[Summary, list[torch.Tensor]]:
-    """Train, and put parameters together again, where they are shards."""
+    """Train. Return the summary, and the parameters, assembled if they are shards."""
     task, built, strategy = small_task(settings), [], STRATEGIES[settings.strategy]
 
     def wrap(module, options):
@@ -70,7 +72,7 @@ def whole_parameters(model: nn.Module, module: nn.Module) -> list[torch.Tensor]:
 
 @functools.cache
 def one_process(settings: Settings, small: bool = True) -> tuple[list[float], list[torch.Tensor]]:
-    """A plain loop over full batches, without a strategy or a group. → losses, parameters"""
+    """Train with a plain loop over full batches, without a strategy or a group. Return losses and parameters."""
     task, losses = small_task(settings) if small else gpt(settings.seed, torch.float64), []
     make = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[settings.optimizer]
     optimizer = make(task.module.parameters(), lr=settings.learning_rate)
@@ -89,8 +91,8 @@ def assert_equals_one_process(settings: Settings, tolerance: float) -> None:
     losses, parameters = one_process(replace(settings, strategy="none", accumulate=1))
     for summary, found in ranks.run(trained, settings):
         assert summary.losses == pytest.approx(losses, rel=0, abs=tolerance)
-        for mine, expected in zip(found, parameters, strict=True):
-            torch.testing.assert_close(mine, expected, rtol=0, atol=tolerance)
+        for actual, expected in zip(found, parameters, strict=True):
+            torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("strategy", EXACT_STRATEGIES)
@@ -103,7 +105,7 @@ def test_every_strategy_equals_one_process_on_the_full_batch(four_ranks, world_s
 
 
 @pytest.mark.parametrize("strategy", EXACT_STRATEGIES)
-def test_adam_too_equals_one_process(four_ranks, strategy):
+def test_adam_equals_one_process(four_ranks, strategy):
     settings = replace(EXACT, strategy=strategy, model="gpt", optimizer="adamw", learning_rate=3e-3)
     assert_equals_one_process(settings, ADAM_TOLERANCE)
 
@@ -120,7 +122,7 @@ def test_a_step_sends_each_gradient_once_however_many_micro_batches_it_has(four_
 
 @pytest.mark.parametrize(("strategy", "passes"), SHARDING.items())
 def test_sharding_sends_what_the_formula_says(four_ranks, strategy, passes):
-    """Parts are filled up to equal lengths."""
+    """Allow one percent, because shards are padded to equal lengths."""
     for summary, parameters in ranks.run(trained, replace(EXACT, strategy=strategy, accumulate=3)):
         sent_bytes = passes * ring_fraction(4) * sum(parameter.nbytes for parameter in parameters)
         assert summary.sent_mb_per_step == pytest.approx(sent_bytes / 1e6, rel=0.01)
@@ -128,7 +130,7 @@ def test_sharding_sends_what_the_formula_says(four_ranks, strategy, passes):
 
 @pytest.mark.parametrize("strategy", SHARDING)
 def test_sharding_holds_less_than_data_parallelism(four_ranks, strategy):
-    settings = replace(EXACT, optimizer="adamw", bucket_cap_mb=0.05)  # small, so that a bucket is not everything
+    settings = replace(EXACT, optimizer="adamw", bucket_cap_mb=0.05)  # small, so that there are several buckets
     peaks_mb = [ranks.run(trained, replace(settings, strategy=name))[0][0].peak_mb for name in ("ddp", strategy)]
     assert peaks_mb[1] < 0.8 * peaks_mb[0]
 
@@ -147,16 +149,16 @@ def test_bf16_learns_and_keeps_float32_weights(four_ranks, strategy):
     ("settings", "words"),
     [
         (Settings(strategy="zero9"), "there is no strategy 'zero9': choose one of ddp, manual_ddp, "),
-        (Settings(global_batch=25), "a global batch of 25 cannot be shared among 2 ranks of 1 equal micro-batches"),
-        (Settings(global_batch=12, accumulate=4), "a global batch of 12 cannot be shared among 2 ranks of 4 equal"),
-        (Settings(accumulate=0), "of 0 equal micro-batches"),
+        (Settings(global_batch=25), "global_batch must be a positive multiple of 2, .* times accumulate .1., got 25"),
+        (Settings(global_batch=12, accumulate=4), "multiple of 8, .* ranks .2. times accumulate .4., got 12"),
+        (Settings(accumulate=0), "accumulate must be at least 1, got 0"),
         (Settings(steps=4), "steps must be above 4"),
-        (Settings(bf16=True, double=True), "exclude each other"),
+        (Settings(bf16=True, double=True), "bf16 and double cannot be combined"),
         (Settings(strategy="deepspeed2", accumulate=2), "strategy deepspeed2 takes one micro-batch per step, got 2"),
         (Settings(strategy="deepspeed2", double=True), "it cannot train in double precision"),
     ],
 )
-def test_what_cannot_be_trained_is_rejected_in_one_sentence(settings, words):
+def test_impossible_settings_are_rejected_with_one_sentence(settings, words):
     if reason := getattr(STRATEGIES.get(settings.strategy), "why_not", lambda: None)():
         pytest.skip(reason)
     with pytest.raises(ValueError, match=words) as rejected:
@@ -167,7 +169,7 @@ def test_what_cannot_be_trained_is_rejected_in_one_sentence(settings, words):
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_deepspeed_trains_as_torchs_ddp_does(four_ranks, stage):
-    """It keeps its weights in fp32, so it cannot be held against one process in float64."""
+    """Compare with torch's DDP, because DeepSpeed keeps fp32 weights and cannot match one process in float64."""
     if reason := STRATEGIES[f"deepspeed{stage}"].why_not():
         pytest.skip(reason)
     settings = Settings(model="gpt", steps=6, global_batch=8)
@@ -186,7 +188,7 @@ ARGUMENTS = ["--model", "gpt", "--steps", "6", "--global-batch", "4", "--double"
 
 
 @pytest.mark.slow
-def test_under_torchrun_it_trains_as_one_process():
+def test_the_script_under_torchrun_trains_as_one_process():
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "solutions.train"]
     command = [sys.executable, *launcher, *ARGUMENTS, "--json", "-"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
@@ -198,7 +200,7 @@ def test_under_torchrun_it_trains_as_one_process():
 
 @pytest.fixture
 def script(monkeypatch):
-    """main() with the arguments given, in this process, which torchrun did not start."""
+    """Return a function that runs main() with arguments in this process, which torchrun did not start."""
     threads = torch.get_num_threads()
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
@@ -211,10 +213,10 @@ def script(monkeypatch):
     torch.set_num_threads(threads)
 
 
-def test_alone_it_is_a_world_of_one(script, tmp_path, capsys):
+def test_without_torchrun_the_script_is_a_world_of_one(script, tmp_path, capsys):
     script(*ARGUMENTS, "--json", str(tmp_path / "summary.json"))
-    told = capsys.readouterr().out
-    assert told.startswith("overlapped_ddp, gpt on 1 × ") and told.count("\n") == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith("overlapped_ddp, gpt on 1 × ") and printed.count("\n") == 1
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["world_size"], summary["sent_mb_per_step"]) == (1, 0.0)
     assert summary["losses"] == pytest.approx(one_process(SCRIPT, small=False)[0], rel=0, abs=ADAM_TOLERANCE)
@@ -228,7 +230,7 @@ def test_alone_it_is_a_world_of_one(script, tmp_path, capsys):
         (["--steps", "many"], "argument --steps: invalid int value: 'many'"),
     ],
 )
-def test_a_bad_argument_is_refused_in_one_sentence(script, capsys, arguments, words):
+def test_a_bad_argument_is_rejected_with_one_sentence(script, capsys, arguments, words):
     with pytest.raises(SystemExit) as ended:
         script(*arguments)
     assert ended.value.code == 2 and words in capsys.readouterr().err

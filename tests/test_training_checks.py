@@ -1,4 +1,4 @@
-"""What judges any wrapper: options reach its constructor, and one that sends in backward() is judged as well."""
+"""The checks of wrappers pass options to the constructor, and also work for a wrapper that sends in backward()."""
 
 import random
 
@@ -79,10 +79,10 @@ def attempt(tmp_path) -> Attempt:
 )
 def test_a_wrapper_that_sends_in_backward_is_right(attempt, how):
     for step in train_and_judge(attempt, how)[-1]["steps"]:
-        assert step["working"], "it sends in backward()"
+        assert step["working"], "nothing was sent in backward()"
 
 
-def test_it_wraps_too(attempt):
+def test_a_wrapper_that_sends_in_backward_behaves_like_its_module(attempt):
     judge_wrapping(attempt, CAP, overlaps=True)
 
 

@@ -1,4 +1,4 @@
-"""The figures of chapter 01 and the stepper over them: what they show, and what they leave in a notebook file."""
+"""The figures of chapter 01 and their stepper: what they show, and what remains in a notebook file."""
 
 import nbformat
 import pytest
@@ -16,7 +16,7 @@ WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 def ring_logs(size: int) -> list:
-    """What the ranks of a right ring all-reduce would log, worked out here in one process."""
+    """Compute in one process what the ranks of a correct ring all-reduce would log."""
     names = "ABCD"[:size]
     held = [{name: "0" * rank + "1" + "0" * (size - 1 - rank) for name in names} for rank in range(size)]
     logs = [[{"sent": None, "holds": dict(holds)}] for holds in held]
@@ -25,41 +25,41 @@ def ring_logs(size: int) -> list:
         sends = [names[(rank - step - 1 if add else rank - (step - size + 1)) % size] for rank in range(size)]
         before = [dict(holds) for holds in held]
         for rank, holds in enumerate(held):
-            came = sends[rank - 1]
-            both = zip(before[rank - 1][came], before[rank][came] if add else "0" * size, strict=True)
-            holds[came] = "".join(str(int(theirs) + int(mine)) for theirs, mine in both)
+            received = sends[rank - 1]
+            digits = zip(before[rank - 1][received], before[rank][received] if add else "0" * size, strict=True)
+            holds[received] = "".join(str(int(theirs) + int(own)) for theirs, own in digits)
             logs[rank].append({"sent": sends[rank], "holds": dict(holds)})
     return logs
 
 
-def fields(axes) -> list[list[str]]:
-    """The texts of a panel, one list per chunk, from rank 0 on."""
+def cells(axes) -> list[list[str]]:
+    """Return the texts of a panel, one list per chunk, starting with rank 0."""
     placed = sorted((text.get_position()[1], text.get_position()[0], text.get_text()) for text in axes.texts)
     rows = sorted({y for y, _, text in placed if text})
-    return [[text for at, _, text in placed if at == y and text] for y in rows]
+    return [[text for row, _, text in placed if row == y and text] for y in rows]
 
 
 def thick_frames(axes) -> int:
     return sum(isinstance(patch, Rectangle) and patch.get_linewidth() > 2 for patch in axes.patches)
 
 
-def luminance(colour) -> float:
-    red, green, blue = colour
+def luminance(color) -> float:
+    red, green, blue = color
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 # -- the ring
 
 
-def test_a_step_names_the_ranks_in_each_sum_and_frames_what_came():
+def test_a_step_names_the_ranks_in_each_sum_and_frames_received_chunks():
     axes = ring_plots.ring_step(ring_logs(4), 2).axes[0]
-    assert fields(axes) == [
+    assert cells(axes) == [
         ["0", "1", "12", "123"],
         ["023", "1", "2", "23"],
         ["03", "013", "2", "3"],
         ["0", "01", "012", "3"],
     ]
-    assert axes.get_title() == "step 2: add what comes"
+    assert axes.get_title() == "step 2: add the received chunk"
     assert thick_frames(axes) == 4
     assert [label.get_text() for label in axes.get_xticklabels()] == ["rank 0", "rank 1", "rank 2", "rank 3"]
 
@@ -67,40 +67,42 @@ def test_a_step_names_the_ranks_in_each_sum_and_frames_what_came():
 def test_the_start_has_no_arrows_and_the_second_half_copies():
     start, fourth = (ring_plots.ring_step(ring_logs(4), step).axes[0] for step in (0, 4))
     assert thick_frames(start) == 0 and start.get_title() == "start"
-    assert all(row == ["0", "1", "2", "3"] for row in fields(start))
-    assert fourth.get_title() == "step 4: copy what comes"
+    assert all(row == ["0", "1", "2", "3"] for row in cells(start))
+    assert fourth.get_title() == "step 4: copy the received chunk"
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_side_by_side_all_steps_end_in_complete_sums(size):
+def test_the_figure_of_all_steps_ends_in_complete_sums(size):
     panels = [axes for axes in ring_plots.ring_steps(ring_logs(size)).axes if axes.get_title()]
     assert len(panels) == 1 + 2 * (size - 1)
-    assert fields(panels[-1]) == [["0123"[:size]] * size] * size
+    assert cells(panels[-1]) == [["0123"[:size]] * size] * size
 
 
-def test_a_part_that_was_added_twice_can_be_seen():
+def test_a_contribution_that_was_added_twice_is_visible():
     logs = ring_logs(3)
     logs[1][1]["holds"]["C"] = "210"
-    assert "001" in fields(ring_plots.ring_step(logs, 1).axes[0])[2]
+    assert "001" in cells(ring_plots.ring_step(logs, 1).axes[0])[2]
 
 
 @pytest.mark.parametrize("logs", [[], [[], []], [ring_logs(3)[0], ring_logs(3)[1][:-1]]])
-def test_logs_that_do_not_belong_together_are_refused(logs):
+def test_logs_of_different_lengths_are_rejected(logs):
     for draw in (ring_plots.ring_steps, lambda logs: ring_plots.ring_step(logs, 0)):
         with pytest.raises(ValueError, match="of the same length"):
             draw(logs)
 
 
-def test_more_parts_are_darker_in_grey_too():
-    shades = [luminance(ring_plots._shade(parts / 4)) for parts in range(1, 5)]
+def test_sums_of_more_contributions_are_darker_without_color():
+    shades = [luminance(ring_plots._shade(contributions / 4)) for contributions in range(1, 5)]
     assert shades == sorted(shades, reverse=True)
-    assert shades[-2] - shades[-1] > 0.15 and shades[-1] < 0.45  # a complete one stands out, and bears white text
+    assert (
+        shades[-2] - shades[-1] > 0.15 and shades[-1] < 0.45
+    )  # a complete sum stands out, and white text on it is readable
 
 
 # -- the α–β model
 
 
-def test_predictions_are_lines_and_measurements_marks_of_the_same_colour():
+def test_predictions_are_lines_and_measurements_marks_of_the_same_color():
     axes = cost_plots.predicted_against_measured(
         {"ring": lambda size: 1e-3 + 1e-9 * size}, {"ring": {100: 2e-3, 10**7: 3e-3}, "torch": {100: 1e-3}}, "bytes"
     ).axes[0]
@@ -112,7 +114,7 @@ def test_predictions_are_lines_and_measurements_marks_of_the_same_colour():
     assert axes.get_xscale() == axes.get_yscale() == "log"
 
 
-def test_where_the_ring_overtakes_the_tree_is_marked():
+def test_the_size_at_which_the_ring_overtakes_the_tree_is_marked():
     """For 4 ranks: 6α + 1.5Sβ = 4α + 4Sβ, so S = α / 1.25β; for 1024: 2026α = (20 − 2·1023/1024)·Sβ."""
     alpha_s, beta_s = 1e-4, 1e-9
     algorithms = {
@@ -126,7 +128,7 @@ def test_where_the_ring_overtakes_the_tree_is_marked():
     assert [axes.get_title() for axes in panels] == ["4 ranks", "1024 ranks"]
 
 
-def test_curves_that_never_change_places_have_no_crossing():
+def test_curves_that_never_cross_have_no_crossing():
     sizes = [1.0, 2.0, 3.0]
     assert cost_plots.first_below(sizes, [5, 3, 1], [4, 4, 4]) == 2.0
     assert cost_plots.first_below(sizes, [5, 5, 5], [4, 4, 4]) is None
@@ -143,7 +145,7 @@ def displayed(monkeypatch) -> list:
     return shown
 
 
-def test_without_jupyterlab_the_static_figure_is_all(displayed):
+def test_without_jupyterlab_only_the_static_figure_is_shown(displayed):
     figure = widgets.ring_stepper(ring_logs(3))
     assert displayed == []
     assert widgets.as_png(figure) == widgets.as_png(ring_plots.ring_steps(ring_logs(3)))
@@ -170,17 +172,17 @@ widgets.ring_stepper(log)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("asked_by", "kinds"),
+    ("request_metadata", "kinds"),
     [
-        ({}, [["image/png", "text/plain"]]),  # what executes notebooks for a file, or a test
+        ({}, [["image/png", "text/plain"]]),  # a program that executes notebooks
         ({"deletedCells": []}, [[WIDGET_VIEW, "text/plain"], ["image/png", "text/plain"]]),  # JupyterLab
     ],
 )
-def test_a_file_keeps_the_figure_and_jupyterlab_gets_the_widget_too(asked_by, kinds):
+def test_a_file_keeps_the_figure_and_jupyterlab_also_gets_the_widget(request_metadata, kinds):
     manager, client = start_new_kernel(cwd=str(build.ROOT))
     try:
         content = {"code": CELL, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
-        request = client.session.msg("execute_request", content, metadata=asked_by)
+        request = client.session.msg("execute_request", content, metadata=request_metadata)
         client.shell_channel.send(request)
         assert reply_to(request, client)["content"]["status"] == "ok"
         assert [sorted(bundle) for bundle in bundles(request, client)] == kinds
@@ -190,7 +192,7 @@ def test_a_file_keeps_the_figure_and_jupyterlab_gets_the_widget_too(asked_by, ki
 
 
 def is_answer_to(request: dict, message: dict) -> bool:
-    """Tell whether a message answers this request: those of earlier ones may still come."""
+    """Return whether a message answers this request. Answers to earlier requests may still arrive."""
     return message["parent_header"].get("msg_id") == request["header"]["msg_id"]
 
 
@@ -202,16 +204,16 @@ def reply_to(request: dict, client) -> dict:
 
 
 def bundles(request: dict, client) -> list[dict]:
-    """Return what a cell displayed, in order, until the kernel was idle again."""
-    found = []
+    """Return the outputs of a cell, in order, until the kernel is idle again."""
+    outputs = []
     while True:
         message = client.get_iopub_msg(timeout=scaled(60))
         if not is_answer_to(request, message):
             continue
         if message["msg_type"] in ("display_data", "execute_result"):
-            found.append(message["content"]["data"])
+            outputs.append(message["content"]["data"])
         if message["content"].get("execution_state") == "idle":
-            return found
+            return outputs
 
 
 @pytest.mark.parametrize(

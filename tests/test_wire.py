@@ -1,4 +1,4 @@
-"""The wire ledger against what was not written here: torch's own counts, hand-made formulas, an interface's counters.
+"""The wire ledger compared with torch's own counts, hand-made formulas, and the counters of a network interface.
 
 The functions without `test_` run on the ranks.
 """
@@ -32,7 +32,7 @@ def world(request, four_ranks):
 
 
 def call(op: str, payload_bytes: int, **more) -> instrumentation.Call:
-    """A collective of four ranks; what the ledger does not look at is left empty."""
+    """Return a call of four ranks. Fields that the ledger does not use are left empty."""
     rest = dict(number=1, group_name="default", group_ranks=(0, 1, 2, 3), shape=(), dtype="uint8", partner=None)
     rest |= dict(root=None, kept_bytes=0, is_async=False, in_backward=False, launched_s=0.0, called_from=None)
     return instrumentation.Call(op=op, payload_bytes=payload_bytes, **(rest | more))
@@ -51,7 +51,7 @@ def call(op: str, payload_bytes: int, **more) -> instrumentation.Call:
         ("broadcast", {"root": 0}, [800, 800, 800, 0]),
         ("broadcast", {"root": 2}, [800, 0, 800, 800]),  # 2 → 3 → 0 → 1
         ("reduce", {"root": 1}, [800, 0, 800, 800]),
-        ("gather", {"root": 1}, [200, 0, 200, 200]),  # its part of the root's 800
+        ("gather", {"root": 1}, [200, 0, 200, 200]),  # a quarter of the root's 800
         ("scatter", {"root": 1}, [0, 600, 0, 0]),
         ("send", {"partner": 2}, [800] * 4),
         ("recv", {"partner": 2}, [0] * 4),
@@ -63,7 +63,7 @@ def test_sent_bytes_by_the_ring_algorithm(op, more, sent_by_each_rank):
     assert [wire.sent_bytes_of(call(op, payload_bytes, **more), rank) for rank in range(4)] == sent_by_each_rank
 
 
-def test_ranks_of_a_subgroup_are_global_ones():
+def test_ranks_of_a_subgroup_are_global_ranks():
     in_group = {"group_ranks": (1, 3), "root": 3}
     assert wire.sent_bytes_of(call("broadcast", 800, **in_group), 3) == 800
     assert wire.sent_bytes_of(call("broadcast", 800, **in_group), 1) == 0
@@ -73,7 +73,7 @@ def test_ranks_of_a_subgroup_are_global_ones():
 # -- what is recorded
 
 
-def each_kind() -> wire.Ledger:
+def every_operation() -> wire.Ledger:
     size, rank = dist.get_world_size(), dist.get_rank()
     right, left = (rank + 1) % size, (rank - 1) % size
     with wire.ledger() as log:
@@ -100,11 +100,11 @@ def _reduce_scatter(shard, tensor):
     (getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor)(shard, tensor)
 
 
-def test_every_kind_is_recorded_in_order_with_its_bytes(world):
+def test_every_operation_is_recorded_in_order_with_its_bytes(world):
     n = world
-    for rank, log in enumerate(ranks.run(each_kind)):
-        found = [(e.op, e.dtype, e.elements, e.payload_bytes, e.sent_bytes, e.is_async) for e in log.entries]
-        assert found == [
+    for rank, log in enumerate(ranks.run(every_operation)):
+        recorded = [(e.op, e.dtype, e.elements, e.payload_bytes, e.sent_bytes, e.is_async) for e in log.entries]
+        assert recorded == [
             ("all_reduce", "float32", 6 * n, 24 * n, 48 * (n - 1), False),
             ("all_reduce", "bfloat16", n, 2 * n, 4 * (n - 1), True),
             ("all_gather", "float32", 2 * n, 8 * n, 8 * (n - 1), False),
@@ -121,40 +121,40 @@ def test_every_kind_is_recorded_in_order_with_its_bytes(world):
         assert all(e.line.startswith("test_wire.py, line ") for e in log.entries)
 
 
-def test_every_end_is_recorded_after_its_launch_and_before_the_ledger_closes(world):
-    for log in ranks.run(each_kind):
+def test_every_completion_is_recorded_between_its_launch_and_the_end_of_the_ledger(world):
+    for log in ranks.run(every_operation):
         for entry in log.entries:
             assert log.opened_s <= entry.launched_s <= entry.completed_s <= log.closed_s
         assert 0 < log.total_ms <= 1e3 * (log.closed_s - log.opened_s)
 
 
 def wait_for_a_late_rank(late_s: float) -> wire.Ledger:
-    group = dist.new_group()  # in the default one ranks compare notes first, and all would be late
+    group = dist.new_group()  # in the default group, mismatch detection would make all ranks late
     with wire.ledger() as log:
         if dist.get_rank() == 1:
             time.sleep(late_s)
         work = dist.all_reduce(torch.ones(8), group=group, async_op=True)
         if dist.get_rank() != 1:
-            time.sleep(2 * late_s)  # computes on; the all-reduce ends meanwhile, and the ledger knows when
+            time.sleep(2 * late_s)  # the all-reduce completes in the meantime, and the ledger records when
         work.wait()
     return log
 
 
-def test_asynchronous_work_ends_when_it_ends_not_when_it_is_waited_for(world):
+def test_completion_of_asynchronous_work_does_not_depend_on_the_wait(world):
     late_s = scaled(0.4)
     for rank, log in enumerate(ranks.run(wait_for_a_late_rank, late_s)):
-        late_by = log.entries[0].took_ms / (1e3 * late_s)
-        assert late_by < 0.85 if rank == 1 else 0.85 < late_by < 1.85
+        ratio = log.entries[0].took_ms / (1e3 * late_s)
+        assert ratio < 0.85 if rank == 1 else 0.85 < ratio < 1.85
 
 
 def launch_and_do_not_wait() -> wire.Ledger:
     with wire.ledger() as log:
-        work = dist.all_reduce(torch.ones(8), async_op=True)  # in a lab the ranks compare notes first
+        work = dist.all_reduce(torch.ones(8), async_op=True)  # with mismatch detection
     work.wait()
     return log
 
 
-def test_waits_of_ranks_that_compare_notes_are_not_the_student_s(world):
+def test_waits_of_mismatch_detection_are_not_recorded(world):
     for log in ranks.run(launch_and_do_not_wait):
         assert log.messages == 1 and log.waits == []
 
@@ -162,15 +162,15 @@ def test_waits_of_ranks_that_compare_notes_are_not_the_student_s(world):
 def never_waited_for() -> wire.Ledger:
     with wire.ledger() as log:
         if dist.get_rank() == 0:
-            left_under_way = dist.isend(torch.ones(1), 1)
+            in_flight = dist.isend(torch.ones(1), 1)
         if dist.get_rank() == 1:
             dist.recv(torch.empty(1), 0)
     if dist.get_rank() == 0:
-        left_under_way.wait()
+        in_flight.wait()
     return log
 
 
-def test_message_that_nobody_waited_for_has_no_end(world):
+def test_send_that_nothing_waited_for_has_no_completion_time(world):
     logs = ranks.run(never_waited_for)
     assert logs[0].entries[0].completed_s is None
     assert logs[0].entries[0].took_ms is None
@@ -191,7 +191,7 @@ def _layers() -> nn.Sequential:
     return nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)])
 
 
-def test_reducer_of_ddp(world):
+def test_all_reduces_of_ddp_have_the_bytes_of_the_gradients(world):
     gradient_bytes = 4 * 4 * (8 * 8 + 8)
     for log in ranks.run(ddp_step):
         log.assert_volume(payload_bytes=gradient_bytes, sent_bytes=2 * (world - 1) / world * gradient_bytes)
@@ -203,10 +203,10 @@ def counted_by_torch(step) -> tuple[wire.Ledger, dict[str, int]]:
     """Run step() under our ledger and torch's CommDebugMode."""
     from torch.distributed.tensor.debug import CommDebugMode
 
-    with CommDebugMode() as oracle, wire.ledger() as log:
+    with CommDebugMode() as debug_mode, wire.ledger() as log:
         step()
     counted: dict[str, int] = {}
-    for operator, count in oracle.get_comm_counts().items():
+    for operator, count in debug_mode.get_comm_counts().items():
         family = next(op for op in ("all_gather", "allgather", "reduce_scatter", "all_reduce") if op in str(operator))
         family = family.replace("allgather", "all_gather")
         counted[family] = counted.get(family, 0) + count
@@ -223,9 +223,9 @@ def fsdp_step():
     return counted_by_torch(lambda: model(torch.ones(2, 8)).sum().backward())
 
 
-def test_fsdp2_as_torch_counts_it(world):
+def test_collectives_of_fsdp2_match_the_counts_of_torch(world):
     layer_bytes = 4 * (8 * 8 + 8)
-    shard_rows = -(-8 // world)  # FSDP2 pads each parameter's first dimension to a multiple of the ranks
+    shard_rows = -(-8 // world)  # FSDP2 pads each parameter's first dimension to a multiple of world_size
     padded_bytes = 4 * world * shard_rows * (8 + 1)
     for log, counted in ranks.run(fsdp_step):
         assert counted == {"all_gather": 8, "reduce_scatter": 4}
@@ -242,15 +242,15 @@ def dtensor_step():
     sharded = distribute_tensor(torch.ones(12, 4), mesh, [Shard(0)])
 
     def step():
-        whole = sharded.redistribute(mesh, [Replicate()]).to_local() + 0
+        full = sharded.redistribute(mesh, [Replicate()]).to_local() + 0
         total = sharded.sum().redistribute(mesh, [Replicate()]).to_local() + 0
-        assert (whole.shape, total.item()) == ((12, 4), 48)
+        assert (full.shape, total.item()) == ((12, 4), 48)
         assert Partial() in sharded.sum().placements
 
     return counted_by_torch(step)
 
 
-def test_dtensor_as_torch_counts_it(world):
+def test_collectives_of_dtensor_match_the_counts_of_torch(world):
     for log, counted in ranks.run(dtensor_step):
         assert counted == {"all_gather": 1, "all_reduce": 1}
         assert log.ops == counted
@@ -295,7 +295,7 @@ def test_coalesced_collectives_are_one_entry_with_all_their_bytes(world):
 
 
 def uneven_all_to_all() -> wire.Ledger:
-    """Rank r sends r rows to each rank: rank 0 has none to send."""
+    """Send r rows from rank r to each rank, so that rank 0 sends none."""
     size, rank = dist.get_world_size(), dist.get_rank()
     with wire.ledger() as log:
         rows = torch.ones(rank * size, 3)
@@ -303,17 +303,17 @@ def uneven_all_to_all() -> wire.Ledger:
     return log
 
 
-def test_uneven_all_to_all_sends_what_is_for_others(world):
+def test_uneven_all_to_all_does_not_count_the_kept_slice(world):
     for rank, log in enumerate(ranks.run(uneven_all_to_all)):
         log.assert_volume(payload_bytes=12 * rank * world, sent_bytes=12 * rank * (world - 1))
 
 
 def gather_and_scatter() -> wire.Ledger:
     size, rank = dist.get_world_size(), dist.get_rank()
-    parts = [torch.ones(5) for _ in range(size)] if rank == 1 else None
+    slices = [torch.ones(5) for _ in range(size)] if rank == 1 else None
     with wire.ledger() as log:
-        dist.gather(torch.ones(5), parts, dst=1)
-        dist.scatter(torch.ones(5), parts, src=1)
+        dist.gather(torch.ones(5), slices, dst=1)
+        dist.scatter(torch.ones(5), slices, src=1)
     return log
 
 
@@ -325,39 +325,39 @@ def test_gather_and_scatter_have_one_payload_on_all_ranks(world):
 
 
 def functional() -> wire.Ledger:
-    """What DTensor calls. The waits are in C++, and gloo's reduce-scatter has no future."""
-    import torch.distributed._functional_collectives as calls
+    """Launch the collectives that DTensor uses. The waits are in C++, and gloo's reduce-scatter has no future."""
+    import torch.distributed._functional_collectives as collectives
 
-    reduce_scatter = getattr(calls, "reduce_scatter_single", None) or calls.reduce_scatter_tensor
+    reduce_scatter = getattr(collectives, "reduce_scatter_single", None) or collectives.reduce_scatter_tensor
     group = dist.group.WORLD
     with wire.ledger() as log:
         reduce_scatter(torch.ones(12), "sum", 0, group) + 0
-        calls.all_reduce(torch.ones(3), "sum", group) + 0
+        collectives.all_reduce(torch.ones(3), "sum", group) + 0
     return log
 
 
-def test_functional_collectives_end_where_they_are_waited_for(world):
+def test_functional_collectives_complete_at_their_waits(world):
     for log in ranks.run(functional):
         assert log.ops == {"reduce_scatter": 1, "all_reduce": 1}
         assert all(entry.completed_s for entry in log.entries)
         assert len(log.waits) >= 2
 
 
-def launched_without_a_work() -> wire.Ledger:
-    """As NCCL's sends and receives in a batch."""
+def launch_without_work() -> wire.Ledger:
+    """Report a launch without a Work, as for NCCL's sends and receives in a batch."""
     with wire.ledger() as log:
         for _, launched, _ in instrumentation._listeners:
             launched(call("send", 8, partner=0), None, [])
     return log
 
 
-def test_message_without_a_work_of_its_own_is_recorded(four_ranks):
-    for log in ranks.run(launched_without_a_work):
+def test_send_without_work_is_recorded(four_ranks):
+    for log in ranks.run(launch_without_work):
         assert log.ops == {"send": 1}
         assert log.entries[0].completed_s is None
 
 
-# -- awkward uses
+# -- unusual uses
 
 
 def nested() -> tuple[wire.Ledger, wire.Ledger, bool]:
@@ -370,16 +370,16 @@ def nested() -> tuple[wire.Ledger, wire.Ledger, bool]:
     return outer, inner, dist.Work.wait is completion._original_wait
 
 
-def test_nested_ledgers_each_record_what_they_hear(world):
-    for rank, (outer, inner, put_back) in enumerate(ranks.run(nested)):
-        message = {0: {"send": 1}, 1: {"recv": 1}}.get(rank, {})
-        assert inner.ops == message
-        assert outer.ops == {"all_reduce": 2} | message
+def test_nested_ledgers_each_record_their_own_block(world):
+    for rank, (outer, inner, restored) in enumerate(ranks.run(nested)):
+        point_to_point = {0: {"send": 1}, 1: {"recv": 1}}.get(rank, {})
+        assert inner.ops == point_to_point
+        assert outer.ops == {"all_reduce": 2} | point_to_point
         assert all(entry.completed_s for entry in [*outer.entries, *inner.entries])
-        assert put_back
+        assert restored
 
 
-def an_error_inside() -> tuple[int, bool]:
+def error_in_ledger() -> tuple[int, bool]:
     try:
         with wire.ledger() as log:
             dist.all_reduce(torch.ones(1))
@@ -388,20 +388,20 @@ def an_error_inside() -> tuple[int, bool]:
         return log.messages, not instrumentation._listeners
 
 
-def test_error_inside_closes_the_ledger_and_passes(four_ranks):
-    assert ranks.run(an_error_inside) == [(1, True)] * 4
+def test_error_inside_closes_the_ledger_and_is_raised(four_ranks):
+    assert ranks.run(error_in_ledger) == [(1, True)] * 4
 
 
 def test_without_a_process_group_there_is_nothing_to_record():
     with wire.ledger() as log:
         torch.ones(3).sum()
     assert (log.rank, log.messages, log.sent_bytes, log.total_ms) == (None, 0, 0, 0.0)
-    assert log.summary() == "no message"
-    assert "0 in all" in str(log.table())
+    assert log.summary() == "no communication"
+    assert "0 in total" in str(log.table())
     log.assert_volume(messages=0, sent_bytes=0, ops={})
 
 
-# -- what is shown and asserted
+# -- the table and assert_volume
 
 
 def hand_made() -> wire.Ledger:
@@ -412,44 +412,44 @@ def hand_made() -> wire.Ledger:
     return wire.Ledger(0, entries, opened_s=1.0, closed_s=5.0)
 
 
-def test_time_on_the_wire_counts_overlapping_work_once():
+def test_total_time_counts_overlapping_work_once():
     assert hand_made().total_ms == pytest.approx(1250.0)
 
 
-def test_table_lists_entries_and_their_sums():
+def test_table_lists_entries_and_totals():
     text = str(hand_made().table())
     assert [line.split("  ")[0] for line in text.splitlines()[:5]] == ["#", "1", "2", "3", "4"]
-    assert "4 in all" in text and "16 KB" in text and "1250.00" in text
-    assert "1250" not in str(hand_made().table(times=False)), "nothing that differs from run to run"
+    assert "4 in total" in text and "16 KB" in text and "1250.00" in text
+    assert "1250" not in str(hand_made().table(times=False)), "nothing in it differs from run to run"
     assert "<td" in hand_made().table()._repr_html_()
-    assert "0, 1" not in text, "one group needs no column"
+    assert "0, 1" not in text, "a single group needs no column"
 
 
-def test_long_table_is_cut_and_says_so():
+def test_long_table_shows_how_many_entries_are_hidden():
     log = wire.Ledger(0, hand_made().entries * 20, opened_s=1.0)
     lines = str(log.table()).splitlines()
     assert len(lines) == 1 + 10 + 1 + 1 + 1
     assert "70 more" in lines[11]
-    assert "80 in all" in lines[12]
+    assert "80 in total" in lines[12]
     assert "70 more" not in str(log.table(most_rows=80))
 
 
-def test_assert_volume_says_what_came():
+def test_assert_volume_names_expected_and_actual_values():
     log = hand_made()
     log.assert_volume(messages=4, ops={"all_reduce": 4}, payload_bytes=16_000, sent_bytes=16_000)
-    with pytest.raises(AssertionError, match=r"messages: expected 1, came 4"):
+    with pytest.raises(AssertionError, match=r"messages: expected 1, got 4"):
         log.assert_volume(messages=1)
-    with pytest.raises(AssertionError, match=r"rank 0 differs\. bytes to send: expected 8000, came 16000"):
+    with pytest.raises(AssertionError, match=r"rank 0 differs\. bytes to send: expected 8000, got 16000"):
         log.assert_volume(messages=4, sent_bytes=8000)
     with pytest.raises(AssertionError, match=r"operations: expected \{'broadcast': 4\}"):
         log.assert_volume(ops={"broadcast": 4})
 
 
-def test_ledger_travels_to_the_kernel():
+def test_ledger_can_be_pickled():
     assert pickle.loads(pickle.dumps(hand_made())) == hand_made()
 
 
-# -- against the interface's own counters, where nobody else talks
+# -- compared with the interface's own counters, in a network namespace without other traffic
 
 MEASURE = """
 import json, os, sys
@@ -461,21 +461,21 @@ ELEMENTS = 1 << 20
 def main(rank, size):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500", RANK=str(rank), WORLD_SIZE=str(size))
     dist.init_process_group("gloo")
-    whole, shard = torch.ones(ELEMENTS), torch.ones(ELEMENTS // size)
+    tensor, shard = torch.ones(ELEMENTS), torch.ones(ELEMENTS // size)
     reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     kinds = {
-        "all_reduce": lambda: dist.all_reduce(whole),
-        "reduce_scatter": lambda: reduce_scatter(shard, whole),
-        "all_gather": lambda: all_gather(whole, shard),
-        "send": lambda: dist.send(whole, 1) if rank == 0 else dist.recv(whole, 0) if rank == 1 else None,
+        "all_reduce": lambda: dist.all_reduce(tensor),
+        "reduce_scatter": lambda: reduce_scatter(shard, tensor),
+        "all_gather": lambda: all_gather(tensor, shard),
+        "send": lambda: dist.send(tensor, 1) if rank == 0 else dist.recv(tensor, 0) if rank == 1 else None,
     }
     found = {}
     for name, launch in kinds.items():
         launch()
         dist.barrier()
         with wire.ledger() as log:
-            dist.barrier()  # nobody begins before every ledger is open
+            dist.barrier()  # no rank begins before every ledger is open
             launch()
             dist.barrier()
         sent = torch.tensor(log.sent_bytes, dtype=torch.float64)
@@ -491,8 +491,8 @@ if __name__ == "__main__":
 
 
 @pytest.fixture(scope="module")
-def alone_on_the_wire(tmp_path_factory):
-    """Four ranks in a network namespace of their own. → per collective: bytes by the ledgers, bytes carried"""
+def isolated_bytes(tmp_path_factory):
+    """Run four ranks in their own network namespace. Returns ledger bytes and carried bytes for each operation."""
     script = tmp_path_factory.mktemp("wire") / "measure.py"
     script.write_text(MEASURE)
     inside = f"ip link set lo up && exec {sys.executable} {script}"
@@ -503,22 +503,22 @@ def alone_on_the_wire(tmp_path_factory):
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", SCALE: f"{time_scale():g}"},
     )
     if "unshare:" in ran.stderr or "Operation not permitted" in ran.stderr:
-        pytest.skip(f"no right to make a network namespace: {ran.stderr.strip()[:200]}")
+        pytest.skip(f"this machine does not allow us to make a network namespace: {ran.stderr.strip()[:200]}")
     assert ran.returncode == 0, ran.stderr[-2000:]
     return json.loads(ran.stdout)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "send"])
-def test_interface_carried_what_the_ledger_says(alone_on_the_wire, op):
-    """Headers and the barriers come on top: 2 % of 4 MiB is 84 KB."""
-    said_bytes, carried_bytes = alone_on_the_wire[op]
-    assert said_bytes == {"all_reduce": 6, "all_gather": 3, "send": 1}[op] * (4 << 20)
-    assert said_bytes < carried_bytes < 1.02 * said_bytes + 84_000
+def test_interface_carries_the_bytes_in_the_ledger(isolated_bytes, op):
+    """Headers and barriers are added: 2 % of 4 MiB is 84 KB."""
+    ledger_bytes, carried_bytes = isolated_bytes[op]
+    assert ledger_bytes == {"all_reduce": 6, "all_gather": 3, "send": 1}[op] * (4 << 20)
+    assert ledger_bytes < carried_bytes < 1.02 * ledger_bytes + 84_000
 
 
 @pytest.mark.slow
-def test_reduce_scatter_of_gloo_shows_as_the_all_reduce_that_it_is(alone_on_the_wire):
-    said_bytes, carried_bytes = alone_on_the_wire["reduce_scatter"]
-    assert said_bytes == 3 * (4 << 20)
-    assert 1.98 < carried_bytes / said_bytes < 2.06
+def test_reduce_scatter_of_gloo_carries_the_bytes_of_an_all_reduce(isolated_bytes):
+    ledger_bytes, carried_bytes = isolated_bytes["reduce_scatter"]
+    assert ledger_bytes == 3 * (4 << 20)
+    assert 1.98 < carried_bytes / ledger_bytes < 2.06

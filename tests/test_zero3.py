@@ -1,4 +1,4 @@
-"""ZeRO3 as a whole: copied, saved, resumed by other numbers of ranks, in bfloat16, in awkward graphs, and beside FSDP2.
+"""ZeRO3 as a whole: copied, saved, resumed on other numbers of ranks, in bfloat16, in awkward graphs, next to FSDP2.
 
 The functions without `test_` run on the ranks.
 """
@@ -22,7 +22,7 @@ from solutions.zero3 import ZeRO3
 
 pytestmark = pytest.mark.chapter("zero3", "fsdp")
 
-SETTINGS = {"lr": 0.01, "weight_decay": 0.1, "eps": 1e-3}  # eps: what is almost 0 is not blown up to a step of lr
+SETTINGS = {"lr": 0.01, "weight_decay": 0.1, "eps": 1e-3}  # A large eps keeps values near 0 from becoming a step of lr.
 SAMPLES = 12
 
 
@@ -33,7 +33,7 @@ def world(request, four_ranks):
 
 
 def tiny_gpt(seed: int, dtype=torch.float64) -> models.TinyGPT:
-    """A norm is frozen; there is a buffer; no size divides by three."""
+    """Build a model with a frozen norm, a buffer, and no size that is divisible by three."""
     gpt = models.TinyGPT(models.GPTConfig(vocab_size=13, context=8, layers=2, heads=2, width=10), seed).to(dtype)
     gpt.blocks[0].requires_grad_(False).attention.requires_grad_(True)
     gpt.register_buffer("count", torch.tensor(3.0 + seed))
@@ -41,7 +41,7 @@ def tiny_gpt(seed: int, dtype=torch.float64) -> models.TinyGPT:
 
 
 def batch_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's share of a step's samples, which are the same for any number of ranks."""
+    """Return this rank's share of a step's samples, which are the same for any number of ranks."""
     tokens = torch.randint(13, (SAMPLES, 9), generator=torch.Generator().manual_seed(step))
     own = tokens[dist.get_rank() :: dist.get_world_size()]
     return own[:, :-1], own[:, 1:]
@@ -52,7 +52,7 @@ def new_optimizer(model) -> torch.optim.Optimizer:
 
 
 def train(model, optimizer, steps: range) -> list[float]:
-    """→ losses on this rank's samples"""
+    """Train, and return the losses on this rank's samples."""
     losses = []
     for step in steps:
         optimizer.zero_grad()
@@ -66,27 +66,28 @@ def train(model, optimizer, steps: range) -> list[float]:
 
 
 def close(one: dict, other: dict) -> None:
-    """Sums of float64 in another order."""
+    """Compare states with a tolerance for float64 sums in another order."""
     assert list(one) == list(other)
     for name in one:
         torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-10)
 
 
 def copied() -> list[dict]:
-    """Train a wrapper and its copy alike. → full states: before, and of both after"""
+    """Train a wrapper and its copy alike. Return the full state before, and the full states of both afterwards."""
     model = ZeRO3(tiny_gpt(dist.get_rank()))
     optimizer = new_optimizer(model)
     train(model, optimizer, range(2))
     copy_ = copy.deepcopy(model)
-    its = new_optimizer(copy_)
-    its.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    copy_optimizer = new_optimizer(copy_)
+    copy_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     states = [model.full_state_dict()]
-    train(copy_, its, range(2, 5))
+    train(copy_, copy_optimizer, range(2, 5))
     states.append(model.full_state_dict())
     train(model, optimizer, range(2, 5))
     return [*states, model.full_state_dict(), copy_.full_state_dict()]
 
 
+@pytest.mark.slow
 def test_a_copy_trains_like_the_original_and_leaves_it_alone(world):
     for before, untouched, original, its_copy in ranks.run(copied):
         close(before, untouched)
@@ -95,26 +96,26 @@ def test_a_copy_trains_like_the_original_and_leaves_it_alone(world):
 
 
 def round_trip() -> tuple[list[dict], list[str], str]:
-    """→ full states of a trained wrapper and of one that has loaded its state_dict(), names, and a refusal"""
+    """Return the full states of a trained wrapper and of one that loaded its state_dict(), names, and an error."""
     model, other = ZeRO3(tiny_gpt(0)), ZeRO3(tiny_gpt(5))
     train(model, new_optimizer(model), range(3))
     state = copy.deepcopy(model.state_dict())
     other.load_state_dict(state)
-    with pytest.raises(RuntimeError) as refused:
+    with pytest.raises(RuntimeError) as rejected:
         other.load_state_dict({**state, "stranger": torch.ones(1)})
-    return [model.full_state_dict(), other.full_state_dict()], list(state), str(refused.value)
+    return [model.full_state_dict(), other.full_state_dict()], list(state), str(rejected.value)
 
 
-def test_state_dict_is_this_ranks_and_comes_back(world):
-    for (one, other), names, refused in ranks.run(round_trip):
+def test_state_dict_holds_this_ranks_shards_and_can_be_loaded(world):
+    for (one, other), names, error in ranks.run(round_trip):
         close(one, other)
         assert "module.count" in names
         assert all(name.startswith("shards.") or name == "module.count" for name in names)
-        assert "stranger" in refused
+        assert "stranger" in error
 
 
 def saved(folder: str) -> dict:
-    """Save after two steps, and train three more. → the full state then"""
+    """Save after two steps, and train three more. Return the full state."""
     model = ZeRO3(tiny_gpt(dist.get_rank()))
     optimizer = new_optimizer(model)
     train(model, optimizer, range(2))
@@ -124,7 +125,7 @@ def saved(folder: str) -> dict:
 
 
 def resumed(folder: str) -> dict:
-    """Begin with what was saved, and train three steps. → the full state then"""
+    """Load what was saved, and train three steps. Return the full state."""
     model = ZeRO3(tiny_gpt(7))
     optimizer = new_optimizer(model)
     begin_state(optimizer)
@@ -133,16 +134,16 @@ def resumed(folder: str) -> dict:
     return model.full_state_dict()
 
 
-def test_four_ranks_save_and_others_go_on(four_ranks, tmp_path):
-    want = ranks.run(saved, str(tmp_path))[0]
+def test_other_numbers_of_ranks_resume_what_four_ranks_saved(four_ranks, tmp_path):
+    expected = ranks.run(saved, str(tmp_path))[0]
     for size in (1, 2, 3):
         with ranks.world(size):
             for state in ranks.run(resumed, str(tmp_path)):
-                close(state, want)
+                close(state, expected)
 
 
 def in_bfloat16() -> dict:
-    """→ bytes sent in a step in float32 and with compute_dtype=bfloat16; dtypes of parts and gradients; losses"""
+    """Train in float32 and in bfloat16. Return bytes sent per step, dtypes of shards and gradients, and losses."""
     found = {"sent": []}
     for compute_dtype in (None, torch.bfloat16):
         model = ZeRO3(tiny_gpt(0, torch.float32), compute_dtype=compute_dtype)
@@ -157,7 +158,7 @@ def in_bfloat16() -> dict:
     return found | {"losses": losses}
 
 
-def test_bfloat16_halves_the_wire_and_learns(world):
+def test_bfloat16_halves_the_bytes_sent_and_learns(world):
     for found in ranks.run(in_bfloat16):
         whole, half = found["sent"]
         assert half == whole / 2
@@ -166,7 +167,7 @@ def test_bfloat16_halves_the_wire_and_learns(world):
 
 
 def beside_fsdp2(checkpointed: bool) -> tuple[list[dict], list[list[float]]]:
-    """Five steps in float64, of ZeRO3 and of torch's FSDP2. → full states, losses"""
+    """Take five steps in float64 with ZeRO3 and with torch's FSDP2. Return the full states and losses."""
     ours, theirs = tiny_gpt(0), tiny_gpt(0)
     for gpt in (ours, theirs) if checkpointed else ():
         gpt.blocks = nn.ModuleList(Checkpointed(block) for block in gpt.blocks)
@@ -192,7 +193,7 @@ def test_it_trains_as_fsdp2_does(world, checkpointed):
 
 
 class Branch(nn.Module):
-    """Two layers, of which the second is used only if a sample asks for it. Its input may need no gradient."""
+    """Use the second of two layers only if a sample asks for it. The input may need no gradient."""
 
     def __init__(self, inplace: bool = False):
         super().__init__()
@@ -205,7 +206,7 @@ class Branch(nn.Module):
 
 
 class Branches(nn.Module):
-    """Units side by side: all take the same tensor. With a stem, that needs a gradient."""
+    """Feed one tensor to several units. With a stem, that tensor needs a gradient."""
 
     def __init__(self, stem: bool, inplace: bool = False):
         super().__init__()
@@ -219,7 +220,7 @@ class Branches(nn.Module):
 
 
 class Spanned(nn.Module):
-    """Two units inside one checkpoint: while backward is in the second, the first is computed again."""
+    """Put two units into one checkpoint: while backward is in the second, the first is recomputed."""
 
     def __init__(self):
         super().__init__()
@@ -241,28 +242,28 @@ def new_spanned(_stem: bool) -> nn.Module:
 
 
 def squares_of(step: int) -> list[torch.Tensor]:
-    """Two halves of a batch. Only the second asks for `sometimes`."""
+    """Return two halves of a batch, of which only the second asks for `sometimes`."""
     x = torch.rand(4, 4, generator=torch.Generator().manual_seed(step), dtype=torch.float64) + 0.1
     x[:2, 0] *= -1
     return list(x.chunk(2))
 
 
 def trained_beside(build, stem: bool, prefetch: int) -> dict[str, float]:
-    """Train three steps on two ranks and in one process. Return how far each value is off."""
+    """Train three steps on two ranks and in one process. Return the largest error of each tensor."""
     model = ZeRO3(build(stem), prefetch=prefetch)
     alone = build(stem)
-    optimizer, its = new_optimizer(model), new_optimizer(alone)
+    optimizer, reference_optimizer = new_optimizer(model), new_optimizer(alone)
     for step in range(3):
         halves = squares_of(step)
         optimizer.zero_grad()
         model(halves[dist.get_rank()]).square().mean().backward()
         model.finish_gradient_sync()
         optimizer.step()
-        its.zero_grad(set_to_none=False)
+        reference_optimizer.zero_grad(set_to_none=False)
         sum(alone(half).square().mean() / 2 for half in halves).backward()
         for parameter in alone.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        its.step()
+        reference_optimizer.step()
     found = model.full_state_dict()
     return {name: (found[name] - value).abs().max().item() for name, value in alone.state_dict().items()}
 
@@ -271,19 +272,19 @@ def trained_beside(build, stem: bool, prefetch: int) -> dict[str, float]:
 @pytest.mark.parametrize("stem", [True, False], ids=["stem", "no stem"])
 def test_branches_with_a_parameter_that_one_rank_does_not_use(four_ranks, stem, prefetch):
     with ranks.world(2):
-        for off in ranks.run(trained_beside, new_branches, stem, prefetch):
-            assert max(off.values()) < 1e-10, off
+        for errors in ranks.run(trained_beside, new_branches, stem, prefetch):
+            assert max(errors.values()) < 1e-10, errors
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
 def test_a_checkpoint_may_span_several_units(four_ranks, prefetch):
     with ranks.world(2):
-        for off in ranks.run(trained_beside, new_spanned, False, prefetch):
-            assert max(off.values()) < 1e-10, off
+        for errors in ranks.run(trained_beside, new_spanned, False, prefetch):
+            assert max(errors.values()) < 1e-10, errors
 
 
 def changed_in_place(stem: bool) -> list[str]:
-    """Return what ours and FSDP2 raise for a unit that changes its input in place."""
+    """Return the errors of ours and of FSDP2 for a unit that changes its input in place."""
     errors = []
     x = squares_of(0)[0].float()
     ours, theirs = Branches(stem, inplace=True), Branches(stem, inplace=True)
@@ -304,7 +305,7 @@ def test_an_input_that_is_changed_in_place_is_a_clear_error_as_in_fsdp2(world):
             assert "modified inplace" in error or "modifying it inplace" in error, error
             assert "custom Function" in error, error
     for errors in ranks.run(changed_in_place, False):
-        assert errors == ["nothing", "nothing"]  # an input that needs no gradient may be changed
+        assert errors == ["nothing", "nothing"]  # An input that needs no gradient may be changed.
 
 
 def evaluated_before_finishing() -> list[dict]:
@@ -332,14 +333,14 @@ def test_an_evaluation_before_finishing_changes_nothing(world):
 
 
 def dropped() -> bool:
-    """Train a wrapper and forget it. Return whether it is gone."""
+    """Train a wrapper and delete it. Return whether it was collected."""
     model = ZeRO3(tiny_gpt(0))
     train(model, new_optimizer(model), range(1))
-    gone = weakref.ref(model)
+    reference = weakref.ref(model)
     del model
     gc.collect()
-    return gone() is None
+    return reference() is None
 
 
-def test_a_wrapper_that_nobody_needs_is_collected(world):
+def test_an_unused_wrapper_is_garbage_collected(world):
     assert all(ranks.run(dropped))

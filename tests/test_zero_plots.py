@@ -1,4 +1,4 @@
-"""The figures of sharing out draw what they are given, and can be read in grey."""
+"""The figures of sharding draw their data, and can be read without color."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from shared.plots import zero as zero_plots
 from shared.timeline import Span, Timeline
 
 
-def test_ownership_draws_every_run_with_its_rank():
+def test_ownership_draws_every_piece_with_its_rank():
     model = {"embedding": 60, "tiny": 1, "rest": 39}
     ways = {"by range": [(50, 0), (50, 1)], "by parameter": [(60, 0), (1, 1), (39, 1)]}
     axes = zero_plots.ownership(model, ways).axes[0]
@@ -16,12 +16,12 @@ def test_ownership_draws_every_run_with_its_rank():
     assert [label.get_text() for label in axes.get_yticklabels()] == ["the model", "by range", "by parameter"]
 
 
-def test_two_ranks_differ_in_hatch_too():
+def test_two_ranks_also_differ_in_their_hatches():
     bars = zero_plots.ownership({"all": 2}, {"by range": [(1, 0), (1, 1)]}).axes[0].patches[1:]
     assert bars[0].get_hatch() != bars[1].get_hatch()
 
 
-def test_no_way_of_sharing_out_is_refused():
+def test_ownership_without_a_way_of_sharding_is_rejected():
     with pytest.raises(ValueError, match="at least"):
         zero_plots.ownership({"all": 1}, {})
 
@@ -36,7 +36,7 @@ def test_bytes_per_parameter_has_lines_marks_and_limits():
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2"]
 
 
-def test_over_backward_brings_lines_of_any_length_to_one_width():
+def test_over_backward_scales_lines_of_any_length_to_the_same_width():
     figure = zero_plots.over_backward({"all": [0, 8_000_000], "freed": [0, 2_000_000, 1_000_000]}, {"Ψ": 4e6})
     drawn = {line.get_label(): line for line in figure.axes[0].lines}
     assert list(drawn["all"].get_xdata()) == [0, 100] and list(drawn["all"].get_ydata()) == [0, 8]
@@ -45,7 +45,7 @@ def test_over_backward_brings_lines_of_any_length_to_one_width():
     assert [text.get_text() for text in figure.axes[0].texts] == ["Ψ"]
 
 
-def test_both_halves_are_parted_where_the_optimizer_begins():
+def test_both_halves_are_separated_where_the_optimizer_begins():
     spans = [Span("communication", "b0", 0.0, 0.1), Span("optimizer", "AdamW", 0.2, 0.3)]
     axes = zero_plots.both_halves(Timeline(0, spans, began_s=0.0, ended_s=1.0)).axes[0]
     assert list(axes.lines[0].get_xdata()) == [200.0, 200.0]
@@ -53,6 +53,6 @@ def test_both_halves_are_parted_where_the_optimizer_begins():
 
 
 @pytest.mark.parametrize("held_bytes", [{}, {"none": []}])
-def test_over_backward_refuses_what_has_no_moment(held_bytes):
+def test_over_backward_rejects_a_line_without_moments(held_bytes):
     with pytest.raises(ValueError, match="nothing to draw"):
         zero_plots.over_backward(held_bytes, {})

@@ -1,14 +1,17 @@
 """Grading: `make grade SUBMISSIONS=dir`, or `python -m instructor.grade dir`.
 
-submissions.py   what students handed in, found and taken apart
-tasks.py         what a lab asks for, and how many points each answer gets
-sandbox.py       a process tree with limits, which sees nothing of the machine that it does not need
-judge.py         what runs in there: the instructor's checks on one student's pieces (screen.py, guard.py help)
-records.py       one record per student and lab; a grader that was killed goes on where it was
-gradebook.py     all records as a table, and for Gradescope; feedback.py: a page per student
+submissions.py   finds the students' notebooks and extracts their exercise cells
+tasks.py         lists what a lab asks for, and computes the points of each answer
+course.py        unpacks the course as students of one chapter have it, for the sandbox
+sandbox.py       runs a process tree with limits, which sees only the files that it needs
+judge.py         runs inside the sandbox: the instructor's checks on one student's code (with screen.py, guard.py,
+                 fingerprints.py and limits.py)
+grading.py       grades one submission: starts judges until every exercise has a verdict
+records.py       keeps one record per student and lab, so that a grader that was killed can continue
+gradebook.py     writes all records as tables, and for Gradescope; feedback.py writes a page per student
 
-What it cannot do: a piece runs in the process that counts its messages and bytes, so who sets out to can rewrite the
-counts, hide that from fingerprints.py, or send data through files, as who wraps torch's own class can pass by it. Right
-values cannot be forged so. The column "look at" of all grades names code that could be up to it; hidden well, it is not
-named. CPU time is not shared out: with --jobs above 1, one submission can slow another down.
+Known limits: a student's code runs in the process that counts its collectives and bytes. Code that is written for the
+purpose can change the counts and hide the change from fingerprints.py, send data through files, or wrap torch's own
+class. It cannot forge the right values. The column "look at" of the index page names code that could do such things,
+but not code that hides well. CPU time is not divided: with --jobs above 1, one submission can slow down another.
 """

@@ -1,7 +1,7 @@
-"""make grade SUBMISSIONS=dir [CHAPTER=04]: grade what students handed in, `dir/<student>/<lab>/<notebook>.ipynb`.
+"""Grade students' notebooks: `make grade SUBMISSIONS=dir [CHAPTER=04]`, with `dir/<student>/<lab>/<notebook>.ipynb`.
 
-Writes gradebook.csv, exercises.csv, index.html with a feedback page per student, and a results.json each for Gradescope
-into build/grades/. A grader that was stopped goes on where it was; what was handed in anew is graded anew.
+Writes into build/grades/: gradebook.csv, exercises.csv, index.html with a feedback page per student, and a results.json
+per student for Gradescope. A grader that was stopped continues where it was, and grades again only what has changed.
 """
 
 import argparse
@@ -26,7 +26,7 @@ Grader = Callable[[Submission, course.Course, Limits], Record]
 
 
 class Usage(ValueError):
-    """What cannot be graded at all, in one sentence."""
+    """Nothing can be graded; the message says why in one sentence."""
 
 
 def grade_all(
@@ -37,14 +37,17 @@ def grade_all(
     limits: Limits | None = None,
     grader: Grader = grading.grade,
 ) -> list[Record]:
-    """Grade every student's every lab, and keep each record as soon as it is there. → all records
+    """Grade every lab of every student, and save each record as soon as it exists. Returns all records.
 
-    Raises: Usage, ReleaseError, sandbox.NoSandbox
+    Raises:
+        Usage: if there is nothing to grade.
+        ReleaseError: if a lab's bundle cannot be made.
+        sandbox.NoSandbox: if students' code cannot be isolated on this machine.
     """
     labs = _labs(handed_in, number)
     sandbox.require()
     found: dict[tuple[str, str], Record] = {}
-    with _alone_in(folder), ThreadPoolExecutor(jobs) as workers:
+    with _locked(folder), ThreadPoolExecutor(jobs) as workers:
         for lab in labs:
             with course.unpacked(lab) as judged_with:
                 waiting: dict[Future, Submission] = {}
@@ -60,7 +63,7 @@ def grade_all(
 
 
 def _collect(waiting: dict[Future, Submission], found: dict[tuple[str, str], Record], folder: Path) -> None:
-    """Keep each record as soon as it is there, whole on disk before the next."""
+    """Save each record as soon as it exists, completely, before the next one."""
     try:
         for future in as_completed(waiting):
             record = _result(future, waiting[future])
@@ -75,23 +78,30 @@ def _collect(waiting: dict[Future, Submission], found: dict[tuple[str, str], Rec
 
 def _labs(handed_in: Path, number: int | None) -> list[Chapter]:
     if not handed_in.is_dir():
-        raise Usage(f"there is no folder {handed_in}: SUBMISSIONS is a folder with one folder per student")
+        raise Usage(
+            f"there is no folder {handed_in}; SUBMISSIONS must name a folder that contains one folder per student"
+        )
     if not submissions.students_in(handed_in):
-        raise Usage(f"{handed_in} has no folders: each student's work is expected in a folder of their name")
-    known = {number_of(chapter): chapter for chapter in chapters()}
-    if number is not None and number not in known:
-        raise Usage(f"there is no chapter {number:02d}: {', '.join(f'{each:02d}' for each in known)}")
-    labs = [known[number]] if number is not None else submissions.labs_in(handed_in)
+        raise Usage(f"{handed_in} has no folders; each student's work must be in a folder with the student's name")
+    by_number = {number_of(chapter): chapter for chapter in chapters()}
+    if number is not None and number not in by_number:
+        raise Usage(
+            f"there is no chapter {number:02d}; the chapters are {', '.join(f'{known:02d}' for known in by_number)}"
+        )
+    labs = [by_number[number]] if number is not None else submissions.labs_in(handed_in)
     if not labs:
-        names = ", ".join(chapter.name for chapter in known.values())
-        raise Usage(f"no student in {handed_in} has a notebook of one of these labs: {names}. Name one: CHAPTER=04")
+        names = ", ".join(chapter.name for chapter in by_number.values())
+        raise Usage(
+            f"no student in {handed_in} has a notebook for any of the labs ({names}); "
+            "to grade one lab anyway, name its chapter: CHAPTER=04"
+        )
     return labs
 
 
 def _result(future: Future, submission: Submission) -> Record:
     try:
         return future.result()
-    except Exception as error:  # one submission that the grader trips over must not keep the others from being graded
+    except Exception as error:  # One submission on which the grader fails must not stop the others.
         return records.not_graded(submission, error)
 
 
@@ -106,26 +116,32 @@ def _write(found: dict[tuple[str, str], Record], folder: Path) -> None:
     students = {student for student, _ in found}
     everything = []
     for _, record in sorted(found.items()):
-        namesakes = sorted(each for each in students - {record.student} if _plain(each) == _plain(record.student))
-        alike = [f"{each} has the same name, written differently" for each in namesakes]
+        others = sorted(students - {record.student})
+        namesakes = [student for student in others if _normalized(student) == _normalized(record.student)]
+        alike = [f"{student} has the same name except for case or Unicode form" for student in namesakes]
         everything.append(replace(record, notices=[*record.notices, *alike]))
     gradebook.write(everything, folder)
     feedback.write_index(everything, folder)
 
 
-def _plain(name: str) -> str:
+def _normalized(name: str) -> str:
     return unicodedata.normalize("NFKC", name).casefold()
 
 
 @contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Raises: Usage when another grader writes here."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of the folder of grades.
+
+    Raises:
+        Usage: if another grader is writing there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Usage(f"another grader writes into {folder}: wait for it, or name another folder: --into") from None
+            message = f"another grader is writing to {folder}; wait until it ends, or choose another folder with --into"
+            raise Usage(message) from None
         yield
 
 
@@ -137,10 +153,12 @@ def _line(record: Record) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m instructor.grade", description=__doc__.splitlines()[0])
     parser.add_argument("submissions", type=Path, help="a folder with one folder per student")
-    parser.add_argument("--chapter", type=int, help="04, say; by default every lab of which there are notebooks")
+    parser.add_argument("--chapter", type=int, help="such as 04; default: every lab for which anybody has a notebook")
     parser.add_argument("--into", type=Path, default=FOLDER, help="default: build/grades")
-    parser.add_argument("--jobs", type=int, default=1, help="how many submissions at once; 2 cores serve one well")
-    parser.add_argument("--seconds", type=float, default=Limits.seconds_each, help="the most for one exercise")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="how many submissions to grade at once; plan 2 cores for each"
+    )
+    parser.add_argument("--seconds", type=float, default=Limits.seconds_each, help="time limit for one exercise")
     options = parser.parse_args()
     try:
         graded = grade_all(
@@ -152,7 +170,7 @@ def main() -> int:
         )
     except (Usage, ReleaseError, sandbox.NoSandbox) as error:
         parser.error(str(error))
-    print(f"{len(graded)} graded: {options.into}/gradebook.csv and {options.into}/index.html")
+    print(f"{len(graded)} graded. See {options.into}/gradebook.csv and {options.into}/index.html.")
     return 0
 
 

@@ -1,6 +1,7 @@
-"""The course as a student of one chapter has it, for their code to run in: the bundle of `make release`.
+"""Unpack the course as a student of one chapter has it: the bundle of `make release`, and the judge's own files.
 
-So a solution that is still asked for cannot be imported: it is not there. The judge's own files are added.
+Students' code runs in this folder. It cannot import a solution that the lab still asks for, because the bundle does not
+contain it.
 """
 
 import compileall
@@ -21,7 +22,7 @@ JUDGE = ("__init__.py", "judge.py", "guard.py", "fingerprints.py", "screen.py", 
 
 @dataclass(frozen=True)
 class Course:
-    """What one lab is judged with."""
+    """An unpacked course, with which one lab is judged."""
 
     chapter: Chapter
     folder: Path
@@ -32,25 +33,26 @@ class Course:
 
 @contextlib.contextmanager
 def unpacked(chapter: Chapter) -> Iterator[Course]:
-    """Write a chapter's course into a temporary folder that everybody may read.
+    """Write a chapter's course into a temporary folder that every user may read.
 
-    Raises: release.ReleaseError
+    Raises:
+        release.ReleaseError: if the chapter's bundle cannot be made.
     """
     files = release.bundle(release.number_of(chapter))
     files |= {f"instructor/grade/{name}": (HERE / name).read_bytes() for name in JUDGE}
     files["instructor/__init__.py"] = (HERE.parent / "__init__.py").read_bytes()
     content = hashlib.sha256()
-    graders = {f"grader/{path.name}": path.read_bytes() for path in HERE.glob("*.py")}  # points are theirs to give
-    for name, each in sorted((files | graders).items()):
-        content.update(name.encode() + b"\0" + each + b"\0")
-    to_come = [each for each in chapters() if each.name >= chapter.name]
-    withheld = tuple(f"solutions.{module}" for each in to_come for module in module_names(each))
-    with tempfile.TemporaryDirectory(prefix="course-") as made:
-        folder = Path(made)
-        for name, each in files.items():
+    graders = {f"grader/{path.name}": path.read_bytes() for path in HERE.glob("*.py")}  # They decide the points.
+    for name, data in sorted((files | graders).items()):
+        content.update(name.encode() + b"\0" + data + b"\0")
+    to_come = [other for other in chapters() if other.name >= chapter.name]
+    withheld = tuple(f"solutions.{module}" for other in to_come for module in module_names(other))
+    with tempfile.TemporaryDirectory(prefix="course-") as temporary:
+        folder = Path(temporary)
+        for name, data in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(each)
-        compileall.compile_dir(folder, quiet=1)  # once, and not in each sandbox
-        for each in (folder, *folder.rglob("*")):
-            each.chmod(0o755 if each.is_dir() else 0o644)
+            (folder / name).write_bytes(data)
+        compileall.compile_dir(folder, quiet=1)  # Compile once here instead of once in each sandbox.
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
         yield Course(chapter, folder, content.hexdigest(), tuple(tasks_of(chapter)), withheld)

@@ -1,4 +1,4 @@
-"""A page per student and lab, with each verdict and its hint; and a page for the instructor that leads to them all."""
+"""Write a page per student and lab with every verdict and hint, and an index page for the instructor."""
 
 from pathlib import Path
 
@@ -8,15 +8,15 @@ from shared.tables.rendering import render
 
 
 def write(record: Record, folder: Path) -> None:
-    """Write feedback/<student>/<lab>.html. What students wrote is shown as text, whatever it looks like."""
-    page = render(__package__, "feedback.html", record=record, said_once=said_once, number=_number)
+    """Write feedback/<student>/<lab>.html. Everything that a student wrote is escaped and shown as text."""
+    page = render(__package__, "feedback.html", record=record, said_once=said_once, points=_points)
     write_whole(folder / "feedback" / record.student / f"{record.lab}.html", page)
 
 
 def write_index(records: list[Record], folder: Path) -> None:
-    """Write index.html."""
-    write_whole(folder / "index.html", render(__package__, "index.html", records=records, number=_number))
+    """Write index.html, the instructor's overview of all records."""
+    write_whole(folder / "index.html", render(__package__, "index.html", records=records, points=_points))
 
 
-def _number(points: float) -> str:
+def _points(points: float) -> str:
     return f"{points:g}"

@@ -1,4 +1,4 @@
-"""All records as tables: one row per student and lab, one per exercise, and a results.json each for Gradescope."""
+"""Write all records as tables, with a row per lab or per exercise, and a results.json per record for Gradescope."""
 
 import csv
 import io
@@ -14,7 +14,7 @@ EXERCISE_COLUMNS = ("student", "lab", "number", "exercise", "points", "max_point
 
 
 def write(records: list[Record], folder: Path) -> None:
-    """Write gradebook.csv, exercises.csv, and gradescope/<student>/<lab>/results.json."""
+    """Write gradebook.csv, with a row per student and lab, and exercises.csv, with a row per exercise."""
     rows = [
         (r.student, r.lab, r.points, r.max_points, r.why, "; ".join(r.notices), f"feedback/{r.student}/{r.lab}.html")
         for r in records
@@ -37,12 +37,12 @@ def _as_csv(columns: tuple[str, ...], rows: list[tuple]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows([[_plain(value) for value in row] for row in rows])
+    writer.writerows([[_safe(value) for value in row] for row in rows])
     return text.getvalue()
 
 
-def _plain(value):
-    """One line, and no text that a spreadsheet would take for a formula, also where it parts cells at semicolons."""
+def _safe(value):
+    """Return a value as one line that no spreadsheet takes for a formula, even one that splits cells at semicolons."""
     if not isinstance(value, str):
         return value
     text = re.sub(r";\s*(?=[=+@-])", "; '", one_line(value))
@@ -50,7 +50,10 @@ def _plain(value):
 
 
 def write_gradescope(record: Record, folder: Path) -> None:
-    """Write what Gradescope reads of an autograder (its documentation, "Autograder Specifications", output format)."""
+    """Write gradescope/<student>/<lab>/results.json in the format that Gradescope expects of an autograder.
+
+    Source: Gradescope's documentation, "Autograder Specifications", output format.
+    """
     tests = [
         {
             "number": answer.number,

@@ -10,30 +10,32 @@ from instructor.grade.submissions import Submission, Unreadable
 from instructor.grade.tasks import Task, credit, module_of
 from shared.checks.engine.verdicts import Verdict
 
-MOST_WAITS = 3  # for a judge that tells nothing: then a submission is not tried any further
-NOT_TRIED = "not tried any more"
-KILLED_FROM = 128  # an exit status above it is that of a signal
-BROUGHT_DOWN = "it brought down the processes that judge it"
+MOST_WAITS = 3  # A submission gets as much time as this many exercises that never end.
+NOT_TRIED = "not graded, because earlier exercises used all of this submission's time"
+KILLED_FROM = 128  # An exit status above this one stands for a signal.
+TOOK_DOWN = "the code took down the processes that grade it"
 
 
 class NotGraded(RuntimeError):
-    """Why there is no record yet; it is not the student's fault."""
+    """There is no record yet, and the cause is not the student's code."""
 
 
 def grade(submission: Submission, course: Course, limits: Limits) -> Record:
-    """→ the record of a submission, whatever was handed in
+    """Return the record of a submission, whatever was handed in.
 
-    Raises: NotGraded where this machine failed, and not the student's code.
+    Raises:
+        NotGraded: if this machine failed, and not the student's code.
     """
     began = time.monotonic()
     record = Record(submission.student, submission.lab, digest_of(submission, course.digest), [])
     answers: dict[str, Answer] = {}
     try:
         cells = submissions.pieces_of(submission, course.chapter)
-        record.notes = [f"{name} lies beside the notebook and was not used" for name in submissions.beside(submission)]
-        twice = submissions.twice_in(submission)
-        record.notes += [f"{name} stands in several cells: they were run one after the other" for name in twice]
-        answers = _judged(cells, submissions.others_in(submission), course, limits, record)
+        files = submissions.other_files(submission)
+        record.notes = [f"{name} was handed in beside the notebook and was not used" for name in files]
+        repeated = submissions.repeated_exercises(submission)
+        record.notes += [f"{name} is in several cells, which were run one after the other" for name in repeated]
+        answers = _judged(cells, submissions.other_cells(submission), course, limits, record)
     except Unreadable as error:
         record.reason = str(error)
     for task in course.tasks:
@@ -44,7 +46,7 @@ def grade(submission: Submission, course: Course, limits: Limits) -> Record:
 
 
 def _judged(cells: list[dict], others: list[str], course: Course, limits: Limits, record: Record) -> dict[str, Answer]:
-    """→ the answers by the names of their tasks"""
+    """Return the answers by the names of their tasks."""
     answers: dict[str, Answer] = {}
     left = list(course.tasks)
     deadline = time.monotonic() + MOST_WAITS * limits.seconds_each
@@ -63,18 +65,18 @@ def _judged(cells: list[dict], others: list[str], course: Course, limits: Limits
         begun = None
         for line in ended.lines:
             record.notices = line.get("notices", record.notices)
-            record.notes += [said for said in line.get("notes", []) if said not in record.notes]
+            record.notes += [note for note in line.get("notes", []) if note not in record.notes]
             begun = line.get("begin", begun)
             if "done" in line:
-                (task,) = (each for each in left if each.name == line["done"])
+                (task,) = (task for task in left if task.name == line["done"])
                 answers[task.name] = _answer(task, verdicts_from(line["verdicts"]), line["reason"])
                 left.remove(task)
             if "broken" in line:
-                why = f"{BROUGHT_DOWN}: {line['reason']}"
+                why = f"{TOOK_DOWN}: {line['reason']}"
         if not left:
             break
-        if begun is None:  # while the cells were loaded: the same would come again
-            return answers | {task.name: _answer(task, [], f"when its cells were loaded, {why}") for task in left}
+        if begun is None:  # It happened while the cells were loaded, so another judge would meet the same end.
+            return answers | {task.name: _answer(task, [], f"while the cells were loaded, {why}") for task in left}
         guilty = left.pop(0)
         answers[guilty.name] = _answer(guilty, [], why)
     return answers
@@ -87,6 +89,7 @@ def _answer(task: Task, verdicts: list[Verdict], reason: str) -> Answer:
 
 def _last_words(ended: sandbox.Ended) -> str:
     if ended.status is None or ended.status > KILLED_FROM or ended.status < 0:
-        return f"{BROUGHT_DOWN}: they were killed from within"
-    said = ended.printed.strip().splitlines()[-1:] or ["without a word"]
-    return f"{BROUGHT_DOWN}: exit status {ended.status}, {said[0][:200]}"
+        return f"{TOOK_DOWN}: they were killed from inside the sandbox"
+    printed = ended.printed.strip().splitlines()
+    last_line = f"and last printed: {printed[-1][:200]}" if printed else "and printed nothing"
+    return f"{TOOK_DOWN}: they ended with exit status {ended.status} {last_line}"

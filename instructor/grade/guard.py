@@ -1,7 +1,7 @@
-"""Take from ranks what is data, and nothing that could run code here: the judge's own process must stay its own.
+"""Accept only data from ranks, so that a student's code on a rank cannot run anything in the judge's process.
 
-What a rank gives back arrives as a pickle, and a pickle may call any function that it names. A student's code could
-send one. So a pickle may name a few containers here, tensors, and the course's own records; all else is refused.
+A rank's results arrive as a pickle, and a pickle may call any function that it names. A pickle here may therefore name
+only a few containers, tensors, and the course's own record types. Everything else is rejected.
 """
 
 import dataclasses
@@ -21,26 +21,26 @@ PLAIN = {
     "shared.checks.engine.parcel": ("_tensor",),
 }
 OWN = "shared."
-NOT_SENT = ("shared.checks.engine.framework.", "shared.checks.engine.verdicts.")  # what verdicts are made of
+NOT_SENT = ("shared.checks.engine.framework.", "shared.checks.engine.verdicts.")  # Verdicts are made of these.
 
 
-class Refused(pickle.UnpicklingError):
-    """A rank sent something that is not data."""
+class Rejected(pickle.UnpicklingError):
+    """A rank sent something that is not plain data."""
 
 
 def install() -> list[str]:
-    """Read every pickle of this process so, from now on. → the names refused, a list that grows"""
-    refused: list[str] = []
+    """Read every pickle of this process in this way from now on. Returns the rejected names, a list that grows."""
+    rejected: list[str] = []
 
-    class DataOnly(pickle._Unpickler):  # the one in Python: that in C lets nobody see what is built
+    class DataOnly(pickle._Unpickler):  # The one written in Python: the C version has no load_build to override.
         dispatch: ClassVar = dict(pickle._Unpickler.dispatch)
 
         def load_build(self):
-            """A state given to a class would set its methods, and a record might then equal whatever it meets."""
+            """Reject a state for a class: it would set the class's methods, and a record could then equal anything."""
             owner = self.stack[-2]
             if isinstance(owner, type) or callable(owner):
-                refused.append(f"setattr({getattr(owner, '__name__', type(owner).__name__)})")
-                raise Refused(refused[-1])
+                rejected.append(f"setattr({getattr(owner, '__name__', type(owner).__name__)})")
+                raise Rejected(rejected[-1])
             super().load_build()
 
         dispatch[pickle.BUILD[0]] = load_build
@@ -48,24 +48,24 @@ def install() -> list[str]:
         def find_class(self, module: str, name: str):
             found = _allowed(module, name, super().find_class)
             if found is None:
-                refused.append(f"{module}.{name}")
-                raise Refused(f"{module}.{name}")
+                rejected.append(f"{module}.{name}")
+                raise Rejected(f"{module}.{name}")
             return found
 
     def loads(packed, /, **_):
         return DataOnly(io.BytesIO(packed)).load()
 
     pickle.loads = parcel.unpack = loads
-    return refused
+    return rejected
 
 
 def _allowed(module: str, name: str, find):
-    """→ what a pickle asks for by name, or None"""
+    """Return the object that a pickle asks for by name, or None if it may not have it."""
     if name in PLAIN.get(module, ()):
         return find(module, name)
     if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
         return getattr(torch, name)
-    if (module, name) == ("torch.storage", "_load_from_bytes"):  # a pickle within a pickle
+    if (module, name) == ("torch.storage", "_load_from_bytes"):  # This is a pickle within a pickle.
         return lambda packed: torch.load(io.BytesIO(packed), weights_only=True)
     if module.startswith(OWN) and "." not in name and not f"{module}.".startswith(NOT_SENT):
         found = find(module, name)

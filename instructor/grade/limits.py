@@ -1,6 +1,6 @@
-"""What a judge gives up before it meets a student's code: rights, and more than its share of the machine.
+"""Limit a judge's rights and resources before it runs a student's code.
 
-All its children inherit it. Memory of all together, and the time, are watched from outside (sandbox.py).
+All child processes inherit these limits. sandbox.py watches the total memory and the time from outside.
 """
 
 import ctypes
@@ -11,26 +11,26 @@ from dataclasses import dataclass
 from shared.deadlines import scaled
 
 _PR_SET_DUMPABLE = 4
-NICENESS = 10  # a piece that spins, in hundreds of processes even, leaves the rest of the machine usable
+NICENESS = 10  # Even hundreds of busy processes leave the rest of the machine usable.
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one student's checks may use. Defaults hold all that this course's solutions need, several times over."""
+    """Limits for one student's checks. The defaults are several times what this course's solutions need."""
 
-    seconds_each: float = scaled(180.0)  # wall clock, for one exercise
+    seconds_each: float = scaled(180.0)  # wall clock time, for one exercise
     memory_bytes: int = 8_000_000_000  # of all processes together
     process_memory_bytes: int = 4_000_000_000
-    processes: int = 300  # threads count too; solutions have about 50
-    file_bytes: int = 100_000_000  # of one file; all of them together stay below scratch_bytes
+    processes: int = 300  # including threads; our solutions have about 50
+    file_bytes: int = 100_000_000  # of one file; all files together stay below scratch_bytes
     scratch_bytes: int = 500_000_000
     cpu_s: int = 600  # of one process
-    files: int = 1024  # that one process has open
+    files: int = 1024  # open in one process
 
 
 def give_up_rights(limits: Limits, user: int) -> None:
-    """Limit this process and its children, and keep others from reading its memory. Root becomes `user`."""
-    for what, most in (
+    """Limit this process and its children, and hide its memory from others. Root becomes `user`."""
+    for resource_type, maximum in (
         (resource.RLIMIT_DATA, limits.process_memory_bytes),
         (resource.RLIMIT_FSIZE, limits.file_bytes),
         (resource.RLIMIT_CPU, limits.cpu_s),
@@ -38,13 +38,15 @@ def give_up_rights(limits: Limits, user: int) -> None:
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NPROC, limits.processes),
     ):
-        _, hard = resource.getrlimit(what)
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(what, (most, most))
+        _, hard = resource.getrlimit(resource_type)
+        maximum = maximum if hard == resource.RLIM_INFINITY else min(maximum, hard)
+        resource.setrlimit(resource_type, (maximum, maximum))
     os.nice(NICENESS)
-    if os.getuid() == 0:  # root has no limit on its processes
+    if os.getuid() == 0:  # The limit on processes does not apply to root.
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
     if hasattr(ctypes.CDLL(None), "prctl"):
-        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # or /proc would let a rank write into our pipe
+        ctypes.CDLL(None).prctl(
+            _PR_SET_DUMPABLE, 0, 0, 0, 0
+        )  # Otherwise a rank could write into our pipe through /proc.

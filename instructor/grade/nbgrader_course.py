@@ -1,8 +1,8 @@
-"""A course folder for nbgrader: `python -m instructor.grade.nbgrader_course DIR`.
+"""Write a course folder for nbgrader: `python -m instructor.grade.nbgrader_course DIR`.
 
 Writes DIR/source/<lab>/<lab>.ipynb, each lab with its solutions marked, and DIR/nbgrader_config.py. In DIR, nbgrader's
-generate_assignment, autograde and export then work as its documentation says. nbgrader runs what students wrote with
-your rights, and gives an exercise's points for all of its checks or none: `make grade` does neither.
+generate_assignment, autograde and export then work as its documentation says. nbgrader runs students' code with your
+own rights, and gives an exercise all of its points or none. `make grade` uses a sandbox and gives partial credit.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import nbformat
 from instructor.build import STUB, chapters
 from shared.deadlines import scaled
 
-CONFIG = f"""c = get_config()  # noqa: F821 (nbgrader gives it)
+CONFIG = f"""c = get_config()  # noqa: F821 (nbgrader defines it)
 c.CourseDirectory.course_id = "distributed_training"
 c.ClearSolutions.code_stub = {{"python": {STUB!r}}}
 c.ExecutePreprocessor.timeout = {scaled(180):.0f}
@@ -22,7 +22,7 @@ c.ExecutePreprocessor.timeout = {scaled(180):.0f}
 
 
 def write(folder: Path) -> list[Path]:
-    """Write every lab's source, and the configuration where there is none. → the notebooks"""
+    """Write every lab's source, and the configuration if there is none yet. Returns the notebooks' paths."""
     written = []
     for chapter in chapters():
         path = folder / "source" / chapter.name / f"{chapter.name}.ipynb"
@@ -39,9 +39,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m instructor.grade.nbgrader_course", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("folder", type=Path, help="where nbgrader's course is to be")
+    parser.add_argument("folder", type=Path, help="where to write the course folder")
     written = write(parser.parse_args().folder)
-    print(f"{len(written)} labs in {written[0].parent.parent}")
+    print(f"Wrote {len(written)} labs to {written[0].parent.parent}.")
     return 0
 
 

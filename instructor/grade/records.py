@@ -1,4 +1,4 @@
-"""What became of one student's lab, kept as one file: a grader that was killed goes on where it was."""
+"""Keep the result of each student's lab as a file of its own, so that a grader that was killed can continue."""
 
 import contextlib
 import hashlib
@@ -10,18 +10,18 @@ from pathlib import Path
 from instructor.grade.submissions import MOST_BYTES, Submission
 from shared.checks.engine.verdicts import Verdict
 
-MOST_CHARACTERS = 2000  # of a reason in a table; a spreadsheet spreads what is above 32 767 over further rows
+MOST_CHARACTERS = 2000  # of a reason in a table; a spreadsheet splits cells above 32,767 characters
 
 
 def one_line(text: str) -> str:
-    """Without what a terminal obeys, or cannot show: an error's text may move its cursor to another student's row."""
-    line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
+    """Return the text as one line without control characters, which could overwrite other lines in a terminal."""
+    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]} …"
 
 
 @dataclass
 class Answer:
-    """What one exercise is worth; the reason says why there are no verdicts."""
+    """The points and verdicts of one exercise. If there are no verdicts, `reason` says why."""
 
     number: str
     name: str  # of the exercise: "no_sync" is asked of OverlappedDDP
@@ -38,17 +38,17 @@ class Answer:
 
 @dataclass
 class Record:
-    """What one student's lab is worth, and why."""
+    """The points of one student's lab, and the reasons for them."""
 
     student: str
     lab: str
-    digest: str  # of what was handed in, and of what judged it
+    digest: str  # of the notebook and of the course that judged it
     answers: list[Answer]
     reason: str = ""  # why nothing could be graded
     notes: list[str] = field(default_factory=list)  # for the student
-    notices: list[str] = field(default_factory=list)  # for the instructor alone
+    notices: list[str] = field(default_factory=list)  # for the instructor only
     seconds: float = 0.0
-    final: bool = True  # False: this machine failed, and the next run tries again
+    final: bool = True  # False if this machine failed; the next run tries again
 
     @property
     def points(self) -> float:
@@ -68,7 +68,7 @@ class Record:
 
 
 def digest_of(submission: Submission, course: str) -> str:
-    """→ what a record stands for: these bytes, judged by this course"""
+    """Return a digest of the notebook's bytes and of the course that judges them."""
     handed_in = b"none"
     if submission.path is not None and submission.path.is_file():
         with contextlib.suppress(OSError), submission.path.open("rb") as file:
@@ -81,11 +81,12 @@ def path_of(folder: Path, student: str, lab: str) -> Path:
 
 
 def save(record: Record, folder: Path) -> None:
-    """Write a record whole, or not at all."""
+    """Write a record completely or not at all."""
     write_whole(path_of(folder, record.student, record.lab), json.dumps(asdict(record), indent=1))
 
 
 def write_whole(path: Path, text: str) -> None:
+    """Write a file completely or not at all, even if this process is killed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.new")
     beside.write_text(text, encoding="utf-8", errors="backslashreplace")
@@ -93,21 +94,25 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def not_graded(submission: Submission, error: Exception) -> Record:
-    """→ the row of a submission that this machine could not judge: nobody is lost for it"""
-    said = " ".join(f"{type(error).__name__}: {error}".split())
-    return Record(submission.student, submission.lab, "", [], f"not graded, run the grader again: {said}", final=False)
+    """Return the record of a submission that this machine could not judge, so that every student has a row."""
+    reason = f"not graded, run the grader again: {' '.join(f'{type(error).__name__}: {error}'.split())}"
+    return Record(submission.student, submission.lab, "", [], reason, final=False)
 
 
 def load(folder: Path, student: str, lab: str) -> Record | None:
-    """→ the record of a student's lab, if there is a whole one"""
+    """Return the saved record of a student's lab, or None if it is missing or broken."""
     try:
         kept = json.loads(path_of(folder, student, lab).read_text())
-        answers = [Answer(**(each | {"verdicts": verdicts_from(each["verdicts"])})) for each in kept["answers"]]
+        answers = [Answer(**(answer | {"verdicts": verdicts_from(answer["verdicts"])})) for answer in kept["answers"]]
         return Record(**(kept | {"answers": answers}))
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
-def verdicts_from(told: list[dict]) -> list[Verdict]:
-    """Raises: TypeError, KeyError for what is no verdict."""
-    return [Verdict(**(each | {"world_sizes": tuple(each["world_sizes"])})) for each in told]
+def verdicts_from(saved: list[dict]) -> list[Verdict]:
+    """Return verdicts that were read from JSON.
+
+    Raises:
+        TypeError, KeyError: if an entry is not a verdict.
+    """
+    return [Verdict(**(verdict | {"world_sizes": tuple(verdict["world_sizes"])})) for verdict in saved]

@@ -1,7 +1,8 @@
-"""Run a program in a process tree of its own, with limits: it sees the files that it is shown, and ends when we say.
+"""Run a program in an isolated process tree with limits.
 
-Isolation is bubblewrap's: own process ids, so that one kill ends all; loopback and no other network; of the file system
-the system's libraries and this Python, read-only, and a scratch folder in memory.
+bubblewrap isolates it. The program has its own process ids, so that one kill ends all of its processes, and no network
+but loopback. It can read only the system's libraries, this Python and the files it is given, and it can write only to a
+scratch folder in memory.
 """
 
 import contextlib
@@ -25,19 +26,19 @@ from shared import deadlines
 from shared.deadlines import scaled
 
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/hosts", "/etc/nsswitch.conf")
-FIRST_USER, USERS = 200_000, 100_000  # whom nobody has: two sandboxes share no user, nor its limits
+FIRST_USER, USERS = 200_000, 100_000  # User ids that nobody else has. Two sandboxes share no user and no limits.
 WATCH_EVERY_S = 0.2
 MOST_LINE_BYTES = 2_000_000
-KEPT_BYTES = 4000  # of what is printed: enough for a traceback
+KEPT_BYTES = 4000  # of the printed output: enough for a traceback
 
 
 class NoSandbox(RuntimeError):
-    """Why nothing can be isolated here, and what to do."""
+    """Nothing can be isolated on this machine; the message says why and what to do."""
 
 
 @dataclass
 class Ended:
-    """What became of a program: the lines it told, and why it was ended; "" if it ended by itself."""
+    """How a program ended: the lines it reported, and why we ended it ("" if it ended by itself)."""
 
     lines: list[dict] = field(default_factory=list)
     why: str = ""
@@ -46,25 +47,31 @@ class Ended:
 
 
 def require() -> None:
-    """Raises: NoSandbox where bubblewrap is missing, or not allowed to work."""
+    """Check that bubblewrap works here.
+
+    Raises:
+        NoSandbox: if bubblewrap is missing, or may not create namespaces.
+    """
     if shutil.which("bwrap") is None:
-        raise NoSandbox("Grading runs students' code, and needs bubblewrap for it (Linux): apt-get install bubblewrap")
+        raise NoSandbox(
+            "grading runs students' code in a sandbox, which needs bubblewrap (Linux only): apt-get install bubblewrap"
+        )
     command = ["bwrap", *_isolation(), *_shown([]), "--", "/bin/true"]
     tried = subprocess.run(command, capture_output=True, text=True, timeout=scaled(20))
     if tried.returncode:
         raise NoSandbox(
-            f"bubblewrap is not allowed to isolate here ({tried.stderr.strip()}): run as a user who may make namespaces"
+            f"bubblewrap cannot create a sandbox here ({tried.stderr.strip()}); run as a user who may create namespaces"
         )
 
 
 def run(module: str, job: dict, course: Path, limits: Limits) -> Ended:
     """Run `python -m module JOB FD` in a sandbox where `course` is the working directory.
 
-    It is ended when it tells nothing for limits.seconds_each, takes too much memory, or starts too many processes.
+    It is killed when it reports nothing for limits.seconds_each, uses too much memory, or starts too many processes.
     """
     user = FIRST_USER + random.SystemRandom().randrange(USERS)
-    with tempfile.TemporaryDirectory(prefix="grade-") as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory(prefix="grade-") as temporary:
+        folder = Path(temporary)
         job_file = folder / "job.json"
         job_file.write_text(json.dumps(job | {"limits": vars(limits), "user": user}))
         scratch = folder / "scratch"
@@ -90,12 +97,12 @@ def run(module: str, job: dict, course: Path, limits: Limits) -> Ended:
             try:
                 return _follow(process, pipe, limits)
             finally:
-                process.kill()  # and with it, all that it has started: they live in its process ids
+                process.kill()  # This also kills everything that it has started, since it owns their process ids.
 
 
 def _isolation() -> list[str]:
     options = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
-    if os.getuid() == 0:  # the judge itself becomes nobody, since only so are its processes counted
+    if os.getuid() == 0:  # The judge itself changes its user: the limit on processes does not apply to root.
         options += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         options += ["--unshare-user", "--uid", str(FIRST_USER), "--gid", str(FIRST_USER)]
@@ -103,19 +110,20 @@ def _isolation() -> list[str]:
 
 
 def _shown(files: list[Path]) -> list[str]:
-    """What can be read in there, each under its own path."""
-    python = {str(Path(each).resolve()) for each in (sys.base_prefix, sys.base_exec_prefix)} | {sys.prefix}
+    """Return the options that show files to the program, each under its own path and read-only."""
+    python = {str(Path(path).resolve()) for path in (sys.base_prefix, sys.base_exec_prefix)} | {sys.prefix}
     options = ["--dev", "/dev", "--proc", "/proc"]
     shown = [*sorted(python), *map(str, files)]
-    for parent in sorted({str(each) for path in (*SYSTEM, *shown) for each in Path(path).parents if each != Path("/")}):
-        options += ["--perms", "0755", "--dir", parent]  # bubblewrap would make them for root alone
+    parents = {str(parent) for path in (*SYSTEM, *shown) for parent in Path(path).parents if parent != Path("/")}
+    for parent in sorted(parents):
+        options += ["--perms", "0755", "--dir", parent]  # By default, only root could enter them.
     for path in (*SYSTEM, *shown):
         options += ["--ro-bind-try" if path in SYSTEM else "--ro-bind", path, path]
     return options
 
 
 def _scratch(scratch: Path, limits: Limits) -> list[str]:
-    """The one folder that can be written, and the environment."""
+    """Return the options for the scratch folder, the only writable one, and for the environment."""
     environment = {
         "PATH": f"{Path(sys.prefix) / 'bin'}:/usr/bin:/bin",
         "HOME": str(scratch),
@@ -123,7 +131,7 @@ def _scratch(scratch: Path, limits: Limits) -> list[str]:
         "USER": "student",
         "LANG": "C.UTF-8",
         "RANKS_BACKEND": "gloo:cpu",
-        "OMP_NUM_THREADS": "1",  # or libraries would start a thread per core, and threads are limited
+        "OMP_NUM_THREADS": "1",  # Otherwise libraries start a thread per core, and threads are limited.
         "OPENBLAS_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -132,18 +140,18 @@ def _scratch(scratch: Path, limits: Limits) -> list[str]:
         deadlines.SCALE: f"{deadlines.time_scale():g}",
     }
     options = []
-    for place in (str(scratch), "/dev/shm", "/tmp"):
-        if place == "/tmp" and str(scratch).startswith("/tmp/"):
-            continue  # it is there already, and is not to be covered
-        options += ["--size", str(limits.scratch_bytes), "--perms", "0777", "--tmpfs", place]
-    options += ["--remount-ro", "/dev", "--remount-ro", "/"]  # they lie in memory, and would have no limit
+    for writable in (str(scratch), "/dev/shm", "/tmp"):
+        if writable == "/tmp" and str(scratch).startswith("/tmp/"):
+            continue  # A new /tmp would cover the scratch folder.
+        options += ["--size", str(limits.scratch_bytes), "--perms", "0777", "--tmpfs", writable]
+    options += ["--remount-ro", "/dev", "--remount-ro", "/"]  # They are in memory, and their size has no limit.
     return options + [word for name, value in environment.items() for word in ("--setenv", name, value)]
 
 
 def _follow(process: subprocess.Popen, pipe, limits: Limits) -> Ended:
-    """Read what is told until the program has ended, or is ended."""
+    """Read what the program reports until it ends or passes a limit."""
     ended = Ended()
-    told, printed = b"", b""
+    partial_line, printed = b"", b""
     deadline = time.monotonic() + limits.seconds_each
     with selectors.DefaultSelector() as selector:
         for stream in (pipe, process.stdout):
@@ -158,17 +166,17 @@ def _follow(process: subprocess.Popen, pipe, limits: Limits) -> Ended:
                 elif key.fileobj is process.stdout:
                     printed = (printed + chunk)[-KEPT_BYTES:]
                 else:
-                    *lines, told = (told + chunk).split(b"\n")
+                    *lines, partial_line = (partial_line + chunk).split(b"\n")
                     for line in lines:
                         ended.lines.append(json.loads(line))
                         deadline = time.monotonic() + limits.seconds_each
             now = time.monotonic()
-            if len(told) > MOST_LINE_BYTES:
-                ended.why = "what was found is too long to be told"
+            if len(partial_line) > MOST_LINE_BYTES:
+                ended.why = "the code's results are too long to report"
             if now > deadline:
-                ended.why = f"nothing came of it in {limits.seconds_each:g} s"
+                ended.why = f"no result was reported within {limits.seconds_each:g} s"
             if now - looked > WATCH_EVERY_S:
-                looked, ended.why = now, ended.why or _too_much(process, limits)
+                looked, ended.why = now, ended.why or _passed_limit(process, limits)
     if ended.why:
         process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -177,34 +185,36 @@ def _follow(process: subprocess.Popen, pipe, limits: Limits) -> Ended:
     return ended
 
 
-def _too_much(process: subprocess.Popen, limits: Limits) -> str:
-    """→ which limit all processes together have passed"""
+def _passed_limit(process: subprocess.Popen, limits: Limits) -> str:
+    """Return which limit all processes together have passed, or ""."""
     try:
         family = psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return ""
     if len(family) > limits.processes:
-        return f"it had {len(family)} processes"
+        return f"the code had {len(family)} processes; the limit is {limits.processes}"
     held_bytes = 0
-    for each in family:
+    for member in family:
         with contextlib.suppress(psutil.Error, OSError):
-            memory = each.memory_info()
-            held_bytes += memory.rss - memory.shared + _shared_bytes(Path("/proc", str(each.pid)))
+            memory = member.memory_info()
+            held_bytes += memory.rss - memory.shared + _shared_bytes(Path("/proc", str(member.pid)))
     if held_bytes > limits.memory_bytes:
-        return f"its processes held {held_bytes / 1e9:.1f} GB"
+        return f"its processes held {held_bytes / 1e9:.1f} GB; the limit is {limits.memory_bytes / 1e9:.1f} GB"
     return ""
 
 
 def _shared_bytes(process: Path) -> int:
-    """→ what a process keeps in memory that others may see too: no limit of the system's holds for it
+    """Return the bytes of shared memory that a process holds, to which none of the system's limits applies.
 
-    Mapped, and as files in memory that are mapped nowhere; the libraries that all share are no part of it.
+    Counts mapped shared memory and memory files that are not mapped, but not the libraries that all processes share.
     """
-    mapped = re.findall(r"^RssShmem:\s+(\d+) kB", (process / "status").read_text(), re.MULTILINE)  # none once it died
+    mapped = re.findall(
+        r"^RssShmem:\s+(\d+) kB", (process / "status").read_text(), re.MULTILINE
+    )  # absent after its death
     files = {}
-    for each in (process / "fd").iterdir():
+    for descriptor in (process / "fd").iterdir():
         with contextlib.suppress(OSError):
-            if os.readlink(each).startswith("/memfd:"):
-                found = each.stat()
-                files[found.st_ino] = 512 * found.st_blocks
+            if os.readlink(descriptor).startswith("/memfd:"):
+                status = descriptor.stat()
+                files[status.st_ino] = 512 * status.st_blocks
     return 1024 * sum(map(int, mapped)) + sum(files.values())

@@ -1,6 +1,6 @@
-"""Look through a student's code before it runs: what does not compile, what grading forbids, what a person should see.
+"""Read a student's code before it runs: find what does not compile, what is forbidden, and what a person should see.
 
-This reads code and runs none of it. It catches who copies openly; whoever hides it is caught by what runs, or not.
+Nothing is executed here. This catches open copying. Hidden copying is caught only if it fails when it runs.
 """
 
 import ast
@@ -17,7 +17,7 @@ MEASURING = (
     "shared.ranks.doctor",
     "shared.ranks.rankside",
     "shared.wire.instrumentation",
-)  # what they note can be rewritten
+)  # Code that imports these could rewrite what they have recorded.
 READY_MADE = (
     "DistributedDataParallel",
     "FullyShardedDataParallel",
@@ -25,30 +25,30 @@ READY_MADE = (
     "fully_shard",
     "DTensor",
 )
-REACHING = ("__import__", "globals", "open", "setattr", "vars")  # as functions: methods may be named so
+REACHING = ("__import__", "globals", "open", "setattr", "vars")  # as functions; methods may have these names
 UNUSUAL_NAMES = ("__builtins__", "__reduce__", "__subclasses__", "_getframe", "_exit", "eval", "exec", "kill", "fork")
 
 
 def problem(source: str) -> str:
-    """→ why a cell cannot be loaded; "" if it compiles"""
+    """Return why a cell cannot be loaded, or "" if it compiles."""
     try:
         source.encode()
         compile(source, "cell", "exec")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        said = error.msg if isinstance(error, SyntaxError) else str(error)
-        return f"the cell does not compile: {type(error).__name__}{line}: {said}"
+        message = error.msg if isinstance(error, SyntaxError) else str(error)
+        return f"the cell does not compile: {type(error).__name__}{line}: {message}"
     return ""
 
 
 def without_magics(source: str) -> str:
-    """→ the cell without lines such as `%time f()` and `!ls`, which a notebook runs and which define nothing"""
+    """Return the cell without lines such as `%time f()` and `!ls`, which only a notebook can run."""
     rest = _MAGIC_LINE.sub(r"\1pass", source)
     return rest if problem(source) and not problem(rest) else source
 
 
 def borrowed(cells: list[dict], others: list[str]) -> list[str]:
-    """→ what the exercises use that is defined in other cells of the student's notebook alone: it is not there"""
+    """Return the names that exercises use but that only other cells of the notebook define. Grading lacks them."""
     own, used, lent = set(dir(builtins)), set(), set()
     for cell in cells:
         stored, loaded = _stored_and_loaded(cell["source"])
@@ -68,48 +68,47 @@ def _stored_and_loaded(source: str) -> tuple[set[str], set[str]]:
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             stored.add(node.name)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            stored |= {each.asname or each.name.split(".")[0] for each in node.names}
+            stored |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.arg):
             stored.add(node.arg)
     return stored, loaded
 
 
-def refusals(source: str, own_modules: tuple[str, ...]) -> list[str]:
-    """→ what may not be used where it is asked for: the checks themselves, and solutions still to be written
+def forbidden(source: str, withheld: tuple[str, ...]) -> list[str]:
+    """Return where an exercise uses the checks, the grader, or solutions that students do not have yet.
 
-    own_modules: the modules of solutions/ that students have not been given.
+    Args:
+        withheld: The modules of solutions/ that students have not been given.
     """
-    forbidden = (*FORBIDDEN, *own_modules)
     found = []
-    for name, line in _names_of_modules(source):
-        found += [f"line {line} uses {each}" for each in forbidden if name == each or name.startswith(f"{each}.")]
+    for name, line in _module_names(source):
+        modules = [module for module in (*FORBIDDEN, *withheld) if f"{name}.".startswith(f"{module}.")]
+        found += [f"line {line} uses {module}" for module in modules]
     return list(dict.fromkeys(found))
 
 
 def notices(source: str, given: str = "") -> list[str]:
-    """→ what an instructor should look at; no points are taken for it
+    """Return what an instructor should look at. It costs no points.
 
-    given: the lab's own code. What it names is asked for.
+    Args:
+        given: The lab's own code. Names that it uses are not reported.
     """
     found = [
         (line, f"uses {name}")
-        for name, line in _names_of_modules(source)
+        for name, line in _module_names(source)
         if name.split(".")[0] in UNUSUAL or name in MEASURING or name.split(".")[-1] in READY_MADE
     ]
     tree = ast.parse(source)
-    modules = {each.asname or each.name.split(".")[0] for node in ast.walk(tree) for each in _imported(node)} | {"dist"}
+    imported = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    modules = {alias.asname or alias.name.split(".")[0] for alias in imported} | {"dist"}
     for node in ast.walk(tree):
         name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
         if name in (*UNUSUAL_NAMES, *READY_MADE) or (isinstance(node, ast.Name) and name in REACHING):
             found.append((node.lineno, f"uses {name}"))
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _root(node) in modules | {"torch"}:
             found.append((node.lineno, f"sets {ast.unparse(node)}"))
-    asked_for = {f"uses {name}" for name in re.findall(r"\w+", given)}
-    return [f"line {line} {said}" for line, said in dict.fromkeys(sorted(found)) if said not in asked_for]
-
-
-def _imported(node: ast.AST) -> list[ast.alias]:
-    return node.names if isinstance(node, ast.Import) else []
+    expected = {f"uses {name}" for name in re.findall(r"\w+", given)}
+    return [f"line {line} {notice}" for line, notice in dict.fromkeys(sorted(found)) if notice not in expected]
 
 
 def _root(node: ast.Attribute) -> str:
@@ -119,15 +118,15 @@ def _root(node: ast.Attribute) -> str:
     return value.id if isinstance(value, ast.Name) else ""
 
 
-def _names_of_modules(source: str) -> list[tuple[str, int]]:
-    """→ (module, line): what is imported, by a statement or by a name in a string"""
+def _module_names(source: str) -> list[tuple[str, int]]:
+    """Return (module, line) for every module that the code imports by a statement or names in a string."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found += [(each.name, node.lineno) for each in node.names]
+            found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found += [(node.module, node.lineno)]
-            found += [(f"{node.module}.{each.name}", node.lineno) for each in node.names]
+            found += [(f"{node.module}.{alias.name}", node.lineno) for alias in node.names]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             ours = node.value.startswith(("shared.", "solutions.", "instructor."))
             found += [(node.value, node.lineno)] if ours else []

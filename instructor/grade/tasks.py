@@ -1,4 +1,4 @@
-"""What a lab asks for, and how many points an answer gets."""
+"""List what a lab asks for, and compute how many points an answer gets."""
 
 import importlib
 import math
@@ -10,27 +10,27 @@ from shared.checks.engine.framework import Exercise
 from shared.checks.engine.verdicts import Verdict
 
 _CALL = re.compile(r"^check\.(\w+)\(\)", re.MULTILINE)
-ESSENTIAL = "values"  # what these get wrong, no other check can make good
+ESSENTIAL = "values"  # Without right values, no other check earns points.
 
 
 @dataclass(frozen=True)
 class Task:
-    """One graded cell of a lab, and the exercise that it checks."""
+    """One graded cell of a lab and the exercise that it checks."""
 
     name: str  # of the exercise in its check module: "ManualDDP"
     number: str  # "2.4"
     piece: str
     points: float
-    cells: tuple[str, ...] = ()  # the grade_ids of the cells where its piece is written
+    cells: tuple[str, ...] = ()  # the grade_ids of the cells in which students write it
 
 
 def module_of(chapter: Chapter) -> str:
-    """→ the name of the module that a lab builds, and of its checks"""
+    """Return the name of the module that a lab builds. Its checks have the same name."""
     return chapter.read("lab").metadata["course"]["module"]
 
 
 def tasks_of(chapter: Chapter) -> list[Task]:
-    """List what is graded in a chapter's lab, in its order."""
+    """List what is graded in a chapter's lab, in the lab's order."""
     checks = importlib.import_module(f"shared.checks.{module_of(chapter)}")
     found: list[Task] = []
     written: list[str] = []
@@ -48,9 +48,9 @@ def tasks_of(chapter: Chapter) -> list[Task]:
 
 
 def credit(points: float, verdicts: list[Verdict]) -> float:
-    """Share an exercise's points out over its checks, rounded down to cents; none without right values.
+    """Divide an exercise's points evenly over its checks, rounded down to cents. Without right values there are none.
 
-    A piece that does nothing sends nothing and keeps nothing: it would pass what counts bytes.
+    Code that does nothing also sends and keeps nothing, so it would pass the checks that count bytes.
     """
     if not verdicts:
         return 0.0

@@ -1,4 +1,4 @@
-"""What each lab must show. One module per chapter's exported module, named as in `solutions/`.
+"""The checks of every lab, in one package for each module in `solutions/`.
 
 from shared.checks import manual_ddp as check      # in a notebook
 check.ManualDDP()

@@ -1,6 +1,6 @@
-"""python -m shared.checks NAME FILE: run one module's checks on a candidate file, on fresh ranks.
+"""Run one module's checks on a file, on fresh ranks: python -m shared.checks NAME FILE.
 
-Exit status: 0 all pass, 1 some fail, 2 unusable (and why).
+The exit status is 0 if all checks pass, 1 if some fail, and 2 if the file cannot be checked.
 """
 
 import argparse
@@ -19,23 +19,29 @@ from shared.checks.engine.verdicts import Verdict, as_json
 
 
 def available() -> list[str]:
-    """Name the modules that have checks."""
+    """List the modules that have checks."""
     modules = [info.name for info in pkgutil.iter_modules(checks.__path__) if info.ispkg]
     return [name for name in modules if any(exercises_of(name))]
 
 
 def exercises_of(name: str) -> list[framework.Exercise]:
-    """Give back the exercises of a check module, in order of definition."""
+    """Return the exercises of a check module, in order of definition."""
     module = importlib.import_module(f"shared.checks.{name}")
     return [value for value in vars(module).values() if isinstance(value, framework.Exercise)]
 
 
 def run_file(name: str, path: str, seed: int | None = None, only: str = "", check: str = "") -> list[Verdict]:
-    """Check a candidate's file with the ranks that run now.
+    """Check a student's file on the ranks that are running.
 
-    only, check: the name of the one piece to check, and of the one check to try it by.
+    Args:
+        name: The name of the check module.
+        path: The file.
+        seed: Repeats the random choices of an earlier run.
+        only: The name of the only piece to check; "" checks all of them.
+        check: The name of the only check to run; "" runs all of them.
 
-    Raises: framework.Unusable when the file does not load, or defines no piece or not a required one.
+    Raises:
+        framework.Unusable: If the file does not load, or lacks a required piece, or defines none at all.
     """
     path = str(Path(path).resolve())
     try:
@@ -58,10 +64,10 @@ def run_file(name: str, path: str, seed: int | None = None, only: str = "", chec
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m shared.checks", description=__doc__.splitlines()[0])
-    parser.add_argument("name", help="the module's name in solutions/, manual_ddp for one")
-    parser.add_argument("file", help="a Python file that defines the piece")
+    parser.add_argument("name", help="the module's name in solutions/, such as manual_ddp")
+    parser.add_argument("file", help="a Python file that defines your class or function")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    parser.add_argument("--seed", type=int, help="repeat a run's draws")
+    parser.add_argument("--seed", type=int, help="repeat the random choices of an earlier run")
     options = parser.parse_args()
     began = time.monotonic()
     verdicts, problem = [], None

@@ -41,15 +41,15 @@ class CharTokens:
         source = text() if source is None else source
         self.characters = sorted(set(source))
         self.vocab_size = len(self.characters)
-        self._number = {character: number for number, character in enumerate(self.characters)}
+        self._token_of = {character: token for token, character in enumerate(self.characters)}
         self.tokens = self.encode(source)
 
     def encode(self, piece: str) -> torch.Tensor:
         """Convert text to tokens. Shape: returns [len(piece)]."""
-        return torch.tensor([self._number[character] for character in piece])
+        return torch.tensor([self._token_of[character] for character in piece])
 
     def decode(self, tokens: torch.Tensor) -> str:
-        return "".join(self.characters[number] for number in tokens.tolist())
+        return "".join(self.characters[token] for token in tokens.tolist())
 
     def window(self, start: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return one training sample: `length` tokens as inputs, and the same tokens shifted by one as targets.
@@ -60,7 +60,9 @@ class CharTokens:
             ValueError: If the window extends past the end of the text.
         """
         if not 0 <= start < len(self.tokens) - length:
-            raise ValueError(f"a window of {length} from {start} does not fit into {len(self.tokens)} tokens")
+            raise ValueError(
+                f"a window of {length} + 1 tokens at index {start} does not fit into {len(self.tokens)} tokens"
+            )
         return self.tokens[start : start + length], self.tokens[start + 1 : start + length + 1]
 
     def windows(self, starts, length: int) -> tuple[torch.Tensor, torch.Tensor]:

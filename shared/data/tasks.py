@@ -26,7 +26,7 @@ class Task(NamedTuple):
 def mlp(seed: int, dtype: torch.dtype) -> Task:
     """Classify handwritten digits."""
     images, labels = digits(dtype)
-    return Task(MLP(seed=seed).to(dtype), len(images), lambda numbers: (images[numbers], labels[numbers]))
+    return Task(MLP(seed=seed).to(dtype), len(images), lambda indices: (images[indices], labels[indices]))
 
 
 def gpt(seed: int, dtype: torch.dtype, config: GPTConfig | None = None) -> Task:
@@ -34,7 +34,7 @@ def gpt(seed: int, dtype: torch.dtype, config: GPTConfig | None = None) -> Task:
     text = CharTokens()
     config = config or GPTConfig(vocab_size=text.vocab_size)
     starts = len(text.tokens) - config.context
-    return Task(TinyGPT(config, seed).to(dtype), starts, lambda numbers: text.windows(numbers, config.context))
+    return Task(TinyGPT(config, seed).to(dtype), starts, lambda indices: text.windows(indices, config.context))
 
 
 TASKS = {"mlp": mlp, "gpt": gpt}

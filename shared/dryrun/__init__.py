@@ -69,10 +69,11 @@ def strategies(package: str = WRAPPERS) -> dict[str, object]:
     Those of torch and DeepSpeed read values, so their names stand for the course's counterparts.
 
     Args:
-        package: has a registry, a module `strategies` with STRATEGIES and mixed_precision().
+        package: A package with a registry: a module `strategies` with STRATEGIES and mixed_precision().
     """
-    ours = {each.name: each for each in _registry(package).STRATEGIES.values() if each.provider == "course"}
-    return ours | {each.counterpart: each for each in ours.values() if each.counterpart}
+    registered = _registry(package).STRATEGIES.values()
+    ours = {strategy.name: strategy for strategy in registered if strategy.provider == "course"}
+    return ours | {strategy.counterpart: strategy for strategy in ours.values() if strategy.counterpart}
 
 
 def _registry(package: str):
@@ -94,11 +95,11 @@ def dry_run(
     """Take two steps on meta as rank 0 of world_size, and count during the second.
 
     Raises:
-        KeyError: for a strategy that the registry does not have.
-        RuntimeError: in a process that already has a process group, or if the strategy cannot be built here.
+        KeyError: If the registry does not have the strategy.
+        RuntimeError: If this process already has a process group, or the strategy cannot be built here.
     """
     if dist.is_initialized():
-        raise RuntimeError("a dry run needs a process of its own: this one has a process group already")
+        raise RuntimeError("A dry run needs a new process, because this process already has a process group.")
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     chosen = strategies(package)[strategy]
@@ -114,8 +115,8 @@ def dry_run(
             own_bytes = memory.held(model, optimizer).parameters_bytes
             with wire.ledger() as log, memory.peak(model, optimizer) as peak:
                 take_step(model, optimizer, tokens)
-        ran = (shape, chosen.name, chosen.stage, world_size)
-        return DryRun(*ran, peak.samples, own_bytes, log.messages, log.sent_bytes)
+        setting = (shape, chosen.name, chosen.stage, world_size)
+        return DryRun(*setting, peak.samples, own_bytes, log.messages, log.sent_bytes)
     finally:
         dist.destroy_process_group()
 
@@ -132,29 +133,29 @@ def take_step(model: nn.Module, optimizer, tokens: torch.Tensor) -> None:
 
 def table(run: DryRun) -> tables.Table:
     """Return a table of the counted bytes beside those of the formulas."""
-    kinds = formulas.BytesPerParameter(4, 4, 8) if run.stage == 3 else formulas.MIXED_ADAM
+    per_parameter = formulas.BytesPerParameter(4, 4, 8) if run.stage == 3 else formulas.MIXED_ADAM
 
-    def state_bytes(**kept: int) -> float:
-        only = formulas.BytesPerParameter(**{"parameter": 0, "gradient": 0, "optimizer": 0, **kept})
+    def state_bytes(**kind: int) -> float:
+        only = formulas.BytesPerParameter(**{"parameter": 0, "gradient": 0, "optimizer": 0, **kind})
         return formulas.model_state_bytes(run.shape.parameters, run.world_size, run.stage, only)
 
     expected = {
-        "parameters": state_bytes(parameter=kinds.parameter),
-        "gradients": state_bytes(gradient=kinds.gradient),
-        "optimizer": state_bytes(optimizer=kinds.optimizer),
+        "parameters": state_bytes(parameter=per_parameter.parameter),
+        "gradients": state_bytes(gradient=per_parameter.gradient),
+        "optimizer": state_bytes(optimizer=per_parameter.optimizer),
     }
     rows = []
     for name, at_peak in run.at_peak.by_component().items():
-        beyond = run.gathered_bytes if name == "parameters" else 0
-        if most := run.most_bytes(name) - beyond:
+        unsharded_bytes = run.gathered_bytes if name == "parameters" else 0
+        if most := run.most_bytes(name) - unsharded_bytes:
             rows.append([name, _gb(most), _gb(at_peak), _gb(expected[name]) if name in expected else ""])
     if run.stage == 3:
-        rows.insert(1, ["  gathered", _gb(run.gathered_bytes), "(above)", _gb(expected_gathered_bytes(run.shape))])
-    rows.append(["together", "", _gb(run.at_peak.total_bytes), ""])
+        rows.insert(1, ["  unsharded", _gb(run.gathered_bytes), "(above)", _gb(expected_gathered_bytes(run.shape))])
+    rows.append(["total", "", _gb(run.at_peak.total_bytes), ""])
     sent = formulas.step_sent_bytes(run.shape.parameters, run.world_size, run.stage, bytes_each=2)
     rows.append(["sent per step", _gb(run.sent_bytes), "", _gb(sent)])
     note = f"{run.shape.name} ({run.shape.parameters / 1e9:,.1f}B), {run.strategy}, rank 0 of {run.world_size:,}"
-    return tables.Table(["GB", "at most", "at the peak", "formula"], rows, f"{note}; {run.messages:,} messages")
+    return tables.Table(["GB", "maximum", "at the peak", "formula"], rows, f"{note}; {run.messages:,} messages")
 
 
 def expected_gathered_bytes(shape: ModelShape) -> float:
@@ -163,26 +164,43 @@ def expected_gathered_bytes(shape: ModelShape) -> float:
     return 2 * (root + 2 * shape.layer_parameters)
 
 
-def _gb(number_bytes: float) -> str:
-    return f"{number_bytes / GB:,.3f}"
+def _gb(nbytes: float) -> str:
+    return f"{nbytes / GB:,.3f}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m shared.dryrun", description=__doc__.splitlines()[0])
-    parser.add_argument("--strategy", default="zero3", metavar="NAME", help="as in the registry (zero3)")
+    parser.add_argument(
+        "--strategy", default="zero3", metavar="NAME", help="name of the strategy in the registry (default: zero3)"
+    )
     parser.add_argument("--model", choices=MODELS, default="llama-70b", metavar="NAME", help=", ".join(MODELS))
     parser.add_argument("--world-size", type=int, default=1024, metavar="N")
-    parser.add_argument("--micro-batch", type=int, default=1, metavar="B", help="sequences (1)")
-    parser.add_argument("--sequence", type=int, default=2048, metavar="T", help="tokens, at most the context (2048)")
-    parser.add_argument("--wrappers", default=WRAPPERS, metavar="PACKAGE", help="where the strategies are (solutions)")
-    parser.add_argument("--keep-activations", action="store_true", help="do not compute layers again in backward")
+    parser.add_argument("--micro-batch", type=int, default=1, metavar="B", help="sequences per rank (default: 1)")
+    parser.add_argument(
+        "--sequence",
+        type=int,
+        default=2048,
+        metavar="T",
+        help="tokens per sequence, limited to the model's context length (default: 2048)",
+    )
+    parser.add_argument(
+        "--wrappers",
+        default=WRAPPERS,
+        metavar="PACKAGE",
+        help="package that contains the strategies (default: solutions)",
+    )
+    parser.add_argument(
+        "--keep-activations",
+        action="store_true",
+        help="keep all activations instead of recomputing the layers in backward",
+    )
     options = parser.parse_args()
     if min(options.world_size, options.micro_batch, options.sequence) < 1:
         parser.error("--world-size, --micro-batch and --sequence must be at least 1")
     try:
         known = strategies(options.wrappers)
-    except (ModuleNotFoundError, AttributeError) as missing:
-        parser.error(f"--wrappers {options.wrappers}: {missing}")
+    except (ModuleNotFoundError, AttributeError) as error:
+        parser.error(f"--wrappers {options.wrappers}: {error}")
     if options.strategy not in known:
         parser.error(f"there is no strategy {options.strategy!r} for a dry run: choose one of {', '.join(known)}")
     if reason := known[options.strategy].why_not():
@@ -193,5 +211,5 @@ def main() -> int:
     run = dry_run(shape, options.strategy, *sizes, **kept)
     print(table(run))
     this_process_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(f"{time.monotonic() - began_s:.1f} s, {this_process_bytes / GB:.2f} GB of this process")
+    print(f"This process took {time.monotonic() - began_s:.1f} s and {this_process_bytes / GB:.2f} GB of memory.")
     return 0

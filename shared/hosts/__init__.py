@@ -1,13 +1,13 @@
-"""Put each rank on a host of its own: a network namespace behind a link whose rate the kernel enforces.
+"""Put each rank on its own host: a network namespace behind a link whose rate the kernel enforces.
 
     host0: eth0 ── link ── port0 ┐
     host1: eth0 ── link ── port1 ┤ switch
     host2: eth0 ── link ── port2 ┘
 
 A network namespace and its interfaces disappear when no process is in it and no open file refers to it. These
-namespaces have no names, which could keep them alive: the fork server holds their files open, and the ranks move in.
-However these processes end, nothing is left behind. Every set of ranks has a switch of its own, so two notebooks can
-use the same addresses.
+namespaces have no names, because a name would keep them alive. Instead, the fork server holds their files open, and the
+ranks move into them. No matter how these processes end, nothing is left behind. Every set of ranks has its own switch,
+so two notebooks can use the same addresses.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ INTERFACE = "eth0"  # of every host: interface names are local to a namespace
 HOST_FILE = "RANKS_HOST_FILE"  # an environment variable of a rank: the open file that refers to its host
 _CLONE_NEWNET = 0x40000000
 _NEEDED_CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
-_SYSTEM_PROGRAMS = ":/usr/sbin:/sbin"  # on many systems only on root's PATH
+_SYSTEM_PATH = ":/usr/sbin:/sbin"  # on many systems only on root's PATH
 _TIMEOUT_S = scaled(10.0)
 _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
-_SLOWEST, _FASTEST = 1e6, 100e9
-_MTU_BYTES = 9000  # jumbo frames, as in a cluster: headers are then 1 % of the bytes
+_MIN_RATE, _MAX_RATE = 1e6, 100e9
+_MTU_BYTES = 9000  # jumbo frames, as in a cluster, so that headers are only 1 % of the bytes
 # A sender passes packets of up to 64 KiB to the link, and a smaller token bucket would split them. The timer of a busy
 # machine may fire 1 ms late, which must not reduce the rate either. Starting with a full token bucket makes a transfer
 # of 16 MiB at 1 Gbit/s only 1 % faster.
@@ -50,9 +50,9 @@ def bits_per_s(link: str) -> float:
     Raises:
         ValueError: If the text is not a rate, or is out of range.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmg])bit", link.lower()) if isinstance(link, str) else None
-    rate = float(found[1]) * _UNITS[found[2]] if found else 0.0
-    if not _SLOWEST <= rate <= _FASTEST:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmg])bit", link.lower()) if isinstance(link, str) else None
+    rate = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    if not _MIN_RATE <= rate <= _MAX_RATE:
         raise ValueError(f'link must be a rate from "1mbit" to "100gbit", such as "1gbit" or "2.5gbit", got {link!r}')
     return rate
 
@@ -60,19 +60,19 @@ def bits_per_s(link: str) -> float:
 def why_not() -> str | None:
     """Try to make a host. Returns one sentence on why this machine cannot make hosts, or None if it can."""
     if sys.platform != "linux":
-        return f"Hosts of their own need Linux's network namespaces, and this is {sys.platform}."
-    missing = [program for program in ("ip", "tc", *as_root()[:1]) if _found(program) is None]
+        return f"Giving each rank its own host needs Linux network namespaces, and this system is {sys.platform}."
+    missing = [program for program in ("ip", "tc", *as_root()[:1]) if _path_of(program) is None]
     if missing:
-        return f"There is no {' and no '.join(missing)} on this machine (packages iproute2 and util-linux)."
+        return f"This machine lacks {' and '.join(missing)}. Install the packages iproute2 and util-linux."
     course, command = Path(__file__).parents[2], [*as_root(), sys.executable, "-m", "shared.hosts"]
     try:
-        tried = subprocess.run(command, cwd=course, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        result = subprocess.run(command, cwd=course, capture_output=True, text=True, timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        return f"This machine made no network namespace with a shaped link in {_TIMEOUT_S:g} s."
-    if tried.returncode == 0:
+        return f"Making a network namespace with a shaped link took more than {_TIMEOUT_S:g} s on this machine."
+    if result.returncode == 0:
         return None
-    said = (tried.stderr.strip().splitlines() or [f"status {tried.returncode}"])[-1]
-    return f"This machine does not let us make network namespaces with shaped links ({said})."
+    error = (result.stderr.strip().splitlines() or [f"status {result.returncode}"])[-1]
+    return f"This machine does not allow us to make network namespaces with shaped links ({error})."
 
 
 def as_root() -> list[str]:
@@ -100,7 +100,7 @@ def _build(count: int, rate_bits_per_s: float) -> list[int]:
             _call_linux("unshare", _CLONE_NEWNET)
             files.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
             undo.callback(os.close, files[-1])
-        ports = [f"port{number}" for number in range(count)]
+        ports = [f"port{index}" for index in range(count)]
         switch = ["link add switch type bridge mcast_snooping 0", "link set switch up"]
         for port, file in zip(ports, files, strict=False):
             host_end = f"{INTERFACE} mtu {_MTU_BYTES} netns /proc/self/fd/{file}"
@@ -108,10 +108,10 @@ def _build(count: int, rate_bits_per_s: float) -> list[int]:
             switch.append(f"link set {port} master switch addrgenmode none up")
         _batch("ip", switch, files)
         _batch("tc", [_shaped(port, rate_bits_per_s) for port in ports])
-        for number, file in enumerate(files[:-1]):
+        for index, file in enumerate(files[:-1]):
             _call_linux("setns", file, _CLONE_NEWNET)
             _batch("tc", [_shaped(INTERFACE, rate_bits_per_s)])
-            address = f"address add 10.0.0.{number + 1}/24 dev {INTERFACE} noprefixroute"
+            address = f"address add 10.0.0.{index + 1}/24 dev {INTERFACE} noprefixroute"
             up = ["link set lo up", f"link set {INTERFACE} addrgenmode none up"]
             _batch("ip", [*up, address, f"route add 10.0.0.0/24 dev {INTERFACE} congctl {_CONGESTION_CONTROL}"])
         undo.pop_all()
@@ -126,25 +126,26 @@ def _shaped(interface: str, rate_bits_per_s: float) -> str:
 
 
 def _batch(program: str, lines: list[str], files: list[int] = ()) -> None:
-    ran = subprocess.run(
-        [_found(program), "-batch", "-"],
+    result = subprocess.run(
+        [_path_of(program), "-batch", "-"],
         input="\n".join(lines),
         capture_output=True,
         text=True,
         timeout=_TIMEOUT_S,
         pass_fds=files,
     )
-    if ran.returncode:
-        raise OSError(f"{program}: {ran.stderr.strip().splitlines()[0] if ran.stderr.strip() else ran.returncode}")
+    if result.returncode:
+        error = result.stderr.strip().splitlines()[0] if result.stderr.strip() else result.returncode
+        raise OSError(f"{program}: {error}")
 
 
-def _found(program: str) -> str | None:
-    return shutil.which(program, path=os.environ.get("PATH", "") + _SYSTEM_PROGRAMS)
+def _path_of(program: str) -> str | None:
+    return shutil.which(program, path=os.environ.get("PATH", "") + _SYSTEM_PATH)
 
 
-def _call_linux(name: str, *numbers: int) -> None:
-    """Call a C function that Python offers only since 3.12, such as os.unshare and os.setns."""
-    if getattr(ctypes.CDLL(None, use_errno=True), name)(*numbers):
+def _call_linux(name: str, *arguments: int) -> None:
+    """Call a C function that Python has only since 3.12, such as `unshare` and `setns`."""
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments):
         raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
 
 
@@ -156,6 +157,6 @@ def enter() -> None:
     created after the move.
     """
     if HOST_FILE in os.environ:
-        assert threading.current_thread() is threading.main_thread(), "only the calling thread moves"
+        assert threading.current_thread() is threading.main_thread(), "only the calling thread moves to the host"
         _call_linux("setns", int(os.environ[HOST_FILE]), _CLONE_NEWNET)
         os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE

@@ -1,16 +1,16 @@
-"""Emulates a link by completing Works late, for machines that cannot make hosts with real links (see `shared/hosts`).
+"""Emulates a link by delaying Works, for machines that cannot make hosts with real links (see `shared/hosts`).
 
     with emulated.link("1gbit", latency_ms=0.1):
-        work = dist.all_reduce(data, async_op=True)     # returns at once
-        work.wait()                                     # waits until the link would be done
+        work = dist.all_reduce(data, async_op=True)     # returns immediately
+        work.wait()                                     # returns when the link would have transferred the data
 
 Inside the block, each operation that a rank launches occupies the rank's link for messages · latency + bytes / rate, by
 the ring algorithm's formulas, after the operations before it. Sends and receives each occupy one direction, collectives
-both. The data itself moves as fast as ever. The Work that replaces torch's completes when the link would have
-transferred the data, for everyone who waits for it: `wait()`, a future, DDP's reducer, DTensor, the ledger.
+both. The data itself is transferred as fast as without the emulation. The Work that replaces torch's completes when the
+link would have transferred the data, whatever waits for it: `wait()`, a future, DDP's reducer, DTensor or the ledger.
 
 The emulation differs from a real link in two ways. Each rank counts from its own launch, so a receive that was launched
-long before its send may complete too early. And an operation that nothing waits for is never late.
+long before its send may complete too early. And an operation that nothing waits for is never delayed.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from shared.hosts import bits_per_s
 from shared.wire import completion, instrumentation
 
 # C++ keeps a Work alive, but not the attributes that Python adds to it, and without those a wait would never end. This
-# keeps more Works than can be in flight.
+# queue keeps more Works than can be in flight.
 _kept: deque = deque(maxlen=10_000)
 
 
@@ -42,16 +42,17 @@ def link(rate: str, latency_ms: float = 0.0):
     Raises:
         ValueError: If rate is not a rate, or the backend is NCCL, whose waits happen on the GPU.
     """
-    held = _Link(bits_per_s(rate), latency_ms)
+    emulated_link = _Link(bits_per_s(rate), latency_ms)
     if dist.is_initialized() and "nccl" in str(dist.get_backend_config()):
         raise ValueError("a link can be emulated for gloo only: start the ranks with backend='gloo'")
     instrumentation.install()
-    print(f"Emulated, not measured: a {held.bits_per_s / 1e9:g} Gbit/s link, {latency_ms:g} ms per message.")
-    instrumentation.stand_ins.append(held.hold)
+    print(f"Emulated, not measured: a {emulated_link.bits_per_s / 1e9:g} Gbit/s link, {latency_ms:g} ms per message.")
+    wrappers = instrumentation.work_wrappers
+    wrappers.append(emulated_link.delay)
     try:
         yield
     finally:
-        instrumentation.stand_ins[:] = [other for other in instrumentation.stand_ins if other != held.hold]
+        wrappers[:] = [other for other in wrappers if other != emulated_link.delay]
 
 
 def link_s(call: instrumentation.Call, rate_bits_per_s: float, latency_ms: float, rank: int) -> float:
@@ -67,7 +68,7 @@ def _messages(call: instrumentation.Call) -> int:
 
 
 def _bytes(call: instrumentation.Call, rank: int) -> float:
-    """Return the bytes in the busier direction. A tensor from or to a single rank is late for all ranks."""
+    """Return the bytes in the busier direction. A tensor from or to a single rank delays all ranks."""
     if call.op in ("broadcast", "reduce", "recv"):
         return call.payload_bytes
     if call.op in ("gather", "scatter"):
@@ -84,7 +85,7 @@ class _Link:
         self.bits_per_s, self._latency_ms = rate_bits_per_s, latency_ms
         self._free_s = {"out": 0.0, "in": 0.0}
 
-    def carry(self, call: instrumentation.Call, rank: int) -> float:
+    def occupy(self, call: instrumentation.Call, rank: int) -> float:
         """Occupy the link for a call, after earlier calls. Returns the time.perf_counter() of its completion."""
         directions = {"send": ["out"], "recv": ["in"]}.get(call.op, ["out", "in"])
         begins_s = max([call.launched_s, *(self._free_s[direction] for direction in directions)])
@@ -92,14 +93,14 @@ class _Link:
         self._free_s.update(dict.fromkeys(directions, due_s))
         return due_s
 
-    def hold(self, call: instrumentation.Call, work: dist.Work) -> dist.Work:
+    def delay(self, call: instrumentation.Call, work: dist.Work) -> dist.Work:
         """Return a Work that completes when the link has transferred the call's bytes, and not before `work`."""
-        late = _LateWork(work, self.carry(call, dist.get_rank()))
-        _kept.append(late)
-        return late
+        delayed = _DelayedWork(work, self.occupy(call, dist.get_rank()))
+        _kept.append(delayed)
+        return delayed
 
 
-class _LateWork(dist.Work):
+class _DelayedWork(dist.Work):
     """Stands in for a Work, and completes with it or at due_s, whichever is later."""
 
     def __init__(self, work: dist.Work, due_s: float):
@@ -110,22 +111,22 @@ class _LateWork(dist.Work):
         self._future: torch.futures.Future | None = None
         self._result = None  # after completion, the value of its future, held by weak references
         with contextlib.suppress(RuntimeError):  # gloo's send, receive and reduce-scatter have no future
-            under_way = work.get_future()
+            original_future = work.get_future()
             self._future = torch.futures.Future()
-            under_way.add_done_callback(self._end_future)
+            original_future.add_done_callback(self._complete_later)
 
-    def _end_future(self, ended: torch.futures.Future) -> None:
-        def end() -> None:
+    def _complete_later(self, original_future: torch.futures.Future) -> None:
+        def complete() -> None:
             future = self._future
             try:
-                future.set_result(ended.value())
+                future.set_result(original_future.value())
             except RuntimeError as error:
                 future.set_exception(error)  # _work is kept, so that wait() raises the error too
                 return
-            self._result = tree_map_only(torch.Tensor, TensorWeakRef, ended.value())
+            self._result = tree_map_only(torch.Tensor, TensorWeakRef, original_future.value())
             self._future = self._work = None
 
-        timer = threading.Timer(self._due_s - time.perf_counter(), end)
+        timer = threading.Timer(self._due_s - time.perf_counter(), complete)
         timer.daemon = True
         timer.start()
 
@@ -155,7 +156,7 @@ class _LateWork(dist.Work):
         done = torch.futures.Future()
         # DDP's reducer asks for the future after the launch, on a busy machine even after completion, and uses its
         # value as tensors.
-        done.set_result(tree_map_only(TensorWeakRef, lambda held: held(), self._result))
+        done.set_result(tree_map_only(TensorWeakRef, lambda reference: reference(), self._result))
         return done
 
     def _source_rank(self) -> int:

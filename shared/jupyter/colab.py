@@ -38,20 +38,20 @@ def install(pins: list[str]) -> None:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        sys.exit(f"pip could not install {', '.join(pins)}. Its last words:\n{done.stderr[-1000:]}")
+        sys.exit(f"pip could not install {', '.join(pins)}. The end of its output:\n{done.stderr[-1000:]}")
     importlib.invalidate_caches()
 
 
-def word_on_torch() -> str:
-    """Say which version of torch is installed, and what to do if it is too old."""
+def torch_version_note() -> str:
+    """Return the installed version of torch, with advice if it is older than the tested ones."""
     version = importlib.metadata.version("torch")
     oldest, newest = TORCH_TESTED
     if tuple(int(part) for part in version.split(".")[:2]) >= oldest:
         return f"torch {version}"
     return (
-        f"torch {version} is older than what the course was tested with ({oldest[0]}.{oldest[1]} to "
-        f"{newest[0]}.{newest[1]}): if a cell fails, run `!pip install torch=={newest[0]}.{newest[1]}.0`, then "
-        "Runtime > Restart session, and begin with the first cell again"
+        f"torch {version} is older than the versions that the course was tested with ({oldest[0]}.{oldest[1]} to "
+        f"{newest[0]}.{newest[1]}). If a cell fails, run `!pip install torch=={newest[0]}.{newest[1]}.0`, choose "
+        "Runtime > Restart session, and start again from the first cell"
     )
 
 
@@ -64,7 +64,7 @@ def main(folder: str) -> None:
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     os.chdir(ROOT / folder)
-    print(f"The course is in {ROOT}, with {word_on_torch()}.")
+    print(f"The course is in {ROOT}, with {torch_version_note()}.")
 
 
 if __name__ == "__main__":

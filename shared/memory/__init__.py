@@ -19,8 +19,8 @@ or tied tensors share it. It counts for the first of these components that has a
     other        everything else: inputs, temporaries, tensors in any attribute of a module or an optimizer
 
 Memory that ZeRO-3 unshards counts as parameters if a module computes with it as a registered parameter, and as buckets
-otherwise. A tensor on the meta device holds 0 bytes, and so does a storage resized to 0. Of a DTensor, the local tensor
-counts.
+otherwise. A tensor on the meta device holds 0 bytes, and so does a storage resized to 0. A DTensor counts as its local
+tensor.
 
 Not counted: memory inside a kernel (workspaces, gloo's copies), tensors that only a closure or C++ keeps (except DDP's
 buckets), compiled code, and sparse layouts other than COO. NumPy's memory counts once for each tensor made from it.
@@ -112,7 +112,7 @@ class Peak:
     @property
     def at_peak(self) -> Sample:
         if not self.samples:
-            raise RuntimeError("The peak is known when the block has ended: read it after the `with`.")
+            raise RuntimeError("The peak is known only when the block has ended. Read it after the with-block.")
         return max(self.samples, key=lambda sample: sample.held.total_bytes)
 
     @property
@@ -150,8 +150,8 @@ def peak(module: nn.Module | None = None, optimizer=None, *, extra: dict | None 
     the allocator's peak is reset.
 
     Raises:
-        TypeError: As `held`.
-        ValueError: As `held`.
+        TypeError: As in `held`.
+        ValueError: As in `held`.
     """
     _check(module, optimizer, extra)
     watch = storages.Watch(lambda: _roles(module, optimizer, extra))
@@ -181,14 +181,14 @@ def _roles(module, optimizer, extra) -> dict[str, list[torch.Tensor]]:
     groups = [group for each in optimizers for group in getattr(each, "param_groups", ())]
     optimized = [tensor for group in groups for tensor in group["params"]]
     roles = {
-        "parameters": _tensors(one for each in modules for one in each._parameters.values()) or optimized,
+        "parameters": _tensors(parameter for each in modules for parameter in each._parameters.values()) or optimized,
         "gradients": _tensors(tensor.grad for tensor in tensors if tensor.is_leaf),
         "optimizer": optimized + _tensors(_reached([getattr(each, "state", None) for each in optimizers])),
-        "buffers": _tensors(one for each in modules for one in each._buffers.values()),
+        "buffers": _tensors(buffer for each in modules for buffer in each._buffers.values()),
         "other": tensors,
     }
-    further = {component: _tensors(_reached([given])) for component, given in (extra or {}).items()}
-    return {name: roles.get(name, []) + further.get(name, []) for name in storages.COMPONENTS}
+    extra_roles = {component: _tensors(_reached([given])) for component, given in (extra or {}).items()}
+    return {name: roles.get(name, []) + extra_roles.get(name, []) for name in storages.COMPONENTS}
 
 
 def _reached(roots: list) -> list:
@@ -215,21 +215,26 @@ def _tensors(things) -> list[torch.Tensor]:
 def _hidden_bucket_bytes(ddp: DistributedDataParallel) -> int:
     """Ask DDP for the size of its buckets, which live in C++. Gradients that view them are counted elsewhere."""
     sizes = ddp._get_ddp_logging_data()["bucket_sizes"]  # "1048576, 4096"
-    viewing = [each.grad for each in ddp.parameters() if each.grad is not None and ddp.gradient_as_bucket_view]
-    return sum(map(int, sizes.split(","))) - sum(gradient.nbytes for gradient in viewing)
+    gradients = [parameter.grad for parameter in ddp.parameters() if parameter.grad is not None]
+    views = gradients if ddp.gradient_as_bucket_view else []
+    return sum(map(int, sizes.split(","))) - sum(gradient.nbytes for gradient in views)
 
 
 def _check(module, optimizer, extra) -> None:
     """Raise if the arguments are not objects whose memory can be counted."""
     if module is None and optimizer is None and extra is None:
-        raise ValueError("There is nothing to look at: give a module, an optimizer or extra tensors.")
+        raise ValueError("There is nothing to measure: give a module, an optimizer or extra tensors.")
     if not isinstance(module, nn.Module | None):
         raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
-    keeps_one = any(isinstance(thing, Optimizer) for thing in _reached([optimizer]))
-    if not (optimizer is None or keeps_one or hasattr(optimizer, "state")):
-        raise TypeError(f"optimizer must have .state or keep a torch optimizer, got {type(optimizer).__name__}")
+    contains_one = any(isinstance(thing, Optimizer) for thing in _reached([optimizer]))
+    if not (optimizer is None or contains_one or hasattr(optimizer, "state")):
+        raise TypeError(f"optimizer must have .state or contain a torch optimizer, got {type(optimizer).__name__}")
     if not isinstance(extra, dict | None):
-        raise TypeError(f'extra must be tensors by component, as {{"buckets": [flat]}}, got {type(extra).__name__}')
+        raise TypeError(
+            f'extra must be a dict of tensors by component, such as {{"buckets": [flat]}}, got {type(extra).__name__}'
+        )
     unknown = [name for name in extra or {} if name not in storages.COMPONENTS]
     if unknown:
-        raise ValueError(f"extra has {unknown[0]!r}, which is no component: {', '.join(storages.COMPONENTS)}")
+        raise ValueError(
+            f"extra names an unknown component, {unknown[0]!r}. Known are {', '.join(storages.COMPONENTS)}."
+        )

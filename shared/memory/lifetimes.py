@@ -1,10 +1,10 @@
-"""When the parameters of each unit have memory, seen after every operator of a step.
+"""Records when the parameters of each unit have memory, after every operator of a step.
 
     with lifetimes.follow(look) as life:        # look() returns {name of a unit: (state, bytes)}
         model(inputs).backward()
     life.peak_bytes, life.unshards("block 0")
 
-Unlike milliseconds, the number of operators is the same in every run. Figure: `lifetime_plots.lifetimes`.
+Unlike milliseconds, the number of operators is the same in every run. `plots.lifetimes` draws the figures.
 """
 
 import contextlib
@@ -30,19 +30,19 @@ class Span:
 
 @dataclass
 class Lifetimes:
-    """What each unit held while it was followed."""
+    """The states that each unit went through while it was followed."""
 
     spans: dict[str, list[Span]] = field(default_factory=dict)
     operators: int = 0
-    backward: tuple[int, int] | None = None  # its first operator, and the first after it
+    backward: tuple[int, int] | None = None  # the first operator of backward, and the first one after it
 
     @property
     def total_bytes(self) -> list[int]:
-        """All units together, after each operator."""
+        """The bytes of all units together, after each operator."""
         totals = [0] * self.operators
         for span in (span for spans in self.spans.values() for span in spans):
-            for at in range(span.began, span.ended):
-                totals[at] += span.nbytes
+            for operator in range(span.began, span.ended):
+                totals[operator] += span.nbytes
         return totals
 
     @property
@@ -54,12 +54,12 @@ class Lifetimes:
         held = [0, *(span.nbytes for span in self.spans[unit])]
         return sum(before == 0 < now for before, now in pairwise(held))
 
-    def note(self, looked: dict[str, tuple[str, int]]) -> None:
-        """Add what was seen after one more operator."""
+    def add(self, states: dict[str, tuple[str, int]]) -> None:
+        """Add the state and the bytes of each unit after one more operator."""
         if torch._C._current_graph_task_id() != -1:
             first, _ = self.backward or (self.operators, None)
             self.backward = first, self.operators + 1
-        for name, (state, nbytes) in looked.items():
+        for name, (state, nbytes) in states.items():
             spans = self.spans.setdefault(name, [])
             if not spans or (spans[-1].state, spans[-1].nbytes) != (state, nbytes):
                 spans.append(Span(state, nbytes, self.operators, self.operators))
@@ -69,12 +69,14 @@ class Lifetimes:
 
 @contextlib.contextmanager
 def follow(look: Look):
-    """Look at the units after each operator of the with-block. Yields the Lifetimes.
+    """Call `look` after each operator of the with-block. Yields the Lifetimes.
 
-    look: must not read a tensor without memory. A storage can be asked for its nbytes() at any time.
+    Args:
+        look: Returns the state and the bytes of each unit. It must not read a tensor without memory, but it can ask any
+            storage for its nbytes().
     """
     life = Lifetimes()
-    with _AfterEachOperator(lambda: life.note(look())):
+    with _AfterEachOperator(lambda: life.add(look())):
         yield life
 
 

@@ -2,7 +2,7 @@
 
 Memory belongs to a storage, not to a tensor; views and tied tensors share one. torch keeps the Python object of a
 storage alive as long as the storage itself, no matter who owns it, including autograd in C++. So a weak reference to it
-tells when the storage is freed.
+is notified when the storage is freed.
 """
 
 import contextlib
@@ -71,8 +71,10 @@ def uses(roles: dict[str, list[torch.Tensor]]) -> dict[torch.UntypedStorage, Use
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return the plain tensors that hold the memory of a DTensor or a sparse tensor on this rank."""
     if is_traceable_wrapper_subclass(tensor):
-        inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]  # a DTensor lists its mesh as well
-        return [part for one in inner if isinstance(one, torch.Tensor) for part in _parts(one)]
+        attributes = [
+            getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]
+        ]  # a DTensor lists its mesh as well
+        return [part for value in attributes if isinstance(value, torch.Tensor) for part in _parts(value)]
     if tensor.layout is torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
     real = not tensor.is_meta or _counts_meta
@@ -110,7 +112,7 @@ class Watch(TorchDispatchMode):
         self._moments: list[tuple[float, str]] = []
         self._phase = "start"
         self._parameters = dict.fromkeys(roles()["parameters"])  # without duplicates
-        self.device = next((each.device for each in self._parameters), torch.device("cpu"))
+        self.device = next((parameter.device for parameter in self._parameters), torch.device("cpu"))
         self._label()
         self._pass_moment()
 
@@ -164,11 +166,11 @@ class Watch(TorchDispatchMode):
             changes[use.born].update(use.split())
             if use.died is not None:
                 changes[use.died].subtract(use.split())
-        alive, told = Counter(), []
+        alive, history = Counter(), []
         for moment, (at_s, phase) in enumerate(self._moments):
             alive.update(changes[moment])
-            told.append((at_s - self._moments[0][0], phase, alive.copy()))
-        return told
+            history.append((at_s - self._moments[0][0], phase, alive.copy()))
+        return history
 
     def _pass_moment(self) -> None:
         self._moments.append((time.perf_counter(), self._phase))

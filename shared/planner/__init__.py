@@ -1,19 +1,19 @@
-"""Plans what one rank would hold in training, by component, for a model, N ranks, a ZeRO stage and a precision.
+"""Plans the memory of one rank in training, by component, for a model, N ranks, a ZeRO stage and a precision.
 
     plan = planner.plan(SHAPES["Llama-2 7B"], ranks=8, stage=2)
     plan.total_bytes, plan.by_component()
 
-Everything is computed with `formulas`, so it is as accurate as they are. Counted are:
+Everything is computed with `formulas`, so it is as accurate as they are. A plan counts:
 
     parameters, gradients, optimizer   sharded according to the stage
-    gathered      ZeRO-3 only: the unit that computes and the next one, unsharded, in the precision of computation
-    activations   of all layers, as the formula counts a layer (GELU MLP of 4h, dropout, materialized attention),
-                  of one more layer that is being recomputed, and the logits in fp32
+    gathered      ZeRO-3 only: the unit that computes and the next one, unsharded, in the compute precision
+    activations   those of all layers, as the formula counts a layer (GELU MLP of width 4h, dropout, materialized
+                  attention), those of one more layer that is being recomputed, and the logits in fp32
 
-Not counted are: temporaries of a kernel, gradient buckets in flight, a unit's full gradients before the reduce-scatter,
-fragmentation in the allocator, the libraries' own memory, and the activations of embeddings and norms outside the
-layers. A gated MLP and grouped-query attention keep other activations than the formula's layer, so the result is an
-estimate for Llama. Plan for at most 90 % of a GPU's memory.
+It does not count a kernel's temporaries, gradient buckets in flight, a unit's full gradients before the reduce-scatter,
+fragmentation in the allocator, the libraries' own memory, or the activations of embeddings and norms outside the
+layers. A gated MLP and grouped-query attention keep other activations than the formula's layer, so the result is only
+an estimate for Llama. Plan for at most 90 % of a GPU's memory.
 """
 
 from dataclasses import asdict, dataclass
@@ -25,9 +25,9 @@ from shared.planner.shapes import ModelShape
 
 @dataclass(frozen=True)
 class Precision:
-    """Bytes per parameter of the model state, and of each element that is computed."""
+    """The bytes per parameter of the model state, and the bytes per element in computation."""
 
-    each: BytesPerParameter
+    state: BytesPerParameter
     compute_bytes: int
 
 
@@ -68,7 +68,7 @@ def plan(
     sequence: int | None = None,
     checkpointing: str = "none",
 ) -> Plan:
-    """Compute what a rank holds. The module's docstring says what is counted and what is not.
+    """Compute the bytes that a rank holds. The module's docstring says what is counted and what is not.
 
     Args:
         sequence: The sequence length. None means the model's own context length.
@@ -78,16 +78,16 @@ def plan(
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, got {precision!r}")
-    each, compute_bytes = PRECISIONS[precision].each, PRECISIONS[precision].compute_bytes
+    state, compute_bytes = PRECISIONS[precision].state, PRECISIONS[precision].compute_bytes
 
-    def state(**bytes_each: int) -> float:
-        only = BytesPerParameter(**{"parameter": 0, "gradient": 0, "optimizer": 0, **bytes_each})
+    def held_bytes(**kind: int) -> float:
+        only = BytesPerParameter(**{"parameter": 0, "gradient": 0, "optimizer": 0, **kind})
         return formulas.model_state_bytes(shape.parameters, ranks, stage, only)
 
     return Plan(
-        parameters=state(parameter=each.parameter),
-        gradients=state(gradient=each.gradient),
-        optimizer=state(optimizer=each.optimizer),
+        parameters=held_bytes(parameter=state.parameter),
+        gradients=held_bytes(gradient=state.gradient),
+        optimizer=held_bytes(optimizer=state.optimizer),
         gathered=gathered_bytes(shape, ranks, compute_bytes) if stage == 3 else 0.0,
         activations=activations_bytes(shape, micro_batch, sequence or shape.context, checkpointing, compute_bytes),
     )
@@ -102,11 +102,11 @@ def gathered_bytes(shape: ModelShape, ranks: int, bytes_each: int) -> float:
 def activations_bytes(shape: ModelShape, micro_batch: int, sequence: int, checkpointing: str, bytes_each: int) -> float:
     """Bytes of activations when backward begins, including those that backward recomputes for one layer."""
 
-    def of_a_layer(how: str) -> float:
+    def layer_bytes(how: str) -> float:
         return formulas.activation_bytes(
             sequence, micro_batch, shape.hidden, shape.heads, checkpointing=how, bytes_each=bytes_each
         )
 
-    again_bytes = of_a_layer("none") - of_a_layer(checkpointing)  # recomputed in backward, one layer at a time
+    recomputed_bytes = layer_bytes("none") - layer_bytes(checkpointing)  # in backward, one layer at a time
     logits_bytes = formulas.logits_bytes(sequence, micro_batch, shape.vocabulary)
-    return shape.layers * of_a_layer(checkpointing) + again_bytes + logits_bytes
+    return shape.layers * layer_bytes(checkpointing) + recomputed_bytes + logits_bytes

@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 LINES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
@@ -30,15 +30,15 @@ def new_axes(width_in: float, height_in: float):
 def loss_curves(curves: dict[str, list[float]]) -> Figure:
     """Draw the loss per step, one line per name. Staggered markers keep lines that coincide distinguishable."""
     figure, axes = new_axes(6.0, 3.0)
-    for number, (name, losses) in enumerate(curves.items()):
+    for index, (name, losses) in enumerate(curves.items()):
         every = max(1, len(losses) // 8)
         axes.plot(
             losses,
-            color=COLOURS[number % len(COLOURS)],
-            linestyle=LINES[number % len(LINES)],
-            linewidth=2.6 - 0.7 * number,
-            marker=MARKERS[number % len(MARKERS)],
-            markevery=(number * every // max(1, len(curves)), every),
+            color=COLORS[index % len(COLORS)],
+            linestyle=LINES[index % len(LINES)],
+            linewidth=2.6 - 0.7 * index,
+            marker=MARKERS[index % len(MARKERS)],
+            markevery=(index * every // max(1, len(curves)), every),
             label=name,
         )
     axes.set(xlabel="step", ylabel="loss")
@@ -66,7 +66,7 @@ def gradients_before_and_after(before: list, after: list, name: str) -> Figure:
 def bars(values: dict[str, float], unit: str) -> Figure:
     """Draw one labeled bar per value."""
     figure, axes = new_axes(6.0, 0.7 + 0.42 * len(values))
-    drawn = axes.barh(list(values), list(values.values()), color=COLOURS[0], edgecolor="black", linewidth=0.6)
+    drawn = axes.barh(list(values), list(values.values()), color=COLORS[0], edgecolor="black", linewidth=0.6)
     axes.bar_label(drawn, fmt="%.3g", padding=4)
     axes.invert_yaxis()
     axes.set(xlabel=unit, xlim=(0, 1.15 * max(values.values())))
@@ -79,10 +79,10 @@ def waiting(began_s: list[float], arrived_s: list[float], left_s: list[float], w
     start = min(began_s)
     for rank, (began, arrived, left) in enumerate(zip(began_s, arrived_s, left_s, strict=True)):
         first = rank == 0
-        axes.barh(rank, arrived - began, left=began - start, height=0.6, color=COLOURS[0], edgecolor="black",
-                  label="works" if first else None)  # fmt: skip
-        axes.barh(rank, left - arrived, left=arrived - start, height=0.6, color="white", edgecolor=COLOURS[1],
-                  hatch=HATCHES[1], label=f"waits in {waits_in}" if first else None)  # fmt: skip
+        axes.barh(rank, arrived - began, left=began - start, height=0.6, color=COLORS[0], edgecolor="black",
+                  label="working" if first else None)  # fmt: skip
+        axes.barh(rank, left - arrived, left=arrived - start, height=0.6, color="white", edgecolor=COLORS[1],
+                  hatch=HATCHES[1], label=f"waiting in {waits_in}" if first else None)  # fmt: skip
     axes.set(xlabel="seconds", yticks=range(len(began_s)), xlim=(0, None))
     axes.set_yticklabels([f"rank {rank}" for rank in range(len(began_s))])
     axes.invert_yaxis()
@@ -96,15 +96,15 @@ def message_cost(sizes_bytes: list[int], times_ms: dict[str, list[float]]) -> Fi
     The dotted line is the time if there were no latency: proportional to the size, through the largest message.
     """
     figure, axes = new_axes(6.0, 3.4)
-    for number, (name, measured) in enumerate(times_ms.items()):
-        style = {"color": COLOURS[number], "linestyle": LINES[number], "marker": MARKERS[number]}
+    for index, (name, measured) in enumerate(times_ms.items()):
+        style = {"color": COLORS[index], "linestyle": LINES[index], "marker": MARKERS[index]}
         axes.loglog(sizes_bytes, measured, label=name, linewidth=1.8, **style)
     fastest = min(measured[-1] for measured in times_ms.values())
     floor = min(min(measured) for measured in times_ms.values())
     shown = [size for size in sizes_bytes if fastest * size / sizes_bytes[-1] > floor / 5]
     in_proportion = [fastest * size / sizes_bytes[-1] for size in shown]
-    axes.loglog(shown, in_proportion, ":", color="grey", label="if only bytes cost")
-    axes.set(xlabel="bytes in the tensor", ylabel="ms, fastest round")
+    axes.loglog(shown, in_proportion, ":", color="gray", label="without latency")
+    axes.set(xlabel="tensor size, bytes", ylabel="time of the fastest round, ms")
     axes.legend(frameon=False)
     return finish(figure)
 
@@ -121,15 +121,15 @@ def traffic(sent_mb: list[list[float]]) -> Figure:
         for receiver, megabytes in enumerate(row):
             axes.text(receiver, sender, f"{megabytes:.3g}" if megabytes else "·", ha="center", va="center")
     names = range(len(sent_mb))
-    axes.set(xlabel="to rank", ylabel="from rank", xticks=names, yticks=names, title="MB sent")
+    axes.set(xlabel="receiving rank", ylabel="sending rank", xticks=names, yticks=names, title="MB sent")
     return finish(figure)
 
 
-_LANE_STYLES = {  # lane → color, hatch
-    "forward": (COLOURS[5], HATCHES[0]),
-    "backward": (COLOURS[0], HATCHES[0]),
-    "optimizer": (COLOURS[2], HATCHES[3]),
-    "communication": (COLOURS[4], HATCHES[1]),
+_LANE_STYLES = {  # the color and hatch of each lane
+    "forward": (COLORS[5], HATCHES[0]),
+    "backward": (COLORS[0], HATCHES[0]),
+    "optimizer": (COLORS[2], HATCHES[3]),
+    "communication": (COLORS[4], HATCHES[1]),
 }
 
 
@@ -146,27 +146,27 @@ def timeline(lines: list, names: list[str] | None = None) -> Figure:
     from shared.timeline import rows_of
 
     if not any(line.spans for line in lines):
-        raise ValueError("there is nothing to draw: record a step with timeline.record(...) on the ranks first")
-    of_ranks = [f"rank {number if line.rank is None else line.rank}" for number, line in enumerate(lines)]
-    arranged = [(name, line, rows_of(line)) for name, line in zip(names or of_ranks, lines, strict=True)]
+        raise ValueError("There is nothing to draw. Record a step with timeline.record(...) on the ranks first.")
+    rank_names = [f"rank {index if line.rank is None else line.rank}" for index, line in enumerate(lines)]
+    arranged = [(name, line, rows_of(line)) for name, line in zip(names or rank_names, lines, strict=True)]
     row_in = min(0.34, 6.0 / sum(len(rows) for _, _, rows in arranged))
     figure, axes = new_axes(9.0, 0.75 + sum(row_in * len(rows) + 0.22 for _, _, rows in arranged))
     start_s = min(line.began_s for line in lines)
     end_ms = 1e3 * (max(line.ended_s for line in lines) - start_s)
     ticks, seen, y = [], {}, 0.0
-    for whose, line, rows in arranged:
+    for line_name, line, rows in arranged:
         for name, spans in rows:
             for lane in dict.fromkeys(span.lane for span in spans):
-                of_lane = [span for span in spans if span.lane == lane]
-                seen.setdefault(lane, _draw_spans(axes, of_lane, y, start_s, end_ms, named=row_in > 0.15))
+                lane_spans = [span for span in spans if span.lane == lane]
+                seen.setdefault(lane, _draw_spans(axes, lane_spans, y, start_s, end_ms, named=row_in > 0.15))
             if name == "compute" and line.waits:
                 seen.setdefault("waits", _draw_waits(axes, line, y, start_s))
-            ticks.append((y, whose if name == rows[0][0] else ""))
+            ticks.append((y, line_name if name == rows[0][0] else ""))
             y += 1
         exposed = f"{line.exposed_ms:.1f} ms exposed\n{line.overlap:.0%} hidden" if line.communication_ms else ""
         axes.annotate(exposed, (1.01, y - 0.5 - len(rows) / 2), xycoords=("axes fraction", "data"), va="center", size=8)
         y += 0.6
-    axes.set(xlabel="ms", xlim=(0, end_ms), ylim=(y - 1.0, -0.6), yticks=[at for at, _ in ticks])
+    axes.set(xlabel="ms", xlim=(0, end_ms), ylim=(y - 1.0, -0.6), yticks=[position for position, _ in ticks])
     axes.set_yticklabels([label for _, label in ticks])
     axes.tick_params(axis="y", length=0)
     order = [*_LANE_STYLES, *sorted(set(seen) - set(_LANE_STYLES))]
@@ -177,16 +177,16 @@ def timeline(lines: list, names: list[str] | None = None) -> Figure:
 
 def _draw_spans(axes, spans: list, y: float, start_s: float, end_ms: float, named: bool):
     """Draw the spans of one lane in one row, with their names where there is room."""
-    colour, hatch = _LANE_STYLES.get(spans[0].lane, (COLOURS[3], HATCHES[2]))
+    color, hatch = _LANE_STYLES.get(spans[0].lane, (COLORS[3], HATCHES[2]))
     ink = "white" if spans[0].lane == "backward" else "black"
-    backing = {"facecolor": colour, "edgecolor": "none", "pad": 0.8} if hatch else None
+    backing = {"facecolor": color, "edgecolor": "none", "pad": 0.8} if hatch else None
     bars = [(1e3 * (span.began_s - start_s), 1e3 * (span.ended_s - span.began_s)) for span in spans]
     for (began_ms, lasted_ms), span in zip(bars, spans, strict=True):
         if named and lasted_ms > 0.011 * len(span.name) * end_ms:
             middle_ms = began_ms + lasted_ms / 2
             axes.text(middle_ms, y, span.name, ha="center", va="center", size=7, color=ink, bbox=backing)
     # This uses facecolor, because color would draw the hatch in the bar's own color.
-    return axes.broken_barh(bars, (y - 0.45, 0.9), facecolor=colour, hatch=hatch, edgecolor="white", linewidth=0.5)
+    return axes.broken_barh(bars, (y - 0.45, 0.9), facecolor=color, hatch=hatch, edgecolor="white", linewidth=0.5)
 
 
 def _draw_waits(axes, line, y: float, start_s: float):
@@ -197,23 +197,23 @@ def _draw_waits(axes, line, y: float, start_s: float):
 
 def _component_styles(components: list[str]) -> dict[str, dict]:
     """Give each memory component a color and a hatch. The last one, for everything else, is white."""
-    colours, hatches = (*COLOURS[: len(components) - 1], "white"), (*HATCHES[: len(components) - 1], "")
-    styles = zip(components, colours, hatches, strict=True)
-    return {name: {"facecolor": colour, "hatch": hatch, "edgecolor": "black"} for name, colour, hatch in styles}
+    colors, hatches = (*COLORS[: len(components) - 1], "white"), (*HATCHES[: len(components) - 1], "")
+    styles = zip(components, colors, hatches, strict=True)
+    return {name: {"facecolor": color, "hatch": hatch, "edgecolor": "black"} for name, color, hatch in styles}
 
 
 def memory_by_component(held_bytes: dict[str, dict[str, int]], decimals: int | None = None) -> Figure:
     """Draw one bar per rank (or strategy), with its components stacked and its total at the end.
 
     Args:
-        held_bytes: Name of the bar → component → bytes, as returned by `memory.Held.by_component`.
+        held_bytes: The bytes by component, as returned by `memory.Held.by_component`, by name of the bar.
         decimals: Decimals of the totals. None shows three significant digits.
 
     Raises:
         ValueError: If there is no bar.
     """
     if not held_bytes:
-        raise ValueError("There is nothing to draw: give one name and its bytes by component at least.")
+        raise ValueError("There is nothing to draw: give at least one name with its bytes by component.")
     figure, axes = new_axes(7.0, 0.9 + 0.42 * len(held_bytes))
     totals = [sum(parts.values()) for parts in held_bytes.values()]
     scale, unit = (1e6, "MB") if max(totals) >= 1e6 else (1e3, "KB")
@@ -224,8 +224,8 @@ def memory_by_component(held_bytes: dict[str, dict[str, int]], decimals: int | N
         if any(widths):
             axes.barh(list(held_bytes), widths, left=left, height=0.65, linewidth=0.6, label=component, **style)
         left = [start + width for start, width in zip(left, widths, strict=True)]
-    for place, total in enumerate(left):
-        axes.text(total, place, f" {total:.3g}" if decimals is None else f" {total:.{decimals}f}", va="center")
+    for row, total in enumerate(left):
+        axes.text(total, row, f" {total:.3g}" if decimals is None else f" {total:.{decimals}f}", va="center")
     axes.invert_yaxis()
     axes.set(xlabel=unit, xlim=(0, 1.1 * max(left) or 1.0))
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
@@ -242,7 +242,7 @@ def memory_over_step(samples: list) -> Figure:
         ValueError: If there are no samples.
     """
     if not samples:
-        raise ValueError("There are no samples to draw: memory.peak has them when its block has ended.")
+        raise ValueError("There are no samples to draw. A memory.peak has samples only after its with-block has ended.")
     figure, axes = new_axes(8.0, 3.6)
     totals = [sample.held.total_bytes for sample in samples]
     scale, unit = (1e6, "MB") if max(totals) >= 1e6 else (1e3, "KB")
@@ -252,18 +252,18 @@ def memory_over_step(samples: list) -> Figure:
             drawn[name].append(held_bytes / scale)
     base = [0.0] * len(samples)
     for name, style in _component_styles(list(drawn)).items():
-        top = [low + high for low, high in zip(base, drawn[name], strict=True)]
+        top = [low + height for low, height in zip(base, drawn[name], strict=True)]
         if any(drawn[name]):
             axes.fill_between(range(len(top)), base, top, step="post", linewidth=0.4, label=name, **style)
         base = top
-    starts = [at for at, sample in enumerate(samples) if at == 0 or sample.phase != samples[at - 1].phase]
-    for at in starts[1:]:
-        axes.axvline(at, color="black", linestyle=":", linewidth=1.0)
-        axes.text(at, 1.02, f" {samples[at].phase}", transform=axes.get_xaxis_transform())
+    starts = [index for index, sample in enumerate(samples) if not index or sample.phase != samples[index - 1].phase]
+    for start in starts[1:]:
+        axes.axvline(start, color="black", linestyle=":", linewidth=1.0)
+        axes.text(start, 1.02, f" {samples[start].phase}", transform=axes.get_xaxis_transform())
     peak = max(range(len(totals)), key=totals.__getitem__)
     axes.plot(peak, totals[peak] / scale, marker="v", color="black")
     axes.text(peak, 1.04 * totals[peak] / scale, f" peak: {totals[peak] / scale:.3g} {unit}")
-    axes.set(xlabel="operators since the start", ylabel=unit)
+    axes.set(xlabel="operators since the start of the step", ylabel=unit)
     axes.set(xlim=(0, len(samples) - 1), ylim=(0, 1.2 * totals[peak] / scale or 1.0))
     handles, names = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], names[::-1], frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -10,9 +10,9 @@ from itertools import accumulate
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from shared.plots import COLOURS, HATCHES, MARKERS
+from shared.plots import COLORS, HATCHES, MARKERS
 
-_FILLS = COLOURS[:5]  # five colors and six hatches: no combination repeats within thirty buckets
+_FILLS = COLORS[:5]  # five colors and six hatches: no combination repeats within thirty buckets
 
 
 @dataclass(frozen=True)
@@ -21,19 +21,19 @@ class CapRun:
 
     cap: str
     buckets: list[list[str]]  # names of parameters, in launch order
-    messages_ms: list[tuple[float, float]]  # (began, ended) of each bucket
+    spans_ms: list[tuple[float, float]]  # (began, ended) of each bucket
     predicted_ms: float
 
     @property
     def took_ms(self) -> float:
-        return max(ended for _, ended in self.messages_ms)
+        return max(ended for _, ended in self.spans_ms)
 
 
 def bucket_map(sizes_bytes: dict[str, int], buckets: list[list[str]], title: str = "") -> Figure:
     """Draw a model as rows of parameters in their own order, as wide as their bytes and colored by bucket.
 
     Args:
-        sizes_bytes: Name of a parameter → bytes.
+        sizes_bytes: The bytes of each parameter, by name.
         buckets: Names of parameters, in the order in which the buckets are launched. They are numbered from 1.
     """
     rows = units(sizes_bytes)
@@ -44,20 +44,22 @@ def bucket_map(sizes_bytes: dict[str, int], buckets: list[list[str]], title: str
     return figure
 
 
-def cap_run(sizes_bytes: dict[str, int], runs: list[CapRun], place: int) -> Figure:
+def cap_run(sizes_bytes: dict[str, int], runs: list[CapRun], index: int) -> Figure:
     """Draw one cap: its bucket map, and below it its all-reduces on a time axis common to all caps."""
-    run = runs[place]
+    run = runs[index]
     rows = units(sizes_bytes)
     figure, (above, below) = plt.subplots(
         2, 1, figsize=(7.0, 1.9 + 0.24 * len(rows)), height_ratios=[len(rows), 2.2], layout="constrained"
     )
     draw_map(above, sizes_bytes, run.buckets)
-    above.set_title(f"cap {run.cap}: {_messages(run)}, {run.took_ms:.1f} ms, predicted {run.predicted_ms:.1f} ms")
-    for number, (began_ms, ended_ms) in enumerate(run.messages_ms, 1):
+    above.set_title(f"cap {run.cap}: {_count(run)}, {run.took_ms:.1f} ms measured, {run.predicted_ms:.1f} ms predicted")
+    for number, (began_ms, ended_ms) in enumerate(run.spans_ms, 1):
         _draw_bucket(below, [(began_ms, ended_ms - began_ms)], 0, number, narrow=0.025 * _longest_ms(runs))
     below.axvline(run.predicted_ms, color="black", linestyle=":", linewidth=1.2)
     below.text(run.predicted_ms, 0.55, " predicted", size=8, va="bottom")
-    below.set(xlabel="ms since the first message", yticks=[], ylim=(-0.6, 1.0), xlim=(0, _longest_ms(runs)))
+    below.set(
+        xlabel="ms since the launch of the first all-reduce", yticks=[], ylim=(-0.6, 1.0), xlim=(0, _longest_ms(runs))
+    )
     below.spines[["top", "right", "left"]].set_visible(False)
     plt.close(figure)
     return figure
@@ -73,17 +75,17 @@ def cap_runs(sizes_bytes: dict[str, int], runs: list[CapRun]) -> Figure:
         for number, bucket in enumerate(run.buckets, 1):
             spans = [(starts[name] / 1e6, sizes_bytes[name] / 1e6) for name in bucket]
             _draw_bucket(left, spans, y, number, narrow=0.045 * sum(widths) / 1e6)
-        right.barh(y, run.took_ms, height=0.6, color=COLOURS[0], edgecolor="black", linewidth=0.6,
+        right.barh(y, run.took_ms, height=0.6, color=COLORS[0], edgecolor="black", linewidth=0.6,
                    label="" if y else "measured")  # fmt: skip
-        right.plot(run.predicted_ms, y, MARKERS[3], color=COLOURS[4], markeredgecolor="black", linestyle="none",
+        right.plot(run.predicted_ms, y, MARKERS[3], color=COLORS[4], markeredgecolor="black", linestyle="none",
                    label="" if y else "predicted")  # fmt: skip
         furthest = max(run.took_ms, run.predicted_ms)
-        right.text(furthest + 0.03 * _longest_ms(runs), y, _messages(run), va="center", size=9)
-    left.set(xlabel="MB of gradients, in the model's order", yticks=range(len(runs)))
+        right.text(furthest + 0.03 * _longest_ms(runs), y, _count(run), va="center", size=9)
+    left.set(xlabel="gradients in the model's order, MB", yticks=range(len(runs)))
     left.set_yticklabels([run.cap for run in runs])
     left.set_ylabel("cap")
     left.invert_yaxis()
-    right.set(xlabel="ms for all messages", xlim=(0, 1.3 * _longest_ms(runs)))
+    right.set(xlabel="ms for all all-reduces", xlim=(0, 1.3 * _longest_ms(runs)))
     right.legend(frameon=False, loc="lower right")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
@@ -112,9 +114,9 @@ def draw_map(axes, sizes_bytes: dict[str, int], buckets: list[list[str]]) -> Non
         for name, start in zip(names, starts, strict=False):
             width = max(sizes_bytes[name] / 1e3, 0.004 * widest)  # otherwise a LayerNorm would be invisible
             spans.setdefault(number_of.get(name, 0), []).append((start / 1e3, width))
-        for number, of_bucket in spans.items():
-            _draw_bucket(axes, of_bucket, y, number, narrow=0.03 * widest)
-    axes.set(xlabel="KB of gradients", yticks=range(len(rows)), ylim=(len(rows) - 0.4, -0.6), xlim=(0, 1.01 * widest))
+        for number, bucket_spans in spans.items():
+            _draw_bucket(axes, bucket_spans, y, number, narrow=0.03 * widest)
+    axes.set(xlabel="gradients, KB", yticks=range(len(rows)), ylim=(len(rows) - 0.4, -0.6), xlim=(0, 1.01 * widest))
     axes.set_yticklabels(list(rows))
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -122,10 +124,10 @@ def draw_map(axes, sizes_bytes: dict[str, int], buckets: list[list[str]]) -> Non
 
 def _draw_bucket(axes, spans: list[tuple[float, float]], y: float, number: int, narrow: float) -> None:
     """Draw a bucket's gradients in one row, with its number on each contiguous run that has room for it."""
-    colour = _FILLS[(number - 1) % len(_FILLS)] if number else "white"  # 0: in no bucket, because it is frozen
+    color = _FILLS[(number - 1) % len(_FILLS)] if number else "white"  # 0: a frozen parameter is in no bucket
     hatch = HATCHES[(number - 1) % len(HATCHES)] if number else ""
     edge = {"edgecolor": "white" if number else "black", "linewidth": 0.4}
-    axes.broken_barh(spans, (y - 0.42, 0.84), facecolor=colour, hatch=hatch, **edge)
+    axes.broken_barh(spans, (y - 0.42, 0.84), facecolor=color, hatch=hatch, **edge)
     for start, width in _joined(spans):
         if number and width > narrow:
             box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
@@ -147,5 +149,5 @@ def _longest_ms(runs: list[CapRun]) -> float:
     return max(max(run.took_ms, run.predicted_ms) for run in runs)
 
 
-def _messages(run: CapRun) -> str:
-    return f"{len(run.buckets)} message{'s' if len(run.buckets) > 1 else ''}"
+def _count(run: CapRun) -> str:
+    return f"{len(run.buckets)} all-reduce{'s' if len(run.buckets) > 1 else ''}"

@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from shared.plots import COLOURS, LINES, MARKERS, finish, new_axes
+from shared.plots import COLORS, LINES, MARKERS, finish, new_axes
 
 
 def predicted_against_measured(
@@ -15,21 +15,21 @@ def predicted_against_measured(
     """Draw predictions as lines and measurements of the same name as marks of the same color, on logarithmic axes.
 
     Args:
-        predicted_s: Name → function from bytes to seconds.
-        measured_s: Name → bytes → seconds.
+        predicted_s: Functions from bytes to seconds, by name.
+        measured_s: The seconds for each number of bytes, by name.
     """
     figure, axes = new_axes(6.0, 3.6)
     sizes = sorted(size for measured in measured_s.values() for size in measured)
-    for number, name in enumerate(dict.fromkeys([*predicted_s, *measured_s])):
-        colour = COLOURS[number]
+    for index, name in enumerate(dict.fromkeys([*predicted_s, *measured_s])):
+        color = COLORS[index]
         if name in predicted_s:
             dense = _between(sizes[0], sizes[-1])
             times_ms = [1e3 * predicted_s[name](size) for size in dense]
-            axes.plot(dense, times_ms, color=colour, linestyle=LINES[number], label=f"{name}, predicted")
+            axes.plot(dense, times_ms, color=color, linestyle=LINES[index], label=f"{name}, predicted")
         if name in measured_s:
             times_ms = [1e3 * time_s for time_s in measured_s[name].values()]
-            axes.plot(list(measured_s[name]), times_ms, MARKERS[number], color=colour, label=f"{name}, measured")
-    axes.set(xlabel=xlabel, ylabel="ms", xscale="log", yscale="log")
+            axes.plot(list(measured_s[name]), times_ms, MARKERS[index], color=color, label=f"{name}, measured")
+    axes.set(xlabel=xlabel, ylabel="time, ms", xscale="log", yscale="log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
@@ -47,7 +47,7 @@ def all_reduce_costs(
     A vertical line marks the size from which the first algorithm is faster than the second.
 
     Args:
-        algorithms: Name → function from bytes and ranks to seconds.
+        algorithms: Functions from bytes and ranks to seconds, by name.
     """
     count = len(world_sizes)
     figure, panels = plt.subplots(
@@ -56,16 +56,16 @@ def all_reduce_costs(
     for axes, world_size in zip(panels.flat, world_sizes, strict=True):
         sizes = _between(*sizes_bytes)
         curves = [[1e3 * time_of(size, world_size) for size in sizes] for time_of in algorithms.values()]
-        for number, (name, curve) in enumerate(zip(algorithms, curves, strict=True)):
-            axes.loglog(sizes, curve, color=COLOURS[number], linestyle=LINES[number], label=name)
+        for index, (name, curve) in enumerate(zip(algorithms, curves, strict=True)):
+            axes.loglog(sizes, curve, color=COLORS[index], linestyle=LINES[index], label=name)
         crossing = first_below(sizes, curves[0], curves[1])
         if crossing is not None:
-            axes.axvline(crossing, color="grey", linestyle=":", linewidth=1)
+            axes.axvline(crossing, color="gray", linestyle=":", linewidth=1)
             label = f" {crossing / 1e6:.2g} MB" if crossing >= 1e5 else f" {crossing / 1e3:.2g} KB"
             axes.text(crossing, 0.02, label, transform=axes.get_xaxis_transform(), va="bottom")
-        axes.set(title=f"{world_size} ranks", xlabel="bytes in the tensor")
+        axes.set(title=f"{world_size} ranks", xlabel="tensor size, bytes")
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0, 0].set_ylabel("ms, predicted")
+    panels[0, 0].set_ylabel("predicted time, ms")
     figure.legend(*panels[0, 0].get_legend_handles_labels(), frameon=False, ncols=count, loc="outside upper left")
     return finish(figure)
 
@@ -79,4 +79,4 @@ def first_below(sizes: list[float], curve: list[float], other: list[float]) -> f
 def _between(smallest: float, largest: float, points: int = 400) -> list[float]:
     """Return sizes at equal distances on a logarithmic axis."""
     ratio = largest / smallest
-    return [smallest * ratio ** (place / (points - 1)) for place in range(points)]
+    return [smallest * ratio ** (index / (points - 1)) for index in range(points)]

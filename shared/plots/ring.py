@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from shared.plots import COLOURS
+from shared.plots import COLORS
 
 _ACROSS = 1.4  # distance between the columns of two ranks; a cell is 1 wide
 
@@ -53,67 +53,67 @@ def ring_steps(logs: list) -> Figure:
 def _check_ring(logs: list) -> None:
     lengths = [len(log) for log in logs]
     if not lengths or len(set(lengths)) > 1 or lengths[0] == 0:
-        raise ValueError(f"a ring needs a log of each rank, all of the same length; their lengths are {lengths}")
+        raise ValueError(f"A ring needs one log per rank, all of the same length, but their lengths are {lengths}.")
 
 
 def _draw_ring(axes, logs: list, step: int, text_size: float) -> None:
     ranks, names = len(logs), list(logs[0][0]["holds"])
     for rank in range(ranks):
         for row, name in enumerate(names):
-            came = step > 0 and logs[rank - 1][step]["sent"] == name
-            _draw_field(axes, rank * _ACROSS, row, logs[rank][step]["holds"][name], came, text_size)
-            if came:
+            received = step > 0 and logs[rank - 1][step]["sent"] == name
+            _draw_cell(axes, rank * _ACROSS, row, logs[rank][step]["holds"][name], received, text_size)
+            if received:
                 _draw_arrival(axes, rank, row, ranks)
     axes.set(xlim=(-0.95, (ranks - 1) * _ACROSS + 0.95), ylim=(len(names) - 0.4, -0.6))
     axes.set_xticks([rank * _ACROSS for rank in range(ranks)], [f"rank {rank}" for rank in range(ranks)])
     axes.set_yticks(range(len(names)), names)
     axes.tick_params(length=0, labelsize=text_size)
     axes.spines[:].set_visible(False)
-    axes.set_title(_what_happened(logs, step), size=text_size + 1)
+    axes.set_title(_title(logs, step), size=text_size + 1)
 
 
-def _draw_field(axes, x: float, y: float, digits: str, came: bool, text_size: float) -> None:
-    inside = "".join(str(rank) * int(count) for rank, count in enumerate(digits))
-    part = sum(digit != "0" for digit in digits) / len(digits)
-    edge = {"edgecolor": COLOURS[1] if came else "black", "linewidth": 2.6 if came else 0.7}
-    axes.add_patch(plt.Rectangle((x - 0.5, y - 0.42), 1, 0.84, facecolor=_shade(part), **edge))
-    ink = {"color": "white", "weight": "bold"} if part == 1 else {"color": "black"}
-    axes.text(x, y, inside, ha="center", va="center", size=text_size, **ink)
+def _draw_cell(axes, x: float, y: float, digits: str, received: bool, text_size: float) -> None:
+    contributions = "".join(str(rank) * int(count) for rank, count in enumerate(digits))
+    fraction = sum(digit != "0" for digit in digits) / len(digits)
+    edge = {"edgecolor": COLORS[1] if received else "black", "linewidth": 2.6 if received else 0.7}
+    axes.add_patch(plt.Rectangle((x - 0.5, y - 0.42), 1, 0.84, facecolor=_shade(fraction), **edge))
+    ink = {"color": "white", "weight": "bold"} if fraction == 1 else {"color": "black"}
+    axes.text(x, y, contributions, ha="center", va="center", size=text_size, **ink)
 
 
 def _draw_ring_key(axes, ranks: int) -> None:
     """Explain in an empty panel how to read the others."""
     axes.set(xlim=(-0.7, 4.2), ylim=(3.4, -0.6))
-    some, everything = "011".ljust(ranks, "0"), "1" * ranks
+    some, every_rank = "011".ljust(ranks, "0"), "1" * ranks
     rows = [
-        (some, False, "sum of the parts\nof ranks 1 and 2"),
-        (some, True, "came in this step"),
-        (everything, False, "complete"),
+        (some, False, "sum of the chunks\nof ranks 1 and 2"),
+        (some, True, "received in this step"),
+        (every_rank, False, "complete sum"),
     ]
-    for row, (digits, came, words) in enumerate(rows):
-        _draw_field(axes, 0, row, digits, came, text_size=8.5)
-        axes.text(0.75, row, words, va="center", size=8.5)
+    for row, (digits, received, label) in enumerate(rows):
+        _draw_cell(axes, 0, row, digits, received, text_size=8.5)
+        axes.text(0.75, row, label, va="center", size=8.5)
 
 
-def _shade(part: float) -> tuple:
+def _shade(fraction: float) -> tuple:
     """Mix white and blue so that only a complete sum gets the darkest color."""
-    strength = 1.0 if part == 1 else 0.55 * part
-    blue = plt.matplotlib.colors.to_rgb(COLOURS[0])
+    strength = 1.0 if fraction == 1 else 0.55 * fraction
+    blue = plt.matplotlib.colors.to_rgb(COLORS[0])
     return tuple(1 - strength * (1 - channel) for channel in blue)
 
 
 def _draw_arrival(axes, rank: int, row: int, ranks: int) -> None:
-    style = {"arrowstyle": "-|>", "color": COLOURS[1], "linewidth": 1.8, "shrinkA": 0, "shrinkB": 0}
+    style = {"arrowstyle": "-|>", "color": COLORS[1], "linewidth": 1.8, "shrinkA": 0, "shrinkB": 0}
     left_edge = rank * _ACROSS - 0.5
     axes.annotate("", (left_edge, row), (left_edge - _ACROSS + 1, row), arrowprops=style)
     if rank == 0:  # the arrow comes from the last rank, so it leaves the figure on the right
         right_edge = (ranks - 1) * _ACROSS + 0.5
-        axes.plot([right_edge, right_edge + 0.4], [row, row], color=COLOURS[1], linewidth=1.8, linestyle=":")
+        axes.plot([right_edge, right_edge + 0.4], [row, row], color=COLORS[1], linewidth=1.8, linestyle=":")
 
 
-def _what_happened(logs: list, step: int) -> str:
+def _title(logs: list, step: int) -> str:
     if step == 0:
         return "start"
     sent = logs[-1][step]["sent"]
-    same = logs[0][step]["holds"][sent] == logs[-1][step - 1]["holds"][sent]
-    return f"step {step}: {'copy' if same else 'add'} what comes"
+    copied = logs[0][step]["holds"][sent] == logs[-1][step - 1]["holds"][sent]
+    return f"step {step}: {'copy' if copied else 'add'} the received chunk"

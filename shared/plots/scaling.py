@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter
 
-from shared.plots import COLOURS, HATCHES, LINES, MARKERS
+from shared.plots import COLORS, HATCHES, LINES, MARKERS
 
 
 def schedule(
@@ -24,15 +24,15 @@ def schedule(
     begins_ms = [end - lasts for end, lasts in zip(ends_ms, lasts_ms, strict=True)]
     waits_ms = [begin - ready for begin, ready in zip(begins_ms, ready_ms, strict=True)]
     if ends_ms[-1] > backward_end_ms:
-        axes.axvspan(backward_end_ms, ends_ms[-1], color="0.88", label="exposed, predicted")
-    axes.axvline(backward_end_ms, color="black", linestyle="--", linewidth=1.2, label="backward ends")
-    axes.barh(rows, waits_ms, left=ready_ms, height=0.18, color="0.45", label="full, waits for the one before")
-    wire = {"facecolor": COLOURS[4], "edgecolor": "white", "hatch": HATCHES[1], "linewidth": 0.5}
-    axes.barh(rows, lasts_ms, left=begins_ms, height=0.7, label="on the wire, predicted", **wire)
+        axes.axvspan(backward_end_ms, ends_ms[-1], color="0.88", label="predicted exposed time")
+    axes.axvline(backward_end_ms, color="black", linestyle="--", linewidth=1.2, label="end of backward")
+    axes.barh(rows, waits_ms, left=ready_ms, height=0.18, color="0.45", label="full, waiting for the bucket before it")
+    wire = {"facecolor": COLORS[4], "edgecolor": "white", "hatch": HATCHES[1], "linewidth": 0.5}
+    axes.barh(rows, lasts_ms, left=begins_ms, height=0.7, label="predicted time in flight", **wire)
     if measured_ends_ms is not None:
-        axes.plot(measured_ends_ms, rows, "D", color="black", markersize=5, label="end, measured")
+        axes.plot(measured_ends_ms, rows, "D", color="black", markersize=5, label="measured completion")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set(xlabel="ms since the step began", yticks=rows, xlim=(0, None))
+    axes.set(xlabel="ms since the start of the step", yticks=rows, xlim=(0, None))
     axes.set_yticklabels([f"bucket {row + 1}" for row in rows])
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
@@ -47,7 +47,7 @@ def efficiency(
     """Draw efficiency against the number of ranks, with one panel per title and one line per name.
 
     Args:
-        curves: Title → name → ranks → efficiency, from 0 to 1.
+        curves: The efficiency (0 to 1) for each number of ranks, by title and name.
         marks: The same, drawn as marks only.
     """
     figure, panels = plt.subplots(
@@ -55,11 +55,11 @@ def efficiency(
     )
     shown = {}
     for axes, (title, lines) in zip(panels.flat, curves.items(), strict=True):
-        for number, (name, line) in enumerate(lines.items()):
-            style = {"color": COLOURS[number], "linestyle": LINES[number], "linewidth": 1.8}
+        for index, (name, line) in enumerate(lines.items()):
+            style = {"color": COLORS[index], "linestyle": LINES[index], "linewidth": 1.8}
             (shown[name],) = axes.plot(list(line), list(line.values()), **style)
-        for number, (name, points) in enumerate((marks or {}).get(title, {}).items()):
-            style = {"color": "black", "marker": MARKERS[number], "linestyle": "none", "markersize": 6}
+        for index, (name, points) in enumerate((marks or {}).get(title, {}).items()):
+            style = {"color": "black", "marker": MARKERS[index], "linestyle": "none", "markersize": 6}
             (shown[name],) = axes.plot(list(points), list(points.values()), fillstyle="none", **style)
         axes.set_xscale("log", base=2)
         sizes = sorted({size for line in lines.values() for size in line})
@@ -76,10 +76,10 @@ def efficiency(
     return figure
 
 
-_PART_STYLES = {  # part → color, hatch; the same as for the timeline's lanes
-    "forward": (COLOURS[5], ""),
-    "backward": (COLOURS[0], ""),
-    "exposed": (COLOURS[4], HATCHES[1]),
+_PART_STYLES = {  # the color and hatch of each part, the same as for the timeline's lanes
+    "forward": (COLORS[5], ""),
+    "backward": (COLORS[0], ""),
+    "exposed": (COLORS[4], HATCHES[1]),
 }
 
 
@@ -87,18 +87,18 @@ def step_parts(parts: dict[str, dict[str, float]]) -> Figure:
     """Draw one bar per name, made of the parts of its step in ms.
 
     Args:
-        parts: Name of the bar → "forward", "backward" and "exposed" → ms.
+        parts: The ms of "forward", "backward" and "exposed", by name of the bar.
     """
     figure, axes = plt.subplots(figsize=(7.0, 0.9 + 0.42 * len(parts)), layout="constrained")
     left = [0.0] * len(parts)
     for part in next(iter(parts.values())):
-        widths = [each[part] for each in parts.values()]
-        colour, hatch = _PART_STYLES[part]
-        style = {"facecolor": colour, "hatch": hatch, "edgecolor": "black", "linewidth": 0.6}
+        widths = [step[part] for step in parts.values()]
+        color, hatch = _PART_STYLES[part]
+        style = {"facecolor": color, "hatch": hatch, "edgecolor": "black", "linewidth": 0.6}
         axes.barh(list(parts), widths, left=left, height=0.65, label=part, **style)
         left = [start + width for start, width in zip(left, widths, strict=True)]
-    for place, total in enumerate(left):
-        axes.text(total, place, f" {total:.3g}", va="center")
+    for row, total in enumerate(left):
+        axes.text(total, row, f" {total:.3g}", va="center")
     axes.spines[["top", "right"]].set_visible(False)
     axes.invert_yaxis()
     axes.set(xlabel="ms per step", xlim=(0, 1.12 * max(left)))

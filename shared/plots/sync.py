@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from shared.plots import COLOURS
+from shared.plots import COLORS
 from shared.plots.buckets import draw_map, units
 
 
 @dataclass
 class Cost:
-    """What one method of averaging costs a rank."""
+    """The cost of one method of averaging, for one rank."""
 
     messages: int
     sent_bytes: float
@@ -28,7 +28,7 @@ def gradient_sync(
     """Draw the gradients on every rank before and after, the model's buckets, and the cost of each method of averaging.
 
     Args:
-        before: Per rank, name of a parameter → some elements of its gradient. They are drawn relative to the
+        before: For each rank, some elements of each parameter's gradient, by name. They are drawn relative to the
             parameter's largest element before synchronization, so that small gradients are visible beside large ones.
         after: The same after synchronization.
     """
@@ -39,24 +39,30 @@ def gradient_sync(
     _draw_gradients(top, before, after, sizes_bytes)
     axes = middle.subplots()
     draw_map(axes, sizes_bytes, buckets)
-    axes.set_title("who travels with whom: buckets, in the order of sending")
+    axes.set_title("which gradients are reduced together: buckets, numbered in launch order")
     left, right = bottom.subplots(1, 2, sharey=True)
-    _draw_bars(left, {name: cost.messages for name, cost in costs.items()}, "messages", "%d")
-    _draw_bars(right, {name: cost.took_ms for name, cost in costs.items()}, "ms per synchronisation", "%.3g")
+    _draw_bars(left, {name: cost.messages for name, cost in costs.items()}, "all-reduces", "%d")
+    _draw_bars(right, {name: cost.took_ms for name, cost in costs.items()}, "ms per synchronization", "%.3g")
     plt.close(figure)
     return figure
 
 
 def _draw_gradients(figure, before: list[dict], after: list[dict], sizes_bytes: dict[str, int]) -> None:
-    scale_of = {name: max(abs(each) for of_rank in before for each in of_rank[name]) or 1.0 for name in sizes_bytes}
+    scale_of = {
+        name: max(abs(element) for rank_gradients in before for element in rank_gradients[name]) or 1.0
+        for name in sizes_bytes
+    }
     panels = figure.subplots(1, 2, sharey=True)
     for axes, gradients, title in zip(panels, (before, after), ("before", "after"), strict=True):
-        rows = [[each / scale_of[name] for name in sizes_bytes for each in of_rank[name]] for of_rank in gradients]
+        rows = [
+            [element / scale_of[name] for name in sizes_bytes for element in rank_gradients[name]]
+            for rank_gradients in gradients
+        ]
         image = axes.imshow(rows, cmap="cividis", vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
-        axes.set(title=f"gradients, {title}", yticks=range(len(rows)), xlabel="some elements, in the model's order")
+        axes.set(title=f"gradients, {title}", yticks=range(len(rows)), xlabel="sampled elements, in the model's order")
         axes.set_yticklabels([f"rank {rank}" for rank in range(len(rows))])
         _mark_units(axes, before[0], sizes_bytes)
-    figure.colorbar(image, ax=panels, label="of the largest", ticks=(-1, 0, 1))
+    figure.colorbar(image, ax=panels, label="relative to the largest element", ticks=(-1, 0, 1))
 
 
 def _mark_units(axes, samples: dict[str, list[float]], sizes_bytes: dict[str, int]) -> None:
@@ -75,7 +81,7 @@ def _mark_units(axes, samples: dict[str, list[float]], sizes_bytes: dict[str, in
 
 
 def _draw_bars(axes, values: dict[str, float], unit: str, fmt: str) -> None:
-    drawn = axes.barh(list(values), list(values.values()), color=COLOURS[0], edgecolor="black", linewidth=0.6)
+    drawn = axes.barh(list(values), list(values.values()), color=COLORS[0], edgecolor="black", linewidth=0.6)
     axes.bar_label(drawn, fmt=fmt, padding=4)
     axes.set(xlabel=unit, xlim=(0, 1.18 * max(values.values())), ylim=(len(values) - 0.5, -0.5))
     axes.spines[["top", "right"]].set_visible(False)

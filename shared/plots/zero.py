@@ -1,39 +1,39 @@
-"""Figures of sharding: which rank owns which shard, and what remains on each rank. Pure functions."""
+"""Figures of sharding: which rank owns which shard, and how much memory each rank needs. Pure functions."""
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from shared import plots
-from shared.plots import COLOURS, HATCHES, LINES, MARKERS
+from shared.plots import COLORS, HATCHES, LINES, MARKERS
 
 
 def ownership(model: dict[str, int], ways: dict[str, list[tuple[int, int]]]) -> Figure:
     """Draw the elements of a model from first to last, and below them, for each way of sharding, which rank owns them.
 
     Args:
-        model: Name of a parameter or module → its number of elements. Names are drawn where there is room.
-        ways: Name → list of (number of elements, rank), from the first element on.
+        model: The number of elements of each parameter or module, by name. Names are drawn where there is room.
+        ways: For each way of sharding, a list of (number of elements, rank), starting with the first element.
 
     Raises:
         ValueError: If there is no way of sharding.
     """
     if not ways:
-        raise ValueError("There is nothing to draw: give one way of sharing out at least.")
+        raise ValueError("There is nothing to draw: give at least one way of sharding.")
     figure, axes = plt.subplots(figsize=(8.0, 0.9 + 0.55 * len(ways)), layout="constrained")
     total = sum(model.values())
     start = 0
-    for name, numbers in model.items():
-        axes.barh(0, numbers, left=start, height=0.7, facecolor="white", edgecolor="black", linewidth=0.8)
-        if numbers > 0.016 * len(name) * total:
-            axes.text(start + numbers / 2, 0, name, ha="center", va="center", size=9)
-        start += numbers
+    for name, elements in model.items():
+        axes.barh(0, elements, left=start, height=0.7, facecolor="white", edgecolor="black", linewidth=0.8)
+        if elements > 0.016 * len(name) * total:
+            axes.text(start + elements / 2, 0, name, ha="center", va="center", size=9)
+        start += elements
     for row, pieces in enumerate(ways.values(), 1):
         _draw_pieces(axes, row, pieces, total)
     axes.set(
         xlim=(0, total),
         ylim=(len(ways) + 0.45, -0.45),
-        xlabel="numbers of the flat model; a digit in a box is the rank that owns them",
+        xlabel="elements of the flattened model; the digit in a box is the rank that owns them",
     )
     axes.set_yticks(range(len(ways) + 1), ["the model", *ways])
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
@@ -47,13 +47,13 @@ def _draw_pieces(axes, row: int, pieces: list[tuple[int, int]], total: int) -> N
     """Draw runs of elements, each with its rank where there is room."""
     start = 0
     box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.9}
-    for numbers, rank in pieces:
-        colour, hatch = COLOURS[rank % len(COLOURS)], HATCHES[rank % len(HATCHES)]
-        style = {"facecolor": colour, "hatch": hatch, "edgecolor": "black", "linewidth": 0.4}
-        axes.barh(row, numbers, left=start, height=0.7, **style)
-        if numbers > 0.03 * total:
-            axes.text(start + numbers / 2, row, f"{rank}", ha="center", va="center", size=9, bbox=box)
-        start += numbers
+    for elements, rank in pieces:
+        color, hatch = COLORS[rank % len(COLORS)], HATCHES[rank % len(HATCHES)]
+        style = {"facecolor": color, "hatch": hatch, "edgecolor": "black", "linewidth": 0.4}
+        axes.barh(row, elements, left=start, height=0.7, **style)
+        if elements > 0.03 * total:
+            axes.text(start + elements / 2, row, f"{rank}", ha="center", va="center", size=9, bbox=box)
+        start += elements
 
 
 def bytes_per_parameter(
@@ -62,28 +62,28 @@ def bytes_per_parameter(
     """Draw the bytes a rank holds per parameter against the number of ranks: formulas, measurements and limits.
 
     Args:
-        formula: Name → ranks → bytes.
+        formula: The bytes for each number of ranks, by name.
         measured: The same for measurements.
-        limits: Name → the bytes that the formula approaches for many ranks.
+        limits: The bytes that the formula approaches for many ranks, by name.
     """
     figure, axes = plt.subplots(figsize=(7.0, 3.4), layout="constrained")
     names = list(dict.fromkeys([*formula, *measured, *limits]))
-    for number, name in enumerate(names):
-        colour, line, values = COLOURS[number], LINES[number], formula.get(name, {})
-        axes.plot(list(values), list(values.values()), color=colour, linestyle=line, label=f"{name}, formula")
+    for index, name in enumerate(names):
+        color, line, values = COLORS[index], LINES[index], formula.get(name, {})
+        axes.plot(list(values), list(values.values()), color=color, linestyle=line, label=f"{name}, formula")
         if name in measured:
             marks = measured[name]
             label = f"{name}, measured"
-            axes.plot(list(marks), list(marks.values()), MARKERS[number], color=colour, label=label)
+            axes.plot(list(marks), list(marks.values()), MARKERS[index], color=color, label=label)
         if name in limits:
-            axes.axhline(limits[name], color=colour, linestyle=":", linewidth=1.0)
+            axes.axhline(limits[name], color=color, linestyle=":", linewidth=1.0)
             text = {"ha": "left", "va": "center", "size": 9, "transform": axes.get_yaxis_transform()}
             axes.text(1.01, limits[name], f"N → ∞: {limits[name]:g}", **text)
-    every = sorted({count for values in formula.values() for count in values})
+    rank_counts = sorted({count for values in formula.values() for count in values})
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(every))
+    axes.xaxis.set_major_locator(FixedLocator(rank_counts))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticklabels([f"{count}" for count in every])
+    axes.set_xticklabels([f"{count}" for count in rank_counts])
     axes.set(xlabel="ranks", ylabel="bytes per parameter", ylim=(0, None))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
@@ -110,8 +110,8 @@ def over_backward(held_bytes: dict[str, list[int]], levels_bytes: dict[str, floa
     """Draw the bytes held during backward, one line per name, and dotted levels for comparison.
 
     Args:
-        held_bytes: Name → bytes at every moment. Lines may have different numbers of moments.
-        levels_bytes: Name → bytes of a level. The name is drawn at its right end.
+        held_bytes: The bytes at every moment, by name. Lines may have different numbers of moments.
+        levels_bytes: The bytes of each level, by name. The name is drawn at its right end.
 
     Raises:
         ValueError: If a line has no moments.
@@ -120,15 +120,15 @@ def over_backward(held_bytes: dict[str, list[int]], levels_bytes: dict[str, floa
     if empty or not held_bytes:
         raise ValueError(f"There is nothing to draw: {empty[0] if empty else 'held_bytes'} is empty.")
     figure, axes = plt.subplots(figsize=(7.0, 3.4), layout="constrained")
-    for number, (name, values) in enumerate(held_bytes.items()):
-        share = [100 * moment / max(1, len(values) - 1) for moment in range(len(values))]
-        style = {"color": COLOURS[number], "linestyle": LINES[number], "linewidth": 1.8}
-        axes.step(share, [each / 1e6 for each in values], where="post", label=name, **style)
+    for index, (name, values) in enumerate(held_bytes.items()):
+        percent = [100 * moment / max(1, len(values) - 1) for moment in range(len(values))]
+        style = {"color": COLORS[index], "linestyle": LINES[index], "linewidth": 1.8}
+        axes.step(percent, [nbytes / 1e6 for nbytes in values], where="post", label=name, **style)
     for name, level in levels_bytes.items():
         axes.axhline(level / 1e6, color="black", linestyle=":", linewidth=1.0)
         text = {"ha": "left", "va": "center", "size": 9, "transform": axes.get_yaxis_transform()}
         axes.text(1.03, level / 1e6, name, **text)
-    axes.set(xlabel="operators of backward() and finish_gradient_sync(), %", ylabel="MB", xlim=(0, 100), ylim=(0, None))
+    axes.set(xlabel="operators in backward() and finish_gradient_sync(), %", ylabel="MB", xlim=(0, 100), ylim=(0, None))
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(frameon=False, loc="outside upper left", ncols=len(held_bytes))
     plt.close(figure)

@@ -1,8 +1,8 @@
-"""A student's progress: which exercises have passed their checks in the labs of this folder. It is not a grade.
+"""A student's progress: the exercises that have passed their checks in the labs of this folder. It is not a grade.
 
     from shared import progress
 
-    progress.show()    # what has passed, lab by lab, and what comes next
+    progress.show()    # which exercises have passed, lab by lab, and which one is next
 
 A check that somebody runs in JupyterLab, in a notebook of labs/, adds a line to progress.jsonl. Programs that execute
 notebooks, solutions, and files checked in a terminal add none. The file is plain text that anybody can edit, so it is
@@ -33,21 +33,21 @@ from shared.ranks import magic
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "progress.jsonl"
 NOTE = {
-    "note": "What your checks found, for the start page. Never used for grading: a grader runs every check anew. "
-    "Delete this file to begin anew."
+    "note": "The results of your checks, for the start page. They are never used for grading, which runs every check "
+    "again. Delete this file to start over."
 }
-MOST_BYTES = 50_000_000  # each run adds about 200 bytes
+MAX_BYTES = 50_000_000  # each run adds about 200 bytes
 
 
 def show() -> None:
-    """Show what has passed and what comes next.
+    """Show which exercises have passed and which one is next.
 
     A program that executes the notebook gets the page of a new student, so that a built notebook, and what a test
     compares with it, is the same in every folder.
     """
     in_notebook = hasattr(get_ipython(), "kernel")
-    found, problem = runs() if magic.in_jupyterlab() or not in_notebook else ([], "")
-    page = Page(ROOT, found, problem)
+    recorded, problem = runs() if magic.in_jupyterlab() or not in_notebook else ([], "")
+    page = Page(ROOT, recorded, problem)
     if in_notebook:
         display({"text/plain": page.as_text(), "text/html": page.as_html()}, raw=True)
     else:
@@ -66,11 +66,12 @@ def record(exercise, verdicts: list) -> None:
     name = _name_of(exercise)
     if not name or not verdicts or not in_a_lab():
         return
-    passed, failed = (tuple(each.check for each in verdicts if each.passed == wanted) for wanted in (True, False))
+    passed = tuple(verdict.check for verdict in verdicts if verdict.passed)
+    failed = tuple(verdict.check for verdict in verdicts if not verdict.passed)
     try:
         _append(Run(datetime.now().astimezone().isoformat(timespec="seconds"), name, passed, failed))
     except OSError as error:
-        print(f"This run is not in your progress: {FILE.name} cannot be written ({error.strerror}).")
+        print(f"This run was not added to your progress, because {FILE.name} cannot be written ({error.strerror}).")
 
 
 def _name_of(exercise) -> str:
@@ -94,19 +95,20 @@ def _append(run: Run) -> None:
 
 
 def runs() -> tuple[list[Run], str]:
-    """Read the record. Returns its runs, the oldest first, and a sentence on what cannot be read, or ""."""
+    """Read the record. Returns its runs, the oldest first, and a sentence about what cannot be read, or ""."""
     try:
         if not FILE.exists():
             return [], ""
-        if FILE.stat().st_size > MOST_BYTES:
-            return [], f"{FILE.name} is no record of this course: move it away."
+        if FILE.stat().st_size > MAX_BYTES:
+            return [], f"{FILE.name} is too large to be a record of your progress. Move or delete it."
         lines = FILE.read_bytes().splitlines()
     except OSError as error:
         return [], f"{FILE.name} cannot be read ({error.strerror})."
     read = [_run_of(line) for line in lines if line.strip() and not line.startswith(b'{"note"')]
     found = [run for run in read if run is not None]
-    odd = len(read) - len(found)
-    return found, f"Lines of {FILE.name} that cannot be read, and count for nothing: {odd}." if odd else ""
+    unreadable = len(read) - len(found)
+    lines_text = "1 line" if unreadable == 1 else f"{unreadable} lines"
+    return found, f"{FILE.name} has {lines_text} that cannot be read. This page uses the others." if unreadable else ""
 
 
 def _run_of(line: bytes) -> Run | None:

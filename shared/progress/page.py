@@ -9,8 +9,10 @@ from shared.progress.standings import Run, Standing, standings
 from shared.tables.rendering import render
 
 _PASSED, _FAILED, _NOT_TRIED = "✓", "✗", "–"
-_LEGEND = (f"{_PASSED} passed", f"{_FAILED} tried, not passed yet", f"{_NOT_TRIED} not tried")
-_EMPTY = "When you have run a check in a lab, this cell shows what has passed. It is for you: nobody is graded by it."
+_LEGEND = (f"{_PASSED} passed", f"{_FAILED} tried, but not passed yet", f"{_NOT_TRIED} not tried yet")
+_EMPTY = (
+    "After you run a check in a lab, this cell shows your progress. It is only for you, and is never used for grading."
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Page:
         self.standings = standings(runs)
         self.notes = [problem] if problem else []
         if unreadable:
-            self.notes.append(f"Not readable as a lab: {', '.join(unreadable)}.")
+            self.notes.append(f"These files in labs/ cannot be read as labs: {', '.join(unreadable)}.")
         keys = {exercise.key for lab in self.labs for exercise in lab.exercises}
         self._newest = next((run.exercise for run in reversed(runs) if run.exercise in keys), "")
 
@@ -45,7 +47,7 @@ class Page:
     def _passed(self, exercise: Exercise) -> bool:
         return self._standing(exercise).first_passed is not None
 
-    def _begun(self, lab: Lab) -> bool:
+    def _started(self, lab: Lab) -> bool:
         return any(self._standing(exercise).newest for exercise in lab.exercises)
 
     def next_step(self) -> tuple[Lab, Exercise] | None:
@@ -53,20 +55,20 @@ class Page:
 
         The search begins with the lab that was tried last, and wraps around. Stretch exercises come last.
         """
-        at = next((n for n, lab in enumerate(self.labs) if self._newest in {e.key for e in lab.exercises}), 0)
-        around = [(lab, exercise) for lab in self.labs[at:] + self.labs[:at] for exercise in lab.exercises]
-        left = [(lab, exercise) for lab, exercise in around if not self._passed(exercise)]
-        return min(left, key=lambda pair: pair[1].stretch, default=None)  # min returns the first of equals
+        start = next((n for n, lab in enumerate(self.labs) if self._newest in {e.key for e in lab.exercises}), 0)
+        ordered = [(lab, exercise) for lab in self.labs[start:] + self.labs[:start] for exercise in lab.exercises]
+        remaining = [(lab, exercise) for lab, exercise in ordered if not self._passed(exercise)]
+        return min(remaining, key=lambda pair: pair[1].stretch, default=None)  # min returns the first of equals
 
-    def _next_words(self) -> tuple[str | Link, ...]:
+    def _next_sentence(self) -> tuple[str | Link, ...]:
         """Return the sentence about the next step, as a sequence of words and links."""
         if not any(lab.exercises for lab in self.labs):
             return ("There are no labs in this folder.",)
         step = self.next_step()
         if step is None:
-            return ("Every exercise in this folder has passed.",)
+            return ("You have passed every exercise in this folder.",)
         lab, exercise = step
-        if self._begun(lab):
+        if self._started(lab):
             return f"Next: {exercise.name} in ", Link("labs", lab.file, exercise.cell_id), "."
         return "Next: read ", Link("chapters", lab.file), ", then do ", Link("labs", lab.file), "."
 
@@ -85,10 +87,10 @@ class Page:
         for exercise in lab.exercises:
             standing = self._standing(exercise)
             if standing.newest and not standing.newest.all_passed:
-                run, before = standing.newest, standing.first_passed
+                run, first_passed = standing.newest, standing.first_passed
                 passed = f"{_PASSED} {', '.join(run.passed)}" if run.passed else ""
                 checks = "; ".join(part for part in (f"{_FAILED} {', '.join(run.failed)}", passed) if part)
-                since = f" (it passed on {before.at[:10]})" if before else ""
+                since = f" (it first passed on {first_passed.at[:10]})" if first_passed else ""
                 lines.append(f"{exercise.name}, last run on {run.at[:10]}{since}: {checks}")
         return lines
 
@@ -96,19 +98,21 @@ class Page:
         """Return how many exercises of these labs have passed, and their points, as text."""
         exercises = [exercise for lab in chosen for exercise in lab.exercises]
         passed = [exercise for exercise in exercises if self._passed(exercise)]
-        points = f"{sum(each.points for each in passed):g} of {sum(each.points for each in exercises):g}"
+        points = (
+            f"{sum(exercise.points for exercise in passed):g} of {sum(exercise.points for exercise in exercises):g}"
+        )
         return f"{len(passed)} of {len(exercises)}", points
 
     # -- rendering
 
     def as_text(self) -> str:
-        lines = ["".join(map(str, self._next_words())), *self.notes]
+        lines = ["".join(map(str, self._next_sentence())), *self.notes]
         if not self._newest:
             return "\n".join([*lines, _EMPTY])
         score = "{} exercises, {} points".format
         for lab in self.labs:
             lines.append(f"{lab.title}: {score(*self._score([lab]))}")
-            if self._begun(lab):
+            if self._started(lab):
                 # A mark must stay on the same line as its name.
                 marks = "  ".join(f"{sign} {words}".replace(" ", "\0") for sign, words in self._marks(lab))
                 lines += [f"    {line}".replace("\0", " ") for line in textwrap.wrap(marks, 92)]
@@ -118,12 +122,12 @@ class Page:
     def as_html(self) -> str:
         rows = []
         for lab in self.labs if self._newest else ():
-            marks = self._marks(lab) if self._begun(lab) else []
+            marks = self._marks(lab) if self._started(lab) else []
             rows.append({"lab": lab, "marks": marks, "failures": self._failures(lab), "score": self._score([lab])})
         return render(
             __package__,
             "page.html",
-            next_words=self._next_words(),
+            next_sentence=self._next_sentence(),
             notes=self.notes,
             nothing_yet=_EMPTY,
             rows=rows,

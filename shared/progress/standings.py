@@ -1,4 +1,4 @@
-"""What a student's record contains: the runs of an exercise's checks, and where each exercise stands."""
+"""The contents of a student's record: the runs of each exercise's checks, and the status that follows from them."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Standing:
-    """What the record says about one exercise."""
+    """The status of one exercise according to the record."""
 
     first_passed: Run | None = None
     newest: Run | None = None

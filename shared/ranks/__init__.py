@@ -22,18 +22,25 @@ __all__ = ["CellFailed", "RanksError", "current", "pull", "run", "start", "stop"
 
 
 def start(
-    world_size: int = 4, *, backend: str | None = None, detect_mismatch: bool = True, link: str | None = None
+    world_size: int = 4,
+    *,
+    backend: str | None = None,
+    detect_mismatch: bool = True,
+    link: str | None = None,
+    simulate: str | None = None,
 ) -> None:
     """Start world_size ranks, and show where each one runs and what can be measured there.
 
-    If the same number of ranks is running with the same options, they are kept, with their variables.
+    If the same number of ranks is already running with the same options, they are kept, with their variables.
 
     Args:
         backend: "nccl", "gloo" or "gloo:cpu". By default, RANKS_BACKEND decides, or else what the machine has.
         detect_mismatch: Compare each collective's operation, shape and dtype over all ranks before it runs. This costs
             extra communication, so turn it off where a cell measures time.
-        link: A rate such as "1gbit". Each rank then runs on a host of its own, behind a link of that rate in both
-            directions. A host reaches the other hosts and nothing else, so load data before. See `shared/hosts`.
+        link: A rate such as "1gbit". Each rank then runs on its own host, behind a link of that rate in both
+            directions. A host reaches only the other hosts, so load data beforehand. See `shared/hosts`.
+        simulate: "nccl" to let gloo behave as NCCL does for the host, so that errors that gloo hides are reported. See
+            `shared/wire/simulated_nccl.py`. By default, the environment variable RANKS_SIMULATE decides.
 
     Raises:
         ValueError: If this machine cannot run that world size, backend or link.
@@ -44,17 +51,17 @@ def start(
     from shared.ranks.rankset import RankSet
 
     check_world_size(world_size)
-    asked_for = (world_size, backend, detect_mismatch, link)
+    options = (world_size, backend, detect_mismatch, link, simulate)
     before = running.find()
-    if before is not None and before.whole and before.asked_for == asked_for:
+    if before is not None and before.whole and before.options == options:
         magic.show_table(before, note="These ranks were already running, and their variables are kept.")
         return
     check_link(link)
     if before is not None:
-        place(world_size, backend, link)  # raises, if at all, before the running ranks are stopped
+        place(world_size, backend, link, simulate)  # if this raises, the running ranks are not stopped
     stop()
     with magic.progress(world_size) as report:
-        running.replace_by(RankSet(world_size, backend, detect_mismatch, link, report))
+        running.replace_by(RankSet(*options, report))
     magic.register()
     magic.show_table(current())
 
@@ -81,7 +88,7 @@ def pull(name: str) -> list:
 
 
 def stop() -> None:
-    """Stop the ranks and every process they started. Does nothing if no ranks are running."""
+    """Stop the ranks and every process they started. Do nothing if no ranks are running."""
     if (ranks := running.find()) is not None:
         ranks.close()
         running.replace_by(None)
@@ -94,11 +101,11 @@ def world(size: int):
     A lab's checks use this to try world sizes 1, 2, 3 and 4 on the same four processes.
     """
     ranks = current()
-    everyone = list(range(ranks.world_size))
+    all_ranks = list(range(ranks.world_size))
     try:
         ranks.regroup(list(range(size)))
         yield
     finally:
         if ranks.alive:
-            ranks.regroup(everyone)
-        ranks.members = everyone  # after an interrupt, the next cell restarts these ranks
+            ranks.regroup(all_ranks)
+        ranks.members = all_ranks  # after an interrupt, the next cell restarts these ranks

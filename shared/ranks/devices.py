@@ -1,23 +1,31 @@
 """Where ranks can run on this machine: how many, with which backend, on which devices."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 
 from shared import hosts
 from shared.ranks import interrupts
 
+_SIMULATED = (
+    "NCCL is simulated over gloo on the CPU. You can trust values and bytes here, but no times. Code that would compute "
+    "wrong values or hang on NCCL is reported."
+)
 MEMORY_PER_RANK_GB = 0.4  # measured with torch imported and a small model, without pages shared by the fork
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A backend, one device per rank, and a sentence on which measurements are valid there."""
+    """A backend, one device per rank, and a sentence on which measurements are valid there.
+
+    `simulates` is "nccl" if gloo behaves like NCCL for the host (see shared/wire/simulated_nccl.py).
+    """
 
     backend: str
     devices: tuple[str, ...]
     valid: str
+    simulates: str | None = None
 
 
 def check_world_size(world_size: int) -> None:
@@ -33,12 +41,12 @@ def check_world_size(world_size: int) -> None:
         raise ValueError(f"world_size must be at least 1, got {world_size}")
     cores = os.cpu_count() or 1
     free_gb = psutil.virtual_memory().available / 1e9
-    fit = max(1, int(free_gb / MEMORY_PER_RANK_GB))
-    most = min(max(8, 2 * cores), fit)
-    if world_size > most and world_size > min(gpu_count(), fit):
+    fit_in_memory = max(1, int(free_gb / MEMORY_PER_RANK_GB))
+    limit = min(max(8, 2 * cores), fit_in_memory)
+    if world_size > limit and world_size > min(gpu_count(), fit_in_memory):
         raise ValueError(
             f"world_size={world_size} is too large for this machine ({cores} cores, {free_gb:.0f} GB free): "
-            f"start at most {most} ranks. No lesson needs more than 4."
+            f"start at most {limit} ranks. No lesson needs more than 4."
         )
 
 
@@ -59,40 +67,56 @@ def check_link(link: str | None) -> None:
         return
     hosts.bits_per_s(link)
     if why := hosts.why_not():
-        raise ValueError(f"{why} Leave link out, or emulate a link in your cells with shared/hosts/emulated.py")
+        raise ValueError(f"{why} Leave out the link, or emulate one in your cells with `shared.hosts.emulated.link`.")
 
 
-def place(world_size: int, backend: str | None = None, link: str | None = None) -> Placement:
+def place(
+    world_size: int, backend: str | None = None, link: str | None = None, simulate: str | None = None
+) -> Placement:
     """Choose NCCL if every rank can have its own GPU, else gloo on shared GPUs, else gloo on the CPU.
 
     Hosts behind a link communicate over TCP, so they use gloo.
 
     Args:
         backend: "nccl", "gloo", or "gloo:cpu" to use no GPU; by default, the environment variable RANKS_BACKEND.
+        simulate: "nccl" to simulate NCCL over gloo, on the CPU; by default, the environment variable RANKS_SIMULATE.
 
     Raises:
-        ValueError: If this machine or this build of PyTorch cannot run the backend.
+        ValueError: If this machine or this build of PyTorch cannot run the backend, or if it cannot be simulated.
     """
+    simulate = simulate or os.environ.get("RANKS_SIMULATE") or None
+    if simulate not in (None, "nccl"):
+        raise ValueError(f"simulate must be 'nccl' or None, got {simulate!r}")
+    if simulate and backend in ("nccl", "gloo"):
+        raise ValueError(f"simulate='nccl' needs ranks on the CPU: use backend='gloo:cpu' instead of {backend!r}")
+    if simulate:
+        return replace(_place("gloo:cpu", world_size, link), simulates=simulate, valid=_SIMULATED)
+    return _place(backend or os.environ.get("RANKS_BACKEND"), world_size, link)
+
+
+def _place(requested: str | None, world_size: int, link: str | None) -> Placement:
     gpus = gpu_count()
     import torch.distributed as dist
 
-    wanted = backend or os.environ.get("RANKS_BACKEND")
-    if wanted is None and link:
-        wanted = "gloo"
-    if wanted not in (None, "nccl", "gloo", "gloo:cpu"):
-        raise ValueError(f"backend must be 'nccl', 'gloo' or 'gloo:cpu', got {wanted!r}")
-    if wanted == "nccl" and link:
+    if requested is None and link:
+        requested = "gloo"
+    if requested not in (None, "nccl", "gloo", "gloo:cpu"):
+        raise ValueError(f"backend must be 'nccl', 'gloo' or 'gloo:cpu', got {requested!r}")
+    if requested == "nccl" and link:
         raise ValueError("ranks behind a link communicate over TCP: use backend='gloo'")
-    if wanted == "nccl" and not dist.is_nccl_available():
+    if requested == "nccl" and not dist.is_nccl_available():
         raise ValueError("this build of PyTorch has no NCCL: install a CUDA build, or use backend='gloo'")
-    if wanted == "nccl" and gpus < world_size:
-        raise ValueError(f"NCCL needs one GPU per rank: {world_size} ranks, {gpus} GPUs. Use backend='gloo'")
-    if wanted == "nccl" or (wanted is None and gpus >= world_size and dist.is_nccl_available()):
+    if requested == "nccl" and gpus < world_size:
+        raise ValueError(
+            f"NCCL needs one GPU per rank, but world_size is {world_size} and this machine has {_name_gpus(gpus)}: "
+            "use backend='gloo'"
+        )
+    if requested == "nccl" or (requested is None and gpus >= world_size and dist.is_nccl_available()):
         devices = tuple(f"cuda:{rank}" for rank in range(world_size))
         return Placement("cpu:gloo,cuda:nccl", devices, "You can trust values, bytes, memory and times here.")
-    if gpus and wanted != "gloo:cpu":
+    if gpus and requested != "gloo:cpu":
         devices = tuple(f"cuda:{rank % gpus}" for rank in range(world_size))
-        shared = f"{world_size} ranks share {gpus} GPU" + ("s" if gpus > 1 else "")
+        shared = f"{world_size} ranks share {_name_gpus(gpus)}"
         valid = f"You can trust values, bytes and memory here, but not communication times: {shared}."
         return Placement("gloo", devices, _valid_behind(link) + f" {shared}." if link else valid)
     cores = os.cpu_count() or 1
@@ -104,9 +128,13 @@ def place(world_size: int, backend: str | None = None, link: str | None = None) 
     return Placement("gloo", ("cpu",) * world_size, valid)
 
 
+def _name_gpus(count: int) -> str:
+    return f"{count} GPU" + ("s" if count != 1 else "")
+
+
 def _valid_behind(link: str) -> str:
     gbit_per_s = hosts.bits_per_s(link) / 1e9
     return (
-        f"Each rank is a host of its own behind a {gbit_per_s:g} Gbit/s link, shaped by the kernel in both directions. "
+        f"Each rank runs on its own host behind a {gbit_per_s:g} Gbit/s link, shaped by the kernel in both directions. "
         "You can trust values, bytes, memory, and communication times on such links."
     )

@@ -7,7 +7,7 @@ outcomes, and return text.
 import signal
 from dataclasses import dataclass, field
 
-_ALL_CAME = (
+_ALL_LAUNCHED = (
     "Every rank has launched the last collective, {}. Either it is slow, or this line waits for another call "
     "that all ranks must make, such as dist.new_group."
 )
@@ -15,7 +15,7 @@ _ALL_CAME = (
 
 @dataclass
 class Case:
-    """Everything that is known when a cell has failed."""
+    """Everything that is known about a cell that has failed."""
 
     targets: list[int]  # the ranks that should run the cell
     outcomes: dict  # by rank: the Outcome, if its cell has ended
@@ -35,21 +35,21 @@ def name_ranks(ranks) -> str:
 
 
 def is_deadlocked(case: Case) -> bool:
-    """Tell whether some rank waits for a collective that can never complete, so that the deadline need not pass.
+    """Return whether some rank waits for a collective that can never complete, so that nobody has to wait any longer.
 
     There are three such cases: a rank whose cell has ended never launched the collective; two ranks launched different
-    ones in its place; or every rank that is still running is itself waiting. Nothing is certain while a rank has yet to
-    begin, because it may still be importing what the cell needs.
+    collectives instead of the same one; or every rank that is still running is itself waiting. Nothing is certain while
+    some rank has not begun, because it may still be importing what the cell needs.
     """
-    if any(found and not found["busy"] for rank, found in case.positions.items() if rank in _pending(case)):
+    if any(position and not position["busy"] for rank, position in case.positions.items() if rank in _pending(case)):
         return False
-    running = {rank: found for rank, found in case.positions.items() if found is None or found["busy"]}
-    if not running or any(found is None for found in running.values()):
+    running = {rank: position for rank, position in case.positions.items() if position is None or position["busy"]}
+    if not running or any(position is None for position in running.values()):
         return False
-    missing = {rank: absent(found, case) for rank, found in running.items() if found["waits"] != "no"}
+    missing = {rank: absent(position, case) for rank, position in running.items() if position["waits"] != "no"}
     if any(rank not in running for ranks in missing.values() for rank in ranks) or disagreement(case):
         return True
-    return all(missing.get(rank) and found["waits"] == "yes" for rank, found in running.items())
+    return all(missing.get(rank) and position["waits"] == "yes" for rank, position in running.items())
 
 
 def _pending(case: Case) -> set[int]:
@@ -58,22 +58,22 @@ def _pending(case: Case) -> set[int]:
 
 
 def disagreement(case: Case) -> dict[str, list[int]]:
-    """Group the ranks by the collective they wait in, if they launched different collectives as the same number.
+    """Group the ranks by the collective they wait in, if they launched different ones under the same number.
 
     Returns an empty dict if the ranks agree.
     """
-    sides: dict[tuple, dict[str, list[tuple[int, str]]]] = {}
-    for rank, found in case.positions.items():
-        if found and found["busy"] and found["waits"] != "no" and found["call"] and found["call"]["partner"] is None:
-            place = (tuple(found["call"]["lane"]), found["call"]["number"])
-            same = sides.setdefault(place, {}).setdefault(found["call"]["must_agree"], [])
-            same.append((rank, found["call"]["text"]))
-    apart = next((found.values() for found in sides.values() if len(found) > 1), [])
-    return {found[0][1]: [rank for rank, _ in found] for found in apart}
+    launched: dict[tuple, dict[str, list[tuple[int, str]]]] = {}
+    for rank, position in case.positions.items():
+        call = position["call"] if position and position["busy"] and position["waits"] != "no" else None
+        if call and call["partner"] is None:
+            variants = launched.setdefault((tuple(call["lane"]), call["number"]), {})
+            variants.setdefault(call["must_agree"], []).append((rank, call["text"]))
+    different = next((variants.values() for variants in launched.values() if len(variants) > 1), [])
+    return {same[0][1]: [rank for rank, _ in same] for same in different}
 
 
 def absent(position: dict, case: Case) -> list[int]:
-    """Return the ranks that never launched the collective in which one rank waits."""
+    """Return the ranks that never launched the operation for which the rank at this position waits."""
     call = position["call"]
     if call is None:
         return []
@@ -84,124 +84,139 @@ def absent(position: dict, case: Case) -> list[int]:
         lanes = {call["partner"]: (call["lane"][0], opposite, position["rank"])}
     missing = []
     for rank, lane in lanes.items():
-        found = case.positions.get(rank)
-        if rank in case.deaths or (found and rank != position["rank"] and _count(found, lane) < call["number"]):
+        other = case.positions.get(rank)
+        if rank in case.deaths or (other and rank != position["rank"] and _count(other, lane) < call["number"]):
             missing.append(rank)
     return missing
 
 
 def _count(position: dict, lane: tuple) -> int:
-    return next((count for found, count in position["counts"] if tuple(found) == lane), 0)
+    return next((count for counted_lane, count in position["counts"] if tuple(counted_lane) == lane), 0)
 
 
 def explain(case: Case) -> str:
-    """Explain what went wrong: first causes in order of time, then which rank waits for which, then a table."""
+    """Explain what went wrong: first the causes in order of time, then which rank waits for which, then a table."""
     sentences = _deaths(case) + _failures(case)
     if not any(outcome.error and outcome.error["mismatch"] for outcome in case.outcomes.values()):
-        sides = disagreement(case)
-        sentences += [_mismatch(sides)] if sides else _waits(case)
-    sentences += _loops(case)
+        different = disagreement(case)
+        sentences += [_mismatch(different)] if different else _waits(case)
+    sentences += _running_lines(case)
     if case.interrupted and not sentences:
         sentences.append("You interrupted the cell.")
-    table = _table(case) if _worth_a_table(case) else ""
+    table = _table(case) if _needs_table(case) else ""
     return "\n".join(sentences) + table
 
 
 def _deaths(case: Case) -> list[str]:
-    said = []
+    sentences = []
     for rank, status in sorted(case.deaths.items()):
         if status == -signal.SIGKILL:
-            how = "it was killed with SIGKILL, by hand or by the system because memory ran out"
+            how = "its process was killed (SIGKILL), either by hand or by the system because memory ran out"
         elif status == -signal.SIGABRT:
-            how = "it aborted (SIGABRT): a C++ check failed, for example because of different sizes in one collective"
+            how = (
+                "its process aborted (SIGABRT) because a C++ check failed, "
+                "for example because ranks passed different sizes to one collective"
+            )
         elif status < 0:
-            how = f"it was ended by the signal {signal.Signals(-status).name}"
+            how = f"its process was ended by the signal {signal.Signals(-status).name}"
         else:
-            how = f"it exited with status {status} (os._exit, or a crash in a library)"
+            how = f"its process exited with status {status} (os._exit, or a crash in a library)"
         line = (case.positions.get(rank) or {}).get("line")
-        said.append(f"Rank {rank} died: {how}." + (f" Its last line was {line}" if line else ""))
-    return said
+        sentences.append(f"Rank {rank} died: {how}." + (f" Its last line was {line}" if line else ""))
+    return sentences
 
 
 def _failures(case: Case) -> list[str]:
-    """Describe the errors that ranks raised, in order of time, equal ones together, without mere consequences."""
+    """Describe the errors that ranks raised, in order of time, merging equal ones and leaving out consequences."""
     errors = {rank: outcome for rank, outcome in case.outcomes.items() if outcome.error}
     causes = {rank: outcome for rank, outcome in errors.items() if not _is_consequence(outcome, case)}
     if any(outcome.error["mismatch"] for outcome in causes.values()):
         return [_mismatch(_last_calls(case))]
-    said, told = [], set()
+    sentences, described = [], set()
     for _rank, outcome in sorted(causes.items(), key=lambda item: item[1].ended_s):
         key = (outcome.error["message"], tuple(outcome.error["lines"]))
-        if key in told:
+        if key in described:
             continue
-        told.add(key)
+        described.add(key)
         same = [r for r, o in causes.items() if (o.error["message"], tuple(o.error["lines"])) == key]
         who = name_ranks(same)
-        said.append(f"{who[0].upper()}{who[1:]} failed: {outcome.error['message']}")
-        said += [f"    {line}" for line in outcome.error["lines"]]
+        sentences.append(f"{who[0].upper()}{who[1:]} failed: {outcome.error['message']}")
+        sentences += [f"    {line}" for line in outcome.error["lines"]]
         if outcome.error["out_of_memory"]:
-            said.append("    This rank ran out of memory. The other ranks did not cause that.")
-            said.append(f"    {outcome.error['held']}")
+            sentences.append("    This rank ran out of memory. The other ranks did not cause that.")
+            sentences.append(f"    {outcome.error['held']}")
         if outcome.error["gpu_lost"]:
-            said.append("    This process cannot use its GPU any more. `nvidia-smi` shows whether others can.")
-    return said
+            sentences.append(
+                "    This process can no longer use its GPU. `nvidia-smi` shows whether other processes still can."
+            )
+    return sentences
 
 
 def _is_consequence(outcome, case: Case) -> bool:
-    someone_else = case.deaths or any(not o.error or not o.error["others_fault"] for o in case.outcomes.values())
+    has_other_cause = case.deaths or any(not o.error or not o.error["others_fault"] for o in case.outcomes.values())
     stopped = outcome.error["kind"] == "KeyboardInterrupt"
-    return stopped or (outcome.error["others_fault"] and bool(someone_else or case.positions))
+    return stopped or (outcome.error["others_fault"] and bool(has_other_cause or case.positions))
 
 
 def _last_calls(case: Case) -> dict[str, list[int]]:
     calls: dict[str, list[int]] = {}
-    for rank, found in case.positions.items():
-        if found and found["call"]:
-            calls.setdefault(found["call"]["text"], []).append(rank)
+    for rank, position in case.positions.items():
+        if position and position["call"]:
+            calls.setdefault(position["call"]["text"], []).append(rank)
     return calls
 
 
 def _mismatch(calls: dict[str, list[int]]) -> str:
-    sides = "\n".join(f"    {name_ranks(ranks)}: {text}" for text, ranks in calls.items())
+    lines = "\n".join(f"    {name_ranks(ranks)}: {text}" for text, ranks in calls.items())
     rule = "All ranks must call the same collectives in the same order, with the same shapes and dtypes."
-    return f"Ranks do not agree on the next collective:\n{sides}\n{rule}"
+    return f"Ranks do not agree on the next collective:\n{lines}\n{rule}"
 
 
 def _waits(case: Case) -> list[str]:
-    """Say which ranks wait in which collective for which others, in one sentence per collective."""
+    """Describe which ranks wait in which collective for which others, in one sentence per collective."""
     waiting: dict[str, list[dict]] = {}
-    for found in case.positions.values():
-        if found and found["busy"] and found["waits"] != "no" and found["call"]:
-            waiting.setdefault(found["call"]["text"], []).append(found)
-    who_waits = {found["rank"] for group in waiting.values() for found in group}
-    loops = {rank for rank, found in case.positions.items() if found and found["busy"] and found["waits"] == "no"}
-    said, somebody_is_served = [], False
+    for position in case.positions.values():
+        if position and position["busy"] and position["waits"] != "no" and position["call"]:
+            waiting.setdefault(position["call"]["text"], []).append(position)
+    waiting_ranks = {position["rank"] for group in waiting.values() for position in group}
+    sentences, any_complete = [], False
     for text, group in waiting.items():
-        who = name_ranks([found["rank"] for found in group])
-        missing = sorted({rank for found in group for rank in absent(found, case)})
+        who = name_ranks([position["rank"] for position in group])
+        missing = sorted({rank for position in group for rank in absent(position, case)})
         verb = "waits" if len(group) == 1 else "wait"
         if not missing:  # the last collective is in flight, or complete and the rank waits for something else
-            lines = ", ".join(dict.fromkeys(found["line"] or "a line outside your code" for found in group))
-            said.append(f"{who[0].upper()}{who[1:]} {verb} at {lines}\n    {_ALL_CAME.format(text)}")
-            somebody_is_served = True
+            lines = ", ".join(dict.fromkeys(position["line"] or "a line outside your code" for position in group))
+            sentences.append(f"{who[0].upper()}{who[1:]} {verb} at {lines}\n    {_ALL_LAUNCHED.format(text)}")
+            any_complete = True
             continue
         for_whom = f" for {name_ranks(missing)}" if group[0]["call"]["partner"] is None else ""
-        said.append(f"{who[0].upper()}{who[1:]} {verb} in {text}{for_whom}.")
-        told = set(case.deaths) if group[0]["call"]["partner"] is None else {*case.deaths, *who_waits}
-        said += [_why_absent(rank, group[0]["call"], case) for rank in missing if rank not in told | loops]
-    everyone_waits = who_waits >= set(case.targets) - set(case.outcomes) - set(case.deaths)
-    if everyone_waits and len(waiting) > 1 and not somebody_is_served:
-        said.append("Each waits for a call that another waiting rank has not reached, so none of them can continue.")
-    return list(dict.fromkeys(said))
+        sentences.append(f"{who[0].upper()}{who[1:]} {verb} in {text}{for_whom}.")
+        described = {*case.deaths, *_still_running(case)}
+        if group[0]["call"]["partner"] is not None:
+            described |= waiting_ranks
+        sentences += [_why_absent(rank, group[0]["call"], case) for rank in missing if rank not in described]
+    everyone_waits = waiting_ranks >= set(case.targets) - set(case.outcomes) - set(case.deaths)
+    if everyone_waits and len(waiting) > 1 and not any_complete:
+        sentences.append(
+            "Each waits for a call that another waiting rank has not reached, so none of them can continue."
+        )
+    return list(dict.fromkeys(sentences))
+
+
+def _still_running(case: Case) -> set[int]:
+    """Return the ranks that are executing code, rather than waiting."""
+    return {
+        rank for rank, position in case.positions.items() if position and position["busy"] and position["waits"] == "no"
+    }
 
 
 def _why_absent(rank: int, call: dict, case: Case) -> str:
-    found = case.positions[rank]
-    last = found["call"]
+    position = case.positions[rank]
+    last = position["call"]
     if rank not in case.targets:
         return f"Rank {rank} was not asked to run this cell, so it cannot take part."
-    if found["busy"] and found["waits"] != "no" and last:
-        return f"Rank {rank} is in {last['text']} instead."
+    if position["busy"] and position["waits"] != "no" and last:
+        return f"Rank {rank} waits in {last['text']} instead."
     outcome = case.outcomes.get(rank)
     verb = "failed" if outcome is not None and outcome.error else "left the cell"
     if last is None:
@@ -215,38 +230,39 @@ def _why_absent(rank: int, call: dict, case: Case) -> str:
     return f"Rank {rank} {verb} after {last['op']} #{last['number']}{at}. It never launched {never}."
 
 
-def _loops(case: Case) -> list[str]:
-    said = []
+def _running_lines(case: Case) -> list[str]:
+    """Describe the ranks that are executing code or do not answer."""
+    sentences = []
     for rank in case.targets:
-        found = case.positions.get(rank)
+        position = case.positions.get(rank)
         if rank in case.outcomes or rank in case.deaths:
             continue
-        if rank in case.positions and found is None:
-            said.append(f"Rank {rank} does not answer: it is inside a long call of a C library.")
-        elif found and found["busy"] and found["waits"] == "no" and found["line"]:
-            said.append(f"Rank {rank} is still running: {found['line']}")
-    return said
+        if rank in case.positions and position is None:
+            sentences.append(f"Rank {rank} does not answer, because it is inside a long call into a C library.")
+        elif position and position["busy"] and position["waits"] == "no" and position["line"]:
+            sentences.append(f"Rank {rank} is still running: {position['line']}")
+    return sentences
 
 
-def _worth_a_table(case: Case) -> bool:
-    """Tell whether a table helps: only if the ranks are at different points of the code."""
-    told = [outcome.error for outcome in case.outcomes.values() if outcome.error]
-    in_step = not any(error["mismatch"] or error["others_fault"] for error in told)
+def _needs_table(case: Case) -> bool:
+    """Return whether a table helps: only if the ranks are at different points of the code."""
+    errors = [outcome.error for outcome in case.outcomes.values() if outcome.error]
+    in_step = not any(error["mismatch"] or error["others_fault"] for error in errors)
     if in_step and len(case.outcomes) == len(case.targets):
         return False
-    return len(case.positions) > 1 and any(found and found["call"] for found in case.positions.values())
+    return len(case.positions) > 1 and any(position and position["call"] for position in case.positions.values())
 
 
 def _table(case: Case) -> str:
     rows = [("rank", "state", "last collective", "at")]
     for rank in sorted(set(case.positions) | set(case.deaths)):
-        found = case.positions.get(rank)
-        call = found["call"] if found else None
-        line = (found["line"] if found and found["busy"] else call and call["line"]) or "–"
+        position = case.positions.get(rank)
+        call = position["call"] if position else None
+        line = (position["line"] if position and position["busy"] else call and call["line"]) or "–"
         rows.append(
             (
                 str(rank),
-                _state(rank, found, case),
+                _state(rank, position, case),
                 call["text"] if call else "none",
                 line if len(line) <= 48 else line[:47] + "…",
             )
@@ -256,7 +272,7 @@ def _table(case: Case) -> str:
     return "\n\n" + "\n".join(lines)
 
 
-def _state(rank: int, found: dict | None, case: Case) -> str:
+def _state(rank: int, position: dict | None, case: Case) -> str:
     outcome = case.outcomes.get(rank)
     if rank in case.deaths:
         return "died"
@@ -264,6 +280,6 @@ def _state(rank: int, found: dict | None, case: Case) -> str:
         return "not asked"
     if outcome is not None:
         return "failed" if outcome.error else "finished"
-    if found is None:
+    if position is None:
         return "no answer"
-    return "running" if found["waits"] == "no" else "waiting"
+    return "running" if position["waits"] == "no" else "waiting"

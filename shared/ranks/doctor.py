@@ -1,4 +1,4 @@
-"""The doctor's thread in a rank: it answers the kernel's question of where the rank is right now.
+"""The doctor's thread in a rank: it tells the kernel where the rank is right now.
 
 A rank that hangs in a collective answers no cell, but this thread still runs. A collective waits without holding the
 GIL, and even an endless Python loop hands it over every 5 ms. Questions and answers go through the TCPStore that the
@@ -33,20 +33,32 @@ _OTHERS_FAULT = (
     "failed to pass monitoredBarrier",
     "NCCL communicator was aborted",
     "Broken pipe",
+    "Connections were cut",
 )
+CUT = "Connections were cut"
 _MAY_WAIT = (".synchronize(", ".item(", ".cpu(", ".tolist(")  # on a GPU, these calls wait for a collective
 _DISTRIBUTED = os.path.dirname(dist.__file__) + os.sep
 
-_work: dict = {"busy": False, "stream": None}
+_work: dict = {"busy": False, "stream": None, "synchronizes": False, "cut": False}
 _quiet_sockets: set = set()  # connections that are not between ranks, and are therefore never cut
 
 
 def work_begins(stream) -> None:
-    _work.update(busy=True, stream=stream)
+    _work.update(busy=True, stream=stream, synchronizes=False, cut=False)
+
+
+def cell_synchronizes() -> None:
+    """Note that the cell has ended, and that the rank waits for the collectives that it has launched."""
+    _work.update(synchronizes=True)
+
+
+def was_cut() -> bool:
+    """Tell whether the kernel cut this rank's connections while it worked: what it computed since is worth nothing."""
+    return _work["cut"]
 
 
 def work_ends() -> None:
-    _work.update(busy=False)
+    _work.update(busy=False, synchronizes=False)
 
 
 def listen(store: dist.TCPStore, rank: int) -> None:
@@ -57,18 +69,21 @@ def listen(store: dist.TCPStore, rank: int) -> None:
 
 
 def _answer(store: dist.TCPStore, rank: int, main_thread: int) -> None:
-    number = int(store.get("asked")) if store.check(["asked"]) else 0
+    index = int(store.get("asked")) if store.check(["asked"]) else 0
     while True:
-        number += 1
+        index += 1
         try:
-            store.wait([f"ask/{number}"], timedelta(days=30))
-            question = store.get(f"ask/{number}").decode()
+            store.wait([f"ask/{index}"], timedelta(days=30))
+            question = store.get(f"ask/{index}").decode()
             if question == "cut":
+                if _work["busy"]:
+                    _work.update(cut=True)
+                    _work["stream"].drop_the_rest()
                 # A broken process group may raise anything, and this thread has to survive it.
                 with contextlib.suppress(Exception):
                     cut()
             answer = json.dumps(look(rank, main_thread))
-            store.set(f"answer/{number}/{rank}", answer)
+            store.set(f"answer/{index}/{rank}", answer)
         except dist.DistError:
             os._exit(3)  # the kernel that hosts the store is gone, and a rank must not outlive it
 
@@ -93,34 +108,37 @@ def position(rank: int, main_thread: int | None) -> dict:
         "line": None,
         "waits": "no",
     }
-    if _work["busy"]:
+    if _work["synchronizes"]:
+        here["line"], here["waits"] = call and _as_json(call)["line"], "yes"
+    elif _work["busy"]:
         stack = _stack(sys._current_frames().get(main_thread))
-        own = next((n for n, frame in enumerate(stack) if frames.is_students(frame.f_code.co_filename)), None)
-        if own is not None:
-            here["line"] = frames.where(stack[own].f_code.co_filename, stack[own].f_lineno, stack[own].f_code.co_name)
-        here["waits"] = _waits(stack[:own], here["line"] or "")  # a check may wait outside the student's code
+        index = next((i for i, frame in enumerate(stack) if frames.is_student_file(frame.f_code.co_filename)), None)
+        if index is not None:
+            frame = stack[index]
+            here["line"] = frames.where(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        here["waits"] = _waits(stack[:index], here["line"] or "")  # a check may wait outside the student's code
     return here
 
 
 def _stack(frame) -> list:
     """Return the frames of a stack, innermost first."""
-    found = []
+    stack = []
     while frame is not None:
-        found.append(frame)
+        stack.append(frame)
         frame = frame.f_back
-    return found
+    return stack
 
 
 def _waits(inner_frames: list, line: str) -> str:
-    """Tell whether the main thread is in a collective, or waits for one: "yes", "maybe" or "no".
+    """Return whether the main thread is in a collective or waits for one: "yes", "maybe" or "no".
 
-    Backward gives "maybe", because it may compute or wait for DDP. So do lines that wait for a GPU.
+    The result is "maybe" in backward, which may be computing or waiting for DDP, and in lines that wait for a GPU.
     """
     files = [frame.f_code.co_filename for frame in inner_frames]
     names = [frame.f_code.co_name for frame in inner_frames]
     if any(file.startswith(_DISTRIBUTED) for file in files) or ".wait(" in line:
         return "yes"
-    return "maybe" if "_engine_run_backward" in names or any(sign in line for sign in _MAY_WAIT) else "no"
+    return "maybe" if "_engine_run_backward" in names or any(pattern in line for pattern in _MAY_WAIT) else "no"
 
 
 def _as_json(call: instrumentation.Call) -> dict:
@@ -142,9 +160,9 @@ def _last_line(stream) -> str:
 
 
 def cut() -> None:
-    """Break this rank's connections to the other ranks, so that all ranks that wait on them get an error.
+    """Break this rank's connections to the other ranks, so that every rank that waits on them gets an error.
 
-    This ends a hang without losing variables: gloo's waits cannot be interrupted, and killing the process would lose
+    This ends a hang without losing variables. gloo's waits cannot be interrupted, and killing the process would lose
     the student's work.
     """
     if dist.is_initialized() and torch.cuda.is_initialized():
@@ -158,11 +176,11 @@ def cut() -> None:
 
 
 def _connections() -> set:
-    found = set()
+    connections = set()
     for connection in _open_connections():
         with connection, contextlib.suppress(OSError):
-            found.add(_ends(connection))
-    return found
+            connections.add(_ends(connection))
+    return connections
 
 
 def _open_connections() -> Iterator[socket.socket]:
@@ -171,14 +189,14 @@ def _open_connections() -> Iterator[socket.socket]:
     They are found through the process's own file descriptors, because reading the system's table of connections takes
     10 ms.
     """
-    for number in map(int, os.listdir("/dev/fd")):
+    for descriptor in map(int, os.listdir("/dev/fd")):
         with contextlib.suppress(OSError):  # it may close while we look
-            if stat.S_ISSOCK(os.fstat(number).st_mode):
-                one = socket.socket(fileno=os.dup(number))
-                if one.family in (socket.AF_INET, socket.AF_INET6):
-                    yield one
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                connection = socket.socket(fileno=os.dup(descriptor))
+                if connection.family in (socket.AF_INET, socket.AF_INET6):
+                    yield connection
                 else:
-                    one.close()
+                    connection.close()
 
 
 def _ends(connection: socket.socket) -> tuple:
@@ -193,17 +211,17 @@ def describe_error(error: BaseException) -> dict:
     lines = [
         frames.where(summary.filename, summary.lineno, summary.name)
         for summary in traceback.extract_tb(error.__traceback__)
-        if frames.is_students(summary.filename)
+        if frames.is_student_file(summary.filename)
     ]
     out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in message
     return {
         "kind": type(error).__name__,
         "message": _readable(message),
         "lines": [line for line, _ in groupby(lines)],  # in a recursion, they are all the same
-        "mismatch": mismatch.SIGN in message,
-        "others_fault": any(sign in message for sign in _OTHERS_FAULT),
+        "mismatch": mismatch.MESSAGE in message,
+        "others_fault": any(pattern in message for pattern in _OTHERS_FAULT),
         "out_of_memory": out_of_memory,
-        "held": _what_it_holds() if out_of_memory else "",
+        "held": _describe_memory() if out_of_memory else "",
         "gpu_lost": "CUDA error" in message,
     }
 
@@ -213,20 +231,20 @@ def _message_of(error: BaseException) -> str:
     failures = getattr(error, "failures", {}) if type(error).__name__ == "CheckpointException" else {}
     if not failures:
         return "".join(traceback.format_exception_only(error)).strip()
-    told: dict[str, list[int]] = {}
+    merged: dict[str, list[int]] = {}
     for rank, (failure, _) in sorted(failures.items()):
-        told.setdefault("".join(traceback.format_exception_only(failure)).strip(), []).append(rank)
-    return "CheckpointException: " + "; ".join(f"{name_ranks(ranks)}: {words}" for words, ranks in told.items())
+        merged.setdefault("".join(traceback.format_exception_only(failure)).strip(), []).append(rank)
+    return "CheckpointException: " + "; ".join(f"{name_ranks(ranks)}: {message}" for message, ranks in merged.items())
 
 
-def _what_it_holds() -> str:
-    """Say in a sentence how much memory this process holds and how much is free, on its GPU or on the machine."""
+def _describe_memory() -> str:
+    """Return a sentence on how much memory this process holds and how much is free, on its GPU or on the machine."""
     if torch.cuda.is_initialized():
-        free, everything = (number / 1e9 for number in torch.cuda.mem_get_info())
-        held = f"Its tensors hold {torch.cuda.memory_allocated() / 1e9:.2f} GB of {everything:.2f} GB on its GPU"
-        return f"{held}, where {free:.2f} GB are free."
-    held, free = psutil.Process().memory_info().rss / 1e9, psutil.virtual_memory().available / 1e9
-    return f"Its process holds {held:.2f} GB; this machine has {free:.2f} GB left."
+        free_gb, total_gb = (nbytes / 1e9 for nbytes in torch.cuda.mem_get_info())
+        held_gb = torch.cuda.memory_allocated() / 1e9
+        return f"Its tensors hold {held_gb:.2f} GB of {total_gb:.2f} GB on its GPU, where {free_gb:.2f} GB are free."
+    held_gb, free_gb = psutil.Process().memory_info().rss / 1e9, psutil.virtual_memory().available / 1e9
+    return f"Its process holds {held_gb:.2f} GB; this machine has {free_gb:.2f} GB left."
 
 
 def _readable(message: str) -> str:

@@ -19,8 +19,8 @@ class CellFailed(RanksError):
         restarted: Whether the ranks were restarted, so that their variables are gone.
     """
 
-    def __init__(self, explanation: str, outcomes: dict, case: Case, what_is_left: str, restarted: bool):
-        super().__init__(f"{explanation}\n{what_is_left}")
+    def __init__(self, explanation: str, outcomes: dict, case: Case, recovery: str, restarted: bool):
+        super().__init__(f"{explanation}\n{recovery}")
         self.explanation = explanation
         self.outcomes = outcomes
         self.case = case

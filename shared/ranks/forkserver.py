@@ -1,7 +1,7 @@
 """The fork server: a process that imports torch once, then forks every rank (and ipyparallel's controller).
 
-Importing torch takes about a second of CPU time; four ranks that each do so take two seconds on two cores. Here it is
-imported once, and forked ranks already have it in memory.
+Importing torch takes about a second of CPU time, so four ranks that each import it take two seconds on two cores. Here
+it is imported once, and forked ranks already have it in memory.
 
 The notebook's kernel starts this process with a pipe on stdin. Requests arrive as lines of JSON on stdin, and events
 are written as lines of JSON to stdout:
@@ -12,8 +12,8 @@ are written as lines of JSON to stdout:
                                                                ← {"started": 0, "pid": 13} ...
                                                                ← {"ended": 0, "pid": 13, "status": -9}
 
-However the kernel dies, the pipe closes. Then this process kills every child and removes their files. No other cleanup
-is needed.
+No matter how the kernel ends, the pipe closes. This process then kills every child and removes their files, so no other
+cleanup is needed.
 """
 
 import contextlib
@@ -34,8 +34,8 @@ _children: dict[int, object] = {}  # pid → rank, or "controller"
 _hosts: list[int] = []  # open files that keep the ranks' hosts alive; empty if ranks share the machine's network
 
 
-def _say(**event) -> None:
-    """Write one event. If the kernel is gone, the pipe may break here; stdin then reports end-of-file."""
+def _send(**event) -> None:
+    """Write one event. If the kernel is gone, the pipe may be broken; stdin then reports end-of-file."""
     with contextlib.suppress(BrokenPipeError):
         os.write(1, json.dumps(event).encode() + b"\n")
 
@@ -45,7 +45,7 @@ def _fork(name, log_path: str, env: dict, body) -> None:
     pid = os.fork()
     if pid:
         _children[pid] = name
-        _say(started=name, pid=pid)
+        _send(started=name, pid=pid)
         return
     status = 1
     try:
@@ -84,8 +84,8 @@ def _run_rank(argv: list[str]) -> None:
 def _preload() -> None:
     """Import what every rank needs, without initializing CUDA: a forked process cannot use its parent's CUDA.
 
-    The garbage collector is off meanwhile, because imports allocate a million objects and free few (it would take a
-    fifth of the time). Afterwards, gc.freeze() excludes the loaded objects from collection, so that ranks keep sharing
+    The garbage collector is off meanwhile. Imports allocate a million objects and free few, so collecting would take a
+    fifth of the time. Afterwards, gc.freeze() excludes the loaded objects from collection, so that ranks keep sharing
     their memory.
     """
     gc.disable()
@@ -106,9 +106,9 @@ def _handle(request: dict) -> None:
     elif request["do"] == "hosts":
         try:
             _hosts.extend(hosts.build(request["n"], request["bits_per_s"]))
-            _say(hosts=request["n"])
+            _send(hosts=request["n"])
         except (OSError, subprocess.TimeoutExpired) as error:
-            _say(no_hosts=str(error))
+            _send(no_hosts=str(error))
     elif request["do"] == "ranks":
         for rank in range(request["n"]):
             env = {**request["env"], "RANKS_RANK": str(rank)}
@@ -125,7 +125,7 @@ def _reap() -> None:
         if pid == 0:
             return
         _kill_group(pid)  # also ends processes that the child started, such as data loader workers
-        _say(ended=_children.pop(pid), pid=pid, status=os.waitstatus_to_exitcode(wait_status))
+        _send(ended=_children.pop(pid), pid=pid, status=os.waitstatus_to_exitcode(wait_status))
 
 
 def _kill_group(pid: int) -> None:

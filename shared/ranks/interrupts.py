@@ -4,27 +4,27 @@ import contextlib
 import signal
 import threading
 
-_noted: list | None = None
+_pressed: list | None = None  # inside a block, an item for each time Ctrl-C was pressed
 
 
 @contextlib.contextmanager
 def held():
-    """Delay Ctrl-C until the block ends. Yields a function that tells whether Ctrl-C was pressed.
+    """Delay Ctrl-C until the block ends. Yields a function that returns whether Ctrl-C was pressed.
 
     Python raises KeyboardInterrupt between any two instructions, so it could cut a request to a rank in half. Code that
     waits inside the block calls the function now and then, and stops by itself. If it does not, KeyboardInterrupt is
     raised when the block ends. Outside the main thread, and in a nested block, only the function is provided.
     """
-    global _noted
-    if _noted is not None or threading.current_thread() is not threading.main_thread():
-        yield lambda: bool(_noted)
+    global _pressed
+    if _pressed is not None or threading.current_thread() is not threading.main_thread():
+        yield lambda: bool(_pressed)
         return
-    _noted = came = []
-    before = signal.signal(signal.SIGINT, lambda *_: came.append(True))
+    _pressed = pressed = []
+    previous_handler = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
     try:
-        yield lambda: bool(came)
+        yield lambda: bool(pressed)
     finally:
-        signal.signal(signal.SIGINT, before)
-        _noted = None
-    if came:
+        signal.signal(signal.SIGINT, previous_handler)
+        _pressed = None
+    if pressed:
         raise KeyboardInterrupt

@@ -1,7 +1,7 @@
 """ipyparallel launchers that request processes from the fork server instead of starting Python anew.
 
-ipyparallel has a launcher for each kind of place where ranks can run (SSH, MPI, Slurm, PBS, LSF). The two launchers in
-this module are for this machine: they start the same `ipyparallel.Cluster` in a third of the time.
+ipyparallel has launchers for SSH, MPI, Slurm, PBS and LSF. The two launchers in this module are for this machine. They
+start the same `ipyparallel.Cluster` in a third of the time that ipyparallel's local launchers take.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ class ForkServer:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise RuntimeError(f"The process that starts ranks has died. {self.last_words()}") from None
+            raise RuntimeError(f"The process that starts ranks has died. {self.end_of_log()}") from None
 
     def make_hosts(self, n: int, bits_per_s: float) -> None:
         """Make a host for each rank that will be started.
@@ -62,21 +62,23 @@ class ForkServer:
         """
         self.request(do="hosts", n=n, bits_per_s=bits_per_s)
         if not self.wait_for(lambda server: server._hosts, START_TIMEOUT_S):
-            raise RuntimeError(f"The hosts of the ranks were not made in {START_TIMEOUT_S:g} s. {self.last_words()}")
+            raise RuntimeError(
+                f"The hosts of the ranks were not ready within {START_TIMEOUT_S:g} s. {self.end_of_log()}"
+            )
         if "no_hosts" in self._hosts:
             raise RuntimeError(f"The hosts of the ranks could not be made: {self._hosts['no_hosts']}")
 
     @property
     def serves(self) -> bool:
-        """False once the fork server or the controller has died, because then no cell can reach the ranks."""
+        """Whether cells can reach the ranks: False once the fork server or the controller has died."""
         return self._process.poll() is None and self.pids.get("controller") not in self.ended
 
     def wait_for(self, happened, timeout_s: float) -> bool:
-        """Wait until happened(self) is true. Returns False if timeout_s passes first."""
+        """Wait until happened(self) is true. Returns whether it became true before timeout_s passed."""
         with self._changed:
             return self._changed.wait_for(lambda: happened(self), timeout_s)
 
-    def last_words(self) -> str:
+    def end_of_log(self) -> str:
         log = Path(self.run_dir, "forkserver.log")
         return log.read_text(errors="replace")[-2000:] if log.exists() else ""
 
@@ -155,7 +157,7 @@ class ForkedController(_ForkedLauncher, ControllerLauncher):
         log = os.path.join(self.fork_server.run_dir, "controller.log")
         self.fork_server.request(do="controller", argv=argv, env=self.get_env(), log=log)
         if not self.fork_server.wait_for(lambda server: "controller" in server.pids, 30.0):
-            raise RuntimeError(f"The controller did not start in 30 s. {self.fork_server.last_words()}")
+            raise RuntimeError(f"The controller did not start within 30 s. {self.fork_server.end_of_log()}")
         self.notify_start(self._pids()[0])
 
 
@@ -173,7 +175,7 @@ class ForkedRanks(_ForkedLauncher, EngineLauncher):
         env = {**self.get_env(), "IPP_CONNECTION_INFO": self.environment["IPP_CONNECTION_INFO"]}
         self.fork_server.request(do="ranks", n=n, argv=argv, env=env, log_dir=self.fork_server.run_dir)
         if not self.fork_server.wait_for(lambda server: set(range(n)) <= set(server.pids), START_TIMEOUT_S):
-            raise RuntimeError(f"The ranks did not start in {START_TIMEOUT_S:g} s. {self.fork_server.last_words()}")
+            raise RuntimeError(f"The ranks did not start within {START_TIMEOUT_S:g} s. {self.fork_server.end_of_log()}")
         self.notify_start(self._pids())
 
 
@@ -219,8 +221,10 @@ def wait_for_registration(client, n: int, server: ForkServer, timeout_s: float, 
         ended = [rank for rank, pid in server.pids.items() if pid in server.ended]
         if ended:
             log = Path(server.run_dir, f"rank-{ended[0]}.log")
-            raise RuntimeError(f"Rank {ended[0]} ended while it started.\n{log.read_text(errors='replace')[-2000:]}")
+            raise RuntimeError(
+                f"Rank {ended[0]} ended while it was starting.\n{log.read_text(errors='replace')[-2000:]}"
+            )
         if time.monotonic() > deadline:
-            raise RuntimeError(f"Only {len(ids)} of {n} ranks answered in {timeout_s:.0f} s. {server.last_words()}")
+            raise RuntimeError(f"Only {len(ids)} of {n} ranks answered within {timeout_s:.0f} s. {server.end_of_log()}")
         time.sleep(0.01)
     return ids

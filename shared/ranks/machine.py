@@ -1,7 +1,7 @@
 """Checks whether the course can run on this machine: `make doctor`, or `python -m shared.ranks.machine`.
 
-Each line shows what was found, then OK or what to do. Exits with 1 if the course cannot run. If something optional is
-missing, such as GPUs, its line says what that means.
+Prints one line per check: what was found, then OK or what to do. The exit status is 1 if the course cannot run. If
+something optional is missing, such as a GPU, its line says what that means.
 """
 
 import contextlib
@@ -25,30 +25,32 @@ from shared.ranks import devices
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "jupyterlab", "ipywidgets", "ipyparallel", "matplotlib", "nbval", "pytest")
 LAB_PORT = 8888  # the port that JupyterLab tries first
-OPTIONAL = (  # names of a program, its Debian package, and its purpose
+OPTIONAL = (  # the names a program may have, its Debian package, and its purpose
     (("chromium", "chromium-browser", "google-chrome"), "chromium", "the browser tests"),
     (("bwrap",), "bubblewrap", "grading"),
 )
-LEAST_FREE_GB, LEAST_MEMORY_GB = 1.0, 2.0
+MIN_FREE_DISK_GB, MIN_FREE_MEMORY_GB = 1.0, 2.0
 
 
 @dataclass(frozen=True)
 class Finding:
     """The result of one check."""
 
-    what: str
+    name: str
     found: str
     advice: str = ""  # what to do; empty if all is well
-    needed: bool = False  # whether the course needs it in order to run
+    required: bool = False  # whether the course needs this in order to run
 
     @property
-    def stops(self) -> bool:
-        return self.needed and bool(self.advice)
+    def blocks(self) -> bool:
+        """Whether the course cannot run until the advice is followed."""
+        return self.required and bool(self.advice)
 
 
 def python() -> Iterator[Finding]:
-    version, fits = platform.python_version(), (3, 11) <= sys.version_info[:2] <= (3, 14)
-    yield Finding("Python", version, "" if fits else "install Python 3.11 to 3.14, and run make lab again", needed=True)
+    version, supported = platform.python_version(), (3, 11) <= sys.version_info[:2] <= (3, 14)
+    advice = "" if supported else "Install Python 3.11 to 3.14, then run `make lab` again."
+    yield Finding("Python", version, advice, required=True)
 
 
 def packages() -> Iterator[Finding]:
@@ -58,36 +60,40 @@ def packages() -> Iterator[Finding]:
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            yield Finding(name, "missing", "make lab installs it", needed=True)
+            yield Finding(name, "not installed", "Run `make lab`, which installs it.", required=True)
             continue
         same = version.split("+")[0] == tested[name]
-        yield Finding(name, version, "" if same else f"tested with {tested[name]}: make lab installs that")
+        advice = f"The course is tested with {tested[name]}. `make lab` installs that version."
+        yield Finding(name, version, "" if same else advice)
 
 
 def loopback() -> Iterator[Finding]:
     try:
         with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), 2):
-            yield Finding("loopback ports", "open", needed=True)
+            yield Finding("loopback ports", "open", required=True)
     except OSError as error:
-        yield Finding("loopback ports", str(error), "let processes of this machine talk on 127.0.0.1", needed=True)
+        advice = "Allow processes on this machine to connect to each other on 127.0.0.1."
+        yield Finding("loopback ports", str(error), advice, required=True)
 
 
 def lab_port() -> Iterator[Finding]:
     with contextlib.closing(socket.socket()) as client:
         client.settimeout(2)
-        taken = client.connect_ex(("127.0.0.1", LAB_PORT)) == 0
-    advice = "make lab takes the next one, and prints it" if taken else ""
-    yield Finding(f"port {LAB_PORT}", "taken" if taken else "free", advice)
+        in_use = client.connect_ex(("127.0.0.1", LAB_PORT)) == 0
+    advice = "Nothing to do: `make lab` uses the next free port and prints it." if in_use else ""
+    yield Finding(f"port {LAB_PORT}", "in use" if in_use else "free", advice)
 
 
 def resources() -> Iterator[Finding]:
     cores, memory_gb = os.cpu_count() or 1, psutil.virtual_memory().available / 1e9
-    few = "4 ranks share them: values and bytes are right, times are ratios within a run"
-    yield Finding("cores", str(cores), "" if cores >= 4 else few)
-    advice = "" if memory_gb >= LEAST_MEMORY_GB else "4 ranks need about 2 GB: close something"
-    yield Finding("free memory", f"{memory_gb:.1f} GB", advice, needed=True)
+    advice = "" if cores >= 4 else "4 ranks share them. Values and bytes are exact; compare times only within one run."
+    yield Finding("cores", str(cores), advice)
+    enough = memory_gb >= MIN_FREE_MEMORY_GB
+    advice = "" if enough else f"4 ranks need about {MIN_FREE_MEMORY_GB:g} GB. Close some other programs."
+    yield Finding("free memory", f"{memory_gb:.1f} GB", advice, required=True)
     free_gb = shutil.disk_usage(ROOT).free / 1e9
-    yield Finding("free disk", f"{free_gb:.0f} GB", "" if free_gb >= LEAST_FREE_GB else "free some", needed=True)
+    advice = "" if free_gb >= MIN_FREE_DISK_GB else f"At least {MIN_FREE_DISK_GB:g} GB must be free on this disk."
+    yield Finding("free disk", f"{free_gb:.0f} GB", advice, required=True)
 
 
 def gpus() -> Iterator[Finding]:
@@ -95,49 +101,59 @@ def gpus() -> Iterator[Finding]:
     import torch.distributed as dist
 
     count = devices.gpu_count()
-    names = ", ".join(sorted({torch.cuda.get_device_name(number) for number in range(count)}))
-    none = "nothing: ranks use gloo on the CPU"
-    shared = "" if count >= 4 else f"lessons with {count + 1} ranks or more share them through gloo"
-    yield Finding("GPUs", f"{count} {names}".strip(), shared if count else none)
+    names = ", ".join(sorted({torch.cuda.get_device_name(index) for index in range(count)}))
+    if count == 0:
+        advice = "Nothing to do: ranks use gloo on the CPU."
+    elif count < 4:
+        advice = f"Nothing to do: {count + 1} or more ranks share GPUs through gloo."
+    else:
+        advice = ""
+    yield Finding("GPUs", f"{count} {names}".strip(), advice)
     if dist.is_nccl_available():
         yield Finding("NCCL", ".".join(map(str, torch.cuda.nccl.version())))
     else:
-        yield Finding("NCCL", "missing", "install torch's CUDA build" if count else "nothing: it is for GPUs")
+        advice = "Install the CUDA build of PyTorch." if count else "Nothing to do: NCCL is used only with GPUs."
+        yield Finding("NCCL", "not available", advice)
 
 
 def links() -> Iterator[Finding]:
     why = hosts.why_not()
-    emulated = f"{why} Lessons emulate links then, and say so" if why else ""
-    yield Finding("shaped links", "no" if why else "yes", emulated)
+    advice = f"{why} Without shaped links, lessons emulate links and say so." if why else ""
+    yield Finding("shaped links", "not available" if why else "available", advice)
 
 
-def peers() -> Iterator[Finding]:
+def deepspeed() -> Iterator[Finding]:
     why = deepspeed_engine.why_not()
-    yield Finding("DeepSpeed", "no" if why else importlib.metadata.version("deepspeed"), why or "")
+    advice = f"{why} It is needed only for comparisons with DeepSpeed." if why else ""
+    yield Finding("DeepSpeed", "not installed" if why else importlib.metadata.version("deepspeed"), advice)
 
 
 def programs() -> Iterator[Finding]:
     """Look for programs that students do not need."""
     for names, package, purpose in OPTIONAL:
         path = next(filter(None, map(shutil.which, names)), None)
-        yield Finding(package, path or "no", "" if path else f"nothing, but for {purpose}: apt-get install {package}")
+        advice = "" if path else f"Needed only for {purpose}: `apt-get install {package}` installs it."
+        yield Finding(package, path or "not installed", advice)
 
 
 def two_ranks() -> Iterator[Finding]:
-    """Start two ranks and let them add two numbers."""
+    """Start two ranks and let them add two numbers with an all-reduce."""
     began_s = time.monotonic()
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             ranks.start(world_size=2)
         totals = ranks.run(_total)
     except Exception as error:
-        yield Finding("two ranks", "do not work", str(error), needed=True)
+        yield Finding("two ranks", "failed", str(error), required=True)
         return
     finally:
         ranks.stop()
-    took = f"start and add up in {time.monotonic() - began_s:.1f} s"
-    right = totals == [3.0, 3.0]
-    yield Finding("two ranks", took if right else f"add 1 and 2 up to {totals}", "" if right else "tell us", True)
+    if totals == [3.0, 3.0]:
+        took_s = time.monotonic() - began_s
+        yield Finding("two ranks", f"started and ran an all-reduce in {took_s:.1f} s", required=True)
+    else:
+        advice = "Both ranks should have returned 3.0. Please report this as a bug of the course."
+        yield Finding("two ranks", f"an all-reduce of 1 and 2 returned {totals}", advice, required=True)
 
 
 def _total() -> float:
@@ -151,25 +167,32 @@ def _total() -> float:
     return total.item()
 
 
-LOOKS = (python, packages, loopback, lab_port, resources, gpus, links, peers, programs, two_ranks)
+CHECKS = (python, packages, loopback, lab_port, resources, gpus, links, deepspeed, programs, two_ranks)
 
 
 def table(findings: list[Finding]) -> tables.Table:
-    rows = [[each.what, each.found, each.advice or "OK"] for each in findings]
-    return tables.Table(["", "found", ""], rows)
+    rows = [[finding.name, finding.found, finding.advice or "OK"] for finding in findings]
+    return tables.Table(["check", "found", "what to do"], rows)
 
 
 def main() -> int:
     findings = []
-    for look in LOOKS:
+    for check in CHECKS:
         try:
-            findings += look()
+            findings += check()
         except Exception as error:  # on a broken machine, a check may raise anything
-            findings.append(Finding(look.__name__, f"{type(error).__name__}: {error}", "could not be looked at", True))
+            found, advice = (
+                f"{type(error).__name__}: {error}",
+                "This check could not run, because it raised the error on the left.",
+            )
+            findings.append(Finding(check.__name__, found, advice, required=True))
     print(table(findings))
-    stopping = [each.what for each in findings if each.stops]
-    print(f"\nThe course cannot run yet: {', '.join(stopping)}." if stopping else "\nThe course can run here.")
-    return 1 if stopping else 0
+    blocking = [finding.name for finding in findings if finding.blocks]
+    if blocking:
+        print(f"\nThe course cannot run here yet. Solve these problems first: {', '.join(blocking)}.")
+    else:
+        print("\nThe course can run here.")
+    return 1 if blocking else 0
 
 
 if __name__ == "__main__":

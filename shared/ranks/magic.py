@@ -38,32 +38,32 @@ def parse(line: str, world_size: int) -> tuple[list[int] | None, float]:
     parser.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_S)
     options = parser.parse_args(line.replace(", ", ",").split())
     if not 0 < options.timeout < float("inf"):
-        raise UsageError(f"%%ranks: expected a timeout in seconds above 0, got {options.timeout:g}")
+        raise UsageError(f"%%ranks: expected a timeout above 0 seconds, got {options.timeout:g}")
     if not options.ranks:
         return None, options.timeout
     try:
-        named = sorted({int(number) for number in options.ranks.split(",")})
+        targets = sorted({int(rank) for rank in options.ranks.split(",")})
     except ValueError:
         raise UsageError(f"%%ranks: {options.ranks!r} is not a list of ranks. Write %%ranks 0,2") from None
-    if named[0] < 0 or named[-1] >= world_size:
+    if targets[0] < 0 or targets[-1] >= world_size:
         raise UsageError(f"%%ranks: the ranks are 0 to {world_size - 1}, got {options.ranks}")
-    return named, options.timeout
+    return targets, options.timeout
 
 
 def cell(line: str, source: str) -> None:
-    """Run a cell on the ranks: the magic itself."""
+    """Run a cell on the ranks. This is the magic itself."""
     from shared.ranks import rankside  # imports torch
 
     running = current()
     targets, timeout_s = parse(line, running.world_size)
-    line_shown = _LiveLine()
+    live_line = _LiveLine()
     running.run(
         rankside.run_cell,
         (_with_first_line(line, source),),
         targets=targets,
         timeout_s=timeout_s,
-        show=line_shown.replace_by,
-        watch=line_shown.watch,
+        show=live_line.replace_by,
+        watch=live_line.watch,
     )
 
 
@@ -76,7 +76,7 @@ def _with_first_line(line: str, source: str) -> str:
 
 
 def in_jupyterlab() -> bool:
-    """True if somebody runs this cell in JupyterLab; False if a program executes the notebook."""
+    """Return whether somebody runs this cell in JupyterLab, rather than a program that executes the notebook."""
     shell = get_ipython()
     parent = shell.get_parent() if hasattr(shell, "kernel") else {}
     return "deletedCells" in parent.get("metadata", {})  # only JupyterLab sends this
@@ -85,15 +85,15 @@ def in_jupyterlab() -> bool:
 class _LiveLine:
     """Shows the elapsed seconds and the last printed line while a long cell runs in JupyterLab.
 
-    Only there: a program that executes notebooks would keep the line as output.
+    It is not shown elsewhere, because a program that executes notebooks would keep the line as output.
     """
 
     def __init__(self):
-        self._wanted = in_jupyterlab()
+        self._enabled = in_jupyterlab()
         self._shown = False
 
     def watch(self, seconds: float, positions: dict) -> None:
-        if self._wanted:
+        if self._enabled:
             printed = next((p["printed"] for p in positions.values() if p and p["busy"] and p["printed"]), "")
             clear_output(wait=True)
             display({"text/plain": f"running {seconds:.0f} s │ {printed}"}, raw=True)
@@ -147,7 +147,7 @@ def progress(world_size: int):
 
 
 def _bar(world_size: int, done: int) -> dict:
-    """Return a bar that moves by itself until the first rank is ready, and then fills."""
+    """Return a bar that is animated until the first rank is ready, and then fills."""
     text = f"starting {world_size} ranks … {done} ready"
     bar = render(__package__, "starting.html", world_size=world_size, ready=done, text=text)
     return {"text/plain": text, "text/html": bar}
@@ -155,9 +155,11 @@ def _bar(world_size: int, done: int) -> dict:
 
 def show_table(running, note: str = "") -> None:
     """Show each rank's host, process, device and backend, and which measurements are valid here."""
+    placement = running.placement
+    backend = f"{placement.backend}, simulates NCCL" if placement.simulates else placement.backend
     shared_host = None if running.link else "this machine"
     rows = [
-        [str(rank), shared_host or f"host{rank}", str(pid), device, running.placement.backend]
+        [str(rank), shared_host or f"host{rank}", str(pid), device, backend]
         for rank, (pid, device) in enumerate(zip(running.pids, running.placement.devices, strict=True))
     ]
     notes = [running.placement.valid] + ([note] if note else [])

@@ -27,22 +27,25 @@ _PORTS_NEEDED = 20  # ipyparallel documents 16
 
 
 class RankProcesses:
-    """world_size processes, each with its own variables, and the store through which they communicate.
+    """world_size processes, each with its own variables, and the store for their rendezvous.
 
     `RankSet` adds the process group.
     """
 
-    def __init__(self, world_size: int, backend: str | None, link: str | None, report=lambda done: None):
-        self.world_size, self._backend = world_size, backend
+    def __init__(
+        self, world_size: int, backend: str | None, link: str | None, simulate: str | None, report=lambda done: None
+    ):
+        self.world_size, self._backend, self._simulate = world_size, backend, simulate
         self.link = link  # the rate of the link in front of each rank; None if all ranks share one machine
-        self.starts = 1  # how often the processes were started; variables do not survive a restart
+        self.starts = 1  # how many times the processes were started; variables do not survive a restart
         self._questions = 0
         self._report = report
         self._run_dir = tempfile.mkdtemp(prefix="ranks-")
         self._server = launchers.ForkServer(self._run_dir, as_root=hosts.as_root() if link else ())
         try:
             self._start_cluster()
-            self.placement = place(world_size, backend, link)  # imports torch, in parallel with the fork server
+            # Imports torch, in parallel with the fork server.
+            self.placement = place(world_size, backend, link, simulate)
             if link:
                 self._server.make_hosts(world_size, hosts.bits_per_s(link))
             self._host_store()
@@ -89,9 +92,9 @@ class RankProcesses:
         ids = launchers.wait_for_registration(
             self._client, self.world_size, self._server, START_TIMEOUT_S, self._report
         )
-        who = {engine: self._client[engine].apply_async(rankside.identify) for engine in ids}
-        found = {answer.get(timeout=START_TIMEOUT_S)["rank"]: engine for engine, answer in who.items()}
-        self._engines = [self._client[found[rank]] for rank in range(self.world_size)]
+        answers = {engine: self._client[engine].apply_async(rankside.identify) for engine in ids}
+        engine_of = {answer.get(timeout=START_TIMEOUT_S)["rank"]: engine for engine, answer in answers.items()}
+        self._engines = [self._client[engine_of[rank]] for rank in range(self.world_size)]
         self.pids = [self._server.pids[rank] for rank in range(self.world_size)]
         address = ("127.0.0.1", self._store.port)
         self._store.set("asked", str(self._questions))
@@ -100,10 +103,11 @@ class RankProcesses:
     def restart(self) -> None:
         """Replace every rank by a new process. Their variables are lost."""
         self.starts += 1
-        self.placement = place(self.world_size, self._backend, self.link)  # a GPU may have been lost
+        # A GPU may have been lost.
+        self.placement = place(self.world_size, self._backend, self.link, self._simulate)
         self._cluster.stop_engines_sync()
-        gone = time.monotonic() + START_TIMEOUT_S
-        while self._client.ids and time.monotonic() < gone:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while self._client.ids and time.monotonic() < deadline:
             for engine in self._client.ids:  # without nannies, the hub does not notice deaths by itself
                 self._client._unregister_engine({"content": {"id": engine, "uuid": self._client._engines[engine]}})
         self._start_ranks()
@@ -123,36 +127,36 @@ class RankProcesses:
         Raises:
             RanksError: If a rank dies or takes too long.
         """
-        asked = [engine.apply_async(*request_of_rank(rank)) for rank, engine in enumerate(self._engines)]
+        answers = [engine.apply_async(*request_of_rank(rank)) for rank, engine in enumerate(self._engines)]
         deadline = time.monotonic() + timeout_s
-        for rank, answer in enumerate(asked):
+        for rank, answer in enumerate(answers):
             while not answer.ready() and not self._deaths() and time.monotonic() < deadline:
                 answer.wait(0.02)
             try:
                 answer.get(timeout=0)
             except Exception as error:
                 why = explain(Case([], {}, deaths=self._deaths())) or error
-                raise RanksError(f"Rank {rank} did not get ready: {why}") from error
+                raise RanksError(f"Rank {rank} did not become ready: {why}") from error
 
     def _deaths(self) -> dict[int, int]:
         return {rank: self._server.ended[pid] for rank, pid in enumerate(self.pids) if pid in self._server.ended}
 
     def _ask(self, question: str) -> dict:
-        """Ask every rank's doctor thread. Returns a position by rank, None for a rank that does not answer."""
+        """Ask every rank's doctor thread. Returns the position of each rank, None for one that does not answer."""
         self._questions += 1
-        number, deaths = self._questions, self._deaths()
-        self._store.set("asked", str(number))
-        self._store.set(f"ask/{number}", question)
+        index, deaths = self._questions, self._deaths()
+        self._store.set("asked", str(index))
+        self._store.set(f"ask/{index}", question)
         answers, deadline = {}, time.monotonic() + _ANSWER_TIMEOUT_S
         for rank in range(self.world_size):
             if rank in deaths:
                 continue
-            key = f"answer/{number}/{rank}"
+            key = f"answer/{index}/{rank}"
             while not (answered := self._store.check([key])) and time.monotonic() < deadline:
                 time.sleep(0.001)  # store.wait would log each timeout
             answers[rank] = json.loads(self._store.get(key)) if answered else None
             self._store.delete_key(key)
-        self._store.delete_key(f"ask/{number - 100}")  # a slow thread may still read recent questions
+        self._store.delete_key(f"ask/{index - 100}")  # a slow thread may still read recent questions
         return answers
 
     def log_of(self, rank: int) -> str:

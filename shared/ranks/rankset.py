@@ -22,13 +22,15 @@ _RESTARTED = "The ranks had to be restarted, and their variables are gone. Run t
 class RankSet(RankProcesses):
     """world_size processes in one process group. Students use `shared.ranks`, which holds one of these."""
 
-    def __init__(self, world_size: int, backend=None, detect_mismatch=True, link=None, report=lambda done: None):
-        self.asked_for = (world_size, backend, detect_mismatch, link)
+    def __init__(
+        self, world_size: int, backend=None, detect_mismatch=True, link=None, simulate=None, report=lambda done: None
+    ):
+        self.options = (world_size, backend, detect_mismatch, link, simulate)
         self.detect_mismatch = detect_mismatch
         self.alive = False
         self.members = list(range(world_size))  # the ranks in the process group; the others are idle
         self._generation = 0
-        super().__init__(world_size, backend, link, report)
+        super().__init__(world_size, backend, link, simulate, report)
 
     # -- the process group
 
@@ -57,7 +59,7 @@ class RankSet(RankProcesses):
         if not members or not set(members) <= set(range(self.world_size)):
             raise ValueError(f"expected members among the ranks 0 to {self.world_size - 1}, got {members}")
         self.members = members  # a restart would form their group
-        self._refuse_if_not_whole()
+        self._check_whole()
         self.form_group(members)
 
     def form_group(self, members: list[int]) -> None:
@@ -75,7 +77,8 @@ class RankSet(RankProcesses):
 
         self._generation += 1
         backend, generation = self.placement.backend, self._generation
-        self._on_all(lambda rank: (rankside.join, generation, members, backend, self.detect_mismatch), JOIN_TIMEOUT_S)
+        options = (generation, members, backend, self.detect_mismatch, self.placement.simulates)
+        self._on_all(lambda rank: (rankside.join, *options), JOIN_TIMEOUT_S)
         self.alive = True
 
     # -- running
@@ -88,7 +91,7 @@ class RankSet(RankProcesses):
             show: Called with the outcomes, before any error is raised, to print what the ranks printed.
             watch: Called now and then with the elapsed seconds and the ranks' positions.
         """
-        self._refuse_if_not_whole()
+        self._check_whole()
         targets = list(self.members) if targets is None else targets
         args_of = args if callable(args) else lambda rank: args
         with interrupts.held() as interrupted:
@@ -107,7 +110,7 @@ class RankSet(RankProcesses):
         try:
             message = explain(case)
         except Exception as error:  # the ranks must be recovered even if the diagnosis fails
-            message = f"The cell failed, and the doctor could not say why ({type(error).__name__}: {error})."
+            message = f"The cell failed, and the doctor could not find out why ({type(error).__name__}: {error})."
         outcomes = dict(case.outcomes)
         if hung:
             if not case.interrupted and not case.deaths and self._seconds >= timeout_s:
@@ -115,38 +118,38 @@ class RankSet(RankProcesses):
             self._end(pending, outcomes)
         if show:
             show(outcomes, self.world_size)
-        what_is_left = self._heal(case, hung, pending)
-        raise CellFailed(message, outcomes, case, what_is_left, restarted=what_is_left.startswith(_RESTARTED))
+        recovery = self._heal(case, hung, pending)
+        raise CellFailed(message, outcomes, case, recovery, restarted=recovery.startswith(_RESTARTED))
 
     def _wait(self, pending: dict, case: Case, timeout_s: float, watch, interrupted) -> Case:
         """Wait until every rank is done, or until it is certain that some never will be."""
         began = time.monotonic()
-        next_look_s, before = 1.0, None
+        next_look_s, previous = 1.0, None
         while pending and not case.interrupted:
             next(iter(pending.values())).wait(0.02)
             self._collect(pending, case.outcomes)
-            self._refuse_if_unserved()
+            self._check_served()
             self._seconds = time.monotonic() - began
             case.interrupted = interrupted()
             case.deaths = self._deaths()
             if case.deaths or self._seconds > timeout_s:
                 break
             failed = any(outcome.error for outcome in case.outcomes.values())
-            if self._seconds > next_look_s or (failed and before is None and pending):
+            if self._seconds > next_look_s or (failed and previous is None and pending):
                 next_look_s = self._seconds + 0.4
                 case.positions = self._look()
                 if watch:
                     watch(self._seconds, case.positions)
-                now = json.dumps(case.positions, sort_keys=True)
-                if now == before and (is_deadlocked(case) or (failed and self._all_wait(pending, case))):
+                current = json.dumps(case.positions, sort_keys=True)
+                if current == previous and (is_deadlocked(case) or (failed and self._all_wait(pending, case))):
                     break
-                before = now
+                previous = current
         return case
 
     @staticmethod
     def _all_wait(pending: dict, case: Case) -> bool:
-        found = [case.positions.get(rank) for rank in pending]
-        return all(position and position["waits"] != "no" for position in found)
+        positions = [case.positions.get(rank) for rank in pending]
+        return all(position and position["waits"] != "no" for position in positions)
 
     def _collect(self, pending: dict, outcomes: dict) -> None:
         from shared.ranks import rankside
@@ -155,11 +158,11 @@ class RankSet(RankProcesses):
             try:
                 outcomes[rank] = pending.pop(rank).get()
             except Exception as error:  # the result could not be sent, or the process is gone
-                described = {"kind": "Exception", "message": _told_by_engine(error), "lines": [], "mismatch": False}
+                described = {"kind": "Exception", "message": _message_of(error), "lines": [], "mismatch": False}
                 described |= {"others_fault": False, "out_of_memory": False, "gpu_lost": False}
                 outcomes[rank] = rankside.Outcome(rank, error=described, ended_s=time.time())
 
-    # -- when things go wrong
+    # -- recovering
 
     def _look(self) -> dict:
         """Return the position of every rank in the process group."""
@@ -178,9 +181,9 @@ class RankSet(RankProcesses):
                     os.kill(self.pids[rank], signal.SIGINT)
 
     def _heal(self, case: Case, hung: dict, still_pending: dict) -> str:
-        """Make the next cell work. Returns a sentence that says what the student still has."""
-        lost = any(outcome.error and outcome.error["gpu_lost"] for outcome in case.outcomes.values())
-        if self._deaths() or still_pending or lost:
+        """Make the next cell work. Returns a sentence on which variables are left."""
+        gpu_lost = any(outcome.error and outcome.error["gpu_lost"] for outcome in case.outcomes.values())
+        if self._deaths() or still_pending or gpu_lost:
             placement = self.placement
             self.restart()
             return _RESTARTED if self.placement == placement else f"{_RESTARTED} {self.placement.valid}"
@@ -196,27 +199,31 @@ class RankSet(RankProcesses):
         """True while every rank is alive and can run a cell."""
         return self.alive and not self._deaths() and self._server.serves
 
-    def _refuse_if_unserved(self) -> None:
+    def _check_served(self) -> None:
+        """Raise RanksError if the fork server or the controller has died."""
         if not self._server.serves:
             self.alive = False
             link = f', link="{self.link}"' if self.link else ""
             raise RanksError(
-                "The ranks cannot be reached: the process that starts them, or that connects to them, has died. "
+                "The ranks cannot be reached, because the process that starts or connects them has died. "
                 f"Start the ranks again: ranks.start(world_size={self.world_size}{link})"
             )
 
-    def _refuse_if_not_whole(self) -> None:
-        self._refuse_if_unserved()
+    def _check_whole(self) -> None:
+        """Restart the ranks and raise RanksError if they cannot run a cell."""
+        self._check_served()
         if self.whole:
             return
-        said = explain(Case([], {}, deaths=self._deaths())) or "The ranks were not in one process group any more."
+        reason = explain(Case([], {}, deaths=self._deaths())) or "The ranks no longer formed one process group."
         self.restart()
-        raise RanksError(f"{said}\nThis happened between two cells. {_RESTARTED}")
+        raise RanksError(f"{reason}\nThis happened between two cells. {_RESTARTED}")
 
 
-def _told_by_engine(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     """Describe an error that was raised outside the student's code, while sending a call or its result."""
-    said = f"{error.ename}: {error.evalue}" if hasattr(error, "ename") else str(error)
-    if "pickle" in said:
-        said += "\n    A rank's result is pickled and sent to the notebook. Return numbers, tensors, or dicts of them."
-    return said
+    message = f"{error.ename}: {error.evalue}" if hasattr(error, "ename") else str(error)
+    if "pickle" in message:
+        message += (
+            "\n    A rank's result is pickled and sent to the notebook. Return numbers, tensors, or dicts of them."
+        )
+    return message

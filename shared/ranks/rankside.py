@@ -24,7 +24,7 @@ from shared.ranks import doctor
 from shared.wire import instrumentation, mismatch
 
 OUTPUT_LIMIT_CHARACTERS = 200_000
-GROUP_TIMEOUT = timedelta(hours=1)  # a cell's own deadline comes first; this one is for a kernel that is gone
+GROUP_TIMEOUT = timedelta(hours=1)  # a cell's own deadline is shorter; this one applies when the kernel is gone
 
 
 @dataclass
@@ -69,9 +69,8 @@ def settle(rank: int, device: str, store_address: tuple[str, int]) -> None:
     get_ipython()._tee = lambda channel: contextlib.nullcontext()  # IPython 9 keeps everything that cells ever printed
     torch.set_num_threads(1)  # one thread per rank, so that all ranks compute at comparable speed
     if device.startswith("cuda"):
-        os.environ["TORCH_NCCL_BLOCKING_WAIT"] = (
-            "1"  # a hang is then inside the collective's own call, where the doctor looks
-        )
+        # A hang is then inside the collective's own call, where the doctor looks for it.
+        os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
         torch.cuda.set_device(device)
     instrumentation.install()
     doctors_store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
@@ -79,10 +78,13 @@ def settle(rank: int, device: str, store_address: tuple[str, int]) -> None:
     doctor.listen(doctors_store, rank)
 
 
-def join(generation: int, members: list[int], backend: str, detect_mismatch: bool) -> None:
+def join(generation: int, members: list[int], backend: str, detect_mismatch: bool, simulate: str | None) -> None:
     """Leave the process group of the last generation, and form a new one of `members`.
 
     A broken group cannot be repaired, only replaced. Each generation has its own keys in the store.
+
+    Args:
+        simulate: "nccl" to simulate NCCL over gloo.
     """
     leave()
     if here.rank not in members:
@@ -96,11 +98,13 @@ def join(generation: int, members: list[int], backend: str, detect_mismatch: boo
     )
     mismatch.watch() if detect_mismatch else mismatch.ignore()
     instrumentation.reset()
-    _greet(dist.get_rank(), dist.get_world_size())
+    instrumentation.simulate_nccl(simulate == "nccl")
+    _define_names(dist.get_rank(), dist.get_world_size())
 
 
 def leave() -> None:
     """Leave the process group, if there is one."""
+    instrumentation.simulate_nccl(False)
     if dist.is_initialized():
         if not torch.cuda.is_initialized():
             doctor.cut()  # an operation on which nobody called wait() would block gloo here forever
@@ -108,8 +112,8 @@ def leave() -> None:
             dist.destroy_process_group()
 
 
-def _greet(rank: int, world_size: int) -> None:
-    """Put the names on which every cell can rely into the student's namespace."""
+def _define_names(rank: int, world_size: int) -> None:
+    """Put the names that every cell can use into the student's namespace."""
     shell = get_ipython()
     if shell is not None:
         names = {"torch": torch, "dist": dist, "rank": rank, "world_size": world_size}
@@ -119,13 +123,13 @@ def _greet(rank: int, world_size: int) -> None:
 def run_cell(source: str) -> Outcome:
     """Run a cell's source in this rank's namespace, as the notebook would."""
     shell = get_ipython()
-    # Rendering a traceback would take IPython a second, and the errors of `%run` are reported nowhere else.
-    told: list = []
-    shell.showtraceback = shell.showsyntaxerror = lambda *_, **__: told.append(sys.exc_info()[1])
+    # Rendering a traceback would take IPython a second, and the errors of `%run` are reported only by these methods.
+    errors: list = []
+    shell.showtraceback = shell.showsyntaxerror = lambda *_, **__: errors.append(sys.exc_info()[1])
 
     def body():
         result = shell.run_cell(source, store_history=False)
-        error = result.error_before_exec or result.error_in_exec or next(iter(told), None)
+        error = result.error_before_exec or result.error_in_exec or next(iter(errors), None)
         if error is not None:
             raise error
         if result.result is not None and not shell.displayhook.semicolon_at_end_of_expression(source):
@@ -153,7 +157,7 @@ def _watched(body) -> Outcome:
     outcome = Outcome(here.rank)
     stream = _LimitedText()
     doctor.work_begins(stream)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    previous_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with (
             contextlib.redirect_stdout(stream),
@@ -161,14 +165,20 @@ def _watched(body) -> Outcome:
             capture_output(stdout=False, stderr=False, display=True) as captured,
         ):
             outcome.value = body()
+            doctor.cell_synchronizes()
+            instrumentation.synchronize()
+            if doctor.was_cut():
+                raise RuntimeError(
+                    f"{doctor.CUT}: the cell was stopped on this rank, because another one did not finish"
+                )
     except BaseException as error:  # including SystemExit and KeyboardInterrupt: a rank outlives its cells
         outcome.error = doctor.describe_error(error)
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)
         doctor.work_ends()
     outcome.text = stream.getvalue()
-    for shown in captured.outputs:
-        _add_display(outcome, shown.data)
+    for output in captured.outputs:
+        _add_display(outcome, output.data)
     outcome.ended_s = time.time()
     return outcome
 
@@ -184,15 +194,22 @@ def _add_display(outcome: Outcome, bundle: dict) -> None:
 class _LimitedText(io.StringIO):
     """Collects printed text up to a limit, because a cell that prints in an endless loop must not fill the memory."""
 
-    left_out_characters = 0
+    omitted_characters = 0
+    _drops = False
+
+    def drop_the_rest(self) -> None:
+        """Ignore what is printed from now on: after a cut, it may come from garbage."""
+        self._drops = True
 
     def write(self, text: str) -> int:
+        if self._drops:
+            return len(text)
         room = OUTPUT_LIMIT_CHARACTERS - self.tell()
         if len(text) > room:
-            self.left_out_characters += len(text) - room
+            self.omitted_characters += len(text) - room
         super().write(text[:room])
         return len(text)
 
     def getvalue(self) -> str:
-        left_out = self.left_out_characters
-        return super().getvalue() + (f"\n… {left_out} more characters not shown\n" if left_out else "")
+        omitted = self.omitted_characters
+        return super().getvalue() + (f"\n… {omitted} more characters not shown\n" if omitted else "")

@@ -86,7 +86,7 @@ def record(module: nn.Module | None = None, optimizer=None):
         optimizer: Its step() is recorded if it is a torch.optim.Optimizer. Otherwise, put the step in a `span`.
     """
     if not isinstance(module, nn.Module | None):
-        raise TypeError(f"timeline.record wants a torch.nn.Module, then an optimizer; got a {type(module).__name__}")
+        raise TypeError(f"timeline.record expects a torch.nn.Module as its first argument, got {type(module).__name__}")
     recorder = _Recorder(Timeline())
     with contextlib.ExitStack() as hooks:
         if module is not None:
@@ -112,7 +112,7 @@ def span(line: Timeline, lane: str, name: str):
         lane: "forward", "backward" and "optimizer" count as computation. Any other name gets a row of its own.
     """
     if id(line) not in _recorders:
-        raise ValueError("this timeline is not being recorded: use span inside `with timeline.record(...) as line:`")
+        raise ValueError("This timeline is not being recorded. Use span inside `with timeline.record(...) as line:`.")
     recorder = _recorders[id(line)]
     began = recorder.clock.mark()
     yield
@@ -195,12 +195,12 @@ class _Recorder:
                 self.marked.append(("backward", name, began, ended))
         line, seconds = self.line, self.clock.seconds
         line.spans += [Span(lane, name, seconds(began), seconds(ended)) for lane, name, began, ended in self.marked]
-        ended = [(place, entry) for place, entry in enumerate(log.entries, 1) if entry.completed_s is not None]
-        line.spans += [_span_of(place, entry) for place, entry in ended]
-        line.spans.sort(key=lambda each: each.began_s)
+        completed = [(number, entry) for number, entry in enumerate(log.entries, 1) if entry.completed_s is not None]
+        line.spans += [_span_of(number, entry) for number, entry in completed]
+        line.spans.sort(key=lambda span: span.began_s)
         line.rank, line.waits = log.rank, log.waits
-        # see completion.py: a completion may be recorded late
-        line.ended_s = max([line.ended_s, *(each.ended_s for each in line.spans)])
+        # A completion may be recorded late; see shared/wire/completion.py.
+        line.ended_s = max([line.ended_s, *(span.ended_s for span in line.spans)])
 
 
 def _with_gradient(output) -> torch.Tensor | None:
@@ -209,19 +209,19 @@ def _with_gradient(output) -> torch.Tensor | None:
     return next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad), None)
 
 
-def _span_of(place: int, entry: wire.Entry) -> Span:
-    return Span(COMMUNICATION, f"{entry.op} {place}", entry.launched_s, entry.completed_s, entry.payload_bytes)
+def _span_of(number: int, entry: wire.Entry) -> Span:
+    return Span(COMMUNICATION, f"{entry.op} {number}", entry.launched_s, entry.completed_s, entry.payload_bytes)
 
 
 def rows_of(line: Timeline) -> list[tuple[str, list[Span]]]:
     """Arrange a timeline in rows without overlaps: computation first, then as many rows per lane as needed."""
-    lanes: dict[str, list[Span]] = {"compute": [each for each in line.spans if each.lane in COMPUTE_LANES]}
-    for lane in sorted({each.lane for each in line.spans} - set(COMPUTE_LANES)):
-        lanes[lane] = [each for each in line.spans if each.lane == lane]
+    lanes: dict[str, list[Span]] = {"compute": [span for span in line.spans if span.lane in COMPUTE_LANES]}
+    for lane in sorted({span.lane for span in line.spans} - set(COMPUTE_LANES)):
+        lanes[lane] = [span for span in line.spans if span.lane == lane]
     named = []
     for lane, spans in lanes.items():
-        rows = intervals.rows([(each.began_s, each.ended_s) for each in spans])
+        rows = intervals.rows([(span.began_s, span.ended_s) for span in spans])
         for row in range(max(rows, default=-1) + 1):
-            inside = [each for each, its_row in zip(spans, rows, strict=True) if its_row == row]
-            named.append((lane if row == 0 else f"{lane} {row + 1}", inside))
+            row_spans = [span for span, its_row in zip(spans, rows, strict=True) if its_row == row]
+            named.append((lane if row == 0 else f"{lane} {row + 1}", row_spans))
     return named

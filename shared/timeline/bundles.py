@@ -12,21 +12,21 @@ from shared.timeline import COMMUNICATION, Timeline
 def bundled(line: Timeline, messages: int) -> Timeline:
     """Return a copy of a timeline that starts at time 0 and has one span per `messages` consecutive operations."""
     sent = [span for span in line.spans if span.lane == COMMUNICATION]  # in launch order
-    together = [sent[place : place + messages] for place in range(0, len(sent), messages)]
-    whole = [
+    bundles = [sent[start : start + messages] for start in range(0, len(sent), messages)]
+    merged = [
         replace(
             spans[0],
             name=f"{number}",
             ended_s=max(span.ended_s for span in spans),
             payload_bytes=sum(span.payload_bytes for span in spans),
         )
-        for number, spans in enumerate(together, 1)
+        for number, spans in enumerate(bundles, 1)
     ]
     rest = [span for span in line.spans if span.lane != COMMUNICATION]
     start_s = line.began_s
     spans = [
         replace(span, began_s=span.began_s - start_s, ended_s=span.ended_s - start_s)
-        for span in sorted(rest + whole, key=lambda span: span.began_s)
+        for span in sorted(rest + merged, key=lambda span: span.began_s)
     ]
     waits = [(began - start_s, ended - start_s) for began, ended in line.waits]
     return replace(line, spans=spans, waits=waits, began_s=0.0, ended_s=line.ended_s - start_s)

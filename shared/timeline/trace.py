@@ -12,30 +12,30 @@ def save(lines: list[Timeline], path: str | Path) -> Path:
     Source: the Trace Event Format, complete events ("X") in microseconds.
     """
     if not lines or not any(line.spans for line in lines):
-        raise ValueError("there is nothing to save: record a step with timeline.record(...) on the ranks first")
+        raise ValueError("There is nothing to save. Record a step with timeline.record(...) on the ranks first.")
     start_s = min(line.began_s for line in lines)
     events = []
-    for number, line in enumerate(lines):
-        rank = number if line.rank is None else line.rank
+    for index, line in enumerate(lines):
+        rank = index if line.rank is None else line.rank
         events.append(_metadata("process_name", rank, 0, f"rank {rank}"))
         for row, (name, spans) in enumerate(rows_of(line)):
             events.append(_metadata("thread_name", rank, row, name))
-            events += [_event(each, rank, row, start_s) for each in spans]
+            events += [_event(span, rank, row, start_s) for span in spans]
     path = Path(path)
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
     return path
 
 
-def _event(each: Span, rank: int, row: int, start_s: float) -> dict:
+def _event(span: Span, rank: int, row: int, start_s: float) -> dict:
     return {
-        "name": each.name,
-        "cat": each.lane,
+        "name": span.name,
+        "cat": span.lane,
         "ph": "X",
-        "ts": 1e6 * (each.began_s - start_s),
-        "dur": 1e6 * (each.ended_s - each.began_s),
+        "ts": 1e6 * (span.began_s - start_s),
+        "dur": 1e6 * (span.ended_s - span.began_s),
         "pid": rank,
         "tid": row,
-        "args": {"payload_bytes": each.payload_bytes} if each.payload_bytes else {},
+        "args": {"payload_bytes": span.payload_bytes} if span.payload_bytes else {},
     }
 
 

@@ -9,8 +9,8 @@ DDP's reducer, FSDP2 and DTensor.
 
 Two columns count bytes. *Payload* is the size of the full buffer. *Sent* is what this rank has to send under the ring
 algorithm, whatever the backend really does. In addition, `carried_bytes` is what the network interface counted
-meanwhile. Ranks on one machine share an interface, so it covers all of them; a rank on a host of its own (see
-`shared/hosts`) has the interface to itself.
+meanwhile. Ranks on one machine share an interface, so it covers all of them. A rank on its own host (see
+`shared/hosts`) has its own interface.
 """
 
 import contextlib
@@ -23,13 +23,13 @@ import torch.distributed as dist
 from shared import formulas, tables
 from shared.wire import completion, frames, instrumentation, intervals, sockets
 
-# Any variant of these calls belongs to the family.
+# A call belongs to the family with which its name begins.
 _FAMILIES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 
 
 @dataclass
 class Entry:
-    """One collective or point-to-point operation, from its launch to its completion on this rank."""
+    """One collective or point-to-point operation on this rank, from its launch to its completion."""
 
     op: str
     number: int
@@ -89,7 +89,7 @@ class Ledger:
     def summary(self) -> str:
         """Summarize the ledger in one line. It contains no times, so ranks that did the same get the same line."""
         if not self.entries:
-            return "no message"
+            return "no communication"
         kinds = ", ".join(f"{count} {op}" for op, count in self.ops.items())
         return f"{kinds} │ payload {_bytes(self.payload_bytes)} │ must send {_bytes(self.sent_bytes)}"
 
@@ -102,7 +102,7 @@ class Ledger:
         """
         shown = self.entries[:most_rows]
         columns = {
-            "#": [str(place) for place, _ in enumerate(shown, 1)],
+            "#": [str(index) for index in range(1, len(shown) + 1)],
             "op": [_with_partner(entry) for entry in shown],
             "ranks": [", ".join(map(str, entry.group_ranks)) if entry.partner is None else "" for entry in shown],
             "dtype": [entry.dtype for entry in shown],
@@ -114,18 +114,18 @@ class Ledger:
             "took ms": ["–" if entry.took_ms is None else f"{entry.took_ms:.2f}" for entry in shown],
             "launched by": [entry.line for entry in shown],
         }
-        sums = {"op": f"{self.messages} in all", "payload": _bytes(self.payload_bytes)}
-        sums |= {"must send": _bytes(self.sent_bytes), "took ms": f"{self.total_ms:.2f}"}
-        left_out = set() if times else {"at ms", "took ms"}
+        totals = {"op": f"{self.messages} in total", "payload": _bytes(self.payload_bytes)}
+        totals |= {"must send": _bytes(self.sent_bytes), "took ms": f"{self.total_ms:.2f}"}
+        hidden = set() if times else {"at ms", "took ms"}
         if len({entry.group_ranks for entry in self.entries}) < 2:
-            left_out.add("ranks")
-        header = [name for name in columns if name not in left_out]
+            hidden.add("ranks")
+        header = [name for name in columns if name not in hidden]
         rows = [list(row) for row in zip(*(columns[name] for name in header), strict=True)]
         if self.messages > most_rows:
             rows.append(
                 ["…" if name == "#" else f"{self.messages - most_rows} more" if name == "op" else "" for name in header]
             )
-        rows.append([sums.get(name, "") for name in header])
+        rows.append([totals.get(name, "") for name in header])
         return tables.Table(header, rows, note="" if self.rank is None else f"The ledger of rank {self.rank}.")
 
     def assert_volume(
@@ -147,20 +147,22 @@ class Ledger:
             "payload bytes": (self.payload_bytes, payload_bytes),
             "bytes to send": (self.sent_bytes, sent_bytes),
         }
-        wrong = [
-            f"{what}: expected {want}, came {came}" for what, (came, want) in pairs.items() if not _same(came, want)
+        differences = [
+            f"{name}: expected {expected}, got {actual}"
+            for name, (actual, expected) in pairs.items()
+            if not _same(actual, expected)
         ]
-        if wrong:
-            raise AssertionError(f"the wire ledger of rank {self.rank} differs. " + "; ".join(wrong))
+        if differences:
+            raise AssertionError(f"The wire ledger of rank {self.rank} differs. " + "; ".join(differences))
 
 
 @contextlib.contextmanager
 def ledger():
     """Record every collective that this rank launches inside the block. Yields a Ledger.
 
-    Times are filled in when the block ends. An operation that completes only later has no completion time. Ledgers may
-    be nested: each one records everything that is launched while it is open. Without a process group, there is nothing
-    to record.
+    Times are filled in when the block ends. An operation that completes later has no completion time. Ledgers may be
+    nested: each one records everything that is launched while it is open. Without a process group, there is nothing to
+    record.
     """
     instrumentation.install()
     log = Ledger(dist.get_rank() if dist.is_initialized() else None)
@@ -201,8 +203,8 @@ def sent_bytes_of(call: instrumentation.Call, rank: int) -> float:
         case "all_to_all":
             return payload_bytes - call.kept_bytes
         case "broadcast":  # the chain starts at the root, and its last rank sends nothing
-            steps = (call.group_ranks.index(rank) - call.group_ranks.index(call.root)) % world_size
-            return payload_bytes if steps < world_size - 1 else 0
+            chain_index = (call.group_ranks.index(rank) - call.group_ranks.index(call.root)) % world_size
+            return payload_bytes if chain_index < world_size - 1 else 0
         case "reduce":
             return payload_bytes if rank != call.root else 0
         case "gather":
@@ -255,7 +257,7 @@ def _bytes(count: float) -> str:
             return f"{count:.3g} {unit}"
 
 
-def _same(came, want) -> bool:
-    if want is None or came == want:
+def _same(actual, expected) -> bool:
+    if expected is None or actual == expected:
         return True
-    return not isinstance(want, dict) and abs(came - want) <= 1e-9 * abs(want)
+    return not isinstance(expected, dict) and abs(actual - expected) <= 1e-9 * abs(expected)

@@ -1,4 +1,4 @@
-"""Time marks that mean the same on CPU and GPU."""
+"""Time marks that work the same way on CPU and GPU."""
 
 import time
 

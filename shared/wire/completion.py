@@ -1,8 +1,8 @@
 """Determines when a collective completes, and how long this rank waits for it.
 
-Completion is reported by the future of the Work, or by whoever waits for the Work if it has no future. A future reports
-on a thread of its own. That thread needs the GIL, so while Python computes, the report can be some milliseconds late
-(the interpreter hands over the GIL every 5 ms).
+Completion is reported by the future of the Work, or, if it has no future, by the code that waits for the Work. A future
+calls back on its own thread. That thread needs the GIL, so while Python computes, the report can be some milliseconds
+late (the interpreter hands over the GIL every 5 ms).
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from shared.deadlines import scaled
 from shared.wire.clock import Clock
 
-_SETTLES_WITHIN_S = scaled(1.0)
+_SETTLE_TIMEOUT_S = scaled(1.0)
 _original_wait = dist.Work.wait
 _watchers: list = []
 
@@ -63,15 +63,15 @@ class Watcher:
         """Time a wait in C++ for the collective that writes to a tensor."""
         began = self.clock.mark()
         yield
-        filled = (work_id for work_id, (_, _, memory) in self._waited_for.items() if _memory_of(tensor) in memory)
-        self.waited(next(filled, None), began)
+        matching = (work_id for work_id, (_, _, memory) in self._waited_for.items() if _memory_of(tensor) in memory)
+        self.waited(next(matching, None), began)
 
     def settle(self) -> None:
         """Fill in the times that are known.
 
         Code that waits for a future may continue before our callback has run, so allow the callback a moment.
         """
-        deadline_s = time.perf_counter() + _SETTLES_WITHIN_S
+        deadline_s = time.perf_counter() + _SETTLE_TIMEOUT_S
         for future, entry in list(self._futures.values()):
             while future.done() and id(entry) in self._futures and time.perf_counter() < deadline_s:
                 time.sleep(1e-4)

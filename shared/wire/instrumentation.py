@@ -1,12 +1,13 @@
-"""Hooks on this rank's collectives. Each one is counted and reported to the listeners when it is launched.
+"""Hooks on this rank's collectives: each launch is counted and reported to the listeners.
 
 Every collective is a dispatcher operator (`c10d::allreduce_` and its siblings), no matter who calls it: your code,
 DDP's reducer in C++, FSDP or DTensor. A hook runs a Python function before the kernels of these operators, and of no
-others, so it adds no cost to computation. The doctor reads the counts to say which rank waits for which. The wire
+others, so it adds no cost to computation. The doctor reads the counts to find out which rank waits for which. The wire
 ledger and the checks are listeners.
 """
 
 import contextlib
+import math
 import os
 import sys
 import time
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from shared.wire import frames
+from shared.wire.simulated_nccl import Simulation
 
 # Operators of c10d → the names of the same collectives in torch.distributed.
 OPERATORS = {
@@ -70,14 +72,14 @@ class Call:
 
     @property
     def lane(self) -> tuple:
-        """What `number` counts within: the group, or one direction between two ranks."""
+        """The sequence that `number` counts in: that of the group, or of one direction between two ranks."""
         return lane_of(self.op, self.group_name, self.partner)
 
     def __str__(self) -> str:
         other = self.root if self.partner is None else self.partner
-        towards = "to" if self.op in ("send", "reduce", "gather") else "from"
-        between = "" if other is None else f" {towards} rank {other}"
-        return f"{self.op} #{self.number}{between} ({self.dtype}, {_size(self.shape)})"
+        preposition = "to" if self.op in ("send", "reduce", "gather") else "from"
+        direction = "" if other is None else f" {preposition} rank {other}"
+        return f"{self.op} #{self.number}{direction} ({self.dtype}, {_size(self.shape)})"
 
 
 def lane_of(op: str, group_name: str, partner: int | None) -> tuple:
@@ -86,9 +88,9 @@ def lane_of(op: str, group_name: str, partner: int | None) -> tuple:
 
 counts: Counter = Counter()  # lane → operations launched since the process group was formed
 last_call: Call | None = None
-before_launch: list = []  # called with each Call before its launch; reject it by raising
-stand_ins: list = []  # called with a Call and its Work; return the Work that the caller gets instead
-simulation = None  # a simulated_nccl.Simulation, which then launches every operation
+before_launch: list = []  # functions called with each Call before its launch, which may reject it by raising
+work_wrappers: list = []  # functions called with a Call and its Work; the caller gets the Work that they return
+simulation: Simulation | None = None  # of NCCL; if there is one, it launches every operation
 _listeners: list = []
 _libraries: list[torch.library.Library] = []  # keep the registrations alive
 
@@ -99,12 +101,12 @@ def install() -> None:
         return
     _libraries.extend(torch.library.Library(name, "IMPL") for name in ("c10d", "_c10d_functional"))
     calls, waits = _libraries
-    waits.impl("wait_tensor", _tapped_wait, _KEY, with_keyset=True)
+    waits.impl("wait_tensor", _hooked_wait, _KEY, with_keyset=True)
     for operator, name in OPERATORS.items():
         packet = getattr(torch.ops.c10d, operator, None)
         if packet is None:
-            continue  # a torch release without it
-        calls.impl(operator, _tapped(packet.default, name), _KEY, with_keyset=True)
+            continue  # this release of torch does not have it
+        calls.impl(operator, _hooked(packet.default, name), _KEY, with_keyset=True)
 
 
 def reset() -> None:
@@ -114,43 +116,68 @@ def reset() -> None:
     last_call = None
 
 
+def simulate_nccl(on: bool) -> None:
+    """Switch the simulation of NCCL on or off on this rank (see simulated_nccl.py)."""
+    global simulation
+    if simulation is not None:
+        simulation.stop()
+    simulation = Simulation() if on else None
+    if simulation is not None:
+        simulation.start()
+
+
+def synchronize() -> None:
+    """Wait for the collectives that this rank has launched and that its current stream waits for.
+
+    Over gloo, a synchronous call has waited already. Over NCCL it only made the GPU's stream wait, so without this a
+    hang would be blamed on a later cell.
+    """
+    if simulation is not None:
+        simulation.synchronize()
+    elif torch.cuda.is_initialized():
+        reached = torch.cuda.Event()
+        reached.record()
+        while not reached.query():  # unlike synchronize(), this lets Ctrl-C and the doctor through
+            time.sleep(1e-4)
+
+
 @contextlib.contextmanager
 def listening(launched=None, waiting=None):
     """Record, in order, the calls that this rank launches inside the block. Yields the list of calls.
 
     Args:
         launched: Called after each launch with the Call, its Work (None if it has none) and its tensors.
-        waiting: Called with a tensor. Returns a context in which C++ waits for the functional collective that writes to
-            it.
+        waiting: Called with a tensor. Returns a context manager around the wait in C++ for the functional collective
+            that writes to it.
     """
-    heard: list[Call] = []
-    listener = (heard, launched, waiting)
+    calls: list[Call] = []
+    listener = (calls, launched, waiting)
     _listeners.append(listener)
     try:
-        yield heard
+        yield calls
     finally:
         # By identity, because two listeners that recorded the same calls compare equal.
         _listeners[:] = [other for other in _listeners if other is not listener]
 
 
-def _tapped(operator, name: str):
+def _hooked(operator, name: str):
     argument_names = [argument.name for argument in operator._schema.arguments]
 
     def hook(keyset, *args, **kwargs):
         arguments = dict(zip(argument_names, args, strict=False)) | kwargs
-        call = _note(name, arguments)
+        call = _record(name, arguments)
         if simulation is not None:
             result, work = simulation.launch(call, operator, keyset & _LATER_KEYS, arguments)
             _tell_listeners(call, work, arguments)
             return result
         result = operator.redispatch(keyset & _LATER_KEYS, *args, **kwargs)
-        if not _listeners and not stand_ins:
+        if not _listeners and not work_wrappers:
             return result
         rest, boxed = ([*result[:-1]], result[-1]) if isinstance(result, (tuple, list)) else (None, result)
         work = dist.Work.unbox(boxed) if boxed is not None else None  # a monitored barrier has no Work
-        if work is not None and stand_ins:
-            for stand_in in stand_ins:
-                work = stand_in(call, work)
+        if work is not None and work_wrappers:
+            for wrap in work_wrappers:
+                work = wrap(call, work)
             result = work.boxed() if rest is None else (*rest, work.boxed())
         _tell_listeners(call, work, arguments)
         return result
@@ -164,7 +191,7 @@ def _tell_listeners(call: Call, work, arguments: dict) -> None:
             launched(call, work, _tensors(list(arguments.values())))
 
 
-def _tapped_wait(keyset, tensor):
+def _hooked_wait(keyset, tensor):
     """Hook the operator that waits for functional collectives, which DTensor uses."""
     with contextlib.ExitStack() as waits:
         for _, _, waiting in _listeners:
@@ -173,7 +200,7 @@ def _tapped_wait(keyset, tensor):
         return torch.ops._c10d_functional.wait_tensor.default.redispatch(keyset & _LATER_KEYS, tensor)
 
 
-def _note(op: str, arguments: dict) -> Call:
+def _record(op: str, arguments: dict) -> Call:
     global last_call
     group = dist.ProcessGroup.unbox(arguments["process_group"])
     ranks = tuple(dist.get_process_group_ranks(group))
@@ -186,7 +213,7 @@ def _note(op: str, arguments: dict) -> Call:
     if op in ("gather", "scatter") and root != group.rank():  # only the root has the full buffer
         payload_bytes *= group.size()
     lane = lane_of(op, group.group_name, partner)
-    caller = frames.innermost_students(sys._getframe(2))
+    caller = frames.innermost_student_frame(sys._getframe(2))
     counts[lane] += 1
     last_call = Call(
         op=op,
@@ -204,12 +231,12 @@ def _note(op: str, arguments: dict) -> Call:
         launched_s=time.perf_counter(),
         called_from=(caller.f_code.co_filename, caller.f_lineno, caller.f_code.co_name) if caller else None,
     )
-    for refuse in before_launch:
-        refuse(last_call)
+    for check in before_launch:
+        check(last_call)
     if before_launch:  # mismatch detection takes time that is not part of the collective
         last_call = replace(last_call, launched_s=time.perf_counter())
-    for heard, _, _ in _listeners:
-        heard.append(last_call)
+    for calls, _, _ in _listeners:
+        calls.append(last_call)
     return last_call
 
 
@@ -219,17 +246,17 @@ def _payload(op: str, arguments: dict) -> list[torch.Tensor]:
         return _tensors(arguments["input_tensors"])
     if op == "all_to_all_single":
         return _tensors(arguments["input"])
-    return max((_tensors(value) for value in arguments.values()), key=lambda found: sum(t.nbytes for t in found))
+    return max((_tensors(value) for value in arguments.values()), key=lambda tensors: sum(t.nbytes for t in tensors))
 
 
-def _kept_bytes(op: str, arguments: dict, own: int) -> int:
+def _kept_bytes(op: str, arguments: dict, group_rank: int) -> int:
     if op == "all_to_all":
-        return arguments["input_tensors"][own].nbytes
+        return arguments["input_tensors"][group_rank].nbytes
     if op == "all_to_all_single":
-        whole, sizes = arguments["input"], arguments["input_split_sizes"]
+        tensor, sizes = arguments["input"], arguments["input_split_sizes"]
         if not sizes:
-            return whole.nbytes // dist.ProcessGroup.unbox(arguments["process_group"]).size()
-        return whole.nbytes * sizes[own] // max(1, sum(sizes))
+            return tensor.nbytes // dist.ProcessGroup.unbox(arguments["process_group"]).size()
+        return tensor.nbytes * sizes[group_rank] // max(1, sum(sizes))
     return 0
 
 
@@ -258,7 +285,5 @@ def _tensors(value) -> list[torch.Tensor]:
 
 
 def _size(shape: tuple[int, ...]) -> str:
-    elements = 1
-    for extent in shape:
-        elements *= extent
+    elements = math.prod(shape)
     return f"{elements} element" + ("s" if elements != 1 else "")

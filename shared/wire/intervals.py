@@ -14,21 +14,21 @@ def merge(intervals: Intervals) -> Intervals:
     return merged
 
 
-def subtract(intervals: Intervals, taken: Intervals) -> Intervals:
-    """Return the parts of the intervals that lie in none of the `taken` ones."""
-    left, holes, first = [], merge(taken), 0
+def subtract(intervals: Intervals, removed: Intervals) -> Intervals:
+    """Return the parts of the intervals that lie in none of the `removed` ones."""
+    remaining, holes, first = [], merge(removed), 0
     for start, end in merge(intervals):
         while first < len(holes) and holes[first][1] <= start:
             first += 1
         hole = first
         while hole < len(holes) and holes[hole][0] < end:
             if start < holes[hole][0]:
-                left.append((start, holes[hole][0]))
+                remaining.append((start, holes[hole][0]))
             start = holes[hole][1]
             hole += 1
         if start < end:
-            left.append((start, end))
-    return left
+            remaining.append((start, end))
+    return remaining
 
 
 def length_s(intervals: Intervals) -> float:
@@ -37,12 +37,12 @@ def length_s(intervals: Intervals) -> float:
 
 
 def rows(intervals: Intervals) -> list[int]:
-    """Place each interval, in order of its beginning, in the first free row. Returns a row index for each."""
+    """Put each interval, in order of its beginning, into the first free row. Returns a row index for each interval."""
     free_at: list[float] = []
-    chosen = {}
-    for place in sorted(range(len(intervals)), key=lambda place: intervals[place]):
-        began, ended = intervals[place]
+    row_of = {}
+    for index in sorted(range(len(intervals)), key=lambda index: intervals[index]):
+        began, ended = intervals[index]
         row = next((row for row, free in enumerate(free_at) if free <= began), len(free_at))
         free_at[row : row + 1] = [ended]
-        chosen[place] = row
-    return [chosen[place] for place in range(len(intervals))]
+        row_of[index] = row
+    return [row_of[index] for index in range(len(intervals))]

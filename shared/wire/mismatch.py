@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from shared.wire import completion, instrumentation
 
-SIGN = "Ranks do not agree on the next collective"
+MESSAGE = "Ranks do not agree on the next collective"
 _MAY_DIFFER = ("gather", "scatter", "all_to_all", "all_to_all_single")  # their shapes may differ between ranks
 
 
@@ -32,13 +32,13 @@ def watch() -> None:
     def compare(call: instrumentation.Call) -> None:
         if call.group_name != world or call.op in instrumentation.POINT_TO_POINT:
             return
-        number = _number_of(call)
-        pair = torch.tensor([number, -number])
+        value = _hash_of(call)
+        pair = torch.tensor([value, -value])
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MAX
         completion.untimed_wait(backend.allreduce([pair], options))  # this wait is not part of the student's program
         if pair[0] != -pair[1]:
-            raise Disagreement(f"{SIGN}; this one is at {call}")
+            raise Disagreement(f"{MESSAGE}; this rank called {call}")
 
     instrumentation.before_launch[:] = [compare]
 
@@ -48,7 +48,7 @@ def ignore() -> None:
     instrumentation.before_launch.clear()
 
 
-def _number_of(call: instrumentation.Call) -> int:
+def _hash_of(call: instrumentation.Call) -> int:
     return zlib.crc32(must_agree(call).encode())
 
 

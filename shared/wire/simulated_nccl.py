@@ -66,7 +66,11 @@ class Flight:
                     tensor.data.copy_(self.copies[id(tensor)])
 
     def __str__(self) -> str:
-        return f"{self.call}, launched at {frames.where(*self.call.called_from)}" if self.call.called_from else str(self.call)
+        return (
+            f"{self.call}, launched at {frames.where(*self.call.called_from)}"
+            if self.call.called_from
+            else str(self.call)
+        )
 
 
 class Simulation:

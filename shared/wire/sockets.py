@@ -21,25 +21,25 @@ class Counters(NamedTuple):
 def counters() -> Counters | None:
     """Read the counters of the network interface that connects the ranks.
 
-    The interface is the one named by GLOO_SOCKET_IFNAME, or else loopback. A rank on a host of its own has an interface
-    to itself; otherwise the counters include all programs on the machine. Returns None if there is no such interface.
+    The interface is the one named by GLOO_SOCKET_IFNAME, or else loopback. A rank on its own host has its own
+    interface; otherwise the counters include all programs on the machine. Returns None if there is no such interface.
     """
     interfaces = psutil.net_io_counters(pernic=True, nowrap=False)  # of the network namespace of the main thread
-    found = interfaces.get(os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
-    return Counters(found.bytes_sent, found.bytes_recv) if found else None
+    interface = interfaces.get(os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
+    return Counters(interface.bytes_sent, interface.bytes_recv) if interface else None
 
 
 def sent_bytes() -> int | None:
     """Return the bytes sent through the TCP sockets that this process has open now, without headers.
 
-    Unlike `counters`, this includes no other process. Use the difference of two calls. Returns None outside Linux, and
-    on kernels that do not report it.
+    Unlike `counters`, this excludes other processes. Use the difference of two calls. Returns None if this is
+    not Linux, or if the kernel does not report it.
     """
     if not sys.platform.startswith("linux"):
         return None
     total_bytes = 0
-    for number in map(int, os.listdir("/proc/self/fd")):
-        info = _tcp_info(number)
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        info = _tcp_info(descriptor)
         if info is None:
             continue
         if len(info) < _BYTES_SENT_AT + 8:
@@ -48,12 +48,12 @@ def sent_bytes() -> int | None:
     return total_bytes
 
 
-def _tcp_info(number: int) -> bytes | None:
+def _tcp_info(descriptor: int) -> bytes | None:
     """Read the kernel's TCP information of a file descriptor. Returns None if it is not an open TCP socket."""
     try:
-        if not os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
+        if not os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
             return None
-        with socket.socket(fileno=os.dup(number)) as same:
-            return same.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
     except OSError:
         return None

@@ -8,12 +8,12 @@
 # %% [markdown]
 # # Lab 00 · First collectives
 #
-# **60 minutes, 15 points.** You write five small functions that run on every rank. One of them mends a hang that you
+# **60 minutes, 15 points.** You write five small functions that run on every rank. One of them fixes a hang that you
 # will meet again in your own training scripts.
 #
-# For each exercise: write the function where it says `your code here`, run its cell, then run the check below it. A
-# check draws fresh numbers each time, hands every rank only its own, tries 1, 2, 3 and 4 ranks, and counts what you
-# send.
+# For each exercise, write the function where it says `your code here`, run its cell, and then run the check below it.
+# Each run of a check draws new values and gives each rank only its own. It tries 1, 2, 3 and 4 ranks, and it counts
+# what you send.
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks
@@ -23,7 +23,7 @@ ranks.start(world_size=4)
 
 # %% tags=["export"]
 # %%ranks
-"""First collectives: functions that all ranks call together."""
+"""First collectives: small functions that all ranks call together."""
 
 import torch
 import torch.distributed as dist
@@ -32,26 +32,26 @@ from torch import Tensor
 # %% [markdown]
 # ## Exercise 0.1 · A sum over ranks (5 min, 2 points)
 #
-# Each rank calls `sum_over_ranks` with a number of its own. Each gets the sum of all of them. It must equal:
+# Each rank calls `sum_over_ranks` with its own value, and every rank gets the sum of all values. The result must equal:
 # ```python
 # total = 0.0
 # for rank in range(world_size):
 #     total += value_of[rank]
 # ```
 #
-# Target: **one** message of 8 bytes, and every digit right. A collective takes a tensor; `tensor.item()` takes the
-# number back out.
+# Target: **one** all-reduce of 8 bytes, with the full precision of a Python float. A collective takes a tensor, and
+# `tensor.item()` returns the value of a tensor with one element.
 
 
 # %% tags=["exercise", "export"] grade_id="sum-over-ranks"
 # %%ranks
 def sum_over_ranks(value: float) -> float:
-    """Add up one number per rank; every rank gets the sum.
+    """Add up one value per rank and return the sum on every rank.
 
-    Comm: one all_reduce of 8 bytes.
+    Communication: one all-reduce of 8 bytes.
     """
     ### BEGIN SOLUTION
-    # torch's default, float32, would keep 7 digits.
+    # A Python float has 16 significant digits, and float32, torch's default, only 7.
     total = torch.tensor(value, dtype=torch.float64)
     dist.all_reduce(total)
     return total.item()
@@ -64,8 +64,8 @@ check.sum_over_ranks()
 # %% [markdown]
 # ## Exercise 0.2 · A mean over unequal shares (10 min, 3 points)
 #
-# Rank *r* holds a tensor of some values: perhaps nine of them, perhaps one, perhaps none. Give back the mean of all
-# values on all ranks:
+# Each rank holds a tensor with a different number of values: nine, one, or even none. Return the mean of all values of
+# all ranks:
 # ```python
 # everything = []
 # for rank in range(world_size):
@@ -73,23 +73,27 @@ check.sum_over_ranks()
 # mean = sum(everything) / len(everything)
 # ```
 #
-# Target: **one** message of 16 bytes. Some rank holds a value.
+# Target: **one** all-reduce of 16 bytes. You may assume that at least one rank holds a value.
 #
-# <details><summary>Hint</summary>Ranks hold (1, 2, 3) and (10). The means are 2 and 10, and their mean is 6. The
-# right answer is 4. Which two numbers does a rank have to tell the others?</details>
+# <details><summary>Hint</summary>Suppose that one rank holds (1, 2, 3) and another holds (10). Their means are 2 and
+# 10, and the mean of these means is 6. But the right answer is 4. Which two numbers must each rank
+# contribute?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="global-mean"
 # %%ranks
 def global_mean(values: Tensor) -> float:
-    """Average the values of all ranks; each value counts once.
+    """Average all values of all ranks, so that each value has the same weight.
 
-    Shapes: values: [any number, 0 too]
-    Comm: one all_reduce of 16 bytes.
+    Args:
+        values: This rank's values, of any length. It may be empty.
+
+    Communication: one all-reduce of 16 bytes.
     """
     ### BEGIN SOLUTION
-    mine = [values.sum(dtype=torch.float64), values.numel()]
-    sum_and_count = torch.tensor(mine, dtype=torch.float64, device=values.device)
+    sum_and_count = torch.tensor(
+        [values.sum(dtype=torch.float64), values.numel()], dtype=torch.float64, device=values.device
+    )
     dist.all_reduce(sum_and_count)
     total, count = sum_and_count.tolist()
     return total / count
@@ -102,38 +106,38 @@ check.global_mean()
 # %% [markdown]
 # ## Exercise 0.3 · Pass to the right (15 min, 4 points)
 #
-# Every rank hands its tensor to its right neighbour, and gives back the one that came from the left. The last rank's
-# right neighbour is rank 0.
+# Every rank sends its tensor to its right neighbor, and returns the tensor that it receives from its left neighbor. The
+# right neighbor of the last rank is rank 0.
 # ```python
 # for rank in range(world_size):
 #     result_of[(rank + 1) % world_size] = tensor_of[rank]
 # ```
 #
-# Target: each rank sends **one** message and receives **one**, for 1 element as for a million. The argument is as
-# before. A rank alone is its own neighbour.
+# Target: each rank sends **one** message and receives **one**, for 1 element as well as for a million. The argument
+# does not change. If there is only one rank, it is its own neighbor.
 #
-# <details><summary>Hint</summary>The lesson's circle hung because everybody waited before anybody had begun. Either
-# some ranks begin with the other half, or nobody waits at once: look up <code>dist.isend</code>,
-# <code>dist.irecv</code> and <code>dist.batch_isend_irecv</code>, and what their <code>wait()</code>
-# promises.</details>
+# <details><summary>Hint</summary>The ring in the lesson hung because every rank waited for a message before any rank
+# had sent one. Either let some ranks send first, or launch both operations before you wait for either: look up
+# <code>dist.isend</code>, <code>dist.irecv</code> and <code>dist.batch_isend_irecv</code>, and what their
+# <code>wait()</code> guarantees.</details>
 
 
 # %% tags=["exercise", "export"] grade_id="pass-right"
 # %%ranks
 def pass_right(tensor: Tensor) -> Tensor:
-    """Send tensor to the right neighbour; give back the left neighbour's.
+    """Send the tensor to the right neighbor and return the tensor of the left neighbor.
 
-    Comm: one message out and one in, each of tensor's bytes.
+    Communication: each rank sends and receives one message of the tensor's size.
     """
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if world_size == 1:
-        return tensor.clone()  # a rank may not send to itself
+        return tensor.clone()  # a rank cannot send to itself
     received = torch.empty_like(tensor)
-    # Both are launched before either is waited for: nobody waits in a circle.
-    to_right = dist.P2POp(dist.isend, tensor, (rank + 1) % world_size)
-    from_left = dist.P2POp(dist.irecv, received, (rank - 1) % world_size)
-    for handle in dist.batch_isend_irecv([to_right, from_left]):
+    # Launch both operations before waiting for either: if every rank first waited to receive, no rank would ever send.
+    send = dist.P2POp(dist.isend, tensor, (rank + 1) % world_size)
+    receive = dist.P2POp(dist.irecv, received, (rank - 1) % world_size)
+    for handle in dist.batch_isend_irecv([send, receive]):
         handle.wait()
     return received
     ### END SOLUTION
@@ -143,10 +147,11 @@ def pass_right(tensor: Tensor) -> Tensor:
 check.pass_right()
 
 # %% [markdown]
-# ## Exercise 0.4 · Break it, then mend it (10 min, 3 points)
+# ## Exercise 0.4 · Break it, then fix it (10 min, 3 points)
 #
-# This function, or one like it, is in many training scripts. Rank 0 logs the mean loss. Run the cell. Before you read
-# on, use the doctor's table: which rank waits, for whom, and why do they not come?
+# Many training scripts contain a function like this one, with which rank 0 logs the mean loss. Run the cell. Before you
+# read on, look at the doctor's table: which rank is waiting, which ranks is it waiting for, and why do they never call
+# the collective?
 
 
 # %% tags=["raises-exception"]
@@ -160,23 +165,28 @@ def log_loss(loss):
 log_loss(torch.tensor(2.0 + rank, device=device))
 
 # %% [markdown]
-# There is a second bug in it, and that one is silent: what does `loss` hold afterwards?
+# The function also has a second bug, which raises no error: what would `loss` hold afterwards?
 #
-# Write it right. Rank 0 gets the mean as a float, the others `None`; `loss` stays what it was, ready for
-# `backward()`. Target: **one** message, of the loss's own size or 8 bytes.
+# Write a correct version. Rank 0 gets the mean as a float, and the other ranks get `None`. `loss` must not change, so
+# that you can still call `backward()` on it. Target: **one** all-reduce, of the size of the loss or of 8 bytes.
 
 
 # %% tags=["exercise", "export"] grade_id="log-mean-loss"
 # %%ranks
 def log_mean_loss(loss: Tensor) -> float | None:
-    """Average the ranks' losses for rank 0 to log; the others get None.
+    """Average the losses of all ranks, for rank 0 to log.
 
-    Shapes: loss: []
-    Comm: one all_reduce of loss's bytes.
+    Args:
+        loss: This rank's loss, a scalar. It does not change.
+
+    Returns:
+        The mean loss on rank 0, and None on the other ranks.
+
+    Communication: one all-reduce of the size of the loss.
     """
     ### BEGIN SOLUTION
-    mean = loss.detach().clone()  # all_reduce works in place; loss is wanted
-    dist.all_reduce(mean)  # on every rank, or rank 0 would wait for ever
+    mean = loss.detach().clone()  # all_reduce works in place, and backward() still needs the loss
+    dist.all_reduce(mean)  # every rank must call it, or rank 0 would wait forever
     mean /= dist.get_world_size()
     return mean.item() if dist.get_rank() == 0 else None
     ### END SOLUTION
@@ -188,31 +198,31 @@ check.log_mean_loss()
 # %% [markdown]
 # ## Exercise 0.5 · Stretch: a broadcast by hand (10 min, 3 points)
 #
-# After `broadcast_by_hand(tensor, src)` every rank's `tensor` holds what rank `src` held, in place. Use `send` and
-# `recv` only.
+# `broadcast_by_hand(tensor, src)` copies the values of rank `src` into the `tensor` of every rank, in place. Use only
+# `dist.send` and `dist.recv`.
 # ```python
 # for rank in range(world_size):
 #     tensor_of[rank][:] = tensor_of[src]
 # ```
 #
-# Target: **N − 1** messages over all ranks, for any `src`. Faster ways than one after the other are welcome: they
-# cost as many messages.
+# Target: **N − 1** messages in total, for any `src`. Rank `src` may send them one after another. Faster schedules are
+# welcome; they need the same number of messages.
 
 
 # %% tags=["exercise", "export"] grade_id="broadcast-by-hand"
 # %%ranks
 def broadcast_by_hand(tensor: Tensor, src: int) -> None:
-    """Replace tensor, in place, by rank src's.
+    """Overwrite the tensor, in place, with the tensor of rank src.
 
-    Comm: world_size − 1 messages of tensor's bytes, over all ranks.
+    Communication: world_size − 1 messages of the tensor's size, over all ranks.
     """
     ### BEGIN SOLUTION
     if dist.get_rank() != src:
         dist.recv(tensor, src=src)
         return
-    for other in range(dist.get_world_size()):
-        if other != src:
-            dist.send(tensor, dst=other)
+    for dst in range(dist.get_world_size()):
+        if dst != src:
+            dist.send(tensor, dst=dst)
     ### END SOLUTION
 
 
@@ -222,29 +232,29 @@ check.broadcast_by_hand()
 # %% [markdown]
 # ## Your own figures
 #
-# Your `pass_right` is enough for an all-reduce: let each tensor travel once around the circle, and add what comes by.
-# Does it agree with torch's?
+# Your `pass_right` is enough to build an all-reduce: pass each tensor around the ring once, and add every tensor that
+# arrives. Does the result agree with `dist.all_reduce`?
 
 
 # %%
 # %%ranks
 def ring_sum(tensor):
-    """Sum tensor over the ranks, passing whole tensors on. → a new one"""
-    total, travelling = tensor.clone(), tensor
+    """Sum a tensor over the ranks by passing full tensors around the ring. Returns a new tensor."""
+    total, received = tensor.clone(), tensor
     for _ in range(world_size - 1):
-        travelling = pass_right(travelling)
-        total += travelling
+        received = pass_right(received)
+        total += received
     return total
 
 
-mine = torch.arange(1000.0, device=device) * rank
-theirs = mine.clone()
-dist.all_reduce(theirs)
-print("equal:", torch.equal(ring_sum(mine), theirs))
+tensor = torch.arange(1000.0, device=device) * rank
+expected = tensor.clone()
+dist.all_reduce(expected)
+print("equal:", torch.equal(ring_sum(tensor), expected))
 
 # %% [markdown]
-# Who sends how much to whom, when 4 MB are summed? In the lesson rank 0's row and column were full. **Predict** the
-# map.
+# How many bytes does each rank send to each other rank when you sum tensors of 4 MB? In the lesson's map, the row and
+# the column of rank 0 were full. **Predict** this map.
 
 # %%
 # %%ranks
@@ -261,20 +271,20 @@ for entry in log.entries:
 plots.traffic(ranks.pull("sent_mb"))
 
 # %% [markdown]
-# No rank is special any more. Put `broadcast_by_hand(torch.ones(1_000_000, device=device), src=1)` in the cell
-# above, and see yours.
+# No rank has a special role any more. To see the map of your own broadcast, call
+# `broadcast_by_hand(torch.ones(1_000_000, device=device), src=1)` in the cell above instead.
 
 # %% [markdown]
-# And the time, beside torch's? In the default group the ranks compare notes before each all-reduce. In a group of
-# their own they do not:
+# How long does it take, compared with `dist.all_reduce`? In the default group, the ranks check before each all-reduce
+# that they all called the same operation, which takes time. In a new group, they skip this check:
 
 # %%
 # %%ranks
-plain = dist.new_group()
+unchecked_group = dist.new_group()
 
 
-def torchs_sum(tensor):
-    dist.all_reduce(tensor, group=plain)
+def torch_sum(tensor):
+    dist.all_reduce(tensor, group=unchecked_group)
 
 
 # %%
@@ -283,12 +293,12 @@ import time
 
 
 def fastest_ms(collective, elements, rounds=15):
-    """Time collective(tensor), all ranks starting together. → the best"""
+    """Time collective(tensor), started on all ranks at once. Returns the time of the fastest round."""
     tensor = torch.zeros(elements, device=device)
     collective(tensor)
     times_s = []
     for _ in range(rounds):
-        dist.barrier(plain)
+        dist.barrier(unchecked_group)
         began_s = time.perf_counter()
         collective(tensor)
         tensor[0].item()
@@ -300,18 +310,19 @@ def fastest_ms(collective, elements, rounds=15):
 # %%ranks
 sizes = [10**power for power in range(7)]
 by_hand_ms = [fastest_ms(ring_sum, size) for size in sizes]
-torchs_ms = [fastest_ms(torchs_sum, size) for size in sizes]
+torch_ms = [fastest_ms(torch_sum, size) for size in sizes]
 
 # %% tags=["nbval-ignore-output"]
 sizes_bytes = [4 * size for size in ranks.pull("sizes")[0]]
+# Each time is that of the slowest rank.
 by_hand = [max(times) for times in zip(*ranks.pull("by_hand_ms"), strict=True)]
-torchs = [max(times) for times in zip(*ranks.pull("torchs_ms"), strict=True)]  # the last rank's
-print(f"4 MB: {by_hand[-1]:.1f} ms by hand, {torchs[-1]:.1f} ms by torch")
-plots.message_cost(sizes_bytes, {"by hand": by_hand, "torch": torchs})
+by_torch = [max(times) for times in zip(*ranks.pull("torch_ms"), strict=True)]
+print(f"4 MB: {by_hand[-1]:.1f} ms by hand, {by_torch[-1]:.1f} ms with dist.all_reduce")
+plots.message_cost(sizes_bytes, {"by hand": by_hand, "torch": by_torch})
 
 # %% [markdown]
-# Your circle sends three whole tensors per rank, 12 MB for 4. How few bytes are enough to leave the sum everywhere?
-# Chapter 01 starts there.
+# In your ring, each rank sends three full tensors: 12 MB to sum tensors of 4 MB. How few bytes are enough to leave the
+# sum on every rank? Chapter 01 starts with this question.
 
 # %%
 ranks.stop()

@@ -13,7 +13,7 @@
 # and an all-gather around a ring. Then you build a broadcast along a tree, and a reduce-scatter that is launched now
 # and waited for later. Later chapters shard gradients, optimizer states and parameters with these collectives.
 #
-# Each exercise has a check. It draws fresh data every time and hands each rank only its own. It tries 1, 2, 3 and 4
+# Each exercise has a check. It draws fresh data every time and gives each rank only its own. It tries 1, 2, 3 and 4
 # ranks and subgroups of them, and counts the bytes that each rank sends. Your functions may support tensors that are
 # not contiguous, or reject them with a `ValueError` before anything is sent.
 
@@ -27,11 +27,10 @@ ranks.start(world_size=4)
 # %%ranks
 """Collectives by hand: reduce-scatter, all-gather and all-reduce around a ring, broadcast along a tree.
 
-A tensor is cut into N chunks of ceil(numel / N) elements, and chunk r belongs to rank r. If N does not divide numel,
-the last chunks are shorter, or empty. Like torch's collectives, none of these records a gradient.
+On a group of N ranks, a tensor is cut into N chunks of ceil(numel / N) elements, and chunk r belongs to rank r. If N
+does not divide numel, the last chunks are shorter, or empty. As in torch.distributed, autograd records none of these
+functions.
 """
-
-from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -39,38 +38,39 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn.functional import pad
 
-from shared.c10d import all_gather_single, reduce_scatter_single
+from shared.c10d import all_gather_single
 
 # %% [markdown]
 # ## Exercise 1.1 · One step around the ring (5 min, 1 point)
 #
-# The ranks of a group stand in a circle. In one step each sends `outgoing` to its right neighbour, and receives its
-# left neighbour's into `incoming`:
+# The ranks of a group form a ring. In one step, each rank sends `outgoing` to its right neighbor and receives its left
+# neighbor's tensor into `incoming`:
 # ```python
 # for r in range(N):
 #     incoming_of[(r + 1) % N][:] = outgoing_of[r]
 # ```
-# Lab 00's `pass_right`, with a place to receive into, and for any group. When it returns, both messages are done.
+# This is `pass_right` of lab 00, but the caller provides the tensor to receive into, and the group may be any group.
+# When the function returns, both transfers are complete.
 #
-# Target: one message out, one in. There are at least two ranks.
+# Target: each rank sends one message and receives one. There are at least two ranks.
 #
 # <details><summary>Hint</summary><code>dist.P2POp(dist.isend, tensor, group=group, group_peer=…)</code> describes a
-# message; <code>group_peer</code> counts within the group, as <code>dist.get_rank(group)</code> does.
-# <code>dist.batch_isend_irecv</code> launches several together: over NCCL that is what keeps a ring from
-# hanging. It returns at once, with a list of works. When is the message of a work done?</details>
+# transfer; <code>group_peer</code> is a rank within the group, like <code>dist.get_rank(group)</code>.
+# <code>dist.batch_isend_irecv</code> launches several transfers together, which keeps a ring from hanging on NCCL. It
+# returns at once, with a list of handles. How do you know that the transfer of a handle is complete?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="ring-step"
 # %%ranks
 def ring_step(outgoing: Tensor, incoming: Tensor, group: ProcessGroup | None = None) -> None:
-    """Send outgoing to the right neighbour, and receive the left neighbour's outgoing into incoming.
+    """Send outgoing to the right neighbor, and receive the left neighbor's outgoing into incoming.
 
     Communication: one transfer of outgoing's bytes.
     """
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     left, right = (rank - 1) % world_size, (rank + 1) % world_size
-    # One batch, because NCCL must launch both together. The receive comes first: gloo then knows its destination.
+    # One batch, because NCCL must launch both together. The receive comes first, so that gloo knows its destination.
     receive = dist.P2POp(dist.irecv, incoming, group=group, group_peer=left)
     send = dist.P2POp(dist.isend, outgoing, group=group, group_peer=right)
     for handle in dist.batch_isend_irecv([receive, send]):
@@ -84,56 +84,59 @@ check.ring_step()
 # %% [markdown]
 # ## Exercise 1.2 · Reduce-scatter (12 min, 3 points)
 #
-# Every rank brings a tensor of the same shape. Rank *r* gets chunk *r* of their sum. This cuts a tensor into chunks:
+# Every rank has a tensor of the same shape, and rank *r* gets chunk *r* of their sum. This function cuts a tensor into
+# chunks:
 
 
 # %% tags=["export"]
 # %%ranks
 def chunks_of(tensor: Tensor, world_size: int) -> list[Tensor]:
-    """Cut a contiguous tensor into world_size flat views, of which the last may be shorter, or empty.
+    """Cut a contiguous tensor into world_size flat views, of which the last ones may be shorter, or empty.
 
     Raises:
-        ValueError: if tensor is not contiguous, because no view of it is flat then.
+        ValueError: if tensor is not contiguous, because it has no flat view then.
 
     Shape: returns world_size tensors of at most ceil(numel / world_size) elements.
     """
     if not tensor.is_contiguous():
-        raise ValueError("chunks are views, so the tensor must be contiguous")
-    flat, size = tensor.view(-1), -(-tensor.numel() // world_size)
-    return [flat[index * size : (index + 1) * size] for index in range(world_size)]
+        raise ValueError(
+            "chunks are views, so the tensor must be contiguous: call .contiguous() first"
+        )
+    flat, chunk_numel = tensor.view(-1), -(-tensor.numel() // world_size)  # rounded up
+    return [flat[index * chunk_numel : (index + 1) * chunk_numel] for index in range(world_size)]
 
 
 # %%
 # %%ranks 0
-for elements in (8, 10, 3):
-    print([chunk.tolist() for chunk in chunks_of(torch.arange(elements), 4)])
+for numel in (8, 10, 3):
+    print([chunk.tolist() for chunk in chunks_of(torch.arange(numel), 4)])
 
 # %% [markdown]
-# What the result must equal (a chunk that is short is filled up with zeros):
+# The result must equal this. A chunk that is too short is padded with zeros:
 # ```python
 # total = sum(tensor_of[r] for r in range(N))
 # shard_of[r] = chunks_of(total, N)[r]
 # ```
 #
-# A partial sum travels once around the ring, to the right, and each rank adds its own part. All N sums are on their
-# way at the same time, one at each rank.
+# Each partial sum goes once around the ring, to the right, and each rank adds its own chunk to it. All N partial sums
+# are on their way at the same time, one at each rank.
 #
-# Target: **N − 1** steps, each sending **one chunk**: (N−1)/N of the tensor's bytes per rank. The argument is not
-# changed, and the shard is new memory, for one rank too. (A copy of the whole tensor is not needed: two chunks are
-# room enough.)
+# Target: there are **N − 1** steps, and each sends **one chunk**, so a rank sends (N−1)/N of the tensor's bytes. The
+# argument is not changed, and the shard has memory of its own, also on a single rank. (You do not need a copy of the
+# whole tensor: memory for two chunks is enough.)
 #
-# <details><summary>Hint</summary>Begin at the end. After the last step rank r must hold chunk r. Which chunk did it
-# receive in the last step, then? Which one did its left neighbour send in that step, and receive in the step before?
-# Follow it back to the first.</details>
+# <details><summary>Hint</summary>Start from the end. After the last step, rank r must hold chunk r. Which chunk did it
+# receive in the last step, then? Which one did its left neighbor send in that step, and receive in the step before?
+# Follow it back to the first step.</details>
 
 
 # %% tags=["exercise", "export"] grade_id="ring-reduce-scatter"
 # %%ranks
 @torch.no_grad()
 def ring_reduce_scatter(tensor: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """Add up tensor over the group's N ranks. Rank r gets chunk r of the sum, padded with zeros.
+    """Sum tensor over the group's N ranks, and return chunk r of the sum, padded with zeros, on rank r.
 
-    Sums are rounded to tensor's dtype at every step. The result has memory of its own, for N = 1 too.
+    The sum is rounded to tensor's dtype at every step. The result never shares memory with tensor, not even if N = 1.
 
     Shape: tensor of any shape; returns [ceil(numel / N)].
     Communication: N − 1 transfers, at most (N−1)·ceil(numel / N) elements sent per rank.
@@ -143,16 +146,17 @@ def ring_reduce_scatter(tensor: Tensor, group: ProcessGroup | None = None) -> Te
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     chunks = chunks_of(tensor.contiguous(), world_size)
     buffers = torch.empty_like(chunks[0]), torch.empty_like(chunks[0])
-    partial = chunks[(rank - 1) % world_size]
+    partial_sum = chunks[(rank - 1) % world_size]
     for step in range(1, world_size):
-        mine = chunks[(rank - step - 1) % world_size]
-        arrived = buffers[step % 2][: mine.numel()]  # never the one that holds partial
-        ring_step(partial, arrived, group)
-        partial = arrived.add_(mine)
-    missing = chunks[0].numel() - partial.numel()
-    if missing or world_size == 1:  # pad copies: a single rank must not get its own memory back
-        partial = pad(partial, (0, missing))
-    return partial
+        own_chunk = chunks[(rank - step - 1) % world_size]
+        # The two buffers alternate, so that nothing is received into the one that is being sent.
+        received = buffers[step % 2][: own_chunk.numel()]
+        ring_step(partial_sum, received, group)
+        partial_sum = received.add_(own_chunk)
+    padding = chunks[0].numel() - partial_sum.numel()
+    if padding or world_size == 1:  # a single rank must not return a view of tensor: pad() copies
+        partial_sum = pad(partial_sum, (0, padding))
+    return partial_sum
     ### END SOLUTION
 
 
@@ -162,22 +166,26 @@ check.ring_reduce_scatter()
 # %% [markdown]
 # ## Exercise 1.3 · All-gather (8 min, 2 points)
 #
-# The way back: each rank has a shard, all of the same length, and every rank gets all of them, in rank order.
+# This is the second half of an all-reduce. Each rank has a shard, all of the same length, and every rank gets all of
+# them, in rank order.
 # ```python
 # gathered = torch.cat([shard_of[r] for r in range(N)])
 # ```
 #
-# Write it in two parts. `gather_around` does the travelling: it gets N chunks, of which this rank's own is filled,
-# and fills the others. `ring_all_gather` makes room for them. (You will see what the first is good for in 1.4.)
+# Write it as two functions. `gather_around` communicates: it gets N chunks, of which only this rank's own has its
+# values, and fills the others. `ring_all_gather` allocates memory for them. (Exercise 1.4 will use the first one, too.)
 #
-# Target: **N − 1** steps, one shard each. What arrives goes where it belongs at once, and from there on to the next
-# rank: no other copy.
+# Target: there are **N − 1** steps, and each sends one shard. A rank receives each shard directly into its place in the
+# result, and sends it on from there, so there is no other copy.
+#
+# <details><summary>Hint</summary>In the first step, each rank sends its own chunk. Which chunk can it send in the
+# second step?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="ring-all-gather"
 # %%ranks
 def gather_around(chunks: list[Tensor], group: ProcessGroup | None = None) -> None:
-    """Fill chunks on every rank. chunks[r] comes from rank r and is passed once around the ring."""
+    """Fill chunks on every rank. chunks[r] starts at rank r and is passed once around the ring."""
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     for step in range(world_size - 1):
@@ -208,39 +216,39 @@ check.ring_all_gather()
 # %% [markdown]
 # ## Exercise 1.4 · All-reduce (6 min, 2 points)
 #
-# Replace `tensor`, in place, by its sum over the ranks. It may have any shape, no element at all, or fewer
+# Replace `tensor`, in place, by its sum over the ranks. It may have any shape. It may also be empty, or have fewer
 # elements than there are ranks.
 # ```python
 # total = sum(tensor_of[r] for r in range(N))
 # for r in range(N):
 #     tensor_of[r][...] = total
 # ```
-# You have both halves.
+# You have both halves already.
 #
-# Target: no rank sends more than 2(N−1)·⌈numel/N⌉ elements, in 2(N−1) messages; and every rank ends with the same
-# bits, so that models on different ranks stay equal.
+# Target: each rank sends at most 2(N−1)·⌈numel/N⌉ elements, in 2(N−1) messages. The results are bitwise equal on all
+# ranks, so that the models on different ranks stay equal.
 #
-# <details><summary>Hint</summary>The tensor itself has room for all N chunks. Which function fills the chunks that it
-# is given?</details>
+# <details><summary>Hint</summary>The tensor itself has memory for all N chunks. Which of your functions fills the
+# chunks that it is given?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="ring-all-reduce"
 # %%ranks
 @torch.no_grad()
 def ring_all_reduce(tensor: Tensor, group: ProcessGroup | None = None) -> None:
-    """Replace tensor, in place, by its sum over the group's N ranks, which is bitwise equal on all of them.
+    """Replace tensor, in place, by its sum over the group's N ranks. The results are bitwise equal on all ranks.
 
     Communication: 2(N−1) transfers, at most 2(N−1)·ceil(numel / N) elements sent per rank.
     Source: nccl-tests, PERFORMANCE.md.
     """
     ### BEGIN SOLUTION
-    whole = tensor.contiguous()
-    chunks = chunks_of(whole, dist.get_world_size(group))
-    mine = chunks[dist.get_rank(group)]
-    mine.copy_(ring_reduce_scatter(whole, group)[: mine.numel()])
+    contiguous = tensor.contiguous()
+    chunks = chunks_of(contiguous, dist.get_world_size(group))
+    own_chunk = chunks[dist.get_rank(group)]
+    own_chunk.copy_(ring_reduce_scatter(contiguous, group)[: own_chunk.numel()])
     gather_around(chunks, group)
-    if whole is not tensor:
-        tensor.copy_(whole)
+    if contiguous is not tensor:
+        tensor.copy_(contiguous)
     ### END SOLUTION
 
 
@@ -250,8 +258,8 @@ check.ring_all_reduce()
 # %% [markdown]
 # ## Exercise 1.5 · Broadcast along a tree (12 min, 3 points)
 #
-# Replace `tensor`, in place, by the one of rank `src`. In lab 00 one rank sent to all others, one after the other.
-# Here whoever has the tensor helps:
+# Replace `tensor`, in place, by the tensor of rank `src`. In lab 00, one rank sent it to all others, one after the
+# other. Here, every rank that has the tensor helps to send it:
 #
 # | round | who sends to whom, from `src` = 0 to 8 ranks |
 # |---|---|
@@ -259,14 +267,16 @@ check.ring_all_reduce()
 # | 2 | 0 → 2, 1 → 3 |
 # | 3 | 0 → 4, 1 → 5, 2 → 6, 3 → 7 |
 #
-# Target: ⌈log₂ N⌉ rounds, N − 1 messages in all, each rank receives at most once; any N, any `src`. (Another order of
-# the same rounds is as good.) As in `dist.broadcast`, `src` is a *global* rank, in a group too;
-# `dist.get_group_rank(group, src)` is its place in the group (for all ranks together, `dist.group.WORLD`).
+# Target: there are ⌈log₂ N⌉ rounds and N − 1 messages in all, and each rank receives at most once. This holds for any
+# N and any `src`. (Another order of the same rounds is just as good.) As in `dist.broadcast`, `src` is a *global* rank,
+# also in a group. `dist.get_group_rank(group, src)` returns its rank within the group. (The group of all ranks is
+# `dist.group.WORLD`.)
 #
-# <details><summary>Hint</summary>Number the ranks from <code>src</code> on, around the circle: then <code>src</code>
-# is at place 0. Who has the tensor when round k begins? Who gets it in round k, and is there anybody at that place?
-# <code>dist.send(tensor, group=group, group_dst=…)</code> and <code>dist.recv(…, group_src=…)</code> count within the
-# group, as <code>group_peer</code> did; plain <code>dst</code> and <code>src</code> are global ranks.</details>
+# <details><summary>Hint</summary>Number the ranks from <code>src</code> on, around the ring, so that <code>src</code>
+# has index 0. Which indices have the tensor when round k begins? Which ones get it in round k, and do all of these
+# exist? <code>dist.send(tensor, group=group, group_dst=…)</code> and <code>dist.recv(…, group_src=…)</code> take ranks
+# within the group, like <code>group_peer</code>; plain <code>dst</code> and <code>src</code> are global ranks.
+# </details>
 
 
 # %% tags=["exercise", "export"] grade_id="tree-broadcast"
@@ -281,16 +291,16 @@ def tree_broadcast(tensor: Tensor, src: int = 0, group: ProcessGroup | None = No
     group = dist.group.WORLD if group is None else group
     world_size, root = dist.get_world_size(group), dist.get_group_rank(group, src)
     index = (dist.get_rank(group) - root) % world_size  # src has index 0
-    whole = tensor.contiguous()
-    reach = 1  # the ranks whose index is smaller have the tensor
-    while reach < world_size:
-        if index < reach and index + reach < world_size:
-            dist.send(whole, group=group, group_dst=(index + reach + root) % world_size)
-        elif reach <= index < 2 * reach:
-            dist.recv(whole, group=group, group_src=(index - reach + root) % world_size)
-        reach *= 2
-    if whole is not tensor:
-        tensor.copy_(whole)
+    contiguous = tensor.contiguous()
+    holders = 1  # how many ranks have the tensor: those with the smallest indices
+    while holders < world_size:
+        if index < holders and index + holders < world_size:
+            dist.send(contiguous, group=group, group_dst=(index + holders + root) % world_size)
+        elif holders <= index < 2 * holders:
+            dist.recv(contiguous, group=group, group_src=(index - holders + root) % world_size)
+        holders *= 2
+    if contiguous is not tensor:
+        tensor.copy_(contiguous)
     ### END SOLUTION
 
 
@@ -298,36 +308,36 @@ def tree_broadcast(tensor: Tensor, src: int = 0, group: ProcessGroup | None = No
 check.tree_broadcast()
 
 # %% [markdown]
-# ## Exercise 1.6 · Break it, then mend it (8 min, 2 points)
+# ## Exercise 1.6 · Break it, then fix it (8 min, 2 points)
 #
 # A course on the web builds its ring like this. **Predict** before you run it: in which call will the doctor find rank
-# 2, and for which call of which rank does it wait? And if it ran, how many bytes would it send, compared with yours?
+# 2, and which call of which rank is it waiting for? If it ran, how many bytes would it send, compared with yours?
 
 
 # %% tags=["raises-exception"]
 # %%ranks
 def published_ring_all_reduce(tensor):
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
-    travelling, arrived = tensor.clone(), torch.empty_like(tensor)
+    outgoing, incoming = tensor.clone(), torch.empty_like(tensor)
     for _ in range(world_size - 1):
-        dist.send(travelling, dst=right)
-        dist.recv(arrived, src=left)
-        tensor += arrived
-        travelling.copy_(arrived)
+        dist.send(outgoing, dst=right)
+        dist.recv(incoming, src=left)
+        tensor += incoming
+        outgoing.copy_(incoming)
 
 
 published_ring_all_reduce(torch.ones(4, device=device))
 
 # %% [markdown]
-# Read the doctor's table as a circle. (Had it run, each rank would have sent N − 1 whole tensors: N/2 times your
-# bytes.)
+# Read the doctor's table around the ring: each rank waits for the next one. (If it had run, each rank would have sent
+# N − 1 whole tensors, which is N/2 times your bytes.)
 #
-# `dist.send` and `dist.recv` wait for the other side. A ring step can be built from these two alone: not all ranks may
-# begin with the same one. In one *turn* a rank takes part in one message at most. Write the step so that all N messages
-# are done in **2 turns** where N is even, in 3 where it is odd.
+# `dist.send` and `dist.recv` wait for the other side. You can build a ring step from these two alone, as long as not
+# all ranks begin with the same one. Say that in one *turn*, a rank takes part in at most one message. Write the step so
+# that all N messages are complete after **2 turns** if N is even, and after 3 if N is odd.
 #
-# <details><summary>Hint</summary>If rank 0 alone receives last, the circle is open, and nothing hangs. In which turn
-# does the last rank's message leave then?</details>
+# <details><summary>Hint</summary>If all ranks but rank 0 receive first, nothing hangs, because the ring of waiting
+# ranks is broken in one place. In which turn does the last rank send its message then?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="ring-step-in-turns"
@@ -354,7 +364,7 @@ def ring_step_in_turns(
 check.ring_step_in_turns()
 
 # %% [markdown]
-# ## Exercise 1.7 · Stretch: all at once (5 min, 1 point)
+# ## Exercise 1.7 · Stretch: a reduce-scatter in one call (5 min, 1 point)
 #
 # With `dist.all_to_all_single`, each rank sends one chunk of a tensor to every rank and receives one from each. Write
 # a reduce-scatter with it.
@@ -362,26 +372,26 @@ check.ring_step_in_turns()
 # - The result equals that of `ring_reduce_scatter`.
 # - There is **one** call, of at most N·⌈numel/N⌉ elements.
 #
-# <details><summary>Hint</summary>Which chunks of which ranks must be in one place so that rank r can add them up? Pad
-# the tensor, so that all chunks have one length.</details>
+# <details><summary>Hint</summary>Which chunk of which ranks does rank r need for its sum? Pad the tensor, so that all
+# chunks have the same length.</details>
 
 
 # %% tags=["exercise", "export"] grade_id="direct-reduce-scatter"
 # %%ranks
 @torch.no_grad()
 def direct_reduce_scatter(tensor: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """Do what ring_reduce_scatter does, with every rank sending each chunk directly to its owner.
+    """Do what ring_reduce_scatter does, but send each chunk directly to its owner.
 
     Shape: tensor of any shape; returns [ceil(numel / N)].
     Communication: one all_to_all_single of the padded tensor; (N−1)·ceil(numel / N) elements sent per rank.
     """
     ### BEGIN SOLUTION
     world_size = dist.get_world_size(group)
-    flat, missing = tensor.contiguous().view(-1), -tensor.numel() % world_size
-    chunks = pad(flat, (0, missing)) if missing else flat
-    received = torch.empty_like(chunks)
-    dist.all_to_all_single(received, chunks, group=group)
-    return received.view(world_size, chunks.numel() // world_size).sum(0, dtype=tensor.dtype)
+    flat, padding = tensor.contiguous().view(-1), -tensor.numel() % world_size
+    padded = pad(flat, (0, padding)) if padding else flat
+    received = torch.empty_like(padded)
+    dist.all_to_all_single(received, padded, group=group)
+    return received.view(world_size, padded.numel() // world_size).sum(0, dtype=tensor.dtype)
     ### END SOLUTION
 
 
@@ -395,15 +405,32 @@ check.direct_reduce_scatter()
 # computes. For that, a function **launches** a collective and returns at once with a **handle**. The caller computes
 # something else, and calls the handle's `wait()` when it needs the result.
 #
-# Three pieces are given. `InFlight` launches any number of transfers between two ranks. `exchanges_directly` decides
-# whether it is used, or the backend's own collective. `launch_all_gather` uses both: it is a model for what you will
-# write.
+# Three pieces are given. `InFlight` launches any number of point-to-point transfers. `exchanges_directly` decides
+# whether to use these, or the backend's own collective. `launch_all_gather` uses both, and is a model for the class
+# that you will write.
 
 
-# %% tags=["export"]
+# %% tags=["export"] module="async_collectives"
+# %%ranks
+"""Asynchronous collectives: launch one now, compute something else, and wait for it later.
+
+A flat tensor consists of N shards of equal length, and shard r belongs to rank r of the group. Each function that
+launches a collective returns a handle. Call the handle's wait() before you use the result.
+"""
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from shared.c10d import all_gather_single, reduce_scatter_single
+
+
+# %% tags=["export"] module="async_collectives"
 # %%ranks
 class InFlight:
-    """Point-to-point transfers in flight. Call wait() before you read what is received or reuse what is sent.
+    """Point-to-point transfers in flight. Call wait() before you read what is received, or overwrite what is sent.
 
     Args:
         sends: pairs of a tensor and the group rank that gets it.
@@ -426,27 +453,27 @@ class InFlight:
         self.works = dist.batch_isend_irecv(operations) if operations else []
 
     def wait(self) -> None:
-        """Return when every transfer is complete."""
+        """Wait until every transfer is complete."""
         for work in self.works:
             work.wait()
 
 
 def exchanges_directly(tensor: Tensor, group: ProcessGroup | None = None) -> bool:
-    """Tell whether shards are exchanged by point-to-point transfers instead of the backend's own collective.
+    """Tell whether to exchange shards by point-to-point transfers instead of the backend's own collective.
 
-    gloo's reduce-scatter is an all-reduce inside, and its all-gather makes an extra copy, so on gloo we send every
-    shard to its rank directly. gloo cannot send from a GPU; there, and on NCCL, the backend's own collective runs.
+    Inside gloo, a reduce-scatter is an all-reduce, and an all-gather makes an extra copy. So on gloo we send every
+    shard directly to its rank. But gloo cannot send from a GPU. There, and on NCCL, the backend's own collective runs.
     """
     return dist.get_backend(group) == "gloo" and not tensor.is_cuda
 
 
-# %% tags=["export"]
+# %% tags=["export"] module="async_collectives"
 # %%ranks
 def launch_all_gather(flat: Tensor, shard: Tensor, group: ProcessGroup | None = None):
     """Launch an all-gather that fills flat with every rank's shard, in rank order.
 
     Returns:
-        A handle; flat is complete after its wait().
+        A handle: flat is complete after its wait().
 
     Shape: flat [N · n]; shard [n], which may be this rank's shard of flat.
     Communication: one all-gather; each rank sends (N−1)/N of flat's bytes.
@@ -471,35 +498,39 @@ def launch_all_gather(flat: Tensor, shard: Tensor, group: ProcessGroup | None = 
 # - `wait()` waits for them, adds what was received to this rank's own shard in place, and returns that shard.
 # - A caller may have several of them in flight, and wait for them in any order.
 #
-# Target: each rank sends (N−1)/N of the bytes of `shards`. Besides `shards` there is memory for what is received,
-# (N−1)/N of those bytes, and no other copy.
+# Target: each rank sends (N−1)/N of the bytes of `shards`. Besides `shards`, it allocates only the memory for what it
+# receives, which is (N−1)/N of those bytes.
 #
-# <details><summary>Hint 1</summary>Who sends this rank something, and how many shards arrive? Each needs memory of its
-# own until <code>wait()</code>.</details>
+# <details><summary>Hint 1</summary>Which ranks send something to this one, and how many shards does it receive? Each
+# of them needs memory of its own until <code>wait()</code>.</details>
 # <details><summary>Hint 2</summary><code>InFlight</code> does the launching. Which pairs of a tensor and a rank does it
 # need for the sends, and which for the receives?</details>
 
 
-# %% tags=["exercise", "export"] grade_id="direct-reduce-scatter-in-flight"
+# %% tags=["exercise", "export"] grade_id="direct-reduce-scatter-in-flight" module="async_collectives"
 # %%ranks
 class DirectReduceScatter:
-    """A reduce-scatter in flight: every rank sends each shard to its owner, and the owner adds up what it receives.
+    """A reduce-scatter in flight: every rank sends each shard to its owner, which adds up what it receives.
 
-    Memory: (N−1)/N of the tensor's bytes for what is received.
+    Args:
+        shards: what this rank contributes to each rank's sum, one tensor of equal length per rank of the group.
+
+    Communication: one exchange; each rank sends (N−1)/N of the shards' bytes.
+    Memory: (N−1)/N of the shards' bytes for what is received, until the handle is dropped.
     """
 
     def __init__(self, shards: Sequence[Tensor], group: ProcessGroup | None):
         ### BEGIN SOLUTION
         rank, world_size = dist.get_rank(group), dist.get_world_size(group)
         peers = [peer for peer in range(world_size) if peer != rank]
-        self.own = shards[rank]
+        self.own = shards[rank]  # wait() turns it into the sum
         self.received = self.own.new_empty(len(peers), self.own.numel())
         receives = list(zip(self.received, peers, strict=True))
         self.in_flight = InFlight([(shards[peer], peer) for peer in peers], receives, group)
         ### END SOLUTION
 
     def wait(self) -> Tensor:
-        """Return this rank's shard of the sum, when it is complete."""
+        """Wait until the sum is complete, and return this rank's shard of it."""
         ### BEGIN SOLUTION
         self.in_flight.wait()
         for shard in self.received:
@@ -513,17 +544,17 @@ class DirectReduceScatter:
 # check calls `launch_reduce_scatter`.
 
 
-# %% tags=["export"]
+# %% tags=["export"] module="async_collectives"
 # %%ranks
 class BackendReduceScatter:
-    """A reduce-scatter in flight, run by the backend in place."""
+    """A reduce-scatter in flight that the backend runs, in place."""
 
     def __init__(self, flat: Tensor, group: ProcessGroup | None):
         self.own = flat.view(dist.get_world_size(group), -1)[dist.get_rank(group)]
         self.work = reduce_scatter_single(self.own, flat, group=group, async_op=True)
 
     def wait(self) -> Tensor:
-        """Return this rank's shard of the sum, when it is complete."""
+        """Wait until the sum is complete, and return this rank's shard of it."""
         self.work.wait()
         return self.own
 
@@ -534,11 +565,12 @@ def launch_reduce_scatter(
     """Launch a reduce-scatter of flat over the group's N ranks.
 
     Returns:
-        A handle. Its wait() returns this rank's shard of the sum: a view of flat, whose other shards are used up.
+        A handle. Its wait() returns this rank's shard of the sum, a view of flat. The other shards of flat hold no
+        useful values afterwards.
 
     Shape: flat [N · n]; wait() returns [n].
     Communication: one reduce-scatter; each rank sends (N−1)/N of flat's bytes.
-    Memory: (N−1)/N of flat's bytes until wait() returns, where shards are exchanged directly.
+    Memory: if shards are exchanged directly, (N−1)/N of flat's bytes until the handle is dropped.
     """
     if exchanges_directly(flat, group):
         return DirectReduceScatter(flat.view(dist.get_world_size(group), -1), group)
@@ -549,36 +581,35 @@ def launch_reduce_scatter(
 check.launch_reduce_scatter()
 
 # %% [markdown]
-# Two more collectives that later labs use are given. `reduce_scatter_` waits, but cuts a large tensor into pieces and
-# has two of them in flight at a time, so that little memory is needed for what is received. `gather_shards`
-# concatenates the shards of all ranks on one rank or on all, for checkpoints.
+# Two more collectives that later labs use are given. `reduce_scatter_` waits, but it cuts a large tensor into pieces
+# and has at most two of them in flight, so that it needs little memory for what it receives. `gather_shards`
+# concatenates the shards of all ranks on one rank or on all of them, for checkpoints.
 
 
-# %% tags=["export"]
+# %% tags=["export"] module="async_collectives"
 # %%ranks
-PIECE_NUMEL = 2**20  # elements of all ranks together that reduce_scatter_ has in flight at a time
+PIECE_NUMEL = 2**20  # how many elements, of all shards together, reduce_scatter_ launches at a time
 
 
 def reduce_scatter_(flat: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """Reduce-scatter flat in place, a piece at a time, so that little memory is needed for what is received.
+    """Reduce-scatter flat in place and wait for it, piece by piece, which needs little memory for what is received.
 
     Returns:
-        This rank's shard of the sum, a view of flat, whose other shards are used up.
+        This rank's shard of the sum, a view of flat. The other shards of flat hold no useful values afterwards.
 
     Shape: flat [N · n]; returns [n].
     Communication: one reduce-scatter; each rank sends (N−1)/N of flat's bytes.
-    Memory: two pieces of PIECE_NUMEL elements.
+    Memory: if shards are exchanged directly, two pieces of PIECE_NUMEL elements.
     """
     if not exchanges_directly(flat, group):
         return BackendReduceScatter(flat, group).wait()
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     shards = flat.view(world_size, -1)
     in_flight = None
-    for pieces in shards.split(PIECE_NUMEL // world_size, dim=1):
-        # In flight while the previous piece is added up.
-        launched = DirectReduceScatter(pieces, group)
+    for piece_of_shards in shards.split(PIECE_NUMEL // world_size, dim=1):
+        launched = DirectReduceScatter(piece_of_shards, group)
         if in_flight is not None:
-            in_flight.wait()
+            in_flight.wait()  # adds up the previous piece while this one is in flight
         in_flight = launched
     in_flight.wait()
     return shards[rank]
@@ -592,7 +623,7 @@ def gather_shards(
     """Concatenate the shards of all ranks, in rank order, on group rank dst, or on every rank if dst is None.
 
     Returns:
-        The flat tensor; None on ranks other than dst.
+        The flat tensor, or None on ranks that do not get it.
 
     Shape: shard [n]; returns [N · n].
     Communication: one gather, or one all-gather if dst is None.
@@ -612,29 +643,30 @@ def gather_shards(
 # %% [markdown]
 # ## Your own figures
 #
-# First: do they agree with torch's? With whole numbers to the last bit.
+# First, do your collectives agree with torch's? With integers, the results must be exactly equal.
 
 
 # %%
 # %%ranks
-mine = torch.arange(10_000, device=device) * (rank + 1)
+tensor = torch.arange(10_000, device=device) * (rank + 1)
 
-theirs = mine.clone()
-dist.all_reduce(theirs)
-ours = mine.clone()
-ring_all_reduce(ours)
-print("all-reduce equal:", torch.equal(ours, theirs))
+expected = tensor.clone()
+dist.all_reduce(expected)
+actual = tensor.clone()
+ring_all_reduce(actual)
+print("all-reduce equal:", torch.equal(actual, expected))
 
-shard = ring_reduce_scatter(mine)
-print("reduce-scatter equal:", torch.equal(shard, theirs.view(world_size, -1)[rank]))
-print("all-gather equal:", torch.equal(ring_all_gather(shard), theirs))
+shard = ring_reduce_scatter(tensor)
+print("reduce-scatter equal:", torch.equal(shard, expected.view(world_size, -1)[rank]))
+print("all-gather equal:", torch.equal(ring_all_gather(shard), expected))
 
-tree_broadcast(ours.zero_() if rank != 2 else ours, src=2)
-print("broadcast equal:", torch.equal(ours, theirs))
+tree_broadcast(actual.zero_() if rank != 2 else actual, src=2)
+print("broadcast equal:", torch.equal(actual, expected))
 
 # %% [markdown]
-# Who sends how much to whom, when 4 MB are summed? In lesson 00 rank 0 took in 12 MB and gave out 12; in lab 00 each
-# rank passed three whole tensors on, 12 MB. **Predict**: how many MB does each rank send now?
+# How many bytes does each rank send to each other rank, when tensors of 4 MB are summed? In lesson 00, rank 0 received
+# 12 MB and sent 12 MB. In lab 00, each rank passed on three whole tensors, 12 MB. **Predict**: how many MB does each
+# rank send now?
 
 # %%
 my_prediction_mb = 0.0
@@ -645,28 +677,30 @@ my_prediction_mb = 0.0
 from shared import wire
 
 
-def sent_by(collective, elements=1_000_000):
-    """→ the MB that this rank sends to each rank, and in how many messages"""
+def sent_by(collective, numel=1_000_000):
+    """Return how many MB this rank sends to each rank, and in how many messages."""
     with wire.ledger() as log:
-        collective(torch.ones(elements, device=device))
+        collective(torch.ones(numel, device=device))
     sends = [entry for entry in log.entries if entry.op == "send"]
-    to = [sum(e.payload_bytes for e in sends if e.partner == r) / 1e6 for r in range(world_size)]
-    return to, len(sends)
+    sent_mb = [0.0] * world_size
+    for send in sends:
+        sent_mb[send.partner] += send.payload_bytes / 1e6
+    return sent_mb, len(sends)
 
 
 sent_mb, messages = sent_by(ring_all_reduce)
 
 # %%
 sent_mb, messages = ranks.pull("sent_mb"), ranks.pull("messages")
-print(f"predicted {my_prediction_mb:g} MB, sent {[sum(row) for row in sent_mb]}")
-print(f"in {messages} messages")
+print(f"You predicted {my_prediction_mb:g} MB. The ranks sent {[sum(row) for row in sent_mb]} MB")
+print(f"in {messages} messages.")
 plots.traffic(sent_mb)
 
 # %% [markdown]
-# Half of lab 00's bytes, in twice as many messages. With 64 ranks a rank still sends less than twice the tensor; in
-# lab 00's circle it would send 63 times the tensor.
+# That is half as many bytes as in lab 00, in twice as many messages. With 64 ranks, a rank still sends less than twice
+# the tensor. In lab 00's ring, it would send 63 times the tensor.
 #
-# The tree, from rank 1. **Predict** the map: which rank sends most, and which nothing?
+# Next is a tree broadcast from rank 1. **Predict** the map: which rank sends most, and which ranks send nothing?
 
 # %%
 # %%ranks
@@ -676,8 +710,8 @@ sent_mb, messages = sent_by(lambda tensor: tree_broadcast(tensor, src=1))
 plots.traffic(ranks.pull("sent_mb"))
 
 # %% [markdown]
-# Now time. In the default group the ranks compare notes before each all-reduce, to name a mismatch (chapter 00). In a
-# new group they do not:
+# Now you measure time. In the default group, the ranks check before each all-reduce that they all called the same
+# collective (chapter 00). In a new group, there is no such mismatch detection:
 
 # %%
 # %%ranks
@@ -686,9 +720,9 @@ import time
 plain = dist.new_group()
 
 
-def fastest_ms(collective, elements, rounds=10):
-    """Time collective(tensor, group), all ranks starting together. → the best"""
-    tensor = torch.zeros(elements, device=device)
+def fastest_ms(collective, numel, rounds=10):
+    """Time collective(tensor, group), which all ranks start together, and return the fastest round."""
+    tensor = torch.zeros(numel, device=device)
     collective(tensor, group=plain)
     times_s = []
     for _ in range(rounds):
@@ -708,25 +742,25 @@ torch_ms = [fastest_ms(dist.all_reduce, size) for size in sizes]
 
 
 # %% tags=["nbval-ignore-output"]
-def last_ranks(name):
+def slowest_rank(name):
+    """Return the time of the slowest rank for each size."""
     return [max(times) for times in zip(*ranks.pull(name), strict=True)]
 
 
 sizes_bytes = [4 * size for size in ranks.pull("sizes")[0]]
-times_ms = {"your ring": last_ranks("ring_ms"), "torch": last_ranks("torch_ms")}
+times_ms = {"your ring": slowest_rank("ring_ms"), "torch": slowest_rank("torch_ms")}
 plots.message_cost(sizes_bytes, times_ms)
 
 # %% [markdown]
-# In the reduce-scatter you gain more: gloo's is an all-reduce inside, of which each rank keeps its shard. Yours sends
-# half of that.
+# You gain more with the reduce-scatter. Inside gloo, a reduce-scatter is an all-reduce of which each rank keeps its
+# shard. Yours sends half as many bytes.
+
 
 # %%
 # %%ranks
-torchs = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
 def torchs_reduce_scatter(tensor, group):
-    torchs(tensor.new_empty(tensor.numel() // world_size), tensor, group=group)
+    shard = tensor.new_empty(tensor.numel() // world_size)
+    reduce_scatter_single(shard, tensor, group=group)
 
 
 ring_ms = [fastest_ms(ring_reduce_scatter, size) for size in sizes]
@@ -735,17 +769,18 @@ torch_ms = [fastest_ms(torchs_reduce_scatter, size) for size in sizes]
 
 # %% tags=["nbval-ignore-output"]
 times_ms = {
-    "your ring": last_ranks("ring_ms"),
-    "all to all": last_ranks("direct_ms"),
-    "torch": last_ranks("torch_ms"),
+    "your ring": slowest_rank("ring_ms"),
+    "all to all": slowest_rank("direct_ms"),
+    "torch": slowest_rank("torch_ms"),
 }
 plots.message_cost(sizes_bytes, times_ms)
 
 # %% [markdown]
-# The ring and the all-to-all send the same bytes. Which is faster for small tensors, which for large ones, and what
-# else do they differ in? A library may choose by size: NCCL does, between rings and trees (its `NCCL_ALGO`).
+# The ring and the all-to-all send the same bytes. Which one is faster for small tensors, which one for large tensors,
+# and how else do they differ? A library may choose by size: NCCL chooses between rings and trees (its `NCCL_ALGO`).
 #
-# You can now say what every collective of the following chapters must send. Chapter 02 trains with one of them.
+# You can now say how many bytes each collective of the following chapters must send. Chapter 02 trains with one of
+# them.
 
 # %%
 ranks.stop()

@@ -8,11 +8,11 @@
 # %% [markdown]
 # # Lab 02 · Data parallelism by hand
 #
-# **65 minutes, 12 points.** You build `ManualDDP`: a wrapper that makes any module train on N ranks exactly as one
-# process would on the full batch. The lesson's version was three lines; yours must survive tied, frozen and unused
-# parameters, buffers, accumulation, bf16 and groups that are not the whole world.
+# **65 minutes, 12 points.** You build `ManualDDP`, a wrapper with which any module trains on N ranks exactly as one
+# process would on the full batch. The lesson's version had three lines. Yours must also work with tied, frozen and
+# unused parameters, with buffers, gradient accumulation and bf16, and in groups that contain only some of the ranks.
 #
-# Each exercise has a check. It draws new weights and samples every time, and hands each rank only its own.
+# Each exercise has a check. It draws new weights and samples every time, and gives each rank only its own samples.
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks
@@ -22,8 +22,9 @@ ranks.start(world_size=4)
 
 # %% tags=["export"]
 # %%ranks
-"""Data parallelism by hand: replicate the module, give each rank its samples, average the gradients."""
+"""Data parallelism by hand: replicate the module, give each rank its own samples, and average the gradients."""
 
+import math
 from itertools import chain
 
 import torch
@@ -33,13 +34,14 @@ from torch import nn
 # %% [markdown]
 # ## Exercise 2.1 · A mean over ranks (5 min, 1 point)
 #
-# Replace `tensor`, in place, by its mean over the ranks of `group`. What it must equal:
+# Replace `tensor`, in place, with its mean over the ranks of `group`. The result must equal:
 # ```python
 # for i in range(tensor.numel()):
 #     mean[i] = sum(tensor_of[r][i] for r in ranks_of_the_group) / number_of_ranks_in_the_group
 # ```
-# A *group* is some of the ranks, made with `dist.new_group`: only they call your function, collectives take it as
-# `group=`, and `dist.get_world_size(group)` is its size. `group=None` means all ranks.
+# A **process group** contains some of the ranks, and `dist.new_group` creates one. Only the ranks of the group call
+# your function. Collectives take the group as `group=`, and `dist.get_world_size(group)` returns its size.
+# `group=None` means all ranks.
 #
 # Target: one `all_reduce`.
 
@@ -47,9 +49,9 @@ from torch import nn
 # %% tags=["exercise", "export"] grade_id="mean-over-ranks"
 # %%ranks
 def mean_over_ranks_(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
-    """Replace tensor, in place, by its mean over the group's ranks.
+    """Replace a tensor, in place, with its mean over the ranks of the group.
 
-    Comm: one all_reduce of tensor; a ring sends 2(N−1)/N of its bytes per rank.
+    Communication: one all-reduce. As a ring, it sends 2(N−1)/N of the tensor's bytes per rank.
     """
     ### BEGIN SOLUTION
     dist.all_reduce(tensor, group=group)
@@ -63,19 +65,19 @@ check.mean_over_ranks_()
 # %% [markdown]
 # ## Exercise 2.2 · A common start (10 min, 2 points)
 #
-# Give every rank of `group` the state of the group's *first* rank: all that a forward uses. Frozen parameters count,
-# and so does what a module holds besides parameters.
+# Give every rank of `group` the state of the group's *first* rank: everything that forward uses. This includes frozen
+# parameters, and also the tensors that a module holds besides its parameters.
 #
-# Target: each tensor is sent once. The group `[1, 2]` has rank 1 as its first; look at what `dist.broadcast` offers
-# besides `src`.
+# Target: one broadcast per tensor. In the group `[1, 2]`, rank 1 is the first: see what `dist.broadcast` offers besides
+# `src`.
 
 
 # %% tags=["exercise", "export"] grade_id="broadcast-state"
 # %%ranks
 def broadcast_state(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Copy parameters and buffers from the group's first rank to all its ranks.
+    """Copy parameters and buffers from the first rank of the group to all its ranks.
 
-    Comm: one broadcast per tensor.
+    Communication: one broadcast per parameter and buffer.
     """
     ### BEGIN SOLUTION
     for tensor in chain(module.parameters(), module.buffers()):
@@ -89,13 +91,13 @@ check.broadcast_state()
 # %% [markdown]
 # ## Exercise 2.3 · Break it (10 min, 2 points)
 #
-# An average that skips parameters without a gradient looks harmless. Then comes a model where a sample's road depends
-# on the sample.
+# It looks harmless to skip parameters that have no gradient. But in some models, different inputs use different
+# parameters, as in a mixture of experts.
 
 
 # %%
 # %%ranks
-def hasty_average(module):
+def average_existing_gradients(module):
     for parameter in module.parameters():
         if parameter.grad is not None:
             dist.all_reduce(parameter.grad)
@@ -103,7 +105,7 @@ def hasty_average(module):
 
 
 class TwoExperts(nn.Module):
-    """Samples with a positive first feature go to expert 0, the others to expert 1."""
+    """Send samples with a positive first feature to expert 0, and all others to expert 1."""
 
     def __init__(self):
         super().__init__()
@@ -114,35 +116,37 @@ class TwoExperts(nn.Module):
 
 
 # %% [markdown]
-# Rank 1 alone has samples for expert 1. **Predict**: which ranks call `all_reduce` how often, and what happens? Then
-# run it, and read the doctor's report (chapter 00): who calls what, and where do the shapes part?
+# Only rank 1 has samples for expert 1. **Predict.** How often does each rank call `all_reduce`, and what happens? Then
+# run the cell and read the doctor's report (chapter 00): which rank calls what, and from which call on do the shapes
+# differ?
 
 # %% tags=["raises-exception", "nbval-ignore-output"]
 # %%ranks
 model = TwoExperts().to(device)
 x = torch.full((3, 4), -1.0 if rank == 1 else 1.0, device=device)
 model(x).backward()
-hasty_average(model)
+average_existing_gradients(model)
 
 # %% [markdown]
-# That was the kind end: here the ranks compare notes before each call. Elsewhere gloo may end a process while the
-# others raise, or add one parameter's gradient to another's where the sizes happen to agree.
+# You got an error because, in this course, the ranks check before each collective that they all called the same
+# operation with the same shape and dtype. Without this check, gloo may crash a process while the other ranks raise an
+# error. If the sizes happen to be equal, it adds up the gradients of different parameters.
 #
-# Every rank must make the same calls, whatever its samples were. Write the average that does. A `grad` that is None
-# counts as zeros, and its rank counts in the mean like any other.
+# All ranks must make the same calls, whatever their samples are. Write an average that does. A `grad` that is None
+# counts as zeros, and its rank counts in the mean like any other rank.
 #
-# Target: each *trainable* parameter's gradient travels once; a tied parameter is one parameter; a frozen one has no
+# Target: one `all_reduce` per *trainable* parameter. A tied parameter is one parameter, and a frozen parameter has no
 # gradient to send.
 
 
 # %% tags=["exercise", "export"] grade_id="average-gradients"
 # %%ranks
 def average_gradients(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Average each trainable parameter's gradient over the group.
+    """Average the gradients of all trainable parameters over the group.
 
-    A gradient that is None on this rank counts as zeros, so that all ranks make the same calls.
+    A gradient that is None on this rank counts as zeros, so that all ranks call the same collectives.
 
-    Comm: one all_reduce per trainable parameter.
+    Communication: one all-reduce per trainable parameter.
     """
     ### BEGIN SOLUTION
     for parameter in module.parameters():
@@ -160,13 +164,13 @@ check.average_gradients()
 # %% [markdown]
 # ## Exercise 2.4 · The wrapper (10 min, 3 points)
 #
-# `ManualDDP(module, group=None)` makes all ranks start equal, forwards everything to `module`, and averages the
-# gradients when `finish_gradient_sync()` is called after `backward()`:
+# `ManualDDP(module, group=None)` gives all ranks the same initial state and passes all inputs on to `module`. When
+# `finish_gradient_sync()` is called after `backward()`, it averages the gradients:
 # ```python
 # model = ManualDDP(module)
-# for micro_batch in micro_batches:          # accumulation: no message in here
+# for micro_batch in micro_batches:          # accumulation: no communication in this loop
 #     (model(micro_batch) / len(micro_batches)).backward()
-# model.finish_gradient_sync()               # one average for all of them
+# model.finish_gradient_sync()               # averages the accumulated gradients once
 # optimizer.step()
 # ```
 
@@ -174,14 +178,14 @@ check.average_gradients()
 # %% tags=["exercise", "export"] grade_id="manual-ddp"
 # %%ranks
 class ManualDDP(nn.Module):
-    """Train a replica of module on each rank of the group as one process would on the full batch.
+    """Trains a replica of a module on each rank of the group, as one process would train it on the full batch.
 
-    The module itself is kept as `.module`.
+    Call finish_gradient_sync() after backward() and before the optimizer's step. The wrapped module is available as
+    `.module`. The gradients equal those of one process if the loss is a mean over samples, every rank has equally many
+    samples, and the module processes each sample independently of the others.
 
-    Call finish_gradient_sync() after backward() and before the optimizer's step. Exact for losses that are
-    means over equally many samples per rank, and for modules that treat each sample on its own.
-
-    Comm: when built, one broadcast per parameter and buffer; per step, one all_reduce per trainable parameter.
+    Communication: one broadcast per parameter and buffer when built, and one all-reduce per trainable parameter in each
+        step.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None):
@@ -198,7 +202,7 @@ class ManualDDP(nn.Module):
         ### END SOLUTION
 
     def finish_gradient_sync(self) -> None:
-        """Average what backward() has accumulated since zero_grad()."""
+        """Average the gradients that backward() has accumulated since zero_grad()."""
         ### BEGIN SOLUTION
         average_gradients(self.module, self.group)
         ### END SOLUTION
@@ -208,26 +212,28 @@ class ManualDDP(nn.Module):
 check.ManualDDP()
 
 # %% [markdown]
-# ## Exercise 2.5 · Who gets which sample (10 min, 2 points)
+# ## Exercise 2.5 · Sharding the data set (10 min, 2 points)
 #
-# `ShardedSampler(length, rank, world_size, shuffle=True, seed=0)` yields this rank's sample numbers for one epoch.
+# `ShardedSampler(length, rank, world_size, shuffle=True, seed=0)` yields the indices of this rank's samples for one
+# epoch.
 #
-# - Together the ranks cover all of `0 … length−1`. Every rank yields equally many, ⌈length / world_size⌉: where that
-#   does not divide, some samples come twice (a rank with one sample less would leave the others waiting).
-# - Without `shuffle`, rank r yields r, r + world_size, r + 2·world_size, … (and from 0 again where that ends).
-# - With `shuffle`, the order depends on `seed` and on the epoch set by `set_epoch(epoch)`, 0 at first; the same on all
-#   ranks, and nobody else's random numbers are touched.
-# - Plain ints, and no messages.
+# - Together, the ranks cover all indices from 0 to `length − 1`. Every rank yields ⌈length / world_size⌉ indices. If
+#   world_size does not divide the length, some samples come twice. (If one rank had a sample less, the other ranks
+#   would wait for it in the last step.)
+# - Without `shuffle`, rank r yields r, r + world_size, r + 2·world_size, … Past the last index, it continues from 0.
+# - With `shuffle`, the order depends on `seed` and on the epoch, which is 0 until it is set with `set_epoch(epoch)`. It
+#   is the same on all ranks. The global random state does not change.
+# - The indices are plain ints, and the ranks do not communicate.
 #
-# Mind a length smaller than the world.
+# Consider a data set with fewer samples than ranks, too.
 
 
 # %% tags=["exercise", "export"] grade_id="sharded-sampler"
 # %%ranks
 class ShardedSampler:
-    """Yield this rank's sample numbers: all ranks shuffle alike, then each takes every world_size-th.
+    """Yields the sample indices of this rank: all ranks draw the same order, and each takes every world_size-th index.
 
-    Every rank yields the same number of samples; the first ones come again where the length does not divide.
+    Every rank yields equally many indices. If world_size does not divide the length, the first ones are repeated.
     """
 
     def __init__(
@@ -239,24 +245,25 @@ class ShardedSampler:
         ### END SOLUTION
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order the next iteration has; without it every epoch is the same."""
+        """Set the epoch, on which the shuffled order depends. Without this call, every epoch has the same order."""
         ### BEGIN SOLUTION
         self.epoch = epoch
         ### END SOLUTION
 
     def __len__(self) -> int:
         ### BEGIN SOLUTION
-        return -(-self.length // self.world_size)
+        return math.ceil(self.length / self.world_size)
         ### END SOLUTION
 
     def __iter__(self):
         ### BEGIN SOLUTION
         order = torch.arange(self.length)
         if self.shuffle:
-            draw = torch.Generator().manual_seed(self.seed + self.epoch)
-            order = torch.randperm(self.length, generator=draw)
-        places = torch.arange(self.rank, len(self) * self.world_size, self.world_size)
-        return iter(order[places % self.length].tolist())
+            generator = torch.Generator().manual_seed(self.seed + self.epoch)
+            order = torch.randperm(self.length, generator=generator)
+        # Positions past the end wrap around, so that every rank gets len(self) samples.
+        positions = torch.arange(self.rank, len(self) * self.world_size, self.world_size)
+        return iter(order[positions % self.length].tolist())
         ### END SOLUTION
 
 
@@ -266,12 +273,12 @@ check.ShardedSampler()
 # %% [markdown]
 # ## Exercise 2.6 · Stretch: unequal shares (5 min, 2 points)
 #
-# `samples` is how many this rank had, another number on each rank, perhaps 0 on one. Average so that the result is the
-# gradient of the mean over *all* samples:
+# `samples` is the number of samples in this rank's batch. It may differ between ranks, and it may be 0 on some. Average
+# the gradients so that the result is the gradient of the mean over *all* samples:
 # ```python
 # gradient = sum(samples_of[r] * gradient_of[r] for r in ranks) / sum(samples_of[r] for r in ranks)
 # ```
-# Target: the gradients' bytes and one number more.
+# Target: the bytes of the gradients, and one more element.
 
 
 # %% tags=["exercise", "export"] grade_id="weighted"
@@ -279,21 +286,26 @@ check.ShardedSampler()
 def average_gradients_weighted(
     module: nn.Module, samples: int, group: dist.ProcessGroup | None = None
 ) -> None:
-    """Average gradients over ranks that had different numbers of samples, each weighted by its share.
+    """Average gradients over ranks with different numbers of samples, weighting each rank by its number.
 
-    Comm: one all_reduce of one number, then one per trainable parameter.
+    Args:
+        module: The module whose gradients to average.
+        samples: The number of samples in this rank's batch.
+        group: The ranks to average over. By default, all ranks.
+
+    Communication: one all-reduce of one element, then one per trainable parameter.
     """
     ### BEGIN SOLUTION
     device = next(module.parameters()).device
-    total = torch.tensor([samples], dtype=torch.float64, device=device)
-    dist.all_reduce(total, group=group)
-    share = samples / total.item()
+    total_samples = torch.tensor([samples], dtype=torch.float64, device=device)
+    dist.all_reduce(total_samples, group=group)
+    weight = samples / total_samples.item()
     for parameter in module.parameters():
         if not parameter.requires_grad:
             continue
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        parameter.grad *= share
+        parameter.grad *= weight
         dist.all_reduce(parameter.grad, group=group)
     ### END SOLUTION
 
@@ -304,7 +316,8 @@ check.average_gradients_weighted()
 # %% [markdown]
 # ## Your figure, and torch's answer
 #
-# Train handwritten digits with your pieces, and with `DistributedDataParallel`, from the same start.
+# Train a classifier of handwritten digits with your `ManualDDP` and with torch's `DistributedDataParallel`, from the
+# same initial state.
 
 
 # %%
@@ -321,17 +334,17 @@ def train(wrapper, steps_per_epoch=20, epochs=2):
     sampler = ShardedSampler(len(images), rank, world_size)
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
-        samples = torch.tensor(list(sampler))
-        for mine in samples.split(16)[:steps_per_epoch]:
+        indices = torch.tensor(list(sampler))
+        for batch in indices.split(16)[:steps_per_epoch]:
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(images[mine]), labels[mine])
+            loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
             loss.backward()
             if isinstance(model, ManualDDP):
                 model.finish_gradient_sync()
             optimizer.step()
-            reported = loss.detach().clone()
-            mean_over_ranks_(reported)
-            losses.append(reported.item())
+            mean_loss = loss.detach().clone()
+            mean_over_ranks_(mean_loss)
+            losses.append(mean_loss.item())
     return losses
 
 
@@ -339,19 +352,19 @@ def train(wrapper, steps_per_epoch=20, epochs=2):
 # %%ranks
 from torch.nn.parallel import DistributedDataParallel
 
-ours, theirs = train(ManualDDP), train(DistributedDataParallel)
-print(f"from {ours[0]:.1f} to {ours[-1]:.1f}")
+losses, ddp_losses = train(ManualDDP), train(DistributedDataParallel)
+print(f"The loss falls from {losses[0]:.1f} to {losses[-1]:.1f}.")
 
 # %%
-curves = {"ManualDDP": ranks.pull("ours")[0], "torch's DDP": ranks.pull("theirs")[0]}
-apart = max(abs(a - b) for a, b in zip(*curves.values(), strict=True))
-print(f"largest difference below 0.01: {apart < 0.01}")
-assert apart < 0.01
+curves = {"ManualDDP": ranks.pull("losses")[0], "torch's DDP": ranks.pull("ddp_losses")[0]}
+difference = max(abs(a - b) for a, b in zip(*curves.values(), strict=True))
+print(f"largest difference below 0.01: {difference < 0.01}")
+assert difference < 0.01
 plots.loss_curves(curves)
 
 # %% [markdown]
-# Done. Next: the same bytes in fewer messages (chapter 03). As a script outside notebooks, the same idea is
-# `labs/simple_ddp.py`: `torchrun --nproc_per_node=2 labs/simple_ddp.py`.
+# The two curves agree. In chapter 03, you will send the same bytes in fewer collectives. `labs/simple_ddp.py` is a
+# script with the same idea, to run outside of notebooks: `torchrun --nproc_per_node=2 labs/simple_ddp.py`.
 
 # %%
 ranks.stop()

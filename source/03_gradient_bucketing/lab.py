@@ -8,9 +8,9 @@
 # %% [markdown]
 # # Lab 03 · Gradient bucketing
 #
-# **60 minutes, 11 points.** You build `BucketedDDP`: the same gradients as `ManualDDP` up to rounding, the same
-# bytes, in a handful of messages. Two small objects do the work: a list that says which gradients travel together, and
-# a *bucket* that carries them.
+# **60 minutes, 11 points.** You build `BucketedDDP`. It computes the same gradients as `ManualDDP` (up to rounding) and
+# sends the same bytes, but with only a handful of all-reduces. Two small pieces do the work: a function that assigns
+# gradients to buckets, and a `Bucket` that averages the gradients of one bucket.
 #
 # Each exercise has a check. It draws new weights, samples and sizes every time.
 
@@ -22,7 +22,7 @@ ranks.start(world_size=4)
 
 # %% tags=["export"]
 # %%ranks
-"""Data parallelism with gradient buckets: the same bytes in fewer messages."""
+"""Data parallelism with gradient buckets: the same bytes in fewer collectives."""
 
 from collections.abc import Iterable
 
@@ -32,34 +32,37 @@ from torch import nn
 
 from solutions.manual_ddp import broadcast_state
 
-MB = 2**20  # bytes, as torch's DDP counts its bucket_cap_mb
+MB = 2**20  # bytes, as in the bucket_cap_mb of torch's DDP
 
 # %% [markdown]
 # ## Exercise 3.1 · One tensor, many gradients (10 min, 2 points)
 #
-# Make room for the gradients of `parameters` in one flat tensor, and cut it into *slices*: views of the flat tensor,
-# each with its parameter's shape. Nothing is copied: what is written into a slice stands in the flat tensor.
+# Allocate one **flat tensor** for the gradients of all `parameters`, and split it into **slices**: views of the flat
+# tensor, each with the shape of its parameter. A slice has no memory of its own, so what you write into a slice is in
+# the flat tensor at once.
 # ```python
-# place = 0
-# for parameter, piece in zip(parameters, slices):
-#     for i in range(parameter.numel()):          # piece.flatten()[i] is flat[place], the same memory
-#         place += 1
+# index = 0
+# for parameter, grad_slice in zip(parameters, slices):
+#     for i in range(parameter.numel()):          # grad_slice.flatten()[i] and flat[index] share their memory
+#         index += 1
 # ```
-# Target: one allocation, as many elements as the gradients have, zeros to begin with, their dtype, their device.
+# Target: one allocation of zeros, with as many elements as the parameters together, and with their dtype and device.
 
 
 # %% tags=["exercise", "export"] grade_id="flat-and-slices"
 # %%ranks
 def flat_and_slices(parameters: list[nn.Parameter]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Allocate one flat tensor for the gradients of parameters, which share a dtype and a device.
+    """Allocate one flat tensor for the gradients of parameters that share a dtype and a device.
 
-    Shapes: → flat [sum of numel()], and per parameter a view of flat with the parameter's shape
+    Returns:
+        The flat tensor, with one element per element of the parameters, and its slices: for each parameter, a view
+        with the parameter's shape.
     """
     ### BEGIN SOLUTION
     sizes = [parameter.numel() for parameter in parameters]
     flat = torch.zeros(sum(sizes), dtype=parameters[0].dtype, device=parameters[0].device)
-    pieces = flat.split(sizes)
-    return flat, [piece.view(p.shape) for piece, p in zip(pieces, parameters, strict=True)]
+    slices = [s.view(p.shape) for s, p in zip(flat.split(sizes), parameters, strict=True)]
+    return flat, slices
     ### END SOLUTION
 
 
@@ -67,19 +70,21 @@ def flat_and_slices(parameters: list[nn.Parameter]) -> tuple[torch.Tensor, list[
 check.flat_and_slices()
 
 # %% [markdown]
-# ## Exercise 3.2 · Who travels with whom (15 min, 3 points)
+# ## Exercise 3.2 · Assigning gradients to buckets (15 min, 3 points)
 #
 # Split the *trainable* parameters into buckets.
 #
-# - In **reverse order**: backward completes the last layers' gradients first.
-# - A parameter goes into the bucket that was opened last *for its dtype and device*. If it does not fit in there, that
-#   bucket is closed for good, and a new one opened. Buckets are listed in the order in which they were opened.
-# - A bucket holds at most `bucket_cap_mb` · 2²⁰ bytes, the first of each dtype and device at most `first_bucket_mb`
-#   (never more than `bucket_cap_mb`). A parameter larger than its cap has a bucket to itself.
+# - Go through the parameters in **reverse order**, because backward completes the gradients of the last layers first.
+# - A parameter goes into the bucket that was opened last *for its dtype and device*. If it does not fit there, close
+#   that bucket for good and open a new one. Return the buckets in the order in which they were opened.
+# - A bucket holds at most `bucket_cap_mb` · 2²⁰ bytes. The first bucket of each dtype and device holds at most
+#   `first_bucket_mb` (but never more than `bucket_cap_mb`). A parameter that is larger than the cap gets a bucket of
+#   its own.
 #
-# With a cap of 3 for all, and gradients of 1, 1, 1, 2, 4 and 1 bytes in the model's order:
+# For example, let the cap be 3 bytes for all buckets, and let the gradients have 1, 1, 1, 2, 4 and 1 bytes in the order
+# of the model. Then the buckets are:
 # ```python
-# [[1], [4], [2, 1], [1, 1]]          # read the model's order from its end
+# [[1], [4], [2, 1], [1, 1]]          # in reverse order of the model
 # ```
 
 
@@ -90,24 +95,29 @@ def assign_buckets(
 ) -> list[list[nn.Parameter]]:
     """Split trainable parameters into buckets, in the order in which backward() completes their gradients.
 
-    Units: caps in MB of 2²⁰ bytes. The first bucket of each dtype is smaller, so that it can leave early.
-    Source: torch's DDP with its default cap has the same order and caps, but closes a bucket once it is at or over
-    its cap.
+    Args:
+        parameters: The parameters of a module, in its order.
+        bucket_cap_mb: How many MB (2²⁰ bytes) a bucket holds at most.
+        first_bucket_mb: The cap of the first bucket of each dtype and device. It is smaller, so that the first
+            collective can be launched early.
+
+    Source: torch's DDP, with its default cap, uses the same order and caps, but it closes a bucket as soon as the
+        bucket reaches or exceeds its cap.
     """
     ### BEGIN SOLUTION
     buckets = []
-    filling = {}  # per dtype and device: the open bucket, and how many bytes it has room for
+    open_buckets = {}  # by dtype and device: the open bucket, and how many bytes still fit into it
     for parameter in reversed(list(parameters)):
         if not parameter.requires_grad:
             continue
-        kind = (parameter.dtype, parameter.device)
-        bucket, room_bytes = filling.get(kind, (None, 0))
+        key = (parameter.dtype, parameter.device)
+        bucket, room_bytes = open_buckets.get(key, (None, 0))
         if bucket is None or parameter.nbytes > room_bytes:
-            cap_mb = bucket_cap_mb if kind in filling else min(first_bucket_mb, bucket_cap_mb)
+            cap_mb = bucket_cap_mb if bucket else min(first_bucket_mb, bucket_cap_mb)
             bucket, room_bytes = [], cap_mb * MB
             buckets.append(bucket)
         bucket.append(parameter)
-        filling[kind] = bucket, room_bytes - parameter.nbytes
+        open_buckets[key] = bucket, room_bytes - parameter.nbytes
     return buckets
     ### END SOLUTION
 
@@ -118,19 +128,19 @@ check.assign_buckets()
 # %% [markdown]
 # ## Exercise 3.3 · Break it (15 min, 3 points)
 #
-# If each parameter's `.grad` *is* its slice, backward writes straight into the flat tensor, and nothing has to be
-# copied, in or out. So why not tie them together once, when the bucket is made?
+# If the `.grad` of each parameter *is* its slice, backward writes directly into the flat tensor, and nothing needs to
+# be copied into it or out of it. So why not make each `.grad` a slice once, when the bucket is created?
 
 
 # %%
 # %%ranks
 class TiedOnce:
-    """A bucket whose gradients are made slices once and for all."""
+    """A bucket that makes gradients slices of its flat tensor only once."""
 
     def __init__(self, parameters):
         self.flat, slices = flat_and_slices(parameters)
-        for parameter, piece in zip(parameters, slices, strict=True):
-            parameter.grad = piece
+        for parameter, grad_slice in zip(parameters, slices, strict=True):
+            parameter.grad = grad_slice
 
     def average(self):
         dist.all_reduce(self.flat)
@@ -138,8 +148,8 @@ class TiedOnce:
 
 
 # %% [markdown]
-# Two steps of a training loop, as everybody writes it. **Predict** the gradient that each rank steps with, in step 0
-# and in step 1. (Rank r's own is r + 1.)
+# The next cell runs two steps of an ordinary training loop. On rank r, backward computes the gradient r + 1.
+# **Predict** the gradient that the optimizer of each rank uses in step 0 and in step 1.
 
 # %%
 # %%ranks
@@ -154,63 +164,76 @@ for step in range(2):
     optimizer.zero_grad()
 
 # %% [markdown]
-# No error, and from step 1 on every rank trains alone. What does `zero_grad()` leave in `.grad`, and what does
-# `backward()` do with what it finds there?
+# There is no error, but from step 1 on, every rank trains with its own gradient. What does `zero_grad()` leave in
+# `.grad`, and what does `backward()` do when it finds that there?
 #
-# Write the bucket that survives it. `pack(place)` brings one gradient home, divided by the number of ranks, and makes
-# `.grad` its slice; `launch()` sends all of them at once and does not wait (chapter 01: `async_op=True`); `wait()`
-# does.
+# Write a bucket that still works after `zero_grad()`:
 #
-# Target: one message. A `grad` that is None counts as zeros; one that is its slice already stays there; one that is
-# itself differentiable (`backward(create_graph=True)`) is refused with a `RuntimeError` that says why: a message is not
-# part of any graph.
+# - `pack(index)` copies one gradient into its slice, divided by the number of ranks, and makes the slice the
+#   parameter's `.grad`.
+# - `launch()` starts one all-reduce of the flat tensor and does not wait for it (chapter 01: `async_op=True`).
+# - `wait()` waits for it.
+#
+# Target: one all-reduce. A `grad` that is None counts as zeros. A `grad` that already is its slice stays there. A
+# `grad` that is itself differentiable (after `backward(create_graph=True)`) raises a `RuntimeError` that says why: an
+# all-reduce is not part of the autograd graph.
 
 
 # %% tags=["exercise", "export"] grade_id="bucket"
 # %%ranks
 class Bucket:
-    """The gradients of its `parameters`, which travel in one message: slices of one flat tensor.
+    """Averages the gradients of its `parameters` with one all-reduce of a flat tensor.
 
-    Once packed, a parameter's .grad *is* its slice: what arrives need not be copied back, and no second copy is held.
-    Comm: launch() is one all_reduce of the flat tensor.
+    Once it is packed, the .grad of a parameter *is* a slice of the flat tensor. So the result need not be copied back,
+    and there is no second copy of the gradient.
+
+    Communication: launch() starts one all-reduce of the flat tensor.
     """
 
     def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None):
         ### BEGIN SOLUTION
         self.parameters, self.group = parameters, group
         self.flat, self.slices = flat_and_slices(parameters)
-        # torch.div would make a tensor of a number in every call
+        # A tensor, because torch.div would convert a number to a tensor in every call.
         self.divisor = torch.tensor(float(dist.get_world_size(group)))
         self.handle = None
         ### END SOLUTION
 
-    def pack(self, place: int) -> None:
-        """Bring the gradient of parameters[place] home, divided by the number of ranks; None counts as zeros.
+    def pack(self, index: int) -> None:
+        """Copy the gradient of parameters[index] into its slice, divided by the number of ranks; None counts as zeros.
 
-        Raises: RuntimeError for a gradient that is itself differentiable.
+        Raises:
+            RuntimeError: If the gradient is itself differentiable.
         """
         ### BEGIN SOLUTION
-        parameter, piece = self.parameters[place], self.slices[place]
+        parameter, grad_slice = self.parameters[index], self.slices[index]
         if parameter.grad is None:
-            piece.zero_()
+            grad_slice.zero_()
         elif parameter.grad.requires_grad:
-            raise RuntimeError("create_graph=True: messages have no graph; use the module itself")
+            raise RuntimeError(
+                "backward(create_graph=True) is not supported, because an all-reduce is not part of "
+                "the autograd graph: call the module itself instead of its wrapper"
+            )
         else:
-            torch.div(parameter.grad, self.divisor, out=piece)
-        parameter.grad = piece
+            torch.div(parameter.grad, self.divisor, out=grad_slice)
+        parameter.grad = grad_slice
         ### END SOLUTION
 
     def launch(self) -> None:
-        """Begin to add the flat tensor up over the group."""
+        """Start the all-reduce of the flat tensor, and return at once."""
         ### BEGIN SOLUTION
         self.handle = dist.all_reduce(self.flat, group=self.group, async_op=True)
         ### END SOLUTION
 
     def wait(self) -> None:
-        """Wait until what launch() began is done. Raises: RuntimeError where nothing is under way."""
+        """Wait until the all-reduce is complete.
+
+        Raises:
+            RuntimeError: If no all-reduce is in flight.
+        """
         ### BEGIN SOLUTION
         if self.handle is None:
-            raise RuntimeError("nothing is under way: launch() comes before wait()")
+            raise RuntimeError("no all-reduce is in flight: call launch() before wait()")
         self.handle.wait()
         self.handle = None
         ### END SOLUTION
@@ -222,25 +245,22 @@ check.Bucket()
 # %% [markdown]
 # ## Exercise 3.4 · The wrapper (10 min, 3 points)
 #
-# `BucketedDDP(module, bucket_cap_mb=25.0, group=None)` is used as `ManualDDP` was. Its messages are the buckets of
-# `assign_buckets`, in that order, and all of them are on their way before the first is waited for.
+# You use `BucketedDDP(module, bucket_cap_mb=25.0, group=None)` like `ManualDDP`. It launches one all-reduce for each
+# bucket of `assign_buckets`, in that order. It launches all of them before it waits for the first.
 #
-# Target: as many messages as `assign_buckets` gives buckets, with the gradients' bytes, all in
-# `finish_gradient_sync()`.
+# Target: one all-reduce per bucket, with the bytes of the gradients in total, all of them in `finish_gradient_sync()`.
 
 
 # %% tags=["exercise", "export"] grade_id="bucketed-ddp"
 # %%ranks
 class BucketedDDP(nn.Module):
-    """Train a replica of module on each rank of the group, with gradients averaged bucket by bucket.
+    """Trains a replica of a module on each rank of the group, and averages the gradients bucket by bucket.
 
-    Call finish_gradient_sync() after backward() and before the optimizer's step. `.module` is the module itself.
+    Call finish_gradient_sync() after backward() and before the optimizer's step. The wrapped module is available as
+    `.module`.
 
-    Comm: when built, one broadcast per parameter and buffer; per step, one all_reduce per bucket.
-    Raises: RuntimeError, at the latest in finish_gradient_sync(), for backward(create_graph=True).
+    Communication: one broadcast per parameter and buffer when built, and one all-reduce per bucket in each step.
     """
-
-    bucket_type = Bucket  # chapter 08 has another
 
     def __init__(
         self, module: nn.Module, bucket_cap_mb: float = 25.0, group: dist.ProcessGroup | None = None
@@ -250,7 +270,7 @@ class BucketedDDP(nn.Module):
         self.module = module
         broadcast_state(module, group)
         assigned = assign_buckets(module.parameters(), bucket_cap_mb)
-        self.buckets = [self.bucket_type(parameters, group) for parameters in assigned]
+        self.buckets = [Bucket(parameters, group) for parameters in assigned]
         ### END SOLUTION
 
     def forward(self, *inputs, **kwargs):
@@ -259,11 +279,15 @@ class BucketedDDP(nn.Module):
         ### END SOLUTION
 
     def finish_gradient_sync(self) -> None:
-        """Average what backward() has accumulated since zero_grad()."""
+        """Average the gradients that backward() has accumulated since zero_grad().
+
+        Raises:
+            RuntimeError: After backward(create_graph=True).
+        """
         ### BEGIN SOLUTION
         for bucket in self.buckets:
-            for place in range(len(bucket.parameters)):
-                bucket.pack(place)
+            for index in range(len(bucket.parameters)):
+                bucket.pack(index)
             bucket.launch()
         for bucket in self.buckets:
             bucket.wait()
@@ -276,8 +300,9 @@ check.BucketedDDP()
 # %% [markdown]
 # ## Your figure, and torch's answer (10 min)
 #
-# Three wrappers train a small GPT on text, from the same start: chapter 02's, yours, torch's. In a group of their own
-# the ranks do not compare notes before each message (chapter 00), so that times mean something.
+# Three wrappers train a small GPT on text, from the same initial state: `ManualDDP` of chapter 02, your `BucketedDDP`,
+# and torch's DDP. They use a new process group, in which the ranks do not check each collective for mismatches (chapter
+# 00), so that you can compare the times.
 
 
 # %%
@@ -290,27 +315,24 @@ from shared.data import CharTokens
 from shared.models import GPTConfig, TinyGPT
 from solutions.manual_ddp import ManualDDP, mean_over_ranks_
 
-plain = dist.new_group()
+unchecked_group = dist.new_group()
 text = CharTokens()
 config = GPTConfig(vocab_size=text.vocab_size, layers=6)
 
-
-def torchs(module):
-    return DistributedDataParallel(module, process_group=plain, gradient_as_bucket_view=True)
-
-
 wrappers = {
-    "ManualDDP": partial(ManualDDP, group=plain),
-    "BucketedDDP": partial(BucketedDDP, group=plain),
-    "torch's DDP": torchs,
+    "ManualDDP": partial(ManualDDP, group=unchecked_group),
+    "BucketedDDP": partial(BucketedDDP, group=unchecked_group),
+    "torch's DDP": partial(
+        DistributedDataParallel, process_group=unchecked_group, gradient_as_bucket_view=True
+    ),
 }
 
 
 # %%
 # %%ranks
 def compute_and_sync(model, step=0):
-    draw = torch.Generator().manual_seed(step)
-    starts = torch.randint(len(text.tokens) - 33, (4 * world_size,), generator=draw)
+    generator = torch.Generator().manual_seed(step)
+    starts = torch.randint(len(text.tokens) - 33, (4 * world_size,), generator=generator)
     inputs, targets = text.windows(starts[rank::world_size], length=32)
     loss = model(inputs.to(device), targets.to(device))
     loss.backward()
@@ -326,7 +348,7 @@ def train(wrap, steps=20):
         optimizer.zero_grad()
         loss = compute_and_sync(model, step)
         optimizer.step()
-        mean_over_ranks_(loss, plain)
+        mean_over_ranks_(loss, unchecked_group)
         losses.append(loss.item())
     return model, losses
 
@@ -334,19 +356,20 @@ def train(wrap, steps=20):
 # %%
 # %%ranks
 trained = {name: train(wrap) for name, wrap in wrappers.items()}
-losses = {name: of_model for name, (_, of_model) in trained.items()}
-print(f"from {losses['BucketedDDP'][0]:.1f} to {losses['BucketedDDP'][-1]:.1f}")
+losses = {name: model_losses for name, (_, model_losses) in trained.items()}
+first_loss, *_, last_loss = losses["BucketedDDP"]
+print(f"The loss falls from {first_loss:.1f} to {last_loss:.1f}.")
 
 # %%
 curves = ranks.pull("losses")[0]
-apart = max(max(each) - min(each) for each in zip(*curves.values(), strict=True))
-print(f"largest difference below 0.01: {apart < 0.01}")
-assert apart < 0.01
+difference = max(max(losses) - min(losses) for losses in zip(*curves.values(), strict=True))
+print(f"largest difference below 0.01: {difference < 0.01}")
+assert difference < 0.01
 plots.loss_curves(curves)
 
 # %% [markdown]
-# The same training, then. What does one step of each send, how long does it take, and what does a rank hold? Times are
-# taken in turn.
+# All three train in the same way. How many bytes does one step send, how long does it take, and how much does a rank
+# hold? The next cells measure the three in turn.
 
 # %%
 # %%ranks
@@ -358,13 +381,13 @@ from shared import memory, wire
 
 def now_ms():
     if device.type == "cuda":
-        torch.cuda.synchronize()  # a GPU still works when the call has returned
+        torch.cuda.synchronize()  # the GPU may still be computing when a call returns
     return time.perf_counter() * 1e3
 
 
 def step_ms(model):
     model.zero_grad()
-    dist.barrier(plain)
+    dist.barrier(unchecked_group)
     began_ms = now_ms()
     compute_and_sync(model)
     return now_ms() - began_ms
@@ -377,45 +400,46 @@ times_ms = dict(zip(models, map(median, zip(*rounds, strict=True)), strict=True)
 
 # %%
 # %%ranks
-def synced_bytes(held):
+def gradient_bytes(held):
     return held.gradients_bytes + held.buckets_bytes
 
 
-def observed(model):
-    """→ the ledger of a step, the bytes at its peak, and the most bytes of gradients and buckets"""
+def measure_step(model):
+    """Run one step. Returns its ledger, its peak memory, and the peak of gradients and buckets alone."""
     model.zero_grad()
     with wire.ledger() as log, memory.peak(model) as peak:
         compute_and_sync(model)
-    return log, peak.held.total_bytes, max(synced_bytes(sample.held) for sample in peak.samples)
+    gradient_peak_bytes = max(gradient_bytes(sample.held) for sample in peak.samples)
+    return log, peak.held.total_bytes, gradient_peak_bytes
 
 
-observations = {name: observed(model) for name, model in models.items()}
+measured = {name: measure_step(model) for name, model in models.items()}
 
 # %% tags=["nbval-ignore-output"]
-observations, of_ranks = ranks.pull("observations")[0], ranks.pull("times_ms")
+measured, times_of_ranks = ranks.pull("measured")[0], ranks.pull("times_ms")
 rows = []
-for name, (log, peak_bytes, _) in observations.items():
-    slowest_ms = max(times_ms[name] for times_ms in of_ranks)
+for name, (log, peak_bytes, _) in measured.items():
+    slowest_ms = max(times_ms[name] for times_ms in times_of_ranks)
     sent = [str(log.messages), f"{log.sent_bytes / 1e6:.2f}"]
     rows.append([name, *sent, f"{slowest_ms:.0f}", f"{peak_bytes / 1e6:.1f}"])
-tables.Table(["", "messages", "MB sent per rank", "ms per step", "MB at the peak"], rows)
+tables.Table(["", "all-reduces", "sent per rank, MB", "step, ms", "peak, MB"], rows)
 
 # %% [markdown]
-# The peak is when backward begins: all activations are there, and in two of the three the buckets too. And how much
-# memory do gradients and buckets take at most, in the whole step?
+# The peak is at the start of backward, when the rank holds all activations, and with two of the wrappers also the
+# buckets. How much memory do gradients and buckets take at most during the step?
 
 # %% tags=["nbval-ignore-output"]
-logs = {name: log for name, (log, _, _) in observations.items()}
+logs = {name: log for name, (log, _, _) in measured.items()}
 assert logs["BucketedDDP"].messages < logs["ManualDDP"].messages / 10
 assert all(log.sent_bytes == logs["ManualDDP"].sent_bytes for log in logs.values())
-most_mb = {name: most_bytes / 1e6 for name, (*_, most_bytes) in observations.items()}
-plots.bars(most_mb, "MB of gradients and buckets, at most")
+peaks_mb = {name: gradient_peak / 1e6 for name, (*_, gradient_peak) in measured.items()}
+plots.bars(peaks_mb, "peak of gradients and buckets, MB")
 
 # %% [markdown]
-# The same losses and the same bytes, in a handful of messages. But with yours, all gradients are there twice:
-# `zero_grad()` has thrown the slices away, so backward makes every gradient anew, beside the buckets, and they are
-# packed only when backward is over. torch packs each gradient in the moment in which it has come. And what is packed
-# early can leave early: that is chapter 04.
+# The losses and the bytes are the same, with only a handful of all-reduces. But with your wrapper, a rank holds all
+# gradients twice. `zero_grad()` drops the slices, so backward allocates every gradient anew, next to the buckets, and
+# you pack the gradients only after backward. torch's DDP packs each gradient as soon as it is complete. A bucket that
+# is packed early can also be launched early, which is the topic of chapter 04.
 
 # %%
 ranks.stop()

@@ -37,14 +37,14 @@ from solutions.bucketed_ddp import Bucket, assign_buckets
 from solutions.manual_ddp import broadcast_state
 
 # %% [markdown]
-# The code of this lab needs only four things of a bucket. The next cell writes them down as a **protocol**: any class
-# with these members will do. Your `Bucket` of lab 03 has them, and so have the buckets that you build in lab 08.
+# The code of this lab needs only four members of a bucket. The next cell declares them as a **protocol**: any class
+# with these members will do. Your `Bucket` of lab 03 has them, and so will the buckets that you build in lab 08.
 
 
 # %% tags=["export"]
 # %%ranks
 class GradientBucket(Protocol):
-    """What a launch queue needs of a bucket. Bucket of chapter 03 is one; ZeRO-2 and ZeRO-3 have another."""
+    """What a launch queue needs of a bucket. Chapter 03's Bucket has it, and so has the ShardedBucket of chapter 08."""
 
     parameters: list[nn.Parameter]
 
@@ -61,17 +61,17 @@ class GradientBucket(Protocol):
 # %% [markdown]
 # ## Exercise 4.1 · Launch in one order (15 min, 2 points)
 #
-# All ranks must launch their collectives in the same order. But the order in which gradients become ready depends on
-# the samples of a rank. So the buckets stand in a queue: a bucket is launched when it is full *and all buckets before
-# it have been launched*.
+# All ranks must launch their collectives in the same order. But the order in which gradients become ready may depend on
+# the samples of a rank. So the buckets wait in a queue: a bucket is launched when it is full *and all buckets before it
+# have been launched*.
 #
 # `LaunchQueue(buckets)` keeps `missing`, a list with one set per bucket: the indices of the gradients that are not
 # packed yet. It also keeps `launched`, the number of buckets launched so far.
 #
-# - `add(bucket_index, index)` packs gradient `index` of bucket `bucket_index`. Then it launches every bucket whose turn
-#   has come and that is full. It does not wait.
-# - `finish()` packs every gradient that is still missing. (There is none this time, and `pack` counts it as zeros.) It
-#   launches the remaining buckets and only then waits for all buckets. Afterwards the queue is ready for the next
+# - `add(bucket_index, index)` packs gradient `index` of bucket `bucket_index`. Then it launches every bucket that is
+#   full and next. It does not wait.
+# - `finish()` packs every gradient that is still missing. (Backward has computed none, so `pack` counts it as zeros.)
+#   It launches the remaining buckets, and only then waits for all buckets. Afterwards the queue is ready for the next
 #   backward.
 #
 # ```python
@@ -86,8 +86,8 @@ class GradientBucket(Protocol):
 #
 # <details><summary>Hint</summary>
 #
-# One `add` may complete a bucket for which several full buckets were waiting. Which loop launches all of them, and
-# where does it stop?
+# One `add` may complete a bucket that several full buckets were waiting for. Which loop launches all of them, and where
+# does it stop?
 # </details>
 
 
@@ -96,8 +96,8 @@ class GradientBucket(Protocol):
 class LaunchQueue:
     """Launches buckets in a fixed order, the same on every rank, each as soon as it is full and next.
 
-    `missing[bucket_index]` holds the indices of the gradients that have not come yet; `launched` counts the buckets in
-    flight.
+    `missing[bucket_index]` holds the indices of the gradients that are not packed yet. `launched` is the number of
+    buckets launched so far.
     """
 
     def __init__(self, buckets: Sequence[GradientBucket]):
@@ -107,7 +107,7 @@ class LaunchQueue:
         ### END SOLUTION
 
     def add(self, bucket_index: int, index: int) -> None:
-        """Pack a gradient that is ready, and launch every bucket that may go now.
+        """Pack a gradient that is ready, and launch every bucket that is full and next.
 
         Communication: one collective per bucket launched.
         """
@@ -120,7 +120,7 @@ class LaunchQueue:
         ### END SOLUTION
 
     def finish(self) -> None:
-        """Launch the remaining buckets, wait for all of them, and begin anew."""
+        """Launch the remaining buckets, wait for all of them, and get ready for the next backward."""
         ### BEGIN SOLUTION
         for bucket_index, indices in enumerate(self.missing):
             for index in sorted(indices):
@@ -141,8 +141,8 @@ check.LaunchQueue()
 # %% [markdown]
 # ## Exercise 4.2 · Launch during backward (20 min, 3 points)
 #
-# Something must call `add` while backward computes. A **hook** is a function that autograd calls. Two kinds of hook
-# look right for this, and both have been published in code that trains:
+# Something must call `add` while backward computes. A **hook** is a function that you register and autograd calls. Two
+# kinds of hook look right for this, and both have been published in code that trains:
 
 
 # %%
@@ -155,7 +155,7 @@ def average(tensor):
 def hooked(register):
     """Run two micro-batches and average gradients in the second. Returns the parameter and its gradient."""
     weight = nn.Parameter(torch.ones(1, device=device))
-    (weight * (rank + 1)).sum().backward()  # no all-reduce yet, to save one
+    (weight * (rank + 1)).sum().backward()  # without the hook: one all-reduce is enough for both
     getattr(weight, register)(average)
     (weight * 10 * (rank + 1)).sum().backward()
     return weight.item(), weight.grad.item()
@@ -184,7 +184,7 @@ print(f"hook on the tensor: parameter {parameter:.1f}, gradient {gradient:.1f}")
 #   was never averaged.
 #
 # So we use post-accumulate hooks and read `parameter.grad` ourselves. Autograd calls such a hook once per backward,
-# when `.grad` is complete. For a tied parameter, too, it calls the hook once.
+# when `.grad` is complete. It calls the hook of a tied parameter once, too.
 #
 # `watch_gradients` is given. It registers a hook on each parameter of the buckets, and translates the parameter into
 # the two indices that `add` takes. Its weak reference and its clean-up keep a deleted wrapper from living on in its own
@@ -198,8 +198,8 @@ def watch_gradients(
 ) -> None:
     """Call the method on_gradient(bucket_index, index) whenever backward() has completed a gradient of a bucket.
 
-    The hooks hold the method's object weakly, as a strong reference would keep it alive through its own hooks, and
-    they are removed when it is gone.
+    The hooks hold the method's object by a weak reference, because a strong one would keep it alive through its own
+    hooks. They are removed when the object is gone.
     """
     method = weakref.WeakMethod(on_gradient)
     index_of = {
@@ -211,7 +211,7 @@ def watch_gradients(
     for bucket in buckets:
         for parameter in bucket.parameters:
             handle = parameter.register_post_accumulate_grad_hook(
-                lambda ready: method()(*index_of[id(ready)])
+                lambda completed: method()(*index_of[id(completed)])
             )
             hooks.callback(handle.remove)
     weakref.finalize(on_gradient.__self__, hooks.close)
@@ -230,7 +230,7 @@ def watch_gradients(
 #   may be in flight. `on_gradient` must raise a `RuntimeError` then, whether `enabled` or not. Its message says what to
 #   do instead: call `finish_gradient_sync()` after each `backward()`, or use `no_sync()`.
 #
-# Target: each gradient is added once, in the backward that completes it, and nothing waits there.
+# Target: each gradient is added once, in the backward that completes it, and nothing waits during backward.
 #
 # <details><summary>Hint 1: how do I recognize a second gradient?</summary>
 #
@@ -238,7 +238,7 @@ def watch_gradients(
 # </details>
 # <details><summary>Hint 2: who does the rest?</summary>
 #
-# Nothing in `GradientSync` packs, launches or waits. Each of its methods calls one method of the queue.
+# `GradientSync` does not pack, launch or wait itself. Each of these methods calls one method of the queue.
 # </details>
 
 
@@ -255,7 +255,11 @@ class GradientSync:
         watch_gradients(buckets, self.on_gradient)
 
     def on_gradient(self, bucket_index: int, index: int) -> None:
-        """Take a gradient that backward() has just completed; raise a RuntimeError for a second one."""
+        """Add a gradient that backward() has just completed to the queue.
+
+        Raises:
+            RuntimeError: if this parameter's gradient is in the queue already.
+        """
         ### BEGIN SOLUTION
         if index not in self.queue.missing[bucket_index]:
             raise RuntimeError(
@@ -268,7 +272,7 @@ class GradientSync:
         ### END SOLUTION
 
     def finish(self) -> None:
-        """Launch what is left and wait until every gradient is averaged; inside no_sync(), do nothing."""
+        """Launch the remaining buckets and wait until every gradient is averaged; inside no_sync(), do nothing."""
         ### BEGIN SOLUTION
         if self.enabled:
             self.queue.finish()
@@ -295,9 +299,10 @@ class GradientSync:
 check.GradientSync()
 
 # %% [markdown]
-# ## Exercise 4.3 · Wire it in a wrapper (10 min, 3 points)
+# ## Exercise 4.3 · The wrapper (10 min, 3 points)
 #
-# `OverlappedDDP(module, bucket_cap_mb=25.0, group=None)` is used as `BucketedDDP` was, and made of what you have:
+# `OverlappedDDP(module, bucket_cap_mb=25.0, group=None)` is used like `BucketedDDP`, and consists of pieces that you
+# have:
 #
 # - When built, it broadcasts the state of `module` with `broadcast_state`, splits the parameters with `assign_buckets`,
 #   makes a `Bucket` of each list, and a `GradientSync` of the buckets.
@@ -313,14 +318,14 @@ check.GradientSync()
 #
 # <details><summary>Hint</summary>
 #
-# `BucketedDDP.__init__` of lab 03 is almost right. What does this wrapper make of the buckets beside?
+# `BucketedDDP.__init__` of lab 03 is almost right. What else does this wrapper make from the buckets?
 # </details>
 
 
 # %% tags=["exercise", "export"] grade_id="overlapped-ddp"
 # %%ranks
 class OverlappedDDP(nn.Module):
-    """Train a replica of module on each rank of the group, with gradients averaged while backward computes.
+    """Train a replica of module on each rank of the group, and average gradients while backward computes.
 
     Call finish_gradient_sync() after backward() and before the optimizer's step. `.module` is the module itself.
 
@@ -374,7 +379,7 @@ check.OverlappedDDP()
 #
 # Write `GradientSync.no_sync`, in the cell above, and run the cells of both classes again.
 #
-# - Inside `no_sync()`, nothing is sent, also not by `finish_gradient_sync()`.
+# - Inside `no_sync()`, nothing is sent, not even by `finish_gradient_sync()`.
 # - It can be nested. The inner `no_sync()` ends without enabling communication for the outer one.
 # - If an exception leaves the `with` block, even a `KeyboardInterrupt`, the wrapper is as it was before the block.
 #
@@ -390,9 +395,9 @@ check.no_sync()
 # %% [markdown]
 # ## Your figure (5 min)
 #
-# Let your wrapper train a GPT of 2.7 million parameters, beside the one of lab 03. The ranks know your class, and new
-# ranks would not. So these ranks stay, and their link of 1 Gbit/s is *emulated*. (With NCCL, they use their own links.)
-# The check that all ranks call the same collective is switched off, because it costs time.
+# Let your wrapper train a GPT of 2.7 million parameters, beside the one of lab 03. New ranks would not know your class,
+# so you use the same ranks, and *emulate* a link of 1 Gbit/s. (With NCCL, they use their own links.) Mismatch detection
+# is switched off, because it costs time.
 
 
 # %%
@@ -418,7 +423,7 @@ inputs, targets = (tensor.to(device) for tensor in samples)
 # %%
 # %%ranks
 def trained(wrapper, steps=4):
-    """Train a new model. Returns the last step's loss, timeline and ledger."""
+    """Train a new model, and return the loss, the timeline and the ledger of the last step."""
     model = wrapper(TinyGPT(config).to(device), bucket_cap_mb=2.0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(steps):
@@ -451,7 +456,7 @@ assert log.payload_bytes == log_before.payload_bytes and abs(loss - loss_before)
 plots.timeline([line])
 
 # %% [markdown]
-# How much shorter a step gets, you measure in lab 05, beside torch's DDP.
+# In lab 05, you measure how much shorter a step gets, beside torch's DDP.
 
 # %%
 ranks.stop()

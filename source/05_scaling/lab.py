@@ -9,9 +9,9 @@
 # # Lab 05 · Scaling
 #
 # **25 minutes, 3 points.** You measure what communication really costs: how much longer a step takes because of it.
-# Then you put your wrappers of labs 03 and 04 beside torch's DDP.
+# Then you compare your wrappers of labs 03 and 04 with torch's DDP.
 #
-# The exercise has a check. It brings a clock of its own, so it can judge your measurement exactly.
+# The exercise has a check. It passes its own clock to your function, so it can judge your measurement exactly.
 
 # %% tags=["nbval-ignore-output"]
 from shared import ranks, tables
@@ -21,7 +21,7 @@ ranks.start(world_size=4)
 
 # %% tags=["export"]
 # %%ranks
-"""What a training step spends on computing, and what communication adds to it."""
+"""Measuring how much of a training step is computation, and how much longer communication makes it."""
 
 import statistics
 from collections.abc import Callable
@@ -43,10 +43,10 @@ from torch import nn
 #
 # (The lesson took the fastest rounds, which show what the machine can do. Medians show what it usually does.)
 #
-# - Take the two kinds of step in turn. In each round, the step inside `no_sync()` comes first.
-# - `rounds` rounds count. One more round comes before them to warm up, and does not count.
+# - Alternate between the two kinds of step. In each round, the step inside `no_sync()` comes first.
+# - Measure `rounds` rounds, after one more round that warms up and does not count.
 # - Each measurement starts on all ranks at once: call `dist.barrier()` before you read the clock.
-# - Each measurement starts with gradients that are None.
+# - All gradients are None when a measurement starts.
 # - `loss_of(model)` runs forward and returns the loss. `now_ms()` reads the clock in milliseconds. (On a GPU, it first
 #   waits until the GPU has finished.)
 #
@@ -64,16 +64,17 @@ from torch import nn
 def communication_cost(
     model: nn.Module, loss_of: Callable, now_ms: Callable[[], float], rounds: int = 10
 ) -> tuple[float, float]:
-    """Measure what a step spends on computing, and what communication adds to it.
+    """Measure how long a step computes, and how much longer it takes because of communication.
 
     Args:
-        model: a wrapper with finish_gradient_sync() and no_sync().
-        loss_of: runs forward: loss_of(model) is the loss.
-        now_ms: reads the clock.
-        rounds: how many rounds count, after one that warms up.
+        model: A wrapper with finish_gradient_sync() and no_sync().
+        loss_of: Runs forward and returns the loss: loss_of(model).
+        now_ms: Reads the clock, in milliseconds.
+        rounds: How many rounds count, after one more round that warms up.
 
     Returns:
-        compute_ms, the median step without communication; exposed_ms, by how much the median step with it is longer.
+        compute_ms, the median time of a step without communication, and exposed_ms, by how much the median step with
+        communication is longer.
     """
 
     ### BEGIN SOLUTION
@@ -85,13 +86,14 @@ def communication_cost(
         model.finish_gradient_sync()
         return now_ms() - began_ms
 
-    alone_ms, together_ms = [], []
+    without_sync_ms, with_sync_ms = [], []
     for _ in range(rounds + 1):
         with model.no_sync():
-            alone_ms.append(step_ms())
-        together_ms.append(step_ms())
-    compute_ms = statistics.median(alone_ms[1:])
-    return compute_ms, statistics.median(together_ms[1:]) - compute_ms
+            without_sync_ms.append(step_ms())
+        with_sync_ms.append(step_ms())
+    compute_ms = statistics.median(without_sync_ms[1:])  # the first round warms up
+    exposed_ms = statistics.median(with_sync_ms[1:]) - compute_ms
+    return compute_ms, exposed_ms
     ### END SOLUTION
 
 
@@ -101,9 +103,9 @@ check.communication_cost()
 # %% [markdown]
 # ## Your figure, and torch's answer (10 min)
 #
-# Measure `OverlappedDDP` between `BucketedDDP` and torch's DDP, on a GPT of 2.7 million parameters. The ranks know your
-# function, and new ranks would not. So these ranks stay, and their link of 1 Gbit/s is *emulated*. (With NCCL, they use
-# their own links.) The check that all ranks call the same collective is switched off, because it costs time.
+# Compare `OverlappedDDP` with `BucketedDDP` and torch's DDP, on a GPT with 2.7 million parameters. Your function exists
+# only on the ranks that are running now, so you keep them, and their link of 1 Gbit/s is *emulated*. (With NCCL, the
+# ranks use their own links.) The check that all ranks call the same collective is switched off, because it costs time.
 
 
 # %%
@@ -129,7 +131,7 @@ inputs, targets = (tensor.to(device) for tensor in samples)
 
 
 # %% [markdown]
-# The next cell gives all three the same two methods, so that one function can measure them:
+# The next cell gives all three wrappers the same two methods, so that your function can measure each of them:
 
 
 # %%
@@ -139,7 +141,7 @@ from torch.nn.parallel import DistributedDataParallel
 from solutions.bucketed_ddp import BucketedDDP
 
 
-class AfterBackward(BucketedDDP):
+class BucketedDDPWithNoSync(BucketedDDP):
     @contextlib.contextmanager
     def no_sync(self):
         self.finish_gradient_sync = lambda: None
@@ -147,15 +149,15 @@ class AfterBackward(BucketedDDP):
         del self.finish_gradient_sync
 
 
-class Torchs(DistributedDataParallel):
-    def finish_gradient_sync(self):  # its backward() waits for all buckets
-        pass
+class TorchDDP(DistributedDataParallel):
+    def finish_gradient_sync(self):
+        """Do nothing, because backward() of torch's DDP waits for all buckets."""
 
 
 models = {
-    "BucketedDDP": AfterBackward(TinyGPT(config).to(device), bucket_cap_mb=2.0),
+    "BucketedDDP": BucketedDDPWithNoSync(TinyGPT(config).to(device), bucket_cap_mb=2.0),
     "OverlappedDDP": OverlappedDDP(TinyGPT(config).to(device), bucket_cap_mb=2.0),
-    "torch's DDP": Torchs(
+    "torch's DDP": TorchDDP(
         TinyGPT(config).to(device), bucket_cap_mb=2.0, gradient_as_bucket_view=True
     ),
 }
@@ -178,8 +180,8 @@ def step(model, optimizer):
     return loss.item(), log
 
 
-def trained(model, steps=4):
-    """Take some steps. Returns the last loss and ledger, and the most bytes held in one more step."""
+def train(model, steps=4):
+    """Take some steps. Returns the last loss and ledger, and the peak memory of one more step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(steps):
         loss, log = step(model, optimizer)
@@ -188,10 +190,10 @@ def trained(model, steps=4):
     return loss, log, peak.peak_bytes
 
 
-results = {name: trained(model) for name, model in models.items()}
+results = {name: train(model) for name, model in models.items()}
 
 # %% [markdown]
-# Your function measures what is left of the communication, and the ledger counts what was sent:
+# Your function measures how much communication stays exposed, and the ledger counts the bytes that were sent:
 
 
 # %%
@@ -214,19 +216,19 @@ rows, costs, losses, payloads_bytes = [], ranks.pull("costs"), [], set()
 for name, (loss, log, peak_bytes) in ranks.pull("results")[0].items():
     losses.append(loss)
     payloads_bytes.add(log.payload_bytes)
-    exposed_ms = max(0.0, *(of_rank[name][1] for of_rank in costs))
+    exposed_ms = max(0.0, *(rank_costs[name][1] for rank_costs in costs))
     early = sum(entry.in_backward for entry in log.entries)
     assert early == (0 if name == "BucketedDDP" else log.messages)
     row = [name, f"{loss:.4f}", f"{log.messages}", f"{early}", f"{log.sent_bytes / 1e6:.1f}"]
     rows.append([*row, f"{exposed_ms:.0f}", f"{peak_bytes / 1e6:.1f}"])
 assert max(losses) - min(losses) < 1e-3 and len(payloads_bytes) == 1
 header = ["", "loss", "all-reduces", "in backward", "sent, MB", "exposed, ms", "peak, MB"]
-tables.Table(header, rows, "rank 0; exposed on the rank where it is most")
+tables.Table(header, rows, "rank 0; exposed: the rank with the most exposed communication")
 
 # %% [markdown]
 # The losses are equal, and so are the bytes sent. Your wrapper leaves about as much exposed as torch's does, up to the
 # noise of this machine. Neither of them saves anything in the last column: each of the four ranks holds all parameters,
-# all gradients and the whole optimizer state. Chapter 06 counts those bytes.
+# all gradients and the full optimizer state. Chapter 06 counts those bytes.
 
 # %%
 ranks.stop()

@@ -13,7 +13,7 @@
 # - say what a rank holds at each moment of a step, in bytes per parameter, and where each byte comes from,
 # - train in mixed precision by hand, and say what it saves and what it does not,
 # - derive what a transformer block keeps for backward, and trade it for time by checkpointing,
-# - tell how large a model fits on a card, and why more cards do not help data parallelism.
+# - tell how large a model fits on a GPU, and why more GPUs do not help data parallelism.
 #
 # You need chapter 02 (`ManualDDP`).
 
@@ -97,7 +97,9 @@ plots.memory_over_step(peak.samples)
 # And N appears nowhere. So N ranks hold N times as much, of which one process would need one part:
 
 # %%
-each_gb = formulas.model_state_bytes(7e9, ranks=1, stage=0, each=formulas.FP32_ADAM) / 1e9
+each_gb = (
+    formulas.model_state_bytes(7e9, ranks=1, stage=0, bytes_per_parameter=formulas.FP32_ADAM) / 1e9
+)
 for world_size in (4, 100):
     wasted = formulas.redundant_copies(world_size)
     in_all = f"{world_size} × {each_gb:.0f} = {world_size * each_gb:,.0f} GB"
@@ -469,9 +471,9 @@ assert 0.05 < longer < 0.8
 # %% [markdown]
 # ## How large a model fits?
 #
-# Now the other way round: a card of M bytes, and 16 bytes per parameter.
+# Now the other way round: a GPU of M bytes, and 16 bytes per parameter.
 #
-# **Predict.** A thousand cards of 80 GB, plain
+# **Predict.** A thousand GPUs of 80 GB, plain
 # data parallelism, no activations at all. How many billion parameters?
 
 # %%
@@ -480,21 +482,21 @@ my_prediction_billions = 0.0
 # %%
 forever = 10**9  # ranks: as good as infinitely many
 rows = []
-for card_gb in planner_plots.CARDS_GB:
+for gpu_gb in planner_plots.GPUS_GB:
     largest = [
-        card_gb * 1e9 / formulas.model_state_bytes(1, ranks=forever, stage=stage)
+        gpu_gb * 1e9 / formulas.model_state_bytes(1, ranks=forever, stage=stage)
         for stage in (0, 1, 2)
     ]
-    assert largest[0] == formulas.largest_model_parameters(card_gb * 1e9)
-    rows.append([f"{card_gb} GB", *(f"{each / 1e9:.1f}B" for each in largest)])
+    assert largest[0] == formulas.largest_model_parameters(gpu_gb * 1e9)
+    rows.append([f"{gpu_gb} GB", *(f"{each / 1e9:.1f}B" for each in largest)])
 print(f"predicted {my_prediction_billions:g}B, by formula {rows[1][1]}")
-tables.Table(["card", "data parallelism, any N", "ZeRO-1, N → ∞", "ZeRO-2, N → ∞"], rows)
+tables.Table(["GPU", "data parallelism, any N", "ZeRO-1, N → ∞", "ZeRO-2, N → ∞"], rows)
 
 # %% [markdown]
-# M/16, however many cards. You may read that data parallelism works up to about 8B: that is the largest card of the
+# M/16, however many GPUs. You may read that data parallelism works up to about 8B: that is the largest GPU of the
 # table, with nothing in it but state. The other columns look ahead: chapters 07 to 09 share out the optimizer's state
 # (ZeRO-1), the gradients too (2), the parameters too (3). As long as each rank keeps 2 bytes per parameter whole, 80 GB
-# end at 40B. You may read of 70B under ZeRO-2: that takes the largest card. Examples that are told, per rank:
+# end at 40B. You may read of 70B under ZeRO-2: that takes the largest GPU. Examples that are told, per rank:
 
 # %%
 told = {
@@ -509,7 +511,7 @@ for name, (size, world_size, each) in told.items():
     sizes = [formulas.model_state_bytes(size, world_size, stage, each) / 1e9 for stage in range(4)]
     rows.append([name, *(f"{gigabytes:.4g} GB" for gigabytes in sizes)])
 nothing_twice = formulas.largest_model_parameters(32 * 80e9)
-print(f"32 cards of 80 GB, with nothing held twice: {nothing_twice / 1e9:.0f}B parameters")
+print(f"32 GPUs of 80 GB, with nothing held twice: {nothing_twice / 1e9:.0f}B parameters")
 note = "16 B, unless it says 12: without fp32 masters."
 tables.Table(["", "data parallelism", "ZeRO-1", "ZeRO-2", "ZeRO-3"], rows, note)
 
@@ -517,11 +519,11 @@ tables.Table(["", "data parallelism", "ZeRO-1", "ZeRO-2", "ZeRO-3"], rows, note)
 # - The first is the ZeRO paper's figure 1. In the second only the 8 ranks of a host share, and each host has a copy:
 #   hybrid sharding, which spares the wire between hosts (lab 11). N counts those who share.
 # - 70B at 12 bytes is often told with 210 GB for ZeRO-2, 140 + 560/8: that forgets the rank's share of the gradients,
-#   17.5 GB. On 8 cards of 80 GB no stage fits.
-# - On 32, it is told, it does, with each layer split over 8 cards (tensor parallelism, chapter 13) and 4 such groups in
+#   17.5 GB. On 8 GPUs of 80 GB no stage fits.
+# - On 32, it is told, it does, with each layer split over 8 GPUs (tensor parallelism, chapter 13) and 4 such groups in
 #   data parallelism. With plain data parallelism it does not; with any stage of ZeRO it does, before activations.
 #   ("Fits one node", in short: 16 · 70 = 1,120 GB of state, and a node of 8 has 640.)
-# - "GPT-4 scale on 32 cards" is told as well. What fits there is the line above the table, without activations; and
+# - "GPT-4 scale on 32 GPUs" is told as well. What fits there is the line above the table, without activations; and
 #   how large GPT-4 is has not been published (its report, arXiv 2303.08774, §2).
 #
 # And the "4 times" and "8 times" that ZeRO-1 and 2 are said to save are limits for N → ∞: divide along the rows.
@@ -530,7 +532,7 @@ tables.Table(["", "data parallelism", "ZeRO-1", "ZeRO-2", "ZeRO-3"], rows, note)
 # computes and the next one, which a rank of ZeRO-3 holds whole for a moment. (In JupyterLab you can choose another
 # model, N, precision, micro-batch and checkpointing.)
 #
-# **Predict.** From which stage on does Llama-2 7B train on eight cards of 24 GB?
+# **Predict.** From which stage on does Llama-2 7B train on eight GPUs of 24 GB?
 
 # %%
 my_prediction = "ZeRO-?"
@@ -541,7 +543,7 @@ widgets.memory_planner("Llama-2 7B", ranks=8)
 
 # %% [markdown]
 # With ZeRO-3 only. The planner counts what `shared/planner` says, and no more: no temporaries of kernels, no fragments,
-# no buckets. Keep a tenth of the card for those.
+# no buckets. Keep a tenth of the GPU's memory for those.
 #
 # One caution. "Memory bound, so use ZeRO" mixes up two things. A kernel is *memory-bound* when it waits for memory's
 # *bandwidth*; sharding changes nothing there. What ZeRO gives is *capacity*. A step's time is computing plus exposed

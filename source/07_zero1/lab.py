@@ -13,11 +13,11 @@
 # all-gathers the others' shards.
 #
 # You build it from small objects: `FlatParameter` (7.1), `FlatGradients` (7.2), and the optimizer that uses them (7.3).
-# Then it learns to clip gradients (7.4), and to save a checkpoint that fits any number of ranks (7.5).
+# Then you add gradient clipping (7.4), and a checkpoint that fits any number of ranks (7.5).
 #
 # Each exercise has a check. Times are never judged, but bytes are: those that a rank holds, and those that it sends.
 #
-# A class that is too long for one cell goes on in the next: `class ZeRO1(ZeRO1):` adds methods to `ZeRO1`.
+# A class that is too long for one cell continues in the next: `class ZeRO1(ZeRO1):` adds methods to `ZeRO1`.
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks, tables
@@ -29,24 +29,30 @@ ranks.start(world_size=4)
 # ## Exercise 7.1 · A flat parameter (12 min, 3 points)
 #
 # Lay all parameters side by side in one flat tensor, cut it into N equal shards, and let rank r own the r-th. A shard
-# may begin and end in the middle of a parameter. That does no harm, because Adam treats each element by itself.
+# may begin and end in the middle of a parameter. That does no harm, because Adam updates each element by itself.
 #
 # ```python
 # # parameters of 5, 4 and 2 elements on 4 ranks: 11 elements, padded to 12
 # #   0 0 0 | 0 0 1 | 1 1 1 | 2 2 _
 # ```
 #
-# `FlatLayout` is given. It holds no memory, but knows where each parameter lies in a flat tensor. `views(flat)` and
-# `shard_of(flat)` work on any flat tensor of that layout, whatever it holds, and return views of it.
+# `FlatLayout` is given. It holds no tensor of its own, but knows where each parameter lies in a flat tensor.
+# `views(flat)` and `shard_of(flat)` work on any flat tensor of that layout, whatever it holds, and return views of it.
 
 
 # %% tags=["export"] module="flat"
 # %%ranks
-"""The layout of a flat tensor that holds several parameters, or their gradients, and is sharded over the ranks."""
+"""Flat tensors that hold several parameters, or their gradients, and are sharded over the ranks.
+
+FlatLayout knows where each parameter lies in a flat tensor, FlatParameter keeps parameters in one, and FlatGradients
+keeps their gradients in another.
+"""
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+from solutions.async_collectives import launch_all_gather, reduce_scatter_
 
 
 # %% tags=["export"] module="flat"
@@ -66,6 +72,7 @@ class FlatLayout:
 
     @property
     def shard_shape(self) -> torch.Size:
+        """The shape of one rank's shard: one dimension, ceil(numel / N) elements."""
         return torch.Size([-(-self.numel // dist.get_world_size(self.group))])
 
     def new_flat(self, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -76,10 +83,8 @@ class FlatLayout:
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """View each parameter's slice of flat in the parameter's shape."""
         slices = flat[: self.numel].split([parameter.numel() for parameter in self.parameters])
-        return [
-            one.view(parameter.shape)
-            for one, parameter in zip(slices, self.parameters, strict=True)
-        ]
+        pairs = zip(slices, self.parameters, strict=True)
+        return [flat_slice.view(parameter.shape) for flat_slice, parameter in pairs]
 
     def shard_of(self, flat: torch.Tensor) -> torch.Tensor:
         """View this rank's shard of flat."""
@@ -89,50 +94,36 @@ class FlatLayout:
 # %%
 # %%ranks
 layout = FlatLayout([nn.Parameter(torch.zeros(numel)) for numel in (5, 4, 2)])
-counted = torch.arange(12)
-print([view.tolist() for view in layout.views(counted)], "mine:", layout.shard_of(counted).tolist())
+flat = torch.arange(12)
+print([view.tolist() for view in layout.views(flat)], "own shard:", layout.shard_of(flat).tolist())
 
 # %% [markdown]
-# You write `FlatParameter(parameters, group)`, which moves parameters of one dtype and device into a flat tensor.
-# Others read three attributes:
+# You write `FlatParameter(parameters, group)`, which moves parameters of one dtype and device into a flat tensor. Other
+# classes read three attributes:
 #
 # - `layout`: the `FlatLayout` of these parameters.
 # - `flat_param`: the flat tensor, with the parameters' values. Every parameter stays the `nn.Parameter` that it was,
 #   with its shape and its values, but its memory becomes its slice of `flat_param` (assign to `parameter.data`). So
-#   whatever is written into `flat_param` is what the model computes with.
+#   the model computes with whatever is written into `flat_param`.
 # - `shard`: an `nn.Parameter` that views this rank's shard of `flat_param`. This is what an optimizer will update.
 #
 # `launch_all_gather()` launches an all-gather of every rank's shard into `flat_param` and returns its handle. Lab 01's
 # `launch_all_gather(flat, shard, group)` does that. `__setstate__` is given.
 #
-# Target: no second copy of the parameters stays, and the all-gather sends only parameters and their padding.
+# Target: no second copy of the parameters remains, and the all-gather sends only parameters and their padding.
 #
 # <details><summary>Hint 1</summary>What does <code>layout.new_flat()</code> hold before you copy anything into its
 # views? The parameters record gradients; what do you copy from them?</details>
 # <details><summary>Hint 2</summary><code>nn.Parameter(tensor)</code> shares the tensor's memory.</details>
 
 
-# %% tags=["export"]
-# %%ranks
-"""ZeRO stage 1: every rank holds all parameters and gradients, and one shard of the optimizer state."""
-
-from collections.abc import Callable, Iterable
-
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.profiler import record_function
-
-from solutions.collectives import launch_all_gather, reduce_scatter_
-
-
-# %% tags=["exercise", "export"] grade_id="flat-parameter"
+# %% tags=["exercise", "export"] grade_id="flat-parameter" module="flat"
 # %%ranks
 class FlatParameter:
     """Parameters of one dtype and device, moved side by side into one flat tensor.
 
-    The parameters stay what they were; their memory becomes slices of flat_param. `shard`, an nn.Parameter, is this
-    rank's shard of flat_param: the one that an optimizer updates.
+    Each parameter stays the same nn.Parameter, but its memory becomes its slice of flat_param. `shard`, also an
+    nn.Parameter, views this rank's shard of flat_param. This is what an optimizer updates.
 
     Shape: flat_param [N · n], padded at the end; shard [n], a view of flat_param.
     """
@@ -165,7 +156,7 @@ class FlatParameter:
         ### END SOLUTION
 
     def __setstate__(self, state: dict) -> None:
-        # deepcopy copies each tensor by itself; the copies must share memory again.
+        # deepcopy copies each tensor by itself, so the copies must be made to share memory again.
         self.__dict__.update(state)
         self.shard.data = self.layout.shard_of(self.flat_param)
         self._alias_parameters()
@@ -193,18 +184,18 @@ check.FlatParameter()
 # - `model.zero_grad()` sets each `.grad` to None, so backward puts gradients elsewhere. `reduce()` copies these into
 #   their views first. A gradient of None counts as zeros. Afterwards every `.grad` is its view again.
 # - A second `reduce()` before the next `reset()` does nothing, because the mean is already there. It reduces again only
-#   if `model.zero_grad()` has detached the gradients since, as when a training loop skips a step. `holds_gradients()`,
-#   given, tells the two cases apart.
+#   if `model.zero_grad()` has detached the gradients since, as when a training loop skips a step. The given method
+#   `holds_gradients()` tells the two cases apart.
 #
 # Target: each rank sends (N−1)/N of the gradients' bytes, and there is no second copy of the gradients.
 #
-# <details><summary>Hint 1</summary>What is in the memory of a view whose <code>.grad</code> is None now, but was not
-# when backward ran?</details>
+# <details><summary>Hint 1</summary>Suppose that a <code>.grad</code> is None now, but was not when backward ran. What
+# does the memory of its view hold?</details>
 # <details><summary>Hint 2</summary>When may <code>reduce()</code> return at once? Two things must be true: a mean is
 # there, and it is the mean of these gradients.</details>
 
 
-# %% tags=["exercise", "export"] grade_id="flat-gradients"
+# %% tags=["exercise", "export"] grade_id="flat-gradients" module="flat"
 # %%ranks
 class FlatGradients:
     """The gradients of a flat parameter, side by side in the same layout: each .grad is a slice of one flat tensor."""
@@ -243,17 +234,17 @@ class FlatGradients:
         ### END SOLUTION
 
     def holds_gradients(self) -> bool:
-        """Tell whether any .grad is still a slice of the flat tensor; model.zero_grad() detaches them."""
+        """Tell whether any .grad is still a slice of the flat tensor. After model.zero_grad(), none is."""
         pairs = zip(self.layout.parameters, self.views, strict=True)
         return any(parameter.grad is view for parameter, view in pairs)
 
 
-# %% tags=["export"]
+# %% tags=["export"] module="flat"
 # %%ranks
 class FlatGradients(FlatGradients):
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
-        # deepcopy again: the copied views do not share memory with flat.
+        # After deepcopy, the copied views do not share memory with the copied flat tensor.
         self.views = self.layout.views(self.flat)
 
 
@@ -263,9 +254,9 @@ check.FlatGradients()
 # %% [markdown]
 # ## Exercise 7.3 · The sharded optimizer (22 min, 4 points)
 #
-# Two classes. `ShardedOptimizer` runs another optimizer, `inner`, on this rank's shards. `ZeRO1` adds the gradients:
-# `ZeRO1(params, optimizer_cls, group=None, **defaults)` is a `torch.optim.Optimizer` that you use like any other. (Lab
-# 08 uses `ShardedOptimizer` with gradients that come from elsewhere.) A step is
+# You write two classes. `ShardedOptimizer` runs another optimizer, `inner`, on this rank's shards. `ZeRO1` adds the
+# gradients: `ZeRO1(params, optimizer_cls, group=None, **defaults)` is a `torch.optim.Optimizer` that you use like any
+# other. (Lab 08 uses `ShardedOptimizer` with gradients that it reduces itself.) A step does this:
 #
 # ```python
 # self.reduce_gradients()      # each rank gets the mean gradient of its own shard
@@ -277,14 +268,26 @@ check.FlatGradients()
 # `flatten_and_broadcast(parameters, group)`:
 #
 # - It returns one `FlatParameter` for each list that `group_by_kind` returns.
-# - All ranks start with the values of the group's rank 0. That includes frozen parameters, which have no place in a
-#   flat parameter, but which the model computes with.
+# - All ranks start with the values of the group's rank 0. That includes frozen parameters: they are in no flat
+#   parameter, but the model computes with them.
+
+
+# %% tags=["export"]
+# %%ranks
+"""ZeRO stage 1: every rank holds all parameters and gradients, and one shard of the optimizer state."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.profiler import record_function
 
 
 # %% tags=["export"]
 # %%ranks
 def group_by_kind(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Split trainable parameters into lists of one dtype and device each."""
+    """Split the trainable parameters into lists of one dtype and device each."""
     by_kind = {}
     for parameter in parameters:
         if parameter.requires_grad:
@@ -302,23 +305,24 @@ def flatten_and_broadcast(
     Communication: one broadcast per flat parameter and per frozen parameter.
     """
     ### BEGIN SOLUTION
-    flat_parameters = [FlatParameter(alike, group) for alike in group_by_kind(parameters)]
+    flat_parameters = [FlatParameter(same_kind, group) for same_kind in group_by_kind(parameters)]
+    trained = [flat_parameter.flat_param for flat_parameter in flat_parameters]
     frozen = [parameter.detach() for parameter in parameters if not parameter.requires_grad]
-    for tensor in (*(each.flat_param for each in flat_parameters), *frozen):
+    for tensor in (*trained, *frozen):
         dist.broadcast(tensor, group=group, group_src=0)
     return flat_parameters
     ### END SOLUTION
 
 
 # %% [markdown]
-# Now `ShardedOptimizer`. Most of it is given: it builds `inner` for its defaults, and then lets torch's `Optimizer`
-# call `add_param_group()` for each param group. `clip_grad_norm_()`, `state_dict()` and `load_state_dict()` are wired
-# already; they use functions that you write in 7.4 and 7.5. You write two methods:
+# Next comes `ShardedOptimizer`. Most of it is given: it builds `inner` for its defaults, and then lets torch's
+# `Optimizer` call `add_param_group()` for each param group. `clip_grad_norm_()`, `state_dict()` and `load_state_dict()`
+# are given, too; they call functions that you write in 7.4 and 7.5. You write two methods:
 #
-# - `add_param_group(param_group)`, which may also be called later, when more parameters join. Let torch's do its part
-#   first: then `self.param_groups[-1]` has the parameters and all settings. Flatten the parameters with `self.flatten`,
-#   add the results to `self.flat_parameters`, and give `inner` a param group with the same settings and this rank's
-#   shards.
+# - `add_param_group(param_group)`, which may also be called later, when more parameters join. Call the method of
+#   torch's `Optimizer` first: then `self.param_groups[-1]` has the parameters and all settings. Flatten the parameters
+#   with `self.flatten`, add the results to `self.flat_parameters`, and give `inner` a param group with the same
+#   settings and this rank's shards.
 # - `update_parameters()`: copy every setting of each group to the inner group, because a scheduler writes to
 #   `self.param_groups` between steps. Step `inner`. All-gather the flat parameters: launch all, then wait for each.
 #   Finally set every `shard.grad` to None.
@@ -329,8 +333,8 @@ def flatten_and_broadcast(
 class ShardedOptimizer(torch.optim.Optimizer):
     """Run optimizer_cls on this rank's shard of every flat parameter, then all-gather the updated parameters.
 
-    Before step(), each flat parameter's shard.grad must hold the mean gradient. `inner` is the optimizer_cls on shards;
-    its param groups mirror this optimizer's.
+    Before step(), each flat parameter's shard.grad must hold the mean gradient. `inner` is the optimizer_cls that
+    updates the shards. Its param groups mirror those of this optimizer.
 
     Args:
         flatten: turns the parameters of one param group into flat parameters.
@@ -348,7 +352,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     ):
         self.group, self.flatten = group, flatten
         self.flat_parameters: list[FlatParameter] = []
-        # Built on an empty parameter, for the defaults: add_param_group() adds the real groups one by one.
+        # Built on an empty parameter, to learn its defaults: add_param_group() adds the real groups one by one.
         self.inner = optimizer_cls([{"params": [nn.Parameter(torch.empty(0))]}], **defaults)
         self.inner.param_groups.clear()
         super().__init__(params, self.inner.defaults)
@@ -385,13 +389,14 @@ class ShardedOptimizer(ShardedOptimizer):
         self.update_parameters()
 
     def update_parameters(self) -> None:
-        """Do what step() does, without running step()'s hooks: a subclass's own step() has run them."""
+        """Do what step() does, but without its hooks: when a subclass's step() calls this, they have run already."""
         ### BEGIN SOLUTION
         for group, inner_group in zip(self.param_groups, self.inner.param_groups, strict=True):
             inner_group.update({name: value for name, value in group.items() if name != "params"})
         self.inner.step()
         with record_function("ZeRO::all_gather"):
-            for work in [each.launch_all_gather() for each in self.flat_parameters]:
+            works = [flat_parameter.launch_all_gather() for flat_parameter in self.flat_parameters]
+            for work in works:
                 work.wait()
         for flat_parameter in self.flat_parameters:
             flat_parameter.shard.grad = None
@@ -402,7 +407,11 @@ class ShardedOptimizer(ShardedOptimizer):
 # %%ranks
 class ShardedOptimizer(ShardedOptimizer):
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Scale the mean gradient so that its norm over all parameters is at most max_norm. Returns the norm before."""
+        """Scale the mean gradient so that its norm over all parameters is at most max_norm.
+
+        Returns:
+            The norm before scaling.
+        """
         gradients = [flat_parameter.shard.grad for flat_parameter in self.flat_parameters]
         return clip_shards_(gradients, max_norm, self.group)
 
@@ -443,6 +452,7 @@ class ShardedOptimizer(ShardedOptimizer):
 # %%ranks
 class ShardedOptimizer(ShardedOptimizer):
     def _index_of(self, packed_groups: list[dict]) -> dict[nn.Parameter, int]:
+        """Map each parameter to its index in a state dict, whose param groups are packed_groups."""
         return {
             parameter: index
             for group, packed in zip(self.param_groups, packed_groups, strict=True)
@@ -450,13 +460,15 @@ class ShardedOptimizer(ShardedOptimizer):
         }
 
     def __getstate__(self) -> dict:
-        return self.__dict__  # for deepcopy: torch's own version drops attributes it does not know
+        return (
+            self.__dict__
+        )  # for deepcopy: torch's own method drops attributes that it does not know
 
 
 # %% [markdown]
 # `ZeRO1` is a `ShardedOptimizer` whose `flatten` also builds `FlatGradients`. `reduce_gradients()` is given. Besides
-# reducing, it rejects gradients that the last step has used up already: a `backward()` without a `zero_grad()` before
-# it would add to memory that the reduce-scatter has overwritten. You write:
+# reducing the gradients, it raises an error if the last step has used them up already: a `backward()` without a
+# `zero_grad()` before it would add to memory that the reduce-scatter has overwritten. You write:
 #
 # - `_flatten(parameters)`: flatten and broadcast them, and add one `FlatGradients` for each flat parameter to
 #   `self.gradients`. It returns the flat parameters.
@@ -468,8 +480,8 @@ class ShardedOptimizer(ShardedOptimizer):
 # all-gather for each flat parameter, and no new tensor as large as all parameters. The first check trains a plain model
 # on two ranks; then come awkward models, param groups, schedulers, closures and subgroups.
 #
-# <details><summary>Hint</summary>Param groups hold more settings than <code>lr</code>, and defaults that nobody gave.
-# Which object knows all of them?</details>
+# <details><summary>Hint</summary>Param groups hold more settings than <code>lr</code>, and also defaults that the
+# caller did not set. Which object knows all of them?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="zero1"
@@ -477,9 +489,9 @@ class ShardedOptimizer(ShardedOptimizer):
 class ZeRO1(ShardedOptimizer):
     """ZeRO stage 1: an optimizer_cls whose state is sharded over the ranks of the group.
 
-    step() averages the gradients that each rank's own backward() left, updates this rank's shard, and all-gathers the
-    parameters. For optimizers that treat each element by itself (SGD, Adam, AdamW, …). A gradient of None counts as
-    zeros.
+    step() averages the gradients of the ranks' backward passes, updates this rank's shard, and all-gathers the
+    parameters. The optimizer must update each element by itself, as SGD, Adam and AdamW do. A gradient of None counts
+    as zeros.
 
     Memory: with Adam in fp32, 4Ψ + 4Ψ + 8Ψ/N bytes for Ψ parameters on N ranks.
     Communication: per step, one reduce-scatter and one all-gather per param group, dtype and device:
@@ -495,6 +507,7 @@ class ZeRO1(ShardedOptimizer):
         super().__init__(params, optimizer_cls, self._flatten, group, **defaults)
 
     def _flatten(self, parameters: list[nn.Parameter]) -> list[FlatParameter]:
+        """Flatten and broadcast parameters, and give each flat parameter its FlatGradients."""
         ### BEGIN SOLUTION
         flat_parameters = flatten_and_broadcast(parameters, self.group)
         self.gradients += [FlatGradients(flat_parameter) for flat_parameter in flat_parameters]
@@ -502,7 +515,7 @@ class ZeRO1(ShardedOptimizer):
         ### END SOLUTION
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Fill the gradients with zeros. They keep their memory, which the reduce-scatter uses, in either case."""
+        """Fill the gradients with zeros. They keep their memory, whatever set_to_none says: the collective needs it."""
         ### BEGIN SOLUTION
         self.used_up = False
         for gradients in self.gradients:
@@ -538,7 +551,7 @@ class ZeRO1(ZeRO1):
         """Average the gradients, update this rank's shard, and all-gather the parameters.
 
         Returns:
-            What closure() returned.
+            The result of closure(), if there is one.
         """
         ### BEGIN SOLUTION
         loss = closure() if closure else None
@@ -566,8 +579,8 @@ def published_clip(shard_gradient, max_norm):
     shard_gradient *= (max_norm / (norm + 1e-6)).clamp(max=1)
 
 
-mine = torch.full((2,), 3.0 * (rank + 1), device=device)
-published_clip(mine, max_norm=1.0)
+own_gradient = torch.full((2,), 3.0 * (rank + 1), device=device)
+published_clip(own_gradient, max_norm=1.0)
 
 # %% [markdown]
 # **Predict.** The four ranks' gradients are 3, 6, 9 and 12, two elements each. They are clipped to a norm of 1. What is
@@ -576,10 +589,11 @@ published_clip(mine, max_norm=1.0)
 # %%
 # %%ranks
 norm_of_all = torch.tensor([3.0, 6.0, 9.0, 12.0]).repeat(2).norm().item()
-print(f"{mine[0].item():.3f}, and should be {3 * (rank + 1) / norm_of_all:.3f}")
+expected = 3 * (rank + 1) / norm_of_all
+print(f"clipped to {own_gradient[0].item():.3f}, but expected {expected:.3f}")
 
 # %% [markdown]
-# There is no error, and the model trains, but in a direction that is not the gradient's.
+# There is no error, and the model trains, but not in the direction of the gradient.
 #
 # Write `clip_shards_(gradients, max_norm, group)`. It gets this rank's shards of the mean gradient, one for each flat
 # parameter, and does what `torch.nn.utils.clip_grad_norm_(parameters, max_norm)` does in one process. The check calls
@@ -591,7 +605,8 @@ print(f"{mine[0].item():.3f}, and should be {3 * (rank + 1) / norm_of_all:.3f}")
 #
 # Target: one all-reduce of one element.
 #
-# <details><summary>Hint</summary>Norms cannot be added up. What can?</details>
+# <details><summary>Hint</summary>The norm of all is not the sum of the ranks' norms. Which quantity can you add up over
+# the ranks, to compute the norm from it?</details>
 
 # %% tags=["export"] module="clipping"
 # %%ranks
@@ -620,9 +635,9 @@ def clip_shards_(
     norms = torch.stack(
         [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
     )
-    squared = norms.square().sum()
-    dist.all_reduce(squared, group=group)
-    norm = squared.sqrt()
+    squared_norm = norms.square().sum()
+    dist.all_reduce(squared_norm, group=group)
+    norm = squared_norm.sqrt()
     for gradient in gradients:
         gradient *= (max_norm / (norm + 1e-6)).clamp(max=1)
     return norm
@@ -642,9 +657,9 @@ check.clip_grad_norm_()
 # zero1.state_dict()["state"][3]["exp_avg"].shape == parameters[3].shape
 # ```
 #
-# `ShardedOptimizer` has both methods already. `state_dict(to=None)` is called by all ranks, and returns what a plain
-# `optimizer_cls` would return that had trained alone; with `to=0`, only the group's rank 0 gets it. `load_state_dict()`
-# takes such a state. They need two functions from you.
+# `ShardedOptimizer` has both methods already. All ranks call `state_dict(to=None)`. It returns what a plain
+# `optimizer_cls` in one process would return; with `to=0`, only the group's rank 0 gets it. `load_state_dict()` takes
+# such a state. They need two functions from you.
 #
 # `gather_state(layout, shard_entries, to)` gets `inner.state[shard]`, a dict, and returns a dict per parameter:
 #
@@ -652,7 +667,7 @@ check.clip_grad_norm_()
 #   the parameters' views. Ranks that get nothing (`gather_shards` returns None there) leave it out.
 # - Any other entry, such as Adam's `step`, is shared by all parameters. Each gets a copy of its own, because a plain
 #   Adam would otherwise count the steps of all parameters in one tensor.
-# - Without any entries, as before the first step, return an empty dict.
+# - If there are no entries, as before the first step, return an empty dict.
 
 
 # %% tags=["export"] module="optimizer_state"
@@ -693,16 +708,16 @@ def gather_state(
             if flat is None:
                 continue
             values = layout.views(flat)
-        for parameter, one in zip(layout.parameters, values, strict=True):
-            states[parameter][name] = one
+        for parameter, parameter_value in zip(layout.parameters, values, strict=True):
+            states[parameter][name] = parameter_value
     return states
     ### END SOLUTION
 
 
 # %% [markdown]
-# The way back, entry by entry. `shard_state` and `is_per_element` are given. The latter tells an entry like `exp_avg`
-# from one like `step`, and rejects a state that belongs to other parameters. `shard_entry(layout, name, values)` gets
-# one entry of all the layout's parameters, in order:
+# Loading does the reverse, one entry at a time. `shard_state` and `is_per_element` are given. The latter tells an entry
+# like `exp_avg` from one like `step`, and rejects a state that belongs to other parameters. You write
+# `shard_entry(layout, name, values)`. It gets one entry of all the layout's parameters, in order:
 #
 # - A shared entry is copied from any parameter that has it.
 # - An entry with one value per element is put into a new flat tensor of the entry's own dtype (fp32 master weights stay

@@ -486,7 +486,7 @@ plots.memory_by_component(bars | {f"ZeRO-1, {n} ranks": at[n][1].by_component() 
 # %%
 counts, kinds = (1, 2, 4, 8, 16, 32, 64), {"fp32": formulas.FP32_ADAM, "mixed": formulas.MIXED_ADAM}
 formula = {
-    name: {n: formulas.model_state_bytes(1, n, stage=1, each=each) for n in counts}
+    name: {n: formulas.model_state_bytes(1, n, stage=1, bytes_per_parameter=each) for n in counts}
     for name, each in kinds.items()
 }
 measured = {"fp32": {n: held[1].total_bytes / parameters for n, held in at.items()}}
@@ -499,7 +499,9 @@ zero_plots.bytes_per_parameter(formula, measured, limits)
 # %%
 rows, counts = [], (1, 2, 4, 8, 64, 10**9)
 for name, each in kinds.items():
-    sizes_gb = [formulas.model_state_bytes(7.5, n, stage=1, each=each) for n in counts]
+    sizes_gb = [
+        formulas.model_state_bytes(7.5, n, stage=1, bytes_per_parameter=each) for n in counts
+    ]
     rows.append([f"{name}, GB", *(f"{size_gb:.4g}" for size_gb in sizes_gb)])
     rows.append(["times less", *(f"{sizes_gb[0] / size_gb:.2f}" for size_gb in sizes_gb)])
 assert rows[2][5] == "31.41"  # the paper's 31.4 GB

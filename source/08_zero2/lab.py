@@ -17,7 +17,7 @@
 #
 # Each exercise has a check. Times are never judged, but bytes are, at every moment of a backward.
 #
-# A class that is too long for one cell goes on in the next: `class ZeRO2(ZeRO2):` adds methods to `ZeRO2`.
+# A class that is too long for one cell continues in the next: `class ZeRO2(ZeRO2):` adds methods to `ZeRO2`.
 
 # %% tags=["nbval-ignore-output"]
 from shared import ranks
@@ -37,11 +37,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
+from solutions.async_collectives import launch_reduce_scatter
 from solutions.bucketed_ddp import assign_buckets
-from solutions.collectives import launch_reduce_scatter
+from solutions.flat import FlatParameter
 from solutions.manual_ddp import broadcast_state
 from solutions.overlapped_ddp import GradientSync
-from solutions.zero1 import FlatParameter, ShardedOptimizer
+from solutions.zero1 import ShardedOptimizer
 
 # %% [markdown]
 # ## Exercise 8.1 · A bucket that frees its gradients (20 min, 4 points)
@@ -51,11 +52,11 @@ from solutions.zero1 import FlatParameter, ShardedOptimizer
 #
 # | | what it does | what is held then |
 # |---|---|---|
-# | `pack(index)` | moves a gradient into the flat tensor, allocated by the first; `.grad` becomes None | a bucket |
+# | `pack(index)` | allocates the flat tensor if needed, moves a gradient into it, and sets `.grad` to None | a bucket |
 # | `launch()` | waits for the bucket `previous`, then launches this reduce-scatter | a bucket, and what is received |
-# | `wait()` | adds this rank's shard of the mean to `flat_parameter.shard.grad`, frees the flat tensor | a shard |
+# | `wait()` | adds this rank's shard of the mean to `flat_parameter.shard.grad`, and frees the flat tensor | a shard |
 #
-# Others read these attributes:
+# Other classes read these attributes:
 #
 # - `flat_parameter`, and `parameters`, those of its layout.
 # - `previous`: the bucket that is launched before this one, or None. Without waiting for it, all buckets could be alive
@@ -69,12 +70,12 @@ from solutions.zero1 import FlatParameter, ShardedOptimizer
 # - A gradient of None counts as zeros, even if all are None.
 # - A gradient that is itself differentiable is rejected, as in lab 03: raise a RuntimeError that names `create_graph`.
 # - `wait()` does nothing if nothing is in flight.
-# - There may be several backwards before a step. Each has its buckets reduced, and the means add up in `shard.grad`, in
-#   the shard's dtype. (In lab 09 that may be another dtype than the gradients'.)
+# - There may be several backwards before a step. The buckets are reduced after each of them, and the means add up in
+#   `shard.grad`, in the shard's dtype. (From lab 09 on, the gradients may have another dtype.)
 # - The mean in `shard.grad` must not be a view of the flat tensor, because that would keep all of it alive.
 #
-# <details><summary>Hint 1</summary>The reduce-scatter adds up. Where can you divide by the number of ranks, so that it
-# is done once?</details>
+# <details><summary>Hint 1</summary>The reduce-scatter adds up. Where can you divide by the number of ranks, so that
+# each gradient is divided once?</details>
 # <details><summary>Hint 2</summary>What does <code>tensor.to(dtype)</code> return if the tensor has that dtype already?
 # </details>
 
@@ -104,7 +105,8 @@ class ShardedBucket:
         if self.flat is None:
             self.flat = self.layout.new_flat()
             self.views = self.layout.views(self.flat)
-        gradient, self.parameters[index].grad = self.parameters[index].grad, None
+        parameter = self.parameters[index]
+        gradient, parameter.grad = parameter.grad, None
         if gradient is None:
             return
         if gradient.requires_grad:
@@ -119,7 +121,7 @@ class ShardedBucket:
 # %%ranks
 class ShardedBucket(ShardedBucket):
     def launch(self) -> None:
-        """Launch the reduce-scatter once the previous bucket's is complete, so that few buckets are alive at once.
+        """Wait for the previous bucket's reduce-scatter, so that few buckets are alive at once, and launch this one's.
 
         Communication: one reduce-scatter.
         """
@@ -135,9 +137,10 @@ class ShardedBucket(ShardedBucket):
         ### BEGIN SOLUTION
         if self.in_flight is None:
             return
-        shard, mean = self.flat_parameter.shard, self.in_flight.wait()
+        mean = self.in_flight.wait()
+        shard = self.flat_parameter.shard
         if shard.grad is None:
-            # A view would keep the whole flat tensor alive.
+            # A copy, because a view would keep the whole flat tensor alive.
             shard.grad = mean.to(shard.dtype, copy=True)
         else:
             shard.grad += mean
@@ -170,7 +173,7 @@ check.ShardedBucket()
 #
 # `self.optimizer` is given. It is lab 07's `ShardedOptimizer` on the buckets' flat parameters, and needs each
 # `shard.grad` to hold the mean gradient. Then write `finish_gradient_sync()`, `step()` and `zero_grad()`; leave
-# `clip_grad_norm_()` for 8.3. The loop above is all that they must serve here.
+# `clip_grad_norm_()` for 8.3. For now, they only have to work in the loop above.
 #
 # Target: at any moment of backward, a rank holds at most its shards of the gradients and three buckets.
 #
@@ -183,7 +186,7 @@ check.ShardedBucket()
 def flat_parameters_of(
     buckets: list[ShardedBucket], parameters: list[nn.Parameter]
 ) -> list[FlatParameter]:
-    """Return the flat parameters that the buckets have made of a param group's parameters."""
+    """Return the flat parameters of the buckets, which hold all parameters of ZeRO2's only param group."""
     return [bucket.flat_parameter for bucket in buckets]
 
 
@@ -218,8 +221,9 @@ class ZeRO2(nn.Module):
         self.optimizer = ShardedOptimizer(
             module.parameters(), optimizer_cls, flatten, group, **defaults
         )
-        # Whether finish_gradient_sync() has run since the last zero_grad() or step().
-        self.synced = False
+        self.synced = (
+            False  # whether finish_gradient_sync() has run since the last zero_grad() or step()
+        )
 
     def forward(self, *inputs, **kwargs):
         return self.module(*inputs, **kwargs)
@@ -240,7 +244,11 @@ class ZeRO2(ZeRO2):
         ### END SOLUTION
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Scale the gradients so that their norm over all parameters is at most max_norm. Returns the norm before."""
+        """Scale the gradients so that their norm over all parameters is at most max_norm.
+
+        Returns:
+            The norm before scaling.
+        """
         ### BEGIN SOLUTION
         self._finish_unless_synced()
         return self.optimizer.clip_grad_norm_(max_norm)
@@ -261,7 +269,7 @@ class ZeRO2(ZeRO2):
         self.optimizer.zero_grad()
 
     def _finish_unless_synced(self) -> None:
-        # A rank without a backward() since zero_grad() must take part too: the decision may not depend on gradients.
+        # A rank that ran no backward() since zero_grad() must take part, too: do not decide by its gradients.
         if not self.synced or self.sync.pending:
             self.finish_gradient_sync()
         ### END SOLUTION
@@ -274,27 +282,27 @@ check.ZeRO2()
 # ## Exercise 8.3 · Every training loop (15 min, 2 points)
 #
 # Training loops accumulate gradients, clip them, skip steps, and forget `finish_gradient_sync()`. Go back to your
-# class, and make these work:
+# class, and make all of these work:
 #
-# - `clip_grad_norm_(max_norm)`, which is the optimizer's.
+# - `clip_grad_norm_(max_norm)` clips with the optimizer's method of that name.
 # - `step()` and `clip_grad_norm_()` finish the synchronization themselves, unless that has been done since the last
 #   `zero_grad()`, `step()` and `backward()`. `self.synced` is there for that, and `self.sync.pending` is True from the
 #   first gradient of a backward until `finish()`.
 # - A rank that ran no `backward()` since `zero_grad()` must take part in the synchronization, or the others wait for it
 #   forever. So before the first synchronization, the decision must not depend on gradients. After it, either all ranks
-#   run another `backward()` or none does: that is up to the caller.
+#   run another `backward()` or none does. The caller is responsible for that.
 # - Inside `no_sync()`, `finish_gradient_sync()` does nothing, so nothing is synchronized after it.
 # - There are two ways to train on several micro-batches. Inside `no_sync()`, full gradients accumulate, and the last
-#   backward sends them once. Or each `backward()` is followed by `finish_gradient_sync()`: then little is held, but
-#   every micro-batch is reduced. Both must give the same gradients.
+#   backward sends them once. Or each `backward()` is followed by `finish_gradient_sync()`: then a rank holds little,
+#   but the gradients of every micro-batch are reduced. Both must give the same gradients.
 #
-# Two things are given by your pieces already: a second `backward()` before `finish_gradient_sync()` raises an error,
-# and a deep copy of the wrapper works.
+# Your pieces do two things already: a second `backward()` before `finish_gradient_sync()` raises an error, and a deep
+# copy of the wrapper works.
 #
 # Target: no reduce-scatter is repeated. Clipping sends one more element.
 #
-# <details><summary>Hint</summary>List the calls that make the gradients different from what was synchronized last.
-# Which of them does <code>self.synced</code> know of, and which <code>self.sync.pending</code>?</details>
+# <details><summary>Hint</summary>List the calls after which the gradients differ from those that were synchronized
+# last. Which of these calls change <code>self.synced</code>, and which change <code>self.sync.pending</code>?</details>
 
 # %% tags=["check"] grade_id="check-zero2-loops" points=2
 check.every_loop()
@@ -308,6 +316,8 @@ check.every_loop()
 # %%
 # %%ranks
 class AllReduceInFlight:
+    """An all-reduce in flight, of which wait() returns this rank's shard."""
+
     def __init__(self, flat, group):
         self.own = flat.view(dist.get_world_size(group), -1)[dist.get_rank(group)]
         self.work = dist.all_reduce(flat, group=group, async_op=True)
@@ -379,8 +389,8 @@ def in_ddp():
 
 def in_fsdp2():
     model = new_model()
-    for each in (*model.blocks, model):
-        fully_shard(each, reshard_after_forward=False)
+    for submodule in (*model.blocks, model):
+        fully_shard(submodule, reshard_after_forward=False)
     return model, adamw(model.parameters(), **settings)
 
 
@@ -392,12 +402,13 @@ def in_zero2(wrap):
 # %%
 # %%ranks
 def finish(optimizer):
-    for name in ("reduce_gradients", "finish_gradient_sync"):  # ZeRO1's and ZeRO2's
+    """Synchronize the gradients of ZeRO1 or ZeRO2. DDP and FSDP2 have done so in backward()."""
+    for name in ("reduce_gradients", "finish_gradient_sync"):
         getattr(optimizer, name, lambda: None)()
 
 
 def steps_of(model, optimizer, steps=4):
-    """Train. Returns the last loss, the last step's ledger, what was held before it, and one more step's memory."""
+    """Train, and return the last loss, the last step's ledger and held memory, and the memory over one more step."""
     for _ in range(steps):
         optimizer.zero_grad()
         with wire.ledger() as log:
@@ -442,22 +453,22 @@ rows = [
     for name, (loss, log, held, peak) in results.items()
 ]
 note = (
-    "Rank 0, one step, in MB; gradients: kept for the step. "
-    "On gloo a collective of ours is 3 sends and 3 receives."
+    "Rank 0, one step, in MB. Gradients: held when the optimizer's step begins. "
+    "On gloo, each of our collectives consists of 3 sends and 3 receives."
 )
 tables.Table(["", "loss", "messages", "must send", "gradients", "peak"], rows, note)
 
 # %% [markdown]
 # Slicing gives the right losses and holds no more than yours, but a third of the bytes that it sends are useless.
-# (Between steps, FSDP2 holds only its shards of the parameters: that is chapter 09.) The next figure shows when
-# gradients are there, in a step of yours:
+# (Between steps, FSDP2 holds only its shards of the parameters. Chapter 09 builds that.) The next figure shows when a
+# rank holds gradients in a step of your wrapper:
 
 # %% tags=["nbval-ignore-output"]
 plots.memory_over_step(results["your ZeRO2"][-1].samples)
 
 # %% [markdown]
-# Buckets are allocated and freed while the activations shrink, and a quarter of the gradients stays. The parameters are
-# the largest component now, and all four ranks hold all of them. Chapter 09 shards them, too.
+# Buckets are allocated and freed while the activations shrink, and a quarter of the gradients remains. The parameters
+# are the largest component now, and all four ranks hold all of them. Chapter 09 shards them, too.
 
 # %%
 ranks.stop()

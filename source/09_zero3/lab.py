@@ -10,7 +10,7 @@
 # # Lab 09 · ZeRO-3
 #
 # **65 minutes, 12 points.** You will train a model whose parameters are sharded: each rank keeps one shard of every
-# parameter, and a part of the model has full parameters only while it computes. First you build the three objects that
+# parameter, and a part of the model has full parameters only while it computes. First you build the three pieces that
 # this needs. Then you put them together in `PlainZeRO3`, which trains every plain model. Lab 10 makes it robust.
 #
 # Each exercise has a check. The checks never judge times. They do count bytes: on the wire, and in memory at every
@@ -35,8 +35,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
-from solutions.collectives import launch_all_gather
-from solutions.zero1 import FlatParameter
+from solutions.async_collectives import launch_all_gather
+from solutions.flat import FlatParameter
 
 # %% [markdown]
 # ## Exercise 9.1 · Parameters without memory (20 min, 3 points)
@@ -55,8 +55,8 @@ tensor.fill_(2.0)
 print(view[:3].tolist())
 
 # %% [markdown]
-# What autograd saves for backward is such a view too. So you can free a parameter's memory after forward, and backward
-# does not notice, as long as the same values are back in the same storage by then.
+# Autograd saves such views for backward, too. So you can free a parameter's memory after forward, and backward does not
+# notice, as long as the same values are back in the same storage by then.
 #
 # (Reading a freed tensor usually raises `RuntimeError: setStorage: … out of bounds for storage of size 0`. Some
 # operations do not check, and the process ends with a segmentation fault, SIGSEGV. The notebook then tells you so and
@@ -96,6 +96,9 @@ print(view[:3].tolist())
 class ShardedFlatParameter(FlatParameter):
     """A flat parameter of which this rank keeps only its shard, except between unshard() and reshard().
 
+    Args:
+        compute_dtype: dtype of flat_param, and so of the parameters; by default, their own.
+
     Shape: shard [n], an nn.Parameter with memory of its own, in the parameters' dtype; flat_param [N · n] in
         compute_dtype, whose slices are the parameters.
     Communication: when built, one broadcast.
@@ -107,8 +110,9 @@ class ShardedFlatParameter(FlatParameter):
         ### BEGIN SOLUTION
         super().__init__(parameters, group)
         dist.broadcast(self.flat_param, group=group, group_src=0)
-        own = self.layout.shard_of(self.flat_param).clone()
-        self.shard = nn.Parameter(own, requires_grad=parameters[0].requires_grad)
+        # The shard is a copy, because flat_param's memory is freed below.
+        own_shard = self.layout.shard_of(self.flat_param).clone()
+        self.shard = nn.Parameter(own_shard, requires_grad=parameters[0].requires_grad)
         self.flat_param = self.flat_param.to(compute_dtype or self.flat_param.dtype)
         self._alias_parameters()
         self.reshard()
@@ -126,14 +130,14 @@ class ShardedFlatParameter(FlatParameter):
         ### END SOLUTION
 
     def reshard(self) -> None:
-        """Free flat_param's memory."""
+        """Free flat_param's memory. The parameters keep their shapes, but must not be read."""
         ### BEGIN SOLUTION
         self.flat_param.untyped_storage().resize_(0)
         ### END SOLUTION
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
-        self._alias_parameters()  # deepcopy: the copied parameters must be slices of the copied flat_param
+        self._alias_parameters()  # after deepcopy, the copied parameters must be slices of the copied flat_param
 
 
 # %% tags=["check"] grade_id="check-sharded-flat-parameter" points=3
@@ -150,16 +154,16 @@ check.ShardedFlatParameter()
 # %% tags=["export"]
 # %%ranks
 class UnitState(enum.Enum):
-    """What a unit holds. ψ: the bytes of its parameters in the dtype that it computes with."""
+    """What a unit holds in each state. Its parameters take ψ bytes in the dtype that it computes with."""
 
     SHARDED = "this rank's shards"
-    UNSHARDING = "this rank's shards, and ψ that an all-gather is filling"
-    UNSHARDED = "this rank's shards, and ψ to compute with"
-    BACKWARD = "this rank's shards, ψ to compute with, and up to ψ of gradients"
+    UNSHARDING = "this rank's shards, and ψ bytes that an all-gather is filling"
+    UNSHARDED = "this rank's shards, and ψ bytes of parameters"
+    BACKWARD = "this rank's shards, ψ bytes of parameters, and up to ψ bytes of gradients"
 
 
 class Call:
-    """One call of a unit. The autograd graph holds it for as long as backward may still reach that call."""
+    """One call of a unit. The autograd graph keeps it alive for as long as backward may still reach that call."""
 
 
 # %% [markdown]
@@ -173,7 +177,7 @@ class Call:
 # | `reshard()` | SHARDED | nothing | SHARDED |
 # | | any other | frees every flat parameter | SHARDED |
 #
-# - `unshard()` keeps the handles in `self.works`. A handle that was waited for is no longer needed.
+# - `unshard()` keeps the handles in `self.works`. `wait_for_unshard()` drops them.
 # - `reshard()` may be called while an all-gather is in flight. That all-gather still writes into the memory, so it must
 #   complete before the memory is freed.
 # - Nothing here sets BACKWARD: that is done from outside, in lab 10, where `open_calls` and `reshard_after_forward` are
@@ -181,8 +185,8 @@ class Call:
 #
 # <details><summary>Hint</summary>
 #
-# Each method needs one of the others: `wait_for_unshard()` can begin with `self.unshard()`, which does nothing when the
-# parameters are here. Which of the methods helps `reshard()`?
+# `wait_for_unshard()` can begin with `self.unshard()`, which does nothing if the unit is not SHARDED. Which of the two
+# methods helps `reshard()`?
 #
 # </details>
 
@@ -192,8 +196,8 @@ class Call:
 class Unit:
     """Parameters that are unsharded and resharded together.
 
-    `open_calls` holds the calls in forward that backward has not finished yet. It is a weak set: a call whose graph is
-    gone drops out.
+    `open_calls` are the calls of this unit in forward that backward has not finished yet. The set is weak: when a graph
+    is freed, its calls drop out.
     """
 
     def __init__(
@@ -204,7 +208,7 @@ class Unit:
         self.open_calls: weakref.WeakSet[Call] = weakref.WeakSet()
 
     def unshard(self) -> None:
-        """Launch the all-gathers of the parameters, unless they are here or in flight."""
+        """Launch the all-gathers of the parameters, unless they are complete or in flight."""
         ### BEGIN SOLUTION
         if self.state is UnitState.SHARDED:
             with record_function("ZeRO3::all_gather"):
@@ -213,7 +217,7 @@ class Unit:
         ### END SOLUTION
 
     def wait_for_unshard(self) -> None:
-        """Make sure that the parameters are here, launching their all-gathers if need be."""
+        """Wait until the unit's parameters are unsharded. Launch their all-gathers first, if need be."""
         ### BEGIN SOLUTION
         self.unshard()
         if self.state is UnitState.UNSHARDING:
@@ -224,11 +228,11 @@ class Unit:
         ### END SOLUTION
 
     def reshard(self) -> None:
-        """Free everything but this rank's shards."""
+        """Free the unit's parameters, except this rank's shards."""
         ### BEGIN SOLUTION
         if self.state is UnitState.SHARDED:
             return
-        self.wait_for_unshard()  # an all-gather in flight still writes into the memory that is freed here
+        self.wait_for_unshard()  # an all-gather in flight would write into the freed memory
         for flat_parameter in self.flat_parameters:
             flat_parameter.reshard()
         self.state = UnitState.SHARDED
@@ -253,14 +257,14 @@ check.Unit()
 # - A *tied* parameter has several names. If the innermost units around them differ, it belongs to the root, because
 #   none of the units could reshard it alone.
 # - The keys are all units in the given order, then `module`. A unit may own nothing.
-# - Each parameter appears once, frozen ones included.
+# - Each parameter appears once. Frozen parameters are included.
 # - Raise a `ValueError` for a unit that is not inside `module`, or is `module` itself.
 #
 # <details><summary>Hint 1</summary>
 #
 # `module.named_parameters(remove_duplicate=False)` yields a tied parameter once per name, and
-# `module.named_modules(remove_duplicate=False)` yields a submodule once per path. How does a parameter's name begin
-# that lies inside a unit?
+# `module.named_modules(remove_duplicate=False)` yields a submodule once per path. If a parameter lies inside a unit,
+# how does its name begin?
 #
 # </details>
 # <details><summary>Hint 2</summary>
@@ -285,20 +289,21 @@ def owned_parameters(
     ### BEGIN SOLUTION
     units = list(units)
     unit_at = {
-        path: each
-        for path, each in module.named_modules(remove_duplicate=False)
-        if each in units and path
+        path: submodule
+        for path, submodule in module.named_modules(remove_duplicate=False)
+        if submodule in units and path  # the path of module itself is empty
     }
-    if missing := set(units) - set(unit_at.values()):
-        raise ValueError(f"units must be submodules of the module, got {next(iter(missing))}")
-    owner = {}
+    if outside := set(units) - set(unit_at.values()):
+        raise ValueError(f"units must be submodules of the module, got {next(iter(outside))}")
+    owner_of = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        around = [path for path in unit_at if name.startswith(f"{path}.")]
-        innermost = unit_at[max(around, key=len)] if around else module
-        owner[parameter] = innermost if owner.get(parameter, innermost) is innermost else module
-    owned = {unit: [] for unit in (*units, module)}
-    for parameter, unit in owner.items():
-        owned[unit].append(parameter)
+        paths_around = [path for path in unit_at if name.startswith(f"{path}.")]
+        innermost = unit_at[max(paths_around, key=len)] if paths_around else module
+        is_in_one_unit = owner_of.get(parameter, innermost) is innermost
+        owner_of[parameter] = innermost if is_in_one_unit else module
+    owned = {owner: [] for owner in (*units, module)}
+    for parameter, owner in owner_of.items():
+        owned[owner].append(parameter)
     return owned
     ### END SOLUTION
 
@@ -330,7 +335,10 @@ def shard_into_units(
     reshard_after_forward: bool = True,
     group: dist.ProcessGroup | None = None,
 ) -> dict[nn.Module, Unit]:
-    """Shard all parameters of module, unit by unit; the last unit is the root, which stays unsharded after forward.
+    """Shard all parameters of module, unit by unit. The last unit is the root, which stays unsharded after forward.
+
+    Returns:
+        The unit of each submodule that is one, and of module itself.
 
     Communication: one broadcast per flat parameter.
     """
@@ -342,7 +350,7 @@ def shard_into_units(
             kind = parameter.dtype, parameter.device, parameter.requires_grad
             by_kind.setdefault(kind, []).append(parameter)
         flat_parameters = [
-            ShardedFlatParameter(alike, group, compute_dtype) for alike in by_kind.values()
+            ShardedFlatParameter(same_kind, group, compute_dtype) for same_kind in by_kind.values()
         ]
         sharded[owner] = Unit(flat_parameters, reshard_after_forward and owner is not module)
     return sharded
@@ -351,14 +359,15 @@ def shard_into_units(
 # %% [markdown]
 # ## Exercise 9.4 · A sharded model that trains (20 min, 4 points)
 #
-# `PlainZeRO3` wraps a model and has four of its own methods called at the right moments: its *hooks*. In this exercise
-# the model is plain: every parameter is trained, and every unit is called once per forward and returns one tensor.
+# `PlainZeRO3` wraps a model and registers four of its own methods as **hooks**, which are called before and after each
+# unit computes. In this exercise, the model is plain: every parameter is trained, and every unit is called once per
+# forward and returns one tensor.
 #
 # | hook | is called | must |
 # |---|---|---|
-# | `pre_forward` | before a unit's forward | make sure that its parameters are here |
+# | `pre_forward` | before a unit's forward | wait until its parameters are unsharded |
 # | `post_forward` | after it | register `pre_backward` on the output, and reshard the unit |
-# | `pre_backward` | when the gradient of the output is complete | make sure that the parameters are here again |
+# | `pre_backward` | when the gradient of the output is complete | wait until the parameters are unsharded again |
 # | `post_backward` | when all gradients of the unit are packed | reduce-scatter its buckets, and reshard the unit |
 #
 # - `tensor.register_hook(function)` lets autograd call `function(gradient)` when the tensor's gradient is complete. The
@@ -369,16 +378,16 @@ def shard_into_units(
 # - `self.buckets[unit]` holds lab 08's `ShardedBucket`s. `bucket.launch()` starts the reduce-scatter of what is packed,
 #   and `bucket.wait()` adds the mean to `shard.grad`. Waiting at once is fine here; lab 10 waits later.
 #
-# The constructor, `on_gradient` and two small methods are given. The class is spread over three cells: one that starts
-# with `class Name(Name):` adds methods to the class of that name. When you change such a cell, also run the cells after
-# it that continue the class.
+# The constructor, `on_gradient` and two small methods are given. The class is spread over three cells: a cell that
+# starts with `class Name(Name):` adds methods to the class of that name. When you change such a cell, also run the
+# cells after it that continue the class.
 #
 # The first check trains a model of three blocks on two ranks. The others count bytes on the wire and in memory.
 #
 # <details><summary>Hint 1</summary>
 #
-# Write down, for a unit in the middle of the model, its state before and after each hook. Which hooks make it need
-# memory, and which free it?
+# Write down, for a unit in the middle of the model, its state before and after each hook. Which hooks allocate memory
+# for its parameters, and which ones free it?
 #
 # </details>
 # <details><summary>Hint 2</summary>
@@ -418,11 +427,12 @@ class PlainZeRO3(nn.Module):
         return self.module(*inputs)
 
     def on_gradient(self, bucket_index: int, index: int) -> None:
-        """When a gradient is complete: pack it. If it is the unit's last, backward is done there."""
+        """Pack a gradient that is complete. After the unit's last one, backward is done with the unit."""
         unit, bucket = self.owned[bucket_index]
         bucket.pack(index)
         self.packed[unit] += 1
-        if self.packed[unit] == sum(len(each.parameters) for each in self.buckets[unit]):
+        parameters = [parameter for bucket in self.buckets[unit] for parameter in bucket.parameters]
+        if self.packed[unit] == len(parameters):
             self.packed[unit] = 0
             self.post_backward(unit)
 
@@ -461,7 +471,7 @@ class PlainZeRO3(PlainZeRO3):
 # %%ranks
 class PlainZeRO3(PlainZeRO3):
     def finish_gradient_sync(self) -> None:
-        """Reshard what a forward without a backward has left: all reduce-scatters are complete."""
+        """Reshard units that a forward without a backward has left unsharded. All gradients are reduced already."""
         for unit in self.units:
             unit.reshard()
 
@@ -476,13 +486,13 @@ check.PlainZeRO3()
 # %% [markdown]
 # ## A GPT in shards
 #
-# Train the GPT of the lessons with it, on text, beside torch's own `fully_shard` (FSDP2).
+# Train the GPT of the lessons with `PlainZeRO3`, on text, beside torch's own `fully_shard` (FSDP2).
 #
-# **Predict.** Ψ parameters, eight blocks of nearly the same size and a small root, four ranks. What is the most that
-# parameters take on a rank during a step, as a fraction of Ψ?
+# **Predict.** The model has Ψ parameters, in eight blocks of nearly the same size and a small root, and there are four
+# ranks. What is the most that parameters take on a rank during a step, as a fraction of Ψ?
 
 # %%
-prediction_peak = None  # <- as a fraction of Ψ; 1 would mean: all of the model
+prediction_peak = None  # <- as a fraction of Ψ; 1 would mean the whole model at once
 
 # %%
 # %%ranks
@@ -503,13 +513,13 @@ inputs, targets = (tensor.to(device) for tensor in samples)
 # %%
 # %%ranks
 def in_fsdp2(model):
-    for each in (*model.blocks, model):
-        fully_shard(each)
+    for submodule in (*model.blocks, model):
+        fully_shard(submodule)
     return model
 
 
 def steps_of(model, steps=4):
-    """Return the losses of some steps, and the most bytes that parameters take in the last."""
+    """Train, and return the losses, and the most bytes that parameters take in the last step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = []
     for _ in range(steps):
@@ -524,7 +534,7 @@ def steps_of(model, steps=4):
 
 torch.manual_seed(0)
 plain = TinyGPT(config).to(device)
-psi_bytes = sum(4 * each.numel() for each in plain.parameters())
+psi_bytes = sum(parameter.nbytes for parameter in plain.parameters())
 results = {
     "your PlainZeRO3": steps_of(PlainZeRO3(TinyGPT(config).to(device))),
     "FSDP2": steps_of(in_fsdp2(TinyGPT(config).to(device))),
@@ -534,10 +544,10 @@ results = {
 from shared import tables
 
 results, psi_bytes = ranks.pull("results")[0], ranks.pull("psi_bytes")[0]
-(own_losses, own_bytes), (torchs_losses, torchs_bytes) = results.values()
-assert max(abs(one - other) for one, other in zip(own_losses, torchs_losses, strict=True)) < 1e-3
-assert own_bytes < 0.5 * psi_bytes
-print(f"predicted {prediction_peak}")
+(losses, peak_bytes), (fsdp2_losses, _) = results.values()
+assert max(abs(ours - torchs) for ours, torchs in zip(losses, fsdp2_losses, strict=True)) < 1e-3
+assert peak_bytes < 0.5 * psi_bytes
+print(f"You predicted {prediction_peak} Ψ.")
 rows = [
     [name, *(f"{loss:.4f}" for loss in losses), f"{most_bytes / psi_bytes:.2f} Ψ"]
     for name, (losses, most_bytes) in results.items()
@@ -546,15 +556,15 @@ header = ["", *(f"loss {step}" for step in range(1, 5)), "parameters at most"]
 tables.Table(header, rows, "rank 0's samples; four ranks")
 
 # %% [markdown]
-# The losses agree, and a rank holds 1/N of the parameters, the root and one block at a time.
+# The losses agree, and a rank holds 1/N of the parameters, the root, and one block at a time.
 #
 # ## What it cannot do yet
 #
 # `PlainZeRO3` knows that backward is done with a unit when it has counted all the unit's gradients. Freeze one
-# parameter, or skip one for some samples, and the count never ends: that unit's gradients are not reduced. Wrap a block
-# in activation checkpointing, and it is resharded in the middle of its own backward. `PlainZeRO3` also waits for every
-# all-gather and every reduce-scatter. In lab 10 you build `ZeRO3`. It asks autograd when backward is done with a unit,
-# prefetches the next one, and can be saved and loaded.
+# parameter, or skip one for some samples, and the count is never complete: that unit's gradients are not reduced. Wrap
+# a block in activation checkpointing, and it is resharded in the middle of its own backward. `PlainZeRO3` also waits
+# for every all-gather and every reduce-scatter. In lab 10 you build `ZeRO3`. It asks autograd when backward is done
+# with a unit, prefetches the next one, and can be saved and loaded.
 
 # %%
 ranks.stop()

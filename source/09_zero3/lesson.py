@@ -421,7 +421,7 @@ tables.Table(["in f · 4Ψ", *(f"g = {g}" for g in counts)], rows, note)
 # %%ranks
 from itertools import pairwise
 
-from solutions.collectives import launch_all_gather
+from solutions.async_collectives import launch_all_gather
 
 
 class ShardedFlat(ShardedFlat):

@@ -14,7 +14,7 @@
 # can be saved on four ranks and loaded on two. It is what torch calls *fully sharded data parallelism* (FSDP), and its
 # methods have the names that they have in torch's `fully_shard`.
 #
-# You build it from small objects and wire them once. Each exercise has a check, and its first line, a plain case,
+# You build it from small objects, and connect them once. Each exercise has a check. Its first line is a plain case, and
 # passes when the main idea is right.
 
 # %% tags=["nbval-ignore-output"]
@@ -25,11 +25,26 @@ ranks.start(world_size=4)
 
 # %% tags=["export"]
 # %%ranks
-"""ZeRO stage 3: every rank holds one shard of everything, and unshards a unit's parameters while it computes."""
+"""ZeRO stage 3: every rank holds one shard of everything, and unshards a unit's parameters while the unit computes.
+
+One training step calls these methods of ZeRO3, in this order:
+
+1. In forward, the root is unsharded first, and stays so until step 3. For each other unit, pre_forward() waits for the
+   all-gather of its parameters and, from the second forward on, launches the next unit's. The unit computes. Then
+   post_forward() reshards it, which frees its full parameters.
+2. In backward, for each unit in reverse order: pre_backward() unshards it again, and prefetches the one called before
+   it. Autograd computes the gradients, and GradientReducer packs each of them into a bucket. Then
+   post_backward() launches the reduce-scatter of the unit's buckets, and reshards the unit. A unit whose inputs need no
+   gradient, such as the root, has no post_backward().
+3. finish_gradient_sync() launches the reduce-scatters that are left, such as the root's, waits until every shard has
+   its mean gradient, and reshards all units.
+4. The caller's optimizer updates the shards. The next forward all-gathers the updated parameters.
+"""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -37,7 +52,6 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from solutions.clipping import clip_shards_
-from solutions.overlapped_ddp import watch_gradients
 from solutions.units import Call, Unit, UnitState, shard_into_units
 from solutions.zero2 import ShardedBucket
 
@@ -52,8 +66,8 @@ from solutions.zero2 import ShardedBucket
 # and `expected` lists those of the previous forward. Both are given, and so is `_unshard(following)`, which launches
 # the first `units_ahead` of a list.
 #
-# - `in_forward(unit)` is called when a unit's forward begins. Add the unit to `called`. As long as `called` is how
-#   `expected` begins, prefetch what followed in `expected`. If the order has changed, prefetch nothing.
+# - `in_forward(unit)` is called when a unit's forward begins. Add the unit to `called`. If `called` is equal to the
+#   beginning of `expected`, prefetch the units that follow in `expected`. If the order has changed, prefetch nothing.
 # - `in_backward(unit)` is called when a unit's backward begins. Backward goes through `called` from its end, so the
 #   units that were called *before* this one come next. Skip those without `open_calls`: backward will not reach them,
 #   because nothing before them is trained. A unit that is not in `called` belongs to an earlier forward; prefetch
@@ -74,22 +88,32 @@ from solutions.zero2 import ShardedBucket
 # </details>
 
 
-# %% tags=["exercise", "export"] grade_id="prefetcher"
+# %% tags=["export"] module="prefetching"
+# %%ranks
+"""Prefetching: the all-gathers of the next units are launched before anything waits for them."""
+
+from solutions.units import Unit
+
+
+# %% tags=["exercise", "export"] grade_id="prefetcher" module="prefetching"
 # %%ranks
 class Prefetcher:
     """Launches the all-gathers of the next units while the current one computes.
 
     In forward, it expects the order of the previous forward; in backward, the reverse of this forward's order.
+
+    Args:
+        units_ahead: how many units to prefetch.
     """
 
     def __init__(self, units_ahead: int):
         self.units_ahead = units_ahead
-        self.expected: list[
-            Unit
-        ] = []  # the units of the previous forward, in the order of their calls
-        self.called: list[Unit] = []  # those of this forward
+        # In the order of their calls: the units of the previous forward, and those of this one.
+        self.expected: list[Unit] = []
+        self.called: list[Unit] = []
 
     def begin_forward(self) -> None:
+        """Expect the order of the forward that has just ended, and record the calls of a new one."""
         self.expected, self.called = self.called, []
 
     def in_forward(self, unit: Unit) -> None:
@@ -104,12 +128,13 @@ class Prefetcher:
         """Prefetch the units that were called before this one, if backward will reach them."""
         ### BEGIN SOLUTION
         if unit in self.called:  # the unit may belong to an earlier forward
-            backwards = self.called[::-1]
-            following = backwards[backwards.index(unit) + 1 :]
-            self._unshard([each for each in following if each.open_calls])
+            reversed_calls = self.called[::-1]
+            following = reversed_calls[reversed_calls.index(unit) + 1 :]
+            self._unshard([earlier for earlier in following if earlier.open_calls])
         ### END SOLUTION
 
     def _unshard(self, following: list[Unit]) -> None:
+        """Launch the all-gathers of the first units_ahead units of a list."""
         for unit in following[: self.units_ahead]:
             unit.unshard()
 
@@ -124,8 +149,8 @@ check.Prefetcher()
 # was full. Here that is not safe.
 #
 # **Predict.** Two ranks, three blocks, `prefetch=0`. Rank 1 does not use one parameter of block 1, rank 0 uses all.
-# Suppose that every rank launches a block's reduce-scatter when its last gradient has come. Backward has just unsharded
-# block 1. Which collective does each rank launch next?
+# Suppose that every rank launches a block's reduce-scatter when the last of its gradients is complete. Backward has
+# just unsharded block 1. Which collective does each rank launch next?
 
 # %%
 prediction_rank_0 = ""  # <- "reduce-scatter of block …" or "all-gather of block …"
@@ -135,8 +160,8 @@ prediction_rank_1 = ""
 # Rank 0 launches the reduce-scatter of block 1. On rank 1, block 1 is never full, so the next thing it launches is the
 # all-gather of block 0. The two collectives do not belong together: the ranks hang, crash, or compute wrong values.
 #
-# So `GradientReducer` separates the two steps. `on_gradient` only packs. Somebody else, who is at the same point on
-# every rank, says when buckets are to be reduced.
+# So `GradientReducer` separates the two steps. `on_gradient` only packs. The wrapper calls `reduce` at a moment that is
+# the same on every rank.
 #
 # - `on_gradient(bucket_index, index)` is called by autograd for `self.buckets[bucket_index].parameters[index]`. Pack
 #   the gradient with `bucket.pack(index)`, and take `index` out of `self.missing[bucket]`. If it is not in there, raise
@@ -151,19 +176,32 @@ prediction_rank_1 = ""
 #
 # <details><summary>Hint</summary>
 #
-# A bucket that is launched has nothing missing any more. If you leave its indices in `self.missing`, a gradient that
-# comes too late is packed into a bucket that is in flight.
+# Once a bucket is launched, none of its gradients may be missing. If you leave indices in `self.missing`, a gradient
+# that comes too late is packed into a bucket that is in flight.
 #
 # </details>
 
 
-# %% tags=["export"]
+# %% tags=["export"] module="reducing"
+# %%ranks
+"""Reducing gradients: packed as soon as they are complete, reduce-scattered when all ranks are at the same point."""
+
+from collections.abc import Iterable, Sequence
+
+from solutions.overlapped_ddp import watch_gradients
+from solutions.zero2 import ShardedBucket
+
+
+# %% tags=["export"] module="reducing"
 # %%ranks
 class GradientReducer:
-    """Packs gradients as backward computes them, and reduce-scatters whole buckets when it is told to.
+    """Packs gradients while backward computes them, and reduce-scatters buckets when reduce() is called.
 
-    A gradient's hook packs, but launches nothing: a parameter may be unused on some ranks, and every rank must launch
+    The hook of a gradient launches nothing, because a parameter may be unused on some ranks, and every rank must launch
     the same collectives in the same order.
+
+    `missing[bucket]` holds the indices of the gradients that are not packed yet. `launched` lists the buckets launched
+    in this backward, in order.
     """
 
     def __init__(self, buckets: Sequence[ShardedBucket]):
@@ -177,12 +215,10 @@ class GradientReducer:
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
-        watch_gradients(
-            self.buckets, self.on_gradient
-        )  # deepcopy: the hooks stay with the original's parameters
+        watch_gradients(self.buckets, self.on_gradient)  # deepcopy does not copy hooks
 
 
-# %% tags=["exercise", "export"] grade_id="gradient-reducer"
+# %% tags=["exercise", "export"] grade_id="gradient-reducer" module="reducing"
 # %%ranks
 class GradientReducer(GradientReducer):
     def on_gradient(self, bucket_index: int, index: int) -> None:
@@ -202,7 +238,10 @@ class GradientReducer(GradientReducer):
         ### END SOLUTION
 
     def reduce(self, buckets: Iterable[ShardedBucket]) -> None:
-        """Launch the reduce-scatters of buckets, unless they are launched. Missing gradients count as zeros."""
+        """Launch the reduce-scatters of buckets that are not launched yet. Missing gradients count as zeros.
+
+        Communication: one reduce-scatter per bucket launched.
+        """
         ### BEGIN SOLUTION
         for bucket in buckets:
             if bucket in self.launched:
@@ -216,7 +255,7 @@ class GradientReducer(GradientReducer):
         ### END SOLUTION
 
     def finish(self) -> None:
-        """Reduce the remaining buckets, wait for all of them, and begin anew."""
+        """Reduce the remaining buckets, wait for all of them, and get ready for the next backward."""
         ### BEGIN SOLUTION
         self.reduce(self.buckets)
         for bucket in self.buckets:
@@ -231,20 +270,25 @@ check.GradientReducer()
 # %% [markdown]
 # ## When is backward done with a unit?
 #
-# Lab 09 counted gradients, and the count never ends when one is missing. Autograd knows better. Backward computes the
-# gradients of a unit's *inputs* last, when everything inside the unit is done. So we pass the inputs through a function
-# that changes nothing, and whose backward calls us. This is FSDP2's trick too.
+# Lab 09 counted gradients, and the count is never complete when one is missing. Autograd knows better. Backward
+# computes the gradients of a unit's *inputs* last, when everything inside the unit is done. So we pass the inputs
+# through a function that changes nothing, but whose backward calls `post_backward`. FSDP2 does the same.
 
 
 # %% tags=["export"]
 # %%ranks
+def needs_gradient(value) -> bool:
+    """Tell whether a value among the inputs or outputs of a unit is a tensor that autograd tracks."""
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
 class AfterBackward(torch.autograd.Function):
-    """The identity on a unit's inputs. Its backward runs when backward is done with that call of the unit."""
+    """The identity on a unit's inputs. It calls post_backward() when backward is done with this call of the unit."""
 
     @staticmethod
     def forward(ctx, post_backward, *inputs: torch.Tensor):
         ctx.post_backward = post_backward
-        ctx.set_materialize_grads(False)  # an input without a gradient stays without one
+        ctx.set_materialize_grads(False)  # an input without a gradient gets None, not zeros
         return inputs
 
     @staticmethod
@@ -256,20 +300,20 @@ class AfterBackward(torch.autograd.Function):
 # %%
 # %%ranks 0
 x, weight = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
-weight.register_hook(lambda _: print("the gradient of the weight"))
-(inside,) = AfterBackward.apply(lambda: print("backward is done with this call"), x)
+weight.register_hook(lambda _: print("The gradient of the weight is complete."))
+(inside,) = AfterBackward.apply(lambda: print("Backward is done with this call."), x)
 output = inside * weight
-output.register_hook(lambda _: print("the gradient of the output"))
+output.register_hook(lambda _: print("The gradient of the output is complete."))
 output.sum().backward()
 
 # %% [markdown]
-# Also given: two hooks for `state_dict()`. A wrapper's `state_dict()` holds this rank's shards, and leaves out the
+# Two hooks for `state_dict()` are given, too. A wrapper's `state_dict()` holds this rank's shards, and leaves out the
 # parameters of the model, which have no memory between steps.
 
 
 # %% tags=["export"] module="model_state"
 # %%ranks
-"""State of a sharded model: full state dicts, and views for torch.distributed.checkpoint."""
+"""State dicts of a sharded model: full ones, and sharded ones for torch.distributed.checkpoint."""
 
 from collections.abc import Iterable
 
@@ -285,13 +329,13 @@ from solutions.units import ShardedFlatParameter
 
 
 def drop_full_parameters(wrapper: nn.Module, state: dict, prefix: str, _metadata) -> None:
-    """Keep a wrapper's state_dict() about its shards: the module's parameters have no memory between steps."""
+    """Leave the module's parameters out of a wrapper's state_dict(): between steps, only its shards have memory."""
     for name, _ in wrapper.module.named_parameters(remove_duplicate=False):
         del state[f"{prefix}module.{name}"]
 
 
 def expect_no_full_parameters(wrapper: nn.Module, keys) -> None:
-    """Let a wrapper's load_state_dict() do without the module's parameters."""
+    """Let a wrapper's load_state_dict() accept a state without the module's parameters."""
     full = {name for name, _ in wrapper.module.named_parameters("module", remove_duplicate=False)}
     keys.missing_keys[:] = [key for key in keys.missing_keys if key not in full]
 
@@ -308,22 +352,24 @@ def expect_no_full_parameters(wrapper: nn.Module, keys) -> None:
 class ZeRO3(nn.Module):
     """ZeRO stage 3: train module with parameters, gradients and optimizer state sharded over the ranks of the group.
 
-    parameters() are this rank's shards: give them to any optimizer that treats each element by itself. Call
+    parameters() are this rank's shards: give them to any optimizer that updates each element by itself. Call
     finish_gradient_sync() after backward(). All ranks must call the same units in the same order, and backward must
     reach the same ones. As in FSDP2, a unit may not change an input that needs a gradient in place: autograd raises a
     RuntimeError.
 
     Args:
-        units: submodules to unshard one at a time; by default, the layers of the module's ModuleLists and Sequentials.
-        compute_dtype: dtype of the unsharded parameters; by default, the parameters' own.
+        units: submodules that are unsharded one at a time; by default, the layers of the module's ModuleLists and
+            Sequentials.
+        compute_dtype: dtype of the unsharded parameters and of the gradients that are sent; by default, the parameters'
+            own.
         prefetch: how many units to unshard ahead.
         reshard_after_forward: whether to free a unit's parameters between its forward and its backward.
 
     Memory: with Adam in fp32, 16Ψ/N bytes for Ψ parameters on N ranks, plus the unsharded units: the root, the current
-        unit and the prefetched ones. In backward, a unit whose inputs need no gradient stays until
-        finish_gradient_sync().
-    Communication: per micro-batch, two all-gathers and one reduce-scatter of each unit: 3(N−1)/N · 4Ψ bytes sent per
-        rank; 2(N−1)/N · 4Ψ for the root, and for every unit if reshard_after_forward is False.
+        unit and the prefetched ones; and in backward the full gradients of these, and of the unit whose
+        reduce-scatter is in flight. A unit whose inputs need no gradient stays until finish_gradient_sync().
+    Communication: per micro-batch and unit of ψ parameters, two all-gathers and one reduce-scatter: 3(N−1)/N · 4ψ bytes
+        sent per rank; 2(N−1)/N · 4ψ for the root, and for every unit if reshard_after_forward is False.
     Source: Rajbhandari et al. 2020, "ZeRO", §5.3 and §7; Zhao et al. 2023, "PyTorch FSDP", §3.
     """
 
@@ -347,16 +393,24 @@ class ZeRO3(ZeRO3):
 
         unit_of = shard_into_units(module, units, compute_dtype, reshard_after_forward, group)
         self.units, self.root = list(unit_of.values()), unit_of[module]
-        self.flat_parameters = [flat for unit in self.units for flat in unit.flat_parameters]
-        self.shards = nn.ParameterList(flat.shard for flat in self.flat_parameters)
+        self.flat_parameters = list(
+            chain.from_iterable(unit.flat_parameters for unit in self.units)
+        )
+        self.shards = nn.ParameterList(
+            flat_parameter.shard for flat_parameter in self.flat_parameters
+        )
 
         self.prefetcher = Prefetcher(prefetch)
         self.buckets_of = {
-            unit: [ShardedBucket(flat) for flat in unit.flat_parameters if flat.shard.requires_grad]
+            unit: [
+                ShardedBucket(flat_parameter)
+                for flat_parameter in unit.flat_parameters
+                if flat_parameter.shard.requires_grad
+            ]
             for unit in self.units
         }
-        self.reducer = GradientReducer([each for own in self.buckets_of.values() for each in own])
-        self.calls: dict[Unit, Call] = {}  # of the units whose forward is running
+        self.reducer = GradientReducer(list(chain.from_iterable(self.buckets_of.values())))
+        self.calls: dict[Unit, Call] = {}  # the current call of each unit whose forward is running
         self.pending = False  # whether backward has run since the last finish_gradient_sync()
 
         for submodule, unit in unit_of.items():
@@ -373,12 +427,16 @@ class ZeRO3(ZeRO3):
         """Name this rank's shards, for an optimizer."""
         return self.shards.named_parameters(prefix, recurse, remove_duplicate)
 
-    # -- one training step, in the order in which it happens
+    # One training step, in the order in which it happens.
 
     def forward(self, *inputs, **kwargs):
-        if self.pending:  # gradients of an earlier micro-batch
+        """Run the module's forward, with each unit unsharded while it computes.
+
+        Communication: one all-gather per flat parameter, of which a unit has one for each dtype that it mixes.
+        """
+        if self.pending:  # the gradients of an earlier micro-batch are not reduced yet
             self.finish_gradient_sync()
-        self._reshard_all()  # an optimizer may have stepped since a unit was unsharded
+        self._reshard_all()  # after a forward without backward, the root still has the parameters of that time
         self.prefetcher.begin_forward()
         output = self.module(*inputs, **kwargs)
         if not torch.is_grad_enabled():
@@ -393,12 +451,13 @@ class ZeRO3(ZeRO3):
 # %% [markdown]
 # ## Exercise 10.3 · The hooks of forward (10 min, 3 points)
 #
-# - `pre_forward`: make sure that the unit's parameters are here. If gradients are recorded (`torch.is_grad_enabled()`),
-#   return what `self._watch_inputs(unit, inputs, kwargs)` returns: the new inputs. Otherwise return `None`.
+# - `pre_forward`: wait until the unit's parameters are unsharded. If gradients are recorded
+#   (`torch.is_grad_enabled()`), return what `self._watch_inputs(unit, inputs, kwargs)` returns: the new inputs.
+#   Otherwise return `None`.
 # - `post_forward`: if gradients are recorded, call `self._watch_outputs(unit, output)`, for every unit, the root too.
-#   Then reshard the unit, if `unit.reshard_after_forward` says so. Without gradients, always reshard it: no backward
-#   will come.
-# - In state BACKWARD, a forward is one that activation checkpointing runs again. Both hooks then do nothing.
+#   Then reshard the unit if `unit.reshard_after_forward` is True. Without gradients, always reshard it, because there
+#   will be no backward.
+# - If the unit is in state BACKWARD, activation checkpointing is running its forward again. Both hooks then do nothing.
 #
 # The root's `reshard_after_forward` is False. The two `_watch` methods are given below the exercise. They ask autograd
 # to call the hooks of backward: `post_backward` through `AfterBackward` on the inputs, and `pre_backward` when the
@@ -406,7 +465,7 @@ class ZeRO3(ZeRO3):
 #
 # <details><summary>Hint</summary>
 #
-# Both hooks begin with the same question: is this a forward that runs inside backward?
+# Both hooks begin with the same question: does this forward run inside backward?
 #
 # </details>
 
@@ -415,22 +474,20 @@ class ZeRO3(ZeRO3):
 # %%ranks
 class ZeRO3(ZeRO3):
     def pre_forward(self, unit: Unit, submodule: nn.Module, inputs: tuple, kwargs: dict):
-        """Before a unit's forward: wait for its parameters, and prefetch the next unit's."""
+        """Wait for a unit's parameters before its forward, and prefetch the next unit's."""
         ### BEGIN SOLUTION
-        if (
-            unit.state is UnitState.BACKWARD
-        ):  # activation checkpointing computes this unit's forward again
-            return None
+        if unit.state is UnitState.BACKWARD:
+            return None  # activation checkpointing is running this unit's forward again
         unit.wait_for_unshard()
         if (
             unit is not self.root
-        ):  # its embedding and its head are needed first and last: nothing runs ahead of it
+        ):  # the root computes before and after all others: it has no next unit
             self.prefetcher.in_forward(unit)
         return self._watch_inputs(unit, inputs, kwargs) if torch.is_grad_enabled() else None
         ### END SOLUTION
 
     def post_forward(self, unit: Unit, submodule: nn.Module, inputs: tuple, output) -> None:
-        """After a unit's forward: reshard it, and ask autograd to call pre_backward()."""
+        """Reshard a unit after its forward, and ask autograd to call pre_backward()."""
         ### BEGIN SOLUTION
         if unit.state is UnitState.BACKWARD:
             return
@@ -445,28 +502,29 @@ class ZeRO3(ZeRO3):
 # %%ranks
 class ZeRO3(ZeRO3):
     def _watch_inputs(self, unit: Unit, inputs: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """Ask autograd to call post_backward() when it is done with this call of the unit."""
+        """Return the inputs, such that autograd calls post_backward() when it is done with this call of the unit."""
         call = self.calls[unit] = Call()
         leaves, structure = tree_flatten((inputs, kwargs))
-        indices = [
-            i
-            for i, leaf in enumerate(leaves)
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-        ]
+        indices = [index for index, leaf in enumerate(leaves) if needs_gradient(leaf)]
         if indices:
-            inputs = (leaves[i] for i in indices)
-            watched = AfterBackward.apply(lambda: self.post_backward(unit, call), *inputs)
-            for i, tensor in zip(indices, watched, strict=True):
-                leaves[i] = tensor
+            tensors = [leaves[index] for index in indices]
+            watched = AfterBackward.apply(lambda: self.post_backward(unit, call), *tensors)
+            for index, tensor in zip(indices, watched, strict=True):
+                leaves[index] = tensor
         return tree_unflatten(leaves, structure)
 
     def _watch_outputs(self, unit: Unit, output) -> None:
-        """Ask autograd to call pre_backward() when the gradient of an output is complete."""
+        """Ask autograd to call pre_backward() when the gradient of an output is complete.
+
+        The hooks keep the call alive: it stays in the unit's open_calls for as long as backward may reach it.
+        """
         call = self.calls.pop(unit)
-        for tensor in tree_leaves(output):
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+        for leaf in tree_leaves(output):
+            if needs_gradient(leaf):
                 unit.open_calls.add(call)
-                tensor.register_hook(lambda _gradient: self.pre_backward(unit, call))
+                leaf.register_hook(
+                    lambda _gradient: self.pre_backward(unit, call)
+                )  # keeps the call
 
 
 # %% tags=["check"] grade_id="check-forward" points=3
@@ -475,16 +533,17 @@ check.Forward()
 # %% [markdown]
 # ## Exercise 10.4 · The hooks of backward (15 min, 4 points)
 #
-# - `pre_backward` is called when the gradient of one of the unit's outputs is complete. Set `self.pending`, make sure
-#   that the parameters are here, and set the unit's state to BACKWARD.
+# - `pre_backward` is called when the gradient of one of the unit's outputs is complete. Set `self.pending` to True,
+#   wait until the unit's parameters are unsharded, and set its state to BACKWARD.
 # - `post_backward` is called when backward is done with one call of the unit. Take `call` out of `unit.open_calls`. If
-#   there are other open calls, backward will come back to this unit, so stop here. Otherwise reduce
+#   there are other open calls, backward will come back to this unit, so do nothing else. Otherwise reduce
 #   `self.buckets_of[unit]`, and reshard the unit.
-# - `finish_gradient_sync`: finish the reducer, reshard all units, clear their open calls, and reset `self.pending`.
+# - `finish_gradient_sync`: finish the reducer, reshard all units, clear their open calls, and set `self.pending` to
+#   False.
 #
-# All ranks run these hooks in the same order, because they call the same units in the same order. So that is where
-# collectives may be launched. Two cases are left to `finish_gradient_sync`: a unit that this step did not call, and a
-# unit whose inputs need no gradient, for which there is no `AfterBackward`.
+# All ranks run these hooks in the same order, because they call the same units in the same order. So the hooks may
+# launch collectives. Two cases are left to `finish_gradient_sync`: a unit that this step did not call, and a unit whose
+# inputs need no gradient, for which there is no `AfterBackward`.
 #
 # <details><summary>Hint 1</summary>
 #
@@ -494,8 +553,8 @@ check.Forward()
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# A forward whose output nobody uses leaves calls that backward never reaches. Their graph is dropped, and with it the
-# calls drop out of the weak set, unless something else holds them.
+# If the output of a forward is not used, its calls stay open, because backward never reaches them. When their graph is
+# freed, the calls drop out of the weak set, unless something else keeps them alive.
 #
 # </details>
 
@@ -504,7 +563,7 @@ check.Forward()
 # %%ranks
 class ZeRO3(ZeRO3):
     def pre_backward(self, unit: Unit, call: Call) -> None:
-        """Before a unit's backward: wait for its parameters, and prefetch the next unit's."""
+        """Wait for a unit's parameters before its backward, and prefetch the unit that was called before it."""
         ### BEGIN SOLUTION
         self.pending = True
         unit.wait_for_unshard()
@@ -513,16 +572,16 @@ class ZeRO3(ZeRO3):
         ### END SOLUTION
 
     def post_backward(self, unit: Unit, call: Call) -> None:
-        """After a unit's backward: reduce its gradients, and reshard it."""
+        """Reduce a unit's gradients after its backward, and reshard it."""
         ### BEGIN SOLUTION
         unit.open_calls.discard(call)
-        if not unit.open_calls:  # or backward will come back to this unit
+        if not unit.open_calls:  # otherwise, backward will come back to this unit
             self.reducer.reduce(self.buckets_of[unit])
             unit.reshard()
         ### END SOLUTION
 
     def finish_gradient_sync(self) -> None:
-        """Wait until every shard has its mean gradient.
+        """Launch the remaining reduce-scatters, wait until every shard has its mean gradient, and reshard all units.
 
         Communication: one reduce-scatter per bucket that is not launched yet.
         """
@@ -544,13 +603,13 @@ check.Backward()
 # Add one call of `self.prefetcher` to your `pre_forward`, and one to your `pre_backward`. Then run all cells of `ZeRO3`
 # again, in order.
 #
-# - In `pre_forward`, call `in_forward(unit)` after the unit's own parameters are here, so that its all-gather goes
-#   first. The root is not prefetched, and does not prefetch: nothing runs ahead of it.
+# - In `pre_forward`, call `in_forward(unit)` after waiting for the unit's own parameters, so that its all-gather is
+#   launched first. Do not call it for the root, which is neither prefetched nor prefetches other units.
 # - In `pre_backward`, call `in_backward(unit)` at the end.
 #
 # <details><summary>Hint</summary>
 #
-# A forward in state BACKWARD must not reach the prefetcher: it would be listed as called twice.
+# In state BACKWARD, `pre_forward` must not call the prefetcher, or the unit would be listed as called twice.
 #
 # </details>
 
@@ -558,23 +617,26 @@ check.Backward()
 check.Prefetching()
 
 # %% [markdown]
-# The rest of the class is given. Clipping needs no more than the shards (lab 07). Saving and loading call functions
-# that you write next.
+# The rest of the class is given. Clipping needs only the shards (lab 07). Saving and loading call functions that you
+# write next.
 
 
 # %% tags=["export"]
 # %%ranks
 class ZeRO3(ZeRO3):
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Scale the gradients so that their norm over all parameters is at most max_norm. Returns the norm before."""
-        return clip_shards_(
-            [shard.grad for shard in self.shards if shard.grad is not None], max_norm, self.group
-        )
+        """Scale the gradients so that their norm over all parameters is at most max_norm.
 
-    # -- copying, saving and loading
+        Returns:
+            The norm before scaling.
+        """
+        gradients = [shard.grad for shard in self.shards if shard.grad is not None]
+        return clip_shards_(gradients, max_norm, self.group)
+
+    # Saving, loading and copying.
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """Gather what module.state_dict() would return. See gather_full_state()."""
+        """Gather what module.state_dict() would return without sharding. See gather_full_state()."""
         return gather_full_state(self.module, self.flat_parameters)
 
     def load_full_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
@@ -587,11 +649,9 @@ class ZeRO3(ZeRO3):
 
     def __deepcopy__(self, memo: dict) -> nn.Module:
         for flat_parameter in self.flat_parameters:
-            # A parameter without memory cannot be copied: these become slices of the copied flat_param.
-            parameters = flat_parameter.layout.parameters
-            memo |= {
-                id(each): nn.Parameter(each.detach(), each.requires_grad) for each in parameters
-            }
+            # deepcopy cannot copy a parameter without memory. These become slices of the copied flat_param.
+            for parameter in flat_parameter.layout.parameters:
+                memo[id(parameter)] = nn.Parameter(parameter.detach(), parameter.requires_grad)
         copied = memo[id(self)] = self.__class__.__new__(self.__class__)
         copied.__setstate__(copy.deepcopy(self.__dict__, memo))
         return copied
@@ -607,8 +667,8 @@ class ZeRO3(ZeRO3):
 #   `module.state_dict()` would return without sharding: the same names in the same order, in the shards' dtype, buffers
 #   included. All tensors are copies, so that a later forward does not change them. A tied parameter appears under all
 #   its names.
-# - `load_full_state(module, flat_parameters, state_dict)` is given a full state on every rank. Each rank keeps its
-#   shards. A state with other names or shapes than the module's raises a `ValueError`. Buffers are loaded as well.
+# - `load_full_state(module, flat_parameters, state_dict)` gets a full state on every rank. Each rank keeps its shards.
+#   If the state has other names or shapes than the module's, raise a `ValueError`. Buffers are loaded as well.
 #
 # `gather_shards(shard, group)` of lab 01 returns the flat tensor of all ranks' shards. A flat parameter's `layout` has
 # `parameters`, `views(flat)`, `shard_of(flat)`, `new_flat(dtype)` and `group`. `module.state_dict(keep_vars=True)` has
@@ -622,7 +682,7 @@ class ZeRO3(ZeRO3):
 # <details><summary>Hint 2</summary>
 #
 # To load, turn `own` (name to parameter) and `state_dict` (name to value) into a dictionary from each parameter or
-# buffer to its new value. What is left when the parameters are taken out are the buffers.
+# buffer to its new value. Take out the parameters, and the buffers are left.
 #
 # </details>
 
@@ -638,14 +698,13 @@ def gather_full_state(
     Communication: one all-gather per flat parameter.
     """
     ### BEGIN SOLUTION
-    full = {}
+    full_value = {}
     for flat_parameter in flat_parameters:
-        flat = gather_shards(flat_parameter.shard, flat_parameter.layout.group)
-        full |= zip(
-            flat_parameter.layout.parameters, flat_parameter.layout.views(flat), strict=True
-        )
+        layout = flat_parameter.layout
+        flat = gather_shards(flat_parameter.shard, layout.group)
+        full_value |= zip(layout.parameters, layout.views(flat), strict=True)
     state = module.state_dict(keep_vars=True)
-    return {name: full.get(value, value).detach().clone() for name, value in state.items()}
+    return {name: full_value.get(value, value).detach().clone() for name, value in state.items()}
     ### END SOLUTION
 
 
@@ -657,25 +716,29 @@ def load_full_state(
     flat_parameters: Iterable[ShardedFlatParameter],
     state_dict: dict[str, torch.Tensor],
 ) -> None:
-    """Keep this rank's shard of a full state.
+    """Keep this rank's shards of a full state, and load the buffers.
 
     Raises:
-        ValueError: for the state of another module.
+        ValueError: if the state belongs to another module.
     """
     ### BEGIN SOLUTION
     own = module.state_dict(keep_vars=True)
-    shapes = {name: value.shape for name, value in own.items()}
-    if shapes != {name: value.shape for name, value in state_dict.items()}:
-        different = sorted(set(shapes) ^ set(state_dict)) or "the shapes"
-        raise ValueError(f"this is the state of another module: {different} differ")
-    given = {value: state_dict[name] for name, value in own.items()}
+    own_shapes = {name: value.shape for name, value in own.items()}
+    given_shapes = {name: value.shape for name, value in state_dict.items()}
+    if own_shapes != given_shapes:
+        different = sorted({name for name, _ in own_shapes.items() ^ given_shapes.items()})
+        raise ValueError(
+            "this state belongs to another module: "
+            f"{different} are not in both, or do not have the same shape in both"
+        )
+    new_value = {value: state_dict[name] for name, value in own.items()}
     for flat_parameter in flat_parameters:
         layout, shard = flat_parameter.layout, flat_parameter.shard
         flat = layout.new_flat(shard.dtype)
         for view, parameter in zip(layout.views(flat), layout.parameters, strict=True):
-            view.copy_(given.pop(parameter))
+            view.copy_(new_value.pop(parameter))
         shard.copy_(layout.shard_of(flat))
-    for buffer, value in given.items():
+    for buffer, value in new_value.items():
         buffer.copy_(value)
     ### END SOLUTION
 
@@ -686,26 +749,28 @@ check.FullState()
 # %% [markdown]
 # ## Exercise 10.7 · A sharded state dict (10 min, 2 points)
 #
-# A full state needs a rank with room for it. `torch.distributed.checkpoint` lets each rank write its own shards, and
-# lets any other number of ranks read what they need. For that it must know where a shard belongs in the whole, and a
-# `DTensor` says so. `as_dtensor(layout, value)` is given. So is `begin_state(optimizer)`, which a new optimizer needs
-# before there is anything to load into.
+# A full state needs a rank with enough memory for it. `torch.distributed.checkpoint` lets each rank write its own
+# shards, and lets any other number of ranks read what they need. For that it must know where a shard belongs in the
+# flat tensor of all ranks, and a `DTensor` holds this information. `as_dtensor(layout, value)` is given. So is
+# `begin_state(optimizer)`, because a new optimizer has no state to load into.
 
 
 # %% tags=["export"] module="model_state"
 # %%ranks
 def as_dtensor(layout: FlatLayout, value: torch.Tensor) -> DTensor:
     """Describe where a shard belongs in the flat tensor of all ranks. The result is a view, without the padding."""
-    left = layout.numel - dist.get_rank(layout.group) * value.numel()
+    begin = dist.get_rank(layout.group) * value.numel()
+    unpadded = value.detach()[: max(0, layout.numel - begin)]
     mesh = DeviceMesh.from_group(layout.group or dist.group.WORLD, value.device.type)
     shape = {"shape": torch.Size([layout.numel]), "stride": (1,)}
-    return DTensor.from_local(
-        value.detach()[: max(0, left)], mesh, [Shard(0)], run_check=False, **shape
-    )
+    return DTensor.from_local(unpadded, mesh, [Shard(0)], run_check=False, **shape)
 
 
 def begin_state(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimizer create its state before the first step, so that there is something to load into."""
+    """Let an optimizer create its state before its first step, so that a checkpoint can be loaded into it.
+
+    It steps once with gradients of zero and a learning rate of 0, which changes no parameter.
+    """
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0
@@ -727,8 +792,8 @@ def begin_state(optimizer: torch.optim.Optimizer) -> None:
 #   shape. Other entries, such as Adam's `step`, stay as they are.
 # - `f"module.{name}"` is a buffer of the module.
 #
-# The check saves on four ranks and trains on with two. It also tries the finished class in all ways at once: clipping,
-# a subgroup, bf16, copies.
+# The check saves on four ranks and continues training on two. It also tries everything that the finished class can do:
+# clipping, a subgroup, bf16, copies.
 #
 # <details><summary>Hint</summary>
 #
@@ -744,9 +809,9 @@ def sharded_state(
     flat_parameters: Iterable[ShardedFlatParameter],
     optimizer: torch.optim.Optimizer,
 ) -> dict:
-    """View this rank's shards, and the optimizer's state of them, as torch.distributed.checkpoint saves and loads them.
+    """View this rank's shards, and the optimizer's state for them, in a dict for torch.distributed.checkpoint.
 
-    An optimizer that has not stepped has no state to load into: see begin_state().
+    An optimizer that has not stepped has no state to load into: call begin_state() first.
     """
     ### BEGIN SOLUTION
     state = {f"module.{name}": buffer for name, buffer in module.named_buffers()}
@@ -766,14 +831,13 @@ check.ShardedState()
 # ## Break it: no units
 #
 # Some code on the web wraps a model and names no units. Then the root is the only unit. Here is the same GPT both ways,
-# beside your `ZeRO2` and torch's FSDP2. The ranks no longer compare their collectives, because that costs messages of
-# its own.
+# beside your `ZeRO2` and torch's FSDP2. Mismatch detection is switched off, because it sends messages of its own.
 #
-# **Predict.** Ψ bytes of parameters, nearly all of them in eight blocks of equal size, and four ranks. What is the most
-# that parameters take on a rank during a step, as a fraction of Ψ?
+# **Predict.** The parameters take Ψ bytes, nearly all of them in eight blocks of equal size, and there are four ranks.
+# What is the most that parameters take on a rank during a step, as a fraction of Ψ?
 
 # %%
-prediction_peak_with_units = None  # <- as a fraction of Ψ; 1 would mean: all parameters at once
+prediction_peak_with_units = None  # <- as a fraction of Ψ; 1 would mean all parameters at once
 prediction_peak_without = None  # <- as a fraction of Ψ
 
 # %%
@@ -815,15 +879,15 @@ def in_zero2():
 
 def in_fsdp2():
     model = new_model()
-    for each in (*model.blocks, model):
-        fully_shard(each)
+    for submodule in (*model.blocks, model):
+        fully_shard(submodule)
     return with_adamw(model)
 
 
 # %%
 # %%ranks
 def steps_of(model, optimizer, steps=4):
-    """Return the last loss, the ledger of the last step, and the memory of one more."""
+    """Train, and return the last loss, the ledger of the last step, and the memory over one more step."""
 
     def step():
         optimizer.zero_grad()
@@ -874,13 +938,14 @@ predicted = {
     "your ZeRO3, units=[]": prediction_peak_without,
 }
 for name, fraction in predicted.items():
-    print(f"{name}: {most_bytes[name] / most_bytes['DDP, AdamW']:.2f} Ψ, predicted {fraction}")
+    measured = most_bytes[name] / most_bytes["DDP, AdamW"]
+    print(f"{name}: you predicted {fraction} Ψ, and it was {measured:.2f} Ψ.")
 
 # %% [markdown]
-# With units, a rank holds its shards, the root and two blocks: one computes, and the next is prefetched. That second
-# block is what your `ZeRO3` holds more than FSDP2 here.
+# With units, a rank holds its shards, the root and two blocks: one computes, and the next one is prefetched. This
+# second block is why your `ZeRO3` holds more than FSDP2 here.
 #
-# A single unit passes every check of values, and sends less. But its parameters take more than all of Ψ at the peak,
+# With a single unit, the values are right, and the model sends less. But its parameters take more than Ψ at the peak,
 # and its whole peak is above that of `ZeRO2`, which shards no parameters.
 #
 # ## Your figure, and torch's answer
@@ -891,10 +956,10 @@ for name, fraction in predicted.items():
 plots.memory_over_step(results["your ZeRO3"][2].samples)
 
 # %% [markdown]
-# In forward the blocks are unsharded and resharded from first to last, in backward from last to first. What is left is
-# what one rank must hold: its shards, the units that compute, and the activations of its own micro-batch. To make
-# activations smaller, use activation checkpointing (chapter 06) or split the computation itself: tensor parallelism,
-# chapter 13.
+# In forward, the blocks are unsharded and resharded from first to last, and in backward from last to first. The rest is
+# what one rank must hold in any case: its shards, the units that compute, and the activations of its own micro-batch.
+# To make activations smaller, use activation checkpointing (chapter 06), or split the computation itself with tensor
+# parallelism (chapter 13).
 
 # %%
 ranks.stop()

@@ -9,10 +9,10 @@
 # %% [markdown]
 # # Lab 11 · Production
 #
-# **50 minutes, 10 points.** You move from your own `ZeRO3` to torch's `fully_shard`, shard inside hosts only, and
+# **50 minutes, 10 points.** You move from your own `ZeRO3` to torch's `fully_shard`, shard within each host only, and
 # compute which strategy a model needs on given GPUs.
 #
-# Each exercise has a check. Times are never judged; bytes are.
+# Each exercise has a check. The checks judge bytes, but never times.
 
 # %% tags=["nbval-ignore-output"]
 from shared import ranks
@@ -23,7 +23,7 @@ ranks.start(world_size=4)
 
 # %% tags=["export"]
 # %%ranks
-"""What a training run uses in production: torch's fully_shard, hybrid sharding, and a choice of strategy."""
+"""Sharding in production: torch's fully_shard, hybrid sharding, and the choice of a strategy."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -43,21 +43,21 @@ from solutions.units import default_units
 # %% [markdown]
 # ## Exercise 11.1 · From ZeRO3 to fully_shard (15 min, 3 points)
 #
-# `fully_shard(module)` shards one module in place, and swaps its parameters for `DTensor`s. `fully_sharded(module, …)`
-# is to make of a whole model what `ZeRO3(module, …)` makes:
+# `fully_shard(module)` shards one module in place, and replaces its parameters with `DTensor`s. Your function
+# `fully_sharded(module, …)` shards a whole model in the same way as `ZeRO3(module, …)`:
 #
 # | `ZeRO3` | `fully_shard` |
 # |---|---|
-# | broadcasts parameters and buffers from rank 0 | does not: lab 02's `broadcast_state(module)` does |
-# | `units`, an iterable in any order, or `default_units(module)` | a call per unit, inner ones first, the whole last |
-# | `reshard_after_forward`, of every unit but the root | an argument of the same name, with a default of its own |
-# | `compute_dtype`, for parameters and what is sent | `mp_policy=MixedPrecisionPolicy(param_dtype=…)` |
-# | none | `reduce_dtype`: gradients may be added up in a wider type |
+# | broadcasts parameters and buffers from rank 0 | does not; use lab 02's `broadcast_state(module)` |
+# | `units`, an iterable in any order, or `default_units(module)` | one call per unit, inner units first, root last |
+# | `reshard_after_forward`, for every unit but the root | an argument of the same name, with a different default |
+# | `compute_dtype`, for parameters and communication | `mp_policy=MixedPrecisionPolicy(param_dtype=…)` |
+# | no counterpart | `reduce_dtype`: gradients may be summed in a wider dtype |
 #
-# → the module, which is now sharded; an optimizer must be built after it.
+# It returns the module, which is now sharded. An optimizer must be built afterwards.
 #
-# Target: losses and bytes as those of your `ZeRO3`, and no more parameters at once. (torch gathers the next unit into a
-# buffer that is no parameter yet.)
+# Target: the losses and the bytes of your `ZeRO3`, and no more parameters unsharded at a time. (torch prefetches the
+# next unit into a buffer, which does not count as a parameter yet.)
 
 
 # %% tags=["exercise", "export"] grade_id="fully-sharded"
@@ -70,17 +70,29 @@ def fully_sharded(
     reshard_after_forward: bool = True,
     mesh: DeviceMesh | None = None,
 ) -> nn.Module:
-    """Make torch's fully sharded module of what ZeRO3 would wrap, on all ranks or on a mesh.
+    """Shard a module with torch's fully_shard, in the same units as ZeRO3.
 
-    Comm: one broadcast per parameter and buffer.
+    Args:
+        module: The module to shard in place.
+        units: The submodules to shard as units of their own. By default, default_units(module).
+        compute_dtype: The dtype in which to compute and communicate. By default, that of the parameters.
+        reduce_dtype: The dtype in which to sum gradients. By default, that in which they are computed.
+        reshard_after_forward: Whether to reshard every unit except the root after forward.
+        mesh: The ranks to shard over. By default, all ranks. A mesh with two dimensions replicates over the first
+            and shards over the second.
+
+    Returns:
+        The same module. Its parameters are now DTensors, so build the optimizer after this call.
+
+    Communication: one broadcast per parameter and buffer.
     """
     ### BEGIN SOLUTION
     broadcast_state(module)
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype)
     options = {"mp_policy": policy, "mesh": mesh}
     chosen = set(default_units(module) if units is None else units)
-    outer_first = [each for each in module.modules() if each in chosen]
-    for unit in reversed(outer_first):
+    units_outer_first = [submodule for submodule in module.modules() if submodule in chosen]
+    for unit in reversed(units_outer_first):
         fully_shard(unit, reshard_after_forward=reshard_after_forward, **options)
     return fully_shard(module, reshard_after_forward=False, **options)
     ### END SOLUTION
@@ -92,30 +104,33 @@ check.fully_sharded()
 # %% [markdown]
 # ## Exercise 11.2 · Hybrid sharding (10 min, 2 points)
 #
-# Between hosts the wire is slow. Hybrid sharding shards inside a host only, and keeps one copy of everything per host:
-# all-gathers and reduce-scatters stay inside; between hosts, each rank all-reduces its part of the gradients, Ψ over
-# the host's ranks.
+# The links between hosts are slow. **Hybrid sharding** shards only within a host, and each host holds a full copy of
+# the model. All-gathers and reduce-scatters then stay within a host. Between hosts, each rank all-reduces its shard of
+# the gradients: Ψ elements, divided by the number of ranks per host.
 #
-# **Predict.** Four hosts of eight ranks, a model of S bytes. How many bytes leave a host per step? Fully sharded, all
-# are one ring, in which one rank per host sends to the next host. Hybrid, each rank has a ring of four with the ranks
-# of its place on the other hosts.
+# **Predict.** There are four hosts with eight ranks each, and a model of S bytes. How many bytes leave a host per step?
+# With full sharding, all ranks form one ring, in which one rank per host sends to the next host. With hybrid sharding,
+# each rank forms a ring with the three ranks that have the same local rank on the other hosts.
 #
-# `fully_shard` shards over the second dimension of a mesh of two, and replicates over its first.
-# `host_mesh(ranks_per_host)` makes that mesh, of all ranks, on the device type they compute on: "cuda" where
-# `torch.cuda.is_initialized()`, else "cpu". Ranks of a host follow each other.
+# If a mesh has two dimensions, `fully_shard` shards over the second one and replicates over the first one.
+# `host_mesh(ranks_per_host)` creates this mesh for all ranks. Its device type is the one that the ranks compute on:
+# "cuda" if `torch.cuda.is_initialized()`, else "cpu". The ranks of a host are consecutive.
 
 
 # %% tags=["exercise", "export"] grade_id="host-mesh"
 # %%ranks
 def host_mesh(ranks_per_host: int) -> DeviceMesh:
-    """Lay all ranks out as hosts × ranks of a host, with the names "replicate" and "shard".
+    """Create a mesh of hosts × ranks per host, with the dimensions "replicate" and "shard".
 
-    Raises: ValueError where hosts would not have equally many ranks.
+    Raises:
+        ValueError: If the ranks cannot be divided equally among hosts.
     """
     ### BEGIN SOLUTION
     world_size = dist.get_world_size()
     if world_size % ranks_per_host:
-        raise ValueError(f"{world_size} ranks do not fill hosts of {ranks_per_host}")
+        raise ValueError(
+            f"{world_size} ranks cannot be divided into hosts with {ranks_per_host} ranks each"
+        )
     shape = (world_size // ranks_per_host, ranks_per_host)
     device_type = "cuda" if torch.cuda.is_initialized() else "cpu"
     return init_device_mesh(device_type, shape, mesh_dim_names=("replicate", "shard"))
@@ -128,36 +143,39 @@ check.host_mesh()
 # %% [markdown]
 # ## Exercise 11.3 · Which strategy? (25 min, 5 points)
 #
-# "Use ZeRO-2 up to 10 B", says a slogan. But what fits follows from the cards, and what is fast from the wire. So
-# compute it. `shared/planner/clusters.py` has both sides of the question, ready made: read it, it is short.
+# "Use ZeRO-2 up to 10 B parameters" is a common recommendation. But which strategies fit depends on the memory of the
+# GPUs, and which one is fast depends on the links between them. So compute the answer. `shared/planner/clusters.py`
+# contains what you need. It is short, so read it first.
 #
-# - `Cluster`: hosts, cards, rates; `cluster.cards` is all of them.
-# - `step_seconds(shape, cluster, stage, shard_ranks, checkpointing, micro_batch)` estimates a step.
-# - `SITUATIONS`: five models with clusters.
+# - `Cluster` describes hosts, GPUs and rates. `cluster.gpus` is the number of GPUs on all hosts.
+# - `step_seconds(shape, cluster, stage, shard_ranks, checkpointing, micro_batch)` estimates the time of a step.
+# - `SITUATIONS` contains five models, each with a cluster.
 #
-# **Predict** the five: which stage, over how many ranks each group shards, with how much recomputed?
+# **Predict** the best strategy for each of the five: which stage, over how many ranks does each group shard, and are
+# the activations recomputed selectively or fully?
 
 # %%
 for name in clusters.SITUATIONS:
     print(name)
 
 # %% [markdown]
-# `choose_strategy(shape, cluster, micro_batch=1)`: of all that fit on a card, the one whose step is the shortest.
+# `choose_strategy(shape, cluster, micro_batch=1)` returns the strategy with the shortest step among all that fit on a
+# GPU.
 #
-# - To try: stages 0 to 3, each with "selective" and with "full" checkpointing; sharded over all cards, and, for stages
-#   above 0, over the cards of one host.
-# - What fits: `planner.plan(shape, ranks=shard_ranks, stage=…, micro_batch=…, checkpointing=…).total_bytes`, and a
-#   tenth of the card is left free.
-# - Where steps are equally long, the simpler one: the lower stage, then selective. Then the larger group, which holds
-#   less.
-# - None where nothing fits: then the model itself must be split (chapters 13 and 15).
+# - Try stages 0 to 3, each with "selective" and with "full" checkpointing. Shard over all GPUs and, for stages above 0,
+#   also over the GPUs of one host.
+# - `planner.plan(shape, ranks=shard_ranks, stage=…, micro_batch=…, checkpointing=…).total_bytes` is what a strategy
+#   needs. It fits if a tenth of the GPU's memory stays free.
+# - If several steps take equally long, prefer the simpler strategy: first the lower stage, then selective
+#   checkpointing. After that, prefer the larger group, which holds less per rank.
+# - Return None if nothing fits. The model itself must then be split (chapters 13 and 15).
 
 
 # %% tags=["export"]
 # %%ranks
 @dataclass(frozen=True)
 class Choice:
-    """How to train: a ZeRO stage over groups of shard_ranks ranks, each group a copy of the others."""
+    """A strategy: a ZeRO stage over groups of shard_ranks ranks, where each group holds a copy of the model."""
 
     stage: int
     shard_ranks: int
@@ -168,18 +186,18 @@ class Choice:
 # %% tags=["exercise", "export"] grade_id="choose-strategy"
 # %%ranks
 def choose_strategy(shape: ModelShape, cluster: Cluster, micro_batch: int = 1) -> Choice | None:
-    """Find the fastest strategy that fits on the cluster's cards."""
+    """Return the fastest strategy that fits on the cluster's GPUs, or None if none fits."""
     ### BEGIN SOLUTION
-    fitting = []
+    fitting = []  # in order of preference, because min() returns the first of several minima
     for stage in planner.STAGES:
-        groups = {cluster.cards, cluster.cards_per_host} if stage else {cluster.cards}
+        group_sizes = {cluster.gpus, cluster.gpus_per_host} if stage else {cluster.gpus}
         for checkpointing in ("selective", "full"):
-            for shard_ranks in sorted(groups, reverse=True):
-                how = {"stage": stage, "checkpointing": checkpointing, "micro_batch": micro_batch}
-                held_bytes = planner.plan(shape, ranks=shard_ranks, **how).total_bytes
-                if held_bytes <= 0.9 * cluster.card_bytes:
-                    took_s = step_seconds(shape, cluster, shard_ranks=shard_ranks, **how)
-                    fitting.append(Choice(stage, shard_ranks, checkpointing, took_s))
+            options = {"stage": stage, "checkpointing": checkpointing, "micro_batch": micro_batch}
+            for shard_ranks in sorted(group_sizes, reverse=True):
+                held_bytes = planner.plan(shape, ranks=shard_ranks, **options).total_bytes
+                if held_bytes <= 0.9 * cluster.gpu_bytes:
+                    step_s = step_seconds(shape, cluster, shard_ranks=shard_ranks, **options)
+                    fitting.append(Choice(stage, shard_ranks, checkpointing, step_s))
     return min(fitting, key=lambda choice: choice.step_s, default=None)
     ### END SOLUTION
 
@@ -188,7 +206,7 @@ def choose_strategy(shape: ModelShape, cluster: Cluster, micro_batch: int = 1) -
 check.choose_strategy()
 
 # %% [markdown]
-# Your function knows nothing of slogans. What does it say of the five?
+# Your function computes instead of following recommendations. What does it choose for the five situations?
 
 # %%
 # %%ranks
@@ -197,17 +215,19 @@ from shared.planner import clusters
 if rank == 0:
     for name, (shape, cluster) in clusters.SITUATIONS.items():
         choice = choose_strategy(shape, cluster)
-        how = choice and f"stage {choice.stage} over {choice.shard_ranks}, {choice.checkpointing}"
-        print(f"{name}: {how or 'nothing fits'}")
+        result = "nothing fits"
+        if choice:
+            result = f"stage {choice.stage} over {choice.shard_ranks} ranks, {choice.checkpointing}"
+        print(f"{name}: {result}")
 
 # %% [markdown]
-# **Compare.** Where was your prediction off, and which of the two decided: what fits, or what is fast?
+# **Compare.** Which of your predictions were wrong? In these cases, what decided: what fits, or what is fast?
 
 # %% [markdown]
-# ## Yours beside torch's
+# ## Your `ZeRO3` and torch's `fully_shard`
 #
-# One GPT under your `ZeRO3`, under `fully_shard`, and hybrid, on two hosts of two ranks. Ranks compare notes no more:
-# that costs messages.
+# The next cells train one GPT with your `ZeRO3`, with `fully_shard`, and with hybrid sharding (two hosts of two ranks).
+# The check that all ranks call the same collective is switched off, because it sends messages of its own.
 
 # %%
 # %%ranks
@@ -225,14 +245,14 @@ inputs, targets = (tensor.to(device) for tensor in samples)
 
 
 def new_model():
-    torch.manual_seed(rank)  # rank 0's parameters are broadcast
+    torch.manual_seed(rank)  # the parameters of rank 0 will be broadcast
     return TinyGPT(config).to(device)
 
 
 # %%
 # %%ranks
-def steps_of(model, steps=4):
-    """→ last loss, ledger of the last step, memory over one more"""
+def train(model, steps=4):
+    """Take some steps. Returns the last loss and ledger, and the memory of one more step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
     def step():
@@ -253,9 +273,9 @@ def steps_of(model, steps=4):
 
 
 results = {
-    "your ZeRO3": steps_of(ZeRO3(new_model())),
-    "fully_shard": steps_of(fully_sharded(new_model())),
-    "fully_shard, hybrid": steps_of(fully_sharded(new_model(), mesh=host_mesh(2))),
+    "your ZeRO3": train(ZeRO3(new_model())),
+    "fully_shard": train(fully_sharded(new_model())),
+    "fully_shard, hybrid": train(fully_sharded(new_model(), mesh=host_mesh(2))),
 }
 
 # %% tags=["nbval-ignore-output"]
@@ -266,18 +286,19 @@ losses = [loss for loss, _, _ in results.values()]
 assert max(losses) - min(losses) < 1e-3
 for name, (loss, log, peak) in results.items():
     parameters_bytes = max(sample.held.parameters_bytes for sample in peak.samples)
-    numbers = (log.sent_bytes, parameters_bytes, peak.peak_bytes)
-    rows.append([name, f"{loss:.4f}", *(f"{number / 1e6:.2f}" for number in numbers)])
+    measured_bytes = (log.sent_bytes, parameters_bytes, peak.peak_bytes)
+    rows.append([name, f"{loss:.4f}", *(f"{size / 1e6:.2f}" for size in measured_bytes)])
 sent_bytes = {name: log.sent_bytes for name, (_, log, _) in results.items()}
 assert 0 <= sent_bytes["fully_shard"] - sent_bytes["your ZeRO3"] < 0.001 * sent_bytes["your ZeRO3"]
-header = ["", "loss", "must send, MB", "parameters' peak, MB", "peak, MB"]
+header = ["", "loss", "sent, MB", "peak of parameters, MB", "peak, MB"]
 tables.Table(header, rows, "rank 0, one step")
 
 # %% [markdown]
-# The same losses, and between the first two the same bytes but for filling: `fully_shard` splits each parameter by its
-# rows, and the embedding's 94 do not divide by four. Hybrid holds half of everything where full sharding holds a
-# quarter. With N ranks on H hosts it sends S(H−1)/N less in all; but *where* is the point. Your prediction in 11.2:
-# fully sharded, 3S · 31/32 leave each of the four hosts; hybrid, 2S · 3/4.
+# The losses agree. The first two also send the same bytes, except for padding: `fully_shard` splits each parameter by
+# its rows, and the 94 rows of the embedding are not divisible by four. With hybrid sharding, each rank holds half of
+# everything, where full sharding holds a quarter. With N ranks on H hosts, hybrid sharding sends only S(H−1)/N bytes
+# less in total. What matters is *where* it sends them. Here is the answer to your prediction in 11.2: with full
+# sharding, 3S · 31/32 bytes leave each of the four hosts, and with hybrid sharding 2S · 3/4.
 
 # %%
 ranks.stop()

@@ -14,7 +14,7 @@
 # - say what torch's wrappers and DeepSpeed hold, send and keep from you, by measuring them beside your own,
 # - choose in which types they compute and add up, and count what that costs,
 # - shard inside a host only, and predict the bytes that leave it,
-# - compute which strategy a model needs on given cards, and refute slogans.
+# - compute which strategy a model needs on given GPUs, and refute slogans.
 #
 # You need chapters 07 to 10 (the stages of ZeRO, and FSDP), and chapter 06's count of a rank's memory.
 
@@ -506,12 +506,12 @@ tables.Table(header, rows, "In S = 4Ψ bytes, 4 ranks on 2 hosts. FSDP2 gathers 
 #
 # Which stage, then, over which ranks, and how much is recomputed? Two terms decide.
 #
-# - **What fits**: chapter 06's planner, with a tenth of the card left free.
+# - **What fits**: chapter 06's planner, with a tenth of each GPU's memory left free.
 # - **What is fast**: a step takes as long as the longer of computing (6 flops per parameter and token, 8 with all
 #   activations recomputed) and sending (bytes at the rate of the slowest wire), as if all of the shorter could hide
 #   behind the longer. `shared/planner/clusters.py` has both.
 #
-# Of what fits, take the fastest, whatever its stage. Llama-3 8B, on one host of eight cards of 80 GB that reach 156
+# Of what fits, take the fastest, whatever its stage. Llama-3 8B, on one host of eight GPUs of 80 GB that reach 156
 # TFLOP/s (half of what an A100 has on paper), one sequence of 8,192 tokens each. **Predict**: at which stage is a step
 # shortest?
 
@@ -523,8 +523,8 @@ my_prediction = 0
 def row_of(shape, cluster, stage, shard_ranks, checkpointing):
     how = {"stage": stage, "checkpointing": checkpointing}
     held_bytes = planner.plan(shape, ranks=shard_ranks, **how).total_bytes
-    fits = held_bytes <= 0.9 * cluster.card_bytes
-    sending_s = clusters.sending_seconds(shape, cluster, stage, shard_ranks)
+    fits = held_bytes <= 0.9 * cluster.gpu_bytes
+    sending_s = clusters.communication_seconds(shape, cluster, stage, shard_ranks)
     step_s = clusters.step_seconds(shape, cluster, shard_ranks=shard_ranks, **how)
     sizes = f"{held_bytes / 1e9:.0f}", "yes" if fits else "no"
     times = f"{sending_s:.2f}", f"{step_s:.2f}"
@@ -541,7 +541,7 @@ recomputed = ("selective", "full")
 rows = [row_of(llama_8b, one_host, stage, 8, how) for stage in range(4) for how in recomputed]
 shortest = min((row for row in rows if row[4] == "yes"), key=lambda row: float(row[-1]))
 print(f"predicted stage {my_prediction}, computed {shortest[0]}")
-tables.Table(header, rows, "fits: at most 72 GB of a card's 80")
+tables.Table(header, rows, "fits: at most 72 GB of a GPU's 80")
 
 # %% [markdown]
 # Here *what fits* decides, and the highest stage is the fastest. All stages have time to send. Stages 1 and 2 fit only
@@ -557,23 +557,23 @@ assert max(rows, key=lambda row: float(row[-1]))[:2] == ["3", "32"]
 tables.Table(header, rows)
 
 # %% [markdown]
-# Everything but data parallelism fits, so *what is fast* decides, and that is the wire. Stage 3 over all 32 cards is
+# Everything but data parallelism fits, so *what is fast* decides, and that is the wire. Stage 3 over all 32 GPUs is
 # the slowest: it saves memory that nobody needs. Stages 1 and 2 inside hosts last equally long, and then the lower one
 # is better: more micro-batches per step cost it no more bytes (chapter 08).
 #
 # ## Slogans
 #
-# Numbers like these settle what circulates. On cards of 80 GB, "data parallelism up to 8 B parameters", "ZeRO-2 up to
-# 70 B", and "a Llama of 70 B fits one node" of 8 cards, so that 32 cards hold 4 copies:
+# Numbers like these settle what circulates. On GPUs of 80 GB, "data parallelism up to 8 B parameters", "ZeRO-2 up to
+# 70 B", and "a Llama of 70 B fits one node" of 8 GPUs, so that 32 GPUs hold 4 copies:
 
 # %%
 state = formulas.model_state_bytes
 of_8 = 70e9 / 8  # parameters on a rank, where tensor parallelism splits layers in 8 (chapter 13)
 needs = {
     "data parallelism, 8 B": state(8e9, 1, 0),
-    "ZeRO-2, 70 B, 8 cards": state(70e9, 8, 2),
-    "ZeRO-2, 70 B, 1,024 cards": state(70e9, 1024, 2),
-    "70 B, 32 cards: layers split in 8, 4 copies": state(of_8, 4, 0),
+    "ZeRO-2, 70 B, 8 GPUs": state(70e9, 8, 2),
+    "ZeRO-2, 70 B, 1,024 GPUs": state(70e9, 1024, 2),
+    "70 B, 32 GPUs: layers split in 8, 4 copies": state(of_8, 4, 0),
     "… 4 ranks share by ZeRO-1": state(of_8, 4, 1),
     "… 4 ranks share by ZeRO-3": state(of_8, 4, 3),
 }
@@ -585,13 +585,13 @@ tables.Table(["", "GB", "below 80 GB"], rows, "16 bytes per parameter, no activa
 # %% [markdown]
 # "Memory bound? Use ZeRO" mixes two things up: *capacity*, what fits, which ZeRO is for, and *bandwidth*, how fast
 # memory is read, which it does nothing for. The table of the 7 B model is what comes of it: what fits at stage 1 takes
-# longest when it is sharded over all cards at stage 3.
+# longest when it is sharded over all GPUs at stage 3.
 #
 # ## What they do that ours do not
 #
 # - **Offload.** Optimizer's state and step in the host's memory (ZeRO-Offload, Ren et al. 2021, arXiv 2101.06840), or
 #   everything down to NVMe (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv 2104.07857). FSDP2 has `CPUOffloadPolicy`.
-#   The wire between card and host pays for it: count its bytes too.
+#   The wire between GPU and host pays for it: count its bytes too.
 # - **Activations in host memory**, `torch.autograd.graph.save_on_cpu`: instead of computing them again.
 # - **Gathers in 8 bit**, gradients in 4, and a second copy of the shards inside each host, so that the gather of
 #   backward stays there: ZeRO++ (Wang et al. 2023, arXiv 2306.10209). Chapter 19 builds the like.

@@ -9,10 +9,10 @@
 # %% [markdown]
 # # Lab 12 · Checkpoints
 #
-# **30 minutes, 5 points.** You write sharded checkpoints that a crash cannot spoil, and load them on any number of
+# **30 minutes, 5 points.** You write sharded checkpoints that a crash cannot corrupt, and load them on any number of
 # ranks.
 #
-# Each exercise has a check. The checks stop ranks in the middle of a save and let disks be full; they never judge
+# Each exercise has a check. The checks stop ranks in the middle of a save, and they fill up disks. They never judge
 # times.
 
 # %% tags=["nbval-ignore-output"]
@@ -23,7 +23,7 @@ ranks.start(world_size=4)
 
 # %% tags=["export"]
 # %%ranks
-"""Sharded checkpoints that no crash can spoil, and that any number of ranks can load."""
+"""Sharded checkpoints that no crash can corrupt, and that any number of ranks can load."""
 
 import shutil
 from pathlib import Path
@@ -44,9 +44,9 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 #
 # `newest_checkpoint(folder)` returns the path of the complete checkpoint with the largest step.
 #
-# - A complete checkpoint is called `step_` and a number, and nothing else. Everything else in the folder is none of
-#   your business, folders inside other folders included.
-# - It returns None if there is no checkpoint, also if the folder does not exist.
+# - The name of a complete checkpoint is `step_`, followed by a number and nothing else. Ignore everything else in the
+#   folder, including folders inside other folders.
+# - It returns None if there is no checkpoint, and also if the folder does not exist.
 #
 # <details><summary>Hint</summary>
 #
@@ -57,10 +57,11 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 # %% tags=["exercise", "export"] grade_id="newest-checkpoint"
 # %%ranks
 def newest_checkpoint(folder: Path) -> Path | None:
-    """Find the complete checkpoint with the largest step."""
+    """Return the complete checkpoint with the largest step, or None if there is none."""
     ### BEGIN SOLUTION
-    whole = [path for path in folder.glob("step_*") if path.name.removeprefix("step_").isdigit()]
-    return max(whole, key=lambda path: int(path.name.removeprefix("step_")), default=None)
+    suffixes = {path: path.name.removeprefix("step_") for path in folder.glob("step_*")}
+    steps = {path: int(suffix) for path, suffix in suffixes.items() if suffix.isdigit()}
+    return max(steps, key=steps.get, default=None)
     ### END SOLUTION
 
 
@@ -77,14 +78,14 @@ check.newest_checkpoint()
 # - Let it write into `folder / f"step_{step}.half"`. When all ranks have written, one of them renames this folder to
 #   `folder / f"step_{step}"`.
 # - All ranks return after the rename.
-# - What an earlier try of the same step has left is removed first. A complete checkpoint of the same step is removed
-#   only when the new one is ready to take its name.
+# - First, it removes what an earlier attempt at the same step has left behind. It removes a complete checkpoint of the
+#   same step only when the new one is ready to take its name.
 # - If a rank fails to write, `save_checkpoint` raises on all ranks, and nothing is renamed.
 #
-# (An optimizer that has not taken a step has no state yet. `get_state_dict` then lets it take a step with gradients of
-# 0, which Adam counts. So saving before the first step changes the training, and nobody needs it.)
+# (An optimizer that has not taken a step has no state yet. In this case, `get_state_dict` makes it take a step with
+# gradients of 0, which Adam counts. So do not save before the first step: this would change the training.)
 #
-# Target: each rank writes its own shard and no rank collects the others'.
+# Target: each rank writes its own shard, and no rank gathers the shards of the others.
 #
 # <details><summary>Hint 1: who does what, and when?</summary>
 #
@@ -103,21 +104,25 @@ check.newest_checkpoint()
 def save_checkpoint(
     folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Write a checkpoint that is complete or not there. To be called by all ranks."""
+    """Write a checkpoint that gets its final name only when it is complete. To be called by all ranks."""
     ### BEGIN SOLUTION
-    whole, half, old = (folder / f"step_{step}{end}" for end in ("", ".half", ".old"))
+    complete, unfinished, replaced = (
+        folder / f"step_{step}{suffix}" for suffix in ("", ".half", ".old")
+    )
     if dist.get_rank() == 0:
-        for left in (half, old):
-            shutil.rmtree(left, ignore_errors=True)
-    dist.barrier()
+        for leftover in (unfinished, replaced):
+            shutil.rmtree(leftover, ignore_errors=True)
+    dist.barrier()  # no rank may write before rank 0 has removed the leftovers
     model_state, optimizer_state = get_state_dict(model, optimizer)
-    dcp.save({"model": model_state, "optimizer": optimizer_state, "step": step}, checkpoint_id=half)
+    state = {"model": model_state, "optimizer": optimizer_state, "step": step}
+    dcp.save(state, checkpoint_id=unfinished)  # if one rank fails, it raises on all ranks
     if dist.get_rank() == 0:
-        if whole.exists():
-            whole.rename(old)  # deleted in place, a kill would leave a part of it under this name
-        half.rename(whole)
-        shutil.rmtree(old, ignore_errors=True)
-    dist.barrier()
+        if complete.exists():
+            # A kill during a deletion would leave an incomplete checkpoint, so it must not have this name any more.
+            complete.rename(replaced)
+        unfinished.rename(complete)
+        shutil.rmtree(replaced, ignore_errors=True)
+    dist.barrier()  # no rank may return before rank 0 has renamed the folder
     ### END SOLUTION
 
 
@@ -127,29 +132,30 @@ check.save_checkpoint()
 # %% [markdown]
 # ## Exercise 12.3 · Resume on any number of ranks (10 min, 2 points)
 #
-# `load_checkpoint(path, model, optimizer)` brings model and optimizer to the state that was saved, and returns the
-# step.
+# `load_checkpoint(path, model, optimizer)` restores the state of the model and the optimizer that was saved, and
+# returns the step.
 #
-# - `torch.distributed.checkpoint.load(state, checkpoint_id=path)` fills the tensors of `state`, in place. `state` must
-#   have the form that was saved. What is no tensor, such as the step, is put into the dict anew.
-# - `set_state_dict(model, optimizer, model_state_dict=…, optim_state_dict=…)` hands the states back. The optimizer's
-#   state contains settings too, such as the learning rate.
-# - It works on any number of ranks, whatever number has saved, and also if nothing is sharded.
+# - `torch.distributed.checkpoint.load(state, checkpoint_id=path)` loads into the tensors of `state`, in place. `state`
+#   must have the same structure as the state that was saved. Values that are not tensors, such as the step, are
+#   replaced in the dict.
+# - `set_state_dict(model, optimizer, model_state_dict=…, optim_state_dict=…)` loads the two states into the model and
+#   the optimizer. The optimizer's state contains settings too, such as the learning rate.
+# - It works on any number of ranks, no matter how many ranks saved the checkpoint, and also if nothing is sharded.
 #
 # <details><summary>Hint</summary>
 #
-# You need a state of the right form before you load. Which function of exercise 12.2 gives you one?
+# You need a state with the right structure before you load. Which function of exercise 12.2 returns one?
 # </details>
 
 
 # %% tags=["exercise", "export"] grade_id="load-checkpoint"
 # %%ranks
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Resume from a checkpoint that any number of ranks may have written. Returns its step."""
+    """Load a checkpoint, which any number of ranks may have written. Returns its step."""
     ### BEGIN SOLUTION
     model_state, optimizer_state = get_state_dict(model, optimizer)
     state = {"model": model_state, "optimizer": optimizer_state, "step": 0}
-    dcp.load(state, checkpoint_id=path)
+    dcp.load(state, checkpoint_id=path)  # fills the tensors in place and replaces the step
     set_state_dict(
         model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
     )

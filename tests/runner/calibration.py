@@ -1,4 +1,4 @@
-"""How busy this machine is, and how many workers it can feed."""
+"""Measure how busy this machine is, and how many workers it can run."""
 
 import os
 import subprocess
@@ -10,19 +10,19 @@ import psutil
 
 from shared import deadlines
 
-WORK = "sum(number * number for number in range(20_000_000))"
-IDLE_S = 1.5  # what WORK takes on every core at once of the idle machine on which the deadlines were chosen
-MOST_SCALE = 8.0  # deadlines are generous already; beyond this, waiting for what hangs would only cost time
-WORKER_BYTES = 2e9  # a worker with its ranks and a browser
+WORK = "sum(i * i for i in range(20_000_000))"
+IDLE_S = 1.5  # duration of WORK on all cores of the idle machine on which the deadlines were chosen
+MOST_SCALE = 8.0  # Deadlines are generous already. A larger scale would only make hanging tests take longer.
+WORKER_BYTES = 2e9  # of a worker with its ranks and a browser
 
 
 def cores() -> int:
-    """Return how many cores this process may use: a container may have fewer than the machine."""
+    """Return how many cores this process may use: a container may have fewer than its machine."""
     return joblib.cpu_count()
 
 
 def workers(wanted: int) -> int:
-    """Return how many workers to start: as many as wanted, where the memory holds them."""
+    """Return how many workers to start: as many as wanted, if there is enough memory for them."""
     return max(1, min(wanted, int(psutil.virtual_memory().available // WORKER_BYTES)))
 
 
@@ -36,9 +36,9 @@ def measure_time_scale() -> float:
 
 
 def calibrate() -> float:
-    """Measure the time scale, and set it for every process started from here on. Returns it.
+    """Measure the time scale, and set it for every process that is started from now on. Returns it.
 
-    A scale that the user has set is only ever raised.
+    A scale that the user has set is never lowered.
     """
     scale = max(deadlines.time_scale(), round(measure_time_scale(), 1))
     os.environ[deadlines.SCALE] = f"{scale:g}"

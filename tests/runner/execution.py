@@ -1,4 +1,4 @@
-"""Run a phase's commands, show how far they are, and end what hangs."""
+"""Run a phase's commands, show their progress, and kill commands that hang."""
 
 import contextlib
 import os
@@ -21,14 +21,14 @@ from tests.runner.progress import Progress
 from tests.runner.results import Results
 
 POLL_S = 0.5
-# No test is longer without an event than its deadline. This is for what has none: the start and the end of pytest.
+# Every test reports an event by its deadline. This limit is for the start and the end of pytest.
 SILENCE_S = 3 * TEST_S
-TRACEBACKS_BEGIN = "===="  # pytest's first heading; the lines before it are dots
+TRACEBACKS_BEGIN = "===="  # pytest's first heading; before it, there are only dots
 
 
 @dataclass
 class Result:
-    """What became of a phase; problem is None if it passed."""
+    """The result of a phase; `problem` is None if it passed."""
 
     name: str
     seconds: float
@@ -39,9 +39,9 @@ class Result:
 
     @property
     def counts(self) -> Counter[str]:
-        """How many tests passed, failed and were skipped.
+        """Return how many tests passed, failed and were skipped.
 
-        A phase that failed without a failed test counts as one failure: the sum must not read "0 failed".
+        A phase that failed without a failed test counts as one failure, so that the total is not "0 failed".
         """
         counts = self.tests.counts
         if self.is_pytest and self.problem:
@@ -50,10 +50,10 @@ class Result:
 
 
 def run_phase(phase: Phase, root: Path = ROOT, usual_s: dict[str, float] | None = None) -> Result:
-    """Run a phase's commands, all of them even after one that failed.
+    """Run all of a phase's commands, even after one has failed.
 
     Args:
-        usual_s: test → how long it takes, for the estimate of what is left.
+        usual_s: How long each test usually takes, to estimate the remaining time.
     """
     print(f"\n── {phase.name} ──", flush=True)
     began_s = time.monotonic()
@@ -72,7 +72,7 @@ def run_phase(phase: Phase, root: Path = ROOT, usual_s: dict[str, float] | None 
 
 
 def missing_notebooks(phase: Phase, root: Path) -> str | None:
-    """Say so when a phase about notebooks finds none."""
+    """Return the problem if a phase that runs notebooks finds none."""
     found = [path for name in phase.notebooks for path in [root / name, *(root / name).glob("*.ipynb")]]
     if phase.notebooks and not any(path.suffix == ".ipynb" and path.exists() for path in found):
         return f"there is no notebook in {' or '.join(phase.notebooks)}"
@@ -80,7 +80,7 @@ def missing_notebooks(phase: Phase, root: Path) -> str | None:
 
 
 def judge(results: Results, problem: str | None) -> str | None:
-    """Say why a pytest phase failed, whatever its exit code claims."""
+    """Return why a pytest phase failed, regardless of its exit code, or None."""
     counts = results.counts
     ran = counts["passed"] + counts["failed"]
     if counts["failed"]:
@@ -89,7 +89,7 @@ def judge(results: Results, problem: str | None) -> str | None:
 
 
 def judge_mutants(mutants: dict[str, mutation_results.Report], chapters: tuple[str, ...]) -> str | None:
-    """Say so when a mutant was not caught, a variant did not pass, or one was not tried."""
+    """Return the problem if a mutant was not caught, a variant did not pass, or one of them was not tried."""
     problems = mutation_results.problems(mutants, chapters)
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
     return f"mutants and variants: {problems[0]}{more}" if problems else None
@@ -99,12 +99,12 @@ def judge_mutants(mutants: dict[str, mutation_results.Report], chapters: tuple[s
 
 
 class PytestRun:
-    """Runs a pytest command, listens to what its plugin tells, and shows how far it is."""
+    """Runs a pytest command, reads its plugin's reports, and shows the progress."""
 
     def __init__(self, phase: Phase, root: Path, results: Results, usual_s: dict[str, float]):
         self._phase, self._root, self._results = phase, root, results
         self._progress = Progress(phase.name, results, usual_s, phase.workers)
-        self._rest = ""  # of an event that was not yet written to its end
+        self._rest = ""  # the beginning of an event that is not complete yet
 
     def __call__(self, command: tuple[str, ...]) -> str | None:
         """Run the command. Returns the problem, or None."""
@@ -128,7 +128,7 @@ class PytestRun:
         return problem
 
     def _listen(self, events) -> bool:
-        """Take in what was told since the last time, and show it. Returns whether anything was told."""
+        """Process the events since the last call, and show the progress. Returns whether there were any."""
         *lines, self._rest = (self._rest + events.read()).split("\n")
         for line in lines:
             self._results.take(line)
@@ -137,25 +137,25 @@ class PytestRun:
 
 
 def tracebacks(output: str) -> str:
-    """Return what pytest printed, without the dots at the beginning where there is more than those."""
+    """Return pytest's output without the dots at the beginning, unless there is nothing else."""
     before, heading, after = output.partition(TRACEBACKS_BEGIN)
     return (heading + after if heading else before).rstrip()
 
 
 def run_command(
-    command: tuple[str, ...], root: Path, has_told: Callable[[], bool] | None = None, output=None
+    command: tuple[str, ...], root: Path, has_reported: Callable[[], bool] | None = None, output=None
 ) -> str | None:
-    """Run a command in a process group of its own, and kill it when it stays silent for too long.
+    """Run a command in its own process group, and kill it if it is silent for too long.
 
     Args:
-        has_told: called now and then; returns whether there was a sign of life since the last call. Without it the
-            command may be silent for as long as it wants.
-        output: the file for what the command prints; by default that goes to the terminal.
+        has_reported: Is called regularly, and returns whether the command has reported anything since the last call.
+            Without it, the command may be silent for any time.
+        output: The file for the command's output; by default, the output goes to the terminal.
 
     Returns:
         The problem, or None.
     """
-    # nbgrader starts alembic by name, a cell torchrun: they must be this environment's.
+    # nbgrader starts alembic by name, and a cell starts torchrun. Both must be found in this environment.
     path = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ.get("PATH", "")])
     errors = subprocess.STDOUT if output else None
     options = {"cwd": root, "env": {**os.environ, "PATH": path}, "start_new_session": True}
@@ -165,7 +165,7 @@ def run_command(
         while process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(POLL_S)
-            if has_told is None or has_told():
+            if has_reported is None or has_reported():
                 heard_s = time.monotonic()
             elif time.monotonic() - heard_s > silence_s:
                 return f"killed after {silence_s:g} s without a sign of life"
@@ -176,7 +176,7 @@ def run_command(
 
 
 def kill_tree(process: subprocess.Popen) -> None:
-    """Kill a process's group and all that descends from it: a kernel is in a session of its own."""
+    """Kill a process's group and all its descendants. A kernel, for example, has its own session."""
     descendants = []
     with contextlib.suppress(psutil.NoSuchProcess):
         descendants = psutil.Process(process.pid).children(recursive=True)

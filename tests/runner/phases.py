@@ -1,4 +1,4 @@
-"""The phases of `make test`: their commands, and which tests of them were asked for."""
+"""The phases of `make test`: their commands for the chosen tests."""
 
 import sys
 from dataclasses import dataclass
@@ -17,42 +17,42 @@ LINT = ((*PYTHON, "ruff", "check", "."), (*PYTHON, "ruff", "format", "--check", 
 TEST_S = 300.0
 CELL_S = 150.0
 KERNEL_START_S = 60.0
-STUCK = 1.5  # times a test's deadline: then the worker is killed, because it did not even react to the first deadline
+STUCK = 1.5  # times a test's deadline. Then its worker is killed, because it did not react at the deadline.
 
 QUICK_NOTEBOOKS = ("chapters/00_ranks.ipynb", "solutions/00_ranks.ipynb")
 NOTEBOOK_FOLDERS = ("solutions", "chapters")
 
-# Tests of a file share ranks, and the cells of a notebook a kernel (tests/conftest.py spreads some files). Without the
-# second option the files with the most tests, not the longest ones, would come first.
+# Tests of one file share ranks, and cells of one notebook share a kernel (tests/conftest.py lists exceptions). Without
+# the second option, the files with the most tests would come first, not the ones that take longest.
 BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
-# nbval marks the cells after one that timed out as expected to fail: one that passes all the same is a failure.
+# nbval expects the cells after one that timed out to fail. If one passes nevertheless, that is a failure.
 STRICT = ("-o", "xfail_strict=true")
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One kind of check: commands that must all exit with 0."""
+    """A phase of `make test`: commands that must all exit with 0."""
 
     name: str
     commands: tuple[tuple[str, ...], ...]
     is_pytest: bool = False
     workers: int = 1
-    notebooks: tuple[str, ...] = ()  # files, or folders with some: without any, the phase would prove nothing
-    mutants_of: tuple[str, ...] = ()  # chapters of which every mutant must be caught and every variant pass
+    notebooks: tuple[str, ...] = ()  # files or folders; the phase fails if there are none
+    mutants_of: tuple[str, ...] = ()  # chapters whose mutants must all be caught and whose variants must all pass
     only: tuple[str, ...] = ()  # the tests to run; all of them by default
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which of the tests were asked for: all of them by default."""
+    """The chosen tests; all of them by default."""
 
     chapter: str = ""
     quick: bool = False
-    failed: dict[str, list[str]] | None = None  # phase → tests; an empty list for all of a phase
+    failed: dict[str, list[str]] | None = None  # tests by phase; an empty list stands for the whole phase
 
 
 def pytest_command(*arguments: str, test_s: float = TEST_S) -> tuple[str, ...]:
-    """Return a pytest command in which every test has a deadline for the machine as it is now."""
+    """Return a pytest command in which every test has a deadline that fits the machine's load."""
     deadlines = [f"--timeout={scaled(test_s):g}", "--timeout-method=signal"]
     deadlines += ["-o", f"faulthandler_timeout={scaled(STUCK * test_s):g}", "-o", "faulthandler_exit_on_timeout=true"]
     return (*PYTHON, "pytest", "-p", "tests.runner.plugin", "-q", "-p", "no:cacheprovider", *deadlines, *arguments)
@@ -64,7 +64,9 @@ def lint(selection: Selection) -> Phase:
 
 def unit(selection: Selection) -> Phase:
     only = tuple(selection.failed["unit"]) if selection.failed else ()
-    workers = calibration.workers(calibration.cores() + 1)  # one more than cores, because tests wait for ranks
+    workers = calibration.workers(
+        calibration.cores() + 1
+    )  # One more than there are cores, because tests often wait for ranks.
     marks = "not gpu and not slow" if selection.quick else "not gpu"
     command = pytest_command(*(files_of(only) or ["tests"]), "-n", str(workers), *BY_FILE, "-m", marks)
     if selection.chapter:
@@ -78,12 +80,12 @@ def unit(selection: Selection) -> Phase:
 def notebooks(selection: Selection) -> Phase:
     chosen: tuple[str, ...] = NOTEBOOK_FOLDERS
     if selection.failed and selection.failed["notebooks"]:
-        chosen = tuple(files_of(selection.failed["notebooks"])) or NOTEBOOK_FOLDERS  # a cell needs those before it
+        chosen = tuple(files_of(selection.failed["notebooks"])) or NOTEBOOK_FOLDERS  # A cell needs the cells before it.
     elif selection.chapter:
         chosen = tuple(f"{folder}/{selection.chapter}.ipynb" for folder in NOTEBOOK_FOLDERS)
     elif selection.quick:
         chosen = QUICK_NOTEBOOKS
-    workers = calibration.workers(calibration.cores())  # notebooks measure, and have the cores to themselves
+    workers = calibration.workers(calibration.cores())  # Notebooks measure times, so every worker gets its own core.
     options = [f"--nbval-cell-timeout={scaled(CELL_S):g}", f"--nbval-kernel-startup-timeout={scaled(KERNEL_START_S):g}"]
     command = pytest_command("--nbval", *options, *chosen, "-n", str(workers), *BY_FILE, *STRICT)
     return Phase("notebooks", (command,), is_pytest=True, workers=workers, notebooks=chosen)

@@ -1,7 +1,7 @@
-"""Inside pytest: choose tests, tell the runner about each one, and clean up after one that ran out of time.
+"""A pytest plugin: choose tests, report each one to the runner, and clean up after one that ran out of time.
 
-Loaded with `-p tests.runner.plugin`. With pytest-xdist it runs in every worker too, but only the controller, which
-hears from all of them, tells the runner.
+It is loaded with `-p tests.runner.plugin`. With pytest-xdist, it also runs in every worker, but only the controller,
+which hears from all workers, reports to the runner.
 """
 
 import json
@@ -21,7 +21,7 @@ LONGEST_REASON = 300
 
 def pytest_addoption(parser):
     group = parser.getgroup("course")
-    group.addoption("--events", metavar="FILE", help="tell FILE about each test, one line of JSON after the other")
+    group.addoption("--events", metavar="FILE", help="write a line of JSON to FILE for each event of a test")
     group.addoption("--chapter", metavar="NAME", help="run only the tests of this chapter, such as 09_zero3")
     group.addoption("--only", metavar="FILE", help="run only the tests whose ids are the lines of FILE")
 
@@ -29,7 +29,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     is_worker = hasattr(config, "workerinput")
     if config.option.events and not is_worker:
-        config.pluginmanager.register(Teller(Path(config.option.events)))
+        config.pluginmanager.register(Reporter(Path(config.option.events)))
 
 
 # --- which tests run --------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
     for cell in items:
-        if hasattr(cell, "output_timeout"):  # of nbval, which has no option for how long an output may be on its way
+        if hasattr(cell, "output_timeout"):  # nbval has no option for how long it waits for an output.
             cell.output_timeout = scaled(cell.output_timeout)
     kept = items[:]
     if config.option.chapter:
@@ -61,46 +61,46 @@ def belongs_to(item: pytest.Item, chapter: str) -> bool:
     return chapter in item.name or title in marked or in_file
 
 
-# --- what the runner is told ------------------------------------------------------------------------
+# --- reports to the runner --------------------------------------------------------------------------
 
 
-class Teller:
-    """Writes one line of JSON for each thing that happens, as soon as it happens."""
+class Reporter:
+    """Writes one line of JSON for each event, as soon as it happens."""
 
     def __init__(self, path: Path):
         self._file = path.open("a", buffering=1)
 
-    def _tell(self, **event) -> None:
+    def _report(self, **event) -> None:
         self._file.write(json.dumps(event) + "\n")
 
     def pytest_collection_finish(self, session):
-        self._tell(collected=[item.nodeid for item in session.items])
+        self._report(collected=[item.nodeid for item in session.items])
 
-    @pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody calls it
+    @pytest.hookimpl(optionalhook=True)  # It is called only by pytest-xdist.
     def pytest_xdist_node_collection_finished(self, ids):
-        self._tell(collected=ids)
+        self._report(collected=ids)
 
     def pytest_collectreport(self, report):
         if report.failed:
-            self._tell(report=report.nodeid, outcome="failed", seconds=0.0, reason=reason_of(report), properties={})
+            self._report(report=report.nodeid, outcome="failed", seconds=0.0, reason=reason_of(report), properties={})
 
     def pytest_runtest_logstart(self, nodeid):
-        self._tell(started=nodeid)
+        self._report(started=nodeid)
 
     def pytest_runtest_logreport(self, report):
         reason = "" if report.passed else reason_of(report)
         properties = dict(report.user_properties)
-        told = {"outcome": report.outcome, "seconds": report.duration, "reason": reason, "properties": properties}
-        self._tell(report=report.nodeid, **told)
-        if report.when not in ("setup", "call"):  # after a crash, pytest-xdist reports "???" and no end
-            self._tell(finished=report.nodeid)
+        event = {"outcome": report.outcome, "seconds": report.duration, "reason": reason, "properties": properties}
+        self._report(report=report.nodeid, **event)
+        if report.when not in ("setup", "call"):  # After a crash, pytest-xdist reports the phase "???" and no end.
+            self._report(finished=report.nodeid)
 
     def pytest_unconfigure(self):
         self._file.close()
 
 
 def reason_of(report) -> str:
-    """Return one line that says why a test failed or was skipped, and where."""
+    """Return one line that says why and where a test failed or was skipped."""
     if isinstance(report.longrepr, tuple):  # skipped: file, line, reason
         return report.longrepr[2]
     crash = getattr(report.longrepr, "reprcrash", None)
@@ -112,7 +112,7 @@ def reason_of(report) -> str:
 
 
 def _gist(text: str) -> str:
-    """Return the telling lines of a report that is plain text: nbval's, a crashed worker's, that of a broken file."""
+    """Return the informative lines of a plain text report, from nbval, a crashed worker or a broken file."""
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
     cell = next((line for line in lines if re.match(r"Cell \d+: ", line)), None)
     raised = [line for line in lines if re.match(r"(E\s+)?\w*(Error|Failed|Exception|Interrupt)\b", line)]
@@ -128,7 +128,7 @@ def _shortened(text: str) -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_exception_interact(node):
-    """Give a failed test's teardown a deadline too: pytest-timeout cancels the test's timer at the failure."""
+    """Give a failed test's teardown a deadline too, because pytest-timeout cancels its timer when the test fails."""
     yield
     if isinstance(node, pytest.Item) and node.config.option.timeout:
         settings = pytest_timeout.Settings(node.config.option.timeout, "signal", False, False)
@@ -145,7 +145,7 @@ def pytest_runtest_makereport(item, call):
 
 
 def end_kernel(item: pytest.Item) -> None:
-    """End the kernel of a notebook's cell that ran out of time; nbval then expects its other cells to fail."""
+    """End the kernel of a cell that ran out of time. nbval then expects the notebook's other cells to fail."""
     kernel = getattr(item.parent, "kernel", None)
     if kernel is not None:
         item.parent.timed_out = True
@@ -153,7 +153,7 @@ def end_kernel(item: pytest.Item) -> None:
 
 
 def replace_ranks() -> None:
-    """Replace this process's ranks: the old ones may still be at work on what the test gave them to do."""
+    """Replace this process's ranks, because the old ones may still be running the test's code."""
     running = sys.modules.get("shared.ranks.running")
     if running is None or running.find() is None:
         return

@@ -1,4 +1,4 @@
-"""The line that says what is running and how much is left."""
+"""Show which tests are running and how much time is left."""
 
 import shutil
 import sys
@@ -6,26 +6,26 @@ import time
 
 from tests.runner.results import Results
 
-EVERY_S = 30.0  # where lines cannot be overwritten, as in the log of CI
-LONGEST_SHOWN = 3  # tests that run
-SETTLED_S = 30.0  # until then the estimate relies on the workers, after that on what they have done
+EVERY_S = 30.0  # if lines cannot be overwritten, as in the log of CI
+LONGEST_SHOWN = 3  # running tests
+SETTLED_S = 30.0  # Until then, the estimate relies on the number of workers; later, on their measured speed.
 
 
 class Progress:
-    """Shows how far a phase is: one line that is overwritten in a terminal, a new one now and then elsewhere."""
+    """Shows a phase's progress: one line that is overwritten in a terminal, or a new line now and then in a log."""
 
     def __init__(self, phase: str, results: Results, usual_s: dict[str, float], workers: int, stream=None):
         self._phase, self._results, self._usual_s, self._workers = phase, results, usual_s, workers
         self._stream = stream or sys.stdout
         self._in_place = self._stream.isatty()
         self._began_s = self._shown_s = time.monotonic()
-        self._told: set[str] = set()  # failures that were shown
+        self._shown: set[str] = set()  # failures
 
     def show(self) -> None:
-        """Show new failures, and the line if it is time for it."""
+        """Show new failures, and update the line if it is time."""
         for test in self._results.failed:
-            if test.name not in self._told:
-                self._told.add(test.name)
+            if test.name not in self._shown:
+                self._shown.add(test.name)
                 self._write(f"FAILED {test.name} · {test.reason}\n")
         now_s = time.monotonic()
         if self._in_place:
@@ -36,7 +36,7 @@ class Progress:
             self._write(self.line(now_s) + "\n")
 
     def close(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         if self._in_place:
             self._write("")
 
@@ -45,22 +45,22 @@ class Progress:
         self._stream.flush()
 
     def line(self, now_s: float) -> str:
-        """Return the line."""
+        """Return the text of the line."""
         results = self._results
         if not results.collected:
             return f"{self._phase}: collecting tests"
-        said = [f"{self._phase}: {len(results.done)} of {len(results.collected)} tests done"]
+        parts = [f"{self._phase}: {len(results.done)} of {len(results.collected)} tests done"]
         if results.failed:
-            said.append(f"{len(results.failed)} failed")
+            parts.append(f"{len(results.failed)} failed")
         left_s = self.seconds_left(now_s)
         if left_s is not None:
-            said.append(f"about {spoken(left_s)} left")
+            parts.append(f"about {duration(left_s)} left")
         oldest = sorted(results.running.items(), key=lambda test: test[1])[:LONGEST_SHOWN]
-        running = [f"{short(name)} ({spoken(now_s - since)})" for name, since in oldest]
-        return ", ".join(said) + (f" · running: {', '.join(running)}" if running else "")
+        running = [f"{short(name)} ({duration(now_s - since)})" for name, since in oldest]
+        return ", ".join(parts) + (f" · running: {', '.join(running)}" if running else "")
 
     def seconds_left(self, now_s: float) -> float | None:
-        """Return an estimate from how long each test took the last time, and how fast this run is in comparison.
+        """Estimate the remaining time from each test's last duration and the speed of this run in comparison.
 
         Returns None when no test has a known duration yet.
         """
@@ -77,11 +77,11 @@ class Progress:
 
 
 def short(name: str) -> str:
-    """Return a test's name as people refer to it: its file, and its parameters or its function."""
+    """Return a short name for a test: its file, and its parameters or its function."""
     file, _, test = name.partition("::")
     parameters = test.partition("[")[2].rstrip("]")
     return f"{file.rsplit('/', 1)[-1]} {parameters or test}".strip()
 
 
-def spoken(seconds: float) -> str:
+def duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

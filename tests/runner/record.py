@@ -1,4 +1,4 @@
-"""The last run, kept for the next one: which tests failed, and how long each one took."""
+"""Keep the last run for the next one: which tests failed, and how long each test took."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -11,11 +11,11 @@ PATH = Path("build/tests/last_run.json")
 
 @dataclass
 class Record:
-    """What is remembered from run to run.
+    """The record of the last run.
 
     Args:
-        failed: phase → its failed tests; a phase that failed without a failed test has an empty list.
-        seconds: test → how long it took when it last ran.
+        failed: The failed tests of each phase. The list is empty if a phase failed without a failed test.
+        seconds: How long each test took when it last ran.
     """
 
     failed: dict[str, list[str]] = field(default_factory=dict)
@@ -23,7 +23,7 @@ class Record:
 
     @classmethod
     def load(cls, path: Path = PATH) -> "Record":
-        """Read the last run. It is forgotten where the file is missing or broken."""
+        """Read the last run. Returns an empty record if the file is missing or broken."""
         try:
             return cls(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError):
@@ -36,11 +36,11 @@ class Record:
         beside.replace(path)
 
     def note(self, phase: str, results: Results, failed: bool, whole: bool) -> None:
-        """Remember a phase.
+        """Record a phase.
 
         Args:
-            failed: whether the phase failed, with or without a failed test.
-            whole: whether all of its tests were to run. Otherwise the failures of those that did not run are kept.
+            failed: Whether the phase failed, with or without a failed test.
+            whole: Whether all of its tests were chosen. Otherwise, earlier failures of tests that did not run are kept.
         """
         self.seconds |= {test.name: round(test.seconds, 2) for test in results.done}
         kept = [] if whole else [name for name in self.failed.get(phase, []) if name not in results.tests]

@@ -1,4 +1,4 @@
-"""What became of a phase's tests, as the plugin tells it line by line."""
+"""Collect the results of a phase's tests from the plugin's reports."""
 
 import json
 import time
@@ -8,25 +8,25 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Outcome:
-    """What became of one test so far."""
+    """The outcome of one test so far."""
 
     name: str  # pytest's node id
     verdict: str = "passed"
-    seconds: float = 0.0  # setup and teardown included
+    seconds: float = 0.0  # including setup and teardown
     reason: str = ""
     properties: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
 class Results:
-    """All tests of a phase: those that wait, those that run and those that have ended."""
+    """All tests of a phase: waiting, running and done."""
 
     collected: list[str] = field(default_factory=list)
-    running: dict[str, float] = field(default_factory=dict)  # test → since when, by time.monotonic()
-    tests: dict[str, Outcome] = field(default_factory=dict)  # those that have begun
+    running: dict[str, float] = field(default_factory=dict)  # start of each running test, by time.monotonic()
+    tests: dict[str, Outcome] = field(default_factory=dict)  # those that have started
 
     def take(self, line: str) -> None:
-        """Take in one event."""
+        """Process one event."""
         event = json.loads(line)
         if "collected" in event:
             self.collected = event["collected"]
@@ -54,5 +54,5 @@ class Results:
 
     @property
     def counts(self) -> Counter[str]:
-        """How many tests passed, failed and were skipped."""
+        """Return how many tests passed, failed and were skipped."""
         return Counter(test.verdict for test in self.tests.values())

@@ -1,4 +1,4 @@
-"""The report at the end of a run."""
+"""Write the report at the end of a run."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ SLOWEST = 8
 
 
 def summary(results: list[Result]) -> str:
-    """Return the phases, the slowest tests, the mutants, what was skipped, every failure and, last, the sum."""
+    """Return the phases, the slowest tests, the mutants, the skipped tests, all failures and, last, the total."""
     parts = [phases(results), slowest(results), mutants(results), skipped(results), failures(results)]
     return "\n\n".join([*filter(None, parts), total(results)])
 
@@ -50,9 +50,9 @@ def failures(results: list[Result]) -> str:
 
 
 def total(results: list[Result]) -> str:
-    """Return the sum in the form that is fixed: `N passed, N failed[, N skipped]`."""
+    """Return the total in its fixed form, `N passed, N failed[, N skipped]`."""
     counts: Counter[str] = Counter()
     for result in results:
         counts.update(result.counts)
-    left_out = f", {counts['skipped']} skipped" if counts["skipped"] else ""
-    return f"{counts['passed']} passed, {counts['failed']} failed{left_out}"
+    skipped = f", {counts['skipped']} skipped" if counts["skipped"] else ""
+    return f"{counts['passed']} passed, {counts['failed']} failed{skipped}"

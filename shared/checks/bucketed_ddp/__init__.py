@@ -26,7 +26,11 @@ DEFAULT: dict = {}
 
 
 def probe_wire(wrapper, model: str, options: dict, steps: int, seed: int, x, y) -> dict:
-    """Wrap a model, and run some steps. → the messages while it was built, and per step before and in the finish"""
+    """Wrap a model and run some steps.
+
+    Returns:
+        The calls of the constructor and, for each step, those before and in finish_gradient_sync().
+    """
     module = awkward.build(model, seed).to(device_here())
     with instrumentation.listening() as building:
         wrapped = wrapper(module, **options)
@@ -48,7 +52,7 @@ flat_and_slices.check("values", world_sizes=(1,))(slices.slices_lie_in_one_tenso
 assign_buckets.check("buckets", world_sizes=(1,))(assignment.parameters_fill_buckets)
 assign_buckets.check("first bucket", world_sizes=(1,))(assignment.the_first_bucket_is_smaller)
 assign_buckets.check("dtypes", world_sizes=(1,))(assignment.a_bucket_has_one_dtype_and_device)
-assign_buckets.check("trainable", world_sizes=(1,))(assignment.only_trainable_parameters_travel)
+assign_buckets.check("trainable", world_sizes=(1,))(assignment.only_trainable_parameters_are_assigned)
 assign_buckets.check("units", world_sizes=(1,))(assignment.caps_are_in_mb)
 assign_buckets.check("any iterable", world_sizes=(1,))(assignment.any_iterable_will_do)
 
@@ -77,8 +81,8 @@ def training_equals_one_process(attempt: Attempt) -> None:
     models = ["Plain", "Tied", "Frozen", "Unused", "Scalar", "Buffered", "Strided", "Mixed", "Crowd"]
     models += awkward.HAVE_MODES
     caps, shift = [TINY, SMALL, MIDDLE, DEFAULT], attempt.random.randrange(4)
-    for number, model in enumerate(attempt.random.sample(models, 4) if attempt.world_size == 3 else models):
-        train_and_judge(attempt, Training(model, options=caps[(number + shift) % 4]))
+    for index, model in enumerate(attempt.random.sample(models, 4) if attempt.world_size == 3 else models):
+        train_and_judge(attempt, Training(model, options=caps[(index + shift) % 4]))
 
 
 @BucketedDDP.check("unused on one rank", world_sizes=(2, 3, 4))
@@ -86,8 +90,9 @@ def a_parameter_may_be_unused_somewhere(attempt: Attempt) -> None:
     try:
         for options in (SMALL, DEFAULT):
             train_and_judge(attempt, Training("TwoRoads", options=options))
-    except Wrong as wrong:  # a process that died cannot tell why
-        wrong.hint = wrong.hint or "Look at: is each bucket of the same size on every rank, whoever has a gradient?"
+    except Wrong as wrong:  # a process that died gives no reason
+        hint = "Hint: does each bucket have the same size on every rank, even if some ranks have no gradient?"
+        wrong.hint = wrong.hint or hint
         raise
 
 
@@ -127,28 +132,28 @@ def caps_are_in_mb(attempt: Attempt) -> None:
 def _judge_wire(attempt: Attempt, model: str, cap: float | None, steps: int = 2) -> None:
     options = DEFAULT if cap is None else {"bucket_cap_mb": cap}
     found = attempt.run(probe_wire, model, options, steps, per_rank=Draw(attempt).per_rank)
-    want = messages_of(model, **options)
+    expected = messages_of(model, **options)
     for rank, result in enumerate(found):
         judge_state_bytes(rank, result["building"], model)
         for working, finishing in result["steps"]:
             refuse_early_messages(rank, working, model)
-            judge_messages(rank, finishing, want, said_cap(model, cap))
+            judge_messages(rank, finishing, expected, said_cap(model, cap))
 
 
 @BucketedDDP.check("in flight", world_sizes=(2, 4))
-def all_buckets_travel_at_once(attempt: Attempt) -> None:
-    """Nobody waits before all are launched, and nobody comes back before all are done."""
-    late, said = attempt.random.randrange(attempt.world_size), said_cap("Plain", TINY["bucket_cap_mb"])
+def all_buckets_are_in_flight_at_once(attempt: Attempt) -> None:
+    """A rank launches all messages before it waits for the first, and returns after all of them are complete."""
+    late, message = attempt.random.randrange(attempt.world_size), said_cap("Plain", TINY["bucket_cap_mb"])
     messages = len(messages_of("Plain", **TINY))
     loop = Loop("Plain", (True, True), TINY, late=late, messages=messages, token=attempt.draw_seed())
     found = loop_and_judge(attempt, loop)
     for rank, result in enumerate(found):
         for step in result["steps"]:
-            judge_in_flight(rank, step["events"], said)
+            judge_in_flight(rank, step["events"], message)
     for steps in zip(*(result["steps"] for result in found), strict=True):
-        # who never launches as many is told so by the check of the wire
+        # The check "wire" reports a rank that never launches as many messages.
         waited = [rank for rank in steps[late]["missing"] if len(steps[rank]["finishing"]) >= messages]
-        judge_latecomer(late, waited, messages, said)
+        judge_latecomer(late, waited, messages, message)
 
 
 @BucketedDDP.check("one copy", world_sizes=(2,))

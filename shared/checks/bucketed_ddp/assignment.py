@@ -1,52 +1,52 @@
-"""What assign_buckets must give back, on lists of parameters that are drawn: sizes, dtypes, devices, caps."""
+"""Check assign_buckets on lists of parameters with various sizes, dtypes, devices and caps."""
 
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
-from shared.checks.engine.buckets import FIRST_BUCKET_MB, LOOK_AT_CAP, LOOK_AT_ORDER, MB, bytes_of, plan
+from shared.checks.engine.buckets import FIRST_BUCKET_MB, HINT_ON_CAP, HINT_ON_ORDER, MB, bytes_of, plan
 from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.wire import instrumentation
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
-LOOK_AT_FIRST = "Look at: how large may the first bucket of a dtype be?"
+HINT_ON_FIRST = "Hint: how large may the first bucket of each dtype be?"
 DEFAULTS = {"bucket_cap_mb": 25.0, "first_bucket_mb": FIRST_BUCKET_MB}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A list of parameters, in the model's order, and the caps. Nothing of their values matters."""
+    """A list of parameters, in the model's order, and the caps. The parameters' values do not matter."""
 
     elements: list[int]
-    caps: dict = field(default_factory=dict)  # keywords; what is left out has its default
-    dtypes: list[torch.dtype] = field(default_factory=lambda: [F64])  # these in turns
+    caps: dict = field(default_factory=dict)  # keyword arguments; those left out have their defaults
+    dtypes: list[torch.dtype] = field(default_factory=lambda: [F64])  # used in turn
     frozen: tuple[int, ...] = ()
-    elsewhere: tuple[int, ...] = ()  # places of parameters that live on another device
+    elsewhere: tuple[int, ...] = ()  # the indices of parameters on another device
     as_generator: bool = False
 
     def build(self) -> list[nn.Parameter]:
-        kinds = [self.dtypes[place % len(self.dtypes)] for place in range(len(self.elements))]
+        kinds = [self.dtypes[index % len(self.dtypes)] for index in range(len(self.elements))]
         return [
             nn.Parameter(
-                torch.empty(count, dtype=kind, device="meta" if place in self.elsewhere else "cpu"),
-                requires_grad=place not in self.frozen,
+                torch.empty(count, dtype=kind, device="meta" if index in self.elsewhere else "cpu"),
+                requires_grad=index not in self.frozen,
             )
-            for place, (count, kind) in enumerate(zip(self.elements, kinds, strict=True))
+            for index, (count, kind) in enumerate(zip(self.elements, kinds, strict=True))
         ]
 
 
 def probe_assign(assign_buckets, cases: list[Case]) -> list[tuple[list[list[int]], list]]:
-    """→ per case: the buckets, as places in the list that was given, and what was sent"""
+    """Return, for each case, the buckets as indices into the list of parameters, and the calls."""
     found = []
     for case in cases:
         parameters = case.build()
-        place_of = {id(parameter): place for place, parameter in enumerate(parameters)}
+        place_of = {id(parameter): index for index, parameter in enumerate(parameters)}
         with instrumentation.listening() as calls:
             buckets = assign_buckets((p for p in parameters) if case.as_generator else list(parameters), **case.caps)
         if not isinstance(buckets, list | tuple):
-            raise AssertionError(f"it gave back {type(buckets).__name__}; expected a list of buckets")
+            raise AssertionError(f"assign_buckets() returned {type(buckets).__name__}; expected a list of buckets")
         found.append(([[place_of.get(id(each), -1) for each in bucket] for bucket in buckets], calls))
     return found
 
@@ -57,10 +57,10 @@ def caps(bucket_bytes: float, first_bytes: float | None = None) -> dict:
 
 def _judge(attempt: Attempt, *cases: Case) -> None:
     for rank, results in enumerate(attempt.run(probe_assign, list(cases))):
-        for case, (places, calls) in zip(cases, results, strict=True):
+        for case, (indices, calls) in zip(cases, results, strict=True):
             if calls:
                 raise Wrong({rank: f"{describe_calls(calls)}; expected none"})
-            _judge_case(case, places)
+            _judge_case(case, indices)
 
 
 def parameters_fill_buckets(attempt: Attempt) -> None:
@@ -69,11 +69,11 @@ def parameters_fill_buckets(attempt: Attempt) -> None:
     _judge(
         attempt,
         Case([1, 1, 1, 2, 4, 1], caps(24, 24)),
-        Case([2, 3, 1, 4, 2], caps(40, 40)),  # each sum that occurs fits exactly, or misses by one
+        Case([2, 3, 1, 4, 2], caps(40, 40)),  # each sum fits exactly, or is one element too large
         Case([3, 3, 3, 3], caps(48, 48)),
-        Case([9, 1, 9, 1], caps(16, 16)),  # larger than the cap: alone, wherever it stands
+        Case([9, 1, 9, 1], caps(16, 16)),  # a parameter larger than the cap gets its own bucket, wherever it is
         Case([1, 9, 9], caps(16, 16)),
-        Case([1, 3, 4, 1], caps(36, 36)),  # four halves: a cap need not be a multiple of any size
+        Case([1, 3, 4, 1], caps(36, 36)),  # a cap need not be a multiple of any size
         Case(sizes, caps(40, 40)),
         Case(sizes, caps(draw.randint(8, 100), 1000)),
         Case([5], caps(1, 1)),
@@ -88,11 +88,11 @@ def the_first_bucket_is_smaller(attempt: Attempt) -> None:
         attempt,
         Case([1, 1, 1, 1, 1, 1, 1, 1], caps(32, 16)),
         Case([1, 1, 1, 1, 4, 1], caps(32, 8)),
-        Case([2, 2, 2, 2, 5], caps(32, 16)),  # the first one is larger than its cap
+        Case([2, 2, 2, 2, 5], caps(32, 16)),  # the first parameter is larger than the first cap
         Case(sizes, caps(64, 24)),
         Case([1, 1, 1, 1, 1, 1], caps(16, 48)),  # never more than bucket_cap_mb
         Case(sizes, caps(16, 80)),
-        Case([2, 1, 2, 1, 2, 1, 2, 1, 2, 1], caps(40, 12), dtypes=[F64, F32]),  # of each dtype
+        Case([2, 1, 2, 1, 2, 1, 2, 1, 2, 1], caps(40, 12), dtypes=[F64, F32]),  # each dtype has a first bucket
     )
 
 
@@ -106,12 +106,12 @@ def a_bucket_has_one_dtype_and_device(attempt: Attempt) -> None:
         Case([2] * 9, caps(16, 16), dtypes=[BF16, F32, F64]),
         Case(sizes, caps(48, 20), dtypes=[BF16, F32, F64]),
         Case([1] * 6, caps(64, 64), elsewhere=(0, 2, 4)),
-        Case([1] * 8, caps(32, 16), elsewhere=(0, 2, 4, 6)),  # each device's first one is small
+        Case([1] * 8, caps(32, 16), elsewhere=(0, 2, 4, 6)),  # each device has a small first bucket
         Case(sizes, caps(60, 30), dtypes=[F32, F64], elsewhere=some),
     )
 
 
-def only_trainable_parameters_travel(attempt: Attempt) -> None:
+def only_trainable_parameters_are_assigned(attempt: Attempt) -> None:
     draw = attempt.random
     sizes = [draw.randint(1, 6) for _ in range(10)]
     _judge(
@@ -127,7 +127,7 @@ def caps_are_in_mb(attempt: Attempt) -> None:
     quarter = MB // 16  # of an MB, in float32
     _judge(
         attempt,
-        Case([quarter] * 121, dtypes=[F32], elsewhere=tuple(range(121))),  # the first leaves at 1 MB, the second at 25
+        Case([quarter] * 121, dtypes=[F32], elsewhere=tuple(range(121))),  # the caps are 1 MB and 25 MB
         Case([quarter] * 12, dtypes=[F32], elsewhere=tuple(range(12))),
         Case([quarter] * 9, {"bucket_cap_mb": 0.5}, dtypes=[F32], elsewhere=tuple(range(9))),
         Case([quarter] * 9, {"bucket_cap_mb": 2}, dtypes=[F32], elsewhere=tuple(range(9))),
@@ -141,14 +141,14 @@ def any_iterable_will_do(attempt: Attempt) -> None:
 
 def _judge_case(case: Case, found: list[list[int]]) -> None:
     parameters = case.build()
-    place_of = {id(parameter): place for place, parameter in enumerate(parameters)}
-    want = [[place_of[id(p)] for p in bucket] for bucket in plan(parameters, **(DEFAULTS | case.caps))]
-    if found != want:
-        raise Wrong(_evidence(case, parameters, found, want), _cause(case, parameters, found, want))
+    place_of = {id(parameter): index for index, parameter in enumerate(parameters)}
+    expected = [[place_of[id(p)] for p in bucket] for bucket in plan(parameters, **(DEFAULTS | case.caps))]
+    if found != expected:
+        raise Wrong(_evidence(case, parameters, found, expected), _cause(case, parameters, found, expected))
 
 
-def _evidence(case: Case, parameters: list, found: list, want: list) -> str:
-    """Name parameters by their bytes, as the text does; where there are many, the buckets by their number and bytes."""
+def _evidence(case: Case, parameters: list, found: list, expected: list) -> str:
+    """Show parameters by their bytes, as the lab does. If there are many, show only how many each bucket has."""
     given = DEFAULTS | case.caps
     cap, first = (given[name] * MB for name in ("bucket_cap_mb", "first_bucket_mb"))
     kinds = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters}
@@ -163,14 +163,14 @@ def _evidence(case: Case, parameters: list, found: list, want: list) -> str:
     if case.elsewhere and not many and len(case.elsewhere) < len(parameters):
         head += f"; on another device: {', '.join(map(str, sorted(case.elsewhere)))} (counted from 0)"
     show = _shown
-    if _shown(found, case, many) == _shown(want, case, many):
-        head, show = f"{head}\nby places in the model, counted from 0:", _placed
-    return f"{head}\ngave     {show(found, case, many)}\nexpected {show(want, case, many)}"
+    if _shown(found, case, many) == _shown(expected, case, many):
+        head, show = f"{head}\nby index in the model, counted from 0:", _placed
+    return f"{head}\nreturned {show(found, case, many)}\nexpected {show(expected, case, many)}"
 
 
-def _listed(places: list[int], case: Case) -> str:
+def _listed(indices: list[int], case: Case) -> str:
     parameters = case.build()
-    return ", ".join(f"{parameters[place].nbytes:,}" if place >= 0 else "?" for place in places)
+    return ", ".join(f"{parameters[index].nbytes:,}" if index >= 0 else "?" for index in indices)
 
 
 def _shown(buckets: list[list[int]], case: Case, many: bool) -> str:
@@ -180,60 +180,61 @@ def _shown(buckets: list[list[int]], case: Case, many: bool) -> str:
 
 
 def _placed(buckets: list[list[int]], case: Case, many: bool) -> str:
-    """Name parameters by their places: where sizes are equal, only these tell their order."""
+    """Show parameters by their indices. If sizes are equal, only the indices show the order."""
     if many:
-        return f"buckets of places {', '.join(f'{bucket[0]} to {bucket[-1]}' for bucket in buckets)}"
+        return f"buckets of indices {', '.join(f'{bucket[0]} to {bucket[-1]}' for bucket in buckets)}"
     return f"{[list(bucket) for bucket in buckets]}"
 
 
-def _cause(case: Case, parameters: list, found: list[list[int]], want: list[list[int]]) -> str:
-    """Name the first rule that is broken."""
-    placed = [place for bucket in found for place in bucket]
+def _cause(case: Case, parameters: list, found: list[list[int]], expected: list[list[int]]) -> str:
+    """Return a hint on the first rule that is broken."""
+    placed = [index for bucket in found for index in bucket]
     if -1 in placed:
-        return "Look at: what stands in a bucket? The parameters themselves are asked for."
-    if any(place in case.frozen for place in placed):
-        return "Look at: which parameters get a gradient at all?"
+        return "A bucket must contain the parameters themselves. Hint: what does yours contain?"
+    if any(index in case.frozen for index in placed):
+        return "Hint: which parameters get a gradient at all?"
     if [] in found:
-        return "Look at: when is a bucket opened? One of them stayed empty."
+        return "One of the buckets is empty. Hint: when is a bucket opened?"
     if len(set(placed)) < len(placed):
-        return "Look at: in how many buckets is each parameter?"
-    if len(placed) < sum(len(bucket) for bucket in want):
-        if found == want[: len(found)]:
-            return "Look at: what becomes of the bucket that is open when the parameters end?"
-        return "Look at: which parameters are in no bucket?"
+        return "A parameter is in more than one bucket. Hint: when is a parameter added to a bucket?"
+    if len(placed) < sum(len(bucket) for bucket in expected):
+        if found == expected[: len(found)]:
+            return "Hint: what happens to the last bucket after the last parameter?"
+        return "Hint: which parameters are in no bucket?"
     for bucket in found:
-        if len({(parameters[place].dtype, parameters[place].device) for place in bucket}) > 1:
-            return "Look at: what can one flat tensor hold? One of these buckets mixes dtypes or devices."
-    if sorted(found) == sorted(want):
-        return "The buckets are right, their order is not. Look at: which was opened first?"
+        if len({(parameters[index].dtype, parameters[index].device) for index in bucket}) > 1:
+            return "One of the buckets mixes dtypes or devices. Hint: what can one flat tensor hold?"
+    if sorted(found) == sorted(expected):
+        return "The buckets are right, but their order is not. Hint: which bucket was opened first?"
     for rule, hint in _other_rules(case, parameters):
-        if _same(rule, [[parameters[place] for place in bucket] for bucket in found]):
+        if _same(rule, [[parameters[index] for index in bucket] for bucket in found]):
             return hint
     if any(bucket != sorted(bucket, reverse=True) for bucket in found):
-        return LOOK_AT_ORDER
+        return HINT_ON_ORDER
     given = DEFAULTS | case.caps
-    sizes = [bytes_of([parameters[place] for place in bucket]) for bucket in found if len(bucket) > 1]
+    sizes = [bytes_of([parameters[index] for index in bucket]) for bucket in found if len(bucket) > 1]
     if any(size > given["bucket_cap_mb"] * MB for size in sizes):
-        return LOOK_AT_CAP if given["first_bucket_mb"] <= given["bucket_cap_mb"] else LOOK_AT_FIRST
-    return "Look at: when is a bucket closed for good, and what may still go into one that is open?"
+        return HINT_ON_CAP if given["first_bucket_mb"] <= given["bucket_cap_mb"] else HINT_ON_FIRST
+    return "Hint: when is a bucket closed, and which parameters may still be added to an open one?"
 
 
 def _other_rules(case: Case, parameters: list):
-    """Yield what usual mistakes come to, and what to look at."""
+    """Yield the buckets that usual mistakes give, and a hint on each."""
     given = DEFAULTS | case.caps
     cap, first = given["bucket_cap_mb"], given["first_bucket_mb"]
     decimal, size = 1e6 / MB, max((parameter.itemsize for parameter in parameters), default=1)
-    short = 0.5 / MB  # half a byte: what would fit exactly does not
-    yield plan(parameters[::-1], cap, first), LOOK_AT_ORDER
+    short = 0.5 / MB  # half a byte, so that a gradient that fits exactly does not
+    yield plan(parameters[::-1], cap, first), HINT_ON_ORDER
     if first > cap:
-        yield _first_unlimited(parameters, cap, first), "Look at: may the first bucket hold more than the others?"
-    yield plan(parameters, cap * size, first * size), "Look at: the caps are in bytes. What do you compare with them?"
-    yield plan(parameters, cap, cap), LOOK_AT_FIRST
+        yield _first_unlimited(parameters, cap, first), "Hint: may the first bucket be larger than the others?"
+    yield plan(parameters, cap * size, first * size), "The caps are in bytes. Hint: what do you compare with them?"
+    yield plan(parameters, cap, cap), HINT_ON_FIRST
     none_exact = plan(parameters, cap - short, first - short)
     in_decimal = plan(parameters, cap * decimal, first * decimal)
-    also = " And how many bytes are an MB here?" if _same(none_exact, in_decimal) else ""  # small caps: who can tell
-    yield none_exact, f"Look at: does a gradient go in that fits exactly?{also}"
-    yield in_decimal, "Look at: how many bytes are an MB here?"
+    # With small caps, the two mistakes give the same buckets.
+    also = " And how many bytes does an MB have here?" if _same(none_exact, in_decimal) else ""
+    yield none_exact, f"Hint: is a gradient added if it fits exactly?{also}"
+    yield in_decimal, "Hint: how many bytes does an MB have here?"
 
 
 def _first_unlimited(parameters: list, cap: float, first: float) -> list[list]:

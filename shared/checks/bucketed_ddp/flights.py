@@ -1,10 +1,10 @@
-"""Are several messages under way at once? Told by what a rank launched and waited for, without a clock."""
+"""Check that several messages are in flight at once, from a rank's launches and waits. No clock is involved."""
 
 from shared.checks.engine.framework import Wrong
 from shared.checks.engine.latecomers import PATIENCE_S
 from shared.checks.engine.steps import Event
 
-_LOOK_AT_TRAVEL = "Look at: what can this rank do while the first bucket travels?"
+_HINT_ON_TRAVEL = "Hint: what can this rank do while the first bucket is in flight?"
 
 
 def launched_before_waiting(events: list[Event]) -> int:
@@ -13,17 +13,27 @@ def launched_before_waiting(events: list[Event]) -> int:
     return kinds.index("wait") if "wait" in kinds else len(kinds)
 
 
-def judge_in_flight(rank: int, events: list[Event], said: str) -> None:
-    """Raises: Wrong where a message was waited for before the last one was launched."""
+def judge_in_flight(rank: int, events: list[Event], context: str) -> None:
+    """Check that all messages are launched before the first wait.
+
+    Raises:
+        Wrong: If not.
+    """
     messages = sum(event.kind != "wait" for event in events)
-    under_way = launched_before_waiting(events)
-    if under_way < messages:
-        evidence = f"{said}: {under_way} of {messages} messages were launched before the first was waited for"
-        raise Wrong({rank: evidence}, _LOOK_AT_TRAVEL)
+    in_flight = launched_before_waiting(events)
+    if in_flight < messages:
+        evidence = f"{context}: only {in_flight} of {messages} messages were launched before the first wait"
+        raise Wrong({rank: evidence}, _HINT_ON_TRAVEL)
 
 
-def judge_latecomer(late: int, missing: list[int], messages: int, said: str) -> None:
-    """Raises: Wrong where others launched less than everything while a rank had launched nothing: somebody waited."""
+def judge_latecomer(late: int, missing: list[int], messages: int, context: str) -> None:
+    """Check that all other ranks launched all of their messages while one rank had launched none.
+
+    Raises:
+        Wrong: If a rank did not.
+    """
     if missing:
-        evidence = f"{said}: while rank {late} had launched nothing, this rank launched fewer than {messages} messages"
-        raise Wrong(dict.fromkeys(missing, f"{evidence} in {PATIENCE_S:g} s"), _LOOK_AT_TRAVEL)
+        evidence = (
+            f"{context}: while rank {late} had launched nothing, this rank launched fewer than {messages} messages"
+        )
+        raise Wrong(dict.fromkeys(missing, f"{evidence} in {PATIENCE_S:g} s"), _HINT_ON_TRAVEL)

@@ -1,4 +1,4 @@
-"""A gradient that is part of a graph cannot be averaged by a message: a bucket, or a wrapper, must say so."""
+"""Check that gradients that are part of a graph are rejected, because a collective cannot be differentiated."""
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from shared.checks.models import awkward
 
 
 def probe_differentiable(bucket_class) -> str:
-    """Pack a gradient that is part of a graph. → the kind of error that says so, "" for none"""
+    """Pack a gradient that is part of a graph. Returns the type of the error, or "" for none."""
     parameter = nn.Parameter(torch.ones(4, dtype=torch.float64, device=device_here()))
     bucket = bucket_class([parameter])
     (parameter**3).sum().backward(create_graph=True)
@@ -26,7 +26,7 @@ def probe_differentiable(bucket_class) -> str:
 
 
 def probe_refusal(wrapper, options: dict, seed: int, x, y) -> str:
-    """Run backward(create_graph=True) under a wrapper. → the kind of error that refuses it, "" for none"""
+    """Run backward(create_graph=True) in a wrapper. Returns the type of the error, or "" for none."""
     module = awkward.build("Plain", seed).to(device_here())
     wrapped = wrapper(module, **options)
     try:
@@ -42,19 +42,23 @@ def probe_refusal(wrapper, options: dict, seed: int, x, y) -> str:
 
 
 def judge_refusal(attempt: Attempt, options: dict) -> None:
-    """Raises: Wrong unless a wrapper answers create_graph=True with a RuntimeError."""
+    """Check that a wrapper rejects create_graph=True with a RuntimeError.
+
+    Raises:
+        Wrong: If it does not.
+    """
     for rank, error in enumerate(attempt.run(probe_refusal, options, per_rank=Draw(attempt).per_rank)):
         if error != "RuntimeError":
-            said = f"{error} came" if error else "no error came"
+            message = f"{error} was raised" if error else "no error was raised"
             raise Wrong(
-                {rank: f"after backward(create_graph=True), {said}; expected a RuntimeError that says why"},
-                "Look at: what does a gradient that is itself differentiable lose on the way through a message?",
+                {rank: f"after backward(create_graph=True), {message}; expected a RuntimeError that says why"},
+                "Hint: what does a differentiable gradient lose when it is sent?",
             )
 
 
 def bucket_refuses_graphs(attempt: Attempt) -> None:
     for rank, error in enumerate(attempt.run(probe_differentiable)):
         if error != "RuntimeError":
-            said = f"it raised {error}" if error else "it was packed without a word"
-            hint = "Look at: what does such a gradient lose on the way through a message?"
-            raise Wrong({rank: f"a gradient that is part of a graph: {said}; expected a RuntimeError"}, hint)
+            message = f"pack() raised {error}" if error else "pack() raised no error"
+            hint = "Hint: what does a differentiable gradient lose when it is sent?"
+            raise Wrong({rank: f"for a gradient that is part of a graph, {message}; expected a RuntimeError"}, hint)

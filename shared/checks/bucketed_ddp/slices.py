@@ -1,4 +1,4 @@
-"""What flat_and_slices must give back: views of one tensor, told by writing into one and reading the other."""
+"""Check that flat_and_slices returns views of one tensor, by writing into one and reading the other."""
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 
 def probe_slices(flat_and_slices, shapes: list[tuple[int, ...]], dtype: torch.dtype) -> dict:
-    """Call it, then write into the flat tensor, and into the slices. Parameters of 4 dimensions are channels_last."""
+    """Call it, then write into the flat tensor and into the slices. Parameters with 4 dimensions are channels_last."""
     given = [torch.ones(shape, dtype=dtype, device=device_here()) for shape in shapes]
     parameters = [nn.Parameter(p.to(memory_format=torch.channels_last) if p.dim() == 4 else p) for p in given]
     with instrumentation.listening() as calls:
@@ -31,25 +31,25 @@ def probe_slices(flat_and_slices, shapes: list[tuple[int, ...]], dtype: torch.dt
         with torch.no_grad():
             flat.copy_(torch.arange(flat.numel(), device=flat.device) % 251)
             found["read"] = [piece.cpu().clone() for piece in slices]
-            for number, piece in enumerate(slices):
-                piece.fill_(number + 1)
+            for index, piece in enumerate(slices):
+                piece.fill_(index + 1)
             found["written"] = flat.cpu().clone()
     return found
 
 
 def probe_devices(flat_and_slices) -> list[str]:
-    """→ the devices of flat and slices, for parameters on a device that this rank's others are not on"""
+    """Return the devices of the flat tensor and the slices, for parameters on the meta device."""
     flat, slices = _unpacked(flat_and_slices([nn.Parameter(torch.empty(3, device="meta")) for _ in range(2)]))
     return [str(tensor.device) for tensor in (flat, *slices)]
 
 
 def _unpacked(result) -> tuple[torch.Tensor, list[torch.Tensor]]:
     if not isinstance(result, tuple | list) or len(result) != 2 or not isinstance(result[0], torch.Tensor):
-        raise AssertionError(f"it gave back {type(result).__name__}; expected (flat, slices)")
+        raise AssertionError(f"flat_and_slices() returned {type(result).__name__}; expected (flat, slices)")
     flat, slices = result
     slices = list(slices)
     if any(not isinstance(piece, torch.Tensor) for piece in slices):
-        raise AssertionError("not every slice is a tensor")
+        raise AssertionError("flat_and_slices() returned a slice that is not a tensor")
     return flat, slices
 
 
@@ -63,58 +63,63 @@ def slices_lie_in_one_tensor(attempt: Attempt) -> None:
     ]
     for shapes, dtype in draws:
         for rank, found in enumerate(attempt.run(probe_slices, shapes, dtype)):
-            said = f"parameters of the shapes {', '.join(str(list(shape)) for shape in shapes)} in {_name(dtype)}"
-            _judge_types(rank, found, shapes, dtype, said)
-            _judge_places(rank, found, shapes, dtype, said)
+            message = f"parameters of the shapes {', '.join(str(list(shape)) for shape in shapes)} in {_name(dtype)}"
+            _judge_types(rank, found, shapes, dtype, message)
+            _judge_places(rank, found, shapes, dtype, message)
     for rank, devices in enumerate(attempt.run(probe_devices, context="parameters on the device meta")):
         if set(devices) != {"meta"}:
-            said = f"parameters on the device meta: flat and slices are on {', '.join(sorted(set(devices)))}"
-            raise Wrong({rank: said}, "Look at: on which device are the gradients?")
+            message = f"parameters on the device meta: flat and slices are on {', '.join(sorted(set(devices)))}"
+            raise Wrong({rank: f"{message}; expected meta"}, "Hint: on which device are the gradients?")
 
 
-def _judge_types(rank: int, found: dict, shapes: list, dtype: torch.dtype, said: str) -> None:
+def _judge_types(rank: int, found: dict, shapes: list, dtype: torch.dtype, context: str) -> None:
     flat, elements = found["flat"], sum(torch.Size(shape).numel() for shape in shapes)
     if flat.shape != (elements,):
-        raise Wrong({rank: f"{said}: flat has the shape {list(flat.shape)}, expected [{elements}]"})
+        raise Wrong({rank: f"{context}: flat has the shape {list(flat.shape)}, expected [{elements}]"})
     if flat.dtype != dtype:
-        raise Wrong({rank: f"{said}: flat is {_name(flat.dtype)}"}, "Look at: which dtype do the gradients have?")
-    want = [(tuple(shape), dtype) for shape in shapes]
-    if found["types"] != want:
+        evidence = f"{context}: flat is {_name(flat.dtype)}, expected {_name(dtype)}"
+        raise Wrong({rank: evidence}, "Hint: which dtype do the gradients have?")
+    expected = [(tuple(shape), dtype) for shape in shapes]
+    if found["types"] != expected:
         shapes_of = [list(shape) for shape, _ in found["types"]]
-        raise Wrong({rank: f"{said}: the slices have the shapes {shapes_of}"})
+        evidence = f"{context}: the slices have the shapes {shapes_of}; expected those of the parameters"
+        raise Wrong({rank: evidence})
     if flat.any():
-        place = int(flat.nonzero()[0])
-        raise Wrong({rank: f"{said}: element {place} of flat is {flat[place].item():g}, expected zeros to begin with"})
+        index = int(flat.nonzero()[0])
+        raise Wrong(
+            {rank: f"{context}: element {index} of flat is {flat[index].item():g}, expected zeros to begin with"}
+        )
     if found["records"]:
-        raise Wrong({rank: f"{said}: flat, or a slice of it, requires a gradient"})
+        raise Wrong({rank: f"{context}: flat or one of the slices requires a gradient; expected none of them to"})
     if found["memory_bytes"] != flat.nbytes:
-        many = f"flat has {flat.nbytes} bytes, and the memory behind it {found['memory_bytes']}"
-        raise Wrong({rank: f"{said}: {many}"}, "Look at: is it allocated once, and for these gradients alone?")
+        sizes = f"flat has {flat.nbytes} bytes, but its storage has {found['memory_bytes']}"
+        raise Wrong({rank: f"{context}: {sizes}"}, "Hint: is flat a view of a larger tensor?")
     if found["calls"]:
-        raise Wrong({rank: f"{said}: {describe_calls(found['calls'])}; expected none"})
+        raise Wrong({rank: f"{context}: {describe_calls(found['calls'])}; expected none"})
 
 
-def _judge_places(rank: int, found: dict, shapes: list, dtype: torch.dtype, said: str) -> None:
+def _judge_places(rank: int, found: dict, shapes: list, dtype: torch.dtype, context: str) -> None:
     sizes = [torch.Size(shape).numel() for shape in shapes]
-    places = [sum(sizes[:number]) for number in range(len(sizes))]
-    slices = [f"{said}: slice {number}, of the shape {list(shape)}," for number, shape in enumerate(shapes)]
-    for which, place, size, piece in zip(slices, places, sizes, found["read"], strict=True):
-        want = ((torch.arange(size) + place) % 251).to(dtype)
-        if torch.equal(piece.flatten(), want):
+    indices = [sum(sizes[:number]) for number in range(len(sizes))]
+    slices = [f"{context}: slice {number}, of the shape {list(shape)}," for number, shape in enumerate(shapes)]
+    for which, index, size, piece in zip(slices, indices, sizes, found["read"], strict=True):
+        expected = ((torch.arange(size) + index) % 251).to(dtype)
+        if torch.equal(piece.flatten(), expected):
             continue
         if not piece.any():
-            evidence, hint = "does not show what is written into flat", "Look at: is it a view, or a copy?"
-        elif torch.equal(piece.flatten().sort().values, want.sort().values):
-            evidence, hint = "has the right elements of flat, in another order", "Look at: the loop in the text."
+            evidence, hint = "does not change when flat is written to", "Hint: is it a view or a copy?"
+        elif torch.equal(piece.flatten().sort().values, expected.sort().values):
+            evidence = "has the right elements of flat, but in another order"
+            hint = "Hint: which layout does the loop in the text give to each slice?"
         else:
-            first = int((piece.flatten() != want).nonzero()[0])
-            evidence = f"shows at its place {first} another element than flat[{place + first}]"
-            hint = "Look at: what decides where a parameter's slice begins?"
+            first = int((piece.flatten() != expected).nonzero()[0])
+            evidence = f"shows at its place {first} another element than flat[{index + first}]"
+            hint = "Hint: what decides where a parameter's slice begins?"
         raise Wrong({rank: f"{which} {evidence}"}, hint)
-    for number, (which, place, size) in enumerate(zip(slices, places, sizes, strict=True)):
-        if not bool((found["written"][place : place + size] == number + 1).all()):
-            evidence = f"was written into, and flat[{place}:{place + size}] does not show it"
-            raise Wrong({rank: f"{which} {evidence}"}, "Look at: is it a view, or a copy?")
+    for number, (which, index, size) in enumerate(zip(slices, indices, sizes, strict=True)):
+        if not bool((found["written"][index : index + size] == number + 1).all()):
+            evidence = f"was written into, and flat[{index}:{index + size}] does not show it"
+            raise Wrong({rank: f"{which} {evidence}"}, "Hint: is it a view or a copy?")
 
 
 def _name(dtype: torch.dtype) -> str:

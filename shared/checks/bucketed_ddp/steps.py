@@ -1,4 +1,4 @@
-"""What a Bucket must do, step after step: bring gradients home, send them in one message, wait when it is asked to."""
+"""Check what a Bucket does in each step: copy gradients into its flat tensor, send that in one message, and wait."""
 
 import contextlib
 from dataclasses import dataclass
@@ -12,23 +12,24 @@ from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import close, judge_gradients, tolerance_of
 from shared.checks.engine.framework import NOT_WRITTEN, Attempt, Wrong
 from shared.checks.engine.latecomers import PATIENCE_S, Meeting, launches_unasked
-from shared.checks.engine.steps import Diary
+from shared.checks.engine.steps import EventLog
 from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of
 from shared.wire import completion, instrumentation
 
 SHAPES = [(3, 5), (7,), (), (2, 3, 2, 2), (4, 1)]
 _ELEMENTS = sum(torch.Size(shape).numel() for shape in SHAPES)
+_HINT_ON_WAITING = "Hint: which method waits for the message?"
 
 
 @dataclass(frozen=True)
 class Steps:
-    """What every rank does with its bucket. set_to_none: of the zero_grad() before each step."""
+    """What every rank does with its bucket."""
 
-    set_to_none: tuple[bool, ...]
+    set_to_none: tuple[bool, ...]  # of the zero_grad() before each step
     dtype: torch.dtype = torch.float64
     in_subgroup: bool = False
-    late: int | None = None  # a rank that launches only when the others' launch() has come back
-    token: int = 0  # another in every run
+    late: int | None = None  # a rank that launches only after the others' launch() has returned
+    token: int = 0  # a different one in every run
 
     def said(self, step: int) -> str:
         ways = "" if all(self.set_to_none) else f", after zero_grad(set_to_none={self.set_to_none[step]})"
@@ -37,7 +38,14 @@ class Steps:
 
 
 def probe_bucket(bucket_class, steps: Steps, rank: int, gradients: list[list[torch.Tensor | None]]) -> list[dict]:
-    """Run through steps of backward, pack, launch and wait. gradients: of each step, per parameter; None: not used"""
+    """Run steps of backward, pack, launch and wait.
+
+    Args:
+        bucket_class: The student's class.
+        steps: What to do.
+        rank: This rank.
+        gradients: For each step, the gradient of each parameter; None if the parameter is not used.
+    """
     group, member = join_subgroup(steps.in_subgroup)
     if not member:
         return []
@@ -46,13 +54,13 @@ def probe_bucket(bucket_class, steps: Steps, rank: int, gradients: list[list[tor
     with instrumentation.listening() as building:
         bucket = bucket_class(parameters, group) if steps.in_subgroup else bucket_class(parameters)
     found = []
-    for number, (set_to_none, own) in enumerate(zip(steps.set_to_none, gradients, strict=True)):
+    for index, (set_to_none, own) in enumerate(zip(steps.set_to_none, gradients, strict=True)):
         for parameter, gradient in zip(parameters, own, strict=True):
             _zero_grad(parameter, set_to_none)
             if gradient is not None:
                 (parameter * gradient.to(device_here())).sum().backward()
         before = _places(parameters)
-        meeting = None if steps.late is None else Meeting(f"bucket{steps.token}/{number}")
+        meeting = None if steps.late is None else Meeting(f"bucket{steps.token}/{index}")
         step = _pack_launch_wait(bucket, parameters, meeting, rank == steps.late)
         found.append(step | {"stayed": before == step["packed"]})
         dist.barrier(group)
@@ -68,18 +76,18 @@ def _zero_grad(parameter: nn.Parameter, set_to_none: bool) -> None:
 
 
 def _pack_launch_wait(bucket, parameters: list, meeting: Meeting | None, is_late: bool) -> dict:
-    diary, missing = Diary(("all_reduce",)), []
+    log, missing = EventLog(("all_reduce",)), []
     unasked = launches_unasked() if meeting else contextlib.nullcontext()
-    with unasked, completion.watching(diary), instrumentation.listening(diary.launched, diary.waiting) as calls:
-        for place in torch.randperm(len(parameters)).tolist():
-            bucket.pack(place)
+    with unasked, completion.watching(log), instrumentation.listening(log.launched, log.waiting) as calls:
+        for index in torch.randperm(len(parameters)).tolist():
+            bucket.pack(index)
         early, packed = len(calls), _places(parameters)
         if is_late:
             missing = meeting.missing()
         bucket.launch()
         if meeting:
             meeting.come()
-        waited_in_launch = any(event.kind == "wait" for event in diary.events)
+        waited_in_launch = any(event.kind == "wait" for event in log.events)
         bucket.wait()
         values = [None if p.grad is None else p.grad.detach().cpu().clone() for p in parameters]
     storages = [p.grad.untyped_storage() for p in parameters if p.grad is not None]
@@ -97,16 +105,16 @@ def _pack_launch_wait(bucket, parameters: list, meeting: Meeting | None, is_late
 
 
 def _places(parameters: list) -> list[int | None]:
-    """Tell where in memory each gradient lies."""
+    """Return the address of each gradient."""
     return [None if parameter.grad is None else parameter.grad.data_ptr() for parameter in parameters]
 
 
 def _names() -> list[str]:
-    return [f"gradient {number} of the shape {_listed(shape)}" for number, shape in enumerate(SHAPES)]
+    return [f"gradient {index} of the shape {_listed(shape)}" for index, shape in enumerate(SHAPES)]
 
 
 def _draw(attempt: Attempt, steps: Steps, used: float) -> list[list[list]]:
-    """→ per rank, per step, per parameter: a gradient, or None with the probability 1 − used"""
+    """Draw a gradient for each rank, step and parameter, or None with the probability 1 − used."""
     generator = torch.Generator().manual_seed(attempt.draw_seed())
 
     def one(shape):
@@ -117,7 +125,7 @@ def _draw(attempt: Attempt, steps: Steps, used: float) -> list[list[list]]:
 
 
 def _run(attempt: Attempt, steps: Steps, drawn: list) -> dict[int, list[dict]]:
-    """→ by rank of the group, what probe_bucket found"""
+    """Run probe_bucket. Returns its results by rank of the group."""
     context = (
         called_alone(attempt) if steps.in_subgroup else f"gradients of the shapes {', '.join(map(_listed, SHAPES))}"
     )
@@ -135,37 +143,39 @@ def _listed(shape: tuple[int, ...]) -> str:
 
 
 def _judge_values(attempt: Attempt, steps: Steps, used: float = 1.0) -> dict[int, list[dict]]:
-    """→ by rank of the group, what probe_bucket found
+    """Run probe_bucket on fresh data. Returns its results by rank of the group.
 
-    Raises: Wrong unless the gradients, each step, are the mean over the ranks.
+    Raises:
+        Wrong: If the gradients of a step are not the mean over the ranks.
     """
     drawn = _draw(attempt, steps, used)
     found = _run(attempt, steps, drawn)
-    for number in range(len(steps.set_to_none)):
-        own = {rank: dict(zip(_names(), drawn[rank][number], strict=True)) for rank in found}
-        want = {
+    for index in range(len(steps.set_to_none)):
+        own = {rank: dict(zip(_names(), drawn[rank][index], strict=True)) for rank in found}
+        expected = {
             name: sum(zeros if each[name] is None else each[name] for each in own.values()) / len(own)
             for name, zeros in zip(_names(), map(_zeros, SHAPES), strict=True)
         }
-        gradients = {rank: each[number]["gradients"] for rank, each in found.items()}
-        context = f"{called_alone(attempt)}, {steps.said(number)}" if steps.in_subgroup else steps.said(number)
+        gradients = {rank: each[index]["gradients"] for rank, each in found.items()}
+        context = f"{called_alone(attempt)}, {steps.said(index)}" if steps.in_subgroup else steps.said(index)
         try:
-            judge_gradients(gradients, want, own, context)
+            judge_gradients(gradients, expected, own, context)
         except Wrong as wrong:
-            before = {rank: each[number - 1]["gradients"] for rank, each in found.items()} if number else {}
-            raise Wrong(wrong.evidence, _left_over(gradients, want, before) or wrong.hint) from None
+            before = {rank: each[index - 1]["gradients"] for rank, each in found.items()} if index else {}
+            raise Wrong(wrong.evidence, _left_over(gradients, expected, before) or wrong.hint) from None
     return found
 
 
-def _left_over(gradients: dict[int, dict], want: dict, before: dict[int, dict]) -> str:
-    """Recognise a gradient that was added to what its slice held: the mean of the step before, on every rank."""
+def _left_over(gradients: dict[int, dict], expected: dict, before: dict[int, dict]) -> str:
+    """Recognize a gradient that was added to the old value of its slice, the mean of the previous step."""
     for rank, held in before.items():
         for name, tensor in gradients[rank].items():
             if tensor is None or held[name] is None or not held[name].any():
                 continue
-            if close(tensor, want[name] + len(before) * held[name], tolerance_of([tensor])):
+            if close(tensor, expected[name] + len(before) * held[name], tolerance_of([tensor])):
                 return (
-                    "It is the mean, plus what the slice held from the step before. Look at: is it written, or added?"
+                    "It is the mean plus the old value of the slice. "
+                    "Hint: is the gradient copied into the slice or added to it?"
                 )
     return ""
 
@@ -175,18 +185,20 @@ def each_gradient_becomes_the_mean(attempt: Attempt) -> None:
 
 
 def it_survives_zero_grad(attempt: Attempt) -> None:
-    """In whichever way: .grad None, or zeros in the slice itself."""
+    """zero_grad() either sets .grad to None, or writes zeros into the slice itself."""
     for ways in ((True, True, True), (False, False, False), (True, False, True, False)):
         found = _judge_values(attempt, Steps(ways))
         for rank, steps in found.items():
-            for number, step in enumerate(steps[1:], 1):
-                if not ways[number] and not step["stayed"]:
-                    said = f"step {number + 1}, after zero_grad(set_to_none=False): .grad was its slice, and is moved"
-                    raise Wrong({rank: said}, "Look at: what is to be done with a grad that is its slice already?")
+            for index, step in enumerate(steps[1:], 1):
+                if not ways[index] and not step["stayed"]:
+                    message = (
+                        f"step {index + 1}, after zero_grad(set_to_none=False): .grad was the slice, but is no longer"
+                    )
+                    raise Wrong({rank: message}, "Hint: what must pack() do if .grad is already the slice?")
 
 
 def none_counts_as_zeros(attempt: Attempt) -> None:
-    """Drawn anew each step: what the slice holds from the last one is not its gradient."""
+    """A different set of gradients is None in each step. The slice's value from the last step is not a gradient."""
     try:
         _judge_values(attempt, Steps((True, True, True, False, True)), used=0.5)
     except Wrong as wrong:
@@ -201,13 +213,15 @@ def it_waits_when_asked_to(attempt: Attempt) -> None:
     for rank, steps in found.items():
         for step in steps:
             if step["early"]:
-                raise Wrong({rank: f"pack() launched {step['early']} messages"}, "Look at: who sends?")
+                message = f"pack() launched {step['early']} messages; expected none"
+                raise Wrong({rank: message}, "Hint: which method sends the bucket?")
             if step["waited_in_launch"]:
-                raise Wrong({rank: "launch() came back only when its message was done"}, "Look at: who waits?")
+                message = "launch() waited until its message was complete; expected it to return at once"
+                raise Wrong({rank: message}, _HINT_ON_WAITING)
     for step in found[late]:
         if step["missing"]:
-            said = f"while rank {late} had launched nothing, launch() did not come back here in {PATIENCE_S:g} s"
-            raise Wrong(dict.fromkeys(step["missing"], said), "Look at: who waits?")
+            message = f"while rank {late} had launched nothing, launch() did not return within {PATIENCE_S:g} s"
+            raise Wrong(dict.fromkeys(step["missing"], message), _HINT_ON_WAITING)
 
 
 def it_sends_one_message(attempt: Attempt) -> None:
@@ -217,8 +231,8 @@ def it_sends_one_message(attempt: Attempt) -> None:
         for rank, found in _run(attempt, steps, _draw(attempt, steps, 0.7)).items():
             for step in found:
                 if [(call.op, call.payload_bytes) for call in step["calls"]] != [("all_reduce", want_bytes)]:
-                    said = f"{describe_messages(step['calls'])}; expected 1 all_reduce of {want_bytes} bytes"
-                    raise Wrong({rank: said}, "Look at: which tensor holds all of them?")
+                    message = f"{describe_messages(step['calls'])}; expected 1 all_reduce of {want_bytes} bytes"
+                    raise Wrong({rank: message}, "Hint: which tensor holds all gradients of the bucket?")
 
 
 def gradients_are_slices(attempt: Attempt) -> None:
@@ -228,15 +242,16 @@ def gradients_are_slices(attempt: Attempt) -> None:
         for step in found:
             for name, shape, kind in zip(_names(), SHAPES, step["types"], strict=True):
                 if kind != (tuple(shape), steps.dtype):
-                    was = "is None" if kind is None else f"has the shape {_listed(kind[0])} in {kind[1]}"
-                    raise Wrong({rank: f"{name} {was} after wait()"}, "Look at: what is .grad after pack()?")
+                    problem = "is None" if kind is None else f"has the shape {_listed(kind[0])} in {kind[1]}"
+                    raise Wrong({rank: f"{name} {problem} after wait()"}, "Hint: what is .grad after pack()?")
             if step["memory_bytes"] != [want_bytes]:
                 many = len(step["memory_bytes"])
-                said = f"the gradients lie in {many} tensor{'s' if many > 1 else ''} of together "
-                said += f"{sum(step['memory_bytes'])} bytes; expected 1 of {want_bytes}"
-                raise Wrong({rank: said}, "Look at: what is .grad after pack()?")
+                message = f"the gradients use {many} storage{'s' if many > 1 else ''} with a total of "
+                message += f"{sum(step['memory_bytes'])} bytes; expected one storage of {want_bytes}"
+                raise Wrong({rank: message}, "Hint: what is .grad after pack()?")
             if step["waited"] != step["packed"]:
-                raise Wrong({rank: "a gradient lies elsewhere after wait() than after pack()"}, "Look at: who copies?")
+                message = "a gradient is at another address after wait() than after pack()"
+                raise Wrong({rank: message}, "Hint: which line copies it?")
 
 
 def only_its_group_takes_part(attempt: Attempt) -> None:

@@ -1,6 +1,6 @@
-"""What others see of a checkpoint while ranks write it, or when one of them fails.
+"""Judge what is visible of a checkpoint while ranks write it, or after one of them fails.
 
-Ranks write through torch's FileSystemWriter: there a rank is made to come late, or its disk to be full.
+Ranks write through torch's FileSystemWriter, where these checks delay one rank or simulate a full disk.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
 
-from shared.checks.checkpoints.folder import names_in, put
+from shared.checks.checkpoints.folder import names_in, put_checkpoint
 from shared.checks.checkpoints.saved import Saving, beside, settle, train
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt, Wrong
@@ -22,13 +22,13 @@ from shared.deadlines import scaled
 from shared.ranks import rankside
 
 EARLIER = "step_3"
-SLOW_RENAME_S = scaled(0.5)  # who does not wait for it is back in a few milliseconds
-_LOOK_AT_NAMES = "Look at: under which name do ranks write, and when does it get the other?"
+SLOW_RENAME_S = scaled(0.5)  # Without waiting for it, save_checkpoint() returns within a few milliseconds.
+_HINT_ON_NAMES = "Hint: under which name do ranks write, and when does the folder get its final name?"
 
 
 @contextlib.contextmanager
 def writing(around):
-    """Let around(write), in the place of each rank's own write(), write what that rank has."""
+    """Replace each rank's write() by around(write)."""
     original = FileSystemWriter.write_data
 
     def write_data(self, *args, **kwargs):
@@ -43,7 +43,7 @@ def writing(around):
 
 @contextlib.contextmanager
 def renaming(before):
-    """Call before(the new name) before each rename; who sleeps until it must be done is woken at once."""
+    """Call before(new_name) before each rename, and make time.sleep() return at once, so sleeping does not help."""
     originals = os.rename, os.replace, time.sleep
 
     def slowed(original):
@@ -69,7 +69,7 @@ def newest_in(save_checkpoint, folder: str) -> str | None:
 
 
 def probe_late(save_checkpoint, plan: Saving, folder: str, step: int, late: int, token: int, seed: int, x, y) -> dict:
-    """→ on the late rank, what is in the folder when the others have written and it has not"""
+    """Return, on the late rank, what is in the folder when all other ranks have written."""
     module, optimizer = settle(plan, seed)
     train(module, optimizer, range(1), x.to(device_here()), y.to(device_here()))
     meeting, seen = Meeting(f"checkpoint{token}"), {}
@@ -87,38 +87,40 @@ def probe_late(save_checkpoint, plan: Saving, folder: str, step: int, late: int,
     return seen | {"end": newest_in(save_checkpoint, folder)}
 
 
-def nobody_sees_a_part(attempt: Attempt) -> None:
+def partial_checkpoints_are_never_visible(attempt: Attempt) -> None:
     size, step = attempt.world_size, attempt.random.randrange(10, 10**6)
     for late in (0, 1) if size == 2 else (attempt.random.randrange(1, size),):
         plan, draw = Saving("Blocks", sharded=late != 1 or size != 2), Draw(attempt)
         with tempfile.TemporaryDirectory() as folder:
-            put(Path(folder), EARLIER)
+            put_checkpoint(Path(folder), EARLIER)
             per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
             args = (plan, folder, step, late, attempt.draw_seed())
             seen = attempt.run(probe_late, *args, per_rank=per_rank, context=f"rank {late} writes last")
         if "names" not in seen[late]:
-            hint = "Look at: which function does torch.distributed.checkpoint have for this, and who calls it?"
-            raise Wrong({late: "this rank writes nothing through torch.distributed.checkpoint"}, hint)
-        said = f"while rank {late} has not written yet"
+            hint = "Hint: which function of torch.distributed.checkpoint saves a state, and which ranks must call it?"
+            raise Wrong(
+                {late: "this rank wrote nothing through torch.distributed.checkpoint; expected its shard"}, hint
+            )
+        context = f"while rank {late} has not written yet"
         if f"step_{step}" in seen[late]["names"]:
-            raise Wrong(f"{said}, step_{step} is there already", _LOOK_AT_NAMES)
+            raise Wrong(f"{context}, step_{step} exists already; expected only the earlier checkpoint", _HINT_ON_NAMES)
         if seen[late]["newest"] != EARLIER:
-            evidence = f"{said}, newest_checkpoint() finds {seen[late]['newest']}; expected {EARLIER}"
-            raise Wrong(evidence, "Look at: is the one before still there?")
+            evidence = f"{context}, newest_checkpoint() finds {seen[late]['newest']}; expected {EARLIER}"
+            raise Wrong(evidence, "Hint: does the previous checkpoint still exist?")
         for rank, each in enumerate(seen):
             if each["end"] != f"step_{step}":
-                evidence = f"when save_checkpoint() is back, newest_checkpoint() finds {each['end']}"
-                raise Wrong({rank: f"{evidence}; expected step_{step}"}, _LOOK_AT_NAMES)
+                evidence = f"when save_checkpoint() has returned, newest_checkpoint() finds {each['end']}"
+                raise Wrong({rank: f"{evidence}; expected step_{step}"}, _HINT_ON_NAMES)
 
 
 # -- a disk that is full
 
 
 def probe_failure(save_checkpoint, plan: Saving, folder: str, step: int, failing: int, seed: int, x, y) -> dict:
-    """Fail while this rank writes, then try again. → was it told, and the newest checkpoint after each"""
+    """Fail while one rank writes, then try again. Return whether save_checkpoint() raised, and what was found."""
     module, optimizer = settle(plan, seed)
     train(module, optimizer, range(1), x.to(device_here()), y.to(device_here()))
-    found = {"told": False}
+    found = {"raised": False}
 
     def around(write):
         if dist.get_rank() == failing:
@@ -131,7 +133,7 @@ def probe_failure(save_checkpoint, plan: Saving, folder: str, step: int, failing
         except BaseException as error:
             if isinstance(error, NotImplementedError):
                 raise
-            found["told"] = True
+            found["raised"] = True
     dist.barrier()
     found["names"], found["failed"] = names_in(folder), newest_in(save_checkpoint, folder)
     dist.barrier()
@@ -139,31 +141,33 @@ def probe_failure(save_checkpoint, plan: Saving, folder: str, step: int, failing
     return found | {"again": newest_in(save_checkpoint, folder)}
 
 
-def a_failure_leaves_the_last_one(attempt: Attempt) -> None:
+def a_failure_keeps_the_previous_checkpoint(attempt: Attempt) -> None:
     step, failing = attempt.random.randrange(10, 10**6), attempt.random.randrange(attempt.world_size)
     plan, draw = Saving("Blocks", sharded=attempt.world_size > 1), Draw(attempt)
-    said = f"rank {failing}'s disk is full"
+    context = f"rank {failing}'s disk is full"
     with tempfile.TemporaryDirectory() as folder:
-        put(Path(folder), EARLIER)
+        put_checkpoint(Path(folder), EARLIER)
         per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
-        found = attempt.run(probe_failure, plan, folder, step, failing, per_rank=per_rank, context=said)
+        found = attempt.run(probe_failure, plan, folder, step, failing, per_rank=per_rank, context=context)
     for rank, each in enumerate(found):
         if f"step_{step}" in each["names"] or each["failed"] != EARLIER:
-            evidence = f"{said}: then newest_checkpoint() finds {each['failed']}; expected {EARLIER}"
-            raise Wrong({rank: f"{evidence}. In the folder are {', '.join(each['names'])}"}, _LOOK_AT_NAMES)
-        if not each["told"]:
-            hint = "Look at: how will the training loop learn that nothing was saved?"
-            raise Wrong({rank: f"{said}, and save_checkpoint() comes back as if nothing had happened"}, hint)
+            evidence = f"{context}: newest_checkpoint() then finds {each['failed']}; expected {EARLIER}"
+            raise Wrong({rank: f"{evidence}. The folder contains {', '.join(each['names'])}"}, _HINT_ON_NAMES)
+        if not each["raised"]:
+            hint = "Hint: how can the training loop learn that nothing was saved?"
+            raise Wrong(
+                {rank: f"{context}, but save_checkpoint() returned normally; expected it to raise on every rank"}, hint
+            )
         if each["again"] != f"step_{step}":
-            evidence = f"{said}; when it is saved again, newest_checkpoint() finds {each['again']}"
-            raise Wrong({rank: evidence}, "Look at: what did the first try leave behind?")
+            evidence = f"{context}: after saving again, newest_checkpoint() finds {each['again']}; expected step_{step}"
+            raise Wrong({rank: evidence}, "Hint: what did the first attempt leave in the folder?")
 
 
 # -- a slow rename
 
 
 def probe_meeting(save_checkpoint, plan: Saving, folder: str, step: int, token: int, seed: int, x, y) -> dict:
-    """→ does this rank rename it, and is it there when this rank is back?"""
+    """Return whether this rank renames the folder, and whether it has its final name when this rank returns."""
     module, optimizer = settle(plan, seed)
     train(module, optimizer, range(1), x.to(device_here()), y.to(device_here()))
     back = dist.PrefixStore(f"renamed{token}", rankside.here.store)
@@ -184,15 +188,15 @@ def probe_meeting(save_checkpoint, plan: Saving, folder: str, step: int, token: 
     return found
 
 
-def all_come_back_after_the_rename(attempt: Attempt) -> None:
+def every_rank_returns_after_the_rename(attempt: Attempt) -> None:
     plan, draw, step = Saving("Blocks"), Draw(attempt), attempt.random.randrange(10, 10**6)
     with tempfile.TemporaryDirectory() as folder:
         per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
         found = attempt.run(probe_meeting, plan, folder, step, attempt.draw_seed(), per_rank=per_rank)
-    said = f"save_checkpoint() is back, and step_{step} is not there yet"
-    wrong = {rank: said for rank, each in enumerate(found) if not each["there"]}
+    evidence = f"save_checkpoint() returned before step_{step} existed"
+    wrong = {rank: evidence for rank, each in enumerate(found) if not each["there"]}
     if wrong:
-        raise Wrong(wrong, "Look at: who renames, and how do the others learn that it is done?")
+        raise Wrong(wrong, "Hint: which rank renames, and how do the other ranks learn that it has finished?")
     if not any(each["renames"] for each in found):
-        said = f"step_{step} comes to be, and nobody has renamed anything to it"
-        raise Wrong(said, "Look at: what of it would a kill leave, if it came file by file?")
+        evidence = f"step_{step} exists, but no rank renamed a folder to it; expected one rename"
+        raise Wrong(evidence, "Hint: what would a kill leave behind if the folder is filled file by file?")

@@ -1,4 +1,4 @@
-"""Training that is saved, and goes on elsewhere: on fewer ranks, on one where nothing is sharded, or where it was."""
+"""Judge training that is saved and resumed: on fewer ranks, on one without sharding, or in the same run."""
 
 import inspect
 import tempfile
@@ -19,24 +19,24 @@ from shared.checks.engine.training import Draw
 from shared.checks.models import awkward, unit_models
 
 SAVED_AFTER, STEPS = 2, 4
-_LOOK_AT_OPTIMIZER = "Look at: what does an optimizer remember, and who hands it back?"
-_LOOK_AT_MODEL = "Look at: which tensors does load fill, and are they the model's?"
+_HINT_ON_OPTIMIZER = "Hint: what does an optimizer's state contain, and which function restores it?"
+_HINT_ON_MODEL = "Hint: which tensors does load() write into, and are they the model's?"
 
 
 @dataclass(frozen=True)
 class Saving:
-    """sharded: by fully_shard, or a whole copy on every rank."""
+    """Describe what is trained; `sharded` by fully_shard, or else with a full copy on every rank."""
 
     model: str
     optimizer: str = "AdamW"
     sharded: bool = True
 
     def __str__(self) -> str:
-        return f"{unit_models.said(self.model)}, {self.optimizer}" + ", nothing sharded" * (not self.sharded)
+        return f"{unit_models.said(self.model)}, {self.optimizer}" + ", without sharding" * (not self.sharded)
 
 
 def beside(piece, name: str):
-    """Return the function of that name that is defined where this piece is."""
+    """Return the function of that name that is defined in the same module as this one."""
     defined = inspect.unwrap(piece).__globals__
     if name not in defined:
         raise AssertionError(f"{name} is not defined beside {piece.__name__}")
@@ -44,7 +44,7 @@ def beside(piece, name: str):
 
 
 def build(plan: Saving, seed: int) -> nn.Module:
-    """Build a model; what a state_dict leaves out is the same whatever the seed."""
+    """Build a model whose non-persistent buffers do not depend on the seed."""
     module = unit_models.build(plan.model, seed)
     kept = module.state_dict()
     for name, buffer in module.named_buffers():
@@ -62,7 +62,7 @@ def settle(plan: Saving, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def new_optimizer(plan: Saving, module: nn.Module) -> torch.optim.Optimizer:
-    """Build one of two groups, of which each has settings of its own."""
+    """Build an optimizer with two groups that have different settings."""
     cls, settings = OPTIMIZERS[plan.optimizer]
     groups = [{"params": []}, {"params": [], "lr": settings["lr"] / 4}]
     for parameter in module.parameters():
@@ -71,7 +71,7 @@ def new_optimizer(plan: Saving, module: nn.Module) -> torch.optim.Optimizer:
 
 
 def train(module, optimizer, numbers: range, x, y) -> list[torch.Tensor]:
-    """Take these steps, and change settings after each, as schedulers would. → losses"""
+    """Take these steps, and change settings after each, as schedulers do. Return the losses."""
     losses = []
     for _ in numbers:
         optimizer.zero_grad()
@@ -96,12 +96,12 @@ def remembered(module, optimizer) -> dict:
 
 
 def _ready(module) -> tuple:
-    """Tell how training finds its module."""
+    """Return what training would find: the module's mode, and which gradients are None."""
     return module.training, [parameter.grad is None for parameter in module.parameters()]
 
 
 def probe_saved(load_checkpoint, plan: Saving, folder: str, step: int, goes_back: bool, seed: int, x, y) -> dict:
-    """Train, save, and train on. goes_back: save also what comes before, and at the end go back and on once more."""
+    """Train, save, and train on. If goes_back, also save each earlier step, then load and train on once more."""
     save_checkpoint = beside(load_checkpoint, "save_checkpoint")
     module, optimizer = settle(plan, seed)
     x, y = x.to(device_here()), y.to(device_here())
@@ -111,24 +111,26 @@ def probe_saved(load_checkpoint, plan: Saving, folder: str, step: int, goes_back
         if goes_back or not left:
             save_checkpoint(Path(folder), step - left, module, optimizer)
         if _ready(module) != before:
-            raise AssertionError("save_checkpoint() drops gradients, or leaves another mode than train()")
+            raise AssertionError(
+                "save_checkpoint() changed gradients or the train/eval mode; expected it to change neither"
+            )
     found = {"state": shards_of(module), "optimizer": remembered(module, optimizer)}
     found["losses"] = train(module, optimizer, range(SAVED_AFTER, STEPS), x, y)
     found["end"] = shards_of(module)
     args = (module, optimizer, load_checkpoint, folder, f"step_{step}", x, y)
-    return found | {"again": _go_on(*args) if goes_back else None}
+    return found | {"again": _resume(*args) if goes_back else None}
 
 
 def probe_resumed(load_checkpoint, plan: Saving, folder: str, name: str, seed: int, x, y) -> dict:
-    """Load what is saved into a new model, and train on."""
+    """Load a checkpoint into a new model, and train on."""
     module, optimizer = settle(plan, seed)
     found = beside(load_checkpoint, "newest_checkpoint")(Path(folder))
     if found is None or Path(found).name != name:
-        raise AssertionError(f"newest_checkpoint() finds {found and Path(found).name}, expected {name}")
-    return _go_on(module, optimizer, load_checkpoint, folder, name, x.to(device_here()), y.to(device_here()))
+        raise AssertionError(f"newest_checkpoint() found {found and Path(found).name}; expected {name}")
+    return _resume(module, optimizer, load_checkpoint, folder, name, x.to(device_here()), y.to(device_here()))
 
 
-def _go_on(module, optimizer, load_checkpoint, folder: str, name: str, x, y) -> dict:
+def _resume(module, optimizer, load_checkpoint, folder: str, name: str, x, y) -> dict:
     loaded = load_checkpoint(Path(folder) / name, module, optimizer)
     found = {"step": loaded, "state": shards_of(module), "optimizer": remembered(module, optimizer)}
     found["losses"] = train(module, optimizer, range(SAVED_AFTER, STEPS), x, y)
@@ -139,44 +141,57 @@ def _go_on(module, optimizer, load_checkpoint, folder: str, name: str, x, y) -> 
 
 
 def trained_alone(plan: Saving, seed: int, x, y) -> dict:
-    """→ the last losses, and the state at the end"""
+    """Return the last losses and the final state of one process."""
     module = build(plan, seed)
     losses = train(module, new_optimizer(plan, module), range(STEPS), x, y)
     return {"losses": losses[SAVED_AFTER:], "end": awkward.state_of(module)}
 
 
-def judge(found: list[dict], want: dict, saved: dict | None, step: int, said: str) -> None:
-    """saved: the state and the optimizer's as they were, which come back bit by bit; None where nothing was loaded.
+def judge(found: list[dict], alone: dict, saved: dict | None, step: int, context: str) -> None:
+    """Judge what ranks had after loading, and how training went on.
 
-    Raises: Wrong.
+    Args:
+        found: For each rank, what its probe found.
+        alone: What one process found.
+        saved: The saved states of model and optimizer, which must be restored bitwise; None if nothing was loaded.
+        step: The step that load_checkpoint() must return.
+        context: What was done.
+
+    Raises:
+        Wrong: If something differs.
     """
-    for what, hint in (("state", _LOOK_AT_MODEL), ("optimizer", _LOOK_AT_OPTIMIZER)) if saved else ():
+    for what, hint in (("state", _HINT_ON_MODEL), ("optimizer", _HINT_ON_OPTIMIZER)) if saved else ():
         for rank, tensors in enumerate(assembled([result[what] for result in found])):
             for name, expected in saved[what].items():
                 if name not in tensors or not torch.equal(tensors[name], expected):
-                    raise Wrong({rank: f"{said}: {name} is not what was saved"}, hint)
+                    raise Wrong({rank: f"{context}: {name} differs from what was saved"}, hint)
     if saved:
-        wrong = {rank: f"{said}: load_checkpoint() gives back {each['step']!r}" for rank, each in enumerate(found)}
+        wrong = {rank: f"{context}: load_checkpoint() returned {each['step']!r}" for rank, each in enumerate(found)}
         wrong = {rank: text for rank, text in wrong.items() if repr(found[rank]["step"]) != repr(step)}
         if wrong:
-            raise Wrong(wrong, f"Expected: {step}, an int.")
-    for number, expected in enumerate(want["losses"]):
+            raise Wrong(wrong, f"Expected the int {step}.")
+    for number, expected in enumerate(alone["losses"]):
         loss = sum(result["losses"][number] for result in found) / len(found)
         if not close(loss, expected, RELATIVE_TOLERANCE):
-            evidence = f"{said}: loss {loss:.8g} in step {SAVED_AFTER + number + 1}, expected {expected:.8g}"
-            hint = _LOOK_AT_OPTIMIZER if saved else "Look at: does saving change what is trained?"
-            raise Wrong(evidence, "Parameters and moments came back. Look at: what of param_groups?" if saved else hint)
-    judge_tensors(assembled([result["end"] for result in found]), want["end"], f"{said}: ", RELATIVE_TOLERANCE)
+            evidence = f"{context}: the loss in step {SAVED_AFTER + number + 1} is {loss:.8g}; expected {expected:.8g}"
+            hint = _HINT_ON_OPTIMIZER if saved else "Hint: does saving change the model or the optimizer?"
+            raise Wrong(
+                evidence,
+                "Parameters and moments are restored. Hint: which settings in param_groups must be restored too?"
+                if saved
+                else hint,
+            )
+    judge_tensors(assembled([result["end"] for result in found]), alone["end"], f"{context}: ", RELATIVE_TOLERANCE)
 
 
 def _shares(plan: Saving, draw: Draw, ranks: int) -> list[tuple]:
-    """Split the samples; where nothing is sharded, each rank trains on all of them, and nothing need be averaged."""
+    """Split the samples. Without sharding, each rank trains on all of them, so nothing needs to be averaged."""
     if not plan.sharded:
         return [(draw.x, draw.y)] * ranks
     return list(zip(draw.x.chunk(ranks), draw.y.chunk(ranks), strict=True))
 
 
-def any_number_of_ranks_goes_on(attempt: Attempt) -> None:
+def any_number_of_ranks_resumes(attempt: Attempt) -> None:
     size = attempt.world_size
     plans = {
         1: [Saving("Frozen", sharded=False)],
@@ -185,32 +200,32 @@ def any_number_of_ranks_goes_on(attempt: Attempt) -> None:
     }[size]
     for plan in plans:
         draw, step = Draw(attempt), attempt.random.randrange(1, 10**6)
-        want = trained_alone(plan, draw.seeds[0], draw.x, draw.y)
+        expected = trained_alone(plan, draw.seeds[0], draw.x, draw.y)
         with tempfile.TemporaryDirectory() as root:
-            folder = str(Path(root) / "runs" / "first")  # which is not there yet
+            folder = str(Path(root) / "runs" / "first")  # This folder does not exist yet.
             per_rank = [(draw.seeds[0], x, y) for x, y in _shares(plan, draw, size)]
             found = attempt.run(probe_saved, plan, folder, step, False, per_rank=per_rank, context=str(plan))
-            judge(found, want, None, step, f"{plan}, after it was saved")
+            judge(found, expected, None, step, f"{plan}, after it was saved")
             saved = {what: assembled([result[what] for result in found])[0] for what in ("state", "optimizer")}
             for fewer in {1: [1], 2: [1] if plan.sharded else [2], 4: [4, 3, 2]}[size]:
                 other, name = replace(plan, sharded=plan.sharded and fewer > 1), f"step_{step}"
-                said = f"{plan}, saved on {size} rank{'s' * (size > 1)} and resumed on {fewer}"
-                if size == 4 and fewer == 2:  # what a checkpoint is, it holds
-                    name, said = f"step_{step + 1}", f"{said}, when its folder is called step_{step + 1} by then"
+                context = f"{plan}, saved on {size} rank{'s' * (size > 1)} and resumed on {fewer}"
+                if size == 4 and fewer == 2:  # A checkpoint must not depend on its folder's name.
+                    name, context = f"step_{step + 1}", f"{context}, after its folder was renamed to step_{step + 1}"
                     (Path(folder) / f"step_{step}").rename(Path(folder) / name)
                 with in_world_of(attempt, fewer) as there:
                     per_rank = [(attempt.draw_seed(), x, y) for x, y in _shares(other, draw, fewer)]
-                    went = there.run(probe_resumed, other, folder, name, per_rank=per_rank, context=said)
-                    judge(went, want, saved, step, said)
+                    resumed = there.run(probe_resumed, other, folder, name, per_rank=per_rank, context=context)
+                    judge(resumed, expected, saved, step, context)
 
 
-def training_goes_back(attempt: Attempt) -> None:
-    """In the run that saved, whose optimizer has gone on since, and whose gradients are still there."""
+def training_can_go_back(attempt: Attempt) -> None:
+    """Load in the same run that saved, after its optimizer has taken more steps and while gradients exist."""
     plan, draw, step = Saving("Blocks", sharded=attempt.world_size > 1), Draw(attempt), attempt.random.randrange(1, 99)
-    want = trained_alone(plan, draw.seeds[0], draw.x, draw.y)
+    expected = trained_alone(plan, draw.seeds[0], draw.x, draw.y)
     per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
     with tempfile.TemporaryDirectory() as folder:
         found = attempt.run(probe_saved, plan, folder, step, True, per_rank=per_rank, context=str(plan))
-    judge(found, want, None, step, f"{plan}, after it was saved")
+    judge(found, expected, None, step, f"{plan}, after it was saved")
     saved = {what: assembled([result[what] for result in found])[0] for what in ("state", "optimizer")}
-    judge([result["again"] for result in found], want, saved, step, f"{plan}, gone back in the same run")
+    judge([result["again"] for result in found], expected, saved, step, f"{plan}, loaded again in the same run")

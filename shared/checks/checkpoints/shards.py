@@ -1,4 +1,4 @@
-"""Who writes what of a checkpoint: each rank about its own shard, and no rank collects the others' to do so."""
+"""Judge which rank writes what: each rank writes about its own shard, and no rank gathers the others' shards."""
 
 import tempfile
 from pathlib import Path
@@ -12,14 +12,14 @@ from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.wire import instrumentation
 
-WIDTH, LAYERS = 256, 4  # large enough that what describes the tensors is little beside them
+WIDTH, LAYERS = 256, 4  # The tensors are much larger than their metadata.
 STATE_BYTES = 3 * 4 * LAYERS * (WIDTH * WIDTH + WIDTH)  # in float32, with Adam's moments
-SLACK = 1.15  # what describes each tensor
-MOST_SENT = 0.25  # of the state: ranks tell one another what they will write, and no more
+SLACK = 1.15  # metadata of each tensor
+MOST_SENT = 0.25  # Share of the state: ranks exchange only their plans of what to write.
 
 
 def probe_shards(save_checkpoint, folder: str) -> list:
-    """Save a model of a few large tensors. → what was sent meanwhile"""
+    """Save a model of a few large tensors. Return what was sent meanwhile."""
     module = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))).to(device_here())
     for each in (*module, module):
         fully_shard(each)
@@ -37,12 +37,20 @@ def each_writes_its_shard(attempt: Attempt) -> None:
         found = attempt.run(probe_shards, folder)
         sizes = [path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()]
     if max(sizes, default=0) > SLACK * shard_bytes:
-        evidence = f"the largest file has {max(sizes):,} bytes; a rank's shard of the state is {shard_bytes:,.0f}"
-        raise Wrong(evidence, "Look at: who writes what?")
+        evidence = (
+            f"the largest file has {max(sizes):,} bytes; expected about {shard_bytes:,.0f}, one rank's shard of "
+            "the state"
+        )
+        raise Wrong(evidence, "Hint: which rank writes which tensors?")
     if not STATE_BYTES <= sum(sizes) <= SLACK * STATE_BYTES:
-        evidence = f"all files together have {sum(sizes):,} bytes; the state is {STATE_BYTES:,}"
-        raise Wrong(evidence, "Look at: what belongs to a checkpoint, and how often is it written?")
+        evidence = (
+            f"all files together have {sum(sizes):,} bytes; expected about {STATE_BYTES:,}, the size of the state"
+        )
+        raise Wrong(evidence, "Hint: what belongs in a checkpoint, and how many times is each tensor written?")
     for rank, calls in enumerate(found):
         if sum(call.payload_bytes for call in calls) > MOST_SENT * STATE_BYTES:
-            evidence = f"to save a state of {STATE_BYTES:,} bytes, {describe_calls(calls)} are sent"
-            raise Wrong({rank: evidence}, "Look at: who needs another rank's shard of the state to write its own?")
+            evidence = (
+                f"to save a state of {STATE_BYTES:,} bytes, this rank sent {describe_calls(calls)}; expected "
+                "only metadata"
+            )
+            raise Wrong({rank: evidence}, "Hint: why would a rank need another rank's shard to write its own?")

@@ -1,6 +1,6 @@
-"""What a piece would send in worlds larger than this machine's: every rank's part is played in turn, nothing travels.
+"""Simulate worlds that are larger than this machine's: one process plays every rank in turn, and nothing is sent.
 
-torch's `fake` process group answers every call at once. So values mean nothing here; messages do.
+torch's `fake` process group completes every call immediately. So the values mean nothing, but the messages do.
 """
 
 import contextlib
@@ -14,9 +14,15 @@ WORLD_SIZES = (5, 7, 8)
 
 
 def probe_far(piece, arguments: int, elements: int) -> dict[int, list[list[instrumentation.Call]]]:
-    """Call piece(*arguments tensors) as each rank of each world. → world size → per rank, what it launched
+    """Call the piece as each rank of each world. Run this on a rank that is in no process group.
 
-    Runs on a rank that stands by: one that is in no process group.
+    Args:
+        piece: The student's function.
+        arguments: The number of tensors to call it with.
+        elements: The number of elements of each tensor.
+
+    Returns:
+        What each rank launched, by world size.
     """
     return {size: [_part_of(rank, size, piece, arguments, elements) for rank in range(size)] for size in WORLD_SIZES}
 
@@ -32,7 +38,7 @@ def _fake_group(rank: int, size: int):
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     refusals = instrumentation.before_launch[:]
-    instrumentation.before_launch.clear()  # they belong to the group that this rank has left
+    instrumentation.before_launch.clear()  # these hooks belong to the group that this rank has left
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What kind of piece each of chapter 01 is, by its name."""
+"""The functions of chapter 01 by kind."""
 
 STEPS = ("ring_step", "ring_step_in_turns")
 GIVE_BACK = ("ring_reduce_scatter", "ring_all_gather", "direct_reduce_scatter")

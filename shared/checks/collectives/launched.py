@@ -1,4 +1,4 @@
-"""Judging launch_reduce_scatter: it returns at once, and its handle's wait() returns this rank's shard of the sum."""
+"""Check launch_reduce_scatter: it returns at once, and its handle's wait() returns this rank's shard of the sum."""
 
 from dataclasses import dataclass
 
@@ -13,15 +13,18 @@ from shared.checks.engine.sharded.wire import Flat, judge_rounds
 from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
 from shared.wire import instrumentation
 
-SHARD_NUMEL = 30_000  # where memory is counted
+SHARD_NUMEL = 30_000  # for the check of memory
 SLACK = 1.01
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Which flat tensors are reduce-scattered.
+    """Flat tensors to reduce-scatter.
 
-    shard_numels: for each flat tensor, how many elements a shard of it has.
+    Attributes:
+        shard_numels: The number of elements in a shard of each flat tensor.
+        dtype: Their dtype.
+        in_subgroup: Whether only a subgroup takes part.
     """
 
     shard_numels: tuple[int, ...]
@@ -39,13 +42,13 @@ class Sums:
         ]
 
     def __str__(self) -> str:
-        said = ", then ".join(f"N · {numel}" for numel in self.shard_numels)
+        message = ", then ".join(f"N · {numel}" for numel in self.shard_numels)
         dtype = "" if self.dtype == torch.float64 else f" in {str(self.dtype).removeprefix('torch.')}"
-        return f"flat with {said} elements{dtype}"
+        return f"a flat tensor with {message} elements{dtype}"
 
 
 def probe_sums(launch, sums: Sums, flats: list[torch.Tensor]) -> dict:
-    """Launch all, then wait for each. Returns each result, and the calls that it took."""
+    """Launch a reduce-scatter of each flat tensor, then wait for each. Returns the results and the calls of each."""
     group, member = join_subgroup(sums.in_subgroup)
     if not member:
         return {"outside": True}
@@ -67,23 +70,23 @@ def probe_sums(launch, sums: Sums, flats: list[torch.Tensor]) -> dict:
 
 
 def _try(attempt: Attempt, sums: Sums) -> tuple[dict[int, dict], list[list[torch.Tensor]]]:
-    """Launch on fresh data. Returns what was found by global rank, and each rank's flat tensors.
+    """Launch on fresh data. Returns the results by global rank, and each rank's flat tensors.
 
     Raises:
-        Wrong: unless there is a handle whose wait() returns a tensor.
+        Wrong: If there is no handle whose wait() returns a tensor.
     """
     members, flats = sums.draw(attempt)
     context = called_alone(attempt) if sums.in_subgroup else str(sums)
     found = attempt.run(probe_sums, sums, per_rank=[(each,) for each in flats], context=context)
     for rank in members:
-        if said := found[rank]["returned"]:
-            hint = "The caller needs a handle, and the sum from its wait(). Look at: what does each method return?"
-            raise Wrong({rank: f"{said}; expected a handle whose wait() returns this rank's shard"}, hint)
+        if message := found[rank]["returned"]:
+            hint = "The caller gets the sum from the handle's wait(). Hint: what does each of your methods return?"
+            raise Wrong({rank: f"{message}; expected a handle whose wait() returns this rank's shard"}, hint)
     return {rank: found[rank] for rank in members}, flats
 
 
 def each_rank_gets_its_shard_of_the_sum(attempt: Attempt) -> None:
-    """Added in any order, N numbers of b bits are within N roundings of 2⁻ᵇ of the largest sum."""
+    """In any order, the sum of N values with b bits of precision is within N roundings of 2⁻ᵇ of the largest sum."""
     draw = attempt.random.randint
     tried = [Sums((draw(2, 5), draw(2, 9), 1)), Sums((draw(4, 9),), torch.bfloat16)]
     tried += [Sums((3, draw(1, 6)), in_subgroup=True)] if attempt.world_size in SUBGROUPS else []
@@ -96,28 +99,28 @@ def each_rank_gets_its_shard_of_the_sum(attempt: Attempt) -> None:
             for index, (rank, result) in enumerate(found.items()):
                 shard = result["results"][number]
                 which = f" of flat tensor {number + 1}" if len(sums.shard_numels) > 1 else ""
-                said = f"{sums}: shard {index} of the sum{which}"
+                message = f"{sums}: shard {index} of the sum{which}"
                 if shard.dtype != sums.dtype:
-                    raise Wrong({rank: f"{said} has dtype {shard.dtype}; expected {sums.dtype}"})
+                    raise Wrong({rank: f"{message} has dtype {shard.dtype}; expected {sums.dtype}"})
                 if not close(shard, total[index], tolerance):
                     difference = first_difference(shard, total[index], tolerance)
-                    raise Wrong({rank: f"{said}: {difference}"}, _cause(shard, contributed, index, tolerance))
+                    raise Wrong({rank: f"{message}: {difference}"}, _cause(shard, contributed, index, tolerance))
 
 
 def _cause(shard: torch.Tensor, contributed: list[torch.Tensor], index: int, tolerance: float) -> str:
     size, total = len(contributed), sum(contributed).view(len(contributed), -1)
     if shard.shape != total[index].shape:
-        return "Look at: which shard of the sum belongs to this rank?"
+        return "Hint: which shard of the sum belongs to this rank?"
     if size > 1 and close(shard, total[index] / size, tolerance):
         return f"It is {size} times too small. This function returns the sum, not the mean."
     if any(close(shard, each, tolerance) for each in total):
-        return "It is another rank's shard of the sum. Look at: which shard is sent to which rank?"
+        return "It is another rank's shard of the sum. Hint: which shard is sent to which rank?"
     if any(close(shard, each.view(size, -1)[index], tolerance) for each in contributed):
-        return "It is what one rank alone contributed. Look at: what is added up, and has it arrived by then?"
+        return "It is the contribution of a single rank. Hint: what is added up, and has it arrived by then?"
     without = [total[index] - each.view(size, -1)[index] for each in contributed]
     if any(close(shard, each, tolerance) for each in without):
-        return "One rank's contribution is missing. Look at: how many shards are there to add up, and whose are they?"
-    return "Look at: which shard is sent to which rank, and which shards are added up?"
+        return "One rank's contribution is missing. Hint: how many shards must be added up, and from which ranks?"
+    return "Hint: which shard is sent to which rank, and which shards are added up?"
 
 
 def each_rank_sends_every_other_rank_one_shard(attempt: Attempt) -> None:
@@ -128,7 +131,7 @@ def each_rank_sends_every_other_rank_one_shard(attempt: Attempt) -> None:
 
 
 def probe_late(launch, token: int, late: int, rank: int, flat: torch.Tensor) -> dict:
-    """Let one rank launch late. Returns, on that rank, whose call had not returned by then; and the result."""
+    """Let one rank launch late. Returns the result and, on that rank, the ranks whose call had not returned by then."""
     meeting, missing = Meeting(f"sum{token}"), []
     with launches_unasked():
         if rank == late:
@@ -145,18 +148,18 @@ def the_call_returns_at_once(attempt: Attempt) -> None:
     per_rank = [(rank, flats[rank][0]) for rank in members]
     found = attempt.run(probe_late, token, late, per_rank=per_rank, context=f"rank {late} launches late")
     if missing := found[late]["missing"]:
-        said = f"the call did not return in {PATIENCE_S:g} s, while rank {late} had not launched yet"
-        hint = "The caller can compute nothing meanwhile. Look at: which line waits for other ranks, and where is it?"
-        raise Wrong(dict.fromkeys(missing, said), hint)
+        message = f"the call did not return within {PATIENCE_S:g} s while rank {late} had not launched yet"
+        hint = "So the caller cannot compute anything meanwhile. Hint: which line waits for other ranks?"
+        raise Wrong(dict.fromkeys(missing, message), hint)
     total = sum(each[0] for each in flats).view(len(members), -1)
     for rank, result in enumerate(found):
         if not close(result["result"], total[rank]):
-            said = f"rank {late} launches 50 ms after the others: {first_difference(result['result'], total[rank])}"
-            raise Wrong({rank: said}, "Look at: what has wait() waited for when it adds up shards?")
+            message = f"rank {late} launches 50 ms after the others: {first_difference(result['result'], total[rank])}"
+            raise Wrong({rank: message}, "Hint: what does wait() wait for before it adds up shards?")
 
 
 def probe_memory(launch, numel: int) -> int:
-    """Return the most bytes that are held at a time, those of flat included."""
+    """Return the peak of the bytes that are held, including those of the flat tensor."""
     flat = torch.ones(numel, device=device_here())
     with memory.peak(extra={"parameters": [flat]}) as peak:
         launch(flat).wait()
@@ -164,13 +167,16 @@ def probe_memory(launch, numel: int) -> int:
 
 
 def little_memory_is_needed(attempt: Attempt) -> None:
-    """Allow flat, what is received, the result, and a shard for adding up. An all-to-all receives its own shard too."""
+    """Allow the flat tensor, the received shards, the result, and one shard for adding up.
+
+    An all-to-all also receives the rank's own shard.
+    """
     size = attempt.world_size
     flat_bytes = 4 * SHARD_NUMEL * size
     found = attempt.run(probe_memory, SHARD_NUMEL * size)
     for rank, held_bytes in enumerate(found):
         if held_bytes > SLACK * flat_bytes * (2 + 2 / size):
-            said = f"up to {held_bytes:,} bytes are held, of which {flat_bytes:,} are flat's"
-            expected = f"expected {flat_bytes * (size - 1) // size:,} more for what is received, and the result"
-            hint = "Look at: which of the others' shards does this rank need? How many copies does adding up make?"
-            raise Wrong({rank: f"{said}; {expected}"}, hint)
+            message = f"up to {held_bytes:,} bytes are held, of which {flat_bytes:,} belong to the flat tensor"
+            expected = f"expected {flat_bytes * (size - 1) // size:,} more for the received shards, plus the result"
+            hint = "Hint: which shards does this rank need from the others? And how many copies does adding up make?"
+            raise Wrong({rank: f"{message}; {expected}"}, hint)

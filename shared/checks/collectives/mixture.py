@@ -1,7 +1,7 @@
-"""What is in a result: which chunk, and how often each rank's part of it.
+"""Find out what a wrong result consists of: which chunk, and how many times each rank's contribution.
 
-A right result is made of slots: one chunk each, added up over some ranks. A wrong one usually is too, only of
-other chunks or other ranks. Trying them all tells a student what came, in the words of the exercise.
+A right result consists of slots, each of which is one chunk added up over some ranks. A wrong result usually does, too,
+but with other chunks or other ranks. Trying all of them tells a student what the result is, in the exercise's words.
 """
 
 import itertools
@@ -11,15 +11,15 @@ import torch
 
 from shared.ranks.diagnosis import name_ranks
 
-SPOILT = -1  # what a check writes into a caller's tensors as soon as a call has returned
-UNTOUCHED = -2  # what it writes into a tensor that is to be filled
-_LOOK_AT = 64  # elements of a slot: more would not make it surer
-_LEAST = 3  # fewer elements may be anything
+SPOILT = -1  # a check writes this into the caller's tensors as soon as a call has returned
+UNTOUCHED = -2  # a check writes this into a tensor before it is filled
+_COMPARED = 64  # the number of elements of a slot to compare; more would not add certainty
+_LEAST = 3  # fewer elements match too many mixtures
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One stretch of a result: a chunk, added up over ranks."""
+    """A part of a result: one chunk, added up over some ranks."""
 
     chunk: int
     ranks: tuple[int, ...]
@@ -27,21 +27,21 @@ class Slot:
 
 @dataclass(frozen=True)
 class Parts:
-    """What the ranks brought, as chunks of one size: by_rank[rank][chunk]. noun: what a student calls one."""
+    """The ranks' contributions, as chunks of equal size: by_rank[rank][chunk]."""
 
     by_rank: dict[int, list[torch.Tensor]]
-    noun: str = "chunk"
+    noun: str = "chunk"  # the exercise's word for a chunk
 
     def value(self, slot: Slot) -> torch.Tensor:
-        """Add up, in float64; whole numbers exactly, in int64."""
+        """Add up a slot in float64, or integers exactly in int64."""
         parts = [self.by_rank[rank][slot.chunk] for rank in slot.ranks]
         return sum(part.double() if part.is_floating_point() else part.long() for part in parts)
 
     def tolerance(self, slot: Slot) -> torch.Tensor:
-        """How far the slot's sum may be off, element by element, in whatever order it was taken.
+        """Return the largest error of each element of the slot's sum, for any order of additions.
 
-        Each of its n − 1 additions rounds by at most u of what has come together so far, so all of them by
-        (n−1)·u·Σ|x|, where u is half of the dtype's eps. Twice that, because ours was rounded too.
+        Each of the n − 1 additions rounds by at most u times the partial sum, so all of them by (n−1)·u·Σ|x|, where u
+        is half of the dtype's eps. The tolerance is twice that, because our own sum is rounded, too.
         """
         parts = [self.by_rank[rank][slot.chunk] for rank in slot.ranks]
         if len(parts) == 1:
@@ -55,45 +55,45 @@ class Parts:
 
 
 def cut(tensor: torch.Tensor, chunks: int) -> list[torch.Tensor]:
-    """Cut a flattened tensor into chunks of ceil(numel / chunks) elements, filled up with zeros."""
+    """Split a flattened tensor into chunks of ceil(numel / chunks) elements, padded with zeros."""
     size = -(-tensor.numel() // chunks)
     flat = torch.nn.functional.pad(tensor.flatten(), (0, chunks * size - tensor.numel()))
     return [flat[index * size : (index + 1) * size] for index in range(chunks)]
 
 
 def explain(found: torch.Tensor, slot: Slot, parts: Parts, rank: int) -> tuple[str, str]:
-    """Say what stands in a slot instead of what should. → (what it is, a question)"""
-    want, found = parts.value(slot)[:_LOOK_AT].double(), found.double()[:_LOOK_AT]
+    """Explain the wrong content of a slot. Returns what it is, and a hint."""
+    expected, found = parts.value(slot)[:_COMPARED].double(), found.double()[:_COMPARED]
     spoilt = found == SPOILT
-    if bool(spoilt.any()) and torch.allclose(found[~spoilt], want[~spoilt], rtol=1e-2, atol=1e-3):
+    if bool(spoilt.any()) and torch.allclose(found[~spoilt], expected[~spoilt], rtol=1e-2, atol=1e-3):
         return (
-            "−1 is what another rank wrote into its tensor when its call had returned.",
-            "Look at: when may a tensor that is being sent be changed? Does every isend meet its wait()?",
+            "The check wrote −1 into another rank's tensor right after its call had returned.",
+            "Hint: when may a tensor that is being sent be changed? Is wait() called on the work of every isend?",
         )
     if bool((found == UNTOUCHED).all()):
         return (
-            "It is what was there before.",
-            "Look at: has the message come when the call returns? Does every irecv meet its wait()?",
+            "The tensor still has its old values.",
+            "Hint: has the message arrived when the call returns? Is wait() called on the work of every irecv?",
         )
     if not bool(found.any()):
-        return "It is all zeros.", "Look at: was it filled before it was given back?"
+        return "It is all zeros.", "Hint: was it filled before it was returned?"
     if len(found) < _LEAST:
         return "", ""
-    if len(slot.ranks) > 1 and torch.allclose(found * len(slot.ranks), want, rtol=1e-2, atol=1e-3):
-        return f"It is {len(slot.ranks)} times too small: a mean.", "Look at: is anything to be divided here?"
+    if len(slot.ranks) > 1 and torch.allclose(found * len(slot.ranks), expected, rtol=1e-2, atol=1e-3):
+        return f"It is {len(slot.ranks)} times too small: a mean.", "Hint: should anything be divided here?"
     mixtures = [taken for taken in _mixtures(parts) if _gives(taken, found, parts)][:2]
     if len(mixtures) == 1:
-        return _told(mixtures[0], slot, parts, rank)
-    if torch.allclose(found, want, rtol=1e-2, atol=1e-3):
-        return "It is close, but could be closer.", "Look at: in which dtype is it added up, and sent?"
-    return "", "Look at: which chunk is sent in the first step, what fills it up, and is it complete when it is used?"
+        return _describe(mixtures[0], slot, parts, rank)
+    if torch.allclose(found, expected, rtol=1e-2, atol=1e-3):
+        return "It is close, but not precise enough.", "Hint: in which dtype is it added up and sent?"
+    return "", "Hint: which chunk is sent in the first step, how is it padded, and is it complete when it is used?"
 
 
-Taken = tuple[tuple[int, int], ...]  # (rank, chunk), each as often as it is in a sum
+Taken = tuple[tuple[int, int], ...]  # (rank, chunk) pairs, each as many times as it is in a sum
 
 
 def _mixtures(parts: Parts):
-    """Yield what may have been added up: one chunk, each rank's part 0 to 2 times; or a chunk of each rank."""
+    """Yield what may have been added up: one chunk, with each rank's part 0 to 2 times, or one chunk of each rank."""
     ranks = list(parts.by_rank)
     for chunk in range(parts.chunks):
         for counts in itertools.product(range(3), repeat=len(ranks)):
@@ -105,40 +105,40 @@ def _mixtures(parts: Parts):
 
 
 def _gives(taken: Taken, found: torch.Tensor, parts: Parts) -> bool:
-    brought = [parts.by_rank[rank][chunk][:_LOOK_AT] for rank, chunk in taken]
-    if any(len(part) != len(found) for part in brought):
+    contributions = [parts.by_rank[rank][chunk][:_COMPARED] for rank, chunk in taken]
+    if any(len(part) != len(found) for part in contributions):
         return False
-    unit = torch.finfo(brought[0].dtype).eps if brought[0].dtype.is_floating_point else 0.0
-    within = len(brought) * unit * sum(part.double().abs() for part in brought)
-    return bool(((sum(part.double() for part in brought) - found).abs() <= within).all())
+    unit = torch.finfo(contributions[0].dtype).eps if contributions[0].dtype.is_floating_point else 0.0
+    within = len(contributions) * unit * sum(part.double().abs() for part in contributions)
+    return bool(((sum(part.double() for part in contributions) - found).abs() <= within).all())
 
 
-def _told(taken: Taken, slot: Slot, parts: Parts, rank: int) -> tuple[str, str]:
-    """Put what was added up into words."""
+def _describe(taken: Taken, slot: Slot, parts: Parts, rank: int) -> tuple[str, str]:
+    """Describe what was added up. Returns what it is, and a hint."""
     present, chunks = sorted({r for r, _ in taken}), {chunk for _, chunk in taken}
     noun = f"{parts.noun} {taken[0][1]}" if parts.chunks > 1 else parts.noun
     if len(chunks) > 1:
         each = ", ".join(f"{parts.noun} {chunk} of rank {r}" for r, chunk in taken)
-        return f"It adds up {each}.", "Look at: which chunk does the sum that arrives belong to?"
+        return f"It is the sum of {each}.", "Hint: which chunk does the received sum belong to?"
     if len(present) == 1:
         whose = "this rank's own" if present == [rank] else f"rank {present[0]}'s"
         if len(taken) > 1:
-            return f"It is twice {whose} {noun}.", "Look at: how often is what a rank brought added?"
+            return f"It is twice {whose} {noun}.", "Hint: how many times is a rank's contribution added?"
         if len(slot.ranks) > 1:
-            hint = "Look at: what is done with what arrives? And which chunk is complete after the last step?"
-            return f"It is {whose} {noun}, and nobody else's.", hint
-        return f"It is {whose} {noun}.", "Look at: who sends what to whom, and where does it belong?"
-    said = f"It is {noun}, added up over {name_ranks(present)}"
+            hint = "Hint: is the received chunk added? And which chunk is complete after the last step?"
+            return f"It is only {whose} {noun}, without the other ranks'.", hint
+        return f"It is {whose} {noun}.", "Hint: what does each rank send, to which rank, and where is it stored?"
+    message = f"It is {noun}, added up over {name_ranks(present)}"
     twice = [r for r in present if taken.count((r, taken[0][1])) > 1]
     missing = [r for r in slot.ranks if r not in present]
     if twice:
-        return f"{said}; {_parts(twice)} in it twice.", "Look at: how often is what a rank brought added?"
+        return f"{message}, but {_parts(twice)} in it twice.", "Hint: how many times is a rank's contribution added?"
     if missing:
-        return f"{said}; {_parts(missing)} missing.", "Look at: after how many steps has a sum passed every rank?"
+        return f"{message}, but {_parts(missing)} missing.", "Hint: after how many steps has a sum visited every rank?"
     if chunks != {slot.chunk}:
-        return f"{said}: right, but another rank's.", "Look at: which chunk does a rank receive in its last step?"
-    return f"{said}.", "Look at: is anything to be added here?"
+        return f"{message}, which belongs to another rank.", "Hint: which chunk does a rank receive in its last step?"
+    return f"{message}.", "Hint: should anything be added here?"
 
 
 def _parts(ranks: list[int]) -> str:
-    return f"{name_ranks(ranks)}'s part{'s are' if len(ranks) > 1 else ' is'}"
+    return f"the contribution{'s' if len(ranks) > 1 else ''} of {name_ranks(ranks)} {'are' if len(ranks) > 1 else 'is'}"

@@ -1,6 +1,6 @@
-"""Call a piece of chapter 01 on a rank: what it gave back, sent and waited for, and whose memory it used.
+"""Call a function of chapter 01 on a rank, and record its result, its messages and waits, and the memory it used.
 
-As soon as a call returns, what it was given is overwritten: whoever left too early is found out.
+As soon as a call returns, its argument is overwritten, so a call that returns too early gives wrong results.
 """
 
 import contextlib
@@ -12,62 +12,63 @@ import torch.distributed as dist
 
 from shared.checks.collectives.mixture import SPOILT, UNTOUCHED
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.steps import Diary
+from shared.checks.engine.steps import EventLog
 from shared.deadlines import scaled
 from shared.wire import completion, instrumentation
 
-LATE_S = scaled(0.2)  # how late one rank comes where waiting is checked
-TRANSPOSED, STRIDED = "transposed", "every other element of a larger one"
-SLICED = "a piece from the middle of a larger one"
-MARGIN = 3  # elements on each side of that piece
+LATE_S = scaled(0.2)  # how late one rank is in the checks of waiting
+TRANSPOSED, STRIDED = "transposed", "every other element of a larger tensor"
+SLICED = "a slice from the middle of a larger tensor"
+MARGIN = 3  # the number of elements on each side of that slice
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How a piece is called."""
+    """How a function is called."""
 
-    members: tuple[int, ...] | None = None  # a group of these ranks; None: all of them, and no group is named
-    layout: str = ""  # how the argument lies in memory: alone and contiguous, or TRANSPOSED, STRIDED or SLICED
-    records: bool = False  # the argument requires a gradient
-    late: int | None = None  # this rank comes LATE_S after the others
-    takes_late: tuple[int, int] | None = None  # (rank, n): LATE_S pass before it launches its n-th receive
-    src: int | None = None  # of a broadcast
+    members: tuple[int, ...] | None = None  # a group of these ranks; None: all ranks, without a group argument
+    layout: str = ""  # the argument's memory layout: TRANSPOSED, STRIDED, SLICED, or "" for contiguous
+    records: bool = False  # whether the argument requires a gradient
+    late: int | None = None  # this rank makes the call LATE_S after the others
+    takes_late: tuple[int, int] | None = None  # (rank, n): the rank waits LATE_S before it launches its n-th receive
+    src: int | None = None  # the source of a broadcast
 
     def ranks(self, world_size: int) -> tuple[int, ...]:
         return self.members or tuple(range(world_size))
 
 
 def probe_step(step, setting: Setting, *mine: torch.Tensor) -> list[dict]:
-    """Send each tensor to the right, into a place that holds something else."""
+    """Send each tensor to the right, into a tensor that holds other values."""
     options, takes_part = _join(setting)
     tries = []
     for values in mine:
         outgoing = values.to(device_here(), copy=True)
         incoming = torch.full_like(outgoing, UNTOUCHED)
         _come(setting)
-        with _told_with(values), _slow(setting), _heard() as found:
+        with _noting(values), _slow(setting), _recorded() as found:
             if takes_part:
                 step(outgoing, incoming, **options)
         tries.append(found | {"tensor": incoming.cpu().clone(), "argument": outgoing.cpu().clone()})
         outgoing.fill_(SPOILT)
-        dist.barrier()  # nobody leaves, and frees its tensors, while a message may still be under way
+        dist.barrier()  # no rank may free its tensors while a message is still in flight
     return tries
 
 
 def probe_collective(collective, setting: Setting, *mine: torch.Tensor) -> list[dict]:
-    """Call collective with each tensor. As soon as a call returns, its argument and its result are overwritten.
+    """Call a collective with each tensor. As soon as a call returns, its argument and its result are overwritten.
 
-    → per tensor: the result, the argument afterwards, the calls, and whether memory is shared that may not be
+    Returns:
+        For each tensor, the result, the argument afterwards, the calls, and what the result shares memory with.
     """
     options, takes_part = _join(setting)
     tries, storages, results = [], {}, []
     for values in mine:
         memory, argument = _laid_out(values.to(device_here(), copy=True), setting.layout)
-        holds = argument.detach()  # the memory that was given, whatever the name `argument` stands for later
+        holds = argument.detach()  # the memory of the argument, even if its .data is replaced
         argument.requires_grad_(setting.records)
         version, result, refused = argument._version, None, None
         _come(setting)
-        with _told_with(values), _slow(setting), _heard() as found:
+        with _noting(values), _slow(setting), _recorded() as found:
             try:
                 if takes_part:
                     result = collective(argument, **options)
@@ -100,22 +101,22 @@ def probe_collective(collective, setting: Setting, *mine: torch.Tensor) -> list[
 
 
 @contextlib.contextmanager
-def _heard():
-    """Listen to one call. → what it launched and waited for, how long it took, and whether it switched autograd off"""
-    found, diary = {}, Diary()
+def _recorded():
+    """Record one call: what it launched and waited for, how long it took, and whether it disabled autograd."""
+    found, log = {}, EventLog()
     began_s = time.perf_counter()
     try:
-        with completion.watching(diary), instrumentation.listening(diary.launched) as calls:
+        with completion.watching(log), instrumentation.listening(log.launched) as calls:
             yield found
     finally:
-        found |= {"calls": calls, "events": diary.events, "took_s": time.perf_counter() - began_s}
+        found |= {"calls": calls, "events": log.events, "took_s": time.perf_counter() - began_s}
         found["switched_off"] = not torch.is_grad_enabled()
         torch.set_grad_enabled(True)
 
 
 @contextlib.contextmanager
 def _slow(setting: Setting):
-    """Let one rank take one of its messages late, so that whoever sent it without waiting has long gone on."""
+    """Let one rank receive one of its messages late. A sender that does not wait returns long before that."""
     slow_rank, number = setting.takes_late or (None, 0)
     launched = []
 
@@ -135,17 +136,17 @@ def _slow(setting: Setting):
 
 
 @contextlib.contextmanager
-def _told_with(values: torch.Tensor):
-    """Let an error say with which of several tensors it came."""
+def _noting(values: torch.Tensor):
+    """Add a note to an error: which of several tensors the piece was called with."""
     try:
         yield
     except Exception as error:
-        error.add_note(f"(It was called with {named(values)}.)")
+        error.add_note(f"(Your function was called with {named(values)}.)")
         raise
 
 
 def _join(setting: Setting) -> tuple[dict, bool]:
-    """→ the keywords of the call, and whether this rank makes it"""
+    """Return the keyword arguments of the call, and whether this rank makes it."""
     options = {} if setting.src is None else {"src": setting.src}
     if setting.members is None:
         return options, True
@@ -154,14 +155,14 @@ def _join(setting: Setting) -> tuple[dict, bool]:
 
 
 def _come(setting: Setting) -> None:
-    """All come at the same time, or one of them late."""
+    """Let all ranks start at the same time, or one of them late."""
     dist.barrier()
     if dist.get_rank() == setting.late:
         time.sleep(LATE_S)
 
 
 def _laid_out(values: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """→ memory, and a view of it that holds values"""
+    """Allocate memory and return it, and a view of it with this layout that holds the values."""
     if layout == TRANSPOSED:
         memory = values.t().contiguous()
         return memory, memory.t()
@@ -170,7 +171,7 @@ def _laid_out(values: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Te
         view = memory[_places(layout, values.numel())]
         view.copy_(values)
         return memory, view
-    return values, values[...]  # in place: whoever else looks at this memory sees it too
+    return values, values[...]  # a view, so that a result that is not written in place is noticed
 
 
 def _places(layout: str, elements: int) -> slice:
@@ -178,7 +179,7 @@ def _places(layout: str, elements: int) -> slice:
 
 
 def _torn(memory: torch.Tensor, layout: str) -> bool:
-    """Was anything written beside the argument?"""
+    """Return whether anything was written outside the argument."""
     if layout not in (STRIDED, SLICED):
         return False
     beside = torch.ones_like(memory, dtype=torch.bool)
@@ -188,8 +189,8 @@ def _torn(memory: torch.Tensor, layout: str) -> bool:
 
 def named(tensor: torch.Tensor) -> str:
     many = f"{tensor.numel()} element{'s' if tensor.numel() != 1 else ''}"
-    said = f"shape {list(tensor.shape)}" if tensor.dim() > 1 else many
-    return said if tensor.dtype == torch.float32 else f"{said}, {short_name(tensor.dtype)}"
+    message = f"shape {list(tensor.shape)}" if tensor.dim() > 1 else many
+    return message if tensor.dtype == torch.float32 else f"{message}, {short_name(tensor.dtype)}"
 
 
 def short_name(dtype: torch.dtype) -> str:

@@ -1,6 +1,6 @@
-"""Give every rank of chapter 01 a tensor, call a piece, and judge what all of them have then.
+"""Call a function of chapter 01 with a tensor on every rank, and check the results.
 
-A result is compared with a float64 sum; `mixture.py` finds out what a wrong one is made of.
+A result is compared with a float64 sum, and `mixture.py` finds out what a wrong result consists of.
 """
 
 import torch
@@ -11,6 +11,7 @@ from shared.checks.collectives.kinds import IN_PLACE, STEPS
 from shared.checks.collectives.mixture import Parts, Slot, cut
 from shared.checks.collectives.probes import LATE_S, Setting, named, probe_collective, probe_step, short_name
 from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.subgroups import SUBGROUPS
 
 Draw = list[torch.Tensor]  # one tensor per rank
 
@@ -21,14 +22,14 @@ Draw = list[torch.Tensor]  # one tensor per rank
 def draw(attempt: Attempt, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Draw:
     generator = torch.Generator().manual_seed(attempt.draw_seed())
     count = attempt.world_size
-    if not dtype.is_floating_point:  # whole numbers that no float holds; the sum of four still fits
+    if not dtype.is_floating_point:  # integers that no float can hold, of which a sum of four still fits
         most = torch.iinfo(dtype).max // 4
         return [torch.randint(-most, most, shape, generator=generator, dtype=dtype) for _ in range(count)]
     return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for _ in range(count)]
 
 
 def even_shape(attempt: Attempt) -> tuple[int, ...]:
-    """A shape whose elements any number of ranks up to 4 divides."""
+    """Draw a shape whose number of elements is divisible by every world size up to 4."""
     return (12 * attempt.random.randint(2, 9),)
 
 
@@ -41,21 +42,46 @@ def any_source(attempt: Attempt) -> int | None:
 
 
 def said_of(setting: Setting, *tensors: torch.Tensor) -> str:
-    """Name what was tried: one call, or several one after the other."""
-    said = "; ".join(map(named, tensors))
-    said += f", {setting.layout}" if setting.layout else ""
-    said += f", src={setting.src}" if setting.src is not None else ""
+    """Describe what was tried: one call, or several calls one after the other."""
+    message = "; ".join(map(named, tensors))
+    message += f", {setting.layout}" if setting.layout else ""
+    message += f", src={setting.src}" if setting.src is not None else ""
     if setting.members is not None:
-        said += f", called by the group of ranks {', '.join(map(str, setting.members))}"
-    said += f", rank {setting.late} came {LATE_S:g} s late" if setting.late is not None else ""
-    return said + (f", rank {setting.takes_late[0]} took a message late" if setting.takes_late else "")
+        message += f", called by the group of ranks {', '.join(map(str, setting.members))}"
+    message += f", rank {setting.late} called it {LATE_S:g} s late" if setting.late is not None else ""
+    return message + (f", rank {setting.takes_late[0]} received a message late" if setting.takes_late else "")
 
 
-# -- one try, and what it should leave
+def groups(attempt: Attempt) -> list[tuple[int, ...]]:
+    """Return groups in which careless implementations fail, and one that is drawn."""
+    size = attempt.world_size
+    drawn = attempt.random.sample(range(size), attempt.random.randint(1, size - 1))
+    return list(dict.fromkeys([*SUBGROUPS[size], tuple(sorted(drawn))]))
+
+
+def varied_calls(attempt: Attempt) -> list[tuple[Setting, list[Draw]]]:
+    """Draw many ways to call the same piece: sizes and dtypes in the whole world, then groups."""
+    size, flat = attempt.world_size, attempt.piece == "ring_all_gather"
+    kinds = [
+        (even_shape(attempt), torch.float32),
+        ((5 * size + 1,), torch.bfloat16),
+        ((1,), torch.float32),
+        ((48,) if flat else (4, 3, 4), torch.float64),
+        ((7 * size - 1,), torch.int64),
+    ]
+    found = [(Setting(src=any_source(attempt)), [draw(attempt, shape, dtype) for shape, dtype in kinds])]
+    for members in groups(attempt) if size in SUBGROUPS else []:
+        if len(members) > 1:
+            src = attempt.random.choice(members) if attempt.piece == "tree_broadcast" else None
+            found.append((Setting(members=members, src=src), [draw(attempt, (5 * len(members) + 1,))]))
+    return found
+
+
+# -- one attempt, and its expected results
 
 
 def run(attempt: Attempt, setting: Setting, *draws: Draw) -> list[list[dict]]:
-    """Call the piece once with each draw. → per draw: what each rank found"""
+    """Call the piece once with each draw. Returns each rank's results, for each draw."""
     probe = probe_step if attempt.piece in STEPS else probe_collective
     context = said_of(setting, *(own[0] for own in draws))
     per_rank = list(zip(*draws, strict=True))
@@ -63,11 +89,18 @@ def run(attempt: Attempt, setting: Setting, *draws: Draw) -> list[list[dict]]:
 
 
 def try_and_judge(attempt: Attempt, setting: Setting, *draws: Draw) -> list[list[dict]]:
-    """Call the piece once with each draw, and judge what every rank of the group has then."""
+    """Call the piece once with each draw, and check the result of every rank of the group."""
     tries = run(attempt, setting, *draws)
     for found, own in zip(tries, draws, strict=True):
         _judge(attempt.piece, setting, found, own)
     return tries
+
+
+def try_varied_calls(attempt: Attempt):
+    """Run all of varied_calls(). Yields the setting, all ranks' tensors, and the results by member of the group."""
+    for setting, draws in varied_calls(attempt):
+        for own, tries in zip(draws, run(attempt, setting, *draws), strict=True):
+            yield setting, own, {rank: tries[rank] for rank in setting.ranks(attempt.world_size)}
 
 
 def _judge(piece: str, setting: Setting, found: list[dict], own: Draw) -> None:
@@ -75,8 +108,8 @@ def _judge(piece: str, setting: Setting, found: list[dict], own: Draw) -> None:
     if any(found[rank].get("refused") is not None for rank in members):
         return _judge_refusal(found, setting, own)
     parts = _parts(piece, own, members)
-    for place, rank in enumerate(members):
-        slots = _slots(piece, members, place, setting.src)
+    for index, rank in enumerate(members):
+        slots = _slots(piece, members, index, setting.src)
         complaint, hint = _complaint(piece, found[rank], own[rank], slots, parts, rank)
         if complaint:
             wrong[rank] = f"{said_of(setting, own[0])}: {complaint}"
@@ -88,57 +121,63 @@ def _judge(piece: str, setting: Setting, found: list[dict], own: Draw) -> None:
 def _complaint(
     piece: str, found: dict, own: torch.Tensor, slots: list[Slot], parts: Parts, rank: int
 ) -> tuple[str, str]:
-    """→ what is wrong with one rank's result, and a question; both empty if it is right"""
+    """Return what is wrong with one rank's result, and a hint; both are empty if it is right."""
     result = found["argument" if piece in IN_PLACE else "tensor"]
     if result is None:
-        return f"gave back {found['kind'].replace('NoneType', 'None')}, expected a tensor", ""
-    want = torch.cat([parts.value(slot) for slot in slots])
-    shape = list(own.shape) if piece in (*IN_PLACE, *STEPS) else list(want.shape)
+        return f"returned {found['kind'].replace('NoneType', 'None')}; expected a tensor", ""
+    reference = torch.cat([parts.value(slot) for slot in slots])
+    shape = list(own.shape) if piece in (*IN_PLACE, *STEPS) else list(reference.shape)
     if (list(result.shape), result.dtype) != (shape, own.dtype):
         came, expected = f"{list(result.shape)}, {short_name(result.dtype)}", f"{shape}, {short_name(own.dtype)}"
-        return f"the result is {came}; expected {expected}", "Look at: how long is a chunk, and of which dtype?"
-    result, want = result.flatten(), want[: result.numel()]
+        return f"the result is {came}; expected {expected}", "Hint: how long is a chunk, and of which dtype?"
+    result, reference = result.flatten(), reference[: result.numel()]
     if result.is_floating_point():
         within = torch.cat([parts.tolerance(slot) for slot in slots])[: result.numel()]
-        off = ~((result.double() - want).abs() <= within)
+        off = ~((result.double() - reference).abs() <= within)
     else:
-        off = result != want
+        off = result != reference
     if not off.any():
         return "", ""
     first, size = int(off.nonzero()[0]), len(parts.value(slots[0]))
-    number = first // size
-    stretch = result[number * size : (number + 1) * size]
-    came, hint = mixture.explain(F.pad(stretch, (0, size - len(stretch))), slots[number], parts, rank)
-    return f"element {first} is {result[first].item():.6g}, expected {want[first].item():.6g}. {came}".strip(), hint
+    index = first // size
+    stretch = result[index * size : (index + 1) * size]
+    came, hint = mixture.explain(F.pad(stretch, (0, size - len(stretch))), slots[index], parts, rank)
+    return (
+        f"element {first} is {result[first].item():.6g}, expected {reference[first].item():.6g}. {came}".strip(),
+        hint,
+    )
 
 
 def _parts(piece: str, own: Draw, members: tuple[int, ...]) -> Parts:
-    """What the members bring: in chunks where it is added up, whole where it only travels."""
+    """Return the members' contributions: in chunks if they are added up, whole if they are only sent."""
     if piece in ("ring_all_gather", "tree_broadcast", *STEPS):
         noun = "shard" if piece == "ring_all_gather" else "tensor"
         return Parts({rank: [own[rank].flatten()] for rank in members}, noun)
     return Parts({rank: cut(own[rank], len(members)) for rank in members})
 
 
-def _slots(piece: str, members: tuple[int, ...], place: int, src: int | None) -> list[Slot]:
-    """What the rank at this place of the group must have: one slot after the other."""
+def _slots(piece: str, members: tuple[int, ...], index: int, src: int | None) -> list[Slot]:
+    """Return the slots, in order, of which the result of the rank with this index in the group must consist."""
     if piece in STEPS:
-        return [Slot(0, (members[place - 1],))]
+        return [Slot(0, (members[index - 1],))]
     if piece == "tree_broadcast":
         return [Slot(0, (src or 0,))]
     if piece == "ring_all_gather":
         return [Slot(0, (rank,)) for rank in members]
     if piece == "ring_all_reduce":
         return [Slot(chunk, members) for chunk in range(len(members))]
-    return [Slot(place, members)]
+    return [Slot(index, members)]
 
 
 def _judge_refusal(found: list[dict], setting: Setting, own: Draw) -> None:
-    """Whoever refuses does so on every rank, before anything has been sent or changed."""
+    """Check that an argument is rejected on every rank, before anything has been sent or changed."""
     for rank in setting.ranks(len(own)):
         begun = found[rank]["calls"] or not torch.equal(found[rank]["argument"], own[rank])
         if found[rank]["refused"] is None or begun:
             raise Wrong(
-                {rank: f"{said_of(setting, own[0])}: refused with a ValueError, but this rank had begun"},
-                "Look at: is it refused on every rank, and before the first message?",
+                {
+                    rank: f"{said_of(setting, own[0])}: some rank raised a ValueError, but this rank had already sent "
+                    "or changed something, or did not raise it"
+                },
+                "Hint: is the argument checked on every rank, and before the first message?",
             )

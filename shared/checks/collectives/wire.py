@@ -1,4 +1,4 @@
-"""What a piece of chapter 01 may send: how much, to whom, and in how many rounds or turns."""
+"""Check what a function of chapter 01 sends: how much, to which ranks, and in how many rounds or turns."""
 
 import math
 
@@ -12,7 +12,7 @@ from shared.wire import instrumentation
 
 
 def budget(piece: str, elements: int, size: int) -> tuple[int, int]:
-    """→ how many messages a rank sends, and of how many elements each, at most"""
+    """Return how many messages a rank may send, and how many elements each may have."""
     if piece in STEPS:
         return 1, elements
     if piece == "ring_all_gather":
@@ -21,93 +21,96 @@ def budget(piece: str, elements: int, size: int) -> tuple[int, int]:
 
 
 def judge_far(piece: str, size: int, calls_of: list[list[instrumentation.Call]]) -> None:
-    said, own = f"among {size} ranks, 1000 elements", torch.empty(1000)
+    message, own = f"among {size} ranks, 1000 elements", torch.empty(1000)
     if piece == "tree_broadcast":
-        return judge_tree(dict(enumerate(calls_of)), 0, 4000, said)
+        return judge_tree(dict(enumerate(calls_of)), 0, 4000, message)
     for rank, calls in enumerate(calls_of):
-        judge_neighbours(rank, calls, tuple(range(size)))
-        judge_volume(piece, rank, calls, own, size, said)
+        judge_neighbors(rank, calls, tuple(range(size)))
+        judge_volume(piece, rank, calls, own, size, message)
     if piece in STEPS:
-        judge_turns(calls_of, said)
+        judge_turns(calls_of, message)
 
 
 def refuse_others(rank: int, calls: list[instrumentation.Call], allowed: tuple[str, ...], hint: str) -> None:
     others = sorted({call.op for call in calls} - set(allowed))
     if others:
-        raise Wrong({rank: f"{', '.join(others)} was called; expected {' and '.join(allowed)} only"}, hint)
+        raise Wrong({rank: f"{', '.join(others)} was called; expected only {' and '.join(allowed)}"}, hint)
 
 
-def judge_neighbours(rank: int, calls: list[instrumentation.Call], members: tuple[int, ...]) -> None:
+def judge_neighbors(rank: int, calls: list[instrumentation.Call], members: tuple[int, ...]) -> None:
     refuse_others(
-        rank, calls, instrumentation.POINT_TO_POINT, "Look at: send and recv are all it takes. What else travels?"
+        rank, calls, instrumentation.POINT_TO_POINT, "Sends and receives are enough. Hint: which call sends more?"
     )
-    place = members.index(rank)
-    neighbour = {"send": members[(place + 1) % len(members)], "recv": members[place - 1]}
+    index = members.index(rank)
+    neighbor = {"send": members[(index + 1) % len(members)], "recv": members[index - 1]}
     for call in calls:
         if call.partner is None:
-            raise Wrong({rank: f"{call} takes a message from anybody; expected: from rank {neighbour['recv']}"})
-        if call.partner != neighbour[call.op]:
+            raise Wrong({rank: f"{call} accepts messages from any rank; expected only rank {neighbor['recv']}"})
+        if call.partner != neighbor[call.op]:
             raise Wrong(
-                {rank: f"{call}; expected messages to rank {neighbour['send']} and from rank {neighbour['recv']} only"},
-                "Look at: how many neighbours does a rank of a ring know? And on which side does it send?",
+                {rank: f"{call}; expected only messages to rank {neighbor['send']} and from rank {neighbor['recv']}"},
+                "Hint: to which neighbor does a rank of a ring send, and from which one does it receive?",
             )
 
 
 def judge_volume(
-    piece: str, rank: int, calls: list[instrumentation.Call], own: torch.Tensor, size: int, said: str
+    piece: str, rank: int, calls: list[instrumentation.Call], own: torch.Tensor, size: int, context: str
 ) -> None:
     messages, elements = budget(piece, own.numel(), size)
     divides = own.numel() % size == 0
-    for op, did in (("send", "sent"), ("recv", "received")):
-        heard = [call for call in calls if call.op == op]
-        total_bytes, most_bytes = sum(call.payload_bytes for call in heard), messages * elements * own.itemsize
-        if (len(heard), total_bytes) == (messages, most_bytes):
+    for op, verb in (("send", "sent"), ("recv", "received")):
+        own_calls = [call for call in calls if call.op == op]
+        total_bytes, most_bytes = sum(call.payload_bytes for call in own_calls), messages * elements * own.itemsize
+        if (len(own_calls), total_bytes) == (messages, most_bytes):
             continue
-        if not divides and len(heard) <= messages and total_bytes <= most_bytes:
-            continue  # what a chunk lacks need not be sent
+        if not divides and len(own_calls) <= messages and total_bytes <= most_bytes:
+            continue  # padding need not be sent
         target = f"{messages} message{'s' if messages != 1 else ''}, {most_bytes} bytes" if messages else "no message"
         limit = target if divides else f"at most {target}"
-        evidence = f"{said}: {did} {describe_calls(heard)}; expected {limit}"
-        raise Wrong({rank: evidence}, _volume_hint(heard, messages, elements, own))
+        evidence = f"{context}: {verb} {describe_calls(own_calls)}; expected {limit}"
+        raise Wrong({rank: evidence}, _volume_hint(own_calls, messages, elements, own))
 
 
-def _volume_hint(heard: list[instrumentation.Call], messages: int, elements: int, own: torch.Tensor) -> str:
-    if elements < own.numel() and any(math.prod(call.shape) == own.numel() for call in heard):
-        return "There is a message with the whole tensor. Look at: how much of it does the neighbour need in this step?"
-    if len(heard) < messages:
-        return "Look at: how many steps are there, and how do the others' parts come here?"
-    if len(heard) == messages and {call.dtype for call in heard} != {short_name(own.dtype)}:
-        return "Look at: which dtype is sent?"
-    return "Look at: how many steps are there, and how long is the message of each?"
+def _volume_hint(own_calls: list[instrumentation.Call], messages: int, elements: int, own: torch.Tensor) -> str:
+    if elements < own.numel() and any(math.prod(call.shape) == own.numel() for call in own_calls):
+        return "One message holds the whole tensor. Hint: how much of it does the neighbor need in this step?"
+    if len(own_calls) < messages:
+        return "Hint: how many steps are there, and how do the other ranks' chunks reach this rank?"
+    if len(own_calls) == messages and {call.dtype for call in own_calls} != {short_name(own.dtype)}:
+        return "Hint: which dtype is sent?"
+    return "Hint: how many steps are there, and how long is the message of each?"
 
 
-def judge_tree(calls_of: dict[int, list[instrumentation.Call]], src: int, each_bytes: int, said: str) -> None:
+def judge_tree(calls_of: dict[int, list[instrumentation.Call]], src: int, each_bytes: int, context: str) -> None:
     size, sends = len(calls_of), {}
     for rank, calls in calls_of.items():
-        refuse_others(rank, calls, instrumentation.POINT_TO_POINT, "Look at: send and recv are all it takes.")
+        refuse_others(rank, calls, instrumentation.POINT_TO_POINT, "Sends and receives are enough.")
         sends[rank] = [call for call in calls if call.op == "send"]
         if len(calls) - len(sends[rank]) > (rank != src):
-            raise Wrong({rank: f"{said}: received too often"}, "Look at: who has the tensor already?")
+            times = f"{len(calls) - len(sends[rank])} time{'s' if len(calls) - len(sends[rank]) > 1 else ''}"
+            message = f"{context}: this rank received {times}; expected {int(rank != src)}"
+            raise Wrong({rank: message}, "Hint: which ranks already have the tensor?")
     all_bytes = sum(call.payload_bytes for calls in sends.values() for call in calls)
     if (sum(map(len, sends.values())), all_bytes) != (size - 1, each_bytes * (size - 1)):
         raise Wrong(
-            {rank: f"{said}: sent {describe_calls(calls)}" for rank, calls in sends.items()},
-            f"Expected: {size - 1} messages of {each_bytes} bytes in all. Look at: who still lacks the tensor?",
+            {rank: f"{context}: sent {describe_calls(calls)}" for rank, calls in sends.items()},
+            f"All ranks together should send {size - 1} messages of {each_bytes} bytes. "
+            "Hint: which ranks do not have the tensor yet?",
         )
     took, rounds = count_rounds(sends, src), math.ceil(math.log2(size))
     if took > rounds:
         raise Wrong(
-            {rank: f"{said}: sent to {_listed([c.partner for c in calls])}" for rank, calls in sends.items()},
-            f"That takes {took} rounds; expected {rounds}. Look at: who has the tensor, and stands idle?",
+            {rank: f"{context}: sent to {_listed([c.partner for c in calls])}" for rank, calls in sends.items()},
+            f"That takes {took} rounds; expected {rounds}. Hint: which ranks have the tensor and do not send it?",
         )
 
 
 def _listed(partners: list[int]) -> str:
-    return f"rank {', then '.join(map(str, partners))}" if partners else "nobody"
+    return f"rank {', then '.join(map(str, partners))}" if partners else "no rank"
 
 
 def count_rounds(sends: dict[int, list[instrumentation.Call]], src: int) -> int:
-    """How many rounds it takes until all have the tensor, if a rank sends one message in each."""
+    """Count the rounds until all ranks have the tensor, if each rank sends one message per round."""
     has_it_after, waiting = {src: 0}, [src]
     while waiting:
         sender = waiting.pop()
@@ -118,18 +121,18 @@ def count_rounds(sends: dict[int, list[instrumentation.Call]], src: int) -> int:
     return max(has_it_after.values())
 
 
-def judge_turns(calls_of: list[list[instrumentation.Call]], said: str) -> None:
-    """What each rank launched, in this order, taken as calls that wait for the other side."""
+def judge_turns(calls_of: list[list[instrumentation.Call]], context: str) -> None:
+    """Check the number of turns that the launches of each rank take if every call waits for the other side."""
     most = 2 if len(calls_of) % 2 == 0 else 3
     took = count_turns([[(call.op, call.partner) for call in calls] for calls in calls_of])
     if took is None or took > most:
-        order = {rank: f"{said}: {', then '.join(map(str, calls))}" for rank, calls in enumerate(calls_of)}
-        says = f"That takes {took} turns; expected {most}." if took else "If each call waited, that would never end."
-        raise Wrong(order, f"{says} Look at: which ranks can be in a message in the very first turn?")
+        order = {rank: f"{context}: {', then '.join(map(str, calls))}" for rank, calls in enumerate(calls_of)}
+        problem = f"That takes {took} turns; expected {most}." if took else "If each call waited, that would hang."
+        raise Wrong(order, f"{problem} Hint: which ranks can send or receive in the very first turn?")
 
 
 def count_turns(orders: list[list[tuple[str, int]]]) -> int | None:
-    """In how many turns all messages are done, if a rank is in one message at a time. None: they never are."""
+    """Count the turns until all messages complete if a rank takes part in one at a time; None if they hang."""
     orders, turns = [list(order) for order in orders], 0
     while any(orders):
         heads = {rank: order[0] for rank, order in enumerate(orders) if order}

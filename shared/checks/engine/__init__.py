@@ -1,1 +1,1 @@
-"""What every lab's checks are made of: exercises and verdicts, candidates, comparisons, training runs, hints."""
+"""What all checks share: exercises, verdicts, comparisons, training runs and hints."""

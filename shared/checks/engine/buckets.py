@@ -1,7 +1,7 @@
-"""Which gradients travel together, and in how many bytes: the plan, and a step's messages judged by it.
+"""Compute which gradients belong into which bucket, and check the messages of a step against that.
 
-The rule: trainable parameters in reverse order; each goes into the bucket that was opened last for its dtype and
-device, or, where it does not fit, into a new one. Buckets are launched in the order in which they were opened.
+Trainable parameters are assigned in reverse order. Each goes into the bucket that was opened last for its dtype and
+device or, if it does not fit, into a new one. Buckets are launched in the order in which they were opened.
 """
 
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from shared.wire import instrumentation
 
 MB = 2**20
 FIRST_BUCKET_MB = 1.0
-LOOK_AT_ORDER = "Look at: which gradients does backward() complete first?"
-LOOK_AT_CAP = "Look at: when is a bucket closed, before or after the parameter that does not fit?"
+HINT_ON_ORDER = "Hint: which gradients does backward() complete first?"
+HINT_ON_CAP = "Hint: is a bucket closed before or after the parameter that does not fit is added?"
 
 
 @dataclass(frozen=True)
 class Message:
-    """What a bucket is on the wire."""
+    """A bucket as it is sent."""
 
     dtype: str
     nbytes: int
@@ -31,16 +31,16 @@ class Message:
 def plan(parameters, bucket_cap_mb: float = 25.0, first_bucket_mb: float = FIRST_BUCKET_MB) -> list[list[nn.Parameter]]:
     """Split trainable parameters into buckets, in the order in which they are opened."""
     buckets: list[list[nn.Parameter]] = []
-    opened: dict[tuple, list[int]] = {}  # by dtype and device, the places of its buckets
+    opened: dict[tuple, list[int]] = {}  # by dtype and device, the indices of its buckets
     for parameter in list(parameters)[::-1]:
         if not parameter.requires_grad:
             continue
-        places = opened.setdefault((parameter.dtype, parameter.device), [])
-        cap = MB * (bucket_cap_mb if len(places) > 1 else min(first_bucket_mb, bucket_cap_mb))
-        if not places or bytes_of(buckets[places[-1]]) + parameter.nbytes > cap:
-            places.append(len(buckets))
+        indices = opened.setdefault((parameter.dtype, parameter.device), [])
+        cap = MB * (bucket_cap_mb if len(indices) > 1 else min(first_bucket_mb, bucket_cap_mb))
+        if not indices or bytes_of(buckets[indices[-1]]) + parameter.nbytes > cap:
+            indices.append(len(buckets))
             buckets.append([])
-        buckets[places[-1]].append(parameter)
+        buckets[indices[-1]].append(parameter)
     return buckets
 
 
@@ -49,26 +49,35 @@ def bytes_of(bucket: list[nn.Parameter]) -> int:
 
 
 def messages_of(model: str, bucket_cap_mb: float = 25.0, dtype: torch.dtype = torch.float64) -> list[Message]:
-    """→ what a wrapper of this model sends in a step, in order"""
+    """Return the messages that a wrapper of this model sends in a step, in order."""
     buckets = plan(awkward.build(model, 0, dtype).parameters(), bucket_cap_mb)
     return [Message(str(bucket[0].dtype).removeprefix("torch."), bytes_of(bucket)) for bucket in buckets]
 
 
-def judge_messages(rank: int, calls: list[instrumentation.Call], want: list[Message], said: str) -> None:
-    """said: what was tried, a model and a cap.
+def judge_messages(rank: int, calls: list[instrumentation.Call], expected: list[Message], context: str) -> None:
+    """Check that the calls are one all-reduce per bucket, in order, each with the bucket's dtype and bytes.
 
-    Raises: Wrong unless the calls are one all_reduce per bucket, in order, with its dtype and bytes.
+    Args:
+        rank: The rank.
+        calls: What it sent.
+        expected: The messages of the buckets.
+        context: What was tried: a model and a cap.
+
+    Raises:
+        Wrong: If not.
     """
     found = [Message(call.dtype, call.payload_bytes) for call in calls]
     other = sorted({call.op for call in calls} - {"all_reduce"})
-    if found == want and not other:
+    if found == expected and not other:
         return
-    evidence = f"{said}: {describe_messages(calls)}; expected {len(want)} all_reduce, of {_sizes(want)} bytes"
-    raise Wrong({rank: evidence}, _cause(found, want, other))
+    evidence = (
+        f"{context}: {describe_messages(calls)}; expected {len(expected)} all_reduce, of {_sizes(expected)} bytes"
+    )
+    raise Wrong({rank: evidence}, _cause(found, expected, other))
 
 
 def describe_messages(calls: list[instrumentation.Call]) -> str:
-    """Sum up messages, with the size of each where they are few: `3 messages (all_reduce), of 24, 96 and 8 bytes`."""
+    """Summarize calls, with their sizes if there are few: `3 messages (all_reduce), of 24, 96 and 8 bytes`."""
     if not 0 < len(calls) < 9:
         return describe_calls(calls)
     sizes = _sizes([Message(call.dtype, call.payload_bytes) for call in calls])
@@ -76,39 +85,39 @@ def describe_messages(calls: list[instrumentation.Call]) -> str:
 
 
 def said_cap(model: str, bucket_cap_mb: float | None = None) -> str:
-    """Name a model and a cap to a student."""
+    """Describe a model and a cap to a student."""
     cap = "the default cap" if bucket_cap_mb is None else f"bucket_cap_mb={f'{bucket_cap_mb:f}'.rstrip('0')}"
     return f"{awkward.said(model)}, {cap}" + ("" if bucket_cap_mb is None else f" ({bucket_cap_mb * MB:,.0f} bytes)")
 
 
 def _sizes(messages: list[Message]) -> str:
-    """List sizes, with the dtype where there are several."""
+    """List the sizes of messages, with their dtypes if there are several."""
     several = len({message.dtype for message in messages}) > 1
     texts = [f"{each.nbytes:,}" + (f" ({each.dtype})" if several else "") for each in messages]
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
 
 
-def _cause(found: list[Message], want: list[Message], other: list[str]) -> str:
-    """Recognise the usual mistakes by number, order, dtype and size of the messages."""
-    total, wanted = sum(each.nbytes for each in found), sum(each.nbytes for each in want)
+def _cause(found: list[Message], expected: list[Message], other: list[str]) -> str:
+    """Recognize the usual mistakes by number, order, dtype and size of the messages."""
+    total, expected_total = sum(each.nbytes for each in found), sum(each.nbytes for each in expected)
     if other:
-        return "Look at: which single collective leaves the sum on every rank?"
+        return "Hint: which single collective gives every rank the sum?"
     if not found:
-        return "Look at: what does finish_gradient_sync() launch?"
-    if {each.dtype for each in found} != {each.dtype for each in want}:
-        return "Look at: in which dtype does each gradient travel, and may one flat tensor hold two dtypes?"
-    if total > wanted:
-        return "Look at: is each trainable parameter in one bucket, once, and nothing else in it?"
-    if total < wanted:
-        if found == want[: len(found)]:
-            return "The first ones are right. Look at: what becomes of a bucket that is not full at the end?"
-        return "Look at: which parameters are in no bucket?"
-    if sorted(found, key=repr) == sorted(want, key=repr):
-        return "The sizes are right, their order is not. Look at: in which order are the buckets opened, and launched?"
+        return "Hint: what does finish_gradient_sync() launch?"
+    if {each.dtype for each in found} != {each.dtype for each in expected}:
+        return "Hint: in which dtype is each gradient sent, and can one flat tensor hold two dtypes?"
+    if total > expected_total:
+        return "Hint: is each trainable parameter in exactly one bucket, and does a bucket hold anything else?"
+    if total < expected_total:
+        if found == expected[: len(found)]:
+            return "The first messages are right. Hint: what happens to the last bucket if it is not full?"
+        return "Hint: which parameters are in no bucket?"
+    if sorted(found, key=repr) == sorted(expected, key=repr):
+        return "The sizes are right, but their order is not. Hint: in which order are buckets opened and launched?"
     if len(found) == 1:
-        return "Look at: what does bucket_cap_mb do? And how large may the first bucket be?"
-    if len(found) > len(want):
-        return "Look at: how many gradients travel in one message, and when is a new bucket opened?"
-    if max(each.nbytes for each in found) > max(each.nbytes for each in want) or len(found) < len(want):
-        return f"{LOOK_AT_CAP} And how large may the first one be?"
-    return LOOK_AT_ORDER
+        return "Hint: what does bucket_cap_mb do? And how large may the first bucket be?"
+    if len(found) > len(expected):
+        return "Hint: how many gradients are sent in one message, and when is a new bucket opened?"
+    if max(each.nbytes for each in found) > max(each.nbytes for each in expected) or len(found) < len(expected):
+        return f"{HINT_ON_CAP} And how large may the first bucket be?"
+    return HINT_ON_ORDER

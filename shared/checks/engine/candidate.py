@@ -1,4 +1,4 @@
-"""The rank's side of a check: find the student's piece, give it to a probe."""
+"""Find the student's class or function on a rank and call a probe with it."""
 
 import importlib
 import importlib.util
@@ -12,45 +12,52 @@ from shared.checks.engine import parcel
 from shared.ranks import rankside
 from shared.wire import instrumentation
 
-SOLUTIONS = "solutions"  # the package that holds what earlier chapters built
+SOLUTIONS = "solutions"  # the package with the modules that earlier chapters built
 
 
 class PieceMissing(Exception):
-    """The piece is not defined where the check looks for it."""
+    """The error for a piece that is not defined where the check looks for it."""
 
 
 def probe(names: tuple[str, ...], path: str | None, probe_fn, args: tuple) -> bytes:
-    """Call probe_fn(the piece, *args) on this rank. → what it gives back, packed"""
+    """Call probe_fn(piece, *args) on this rank and return its pickled result."""
     found = find(names, path)
-    instrumentation.reset()  # so that a report counts this try's collectives from 1
+    instrumentation.reset()  # so that a report counts the collectives of this attempt from 1
     try:
         packed = parcel.pack(probe_fn(found, *args))
         if not torch.is_grad_enabled():
-            raise AssertionError("it leaves gradients switched off: whatever comes next cannot be trained")
+            raise AssertionError("after the call, gradients are still disabled, so nothing after it can be trained")
     finally:
         torch.set_grad_enabled(True)
     return packed
 
 
 def find(names: tuple[str, ...], path: str | None):
-    """Give back the student's object of the first of these names, from a file or from this rank's namespace.
+    """Return the student's object with the first of these names that is defined.
 
-    Raises: PieceMissing; AssertionError for a piece that is not the student's own.
+    Args:
+        names: The names.
+        path: The student's file; None looks in this rank's namespace.
+
+    Raises:
+        PieceMissing: If none of the names is defined.
+        AssertionError: If the object was imported from the solutions or from torch.
     """
     namespace = get_ipython().user_ns if path is None else vars(_load(path))
     piece = next((name for name in names if name in namespace), None)
     if piece is None:
-        place = "on the ranks: run the %%ranks cell that defines it" if path is None else f"in {Path(path).name}"
-        raise PieceMissing(f"{names[0]} is not defined {place}")
+        where = "on the ranks: run the %%ranks cell that defines it" if path is None else f"in {Path(path).name}"
+        raise PieceMissing(f"{names[0]} is not defined {where}")
     found = namespace[piece]
     origin = getattr(found, "__module__", "") or ""
-    if origin.split(".")[0] in (SOLUTIONS, "torch"):
-        raise AssertionError(f"{piece} comes from {origin}: write it by hand")
+    package = origin.split(".")[0]
+    if package == "torch" or (package == SOLUTIONS and not _is_a_solution(path)):
+        raise AssertionError(f"{piece} is imported from {origin}: write it by hand")
     return found
 
 
 def device_here() -> torch.device:
-    """Give back the device of this rank."""
+    """Return the device of this rank."""
     return torch.device(rankside.here.device)
 
 
@@ -59,15 +66,22 @@ def earlier_piece(module: str, name: str):
     return getattr(importlib.import_module(f"{SOLUTIONS}.{module}"), name)
 
 
+def _is_a_solution(path: str | None) -> bool:
+    """Tell whether a file is one of our solutions, which may import a piece from another module of the same lab."""
+    spec = importlib.util.find_spec(SOLUTIONS)
+    folders = spec.submodule_search_locations if spec else []
+    return path is not None and Path(path).resolve().parent in [Path(folder).resolve() for folder in folders]
+
+
 def names_in(path: str) -> list[str]:
-    """List what a candidate's file defines."""
+    """List the names that a student's file defines."""
     return list(vars(_load(path)))
 
 
 def _load(path: str):
-    """Load a file as a fresh module, so that one probe leaves nothing behind for the next."""
+    """Load a file as a fresh module, so that no state is carried over from one probe to the next."""
     spec = importlib.util.spec_from_file_location("candidate", path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules["candidate"] = module  # pickle and deepcopy look classes up by it
+    sys.modules["candidate"] = module  # pickle and deepcopy look up classes here
     spec.loader.exec_module(module)
     return module

@@ -1,21 +1,19 @@
-"""Comparing what ranks computed with what one process did, and guessing the cause from the pattern."""
+"""Compare what ranks compute with what one process computes, and guess the cause of a difference from its pattern."""
 
 import torch
 
 from shared.checks.engine.framework import Wrong
 from shared.checks.models import awkward
 
-# Both sides add the same few dozen float64 numbers, in another order: each addition may round by
-# 1.1e-16 of its size, so 1e-10 of the largest value is thousands of roundings away.
+# Both sides add the same few dozen float64 values in different orders. Each addition may round by 1.1e-16 of its size,
+# so an error of 1e-10 of the largest value is thousands of times larger than rounding.
 RELATIVE_TOLERANCE = 1e-10
 
-_NOTHING_OF_OTHERS = (
-    "It is what this rank had before: nothing of the others' is in it. Look at: where is the result put?"
-)
+_OWN_VALUE = "It is still this rank's own value. Hint: where is the result of the collective stored?"
 
 
 def describe_calls(calls: list) -> str:
-    """Sum up messages: `3 messages (all_reduce), 96 bytes`."""
+    """Summarize calls: `3 messages (all_reduce), 96 bytes`."""
     if not calls:
         return "no message"
     kinds = ", ".join(sorted({call.op for call in calls}))
@@ -24,57 +22,68 @@ def describe_calls(calls: list) -> str:
 
 
 def tolerance_of(tensors) -> float:
-    """float32 rounds at 6e-8 of a number's size: 1e-5 is a hundred roundings away.
+    """Return the tolerance for a model: 1e-5 if any of it is float32, which is a hundred roundings of 6e-8.
 
-    tensors: all of a model's, because one float32 parameter rounds what the others' gradients are computed from.
+    Args:
+        tensors: All of the model's tensors. One float32 parameter rounds the values from which the gradients of all
+            others are computed.
     """
     in_float32 = any(tensor is not None and tensor.dtype == torch.float32 for tensor in tensors)
     return 1e-5 if in_float32 else RELATIVE_TOLERANCE
 
 
-def close(found: torch.Tensor, want: torch.Tensor, tolerance: float = RELATIVE_TOLERANCE) -> bool:
-    if want.dtype == torch.bool:  # a buffer
-        return torch.equal(found, want)
-    scale = max(1.0, want.abs().max().item()) if want.numel() else 1.0
-    return found.shape == want.shape and bool(((found.double() - want.double()).abs() <= tolerance * scale).all())
+def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = RELATIVE_TOLERANCE) -> bool:
+    if expected.dtype == torch.bool:  # a buffer
+        return torch.equal(found, expected)
+    scale = max(1.0, expected.abs().max().item()) if expected.numel() else 1.0
+    return found.shape == expected.shape and bool(
+        ((found.double() - expected.double()).abs() <= tolerance * scale).all()
+    )
 
 
-def first_difference(found: torch.Tensor, want: torch.Tensor, tolerance: float = RELATIVE_TOLERANCE) -> str:
-    """Say where two tensors differ first: `element 13 is 0.0, expected −0.41`."""
-    if found.shape != want.shape:
-        return f"the shape is {list(found.shape)}, expected {list(want.shape)}"
-    scale = max(1.0, want.double().abs().max().item())
-    off = (found.double() - want.double()).abs().flatten() > tolerance * scale
+def first_difference(found: torch.Tensor, expected: torch.Tensor, tolerance: float = RELATIVE_TOLERANCE) -> str:
+    """Describe the first difference between two tensors: `element 13 is 0.0, expected −0.41`."""
+    if found.shape != expected.shape:
+        return f"the shape is {list(found.shape)}, expected {list(expected.shape)}"
+    scale = max(1.0, expected.double().abs().max().item())
+    off = (found.double() - expected.double()).abs().flatten() > tolerance * scale
     if not off.any() and found.isfinite().all():
         return "equal"
-    place = int(off.nonzero()[0]) if off.any() else int((~found.isfinite()).flatten().nonzero()[0])
-    was, expected = found.flatten()[place].item(), want.flatten()[place].item()
-    if f"{was:.6g}" == f"{expected:.6g}":
-        return f"element {place} is {expected:.6g}, but off by {abs(was - expected):.0e}"
-    return f"element {place} is {was:.6g}, expected {expected:.6g}"
+    index = int(off.nonzero()[0]) if off.any() else int((~found.isfinite()).flatten().nonzero()[0])
+    value, expected_value = found.flatten()[index].item(), expected.flatten()[index].item()
+    if f"{value:.6g}" == f"{expected_value:.6g}":
+        return f"element {index} differs from {expected_value:.6g} by {abs(value - expected_value):.0e}"
+    return f"element {index} is {value:.6g}, expected {expected_value:.6g}"
 
 
 def by_rank(found: list[dict], what: str, members: list[int] | None = None) -> dict[int, dict]:
     return {rank: found[rank][what] for rank in members or range(len(found))}
 
 
-def judge_gradients(found: dict[int, dict], want: dict, local: dict[int, dict], context: str) -> None:
-    """Compare every rank's gradients with one process's; name the likely cause where the values betray it.
+def judge_gradients(found: dict[int, dict], reference: dict, local: dict[int, dict], context: str) -> None:
+    """Compare every rank's gradients with those of one process, and hint at the likely cause of a difference.
 
-    found: by global rank, after synchronisation; local: by global rank, what its own samples alone give.
-    Raises: Wrong.
+    Args:
+        found: The gradients after synchronization, by global rank.
+        reference: The gradients of one process.
+        local: The gradients of each rank's own samples, by global rank.
+        context: What was tried.
+
+    Raises:
+        Wrong: If a gradient differs.
     """
-    wrong, hints, tolerance = {}, [], tolerance_of(want.values())
+    wrong, hints, tolerance = {}, [], tolerance_of(reference.values())
     for rank, gradients in found.items():
-        for name, expected in want.items():
+        for name, expected in reference.items():
             complaint = _complaint(gradients[name], expected, tolerance)
             if complaint:
                 wrong[rank] = f"{context}: {name}, {complaint}"
                 every = {other: gradients_of[name] for other, gradients_of in local.items()}
                 hint = _cause(gradients[name], expected, rank, every)
-                if hint == _NOTHING_OF_OTHERS and _some_averaged(gradients, want, local[rank], tolerance):
+                if hint == _OWN_VALUE and _some_averaged(gradients, reference, local[rank], tolerance):
                     hint = (
-                        "It is what this rank had before; others are the mean. Look at: in which message is this one?"
+                        "It is still this rank's own gradient, while others are averaged. "
+                        "Hint: which message contains this one?"
                     )
                 hints.append(hint)
                 break
@@ -82,81 +91,100 @@ def judge_gradients(found: dict[int, dict], want: dict, local: dict[int, dict], 
         raise Wrong(wrong, max(hints, key=len))
 
 
-def _some_averaged(found: dict, want: dict, own: dict, tolerance: float) -> bool:
-    """Is any gradient the mean over the ranks, which this rank could not have by itself?"""
-    pairs = [(found[name], want[name], own[name]) for name in want]
+def _some_averaged(found: dict, expected: dict, own: dict, tolerance: float) -> bool:
+    """Return whether any gradient is the mean over the ranks, and differs from this rank's own."""
+    pairs = [(found[name], expected[name], own[name]) for name in expected]
     tensors = [each for each in pairs if not any(tensor is None for tensor in each)]
     return any(close(was, mean, tolerance) and not close(alone, mean, tolerance) for was, mean, alone in tensors)
 
 
 def _complaint(found, expected, tolerance: float) -> str:
-    if expected is None:  # unused everywhere: None, or the zeros that its None counts as
-        return "" if found is None or not found.any() else "no sample uses it, and still it is not zero"
+    if expected is None:  # no rank uses the parameter: its gradient may be None or zeros
+        return "" if found is None or not found.any() else "no sample uses it, but its gradient is not zero"
     if found is None:
         return "is None" if expected.any() else ""
     return "" if close(found, expected, tolerance) else first_difference(found, expected, tolerance)
 
 
 def _cause(found, expected, rank: int, every: dict) -> str:
-    """Recognise the usual mistakes by their values. every: by rank, what it had before."""
+    """Recognize the usual mistakes by their values.
+
+    Args:
+        found: The gradient after synchronization.
+        expected: The mean over the ranks.
+        rank: The rank.
+        every: The gradient of each rank's own samples, by rank.
+    """
     world_size, own = len(every), every[rank]
     if found is None or expected is None:
         if own is None and any(theirs is not None for theirs in every.values()):
-            return "Look at: what happens to a parameter whose grad is None on this rank, but not on another?"
-        return "Look at: what became of the .grad that backward() left?"
+            return "Hint: what happens to a parameter whose grad is None on this rank, but not on another one?"
+        return "Hint: what happened to the .grad that backward() computed?"
     if found.shape != expected.shape:
         return ""
     if world_size == 1:
-        return "On one rank the mean is what backward() left. Look at: what changes it?"
+        return "On one rank, the mean is the gradient that backward() computed. Hint: which line changes it?"
     if close(found, expected * world_size):
-        return f"It is exactly {world_size} times too large. Look at: summed, or averaged? And in place?"
+        return f"It is exactly {world_size} times too large. Hint: is it summed or averaged? And is that done in place?"
     if close(found, expected / world_size):
-        return f"It is exactly {world_size} times too small. Look at: how often is it divided?"
+        return f"It is exactly {world_size} times too small. Hint: how many times is it divided?"
     if own is not None and close(found, own):
-        return _NOTHING_OF_OTHERS
+        return _OWN_VALUE
     if own is not None and close(found, own / world_size):
-        return "It is what this rank had, divided, and nothing of the others'. Look at: which tensor was sent?"
+        return "It is this rank's own gradient divided by the world size. Hint: which tensor is sent?"
     for other, theirs in every.items():
         if theirs is not None and close(found, theirs):
-            return f"It is what rank {other} had, not the mean over the ranks."
+            return f"It is rank {other}'s gradient, not the mean over the ranks."
     if close(found, expected, 1e-5):
-        return "It is close, but float64 could be closer. Look at: does a float32 come in?"
+        return "It is close, but not as precise as float64. Hint: is anything converted to float32?"
     if not found.any():
-        return "It is all zeros. Look at: was it overwritten, or never filled?"
-    return "Look at: which tensor is sent, and what is done with what arrives?"
+        return "It is all zeros. Hint: was it overwritten, or was it never filled?"
+    return "Hint: which tensor is sent, and what happens to the result?"
 
 
-def judge_state(states: dict[int, dict], want: dict, source: int) -> None:
-    """Compare every rank's parameters and buffers, by global rank, bit by bit with the source's.
+def judge_state(states: dict[int, dict], reference: dict, source: int) -> None:
+    """Compare the bits of every rank's parameters and buffers with those of the source rank.
 
-    Raises: Wrong.
+    Args:
+        states: The parameters and buffers, by global rank.
+        reference: Those of the source rank.
+        source: The source rank.
+
+    Raises:
+        Wrong: If a tensor differs.
     """
     wrong, names = {}, set()
     for rank, state in states.items():
-        for name, expected in want.items():
+        for name, expected in reference.items():
             if not torch.equal(state[name], expected):
                 wrong[rank] = f"{name}: {first_difference(state[name].double(), expected.double(), 0.0)}"
                 names.add(name)
                 break
     if wrong:
         raise Wrong(
-            wrong, f"Expected: what rank {source}, the group's first, had. {_HINTS_ON_STATE.get(min(names), '')}"
+            wrong,
+            f"Every rank must have the values of rank {source}, the group's first rank. "
+            f"{_HINTS_ON_STATE.get(min(names), '')}".strip(),
         )
 
 
-_HINTS_ON_STATE = {  # by the first tensor that is wrong, where that betrays what was left out
-    "first.bias": "This parameter is frozen. Look at: does a forward use it?",
-    "scale": "This is a buffer. Look at: what else than parameters does a module hold?",
-    "shift": "This is a buffer that state_dict() leaves out. Look at: where does a module list all of them?",
+_HINTS_ON_STATE = {  # by the name of the first wrong tensor, which shows what was left out
+    "first.bias": "This parameter is frozen. Hint: does forward use frozen parameters?",
+    "scale": "This is a buffer. Hint: what does a module hold besides parameters?",
+    "shift": "This is a buffer that state_dict() leaves out. Hint: which method of a module lists all buffers?",
 }
 
 
 def refuse_frozen_gradients(found: dict[int, dict], model: str) -> None:
-    """Raises: Wrong where a frozen parameter has got a gradient."""
+    """Check that no frozen parameter has a gradient.
+
+    Raises:
+        Wrong: If one has.
+    """
     wrong = {
-        rank: f"{awkward.said(model)}: {result['frozen'][0]} is frozen and has a .grad now, not None"
+        rank: f"{awkward.said(model)}: {result['frozen'][0]} is frozen, but its .grad is not None"
         for rank, result in found.items()
         if result["frozen"]
     }
     if wrong:
-        raise Wrong(wrong, "Look at: what would weight decay do to it?")
+        raise Wrong(wrong, "Hint: what would weight decay do to a frozen parameter whose .grad is zeros?")

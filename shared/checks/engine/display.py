@@ -1,4 +1,4 @@
-"""How verdicts look: a small table in a notebook, the same words as plain text elsewhere."""
+"""Display verdicts: as a small table in a notebook, and with the same words as plain text elsewhere."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from shared.tables.rendering import render
 
 
 def as_text(verdicts: list[Verdict]) -> str:
-    """Write verdicts as lines: what was checked, and under a failure the evidence and the hint."""
+    """Return verdicts as lines of text. The evidence and the hint follow a failed check."""
     lines = []
     for verdict in said_once(verdicts):
         where = f" ({_where(verdict)})" if verdict.world_sizes else ""
@@ -20,21 +20,21 @@ def as_text(verdicts: list[Verdict]) -> str:
 
 
 def said_once(verdicts: list[Verdict]) -> list[Verdict]:
-    """One mistake may fail every check in the same words: say them at the first."""
-    said: dict[tuple, str] = {}
+    """Replace repeated evidence by a reference to the first check that gives it, as one mistake may fail them all."""
+    first_checks: dict[tuple, str] = {}
     shown = []
     for verdict in verdicts:
         words = (verdict.exercise, verdict.evidence, verdict.hint)
-        if verdict.evidence and words in said:
-            verdict = replace(verdict, evidence=f"as in: {said[words]}", hint="")
+        if verdict.evidence and words in first_checks:
+            verdict = replace(verdict, evidence=f"the same as for the check “{first_checks[words]}”", hint="")
         else:
-            said[words] = verdict.check
+            first_checks[words] = verdict.check
         shown.append(verdict)
     return shown
 
 
 def as_html(verdicts: list[Verdict]) -> str:
-    """Write verdicts as a table. Sign and words carry the meaning, color only helps."""
+    """Return verdicts as an HTML table. The sign and the words carry the meaning, so color is not needed."""
     return render(__package__, "verdicts.html", verdicts=said_once(verdicts), sign=_sign, where=_where)
 
 

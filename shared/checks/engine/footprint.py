@@ -1,6 +1,6 @@
-"""How many bytes of tensors live on this rank: a wrapper that keeps a second copy of the gradients shows.
+"""Count the bytes of tensors on this rank, so that a second copy of the gradients is noticed.
 
-Whatever Python can reach is counted, in whichever attribute, closure or list it is kept.
+Everything that Python can reach is counted, whichever attribute, closure or list refers to it.
 """
 
 import contextlib
@@ -17,13 +17,13 @@ from shared.checks.engine.volume import trainable_bytes
 from shared.checks.models import awkward
 from shared.deadlines import scaled
 
-_SETTLES_WITHIN_S = scaled(1.0)  # gloo's threads let go of a message's tensor a little after it is done
-LEAST_HIDDEN_BYTES = 4096  # of an array; programs have many small ones
-PADDING_BYTES = 64  # per parameter: some align each gradient
+_SETTLES_WITHIN_S = scaled(1.0)  # gloo's threads release the tensor of a message shortly after it completes
+LEAST_HIDDEN_BYTES = 4096  # smaller arrays are ignored, because every program has many of them
+PADDING_BYTES = 64  # per parameter, because some implementations align each gradient
 
 
 def probe_footprint(wrapper, model: str, options: dict, least_bytes: int, seed: int, x, y) -> dict:
-    """Train two steps. → the bytes that have come since the module was built, and those of the gradients' storages"""
+    """Train three steps. Returns the bytes that are held besides the module, and those of the gradients' storages."""
     module = awkward.build(model, seed).to(device_here())
     x, y = x.to(device_here()), y.to(device_here())
     before_bytes = living_bytes()
@@ -44,7 +44,7 @@ def _with_gradient(module) -> list:
 
 
 def living_bytes() -> int:
-    """Add up all storages on this rank's device, each once."""
+    """Add up the bytes of all storages on this rank's device, each counted once."""
     gc.collect()
     found = {}
     for thing in gc.get_objects():
@@ -57,9 +57,9 @@ def living_bytes() -> int:
 
 @contextlib.contextmanager
 def only_what_comes():
-    """Let counts leave out what is there already.
+    """Exclude all objects that already exist from counts, and leave them excluded afterwards.
 
-    That stays frozen: the ranks' server has frozen all that it imported, and a count that saw it would take a second.
+    The ranks' server has already frozen everything that it imported. A count of those objects would take a second.
     """
     gc.collect()
     gc.freeze()
@@ -67,7 +67,7 @@ def only_what_comes():
 
 
 def hidden_bytes() -> int:
-    """Add up what is no tensor but may have the numbers of one: arrays, bytes, storages. In only_what_comes()."""
+    """Add up arrays, bytes and storages, which may hold elements without being tensors. Use it in only_what_comes()."""
     here = gc.get_objects()
     seen = {each.untyped_storage()._cdata for each in here if issubclass(type(each), torch.Tensor)}
     things = {id(thing): thing for thing in gc.get_referents(*here)}.values()
@@ -78,7 +78,7 @@ def hidden_bytes() -> int:
 
 
 def settled_bytes(most_bytes: float, before_bytes: int) -> int:
-    """Wait a little where more than expected lives. → bytes that live now and did not before"""
+    """Return the bytes of tensors that did not exist before, after a short wait if they are more than expected."""
     began_s, held_bytes = time.perf_counter(), living_bytes() - before_bytes
     while held_bytes > most_bytes and time.perf_counter() - began_s < _SETTLES_WITHIN_S:
         time.sleep(0.01)
@@ -87,15 +87,21 @@ def settled_bytes(most_bytes: float, before_bytes: int) -> int:
 
 
 def judge_footprint(attempt: Attempt, model: str, options: dict, context: str) -> None:
-    """Raises: Wrong where more than one copy of the gradients is held from step to step."""
+    """Check that only one copy of the gradients is held from step to step.
+
+    Raises:
+        Wrong: If a rank holds more bytes.
+    """
     draw, one_copy = Draw(attempt), trainable_bytes(model)
     most = one_copy + PADDING_BYTES * len(list(awkward.build(model, 0).parameters()))
     found = attempt.run(probe_footprint, model, options, most, per_rank=draw.per_rank)
     wrong = {
-        rank: f"{context}: after three steps {each['held']:,} bytes are held for gradients and buckets; "
-        f"the gradients are {one_copy:,} bytes"
-        for rank, each in enumerate(found)
-        if each["held"] > most
+        rank: f"{context}: after three steps, gradients and buckets hold {result['held']:,} bytes; "
+        f"expected {one_copy:,} bytes, the size of the gradients"
+        for rank, result in enumerate(found)
+        if result["held"] > most
     }
     if wrong:
-        raise Wrong(wrong, "Look at: is what has arrived copied out of the bucket, and what is the bucket kept for?")
+        raise Wrong(
+            wrong, "Hint: is the result copied out of the bucket? And does the bucket stay in memory after that?"
+        )

@@ -1,9 +1,10 @@
-"""Checks that are hard to fool: what an exercise is, how it is tried on ranks, how a verdict is said.
+"""Exercises, and how their checks run a student's code on ranks and report the verdicts.
 
-A check runs in the kernel. It draws fresh data, hands each rank only its own share, lets a *probe* use
-the student's piece there, and judges what comes back against one process that had all the data. A rank
-never holds what it would need to make up the answer, and the code that judges never runs beside the
-student's. (A student who attacks the process itself is another matter: grading needs a sandbox.)
+A check runs in the kernel. It draws fresh data and gives each rank only its own share. On the ranks, a *probe* calls
+the student's class or function (the *piece*) and returns the results. The check compares them with what one process
+computes from all the data. A rank never holds enough data to make up the answer, and the code that judges never runs
+in the same process as the student's. This does not stop a student who attacks the process itself, so grading also
+uses a sandbox.
 """
 
 import contextlib
@@ -22,23 +23,27 @@ from shared.ranks.diagnosis import name_ranks
 from shared.ranks.errors import CellFailed, RanksError
 
 CHECK_TIMEOUT_S = scaled(20.0)
-MOST_HANGS = 2  # a piece that hangs again and again need not be tried any further
+MOST_HANGS = 2  # after that many hangs, the remaining checks are skipped
 WORLD_SIZES = (1, 2, 3, 4)
-_LEFT_UNDER_WAY = "it left a message under way that nobody waits for, and the ranks had to be started again"
-_WAIT_AND_REDEFINE = (
-    "Look at: does every isend and irecv meet its wait()? Then run the cells that define your functions again."
-)
-RUN_AGAIN = "Then run every cell that defines something again."
+_HINT_ON_WAITS = "Hint: is wait() called on the work of every isend and irecv?"
+_LEFT_IN_FLIGHT = "your code left a transfer in flight that nothing waits for, and the ranks had to be restarted"
+_WAIT_AND_REDEFINE = f"{_HINT_ON_WAITS} Then run the cells that define your functions again."
+RUN_AGAIN = "Then run all your cells that define classes and functions again."
 NOT_WRITTEN = "it is not written yet"
 _UNWRITTEN = ("NotImplementedError: your code here", "NotImplementedError")
 _NOT_DONE = (
-    "the call came back, but then the ranks could not meet: a message that it launched is still under way, or was "
-    "dropped together with its work"
+    "the call returned, but the barrier after it did not complete: a transfer that it launched is still in flight, or "
+    "its work object was discarded before it completed"
 )
 
 
 class Wrong(Exception):
-    """What a check raises: the evidence (one text, or one per rank) and a hint that leads but does not solve."""
+    """The error that a failed check raises.
+
+    Args:
+        evidence: What was expected and what happened: one text, or one for each rank.
+        hint: A hint that points at the mistake without giving the answer.
+    """
 
     def __init__(self, evidence: str | dict[int, str], hint: str = ""):
         super().__init__(evidence)
@@ -48,16 +53,16 @@ class Wrong(Exception):
 
 
 class CheckFailed(RanksError):
-    """Raised in the notebook, after the verdicts are shown, when a check of an exercise failed."""
+    """The error that ends a notebook's cell, after the verdicts are displayed, when a check has failed."""
 
 
 class Unusable(RanksError):
-    """There is nothing to check: no such piece, or a file that does not load."""
+    """The error for a file that cannot be imported or does not define the piece to check."""
 
 
 @dataclass
 class Attempt:
-    """One try of the student's piece by one check, in a world of world_size ranks."""
+    """One run of a check, on `world_size` ranks."""
 
     piece: str
     path: str | None  # the candidate's file; None for the ranks' own namespace
@@ -76,11 +81,20 @@ class Attempt:
         context: str = "",
         targets: list[int] | None = None,
     ) -> list:
-        """Call probe(piece, *shared_args, *per_rank[rank]) on each rank of this world. → results in rank order
+        """Call probe(piece, *shared_args, *per_rank[rank]) on each rank of this world.
 
-        context: what is being tried, said before the evidence if it goes wrong.
-        targets: other ranks to run it on, such as one that stands by.
-        Raises: Wrong when the piece raises, hangs or kills its rank.
+        Args:
+            probe: The function that calls the student's piece on a rank.
+            shared_args: Arguments that are the same on all ranks.
+            per_rank: Further arguments, by rank.
+            context: What is being tried. It comes before the evidence if something goes wrong.
+            targets: Other ranks to run the probe on, such as one that is in no process group.
+
+        Returns:
+            What the probe returned, in rank order.
+
+        Raises:
+            Wrong: If the piece raises, hangs or kills its rank.
         """
         own = per_rank or [()] * self.world_size
 
@@ -95,7 +109,7 @@ class Attempt:
             if context and wrong.evidence != NOT_WRITTEN:
                 wrong.evidence = f"{context}: {wrong.evidence}"
             if failure.restarted and self.path is None:
-                wrong.evidence += "\nThe ranks were started again, and what you defined on them is gone."
+                wrong.evidence += "\nThe ranks were restarted, so your definitions on them are gone."
                 wrong.hint = f"{wrong.hint} {RUN_AGAIN}".strip()
                 wrong.hangs = MOST_HANGS
             raise wrong from None
@@ -111,16 +125,16 @@ class Check:
 
 @dataclass
 class Exercise:
-    """A piece that the student writes, and the checks it must pass. Call it in a notebook to run them."""
+    """A class or function that the student writes, and the checks it must pass. Call it in a notebook to run them."""
 
     number: str
     piece: str
-    optional: bool = False  # a step towards another piece: a file may leave it out
-    stands_in: str = ""  # the finished piece, which is tried where there is no such step
+    optional: bool = False  # a file need not define it, because it is a step towards another piece
+    stands_in: str = ""  # the finished piece, which is checked if this step is not defined
     checks: list[Check] = field(default_factory=list)
 
     def check(self, name: str, world_sizes: tuple[int, ...] = WORLD_SIZES):
-        """Register judge(attempt) as a check of this exercise; it raises Wrong, or returns."""
+        """Register judge(attempt) as a check of this exercise. It raises Wrong if the check fails."""
 
         def register(judge):
             self.checks.append(Check(name, judge, world_sizes))
@@ -129,26 +143,32 @@ class Exercise:
         return register
 
     def __call__(self) -> None:
-        """Check the piece that the ranks of this notebook hold.
+        """Check what the student has defined on the ranks of this notebook, and display the verdicts.
 
-        Raises: CheckFailed after showing every verdict.
+        Raises:
+            CheckFailed: If a check has failed.
         """
         verdicts = run_exercise(self)
         display.show(verdicts)
         progress.record(self, verdicts)
         failed = [verdict.check for verdict in verdicts if not verdict.passed]
         if failed:
-            raise CheckFailed(f"Exercise {self.number}, {self.piece}: not there yet ({', '.join(failed)}).")
+            checks = f"{len(failed)} check{'s' if len(failed) > 1 else ''} failed ({', '.join(failed)})"
+            raise CheckFailed(f"Exercise {self.number}, {self.piece}: not there yet, {checks}.")
 
 
 def run_exercise(exercise: Exercise, path: str | None = None, seed: int | None = None, only: str = "") -> list[Verdict]:
-    """Try one exercise's checks in every world size that they ask for and that the ranks allow.
+    """Run the checks of an exercise at every world size that they ask for and that there are ranks for.
 
-    only: the name of the one check to try.
+    Args:
+        exercise: The exercise.
+        path: The student's file; None checks what is defined on the ranks.
+        seed: Repeats the random choices of an earlier run.
+        only: The name of the only check to run; "" runs all of them.
     """
     seed = random.SystemRandom().randrange(2**31) if seed is None else seed
     checks = [check for check in exercise.checks if check.name == only or not only]
-    if not checks:  # another exercise checks the same piece by that name
+    if not checks:  # another exercise of the same piece has the check of that name
         return []
     found: dict[str, Wrong] = {}
     tried: dict[str, list[int]] = {check.name: [] for check in checks}
@@ -158,7 +178,7 @@ def run_exercise(exercise: Exercise, path: str | None = None, seed: int | None =
         return [check for check in checks if size in check.world_sizes and check.name not in found]
 
     sizes = [size for size in range(1, ranks.current().world_size + 1) if due(size)]
-    with _one_thread(), ranks.world(min(sizes, default=1)):  # which leaves all ranks in one group again
+    with _one_thread(), ranks.world(min(sizes, default=1)):  # afterwards, all ranks are in one group again
         for size in sizes:
             if not due(size) or hangs >= MOST_HANGS:
                 continue
@@ -166,7 +186,7 @@ def run_exercise(exercise: Exercise, path: str | None = None, seed: int | None =
                 ranks.current().regroup(list(range(size)))
             for check in due(size):
                 if path is None and ranks.current().starts != starts:
-                    break  # what the student defined on the ranks is gone
+                    break  # the student's definitions on the ranks are gone
                 if hangs >= MOST_HANGS:
                     break
                 tried[check.name].append(size)
@@ -177,13 +197,13 @@ def run_exercise(exercise: Exercise, path: str | None = None, seed: int | None =
                     found[check.name] = wrong
                     hangs += wrong.hangs
     if path is None and ranks.current().starts != starts and not found:
-        found[checks[0].name] = Wrong(_LEFT_UNDER_WAY, _WAIT_AND_REDEFINE)
+        found[checks[0].name] = Wrong(_LEFT_IN_FLIGHT, _WAIT_AND_REDEFINE)
     return [_verdict(exercise, check, tried[check.name], found.get(check.name)) for check in checks]
 
 
 @contextlib.contextmanager
 def _one_thread():
-    """Let the kernel judge on one thread: the ranks have the cores, and a second thread would spin for its turn."""
+    """Use one thread in the kernel: the ranks occupy the cores, and a second thread would spin while it waits."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -199,23 +219,23 @@ def _judge(check: Check, attempt: Attempt) -> Wrong | None:
         return wrong
     except RanksError:
         raise
-    except Exception as error:  # a piece may leave anything behind, None where a tensor should be
-        return Wrong(f"the piece left something that cannot be compared: {type(error).__name__}: {error}")
+    except Exception as error:  # the piece may return or store anything, such as None instead of a tensor
+        return Wrong(f"your code returned something that cannot be compared: {type(error).__name__}: {error}")
     return None
 
 
 def _verdict(exercise: Exercise, check: Check, tried: list[int], wrong: Wrong | None) -> Verdict:
     if not tried:
-        return Verdict(exercise.piece, check.name, False, (), "not tried any more")
+        return Verdict(exercise.piece, check.name, False, (), "this check did not run, because earlier ones failed")
     if wrong is None:
         return Verdict(exercise.piece, check.name, True, tuple(tried))
     return Verdict(exercise.piece, check.name, False, (tried[-1],), wrong.evidence, wrong.hint)
 
 
 def _from_failure(failure: CellFailed) -> Wrong:
-    """Say what a piece that raised, hung or died did, in the doctor's words."""
+    """Describe how a piece raised, hung or killed its rank, in the doctor's words."""
     errors = [outcome.error for outcome in failure.outcomes.values() if outcome.error]
-    # The first line: notes may follow. Torch raises the like, with words of its own.
+    # Only the first line counts, as notes may follow it. Torch raises NotImplementedError with other messages.
     if any(error["message"].split("\n")[0] in _UNWRITTEN for error in errors):
         return Wrong(NOT_WRITTEN, "Replace the line `raise NotImplementedError(…)` and run its cell again.")
     missing = next((error for error in errors if error["kind"] == "PieceMissing"), None)
@@ -223,30 +243,30 @@ def _from_failure(failure: CellFailed) -> Wrong:
         raise Unusable(missing["message"].split(": ", 1)[1])
     wrong = Wrong(failure.explanation.strip(), _hint_on(failure))
     if _waits_behind_the_call(failure):
-        wrong = Wrong(_NOT_DONE, "Look at: does every isend and irecv meet its wait()?")
+        wrong = Wrong(_NOT_DONE, _HINT_ON_WAITS)
     wrong.hangs = 1 if len(failure.case.outcomes) < len(failure.case.targets) else 0
     return wrong
 
 
 def _waits_behind_the_call(failure: CellFailed) -> bool:
-    """The ranks are past the student's lines, and hang in the barrier with which a check lets them meet again."""
+    """Return whether the ranks have left the student's code and hang in the barrier that the check runs after it."""
     found = [position for position in failure.case.positions.values() if position and position["busy"]]
     return bool(found) and all(p["call"] and p["call"]["op"] == "barrier" and not p["line"] for p in found)
 
 
 def _hint_on(failure: CellFailed) -> str:
-    """Point at the collective only where somebody waits in one, and nobody failed for a reason of their own."""
+    """Hint at collectives only if a rank is waiting in one and no rank has raised an error of its own."""
     if any(outcome.error for outcome in failure.case.outcomes.values()):
         return ""
     found = [position for position in failure.case.positions.values() if position]
-    if any(len(lane) > 1 for position in found for lane, _ in position["counts"]):  # messages between two ranks
-        return "Look at: who could begin? And does every isend and irecv meet its wait()?"
+    if any(len(lane) > 1 for position in found for lane, _ in position["counts"]):  # transfers between two ranks
+        return "Hint: which rank can send or receive first? And is wait() called on the work of every isend and irecv?"
     waits = any(position["busy"] and position["waits"] != "no" for position in found)
-    return "Look at: which ranks call this collective, and which never come to it?" if waits else ""
+    return "Hint: which ranks call this collective, and which never reach it?" if waits else ""
 
 
 def _merge(by_rank: dict[int, str]) -> str:
-    """Put equal evidence of several ranks in one line."""
+    """Merge equal evidence from several ranks into one line."""
     groups: dict[str, list[int]] = {}
     for rank, text in sorted(by_rank.items()):
         groups.setdefault(text, []).append(rank)

@@ -1,4 +1,4 @@
-"""Better words for a check that failed, where its own hint would lead astray: another cause lies below."""
+"""Replace the hint of a failed check where another mistake is the real cause."""
 
 import functools
 from collections.abc import Callable
@@ -9,7 +9,11 @@ Judge = Callable[[Attempt], None]
 
 
 def where_it_raises(hints: dict[str, str]) -> Callable[[Judge], Judge]:
-    """Give a judge hints for errors of the piece. hints: words of the error → hint"""
+    """Add hints for errors that the piece raises.
+
+    Args:
+        hints: The hints, by words of the error's message.
+    """
 
     def decorate(judge: Judge) -> Judge:
         @functools.wraps(judge)
@@ -28,14 +32,19 @@ def where_it_raises(hints: dict[str, str]) -> Callable[[Judge], Judge]:
 
 
 def give_hints(hints: dict[str, str], *exercises: Exercise) -> None:
-    """Give all checks of some exercises the same hints for errors of their pieces."""
+    """Add the same hints for raised errors to all checks of some exercises."""
     for exercise in exercises:
         for check in exercise.checks:
             check.judge = where_it_raises(hints)(check.judge)
 
 
 def begin_at(first: Judge, name: str) -> Callable[[Judge], Judge]:
-    """Let a judge that fails point at the check of that name, where `first` of it fails as well."""
+    """Point at a more basic check if it fails, too.
+
+    Args:
+        first: The judge of the more basic check.
+        name: The name of that check.
+    """
 
     def decorate(judge: Judge) -> Judge:
         @functools.wraps(judge)
@@ -44,7 +53,7 @@ def begin_at(first: Judge, name: str) -> Callable[[Judge], Judge]:
                 judge(attempt)
             except Wrong as wrong:
                 if wrong.evidence != NOT_WRITTEN and not wrong.hangs and _fails(first, attempt):
-                    wrong.hint = f"The check “{name}” fails too. Begin there."
+                    wrong.hint = f"The check “{name}” fails, too. Start with that one."
                 raise
 
         return judged
@@ -55,6 +64,6 @@ def begin_at(first: Judge, name: str) -> Callable[[Judge], Judge]:
 def _fails(judge: Judge, attempt: Attempt) -> bool:
     try:
         judge(attempt)
-    except Exception:  # Wrong, or the piece left something that cannot be compared
+    except Exception:  # Wrong, or an error while comparing what the piece returned
         return True
     return False

@@ -1,4 +1,4 @@
-"""A rank that comes late on purpose: it stands by until the others have done without it what they can."""
+"""Make one rank late on purpose: it waits until the other ranks have done everything they can do without it."""
 
 import contextlib
 import time
@@ -9,12 +9,16 @@ from shared.deadlines import scaled
 from shared.ranks import rankside
 from shared.wire import instrumentation
 
-PATIENCE_S = scaled(4.0)  # what a rank that would not wait for us needs a few milliseconds for
-LATE_S = scaled(0.05)  # and then: who takes what has not arrived has taken it by now
+PATIENCE_S = scaled(4.0)  # a rank that does not depend on the late one needs a few milliseconds
+LATE_S = scaled(0.05)  # after that: a rank that reads data before it has arrived has done so by then
 
 
 class Meeting:
-    """Ranks tell, in a store of their own, how far they are. name: used once only"""
+    """A meeting point in the store, where ranks report that they have arrived.
+
+    Args:
+        name: A name that is used only once.
+    """
 
     def __init__(self, name: str):
         self.store = dist.PrefixStore(name, rankside.here.store)
@@ -23,7 +27,7 @@ class Meeting:
         self.store.set(f"{dist.get_rank()}", "come")
 
     def missing(self) -> list[int]:
-        """Stand by until all others have come. → who had not when patience ended"""
+        """Wait until all other ranks have arrived, and return those that had not after PATIENCE_S."""
         missing = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
         began_s = time.monotonic()
         while missing and time.monotonic() - began_s < PATIENCE_S:
@@ -35,7 +39,7 @@ class Meeting:
 
 @contextlib.contextmanager
 def launches_unasked():
-    """A notebook's ranks ask one another before each launch whether they agree: so every launch waits for all ranks."""
+    """Disable mismatch detection, which makes every launch wait until all ranks have reached it."""
     questions = instrumentation.before_launch[:]
     instrumentation.before_launch.clear()
     try:

@@ -1,6 +1,6 @@
-"""Training loops as people write them: zero_grad() either way, and a rank that has nothing to do in some step.
+"""Training loops as people write them: with both kinds of zero_grad(), and with ranks that skip a backward.
 
-Every rank's wrapper is run through the same loop; the kernel computes each rank's own gradients, and their mean.
+Every rank runs its wrapper through the same loop. The kernel computes each rank's own gradients and their mean.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import judge_gradients
 from shared.checks.engine.framework import Attempt
 from shared.checks.engine.latecomers import Meeting, launches_unasked
-from shared.checks.engine.steps import Diary
+from shared.checks.engine.steps import EventLog
 from shared.checks.engine.training import Draw, descend, one_process
 from shared.checks.models import awkward
 from shared.wire import completion, instrumentation
@@ -18,20 +18,21 @@ from shared.wire import completion, instrumentation
 
 @dataclass(frozen=True)
 class Loop:
-    """How a wrapper is built and trained. set_to_none: of the zero_grad() before each step."""
+    """How a wrapper is built and trained."""
 
     model: str
-    set_to_none: tuple[bool, ...] = (True, True)
-    options: dict = field(default_factory=dict)  # keywords of the wrapper's constructor
-    idle: tuple[tuple[int, int], ...] = ()  # (rank, step) in which a rank runs no backward at all
+    set_to_none: tuple[bool, ...] = (True, True)  # of the zero_grad() before each step
+    options: dict = field(default_factory=dict)  # keyword arguments of the wrapper's constructor
+    idle: tuple[tuple[int, int], ...] = ()  # (rank, step) pairs in which the rank runs no backward
     late: int | None = None  # a rank that begins finish_gradient_sync() only when the others have launched `messages`
     messages: int = 0
-    token: int = 0  # another in every run
+    token: int = 0  # a different one in every run
 
 
 def probe_loop(wrapper, loop: Loop, rank: int, seed: int, x, y) -> dict:
-    """→ per step: gradients after finish_gradient_sync(), what was sent before and in it, what was waited for, and
-    who had not launched all messages when the late rank's patience ended
+    """Run the loop and return, for each step, the gradients, the collectives and waits, and the ranks that waited.
+
+    `missing` lists, on the late rank, the ranks that had not launched all their messages without it.
     """
     module = awkward.build(loop.model, seed).to(device_here())
     wrapped = wrapper(module, **loop.options)
@@ -42,14 +43,14 @@ def probe_loop(wrapper, loop: Loop, rank: int, seed: int, x, y) -> dict:
         with instrumentation.listening() as working:
             if (rank, step) not in loop.idle:
                 awkward.loss_of(wrapped, x, y).backward()
-        diary = Diary(("all_reduce",))
+        log = EventLog(("all_reduce",))
         with contextlib.ExitStack() as inside:
             missing = _in_company(inside, loop, rank, step)
-            inside.enter_context(completion.watching(diary))
-            finishing = inside.enter_context(instrumentation.listening(diary.launched, diary.waiting))
+            inside.enter_context(completion.watching(log))
+            finishing = inside.enter_context(instrumentation.listening(log.launched, log.waiting))
             wrapped.finish_gradient_sync()
         gradients = awkward.gradients_of(module)
-        events = {"working": working, "finishing": finishing, "events": diary.events, "missing": missing}
+        events = {"working": working, "finishing": finishing, "events": log.events, "missing": missing}
         found.append(events | {"gradients": gradients})
         descend(module.parameters())
         x = awkward.other_roads(x)
@@ -57,7 +58,7 @@ def probe_loop(wrapper, loop: Loop, rank: int, seed: int, x, y) -> dict:
 
 
 def _in_company(inside: contextlib.ExitStack, loop: Loop, rank: int, step: int) -> list[int]:
-    """→ on the late rank: who has not launched everything without it"""
+    """Make one rank late. Returns, on that rank, the ranks that have not launched all their messages without it."""
     if loop.late is None:
         return []
     inside.enter_context(launches_unasked())
@@ -75,29 +76,32 @@ def _in_company(inside: contextlib.ExitStack, loop: Loop, rank: int, step: int) 
 
 
 def loop_and_judge(attempt: Attempt, loop: Loop) -> list[dict]:
-    """Run the loop on fresh data. → per rank, what probe_loop found
+    """Run the loop on fresh data and return what probe_loop found on each rank.
 
-    Raises: Wrong unless every rank's gradients, each step, are the mean.
+    Raises:
+        Wrong: If a gradient is not the mean over the ranks.
     """
     draw = Draw(attempt)
     per_rank = [(rank, *share) for rank, share in enumerate(draw.per_rank)]
     found = attempt.run(probe_loop, loop, per_rank=per_rank, context=said(loop))
     module = awkward.build(loop.model, draw.seeds[0])
-    for number, want in enumerate(one_process(module, draw.shares, len(loop.set_to_none), idle=loop.idle)):
-        gradients = {rank: each["steps"][number]["gradients"] for rank, each in enumerate(found)}
-        judge_gradients(gradients, want.gradients, dict(enumerate(want.own)), f"{said(loop)}, step {number + 1}")
+    for step_index, expected in enumerate(one_process(module, draw.shares, len(loop.set_to_none), idle=loop.idle)):
+        gradients = {rank: each["steps"][step_index]["gradients"] for rank, each in enumerate(found)}
+        judge_gradients(
+            gradients, expected.gradients, dict(enumerate(expected.own)), f"{said(loop)}, step {step_index + 1}"
+        )
     return found
 
 
 def said(loop: Loop) -> str:
-    """Say what is out of the ordinary."""
+    """Describe what is unusual about a loop."""
     kinds = set(loop.set_to_none)
     parts = [awkward.said(loop.model)]
     if kinds == {False}:
         parts.append("zero_grad(set_to_none=False)")
     elif len(kinds) > 1:
-        parts.append("zero_grad(set_to_none=True) and False in turns")
+        parts.append("zero_grad() with set_to_none=True and False in turn")
     parts += [f"rank {rank} runs no backward in step {step + 1}" for rank, step in loop.idle]
     if loop.late is not None:
-        parts.append(f"rank {loop.late} comes late")
+        parts.append(f"rank {loop.late} starts finish_gradient_sync() late")
     return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""What runs on a rank beside a wrapper that sends in backward(): whatever it does is written down, in order."""
+"""Run a wrapper that launches collectives in backward() on a rank, and record what it does, in order."""
 
 import contextlib
 import copy
@@ -18,7 +18,7 @@ from shared.deadlines import scaled
 from shared.wire import completion, instrumentation
 
 LATE_S = scaled(0.25)
-SETTLES_WITHIN_S = scaled(1.0)  # gloo's threads let go of a message's tensor a little after it is done
+SETTLES_WITHIN_S = scaled(1.0)  # gloo's threads release the tensor of a message shortly after it completes
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Waits(completion.Watcher):
 
 
 class Stop(BaseException):
-    """What may end a student's loop at any time; no Exception, as an interrupted cell's KeyboardInterrupt is none."""
+    """An error that ends a training loop. Like KeyboardInterrupt in an interrupted cell, it is not an Exception."""
 
 
 def wrap(wrapper, sizes: Sizes, seed: int, group=None):
-    """→ the wrapped module, and the module"""
+    """Build a module and wrap it. Returns the wrapper and the module."""
     module = sizes.build(seed).to(device_here())
     further = {} if group is None else {"group": group}
     return wrapper(module, bucket_cap_mb=sizes.bucket_cap_mb, **further), module
@@ -56,8 +56,8 @@ def _loss(wrapped, x, y) -> torch.Tensor:
 
 
 def probe_order(wrapper, sizes: Sizes, seed: int, x, y) -> list[instrumentation.Call]:
-    """One step in a group where nothing travels: ranks that launch in different orders do no harm there."""
-    import torch.testing._internal.distributed.fake_pg  # noqa: F401  so that the backend is known
+    """Run one step in a group that sends nothing, where ranks that launch in different orders do no harm."""
+    import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers the backend
 
     wrapped, _ = wrap(wrapper, sizes, seed, dist.new_group(backend="fake"))
     with instrumentation.listening() as calls:
@@ -67,14 +67,19 @@ def probe_order(wrapper, sizes: Sizes, seed: int, x, y) -> list[instrumentation.
 
 
 def probe_progress(wrapper, sizes: Sizes, seed: int, x, y) -> list[dict]:
-    """Two steps on a chain. → per step: how many messages were launched by when in backward, and what waited there"""
+    """Run two steps on a chain of layers.
+
+    Returns:
+        For each step, how many messages were launched when backward was done with each layer, how many waits happened
+        in backward, and the calls.
+    """
     wrapped, module = wrap(wrapper, sizes, seed)
     steps = []
     for set_to_none in (True, False):
         module.zero_grad(set_to_none)
         waits, launched = Waits(), {}
         with launches_unasked(), completion.watching(waits), instrumentation.listening() as calls:
-            module.passed = lambda place, launched=launched, calls=calls: launched.setdefault(place, len(calls))
+            module.passed = lambda index, launched=launched, calls=calls: launched.setdefault(index, len(calls))
             _loss(wrapped, x, y).backward()
             launched[0] = len(calls)
             found = {"launched": launched, "waits": waits.in_backward, "working": calls[:]}
@@ -84,15 +89,19 @@ def probe_progress(wrapper, sizes: Sizes, seed: int, x, y) -> list[dict]:
 
 
 def probe_late(wrapper, sizes: Sizes, token: int, late: int, seed: int, x, y) -> dict:
-    """In backward, rank `late` sends nothing until all others' backward has ended; then a step for which it is late.
+    """Run two steps with a late rank.
 
-    → who had not ended when its patience did; the gradients after the second step
+    In the first one, rank `late` sends nothing in backward until the backward of all other ranks has ended. It comes
+    late to the second one.
+
+    Returns:
+        The ranks whose backward had not ended after PATIENCE_S, and the gradients of the second step.
     """
     wrapped, module = wrap(wrapper, sizes, seed)
     meeting, missing = Meeting(f"late{token}"), []
 
-    def stand_by(place: int) -> None:
-        if place == len(module.layers):
+    def stand_by(index: int) -> None:
+        if index == len(module.layers):
             missing[:] = meeting.missing()
 
     is_late = dist.get_rank() == late
@@ -113,7 +122,7 @@ def probe_late(wrapper, sizes: Sizes, token: int, late: int, seed: int, x, y) ->
 
 
 def probe_steps(wrapper, sizes: Sizes, set_to_none: bool, seed: int, steps: list[list[Micro]]) -> list[dict]:
-    """→ per step: the gradients, and what was sent while no_sync() lasted and otherwise"""
+    """Run steps of micro-batches. Returns, for each step, the gradients and the calls inside and outside no_sync()."""
     wrapped, module = wrap(wrapper, sizes, seed)
     found = []
     for micro_batches in steps:
@@ -130,16 +139,20 @@ def probe_steps(wrapper, sizes: Sizes, set_to_none: bool, seed: int, steps: list
 
 
 def probe_leaving(wrapper, sizes: Sizes, seed: int, x, y) -> dict:
-    """→ what was sent in each part of a script that goes in and out of no_sync(), and was an exception swallowed?"""
+    """Enter and leave no_sync() in several ways.
+
+    Returns:
+        The calls of each part of the script, and whether no_sync() swallowed an exception.
+    """
     wrapped, another = (wrap(wrapper, sizes, seed)[0] for _ in range(2))
-    said: dict[str, list[instrumentation.Call]] = {}
+    message: dict[str, list[instrumentation.Call]] = {}
 
     def step(name: str, finish: bool = True, which=wrapped) -> None:
         with instrumentation.listening() as calls:
             _loss(which, x, y).backward()
             if finish:
                 which.finish_gradient_sync()
-        said.setdefault(name, []).extend(calls)
+        message.setdefault(name, []).extend(calls)
 
     with wrapped.no_sync():
         step("finish_gradient_sync() inside no_sync()")
@@ -158,13 +171,20 @@ def probe_leaving(wrapper, sizes: Sizes, seed: int, x, y) -> dict:
             raise Stop
         swallowed = True
     step("after an exception has left no_sync()")
-    return {"calls": said, "swallowed": swallowed}
+    return {"calls": message, "swallowed": swallowed}
 
 
 def probe_refusals(wrapper, sizes: Sizes, again: bool, silent: bool, seed: int, x, y) -> dict:
-    """Do what is to be refused. again: a second backward() and then a good step; else backward(create_graph=True)
+    """Do something that a wrapper must reject.
 
-    silent: the second one inside no_sync().
+    Args:
+        wrapper: The student's class.
+        sizes: The model and its buckets.
+        again: Whether to call backward() twice, and then take a valid step; otherwise backward(create_graph=True).
+        silent: Whether the second backward() is inside no_sync().
+        seed: The seed of the model.
+        x: The inputs.
+        y: The targets.
     """
     wrapped, module = wrap(wrapper, sizes, seed)
     if again:
@@ -183,12 +203,12 @@ def probe_refusals(wrapper, sizes: Sizes, again: bool, silent: bool, seed: int, 
         _loss(wrapped, x, y).backward()
         wrapped.finish_gradient_sync()
     found["gradients"] = awkward.gradients_of(module)
-    module.zero_grad()  # a gradient with a graph would keep itself alive
+    module.zero_grad()  # a gradient that is part of a graph would keep itself alive
     return found
 
 
 def probe_memory(wrapper, sizes: Sizes, most_bytes: float, seed: int, x, y) -> dict[str, int]:
-    """→ bytes in the storages of gradients and of whatever was sent, in a later step: by the moment"""
+    """Return the bytes in the storages of gradients and of all tensors that were sent, at two moments of a step."""
     wrapped, module = wrap(wrapper, sizes, seed)
     sent: dict[int, tuple[StorageWeakRef, int]] = {}
     found = {}
@@ -204,7 +224,7 @@ def probe_memory(wrapper, sizes: Sizes, most_bytes: float, seed: int, x, y) -> d
         return sum((alive | {storage._cdata: storage.nbytes() for storage in own}).values())
 
     def settled_bytes() -> int:
-        """Wait a little while more than expected lives."""
+        """Return the bytes that are held, after a short wait if they are more than expected."""
         began_s = time.monotonic()
         while (held := held_bytes()) > most_bytes and time.monotonic() - began_s < SETTLES_WITHIN_S:
             time.sleep(0.01)
@@ -221,7 +241,7 @@ def probe_memory(wrapper, sizes: Sizes, most_bytes: float, seed: int, x, y) -> d
 
 
 def probe_lives(wrapper, sizes: Sizes, seed: int, x, y) -> dict:
-    """A wrapper, its copy and another are used in turns; then one is thrown away."""
+    """Use a wrapper, its copy and another wrapper alternately; then delete the first one and wrap its module again."""
     first, module = wrap(wrapper, sizes, seed)
     others = []  # calls of a hook that is not the wrapper's
     next(module.parameters()).register_post_accumulate_grad_hook(lambda _: others.append(True))

@@ -1,4 +1,4 @@
-"""Steps of micro-batches: what each rank is given, and the mean over the ranks that must come of it."""
+"""Steps of micro-batches: draw each rank's samples, and check the mean over the ranks."""
 
 import torch
 
@@ -13,9 +13,11 @@ SAMPLES = 4
 
 
 def draw_shares(attempt: Attempt, one_leaves_out: bool = False) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Draw each rank's samples. A fork's branches are taken in turns by even and odd ranks.
+    """Draw each rank's samples, so that even and odd ranks run the branches of a fork in different orders.
 
-    one_leaves_out: on one rank a fork's last layer is unused.
+    Args:
+        attempt: The attempt.
+        one_leaves_out: Whether one rank does not use the last layer of a fork.
     """
     world_size = attempt.world_size
     generator = torch.Generator().manual_seed(attempt.draw_seed())
@@ -30,7 +32,7 @@ def draw_shares(attempt: Attempt, one_leaves_out: bool = False) -> list[tuple[to
 
 
 def mean_of(sizes: Sizes, seed: int, micro_batches: list[list[Micro]]) -> tuple[dict, dict[int, dict]]:
-    """→ the mean over ranks of what each accumulates, a missing gradient counting as zeros; and each rank's own"""
+    """Return the mean over ranks of accumulated gradients, where a missing one counts as zeros, and each rank's own."""
     local = {}
     for rank, own in enumerate(micro_batches):
         module = sizes.build(seed)
@@ -47,30 +49,38 @@ def mean_of(sizes: Sizes, seed: int, micro_batches: list[list[Micro]]) -> tuple[
 def judge_steps(
     attempt: Attempt, sizes: Sizes, steps: list[list[list[Micro]]], context: str, set_to_none: bool = True
 ) -> None:
-    """steps: per step, each rank's micro-batches.
+    """Check that after each step every rank has the mean gradients, and that each bucket was sent in one message.
 
-    Raises: Wrong unless, after each step, every rank has the mean, sent in one message per bucket.
+    Args:
+        attempt: The attempt.
+        sizes: The model and its buckets.
+        steps: For each step, each rank's micro-batches.
+        context: What is being tried.
+        set_to_none: Whether zero_grad() sets gradients to None.
+
+    Raises:
+        Wrong: If not.
     """
     seed = attempt.draw_seed()
     per_rank = [([step[rank] for step in steps],) for rank in range(attempt.world_size)]
     found = attempt.run(probe_steps, sizes, set_to_none, seed, per_rank=per_rank, context=context)
-    for number, step in enumerate(steps):
-        results = [result[number] for result in found]
-        said = f"{sizes}, {context}, step {number + 1}"
+    for step_index, step in enumerate(steps):
+        results = [result[step_index] for result in found]
+        message = f"{sizes}, {context}, step {step_index + 1}"
         for rank, result in enumerate(results):
             if result["silent"]:
-                raise Wrong({rank: f"{said}: inside no_sync(), {describe_calls(result['silent'])}; expected none"})
+                raise Wrong({rank: f"{message}: inside no_sync(), {describe_calls(result['silent'])}; expected none"})
             alone = "" if step[rank] else ", in which this rank has no backward()"
-            judge_messages(rank, result["loud"], sizes.messages(), said + alone)
-        gradients, (want, local) = by_rank(results, "gradients"), mean_of(sizes, seed, step)
+            judge_messages(rank, result["loud"], sizes.messages(), message + alone)
+        gradients, (expected, local) = by_rank(results, "gradients"), mean_of(sizes, seed, step)
         try:
-            judge_gradients(gradients, want, local, said)
+            judge_gradients(gradients, expected, local, message)
         except Wrong as wrong:
             raise Wrong(wrong.evidence, _cause(gradients, sizes, seed, step) or wrong.hint) from None
 
 
 def _cause(gradients: dict[int, dict], sizes: Sizes, seed: int, step: list[list[Micro]]) -> str:
-    """Recognise what accumulation brings: a part of the micro-batches stands for all."""
+    """Recognize a mistake in accumulation: only some of the micro-batches count."""
     longest = max(len(own) for own in step)
     if longest < 2:
         return ""
@@ -80,5 +90,5 @@ def _cause(gradients: dict[int, dict], sizes: Sizes, seed: int, step: list[list[
         alone = mean_of(sizes, seed, [own[part] for own in step])[0][name]
         share = len(range(longest)[part]) / longest
         if alone is not None and all(close(each[name], alone * share) for each in gradients.values()):
-            return f"It is the mean of {what} alone. Look at: what was in .grad before the last backward()?"
+            return f"It is the mean of {what} only. Hint: what did .grad contain before the last backward()?"
     return ""

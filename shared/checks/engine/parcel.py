@@ -1,6 +1,6 @@
-"""What a probe found, as bytes: plain tensors as their own memory, which is quicker than a file of each.
+"""Pickle the results of a probe, with plain tensors as their raw bytes.
 
-torch pickles a tensor as a whole torch.save(), some 0.2 ms a piece, and a probe gives back hundreds.
+torch pickles each tensor with a whole torch.save(), which takes about 0.2 ms. A probe returns hundreds of tensors.
 """
 
 import io
@@ -24,7 +24,7 @@ def _tensor(memory: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.
 
 
 def pack(found) -> bytes:
-    """Pickle whatever a probe gave back; its tensors come out on the CPU."""
+    """Pickle the result of a probe. Its tensors are on the CPU when they are loaded."""
     stream = io.BytesIO()
     _Packer(stream, protocol=pickle.HIGHEST_PROTOCOL).dump(found)
     return stream.getvalue()

@@ -1,4 +1,7 @@
-"""How many steps messages take, if each takes one: counted from what ranks launched and waited for, without a clock."""
+"""Count how many steps messages take if each message takes one, from the launches and waits of each rank.
+
+No clock is involved.
+"""
 
 from dataclasses import dataclass
 
@@ -9,21 +12,21 @@ Message = tuple[int, int]  # from rank, to rank
 
 @dataclass(frozen=True)
 class Event:
-    """Something that a rank did: launch an operation, or wait for what it launched (None: for all so far)."""
+    """A launch of an operation, or a wait for one. A wait whose `launched` is None waits for all launches so far."""
 
     kind: str
     partner: int | None = None
     launched: int | None = None
 
 
-class Diary(completion.Watcher):
-    """Writes down, in order, which operations this rank launches and what it waits for."""
+class EventLog(completion.Watcher):
+    """Records, in order, which operations this rank launches and which of them it waits for."""
 
     def __init__(self, operations: tuple[str, ...] = ("send", "recv")):
         super().__init__()
         self.operations = operations
         self.events: list[Event] = []
-        self._works: list = []  # kept, so that no id comes twice
+        self._works: list = []  # kept alive, so that no id is used twice
 
     def launched(self, call, work, _tensors) -> None:
         if call.op in self.operations:
@@ -31,18 +34,19 @@ class Diary(completion.Watcher):
             self.events.append(Event(call.op, partner=call.partner))
 
     def waited(self, work_id, _began) -> None:
-        known = [number for number, work in enumerate(self._works) if id(work) == work_id]
+        known = [index for index, work in enumerate(self._works) if id(work) == work_id]
         self.events.append(Event("wait", launched=known[-1] if known else None))
 
 
 def count_steps(events_of: dict[int, list[Event]]) -> int | None:
-    """Let every rank go on as far as it can; a message takes one step from when both its ends are launched.
+    """Let every rank go on as far as it can. A message takes one step after both of its ends are launched.
 
-    → the step in which the last message is done; None if somebody waits for what never comes
+    Returns:
+        The step in which the last message completes, or None if a rank waits for a message that is never sent.
     """
     posted: dict[Message, dict[str, list[int]]] = {}
     own: dict[int, list[tuple[Message, int]]] = {rank: [] for rank in events_of}
-    now, place = dict.fromkeys(events_of, 0), dict.fromkeys(events_of, 0)
+    now, index = dict.fromkeys(events_of, 0), dict.fromkeys(events_of, 0)
 
     def done(message: Message, number: int) -> int | None:
         ends_of = posted[message]
@@ -51,7 +55,7 @@ def count_steps(events_of: dict[int, list[Event]]) -> int | None:
         return 1 + max(ends_of["send"][number], ends_of["recv"][number])
 
     def advance(rank: int) -> bool:
-        event = events_of[rank][place[rank]]
+        event = events_of[rank][index[rank]]
         if event.kind == "wait":
             waits_for = own[rank] if event.launched is None else [own[rank][event.launched]]
             times = [done(*each) for each in waits_for]
@@ -63,16 +67,16 @@ def count_steps(events_of: dict[int, list[Event]]) -> int | None:
             times = posted.setdefault(message, {"send": [], "recv": []})[event.kind]
             own[rank].append((message, len(times)))
             times.append(now[rank])
-        place[rank] += 1
+        index[rank] += 1
         return True
 
     moved = True
     while moved:
         moved = False
         for rank, events in events_of.items():
-            while place[rank] < len(events) and advance(rank):
+            while index[rank] < len(events) and advance(rank):
                 moved = True
-    if any(place[rank] < len(events) for rank, events in events_of.items()):
+    if any(index[rank] < len(events) for rank, events in events_of.items()):
         return None
     times = [done(*each) for messages in own.values() for each in messages]
     return None if None in times else max(times, default=0)

@@ -1,4 +1,4 @@
-"""Groups that are not the whole world: who is in them, on a rank and in words."""
+"""Process groups that are smaller than the world: their members, how to join them, and how messages name them."""
 
 import torch.distributed as dist
 
@@ -10,12 +10,12 @@ SUBGROUPS = {3: [(1, 2)], 4: [(1, 3), (0, 2, 3)]}
 
 
 def members_of(attempt: Attempt, in_subgroup: bool) -> list[int]:
-    """List the ranks that take part: those of the first subgroup, or all."""
+    """List the ranks that take part: those of the first subgroup, or all ranks."""
     return list(SUBGROUPS[attempt.world_size][0] if in_subgroup else range(attempt.world_size))
 
 
 def join_subgroup(use: bool):
-    """Form the first subgroup, on every rank of the world. → (group, am I in it)"""
+    """Form the first subgroup, on every rank of the world, and return it with whether this rank is a member."""
     if not use:
         return None, True
     members = list(SUBGROUPS[dist.get_world_size()][0])
@@ -24,4 +24,4 @@ def join_subgroup(use: bool):
 
 def called_alone(attempt: Attempt) -> str:
     members = members_of(attempt, True)
-    return f"called by ranks {members[0]} and {members[1]} alone, as the group {members}"
+    return f"called only by ranks {members[0]} and {members[1]}, with the group {members}"

@@ -1,7 +1,7 @@
-"""A wrapper trained on ranks, and what one process with all the data gets.
+"""Train a wrapper on ranks and compare it with one process that has all the data.
 
-The kernel draws the model's weights and the batch. Rank 0 alone gets the right weights (the others build
-their own), and each rank only its own samples: right gradients can only come from the other ranks.
+The kernel draws the model's weights and the batch. Only rank 0 gets the right weights, while the others build their
+own, and each rank gets only its own samples. So the right gradients can only come from communication.
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ LEARNING_RATE = 0.1
 
 
 class Draw:
-    """Weights' seeds and samples for one attempt; every rank's weights differ, and rank 0's are right."""
+    """The seeds and samples of one attempt. Every rank has a seed of its own, and the right weights are rank 0's."""
 
     def __init__(self, attempt: Attempt, samples_of_rank: list[int] | None = None):
         counts = samples_of_rank or [SAMPLES_PER_RANK] * attempt.world_size
@@ -41,7 +41,7 @@ class Draw:
         self.per_rank = [(seed, x, y) for seed, (x, y) in zip(self.seeds, self.shares, strict=True)]
 
     def samples_of(self, members: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """→ x and y of these ranks, together"""
+        """Return x and y of these ranks, concatenated."""
         x, y = (torch.cat([self.shares[rank][part] for rank in members]) for part in (0, 1))
         return x, y
 
@@ -63,11 +63,11 @@ class Training:
     micro_batches: int = 1
     in_subgroup: bool = False
     dtype: torch.dtype = torch.float64
-    options: dict = field(default_factory=dict)  # keywords of the wrapper's constructor besides `group`
-    overlaps: bool = False  # backward() may begin to send: what .grad holds right after it is then no rank's own
+    options: dict = field(default_factory=dict)  # keyword arguments of the wrapper's constructor besides `group`
+    overlaps: bool = False  # backward() may launch collectives, so .grad is not the rank's own gradient after it
 
 
-# -- probes: what runs on a rank, beside the student's code
+# -- on a rank
 
 
 def frozen_with_gradient(module) -> list[str]:
@@ -75,7 +75,7 @@ def frozen_with_gradient(module) -> list[str]:
 
 
 def probe_training(wrapper, how: Training, seed: int, x, y) -> dict:
-    """Wrap, then train with SGD. → what the wrapper did to state and gradients, and when it communicated"""
+    """Wrap a model and train it with SGD. Returns the states, the gradients and the collectives of each phase."""
     group, member = join_subgroup(how.in_subgroup)
     module = awkward.build(how.model, seed, how.dtype).to(device_here())
     if not member:
@@ -116,7 +116,7 @@ def _drop_gradients(module) -> None:
 
 
 def descend(parameters: Iterable[nn.Parameter]) -> None:
-    """Take one step of SGD. torch's own optimizers import the compiler first, which takes a second in every kernel."""
+    """Take one step of SGD. torch's own optimizers first import the compiler, which takes a second in every kernel."""
     with torch.no_grad():
         for parameter in parameters:
             if parameter.requires_grad and parameter.grad is not None:
@@ -131,15 +131,15 @@ def _accumulate(module, x, y, micro_batches: int) -> None:
 def _refuse_library_wrappers(wrapped) -> None:
     for part in [wrapped, *wrapped.modules()]:
         if any(base.__module__.startswith("torch.nn.parallel") for base in type(part).__mro__):
-            raise AssertionError("torch's own DistributedDataParallel does the work here: write it by hand")
+            raise AssertionError("this wrapper uses torch's own DistributedDataParallel: write it by hand")
 
 
-# -- what one process gets, and the judgement
+# -- in the kernel
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one process computes in one step; the lists have one entry per batch."""
+    """What one process computes in one step. The lists have one entry per batch."""
 
     gradients: dict[str, torch.Tensor | None]  # the mean over the batches
     own: list[dict[str, torch.Tensor | None]]
@@ -160,7 +160,7 @@ def one_process(
         batches: The full batch, or each rank's samples; see Draw.batches_of.
         steps: The number of steps.
         micro_batches: The number of parts in which each batch is computed.
-        idle: The (batch, step) pairs in which a batch is left out: its gradients count as zeros.
+        idle: The (batch, step) pairs in which a batch is left out. Its gradients count as zeros.
     """
     replicas, found = awkward.Replicas(module, len(batches)), []
     for step in range(steps):
@@ -180,21 +180,22 @@ def one_process(
 
 
 def _mean(gradients: list[torch.Tensor | None]) -> torch.Tensor | None:
-    """Average gradients, of which a missing one counts as zeros."""
+    """Average gradients. A missing one counts as zeros."""
     known = [gradient for gradient in gradients if gradient is not None]
     return sum(known) / len(gradients) if known else None
 
 
 def train(attempt: Attempt, how: Training, draw: Draw) -> list[dict]:
-    """Train on the ranks. → per rank, what probe_training found"""
+    """Train on the ranks and return what probe_training found on each."""
     context = called_alone(attempt) if how.in_subgroup else ""
     return attempt.run(probe_training, how, per_rank=draw.per_rank, context=context)
 
 
 def train_and_judge(attempt: Attempt, how: Training) -> list[dict]:
-    """Train on fresh data. → per rank, what probe_training found
+    """Train on fresh data and return what probe_training found on each rank.
 
-    Raises: Wrong unless it is what one process gets.
+    Raises:
+        Wrong: If the training differs from that of one process.
     """
     draw = Draw(attempt)
     found = train(attempt, how, draw)
@@ -206,16 +207,20 @@ def train_and_judge(attempt: Attempt, how: Training) -> list[dict]:
 
 
 def judge_start(found: list[dict], model: str, draw: Draw) -> None:
-    """Raises: Wrong unless every rank began with rank 0's state."""
-    want = awkward.state_of(awkward.build(model, draw.seeds[0]))
-    judge_state({rank: result["start"] for rank, result in enumerate(found)}, want, 0)
+    """Check that every rank starts with rank 0's state.
+
+    Raises:
+        Wrong: If one does not.
+    """
+    expected = awkward.state_of(awkward.build(model, draw.seeds[0]))
+    judge_state({rank: result["start"] for rank, result in enumerate(found)}, expected, 0)
 
 
 def judge_training(attempt: Attempt, found: list[dict], how: Training, draw: Draw) -> None:
-    """Compare the training on every rank that took part with one process's.
+    """Compare the training on every rank that took part with that of one process.
 
     Raises:
-        Wrong: If gradients differ in a step, or the state after the last one, or the output in eval mode then.
+        Wrong: If the gradients of a step differ, or the state or the output in eval mode after the last step.
     """
     members = members_of(attempt, how.in_subgroup)
     module = awkward.build(how.model, draw.seeds[members[0]])
@@ -223,64 +228,72 @@ def judge_training(attempt: Attempt, found: list[dict], how: Training, draw: Dra
     context = f"{called_alone(attempt)}, " if how.in_subgroup else ""
     context += awkward.said(how.model)
     steps = one_process(module, batches, micro_batches=how.micro_batches)
-    for number, want in enumerate(steps):
+    for step_index, expected in enumerate(steps):
         gradients, local = (
-            {rank: found[rank]["steps"][number][what] for rank in members} for what in ("gradients", "local")
+            {rank: found[rank]["steps"][step_index][what] for rank in members} for what in ("gradients", "local")
         )
         try:
-            judge_gradients(gradients, want.gradients, local, f"{context}, step {number + 1}")
+            judge_gradients(gradients, expected.gradients, local, f"{context}, step {step_index + 1}")
         except Wrong as wrong:
-            if number == 0 and how.model in awkward.HAVE_MODES and _evaluates(gradients, how, draw, members):
-                wrong.hint = "It is what the module computes in eval mode. Look at: who switches the mode, and when?"
+            if step_index == 0 and how.model in awkward.HAVE_MODES and _evaluates(gradients, how, draw, members):
+                wrong.hint = "This is the gradient in eval mode. Hint: which line changes the module's mode, and when?"
             raise
     refuse_frozen_gradients({rank: found[rank] for rank in members}, how.model)
     ends = steps[-1].states * (len(members) // len(batches))
-    for rank, want in zip(members, ends, strict=True):
-        _judge_end(rank, found[rank], want, context)
-        evaluated = awkward.evaluate(module, want, draw.shares[rank][0])
-        if not close(found[rank]["evaluated"], evaluated, tolerance_of(want.values())):
-            said = f"after eval(), the output is another: {first_difference(found[rank]['evaluated'], evaluated)}"
-            raise Wrong({rank: f"{context}: {said}"}, awkward.LOOK_AT_MODES)
+    for rank, expected in zip(members, ends, strict=True):
+        _judge_end(rank, found[rank], expected, context)
+        evaluated = awkward.evaluate(module, expected, draw.shares[rank][0])
+        if not close(found[rank]["evaluated"], evaluated, tolerance_of(expected.values())):
+            message = f"the output in eval mode is wrong: {first_difference(found[rank]['evaluated'], evaluated)}"
+            raise Wrong({rank: f"{context}: {message}"}, awkward.HINT_ON_MODES)
     same = ends[0] if len(batches) == 1 else dict(module.named_parameters())
     states = {rank: {name: found[rank]["end"][name] for name in same} for rank in members}
     judge_state(states, states[members[0]], members[0])
 
 
 def _evaluates(gradients: dict[int, dict], how: Training, draw: Draw, members: list[int]) -> bool:
-    """Return whether these gradients of the first step are those of the module in eval mode."""
+    """Return whether the gradients of the first step are those that the module has in eval mode."""
     module = awkward.build(how.model, draw.seeds[members[0]]).eval()
     (step,) = one_process(module, [draw.samples_of(members)], steps=1)
-    pairs = [(own[name], want) for own in gradients.values() for name, want in step.gradients.items()]
-    return all(own is not None and close(own, want) for own, want in pairs)
+    pairs = [(own[name], expected) for own in gradients.values() for name, expected in step.gradients.items()]
+    return all(own is not None and close(own, expected) for own, expected in pairs)
 
 
-def _judge_end(rank: int, result: dict, want: dict, context: str) -> None:
-    tolerance = tolerance_of(want.values())
-    for name, expected in want.items():
+def _judge_end(rank: int, result: dict, reference: dict, context: str) -> None:
+    tolerance = tolerance_of(reference.values())
+    for name, expected in reference.items():
         state = result["end"][name].double()
         if not close(state, expected.double(), tolerance):
-            said = f"{context}: {name} after the last step, {first_difference(state, expected.double(), tolerance)}"
-            raise Wrong({rank: said}, awkward.LOOK_AT_FORWARDS if awkward.is_statistic(name) else "")
+            message = f"{context}: {name} after the last step, {first_difference(state, expected.double(), tolerance)}"
+            raise Wrong({rank: message}, awkward.HINT_ON_FORWARDS if awkward.is_statistic(name) else "")
 
 
 def judge_bf16_training(found: list[dict], how: Training) -> None:
-    """The mean of N bf16 numbers, added in any order, is within N roundings of 2⁻⁸ of the largest.
+    """Check gradients in bfloat16: their dtype, their bytes on the wire, and that they are the mean within rounding.
 
-    Raises: Wrong.
+    The mean of N bfloat16 values, added in any order, is within N roundings of 2⁻⁸ of the largest value.
+
+    Raises:
+        Wrong: If one of these does not hold.
     """
     half = sum(p.nbytes for p in awkward.build(how.model, 0, torch.bfloat16).parameters())
-    for name, number in [(name, number) for name in found[0]["start"] for number in range(STEPS)]:
-        steps = [result["steps"][number] for result in found]
+    for name, step_index in [(name, step_index) for name in found[0]["start"] for step_index in range(STEPS)]:
+        steps = [result["steps"][step_index] for result in found]
         own = [step["local"][name] for step in steps]
         if all(gradient is None for gradient in own):
-            raise Wrong(f"after backward() the module's {name} has no gradient", "Look at: which module is trained?")
+            raise Wrong(
+                f"after backward(), {name} of the wrapped module has no gradient on any rank",
+                "Hint: which module does forward() run?",
+            )
         local = torch.stack([torch.zeros_like(found[0]["start"][name]) if g is None else g for g in own]).double()
         for rank, step in enumerate(steps):
             gradient = step["gradients"][name]
             calls = [*(step["working"] if how.overlaps else []), *step["finishing"]]
             if sum(call.payload_bytes for call in calls) not in (half, 2 * half):
-                raise Wrong({rank: f"{describe_calls(calls)}; bf16 gradients are {half} bytes"})
+                raise Wrong(
+                    {rank: f"{describe_calls(calls)}; expected {half} bytes, which is the size of the bf16 gradients"}
+                )
             if gradient.dtype != torch.bfloat16:
-                raise Wrong({rank: f"the gradient of {name} became {gradient.dtype}; the parameter is bfloat16"})
+                raise Wrong({rank: f"the gradient of {name} is {gradient.dtype}; expected bfloat16, as the parameter"})
             if not close(gradient, local.mean(0), len(found) * 2**-8 * max(1.0, local.abs().max().item())):
                 raise Wrong({rank: f"{name}: {first_difference(gradient, local.mean(0), 0.05)}"})

@@ -1,11 +1,11 @@
-"""What a check found: the one record that the checks, their display, the progress page and grading share."""
+"""The result of a check, as the checks, their display, the progress page and grading share it."""
 
 from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one check found."""
+    """The result of one check of one exercise."""
 
     exercise: str
     check: str

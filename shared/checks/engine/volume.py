@@ -1,4 +1,4 @@
-"""What a wrapper may send: the state once when it is built, each trainable parameter's gradient once per step."""
+"""Check what a wrapper sends: the state once when it is built, and each trainable gradient once per step."""
 
 from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.framework import Wrong
@@ -16,33 +16,50 @@ def state_bytes(model: str) -> int:
 
 
 def judge_state_bytes(rank: int, calls: list[instrumentation.Call], model: str) -> None:
-    """Raises: Wrong unless every parameter and buffer was broadcast once."""
+    """Check that every parameter and buffer was broadcast once.
+
+    Raises:
+        Wrong: If not.
+    """
     if sum(call.payload_bytes for call in calls) != state_bytes(model) or any(c.op != "broadcast" for c in calls):
-        evidence = f"{describe_calls(calls)} to start equal; expected {state_bytes(model)} bytes by broadcast"
-        hint = "Look at: every parameter and every buffer, each once."
+        evidence = (
+            f"to start with equal states, {describe_calls(calls)}; expected {state_bytes(model)} bytes in broadcasts"
+        )
+        hint = "Hint: is every parameter and every buffer broadcast exactly once?"
         raise Wrong({rank: f"{awkward.said(model)}: {evidence}"}, hint)
 
 
 def judge_gradient_bytes(
     rank: int, calls: list[instrumentation.Call], model: str, most_messages: int | None = None
 ) -> None:
-    """most_messages: how many are allowed; by default one per trainable parameter.
+    """Check that all-reduces send exactly the bytes of the trainable parameters' gradients.
 
-    Raises: Wrong unless the all-reduces carry exactly the trainable parameters' bytes.
+    Args:
+        rank: The rank.
+        calls: What it sent.
+        model: The name of the model.
+        most_messages: The number of messages allowed; by default one per trainable parameter.
+
+    Raises:
+        Wrong: If not.
     """
     want_bytes = trainable_bytes(model)
     most = most_messages or sum(p.requires_grad for p in awkward.build(model, 0).parameters())
     expected = f"at most {most} messages, {want_bytes} bytes, all by all_reduce"
-    said = f"{awkward.said(model)}: {describe_calls(calls)}; expected {expected}"
+    message = f"{awkward.said(model)}: {describe_calls(calls)}; expected {expected}"
     if sum(call.payload_bytes for call in calls) != want_bytes or len(calls) > most:
-        raise Wrong({rank: said}, "Look at: is each trainable parameter's gradient sent once, and nothing else?")
+        raise Wrong({rank: message}, "Hint: is the gradient of each trainable parameter sent once, and nothing else?")
     if any(not call.op.startswith("all_reduce") for call in calls):
-        raise Wrong({rank: said}, "Look at: which single collective leaves the sum on every rank?")
+        raise Wrong({rank: message}, "Hint: which single collective gives every rank the sum?")
 
 
 def refuse_early_messages(rank: int, calls: list[instrumentation.Call], model: str) -> None:
-    """Raises: Wrong where anything was sent during forward and backward."""
+    """Check that nothing was sent during forward and backward.
+
+    Raises:
+        Wrong: If anything was.
+    """
     if calls:
         early = f"{describe_calls(calls)} during forward and backward; expected none"
-        hint = "Look at: what may wait until finish_gradient_sync?"
+        hint = "Hint: what can wait until finish_gradient_sync()?"
         raise Wrong({rank: f"{awkward.said(model)}: {early}"}, hint)

@@ -1,4 +1,4 @@
-"""Does a wrapper behave like the module that it wraps?"""
+"""Check that a wrapper behaves like the module that it wraps."""
 
 import copy
 
@@ -11,7 +11,7 @@ from shared.checks.models import awkward
 
 
 def probe_wrapping(wrapper, options: dict, overlaps: bool, seed: int, x) -> dict:
-    """Wrap a module, and use the wrapper in its stead. → claim → does it hold?"""
+    """Wrap a module, use the wrapper instead of it, and return which claims about the wrapper hold."""
     module = awkward.build("Buffered", seed).to(device_here())
     module.second.eval()
     module.first.bias.requires_grad_(False)
@@ -23,37 +23,37 @@ def probe_wrapping(wrapper, options: dict, overlaps: bool, seed: int, x) -> dict
             [m.training for m in module.modules()],
         )
 
-    torch.rand(1)  # a seed that an earlier try has set may not hide the next
+    torch.rand(1)  # so that setting the same seed as an earlier attempt is detected, too
     marked, random_state = marks(), torch.get_rng_state()
     wrapped = wrapper(module, **options)
-    rng_left = torch.equal(random_state, torch.get_rng_state())
+    rng_kept = torch.equal(random_state, torch.get_rng_state())
     x = x.to(device_here())
     seen = []
     module.register_forward_hook(lambda *_: seen.append(True))
     wrapped(x)
     hooked, untouched = bool(seen), marks() == marked
     copied = copy.deepcopy(wrapped)
-    other = wrapper(awkward.build("Plain", seed).to(device_here()), **options)  # two wrappers may live at once
+    other = wrapper(awkward.build("Plain", seed).to(device_here()), **options)  # several wrappers may exist at once
     copy_syncs = _syncs(copied, overlaps, "optimizer_cls" in options, x)
     _finish_backward(other, x)
     other.zero_grad()
-    original_left = all(p.grad is None for p in [*module.parameters(), *other.module.parameters()])
+    others_kept = all(p.grad is None for p in [*module.parameters(), *other.module.parameters()])
     found = {
-        "leaves parameters, requires_grad and train() as they were": untouched,
-        "leaves the random numbers alone": rng_left,
-        "calls the module, so that its hooks run": hooked,
-        "keeps to its own module, where there are several wrappers": original_left,
+        "keeps the parameters, requires_grad and the train/eval mode as they were": untouched,
+        "does not change torch's random number state": rng_kept,
+        "calls the module itself, so that its forward hooks run": hooked,
+        "changes only its own module when there are several wrappers": others_kept,
         "forwards several positional arguments": torch.equal(wrapped(x, 2.0), module(x, 2.0)),
-        "forwards keyword arguments alone": torch.equal(wrapped(x=x), module(x)),
-        "is a module": isinstance(wrapped, torch.nn.Module),
+        "accepts keyword arguments only": torch.equal(wrapped(x=x), module(x)),
+        "is an nn.Module": isinstance(wrapped, torch.nn.Module),
         "keeps the module as .module": wrapped.module is module,
         "forwards positional arguments": torch.equal(wrapped(x), module(x)),
         "forwards keyword arguments": torch.equal(wrapped(x, times=2.0), module(x, times=2.0)),
         "has the module's parameters": {id(p) for p in wrapped.parameters()} == {id(p) for p in module.parameters()},
-        "passes eval() on": not wrapped.eval().module.training,
-        "holds the module's state in state_dict": len(wrapped.state_dict()) == len(module.state_dict()),
+        "passes eval() on to the module": not wrapped.eval().module.training,
+        "returns the module's state from state_dict()": len(wrapped.state_dict()) == len(module.state_dict()),
     }
-    syncs = _syncs(wrapped, overlaps, "optimizer_cls" in options, x)  # if it does not, that is not the copy's fault
+    syncs = _syncs(wrapped, overlaps, "optimizer_cls" in options, x)  # if it does not, the copy is not to blame
     return found | {"can be copied with deepcopy": copied.module is not module and (copy_syncs or not syncs)}
 
 
@@ -67,7 +67,10 @@ def _finish_backward(wrapped, x) -> None:
 
 
 def _syncs(wrapped, overlaps: bool, shards: bool, x) -> bool:
-    """Does finish_gradient_sync() leave another gradient than this rank's own samples give, or, sharded, none?"""
+    """Return whether finish_gradient_sync() replaces the gradient of this rank's own samples.
+
+    A wrapper that shards gradients must leave none.
+    """
     plain = awkward.twin_of("Buffered", wrapped.module) if overlaps else wrapped.module
     _loss_of(wrapped, x).backward()
     if overlaps:
@@ -79,14 +82,20 @@ def _syncs(wrapped, overlaps: bool, shards: bool, x) -> bool:
 
 
 def judge_wrapping(attempt: Attempt, options: dict | None = None, overlaps: bool = False) -> None:
-    """options, overlaps: as in Training.
+    """Check every claim about how the wrapper behaves.
 
-    Raises: Wrong, with every claim that does not hold.
+    Args:
+        attempt: The attempt.
+        options: As in Training.
+        overlaps: As in Training.
+
+    Raises:
+        Wrong: If a claim does not hold; the evidence names every such claim.
     """
     per_rank = [(seed, x) for seed, x, _ in Draw(attempt).per_rank]
     found = attempt.run(probe_wrapping, options or {}, overlaps, per_rank=per_rank)
     broken = {
-        rank: "; ".join(f"not true: it {claim}" for claim, holds in result.items() if not holds)
+        rank: "; ".join(f"this does not hold: the wrapper {claim}" for claim, holds in result.items() if not holds)
         for rank, result in enumerate(found)
         if not all(result.values())
     }

@@ -1,16 +1,16 @@
 """Checks for chapter 00: the first collectives.
 
-The kernel draws every rank's numbers and hands each rank only its own: a right answer can only have come
-over the wire. Every message is counted.
+The kernel draws every rank's numbers and gives each rank only its own, so a right answer must have been communicated.
+Every message is counted.
 """
 
 import functools
-import math
 
 import torch
 
 from shared.checks.engine.compare import describe_calls, first_difference
 from shared.checks.engine.framework import Attempt, Exercise, Wrong
+from shared.checks.first_collectives import passing
 from shared.checks.first_collectives.causes import (
     FLOAT32_TOLERANCE,
     broadcast_cause,
@@ -18,22 +18,14 @@ from shared.checks.first_collectives.causes import (
     is_close,
     judge_numbers,
     mean_cause,
-    passing_cause,
     with_article,
 )
-from shared.checks.first_collectives.probes import (
-    LATE_S,
-    probe_broadcast,
-    probe_loss,
-    probe_mean,
-    probe_numbers,
-    probe_pass,
-)
+from shared.checks.first_collectives.passing import EXACT, draw_tensors, judge_arguments
+from shared.checks.first_collectives.probes import probe_broadcast, probe_loss, probe_mean, probe_numbers
 from shared.wire import instrumentation
 
 MOST_VALUES = 9
 ROUNDING = 1e-12  # float64, added up in another order
-EXACT = 0.0
 
 sum_over_ranks = Exercise("0.1", "sum_over_ranks")
 global_mean = Exercise("0.2", "global_mean")
@@ -46,13 +38,13 @@ broadcast_by_hand = Exercise("0.5", "broadcast_by_hand", optional=True)
 
 
 def _draw_number(attempt: Attempt) -> float:
-    """A number of 30 binary digits: float64 adds a few of them without rounding, float32 does not hold one."""
+    """Draw a number of 30 binary digits: float64 adds a few of them without rounding, but float32 cannot hold one."""
     return attempt.random.randint(2**29, 2**30 - 1) / 1024
 
 
 @sum_over_ranks.check("values")
 def the_sum_is_exact_on_every_rank(attempt: Attempt) -> None:
-    """Called twice: what the first call left behind must not get into the second."""
+    """The function is called twice, because the first call must not change the result of the second."""
     own = [(_draw_number(attempt), _draw_number(attempt)) for _ in range(attempt.world_size)]
     found = attempt.run(probe_numbers, per_rank=own)
     for turn in (0, 1):
@@ -62,12 +54,12 @@ def the_sum_is_exact_on_every_rank(attempt: Attempt) -> None:
         def cause(rank: int, value: float, every=every, turn=turn, previous=previous) -> str:
             total = sum(every)
             if is_close(value, total / attempt.world_size) and attempt.world_size > 1:
-                return "It is the mean. Look at: is anything to be divided here?"
+                return "It is the mean. Hint: should anything be divided here?"
             if turn == 1 and (is_close(value, total + previous) or abs(value - total) >= previous / 2):
-                return "The first call was right, the second is not. Look at: what is left over from the first?"
+                return "The first call was right, but the second is not. Hint: what is left over from the first call?"
             if abs(value - total) <= FLOAT32_TOLERANCE * total:
-                return "Right to 7 digits. Look at: which dtype does torch.tensor(0.1) have?"
-            return common_cause(value, every[rank], every) or "Look at: what is sent, and which ranks get the result?"
+                return "It is right to 7 digits. Hint: which dtype does torch.tensor(0.1) have?"
+            return common_cause(value, every[rank], every) or "Hint: what is sent, and which ranks get the result?"
 
         judge_numbers([result["results"][turn] for result in found], sum(every), EXACT, cause)
 
@@ -82,23 +74,28 @@ def the_sum_costs_one_message(attempt: Attempt) -> None:
 def _judge_one_all_reduce(rank: int, calls: list[instrumentation.Call], payload_bytes: int) -> None:
     if [(call.op, call.payload_bytes) for call in calls] == [("all_reduce", payload_bytes)]:
         return
-    said = f"{describe_calls(calls)}; expected 1 message (all_reduce), {payload_bytes} bytes"
+    message = f"{describe_calls(calls)}; expected 1 message (all_reduce), {payload_bytes} bytes"
     hint = ""
     if len(calls) > 1:
-        hint = "Look at: may several numbers travel in one tensor?" if payload_bytes > 8 else ""
+        hint = "Hint: can one tensor hold several numbers?" if payload_bytes > 8 else ""
     if any(call.op != "all_reduce" for call in calls):
-        hint = "Look at: which single collective leaves the sum on every rank?"
+        hint = "Hint: which single collective gives every rank the sum?"
     elif len(calls) == 1 and 2 * calls[0].payload_bytes == payload_bytes:
         one_number = payload_bytes == 16 and calls[0].shape in ((), (1,))
-        hint = "Look at: which two numbers must travel?" if one_number else "Look at: the dtype."
-    raise Wrong({rank: said}, hint)
+        hint = "Hint: which two numbers must be sent?" if one_number else "Hint: which dtype is sent?"
+    raise Wrong({rank: message}, hint)
 
 
 # -- 0.2
 
 
 def _draw_shares(attempt: Attempt, one_empty: bool = False) -> list[torch.Tensor]:
-    """Unequal shares; one_empty: one of several ranks holds nothing."""
+    """Draw shares of different sizes.
+
+    Args:
+        attempt: The attempt.
+        one_empty: Whether one of several ranks holds no values.
+    """
     generator = torch.Generator().manual_seed(attempt.draw_seed())
     counts = attempt.random.sample(range(1, MOST_VALUES + 1), attempt.world_size)
     if one_empty and attempt.world_size > 1:
@@ -111,25 +108,15 @@ def every_value_counts_once(attempt: Attempt) -> None:
     for one_empty in (False, True):
         own = _draw_shares(attempt, one_empty)
         found = attempt.run(probe_mean, per_rank=[(values,) for values in own])
-        want = torch.cat(own).mean().item()
+        expected = torch.cat(own).mean().item()
         cause = functools.partial(mean_cause, own)
-        judge_numbers([result["results"][0] for result in found], want, ROUNDING, cause)
+        judge_numbers([result["results"][0] for result in found], expected, ROUNDING, cause)
 
 
 @global_mean.check("argument")
-def the_values_are_kept(attempt: Attempt) -> None:
+def the_values_are_unchanged(attempt: Attempt) -> None:
     own = _draw_shares(attempt)
-    _judge_arguments(attempt.run(probe_mean, per_rank=[(values,) for values in own]), own)
-
-
-def _judge_arguments(found: list[dict], own: list[torch.Tensor]) -> None:
-    wrong = {
-        rank: f"the argument was changed: {first_difference(result['argument'], own[rank], EXACT)}"
-        for rank, result in enumerate(found)
-        if not torch.equal(result["argument"], own[rank])
-    }
-    if wrong:
-        raise Wrong(wrong, "Look at: which calls work in place?")
+    judge_arguments(attempt.run(probe_mean, per_rank=[(values,) for values in own]), own)
 
 
 @global_mean.check("wire", world_sizes=(2, 4))
@@ -141,73 +128,10 @@ def the_mean_costs_one_message(attempt: Attempt) -> None:
 
 # -- 0.3
 
-
-def _draw_tensors(attempt: Attempt, elements: int) -> list[torch.Tensor]:
-    """One tensor per rank; each begins with its rank's number in the hundreds, so that it can be recognised."""
-    generator = torch.Generator().manual_seed(attempt.draw_seed())
-    return [100.0 * (rank + 1) + torch.rand(elements, generator=generator) for rank in range(attempt.world_size)]
-
-
-@pass_right.check("values")
-def each_gets_its_left_neighbours(attempt: Attempt) -> None:
-    for shape, dtype in (((1,), torch.float32), ((10, 100), torch.int64), ((1_000_000,), torch.float32)):
-        own = [tensor.to(dtype).reshape(shape) for tensor in _draw_tensors(attempt, math.prod(shape))]
-        try:
-            found = attempt.run(probe_pass, None, per_rank=[(tensor,) for tensor in own])
-        except Wrong as wrong:
-            alone = "Look at: who is the neighbour of a rank alone?" if attempt.world_size == 1 else ""
-            raise Wrong(wrong.evidence, wrong.hint or alone) from None
-        _judge_passed([result["result"] for result in found], own)
-
-
-def _judge_passed(found: list[tuple[str, object]], own: list[torch.Tensor]) -> None:
-    wrong, hints = {}, []
-    for rank, (kind, result) in enumerate(found):
-        left, right = (rank - 1) % len(own), (rank + 1) % len(own)
-        want = own[left]
-        if kind != "Tensor":
-            wrong[rank] = f"gave back {with_article(kind)}, expected a tensor"
-        elif (result.shape, result.dtype) != (want.shape, want.dtype):
-            wrong[rank] = (
-                f"gave back {list(result.shape)}, {result.dtype}; rank {left} sent {list(want.shape)}, {want.dtype}"
-            )
-        elif not torch.equal(result, want):
-            wrong[rank] = f"shape {list(want.shape)}: {first_difference(result, want, EXACT)}, from rank {left}"
-            hints.append(passing_cause(result, own, rank, right))
-    if wrong:
-        raise Wrong(wrong, max(hints, key=len, default=""))
-
-
-@pass_right.check("waits", world_sizes=(2, 4))
-def it_returns_when_both_messages_are_done(attempt: Attempt) -> None:
-    """One rank is late: its right neighbour must wait for what it sends, its left for what it takes."""
-    own = _draw_tensors(attempt, 1000)
-    late = attempt.random.randrange(attempt.world_size)
-    found = attempt.run(probe_pass, late, per_rank=[(tensor,) for tensor in own])
-    try:
-        _judge_passed([result["result"] for result in found], own)
-    except Wrong as wrong:
-        raise Wrong(f"rank {late} came {LATE_S:g} s late\n{wrong.evidence}", wrong.hint) from None
-
-
-@pass_right.check("argument", world_sizes=(2, 3))
-def what_is_sent_is_kept(attempt: Attempt) -> None:
-    own = _draw_tensors(attempt, 1000)
-    _judge_arguments(attempt.run(probe_pass, None, per_rank=[(tensor,) for tensor in own]), own)
-
-
-@pass_right.check("wire", world_sizes=(2, 3, 4))
-def one_message_out_and_one_in(attempt: Attempt) -> None:
-    own = _draw_tensors(attempt, 1000)
-    for rank, result in enumerate(attempt.run(probe_pass, None, per_rank=[(tensor,) for tensor in own])):
-        left, right = (rank - 1) % len(own), (rank + 1) % len(own)
-        found = sorted((call.op, call.partner, call.payload_bytes) for call in result["calls"])
-        if found != [("recv", left, 4000), ("send", right, 4000)]:
-            said = ", ".join(str(call) for call in result["calls"]) or "no message"
-            raise Wrong(
-                {rank: f"{said}; expected 1 send to rank {right} and 1 recv from rank {left}, of 1000 elements"},
-                "Look at: send and recv are all it takes. What else travels?",
-            )
+pass_right.check("values")(passing.each_rank_gets_its_left_neighbors_tensor)
+pass_right.check("waits", world_sizes=(2, 4))(passing.it_returns_when_both_messages_are_done)
+pass_right.check("argument", world_sizes=(2, 3))(passing.the_argument_is_unchanged)
+pass_right.check("wire", world_sizes=(2, 3, 4))(passing.one_message_out_and_one_in)
 
 
 # -- 0.4
@@ -217,41 +141,41 @@ def one_message_out_and_one_in(attempt: Attempt) -> None:
 def rank_0_gets_the_mean(attempt: Attempt) -> None:
     own = _draw_losses(attempt)
     found = [result["result"] for result in attempt.run(probe_loss, per_rank=[(loss,) for loss in own])]
-    want = sum(own) / len(own)
+    expected = sum(own) / len(own)
 
     def cause(_rank: int, value: float) -> str:
         if abs(value - sum(own)) <= FLOAT32_TOLERANCE * sum(own) and len(own) > 1:
-            return f"It is {len(own)} times too large. Look at: sum or mean?"
+            return f"It is {len(own)} times too large. Hint: is it the sum or the mean?"
         return common_cause(value, own[0], own)
 
-    judge_numbers(found[:1], want, FLOAT32_TOLERANCE, cause)
-    others = {rank: f"gave back {with_article(kind)}, expected None" for rank, (kind, _) in enumerate(found) if rank}
-    wrong = {rank: said for rank, said in others.items() if found[rank][0] != "NoneType"}
+    judge_numbers(found[:1], expected, FLOAT32_TOLERANCE, cause)
+    others = {rank: f"returned {with_article(kind)}; expected None" for rank, (kind, _) in enumerate(found) if rank}
+    wrong = {rank: message for rank, message in others.items() if found[rank][0] != "NoneType"}
     if wrong:
-        raise Wrong(wrong, "Look at: what may rank 0 do alone, and what may it not?")
+        raise Wrong(wrong, "Hint: which lines may run on rank 0 only, and which must run on every rank?")
 
 
 def _draw_losses(attempt: Attempt) -> list[float]:
-    """Numbers that float32 holds exactly."""
+    """Draw numbers that float32 can hold exactly."""
     return [attempt.random.randint(1, 999) / 256 for _ in range(attempt.world_size)]
 
 
 @log_mean_loss.check("argument")
-def the_loss_is_kept_for_backward(attempt: Attempt) -> None:
+def the_loss_is_unchanged_for_backward(attempt: Attempt) -> None:
     own = _draw_losses(attempt)
     for rank, result in enumerate(attempt.run(probe_loss, per_rank=[(loss,) for loss in own])):
         if result["loss"] != own[rank]:
             raise Wrong(
-                {rank: f"the loss was {own[rank]:g}, and is {result['loss']:g} afterwards"},
-                "Look at: what does an all_reduce do with the tensor that it gets?",
+                {rank: f"the loss was {own[rank]:g} before the call and is {result['loss']:g} after it"},
+                "Hint: what does all_reduce do with its argument?",
             )
         if result["gradient"] != 1.0:
-            raise Wrong({rank: f"backward() afterwards gives {result['gradient']:g}, expected 1"})
+            raise Wrong({rank: f"loss.backward() after the call gives {result['gradient']:g}; expected 1"})
 
 
 @log_mean_loss.check("wire", world_sizes=(2, 4))
 def logging_costs_one_message(attempt: Attempt) -> None:
-    """A reduce to rank 0 does as well as an all_reduce."""
+    """A reduce to rank 0 is as good as an all_reduce."""
     own = [(loss,) for loss in _draw_losses(attempt)]
     for rank, result in enumerate(attempt.run(probe_loss, per_rank=own)):
         calls = result["calls"]
@@ -263,9 +187,9 @@ def logging_costs_one_message(attempt: Attempt) -> None:
 
 
 @broadcast_by_hand.check("values")
-def everyone_has_what_src_had(attempt: Attempt) -> None:
+def every_rank_has_the_tensor_of_src(attempt: Attempt) -> None:
     for src in range(attempt.world_size):
-        own = _draw_tensors(attempt, attempt.random.randint(1, 1000))
+        own = draw_tensors(attempt, attempt.random.randint(1, 1000))
         found = attempt.run(probe_broadcast, src, per_rank=[(tensor,) for tensor in own])
         tensors = [result["tensor"] for result in found]
         wrong = {
@@ -278,20 +202,21 @@ def everyone_has_what_src_had(attempt: Attempt) -> None:
 
 
 @broadcast_by_hand.check("wire", world_sizes=(1, 2, 3, 4))
-def n_minus_1_messages_in_all(attempt: Attempt) -> None:
+def n_minus_1_messages_in_total(attempt: Attempt) -> None:
     src = attempt.random.randrange(attempt.world_size)
-    own = [(tensor,) for tensor in _draw_tensors(attempt, 100)]
+    own = [(tensor,) for tensor in draw_tensors(attempt, 100)]
     found = [result["calls"] for result in attempt.run(probe_broadcast, src, per_rank=own)]
-    calls = [call for heard in found for call in heard]
+    calls = [call for calls_of_rank in found for call in calls_of_rank]
     sends, others = [c for c in calls if c.op == "send"], {c.op for c in calls} - {"send", "recv"}
     if others:
-        raise Wrong(f"{', '.join(sorted(others))} was called; expected send and recv only")
-    want = attempt.world_size - 1
-    if len(sends) != want or sum(call.payload_bytes for call in sends) != 400 * want:
+        raise Wrong(f"{', '.join(sorted(others))} was called; expected only send and recv")
+    expected = attempt.world_size - 1
+    if len(sends) != expected or sum(call.payload_bytes for call in sends) != 400 * expected:
         raise Wrong(
             {
-                rank: f"src={src}: sent {describe_calls([c for c in heard if c.op == 'send'])}"
-                for rank, heard in enumerate(found)
+                rank: f"src={src}: sent {describe_calls([c for c in calls_of_rank if c.op == 'send'])}"
+                for rank, calls_of_rank in enumerate(found)
             },
-            f"Expected: {want} of 400 bytes in all. Look at: which ranks still lack the tensor when a message is sent?",
+            f"All ranks together should send {expected} messages of 400 bytes. "
+            "Hint: which ranks do not have the tensor yet when a message is sent?",
         )

@@ -1,4 +1,4 @@
-"""Judge the numbers that first collectives give back, and guess from a wrong result how it came about."""
+"""Check the numbers that the first collectives return, and recognize the usual mistakes by a wrong result."""
 
 import torch
 
@@ -7,27 +7,34 @@ from shared.checks.engine.framework import Wrong
 FLOAT32_TOLERANCE = 1e-6  # a float32 keeps 7 digits: a few additions of a few numbers stay within it
 
 
-def judge_numbers(found: list[tuple[str, object]], want: float, tolerance: float, cause_of) -> None:
-    """Every rank's number must be a float within tolerance of want; else cause_of(rank, number) hints why.
+def judge_numbers(found: list[tuple[str, object]], expected: float, tolerance: float, cause_of) -> None:
+    """Check that every rank's result is a float within the tolerance.
 
-    Raises: Wrong.
+    Args:
+        found: The type and the value of each rank's result.
+        expected: The expected value.
+        tolerance: The relative tolerance.
+        cause_of: Returns a hint for a rank and its wrong value.
+
+    Raises:
+        Wrong: If one is not.
     """
     wrong, hints = {}, []
     for rank, (kind, value) in enumerate(found):
         if kind != "float":
-            wrong[rank] = f"gave back {with_article(kind)}, expected a float"
-            hints.append("Look at: what does tensor.item() do?" if kind == "Tensor" else "")
-        elif not abs(value - want) <= tolerance * max(1.0, abs(want)):
-            wrong[rank] = "gave back {}, expected {}".format(*_told_apart(value, want))
+            wrong[rank] = f"returned {with_article(kind)}; expected a float"
+            hints.append("Hint: what does tensor.item() do?" if kind == "Tensor" else "")
+        elif not abs(value - expected) <= tolerance * max(1.0, abs(expected)):
+            wrong[rank] = "returned {}, expected {}".format(*_distinguishable(value, expected))
             hints.append(cause_of(rank, value))
     if wrong:
         raise Wrong(wrong, max(hints, key=len))
 
 
-def _told_apart(found: float, want: float) -> tuple[str, str]:
-    """Write two numbers as shortly as they still differ."""
-    short = f"{found:.6g}", f"{want:.6g}"
-    return short if short[0] != short[1] else (repr(found), repr(want))
+def _distinguishable(found: float, expected: float) -> tuple[str, str]:
+    """Format two numbers with 6 digits, or with all digits if they would look the same."""
+    short = f"{found:.6g}", f"{expected:.6g}"
+    return short if short[0] != short[1] else (repr(found), repr(expected))
 
 
 def with_article(kind: str) -> str:
@@ -39,17 +46,17 @@ def is_close(value: float, other: float) -> bool:
 
 
 def common_cause(value: float, own: float, every: list[float]) -> str:
-    """Recognise the usual mistakes in a number that should be the ranks' sum, or some mean of it."""
+    """Recognize the usual mistakes in a number that should be the ranks' sum, or some mean of it."""
     if len(every) == 1:
         return ""
     if value == own:
-        return "It is this rank's own: nothing has come from the others."
+        return "It is this rank's own value. Hint: where is the result of the collective?"
     if value == max(every):
-        return "It is the largest of all. Look at: the operation."
+        return "It is the largest of all ranks' values. Hint: which reduce operation does the collective use?"
     if value in every:
-        return f"It is what rank {every.index(value)} alone would give."
+        return f"It is rank {every.index(value)}'s value. Hint: what do the other ranks contribute?"
     if is_close(value, own * len(every)):
-        return f"It is {len(every)} times this rank's own: nothing has come from the others."
+        return f"It is {len(every)} times this rank's own value. Hint: what do the other ranks contribute?"
     return ""
 
 
@@ -58,42 +65,42 @@ def mean_cause(own: list[torch.Tensor], rank: int, value: float) -> str:
     total, means = everything.sum().item(), [values.mean().item() for values in own if len(values)]
     shares = f"The ranks hold {'/'.join(str(len(values)) for values in own)} values. "
     if value != value:
-        return shares + "The mean of no values is nan. Look at: what should a rank that holds none send?"
+        return shares + "The mean of no values is nan. Hint: what should a rank send if it holds no values?"
     if is_close(value, sum(means) / len(means)) or is_close(value, sum(means) / len(own)):
-        return shares + "It is the mean of the ranks' means. Look at: does every value weigh the same in it?"
+        return shares + "It is the mean of the ranks' means. Hint: does every value have the same weight in it?"
     if is_close(value, total):
-        return "It is the sum: it is divided by nothing."
+        return "It is the sum. Hint: what must it be divided by?"
     if is_close(value, total / len(own)):
-        return shares + "It is divided by the number of ranks, not of values."
+        return shares + "It is the sum divided by the number of ranks. Hint: how many values does the sum contain?"
     if len(mine) and is_close(value, total / len(mine)):
-        return shares + "It is divided by this rank's own number of values."
+        return shares + "It is the sum divided by this rank's number of values. Hint: how many does the sum contain?"
     if len(mine) and is_close(value, mine.mean().item()):
-        return "It is the mean of this rank's own values: nothing has come from the others."
+        return "It is the mean of this rank's own values. Hint: where is the result of the collective?"
     if abs(value - total / len(everything)) <= FLOAT32_TOLERANCE * abs(value):
-        return "Right to 7 digits. Look at: which dtype is sent?"
-    return shares + "Look at: which two numbers does a rank have to tell the others?"
+        return "It is right to 7 digits. Hint: which dtype is sent?"
+    return shares + "Hint: which two numbers must a rank send to the others?"
 
 
 def passing_cause(result: torch.Tensor, own: list[torch.Tensor], rank: int, right: int) -> str:
     if torch.equal(result, own[rank]):
-        return "It is this rank's own tensor: nothing has arrived in what is given back."
+        return "It is this rank's own tensor. Hint: which tensor receives the message, and which one is returned?"
     if torch.equal(result, own[right]):
-        return "It is the right neighbour's tensor. Look at: who sends to whom?"
+        return "It is the right neighbor's tensor. Hint: which rank sends to which?"
     for other, tensor in enumerate(own):
         if torch.equal(result, tensor):
-            return f"It is rank {other}'s tensor. Look at: who is the neighbour of the last rank?"
+            return f"It is rank {other}'s tensor. Hint: which rank is the right neighbor of the last rank?"
     if bool((result == -1).any()):
         return (
-            "−1 is what the left neighbour wrote into its tensor when its call had returned. "
-            "Look at: when may a tensor that is being sent be changed?"
+            "The check wrote −1 into the left neighbor's tensor right after its call had returned. "
+            "Hint: when may a tensor that is being sent be changed?"
         )
-    return "Look at: is the message complete when you give the tensor back?"
+    return "Hint: is the message complete when you return the tensor?"
 
 
 def broadcast_cause(found: list[torch.Tensor], own: list[torch.Tensor], wrong_ranks: list[int]) -> str:
     for sender, tensor in enumerate(own):
         if all(torch.equal(theirs, tensor) for theirs in found):
-            return f"All have rank {sender}'s tensor. Look at: where does src come in?"
+            return f"All ranks have rank {sender}'s tensor. Hint: which line uses src?"
     if all(torch.equal(found[rank], own[rank]) for rank in wrong_ranks):
-        return "It is what the rank held before. Look at: what is filled in place?"
+        return "It is the rank's own tensor, unchanged. Hint: which tensor is written in place?"
     return ""

@@ -1,4 +1,4 @@
-"""Call a first collective on a rank: what it gave back, what it sent, and what became of its argument."""
+"""Call one of the first collectives on a rank, and record its result, its messages and its argument afterwards."""
 
 import time
 
@@ -9,7 +9,7 @@ from shared.checks.engine.candidate import device_here
 from shared.deadlines import scaled
 from shared.wire import instrumentation
 
-LATE_S = scaled(0.2)  # how late one rank comes where waiting is checked
+LATE_S = scaled(0.2)  # how late one rank is in the checks of waiting
 
 
 def _on_device(tensor: torch.Tensor) -> torch.Tensor:
@@ -17,17 +17,17 @@ def _on_device(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def probe_numbers(function, *values) -> dict:
-    """Call function with each value in turn. → what each call gave back, and its messages"""
+    """Call a function with each value in turn. Returns the result of each call and its messages."""
     results, calls = [], []
     for value in values:
-        with instrumentation.listening() as heard:
+        with instrumentation.listening() as calls_of_value:
             results.append(_described(function(value)))
-        calls.append(heard)
+        calls.append(calls_of_value)
     return {"results": results, "calls": calls}
 
 
 def _described(result) -> tuple[str, object]:
-    """→ the type's name, and the value as the kernel may have it"""
+    """Return the name of the result's type, and its value if it is a tensor or a number."""
     value = result.detach().cpu() if isinstance(result, torch.Tensor) else result
     return type(result).__name__, value if isinstance(value, (torch.Tensor, float, int)) else None
 
@@ -39,7 +39,7 @@ def probe_mean(global_mean, values: torch.Tensor) -> dict:
 
 
 def probe_pass(pass_right, late_rank: int | None, mine: torch.Tensor) -> dict:
-    """Pass one tensor on. One rank may come late; the argument is overwritten as soon as the call returns."""
+    """Pass one tensor to the right. One rank may be late. The argument is overwritten as soon as the call returns."""
     argument = _on_device(mine)
     dist.barrier()
     if dist.get_rank() == late_rank:
@@ -49,12 +49,12 @@ def probe_pass(pass_right, late_rank: int | None, mine: torch.Tensor) -> dict:
     result = result.clone() if isinstance(result, torch.Tensor) else result
     kept = argument.cpu().clone()
     argument.fill_(-1)
-    dist.barrier()  # nobody leaves, and frees its tensors, while a message may still be under way
+    dist.barrier()  # no rank may free its tensors while a message is still in flight
     return {"result": _described(result), "argument": kept, "calls": calls}
 
 
 def probe_loss(log_mean_loss, value: float) -> dict:
-    """Log the loss of a model with one weight, then do with the loss what a training step does."""
+    """Log the loss of a model with one weight, and then call backward() on it, as a training step does."""
     weight = _on_device(torch.tensor(value)).requires_grad_()
     loss = weight * 1.0
     with instrumentation.listening() as calls:

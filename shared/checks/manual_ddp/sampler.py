@@ -1,4 +1,4 @@
-"""Does a sampler share an epoch's samples out? Judged over all ranks' samplers, in exercise 2.5 of `manual_ddp`."""
+"""Check that the samplers of all ranks divide an epoch's samples among them, in exercise 2.5 of `manual_ddp`."""
 
 from itertools import islice
 
@@ -11,7 +11,7 @@ from shared.wire import instrumentation
 
 
 def probe_sampler(sampler_class, length: int, seed: int) -> dict:
-    """Iterate over every rank's sampler, here: what they yield may depend on nothing but their arguments."""
+    """Iterate over every rank's sampler on this rank, because samplers may depend only on their arguments."""
     world_size = dist.get_world_size()
     random_state = torch.get_rng_state()
 
@@ -54,63 +54,65 @@ def every_sample_once_and_equal_shares(attempt: Attempt) -> None:
             for later in result["epochs"]:
                 _judge_shares(rank, later, length, share)
             if not result["two iterators"]:
-                raise Wrong({rank: "two iterators of one sampler disturb each other"})
+                raise Wrong({rank: "two iterators over the same sampler at the same time yield different samples"})
             if result["len"] != share or result["len before"] != share:
                 raise Wrong({rank: f"len() says {result['len']} of {length} samples on {size} ranks; expected {share}"})
             if result["epoch 0"] != found[0]["epoch 0"] or result["unset"] != result["epoch 0"][rank]:
-                said = "the same rank, seed and epoch gave another order here than on rank 0, or without set_epoch"
-                raise Wrong({rank: said}, "Look at: what decides the order besides seed and epoch?")
-            want = [[place % length for place in range(r, share * size, size)] for r in range(size)]
-            if result["in order"] != want:
-                said = f"shuffle=False, {length} samples on {size} ranks: rank r yields {result['in order']}"
-                raise Wrong({rank: f"{said}; expected {want}"})
+                message = "for the same seed and epoch, the order differs from rank 0's, or set_epoch(0) changes it"
+                raise Wrong({rank: message}, "Hint: what does the order depend on besides the seed and the epoch?")
+            expected = [[index % length for index in range(r, share * size, size)] for r in range(size)]
+            if result["in order"] != expected:
+                message = f"shuffle=False, {length} samples on {size} ranks: rank r yields {result['in order']}"
+                raise Wrong({rank: f"{message}; expected {expected}"})
 
 
 def _judge_shares(rank: int, shares: list[list], length: int, share: int) -> None:
-    """Each share is `share` ints; together they are all samples, each as often as any other, give or take one."""
+    """Check that each share has `share` ints, and that together they contain each sample about equally often."""
     drawn = [sample for own in shares for sample in own]
     strange = next((sample for sample in drawn if type(sample) is not int), None)
     if strange is not None:
         raise Wrong({rank: f"yields {type(strange).__name__}s; expected ints"})
     sizes = [len(own) for own in shares]
     if sizes != [share] * len(shares):
-        hint = "Look at: what happens where the ranks do not divide the length?"
+        hint = "Hint: what happens if the length is not divisible by the number of ranks?"
         raise Wrong({rank: f"ranks yield {sizes} of {length} samples; expected {share} each"}, hint)
     if set(drawn) != set(range(length)):
         missing = sorted(set(range(length)) - set(drawn))
-        said = f"of {length} samples on {len(shares)} ranks, {missing} come on no rank; together: {drawn}"
-        raise Wrong({rank: said}, "Look at: do all ranks shuffle alike before each takes its share?")
+        message = f"of {length} samples on {len(shares)} ranks, no rank yields {missing}; all ranks yield {drawn}"
+        raise Wrong({rank: message}, "Hint: do all ranks have the same shuffled order before each takes its share?")
     most = -(-len(drawn) // length)
     often = sorted(sample for sample in set(drawn) if drawn.count(sample) > most)
     if often:
         raise Wrong(
-            {rank: f"{often} come more than {most} times among {drawn}"}, "Look at: which samples fill the gap?"
+            {rank: f"samples {often} are yielded more than {most} time{'s' if most > 1 else ''}: {drawn}"},
+            "Hint: which samples are repeated so that all shares have the same size?",
         )
 
 
 def epochs_and_seeds_decide_the_order(attempt: Attempt) -> None:
     for rank, result in enumerate(attempt.run(probe_sampler, 60, attempt.draw_seed())):
         if result["epoch 0"] != result["again"]:
-            raise Wrong({rank: "the same epoch came out in two different orders"}, "Look at: what is the seed made of?")
+            raise Wrong({rank: "the same epoch has two different orders"}, "Hint: how is the generator seeded?")
         if result["epoch 0"] == result["epoch 1"]:
-            raise Wrong({rank: "epoch 1 has the order of epoch 0"}, "Look at: what should set_epoch change?")
+            raise Wrong({rank: "epochs 0 and 1 have the same order"}, "Hint: what should set_epoch() change?")
         orders = [result["epoch 0"], *result["epochs"]]
-        if any(one == other for place, one in enumerate(orders) for other in orders[:place]):
-            raise Wrong({rank: "two epochs have the same order"})
+        if any(one == other for index, one in enumerate(orders) for other in orders[:index]):
+            raise Wrong({rank: "two epochs have the same order"}, "Hint: how do the seed and the epoch determine it?")
         if attempt.world_size > 1 and set(orders[0][0]) == set(orders[1][0]):
             raise Wrong(
-                {rank: "rank 0 has the same samples in every epoch"}, "Look at: shuffled before or after sharing?"
+                {rank: "rank 0 has the same samples in epochs 0 and 1"},
+                "Hint: are the samples shuffled before or after they are divided among the ranks?",
             )
         if result["epoch 0"] == result["other seed"]:
-            raise Wrong({rank: "another seed gives the same order"}, "Look at: is the seed used?")
+            raise Wrong({rank: "two different seeds give the same order"}, "Hint: which line uses the seed?")
         if result["epoch 0"] == result["in order"]:
-            raise Wrong({rank: "the samples come in order: nothing was shuffled"})
+            raise Wrong({rank: "with shuffle=True, the samples are yielded in order"}, "Hint: which line shuffles?")
         if not result["random numbers"]:
-            said = "iterating moved torch's global random numbers: everybody's dropout depends on this sampler now"
-            raise Wrong({rank: said}, "Look at: whose generator draws?")
+            message = "iterating changes torch's global random state, so dropout depends on the sampler"
+            raise Wrong({rank: message}, "Hint: which generator draws the random numbers?")
 
 
 def the_sampler_needs_no_messages(attempt: Attempt) -> None:
     for rank, result in enumerate(attempt.run(probe_sampler, 12, attempt.draw_seed())):
         if result["calls"]:
-            raise Wrong({rank: f"{describe_calls(result['calls'])}; expected none: a shared seed is enough"})
+            raise Wrong({rank: f"{describe_calls(result['calls'])}; expected none, as a shared seed is enough"})

@@ -1,7 +1,7 @@
-"""Checks for chapter 06: the memory of one rank, counted, kept in mixed precision, and saved by computing again.
+"""Checks for chapter 06: counting a rank's memory, mixed precision by hand, and activation checkpointing.
 
-Nothing here is sent, so most checks run on one rank alone. Values are those of one process in full precision; bytes are
-counted by storage, so that it does not matter under which name a tensor is kept.
+Nothing is sent in this chapter, so most checks run on one rank alone. Values are compared with one process in full
+precision. Bytes are counted by storage, so that the name under which a tensor is kept does not matter.
 """
 
 from shared.checks.engine.framework import Exercise
@@ -42,12 +42,12 @@ Checkpointed.check("values", world_sizes=(1, 2))(recompute_values.gradients_are_
 Checkpointed.check("twice", world_sizes=(1,))(recompute_values.the_module_runs_twice)
 Checkpointed.check("dropout", world_sizes=(1,))(recompute_values.dropout_drops_the_same)
 Checkpointed.check("order", world_sizes=(1,))(recompute_order.backward_finds_its_own_forward)
-Checkpointed.check("changed inputs", world_sizes=(1,))(recompute_order.changed_inputs_are_refused)
-Checkpointed.check("autocast", world_sizes=(1,))(recompute_order.autocast_is_that_of_forward)
+Checkpointed.check("changed inputs", world_sizes=(1,))(recompute_order.changed_inputs_are_rejected)
+Checkpointed.check("autocast", world_sizes=(1,))(recompute_order.recomputation_uses_forwards_autocast)
 Checkpointed.check("hooks", world_sizes=(1,))(recompute_hooks.hooks_see_whole_gradients_once)
 Checkpointed.check("memory", world_sizes=(1,))(recompute_memory.only_inputs_are_kept)
 Checkpointed.check("let go", world_sizes=(1,))(recompute_memory.nothing_is_left)
 
 activation_peak_bytes.check("values", world_sizes=(1,))(placement.peaks_are_predicted)
 place_checkpoints.check("fewest", world_sizes=(1,))(placement.as_few_as_possible)
-place_checkpoints.check("too little", world_sizes=(1,))(placement.the_lowest_peak_is_told)
+place_checkpoints.check("too little", world_sizes=(1,))(placement.the_lowest_peak_is_named)

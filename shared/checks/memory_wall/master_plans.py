@@ -1,4 +1,4 @@
-"""Optimizers driven through a few steps with given gradients: one code for the ranks, and for what they must equal."""
+"""Run optimizers through a few steps with given gradients, with the same code on the ranks and for the reference."""
 
 from dataclasses import dataclass, field
 
@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 STEPS = 5
-LATE = 2  # the step before which a late group comes
+LATE = 2  # A late group is added before this step.
 SHAPES = ((3, 7), (), (5,), (2, 3, 2, 2), (1,), (4, 4))
 OPTIMIZERS = {
     "SGD": (torch.optim.SGD, {"lr": 0.1}),
@@ -23,22 +23,22 @@ SCHEDULERS = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What is optimized, how, and what happens between the steps."""
+    """Describe what is optimized, how, and what happens between the steps."""
 
-    said: str
+    description: str
     optimizer: str
-    groups: tuple[dict, ...] = ({},)  # each one's settings; parameters are dealt out in turns
+    groups: tuple[dict, ...] = ({},)  # each group's settings; parameters are dealt out to the groups in turn
     late: bool = False  # the last group is added before step LATE
     scheduler: str = ""
     rewritten: dict = field(default_factory=dict)  # settings of the last group, written before step LATE
-    written_over: bool = False  # somebody writes into the parameters after the first step
+    written_over: bool = False  # other code writes into the parameters after the first step
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float32)
     hint: str = ""
 
 
 @dataclass
 class Data:
-    """What a plan starts with; gradients: per step, one per parameter or None."""
+    """Hold the parameters a plan starts with, and for each step one gradient or None per parameter."""
 
     parameters: list[torch.Tensor]
     gradients: list[list[torch.Tensor | None]]
@@ -48,13 +48,14 @@ def draw(seed: int, dtypes: tuple[torch.dtype, ...], missing: float = 0.0) -> Da
     """Draw parameters of dtypes in turn, and gradients of which some are missing."""
     generator = torch.Generator().manual_seed(seed)
 
-    def numbers() -> list[torch.Tensor]:
-        some = [torch.randn(shape, generator=generator) for shape in SHAPES]
-        return [each.to(dtypes[place % len(dtypes)]) for place, each in enumerate(some)]
+    def draw_tensors() -> list[torch.Tensor]:
+        tensors = [torch.randn(shape, generator=generator) for shape in SHAPES]
+        return [tensor.to(dtypes[index % len(dtypes)]) for index, tensor in enumerate(tensors)]
 
-    parameters = numbers()
+    parameters = draw_tensors()
     gradients = [
-        [None if torch.rand((), generator=generator) < missing else each for each in numbers()] for _ in range(STEPS)
+        [None if torch.rand((), generator=generator) < missing else tensor for tensor in draw_tensors()]
+        for _ in range(STEPS)
     ]
     return Data(parameters, gradients)
 
@@ -64,13 +65,23 @@ def deal(parameters: list, groups: int) -> list[list]:
 
 
 def run(plan: Plan, build, data: Data, device: torch.device) -> dict:
-    """Step through a plan. build(groups, **defaults) gives an optimizer. → per step the parameters, and its manners"""
+    """Step through a plan.
+
+    Args:
+        plan: What happens in each step.
+        build: Called as build(groups, **defaults) to make the optimizer.
+        data: The parameters to start with, and the gradients.
+        device: Where the parameters live.
+
+    Returns:
+        The parameters after each step, and which of an optimizer's usual properties hold.
+    """
     parameters = [nn.Parameter(each.to(device, copy=True)) for each in data.parameters]
     addresses = [parameter.data_ptr() for parameter in parameters]
     dealt = deal(parameters, len(plan.groups))
     groups = [{"params": some, **settings} for some, settings in zip(dealt, plan.groups, strict=True)]
     now = groups[:-1] if plan.late else groups
-    given = iter(parameters) if plan.groups == ({},) else now  # as module.parameters() is: to be read once
+    given = iter(parameters) if plan.groups == ({},) else now  # like module.parameters(), it can be read only once
     optimizer = build(given, **OPTIMIZERS[plan.optimizer][1])
     scheduler = SCHEDULERS[plan.scheduler](optimizer) if plan.scheduler else None
     found = {"steps": [], "gradients kept": True}
@@ -97,19 +108,19 @@ def run(plan: Plan, build, data: Data, device: torch.device) -> dict:
     return found
 
 
-def _same(found: torch.Tensor | None, want: torch.Tensor | None) -> bool:
-    if found is None or want is None:
-        return found is want
-    return found.dtype == want.dtype and torch.equal(found.cpu(), want)
+def _same(found: torch.Tensor | None, expected: torch.Tensor | None) -> bool:
+    if found is None or expected is None:
+        return found is expected
+    return found.dtype == expected.dtype and torch.equal(found.cpu(), expected)
 
 
 def masters(plan: Plan, data: Data) -> list[list[torch.Tensor]]:
-    """Run torch's optimizer on float32 copies, in which nobody else writes. → them, per step"""
+    """Run torch's optimizer on float32 copies that no other code writes into. Return them after each step."""
     whole = Plan(**{**vars(plan), "written_over": False})
     copies = Data([each.float() for each in data.parameters], data.gradients)
     return run(whole, OPTIMIZERS[plan.optimizer][0], copies, torch.device("cpu"))["steps"]
 
 
 def without_masters(plan: Plan, data: Data) -> list[list[torch.Tensor]]:
-    """Run torch's optimizer on the parameters themselves. → them, per step"""
+    """Run torch's optimizer on the parameters themselves. Return them after each step."""
     return run(plan, OPTIMIZERS[plan.optimizer][0], data, torch.device("cpu"))["steps"]

@@ -1,4 +1,4 @@
-"""Judging what a checkpoint of master weights brings back: training goes on as if nothing had happened."""
+"""Judge a checkpoint of master weights: training continues as if it had never been interrupted."""
 
 import functools
 import io
@@ -11,21 +11,21 @@ from shared.checks.engine.framework import Attempt
 from shared.checks.memory_wall.master_plans import OPTIMIZERS, Data, Plan, deal, draw
 from shared.checks.memory_wall.master_values import after_values, judge_steps
 
-SAVED_AFTER = 3  # of the steps
+SAVED_AFTER = 3  # steps
 HINT = (
-    "Look at: what does state_dict() hold after a step, and in which dtype does it come back? torch's own takes what "
-    "is in self.state, and rounds it to the parameters' dtype when it loads."
+    "torch's own state_dict() saves what is in self.state, and load_state_dict() casts it to the parameters' dtype.\n"
+    "Hint: what does your state_dict() contain after a step, and which dtype does it have after loading?"
 )
-_SAID = f"saved after step {SAVED_AFTER} and loaded into"
-PLANS = (  # and whether the optimizer that loads has stepped before
-    (Plan(f"AdamW, two groups, {_SAID} a new one", "AdamW", ({}, {"lr": 0.1, "weight_decay": 0.0}), hint=HINT), False),
-    (Plan(f"SGD with momentum, {_SAID} a new one", "SGD with momentum", hint=HINT), False),
-    (Plan(f"AdamW, {_SAID} one that went another way", "AdamW", hint=HINT), True),
+_SAVED = f"saved after step {SAVED_AFTER} and loaded into"
+PLANS = (  # plans, and whether the optimizer that loads has stepped before
+    (Plan(f"AdamW, two groups, {_SAVED} a new one", "AdamW", ({}, {"lr": 0.1, "weight_decay": 0.0}), hint=HINT), False),
+    (Plan(f"SGD with momentum, {_SAVED} a new one", "SGD with momentum", hint=HINT), False),
+    (Plan(f"AdamW, {_SAVED} one that has trained differently", "AdamW", hint=HINT), True),
 )
 
 
 def probe_resumed(master_weights, plan: Plan, used: bool, data: Data) -> list[list[torch.Tensor]]:
-    """Step, save, and go on with other parameters and another optimizer. → the parameters after each later step"""
+    """Step, save, and continue with a new optimizer on new parameters. Return the parameters after each later step."""
     optimizer_cls, defaults = OPTIMIZERS[plan.optimizer]
     build = functools.partial(master_weights, optimizer_cls=optimizer_cls, **defaults)
 
@@ -64,5 +64,5 @@ def probe_resumed(master_weights, plan: Plan, used: bool, data: Data) -> list[li
 def training_goes_on(attempt: Attempt) -> None:
     for plan, used in PLANS:
         data = draw(attempt.draw_seed(), plan.dtypes)
-        for rank, steps in enumerate(attempt.run(probe_resumed, plan, used, data, context=plan.said)):
+        for rank, steps in enumerate(attempt.run(probe_resumed, plan, used, data, context=plan.description)):
             judge_steps(rank, steps, plan, data, first=SAVED_AFTER + 1)

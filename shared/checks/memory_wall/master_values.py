@@ -1,4 +1,4 @@
-"""Judging master weights: each parameter is the rounded copy of what a float32 optimizer would have."""
+"""Judge master weights: each parameter is the rounded copy of what a float32 optimizer would hold."""
 
 import functools
 
@@ -11,63 +11,84 @@ from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.hints import begin_at, where_it_raises
 from shared.checks.memory_wall.master_plans import OPTIMIZERS, Data, Plan, draw, masters, run, without_masters
 
-# A dozen float32 operations on numbers of size 1, in another order or fused: each rounds by 6e-8. A master may then lie
-# on the other side of where bfloat16 rounds up; so a parameter must be what some number this near is rounded to.
+# A dozen float32 operations on values of size 1, reordered or fused, each round by 6e-8. The master may then lie on the
+# other side of a bfloat16 rounding boundary, so a parameter must equal some value this close to the master, rounded.
 MARGIN = 2e-6
 
 VALUES = (
-    Plan("SGD", "SGD", hint="Look at: which tensors does inner step, what is rounded, and which way does the copy go?"),
-    Plan("SGD with momentum", "SGD with momentum", hint="Look at: what must live from one step to the next?"),
-    Plan("Adam", "Adam", hint="Look at: what must live from one step to the next?"),
-    Plan("AdamW", "AdamW", hint="Look at: do the defaults reach the optimizer of each master?"),
-    Plan("Adam with amsgrad", "Adam with amsgrad", hint="Look at: whose names has what an optimizer remembers?"),
-    Plan("SGD, parameters of float16", "SGD", dtypes=(torch.float16,), hint="Look at: to which dtype is it rounded?"),
     Plan(
-        "SGD, and somebody wrote into the parameters before step 2",
+        "SGD", "SGD", hint="Hint: which tensors does the inner optimizer step, and which tensor is copied into which?"
+    ),
+    Plan("SGD with momentum", "SGD with momentum", hint="Hint: which state must survive from one step to the next?"),
+    Plan("Adam", "Adam", hint="Hint: which state must survive from one step to the next?"),
+    Plan("AdamW", "AdamW", hint="Hint: do the defaults reach the optimizer of each master?"),
+    Plan(
+        "Adam with amsgrad", "Adam with amsgrad", hint="Hint: which names do the entries of the optimizer's state have?"
+    ),
+    Plan(
+        "SGD, float16 parameters", "SGD", dtypes=(torch.float16,), hint="Hint: to which dtype is each master rounded?"
+    ),
+    Plan(
+        "SGD, with other code writing into the parameters before step 2",
         "SGD",
         written_over=True,
-        hint="The master decides. Look at: is it a copy of its own, of each dtype?",
+        hint="The masters hold the true values. Hint: does each master have memory of its own, whatever the dtype?",
     ),
 )
 GROUPS = (
-    Plan("SGD, two groups", "SGD", ({}, {"lr": 0.5}), hint="Look at: whose settings does an inner optimizer get?"),
+    Plan(
+        "SGD, two groups",
+        "SGD",
+        ({}, {"lr": 0.5}),
+        hint="Hint: from which group does each inner optimizer get its settings?",
+    ),
     Plan(
         "AdamW, three groups",
         "AdamW",
         ({"lr": 0.2}, {"weight_decay": 0.0, "betas": (0.5, 0.6)}, {}),
-        hint="Look at: which settings may differ between groups?",
+        hint="Hint: which settings may differ between groups?",
     ),
     Plan(
         "SGD with momentum, a group added before step 3",
         "SGD with momentum",
         ({}, {"lr": 0.02, "momentum": 0.5}),
         late=True,
-        hint="Look at: when does a parameter get its master, and what does add_param_group know of the group?",
+        hint="Hint: when does a parameter get its master, and what does add_param_group() receive?",
     ),
 )
 SCHEDULES = (
-    Plan("SGD under StepLR", "SGD", scheduler="StepLR", hint="Look at: when are the settings read?"),
+    Plan("SGD with StepLR", "SGD", scheduler="StepLR", hint="Hint: when does the inner optimizer read its settings?"),
     Plan(
-        "Adam under OneCycleLR, which changes betas too",
+        "Adam with OneCycleLR, which also changes betas",
         "Adam",
         scheduler="OneCycleLR",
-        hint="Look at: which settings does a scheduler find in `defaults` and in the groups, and which does it write?",
+        hint="Hint: which settings does a scheduler read from `defaults` and the groups, and which does it write?",
     ),
     Plan(
-        "AdamW, the last group's lr, weight_decay and maximize written before step 3",
+        "AdamW, with the last group's lr, weight_decay and maximize changed before step 3",
         "AdamW",
         ({}, {}),
         rewritten={"lr": 0.3, "weight_decay": 0.0, "maximize": True},
-        hint="Look at: when are the settings read, and of which group?",
+        hint="Hint: when are the settings read, and from which group?",
     ),
 )
-MISSING = Plan("AdamW, gradients of None here and there", "AdamW")
-SMALL_LR = 2**-10  # of which every sum is a float32
-SMALL = Plan("SGD, parameters of 1, every update 1/1024", "SGD", ({"lr": SMALL_LR},), dtypes=(torch.bfloat16,))
+MISSING = Plan(
+    "AdamW, with some gradients None",
+    "AdamW",
+    hint="Hint: does a step treat a gradient of None like a gradient of zeros?",
+)
+SMALL_LR = 2**-10  # Every multiple of it is a float32.
+SMALL = Plan(
+    "SGD, parameters that start at 1, each update 1/1024",
+    "SGD",
+    ({"lr": SMALL_LR},),
+    dtypes=(torch.bfloat16,),
+    hint="Hint: does any step round a master?",
+)
 SMALL_STEPS = 200
 BEGUN = {
-    "KeyError: '": "inner takes a state that is not empty for one that has begun. Look at: what does it find of a "
-    "master that it steps for the first time?"
+    "KeyError: '": "The inner optimizer treats a nonempty state as initialized. Hint: what does it find in the "
+    "state of a master that it steps for the first time?"
 }
 
 
@@ -77,57 +98,73 @@ def probe_masters(master_weights, plan: Plan, data: Data) -> dict:
 
 
 def judge_plan(attempt: Attempt, plan: Plan, missing: float = 0.0) -> None:
-    """Try a plan with fresh numbers on each rank.
+    """Try a plan with fresh values on each rank.
 
-    Raises: Wrong unless every parameter is the rounded master, after each step.
+    Raises:
+        Wrong: Unless every parameter is the rounded master after each step.
     """
     data = [draw(attempt.draw_seed(), plan.dtypes, missing) for _ in range(attempt.world_size)]
-    found = attempt.run(probe_masters, plan, per_rank=[(each,) for each in data], context=plan.said)
+    found = attempt.run(probe_masters, plan, per_rank=[(each,) for each in data], context=plan.description)
     for rank, (result, own) in enumerate(zip(found, data, strict=True)):
         judge_steps(rank, result["steps"], plan, own)
-        _judge_manners(rank, result, plan)
+        _judge_optimizer(rank, result, plan)
 
 
 def judge_steps(rank: int, steps: list[list[torch.Tensor]], plan: Plan, data: Data, first: int = 1) -> None:
-    """Judge the parameters after steps first, first + 1, … Raises: Wrong."""
-    for number, (parameters, want) in enumerate(zip(steps, masters(plan, data)[first - 1 :], strict=True), first):
-        for place, (parameter, master) in enumerate(zip(parameters, want, strict=True)):
-            dtype = data.parameters[place].dtype
-            said = f"{plan.said}, after step {number}: a parameter of {str(dtype).removeprefix('torch.')}"
+    """Judge the parameters after steps first, first + 1, …
+
+    Raises:
+        Wrong: If a parameter is not its rounded master.
+    """
+    for number, (parameters, expected) in enumerate(zip(steps, masters(plan, data)[first - 1 :], strict=True), first):
+        for index, (parameter, master) in enumerate(zip(parameters, expected, strict=True)):
+            dtype = data.parameters[index].dtype
+            context = f"{plan.description}, after step {number}: a {str(dtype).removeprefix('torch.')} parameter"
             if parameter.dtype != dtype:
-                raise Wrong({rank: f"{said} is {parameter.dtype} now"}, "Look at: whose dtype may change?")
+                raise Wrong(
+                    {rank: f"{context} is now {parameter.dtype}"},
+                    "Hint: which tensors may have another dtype than the parameters?",
+                )
             if not is_rounded(parameter, master):
                 difference = first_difference(parameter, master.to(dtype), MARGIN)
-                raise Wrong({rank: f"{said}, {difference}"}, _cause(parameter, plan, data, number, place))
+                raise Wrong({rank: f"{context} is wrong: {difference}"}, _cause(parameter, plan, data, number, index))
 
 
 def is_rounded(parameter: torch.Tensor, master: torch.Tensor) -> bool:
-    """Is parameter what master, or a number within the margin, is rounded to?"""
+    """Tell whether parameter is the rounded master, or a rounded value within the margin of it."""
     margin = MARGIN * max(1.0, master.abs().max().item())
     low, high = ((master + off).to(parameter.dtype) for off in (-margin, margin))
     return parameter.shape == master.shape and bool(((low <= parameter) & (parameter <= high)).all())
 
 
-def _cause(parameter: torch.Tensor, plan: Plan, data: Data, number: int, place: int) -> str:
-    if torch.equal(parameter, data.parameters[place]):
-        return f"It is what it was at the start. {plan.hint}"
-    if parameter.dtype == torch.bfloat16 and torch.equal(parameter, without_masters(plan, data)[number - 1][place]):
-        return "It is what bfloat16 alone gives. Look at: from where does a step read, the master or the parameter?"
+def _cause(parameter: torch.Tensor, plan: Plan, data: Data, number: int, index: int) -> str:
+    if torch.equal(parameter, data.parameters[index]):
+        return f"The parameter has not changed since the start. {plan.hint}"
+    if parameter.dtype == torch.bfloat16 and torch.equal(parameter, without_masters(plan, data)[number - 1][index]):
+        return "This is the result of training in bfloat16 alone. Hint: does a step read the master or the parameter?"
     return plan.hint
 
 
-def _judge_manners(rank: int, result: dict, plan: Plan) -> None:
-    """What any torch optimizer does, and does not do."""
+def _judge_optimizer(rank: int, result: dict, plan: Plan) -> None:
+    """Judge what every torch optimizer does, and what none does."""
     if not result["kind"]:
-        raise Wrong({rank: "it is no torch.optim.Optimizer"}, "Look at: what does the class derive from?")
+        raise Wrong(
+            {rank: "MasterWeights(...) is not a torch.optim.Optimizer"},
+            "Hint: which class does MasterWeights derive from?",
+        )
     if not result["in place"]:
-        said = f"{plan.said}: a parameter's memory is another one after the steps"
-        raise Wrong({rank: said}, "Others may hold views of it, flat buckets for one. Look at: how is it written?")
+        evidence = f"{plan.description}: a parameter has other memory after the steps than before"
+        raise Wrong(
+            {rank: evidence},
+            "Other code may hold views of a parameter, such as flat buckets. Hint: how do you write into a parameter?",
+        )
     if not result["gradients kept"]:
-        raise Wrong({rank: f"{plan.said}: step() changed a parameter's .grad"}, "Look at: who clears gradients?")
+        raise Wrong(
+            {rank: f"{plan.description}: step() changed a parameter's .grad"}, "Hint: which method clears gradients?"
+        )
     if not result["zeroed"]:
-        hint = "Look at: which parameters are in the groups?"
-        raise Wrong({rank: f"{plan.said}: zero_grad() leaves gradients"}, hint)
+        hint = "Hint: which parameters are in param_groups?"
+        raise Wrong({rank: f"{plan.description}: zero_grad() leaves gradients; expected None"}, hint)
 
 
 # -- the checks
@@ -156,9 +193,9 @@ def settings_are_those_of_now(attempt: Attempt) -> None:
 
 @after_values
 def masters_move_where_parameters_would_not(attempt: Attempt) -> None:
-    """bfloat16's neighbours of 1 are 0.0039 below and 0.0078 above: one update is lost, 200 are not.
+    """Take 200 updates that are each too small for bfloat16, whose neighbors of 1 are 0.0039 below and 0.0078 above.
 
-    So many, because a master that is rounded now and then loses what has come together since.
+    There are so many steps because a master that is rounded occasionally loses what it has accumulated since.
     """
     sign = attempt.random.choice((-1.0, 1.0))
     count = attempt.random.randint(3, 9)
@@ -167,32 +204,40 @@ def masters_move_where_parameters_would_not(attempt: Attempt) -> None:
     for rank, result in enumerate(attempt.run(probe_masters, SMALL, data)):
         last = result["steps"][-1][0]
         if torch.equal(last, ones[0]):
-            want = f"{1 - sign * SMALL_LR * SMALL_STEPS:.3f}"
-            said = f"{SMALL.said}: after {SMALL_STEPS} steps they are still 1; expected about {want}"
-            raise Wrong({rank: said}, "Look at: where does the part of an update live that bfloat16 cannot hold?")
+            expected = f"{1 - sign * SMALL_LR * SMALL_STEPS:.3f}"
+            evidence = (
+                f"{SMALL.description}: after {SMALL_STEPS} steps the parameters are still 1; expected about {expected}"
+            )
+            raise Wrong(
+                {rank: evidence}, "Hint: which tensor keeps the part of an update that bfloat16 cannot represent?"
+            )
         judge_steps(rank, result["steps"], SMALL, data)
 
 
 @after_values
 def what_has_no_gradient_stays(attempt: Attempt) -> None:
     data = draw(attempt.draw_seed(), MISSING.dtypes, 0.5)
-    data.gradients[-1] = [torch.zeros_like(each) for each in data.parameters]  # a gradient of zeros is one
-    for rank, result in enumerate(attempt.run(probe_masters, MISSING, data, context=MISSING.said)):
+    data.gradients[-1] = [torch.zeros_like(each) for each in data.parameters]  # A gradient of zeros is not None.
+    for rank, result in enumerate(attempt.run(probe_masters, MISSING, data, context=MISSING.description)):
         before = data.parameters
         for number, (after, gradients) in enumerate(zip(result["steps"], data.gradients, strict=True), 1):
             for old, new, gradient in zip(before, after, gradients, strict=True):
                 if gradient is None and not torch.equal(old, new):
-                    said = f"step {number}: a parameter without a gradient moved, {first_difference(new, old, 0.0)}"
-                    raise Wrong({rank: said}, "Look at: what do weight decay and momentum do to a gradient of zeros?")
+                    evidence = (
+                        f"step {number}: a parameter without a gradient changed: {first_difference(new, old, 0.0)}"
+                    )
+                    raise Wrong(
+                        {rank: evidence}, "Hint: what would weight decay and momentum do with a gradient of zeros?"
+                    )
             before = after
         judge_steps(rank, result["steps"], MISSING, data)
 
 
-# -- inside another optimizer, as ZeRO-1 will hold it
+# -- inside another optimizer, as in ZeRO-1
 
 
 def probe_inside(master_weights, data: Data, lr: float) -> dict:
-    """Build it for its defaults, then add a group of a view into a flat tensor, as ZeRO-1 does."""
+    """Build it only for its defaults, then add a group with a view of a flat tensor, as ZeRO-1 does."""
     build = functools.partial(master_weights, optimizer_cls=torch.optim.AdamW)
     inner = build([{"params": [nn.Parameter(torch.empty(0))]}], lr=lr)
     inner.param_groups.clear()
@@ -211,7 +256,7 @@ def probe_inside(master_weights, data: Data, lr: float) -> dict:
 @after_values
 def another_optimizer_may_hold_it(attempt: Attempt) -> None:
     data, lr = draw(attempt.draw_seed(), (torch.bfloat16,)), attempt.random.uniform(0.05, 0.1)
-    context = "built on an empty tensor, its groups cleared, then given a group whose parameter is a view"
+    context = "built on an empty tensor, with its groups cleared and a group added whose parameter is a view"
     master = torch.cat([each.flatten() for each in data.parameters]).float()
     part = nn.Parameter(master[1:-1])
     reference = torch.optim.AdamW([part], lr=lr, weight_decay=0.3)
@@ -222,10 +267,12 @@ def another_optimizer_may_hold_it(attempt: Attempt) -> None:
         reference.step()
         for rank, result in enumerate(found):
             if "betas" not in result["defaults"]:
-                said = f"optimizer.defaults has {', '.join(result['defaults'])}; AdamW's has betas too"
-                raise Wrong({rank: said}, "Look at: what does torch.optim.Optimizer.__init__ take for its defaults?")
+                evidence = (
+                    f"optimizer.defaults contains {', '.join(result['defaults'])}; expected AdamW's, including betas"
+                )
+                raise Wrong({rank: evidence}, "Hint: what do you pass to torch.optim.Optimizer.__init__ as defaults?")
             if not is_rounded(result["steps"][number], master):
                 difference = first_difference(result["steps"][number], master.bfloat16(), MARGIN)
-                said = f"{context}; after step {number + 1}: {difference}"
-                hint = "Look at: where are masters made, when are settings read, and how is a parameter written?"
-                raise Wrong({rank: said}, hint)
+                evidence = f"{context}; after step {number + 1}: {difference}"
+                hint = "Hint: where are masters created, when are settings read, and how is a parameter written?"
+                raise Wrong({rank: evidence}, hint)

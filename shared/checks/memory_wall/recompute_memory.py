@@ -1,4 +1,4 @@
-"""Judging what a checkpointed module keeps between forward and backward, by storages: autograd's own are in C++."""
+"""Judge what a checkpointed module keeps between forward and backward, by storage: autograd keeps its own in C++."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -10,11 +10,11 @@ from shared.checks.engine.footprint import living_bytes
 from shared.checks.engine.framework import Attempt, Wrong
 
 SAMPLES, INPUTS = 32, 256
-SLACK_BYTES = 16_384  # where the generators were: some 5,000 bytes each
+SLACK_BYTES = 16_384  # saved states of random number generators, about 5,000 bytes each
 
 
 class Wide(nn.Module):
-    """Keeps several tensors of [32, width] for backward, from two inputs."""
+    """Keep several tensors of [32, width] for backward, computed from two inputs."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -24,10 +24,10 @@ class Wide(nn.Module):
         return self.down(F.gelu(self.middle(F.gelu(self.up(x * y)))))
 
 
-def probe_kept(checkpointed, width: int, turned: bool) -> dict:
-    """Run forward, then backward, twice. → the bytes that are there after each and were not before, results apart"""
+def probe_kept(checkpointed, width: int, checkpoints: bool) -> dict:
+    """Run forward and backward twice. Return how many more bytes live after each than before, without the results."""
     block = Wide(width).to(device_here())
-    model = checkpointed(block) if turned else block
+    model = checkpointed(block) if checkpoints else block
     found = {"forward": [], "backward": []}
     for _ in range(2):
         x, y = (torch.randn(SAMPLES, INPUTS, device=device_here(), requires_grad=True) for _ in range(2))
@@ -54,21 +54,22 @@ def only_inputs_are_kept(attempt: Attempt) -> None:
     for rank, found in enumerate(attempt.run(probe_kept, width, True)):
         for number, kept_bytes in enumerate(found["forward"], 1):
             if kept_bytes > SLACK_BYTES:
-                said = (
-                    f"a module that keeps {plain_bytes:,} bytes of activations: checkpointed, in forward {number}, "
-                    f"it keeps {kept_bytes:,} beside its inputs and its output; expected none"
+                evidence = (
+                    f"a module that keeps {plain_bytes:,} bytes of activations: when checkpointed, it keeps "
+                    f"{kept_bytes:,} "
+                    f"bytes besides its inputs and its output after forward {number}; expected none"
                 )
-                raise Wrong({rank: said}, "Look at: what does autograd record in forward, and what is saved besides?")
+                raise Wrong({rank: evidence}, "Hint: what does autograd record during forward, and what else is saved?")
         for number, kept_bytes in enumerate(found["backward"], 1):
             if kept_bytes > SLACK_BYTES:
-                said = f"after backward {number} there are {kept_bytes:,} bytes more than before"
-                raise Wrong({rank: said}, "Look at: who still holds what backward computed again?")
+                evidence = f"{kept_bytes:,} more bytes are held after backward {number} than before it; expected none"
+                raise Wrong({rank: evidence}, "Hint: what still refers to the recomputed activations?")
 
 
 def probe_left(checkpointed, width: int) -> int:
-    """Train once, and let go of inputs and gradients. → the bytes that still live with the loss"""
+    """Train once, then drop inputs and gradients. Return the bytes that still live besides the loss."""
     model = checkpointed(Wide(width).to(device_here()))
-    leaf = torch.zeros(1, device=device_here(), requires_grad=True)  # a graph keeps its leaves
+    leaf = torch.zeros(1, device=device_here(), requires_grad=True)  # A graph keeps its leaves alive.
     before_bytes = living_bytes()
 
     def forward() -> torch.Tensor:
@@ -84,8 +85,9 @@ def nothing_is_left(attempt: Attempt) -> None:
     width = attempt.random.randint(450, 600)
     for rank, left_bytes in enumerate(attempt.run(probe_left, width)):
         if left_bytes > SLACK_BYTES:
-            said = (
-                f"after backward, inputs and gradients gone, {left_bytes:,} bytes are left; the two inputs were "
-                f"{2 * SAMPLES * INPUTS * 4:,}"
+            evidence = (
+                f"{left_bytes:,} bytes are still held after backward, when inputs and gradients were "
+                "dropped; expected none "
+                f"(the two inputs had {2 * SAMPLES * INPUTS * 4:,} bytes)"
             )
-            raise Wrong({rank: said}, "Look at: who keeps inputs, and does autograd know, so that it can let them go?")
+            raise Wrong({rank: evidence}, "Hint: where do you save the inputs, and can autograd free them there?")

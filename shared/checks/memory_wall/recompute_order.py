@@ -1,4 +1,4 @@
-"""Judging recomputation where backward does not simply follow forward: later, twice, or when something has changed."""
+"""Judge recomputation if backward does not directly follow forward: later, twice, or after something changed."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -11,12 +11,12 @@ from shared.checks.engine.hints import begin_at
 from shared.checks.memory_wall.recompute_values import Drops, gradients_are_those_without_it
 
 SAMPLES, WIDTH = 2, 64
-BACKWARDS = (0, 2, 0)  # of which forward: the first first, one never, and one again
+BACKWARDS = (0, 2, 0)  # indices of the forwards: the second is never used, and the first one twice
 after_values = begin_at(gradients_are_those_without_it, "values")
 
 
 def probe_order(checkpointed, seed: int) -> list[dict]:
-    """Run forward three times, once more without gradients, then some backwards. → per backward what went in and out"""
+    """Run three forwards, one more without gradients, then some backwards. Return inputs and gradients per backward."""
     torch.manual_seed(seed)
     drops = Drops().to(device_here())
     model = checkpointed(drops)
@@ -30,7 +30,7 @@ def probe_order(checkpointed, seed: int) -> list[dict]:
         gradients = torch.autograd.grad(outputs[number].sum(), wanted, retain_graph=True)
         found.append(
             {
-                "came": [each.cpu() for each in gradients],
+                "gradients": [gradient.cpu() for gradient in gradients],
                 "x": own[number].detach().cpu(),
                 "mask": drops.dropped[number].cpu(),
                 "weight": drops.weight.detach().cpu(),
@@ -41,21 +41,26 @@ def probe_order(checkpointed, seed: int) -> list[dict]:
 
 @after_values
 def backward_finds_its_own_forward(attempt: Attempt) -> None:
-    said = "one block, forward of batches 1, 2 and 3, and once under no_grad; then backward of batches 1, 3 and 1 again"
-    for rank, rounds in enumerate(attempt.run(probe_order, attempt.draw_seed(), context=said)):
+    context = (
+        "one block, forward of batches 1, 2 and 3, and once under no_grad; then backward of batches 1, 3 and 1 again"
+    )
+    for rank, rounds in enumerate(attempt.run(probe_order, attempt.draw_seed(), context=context)):
         for which, found in zip(BACKWARDS, rounds, strict=True):
             expected = [found["mask"] * found["weight"], (found["x"] * found["mask"]).sum(0)]
-            for name, came, want in zip(("the input", "the weight"), found["came"], expected, strict=True):
-                if not close(came, want):
-                    evidence = f"{said}: batch {which + 1}, the gradient of {name}, {first_difference(came, want)}"
-                    raise Wrong({rank: evidence}, "Look at: where does each forward leave what its backward needs?")
+            for name, actual, wanted in zip(("the input", "the weight"), found["gradients"], expected, strict=True):
+                if not close(actual, wanted):
+                    evidence = (
+                        f"{context}: batch {which + 1}, the gradient of {name} is wrong: "
+                        f"{first_difference(actual, wanted)}"
+                    )
+                    raise Wrong({rank: evidence}, "Hint: where does each forward save what its backward needs?")
 
 
-# -- inputs that somebody writes into
+# -- inputs that other code writes into
 
 
 def probe_changed(checkpointed, seed: int) -> bool:
-    """Write into a block's input between forward and backward. → does backward refuse?"""
+    """Write into a block's input between forward and backward. Return whether backward raises."""
     torch.manual_seed(seed)
     model = checkpointed(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()).to(device_here()))
     x = torch.rand(SAMPLES, WIDTH, device=device_here(), requires_grad=True)
@@ -71,21 +76,21 @@ def probe_changed(checkpointed, seed: int) -> bool:
 
 
 @after_values
-def changed_inputs_are_refused(attempt: Attempt) -> None:
-    for rank, refused in enumerate(attempt.run(probe_changed, attempt.draw_seed())):
-        if not refused:
-            said = (
-                "somebody wrote into a block's input between forward and backward: other activations were computed "
-                "again, without a word; expected autograd's RuntimeError"
+def changed_inputs_are_rejected(attempt: Attempt) -> None:
+    for rank, rejected in enumerate(attempt.run(probe_changed, attempt.draw_seed())):
+        if not rejected:
+            evidence = (
+                "a block's input was changed in place between forward and backward, and backward silently recomputed "
+                "different activations; expected autograd's RuntimeError"
             )
-            raise Wrong({rank: said}, "Look at: with what must tensors be kept so that autograd notices?")
+            raise Wrong({rank: evidence}, "Hint: how must a tensor be saved so that autograd notices in-place changes?")
 
 
 # -- autocast
 
 
 class Casts(nn.Module):
-    """Writes down in which dtype it computes."""
+    """Log the dtype of each computation."""
 
     def __init__(self):
         super().__init__()
@@ -98,31 +103,34 @@ class Casts(nn.Module):
 
 
 def probe_autocast(checkpointed, seed: int, inside: bool, wrap: bool = True) -> dict:
-    """Run forward in autocast and backward outside, or the other way. → dtypes, and the weight's gradient"""
+    """Run forward inside autocast and backward outside, or the reverse. Return the dtypes and the weight's gradient."""
     torch.manual_seed(seed)
     casts = Casts().to(device_here())
     model = checkpointed(casts) if wrap else casts
     x = torch.rand(SAMPLES, WIDTH, device=device_here())
     kind = device_here().type
     with torch.autocast(kind, torch.bfloat16, enabled=inside):
-        output = model(x).sum() + F.linear(x, casts.weight).sum()  # its weight is used outside too
+        output = model(x).sum() + F.linear(x, casts.weight).sum()  # The weight is also used outside the block.
     with torch.autocast(kind, torch.bfloat16, enabled=not inside):
         output.backward()
     return {"dtypes": casts.dtypes, "gradient": casts.weight.grad.cpu()}
 
 
 @after_values
-def autocast_is_that_of_forward(attempt: Attempt) -> None:
+def recomputation_uses_forwards_autocast(attempt: Attempt) -> None:
     seed = attempt.draw_seed()
     for inside in (True, False):
-        places = ("in", "outside") if inside else ("outside", "in")
-        said = "a linear layer, forward {} autocast and backward {}".format(*places)
-        plain = attempt.run(probe_autocast, seed, inside, False, context=said)
-        for rank, found in enumerate(attempt.run(probe_autocast, seed, inside, context=said)):
+        sides = ("inside", "outside") if inside else ("outside", "inside")
+        context = "a linear layer, with forward {} autocast and backward {} it".format(*sides)
+        plain = attempt.run(probe_autocast, seed, inside, False, context=context)
+        for rank, found in enumerate(attempt.run(probe_autocast, seed, inside, context=context)):
             dtypes = [str(each).removeprefix("torch.") for each in found["dtypes"]]
             if len(set(dtypes)) > 1:
-                evidence = f"{said}: it computes in {dtypes[0]}, and again in {dtypes[1]}"
-                raise Wrong({rank: evidence}, "Look at: under which autocast did forward run?")
+                evidence = f"{context}: forward computes in {dtypes[0]}, but the recomputation in {dtypes[1]}"
+                raise Wrong({rank: evidence}, "Hint: which autocast state was active in forward?")
             if not close(found["gradient"], plain[rank]["gradient"], 0.02):
                 difference = first_difference(found["gradient"], plain[rank]["gradient"], 0.02)
-                raise Wrong({rank: f"{said}: the gradient of its weight, {difference}"}, "Look at: autocast's cache.")
+                raise Wrong(
+                    {rank: f"{context}: the gradient of its weight is wrong: {difference}"},
+                    "Hint: which cast weights does autocast keep in its cache?",
+                )

@@ -1,4 +1,4 @@
-"""Judging recomputation: the gradients are those without it, the module runs twice, and chance repeats itself."""
+"""Judge recomputation: gradients are unchanged, the module runs twice, and random numbers repeat."""
 
 import contextlib
 
@@ -15,26 +15,28 @@ from shared.checks.models.recompute import MODELS, blocks_of, draw_inputs, loss_
 
 ROUNDS = 2
 RAISED = {
-    "incorrect number of gradients": "Look at: backward gives back one value per argument of forward. Which are they?",
-    "not have been used in the graph": "Look at: what does autograd.grad do with a parameter that nothing uses?",
-    "through the graph a second time": "Look at: on which graph do the recomputed inputs hang?",
+    "incorrect number of gradients": (
+        "Hint: backward() returns one value for each argument of forward(). Which arguments are these?"
+    ),
+    "not have been used in the graph": "Hint: what does torch.autograd.grad do with a parameter that was not used?",
+    "through the graph a second time": "Hint: to which graph do the recomputed inputs belong?",
 }
 
 
 @contextlib.contextmanager
-def library_refused():
-    """torch's own checkpoint raises in here, under whichever name it was imported: its inner parts are gone."""
+def library_rejected():
+    """Make torch's own checkpoint raise under whichever name it was imported, by replacing its internals."""
     names = ("CheckpointFunction", "_CheckpointFrame", "check_backward_validity")
     before = {name: getattr(library, name) for name in names}
 
-    class Refuse:
+    class Rejected:
         def __new__(cls, *_, **__):
-            raise AssertionError("torch's own checkpoint does the work here: write it by hand")
+            raise AssertionError("this uses torch's own checkpoint: write it by hand instead")
 
         apply = __new__
 
     for name in names:
-        setattr(library, name, Refuse)
+        setattr(library, name, Rejected)
     try:
         yield
     finally:
@@ -43,11 +45,11 @@ def library_refused():
 
 
 def probe_values(checkpointed, name: str, seed: int, inputs: tuple) -> dict:
-    """Run backward twice, gradients adding up, then forward without one. → values, gradients, and runs of each block"""
+    """Run backward twice, accumulating, then forward alone. Return losses, gradients, and how often each block ran."""
     model = recompute.build(name, seed, checkpointed).to(device_here())
     x, rows, weights = (each.to(device_here()) for each in inputs)
     found = {"runs": [], "losses": [], "gradients": []}
-    with library_refused():
+    with library_rejected():
         for number in range(ROUNDS):
             own = x.clone().requires_grad_(number == 1)
             loss = loss_of(model, own, rows, weights)
@@ -78,7 +80,7 @@ def gradients_are_those_without_it(attempt: Attempt) -> None:
 
 
 def _alone(name: str, seed: int, inputs: tuple) -> dict:
-    """What the same model does without wrapped blocks, on the CPU."""
+    """Compute the same model without wrapped blocks, on the CPU."""
     model = recompute.build(name, seed)
     x, rows, weights = inputs
     found = {"losses": [], "gradients": []}
@@ -92,50 +94,62 @@ def _alone(name: str, seed: int, inputs: tuple) -> dict:
     return found | {"losses": [*found["losses"], found["losses"][-1]]}
 
 
-def _judge_values(rank: int, found: dict, want: dict, name: str) -> None:
-    for came, expected in zip(found["losses"], want["losses"], strict=True):
-        if not abs(came - expected) <= 1e-10 * max(1.0, abs(expected)):
-            said = f"{name}: the loss is {came:.6g}, expected {expected:.6g}"
-            raise Wrong({rank: said}, "Look at: what does forward give back?")
-    for number, (mine, theirs) in enumerate(zip(found["gradients"], want["gradients"], strict=True), 1):
+def _judge_values(rank: int, found: dict, alone: dict, name: str) -> None:
+    for actual, expected in zip(found["losses"], alone["losses"], strict=True):
+        if not abs(actual - expected) <= 1e-10 * max(1.0, abs(expected)):
+            evidence = f"{name}: the loss is {actual:.6g}, expected {expected:.6g}"
+            raise Wrong({rank: evidence}, "Hint: what does forward() return?")
+    for number, (mine, theirs) in enumerate(zip(found["gradients"], alone["gradients"], strict=True), 1):
         for key, expected in theirs.items():
-            came, said = mine[key], f"{name}, backward {number}: the gradient of {key}"
-            if (came is None) != (expected is None):
-                was = "None" if came is None else "a tensor"
-                hint = "Look at: of which tensors does autograd want a gradient, and in which order does it take them?"
-                raise Wrong({rank: f"{said} is {was}; without checkpoints it is not"}, hint)
-            if came is not None and not close(came, expected):
-                raise Wrong({rank: f"{said}, {first_difference(came, expected)}"}, _cause(came, expected, number))
+            actual, evidence = mine[key], f"{name}, backward {number}: the gradient of {key}"
+            if (actual is None) != (expected is None):
+                was = "None" if actual is None else "a tensor"
+                hint = "Hint: for which tensors does autograd expect a gradient, and in which order?"
+                raise Wrong({rank: f"{evidence} is {was}; without checkpointing it is not"}, hint)
+            if actual is not None and not close(actual, expected):
+                raise Wrong(
+                    {rank: f"{evidence} is wrong: {first_difference(actual, expected)}"},
+                    _cause(actual, expected, number),
+                )
 
 
-def _cause(came: torch.Tensor, expected: torch.Tensor, number: int) -> str:
-    if close(came, 2 * expected):
-        return "It is twice what it should be. Look at: who else adds to .grad, and on what do recomputed inputs hang?"
-    if number == 1 and not came.any():
-        return "It is all zeros. Look at: which of the inputs and parameters has a gradient of its own?"
-    return "Look at: what is differentiated, with respect to what, and multiplied by which gradient?"
+def _cause(actual: torch.Tensor, expected: torch.Tensor, number: int) -> str:
+    if close(actual, 2 * expected):
+        return (
+            "It is twice as large as expected. Hint: what else adds to .grad, and to which graph do recomputed "
+            "inputs belong?"
+        )
+    if number == 1 and not actual.any():
+        return "It is all zeros. Hint: which inputs and parameters get a gradient from the recomputation?"
+    return "Hint: which outputs are differentiated, with respect to which tensors, and with which incoming gradient?"
 
 
 def the_module_runs_twice(attempt: Attempt) -> None:
-    for name in ("a block", "a block of three inputs, one of whole numbers", "two blocks that share a parameter"):
+    for name in ("a block", "a block with three inputs, one of them integers", "two blocks that share a parameter"):
         seed = attempt.draw_seed()
-        calls = 2 if "three" in name else 1  # that model runs its block twice
+        calls = 2 if "three" in name else 1  # This model runs its block twice per forward.
         for rank, result in enumerate(attempt.run(probe_values, name, seed, draw_inputs(seed), context=name)):
-            want = [calls * runs for runs in (1, 2, 3, 4, 5)]  # after forward, backward, forward, backward, forward
-            for place in range(len(result["runs"][0])):
-                runs = [each[place] for each in result["runs"]]
-                if runs != want:
-                    came, expected = (", ".join(map(str, each)) for each in (runs, want))
-                    said = f"{name}: after forward, backward, both again, and forward without a gradient, the module"
-                    said += f" had run {came} times; expected {expected}"
-                    raise Wrong({rank: said}, "Look at: when does it run, and for how many gradients at once?")
+            # after forward, backward, forward, backward, forward
+            expected_runs = [calls * runs for runs in (1, 2, 3, 4, 5)]
+            for index in range(len(result["runs"][0])):
+                runs = [each[index] for each in result["runs"]]
+                if runs != expected_runs:
+                    actual, expected = (", ".join(map(str, each)) for each in (runs, expected_runs))
+                    evidence = (
+                        f"{name}: after forward, backward, forward, backward, and a forward without gradients, the "
+                        f"module had run {actual} times; expected {expected}"
+                    )
+                    raise Wrong(
+                        {rank: evidence},
+                        "Hint: when does the module run, and how many gradients does one recomputation give?",
+                    )
 
 
 # -- dropout
 
 
 class Drops(nn.Module):
-    """Drops at random, and writes down what."""
+    """Drop elements at random, and log the masks."""
 
     def __init__(self):
         super().__init__()
@@ -153,7 +167,7 @@ def _generators() -> list[torch.Tensor]:
 
 
 def probe_dropout(checkpointed, seed: int) -> dict:
-    """Two blocks that drop, something else random before backward. → per block what was dropped, and the generators"""
+    """Run two blocks with dropout. Return the masks of each, and whether backward left the generators as they were."""
     torch.manual_seed(seed)
     drops = [Drops().to(device_here()) for _ in range(2)]
     model = nn.Sequential(*[checkpointed(each) for each in drops])
@@ -173,11 +187,16 @@ def dropout_drops_the_same(attempt: Attempt) -> None:
             for first, again in zip(masks[::2], masks[1::2], strict=True):
                 if not torch.equal(first, again):
                     differ = int((first != again).sum())
-                    said = f"block {number} of two with dropout: {differ} of 128 dropped in forward or backward only"
-                    raise Wrong({rank: said}, "Look at: where were the generators in forward?")
+                    evidence = (
+                        f"block {number} of two with dropout: the masks of forward and backward differ in "
+                        f"{differ} of 128 elements"
+                    )
+                    raise Wrong({rank: evidence}, "Hint: which state did the random number generators have in forward?")
             if torch.equal(masks[0], masks[2]):
-                said = f"block {number} of two with dropout: the second step drops exactly what the first did"
-                raise Wrong({rank: said}, "Look at: who sets the generators, and when?")
+                evidence = (
+                    f"block {number} of two with dropout: the second step drops exactly the same elements as the first"
+                )
+                raise Wrong({rank: evidence}, "Hint: which line sets the generators' state, and when?")
         if not result["still"]:
-            said = "after backward the generators are not where they were before it"
-            raise Wrong({rank: said}, "Look at: what would the next step drop?")
+            evidence = "backward changed the state of the random number generators; expected it to be restored"
+            raise Wrong({rank: evidence}, "Hint: which elements would the next step drop?")

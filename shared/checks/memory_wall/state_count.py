@@ -1,4 +1,4 @@
-"""Judging a count of what a module and its optimizer hold: models and optimizers for which short cuts are wrong."""
+"""Judge a count of the bytes that a module and its optimizer hold, with models for which shortcuts are wrong."""
 
 import contextlib
 
@@ -15,7 +15,7 @@ SAMPLES = 4
 
 
 class Counting(torch.optim.Optimizer):
-    """Keeps one tensor per parameter, and a plain number."""
+    """Keep one tensor and one plain number for each parameter."""
 
     def __init__(self, params):
         super().__init__(params, {"lr": 0.1})
@@ -37,7 +37,7 @@ OPTIMIZERS = {
     "an optimizer whose state has plain numbers": Counting,
 }
 BEFORE, AFTER, EMPTIED = "before the first step", "after a step", "after zero_grad()"
-PARTLY, FROZEN = "with half of the model", "frozen since a step"
+PARTLY, FROZEN = "with half of the model's parameters", "with the model frozen after a step"
 TRIED = [  # model, optimizer, when
     ("Plain", "Adam", BEFORE),
     ("Plain", "Adam", AFTER),
@@ -54,7 +54,7 @@ TRIED = [  # model, optimizer, when
 
 
 def train(case: tuple[str, str, str], seed: int, dtype: torch.dtype, device: torch.device):
-    """Bring a model and its optimizer to where they are to be counted."""
+    """Train a model and its optimizer up to the moment at which they are counted."""
     model, optimizer_name, when = case
     module = awkward.build(model, seed, dtype).to(device)
     parameters = list(module.parameters())
@@ -71,26 +71,26 @@ def train(case: tuple[str, str, str], seed: int, dtype: torch.dtype, device: tor
 
 
 def probe_count(model_state_bytes, tried: list[tuple], handmade: bool) -> list[dict]:
-    """→ per try what was counted, and for how many parameters there is state, before and after that"""
+    """Return, for each try, what was counted, and the number of entries in optimizer.state before and after that."""
     found = []
     for each in tried:
         module, optimizer = train(*each, device_here())
         before = len(optimizer.state)
-        with _ledger_refused() if handmade else contextlib.nullcontext():
+        with _ledger_rejected() if handmade else contextlib.nullcontext():
             counted = dict(model_state_bytes(module, optimizer))
         found.append({"counted": counted, "states": (before, len(optimizer.state))})
     return found
 
 
 @contextlib.contextmanager
-def _ledger_refused():
-    """The ledger is what the count is compared with. All of it goes through _parts, whoever has imported what."""
+def _ledger_rejected():
+    """Make the memory ledger raise, since it is the reference. All of its functions go through _parts."""
     parts = storages._parts
 
-    def refuse(_):
-        raise AssertionError("the memory ledger does the counting here: count by hand")
+    def reject(_):
+        raise AssertionError("this uses the memory ledger: count by hand instead")
 
-    storages._parts = refuse
+    storages._parts = reject
     try:
         yield
     finally:
@@ -112,8 +112,11 @@ def counted_to_the_byte(attempt: Attempt) -> None:
             _judge(rank, result["counted"], module, optimizer, context)
             before, after = result["states"]
             if before != after:
-                said = f"{context}: optimizer.state had {before} entries, and has {after} since it was counted"
-                raise Wrong({rank: said}, "Look at: what does a defaultdict do when it is asked for what it has not?")
+                evidence = (
+                    f"{context}: optimizer.state had {before} entries before counting and {after} after; "
+                    "expected no change"
+                )
+                raise Wrong({rank: evidence}, "Hint: what does a defaultdict do when you look up a missing key?")
 
 
 def _judge(rank: int, found: dict, module, optimizer, context: str) -> None:
@@ -122,21 +125,24 @@ def _judge(rank: int, found: dict, module, optimizer, context: str) -> None:
         raise Wrong({rank: f"the keys are {sorted(found)}; expected {sorted(COMPONENTS)}"})
     for component in COMPONENTS:
         if found[component] != held[component]:
-            said = f"{context}: {component} {found[component]:,} bytes; the ledger has {held[component]:,}"
-            raise Wrong({rank: said}, _cause(component, found[component], module, optimizer))
+            evidence = (
+                f"{context}: {component} counted as {found[component]:,} bytes; expected {held[component]:,}, "
+                "as in the memory ledger"
+            )
+            raise Wrong({rank: evidence}, _cause(component, found[component], module, optimizer))
 
 
-def _cause(component: str, came: int, module, optimizer) -> str:
-    if component == "parameters" and came == sum(each.nbytes for each in (*module.parameters(), *module.buffers())):
-        return "Look at: which of the tensors that were counted is no parameter?"
-    listed = sum(each.nbytes for each in module.state_dict().values())  # a tied one twice, and buffers
-    if came == listed != sum(parameter.nbytes for parameter in module.parameters()):
-        return "Look at: what does state_dict() list twice, and what in it is no parameter?"
+def _cause(component: str, actual: int, module, optimizer) -> str:
+    if component == "parameters" and actual == sum(each.nbytes for each in (*module.parameters(), *module.buffers())):
+        return "Hint: which of the counted tensors is not a parameter?"
+    listed = sum(each.nbytes for each in module.state_dict().values())  # counts a tied parameter twice, and buffers
+    if actual == listed != sum(parameter.nbytes for parameter in module.parameters()):
+        return "Hint: what does state_dict() list twice, and which of its tensors are not parameters?"
     if component == "gradients":
-        return "Look at: which parameters have no .grad, and of which dtype is a gradient?"
+        return "Hint: which parameters have no .grad, and which dtype does a gradient have?"
     if component == "parameters":
-        return "Look at: how many bytes does one number take, and is it the same for every parameter?"
+        return "Hint: how many bytes does one element take, and is that the same for every parameter?"
     states = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
-    if came == sum(value.nbytes for value in states if value.dim()):
-        return "Only a few bytes are missing. Look at: what else does Adam remember of each parameter?"
-    return "Look at: what is in optimizer.state, before the first step and after it, and for which parameters?"
+    if actual == sum(value.nbytes for value in states if value.dim()):
+        return "Only a few bytes are missing. Hint: what else does Adam keep for each parameter?"
+    return "Hint: what is in optimizer.state before and after the first step, and for which parameters?"

@@ -1,4 +1,4 @@
-"""Models whose backward can be followed: which layers are done by when, and in which order gradients come."""
+"""Models that report how far backward has come, so that a check can tell which gradients exist at a moment."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,7 +14,7 @@ LEAST_BUCKETS = 4
 
 
 class _Mark(torch.autograd.Function):
-    """Passes its input on, and tells when backward comes by."""
+    """Returns its input, and reports when backward reaches it."""
 
     @staticmethod
     def forward(ctx, x, tell):
@@ -28,7 +28,7 @@ class _Mark(torch.autograd.Function):
 
 
 class Chain(nn.Module):
-    """Layers one behind the other. `passed(place)` is called when backward is done with all layers from `place` on."""
+    """A sequence of layers. It calls `passed(index)` when backward is done with all layers from `index` on."""
 
     def __init__(self, widths: tuple[int, ...]):
         super().__init__()
@@ -36,18 +36,18 @@ class Chain(nn.Module):
         self.passed = None
 
     def forward(self, x):
-        for place, layer in enumerate(self.layers):
-            x = layer(self._marked(torch.tanh(x) if place else x, place))
+        for index, layer in enumerate(self.layers):
+            x = layer(self._marked(torch.tanh(x) if index else x, index))
         return self._marked(x, len(self.layers))
 
-    def _marked(self, x, place: int):
-        return x if self.passed is None else _Mark.apply(x, lambda: self.passed(place))
+    def _marked(self, x, index: int):
+        return x if self.passed is None else _Mark.apply(x, lambda: self.passed(index))
 
 
 class Fork(nn.Module):
-    """Two branches, in an order that the first sample decides, and a last layer that it may leave out.
+    """Two branches whose order depends on the first sample, and a last layer that the first sample may skip.
 
-    Backward comes first to the branch that was computed last.
+    Backward first reaches the branch that was computed last.
     """
 
     def __init__(self, widths: tuple[int, ...]):
@@ -70,7 +70,7 @@ _MODELS = {"Chain": Chain, "Fork": Fork}
 
 @dataclass(frozen=True)
 class Sizes:
-    """A model, and how its gradients are to be cut into buckets."""
+    """A model, and the cap of the buckets for its gradients."""
 
     model: str
     widths: tuple[int, ...]
@@ -83,13 +83,13 @@ class Sizes:
             return _MODELS[self.model](self.widths).double()
 
     def messages(self) -> list[Message]:
-        """→ what a wrapper sends in a step, in order"""
+        """Return the messages that a wrapper sends in a step, in order."""
         return [Message("float64", bytes_of(bucket)) for bucket in plan(self.build(0).parameters(), self.bucket_cap_mb)]
 
-    def full_by(self, place: int) -> int:
-        """How many buckets a chain has filled when backward is done with all layers from `place` on."""
+    def full_by(self, index: int) -> int:
+        """Return how many buckets of a chain are full when backward is done with all layers from `index` on."""
         module = self.build(0)
-        done = {id(p) for layer in module.layers[place:] for p in layer.parameters()}
+        done = {id(p) for layer in module.layers[index:] for p in layer.parameters()}
         full = [all(id(p) in done for p in bucket) for bucket in plan(module.parameters(), self.bucket_cap_mb)]
         return [*full, False].index(False)
 
@@ -101,7 +101,7 @@ _SAID = {"Chain": "a chain of layers", "Fork": "a model with two branches"}
 
 
 def draw_sizes(attempt: Attempt, model: str = "Chain") -> Sizes:
-    """Draw widths and a cap that give several buckets, each of another size, so that sizes tell their order."""
+    """Draw widths and a cap that give several buckets of different sizes, so that a size identifies a bucket."""
     while True:
         inner = attempt.random.sample(range(4, 14), 4)
         cap_mb = attempt.random.randrange(320, 800, 8) / MB

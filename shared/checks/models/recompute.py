@@ -1,7 +1,7 @@
-"""Models with a block in their middle, for which a careless recomputation is wrong.
+"""Models with a block in the middle, for which a careless recomputation gives wrong results.
 
-Each is built twice from one seed: with its blocks wrapped, on the ranks, and without, where it is judged. All take
-x [B, 6] and rows [B], numbers of a table's rows.
+Each is built twice from one seed: with wrapped blocks on the ranks, and without in the kernel, for comparison. All take
+x [B, 6] and rows [B], which are indices of a table's rows.
 """
 
 import torch
@@ -12,7 +12,7 @@ WIDTH, ROWS, SAMPLES = 6, 5, 4
 
 
 class Block(nn.Module):
-    """Counts how often it runs."""
+    """A block that counts how many times it runs."""
 
     def __init__(self):
         super().__init__()
@@ -28,7 +28,7 @@ class Block(nn.Module):
 
 
 class ThreeInputs(Block):
-    """Two inputs in different places of the sum, and one of whole numbers."""
+    """A block with two inputs that are used differently, and a third one of integers."""
 
     def __init__(self):
         super().__init__()
@@ -46,7 +46,7 @@ class Frozen(Block):
 
 
 class Twice(Block):
-    """A parameter used twice, and one not at all."""
+    """A block that uses one parameter twice and another one not at all."""
 
     def __init__(self):
         super().__init__()
@@ -59,7 +59,7 @@ class Twice(Block):
 
 
 class Returns(Block):
-    """Its input is its output, somewhat changed by a parameter of no dimension."""
+    """A block that multiplies its input by a parameter without dimensions."""
 
     def __init__(self):
         super().__init__()
@@ -70,7 +70,7 @@ class Returns(Block):
 
 
 class Model(nn.Module):
-    """A layer, the block, a layer."""
+    """A layer, the block and another layer."""
 
     def __init__(self, block: nn.Module, wrap):
         super().__init__()
@@ -82,21 +82,21 @@ class Model(nn.Module):
 
 
 class Bare(Model):
-    """The block comes first: no input of it needs a gradient."""
+    """The block comes first, so none of its inputs needs a gradient."""
 
     def forward(self, x, rows):
         return self.last(self.block(x))
 
 
 class Manifold(Model):
-    """Three inputs, of which the last needs a gradient, or none does."""
+    """Calls a block with three inputs, first when the last input needs a gradient, then when none does."""
 
     def forward(self, x, rows):
         return self.last(self.block(x, rows, self.first(x))) + self.last(self.block(x, rows, x))
 
 
 class Same(Model):
-    """One tensor for two of the inputs."""
+    """Passes the same tensor for two of the inputs."""
 
     def forward(self, x, rows):
         y = self.first(x)
@@ -104,7 +104,7 @@ class Same(Model):
 
 
 class TiedOutside(Model):
-    """A parameter of the block is used before it, and after it."""
+    """A parameter of the block is also used before and after the block."""
 
     def __init__(self, block: nn.Module, wrap):
         super().__init__(block, wrap)
@@ -122,7 +122,7 @@ class UsesTied(Block):
 
 
 class TwoBlocks(Model):
-    """Two wrapped blocks in a row, which have a parameter in common."""
+    """Two wrapped blocks, one after the other, which share a parameter."""
 
     def __init__(self, block: nn.Module, wrap):
         super().__init__(block, wrap)
@@ -135,29 +135,29 @@ class TwoBlocks(Model):
 
 
 class AllFrozen(Model):
-    """Nothing in the block needs a gradient, but its input does."""
+    """No parameter of the block needs a gradient, but its input does."""
 
     def __init__(self, block: nn.Module, wrap):
         super().__init__(block, wrap)
         block.requires_grad_(False)
 
 
-MODELS = {  # what is said of it: how it is built
+MODELS = {  # the description for a student: the classes of the model and of the block
     "a block": (Model, Block),
     "a block whose input needs no gradient": (Bare, Block),
-    "a block of three inputs, one of whole numbers": (Manifold, ThreeInputs),
-    "a block that gets one tensor twice": (Same, ThreeInputs),
+    "a block with three inputs, one of them integers": (Manifold, ThreeInputs),
+    "a block that gets the same tensor twice": (Same, ThreeInputs),
     "a block with frozen parameters": (Model, Frozen),
-    "a block all of whose parameters are frozen": (AllFrozen, Block),
-    "a block that uses a parameter twice, and another not at all": (Model, Twice),
+    "a block with only frozen parameters": (AllFrozen, Block),
+    "a block that uses one parameter twice and another one not at all": (Model, Twice),
     "a block that scales its input": (Model, Returns),
-    "a block whose parameter is used outside too": (TiedOutside, UsesTied),
+    "a block with a parameter that is also used outside it": (TiedOutside, UsesTied),
     "two blocks that share a parameter": (TwoBlocks, Block),
 }
 
 
 def build(name: str, seed: int, wrap=lambda block: block) -> nn.Module:
-    """Build a model from its own seed, its blocks wrapped."""
+    """Build a model from its own seed, with wrapped blocks."""
     outer, block = MODELS[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -169,12 +169,12 @@ def blocks_of(model: nn.Module) -> list[Block]:
 
 
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Name parameters as if no block were wrapped."""
+    """Return the parameters by the names that they have without wrappers."""
     return {name.replace("module.", ""): parameter for name, parameter in model.named_parameters()}
 
 
 def draw_inputs(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """→ x [B, 6], rows [B], and what the output is weighted with [B, 6]"""
+    """Draw x [B, 6], rows [B], and weights for the output [B, 6]."""
     generator = torch.Generator().manual_seed(seed)
     x, weights = (torch.randn(SAMPLES, WIDTH, generator=generator, dtype=torch.float64) for _ in range(2))
     return x, torch.randint(ROWS, (SAMPLES,), generator=generator), weights
@@ -183,5 +183,5 @@ def draw_inputs(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def loss_of(model: nn.Module, x: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     output = model(x, rows)
     if not isinstance(output, torch.Tensor):
-        raise AssertionError("the block gave back no tensor: does forward return what the module returns?")
+        raise AssertionError("the block did not return a tensor: does forward() return the module's output?")
     return (output * weights).sum()

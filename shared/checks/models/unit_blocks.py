@@ -1,6 +1,6 @@
-"""A model of blocks, each of which may be a unit: the plain one, one whose passing is told, and one of some size.
+"""Models of blocks, each of which may be a unit: a plain one, one that reports its progress, and a large one.
 
-While a block runs, its parameters are whole: then it calls `tell(block)`.
+When a block's forward begins, it calls the listeners, because its parameters are unsharded then.
 """
 
 import torch
@@ -8,8 +8,8 @@ from torch import nn
 
 from shared.checks.models.awkward import INPUTS, OUTPUTS
 
-WIDTH, INNER = 5, (9, 14, 23)  # no world size divides the blocks' sizes, and no two of them are near each other
-listeners: list = []  # functions of a module whose forward begins
+WIDTH, INNER = 5, (9, 14, 23)  # no world size divides the blocks' sizes, and all of them differ clearly
+listeners: list = []  # functions that are called with a module when its forward begins
 
 
 def tell(module: nn.Module) -> None:
@@ -31,7 +31,7 @@ class Block(nn.Module):
 
 
 class Blocks(nn.Module):
-    """A layer, blocks, a layer."""
+    """A layer, some blocks and another layer."""
 
     block = Block
 
@@ -59,7 +59,7 @@ class Blocks(nn.Module):
 
 
 class _Mark(torch.autograd.Function):
-    """Passes its input on, and tells when forward and backward come by."""
+    """Returns its input, and reports when forward and backward reach it."""
 
     @staticmethod
     def forward(ctx, x, tell_forward, tell_backward):
@@ -74,7 +74,7 @@ class _Mark(torch.autograd.Function):
 
 
 class Passed(Blocks):
-    """Calls passed("forward", place), or "backward", when that is about to enter a block."""
+    """Blocks that call passed("forward", index) or passed("backward", index) right before that enters a block."""
 
     def __init__(self):
         super().__init__(inner=(*INNER, 37))
@@ -82,22 +82,22 @@ class Passed(Blocks):
 
     def forward(self, x):
         y = self._mark(self.into(x), 0)
-        for place, block in enumerate(self.blocks, 1):
-            y = self._mark(block(y), place)
+        for index, block in enumerate(self.blocks, 1):
+            y = self._mark(block(y), index)
         return self.out(y)
 
-    def _mark(self, y, place: int):
+    def _mark(self, y, index: int):
         def tell(phase: str, block: int) -> None:
             if 0 <= block < len(self.blocks):
                 self.passed(phase, block)
 
         if self.passed is None:
             return y
-        return _Mark.apply(y, lambda: tell("forward", place), lambda: tell("backward", place - 1))
+        return _Mark.apply(y, lambda: tell("forward", index), lambda: tell("backward", index - 1))
 
 
 class Deep(Blocks):
-    """Eight blocks of one size, in which nearly all of its parameters are."""
+    """Eight blocks of the same size, which hold nearly all of the model's parameters."""
 
     def __init__(self):
         super().__init__(48, (192,) * 8)

@@ -1,7 +1,7 @@
 """Checks for chapter 04: gradient buckets whose all-reduces start while backward computes.
 
-Nothing is judged by how long it took. What counts is order: which collectives a rank had launched when its backward
-came to a layer, and whether its backward can end while another rank has launched nothing yet.
+The checks never use elapsed time. They judge order: which collectives a rank has launched when its backward reaches a
+layer, and whether its backward can end while another rank has launched nothing yet.
 """
 
 import torch
@@ -59,18 +59,28 @@ def a_plain_model_is_trained(attempt: Attempt) -> None:
 
 @OverlappedDDP.check("launch order", world_sizes=(2, 3, 4))
 def every_rank_launches_in_one_order(attempt: Attempt) -> None:
-    """Ranks compute branches in different orders, and one does without the last layer: its bucket is never full."""
+    """Try branches that ranks compute in different orders, and a last layer that one rank never uses."""
     sizes, seed = draw_sizes(attempt, "Fork"), attempt.draw_seed()
     for one_leaves_out in (False, True):
         shares = draw_shares(attempt, one_leaves_out)
         found = attempt.run(probe_order, sizes, seed, per_rank=shares)
-        said = "computed in another order on each rank" + one_leaves_out * ", the last layer unused on one of them"
+        context = (
+            "each rank computes its branches in another order" + one_leaves_out * ", and one rank skips the last layer"
+        )
         sent = {rank: [call.payload_bytes for call in calls] for rank, calls in enumerate(found)}
-        if len({tuple(sorted(each)) for each in sent.values()}) == 1 < len({tuple(each) for each in sent.values()}):
-            evidence = {rank: f"{sizes}, {said}: {describe_messages(calls)}" for rank, calls in enumerate(found)}
-            raise Wrong(evidence, "Ranks launch the same buckets in different orders. Look at: who decides the order?")
+        orders, sets = (
+            {tuple(payloads) for payloads in sent.values()},
+            {tuple(sorted(payloads)) for payloads in sent.values()},
+        )
+        if len(sets) == 1 < len(orders):
+            evidence = {rank: f"{sizes}, {context}: {describe_messages(calls)}" for rank, calls in enumerate(found)}
+            raise Wrong(
+                evidence,
+                "Ranks launch the same buckets in different orders, so the all-reduces add up unrelated gradients.\n"
+                "Hint: what decides which bucket is launched next?",
+            )
         for rank, calls in enumerate(found):
-            judge_messages(rank, calls, sizes.messages(), f"{sizes}, {said}")
+            judge_messages(rank, calls, sizes.messages(), f"{sizes}, {context}")
 
 
 @OverlappedDDP.check("same start")
@@ -82,7 +92,7 @@ def ranks_start_equal(attempt: Attempt) -> None:
 
 @OverlappedDDP.check("values")
 def training_equals_one_process(attempt: Attempt) -> None:
-    odd = attempt.world_size % 2  # all models in worlds of 2 and 4, some in those of 1 and 3
+    odd = attempt.world_size % 2  # World sizes 2 and 4 try all models, 1 and 3 only some of them.
     for model in attempt.random.sample(AWKWARD, 4) if odd else AWKWARD:
         train_and_judge(attempt, Training(model, options=TINY_CAP, overlaps=True))
     train_and_judge(attempt, Training(attempt.random.choice(AWKWARD), overlaps=True))
@@ -96,7 +106,7 @@ def a_parameter_may_be_unused_somewhere(attempt: Attempt) -> None:
 
 @OverlappedDDP.check("steps", world_sizes=(1, 3))
 def steps_of_every_kind(attempt: Attempt) -> None:
-    """Gradients that zero_grad() fills with zeros or takes away; a rank without samples, that only finishes."""
+    """Try gradients that zero_grad() sets to zero or to None, and a rank without samples, which only finishes."""
     for set_to_none in (False, True):
         steps = [
             [[Micro(x, y)] for x, y in draw_shares(attempt, leaves_out)] for leaves_out in (False, True, False, False)
@@ -114,55 +124,65 @@ def one_message_per_bucket(attempt: Attempt) -> None:
         for rank, result in enumerate(train(attempt, Training(model, options=options, overlaps=True), Draw(attempt))):
             judge_state_bytes(rank, result["building"], model)
             for step in result["steps"]:
-                said, want = said_cap(model, **options), messages_of(model, **options)
-                judge_messages(rank, [*step["working"], *step["finishing"]], want, said)
+                context, expected = said_cap(model, **options), messages_of(model, **options)
+                judge_messages(rank, [*step["working"], *step["finishing"]], expected, context)
 
 
 @OverlappedDDP.check("overlap", world_sizes=(1, 2, 4))
-def full_buckets_leave_before_backward_goes_on(attempt: Attempt) -> None:
+def full_buckets_are_launched_before_backward_continues(attempt: Attempt) -> None:
     sizes, seed = draw_sizes(attempt), attempt.draw_seed()
     found = attempt.run(probe_progress, sizes, seed, per_rank=draw_shares(attempt))
     layers = len(sizes.widths) - 1
     for rank, steps in enumerate(found):
         for number, step in enumerate(steps, 1):
-            for place, launched in sorted(step["launched"].items(), reverse=True):
-                if launched < (full := sizes.full_by(place)):
-                    when = f"was done with layers {place + 1} to {layers}" if place else "had ended"
-                    said = f"{sizes}, step {number}: when backward {when}, {launched} were launched; {full} were full"
-                    raise Wrong({rank: said}, _why_late(step, sizes))
-            _refuse_waits(rank, step, f"{sizes}, step {number}")
+            for index, launched in sorted(step["launched"].items(), reverse=True):
+                if launched < (full := sizes.full_by(index)):
+                    when = f"had finished layers {index + 1} to {layers}" if index else "had ended"
+                    evidence = (
+                        f"{sizes}, step {number}: when backward {when}, {launched} buckets had been launched; "
+                        f"expected {full}, the number of full buckets"
+                    )
+                    raise Wrong({rank: evidence}, _why_late(step, sizes))
+            _reject_waits(rank, step, f"{sizes}, step {number}")
 
 
 def _why_late(step: dict, sizes) -> str:
     if not step["working"]:
-        return "Nothing was launched in backward. Look at: who tells you that a gradient is complete, and when?"
+        return (
+            "No bucket was launched during backward. Hint: which hook tells you that a gradient is complete, and when?"
+        )
     if len(step["calls"]) < len(sizes.messages()):
-        return "Look at: what becomes of the last bucket?"
-    return "Look at: how soon after its last gradient is a bucket launched?"
+        return "Hint: which line launches the last bucket?"
+    return "Hint: how soon after its last gradient arrives is a bucket launched?"
 
 
-def _refuse_waits(rank: int, step: dict, said: str) -> None:
-    in_turn = sum(not call.is_async for call in step["working"])
-    if in_turn or step["waits"]:
-        waited = f"{in_turn or step['waits']} messages were waited for inside backward(); expected none"
-        raise Wrong({rank: f"{said}: {waited}"}, "Look at: what does async_op=True give back, and who may wait for it?")
+def _reject_waits(rank: int, step: dict, context: str) -> None:
+    blocking = sum(not call.is_async for call in step["working"])
+    if blocking or step["waits"]:
+        waited = f"backward() waited for {blocking or step['waits']} all-reduces; expected it to wait for none"
+        raise Wrong(
+            {rank: f"{context}: {waited}"}, "Hint: what does async_op=True return, and where may you wait for it?"
+        )
 
 
 @OverlappedDDP.check("nobody waits", world_sizes=(2, 4))
 def backward_ends_without_the_other_ranks(attempt: Attempt) -> None:
-    """And finish_gradient_sync() does not: what it leaves must hold the late rank's part."""
+    """Check also that finish_gradient_sync() does wait: its result must contain the late rank's gradients."""
     sizes, seed, late = draw_sizes(attempt), attempt.draw_seed(), attempt.random.randrange(attempt.world_size)
     shares, token = draw_shares(attempt), attempt.draw_seed()
     found = attempt.run(probe_late, sizes, token, late, seed, per_rank=shares)
     if found[late]["missing"]:
-        said = f"{sizes}: while rank {late} had sent nothing, backward() did not end here in {PATIENCE_S:g} s"
-        raise Wrong(dict.fromkeys(found[late]["missing"], said), "Look at: what in backward() waits for other ranks?")
-    want, local = mean_of(sizes, seed, [[Micro(x, y)] for x, y in shares])
-    context = f"{sizes}, rank {late} late by a little"
+        evidence = (
+            f"{sizes}: backward() did not end on this rank within {PATIENCE_S:g} s, while rank {late} had "
+            "launched nothing"
+        )
+        raise Wrong(dict.fromkeys(found[late]["missing"], evidence), "Hint: what in backward() waits for other ranks?")
+    expected, local = mean_of(sizes, seed, [[Micro(x, y)] for x, y in shares])
+    context = f"{sizes}, rank {late} a little later than the others"
     try:
-        judge_gradients(by_rank(found, "gradients"), want, local, context)
+        judge_gradients(by_rank(found, "gradients"), expected, local, context)
     except Wrong as wrong:
-        raise Wrong(wrong.evidence, "Look at: what is waited for, before finish_gradient_sync() returns?") from None
+        raise Wrong(wrong.evidence, "Hint: what must finish_gradient_sync() wait for before it returns?") from None
 
 
 OverlappedDDP.check("refusals", world_sizes=(1, 2))(refusals.wrong_backwards_are_rejected)
@@ -172,37 +192,45 @@ OverlappedDDP.check("refusals", world_sizes=(1, 2))(refusals.wrong_backwards_are
 def gradients_live_in_the_buckets(attempt: Attempt) -> None:
     sizes = draw_sizes(attempt)
     want_bytes = sum(message.nbytes for message in sizes.messages())
-    most_bytes = 1.1 * want_bytes  # a bucket may be filled up to an even size
+    most_bytes = 1.1 * want_bytes  # A bucket may be padded.
     found = attempt.run(probe_memory, sizes, most_bytes, attempt.draw_seed(), per_rank=draw_shares(attempt))
     for rank, moments in enumerate(found):
         for when, held_bytes in moments.items():
             if held_bytes > most_bytes:
-                said = f"{sizes}: {when}, gradients and buckets hold {held_bytes:,} bytes; expected {want_bytes:,}"
-                raise Wrong({rank: said}, "Look at: once a gradient is in its bucket, what does .grad still point at?")
-    judge_footprint(attempt, "Large", {}, said_cap("Large"))  # and nothing that is neither .grad nor sent
+                evidence = f"{sizes}: {when}, gradients and buckets hold {held_bytes:,} bytes; expected {want_bytes:,}"
+                raise Wrong({rank: evidence}, "Hint: once a gradient is in its bucket, what does .grad still refer to?")
+    judge_footprint(attempt, "Large", {}, said_cap("Large"))  # also counts memory that is neither a .grad nor sent
 
 
 @OverlappedDDP.check("lives", world_sizes=(1, 2))
 def each_wrapper_has_hooks_of_its_own(attempt: Attempt) -> None:
     sizes, seed, shares = draw_sizes(attempt), attempt.draw_seed(), draw_shares(attempt)
     found = attempt.run(probe_lives, sizes, seed, per_rank=shares)
-    want, local = mean_of(sizes, seed, [[Micro(x, y)] for x, y in shares])
-    for place, name in enumerate(("a wrapper", "its copy by deepcopy", "another wrapper")):
-        gradients = {rank: result["gradients"][place] for rank, result in enumerate(found)}
-        judge_gradients(gradients, want, local, f"{name}, the three used in turns")
+    expected, local = mean_of(sizes, seed, [[Micro(x, y)] for x, y in shares])
+    for index, name in enumerate(("a wrapper", "its copy by deepcopy", "another wrapper")):
+        gradients = {rank: result["gradients"][index] for rank, result in enumerate(found)}
+        judge_gradients(gradients, expected, local, f"{name}, when all three are used in turn")
         for rank, result in enumerate(found):
-            if len(calls := result["working"][place]) < (buckets := len(sizes.messages())):
-                said = f"{sizes}: {describe_messages(calls)} in backward() of {name}; expected {buckets}"
-                raise Wrong({rank: said}, "Look at: on which parameters are its hooks, and who has put them there?")
+            if len(calls := result["working"][index]) < (buckets := len(sizes.messages())):
+                evidence = f"{sizes}: backward() of {name} launched {describe_messages(calls)}; expected {buckets}"
+                raise Wrong(
+                    {rank: evidence},
+                    "Hint: on which parameters are its hooks registered, and which code registers them?",
+                )
     for rank, result in enumerate(found):
         if result["left"]:
-            said = f"the wrapper is thrown away, its module is not: in its backward(), {describe_calls(result['left'])}"
-            raise Wrong({rank: said}, "Look at: what still knows of the wrapper, when nobody else does?")
+            evidence = (
+                "the wrapper was deleted, but backward() of its module still launched "
+                f"{describe_calls(result['left'])}; expected none"
+            )
+            raise Wrong({rank: evidence}, "Hint: what still holds a reference to the wrapper after `del`?")
         if result["others"] != 1:
-            said = "the wrapper is thrown away, and with it a hook that somebody else had registered on a parameter"
-            raise Wrong({rank: said}, "Look at: which hooks are yours to remove?")
-        judge_messages(rank, result["anew"], sizes.messages(), f"{sizes}, wrapped again after that")
-        judge_gradients({rank: result["own"]}, local[rank], local, "the module by itself, its wrapper thrown away")
+            evidence = "deleting the wrapper also removed a hook that other code had registered on a parameter"
+            raise Wrong({rank: evidence}, "Hint: which hooks did the wrapper register, and so may remove?")
+        judge_messages(
+            rank, result["anew"], sizes.messages(), f"{sizes}, wrapped again after the first wrapper was deleted"
+        )
+        judge_gradients({rank: result["own"]}, local[rank], local, "the module alone, after its wrapper was deleted")
 
 
 @OverlappedDDP.check("group", world_sizes=(3, 4))

@@ -1,4 +1,4 @@
-"""Judging no_sync(): silent inside, and as if nothing had been left out after it."""
+"""Judge no_sync(): nothing is sent inside it, and the next synchronization includes what was accumulated there."""
 
 from shared.checks.engine.buckets import judge_messages
 from shared.checks.engine.compare import describe_calls
@@ -22,14 +22,16 @@ def _judge_leaving(attempt: Attempt, about_exceptions: bool) -> None:
     found = attempt.run(probe_leaving, sizes, attempt.draw_seed(), per_rank=shares, context=context)
     for rank, result in enumerate(found):
         if result["swallowed"] and about_exceptions:
-            raise Wrong({rank: "an exception raised inside no_sync() does not come out of it"})
+            raise Wrong(
+                {rank: "no_sync() swallows an exception that is raised inside it; expected the exception to propagate"}
+            )
         for when, calls in result["calls"].items():
             if ("exception" in when) != about_exceptions:
                 continue
             if "inside" not in when:
                 _judge_outside(rank, calls, sizes, when)
             elif calls:
-                raise Wrong({rank: f"{sizes}, {when}: {describe_calls(calls)}; expected none"}, _hint_on(when))
+                raise Wrong({rank: f"{sizes}, {when}: {describe_calls(calls)} sent; expected none"}, _hint_on(when))
 
 
 def _judge_outside(rank: int, calls: list, sizes: Sizes, when: str) -> None:
@@ -41,20 +43,20 @@ def _judge_outside(rank: int, calls: list, sizes: Sizes, when: str) -> None:
 
 def _hint_on_silence(when: str) -> str:
     if "exception" in when:
-        return "Look at: which of your lines are run when an exception passes through a context manager?"
-    return "Look at: where does no_sync() remember, and who else looks there?" if "another" in when else ""
+        return "Hint: which of your lines run when an exception leaves the with-block?"
+    return "Hint: where does no_sync() store its state, and who else reads it?" if "another" in when else ""
 
 
 def _hint_on(when: str) -> str:
     if "inner" in when:
-        return "Look at: what was it before the inner no_sync(), and is that what the inner one leaves behind?"
+        return "Hint: what was the state before the inner no_sync(), and does the inner one restore it?"
     if "finish" in when:
-        return "Look at: what do the hooks do inside no_sync()? And finish_gradient_sync()?"
-    return "Look at: who sends, and does it know of no_sync()?"
+        return "Hint: what do the hooks do inside no_sync(), and what does finish_gradient_sync() do there?"
+    return "Hint: which line launches the collective, and does it check whether no_sync() is active?"
 
 
 def the_sum_is_sent(attempt: Attempt) -> None:
-    """With a layer that only the silent micro-batches use; on one rank, or on all."""
+    """Try also a layer that only the micro-batches inside no_sync() use, on one rank or on all."""
 
     def micro(silent: bool, leaves_out: str = "") -> list[Micro]:
         shares = draw_shares(attempt, one_leaves_out=leaves_out == "one")
@@ -69,6 +71,6 @@ def the_sum_is_sent(attempt: Attempt) -> None:
     steps = [step(micro(True), micro(True), micro(False)), step(micro(False)), step(micro(True, "one"), micro(False))]
     judge_steps(attempt, sizes, steps, "micro-batches inside no_sync(), the last one outside")
     for leaves_out, where in (("one", "one rank"), ("all", "all ranks")):
-        said = f"a layer used by the micro-batch inside no_sync(), on {where} not by the last"
-        judge_steps(attempt, sizes, [step(micro(True), micro(False, leaves_out))], said)
+        context = f"a layer that the micro-batch inside no_sync() uses, but not the last micro-batch on {where}"
+        judge_steps(attempt, sizes, [step(micro(True), micro(False, leaves_out))], context)
     judge_steps(attempt, sizes, [step(micro(True), micro(True))], "all micro-batches inside no_sync()")

@@ -1,4 +1,4 @@
-"""Judging how hooks feed the queue: a gradient is added once it is complete, and a second one is rejected."""
+"""Judge how hooks feed the queue: each gradient is added when it is complete, and a second one is rejected."""
 
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.overlapped_ddp.launch_queue import (
@@ -11,13 +11,13 @@ from shared.checks.overlapped_ddp.launch_queue import (
     judge_finish,
 )
 
-_LOOK_AT_HOOKS = "Look at: which method of the queue takes a gradient, and with which two indices?"
-_LOOK_AT_ENABLED = "Look at: which of the methods ask whether enabled is True?"
-_LOOK_AT_PENDING = "Look at: which methods change pending, and do they also when enabled is False?"
+_HINT_ON_HOOKS = "Hint: which method of the queue adds a gradient, and which two indices does it take?"
+_HINT_ON_ENABLED = "Hint: which of your methods check `enabled`?"
+_HINT_ON_PENDING = "Hint: which methods change `pending`, and should they when `enabled` is False?"
 
 
-class Watched:
-    """A GradientSync over buckets that send nothing, and the diary of what backward() and finish() did."""
+class LoggedSync:
+    """Run a GradientSync over buckets that send nothing, and log what backward() and finish() do."""
 
     def __init__(self, sync_class, sizes: list[int]):
         self.diary: list[Event] = []
@@ -29,7 +29,7 @@ class Watched:
         self.sync = sync_class(self.buckets)
 
     def backward(self, used: list[tuple[int, int]]) -> list[Event]:
-        """Run a backward through these parameters. Returns what was done, each gradient's completion included."""
+        """Run a backward through these parameters, and return the log, including when each gradient was complete."""
         self.diary.clear()
         sum(self.buckets[bucket_index].parameters[index].sum() for bucket_index, index in used).backward()
         return self.diary[:]
@@ -41,22 +41,22 @@ class Watched:
 
 
 def probe_steps(sync_class, sizes: list[int], steps: list[tuple[bool, list[tuple[int, int]]]]) -> list[dict]:
-    """Take steps of (enabled, used parameters). Returns what backward() and finish() did, and pending after each."""
-    watched, found = Watched(sync_class, sizes), []
+    """Take steps of (enabled, used parameters). Return what backward() and finish() did, and `pending` after each."""
+    logged, found = LoggedSync(sync_class, sizes), []
     for enabled, used in steps:
-        watched.sync.enabled = enabled
-        step = {"backward": watched.backward(used), "pending": watched.sync.pending}
-        found.append(step | {"finish": watched.finish(), "pending at the end": watched.sync.pending})
+        logged.sync.enabled = enabled
+        step = {"backward": logged.backward(used), "pending": logged.sync.pending}
+        found.append(step | {"finish": logged.finish(), "pending at the end": logged.sync.pending})
     return found
 
 
 def probe_second(sync_class, sizes: list[int], enabled: bool) -> str:
-    """Run backward() twice before finish(). Returns what the second one raised, or nothing."""
-    watched, every = Watched(sync_class, sizes), every_gradient(sizes)
-    watched.backward(every)
-    watched.sync.enabled = enabled
+    """Run backward() twice before finish(). Return the message of the second one's RuntimeError, or an empty string."""
+    logged, every = LoggedSync(sync_class, sizes), every_gradient(sizes)
+    logged.backward(every)
+    logged.sync.enabled = enabled
     try:
-        watched.backward(every)
+        logged.backward(every)
     except RuntimeError as error:
         return str(error)
     return ""
@@ -70,12 +70,16 @@ def gradients_are_added_in_backward(attempt: Attempt) -> None:
     for number, step in enumerate(attempt.run(probe_steps, sizes, steps)[0], 1):
         order = [event[1:] for event in step["backward"] if event[0] == "ready"]
         done = [event for event in step["backward"] if event[0] != "ready"]
-        want = [[("ready", *each), *events] for each, events in zip(order, events_of_add(sizes, order), strict=True)]
-        said = f"buckets of {sizes} gradients, step {number}"
-        if step["backward"] != [event for events in want for event in events]:
-            expected = described([event for events in want for event in events])
-            raise Wrong(f"{said}: in backward(), {described(step['backward'])}; expected {expected}", _LOOK_AT_HOOKS)
-        judge_finish(sizes, done, step["finish"], f"{said}: finish() did {described(step['finish'])}")
+        expected = []
+        for gradient, events in zip(order, events_of_add(sizes, order), strict=True):
+            expected += [("ready", *gradient), *events]
+        context = f"buckets of {sizes} gradients, step {number}"
+        if step["backward"] != expected:
+            raise Wrong(
+                f"{context}: backward() did {described(step['backward'])}; expected {described(expected)}",
+                _HINT_ON_HOOKS,
+            )
+        judge_finish(sizes, done, step["finish"], f"{context}: finish() did {described(step['finish'])}")
 
 
 def it_does_nothing_when_disabled(attempt: Attempt) -> None:
@@ -83,27 +87,27 @@ def it_does_nothing_when_disabled(attempt: Attempt) -> None:
     every = every_gradient(sizes)
     enabled = (True, False, False, True, True)
     for number, step in enumerate(attempt.run(probe_steps, sizes, [(each, every) for each in enabled])[0], 1):
-        said = f"step {number}, where enabled is {enabled[number - 1]}"
+        context = f"step {number}, where enabled is {enabled[number - 1]}"
         done = [event for event in (*step["backward"], *step["finish"]) if event[0] != "ready"]
         if done and not enabled[number - 1]:
-            raise Wrong(f"{said}: {described(done)}; expected nothing", _LOOK_AT_ENABLED)
+            raise Wrong(f"{context}: {described(done)}; expected nothing", _HINT_ON_ENABLED)
         if not done and enabled[number - 1]:
-            raise Wrong(f"{said}: nothing was packed or launched", _LOOK_AT_ENABLED)
+            raise Wrong(f"{context}: nothing was packed or launched", _HINT_ON_ENABLED)
         if step["pending"] is not True:
-            raise Wrong(f"{said}: pending is {step['pending']} after backward(); expected True", _LOOK_AT_PENDING)
+            raise Wrong(f"{context}: pending is {step['pending']} after backward(); expected True", _HINT_ON_PENDING)
         if step["pending at the end"] is enabled[number - 1]:
-            was, want = step["pending at the end"], not enabled[number - 1]
-            raise Wrong(f"{said}: pending is {was} after finish(); expected {want}", _LOOK_AT_PENDING)
+            was, expected = step["pending at the end"], not enabled[number - 1]
+            raise Wrong(f"{context}: pending is {was} after finish(); expected {expected}", _HINT_ON_PENDING)
 
 
 def a_second_gradient_is_rejected(attempt: Attempt) -> None:
     sizes = draw_sizes_of_buckets(attempt)
     for enabled in (True, False):
         message = attempt.run(probe_second, sizes, enabled)[0]
-        said = f"a second backward() before finish(), where enabled is {enabled},"
+        context = f"a second backward() before finish(), with enabled={enabled},"
         if not message:
-            hint = "Look at: the bucket may be in flight. What happens when another gradient is added to it?"
-            raise Wrong(f"{said} is accepted; expected a RuntimeError", hint)
+            hint = "Hint: the bucket may already be in flight. What happens when another gradient is added to it?"
+            raise Wrong(f"{context} is accepted; expected a RuntimeError", hint)
         if "finish_gradient_sync" not in message and "no_sync" not in message:
-            hint = "Say what to do instead: the reader of this error knows neither hooks nor buckets."
-            raise Wrong(f"{said} is rejected with {message[:80]!r}", hint)
+            hint = "The message should say what to do instead, because its reader may not know about hooks and buckets."
+            raise Wrong(f"{context} is rejected with {message[:80]!r}", hint)

@@ -1,4 +1,4 @@
-"""Judging a launch queue with buckets that send nothing: the order in which it packs, launches and waits."""
+"""Judge a launch queue by the order in which it packs, launches and waits, with buckets that send nothing."""
 
 import torch
 
@@ -6,18 +6,20 @@ from shared.checks.engine.framework import Attempt, Wrong
 
 TRIES = 6
 
-Event = tuple  # what was done with a bucket: ("pack", bucket_index, index), ("launch", bucket_index) or ("wait", …)
+Event = tuple  # what was done to a bucket: ("pack", bucket_index, index), ("launch", bucket_index) or ("wait", …)
 
 
-class Bucket:  # students see this name in error messages
-    """A bucket that sends nothing, and writes down what is done with it."""
+class Bucket:  # Students see this name in error messages.
+    """Stand in for a bucket: send nothing, and log each call."""
 
     def __init__(self, bucket_index: int, size: int, diary: list[Event]):
         self.bucket_index, self.diary = bucket_index, diary
         self.parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(size)]
 
     def __getattr__(self, name: str):
-        raise AttributeError(f"a bucket in this check has parameters, pack, launch and wait, but no {name}")
+        raise AttributeError(
+            f"a bucket in this check has only parameters, pack(), launch() and wait(); it has no {name}"
+        )
 
     def pack(self, index: int) -> None:
         self.diary.append(("pack", self.bucket_index, index))
@@ -30,7 +32,7 @@ class Bucket:  # students see this name in error messages
 
 
 def draw_sizes_of_buckets(attempt: Attempt) -> list[int]:
-    """Draw the number of gradients in each bucket: few enough to be followed by hand."""
+    """Draw the number of gradients in each bucket: few enough to follow by hand."""
     return [attempt.random.randint(1, 2) for _ in range(attempt.random.randint(3, 4))]
 
 
@@ -39,7 +41,7 @@ def every_gradient(sizes: list[int]) -> list[tuple[int, int]]:
 
 
 def events_of_add(sizes: list[int], order: list[tuple[int, int]]) -> list[list[Event]]:
-    """Return what a right queue does in each add(), when gradients are added in this order."""
+    """Return what a correct queue does in each add() when gradients are added in this order."""
     missing, launched, found = list(sizes), 0, []
     for bucket_index, index in order:
         found.append([("pack", bucket_index, index)])
@@ -71,13 +73,13 @@ def probe_queue(queue_class, sizes: list[int], rounds: list[list[tuple[int, int]
 
 
 def _try_queue(attempt: Attempt) -> tuple[list[int], list[list[tuple[int, int]]], list[list[list[Event]]]]:
-    """Return the sizes of the buckets; per round, what was added; per round, what the queue did."""
+    """Return the sizes of the buckets, what was added in each round, and what the queue did in each round."""
     sizes = draw_sizes_of_buckets(attempt)
     every = every_gradient(sizes)
     rounds = []
     for left_out in (0, attempt.random.randint(1, len(every) - 1), len(every), 0):
         rounds.append(attempt.random.sample(every, len(every) - left_out))
-    context = f"buckets of {sizes} gradients, {len(rounds)} rounds of add(…), each ended by finish()"
+    context = f"buckets of {sizes} gradients, {len(rounds)} rounds of add(…), each followed by finish()"
     return sizes, rounds, attempt.run(probe_queue, sizes, rounds, context=context)[0]
 
 
@@ -85,24 +87,27 @@ def launched_in_order_and_early(attempt: Attempt) -> None:
     for _ in range(TRIES):
         sizes, rounds, found = _try_queue(attempt)
         for turn, (order, did) in enumerate(zip(rounds, found, strict=True), 1):
-            for step, want in enumerate(events_of_add(sizes, order)):
-                if did[step] != want:
+            for step, expected in enumerate(events_of_add(sizes, order)):
+                if did[step] != expected:
                     added = ", ".join(map(str, order[: step + 1]))
-                    said = f"buckets of {sizes} gradients, round {turn}, after add of {added}: {described(did[step])}"
-                    raise Wrong(f"{said}; expected {described(want)}", _why(did[step], want, turn))
+                    context = (
+                        f"buckets of {sizes} gradients, round {turn}: after adding {added}, the queue did "
+                        f"{described(did[step])}"
+                    )
+                    raise Wrong(f"{context}; expected {described(expected)}", _hint_on(did[step], expected, turn))
 
 
-def _why(did: list[Event], want: list[Event], turn: int) -> str:
-    if turn > 1:  # the first round was right
-        return "Look at: what must be forgotten when a round ends?"
+def _hint_on(did: list[Event], expected: list[Event], turn: int) -> str:
+    if turn > 1:  # The first round was correct.
+        return "Hint: which state must be reset when a round ends?"
     if any(event[0] == "wait" for event in did):
-        return "Look at: who waits, and when? add(…) is called in the middle of backward()."
-    if [event for event in did if event[0] == "pack"] != want[:1]:
-        return "Look at: which gradient is ready? It is packed once, when it is added."
-    if len(did) > len(want):
-        return "Look at: is it this bucket's turn?"
-    if len(did) < len(want):
-        return "Look at: which other bucket can be launched, now that this one has been?"
+        return "Hint: add(…) is called during backward(). Which method should wait instead?"
+    if [event for event in did if event[0] == "pack"] != expected[:1]:
+        return "Hint: which gradient is ready now? Each one is packed once, when it is added."
+    if len(did) > len(expected):
+        return "Hint: is it this bucket's turn to be launched?"
+    if len(did) < len(expected):
+        return "Hint: which other bucket can be launched, now that this one has been?"
     return ""
 
 
@@ -111,30 +116,36 @@ def finish_completes_and_begins_anew(attempt: Attempt) -> None:
         sizes, rounds, found = _try_queue(attempt)
         for turn, (order, did) in enumerate(zip(rounds, found, strict=True), 1):
             before, last = [event for events in did[:-1] for event in events], did[-1]
-            said = f"buckets of {sizes} gradients, round {turn}, {len(order)} added: finish() did {described(last)}"
-            judge_finish(sizes, before, last, said)
+            context = (
+                f"buckets of {sizes} gradients, round {turn}: with {len(order)} added, finish() did {described(last)}"
+            )
+            judge_finish(sizes, before, last, context)
 
 
-def judge_finish(sizes: list[int], before: list[Event], last: list[Event], said: str) -> None:
+def judge_finish(sizes: list[int], before: list[Event], last: list[Event], context: str) -> None:
     """Judge a whole round: what was done before finish(), and what finish() did.
 
     Raises:
-        Wrong: unless the rest is packed, then launched in order, and each bucket is waited for once, when all are in
-            flight.
+        Wrong: Unless the rest is packed, then launched in order, and each bucket is waited for once, after all of them
+            were launched.
     """
     whole, bucket_indices = before + last, range(len(sizes))
     every = [("pack", *each) for each in every_gradient(sizes)]
     if sorted(event for event in whole if event[0] == "pack") != every:
-        raise Wrong(f"{said}; expected every gradient packed once", "Look at: which gradients have not come?")
+        raise Wrong(f"{context}; expected every gradient to be packed once", "Hint: which gradients are still missing?")
     launches = [event[1] for event in whole if event[0] == "launch"]
     if launches != list(bucket_indices):
-        raise Wrong(f"{said}; buckets were launched in the order {launches}", "Look at: what is still to be launched?")
+        raise Wrong(
+            f"{context}; buckets were launched in the order {launches}", "Hint: which buckets are not launched yet?"
+        )
     for launched in bucket_indices:
         if any(whole.index(("launch", launched)) < whole.index(event) for event in every if event[1] == launched):
-            raise Wrong(f"{said}; bucket {launched} was launched before all of it was packed")
+            raise Wrong(f"{context}; bucket {launched} was launched before all its gradients were packed")
     waits = [position for position, event in enumerate(whole) if event[0] == "wait"]
     if sorted(whole[position][1] for position in waits) != list(bucket_indices):
-        raise Wrong(f"{said}; expected one wait for each bucket", "Look at: who waits for those launched earlier?")
+        raise Wrong(
+            f"{context}; expected one wait for each bucket", "Hint: which line waits for the buckets launched earlier?"
+        )
     if waits[0] < whole.index(("launch", len(sizes) - 1)):
-        hint = "Look at: which collectives could be in flight at the same time?"
-        raise Wrong(f"{said}; it waited before the last bucket was launched", hint)
+        hint = "Hint: which collectives could be in flight at the same time?"
+        raise Wrong(f"{context}; it waited before the last bucket was launched", hint)

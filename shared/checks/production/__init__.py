@@ -1,4 +1,4 @@
-"""Checks for chapter 11: torch's fully_shard, hybrid sharding, and a choice of strategy."""
+"""Checks for chapter 11: torch's fully_shard, hybrid sharding, and choosing a strategy."""
 
 import torch
 
@@ -9,24 +9,24 @@ from shared.checks.production import choice, memory, wire
 from shared.checks.production import mesh as production_mesh
 from shared.checks.production.training import Sharding, train_and_judge
 
-# A file may have any of them: none is a step towards another.
+# A file may define any of these, because none builds on another.
 fully_sharded = Exercise("11.1", "fully_sharded", optional=True)
 host_mesh = Exercise("11.2", "host_mesh", optional=True)
 choose_strategy = Exercise("11.3", "choose_strategy", optional=True)
 
-# torch's fully_shard refuses ties between units, two dtypes in a unit and scalars, and ends where only some ranks use a
-# parameter (torch 2.13).
+# torch's fully_shard rejects ties between units, two dtypes in a unit, and scalars, and it does not work if only some
+# ranks use a parameter (torch 2.13).
 MODELS = ("TiedInside", "Frozen", "FrozenNorms", "Buffered", "Nested", "Whole", "Bundles", "Checkpointed", "Twice")
 
 _AT_ONCE = {"compute_dtype": torch.float32, "reduce_dtype": torch.float64, "reshard_after_forward": False}
-_LOOK_AT_NOTHING = "Look at: what comes of a search that finds nothing?"
-_LOOK_AT_ORDER = "Look at: which is sharded first, a module or what lies inside it?"
+_HINT_ON_NOTHING = "Hint: what does your search return if it finds nothing?"
+_HINT_ON_ORDER = "Hint: which must be sharded first, a module or the modules inside it?"
 IN_SHARDING = {
-    "Invariant encountered": _LOOK_AT_ORDER,
-    "mixed torch.Tensor and DTensor": _LOOK_AT_ORDER,
-    "has not sharded": "Look at: which call shards what is around the units?",
-    "must have the same dtype": "Look at: which of the calls are told the policy?",
-    "broadcast_state(module)": "Look at: when are values told, before or after parameters are DTensors?",
+    "Invariant encountered": _HINT_ON_ORDER,
+    "mixed torch.Tensor and DTensor": _HINT_ON_ORDER,
+    "has not sharded": "Hint: which call shards the parameters outside the units?",
+    "must have the same dtype": "Hint: which of your fully_shard() calls receive the mixed-precision policy?",
+    "broadcast_state(module)": "Hint: should you broadcast values before or after the parameters become DTensors?",
 }
 
 # -- 11.1
@@ -43,13 +43,13 @@ def training_equals_one_process(attempt: Attempt) -> None:
 
 
 @fully_sharded.check("sharded", world_sizes=(2, 3, 4))
-def each_rank_has_its_rows(attempt: Attempt) -> None:
+def each_rank_holds_its_rows(attempt: Attempt) -> None:
     for model in ("Blocks", "Nested") if attempt.world_size == 2 else ("Blocks",):
         train_and_judge(attempt, Sharding(model, steps=1))
 
 
 @fully_sharded.check("wire", world_sizes=(2, 4))
-def units_travel_one_by_one(attempt: Attempt) -> None:
+def units_are_sent_one_by_one(attempt: Attempt) -> None:
     plans = [Sharding("Blocks", steps=2), Sharding("Whole", steps=1)]
     plans.append(Sharding("TiedInside", steps=1, options={"reshard_after_forward": False}))
     for plan in plans:
@@ -59,14 +59,14 @@ def units_travel_one_by_one(attempt: Attempt) -> None:
 
 
 @fully_sharded.check("nested", world_sizes=(2, 3))
-def units_may_lie_in_units(attempt: Attempt) -> None:
+def units_may_be_nested(attempt: Attempt) -> None:
     for inner_first in (True, False) if attempt.world_size == 2 else (False,):
         wire.every_step_sends(attempt, Sharding("Nested", steps=2, inner_first=inner_first))
 
 
 @fully_sharded.check("dtypes", world_sizes=(3,))
-def it_computes_and_adds_up_in_other_dtypes(attempt: Attempt) -> None:
-    """In float64 and float32, so that values can be compared."""
+def it_computes_and_reduces_in_other_dtypes(attempt: Attempt) -> None:
+    """Use float64 and float32, so that values can be compared."""
     narrow, wide = torch.float32, torch.float64
     for options in (
         {"compute_dtype": narrow},
@@ -77,7 +77,7 @@ def it_computes_and_adds_up_in_other_dtypes(attempt: Attempt) -> None:
     wire.every_step_sends_in_bf16(attempt)
 
 
-fully_sharded.check("memory", world_sizes=(4,))(memory.one_unit_is_gathered)
+fully_sharded.check("memory", world_sizes=(4,))(memory.one_unit_is_unsharded_at_a_time)
 
 
 @fully_sharded.check("mesh")
@@ -93,7 +93,7 @@ def it_shards_over_its_mesh(attempt: Attempt) -> None:
 # -- 11.2
 
 host_mesh.check("mesh")(production_mesh.ranks_are_laid_out)
-host_mesh.check("refusal", world_sizes=(2, 3, 4))(production_mesh.uneven_hosts_are_refused)
+host_mesh.check("refusal", world_sizes=(2, 3, 4))(production_mesh.uneven_hosts_are_rejected)
 host_mesh.check("wire", world_sizes=(2, 4))(production_mesh.only_gradients_leave_a_host)
 
 # -- 11.3
@@ -101,8 +101,8 @@ host_mesh.check("wire", world_sizes=(2, 4))(production_mesh.only_gradients_leave
 choose_strategy.check("situations", world_sizes=(1,))(choice.the_five_situations)
 choose_strategy.check("what fits", world_sizes=(1,))(choice.what_fits)
 choose_strategy.check("what is fast", world_sizes=(1,))(choice.what_is_fast)
-choose_strategy.check("ties", world_sizes=(1,))(choice.equally_long)
+choose_strategy.check("ties", world_sizes=(1,))(choice.equally_fast)
 choose_strategy.check("micro-batch", world_sizes=(1,))(choice.larger_batches)
 
 give_hints(IN_SHARDING, fully_sharded)
-give_hints({"empty sequence": _LOOK_AT_NOTHING, "empty iterable": _LOOK_AT_NOTHING}, choose_strategy)
+give_hints({"empty sequence": _HINT_ON_NOTHING, "empty iterable": _HINT_ON_NOTHING}, choose_strategy)

@@ -1,7 +1,7 @@
-"""Judging a choice of strategy: on clusters that nobody has seen, against a table of every way there is.
+"""Judge a choice of strategy on random clusters, against a table of every possible way to train.
 
-Wrong rules are known too: a model and a cluster are drawn until each wrong rule would choose otherwise on some of them,
-so whoever follows one is found out, and told by which.
+The checks also know wrong rules. They draw models and clusters until each wrong rule would choose differently on some
+of them, so a student who follows such a rule fails, and the hint points at that rule.
 """
 
 import random
@@ -19,7 +19,7 @@ Rule = Callable[[Case, list[Way]], Way | None]
 
 
 def _with_one_sample(what: str) -> Rule:
-    """Let one of the two estimates know nothing of the batch."""
+    """Return a rule in which one of the two estimates ignores the batch size."""
 
     def rule(case: Case, ways: list[Way]) -> Way | None:
         others = replace(case, micro_batch=1).ways()
@@ -29,14 +29,19 @@ def _with_one_sample(what: str) -> Rule:
     return rule
 
 
-def _told(what: str, **instead) -> Rule:
-    """Let one of the two estimates be told something else than it should of every way. instead: it, of a case"""
+def _with_wrong_argument(what: str, **instead) -> Rule:
+    """Return a rule in which one of the two estimates gets a wrong argument for every way.
+
+    Args:
+        what: The estimate: "held_bytes" or "step_s".
+        **instead: The wrong arguments, each computed from a case.
+    """
 
     def rule(case: Case, ways: list[Way]) -> Way | None:
         believed = []
         for way in ways:
-            told = {name: getattr(way, name) for name in ("stage", "shard_ranks", "checkpointing")}
-            other = case.way(**told | {name: of(case) for name, of in instead.items()})
+            arguments = {name: getattr(way, name) for name in ("stage", "shard_ranks", "checkpointing")}
+            other = case.way(**arguments | {name: of(case) for name, of in instead.items()})
             believed.append(replace(way, **{what: getattr(other, what)}))
         return fastest(case, believed)
 
@@ -44,96 +49,96 @@ def _told(what: str, **instead) -> Rule:
 
 
 def _copies_in_one_host(case: Case, ways: list[Way]) -> Way | None:
-    copies = [case.way(0, case.cluster.cards_per_host, how) for how in ("selective", "full")]
+    copies = [case.way(0, case.cluster.gpus_per_host, how) for how in ("selective", "full")]
     return fastest(case, [*ways, *copies])
 
 
-# What a rule gets wrong → (the rule, what to look at).
+# The mistake in a rule: (the rule, the hint).
 FITS: dict[str, tuple[Rule, str]] = {
-    "fills the card": (lambda case, ways: fastest(case, ways, room=1.0), "how much of a card may be used?"),
-    "leaves too much": (lambda case, ways: fastest(case, ways, room=0.8), "how much of a card may be used?"),
+    "fills the GPU": (lambda case, ways: fastest(case, ways, room=1.0), "how much of a GPU's memory may be used?"),
+    "leaves too much": (lambda case, ways: fastest(case, ways, room=0.8), "how much of a GPU's memory may be used?"),
     "never recomputes": (
         lambda case, ways: fastest(case, [way for way in ways if way.checkpointing != "full"]),
-        "which ways of checkpointing are tried?",
+        "which kinds of checkpointing do you try?",
     ),
     "always recomputes": (
         lambda case, ways: fastest(case, [way for way in ways if way.checkpointing == "full"]),
-        "which ways of checkpointing are tried?",
+        "which kinds of checkpointing do you try?",
     ),
     "stops at stage 2": (
         lambda case, ways: fastest(case, [way for way in ways if way.stage < 3]),
-        "which stages are tried?",
+        "which stages do you try?",
     ),
 }
 FAST: dict[str, tuple[Rule, str]] = {
-    "shards over all cards": (
-        lambda case, ways: fastest(case, [way for way in ways if way.shard_ranks == case.cluster.cards]),
-        "over which groups is it tried to shard?",
+    "shards over all GPUs": (
+        lambda case, ways: fastest(case, [way for way in ways if way.shard_ranks == case.cluster.gpus]),
+        "over which groups of GPUs do you try to shard?",
     ),
     "shards in one host": (
         lambda case, ways: fastest(
-            case, [way for way in ways if not way.stage or way.shard_ranks == case.cluster.cards_per_host]
+            case, [way for way in ways if not way.stage or way.shard_ranks == case.cluster.gpus_per_host]
         ),
-        "over which groups is it tried to shard?",
+        "over which groups of GPUs do you try to shard?",
     ),
     "holds the least": (
         lambda case, ways: fastest(case, ways, key=lambda way: (way.held_bytes, way.step_s)),
-        "of what fits, is it the smallest or the fastest that is wanted?",
+        "of the ways that fit, should you choose the smallest or the fastest?",
     ),
     "takes the first that fits": (
-        lambda case, ways: fastest(case, ways, key=lambda way: way.least_apart),
-        "of what fits, is it the first or the fastest that is wanted?",
+        lambda case, ways: fastest(case, ways, key=lambda way: way.shards_least),
+        "of the ways that fit, should you choose the first or the fastest?",
     ),
 }
 TIES: dict[str, tuple[Rule, str]] = {
     "the higher stage": (
-        lambda case, ways: fastest(case, ways, key=lambda way: (way.step_s, -way.stage, *way.least_apart)),
-        "which of two equally fast stages takes less apart?",
+        lambda case, ways: fastest(case, ways, key=lambda way: (way.step_s, -way.stage, *way.shards_least)),
+        "of two equally fast stages, which one shards less?",
     ),
     "recomputing": (
         lambda case, ways: fastest(
             case, ways, key=lambda way: (way.step_s, way.stage, way.checkpointing != "full", -way.shard_ranks)
         ),
-        "of two equally fast ways, which recomputes less?",
+        "of two equally fast ways, which one recomputes less?",
     ),
     "the smaller group": (
         lambda case, ways: fastest(
             case, ways, key=lambda way: (way.step_s, way.stage, way.checkpointing != "selective", way.shard_ranks)
         ),
-        "of two equally fast groups, which one is asked for?",
+        "of two equally fast groups, which one does the exercise ask for?",
     ),
     "selective before the stage": (
         lambda case, ways: fastest(
-            case, ways, key=lambda way: (way.step_s, way.checkpointing != "selective", *way.least_apart)
+            case, ways, key=lambda way: (way.step_s, way.checkpointing != "selective", *way.shards_least)
         ),
-        "in which order do the three rules for equal steps decide?",
+        "in which order do the three tie-breaking rules apply?",
     ),
 }
 BATCHES: dict[str, tuple[Rule, str]] = {
-    "one sample's memory": (_with_one_sample("held_bytes"), "does what fits depend on micro_batch?"),
-    "one sample's time": (_with_one_sample("step_s"), "does a step's time depend on micro_batch?"),
+    "one sample's memory": (_with_one_sample("held_bytes"), "does the memory that a way needs depend on micro_batch?"),
+    "one sample's time": (_with_one_sample("step_s"), "does the time of a step depend on micro_batch?"),
 }
 
-# Each is found out by the others' cases; here for what to look at.
+# The cases of the other rules catch these too. They are listed here for their hints.
 KNOWN: dict[str, tuple[Rule, str]] = {
-    "stage 0 in one host": (_copies_in_one_host, "what is stage 0 over one host, where there are others?"),
+    "stage 0 in one host": (_copies_in_one_host, "what would stage 0 over one host mean if there are several hosts?"),
     "plan without checkpointing": (
-        _told("held_bytes", checkpointing=lambda case: "none"),
-        "what is plan told of checkpointing?",
+        _with_wrong_argument("held_bytes", checkpointing=lambda case: "none"),
+        "which checkpointing argument do you pass to plan()?",
     ),
-    "plan over all cards": (
-        _told("held_bytes", shard_ranks=lambda case: case.cluster.cards),
-        "over how many ranks does plan think it is shared?",
+    "plan over all GPUs": (
+        _with_wrong_argument("held_bytes", shard_ranks=lambda case: case.cluster.gpus),
+        "which number of ranks do you pass to plan()?",
     ),
     "steps without checkpointing": (
-        _told("step_s", checkpointing=lambda case: "selective"),
-        "what is step_seconds told of checkpointing?",
+        _with_wrong_argument("step_s", checkpointing=lambda case: "selective"),
+        "which checkpointing argument do you pass to step_seconds()?",
     ),
 }
 
 
 def probe_choice(choose_strategy, cases: list[Case]) -> list:
-    """→ stage, ranks, checkpointing and seconds of each choice"""
+    """Return the stage, ranks, checkpointing and seconds of each choice."""
     chosen = []
     for case in cases:
         more = () if case.micro_batch == 1 else (case.micro_batch,)
@@ -145,67 +150,74 @@ def probe_choice(choose_strategy, cases: list[Case]) -> list:
 
 
 def judge(attempt: Attempt, cases: list[Case], rules: dict[str, tuple[Rule, str]]) -> None:
-    """Raises: Wrong where another strategy is chosen than the fastest of all that fit."""
+    """Judge that each choice is the fastest way that fits.
+
+    Raises:
+        Wrong: If it is another.
+    """
     chosen = attempt.run(probe_choice, cases)[0]
     for case, found in zip(cases, chosen, strict=True):
         ways = case.ways()
-        want = fastest(case, ways)
-        said = "None" if found is None else "stage {} over {}, {}".format(*found)
-        if not _same(found, want):
-            expected = "None, since nothing fits" if want is None else f"{want}: {want.step_s:.4g} s"
-            raise Wrong(f"{case}: {said}; expected {expected}", _hint(cases, chosen, rules))
-        if want is not None and not abs(found[3] - want.step_s) <= 1e-9 * want.step_s:
-            evidence = f"{case}: {said}, with step_s={found[3]:.6g}; expected {want.step_s:.6g}"
-            raise Wrong(evidence, "Look at: what is step_seconds told?")
+        best = fastest(case, ways)
+        context = "None" if found is None else "stage {} over {} ranks, {} checkpointing".format(*found)
+        if not _same(found, best):
+            expected = "None, because nothing fits" if best is None else f"{best}, which takes {best.step_s:.4g} s"
+            raise Wrong(f"{case}: chose {context}; expected {expected}", _hint(cases, chosen, rules))
+        if best is not None and not abs(found[3] - best.step_s) <= 1e-9 * best.step_s:
+            evidence = f"{case}: chose {context}, with step_s={found[3]:.6g}; expected {best.step_s:.6g}"
+            raise Wrong(evidence, "Hint: which arguments do you pass to step_seconds()?")
 
 
 def _hint(cases: list[Case], chosen: list, rules: dict[str, tuple[Rule, str]]) -> str:
-    """Recognise the wrong rule by all that it chose: one of this check's, or of another's.
+    """Recognize the wrong rule, one of this check's or of another's, by all of its choices.
 
-    One wrong choice may be another's rule by chance; these cases were not drawn to tell those.
+    A single wrong choice may agree with another check's rule by chance, because these cases were not drawn to tell
+    those rules apart.
     """
     known = [(case, case.ways(), found) for case, found in zip(cases, chosen, strict=True)]
     wrong = sum(not _same(found, fastest(case, ways)) for case, ways, found in known)
     likely = rules | (KNOWN | FITS | FAST | TIES | BATCHES if wrong > 1 else {})
     for rule, hint in likely.values():
         if all(_same(found, rule(case, ways)) for case, ways, found in known):
-            return f"Look at: {hint}"
-    return "Look at: which ways are tried, what does each hold, and how long does each take?"
+            return f"Hint: {hint}"
+    return "Hint: which ways do you try, how much memory does each need, and how long does a step take?"
 
 
 def _alike(one: Way | None, other: Way | None) -> bool:
-    return one is other or bool(one and other and one.least_apart == other.least_apart)
+    return one is other or bool(one and other and one.shards_least == other.shards_least)
 
 
 def _same(found: tuple | None, way: Way | None) -> bool:
     return found is way is None or bool(found and way and found[:3] == (way.stage, way.shard_ranks, way.checkpointing))
 
 
-def telling(attempt: Attempt, rules: dict[str, tuple[Rule, str]], larger_batches: bool = False) -> list[Case]:
-    """Draw cases on which every one of these wrong rules is told from the right one."""
+def draw_cases(attempt: Attempt, rules: dict[str, tuple[Rule, str]], larger_batches: bool = False) -> list[Case]:
+    """Draw cases on which each of these wrong rules chooses differently from the correct one."""
     cases, open_rules = [], dict.fromkeys(rules, CASES_PER_RULE)
     for _ in range(MOST_DRAWS):
         case = draw_case(attempt.random, larger_batches)
         ways = case.ways()
         if not case.is_clear(ways):
             continue
-        want = fastest(case, ways)
-        told = [name for name in open_rules if not _alike(rules[name][0](case, ways), want)]
-        if told:
+        expected = fastest(case, ways)
+        exposed = [name for name in open_rules if not _alike(rules[name][0](case, ways), expected)]
+        if exposed:
             cases.append(case)
-            open_rules = {name: left - (name in told) for name, left in open_rules.items() if left > (name in told)}
+            open_rules = {
+                name: left - (name in exposed) for name, left in open_rules.items() if left > (name in exposed)
+            }
         if not open_rules:
             return cases
-    raise AssertionError(f"no case tells {', '.join(open_rules)} in {MOST_DRAWS} draws")
+    raise AssertionError(f"no case exposes {', '.join(open_rules)} in {MOST_DRAWS} draws")
 
 
-def in_favour_of(draw: random.Random, number: int) -> Case:
-    """Draw a case that this one of all ways decides: it just fits on a card, and is the fastest."""
+def draw_case_for(draw: random.Random, number: int) -> Case:
+    """Draw a case in which this way just fits on a GPU and is the fastest."""
     for _ in range(MOST_DRAWS):
         case = draw_case(draw)
         ways = case.ways()
-        card_bytes = ways[number].held_bytes / 0.9 * (1 + 2 * MARGIN)
-        case = replace(case, cluster=replace(case.cluster, card_bytes=card_bytes))
+        gpu_bytes = ways[number].held_bytes / 0.9 * (1 + 2 * MARGIN)
+        case = replace(case, cluster=replace(case.cluster, gpu_bytes=gpu_bytes))
         if case.is_clear(ways) and _alike(fastest(case, ways), ways[number]):
             return case
     raise AssertionError(f"no case for way {number} in {MOST_DRAWS} draws")
@@ -219,24 +231,24 @@ def the_five_situations(attempt: Attempt) -> None:
 
 
 def what_fits(attempt: Attempt) -> None:
-    """On cards on which each of all ways is once the right one, or the smallest just fits, or just does not."""
-    cases = telling(attempt, FITS)
+    """Try GPUs for which each way is the correct one once, and GPUs on which the smallest way just fits or does not."""
+    cases = draw_cases(attempt, FITS)
     smallest, each_way = cases[:3], range(len(cases[0].ways()))
-    cases += [in_favour_of(attempt.random, number) for number in each_way]
+    cases += [draw_case_for(attempt.random, number) for number in each_way]
     for case in smallest:
-        card_bytes = min(way.held_bytes for way in case.ways()) / 0.9
+        gpu_bytes = min(way.held_bytes for way in case.ways()) / 0.9
         for near in (1 - 2 * MARGIN, 1 + 2 * MARGIN):
-            cases.append(replace(case, cluster=replace(case.cluster, card_bytes=near * card_bytes)))
+            cases.append(replace(case, cluster=replace(case.cluster, gpu_bytes=near * gpu_bytes)))
     judge(attempt, cases, FITS)
 
 
 def what_is_fast(attempt: Attempt) -> None:
-    judge(attempt, telling(attempt, FAST), FAST)
+    judge(attempt, draw_cases(attempt, FAST), FAST)
 
 
-def equally_long(attempt: Attempt) -> None:
-    judge(attempt, telling(attempt, TIES), TIES)
+def equally_fast(attempt: Attempt) -> None:
+    judge(attempt, draw_cases(attempt, TIES), TIES)
 
 
 def larger_batches(attempt: Attempt) -> None:
-    judge(attempt, telling(attempt, BATCHES, larger_batches=True), BATCHES)
+    judge(attempt, draw_cases(attempt, BATCHES, larger_batches=True), BATCHES)

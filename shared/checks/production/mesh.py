@@ -1,4 +1,4 @@
-"""Judging a mesh of hosts × ranks of a host, by what it is and by what hybrid training sends on it."""
+"""Judge a mesh of hosts × ranks per host, by its layout and by what hybrid training sends on it."""
 
 import contextlib
 
@@ -16,41 +16,48 @@ from shared.checks.production.training import NAMES, Sharding
 from shared.checks.production.wire import judge_wire
 from shared.wire.instrumentation import listening
 
-_LOOK_AT_ORDER = "Look at: which ranks follow each other, those of one host or those of one place?"
-_LOOK_AT_DEVICE = "Look at: where does this rank compute?"
+_HINT_ON_ORDER = "Hint: are the ranks of one host in a row or in a column of the mesh?"
+_HINT_ON_DEVICE = "Hint: on which device does this rank compute?"
 
 
 class _Asked(Exception):
-    """A mesh is asked for: that is all we want to know."""
+    """Raised instead of making a mesh, because only the requested device type matters."""
 
 
 def probe_mesh(host_mesh, ranks_per_host: int) -> dict:
     mesh = host_mesh(ranks_per_host)
     if not isinstance(mesh, DeviceMesh):
-        raise AssertionError(f"host_mesh() gives back {type(mesh).__name__}, expected a DeviceMesh")
-    return {"ranks": mesh.mesh.tolist(), "names": mesh.mesh_dim_names, "on": (mesh.device_type, device_here().type)}
+        raise AssertionError(f"host_mesh() returned a {type(mesh).__name__}; expected a DeviceMesh")
+    return {
+        "ranks": mesh.mesh.tolist(),
+        "names": mesh.mesh_dim_names,
+        "devices": (mesh.device_type, device_here().type),
+    }
 
 
 def ranks_are_laid_out(attempt: Attempt) -> None:
     size = attempt.world_size
     for ranks_per_host in (each for each in range(1, size + 1) if size % each == 0):
-        said = f"host_mesh({ranks_per_host}) of {size} rank{'s' * (size > 1)}"
-        want = torch.arange(size).view(-1, ranks_per_host).tolist()
-        for rank, found in enumerate(attempt.run(probe_mesh, ranks_per_host, context=said)):
-            if found["ranks"] != want:
-                raise Wrong({rank: f"{said} is {found['ranks']}, expected {want}"}, _LOOK_AT_ORDER)
+        context = f"host_mesh({ranks_per_host}) of {size} rank{'s' * (size > 1)}"
+        expected = torch.arange(size).view(-1, ranks_per_host).tolist()
+        for rank, found in enumerate(attempt.run(probe_mesh, ranks_per_host, context=context)):
+            if found["ranks"] != expected:
+                raise Wrong({rank: f"{context} is {found['ranks']}; expected {expected}"}, _HINT_ON_ORDER)
             if tuple(found["names"] or ()) != NAMES:
-                evidence = f"{said}: its dimensions are called {found['names']}, expected {NAMES}"
-                raise Wrong({rank: evidence}, "Look at: which dimension replicates?")
-            if found["on"][0] != found["on"][1]:
-                evidence = f"{said} is of device type {found['on'][0]}; tensors here are on {found['on'][1]}"
-                raise Wrong({rank: evidence}, _LOOK_AT_DEVICE)
+                evidence = f"{context}: its dimensions are called {found['names']}; expected {NAMES}"
+                raise Wrong({rank: evidence}, "Hint: which dimension replicates, and which one shards?")
+            if found["devices"][0] != found["devices"][1]:
+                evidence = (
+                    f"{context} has device type {found['devices'][0]}; expected {found['devices'][1]}, where "
+                    "this rank's tensors are"
+                )
+                raise Wrong({rank: evidence}, _HINT_ON_DEVICE)
     if size == 2:
         _judge_device_type(attempt)
 
 
 def probe_device_type(host_mesh, on_cuda: bool) -> str | None:
-    """Make a mesh as if this rank computed there. → the device type that is asked for"""
+    """Make a mesh as if this rank computed on that device. Return the device type that is requested."""
     asked, was = [], (DeviceMesh.__init__, torch.cuda.is_initialized)
 
     def init(self, device_type: str, *_, **__):
@@ -67,17 +74,21 @@ def probe_device_type(host_mesh, on_cuda: bool) -> str | None:
 
 
 def _judge_device_type(attempt: Attempt) -> None:
-    """Ask as on a machine with a GPU, and as on one without. Raises: Wrong."""
+    """Judge the device type as on a machine with a GPU, and as on one without.
+
+    Raises:
+        Wrong: If it is another.
+    """
     for on_cuda, expected in ((True, "cuda"), (False, "cpu")):
-        said = f"where torch.cuda.is_initialized() is {on_cuda}"
-        for rank, found in enumerate(attempt.run(probe_device_type, on_cuda, context=said)):
+        context = f"with torch.cuda.is_initialized() returning {on_cuda}"
+        for rank, found in enumerate(attempt.run(probe_device_type, on_cuda, context=context)):
             if found != expected:
-                evidence = f"{said}, host_mesh() is of device type {found}; expected {expected}"
-                raise Wrong({rank: evidence}, _LOOK_AT_DEVICE)
+                evidence = f"{context}, host_mesh() has device type {found}; expected {expected}"
+                raise Wrong({rank: evidence}, _HINT_ON_DEVICE)
 
 
-def probe_refusal(host_mesh, ranks_per_host: int) -> str:
-    """→ what it raises"""
+def probe_rejection(host_mesh, ranks_per_host: int) -> str:
+    """Return the error that it raises, or an empty string."""
     try:
         host_mesh(ranks_per_host)
     except NotImplementedError:
@@ -87,21 +98,25 @@ def probe_refusal(host_mesh, ranks_per_host: int) -> str:
     return ""
 
 
-def uneven_hosts_are_refused(attempt: Attempt) -> None:
+def uneven_hosts_are_rejected(attempt: Attempt) -> None:
     size = attempt.world_size
     for ranks_per_host in (each for each in range(2, 2 * size + 1) if size % each):
-        for rank, found in enumerate(attempt.run(probe_refusal, ranks_per_host)):
-            said = f"host_mesh({ranks_per_host}) of {size} ranks"
+        for rank, found in enumerate(attempt.run(probe_rejection, ranks_per_host)):
+            context = f"host_mesh({ranks_per_host}) of {size} ranks"
             if not found:
-                raise Wrong({rank: f"{said} is accepted; expected a ValueError"}, "Look at: how many hosts are that?")
-            kind, _, words = found.partition(": ")
-            if kind != "ValueError" or not words.strip():
-                evidence = f"{said} raises {found[:120].rstrip(': ')}; expected a ValueError that says why"
-                raise Wrong({rank: evidence}, "Look at: what of a number that does not divide the ranks?")
+                raise Wrong(
+                    {rank: f"{context} is accepted; expected a ValueError"}, "Hint: how many hosts would that be?"
+                )
+            kind, _, message = found.partition(": ")
+            if kind != "ValueError" or not message.strip():
+                evidence = f"{context} raises {found[:120].rstrip(': ')}; expected a ValueError that says why"
+                raise Wrong(
+                    {rank: evidence}, "Hint: what should happen if ranks_per_host does not divide the number of ranks?"
+                )
 
 
 def probe_hybrid(host_mesh, ranks_per_host: int, plan: Sharding, seed: int, x, y) -> list:
-    """Train one step of torch's own fully_shard on the student's mesh. → what was sent"""
+    """Train one step with torch's own fully_shard on the student's mesh. Return what was sent."""
     mesh, module = host_mesh(ranks_per_host), unit_models.build(plan.model, seed).to(device_here())
     for each in (*module.blocks, module):
         fully_shard(each, mesh=mesh, reshard_after_forward=each is not module)
@@ -114,7 +129,7 @@ def probe_hybrid(host_mesh, ranks_per_host: int, plan: Sharding, seed: int, x, y
 def only_gradients_leave_a_host(attempt: Attempt) -> None:
     for ranks_per_host in (2, attempt.world_size):
         plan = Sharding("Blocks", mesh=(attempt.world_size // ranks_per_host, ranks_per_host))
-        said = f"trained on host_mesh({ranks_per_host}) of {attempt.world_size} ranks"
-        found = attempt.run(probe_hybrid, ranks_per_host, plan, per_rank=Draw(attempt).per_rank, context=said)
+        context = f"trained on host_mesh({ranks_per_host}) of {attempt.world_size} ranks"
+        found = attempt.run(probe_hybrid, ranks_per_host, plan, per_rank=Draw(attempt).per_rank, context=context)
         for rank, calls in enumerate(found):
-            judge_wire(plan, rank, calls, attempt.world_size, said)
+            judge_wire(plan, rank, calls, attempt.world_size, context)

@@ -1,4 +1,4 @@
-"""A model sharded by fully_shard and trained on ranks, and what one process gets from all the data."""
+"""Train a model sharded by fully_shard on ranks, and compare it with one process on all the data."""
 
 from dataclasses import dataclass
 
@@ -15,32 +15,37 @@ from shared.checks.engine.sharded.training import reference
 from shared.checks.engine.sharded.unit_training import UnitPlan, new_optimizer
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward, unit_models
-from shared.checks.production.layout import judge_parts
+from shared.checks.production.layout import judge_shards
 from shared.wire import instrumentation
 
 NAMES = ("replicate", "shard")
-_FLOAT32_TOLERANCE = 1e-4  # each number has rounded at 6e-8 some dozen times a step, and AdamW divides small ones
+_FLOAT32_TOLERANCE = 1e-4  # Each value is rounded by 6e-8 some dozen times a step, and AdamW divides by small ones.
 
 
 @dataclass(frozen=True)
 class Sharding(UnitPlan):
-    """mesh: hosts × ranks of a host; None for none. inner_first: in which order nested units are named."""
+    """Describe what is trained with fully_shard, and how.
+
+    Attributes:
+        mesh: Hosts × ranks per host, or None for no mesh.
+        inner_first: Whether nested units are listed before the units that contain them.
+    """
 
     optimizer: str = "AdamW"
     steps: int = 3
     mesh: tuple[int, ...] | None = None
     inner_first: bool = False
-    fill: bool = False  # what no sample uses has no gradient
+    fill: bool = False  # A parameter that no sample uses has no gradient.
 
     def __str__(self) -> str:
         parts = [super().__str__()]
         if unit_models.KINDS[self.model].units == "nested":
-            parts += ["its units in an iterator" + ", inner ones first" * self.inner_first]
+            parts += ["units passed as an iterator" + ", inner ones first" * self.inner_first]
         parts += [f"a mesh of {' × '.join(map(str, self.mesh))}"] if self.mesh else []
         return ", ".join(parts)
 
     def shown(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return state  # ranks keep parameters in the plan's dtype, whatever they compute in
+        return state  # Ranks store parameters in the plan's dtype, whichever dtype they compute in.
 
     @property
     def copies(self) -> int:
@@ -65,14 +70,14 @@ def shard(fully_sharded, module: nn.Module, plan: Sharding) -> nn.Module:
         options["mesh"] = init_device_mesh(device_here().type, plan.mesh, mesh_dim_names=NAMES[-len(plan.mesh) :])
     sharded = fully_sharded(module, **options)
     if sharded is None:
-        raise AssertionError("fully_sharded() gives back None: where is the module?")
+        raise AssertionError("fully_sharded() returned None; expected the module")
     if not isinstance(sharded, FSDPModule):
-        raise AssertionError(f"fully_sharded() gives back a {type(sharded).__name__} that fully_shard has not sharded")
+        raise AssertionError(f"fully_sharded() returned a {type(sharded).__name__} that fully_shard has not sharded")
     return sharded
 
 
 def probe_sharded(fully_sharded, plan: Sharding, seed: int, x, y) -> dict:
-    """→ this rank's parts to begin with; what each step did and sent"""
+    """Return this rank's initial shards, and what each step did and sent."""
     module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
     with instrumentation.listening() as building:
         sharded = shard(fully_sharded, module, plan)
@@ -93,33 +98,38 @@ def probe_sharded(fully_sharded, plan: Sharding, seed: int, x, y) -> dict:
 
 
 def train_and_judge(attempt: Attempt, plan: Sharding) -> list[dict]:
-    """Train on fresh data. → by rank, what probe_sharded found
+    """Train on fresh data. Return what probe_sharded found, by rank.
 
-    Raises: Wrong unless each rank has its rows, and every step's loss, gradients and parameters are one process's.
+    Raises:
+        Wrong: Unless each rank holds its rows, and every step's loss, gradients and parameters equal one process's.
     """
     draw = Draw(attempt)
     found = attempt.run(probe_sharded, plan, per_rank=draw.per_rank, context=str(plan))
-    judge_parts(plan, [result["start"] for result in found], plan.copies)
+    judge_shards(plan, [result["start"] for result in found], plan.copies)
     judge_start(plan, found, awkward.state_of(unit_models.build(plan.model, draw.seeds[0], plan.dtype)))
     tolerance = RELATIVE_TOLERANCE if {plan.computed, plan.reduced} == {torch.float64} else _FLOAT32_TOLERANCE
-    for number, want in enumerate(reference(plan, draw, list(range(attempt.world_size))).steps):
-        said = f"{plan}, step {number + 1}"
+    for number, expected in enumerate(reference(plan, draw, list(range(attempt.world_size))).steps):
+        context = f"{plan}, step {number + 1}"
         steps = [result["steps"][number] for result in found]
         loss = sum(step["loss"] for step in steps) / len(steps)
-        if not close(loss, want["loss"], tolerance):
-            hint = "Look at: which parameters and buffers does each rank compute with?"
-            raise Wrong(f"{said}: the mean of the losses is {loss:.6g}, expected {want['loss']:.6g}", hint)
+        if not close(loss, expected["loss"], tolerance):
+            hint = "Hint: are the parameters and buffers that each rank computes with correct?"
+            raise Wrong(f"{context}: the mean of the losses is {loss:.6g}, expected {expected['loss']:.6g}", hint)
         for what, of in (("gradients", "the gradient of "), ("state", "")):
             judge_tensors(
-                assembled([step[what] for step in steps], plan.copies), want[what], f"{said}: {of}", tolerance
+                assembled([step[what] for step in steps], plan.copies), expected[what], f"{context}: {of}", tolerance
             )
     return found
 
 
-def judge_start(plan: Sharding, found: list[dict], want: dict) -> None:
-    """Raises: Wrong unless every rank begins with what rank 0 had."""
+def judge_start(plan: Sharding, found: list[dict], source: dict) -> None:
+    """Judge that every rank starts with the values of rank 0.
+
+    Raises:
+        Wrong: If one does not.
+    """
     for rank, start in enumerate(assembled([result["start"] for result in found], plan.copies)):
-        for name, expected in want.items():
+        for name, expected in source.items():
             if not torch.equal(start[name], expected):
-                hint = "Look at: who tells whom the values to begin with, of parameters and of buffers, and when?"
-                raise Wrong({rank: f"{plan}: {name} does not begin with rank 0's values"}, hint)
+                hint = "Hint: when are the initial values of parameters and buffers broadcast, and from which rank?"
+                raise Wrong({rank: f"{plan}: {name} does not start with rank 0's values"}, hint)

@@ -1,4 +1,4 @@
-"""Every way to train a model on a cluster, the fastest of those that fit, and fresh models and clusters."""
+"""List every way to train a model on a cluster, find the fastest that fits, and draw models and clusters."""
 
 import itertools
 import random
@@ -9,7 +9,7 @@ from shared.planner import clusters
 from shared.planner.clusters import Cluster
 from shared.planner.shapes import SHAPES, ModelShape, gpt, llama
 
-MARGIN = 1e-6  # from a limit, so that no rounding decides what fits; and no step is nearly as long as another
+MARGIN = 1e-6  # Relative distance from a limit and between steps, so that no rounding decides a choice.
 _GROUPS = ("all", "one host")
 
 
@@ -22,11 +22,11 @@ class Way:
     step_s: float
 
     @property
-    def least_apart(self) -> tuple:
+    def shards_least(self) -> tuple:
         return self.stage, self.checkpointing != "selective", -self.shard_ranks
 
     def __str__(self) -> str:
-        return f"stage {self.stage} over {self.shard_ranks}, {self.checkpointing}"
+        return f"stage {self.stage} over {self.shard_ranks} ranks, {self.checkpointing} checkpointing"
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,18 @@ class Case:
     micro_batch: int = 1
 
     def __str__(self) -> str:
-        gb = self.cluster.card_bytes / clusters.GB
-        hosts = "a host" if self.cluster.hosts == 1 else f"{self.cluster.hosts} hosts"
-        where = f"{hosts} of {self.cluster.cards_per_host} × {gb:.3g} GB"
+        gb = self.cluster.gpu_bytes / clusters.GB
+        hosts = "1 host" if self.cluster.hosts == 1 else f"{self.cluster.hosts} hosts"
+        where = f"{hosts} of {self.cluster.gpus_per_host} × {gb:.3g} GB"
         return f"{self.shape.parameters / 1e9:.3g}B parameters on {where}, micro_batch={self.micro_batch}"
 
     def ways(self) -> list[Way]:
-        """List all that can be tried."""
-        cards, found = {"all": self.cluster.cards, "one host": self.cluster.cards_per_host}, []
+        """List all ways that can be tried."""
+        gpus, found = {"all": self.cluster.gpus, "one host": self.cluster.gpus_per_host}, []
         for stage, group, how in itertools.product(range(4), _GROUPS, ("full", "selective")):
             if stage == 0 and group == "one host":
                 continue
-            found.append(self.way(stage, cards[group], how))
+            found.append(self.way(stage, gpus[group], how))
         return found
 
     def way(self, stage: int, shard_ranks: int, checkpointing: str) -> Way:
@@ -57,15 +57,15 @@ class Case:
         return Way(stage, shard_ranks, checkpointing, held_bytes, step_s)
 
     def is_clear(self, ways: list[Way]) -> bool:
-        """Is nothing decided by a rounding?"""
-        room = 0.9 * self.cluster.card_bytes
+        """Tell whether no choice depends on a rounding."""
+        room = 0.9 * self.cluster.gpu_bytes
         steps = sorted({way.step_s for way in ways})
         apart = all(b - a > MARGIN * a for a, b in itertools.pairwise(steps))
         return apart and all(abs(way.held_bytes - room) > MARGIN / 2 * room for way in ways)
 
 
-def fastest(case: Case, ways: list[Way], room: float = 0.9, key=lambda way: (way.step_s, *way.least_apart)):
-    return min((way for way in ways if way.held_bytes <= room * case.cluster.card_bytes), key=key, default=None)
+def fastest(case: Case, ways: list[Way], room: float = 0.9, key=lambda way: (way.step_s, *way.shards_least)):
+    return min((way for way in ways if way.held_bytes <= room * case.cluster.gpu_bytes), key=key, default=None)
 
 
 def draw_case(draw: random.Random, larger_batches: bool = False) -> Case:
@@ -77,9 +77,14 @@ def draw_case(draw: random.Random, larger_batches: bool = False) -> Case:
     else:
         ffn, context = 64 * (width * 8 // 3 // 64), 2 ** draw.randrange(8, 14)
         shape = llama("drawn", draw.randrange(6, 90), width, width // 64, width // 64, ffn, 32000, context)
-    hosts, cards = draw.choice((1, 2, 3, 4, 8, 32)), draw.choice((2, 4, 6, 8))
+    hosts, gpus_per_host = draw.choice((1, 2, 3, 4, 8, 32)), draw.choice((2, 4, 6, 8))
     inside = 10 ** draw.uniform(9, 11.5)
     cluster = Cluster(
-        hosts, cards, 10 ** draw.uniform(10, 11.4), 10 ** draw.uniform(13, 15), inside, inside / draw.uniform(1, 60)
+        hosts,
+        gpus_per_host,
+        10 ** draw.uniform(10, 11.4),
+        10 ** draw.uniform(13, 15),
+        inside,
+        inside / draw.uniform(1, 60),
     )
     return Case(shape, cluster, draw.choice((2, 4, 8)) if larger_batches else 1)

@@ -1,4 +1,4 @@
-"""Judging a measurement with a clock that only the measured things move: what comes out is exact."""
+"""Judge a measurement with a simulated clock that only the measured calls advance, so that results are exact."""
 
 import contextlib
 import statistics
@@ -11,7 +11,7 @@ from shared.checks.engine.framework import Attempt, Wrong
 from shared.wire import instrumentation
 
 PARTS = ("forward", "backward", "finish")
-_EVEN = "Of an even number of rounds, the median is the mean of the two in the middle."
+_EVEN = "The median of an even number of rounds is the mean of the two in the middle."
 
 
 class _Backward(torch.autograd.Function):
@@ -27,7 +27,7 @@ class _Backward(torch.autograd.Function):
 
 
 class ScriptedModel(nn.Module):
-    """Takes as long as it is told to, and writes down what is done with it. events: (what, ms on its clock)"""
+    """Take as long as a script says on a simulated clock, and log every call as an event (name, detail)."""
 
     def __init__(self, script: list[dict[str, float]], between_ms: float):
         super().__init__()
@@ -40,13 +40,13 @@ class ScriptedModel(nn.Module):
         return self.spent_ms
 
     def idle(self, what: str) -> None:
-        """What is no part of a step takes time too."""
+        """Advance the clock for a call that is not part of a step."""
         self.spent_ms += self.between_ms
         self.events.append((what, ""))
 
     def _spend(self, part: str) -> None:
         if not self.script:
-            raise AssertionError("more steps than 2 (rounds + 1) were measured")
+            raise AssertionError("communication_cost() measured more than 2 · (rounds + 1) steps")
         self.spent_ms += self.script[0][part]
         grad = "" if self.weight.grad is None else "with gradients"
         self.events.append((part, grad if part == "forward" else "in no_sync" if self.quiet else ""))
@@ -78,17 +78,17 @@ class ScriptedModel(nn.Module):
 def probe_cost(communication_cost, script, between_ms: float, rounds: int | None) -> dict:
     model = ScriptedModel(script, between_ms)
 
-    def heard(call, _work, _tensors) -> None:
+    def on_launch(call, _work, _tensors) -> None:
         model.idle("barrier" if call.op == "barrier" else "message")
 
     further = () if rounds is None else (rounds,)
-    with instrumentation.listening(launched=heard) as calls:
+    with instrumentation.listening(launched=on_launch) as calls:
         result = communication_cost(model, lambda given: given(), model.now_ms, *further)
     return {"result": tuple(map(float, result)), "events": model.events, "calls": calls, "left": len(model.script)}
 
 
 def _draw_script(attempt: Attempt, rounds: int) -> tuple[list[dict[str, float]], list[float], list[float]]:
-    """Draw how long everything takes. → the script, alone and in messages' company: ms per round"""
+    """Draw how long everything takes. Return the script, and ms per round without and with communication."""
     script, alone, together = [], [], []
     for turn in range(rounds + 1):
         for times, extra_ms in ((alone, 0), (together, 7)):
@@ -108,65 +108,79 @@ def medians_are_exact(attempt: Attempt) -> None:
     for rounds in (5, 4, 1):
         found, alone, together = _run(attempt, rounds)
         compute_ms = statistics.median(alone[1:])
-        want = (compute_ms, statistics.median(together[1:]) - compute_ms)
+        expected = (compute_ms, statistics.median(together[1:]) - compute_ms)
         for rank, result in enumerate(found):
-            if any(abs(one - other) > 1e-6 for one, other in zip(result["result"], want, strict=True)):
-                came = ", ".join(f"{value:g}" for value in result["result"])
-                said = f"{rounds} rounds: compute_ms, exposed_ms are {came}; expected {want[0]:g}, {want[1]:g}"
-                raise Wrong({rank: said}, _cause(result["result"], alone, together))
+            if any(abs(one - other) > 1e-6 for one, other in zip(result["result"], expected, strict=True)):
+                actual = ", ".join(f"{value:g}" for value in result["result"])
+                evidence = (
+                    f"{rounds} rounds: compute_ms, exposed_ms = {actual}; expected {expected[0]:g}, {expected[1]:g}"
+                )
+                raise Wrong({rank: evidence}, _cause(result["result"], alone, together))
 
 
-def _cause(came: tuple, alone: list[float], together: list[float]) -> str:
-    """Recognise the usual mistakes by what they would have measured."""
+def _cause(actual: tuple, alone: list[float], together: list[float]) -> str:
+    """Recognize the usual mistakes by the result they would have given."""
     median, mean, low, high = statistics.median, statistics.fmean, statistics.median_low, statistics.median_high
     first, second = median(alone[1:]), median(together[1:])
     known = {
-        (median(alone), median(together) - median(alone)): "Look at: which rounds warm up?",
-        (mean(alone[1:]), mean(together[1:]) - mean(alone[1:])): "It is the mean. What does one slow round do to it?",
-        (first, second): "Look at: what is left of a step when that without messages is taken off?",
+        (median(alone), median(together) - median(alone)): "Hint: which rounds only warm up and do not count?",
+        (
+            mean(alone[1:]),
+            mean(together[1:]) - mean(alone[1:]),
+        ): "This is the mean. Hint: how much does one slow round change a mean?",
+        (first, second): "Hint: what remains of a step's time when you subtract the time without communication?",
         (first, median(b - a for a, b in zip(alone[1:], together[1:], strict=True))): (
-            "It is the median of the differences, not the difference of the medians."
+            "This is the median of the differences; expected the difference of the medians."
         ),
-        (high(alone[1:]), high(together[1:]) - high(alone[1:])): _EVEN,  # last: what warms up can give the same
+        # The last two, because counting the warm-up can give the same result.
+        (high(alone[1:]), high(together[1:]) - high(alone[1:])): _EVEN,
         (low(alone[1:]), low(together[1:]) - low(alone[1:])): _EVEN,
     }
     for values, hint in known.items():
-        if all(abs(one - other) < 1e-6 for one, other in zip(came, values, strict=True)):
+        if all(abs(one - other) < 1e-6 for one, other in zip(actual, values, strict=True)):
             return hint
-    return "Look at: what exactly lies between the two readings of the clock, and what is done before the first?"
+    return "Hint: which calls are between the two readings of the clock, and which come before the first?"
 
 
-def each_measurement_starts_equal(attempt: Attempt) -> None:
+def every_measurement_starts_alike(attempt: Attempt) -> None:
     found, _, _ = _run(attempt, None)
     for rank, result in enumerate(found):
         if result["left"]:
-            said = f"with 10 rounds by default, {22 - result['left']} steps were measured; expected 22"
-            raise Wrong({rank: said}, "Each round has two steps, and one round more than counts is measured.")
+            evidence = f"with the default of 10 rounds, {22 - result['left']} steps were measured; expected 22"
+            raise Wrong({rank: evidence}, "Each round measures two steps, and one additional round warms up.")
         if any(call.op != "barrier" for call in result["calls"]):
-            raise Wrong({rank: f"{describe_calls(result['calls'])}; expected barriers and nothing else"})
+            raise Wrong(
+                {rank: f"communication_cost() launched {describe_calls(result['calls'])}; expected only barriers"}
+            )
         _judge_steps(rank, result["events"])
 
 
 def _judge_steps(rank: int, events: list[tuple[str, str]]) -> None:
-    """Before each forward: gradients None, a barrier, and then the clock."""
-    starts = [place for place, (what, _) in enumerate(events) if what == "forward"]
-    for number, (begin, place) in enumerate(zip([0, *starts], starts, strict=False), 1):
-        said = f"measurement {number}"
-        before = [what for what, _ in events[begin:place]]
-        if events[place][1]:
-            raise Wrong(
-                {rank: f"{said} begins with the gradients of the last"}, "Look at: what does backward() add to?"
-            )
+    """Require, before each forward: gradients that are None, a barrier, and then a reading of the clock."""
+    starts = [index for index, (what, _) in enumerate(events) if what == "forward"]
+    for number, (begin, start) in enumerate(zip([0, *starts], starts, strict=False), 1):
+        context = f"measurement {number}"
+        before = [what for what, _ in events[begin:start]]
+        if events[start][1]:
+            evidence = f"{context} begins with the gradients of the previous measurement; expected None"
+            raise Wrong({rank: evidence}, "Hint: what does backward() add its gradients to?")
         if "barrier" not in before[-before[::-1].index("finish") if "finish" in before else 0 :]:
-            raise Wrong({rank: f"{said} begins without a barrier"}, "Look at: which ranks would wait for which?")
+            raise Wrong(
+                {rank: f"{context} begins without a barrier"},
+                "Hint: without a barrier, which ranks would wait for which inside the measured time?",
+            )
         if before[-1] != "clock":
-            raise Wrong({rank: f"{said}: last before forward comes {before[-1]}; expected the clock"})
-        quiet = bool(events[place + 1][1])
+            raise Wrong(
+                {rank: f"{context}: the last call before forward is {before[-1]}; expected a reading of the clock"}
+            )
+        quiet = bool(events[start + 1][1])
         if quiet != (number % 2 == 1):
             which = "inside" if quiet else "outside"
-            raise Wrong({rank: f"{said} is {which} no_sync(); expected in turn, first inside"})
+            raise Wrong({rank: f"{context} runs {which} no_sync(); expected them to alternate, the first one inside"})
     finishes = [kind for what, kind in events if what == "finish"]
     for number, kind in enumerate(finishes, 1):
         if bool(kind) != (number % 2 == 1):
             which = "inside" if kind else "outside"
-            raise Wrong({rank: f"measurement {number} finishes {which} no_sync(), but does not begin there"})
+            raise Wrong(
+                {rank: f"measurement {number} calls finish_gradient_sync() {which} no_sync(), but did not start there"}
+            )

@@ -15,17 +15,19 @@ owned_parameters = Exercise("9.3", "owned_parameters", optional=True)
 PlainZeRO3 = Exercise("9.4", "PlainZeRO3", optional=True)
 
 _OUT_OF_BOUNDS = "out of bounds for storage of size"
-_LOOK_AT_READERS = "Look at: which unit was read while it had no memory? Is pre_backward ever called for it?"
+_HINT_ON_READERS = (
+    "Hint: which unit's parameters were read while they had no memory? Is pre_backward() ever called for it?"
+)
 
 # -- 9.1 to 9.3: the pieces
 
-ShardedFlatParameter.check("plain parameters", world_sizes=(2,))(shards.plain_parameters_come_and_go)
+ShardedFlatParameter.check("plain parameters", world_sizes=(2,))(shards.plain_parameters_are_unsharded_and_resharded)
 ShardedFlatParameter.check("start", world_sizes=(1, 2, 3))(shards.shards_hold_the_first_ranks_values)
-ShardedFlatParameter.check("unshard", world_sizes=(1, 3, 4))(shards.unshard_brings_every_shard)
+ShardedFlatParameter.check("unshard", world_sizes=(1, 3, 4))(shards.unshard_gathers_every_shard)
 ShardedFlatParameter.check("storage", world_sizes=(1, 2))(shards.backward_finds_what_it_saved)
 ShardedFlatParameter.check("memory", world_sizes=(4,))(shards.only_the_shard_has_memory)
 
-Unit.check("a plain forward", world_sizes=(1,))(states.forward_is_followed)
+Unit.check("a plain forward", world_sizes=(1,))(states.forward_unshards_and_reshards)
 Unit.check("states", world_sizes=(1,))(states.states_follow_the_table)
 Unit.check("flat parameters", world_sizes=(1,))(states.work_is_done_once)
 
@@ -36,7 +38,7 @@ owned_parameters.check("strangers", world_sizes=(1,))(owners.strangers_are_rejec
 
 # -- 9.4: a plain model trains
 
-NO_PREFETCH = {"prefetch": 0}  # what this exercise builds launches nothing ahead
+NO_PREFETCH = {"prefetch": 0}  # The class that this exercise builds does not prefetch.
 
 
 @PlainZeRO3.check("plain model", world_sizes=(2,))
@@ -46,28 +48,28 @@ def a_plain_model_trains(attempt: Attempt) -> None:
 
 @PlainZeRO3.check("world sizes", world_sizes=(1, 3, 4))
 def any_number_of_ranks_trains_it(attempt: Attempt) -> None:
-    """Also with other optimizers, one unit only, and units that are called from last to first."""
+    """Try other optimizers, a single unit, and units that are called from last to first."""
     train_and_judge(attempt, UnitPlan("Backwards", "AdamW", options=NO_PREFETCH))
     train_and_judge(attempt, UnitPlan("Whole", "Hiker", options=NO_PREFETCH))
 
 
 @PlainZeRO3.check("wire", world_sizes=(2, 4))
-def each_unit_is_gathered_twice_and_reduced_once(attempt: Attempt) -> None:
+def each_unit_is_all_gathered_twice_and_reduce_scattered_once(attempt: Attempt) -> None:
     unit_wire.every_unit_travels(
         attempt, [UnitPlan(model, steps=2, options=NO_PREFETCH) for model in ("Blocks", "Whole")]
     )
 
 
 @PlainZeRO3.check("memory", world_sizes=(4,))
-def only_what_computes_is_here(attempt: Attempt) -> None:
+def only_computing_units_have_memory(attempt: Attempt) -> None:
     judge_memory(attempt, UnitPlan("Deep", dtype=torch.float32, options=NO_PREFETCH))
 
 
 give_hints(
     {
-        "SIGSEGV": "Look at: whose memory does shard view after reshard()?",
-        _OUT_OF_BOUNDS: "Look at: how many bytes has flat_param's storage, and how many does it need?",
+        "SIGSEGV": "Hint: whose memory is `shard` a view of after reshard()?",
+        _OUT_OF_BOUNDS: "Hint: how many bytes does flat_param's storage have, and how many does it need?",
     },
     ShardedFlatParameter,
 )
-give_hints({"SIGSEGV": _LOOK_AT_READERS, _OUT_OF_BOUNDS: _LOOK_AT_READERS}, PlainZeRO3)
+give_hints({"SIGSEGV": _HINT_ON_READERS, _OUT_OF_BOUNDS: _HINT_ON_READERS}, PlainZeRO3)

@@ -1,4 +1,4 @@
-"""Checks of owned_parameters: which unit unshards and reshards which parameter."""
+"""Judge owned_parameters: which unit unshards and reshards which parameter."""
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ def _linear(frozen: bool = False) -> nn.Linear:
 
 
 def _chain() -> nn.Module:
-    """Units whose names begin alike, a parameter of the module itself, a frozen one."""
+    """Build units with a common prefix, a parameter of the module itself, and a frozen one."""
     module = nn.Module()
     module.gain = nn.Parameter(torch.ones(1))
     module.block = nn.Sequential(_linear(), _linear(frozen=True))
@@ -32,7 +32,7 @@ def _nested() -> nn.Module:
 
 
 def _tied() -> nn.Module:
-    """Weights tied across units, with the root, inside one unit, and between a unit and one inside it."""
+    """Tie weights across units, with the root, inside a unit, and between a unit and a nested one."""
     module = nn.Module()
     module.a, module.b, module.c = (nn.Sequential(_linear(), _linear(), _linear()) for _ in range(3))
     module.out = _linear()
@@ -45,7 +45,7 @@ def _tied() -> nn.Module:
 
 
 def _shared() -> nn.Module:
-    """A unit under two paths, one of them inside another unit; and a unit without parameters."""
+    """Build a unit with two paths, one of them inside another unit, and a unit without parameters."""
     module = nn.Module()
     module.first = _linear()
     module.again = module.first
@@ -54,8 +54,9 @@ def _shared() -> nn.Module:
     return module
 
 
-CASES = {  # description: how to build, units by name, owner's name → parameters' names; "" is the module
-    "units beside each other, with names that begin alike": (
+# description: builder, names of the units, and names of the parameters by their owner's name ("" is the module)
+CASES = {
+    "sibling units whose names have a common prefix": (
         _chain,
         ["blocks.10", "block", "blocks.1"],
         {
@@ -115,7 +116,7 @@ PLAIN = "a unit inside a unit inside a unit"
 
 
 def probe_owned(owned_parameters, case: str, as_iterator: bool) -> dict:
-    """Return the names of the keys, and of each one's parameters. A tied parameter goes by its first name."""
+    """Return the names of the keys, and of the parameters each owns. A tied parameter goes by its first name."""
     build, units, _ = CASES[case]
     module = build()
     named = {each: name for name, each in module.named_modules()}
@@ -136,18 +137,18 @@ def each_has_one_owner(attempt: Attempt) -> None:
 
 
 def _judge(attempt: Attempt, case: str) -> None:
-    _, units, want = CASES[case]
+    _, units, expected_owned = CASES[case]
     result = attempt.run(probe_owned, case, attempt.random.random() < 0.5, context=case)[0]
     if result["keys"] != [*units, ""]:
-        said = f"{case}: the keys are {_names(result['keys'])}; expected {_names([*units, ''])}"
-        raise Wrong(said, "Look at: the keys are all units in the given order, then the module.")
+        evidence = f"{case}: the keys are {_names(result['keys'])}; expected {_names([*units, ''])}"
+        raise Wrong(evidence, "The keys must be all units in the given order, followed by the module.")
     for key, found in zip(result["keys"], result["owned"], strict=True):
-        if sorted(found) != sorted(want[key]):
-            got, expected = _names(found) or "nothing", _names(want[key]) or "nothing"
-            hint = "Look at: which units are around a parameter, and which of them is innermost?"
+        if sorted(found) != sorted(expected_owned[key]):
+            actual, expected = _names(found) or "nothing", _names(expected_owned[key]) or "nothing"
+            hint = "Hint: which units contain this parameter, and which of them is the innermost?"
             if "tied" in case:
-                hint = "Look at: which names does a tied parameter have, and which unit is around each?"
-            raise Wrong(f"{case}: {_name(key)} owns {got}; expected {expected}", hint)
+                hint = "Hint: which names does a tied parameter have, and which unit contains each of them?"
+            raise Wrong(f"{case}: {_name(key)} owns {actual}; expected {expected}", hint)
 
 
 def _name(key: str) -> str:
@@ -159,7 +160,7 @@ def _names(names: list[str]) -> str:
 
 
 def probe_strangers(owned_parameters) -> list[tuple[str, str]]:
-    """Return what it raises for a unit from elsewhere, and for the module itself."""
+    """Return the errors for a unit outside the module, and for the module itself."""
     found = []
     for pick in (lambda module: _linear(), lambda module: module):
         module = _nested()
@@ -176,4 +177,5 @@ def strangers_are_rejected(attempt: Attempt) -> None:
     result = attempt.run(probe_strangers)[0]
     for what, (kind, message) in zip(("outside the module", "that is the module itself"), result, strict=True):
         if kind != "ValueError" or not message.strip():
-            raise Wrong(f"a unit {what} raises {kind}; expected a ValueError with a message")
+            does = "is accepted" if kind == "nothing" else f"raises {kind}({message[:80]!r})"
+            raise Wrong(f"a unit {what} {does}; expected a ValueError with a message")

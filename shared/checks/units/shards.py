@@ -1,4 +1,4 @@
-"""Checks of ShardedFlatParameter: parameters that have memory while they are unsharded, and only then."""
+"""Judge ShardedFlatParameter: parameters have memory only while they are unsharded."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from shared.checks.engine.sharded.wire import Flat, judge_rounds
 from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
 from shared.wire import instrumentation
 
-_LOOK_AT_STORAGE = "Look at: autograd keeps views of one storage. Is it still the one that is filled?"
+_HINT_ON_STORAGE = "Autograd saved views of one storage. Hint: does unshard() write into that same storage?"
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def _draw_cases(attempt: Attempt) -> list[Case]:
 
 
 def probe_shards(sharded, case: Case, seed: int) -> dict:
-    """Shard parameters, change the shard, unshard, reshard, unshard again. Return what was there."""
+    """Shard parameters, change the shard, unshard, reshard, and unshard again. Return what was observed."""
     group, member = join_subgroup(case.shapes.in_subgroup)
     if not member:
         return {"outside": True}
@@ -77,7 +77,7 @@ def probe_shards(sharded, case: Case, seed: int) -> dict:
             same = flat.flat_param.untyped_storage()._cdata == storage._cdata
             outputs = [(each * each).sum() for each in parameters]
             flat.reshard()
-    # What is saved for backward is a view of the storage that was there in forward.
+    # The tensors saved for backward are views of the storage that was used in forward.
     found["same storage"] = there and same and flat.flat_param.untyped_storage()._cdata == storage._cdata
     if found["same storage"] and case.trainable:
         sum(outputs).backward()
@@ -95,13 +95,13 @@ def _try(attempt: Attempt, case: Case) -> tuple[dict[int, dict], list[torch.Tens
     return {rank: found[rank] for rank in members}, values, -(-case.shapes.numbers // len(members))
 
 
-def _expect(rank: int, said: str, holds: bool, hint: str) -> None:
+def _expect(rank: int, evidence: str, holds: bool, hint: str) -> None:
     if not holds:
-        raise Wrong({rank: said}, hint)
+        raise Wrong({rank: evidence}, hint)
 
 
-def plain_parameters_come_and_go(attempt: Attempt) -> None:
-    """Three parameters of one dtype, on two ranks."""
+def plain_parameters_are_unsharded_and_resharded(attempt: Attempt) -> None:
+    """Try three parameters of one dtype on two ranks."""
     _judge_start(attempt, PLAIN)
     _judge_unsharded(attempt, PLAIN)
 
@@ -116,22 +116,24 @@ def _judge_start(attempt: Attempt, case: Case) -> None:
     flat = torch.cat([each.flatten() for each in values])
     flat = torch.cat([flat, flat.new_zeros(n * len(found) - len(flat))])
     for index, (rank, result) in enumerate(found.items()):
-        want, shard = flat.view(len(found), n)[index], result["shard"]
-        said = f"{case}: shard is not an nn.Parameter with the parameters' requires_grad"
-        _expect(rank, said, result["is a parameter"], "")
-        said = f"{case}: shard has dtype {shard.dtype}; expected {want.dtype}"
-        _expect(rank, said, shard.dtype == want.dtype, "Look at: in which dtype does the optimizer compute?")
-        if not torch.equal(shard, want):
-            said = f"{case}: shard, {first_difference(shard, want, 0.0)}"
-            hint = "Look at: whose values do all ranks start with, and which of them are in this rank's shard?"
-            raise Wrong({rank: said}, hint)
-        most = Flat(case.shapes.numbers, want.itemsize).filled_bytes(len(found))
-        said = f"{case}, when built: {describe_calls(result['building'])}; expected at most {most} bytes"
+        expected, shard = flat.view(len(found), n)[index], result["shard"]
+        evidence = f"{case}: shard is not an nn.Parameter with the parameters' requires_grad"
+        _expect(rank, evidence, result["is a parameter"], "")
+        evidence = f"{case}: shard has dtype {shard.dtype}; expected {expected.dtype}"
+        _expect(
+            rank, evidence, shard.dtype == expected.dtype, "Hint: in which dtype should the optimizer update the shard?"
+        )
+        if not torch.equal(shard, expected):
+            evidence = f"{case}: shard is wrong: {first_difference(shard, expected, 0.0)}"
+            hint = "Hint: from which rank do the initial values come, and which of them belong to this rank's shard?"
+            raise Wrong({rank: evidence}, hint)
+        most = Flat(case.shapes.numbers, expected.itemsize).filled_bytes(len(found))
+        evidence = f"{case}, when built: {describe_calls(result['building'])}; expected at most {most} bytes"
         sent = sum(call.payload_bytes for call in result["building"])
-        _expect(rank, said, sent <= most, "Look at: is each element sent once?")
+        _expect(rank, evidence, sent <= most, "Hint: how many times is each element sent?")
 
 
-def unshard_brings_every_shard(attempt: Attempt) -> None:
+def unshard_gathers_every_shard(attempt: Attempt) -> None:
     for case in _draw_cases(attempt):
         _judge_unsharded(attempt, case)
 
@@ -140,43 +142,47 @@ def _judge_unsharded(attempt: Attempt, case: Case) -> None:
     found, values, _ = _try(attempt, case)
     dtype = case.compute_dtype or case.shapes.dtype
     for rank, result in found.items():
-        said = f"{case}: unshard() does not return a handle with wait()"
-        _expect(rank, said, result.get("handle", True), "Look at: what does launch_all_gather() return?")
+        evidence = f"{case}: unshard() does not return a handle with wait()"
+        _expect(rank, evidence, result.get("handle", True), "Hint: what does launch_all_gather() return?")
         _expect(rank, f"{case}: the parameters' shapes have changed", result["keeps shapes"], "")
         dtypes = ", ".join(sorted(map(str, result["dtype"])))
-        said = f"{case}: flat_param and the parameters have dtype {dtypes}; expected {dtype}"
-        _expect(rank, said, result["dtype"] == {dtype}, "Look at: in which dtype does the model compute?")
+        evidence = f"{case}: flat_param and the parameters have dtype {dtypes}; expected {dtype}"
+        _expect(rank, evidence, result["dtype"] == {dtype}, "Hint: in which dtype should the model compute?")
         for round_, (_, computed) in enumerate(result["unsharded"], 1):
-            said = f"{case}, after unshard() number {round_}"
-            hint = "Look at: what does flat_param need before anything can be received into it?"
-            _expect(rank, f"{said}: the parameters have no memory", computed is not None, hint)
+            evidence = f"{case}, after unshard() number {round_}"
+            hint = "Hint: what does flat_param need before an all-gather can write into it?"
+            _expect(rank, f"{evidence}: the parameters have no memory", computed is not None, hint)
             full = torch.cat([each["unsharded"][round_ - 1][0] for each in found.values()]).to(dtype)
             sizes = [each.numel() for each in values]
-            for number, (want, value) in enumerate(zip(full[: sum(sizes)].split(sizes), computed, strict=True)):
-                if not torch.equal(value.flatten(), want):
-                    said = f"{said}: parameter {number}, {first_difference(value.flatten(), want, 0.0)}"
-                    hint = "Look at: which tensor is sent, and of which tensor are the parameters slices?"
-                    raise Wrong({rank: said}, hint)
+            for number, (expected, value) in enumerate(zip(full[: sum(sizes)].split(sizes), computed, strict=True)):
+                if not torch.equal(value.flatten(), expected):
+                    evidence = (
+                        f"{evidence}: parameter {number} is wrong: {first_difference(value.flatten(), expected, 0.0)}"
+                    )
+                    hint = "Hint: which tensor does each rank send, and of which tensor are the parameters slices?"
+                    raise Wrong({rank: evidence}, hint)
     calls = {rank: result["calls"] for rank, result in found.items()}
     judge_rounds(calls, [Flat(case.shapes.numbers, dtype.itemsize)], 1, f"{case}, unshard()")
 
 
 def backward_finds_what_it_saved(attempt: Attempt) -> None:
-    """Forward, reshard(), unshard(), backward: the gradient is that of the values that were unsharded last."""
+    """Run forward, reshard(), unshard() and backward: gradients must use the values that were unsharded last."""
     for case in _draw_cases(attempt):
         for rank, result in _try(attempt, case)[0].items():
-            said = f"{case}: after reshard() and unshard(), the parameters are in another storage than in forward"
-            _expect(rank, said, result["same storage"], _LOOK_AT_STORAGE)
+            evidence = (
+                f"{case}: after reshard() and unshard(), the parameters are in a different storage than in forward"
+            )
+            _expect(rank, evidence, result["same storage"], _HINT_ON_STORAGE)
             for number, gradient in enumerate(result.get("gradients", ())):
-                want = 2 * result["unsharded"][1][1][number]
-                if gradient is None or not close(gradient, want, 1e-2):
-                    was = "None" if gradient is None else first_difference(gradient, want, 1e-2)
-                    said = f"{case}: in backward, the gradient of p·p for parameter {number}: {was}"
-                    raise Wrong({rank: said}, _LOOK_AT_STORAGE)
+                expected = 2 * result["unsharded"][1][1][number]
+                if gradient is None or not close(gradient, expected, 1e-2):
+                    was = "None" if gradient is None else first_difference(gradient, expected, 1e-2)
+                    evidence = f"{case}: in backward, the gradient of p·p for parameter {number}: {was}"
+                    raise Wrong({rank: evidence}, _HINT_ON_STORAGE)
 
 
 def probe_footprint(sharded, case: Case, most: dict[str, int], seed: int) -> dict[str, int]:
-    """Return the bytes of all living tensors, by moment. most: how many are expected then."""
+    """Return the bytes of all living tensors at each moment. `most` has the expected bytes by moment."""
     before_bytes, found = living_bytes(), {}
     parameters = [nn.Parameter(each.to(device_here())) for each in case.shapes.values(seed)]
     for moment in most:
@@ -204,5 +210,7 @@ def only_the_shard_has_memory(attempt: Attempt) -> None:
         for rank, held in enumerate(attempt.run(probe_footprint, case, most, per_rank=per_rank)):
             for moment, nbytes in held.items():
                 if nbytes > 1.01 * most[moment]:
-                    said = f"{case}, {moment}: {nbytes:,} bytes are held; expected {most[moment]:,}"
-                    raise Wrong({rank: said}, "Look at: which storage still has memory, and who needs it now?")
+                    evidence = f"{case}, {moment}: {nbytes:,} bytes are held; expected {most[moment]:,}"
+                    raise Wrong(
+                        {rank: evidence}, "Hint: which storage still has memory, and is it needed at this moment?"
+                    )

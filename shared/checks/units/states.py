@@ -1,27 +1,27 @@
-"""Checks of Unit: which of its methods launch, wait and free, in which state.
+"""Judge Unit: which of its methods launch, wait and free, in which state.
 
-Its flat parameters send nothing here. They log what they are told to do.
+The flat parameters of these checks send nothing. They only log their calls.
 """
 
 from shared.checks.engine.framework import Attempt, Wrong
 
-CALLS = ("unshard", "wait_for_unshard", "reshard", "into BACKWARD")
+CALLS = ("unshard", "wait_for_unshard", "reshard", "state = BACKWARD")
 PLAIN = ["unshard", "wait_for_unshard", "reshard", "wait_for_unshard", "reshard"]
-CERTAIN = (  # whatever else is drawn
-    ["unshard", "wait_for_unshard", "into BACKWARD", "unshard", "wait_for_unshard", "reshard", "reshard"],
-    ["wait_for_unshard", "into BACKWARD", "wait_for_unshard", "reshard", "wait_for_unshard"],
+CERTAIN = (  # sequences that are always tried, besides random ones
+    ["unshard", "wait_for_unshard", "state = BACKWARD", "unshard", "wait_for_unshard", "reshard", "reshard"],
+    ["wait_for_unshard", "state = BACKWARD", "wait_for_unshard", "reshard", "wait_for_unshard"],
     ["unshard", "reshard", "unshard", "unshard", "wait_for_unshard", "wait_for_unshard", "unshard"],
 )
 
 
-class LoggedFlatParameter:  # students see its name in errors
-    """Stands for a ShardedFlatParameter."""
+class LoggedFlatParameter:  # Students see this name in error messages.
+    """Stand in for a ShardedFlatParameter, and log each call."""
 
     def __init__(self, number: int, log: list[tuple]):
         self.number, self.log = number, log
 
     def __getattr__(self, name: str):
-        raise AttributeError(f"a flat parameter of this check has unshard() and reshard(), but no {name}")
+        raise AttributeError(f"a flat parameter in this check has only unshard() and reshard(); it has no {name}")
 
     def unshard(self) -> "Handle":
         self.log.append(("unshard", self.number))
@@ -40,13 +40,13 @@ class Handle:
 
 
 def probe_unit(unit_class, count: int, calls: list[str]) -> list[tuple[str, list[tuple]]]:
-    """Return, after each call, the state and what the flat parameters were told to do."""
+    """Return, after each call, the state and the calls of the flat parameters."""
     log: list[tuple] = []
     unit = unit_class([LoggedFlatParameter(number, log) for number in range(count)])
     states, found = type(unit.state), [(unit.state.name, [])]
     for call in calls:
         log.clear()
-        if call == "into BACKWARD":
+        if call == "state = BACKWARD":
             unit.state = states["BACKWARD"]
         else:
             getattr(unit, call)()
@@ -55,9 +55,9 @@ def probe_unit(unit_class, count: int, calls: list[str]) -> list[tuple[str, list
 
 
 def _try(attempt: Attempt, calls: list[str]) -> list[tuple[str, list[tuple]]]:
-    """Return, before the first call and after each, the state and what the flat parameters were told to do."""
+    """Return, before the first call and after each, the state and the calls of the flat parameters."""
     count = attempt.random.randint(1, 3)
-    context = f"a unit of {count} flat parameter{'s' if count > 1 else ''}: {_said(calls)}"
+    context = f"a unit of {count} flat parameter{'s' if count > 1 else ''}: {_describe_calls(calls)}"
     return attempt.run(probe_unit, count, calls, context=context)[0]
 
 
@@ -82,12 +82,12 @@ def _after(call: str, state: str) -> str:
     return "SHARDED" if call == "reshard" else "BACKWARD"
 
 
-def _said(calls: list[str]) -> str:
+def _describe_calls(calls: list[str]) -> str:
     return ", ".join(call if " " in call else f"{call}()" for call in calls)
 
 
-def forward_is_followed(attempt: Attempt) -> None:
-    """Unshard, compute, reshard, twice."""
+def forward_unshards_and_reshards(attempt: Attempt) -> None:
+    """Unshard, compute and reshard, twice."""
     found = _try(attempt, PLAIN)
     _judge_states(PLAIN, found)
     _judge_work(PLAIN, found)
@@ -100,52 +100,63 @@ def states_follow_the_table(attempt: Attempt) -> None:
 
 def _judge_states(calls: list[str], found: list[tuple[str, list[tuple]]]) -> None:
     state = "SHARDED"
-    for number, (call, (got, _)) in enumerate(zip(calls, found[1:], strict=True), 1):
+    for number, (call, (actual, _)) in enumerate(zip(calls, found[1:], strict=True), 1):
         state = _after(call, state)
-        if got != state:
-            said = f"after {_said(calls[:number])}, the state is {got}; expected {state}"
-            raise Wrong(said, "Look at: which row of the table is this?")
+        if actual != state:
+            evidence = f"after {_describe_calls(calls[:number])}, the state is {actual}; expected {state}"
+            raise Wrong(evidence, "Hint: which row of the table describes this call?")
 
 
 def work_is_done_once(attempt: Attempt) -> None:
-    """All-gathers are launched together, waited for once before anybody computes or frees, and freed once."""
+    """Require that all-gathers are launched together, waited for once before computing or freeing, and freed once."""
     for calls in _sequences(attempt):
         _judge_work(calls, _try(attempt, calls))
 
 
 def _judge_work(calls: list[str], found: list[tuple[str, list[tuple]]]) -> None:
     state, in_flight = "SHARDED", False
-    for number, (call, (_, told)) in enumerate(zip(calls, found[1:], strict=True), 1):
-        said = f"after {_said(calls[: number - 1]) or 'nothing'}, {_said([call])} did {_told(told)}"
+    for number, (call, (_, log)) in enumerate(zip(calls, found[1:], strict=True), 1):
+        when = f"after {_describe_calls(calls[: number - 1])}" if number > 1 else "on a new unit"
+        context = f"{when}, {_describe_calls([call])} did {_describe_log(log)}"
         launches = call in ("unshard", "wait_for_unshard") and state == "SHARDED"
         waits = (in_flight or launches) and call in ("wait_for_unshard", "reshard")
         frees = call == "reshard" and state != "SHARDED"
         due = {"unshard": launches, "wait": waits, "reshard": frees}
-        _judge_told(told, due, frees or call != "reshard", said)
+        _judge_log(log, due, frees or call != "reshard", context)
         in_flight = (in_flight or launches) and not waits
         state = _after(call, state)
 
 
 _HINTS = {
-    "unshard": "Look at: in which states are the parameters here, or in flight?",
-    "wait": "Look at: what is still in flight, and who must not go on before it is complete?",
-    "reshard": "Look at: when do the flat parameters have memory that can be freed?",
+    "unshard": "Hint: in which states are the parameters already unsharded or in flight?",
+    "wait": "Hint: what is still in flight, and which method must not continue before it is complete?",
+    "reshard": "Hint: when do the flat parameters have memory that can be freed?",
 }
 
 
-def _judge_told(told: list[tuple], due: dict[str, bool], strictly: bool, said: str) -> None:
-    """strictly: otherwise a reshard() that is not due is accepted, because it does nothing."""
-    numbers_told = {number for _, number in told}
+def _judge_log(log: list[tuple], due: dict[str, bool], strictly: bool, context: str) -> None:
+    """Judge the calls of the flat parameters.
+
+    Args:
+        log: The calls, as (name, index of the flat parameter).
+        due: For each name, whether it must be called.
+        strictly: Whether to reject a reshard() that is not due; it does nothing, so it may be harmless.
+        context: What was done.
+    """
+    logged_numbers = {number for _, number in log}
     for verb, is_due in due.items():
-        numbers = [number for what, number in told if what == verb]
-        if is_due and (not numbers or len(numbers) != len(set(numbers)) or set(numbers) != numbers_told):
-            raise Wrong(f"{said}; expected one {verb} of each flat parameter", _HINTS[verb])
+        numbers = [number for what, number in log if what == verb]
+        if is_due and (not numbers or len(numbers) != len(set(numbers)) or set(numbers) != logged_numbers):
+            raise Wrong(f"{context}; expected one {verb}() of each flat parameter", _HINTS[verb])
         if numbers and not is_due and (strictly or verb != "reshard"):
-            raise Wrong(f"{said}; expected no {verb}", _HINTS[verb])
-    order = [("unshard", "wait", "reshard").index(what) for what, _ in told]
+            raise Wrong(f"{context}; expected no {verb}()", _HINTS[verb])
+    order = [("unshard", "wait", "reshard").index(what) for what, _ in log]
     if order != sorted(order):
-        raise Wrong(f"{said}, in this order", "Look at: what can be in flight at the same time, and what may be freed?")
+        raise Wrong(
+            f"{context}; expected unshard() before wait() before reshard()",
+            "Hint: what can be in flight at the same time, and what may be freed?",
+        )
 
 
-def _told(told: list[tuple]) -> str:
-    return ", ".join(f"{verb} {number}" for verb, number in told) or "nothing"
+def _describe_log(log: list[tuple]) -> str:
+    return ", ".join(f"{verb}() of flat parameter {number}" for verb, number in log) or "nothing"

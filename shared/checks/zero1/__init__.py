@@ -51,11 +51,11 @@ def ranks_start_equal(attempt: Attempt) -> None:
         found = train_and_judge(attempt, Plan(model, steps=0))
         states = {rank: result["start"] for rank, result in found.items()}
         for rank, state in states.items():
-            for name, want in states[0].items():
-                if not torch.equal(state[name], want):
-                    hint = "Look at: which parameters does the optimizer never update, although the model uses them?"
-                    said = f"{awkward.said(model)}: before the first step, {name} differs from rank 0's"
-                    raise Wrong({rank: said}, hint if (model, name) == ("Frozen", "first.bias") else "")
+            for name, expected in states[0].items():
+                if not torch.equal(state[name], expected):
+                    hint = "Hint: which parameters does the model use although the optimizer never updates them?"
+                    evidence = f"{awkward.said(model)}: before the first step, {name} differs from rank 0's"
+                    raise Wrong({rank: evidence}, hint if (model, name) == ("Frozen", "first.bias") else "")
 
 
 @ZeRO1.check("awkward models")
@@ -73,14 +73,14 @@ def each_group_has_settings_of_its_own(attempt: Attempt) -> None:
         try:
             train_and_judge(attempt, Plan("Tied", optimizer, split=True, scheduler="OneCycleLR"))
         except Wrong as wrong:
-            if "must support momentum" in wrong.evidence:  # OneCycleLR says this where it misses betas
-                wrong.hint = "Look at: which settings does the inner optimizer have that the caller did not give?"
+            if "must support momentum" in wrong.evidence:  # OneCycleLR raises this if it finds no betas.
+                wrong.hint = "Hint: which default settings does the inner optimizer have that the caller did not pass?"
             raise
 
 
 @ZeRO1.check("more parameters", world_sizes=(2, 4))
 def parameters_may_join_later(attempt: Attempt) -> None:
-    """They have three elements: fewer than there are ranks."""
+    """Add a parameter of three elements, fewer than there are ranks."""
     for split in (False, True):
         train_and_judge(attempt, Plan("Frozen", split=split, late=True))
 
@@ -108,8 +108,10 @@ def every_element_is_sent_twice(attempt: Attempt) -> None:
         most = frozen + sum(flat.filled_bytes(attempt.world_size) for flat in flats)
         for rank, result in found.items():
             if sum(call.payload_bytes for call in result["building"]) > most:
-                said = f"{plan}, when it is built: {describe_calls(result['building'])}; expected at most {most} bytes"
-                raise Wrong({rank: said}, "Look at: how many times is each parameter sent?")
+                evidence = (
+                    f"{plan}, when it is built: {describe_calls(result['building'])}; expected at most {most} bytes"
+                )
+                raise Wrong({rank: evidence}, "Hint: how many times is each parameter sent?")
         for number in range(plan.steps):
             steps = {rank: result["steps"][number] for rank, result in found.items()}
             idle = {rank: step["idle"] for rank, step in steps.items()}

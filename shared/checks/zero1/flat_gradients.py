@@ -1,4 +1,4 @@
-"""Judging FlatGradients: gradients that lie side by side, of whose mean each rank gets its shard."""
+"""Judge FlatGradients: gradients are slices of one flat tensor, and each rank gets its shard of their mean."""
 
 from dataclasses import dataclass
 
@@ -22,15 +22,18 @@ WAYS = (
     "after model.zero_grad(set_to_none=False)",
     "all None since backward()",
 )
-_LOOK_AT_NONE = "Look at: what is in the flat tensor where a parameter has no gradient this time?"
-_LOOK_AT_LEFT = "Look at: what is left in the view of a gradient that is None?"
+_HINT_ON_NONE = "Hint: what does the flat tensor contain for a parameter that has no gradient this time?"
+_HINT_ON_LEFT = "Hint: what does a gradient's view still contain when .grad is None?"
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Which gradients are averaged.
+    """Describe whose gradients are averaged.
 
-    ways: for each round, what happens to them between reset() and reduce().
+    Attributes:
+        model: The model.
+        ways: For each round, what happens to the gradients between reset() and reduce().
+        in_subgroup: Whether only some ranks take part.
     """
 
     model: str
@@ -49,7 +52,7 @@ def _build(flat_gradients, how: Gradients, seed: int, group):
 
 
 def probe_gradients(flat_gradients, how: Gradients, seed: int, x, y) -> list[dict]:
-    """Return for each round this rank's own gradients, where .grad lies, the mean, and what was sent."""
+    """Return for each round this rank's own gradients, where .grad is stored, the mean, and what was sent."""
     group, member = join_subgroup(how.in_subgroup)
     if not member:
         return []
@@ -103,18 +106,21 @@ def gradients_are_slices_of_zeros(attempt: Attempt) -> None:
         sizes = [p.numel() for p in module.parameters() if p.requires_grad]
         for rank, rounds in _try(attempt, Gradients(model)).items():
             for number, found in enumerate(rounds, 1):
-                said = f"{awkward.said(model)}, after {'reset()' if number > 1 else 'it was built'}"
+                context = f"{awkward.said(model)}, after {'reset()' if number > 1 else 'it was built'}"
                 storage, offset = found["addresses"][0]
-                want = [(storage, offset + sum(sizes[:index])) for index in range(len(sizes))]
-                if found["addresses"] != want:
-                    hint = "reduce() would have to copy them. Look at: how does a parameter get a .grad that is a view?"
-                    raise Wrong({rank: f"{said}: the .grads do not lie side by side in one tensor"}, hint)
+                expected = [(storage, offset + sum(sizes[:index])) for index in range(len(sizes))]
+                if found["addresses"] != expected:
+                    hint = (
+                        "reduce() would have to copy them. Hint: how can a parameter's .grad be a view of the "
+                        "flat tensor?"
+                    )
+                    raise Wrong({rank: f"{context}: the .grad tensors are not adjacent slices of one tensor"}, hint)
                 if not found["zeros"]:
-                    hint = "backward() adds to what is there. Look at: which tensor does reset() fill with zeros?"
-                    raise Wrong({rank: f"{said}: the gradients are not zeros"}, hint)
+                    hint = "backward() adds to what is there. Hint: which tensor does reset() fill with zeros?"
+                    raise Wrong({rank: f"{context}: the gradients are not zeros"}, hint)
                 if not found["dropped"]:
-                    hint = "Look at: what would the next reduce() take it for?"
-                    raise Wrong({rank: f"{said}: shard.grad still holds the last mean"}, hint)
+                    hint = "Hint: how would the next reduce() treat it?"
+                    raise Wrong({rank: f"{context}: shard.grad still holds the last mean"}, hint)
 
 
 def each_rank_gets_its_shard_of_the_mean(attempt: Attempt) -> None:
@@ -131,12 +137,16 @@ def each_rank_gets_its_shard_of_the_mean(attempt: Attempt) -> None:
             for index, (rank, each) in enumerate(rounds.items()):
                 if not close(each["mean"].flatten(), mean[index], tolerance_of([mean])):
                     difference = first_difference(each["mean"].flatten(), mean[index])
-                    said = f"{how}, gradients {way}, round {number + 1}: shard.grad, {difference}"
-                    raise Wrong({rank: said}, _cause(each["mean"].flatten(), mean, index, own[rank], way))
+                    evidence = f"{how}, gradients {way}, round {number + 1}: shard.grad is wrong: {difference}"
+                    raise Wrong({rank: evidence}, _cause(each["mean"].flatten(), mean, index, own[rank], way))
                 if each["again"] or not each["same"]:
-                    said = f"a second reduce() sends {describe_calls(each['again'])}, or changes shard.grad"
-                    hint = "The flat tensor is used up by then. Look at: how can reduce() know that the mean is there?"
-                    raise Wrong({rank: f"{said}; expected neither"}, hint)
+                    does = f"sends {describe_calls(each['again'])}" if each["again"] else "changes shard.grad"
+                    evidence = f"a second reduce() {does}; expected it to do nothing"
+                    hint = (
+                        "The flat tensor no longer holds gradients by then. Hint: how can reduce() know that "
+                        "it was already called?"
+                    )
+                    raise Wrong({rank: evidence}, hint)
 
 
 def _flat(gradients: dict, model: str, size: int) -> torch.Tensor:
@@ -150,34 +160,34 @@ def _flat(gradients: dict, model: str, size: int) -> torch.Tensor:
 def _cause(found: torch.Tensor, mean: torch.Tensor, index: int, own: torch.Tensor, way: str) -> str:
     size = len(mean)
     if found.shape != mean[index].shape:
-        return "Look at: which shard of the flat gradients belongs to this rank?"
+        return "Hint: which shard of the flat gradients belongs to this rank?"
     if size > 1 and close(found, mean[index] * size):
-        return f"It is exactly {size} times too large. Look at: is it the sum, or the mean?"
+        return f"It is exactly {size} times too large. Hint: is it the sum, or the mean?"
     if size > 1 and close(found, mean[index] / size):
-        return f"It is exactly {size} times too small. Look at: how many times is it divided?"
+        return f"It is exactly {size} times too small. Hint: how many times is it divided?"
     other = next((rank for rank in range(size) if close(found, mean[rank])), None)
     if other is not None:
-        return f"It is the shard of the group's rank {other}. Look at: which shard belongs to which rank?"
+        return f"It is the shard of the group's rank {other}. Hint: which shard belongs to which rank?"
     if close(found, own.view(size, -1)[index]):
-        return "It is this rank's own gradient. Look at: which tensor holds the sum?"
+        return "It is this rank's own gradient. Hint: which tensor holds the sum?"
     if not found.any():
-        return "It is all zeros. Look at: which tensor did backward() write into?"
+        return "It is all zeros. Hint: which tensor did backward() write into?"
     if way == WAYS[3]:
-        return _LOOK_AT_LEFT
-    return _LOOK_AT_NONE if way != WAYS[0] else "Look at: where does each gradient lie in the tensor that is sent?"
+        return _HINT_ON_LEFT
+    return _HINT_ON_NONE if way != WAYS[0] else "Hint: at which offset is each gradient in the tensor that is sent?"
 
 
 def each_gradient_is_sent_once(attempt: Attempt) -> None:
     for model in ("Tied", "Frozen"):
         module = awkward.build(model, 0)
-        numbers = sum(p.numel() for p in module.parameters() if p.requires_grad)
+        numel = sum(p.numel() for p in module.parameters() if p.requires_grad)
         found = _try(attempt, Gradients(model))
         for number in range(len(WAYS)):
             refuse_messages(
                 {rank: each[number]["early"] for rank, each in found.items()}, f"{awkward.said(model)}, before reduce()"
             )
             calls = {rank: each[number]["calls"] for rank, each in found.items()}
-            judge_rounds(calls, [Flat(numbers, 8)], 1, f"{awkward.said(model)}, reduce()")
+            judge_rounds(calls, [Flat(numel, 8)], 1, f"{awkward.said(model)}, reduce()")
 
 
 def probe_footprint(flat_gradients, way: str, seed: int, x, y) -> int:
@@ -197,12 +207,15 @@ def probe_footprint(flat_gradients, way: str, seed: int, x, y) -> int:
 
 
 def gradients_are_held_once(attempt: Attempt) -> None:
-    numbers = sum(p.numel() for p in awkward.build("Large", 0).parameters())
-    most = 8 * numbers * (1 + 1 / attempt.world_size)  # a mean may have memory of its own
+    numel = sum(p.numel() for p in awkward.build("Large", 0).parameters())
+    most = 8 * numel * (1 + 1 / attempt.world_size)  # The mean may have memory of its own.
     for way in WAYS[:2]:
         found = attempt.run(probe_footprint, way, per_rank=Draw(attempt).per_rank)
         for rank, held_bytes in enumerate(found):
             if held_bytes > 1.01 * most:
-                said = f"gradients {way}: {held_bytes:,} bytes are held for gradients of {8 * numbers:,} bytes"
-                hint = "Look at: once a gradient was copied into its view, what does .grad still hold?"
-                raise Wrong({rank: said}, hint)
+                evidence = (
+                    f"gradients {way}: {held_bytes:,} bytes are held for gradients of {8 * numel:,} bytes; "
+                    f"expected at most {most:,.0f}"
+                )
+                hint = "Hint: once a gradient is copied into its view, what does .grad still refer to?"
+                raise Wrong({rank: evidence}, hint)

@@ -1,4 +1,4 @@
-"""Judging what a sharded optimizer holds after load_state_dict: its shard, each entry as it was saved."""
+"""Judge what a sharded optimizer holds after load_state_dict(): only its shard, with each entry as it was saved."""
 
 import copy
 import time
@@ -18,7 +18,7 @@ _SETTLES_WITHIN_S = scaled(1.0)  # gloo's threads release a message's tensor a l
 
 
 def _trained(make, model: str, dtype: torch.dtype, seed: int, x, y) -> tuple[torch.nn.Module, dict]:
-    """Train a plain optimizer, in the same way on all ranks. Returns its model and a copy of its state."""
+    """Train a plain optimizer in the same way on all ranks. Return its model and a copy of its state."""
     module = awkward.build(model, seed, dtype).to(device_here())
     optimizer = make(module.parameters(), lr=0.01)
     for _ in range(2):
@@ -48,16 +48,16 @@ def no_more_than_its_shard_is_held(attempt: Attempt) -> None:
     found = attempt.run(probe_held, SLACK * expected, draw.seeds[0], *draw.shares[0])
     for rank, held_bytes in enumerate(found):
         if held_bytes > SLACK * expected:
-            said = f"{numel:,} parameters, AdamW, after load_state_dict() {held_bytes:,} bytes are held"
-            hint = "Look at: is what load_state_dict() keeps a view of something larger?"
-            raise Wrong({rank: f"{said}; expected {expected:,.0f}"}, hint)
+            context = f"{numel:,} parameters, AdamW: after load_state_dict(), {held_bytes:,} bytes are held"
+            hint = "Hint: does load_state_dict() keep views of larger tensors?"
+            raise Wrong({rank: f"{context}; expected {expected:,.0f}"}, hint)
 
 
 def probe_masters(sharded, model: str, seed: int, x, y) -> dict:
     """Load a state of float32 masters beside bf16 parameters, save it again, and take a step.
 
     Returns:
-        Both states, and how many elements of the masters are no bf16 values after the step.
+        Both states, and how many elements of the masters are not representable in bf16 after the step.
     """
     dtype = torch.bfloat16
     module, saved = _trained(adamw_on_masters(), model, dtype, seed, x, y)
@@ -73,13 +73,16 @@ def probe_masters(sharded, model: str, seed: int, x, y) -> dict:
 
 
 def masters_come_back(attempt: Attempt) -> None:
-    """They are bitwise equal, because nothing is computed in between."""
+    """Require bitwise equality, because nothing is computed in between."""
     for model in ("Plain", "Strided"):
         draw = Draw(attempt)
         found = attempt.run(probe_masters, model, draw.seeds[0], *draw.shares[0])
-        said = f"{awkward.said(model)}, bf16 parameters and float32 masters, loaded and saved again"
+        context = f"{awkward.said(model)}, bf16 parameters and float32 masters, loaded and saved again"
         for rank, result in enumerate(found):
-            judge_state_dict(rank, result["again"], result["saved"], 0.0, said)
+            judge_state_dict(rank, result["again"], result["saved"], 0.0, context)
             if not result["fine"]:
-                evidence = f"{said}; after one more step, every element of the masters is a bf16 value"
-                raise Wrong({rank: evidence}, "Look at: through which dtype was a master copied?")
+                evidence = (
+                    f"{context}; after one more step, every element of the masters is representable in bf16, so "
+                    "digits were lost"
+                )
+                raise Wrong({rank: evidence}, "Hint: which dtype did a master pass through when it was copied?")

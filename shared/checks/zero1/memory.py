@@ -1,8 +1,8 @@
-"""How much a rank holds with a sharded optimizer: between steps, and at the peak of one.
+"""Judge how much memory a rank holds with a sharded optimizer, between steps and at the peak of a step.
 
-There are three counts, because each sees what the others do not. The ledger names components, and follows what a step
-allocates. Another adds up every tensor that lives on this rank, in whichever attribute, closure or list it is kept. The
-third finds what is no tensor but may hold the values of one.
+There are three counts, because each sees something that the others miss. The memory ledger names components and follows
+the allocations of a step. The second count adds up every tensor that lives on this rank, in whichever attribute,
+closure or list it is kept. The third finds objects that are not tensors but may hold the values of one.
 """
 
 import functools
@@ -23,8 +23,8 @@ from shared.wire import instrumentation
 MODEL = "Large"
 _SETTLES_WITHIN_S = scaled(1.0)  # gloo's threads release a message's tensor a little after the message is complete
 SLACK = 1.01  # padding, Adam's step counters, inputs
-# In a step: what is received, what is added up, and what Adam needs to compute an update, each of a shard's size.
-# gloo's own reduce-scatter is an all-reduce of a whole copy, which is not the student's fault.
+# In a step: a receive buffer, a buffer for the sum, and Adam's temporary for the update, each of a shard's size.
+# gloo's own reduce-scatter is an all-reduce of a full copy, which is not the student's fault.
 TEMPORARY_SHARDS = 3
 
 
@@ -34,7 +34,7 @@ def adamw_on_masters():
 
 
 def probe_memory(sharded, dtype: torch.dtype, with_masters: bool, most_bytes: int, seed: int, x, y) -> dict:
-    """Train three steps. Returns the bytes held between two steps, in all and by component, and the third's peak."""
+    """Train three steps. Return the bytes held after two, in all and by component, and the peak of the third."""
     with only_what_comes():
         return _train(sharded, dtype, with_masters, most_bytes, seed, x, y)
 
@@ -66,33 +66,46 @@ def _train(sharded, dtype: torch.dtype, with_masters: bool, most_bytes: int, see
 
 
 def judge_memory(attempt: Attempt, dtype: torch.dtype, with_masters: bool, with_peak: bool) -> None:
-    """Raises Wrong if a rank holds more than the parameters, the gradients, and its shard of the optimizer state."""
+    """Judge that a rank holds the parameters, the gradients, and its shard of the optimizer state.
+
+    Raises:
+        Wrong: If it holds more, or less.
+    """
     numel, itemsize = sum(p.numel() for p in awkward.build(MODEL, 0).parameters()), dtype.itemsize
     size, state_bytes = attempt.world_size, (12 if with_masters else 8) * numel / attempt.world_size
     most, least = SLACK * (2 * itemsize * numel + state_bytes), itemsize * numel + state_bytes
     found = attempt.run(probe_memory, dtype, with_masters, most, per_rank=Draw(attempt).per_rank)
     inner = "AdamW on float32 masters" if with_masters else "AdamW"
-    said = f"{numel:,} parameters of {str(dtype).removeprefix('torch.')}, {inner}, after two steps"
+    context = f"{numel:,} {str(dtype).removeprefix('torch.')} parameters, {inner}, after two steps"
     for rank, result in enumerate(found):
         by_component = result["held"].by_component()
         if by_component["optimizer"] > SLACK * state_bytes:
             evidence = f"the optimizer holds {by_component['optimizer']:,} bytes; expected {state_bytes:,.0f}"
-            hint = "Look at: which parameters is the inner optimizer given, and how large are they?"
-            raise Wrong({rank: f"{said}, {evidence}"}, hint)
+            hint = "Hint: which parameters is the inner optimizer given, and how large are they?"
+            raise Wrong({rank: f"{context}, {evidence}"}, hint)
         if (held_bytes := max(result["all"], result["held"].total_bytes)) > most:
             named = ", ".join(f"{name} {held:,}" for name, held in by_component.items() if held)
             evidence = f"{held_bytes:,} bytes are held; expected {most / SLACK:,.0f}"
-            hint = "Look at: which tensors are there twice, and what keeps them alive?"
-            raise Wrong({rank: f"{said}, {evidence}. Of these, by component: {named}"}, hint)
+            hint = "Hint: which tensors exist twice, and what keeps them alive?"
+            raise Wrong({rank: f"{context}, {evidence}. Of these, by component: {named}"}, hint)
         if result["hidden"] > (SLACK - 1) * most:
-            evidence = f"{result['hidden']:,} bytes are in arrays, bytes or storages that are no tensors"
-            raise Wrong({rank: f"{said}, {evidence}"}, "Look at: which values are they, and does this rank need them?")
+            evidence = (
+                f"{result['hidden']:,} bytes are in NumPy arrays, bytes objects or storages rather than "
+                "tensors; expected none"
+            )
+            raise Wrong(
+                {rank: f"{context}, {evidence}"},
+                "Hint: which values do these objects hold, and does this rank need them?",
+            )
         if result["all"] < least / SLACK:
-            evidence = f"{result['all']:,} bytes are in tensors; parameters and state alone are {least:,.0f}"
-            raise Wrong({rank: f"{said}, {evidence}"}, "Look at: where is this rank's shard of the optimizer state?")
+            evidence = (
+                f"{result['all']:,} bytes are in tensors, but the parameters and this rank's state alone need "
+                f"{least:,.0f}"
+            )
+            raise Wrong({rank: f"{context}, {evidence}"}, "Hint: where is this rank's shard of the optimizer state?")
         temporary = TEMPORARY_SHARDS + size * result["backends_copy"]
         most_in_step = most + temporary * itemsize * numel / size
         if with_peak and result["peak"].total_bytes > most_in_step:
             evidence = f"at the peak of a step {result['peak'].total_bytes:,} bytes are held; expected at most"
-            hint = "Look at: what does a step allocate that is as large as all parameters, and which shard is needed?"
-            raise Wrong({rank: f"{said}, {evidence} {most_in_step:,.0f}"}, hint)
+            hint = "Hint: what does a step allocate that is as large as all parameters, and is a shard of it enough?"
+            raise Wrong({rank: f"{context}, {evidence} {most_in_step:,.0f}"}, hint)

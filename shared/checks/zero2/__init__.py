@@ -1,6 +1,6 @@
-"""Checks for chapter 08: gradients that live from backward to their reduce-scatter, and a sharded optimizer state.
+"""Checks for chapter 08: gradients that live only until their reduce-scatter, and a sharded optimizer state.
 
-Nothing is judged by how long it took. Judged are bytes, held and sent, and which bucket was launched when.
+The checks never use elapsed time. They judge the bytes held and sent, and which bucket was launched when.
 """
 
 import torch
@@ -9,7 +9,7 @@ from shared.checks.engine.framework import Attempt, Exercise, Wrong
 from shared.checks.engine.hints import where_it_raises
 from shared.checks.engine.sharded import clip
 from shared.checks.engine.sharded.steps import judge_bf16
-from shared.checks.engine.sharded.training import LOOK_AT_SHARDS
+from shared.checks.engine.sharded.training import HINT_ON_SHARDS
 from shared.checks.engine.wrapping import judge_wrapping
 from shared.checks.models import awkward
 from shared.checks.zero2 import bucket_memory, lives, loops, memory, order, sharded_bucket, wire
@@ -21,13 +21,13 @@ every_loop = Exercise("8.3", "ZeRO2")
 
 AWKWARD = ("Tied", "Frozen", "Unused", "TwoRoads", "Scalar", "Buffered", "Strided", "Mixed", "Crowd")
 AWKWARD += awkward.HAVE_MODES
-_LOOK_AT_KEPT = (
-    "Look at: where are the gradients of the micro-batches in no_sync() when the last backward adds its own?"
+_HINT_ON_KEPT = (
+    "Hint: where are the gradients of the micro-batches inside no_sync() when the last backward adds its own?"
 )
-_LOOK_AT_SENT = "Look at: what is in shard.grad by then, when the mean of another micro-batch arrives?"
+_HINT_ON_SENT = "Hint: what does shard.grad already contain when the mean of another micro-batch arrives?"
 CLIPS = clip.CLIPS
 UNFINISHED = {
-    "got a second gradient": "Look at: which of your methods finishes the synchronization, if the loop does not?"
+    "got a second gradient": "Hint: which of your methods finishes the synchronization if the training loop does not?"
 }
 
 # -- 8.1
@@ -61,21 +61,21 @@ def ranks_start_equal(attempt: Attempt) -> None:
         found = train_wrapper_and_judge(attempt, WrapperPlan(model, steps=0))
         _judge_addresses(found, model)
         for rank, result in found.items():
-            for name, want in found[0]["start"].items():
-                if not torch.equal(result["start"][name], want):
-                    said = f"{awkward.said(model)}: after wrapping, {name} differs from rank 0's"
-                    raise Wrong({rank: said}, "Look at: what else than trainable parameters does a module hold?")
+            for name, expected in found[0]["start"].items():
+                if not torch.equal(result["start"][name], expected):
+                    evidence = f"{awkward.said(model)}: after wrapping, {name} differs from rank 0's"
+                    raise Wrong({rank: evidence}, "Hint: what does a module hold besides trainable parameters?")
 
 
 def _judge_addresses(found: dict[int, dict], model: str) -> None:
     for rank, result in found.items():
         if result["elsewhere"]:
             name = result["elsewhere"][0]
-            said = f"{awkward.said(model)}: {name} does not lie in the flat parameter of its bucket"
+            evidence = f"{awkward.said(model)}: {name} is not a view of the flat parameter of its bucket"
             hint = (
-                "The optimizer updates memory that no bucket knows. Look at: how many times are parameters flattened?"
+                "The optimizer updates memory that no bucket refers to. Hint: how many times are parameters flattened?"
             )
-            raise Wrong({rank: said}, hint)
+            raise Wrong({rank: evidence}, hint)
 
 
 @ZeRO2.check("awkward models")
@@ -121,8 +121,8 @@ def both_ways_of_accumulating_are_equal(attempt: Attempt) -> None:
                 plan = WrapperPlan(model, "SGD", micro_batches=3, sends_each=sends_each)
                 train_wrapper_and_judge(attempt, plan)
             except Wrong as wrong:
-                if wrong.hint == LOOK_AT_SHARDS:
-                    wrong.hint = _LOOK_AT_SENT if sends_each else _LOOK_AT_KEPT
+                if wrong.hint == HINT_ON_SHARDS:
+                    wrong.hint = _HINT_ON_SENT if sends_each else _HINT_ON_KEPT
                 raise
 
 
@@ -161,7 +161,7 @@ def clipping_equals_one_process(attempt: Attempt) -> None:
 every_loop.check("rejections", world_sizes=(1, 2))(lives.what_cannot_be_right_is_rejected)
 every_loop.check("copies", world_sizes=(1, 2))(lives.copies_and_originals_train_independently)
 every_loop.check("state", world_sizes=(1, 3))(
-    where_it_raises({"no attribute 'optimizer'": "Look at: to what does a scheduler write, and what is saved?"})(
-        lives.both_states_are_plain
-    )
+    where_it_raises(
+        {"no attribute 'optimizer'": "Hint: which optimizer does a scheduler write to, and whose state is saved?"}
+    )(lives.both_states_are_plain)
 )

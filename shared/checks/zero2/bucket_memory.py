@@ -1,4 +1,4 @@
-"""What two buckets hold that are launched one after the other: after wait(), only this rank's shard stays."""
+"""Judge the memory of two buckets launched one after the other: after wait(), only this rank's shard stays."""
 
 import time
 
@@ -14,16 +14,18 @@ from shared.deadlines import scaled
 
 SLACK = 1.02  # padding
 _SETTLES_WITHIN_S = scaled(0.5)  # gloo's threads release a message's tensor a little after the message is complete
-PACKED, SECOND, REDUCED = "when all is packed", "when the second is launched", "when both are reduced"
+PACKED, SECOND, REDUCED = "when both are packed", "when the second is launched", "when both are reduced"
 _HINTS = {
-    PACKED: "Look at: once a gradient is in the flat tensor, what still holds it? And when are flat tensors allocated?",
-    SECOND: "Look at: what does wait() free, and what else holds it? And when is it allocated?",
-    REDUCED: "Look at: has what stays memory of its own, or is it a view of something larger?",
+    PACKED: (
+        "Hint: once a gradient is in the flat tensor, what still refers to it? And when are flat tensors allocated?"
+    ),
+    SECOND: "Hint: which tensor should wait() free, what else refers to it, and when is it allocated?",
+    REDUCED: "Hint: does the remaining tensor have memory of its own, or is it a view of a larger one?",
 }
 
 
 def probe_memory(sharded_bucket, most_bytes: dict[str, float], seed: int, x, y) -> dict[str, int]:
-    """Reduce the gradients of a model in two halves. Returns by moment the bytes that live besides the parameters."""
+    """Reduce a model's gradients in two halves. Return, by moment, the bytes that live besides the parameters."""
     flat_parameter_type = flat_parameter_type_of(sharded_bucket)
     module = awkward.build("Large", seed, torch.float32).to(device_here())
     parameters, found = list(module.parameters()), {}
@@ -56,7 +58,7 @@ def probe_memory(sharded_bucket, most_bytes: dict[str, float], seed: int, x, y) 
 
 
 def only_a_shard_stays(attempt: Attempt) -> None:
-    """For the second half, what is received may be as large as the bucket: an all-to-all is."""
+    """Allow the second half a receive buffer as large as the bucket, because an all-to-all needs one."""
     sizes = [p.nbytes for p in awkward.build("Large", 0, torch.float32).parameters()]
     size, first, second = attempt.world_size, sum(sizes[len(sizes) // 2 :]), sum(sizes[: len(sizes) // 2])
     expected = {
@@ -68,5 +70,5 @@ def only_a_shard_stays(attempt: Attempt) -> None:
     for rank, found in enumerate(attempt.run(probe_memory, most, per_rank=Draw(attempt).per_rank)):
         for when, held_bytes in found.items():
             if held_bytes > most[when]:
-                said = f"two buckets of {first:,} and {second:,} bytes: {when}, gradients and flat tensors hold"
-                raise Wrong({rank: f"{said} {held_bytes:,} bytes; expected {expected[when]:,.0f}"}, _HINTS[when])
+                context = f"two buckets of {first:,} and {second:,} bytes: {when}, gradients and flat tensors hold"
+                raise Wrong({rank: f"{context} {held_bytes:,} bytes; expected {expected[when]:,.0f}"}, _HINTS[when])

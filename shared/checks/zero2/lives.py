@@ -1,4 +1,4 @@
-"""What else happens to a ZeRO2: it is copied, deleted, saved, and used in ways that cannot be right."""
+"""Judge a ZeRO2 that is copied, deleted, saved, and used in ways that must be rejected."""
 
 import contextlib
 import copy
@@ -20,7 +20,7 @@ COPIED_AFTER = 2  # steps
 
 
 def probe_copies(zero2, plan: WrapperPlan, index: int, seed: int, x, y) -> dict:
-    """Train, copy, train both in turns, then delete the original. Returns both states, and what hooks still do."""
+    """Train, copy, train both in turn, then delete the original. Return both states, and what hooks still do."""
     module = awkward.build(plan.model, seed).to(device_here())
     x, y = x.to(device_here()), y.to(device_here())
     first = WrapperRun(zero2, module, plan, index)
@@ -54,18 +54,18 @@ def copies_and_originals_train_independently(attempt: Attempt) -> None:
     found = attempt.run(probe_copies, plan, per_rank=per_rank)
     for index, name in enumerate(("the original", "its deep copy")):
         states, before = {rank: each["states"][index] for rank, each in enumerate(found)}, _all(found, "before")
-        said = f"{plan}, copied after {COPIED_AFTER} steps: {name} after one more step, the two used in turns"
-        hint = "Look at: which tensors shared memory in the original, and do they in the copy?"
-        judge_states(states, on_one_batch(plan, draw).steps[-1]["state"], before, said, hint=hint)
+        evidence = f"{plan}, copied after {COPIED_AFTER} steps: {name} after one more step, with the two used in turn"
+        hint = "Hint: which tensors shared memory in the original, and do they share it in the copy?"
+        judge_states(states, on_one_batch(plan, draw).steps[-1]["state"], before, evidence, hint=hint)
         for rank, each in enumerate(found):
             if attempt.world_size > 1 and not each["in backward"][index]:
-                said = f"{name} launches nothing in its backward()"
-                raise Wrong({rank: said}, "Look at: on whose parameters are its hooks registered?")
+                evidence = f"{name} launches nothing in its backward()"
+                raise Wrong({rank: evidence}, "Hint: on which module's parameters are its hooks registered?")
     for rank, each in enumerate(found):
         if each["left"] or not each["gradients"]:
-            does = "leaves no gradients" if not each["left"] else f"sends {describe_calls(each['left'])}"
-            said = f"the wrapper was deleted, but not its module: backward() of the module still {does}"
-            raise Wrong({rank: said}, "Look at: what keeps the wrapper alive, and which hooks are still registered?")
+            does = "computes no gradients" if not each["left"] else f"still sends {describe_calls(each['left'])}"
+            evidence = f"the wrapper was deleted, but not its module: backward() of the module {does}"
+            raise Wrong({rank: evidence}, "Hint: what keeps the wrapper alive, and which hooks are still registered?")
 
 
 def _all(found: list[dict], what: str) -> dict[int, dict]:
@@ -73,7 +73,7 @@ def _all(found: list[dict], what: str) -> dict[int, dict]:
 
 
 def probe_rejections(zero2, plan: WrapperPlan, index: int, what: str, seed: int, x, y) -> dict:
-    """Do what must be rejected, then take a step as it should be."""
+    """Do what must be rejected, then take a normal step."""
     x, y = x.to(device_here()), y.to(device_here())
     run = WrapperRun(zero2, awkward.build(plan.model, seed).to(device_here()), plan, index)
     wrapped, found = run.optimizer, {"before": awkward.state_of(run.module), "kind": None}
@@ -105,21 +105,21 @@ def what_cannot_be_right_is_rejected(attempt: Attempt) -> None:
         found = attempt.run(probe_rejections, plan, per_rank=per_rank, context=what)
         for rank, each in enumerate(found):
             if each["kind"] is None:
-                hint = "The gradient's bucket may be in flight already. Look at: what happens to a second gradient?"
-                hint = "Look at: can a reduce-scatter be part of a gradient's graph?" if what == _GRAPH else hint
+                hint = "The gradient's bucket may already be in flight. Hint: what happens to a second gradient?"
+                hint = "Hint: can a reduce-scatter be part of a gradient's graph?" if what == _GRAPH else hint
                 raise Wrong({rank: f"{what} is accepted; expected a RuntimeError"}, hint)
             if each["kind"] != "RuntimeError" or not each["message"].strip():
-                said = f"{each['kind']}({each['message'][:80]!r})"
-                raise Wrong({rank: f"{what} raises {said}; expected a RuntimeError that says why"})
+                context = f"{each['kind']}({each['message'][:80]!r})"
+                raise Wrong({rank: f"{what} raises {context}; expected a RuntimeError that says why"})
             if what == _GRAPH and "create_graph" not in each["message"]:
-                said = f"{what} raises RuntimeError({each['message'][:80]!r})"
-                hint = "Look at: is it rejected on purpose, or does something else fail?"
-                raise Wrong({rank: f"{said}; expected a message that names create_graph"}, hint)
+                context = f"{what} raises RuntimeError({each['message'][:80]!r})"
+                hint = "Hint: does your code reject it on purpose, or does something else fail?"
+                raise Wrong({rank: f"{context}; expected a message that names create_graph"}, hint)
         if what != _GRAPH:
-            want = reference(plan, draw, list(range(attempt.world_size))).steps[-1]["state"]
+            expected = reference(plan, draw, list(range(attempt.world_size))).steps[-1]["state"]
             states = _all(found, "state")
-            said = f"{what}; then finish_gradient_sync(), zero_grad() and a step as it should be"
-            judge_states(states, want, _all(found, "before"), said)
+            context = f"{what}; then finish_gradient_sync(), zero_grad() and a normal step"
+            judge_states(states, expected, _all(found, "before"), context)
 
 
 def probe_state(zero2, plan: WrapperPlan, index: int, seed: int, x, y) -> dict:
@@ -142,15 +142,17 @@ def both_states_are_plain(attempt: Attempt) -> None:
     per_rank = [(rank, *share) for rank, share in enumerate(draw.per_rank)]
     found = attempt.run(probe_state, plan, per_rank=per_rank)
     alone = reference(plan, draw, list(range(attempt.world_size)))
-    want, tolerance = alone.optimizer.state_dict(), tolerance_of(alone.module.parameters())
+    expected, tolerance = alone.optimizer.state_dict(), tolerance_of(alone.module.parameters())
     for rank, each in enumerate(found):
-        judge_state_dict(rank, each["saved"], want, tolerance, f"{plan}, .optimizer.state_dict()")
+        judge_state_dict(rank, each["saved"], expected, tolerance, f"{plan}, .optimizer.state_dict()")
         for name, value in each["module"].items():
             if not torch.equal(each["loaded"][name], value):
-                said = f"after load_state_dict() of another ZeRO2's state_dict(), {name} is not what was saved"
-                raise Wrong({rank: said}, "Look at: in whose memory are the module's parameters?")
+                evidence = f"after load_state_dict() of another ZeRO2's state_dict(), {name} is not what was saved"
+                raise Wrong({rank: evidence}, "Hint: in which flat parameter's memory are the module's parameters?")
             if not torch.equal(each["resumed"][name], each["went on"][name]):
-                said = f"after both state_dict()s were loaded into another ZeRO2, {name} differs after one more step"
-                raise Wrong({rank: said}, "Look at: which shard of .optimizer's state does each rank load?")
-    want = alone.steps[-1]["state"]
-    judge_states(_all(found, "module"), want, _all(found, "before"), str(plan), Causes(plan, draw, plan.steps - 1))
+                evidence = (
+                    f"after both state_dict()s were loaded into another ZeRO2, {name} differs after one more step"
+                )
+                raise Wrong({rank: evidence}, "Hint: which shard of .optimizer's state does each rank load?")
+    expected = alone.steps[-1]["state"]
+    judge_states(_all(found, "module"), expected, _all(found, "before"), str(plan), Causes(plan, draw, plan.steps - 1))

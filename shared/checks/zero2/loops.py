@@ -1,6 +1,6 @@
-"""Loops that use ZeRO2 in unusual orders. Whatever is not synchronized yet must be, and nothing may be twice.
+"""Judge loops that call ZeRO2 in unusual orders: every gradient must be synchronized exactly once.
 
-A loop is written as code, and shown as code if it goes wrong.
+A loop is written as code, and shown as code if it fails.
 """
 
 from dataclasses import dataclass, replace
@@ -19,11 +19,13 @@ KEPT = ("with zero2.no_sync(): backward()", ZERO_GRAD)
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop, as lines of code up to one step.
+    """Describe a loop as lines of code up to one step.
 
-    Args:
-        backwards: how many backwards contribute to the step.
-        idle: whether one rank leaves out the last backward.
+    Attributes:
+        lines: The code.
+        hint: The hint if the loop fails.
+        backwards: How many backwards contribute to the step.
+        idle: Whether one rank skips the last backward.
     """
 
     lines: tuple[str, ...]
@@ -32,29 +34,29 @@ class Loop:
     idle: bool = False
 
 
-_LEFT_BEHIND = "Look at: where are gradients by then, and which of them does zero_grad() leave behind?"
+_LEFT_BEHIND = "Hint: where are gradients stored by then, and which of them does zero_grad() miss?"
 LOOPS = (
     Loop((*SENT, *KEPT, "backward()", STEP), _LEFT_BEHIND, idle=True),
     Loop((*KEPT, *SENT, "backward()", STEP), _LEFT_BEHIND, idle=True),
     Loop(
         ("backward()", FINISH, "backward()", STEP),
-        "Look at: which gradients have come since the synchronization, and what tells step() of them?",
+        "Hint: which gradients were computed after the synchronization, and how does step() know about them?",
         backwards=2,
     ),
     Loop(
         (f"with zero2.no_sync(): backward(); {FINISH}", STEP),
-        "Look at: what does finish_gradient_sync() synchronize inside no_sync()?",
+        "Hint: what does finish_gradient_sync() synchronize inside no_sync()?",
     ),
-    Loop(("backward()", FINISH, FINISH, STEP), "Look at: what is left to do for a second finish_gradient_sync()?"),
+    Loop(("backward()", FINISH, FINISH, STEP), "Hint: what remains to be done in a second finish_gradient_sync()?"),
     Loop(
         ("backward()", "zero2.clip_grad_norm_(0.05)", ZERO_GRAD, "backward()", STEP),
-        "Look at: what does clip_grad_norm_() leave behind if no step follows, and does zero_grad() drop it?",
+        "Hint: what does clip_grad_norm_() keep if no step follows, and does zero_grad() drop it?",
     ),
 )
 
 
 def probe_lines(zero2, plan: WrapperPlan, lines: tuple[str, ...], index: int, seed: int, x, y) -> dict:
-    """Run a loop. Returns the state before it, and after it."""
+    """Run a loop. Return the state before and after it."""
     x, y = x.to(device_here()), y.to(device_here())
     run = WrapperRun(zero2, awkward.build(plan.model, seed).to(device_here()), plan, index)
     before, last = awkward.state_of(run.module), max(n for n, line in enumerate(lines) if "backward()" in line)
@@ -72,19 +74,22 @@ def probe_lines(zero2, plan: WrapperPlan, lines: tuple[str, ...], index: int, se
 
 
 def every_loop_trains(attempt: Attempt) -> None:
-    """A rank without a backward must decide as the others do whether gradients are synchronized."""
+    """Include a rank without a backward, which must make the same decision about synchronizing as the others."""
     for loop in LOOPS:
         idle = (0, attempt.random.randrange(attempt.world_size)) if loop.idle and attempt.world_size > 1 else None
         plan, draw = WrapperPlan("Plain", "SGD", steps=1, idle=idle), Draw(attempt)
         per_rank = [(rank, *share) for rank, share in enumerate(draw.per_rank)]
         context = ", ".join(f"`{line}`" for line in loop.lines)
         if idle:
-            context += f", and rank {idle[1]} leaves out the last backward()"
+            context += f", and rank {idle[1]} skips the last backward()"
         try:
             found = attempt.run(probe_lines, plan, loop.lines, per_rank=per_rank, context=context)
         except Wrong as wrong:
             if wrong.hangs:
-                wrong.hint = "Some ranks synchronize and others do not. Look at: what decides it?"
+                wrong.hint = (
+                    "Some ranks synchronize and others do not. Hint: which condition decides this, and is it "
+                    "the same on all ranks?"
+                )
             raise
         alone = reference(replace(plan, loss_scale=loop.backwards), draw, list(range(attempt.world_size)))
         states, before = ({rank: each[what] for rank, each in enumerate(found)} for what in ("state", "before"))

@@ -1,8 +1,8 @@
-"""How much a rank holds with ZeRO2: at rest, between backward and step, and at every moment of a backward.
+"""Judge how much memory a rank holds with ZeRO2: at rest, between backward and step, and during backward.
 
-There are three counts, because each sees what the others do not. Between calls, every tensor that lives on this rank is
-added up, in whichever attribute, closure or list it is kept. So is what is no tensor but may hold the values of one.
-During backward, every storage is followed that an operator allocates.
+There are three counts, because each sees something that the others miss. Between calls, the first adds up every tensor
+that lives on this rank, in whichever attribute, closure or list it is kept. The second finds objects that are not
+tensors but may hold the values of one. During backward, the third follows every storage that an operator allocates.
 """
 
 import contextlib
@@ -36,10 +36,12 @@ def numel() -> int:
 
 
 def probe_memory(zero2, most_bytes: dict[str, float] | None, seed: int) -> dict:
-    """Train with Adam. Returns the bytes held at each moment, and by component.
+    """Train with Adam. Return the bytes held at each moment, and by component.
 
     Args:
-        most_bytes: by moment; None to measure what comes at the peak of each backward instead.
+        zero2: The student's class.
+        most_bytes: The limit at each moment, or None to measure the additional bytes at each backward's peak instead.
+        seed: For the samples.
     """
     with only_what_comes():
         return _train(zero2, most_bytes, seed)
@@ -68,8 +70,8 @@ def _train(zero2, most_bytes: dict[str, float] | None, seed: int) -> dict:
         with memory.peak(wrapped, wrapped) if most_bytes is None else contextlib.nullcontext() as peak:
             backward()
         if most_bytes is None:
-            came = [sample.held.total_bytes - sample.held.activations_bytes for sample in peak.samples]
-            found["peaks"].append(max(came) - came[0])
+            grown = [sample.held.total_bytes - sample.held.activations_bytes for sample in peak.samples]
+            found["peaks"].append(max(grown) - grown[0])
         wrapped.step()
         wrapped.zero_grad()
     if most_bytes is None:
@@ -92,35 +94,44 @@ def each_rank_holds_its_shards(attempt: Attempt) -> None:
     expected = {REST: rest, REDUCED: rest + 4 * numel() / attempt.world_size}
     most = {when: SLACK * nbytes for when, nbytes in expected.items()}
     found = attempt.run(probe_memory, most, per_rank=_seeds(attempt))
-    said = f"{numel():,} parameters of float32, Adam, {attempt.world_size} ranks"
+    context = f"{numel():,} float32 parameters, Adam, {attempt.world_size} ranks"
     for rank, result in enumerate(found):
         state_bytes = 8 * numel() / attempt.world_size
         named = ", ".join(f"{name} {held:,}" for name, held in result["components"].items() if held)
         if result["components"]["optimizer"] > SLACK * state_bytes:
             evidence = f"the optimizer holds {result['components']['optimizer']:,} bytes; expected {state_bytes:,.0f}"
-            raise Wrong({rank: f"{said}: {evidence}"}, "Look at: which parameters is the inner optimizer given?")
+            raise Wrong({rank: f"{context}: {evidence}"}, "Hint: which parameters is the inner optimizer given?")
         for when in (REST, REDUCED):
             if (held_bytes := result["held"][when]) > most[when]:
                 evidence = f"{when}, {held_bytes:,} bytes are held; expected {expected[when]:,.0f}"
-                raise Wrong({rank: f"{said}: {evidence}. At rest, by component: {named}"}, _why(when, result))
+                raise Wrong({rank: f"{context}: {evidence}. At rest, by component: {named}"}, _why(when, result))
         if result["hidden"] > (SLACK - 1) * expected[REST]:
-            evidence = f"{result['hidden']:,} bytes are in arrays, bytes or storages that are no tensors"
-            raise Wrong({rank: f"{said}: {evidence}"}, "Look at: which values are they, and does this rank need them?")
+            evidence = (
+                f"{result['hidden']:,} bytes are in NumPy arrays, bytes objects or storages rather than "
+                "tensors; expected none"
+            )
+            raise Wrong(
+                {rank: f"{context}: {evidence}"},
+                "Hint: which values do these objects hold, and does this rank need them?",
+            )
         if result["held"][REST] < expected[REST] / SLACK:
-            evidence = f"{result['held'][REST]:,} bytes are in tensors; parameters and state are {expected[REST]:,.0f}"
-            raise Wrong({rank: f"{said}: {evidence}"}, "Look at: where is this rank's shard of the optimizer state?")
+            evidence = (
+                f"{result['held'][REST]:,} bytes are in tensors, but the parameters and this rank's state need "
+                f"{expected[REST]:,.0f}"
+            )
+            raise Wrong({rank: f"{context}: {evidence}"}, "Hint: where is this rank's shard of the optimizer state?")
 
 
 def _why(when: str, result: dict) -> str:
     if when == REST and result["components"]["gradients"]:
-        return "Look at: which gradients are there after zero_grad(), and what are they needed for?"
+        return "Hint: which gradients still exist after zero_grad(), and is any of them needed?"
     if when == REDUCED:
-        return "Look at: what is left of a bucket after wait(), and is it a view of something larger?"
-    return "Look at: which tensors are there twice, and what keeps them alive?"
+        return "Hint: what remains of a bucket after wait(), and is it a view of a larger tensor?"
+    return "Hint: which tensors exist twice, and what keeps them alive?"
 
 
 def backward_holds_three_buckets(attempt: Attempt) -> None:
-    """Besides the shards: the bucket in flight, what is received, the bucket being packed, and one gradient."""
+    """Allow, besides the shards, the bucket in flight, its receive buffer, the bucket being packed and one gradient."""
     most = SLACK * (4 * numel() / attempt.world_size + 3 * CAP_BYTES + LAYER_BYTES)
     peaks = [float("inf")] * attempt.world_size
     for _ in range(TRIES):
@@ -131,8 +142,12 @@ def backward_holds_three_buckets(attempt: Attempt) -> None:
     for rank, peak_bytes in enumerate(peaks):
         if peak_bytes > most:
             buckets = -(-4 * numel() // CAP_BYTES)
-            said = f"{buckets} buckets of {CAP_BYTES:,} bytes on {attempt.world_size} ranks: at its peak backward holds"
+            context = (
+                f"{buckets} buckets of {CAP_BYTES:,} bytes on {attempt.world_size} ranks: at its peak, backward holds"
+            )
             shards = f"{4 * numel() // attempt.world_size:,}"
-            evidence = f"{said} {peak_bytes:,} bytes more than before it; expected {shards} and three buckets"
-            hint = "Look at: which gradients and flat tensors are alive then? Which bucket is each one's previous?"
+            evidence = (
+                f"{context} {peak_bytes:,} bytes more than before it; expected at most {shards} and three buckets"
+            )
+            hint = "Hint: which gradients and flat tensors are alive then? Which bucket is each one's previous?"
             raise Wrong({rank: evidence}, hint)

@@ -1,6 +1,6 @@
-"""When ZeRO2's buckets are launched: in one order on all ranks, each when it is full, while backward goes on.
+"""Judge when ZeRO2's buckets are launched: in one order on all ranks, each when it is full, while backward goes on.
 
-Nothing is judged by how long it took. What counts is which buckets had been launched when backward came to a layer.
+The checks never use elapsed time. They judge which buckets have been launched when backward reaches a layer.
 """
 
 from itertools import pairwise
@@ -20,13 +20,13 @@ from shared.checks.models.overlap import Sizes, draw_sizes
 from shared.wire import instrumentation
 
 LEARNING_RATE = 0.1
-_LOOK_AT_HOOKS = (
-    "Nothing was launched in backward. Look at: which object is told that a gradient is complete, and when?"
+_HINT_ON_HOOKS = (
+    "No bucket was launched during backward. Hint: which object is told that a gradient is complete, and when?"
 )
 
 
 def wrap(zero2, sizes: Sizes, seed: int, group=None):
-    """Wrap a model with SGD. Returns the wrapper, and the module in it."""
+    """Wrap a model with SGD. Return the wrapper, and the module in it."""
     module = sizes.build(seed).to(device_here())
     further = {} if group is None else {"group": group}
     return zero2(module, torch.optim.SGD, bucket_cap_mb=sizes.bucket_cap_mb, lr=LEARNING_RATE, **further), module
@@ -36,7 +36,7 @@ def backward(wrapped, x, y) -> None:
     awkward.loss_of(wrapped, x.to(device_here()), y.to(device_here())).backward()
 
 
-def told_apart(attempt: Attempt, model: str = "Chain", has_first: bool = False) -> Sizes:
+def distinct_sizes(attempt: Attempt, model: str = "Chain", has_first: bool = False) -> Sizes:
     """Draw sizes whose buckets differ by more than their padding.
 
     Args:
@@ -58,14 +58,14 @@ def _first_alone(sizes: Sizes) -> int | None:
 
 def launched_buckets(calls: list[instrumentation.Call], sizes: Sizes, size: int) -> list[int]:
     """Return the indices of the buckets that were launched, in order: each with the first transfer of its size."""
-    whole, numbers = [message.nbytes for message in sizes.messages()], []
+    bucket_bytes, indices = [message.nbytes for message in sizes.messages()], []
     for call in calls:
         if call.op != "recv":
             sent_bytes = call.payload_bytes * (size if call.op == "send" else 1)
-            number = min(range(len(whole)), key=lambda each: abs(whole[each] - sent_bytes))
-            if number not in numbers:
-                numbers.append(number)
-    return numbers
+            index = min(range(len(bucket_bytes)), key=lambda index: abs(bucket_bytes[index] - sent_bytes))
+            if index not in indices:
+                indices.append(index)
+    return indices
 
 
 def probe_order(zero2, sizes: Sizes, seed: int, x, y) -> list[instrumentation.Call]:
@@ -80,34 +80,34 @@ def probe_order(zero2, sizes: Sizes, seed: int, x, y) -> list[instrumentation.Ca
 
 
 def every_rank_launches_in_one_order(attempt: Attempt) -> None:
-    """Ranks compute branches in different orders, and one does not use the last layer: its bucket is never full."""
-    sizes, seed = told_apart(attempt, "Fork"), attempt.draw_seed()
+    """Try branches that ranks compute in different orders, and a last layer that one rank never uses."""
+    sizes, seed = distinct_sizes(attempt, "Fork"), attempt.draw_seed()
     for one_leaves_out in (False, True):
         found = attempt.run(probe_order, sizes, seed, per_rank=draw_shares(attempt, one_leaves_out))
-        said = (
-            "whose branches each rank computes in another order"
-            + one_leaves_out * ", the last layer unused on one rank"
+        context = (
+            "each rank computes its branches in another order" + one_leaves_out * ", and one rank skips the last layer"
         )
         orders = {rank: launched_buckets(calls, sizes, attempt.world_size) for rank, calls in enumerate(found)}
         if any(order != list(range(len(sizes.messages()))) for order in orders.values()):
             differ = len({tuple(order) for order in orders.values()}) > 1
-            hint = (
-                "The reduce-scatters add up unrelated gradients. Look at: what decides which bucket is launched next?"
-            )
+            hint = "The reduce-scatters add up unrelated gradients. Hint: what decides which bucket is launched next?"
             evidence = {
-                rank: f"{sizes}, {said}: buckets were launched in the order {orders[rank]} ({describe_messages(calls)})"
+                rank: (
+                    f"{sizes}, {context}: buckets were launched in the order {orders[rank]} "
+                    f"({describe_messages(calls)})"
+                )
                 for rank, calls in enumerate(found)
             }
             raise Wrong(
                 evidence,
                 hint
                 if differ
-                else "Expected: bucket 0, 1, 2 and so on, each of them once. Look at: which bucket is next?",
+                else "Expected buckets 0, 1, 2 and so on, each once. Hint: how do you find the next bucket?",
             )
 
 
 def probe_progress(zero2, sizes: Sizes, seed: int, x, y) -> list[dict[int, list[instrumentation.Call]]]:
-    """Take two steps on a chain. Returns for each step what was launched by each layer, and (0) by backward's end."""
+    """Take two steps on a chain. Return, for each step, what was launched by each layer, and by backward's end (0)."""
     wrapped, module = wrap(zero2, sizes, seed)
     steps = []
     for _ in range(2):
@@ -124,29 +124,32 @@ def probe_progress(zero2, sizes: Sizes, seed: int, x, y) -> list[dict[int, list[
 
 
 def full_buckets_are_launched_during_backward(attempt: Attempt) -> None:
-    sizes, seed = told_apart(attempt), attempt.draw_seed()
+    sizes, seed = distinct_sizes(attempt), attempt.draw_seed()
     found = attempt.run(probe_progress, sizes, seed, per_rank=draw_shares(attempt))
     layers = len(sizes.widths) - 1
     for rank, steps in enumerate(found):
         for number, launched in enumerate(steps, 1):
             for layer, calls in sorted(launched.items(), reverse=True):
-                gone, full = launched_buckets(calls, sizes, attempt.world_size), sizes.full_by(layer)
-                if len(gone) < full:
-                    when = f"was done with layers {layer + 1} to {layers}" if layer else "had ended"
-                    said = f"when backward {when}, {len(gone)} buckets had been launched, but {full} were full"
-                    late = "Look at: after its last gradient, what does a full bucket still wait for?"
-                    hint = late if launched[0] else _LOOK_AT_HOOKS
-                    raise Wrong({rank: f"{sizes}, step {number}: {said}"}, hint)
+                launched_by_then, full = launched_buckets(calls, sizes, attempt.world_size), sizes.full_by(layer)
+                if len(launched_by_then) < full:
+                    when = f"had finished layers {layer + 1} to {layers}" if layer else "had ended"
+                    context = (
+                        f"when backward {when}, {len(launched_by_then)} buckets had been launched; expected "
+                        f"{full}, the number of full buckets"
+                    )
+                    late = "Hint: after its last gradient, what is a full bucket still waiting for?"
+                    hint = late if launched[0] else _HINT_ON_HOOKS
+                    raise Wrong({rank: f"{sizes}, step {number}: {context}"}, hint)
 
 
 def probe_late(zero2, sizes: Sizes, token: int, late: int, first: int, rank: int, seed: int, x, y) -> dict:
     """Let one rank send nothing in backward until all others have launched their first bucket, and go on computing.
 
     Args:
-        first: the layer that they come to then.
+        first: The layer that the others reach by then.
 
     Returns:
-        On the late rank, the ranks that had not come; and the parameters after a step.
+        On the late rank, the ranks that had not arrived by then; and the parameters after a step.
     """
     wrapped, module = wrap(zero2, sizes, seed)
     meeting, missing, layers = Meeting(f"bucket{token}"), [], len(sizes.widths) - 1
@@ -167,9 +170,9 @@ def probe_late(zero2, sizes: Sizes, token: int, late: int, first: int, rank: int
 
 
 def backward_goes_on_while_a_bucket_is_in_flight(attempt: Attempt) -> None:
-    """A step does not: its result must contain the late rank's gradients."""
+    """Check also that step() does wait: its result must contain the late rank's gradients."""
     sizes, seed, late = (
-        told_apart(attempt, has_first=True),
+        distinct_sizes(attempt, has_first=True),
         attempt.draw_seed(),
         attempt.random.randrange(attempt.world_size),
     )
@@ -177,16 +180,18 @@ def backward_goes_on_while_a_bucket_is_in_flight(attempt: Attempt) -> None:
     per_rank = [(rank, seed, x, y) for rank, (x, y) in enumerate(shares)]
     found = attempt.run(probe_late, sizes, token, late, _first_alone(sizes), per_rank=per_rank)
     if missing := found[late]["missing"]:
-        said = f"{sizes}: while rank {late} had launched nothing, backward() stopped here at the first bucket"
-        hint = "Look at: which bucket does launch() wait for, and which method waits for the one that it launches?"
-        raise Wrong(dict.fromkeys(missing, f"{said} for {PATIENCE_S:g} s"), hint)
+        context = (
+            f"{sizes}: while rank {late} had launched nothing, backward() stopped on this rank at the first bucket"
+        )
+        hint = "Hint: which bucket does launch() wait for, and which method waits for the bucket it launches?"
+        raise Wrong(dict.fromkeys(missing, f"{context} for {PATIENCE_S:g} s"), hint)
     mean, _ = mean_of(sizes, seed, [[Micro(x, y)] for x, y in shares])
     start = dict(sizes.build(seed).named_parameters())
     for rank, parameters in by_rank(found, "parameters").items():
         for name, gradient in mean.items():
-            want = start[name].detach() - LEARNING_RATE * gradient
-            if not close(parameters[name], want):
-                said = f"{sizes}, rank {late} launches a little later than the others: {name} after a step"
-                difference = first_difference(parameters[name], want)
-                hint = "Look at: what does step() wait for before it uses gradients?"
-                raise Wrong({rank: f"{said}, {difference}"}, hint)
+            expected = start[name].detach() - LEARNING_RATE * gradient
+            if not close(parameters[name], expected):
+                context = f"{sizes}, rank {late} launches a little later than the others: {name} after a step"
+                difference = first_difference(parameters[name], expected)
+                hint = "Hint: what does step() wait for before it uses gradients?"
+                raise Wrong({rank: f"{context} is wrong: {difference}"}, hint)

@@ -1,4 +1,4 @@
-"""Judging ShardedBucket: gradients that are held in full only until they are reduce-scattered."""
+"""Judge ShardedBucket: gradients are held in full only until they are reduce-scattered."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ ROUNDS = (False, True, False)  # whether the mean of the round before is still t
 
 @dataclass(frozen=True)
 class Reduced:
-    """Whose gradients are reduced."""
+    """Describe whose gradients are reduced."""
 
     model: str
     in_subgroup: bool = False
@@ -32,7 +32,7 @@ class Reduced:
 
 
 def _build(sharded_bucket, module: nn.Module, group=None):
-    """Flatten a module's trainable parameters. Returns the flat parameter, and a bucket of it."""
+    """Flatten a module's trainable parameters. Return the flat parameter, and a bucket of it."""
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
     flat_parameter = flat_parameter_type_of(sharded_bucket)(trainable, group)
     return flat_parameter, sharded_bucket(flat_parameter)
@@ -92,22 +92,28 @@ def each_shard_gets_its_mean(attempt: Attempt) -> None:
             rounds = {rank: each[number] for rank, each in found.items()}
             flats = {rank: _flat(each["own"], how, len(found)) for rank, each in rounds.items()}
             means.append((sum(flats.values()) / len(flats)).view(len(flats), -1))
-            want = means[-2] + means[-1] if adds_up else means[-1]
+            expected = means[-2] + means[-1] if adds_up else means[-1]
             for index, (rank, each) in enumerate(rounds.items()):
                 _judge_left(rank, each, how)
-                said = f"{how}, backward {number + 1}{', added to the one before' if adds_up else ''}"
-                if each["grad"] is None or not close(each["grad"].flatten(), want[index], tolerance_of([want])):
-                    was = "is None" if each["grad"] is None else first_difference(each["grad"].flatten(), want[index])
-                    raise Wrong({rank: f"{said}: shard.grad, {was}"}, _cause(each["grad"], want, index, means, adds_up))
+                context = f"{how}, backward {number + 1}{', added to the one before' if adds_up else ''}"
+                if each["grad"] is None or not close(each["grad"].flatten(), expected[index], tolerance_of([expected])):
+                    was = "is None"
+                    if each["grad"] is not None:
+                        was = f"is wrong: {first_difference(each['grad'].flatten(), expected[index])}"
+                    raise Wrong(
+                        {rank: f"{context}: shard.grad {was}"}, _cause(each["grad"], expected, index, means, adds_up)
+                    )
                 if each["calls"]["again"] or not each["same"]:
-                    evidence = f"a second wait() changes shard.grad, or sends {describe_calls(each['calls']['again'])}"
-                    raise Wrong({rank: evidence}, "Look at: how does wait() know whether something is in flight?")
+                    again = each["calls"]["again"]
+                    does = f"sends {describe_calls(again)}" if again else "changes shard.grad"
+                    evidence = f"a second wait() {does}; expected it to do nothing"
+                    raise Wrong({rank: evidence}, "Hint: how does wait() know whether a collective is in flight?")
 
 
 def _judge_left(rank: int, each: dict, how: Reduced) -> None:
     if each["left"]:
-        said = f"{how}: after pack({each['left'][0]}), .grad still holds a tensor; expected None"
-        raise Wrong({rank: said}, "The gradient is in the flat tensor now. Look at: what else holds it?")
+        evidence = f"{how}: after pack({each['left'][0]}), .grad still holds a tensor; expected None"
+        raise Wrong({rank: evidence}, "The gradient is in the flat tensor now. Hint: what else still refers to it?")
 
 
 def _flat(gradients: dict, how: Reduced, size: int) -> torch.Tensor:
@@ -118,20 +124,20 @@ def _flat(gradients: dict, how: Reduced, size: int) -> torch.Tensor:
     return torch.cat([flat, flat.new_zeros(-len(flat) % size)])
 
 
-def _cause(found, want: torch.Tensor, index: int, means: list[torch.Tensor], adds_up: bool) -> str:
-    size = len(want)
-    if found is None or found.numel() != want[index].numel():
-        return "Look at: what does wait() do with the shard that it gets?"
+def _cause(found, expected: torch.Tensor, index: int, means: list[torch.Tensor], adds_up: bool) -> str:
+    size = len(expected)
+    if found is None or found.numel() != expected[index].numel():
+        return "Hint: what does wait() do with the shard that it receives?"
     found = found.flatten()
     if adds_up and close(found, means[-1][index]):
-        return "It is the last backward's mean alone. Look at: what is in shard.grad before?"
-    if size > 1 and close(found, want[index] * size):
-        return f"It is exactly {size} times too large. Look at: is it the sum, or the mean?"
-    if size > 1 and close(found, want[index] / size):
-        return f"It is exactly {size} times too small. Look at: how many times is it divided?"
+        return "It is only the mean of the last backward. Hint: what does shard.grad contain before?"
+    if size > 1 and close(found, expected[index] * size):
+        return f"It is exactly {size} times too large. Hint: is it the sum or the mean?"
+    if size > 1 and close(found, expected[index] / size):
+        return f"It is exactly {size} times too small. Hint: how many times is it divided?"
     if adds_up and size > 1 and close(found, means[-2][index] / size + means[-1][index]):
-        return "Look at: how many times is the mean divided that was there before?"
-    return "Look at: where does each gradient lie in what is sent, and what is sent for None?"
+        return "Hint: how many times is the earlier mean divided?"
+    return "Hint: where is each gradient in the flat tensor that is sent, and what is sent for a gradient of None?"
 
 
 def one_reduce_scatter_per_launch(attempt: Attempt) -> None:
@@ -143,14 +149,16 @@ def one_reduce_scatter_per_launch(attempt: Attempt) -> None:
             refuse_messages({rank: each["pack"] for rank, each in calls.items()}, f"{awkward.said(model)}, in pack()")
             for rank, each in calls.items():
                 if attempt.world_size > 1 and not each["launch"]:
-                    hint = "Nothing can be hidden behind backward. Look at: what may start before wait() is called?"
+                    hint = (
+                        "Then no communication can overlap with backward. Hint: what can start before wait() is called?"
+                    )
                     raise Wrong({rank: "launch() sends nothing"}, hint)
             both = {rank: each["launch"] + each["wait"] for rank, each in calls.items()}
             judge_rounds(both, [Flat(numel, 8)], 1, f"{awkward.said(model)}, launch() and wait()")
 
 
-class PreviousBucket:  # students read this name in error messages
-    """A bucket that is launched before another, and notes what had been sent whenever it is waited for."""
+class PreviousBucket:  # Students see this name in error messages.
+    """Stand in for the previous bucket, and log how many messages had been sent at each wait()."""
 
     def __init__(self, sent: list):
         self.sent, self.waited_at = sent, []
@@ -178,18 +186,25 @@ def probe_previous(sharded_bucket, seed: int, x, y) -> dict[str, list[int]]:
 def the_previous_bucket_is_waited_for(attempt: Attempt) -> None:
     for rank, found in enumerate(attempt.run(probe_previous, per_rank=Draw(attempt).per_rank)):
         if found["packed"]:
-            hint = "pack() runs inside backward, which stops meanwhile. Look at: when must previous be complete?"
+            hint = (
+                "pack() runs during backward, which stops meanwhile. Hint: when must the previous bucket be complete?"
+            )
             raise Wrong({rank: "pack() waits for the previous bucket"}, hint)
         if not found["launched"]:
-            hint = "Look at: how many buckets are alive if each is waited for only at the end?"
+            hint = (
+                "Hint: how many flat tensors are alive at the same time if each bucket is waited for only at the end?"
+            )
             raise Wrong({rank: "launch() does not call previous.wait()"}, hint)
         if found["launched"][0]:
-            said = f"{found['launched'][0]} messages were sent before launch() called previous.wait()"
-            raise Wrong({rank: said}, "Both buckets are in flight then. Look at: which of the two calls comes first?")
+            evidence = f"{found['launched'][0]} messages were sent before launch() called previous.wait()"
+            raise Wrong(
+                {rank: evidence},
+                "Then two buckets are in flight at the same time. Hint: which of the two calls must come first?",
+            )
 
 
 def probe_late(sharded_bucket, token: int, late: int, rank: int, seed: int, x, y) -> list[int]:
-    """Let one rank launch late. Returns there whose launch() had not returned by then."""
+    """Let one rank launch late. Return, on that rank, the ranks whose launch() had not returned by then."""
     module = awkward.build("Plain", seed).to(device_here())
     flat_parameter, bucket = _build(sharded_bucket, module)
     meeting, missing = Meeting(f"bucket{token}"), []
@@ -210,9 +225,9 @@ def launch_returns_at_once(attempt: Attempt) -> None:
     late, token = attempt.random.randrange(attempt.world_size), attempt.draw_seed()
     per_rank = [(rank, *share) for rank, share in enumerate(Draw(attempt).per_rank)]
     if missing := attempt.run(probe_late, token, late, per_rank=per_rank)[late]:
-        said = f"launch() did not return in {PATIENCE_S:g} s, while rank {late} had launched nothing"
-        hint = "Backward stops meanwhile. Look at: for which bucket does launch() wait?"
-        raise Wrong(dict.fromkeys(missing, said), hint)
+        evidence = f"launch() did not return within {PATIENCE_S:g} s, while rank {late} had launched nothing"
+        hint = "Backward stops meanwhile. Hint: which bucket does launch() wait for?"
+        raise Wrong(dict.fromkeys(missing, evidence), hint)
 
 
 def probe_graph(sharded_bucket, seed: int, x, y) -> tuple[str, str] | None:
@@ -234,10 +249,10 @@ def gradients_with_a_graph_are_rejected(attempt: Attempt) -> None:
         kind, message = error or (None, "")
         if kind != "RuntimeError" or "create_graph" not in message:
             does = f"raises {kind}({message[:80]!r})" if kind else "accepts the gradient"
-            said = f"after backward(create_graph=True), pack(0) {does}"
+            context = f"after backward(create_graph=True), pack(0) {does}"
             expected = "expected a RuntimeError that names create_graph"
-            hint = "Look at: can a reduce-scatter be part of a gradient's graph?"
-            raise Wrong({rank: f"{said}; {expected}"}, hint)
+            hint = "Hint: can a reduce-scatter be part of a gradient's graph?"
+            raise Wrong({rank: f"{context}; {expected}"}, hint)
 
 
 def probe_none(sharded_bucket, seed: int, x, y, computes: bool) -> dict:
@@ -262,24 +277,26 @@ def probe_none(sharded_bucket, seed: int, x, y, computes: bool) -> dict:
 
 
 def no_gradient_counts_as_zeros(attempt: Attempt) -> None:
-    """One rank has computed the bucket's gradients, or none has. The attribute `parameters` must be there, too."""
+    """Try a bucket whose gradients only one rank computed, or none. Require also the attribute `parameters`."""
     size = attempt.world_size
     for who in (attempt.random.randrange(size) if size > 1 else None, None):
         computing = "no rank has" if who is None else f"only rank {who} has"
         per_rank = [(*share, rank == who) for rank, share in enumerate(Draw(attempt).per_rank)]
         context = f"a bucket whose gradients {computing} computed"
-        hint = "Look at: what is sent by a rank on which every gradient is None?"
+        hint = "Hint: what is sent by a rank on which every gradient is None?"
         try:
             found = attempt.run(probe_none, per_rank=per_rank, context=context)
         except Wrong as wrong:
             wrong.hint = wrong.hint or hint
             raise
         flat = sum(each["own"] for each in found) / size
-        want = torch.cat([flat, flat.new_zeros(-len(flat) % size)]).view(size, -1)
+        expected = torch.cat([flat, flat.new_zeros(-len(flat) % size)]).view(size, -1)
         for rank, each in enumerate(found):
             if not each["known"]:
-                said = ".parameters is not the list of the layout's parameters"
-                raise Wrong({rank: said}, "Look at: which attribute of a bucket does lab 04's LaunchQueue read?")
-            if each["grad"] is None or not close(each["grad"], want[rank]):
-                was = "is None" if each["grad"] is None else first_difference(each["grad"], want[rank])
-                raise Wrong({rank: f"{context}: shard.grad, {was}"}, hint)
+                evidence = ".parameters is not the list of the layout's parameters"
+                raise Wrong({rank: evidence}, "Hint: which attribute of a bucket does lab 04's LaunchQueue read?")
+            if each["grad"] is None or not close(each["grad"], expected[rank]):
+                was = (
+                    "is None" if each["grad"] is None else f"is wrong: {first_difference(each['grad'], expected[rank])}"
+                )
+                raise Wrong({rank: f"{context}: shard.grad {was}"}, hint)

@@ -1,6 +1,6 @@
-"""ZeRO2 trained on ranks, micro-batch by micro-batch, and compared with a plain optimizer in one process.
+"""Train ZeRO2 on ranks, micro-batch by micro-batch, and compare it with a plain optimizer in one process.
 
-The plan, the loop in one process and the causes of wrong values are those of chapter 07.
+The plan, the loop in one process and the causes of wrong values are shared with chapter 07.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from shared.checks.engine.buckets import MB, plan
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.plan import SCHEDULERS, Plan, Run
-from shared.checks.engine.sharded.training import LOOK_AT_THE_PAST, refuse_libraries, train_and_judge
+from shared.checks.engine.sharded.training import HINT_ON_OPTIMIZER_STATE, refuse_libraries, train_and_judge
 from shared.checks.engine.sharded.wire import Flat
 from shared.checks.engine.subgroups import join_subgroup
 from shared.checks.models import awkward
@@ -25,17 +25,17 @@ TINY_CAP_MB = 200 / MB  # the awkward models have some 600 bytes
 
 @dataclass(frozen=True)
 class WrapperPlan(Plan):
-    """What is trained with ZeRO2, and how."""
+    """Describe what is trained with ZeRO2, and how."""
 
     bucket_cap_mb: float = TINY_CAP_MB
     sends_each: bool = False  # every micro-batch is reduced; otherwise all but the last are inside no_sync()
     finishes: bool = True  # whether the loop calls finish_gradient_sync(); otherwise step() must
 
     def __str__(self) -> str:
-        said = super().__str__()
+        context = super().__str__()
         if self.micro_batches > 1:
-            said += ", finish_gradient_sync() after each" if self.sends_each else ", all but the last in no_sync()"
-        return said if self.finishes else f"{said}, without finish_gradient_sync()"
+            context += ", finish_gradient_sync() after each" if self.sends_each else ", all but the last in no_sync()"
+        return context if self.finishes else f"{context}, without finish_gradient_sync()"
 
     def buckets(self) -> list[Flat]:
         parameters = awkward.build(self.model, 0, self.dtype).parameters()
@@ -44,7 +44,7 @@ class WrapperPlan(Plan):
 
 
 class WrapperRun(Run):
-    """One training on a rank. `optimizer` is the wrapper.
+    """Run one training on a rank. `optimizer` is the wrapper.
 
     Args:
         index: this rank's index in its group.
@@ -108,7 +108,7 @@ def begin(zero2, plan: WrapperPlan, module, group=None) -> WrapperRun:
 
 
 def probe_zero2(zero2, plan: WrapperPlan, seed: int, x, y) -> dict:
-    """Train. Returns the state that the ranks start with, and what each step did."""
+    """Train. Return the state that the ranks start with, and what each step did."""
     group, member = join_subgroup(plan.in_subgroup)
     if not member:
         return {"outside": True}
@@ -126,7 +126,7 @@ def probe_zero2(zero2, plan: WrapperPlan, seed: int, x, y) -> dict:
 
 
 def _elsewhere(wrapped) -> list[str]:
-    """Name the parameters that do not lie in the flat parameter of their bucket, as far as that can be seen."""
+    """Name the parameters that are not views of their bucket's flat parameter, if the wrapper shows its buckets."""
     flat_parameters = [getattr(bucket, "flat_parameter", None) for bucket in getattr(wrapped, "buckets", [])]
     flat_of = {id(p): each.flat_param for each in flat_parameters if each is not None for p in each.layout.parameters}
     return [
@@ -138,14 +138,14 @@ def _elsewhere(wrapped) -> list[str]:
 
 
 def train_wrapper_and_judge(attempt: Attempt, plan: WrapperPlan) -> dict[int, dict]:
-    """Train on fresh data. Returns what probe_zero2 found, by global rank.
+    """Train on fresh data. Return what probe_zero2 found, by global rank.
 
     Raises:
-        Wrong: unless every rank has after every step what one process has.
+        Wrong: Unless every rank has the same state as one process after every step.
     """
     try:
         return train_and_judge(attempt, plan, probe_zero2)
     except Wrong as wrong:
-        if wrong.hint == LOOK_AT_THE_PAST:
-            wrong.hint = "The steps before are right. Look at: what does a bucket keep from one backward to the next?"
+        if wrong.hint == HINT_ON_OPTIMIZER_STATE:
+            wrong.hint = "The earlier steps are correct. Hint: what does a bucket keep from one backward to the next?"
         raise

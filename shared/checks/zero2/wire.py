@@ -1,4 +1,4 @@
-"""What ZeRO2 may send: a reduce-scatter per bucket in every backward, an all-gather per bucket in every step."""
+"""Judge what ZeRO2 sends: a reduce-scatter per bucket in every backward, an all-gather per bucket in every step."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from shared.checks.engine.volume import state_bytes
 from shared.checks.models import awkward
 from shared.checks.zero2.training import WrapperPlan, probe_zero2, train_wrapper_and_judge
 
-_AGAIN = "A whole synchronization is repeated. Look at: how does step() know that it has been done?"
+_AGAIN = "A whole synchronization is repeated. Hint: how does step() know that gradients are already synchronized?"
 
 
 def each_backward_and_each_step_send_once(attempt: Attempt) -> None:
@@ -21,16 +21,16 @@ def each_backward_and_each_step_send_once(attempt: Attempt) -> None:
         _judge_building(found := train_wrapper_and_judge(attempt, plan), plan)
         for number in range(plan.steps):
             steps = {rank: result["steps"][number] for rank, result in found.items()}
-            said = f"{plan}, step {number + 1}"
-            _reject({rank: step["zero_grad"] for rank, step in steps.items()}, f"{said}, in zero_grad()")
+            context = f"{plan}, step {number + 1}"
+            _reject({rank: step["zero_grad"] for rank, step in steps.items()}, f"{context}, in zero_grad()")
             sent = {rank: step["sent"][0] for rank, step in steps.items()}
-            judge_rounds(sent, plan.buckets(), 1, f"{said}, backward() and finish_gradient_sync()")
+            judge_rounds(sent, plan.buckets(), 1, f"{context}, backward() and finish_gradient_sync()")
             stepping = {rank: step["step"] for rank, step in steps.items()}
-            judge_rounds(stepping, plan.buckets(), 1, f"{said}, step()", _AGAIN)
+            judge_rounds(stepping, plan.buckets(), 1, f"{context}, step()", _AGAIN)
 
 
 def a_step_that_finishes_sends_once(attempt: Attempt) -> None:
-    """Where nothing is clipped between finish_gradient_sync() and step(), and where step() finishes itself."""
+    """Try a loop that calls finish_gradient_sync(), and one in which step() must finish."""
     for finishes in (True, False):
         plan = WrapperPlan("Plain", steps=2, finishes=finishes)
         found = train_wrapper_and_judge(attempt, plan)
@@ -41,33 +41,33 @@ def a_step_that_finishes_sends_once(attempt: Attempt) -> None:
 
 
 def micro_batches_send_or_are_silent(attempt: Attempt) -> None:
-    """Of g micro-batches, all g are reduced, or only the last if the others are inside no_sync()."""
+    """Reduce all micro-batches, or only the last one when the others are inside no_sync()."""
     for sends_each in (True, False):
         plan = WrapperPlan("Frozen", "SGD", steps=2, micro_batches=3, sends_each=sends_each)
         found = train_wrapper_and_judge(attempt, plan)
         for number in range(plan.steps):
-            steps, said = {rank: each["steps"][number] for rank, each in found.items()}, f"{plan}, step {number + 1}"
+            steps, context = {rank: each["steps"][number] for rank, each in found.items()}, f"{plan}, step {number + 1}"
             silent = {rank: [call for calls in step["silent"] for call in calls] for rank, step in steps.items()}
             _reject(
                 silent,
-                f"{said}, inside no_sync()",
-                "Look at: which line sends, and does it ask whether no_sync() is active?",
+                f"{context}, inside no_sync()",
+                "Hint: which line launches the collective, and does it check whether no_sync() is active?",
             )
             for index in range(len(steps[min(steps)]["sent"])):
                 sent = {rank: step["sent"][index] for rank, step in steps.items()}
-                judge_rounds(sent, plan.buckets(), 1, f"{said}, micro-batch {index + 1} of those that are reduced")
+                judge_rounds(sent, plan.buckets(), 1, f"{context}, micro-batch {index + 1} of those that are reduced")
             stepping = {rank: step["step"] for rank, step in steps.items()}
-            judge_rounds(stepping, plan.buckets(), 1, f"{said}, step()", _AGAIN)
+            judge_rounds(stepping, plan.buckets(), 1, f"{context}, step()", _AGAIN)
 
 
 def _judge_building(found: dict[int, dict], plan: WrapperPlan) -> None:
     padding = sum(flat.filled_bytes(len(found)) - flat.nbytes for flat in plan.buckets())
     for rank, result in found.items():
         if sum(call.payload_bytes for call in result["building"]) > state_bytes(plan.model) + padding:
-            said = f"{plan}, when it is built: {describe_calls(result['building'])}"
+            context = f"{plan}, when it is built: {describe_calls(result['building'])}"
             expected = f"expected at most {state_bytes(plan.model) + padding} bytes"
             raise Wrong(
-                {rank: f"{said}; {expected}"}, "Look at: how many times is each parameter and each buffer sent?"
+                {rank: f"{context}; {expected}"}, "Hint: how many times is each parameter and each buffer sent?"
             )
 
 
@@ -87,9 +87,12 @@ def clipping_sends_one_more_element(attempt: Attempt) -> None:
                 step = result["steps"][number]
                 small = [call for call in step["clip"] if call.op == "all_reduce" and call.payload_bytes <= 8]
                 if len(small) != 1:
-                    said = f"{plan}: {describe_calls(step['clip'])} in clip_grad_norm_()"
+                    context = f"{plan}: {describe_calls(step['clip'])} in clip_grad_norm_()"
                     expected = "expected one all_reduce of one element besides the reduce-scatters that are left"
-                    raise Wrong({rank: f"{said}; {expected}"}, "Look at: what can be added up before it is sent?")
+                    raise Wrong(
+                        {rank: f"{context}; {expected}"},
+                        "Hint: which values can each rank add up before it sends them?",
+                    )
                 rest[rank] = [call for call in step["clip"] if call is not small[0]] + step["sent"][0] + step["step"]
-            said = f"{awkward.said(plan.model)}, step {number + 1}, clipped"
-            judge_rounds(rest, plan.buckets(), 2, said, _AGAIN)
+            context = f"{awkward.said(plan.model)}, step {number + 1}, clipped"
+            judge_rounds(rest, plan.buckets(), 2, context, _AGAIN)

@@ -21,9 +21,11 @@ ShardedState = Exercise("10.7", "ZeRO3")
 
 AWKWARD = ("Blocks", "Tied", "Frozen", "FrozenNorms", "Few", "Mixed", "Buffered", "Nested", "Twice", "Bundles", "Whole")
 AWKWARD += awkward.HAVE_MODES
-NO_PREFETCH = {"prefetch": 0}  # so that the class can be tried before it prefetches
+NO_PREFETCH = {"prefetch": 0}  # The class can then be tried before it prefetches.
 
-_LOOK_AT_READERS = "Look at: which unit was read while it had no memory? Is pre_backward ever called for it?"
+_HINT_ON_READERS = (
+    "Hint: which unit's parameters were read while they had no memory? Is pre_backward() ever called for it?"
+)
 
 # -- 10.1 and 10.2: small objects
 
@@ -42,7 +44,7 @@ Forward.check("plain forward", world_sizes=(2,))(forward.a_plain_model_computes)
 Forward.check("forward values")(forward.outputs_equal_one_process)
 Forward.check("parameters", world_sizes=(1, 3))(forward.parameters_are_shards)
 Forward.check("forward wire", world_sizes=(2, 4))(forward.each_unit_is_gathered_once)
-Forward.check("forward memory", world_sizes=(4,))(forward.units_come_and_go)
+Forward.check("forward memory", world_sizes=(4,))(forward.only_computing_units_are_unsharded)
 Forward.check("states", world_sizes=(1, 2))(states.forward_leaves_what_backward_needs)
 
 
@@ -76,7 +78,7 @@ def micro_batches_add_up(attempt: Attempt) -> None:
 
 
 @Backward.check("checkpoints", world_sizes=(1, 2))
-def blocks_may_be_computed_again(attempt: Attempt) -> None:
+def blocks_may_be_recomputed(attempt: Attempt) -> None:
     for model in ("Checkpointed", "Recomputed"):
         train_and_judge(attempt, UnitPlan(model, "AdamW", options=NO_PREFETCH))
         unit_wire.every_unit_travels(attempt, [UnitPlan(model, steps=2, options=NO_PREFETCH)])
@@ -87,7 +89,7 @@ Backward.check("second backward", world_sizes=(1, 2))(backward.a_second_backward
 
 
 @Backward.check("wire", world_sizes=(2, 4))
-def parameters_travel_twice_and_gradients_once(attempt: Attempt) -> None:
+def parameters_are_sent_twice_and_gradients_once(attempt: Attempt) -> None:
     kept = NO_PREFETCH | {"reshard_after_forward": False}
     plans = [UnitPlan(model, steps=2, options=NO_PREFETCH) for model in ("Blocks", "Frozen", "Mixed")]
     plans += [UnitPlan(model, steps=1, options=NO_PREFETCH) for model in ("Few", "Whole", "Tied")]
@@ -97,7 +99,7 @@ def parameters_travel_twice_and_gradients_once(attempt: Attempt) -> None:
 
 
 @Backward.check("memory", world_sizes=(4,))
-def only_what_computes_is_here(attempt: Attempt) -> None:
+def only_computing_units_have_memory(attempt: Attempt) -> None:
     for skipped in ("", DROPPED, FINISHED):
         judge_memory(attempt, UnitPlan("Deep", dtype=torch.float32, options=NO_PREFETCH), skipped)
 
@@ -125,21 +127,21 @@ def prefetching_sends_no_more(attempt: Attempt) -> None:
 
 
 @Prefetching.check("prefetched memory", world_sizes=(4,))
-def one_unit_more_is_here(attempt: Attempt) -> None:
-    """In bfloat16: what is unsharded is half as large."""
+def one_more_unit_is_unsharded(attempt: Attempt) -> None:
+    """Compute in bfloat16, so that unsharded parameters are half as large."""
     judge_memory(attempt, UnitPlan("Deep", dtype=torch.float32, options={"compute_dtype": torch.bfloat16}))
 
 
 # -- 10.6: full state dicts
 
 FullState.check("full state", world_sizes=(1, 2, 4))(state.it_is_a_plain_state)
-FullState.check("another world size", world_sizes=(1, 3))(state.any_number_of_ranks_takes_it_over)
+FullState.check("another world size", world_sizes=(1, 3))(state.any_number_of_ranks_can_load_it)
 FullState.check("another module", world_sizes=(2,))(state.states_of_other_modules_are_rejected)
 
 
 # -- 10.7: sharded state dicts, and everything together
 
-ShardedState.check("sharded state", world_sizes=(4,))(saved.other_ranks_go_on)
+ShardedState.check("sharded state", world_sizes=(4,))(saved.any_number_of_ranks_resumes)
 
 
 @ShardedState.check("everything")
@@ -164,29 +166,29 @@ def it_stays_inside_its_group(attempt: Attempt) -> None:
     for rank, result in train_and_judge(attempt, plan).items():
         for name, value in result["steps"][-1]["state"].items():
             if name not in result["whole"] or not torch.equal(result["whole"][name], value):
-                said = (
+                evidence = (
                     f"{called_alone(attempt)}, {plan}: in full_state_dict(), {name} is not what the model computes with"
                 )
-                raise Wrong({rank: said}, "Look at: which ranks' shards are put together?")
+                raise Wrong({rank: evidence}, "Hint: which ranks' shards do you concatenate?")
 
 
 @ShardedState.check("bf16", world_sizes=(2, 4))
 def it_computes_in_another_dtype(attempt: Attempt) -> None:
-    """Values are compared in float32, which a float64 model may compute with: bfloat16 has too few digits for that."""
+    """Compare values in float32, which a float64 model can compute in, because bfloat16 has too few digits."""
     unit_wire.bf16_halves_what_travels(attempt)
     if attempt.world_size == 2:
         train_and_judge(attempt, UnitPlan("Frozen", steps=3, options={"compute_dtype": torch.float32}))
 
 
 ShardedState.check("a module", world_sizes=(2,))(lives.it_is_like_its_module)
-ShardedState.check("copies", world_sizes=(1, 3))(lives.a_copy_has_a_life_of_its_own)
+ShardedState.check("copies", world_sizes=(1, 3))(lives.a_copy_trains_independently)
 
 give_hints(
     {
-        "SIGSEGV": _LOOK_AT_READERS,
-        "out of bounds for storage of size": _LOOK_AT_READERS,
-        "SIGABRT": "Look at: which collective does each rank launch next?",
-        "CheckpointException": "Look at: does each tensor say where it belongs?",
+        "SIGSEGV": _HINT_ON_READERS,
+        "out of bounds for storage of size": _HINT_ON_READERS,
+        "SIGABRT": "Hint: which collective does each rank launch next?",
+        "CheckpointException": "Hint: does each tensor in the state record its position in the global tensor?",
     },
     *(Forward, Backward, Prefetching, FullState, ShardedState),
 )

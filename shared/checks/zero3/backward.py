@@ -1,4 +1,4 @@
-"""Checks of backward: what is rejected, what must be reset, and several forwards."""
+"""Judge backward: what is rejected, what must be reset, and several forwards."""
 
 import contextlib
 
@@ -40,25 +40,37 @@ def a_second_backward_is_rejected(attempt: Attempt) -> None:
     found = attempt.run(probe_second_backward, plan, per_rank=draw.per_rank)
     for rank, result in enumerate(found):
         if result["kind"] is None:
-            said = "two backward() without finish_gradient_sync() between them raise nothing; expected a RuntimeError"
-            raise Wrong({rank: said}, "Look at: what happens to a gradient when the first one is already packed?")
+            evidence = (
+                "a second backward() without finish_gradient_sync() in between is accepted; expected a RuntimeError"
+            )
+            raise Wrong(
+                {rank: evidence}, "Hint: what happens to a second gradient when the first one is already packed?"
+            )
         if result["kind"] != "RuntimeError" or "finish_gradient_sync" not in result["message"]:
-            said = f"a second backward() raises {result['kind']}({result['message'][:80]!r})"
-            raise Wrong({rank: f"{said}; expected a RuntimeError that names finish_gradient_sync()"})
+            evidence = f"a second backward() raises {result['kind']}({result['message'][:80]!r})"
+            raise Wrong({rank: f"{evidence}; expected a RuntimeError that names finish_gradient_sync()"})
     alone = plain(plan, plan.build(draw.seeds[0]))
     before = awkward.state_of(alone.module)
     alone.step(0, draw.x, draw.y)
     states = {rank: result["state"] for rank, result in enumerate(found)}
     refuse_missing(states, alone.steps[0]["state"], "after a rejected backward()")
-    said = "a backward() was rejected; then finish_gradient_sync(), and a normal step"
+    evidence = "after a rejected backward(), finish_gradient_sync() and a normal step"
     starts = dict.fromkeys(states, before)
-    judge_states(states, alone.steps[0]["state"], starts, said, hint="Look at: what must finish_gradient_sync() reset?")
+    judge_states(
+        states, alone.steps[0]["state"], starts, evidence, hint="Hint: what must finish_gradient_sync() reset?"
+    )
 
 
 def probe_skipped(wrapper, plan: UnitPlan, finishes: bool, seed: int, x, y) -> dict:
     """Run a forward whose output is not used, then a step. Return the state after it.
 
-    finishes: call finish_gradient_sync() in between, while the output still exists.
+    Args:
+        wrapper: The student's class.
+        plan: What is trained, and how.
+        finishes: Whether to call finish_gradient_sync() in between, while the output still exists.
+        seed: For the model.
+        x: This rank's inputs.
+        y: This rank's targets.
     """
     module = unit_models.build(plan.model, seed).to(device_here())
     look, x, y = Look(module), x.to(device_here()), y.to(device_here())
@@ -76,18 +88,18 @@ def probe_skipped(wrapper, plan: UnitPlan, finishes: bool, seed: int, x, y) -> d
 
 
 def a_batch_may_be_skipped(attempt: Attempt) -> None:
-    """A training loop does so when a loss is not finite. The step after it uses parameters on one rank only."""
+    """Skip a batch, as training loops do if a loss is not finite. The next step uses parameters on one rank only."""
     for finishes in (True, False):
         plan, draw = UnitPlan("Roads", options={"prefetch": 0}), Draw(attempt)
-        said = f"{plan}: a forward whose output is not used, {'finish_gradient_sync(), ' * finishes}and a step"
-        found = attempt.run(probe_skipped, plan, finishes, per_rank=draw.per_rank, context=said)
+        context = f"{plan}: a forward whose output is not used, {'finish_gradient_sync(), ' * finishes}and a step"
+        found = attempt.run(probe_skipped, plan, finishes, per_rank=draw.per_rank, context=context)
         alone = plain(plan, plan.build(draw.seeds[0]))
         before = awkward.state_of(alone.module)
         alone.step(0, draw.x, draw.y)
         states = {rank: result["state"] for rank, result in enumerate(found)}
-        refuse_missing(states, alone.steps[0]["state"], said)
-        hint = "Look at: which calls are still open although no backward will ever reach them?"
-        judge_states(states, alone.steps[0]["state"], dict.fromkeys(states, before), said, hint=hint)
+        refuse_missing(states, alone.steps[0]["state"], context)
+        hint = "Hint: which calls are still open although backward will never reach them?"
+        judge_states(states, alone.steps[0]["state"], dict.fromkeys(states, before), context, hint=hint)
 
 
 def _two_forwards(wrapped, x, y) -> torch.Tensor:
@@ -107,7 +119,7 @@ def probe_two_forwards(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
         wrapped(x[:, 1:])
     _two_forwards(wrapped, x, y).backward()
     wrapped.finish_gradient_sync()
-    wrapped(x)  # to look at its output, say
+    wrapped(x)  # for example, to log its output
     optimizer.step()
     with torch.no_grad():
         _, state = look(lambda: wrapped(x))
@@ -117,15 +129,17 @@ def probe_two_forwards(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
 def two_forwards_may_share_a_backward(attempt: Attempt) -> None:
     for model in ("Turns", "Tied"):
         plan, draw = UnitPlan(model), Draw(attempt)
-        said = f"{plan}: two forwards and one backward() of both, then a forward whose output is not used, and a step"
-        found = attempt.run(probe_two_forwards, plan, per_rank=draw.per_rank, context=said)
+        context = (
+            f"{plan}: two forwards and one backward() of both, then a forward whose output is not used, and a step"
+        )
+        found = attempt.run(probe_two_forwards, plan, per_rank=draw.per_rank, context=context)
         alone = unit_models.build(model, draw.seeds[0])
         optimizer, before = new_optimizer(plan, alone), awkward.state_of(alone)
         halves = [torch.cat(each) for each in zip(*(x.chunk(2) for x, _ in draw.shares), strict=True)]
         targets = [torch.cat(each) for each in zip(*(y.chunk(2) for _, y in draw.shares), strict=True)]
         _two_forwards(alone, torch.cat(halves), torch.cat(targets)).backward()
         optimizer.step()
-        want, states = awkward.state_of(alone), {rank: result["state"] for rank, result in enumerate(found)}
-        refuse_missing(states, want, said)
-        hint = "Look at: when is backward done with a unit that was called in both forwards?"
-        judge_states(states, want, dict.fromkeys(states, before), said, hint=hint)
+        expected, states = awkward.state_of(alone), {rank: result["state"] for rank, result in enumerate(found)}
+        refuse_missing(states, expected, context)
+        hint = "Hint: when has backward finished with a unit that was called in both forwards?"
+        judge_states(states, expected, dict.fromkeys(states, before), context, hint=hint)

@@ -1,4 +1,4 @@
-"""Checks of forward alone: the right values, and every unit unsharded while it computes, and resharded afterwards."""
+"""Judge forward alone: its values, and that each unit is unsharded while it computes and resharded afterwards."""
 
 import torch
 
@@ -16,11 +16,11 @@ from shared.wire import instrumentation
 
 MODELS = ("Blocks", "Tied", "Frozen", "Few", "Mixed", "Buffered", "Nested", "Twice", "Checkpointed", "Bundles", "Whole")
 MODELS += ("Dropped",)
-_LOOK_AT_CALLS = "Look at: are a unit's parameters here each time it is called?"
+_HINT_ON_CALLS = "Hint: are a unit's parameters unsharded each time the unit is called?"
 
 
 def probe_forward(wrapper, plan: UnitPlan, recorded: tuple[bool, ...], seed: int, x, y) -> dict:
-    """Return the state a rank computes with, outputs, what was sent in each forward, how many elements are owned."""
+    """Return the state a rank computes with, the outputs and collectives, and how many elements the rank owns."""
     module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
     look, x = Look(module), x.to(device_here(), plan.dtype)
     with instrumentation.listening() as building:
@@ -52,11 +52,13 @@ def _judge_outputs(attempt: Attempt, plan: UnitPlan) -> None:
     module = unit_models.build(plan.model, draw.seeds[0])
     for rank, result in found.items():
         with torch.no_grad():
-            want = module(draw.shares[rank][0])
-        for output, how in zip(result["outputs"], ("with gradients", "without gradients, after that"), strict=True):
-            if not close(output, want, tolerance_of(module.parameters())):
-                said = f"{plan}, forward {how}: {first_difference(output, want)}"
-                raise Wrong({rank: said}, _LOOK_AT_CALLS)
+            expected = module(draw.shares[rank][0])
+        for output, how in zip(
+            result["outputs"], ("with gradients", "without gradients, after one with gradients"), strict=True
+        ):
+            if not close(output, expected, tolerance_of(module.parameters())):
+                evidence = f"{plan}, forward {how}: {first_difference(output, expected)}"
+                raise Wrong({rank: evidence}, _HINT_ON_CALLS)
 
 
 def parameters_are_shards(attempt: Attempt) -> None:
@@ -67,17 +69,20 @@ def parameters_are_shards(attempt: Attempt) -> None:
         padding = 8 * (attempt.world_size - 1)  # at most eight flat tensors
         owned = [result["owned"] for result in found]
         if not elements <= sum(owned) <= elements + padding or max(owned) > (elements + padding) / attempt.world_size:
-            said = f"{plan}: parameters() have {owned} elements on the ranks; the model has {elements}"
-            raise Wrong(said, "Look at: what does the optimizer get here?")
+            evidence = (
+                f"{plan}: parameters() has {owned} elements on the ranks; expected about equal shares of the "
+                f"model's {elements}"
+            )
+            raise Wrong(evidence, "Hint: which tensors should the optimizer get from parameters()?")
 
 
 def each_unit_is_gathered_once(attempt: Attempt) -> None:
-    """Without gradients, every unit is resharded after its forward. With them, the root stays."""
+    """Expect every unit to be resharded after a forward without gradients. With gradients, the root stays unsharded."""
     for model in ("Blocks", "Mixed", "Frozen", "Whole"):
         plan, draw = UnitPlan(model), Draw(attempt)
         found = attempt.run(probe_forward, plan, (False, False, True), per_rank=draw.per_rank, context=str(plan))
         judge_building(plan, dict(enumerate(found)))
-        for number, how in enumerate(("without gradients", "without gradients, the second", "with gradients")):
+        for number, how in enumerate(("without gradients", "without gradients, a second time", "with gradients")):
             calls = {rank: result["calls"][number] for rank, result in enumerate(found)}
             judge_sent(calls, of_evaluation(plan), f"{plan}, forward {how}")
 
@@ -97,9 +102,11 @@ def probe_held(wrapper, plan: UnitPlan, most: dict[str, float], seed: int, x, y)
     return {"held": held, "peaks": peaks}
 
 
-def units_come_and_go(attempt: Attempt) -> None:
+def only_computing_units_are_unsharded(attempt: Attempt) -> None:
     plans = [UnitPlan("Deep", dtype=torch.float32, options={"prefetch": 0} | more) for more in _OPTIONS]
-    plans.append(UnitPlan("DeepWhole", dtype=torch.float32, options={"prefetch": 0}))  # whose root shows
+    plans.append(
+        UnitPlan("DeepWhole", dtype=torch.float32, options={"prefetch": 0})
+    )  # Here the root is large enough to show.
     for plan in plans:
         own = bytes_of(plan, attempt.world_size)
         kept = own.all_units if "reshard_after_forward" in plan.options else 0
@@ -113,8 +120,10 @@ def units_come_and_go(attempt: Attempt) -> None:
         for rank, result in enumerate(attempt.run(probe_held, plan, allowed, per_rank=draw.per_rank)):
             for moment, nbytes in result["held"].items():
                 if nbytes > allowed[moment]:
-                    said = f"{plan}, {moment}: {nbytes:,} bytes are held; expected {most[moment]:,.0f}"
-                    raise Wrong({rank: said}, "Look at: which units are resharded when, and what else has memory?")
+                    evidence = f"{plan}, {moment}: {nbytes:,} bytes are held; expected {most[moment]:,.0f}"
+                    raise Wrong(
+                        {rank: evidence}, "Hint: when is each unit resharded, and which other tensors have memory?"
+                    )
             for moment, (parameters_bytes, total_bytes) in result["peaks"].items():
                 unsharded = kept if kept and "without" not in moment else own.unit
                 expected = own.shards + own.root + unsharded
@@ -123,9 +132,10 @@ def units_come_and_go(attempt: Attempt) -> None:
                     or total_bytes > SLACK * (expected + own.unit) + ACTIVATIONS_BYTES
                 ):
                     held = max(parameters_bytes, total_bytes)
-                    said = f"{plan}, in {moment.removeprefix('after ')}: {held:,} bytes are held at once"
+                    evidence = f"{plan}, in {moment.removeprefix('after ')}: {held:,} bytes are held at once"
                     raise Wrong(
-                        {rank: f"{said}; expected {expected:,.0f}"}, "Look at: whose forward has ended by then?"
+                        {rank: f"{evidence}; expected {expected:,.0f}"},
+                        "Hint: which units' forward has ended by then, and are they resharded?",
                     )
 
 

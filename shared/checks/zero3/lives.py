@@ -1,4 +1,4 @@
-"""Checks that ZeRO3 behaves like the module it wraps, that it can be copied, and that its state_dict() comes back."""
+"""Judge that ZeRO3 behaves like its module, that it can be copied, and that its state_dict() can be loaded."""
 
 import copy
 
@@ -31,7 +31,7 @@ def probe_wrapping(wrapper, plan: UnitPlan, seed: int, x, y) -> dict[str, bool]:
     with torch.no_grad():
         by_position, by_keyword = wrapped(x), wrapped(x=x)
     found["forwards keyword arguments"] = torch.equal(by_position, by_keyword)
-    found["calls the module, so that its hooks run"] = len(seen) == 2
+    found["calls the module itself, so that the module's hooks run"] = len(seen) == 2
     found["passes eval() on"] = not wrapped.eval().module.training
     return found
 
@@ -39,7 +39,9 @@ def probe_wrapping(wrapper, plan: UnitPlan, seed: int, x, y) -> dict[str, bool]:
 def it_is_like_its_module(attempt: Attempt) -> None:
     found = attempt.run(probe_wrapping, UnitPlan(MODEL), per_rank=Draw(attempt).per_rank)
     broken = {
-        rank: "; ".join(f"not true: it {claim}" for claim, holds in result.items() if not holds)
+        rank: "; ".join(
+            f"expected that the wrapper {claim}, which is not true" for claim, holds in result.items() if not holds
+        )
         for rank, result in enumerate(found)
         if not all(result.values())
     }
@@ -74,8 +76,8 @@ def probe_copies(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
     own = sum(p.numel() for p in copied.parameters())
     saved = sum(value.numel() for value in copied.state_dict().values() if value.is_floating_point())
     return {
-        "before": before,
-        "the original, after its copy was trained": untouched,
+        "the original before that": before,
+        "the original after its copy was trained": untouched,
         "the copy": its,
         "the original": seen(wrapped, look),
         "one that has loaded the copy's state_dict()": seen(third, third_look),
@@ -83,27 +85,35 @@ def probe_copies(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
     }
 
 
-def a_copy_has_a_life_of_its_own(attempt: Attempt) -> None:
+def a_copy_trains_independently(attempt: Attempt) -> None:
     plan = UnitPlan(MODEL)
     found = attempt.run(probe_copies, plan, per_rank=Draw(attempt).per_rank, context=f"{plan}, deepcopy()")
     buffers = sum(b.numel() for b in unit_models.build(MODEL, 0).buffers())
     for rank, result in enumerate(found):
         pairs = [
-            ("the original, after its copy was trained", "before", "Look at: which memory does a copy share?"),
-            ("the copy", "the original", "Look at: which parameters do the copy's hooks and flat parameters refer to?"),
+            (
+                "the original after its copy was trained",
+                "the original before that",
+                "Hint: which memory does the copy share with the original?",
+            ),
+            ("the copy", "the original", "Hint: which parameters do the copy's hooks and flat parameters refer to?"),
             (
                 "one that has loaded the copy's state_dict()",
                 "the copy",
-                "Look at: what is in state_dict(), and whose is it?",
+                "Hint: which tensors are in state_dict(), and which wrapper do they belong to?",
             ),
         ]
         for one, another, hint in pairs:
-            for name, want in result[another].items():
-                if name not in result[one] or not torch.equal(result[one][name], want):
-                    raise Wrong({rank: f"{plan}, trained and copied: {one} is not equal to {another}: {name}"}, hint)
-        if all(torch.equal(result["the original"][name], value) for name, value in result["before"].items()):
+            for name, expected in result[another].items():
+                if name not in result[one] or not torch.equal(result[one][name], expected):
+                    raise Wrong({rank: f"{plan}, trained and copied: {name} differs between {one} and {another}"}, hint)
+        trained, before = result["the original"], result["the original before that"]
+        if all(torch.equal(trained[name], value) for name, value in before.items()):
             raise Wrong({rank: f"{plan}: training after deepcopy() changes nothing"})
         own, saved = result["elements"]
         if saved > own + buffers:
-            said = f"state_dict() has {saved} elements; this rank's shards and the buffers have {own + buffers}"
-            raise Wrong({rank: said}, "Look at: which parameters does this rank keep?")
+            evidence = (
+                f"state_dict() has {saved} elements; expected at most {own + buffers}, those of this rank's "
+                "shards and the buffers"
+            )
+            raise Wrong({rank: evidence}, "Hint: which parameters does this rank store?")

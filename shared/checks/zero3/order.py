@@ -1,6 +1,7 @@
-"""Checks of when a unit's all-gather is launched: while another unit computes, or after it. No clock is used.
+"""Judge when a unit's all-gather is launched: while another unit computes, or after it. No clock is used.
 
-A unit is recognized by the size of its collectives. Between two blocks, the model says when forward or backward passes.
+A unit is recognized by the size of its collectives. Between two blocks, the model reports when forward or backward
+passes.
 """
 
 from dataclasses import dataclass
@@ -21,18 +22,18 @@ MODEL, STEPS = "Passed", 3
 
 @dataclass(frozen=True)
 class Event:
-    """What happened: "launch" or "wait" of a unit's all-gather, or forward or backward about to enter a unit."""
+    """Describe an event: "launch" or "wait" of a unit's all-gather, or forward or backward about to enter a unit."""
 
     kind: str
     unit: int
 
 
 class Log(completion.Watcher):
-    def __init__(self, numbers: list[int], itemsize: int, world_size: int):
+    def __init__(self, numels: list[int], itemsize: int, world_size: int):
         super().__init__()
-        self.numbers, self.itemsize, self.world_size = numbers, itemsize, world_size
+        self.numels, self.itemsize, self.world_size = numels, itemsize, world_size
         self.events: list[Event] = []
-        self._works: dict[int, tuple] = {}  # with the Work, which keeps its id
+        self._works: dict[int, tuple] = {}  # Keeping the Work alive keeps its id unique.
 
     def launched(self, call, work, _tensors) -> None:
         unit = self._unit_of(call.payload_bytes / self.itemsize)
@@ -41,11 +42,11 @@ class Log(completion.Watcher):
         if unit is not None:
             self._works[id(work)] = work, unit
 
-    def _unit_of(self, numbers: float) -> int | None:
+    def _unit_of(self, numel: float) -> int | None:
         near = [
             unit
-            for unit, own in enumerate(self.numbers)
-            if min(abs(numbers - own), abs(numbers - own / self.world_size)) <= self.world_size
+            for unit, own in enumerate(self.numels)
+            if min(abs(numel - own), abs(numel - own / self.world_size)) <= self.world_size
         ]
         return near[0] if near else None
 
@@ -57,7 +58,7 @@ class Log(completion.Watcher):
         self.events.append(Event(kind, unit))
 
 
-def probe_order(wrapper, plan: UnitPlan, numbers: list[int], seed: int, x, y) -> list[list[Event]]:
+def probe_order(wrapper, plan: UnitPlan, numels: list[int], seed: int, x, y) -> list[list[Event]]:
     """Return what happened, per step."""
     module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
     wrapped = shard(wrapper, module, plan)
@@ -65,7 +66,7 @@ def probe_order(wrapper, plan: UnitPlan, numbers: list[int], seed: int, x, y) ->
     x, y = x.to(device_here()), y.to(device_here())
     found = []
     for _ in range(STEPS):
-        log = Log(numbers, plan.dtype.itemsize, torch.distributed.get_world_size())
+        log = Log(numels, plan.dtype.itemsize, torch.distributed.get_world_size())
         module.passed = log.passed
         with completion.watching(log), instrumentation.listening(log.launched, log.waiting):
             take_step(wrapped, optimizer, plan, x, y)
@@ -77,47 +78,50 @@ def probe_order(wrapper, plan: UnitPlan, numbers: list[int], seed: int, x, y) ->
 def _try(attempt: Attempt, prefetch: int) -> tuple[list[list[list[Event]]], int]:
     """Return what happened, per rank and step, and how many units there are."""
     plan = UnitPlan(MODEL, options={"prefetch": prefetch})
-    numbers = [sum(part.computed.numbers for part in unit) for unit in layout_of(MODEL).units]
-    return attempt.run(probe_order, plan, numbers, per_rank=Draw(attempt).per_rank), len(numbers)
+    numels = [sum(part.computed.numbers for part in unit) for unit in layout_of(MODEL).units]
+    return attempt.run(probe_order, plan, numels, per_rank=Draw(attempt).per_rank), len(numels)
 
 
 def the_next_unit_is_in_flight(attempt: Attempt) -> None:
     for prefetch in (1, 2):
         found, units = _try(attempt, prefetch)
         for rank, steps in enumerate(found):
-            for number, events in list(enumerate(steps, 1))[1:]:  # the first forward knows of no order
+            for number, events in list(enumerate(steps, 1))[1:]:  # In the first forward, the order is not known yet.
                 _judge_step(rank, events, units, prefetch, f"prefetch={prefetch}, step {number}")
 
 
-def _judge_step(rank: int, events: list[Event], units: int, prefetch: int, said: str) -> None:
-    """From the second unit on, each is launched while another computes: the one `prefetch` units before it."""
+def _judge_step(rank: int, events: list[Event], units: int, prefetch: int, context: str) -> None:
+    """Judge that each unit but the first is launched while the unit `prefetch` positions before it computes."""
     if _first(events, Event("launch", 0), 0) < events.index(Event("forward", 0)):
-        evidence = f"{said}, in forward: the all-gather of block 0 is launched before the root computes"
-        raise Wrong({rank: evidence}, "Look at: which units call the prefetcher, and is the root one of them?")
+        evidence = (
+            f"{context}, in forward: the all-gather of block 0 is launched before the root computes; expected "
+            "it during the root"
+        )
+        raise Wrong({rank: evidence}, "Hint: which units call the prefetcher, and should the root be one of them?")
     for phase, order in _orders(units):
         for index, unit in enumerate(order[1:], 1):
             before, entered = order[index - 1], events.index(Event(phase, unit))
             launched = _first(events, Event("launch", unit), _begin_of(events, phase, order))
-            here = f"{said}, in {phase}: the all-gather of block {unit}"
+            here = f"{context}, in {phase}: the all-gather of block {unit}"
             if launched is None or launched > entered:
-                evidence = f"{here} is not in flight when block {before} is done"
-                raise Wrong({rank: evidence}, "Look at: which unit is next, and when is it known?")
+                evidence = f"{here} is not in flight when block {before} has finished"
+                raise Wrong({rank: evidence}, "Hint: which unit comes next, and when do you know that?")
             waited = _first(events, Event("wait", unit), launched)
             if waited is not None and waited < entered:
-                evidence = f"{said}, in {phase}: this rank waits for block {unit} before block {before} is done"
-                raise Wrong({rank: evidence}, "Look at: who needs these parameters, and when?")
+                evidence = f"{context}, in {phase}: this rank waits for block {unit} before block {before} has finished"
+                raise Wrong({rank: evidence}, "Hint: which unit needs these parameters, and when?")
             latest = order[max(1, index - prefetch + 1)]
             if launched > events.index(Event(phase, latest)):
                 evidence = f"{here} is not in flight when block {latest} is about to compute"
-                raise Wrong({rank: evidence}, "Look at: how many units ahead?")
+                raise Wrong({rank: evidence}, "Hint: how many units ahead should be launched?")
             first = order[max(0, index - prefetch)]
             if first != order[0] and launched < events.index(Event(phase, first)):
                 evidence = f"{here} is launched before block {first} computes"
-                raise Wrong({rank: evidence}, "Look at: how many units ahead?")
+                raise Wrong({rank: evidence}, "Hint: how many units ahead should be launched?")
 
 
 def nothing_is_launched_ahead(attempt: Attempt) -> None:
-    """With prefetch=0: an all-gather is launched when the unit before is done."""
+    """Judge prefetch=0: an all-gather is launched only when the previous unit has finished."""
     found, units = _try(attempt, 0)
     for rank, steps in enumerate(found):
         for number, events in enumerate(steps, 1):
@@ -125,9 +129,9 @@ def nothing_is_launched_ahead(attempt: Attempt) -> None:
                 for before, unit in pairwise(order):
                     launched = _first(events, Event("launch", unit), _begin_of(events, phase, order))
                     if launched is not None and launched < events.index(Event(phase, unit)):
-                        said = f"prefetch=0, step {number}, in {phase}: the all-gather of block {unit} is launched"
-                        hint = "Look at: how many units ahead does prefetch=0 allow?"
-                        raise Wrong({rank: f"{said} before block {before} is done"}, hint)
+                        context = f"prefetch=0, step {number}, in {phase}: the all-gather of block {unit} is launched"
+                        hint = "Hint: how many units ahead does prefetch=0 allow?"
+                        raise Wrong({rank: f"{context} before block {before} has finished"}, hint)
 
 
 def _orders(units: int) -> list[tuple[str, list[int]]]:
@@ -136,7 +140,7 @@ def _orders(units: int) -> list[tuple[str, list[int]]]:
 
 
 def _begin_of(events: list[Event], phase: str, order: list[int]) -> int:
-    """Backward begins when the last block has been computed."""
+    """Find where a phase begins: backward begins after the last block has computed."""
     return 0 if phase == "forward" else events.index(Event("backward", order[0]))
 
 

@@ -1,18 +1,18 @@
-"""Checks of Prefetcher, with units that only log that they are told to unshard."""
+"""Judge Prefetcher, with units that only log when unshard() is called."""
 
 from dataclasses import dataclass
 
 from shared.checks.engine.framework import Attempt, Wrong
 
 
-class LoggedUnit:  # students see its name in errors
-    """Stands for a Unit: it has unshard() and open_calls, and nothing else."""
+class LoggedUnit:  # Students see this name in error messages.
+    """Stand in for a Unit, with unshard() and open_calls only."""
 
     def __init__(self, number: int, log: list[int]):
         self.number, self.log, self.open_calls = number, log, set()
 
     def __getattr__(self, name: str):
-        raise AttributeError(f"a unit of this check has unshard() and open_calls, but no {name}")
+        raise AttributeError(f"a unit in this check has only unshard() and open_calls; it has no {name}")
 
     def unshard(self) -> None:
         self.log.append(self.number)
@@ -20,7 +20,7 @@ class LoggedUnit:  # students see its name in errors
 
 @dataclass(frozen=True)
 class Pass:
-    """A forward that calls units in some order, then perhaps a backward that does not reach all of them."""
+    """Describe a forward that calls units in some order, and an optional backward that may not reach all of them."""
 
     called: tuple[int, ...]
     backward: bool = True
@@ -28,7 +28,7 @@ class Pass:
 
 
 def probe_prefetcher(prefetcher_class, units_ahead: int, count: int, passes: list[Pass]) -> list[dict[str, list]]:
-    """Return, for each pass, which units were told to unshard at each call in forward, and at each in backward."""
+    """Return, for each pass, which units unshard() was called on at each call in forward and in backward."""
     log: list[int] = []
     units = [LoggedUnit(number, log) for number in range(count)]
     prefetcher, found = prefetcher_class(units_ahead), []
@@ -56,8 +56,8 @@ def probe_prefetcher(prefetcher_class, units_ahead: int, count: int, passes: lis
 
 def _judge(attempt: Attempt, units_ahead: int, passes: list[Pass]) -> None:
     count = 1 + max(number for each in passes for number in each.called)
-    said = f"units_ahead={units_ahead}"
-    found = attempt.run(probe_prefetcher, units_ahead, count, passes, context=said)[0]
+    context = f"units_ahead={units_ahead}"
+    found = attempt.run(probe_prefetcher, units_ahead, count, passes, context=context)[0]
     expected: tuple[int, ...] = ()
     for number, (each, seen) in enumerate(zip(passes, found, strict=True), 1):
         ahead = []
@@ -65,32 +65,40 @@ def _judge(attempt: Attempt, units_ahead: int, passes: list[Pass]) -> None:
             same = each.called[: index + 1] == expected[: index + 1]
             ahead.append(list(expected[index + 1 :][:units_ahead]) if same else [])
         calls = [f"calls {list(each.called)}", f"after one that called {list(expected)}" if expected else "the first"]
-        _judge_pass(f"{said}, forward {number}, which {', '.join(calls)}", each.called, ahead, seen["forward"])
+        _judge_pass(f"{context}, forward {number}, which {', '.join(calls)}", each.called, ahead, seen["forward"])
         if each.backward:
             reached = [unit for unit in reversed(each.called) if unit not in each.unreached]
             ahead = [reached[index + 1 :][:units_ahead] for index in range(len(reached))]
             unreached = f", and does not reach {list(each.unreached)}" if each.unreached else ""
-            said_backward = f"{said}, the backward of a forward that called {list(each.called)}{unreached}"
-            _judge_pass(said_backward, reached, ahead, seen["backward"])
+            backward_context = f"{context}, the backward of a forward that called {list(each.called)}{unreached}"
+            _judge_pass(backward_context, reached, ahead, seen["backward"])
         expected = each.called
 
 
-def _judge_pass(said: str, order, ahead: list[list[int]], seen: list[list[int]]) -> None:
-    """ahead: the units that may be launched at each call. One that was launched before need not be launched again."""
+def _judge_pass(context: str, order, ahead: list[list[int]], seen: list[list[int]]) -> None:
+    """Judge one forward or backward.
+
+    Args:
+        context: What was done.
+        order: The units in the order in which they are called.
+        ahead: The units that may be launched at each call, and must be in flight after it. A unit that was
+            launched earlier need not be launched again.
+        seen: The units that were launched at each call.
+    """
     launched: set[int] = set()
-    for unit, allowed, told in zip(order, ahead, seen, strict=True):
-        launched |= set(told)
-        if wrong := set(told) - set(allowed) - {unit}:
-            hint = "Look at: which units come next, and how many of them may be launched ahead?"
-            raise Wrong(f"{said}: at unit {unit}, unit {min(wrong)} is launched; expected {allowed or 'none'}", hint)
+    for unit, allowed, newly_launched in zip(order, ahead, seen, strict=True):
+        launched |= set(newly_launched)
+        if wrong := set(newly_launched) - set(allowed) - {unit}:
+            hint = "Hint: which units come next, and how many of them may be launched ahead?"
+            raise Wrong(f"{context}: at unit {unit}, unit {min(wrong)} is launched; expected {allowed or 'none'}", hint)
         if missing := [each for each in allowed if each not in launched]:
-            hint = "Look at: where in the order is this unit, and what comes after it?"
-            raise Wrong(f"{said}: at unit {unit}, unit {missing[0]} is not launched", hint)
+            hint = "Hint: where is this unit in the order, and which units come after it?"
+            raise Wrong(f"{context}: at unit {unit}, unit {missing[0]} is not launched; expected it to be", hint)
         launched.discard(unit)
 
 
 def the_next_unit_is_launched(attempt: Attempt) -> None:
-    """In the second forward: the first one knows of no order."""
+    """Judge from the second forward on, because the order is not known in the first one."""
     for units_ahead in (1, 2, 0):
         order = tuple(attempt.random.sample(range(4), 4))
         _judge(attempt, units_ahead, [Pass(order, backward=False)] * 3)
@@ -111,7 +119,7 @@ def backward_is_prefetched_in_reverse(attempt: Attempt) -> None:
 
 
 def probe_earlier_forward(prefetcher_class) -> list[int]:
-    """Call in_backward() for a unit of the forward before. Return which units were told to unshard."""
+    """Call in_backward() for a unit of the previous forward. Return on which units unshard() was called."""
     log: list[int] = []
     units = [LoggedUnit(number, log) for number in range(3)]
     prefetcher = prefetcher_class(1)
@@ -126,9 +134,9 @@ def probe_earlier_forward(prefetcher_class) -> list[int]:
 
 
 def _judge_earlier_forward(attempt: Attempt) -> None:
-    said = "in_backward() of a unit that only an earlier forward has called"
-    found = attempt.run(probe_earlier_forward, context=said)[0]
+    context = "in_backward() of a unit that only an earlier forward has called"
+    found = attempt.run(probe_earlier_forward, context=context)[0]
     if found:
         raise Wrong(
-            f"{said} launches unit {found[0]}; expected none", "Look at: in which list do you look for the unit?"
+            f"{context} launches unit {found[0]}; expected none", "Hint: in which list do you look up the unit?"
         )

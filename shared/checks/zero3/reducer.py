@@ -1,22 +1,24 @@
-"""Checks of GradientReducer, with buckets that only log what they are told to do."""
+"""Judge GradientReducer, with buckets that only log their calls."""
 
 import torch
 from torch import nn
 
 from shared.checks.engine.framework import Attempt, Wrong
 
-_LOOK_AT_HOOKS = "Look at: who may launch a collective, and who may only pack?"
+_HINT_ON_HOOKS = "Hint: which methods may launch a collective, and which may only pack?"
 
 
-class LoggedBucket:  # students see its name in errors
-    """Stands for a ShardedBucket: it has parameters, previous, pack(), launch() and wait()."""
+class LoggedBucket:  # Students see this name in error messages.
+    """Stand in for a ShardedBucket, with parameters, previous, pack(), launch() and wait()."""
 
     def __init__(self, number: int, count: int, log: list[tuple]):
         self.number, self.log, self.previous = number, log, None
         self.parameters = [nn.Parameter(torch.ones(2)) for _ in range(count)]
 
     def __getattr__(self, name: str):
-        raise AttributeError(f"a bucket of this check has parameters, previous, pack, launch and wait, but no {name}")
+        raise AttributeError(
+            f"a bucket in this check has only parameters, previous, pack(), launch() and wait(); it has no {name}"
+        )
 
     def pack(self, index: int) -> None:
         has_gradient = self.parameters[index].grad is not None
@@ -70,44 +72,51 @@ def _judge(attempt: Attempt, used: dict[int, list[int]], order: list[int]) -> No
         number: {("pack zeros", number, index) for index in range(count) if index not in used.get(number, [])}
         for number, count in enumerate(counts)
     }
-    want: dict[str, set] = {"in backward()": packs}
+    expected_by_moment: dict[str, set] = {"in backward()": packs}
     previous = None
     for number in order:
-        want[f"in reduce() of bucket {number}"] = {*zeros[number], ("launch", number, previous)}
-        want[f"in a second reduce() of bucket {number}"] = set()
+        expected_by_moment[f"in reduce() of bucket {number}"] = {*zeros[number], ("launch", number, previous)}
+        expected_by_moment[f"in a second reduce() of bucket {number}"] = set()
         previous = number
-    want["in finish()"] = {("wait", number) for number in range(len(counts))}
+    expected_by_moment["in finish()"] = {("wait", number) for number in range(len(counts))}
     for number in (each for each in range(len(counts)) if each not in order):
-        want["in finish()"] |= {*zeros[number], ("launch", number, previous)}
+        expected_by_moment["in finish()"] |= {*zeros[number], ("launch", number, previous)}
         previous = number
-    want["in a backward() after finish()"] = packs
-    want["in reduce() after finish()"] = {*zeros[order[0]], ("launch", order[0], None)}
-    for moment, expected in want.items():
+    expected_by_moment["in a backward() after finish()"] = packs
+    expected_by_moment["in reduce() after finish()"] = {*zeros[order[0]], ("launch", order[0], None)}
+    for moment, expected in expected_by_moment.items():
         _judge_moment(moment, found[moment], expected)
 
 
-def _judge_moment(moment: str, told: list[tuple], expected: set[tuple]) -> None:
-    said = {("launch", each[1]) if each[0] == "launch" else each for each in expected}
-    for each in told:
-        if each[0] == "launch" and ("launch", each[1]) in said and each not in expected:
-            hint = "Look at: a bucket waits for its `previous` one, so that few are in memory at once."
-            raise Wrong(f"{moment}: bucket {each[1]} is launched with the wrong `previous`", hint)
-        if each not in expected or told.count(each) > 1:
-            raise Wrong(f"{moment}: {_said(each)} is not expected here", _LOOK_AT_HOOKS)
-    if missing := expected - set(told):
+def _judge_moment(moment: str, calls: list[tuple], expected: set[tuple]) -> None:
+    context = {("launch", each[1]) if each[0] == "launch" else each for each in expected}
+    for each in calls:
+        if each[0] == "launch" and ("launch", each[1]) in context and each not in expected:
+            hint = (
+                "A bucket waits for its `previous` one, so that few buckets are in memory at once. Hint: which "
+                "bucket was launched last?"
+            )
+            raise Wrong(f"{moment}: bucket {each[1]} is launched with the wrong `previous` bucket", hint)
+        if each not in expected or calls.count(each) > 1:
+            raise Wrong(f"{moment}: {_describe(each)} was called, which is not expected here", _HINT_ON_HOOKS)
+    if missing := expected - set(calls):
         raise Wrong(
-            f"{moment}: expected {_said(min(missing))}", "Look at: what does a bucket need before it is launched?"
+            f"{moment}: {_describe(min(missing))} was not called",
+            "Hint: what must happen to a bucket before it is launched?",
         )
-    first_wait = next((index for index, each in enumerate(told) if each[0] == "wait"), len(told))
-    for number in {each[1] for each in told}:
-        own = [each[0] for each in told if each[1] == number]
+    first_wait = next((index for index, each in enumerate(calls) if each[0] == "wait"), len(calls))
+    for number in {each[1] for each in calls}:
+        own = [each[0] for each in calls if each[1] == number]
         if "launch" in own and "pack zeros" in own[own.index("launch") :]:
-            raise Wrong(f"{moment}: bucket {number} is launched before it is full", _LOOK_AT_HOOKS)
-    if any(each[0] == "launch" for each in told[first_wait:]):
-        raise Wrong(f"{moment}: waits before every bucket is launched", "Look at: what can be in flight meanwhile?")
+            raise Wrong(f"{moment}: bucket {number} is launched before all its gradients are packed", _HINT_ON_HOOKS)
+    if any(each[0] == "launch" for each in calls[first_wait:]):
+        raise Wrong(
+            f"{moment}: a bucket is waited for before all buckets are launched",
+            "Hint: which buckets could be in flight meanwhile?",
+        )
 
 
-def _said(each: tuple) -> str:
+def _describe(each: tuple) -> str:
     verb, number, *rest = each
     if verb == "pack zeros":
         return f"pack({rest[0]}) of bucket {number}, whose gradient is missing,"
@@ -115,7 +124,7 @@ def _said(each: tuple) -> str:
 
 
 def packed_in_backward_and_launched_on_demand(attempt: Attempt) -> None:
-    """All gradients come."""
+    """Try a backward in which every parameter gets a gradient."""
     _judge(attempt, {0: [0, 1], 1: [0], 2: [0, 1, 2]}, attempt.random.sample(range(3), 3))
 
 
@@ -142,6 +151,7 @@ def a_second_gradient_is_rejected(attempt: Attempt) -> None:
     for reduces in (False, True):
         kind, message = attempt.run(probe_second_gradient, reduces)[0]
         if kind != "RuntimeError" or "finish_gradient_sync" not in message:
-            when = "after reduce()" if reduces else "while the first is packed"
-            said = f"a second gradient of a parameter, {when}, raises {kind}({message[:80]!r})"
-            raise Wrong(f"{said}; expected a RuntimeError that names finish_gradient_sync()", "")
+            when = "after reduce()" if reduces else "while the first one is only packed"
+            does = "is accepted" if kind == "nothing" else f"raises {kind}({message[:80]!r})"
+            context = f"a second gradient of a parameter, {when}, {does}"
+            raise Wrong(f"{context}; expected a RuntimeError that names finish_gradient_sync()")

@@ -1,4 +1,4 @@
-"""Checks of sharded checkpoints: each rank saves its shards, and any number of ranks reads what it needs."""
+"""Judge sharded checkpoints: each rank saves its shards, and any number of ranks can load what it needs."""
 
 import tempfile
 
@@ -17,7 +17,7 @@ SAVED_AFTER = 2
 
 
 def probe_saved(wrapper, plan: UnitPlan, folder: str, resumes: bool, seed: int, x, y) -> dict:
-    """Train some steps and save, or load what was saved. Then train the rest. Return the state at the end."""
+    """Train some steps and save, or load a checkpoint. Then train the remaining steps. Return the final state."""
     import torch.distributed.checkpoint as dcp
 
     module = unit_models.build(plan.model, seed).to(device_here())
@@ -25,7 +25,7 @@ def probe_saved(wrapper, plan: UnitPlan, folder: str, resumes: bool, seed: int, 
     wrapped = shard(wrapper, module, plan)
     optimizer = new_optimizer(plan, wrapped)
     if resumes:
-        _begin_state(optimizer)
+        _initialize_state(optimizer)
         dcp.load({"zero3": wrapped.sharded_state_dict(optimizer)}, checkpoint_id=folder)
     for number in range(SAVED_AFTER if resumes else 0, plan.steps):
         if number == SAVED_AFTER:
@@ -44,8 +44,8 @@ def _local_bytes(value) -> int:
     return local.untyped_storage().nbytes() if isinstance(local, torch.Tensor) else 0
 
 
-def _begin_state(optimizer) -> None:
-    """Let an optimizer create its state, to load into, and undo its step."""
+def _initialize_state(optimizer) -> None:
+    """Make an optimizer create the state to load into, and undo the step that this takes."""
     kept = [each.detach().clone() for group in optimizer.param_groups for each in group["params"]]
     for group in optimizer.param_groups:
         for each in group["params"]:
@@ -58,36 +58,38 @@ def _begin_state(optimizer) -> None:
                 each.copy_(kept.pop(0))
 
 
-def other_ranks_go_on(attempt: Attempt) -> None:
+def any_number_of_ranks_resumes(attempt: Attempt) -> None:
     for model, optimizer in (("Buffered", "AdamW"), ("Few", "SGD")):
         plan, draw = UnitPlan(model, optimizer, steps=4), Draw(attempt)
-        want = on_one_batch(plan, draw).steps[-1]["state"]
+        expected = on_one_batch(plan, draw).steps[-1]["state"]
         with tempfile.TemporaryDirectory() as folder:
             found = attempt.run(probe_saved, plan, folder, False, per_rank=draw.per_rank, context=str(plan))
-            _judge(found, want, f"{plan}, saved after {SAVED_AFTER} steps and then trained on")
+            _judge(found, expected, f"{plan}, saved after {SAVED_AFTER} steps, when training continues")
             _judge_names(plan, found)
             _judge_bytes(attempt, plan, found)
             for size in (2,) if attempt.world_size == 4 else range(1, attempt.world_size + 1):
                 with in_world_of(attempt, size) as smaller:
                     share = zip(draw.x.chunk(size), draw.y.chunk(size), strict=True)
                     per_rank = [(attempt.draw_seed(), x, y) for x, y in share]
-                    said = f"{plan}, saved on {attempt.world_size} ranks and resumed on {size}"
-                    result = smaller.run(probe_saved, plan, folder, True, per_rank=per_rank, context=said)
-                    _judge(result, want, said)
+                    context = f"{plan}, saved on {attempt.world_size} ranks and resumed on {size}"
+                    result = smaller.run(probe_saved, plan, folder, True, per_rank=per_rank, context=context)
+                    _judge(result, expected, context)
 
 
-def _judge(found: list[dict], want: dict, said: str) -> None:
+def _judge(found: list[dict], expected: dict, context: str) -> None:
     states = {rank: result["state"] for rank, result in enumerate(found)}
-    refuse_missing(states, want, said)
-    hint = "Look at: which memory is filled when a state is loaded, and where does each shard say that it belongs?"
-    judge_states(states, want, states, said, hint=hint)
+    refuse_missing(states, expected, context)
+    hint = "Hint: which memory does loading write into, and how does each shard record its position?"
+    judge_states(states, expected, states, context, hint=hint)
 
 
 def _judge_names(plan: UnitPlan, found: list[dict]) -> None:
     for rank, result in enumerate(found):
         for name in result["misnamed"][:1]:
-            said = f"{plan}: sharded_state_dict() does not name the buffer module.{name}"
-            raise Wrong({rank: said}, "Look at: how are the module's buffers named there?")
+            evidence = f"{plan}: sharded_state_dict() does not name the buffer module.{name}"
+            raise Wrong(
+                {rank: evidence}, "Hint: under which names does sharded_state_dict() save the module's buffers?"
+            )
 
 
 def _judge_bytes(attempt: Attempt, plan: UnitPlan, found: list[dict]) -> None:
@@ -97,7 +99,7 @@ def _judge_bytes(attempt: Attempt, plan: UnitPlan, found: list[dict]) -> None:
     for rank, result in enumerate(found):
         nbytes, most = sum(result["saved"].values()), (1 + moments) * own + buffers
         if nbytes > SLACK * most + 1000:
-            said = (
+            evidence = (
                 f"{plan}: the tensors of sharded_state_dict() have {nbytes:,} bytes on this rank; expected {most:,.0f}"
             )
-            raise Wrong({rank: said}, "Look at: which slice of each tensor does this rank have to write?")
+            raise Wrong({rank: evidence}, "Hint: which slice of each tensor must this rank save?")

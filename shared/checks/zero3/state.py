@@ -1,4 +1,4 @@
-"""Checks of full state dicts: what a plain module would save, loaded by any number of ranks."""
+"""Judge full state dicts: they equal what a plain module saves, and any number of ranks can load them."""
 
 import torch
 
@@ -14,9 +14,16 @@ STEPS = 2
 
 
 def probe_full(wrapper, plan: UnitPlan, loaded: dict | None, foreign: list[dict], seed: int, x, y) -> dict:
-    """Load a state, if there is one, train, and save. Return the states after every step, and errors.
+    """Load a state, if there is one, train, and save. Return the state after every step, and any errors.
 
-    loaded: a state to load after a training step and a forward whose output is not used.
+    Args:
+        wrapper: The student's class.
+        plan: What is trained, and how.
+        loaded: A state to load after a backward and a forward whose output is not used, or None.
+        foreign: States that must be rejected.
+        seed: For the model.
+        x: This rank's inputs.
+        y: This rank's targets.
     """
     module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
     wrapped = shard(wrapper, module, plan)
@@ -38,11 +45,11 @@ def probe_full(wrapper, plan: UnitPlan, loaded: dict | None, foreign: list[dict]
         given = {name: value.clone() for name, value in loaded.items()}
         wrapped.load_full_state_dict(given)
         for value in given.values():
-            value.zero_()  # it belongs to the caller
+            value.zero_()  # The wrapper must have copied it.
     saved = wrapped.full_state_dict()
     found["states"].append(_copied(saved))
     for value in saved.values():
-        value.zero_()  # and so does this
+        value.zero_()  # The wrapper must not share this memory either.
     found["again"] = _copied(wrapped.full_state_dict())
     for _ in range(plan.steps):
         take_step(wrapped, optimizer, plan, x, y)
@@ -54,13 +61,13 @@ def _copied(state: dict) -> dict:
     return {name: value.detach().cpu().clone() for name, value in state.items()}
 
 
-def _run(attempt: Attempt, plan: UnitPlan, loaded: dict | None = None, said: str = "", foreign=None) -> list[dict]:
+def _run(attempt: Attempt, plan: UnitPlan, loaded: dict | None = None, what: str = "", foreign=None) -> list[dict]:
     """Train on fresh data. Return what probe_full found, per rank.
 
     Raises:
-        Wrong: unless every state is what one process would save.
+        Wrong: Unless every state is what one process would save.
     """
-    draw, context = Draw(attempt), f"{plan}{said}"
+    draw, context = Draw(attempt), f"{plan}{what}"
     found = attempt.run(
         probe_full, plan, loaded, list((foreign or {}).values()), per_rank=draw.per_rank, context=context
     )
@@ -74,11 +81,11 @@ def _run(attempt: Attempt, plan: UnitPlan, loaded: dict | None = None, said: str
     for number in range(plan.steps + 1):
         if number:
             alone.step(number - 1, draw.x.to(plan.dtype), draw.y.to(plan.dtype))
-        want = module.state_dict()
+        expected = module.state_dict()
         states = {rank: result["states"][number] for rank, result in enumerate(found)}
         moment = f"{context}, full_state_dict() after {number} steps"
-        _judge_names(states, want, moment)
-        judge_states(states, _copied(want), before or states, moment, hint=_LOOK_AT_STATE)
+        _judge_names(states, expected, moment)
+        judge_states(states, _copied(expected), before or states, moment, hint=_HINT_ON_STATE)
         before = states
     return found
 
@@ -87,32 +94,33 @@ def _judge_copies(found: list[dict], context: str) -> None:
     for rank, result in enumerate(found):
         for name, value in result["again"].items():
             if not torch.equal(value, result["states"][0][name]):
-                hint = "Look at: does a saved state change when training goes on?"
-                raise Wrong({rank: f"{context}: writing into a saved {name} changes the model"}, hint)
+                hint = "Hint: does a saved state share memory with the model?"
+                raise Wrong({rank: f"{context}: writing into {name} of a saved state changes the model"}, hint)
 
 
 def _judge_rejections(found: list[dict], foreign: dict[str, dict]) -> None:
     for rank, result in enumerate(found):
         for what, (kind, message) in zip(foreign, result["rejected"], strict=True):
             if kind != "ValueError" or not message.strip():
-                said = f"a state {what} raises {kind}({message[:80]!r}); expected a ValueError with a message"
-                raise Wrong({rank: said}, "Look at: what must a state have in common with the module?")
+                does = "is accepted" if kind == "nothing" else f"raises {kind}({message[:80]!r})"
+                evidence = f"a state {what} {does}; expected a ValueError with a message"
+                raise Wrong({rank: evidence}, "Hint: which names and shapes must a state share with the module?")
 
 
-_LOOK_AT_STATE = "Look at: which shards are concatenated, in which order, and where does each parameter's slice begin?"
+_HINT_ON_STATE = "Hint: which shards are concatenated, in which order, and where does each parameter's slice begin?"
 
 
-def _judge_names(states: dict[int, dict], want: dict, moment: str) -> None:
+def _judge_names(states: dict[int, dict], expected: dict, moment: str) -> None:
     for rank, state in states.items():
-        if list(state) != list(want):
-            odd = sorted(set(state) ^ set(want)) or ["their order"]
-            said = f"{moment}: the names differ from module.state_dict()'s in {', '.join(odd[:3])}"
-            hint = "Look at: under which names does a plain module save its tensors? A tied parameter has two."
-            raise Wrong({rank: said}, hint)
-        for name, value in want.items():
+        if list(state) != list(expected):
+            odd = sorted(set(state) ^ set(expected)) or ["their order"]
+            evidence = f"{moment}: the names differ from module.state_dict()'s in {', '.join(odd[:3])}"
+            hint = "A tied parameter has two names. Hint: under which names does a plain module save its tensors?"
+            raise Wrong({rank: evidence}, hint)
+        for name, value in expected.items():
             if state[name].dtype != value.dtype or state[name].shape != value.shape:
-                said = f"{moment}: {name} is {state[name].dtype} {list(state[name].shape)}"
-                raise Wrong({rank: f"{said}; expected {value.dtype} {list(value.shape)}"}, "")
+                evidence = f"{moment}: {name} is {state[name].dtype} {list(state[name].shape)}"
+                raise Wrong({rank: f"{evidence}; expected {value.dtype} {list(value.shape)}"}, "")
 
 
 def it_is_a_plain_state(attempt: Attempt) -> None:
@@ -123,19 +131,19 @@ def it_is_a_plain_state(attempt: Attempt) -> None:
 
 
 def _judge_computing_in_bf16(attempt: Attempt) -> None:
-    """Shards keep all digits, so a state does."""
+    """Require a state with full precision, because the shards have it."""
     plan = UnitPlan("Blocks", steps=0, dtype=torch.float32, options={"compute_dtype": torch.bfloat16})
     _run(attempt, plan)
     plain = unit_models.build("Blocks", attempt.draw_seed(), torch.float32).state_dict()
-    _run(attempt, plan, _copied(plain), ", the state of a plain module loaded")
+    _run(attempt, plan, _copied(plain), ", after loading the state of a plain module")
 
 
-def any_number_of_ranks_takes_it_over(attempt: Attempt) -> None:
-    """A plain module's state as well; and units that were unsharded before do not keep their old values."""
+def any_number_of_ranks_can_load_it(attempt: Attempt) -> None:
+    """Load also a plain module's state, and load while units are unsharded, which must not keep their old values."""
     for model in ("Mixed", "Buffered", "Tied"):
         plan = UnitPlan(model, steps=STEPS, options={"reshard_after_forward": False} if model == "Tied" else {})
         plain = unit_models.build(model, attempt.draw_seed()).state_dict()
-        saved = _run(attempt, plan, _copied(plain), ", the state of a plain module loaded")[0]["states"][-1]
+        saved = _run(attempt, plan, _copied(plain), ", after loading the state of a plain module")[0]["states"][-1]
         for size in range(1, attempt.world_size):
             with in_world_of(attempt, size) as smaller:
                 _run(smaller, plan, saved, f", saved on {attempt.world_size} ranks and loaded on {size}")
@@ -146,7 +154,7 @@ def states_of_other_modules_are_rejected(attempt: Attempt) -> None:
     name = "blocks.1.up.weight"
     foreign = {
         f"without {name}": {key: value for key, value in state.items() if key != name},
-        "with one tensor more": state | {"stranger": torch.ones(1)},
+        "with an additional tensor": state | {"stranger": torch.ones(1)},
         f"with a transposed {name}": state | {name: state[name].t()},
     }
     _run(attempt, UnitPlan("Blocks", steps=1), None, "", foreign)

@@ -1,6 +1,6 @@
-"""Checks of what a forward leaves behind for backward: the state of every unit, and its open calls.
+"""Judge what a forward leaves for backward: the state of every unit, and its open calls.
 
-A ZeRO3 whose units are written in another way is judged by its backward alone.
+A ZeRO3 whose units are written differently is judged by its backward alone.
 """
 
 import torch
@@ -12,18 +12,18 @@ from shared.checks.engine.training import Draw
 from shared.checks.models import unit_models
 from shared.checks.models.unit_blocks import WIDTH
 
-_LOOK_AT_STATES = "Look at: which unit's parameters does backward need first, and which can be freed until then?"
-_LOOK_AT_CALLS = "Look at: for which units, and when, must _watch_outputs() be called?"
-_LOOK_AT_BACKWARD = "Look at: what may a forward do that activation checkpointing runs again during backward?"
+_HINT_ON_STATES = "Hint: which unit's parameters does backward need first, and which ones can be freed until then?"
+_HINT_ON_CALLS = "Hint: for which units, and when, must _watch_outputs() be called?"
+_HINT_ON_BACKWARD = "Hint: what may a forward do that activation checkpointing runs again during backward?"
 
 
-def _seen(units: list) -> list[tuple[str, int]]:
-    """Return, per unit, the name of its state and how many calls are open."""
+def _observe(units: list) -> list[tuple[str, int]]:
+    """Return, for each unit, the name of its state and its number of open calls."""
     return [(unit.state.name, len(unit.open_calls)) for unit in units]
 
 
 def probe_states(wrapper, plan: UnitPlan, seed: int, x, y) -> dict[str, list[tuple[str, int]]] | None:
-    """Run forward without gradients, with them, and in BACKWARD. Return what is seen of every unit, by moment."""
+    """Run a forward without gradients, with gradients, and in BACKWARD. Return every unit's state at each moment."""
     module = unit_models.build(plan.model, seed).to(device_here())
     wrapped, x = shard(wrapper, module, plan), x.to(device_here())
     units = list(getattr(wrapped, "units", []))
@@ -31,15 +31,15 @@ def probe_states(wrapper, plan: UnitPlan, seed: int, x, y) -> dict[str, list[tup
         return None
     with torch.no_grad():
         wrapped(x)
-    found = {"without gradients": _seen(units)}
+    found = {"without gradients": _observe(units)}
     output = wrapped(x)
-    found["with gradients"] = _seen(units)
+    found["with gradients"] = _observe(units)
     first = units[0]
     first.wait_for_unshard()
     first.state = type(first.state)["BACKWARD"]
     again = module.blocks[0](x.new_zeros(2, WIDTH))
-    here = all(has_memory(each) for each in module.blocks[0].parameters())
-    found["in BACKWARD"] = [*_seen(units[:1]), ("here" if here else "freed", 0)]
+    has_parameters = all(has_memory(each) for each in module.blocks[0].parameters())
+    found["while its unit is in BACKWARD"] = [*_observe(units[:1]), ("unsharded" if has_parameters else "freed", 0)]
     del output, again
     return found
 
@@ -50,23 +50,23 @@ def forward_leaves_what_backward_needs(attempt: Attempt) -> None:
         plan = UnitPlan(model, options={"prefetch": 0, "reshard_after_forward": not kept})
         found = attempt.run(probe_states, plan, per_rank=Draw(attempt).per_rank, context=str(plan))
         blocks = "UNSHARDED" if kept else "SHARDED"
-        want = {
+        expected = {
             "without gradients": [("SHARDED", 0)] * 4,
             "with gradients": [*((blocks, each) for each in calls[model]), ("UNSHARDED", 1)],
-            "in BACKWARD": [("BACKWARD", calls[model][0]), ("here", 0)],
+            "while its unit is in BACKWARD": [("BACKWARD", calls[model][0]), ("unsharded", 0)],
         }
         for rank, result in enumerate(found):
-            for moment, states in want.items() if result else ():
+            for moment, states in expected.items() if result else ():
                 _judge(rank, f"{plan}, after a forward {moment}", result[moment], states)
 
 
-def _judge(rank: int, said: str, found: list[tuple[str, int]], want: list[tuple[str, int]]) -> None:
-    in_backward = "in BACKWARD" in said
-    for index, ((state, calls), (its_state, its_calls)) in enumerate(zip(found, want, strict=True)):
+def _judge(rank: int, context: str, found: list[tuple[str, int]], expected: list[tuple[str, int]]) -> None:
+    in_backward = "in BACKWARD" in context
+    for index, ((state, calls), (its_state, its_calls)) in enumerate(zip(found, expected, strict=True)):
         which = "the root" if index == 3 else f"block {0 if in_backward else index}"
         if state != its_state:
-            hint = _LOOK_AT_BACKWARD if in_backward else _LOOK_AT_STATES
-            raise Wrong({rank: f"{said}: {which} is {state}; expected {its_state}"}, hint)
+            hint = _HINT_ON_BACKWARD if in_backward else _HINT_ON_STATES
+            raise Wrong({rank: f"{context}: {which} is {state}; expected {its_state}"}, hint)
         if calls != its_calls:
-            hint = _LOOK_AT_BACKWARD if in_backward else _LOOK_AT_CALLS
-            raise Wrong({rank: f"{said}: {which} has {calls} open calls; expected {its_calls}"}, hint)
+            hint = _HINT_ON_BACKWARD if in_backward else _HINT_ON_CALLS
+            raise Wrong({rank: f"{context}: {which} has {calls} open calls; expected {its_calls}"}, hint)

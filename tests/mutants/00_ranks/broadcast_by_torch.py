@@ -1,4 +1,4 @@
-"""A cheat calls torch's own broadcast.
+"""Cheats by calling `dist.broadcast`.
 
 caught by: broadcast_by_hand · wire
 """

@@ -1,4 +1,4 @@
-"""A student lets every receiver answer, to be sure that it arrived: twice the messages.
+"""Makes every receiver send the tensor back as an acknowledgment, which doubles the number of messages.
 
 caught by: broadcast_by_hand · wire
 """

@@ -1,4 +1,4 @@
-"""A student takes rank 0 for the source, whatever src says.
+"""Always broadcasts from rank 0 and ignores `src`.
 
 caught by: broadcast_by_hand · values
 """

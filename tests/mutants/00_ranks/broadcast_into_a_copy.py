@@ -1,4 +1,4 @@
-"""A student receives into a new tensor, and the caller's stays as it was.
+"""Receives into a new tensor and leaves the caller's tensor unchanged.
 
 caught by: broadcast_by_hand · values
 """

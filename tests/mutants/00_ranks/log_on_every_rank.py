@@ -1,4 +1,4 @@
-"""A student gives the mean back on every rank, and the log has each line N times.
+"""Returns the mean on every rank, so each line appears N times in the log.
 
 caught by: log_mean_loss · values
 """

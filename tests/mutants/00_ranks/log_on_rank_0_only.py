@@ -1,4 +1,4 @@
-"""A student asks for the rank before the collective: the published pattern that hangs.
+"""Calls the collective on rank 0 only, a pattern found in published code: rank 0 hangs.
 
 caught by: log_mean_loss · values
 """

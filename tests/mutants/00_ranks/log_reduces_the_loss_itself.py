@@ -1,4 +1,4 @@
-"""A student all-reduces the loss, in place: detach() shares its memory.
+"""All-reduces the caller's loss in place, because `detach()` shares its memory.
 
 caught by: log_mean_loss · argument
 """

@@ -1,4 +1,4 @@
-"""A student forgets to divide.
+"""Returns the sum, without dividing by the number of ranks.
 
 caught by: log_mean_loss · values
 """

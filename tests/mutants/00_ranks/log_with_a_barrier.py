@@ -1,4 +1,4 @@
-"""A student cures a hang with a barrier, which every step then pays for.
+"""Adds a barrier as a cure for hangs: every step pays for it.
 
 caught by: log_mean_loss · wire
 """

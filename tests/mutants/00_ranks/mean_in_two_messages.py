@@ -1,4 +1,4 @@
-"""A student sends the sum and the count one after the other.
+"""All-reduces the sum and the count separately: two collectives instead of one.
 
 caught by: global_mean · wire
 """

@@ -1,4 +1,4 @@
-"""A student returns before the collective where a rank holds no values, and the others wait for it.
+"""Returns before the collective on a rank without values, so the other ranks wait forever.
 
 caught by: global_mean · values
 """

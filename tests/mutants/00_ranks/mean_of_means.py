@@ -1,4 +1,4 @@
-"""A student averages the ranks' averages, so that a value on a small share weighs more.
+"""Averages the ranks' means, so values on a rank with few values weigh more.
 
 caught by: global_mean · values
 """

@@ -1,4 +1,4 @@
-"""A student multiplies a mean back into a sum, and the mean of an empty share is nan.
+"""Computes the sum as mean times count, which is NaN on a rank without values.
 
 caught by: global_mean · values
 """

@@ -1,4 +1,4 @@
-"""A student adds up in place, on what .double() gave back: the caller's own tensor.
+"""Accumulates in place on the result of `.double()`, which is the caller's own tensor if it is already float64.
 
 caught by: global_mean · argument
 """

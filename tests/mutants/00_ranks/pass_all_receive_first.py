@@ -1,4 +1,4 @@
-"""A student lets every rank receive before it sends: the lesson's circle.
+"""Receives before sending on every rank: each rank waits for its left neighbor, a deadlock.
 
 caught by: pass_right · values
 """

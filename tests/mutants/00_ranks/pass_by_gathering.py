@@ -1,4 +1,4 @@
-"""A student gathers all tensors everywhere and picks one out: N times the bytes.
+"""All-gathers every rank's tensor and keeps one of them: N times the bytes.
 
 caught by: pass_right · wire
 """

@@ -1,4 +1,4 @@
-"""A student receives into the tensor that was sent, and spares a buffer.
+"""Receives into the argument to save a buffer, and so overwrites the caller's tensor.
 
 caught by: pass_right · argument
 """

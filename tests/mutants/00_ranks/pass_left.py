@@ -1,4 +1,4 @@
-"""A student mixes up left and right.
+"""Sends to the left neighbor instead of the right one.
 
 caught by: pass_right · values
 """

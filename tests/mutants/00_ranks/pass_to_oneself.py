@@ -1,4 +1,4 @@
-"""A student forgets that a rank alone has only itself to send to, which gloo refuses.
+"""Makes a single rank send to itself, which gloo rejects.
 
 caught by: pass_right · values
 """

@@ -1,4 +1,4 @@
-"""A student launches both messages and waits for the one that is sent only.
+"""Launches the send and the receive but waits only for the send: the result may not have been received yet.
 
 caught by: pass_right · waits
 """
@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from solutions.first_collectives import global_mean, log_mean_loss, sum_over_ranks  # noqa: F401
 
-_under_way = []
+_in_flight = []
 
 
 def pass_right(tensor: torch.Tensor) -> torch.Tensor:
@@ -17,6 +17,6 @@ def pass_right(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
     received = torch.empty_like(tensor)
     sending = dist.isend(tensor, dst=(rank + 1) % size)
-    _under_way.append(dist.irecv(received, src=(rank - 1) % size))
+    _in_flight.append(dist.irecv(received, src=(rank - 1) % size))
     sending.wait()
     return received

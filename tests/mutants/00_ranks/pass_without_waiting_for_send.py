@@ -1,4 +1,4 @@
-"""A student never waits for isend: the caller changes the tensor before it has left.
+"""Never waits for `isend`: the caller may change the tensor before it has been sent.
 
 caught by: pass_right · waits
 """
@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from solutions.first_collectives import global_mean, log_mean_loss, sum_over_ranks  # noqa: F401
 
-_under_way = []
+_in_flight = []
 
 
 def pass_right(tensor: torch.Tensor) -> torch.Tensor:
@@ -16,6 +16,6 @@ def pass_right(tensor: torch.Tensor) -> torch.Tensor:
     if size == 1:
         return tensor.clone()
     received = torch.empty_like(tensor)
-    _under_way.append(dist.isend(tensor, dst=(rank + 1) % size))
+    _in_flight.append(dist.isend(tensor, dst=(rank + 1) % size))
     dist.recv(received, src=(rank - 1) % size)
     return received

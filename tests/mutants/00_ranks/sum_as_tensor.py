@@ -1,4 +1,4 @@
-"""A student gives back the tensor, not the number in it.
+"""Returns a tensor instead of a float.
 
 caught by: sum_over_ranks · values
 """

@@ -1,4 +1,4 @@
-"""A student gathers every value everywhere and adds them up there: N times the bytes.
+"""All-gathers the values and sums them locally: N times the bytes.
 
 caught by: sum_over_ranks · wire
 """

@@ -1,4 +1,4 @@
-"""A student lets torch choose the dtype, and loses all digits after the seventh.
+"""Lets torch choose the dtype: float32 keeps only about seven digits.
 
 caught by: sum_over_ranks · values
 """

@@ -1,4 +1,4 @@
-"""A student keeps one tensor for all calls, and adds to what the last call left in it.
+"""Reuses one tensor for all calls and, on rank 0, adds to what the previous call left in it.
 
 caught by: sum_over_ranks · values
 """

@@ -1,4 +1,5 @@
-"""A cheat sends the message that is counted, and answers with world_size times its own value.
+"""Cheats by all-reducing zeros, so that the expected collective is recorded, and returns world_size times its own
+value.
 
 caught by: sum_over_ranks · values
 """

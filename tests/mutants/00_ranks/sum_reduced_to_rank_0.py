@@ -1,4 +1,4 @@
-"""A student takes `reduce`, which leaves the sum on one rank only.
+"""Uses `dist.reduce`, which leaves the sum on rank 0 only.
 
 caught by: sum_over_ranks · values
 """

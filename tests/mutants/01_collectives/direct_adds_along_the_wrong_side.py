@@ -1,4 +1,4 @@
-"""A student adds up neighbours in memory, not what the ranks have sent.
+"""Sums elements that are adjacent in memory instead of the contributions of the ranks.
 
 caught by: direct_reduce_scatter · values
 """

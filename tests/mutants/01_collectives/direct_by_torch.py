@@ -1,4 +1,4 @@
-"""A student calls torch's reduce-scatter, which is one call too.
+"""Calls torch's `reduce_scatter`, which is a single call as well.
 
 caught by: direct_reduce_scatter · wire
 """

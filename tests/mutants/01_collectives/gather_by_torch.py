@@ -1,4 +1,4 @@
-"""A student calls what the exercise asks to build.
+"""Calls torch's `all_gather`, which the exercise asks to build.
 
 caught by: ring_all_gather · wire
 """

@@ -1,4 +1,4 @@
-"""A student fills in the shards of all others.
+"""Fills in the shards of all other ranks but not the rank's own.
 
 caught by: ring_all_gather · values
 """
@@ -11,9 +11,9 @@ from solutions.collectives import ring_all_reduce, ring_reduce_scatter, tree_bro
 
 def ring_all_gather(shard, group=None):
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    gathered, travelling = shard.new_zeros(world_size, shard.numel()), shard
+    gathered, outgoing = shard.new_zeros(world_size, shard.numel()), shard
     for step in range(1, world_size):
         arrived = gathered[(rank - step) % world_size]
-        right.ring_step(travelling, arrived, group)
-        travelling = arrived
+        right.ring_step(outgoing, arrived, group)
+        outgoing = arrived
     return gathered.view(-1)

@@ -1,4 +1,4 @@
-"""A student sends the shard to every other rank: as many bytes, but not around a ring.
+"""Sends the shard directly to every other rank: the same number of bytes, but not around a ring.
 
 caught by: ring_all_gather · wire
 """

@@ -1,4 +1,4 @@
-"""A student puts the shards in the order in which they come.
+"""Concatenates the shards in the order in which they arrive, which is different on every rank.
 
 caught by: ring_all_gather · values
 """

@@ -1,4 +1,4 @@
-"""Results take turns in two buffers: the third call overwrites what the first gave.
+"""Alternates between two buffers for the results: the third call overwrites what the first one returned.
 
 caught by: ring_all_gather · result
 """
@@ -6,7 +6,7 @@ caught by: ring_all_gather · result
 import torch
 
 from solutions import collectives as right
-from solutions.collectives import ring_all_reduce, ring_reduce_scatter, tree_broadcast  # noqa: F401 - right as they are
+from solutions.collectives import ring_all_reduce, ring_reduce_scatter, tree_broadcast  # noqa: F401 - unchanged
 
 buffers, calls = {}, [0]
 

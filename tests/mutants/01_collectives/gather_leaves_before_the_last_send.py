@@ -1,4 +1,4 @@
-"""A student waits for what comes only: the last shard may be overwritten before it has left.
+"""Waits only for the receives: the last shard may be overwritten before it has been sent.
 
 caught by: ring_all_gather · waits
 """
@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from solutions.collectives import ring_all_reduce, ring_reduce_scatter, tree_broadcast  # noqa: F401
 
-_under_way = []
+_in_flight = []
 
 
 def ring_all_gather(shard, group=None):
@@ -16,6 +16,6 @@ def ring_all_gather(shard, group=None):
     gathered[rank] = shard
     for step in range(world_size - 1):
         outgoing, incoming = (rank - step) % world_size, (rank - step - 1) % world_size
-        _under_way.append(dist.isend(gathered[outgoing], group=group, group_dst=(rank + 1) % world_size))
+        _in_flight.append(dist.isend(gathered[outgoing], group=group, group_dst=(rank + 1) % world_size))
         dist.recv(gathered[incoming], group=group, group_src=(rank - 1) % world_size)
     return gathered.view(-1)

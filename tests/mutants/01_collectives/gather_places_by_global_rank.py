@@ -1,4 +1,4 @@
-"""A student takes the global rank for the place in the group.
+"""Uses the global rank where the rank in the group is needed.
 
 caught by: ring_all_gather · group
 """

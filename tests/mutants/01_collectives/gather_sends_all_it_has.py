@@ -1,4 +1,4 @@
-"""A student sends on all that has come so far, in every step.
+"""Sends everything received so far in every step: N times the bytes.
 
 caught by: ring_all_gather · wire
 """

@@ -1,9 +1,9 @@
-"""Waits before it returns, so that nothing can be computed meanwhile.
+"""Waits at launch, so nothing can be computed in the meantime.
 
 caught by: launch_reduce_scatter · at once
 """
 
-from solutions import collectives as right
+from solutions import async_collectives as right
 
 
 class _Waiting(right.DirectReduceScatter):

@@ -1,4 +1,4 @@
-"""Adds everything up on every rank, and returns this rank's shard of it.
+"""All-reduces the whole tensor and returns the rank's shard of it: twice the bytes.
 
 caught by: launch_reduce_scatter · wire
 """

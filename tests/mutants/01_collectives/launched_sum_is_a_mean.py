@@ -1,9 +1,9 @@
-"""Divides by the number of ranks, although the caller asked for the sum.
+"""Divides by the number of ranks, although the caller asks for the sum.
 
 caught by: launch_reduce_scatter · values
 """
 
-from solutions import collectives as right
+from solutions import async_collectives as right
 
 
 class _Mean(right.DirectReduceScatter):

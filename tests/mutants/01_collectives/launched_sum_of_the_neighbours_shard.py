@@ -1,9 +1,9 @@
-"""Counts shards from 1: each rank gets the sum that belongs to its neighbour.
+"""Shifts the shard indices by one: each rank gets a neighbor's shard of the sum.
 
 caught by: launch_reduce_scatter · values
 """
 
-from solutions import collectives as right
+from solutions import async_collectives as right
 
 
 def launch_reduce_scatter(flat, group=None):

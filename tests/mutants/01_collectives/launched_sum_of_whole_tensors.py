@@ -1,4 +1,4 @@
-"""Gathers every rank's whole tensor, and adds up the shard that it needs.
+"""All-gathers every rank's whole tensor and sums up the shard that it needs: N times the bytes.
 
 caught by: launch_reduce_scatter · wire
 """

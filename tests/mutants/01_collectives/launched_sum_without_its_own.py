@@ -1,9 +1,9 @@
-"""Adds up what it receives, and forgets what this rank has contributed itself.
+"""Sums only what it receives and omits the rank's own contribution.
 
 caught by: launch_reduce_scatter · values
 """
 
-from solutions import collectives as right
+from solutions import async_collectives as right
 
 
 class _Others(right.DirectReduceScatter):

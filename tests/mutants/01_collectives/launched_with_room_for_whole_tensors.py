@@ -1,11 +1,11 @@
-"""Receives each shard into a tensor as long as flat: the bytes sent are right, the memory is not.
+"""Receives each shard into a buffer as large as the whole tensor: the traffic is right, the memory is not.
 
 caught by: launch_reduce_scatter · memory
 """
 
 import torch
 
-from solutions import collectives as right
+from solutions import async_collectives as right
 
 
 class _Roomy(right.DirectReduceScatter):

@@ -1,9 +1,9 @@
-"""Returns a function to call instead of a handle with wait().
+"""Returns a function instead of a handle with a `wait()` method.
 
 caught by: launch_reduce_scatter · values
 """
 
-from solutions import collectives as right
+from solutions import async_collectives as right
 
 
 def launch_reduce_scatter(flat, group=None):

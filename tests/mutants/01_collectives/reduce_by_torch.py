@@ -1,4 +1,4 @@
-"""A student calls what the exercise asks to build.
+"""Calls torch's `all_reduce`, which the exercise asks to build.
 
 caught by: ring_all_reduce · wire
 """

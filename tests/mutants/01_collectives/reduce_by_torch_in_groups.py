@@ -1,4 +1,4 @@
-"""By hand where it is watched, torch's own as soon as a group is named.
+"""Uses the ring without a group, but torch's `all_reduce` when a group is given.
 
 caught by: ring_all_reduce · wire
 """
@@ -6,7 +6,7 @@ caught by: ring_all_reduce · wire
 import torch.distributed as dist
 
 from solutions import collectives as right
-from solutions.collectives import ring_all_gather, ring_reduce_scatter, tree_broadcast  # noqa: F401 - right as they are
+from solutions.collectives import ring_all_gather, ring_reduce_scatter, tree_broadcast  # noqa: F401 - unchanged
 
 
 def ring_all_reduce(tensor, group=None):

@@ -1,4 +1,4 @@
-"""Grows the tensor to a multiple of N, over whatever lies behind it in memory.
+"""Pads by resizing the tensor in place, which overwrites whatever follows it in memory.
 
 caught by: ring_all_reduce · layout
 """
@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from solutions import collectives as right
-from solutions.collectives import ring_all_gather, ring_reduce_scatter, tree_broadcast  # noqa: F401 - right as they are
+from solutions.collectives import ring_all_gather, ring_reduce_scatter, tree_broadcast  # noqa: F401 - unchanged
 
 
 @torch.no_grad()

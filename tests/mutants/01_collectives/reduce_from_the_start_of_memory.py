@@ -1,4 +1,5 @@
-"""Takes the storage for the tensor: a piece from the middle of a larger one is not where it looks.
+"""Reads from the start of the storage and ignores the storage offset: a view into a larger tensor gets the wrong
+memory.
 
 caught by: ring_all_reduce · layout
 """
@@ -6,7 +7,7 @@ caught by: ring_all_reduce · layout
 import torch
 
 from solutions import collectives as right
-from solutions.collectives import ring_all_gather, ring_reduce_scatter, tree_broadcast  # noqa: F401 - right as they are
+from solutions.collectives import ring_all_gather, ring_reduce_scatter, tree_broadcast  # noqa: F401 - unchanged
 
 
 def ring_all_reduce(tensor, group=None):

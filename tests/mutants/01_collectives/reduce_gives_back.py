@@ -1,4 +1,4 @@
-"""A student gives the sum back, where the caller looks into the tensor.
+"""Returns the sum instead of writing it into the caller's tensor.
 
 caught by: ring_all_reduce · values
 """

@@ -1,4 +1,4 @@
-"""A student stops after the reduce-scatter: each rank has its own chunk of the sum, and old numbers elsewhere.
+"""Stops after the reduce-scatter: each rank has its own chunk of the sum, and old values elsewhere.
 
 caught by: ring_all_reduce · values
 """

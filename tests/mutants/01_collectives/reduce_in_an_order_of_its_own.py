@@ -1,4 +1,4 @@
-"""Lab 00's circle: each rank adds up in the order in which tensors come, and rounds in its own way.
+"""Passes whole tensors around the ring, as in lab 00: each rank adds them in its own order and rounds differently.
 
 caught by: ring_all_reduce · same bits
 """
@@ -12,11 +12,11 @@ from solutions.collectives import ring_all_gather, ring_reduce_scatter, tree_bro
 
 def ring_all_reduce(tensor, group=None):
     whole = tensor.contiguous()
-    travelling = whole.clone()
+    outgoing = whole.clone()
     for _ in range(dist.get_world_size(group) - 1):
-        arrived = torch.empty_like(travelling)
-        right.ring_step(travelling, arrived, group)
+        arrived = torch.empty_like(outgoing)
+        right.ring_step(outgoing, arrived, group)
         whole += arrived
-        travelling = arrived
+        outgoing = arrived
     if whole is not tensor:
         tensor.copy_(whole)

@@ -1,4 +1,4 @@
-"""A student adds up a bfloat16 tensor in float32: better digits, and twice the bytes.
+"""Reduces bfloat16 tensors in float32: more precise, but twice the bytes.
 
 caught by: ring_all_reduce · wire
 """

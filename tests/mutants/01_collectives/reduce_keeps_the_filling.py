@@ -1,4 +1,4 @@
-"""A student copies the gathered chunks back with `resize_`, and the filling comes along.
+"""Calls `resize_` with the padded size, so the padding becomes part of the result.
 
 caught by: ring_all_reduce · sizes
 """

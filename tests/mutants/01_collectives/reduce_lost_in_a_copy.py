@@ -1,4 +1,4 @@
-"""A student's `reshape` copies where memory is not contiguous, and the sum is left in the copy.
+"""Reduces a copy of a non-contiguous tensor, made by `reshape`, and never copies the sum back.
 
 caught by: ring_all_reduce · layout
 """

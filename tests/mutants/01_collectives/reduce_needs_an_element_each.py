@@ -1,4 +1,4 @@
-"""A student refuses tensors with fewer elements than ranks.
+"""Rejects tensors with fewer elements than ranks.
 
 caught by: ring_all_reduce · sizes
 """

@@ -1,4 +1,4 @@
-"""The name stands for the sum now; the memory that was given, and every view of it, is as before.
+"""Assigns the sum to `tensor.data`: the original memory, and every view of it, keeps the old values.
 
 caught by: ring_all_reduce · values
 """
@@ -6,7 +6,7 @@ caught by: ring_all_reduce · values
 import torch
 
 from solutions import collectives as right
-from solutions.collectives import ring_all_gather, ring_reduce_scatter, tree_broadcast  # noqa: F401 - right as they are
+from solutions.collectives import ring_all_gather, ring_reduce_scatter, tree_broadcast  # noqa: F401 - unchanged
 
 
 @torch.no_grad()

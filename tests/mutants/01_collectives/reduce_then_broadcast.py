@@ -1,4 +1,4 @@
-"""Reduce, then broadcast, in disguise: both along trees, whole tensors each time.
+"""Implements all-reduce as a tree reduce and a tree broadcast, which send whole tensors in each round.
 
 caught by: ring_all_reduce · wire
 """

@@ -1,4 +1,4 @@
-"""A student halves the bytes by sending bfloat16, and the sums keep three digits.
+"""Sends bfloat16 to halve the bytes: the sums keep only about three digits.
 
 caught by: ring_reduce_scatter · values
 """

@@ -1,4 +1,4 @@
-"""A student adds up in float32, and sends twice the bytes of a bfloat16 tensor.
+"""Reduces bfloat16 tensors in float32, which doubles the bytes.
 
 caught by: ring_reduce_scatter · wire
 """

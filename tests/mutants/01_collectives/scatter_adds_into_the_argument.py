@@ -1,4 +1,4 @@
-"""A student saves memory where it is not theirs.
+"""Accumulates in the caller's tensor to save memory, and so overwrites the argument.
 
 caught by: ring_reduce_scatter · argument
 """

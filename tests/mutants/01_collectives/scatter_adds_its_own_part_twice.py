@@ -1,4 +1,4 @@
-"""A student starts the sum with the rank's own part, and adds it again when the others' have come.
+"""Adds the rank's own chunk a second time to the finished sum.
 
 caught by: ring_reduce_scatter · values
 """

@@ -1,4 +1,4 @@
-"""A student begins with chunk r, and ends one chunk too far.
+"""Starts the ring with chunk r instead of r − 1: each rank ends with the sum of a neighbor's chunk.
 
 caught by: ring_reduce_scatter · values
 """

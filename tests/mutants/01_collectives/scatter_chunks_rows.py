@@ -1,4 +1,5 @@
-"""A student cuts along the first dimension, with `tensor.chunk`: 10 rows in 4 give 3, 3, 3, 1, and 6 give three chunks.
+"""Splits rows with `tensor.chunk` instead of splitting elements evenly: 10 rows over 4 ranks give 3, 3, 3 and 1, and 6
+rows give only three chunks.
 
 caught by: ring_reduce_scatter · sizes
 """

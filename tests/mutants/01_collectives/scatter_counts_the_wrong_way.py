@@ -1,4 +1,4 @@
-"""A student lets the chunks' numbers grow from step to step: each part is added to another chunk's sum.
+"""Increases the chunk index in each step instead of decreasing it, so chunks are added to the wrong sums.
 
 caught by: ring_reduce_scatter · values
 """

@@ -1,4 +1,4 @@
-"""A student takes the size of the world, where the group is smaller.
+"""Uses the world size instead of the size of the group.
 
 caught by: ring_reduce_scatter · group
 """

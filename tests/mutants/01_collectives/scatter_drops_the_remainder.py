@@ -1,4 +1,4 @@
-"""A student cuts with `//`: what does not divide is lost.
+"""Divides the length with `//` and drops the remaining elements.
 
 caught by: ring_reduce_scatter · sizes
 """

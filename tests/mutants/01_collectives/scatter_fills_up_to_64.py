@@ -1,4 +1,4 @@
-"""A student fills chunks up to a round number of elements, and sends the zeros too.
+"""Pads every chunk to a multiple of 64 elements and sends the padding too.
 
 caught by: ring_reduce_scatter · wire
 """

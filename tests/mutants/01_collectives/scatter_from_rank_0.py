@@ -1,4 +1,4 @@
-"""A student lets rank 0 collect, add up and hand out shards: one rank does the work of all.
+"""Sums everything on rank 0, which then sends out the shards: one rank does all the work.
 
 caught by: ring_reduce_scatter · wire
 """

@@ -1,4 +1,4 @@
-"""A student gathers all ranks' tensors on every rank, and adds up the chunk there.
+"""All-gathers the whole tensors and sums one chunk of them locally: N times the bytes.
 
 caught by: ring_reduce_scatter · wire
 """

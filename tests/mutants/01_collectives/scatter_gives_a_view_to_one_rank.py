@@ -1,4 +1,4 @@
-"""A student gives a rank alone its own memory back: the next step writes into its gradient.
+"""Returns a view of the argument when the group has a single rank: writing to the result changes the caller's gradient.
 
 caught by: ring_reduce_scatter · result
 """

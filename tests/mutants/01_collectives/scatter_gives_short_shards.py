@@ -1,4 +1,4 @@
-"""A student does not fill up the last shards: ranks hold shards of different lengths.
+"""Cuts the padding off the last shards, so ranks hold shards of different lengths.
 
 caught by: ring_reduce_scatter · sizes
 """

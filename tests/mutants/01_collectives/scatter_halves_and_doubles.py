@@ -1,4 +1,4 @@
-"""Recursive halving: fewer steps, and for a power of two ranks only.
+"""Uses recursive halving, which takes fewer steps but works only if the number of ranks is a power of two.
 
 caught by: ring_reduce_scatter · values
 """

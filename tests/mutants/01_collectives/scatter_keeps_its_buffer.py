@@ -1,4 +1,4 @@
-"""A student makes the result's memory once, for all calls.
+"""Reuses one result buffer for all calls, so a call overwrites the previous result.
 
 caught by: ring_reduce_scatter · result
 """

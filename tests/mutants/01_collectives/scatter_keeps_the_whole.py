@@ -1,4 +1,4 @@
-"""The shard is a row of a copy of everything: a sharded gradient that saves no memory.
+"""Returns a view into a copy of the whole tensor: the shard keeps all of that memory alive.
 
 caught by: ring_reduce_scatter · result
 """
@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from solutions import collectives as right
-from solutions.collectives import ring_all_gather, ring_all_reduce, tree_broadcast  # noqa: F401 - right as they are
+from solutions.collectives import ring_all_gather, ring_all_reduce, tree_broadcast  # noqa: F401 - unchanged
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""A student counts N − 2 steps: one rank's part is missing in every sum.
+"""Runs N − 2 steps instead of N − 1: every sum misses one rank's contribution.
 
 caught by: ring_reduce_scatter · values
 """

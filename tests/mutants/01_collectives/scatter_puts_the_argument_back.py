@@ -1,4 +1,5 @@
-"""Adds up in the argument, and copies the old values back: two passes, and autograd's saved tensors are broken.
+"""Accumulates in the argument and restores it afterwards: that takes two extra passes and invalidates tensors that
+autograd has saved.
 
 caught by: ring_reduce_scatter · argument
 """
@@ -7,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from solutions import collectives as right
-from solutions.collectives import ring_all_gather, ring_all_reduce, tree_broadcast  # noqa: F401 - right as they are
+from solutions.collectives import ring_all_gather, ring_all_reduce, tree_broadcast  # noqa: F401 - unchanged
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The number of steps of the machine it was tried on.
+"""Runs at most three steps, which is right for up to four ranks only.
 
 caught by: ring_reduce_scatter · more ranks
 """
@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from solutions import collectives as right
-from solutions.collectives import ring_all_gather, ring_all_reduce, tree_broadcast  # noqa: F401 - right as they are
+from solutions.collectives import ring_all_gather, ring_all_reduce, tree_broadcast  # noqa: F401 - unchanged
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""A published ring: everybody sends, and waits for the other side, before anybody receives.
+"""Sends before receiving on every rank, as in published code: each rank waits until its neighbor receives, a deadlock.
 
 caught by: ring_step · values
 """

@@ -1,4 +1,4 @@
-"""All ranks meet before and after every step, so that nothing can go wrong.
+"""Adds a barrier before and after every step.
 
 caught by: ring_step · wire
 """
@@ -6,7 +6,7 @@ caught by: ring_step · wire
 import torch.distributed as dist
 
 from solutions import collectives as right
-from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter, tree_broadcast  # noqa: F401 - right as they are
+from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter, tree_broadcast  # noqa: F401 - unchanged
 
 
 def ring_step(outgoing, incoming, group=None):

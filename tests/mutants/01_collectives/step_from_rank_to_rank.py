@@ -1,11 +1,11 @@
-"""Rank 0 sends, everybody else receives first: one message at a time goes round.
+"""Makes every rank except rank 0 receive before it sends: only one message is in flight at a time.
 
 caught by: ring_step · at once
 """
 
 import torch.distributed as dist
 
-from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter, tree_broadcast  # noqa: F401 - right as they are
+from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter, tree_broadcast  # noqa: F401 - unchanged
 
 
 def ring_step(outgoing, incoming, group=None):

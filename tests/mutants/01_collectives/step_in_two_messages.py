@@ -1,4 +1,4 @@
-"""A student sends the length ahead of the tensor, as one does where it is not known.
+"""Sends the length before the tensor, although the receiver already knows it.
 
 caught by: ring_step · wire
 """

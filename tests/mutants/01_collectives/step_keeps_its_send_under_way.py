@@ -1,11 +1,11 @@
-"""Sends a copy that it never waits for: right values, and a message that may still be under way.
+"""Sends a copy and never waits for that send: the values are right, but a message may still be in flight on return.
 
 caught by: ring_step · waits
 """
 
 import torch.distributed as dist
 
-from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter, tree_broadcast  # noqa: F401 - right as they are
+from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter, tree_broadcast  # noqa: F401 - unchanged
 
 kept = []
 

@@ -1,4 +1,4 @@
-"""A student counts neighbours within the group, and addresses them as global ranks.
+"""Computes the neighbors' ranks within the group but uses them as global ranks.
 
 caught by: ring_step · group
 """

@@ -1,4 +1,4 @@
-"""A student takes the left neighbour for the right one.
+"""Sends to the left neighbor and receives from the right one.
 
 caught by: ring_step · values
 """

@@ -1,4 +1,4 @@
-"""A student waits for the message that is received only: the other one may not have left.
+"""Waits only for the receive: the outgoing tensor may not have been sent yet.
 
 caught by: ring_step · waits
 """
@@ -7,10 +7,10 @@ import torch.distributed as dist
 
 from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter, tree_broadcast  # noqa: F401
 
-_under_way = []
+_in_flight = []
 
 
 def ring_step(outgoing, incoming, group=None):
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    _under_way.append(dist.isend(outgoing, group=group, group_dst=(rank + 1) % world_size))
+    _in_flight.append(dist.isend(outgoing, group=group, group_dst=(rank + 1) % world_size))
     dist.recv(incoming, group=group, group_src=(rank - 1) % world_size)

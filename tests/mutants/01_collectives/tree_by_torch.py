@@ -1,4 +1,4 @@
-"""A student calls what the exercise asks to build.
+"""Calls torch's `broadcast`, which the exercise asks to build.
 
 caught by: tree_broadcast · wire
 """

@@ -1,4 +1,4 @@
-"""A student starts all sends and leaves: src may change its tensor before they have left.
+"""Returns without waiting for the sends: `src` may change its tensor before it has been sent.
 
 caught by: tree_broadcast · waits
 """
@@ -7,18 +7,18 @@ import torch.distributed as dist
 
 from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter  # noqa: F401
 
-_under_way = []
+_in_flight = []
 
 
 def tree_broadcast(tensor, src=0, group=None):
     group = dist.group.WORLD if group is None else group
     world_size, root = dist.get_world_size(group), dist.get_group_rank(group, src)
-    place, reach, whole = (dist.get_rank(group) - root) % world_size, 1, tensor.contiguous()
+    index, reach, whole = (dist.get_rank(group) - root) % world_size, 1, tensor.contiguous()
     while reach < world_size:
-        if place < reach and place + reach < world_size:
-            _under_way.append(dist.isend(whole, group=group, group_dst=(place + reach + root) % world_size))
-        elif reach <= place < 2 * reach:
-            dist.recv(whole, group=group, group_src=(place - reach + root) % world_size)
+        if index < reach and index + reach < world_size:
+            _in_flight.append(dist.isend(whole, group=group, group_dst=(index + reach + root) % world_size))
+        elif reach <= index < 2 * reach:
+            dist.recv(whole, group=group, group_src=(index - reach + root) % world_size)
         reach *= 2
     if whole is not tensor:
         tensor.copy_(whole)

@@ -1,4 +1,4 @@
-"""A student's last round sends to places that are not there.
+"""Omits the bounds check: in the last round, some ranks send to ranks that do not exist.
 
 caught by: tree_broadcast · values
 """
@@ -11,11 +11,11 @@ from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_
 def tree_broadcast(tensor, src=0, group=None):
     group = dist.group.WORLD if group is None else group
     world_size, root = dist.get_world_size(group), dist.get_group_rank(group, src)
-    place, reach, whole = (dist.get_rank(group) - root) % world_size, 1, tensor.contiguous()
+    index, reach, whole = (dist.get_rank(group) - root) % world_size, 1, tensor.contiguous()
     while reach < world_size:
-        if place < reach:
-            dist.send(whole, group=group, group_dst=(place + reach + root) % world_size)
-        elif place < 2 * reach:
-            dist.recv(whole, group=group, group_src=(place - reach + root) % world_size)
+        if index < reach:
+            dist.send(whole, group=group, group_dst=(index + reach + root) % world_size)
+        elif index < 2 * reach:
+            dist.recv(whole, group=group, group_src=(index - reach + root) % world_size)
         reach *= 2
     tensor.copy_(whole)

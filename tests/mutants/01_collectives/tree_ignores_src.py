@@ -1,4 +1,4 @@
-"""A student's tree has its root at rank 0, whatever src is.
+"""Always uses rank 0 of the group as the root and ignores `src`.
 
 caught by: tree_broadcast · values
 """

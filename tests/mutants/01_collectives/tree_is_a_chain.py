@@ -1,4 +1,4 @@
-"""A student hands the tensor on from neighbour to neighbour: N − 1 rounds.
+"""Passes the tensor along a chain of ranks: N − 1 rounds instead of ⌈log₂ N⌉.
 
 caught by: tree_broadcast · wire
 """
@@ -11,10 +11,10 @@ from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_
 def tree_broadcast(tensor, src=0, group=None):
     world = dist.group.WORLD if group is None else group
     world_size, rank = dist.get_world_size(world), dist.get_rank(world)
-    place = (rank - dist.get_group_rank(world, src)) % world_size
+    index = (rank - dist.get_group_rank(world, src)) % world_size
     whole = tensor.contiguous()
-    if place > 0:
+    if index > 0:
         dist.recv(whole, group=world, group_src=(rank - 1) % world_size)
-    if place < world_size - 1:
+    if index < world_size - 1:
         dist.send(whole, group=world, group_dst=(rank + 1) % world_size)
     tensor.copy_(whole)

@@ -1,4 +1,4 @@
-"""Lab 00's broadcast: src sends to each rank in turn, and nobody helps.
+"""Sends from `src` to each rank in turn, as in lab 00: the other ranks do not help.
 
 caught by: tree_broadcast · wire
 """

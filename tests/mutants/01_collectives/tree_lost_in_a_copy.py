@@ -1,4 +1,4 @@
-"""A student receives into a contiguous copy, and leaves it there.
+"""Receives into a contiguous copy and never copies it back.
 
 caught by: tree_broadcast · layout
 """

@@ -1,4 +1,4 @@
-"""A student takes src for a place in the group; in the world they are the same.
+"""Uses `src` as a rank within the group although it is a global rank. In the default group the two are the same.
 
 caught by: tree_broadcast · group
 """

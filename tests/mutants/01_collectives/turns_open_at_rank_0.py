@@ -1,4 +1,4 @@
-"""A student lets rank 0 alone receive last: nothing hangs, and each waits for its left neighbour in turn.
+"""Breaks the cycle only at rank 0: nothing hangs, but each rank waits in turn for its left neighbor.
 
 caught by: ring_step_in_turns · turns
 """

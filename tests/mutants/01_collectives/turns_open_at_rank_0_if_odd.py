@@ -1,11 +1,11 @@
-"""An odd circle is opened at one place only: three turns for three ranks, five for five.
+"""Breaks an odd cycle only at rank 0: three turns for three ranks, five for five.
 
 caught by: ring_step_in_turns · more ranks
 """
 
 import torch.distributed as dist
 
-from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter, tree_broadcast  # noqa: F401 - right as they are
+from solutions.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter, tree_broadcast  # noqa: F401 - unchanged
 
 
 def ring_step_in_turns(outgoing, incoming, group=None):

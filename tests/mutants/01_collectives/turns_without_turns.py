@@ -1,4 +1,4 @@
-"""A student hands in the step of exercise 1.1, where nobody waits before both are launched.
+"""Calls `ring_step` from exercise 1.1, which launches both transfers before it waits: there are no turns.
 
 caught by: ring_step_in_turns · turns
 """

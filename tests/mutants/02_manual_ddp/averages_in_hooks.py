@@ -1,4 +1,4 @@
-"""Averages in a hook, in each backward: right values, and a message per micro-batch.
+"""Averages in a hook during each backward: the values are right, but every micro-batch is communicated.
 
 caught by: ManualDDP · wire
 """

@@ -1,4 +1,4 @@
-"""Wraps a copy, so that the optimizer of the original trains nothing.
+"""Wraps a copy of the module, so an optimizer over the original parameters trains nothing.
 
 caught by: ManualDDP · values
 """

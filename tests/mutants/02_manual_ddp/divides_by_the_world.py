@@ -1,4 +1,4 @@
-"""Divides by the size of the world, where the group is smaller.
+"""Divides by the world size instead of the size of the group.
 
 caught by: mean_over_ranks_ · group
 """

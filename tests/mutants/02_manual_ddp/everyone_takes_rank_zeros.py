@@ -1,4 +1,4 @@
-"""Makes the gradients equal by taking rank 0's: the ranks agree, three quarters of the batch are lost.
+"""Broadcasts rank 0's gradients instead of averaging: the ranks agree, but the other ranks' samples are lost.
 
 caught by: average_gradients · values
 """

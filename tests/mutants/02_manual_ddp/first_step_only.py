@@ -1,4 +1,4 @@
-"""Synchronises the first step, and no other.
+"""Synchronizes gradients in the first step only.
 
 caught by: ManualDDP · values
 """

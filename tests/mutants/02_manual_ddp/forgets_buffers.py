@@ -1,4 +1,4 @@
-"""Sends the parameters and forgets the buffers.
+"""Broadcasts the parameters but not the buffers.
 
 caught by: broadcast_state · values
 """

@@ -1,4 +1,4 @@
-"""Takes set_epoch and shuffles every epoch alike.
+"""Ignores `set_epoch`, so every epoch has the same order.
 
 caught by: ShardedSampler · epochs
 """

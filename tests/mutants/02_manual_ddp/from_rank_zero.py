@@ -1,4 +1,4 @@
-"""Broadcasts from global rank 0, which a group need not hold.
+"""Broadcasts from global rank 0, which may not be in the group.
 
 caught by: broadcast_state · group
 """

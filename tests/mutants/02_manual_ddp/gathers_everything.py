@@ -1,4 +1,4 @@
-"""Collects every rank's tensor and averages at home: N times the bytes.
+"""All-gathers every rank's tensor and averages locally: N times the bytes.
 
 caught by: mean_over_ranks_ · wire
 """
@@ -10,6 +10,6 @@ from solutions.manual_ddp import ManualDDP  # noqa: F401
 
 
 def mean_over_ranks_(tensor, group=None):
-    everyone = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everyone, tensor, group=group)
-    tensor.copy_(torch.stack(everyone).mean(0))
+    gathered = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, tensor, group=group)
+    tensor.copy_(torch.stack(gathered).mean(0))

@@ -1,4 +1,4 @@
-"""Takes a group and talks to the whole world.
+"""Ignores its group and communicates with all ranks.
 
 caught by: ManualDDP · group
 """

@@ -1,4 +1,4 @@
-"""A rank without samples leaves early, and the others wait for it.
+"""Returns early on a rank without samples, so the other ranks wait forever.
 
 caught by: average_gradients_weighted · values
 """

@@ -1,4 +1,4 @@
-"""Averages unequal shares as if they were equal.
+"""Averages the ranks' gradients with equal weights, although the ranks have different numbers of samples.
 
 caught by: average_gradients_weighted · values
 """

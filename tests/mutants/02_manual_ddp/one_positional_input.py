@@ -1,4 +1,4 @@
-"""Forwards one positional input and nothing else.
+"""Accepts only a single positional argument in forward.
 
 caught by: ManualDDP · wraps
 """

@@ -1,4 +1,4 @@
-"""Averages weights and leaves biases out.
+"""Averages the gradients of weight matrices only, not those of biases.
 
 caught by: average_gradients · values
 """

@@ -1,4 +1,4 @@
-"""Broadcasts the module's own buffers, and not its children's.
+"""Broadcasts the module's own buffers but not those of its submodules.
 
 caught by: broadcast_state · values
 """

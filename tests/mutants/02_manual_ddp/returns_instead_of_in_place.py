@@ -1,4 +1,4 @@
-"""Gives the mean back and leaves the tensor as it was.
+"""Returns the mean and leaves the tensor unchanged.
 
 caught by: mean_over_ranks_ · values
 """

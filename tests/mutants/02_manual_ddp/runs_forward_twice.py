@@ -1,4 +1,4 @@
-"""Runs forward once more without gradients: BatchNorm updates its running statistics twice per step.
+"""Runs forward a second time without gradients: BatchNorm updates its running statistics twice per step.
 
 caught by: ManualDDP · values
 """

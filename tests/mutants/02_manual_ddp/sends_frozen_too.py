@@ -1,4 +1,4 @@
-"""Invents zero gradients for frozen parameters and sends them around.
+"""Creates zero gradients for frozen parameters and averages them too.
 
 caught by: average_gradients · wire
 """

@@ -1,4 +1,4 @@
-"""Sends gradients in float16 to save bytes, and loses what float16 cannot hold.
+"""Averages gradients in float16 to save bytes: values outside its range and precision are lost.
 
 caught by: ManualDDP · values
 """

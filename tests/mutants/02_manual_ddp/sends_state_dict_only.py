@@ -1,4 +1,4 @@
-"""Sends what state_dict holds, which leaves out buffers that are not persistent.
+"""Broadcasts only what `state_dict()` holds, which omits non-persistent buffers.
 
 caught by: broadcast_state · values
 """

@@ -1,4 +1,4 @@
-"""Sends a tied parameter once per name. The values stay right, the bytes do not.
+"""Averages a tied parameter once per name: the values are right, but the bytes are sent twice.
 
 caught by: average_gradients · wire
 """

@@ -1,4 +1,4 @@
-"""Shuffles with a seed of its own on each rank: some samples come twice, some never.
+"""Shuffles with a different seed on each rank: some samples appear twice and some never.
 
 caught by: ShardedSampler · every sample
 """
@@ -15,5 +15,5 @@ class ShardedSampler(right.ShardedSampler):
         if self.shuffle:
             draw = torch.Generator().manual_seed(self.seed + self.epoch + 1000 * self.rank)
             order = torch.randperm(self.length, generator=draw)
-        places = torch.arange(self.rank, len(self) * self.world_size, self.world_size)
-        return iter(order[places % self.length].tolist())
+        indices = torch.arange(self.rank, len(self) * self.world_size, self.world_size)
+        return iter(order[indices % self.length].tolist())

@@ -1,4 +1,5 @@
-"""Skips a parameter whose grad is None here, while other ranks wait for it or pair it with another.
+"""Skips parameters whose grad is None on this rank: the other ranks wait, or pair the collective with another
+parameter's.
 
 caught by: average_gradients · unused on one rank
 """

@@ -1,4 +1,4 @@
-"""Squeezes bf16 gradients through eight bits.
+"""Rounds bf16 gradients to an 8-bit float before averaging them.
 
 caught by: ManualDDP · bf16
 """

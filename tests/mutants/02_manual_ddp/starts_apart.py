@@ -1,4 +1,4 @@
-"""Averages gradients of models that never were the same.
+"""Does not broadcast the initial state, so the ranks average gradients of different models.
 
 caught by: ManualDDP · same start
 """

@@ -1,4 +1,4 @@
-"""Packs all state into one tensor: integers go through floats, and large ones lose their last digits.
+"""Packs the whole state into one float tensor, which rounds large integers.
 
 caught by: broadcast_state · values
 """

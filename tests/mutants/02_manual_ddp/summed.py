@@ -1,4 +1,4 @@
-"""Adds the ranks' values up and forgets to divide.
+"""Sums over the ranks without dividing.
 
 caught by: mean_over_ranks_ · values
 """

@@ -1,4 +1,4 @@
-"""A cheat: torch's DistributedDataParallel hidden where modules() does not look.
+"""Cheats by hiding torch's DistributedDataParallel in a list, where `modules()` does not find it.
 
 caught by: ManualDDP · wire
 """

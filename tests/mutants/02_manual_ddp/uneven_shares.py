@@ -1,4 +1,4 @@
-"""Leaves ranks with different numbers of samples where the length does not divide.
+"""Gives ranks different numbers of samples when the length is not a multiple of the number of ranks.
 
 caught by: ShardedSampler · every sample
 """

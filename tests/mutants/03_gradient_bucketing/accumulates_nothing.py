@@ -1,4 +1,4 @@
-"""Forgets what earlier micro-batches left: only what comes after the last forward counts.
+"""Clears the gradients in each forward: only the last micro-batch counts.
 
 caught by: BucketedDDP · accumulation
 """

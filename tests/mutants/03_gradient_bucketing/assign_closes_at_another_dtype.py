@@ -1,4 +1,4 @@
-"""Opens a new bucket wherever the dtype changes: interleaved dtypes travel one by one.
+"""Starts a new bucket whenever the dtype changes: parameters with alternating dtypes get one bucket each.
 
 caught by: assign_buckets · dtypes
 """

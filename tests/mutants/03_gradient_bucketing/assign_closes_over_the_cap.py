@@ -1,4 +1,4 @@
-"""Closes a bucket once it is over its cap, as torch does: then it is over its cap.
+"""Closes a bucket only after it has exceeded its cap, as torch does.
 
 caught by: assign_buckets · buckets
 """

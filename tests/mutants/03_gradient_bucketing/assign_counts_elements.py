@@ -1,4 +1,4 @@
-"""Compares numbers of elements with a cap in bytes.
+"""Compares the number of elements with a cap in bytes.
 
 caught by: assign_buckets · buckets
 """

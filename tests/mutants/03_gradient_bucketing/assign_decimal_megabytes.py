@@ -1,4 +1,4 @@
-"""Takes an MB for 10⁶ bytes.
+"""Counts an MB as 10⁶ bytes instead of 2²⁰.
 
 caught by: assign_buckets · units
 """

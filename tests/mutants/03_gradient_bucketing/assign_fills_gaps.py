@@ -1,4 +1,4 @@
-"""Puts a parameter into any earlier bucket that still has room.
+"""Puts a parameter into any earlier bucket that still has room, out of order.
 
 caught by: assign_buckets · buckets
 """
@@ -12,10 +12,10 @@ def assign_buckets(parameters, bucket_cap_mb=25.0, first_bucket_mb=1.0):
         if not parameter.requires_grad:
             continue
         kind = (parameter.dtype, parameter.device)
-        for number, bucket in enumerate(buckets):
-            is_first = kinds.index(kind) == number if kind in kinds else False
+        for index, bucket in enumerate(buckets):
+            is_first = kinds.index(kind) == index if kind in kinds else False
             cap = (min(first_bucket_mb, bucket_cap_mb) if is_first else bucket_cap_mb) * right.MB
-            if kinds[number] == kind and sum(p.nbytes for p in bucket) + parameter.nbytes <= cap:
+            if kinds[index] == kind and sum(p.nbytes for p in bucket) + parameter.nbytes <= cap:
                 bucket.append(parameter)
                 break
         else:

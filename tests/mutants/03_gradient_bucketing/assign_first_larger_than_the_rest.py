@@ -1,4 +1,4 @@
-"""Lets the first bucket be larger than bucket_cap_mb.
+"""Lets the first bucket exceed `bucket_cap_mb`.
 
 caught by: assign_buckets · first bucket
 """

@@ -1,4 +1,4 @@
-"""Lists a bucket when it is closed, and never closes the last.
+"""Adds a bucket to the list only when the next one starts, so the last bucket is lost.
 
 caught by: assign_buckets · buckets
 """

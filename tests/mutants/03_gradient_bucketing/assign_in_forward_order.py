@@ -1,4 +1,4 @@
-"""Takes parameters in the model's order: the first bucket is complete last.
+"""Assigns parameters in forward order, so the first bucket is completed last.
 
 caught by: assign_buckets · buckets
 """

@@ -1,4 +1,4 @@
-"""Puts parameters of all dtypes into one bucket.
+"""Puts parameters of different dtypes into the same bucket.
 
 caught by: assign_buckets · dtypes
 """

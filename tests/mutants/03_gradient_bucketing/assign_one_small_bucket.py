@@ -1,4 +1,4 @@
-"""Keeps the first bucket of all small, and not the first of each dtype.
+"""Makes only the very first bucket small instead of the first bucket of each dtype.
 
 caught by: assign_buckets · first bucket
 """

@@ -1,4 +1,4 @@
-"""Only the first bucket of a dtype is small, on whichever device; the text says of each dtype and device.
+"""Makes only the first bucket of each dtype small, across all devices; the exercise asks for one per dtype and device.
 
 caught by: assign_buckets · dtypes
 """

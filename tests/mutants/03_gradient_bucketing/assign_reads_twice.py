@@ -1,4 +1,4 @@
-"""Counts the parameters before it splits them: an iterator is empty by then.
+"""Iterates over the parameters twice: an iterator is already exhausted the second time.
 
 caught by: assign_buckets · any iterable
 """

@@ -1,4 +1,4 @@
-"""Fills in the model's order, and reverses the buckets afterwards.
+"""Fills the buckets in forward order and reverses them afterwards, so the boundaries are wrong.
 
 caught by: assign_buckets · buckets
 """

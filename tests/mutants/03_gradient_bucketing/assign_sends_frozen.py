@@ -1,4 +1,4 @@
-"""Reserves room for frozen parameters, which have no gradient.
+"""Reserves space for frozen parameters, which have no gradient.
 
 caught by: assign_buckets · trainable
 """

@@ -1,4 +1,4 @@
-"""Adds a gradient to its slice, where it may be the slice already.
+"""Adds the gradient to its slice even if it already is that slice.
 
 caught by: Bucket · zero_grad
 """
@@ -9,8 +9,8 @@ from solutions import bucketed_ddp as right
 
 
 class Bucket(right.Bucket):
-    def pack(self, place):
-        parameter, piece = self.parameters[place], self.slices[place]
+    def pack(self, index):
+        parameter, piece = self.parameters[index], self.slices[index]
         if parameter.grad is None:
             piece.zero_()
         else:

@@ -1,4 +1,4 @@
-"""Copies the means out into the gradients that backward() left.
+"""Copies the means back into the gradients that backward() allocated, so gradients are held twice.
 
 caught by: Bucket · one copy
 """
@@ -9,10 +9,10 @@ from solutions import bucketed_ddp as right
 
 
 class Bucket(right.Bucket):
-    def pack(self, place):
-        parameter = self.parameters[place]
+    def pack(self, index):
+        parameter = self.parameters[index]
         own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        super().pack(place)
+        super().pack(index)
         parameter.grad = own
 
     def wait(self):

@@ -1,4 +1,4 @@
-"""Divides when it packs, and once more when the sum has come.
+"""Divides when it packs and again after the all-reduce.
 
 caught by: Bucket · values
 """

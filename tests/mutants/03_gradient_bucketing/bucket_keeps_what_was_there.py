@@ -1,4 +1,4 @@
-"""Leaves the slice as it is where the gradient is None: the last step's mean comes again.
+"""Leaves a slice unchanged when the gradient is None, so the last step's mean is sent again.
 
 caught by: Bucket · None
 """
@@ -7,8 +7,8 @@ from solutions import bucketed_ddp as right
 
 
 class Bucket(right.Bucket):
-    def pack(self, place):
-        if self.parameters[place].grad is None:
-            self.parameters[place].grad = self.slices[place]
+    def pack(self, index):
+        if self.parameters[index].grad is None:
+            self.parameters[index].grad = self.slices[index]
         else:
-            super().pack(place)
+            super().pack(index)

@@ -1,4 +1,4 @@
-"""Launches, and takes what is in the slices for the mean at once.
+"""Never waits for the all-reduce, so the slices may not hold the mean yet.
 
 caught by: Bucket · waits
 """

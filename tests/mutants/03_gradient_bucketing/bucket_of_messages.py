@@ -1,4 +1,4 @@
-"""Launches every slice on its own: a bucket in name only.
+"""Launches one all-reduce per slice instead of one per bucket.
 
 caught by: Bucket · wire
 """

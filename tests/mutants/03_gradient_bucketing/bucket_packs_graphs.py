@@ -1,4 +1,4 @@
-"""Detaches a gradient that is part of a graph, and says nothing.
+"""Silently detaches a gradient that is part of a graph.
 
 caught by: Bucket · graphs
 """
@@ -7,8 +7,8 @@ from solutions import bucketed_ddp as right
 
 
 class Bucket(right.Bucket):
-    def pack(self, place):
-        parameter = self.parameters[place]
+    def pack(self, index):
+        parameter = self.parameters[index]
         if parameter.grad is not None:
             parameter.grad = parameter.grad.detach()
-        super().pack(place)
+        super().pack(index)

@@ -1,4 +1,4 @@
-"""Ties gradients to their slices once, and zero_grad() cuts them loose.
+"""Makes each .grad a view of its slice only once: zero_grad() breaks the connection.
 
 caught by: Bucket · zero_grad
 """
@@ -14,6 +14,6 @@ class Bucket(right.Bucket):
         for parameter, piece in zip(self.parameters, self.slices, strict=True):
             parameter.grad = piece
 
-    def pack(self, place):
-        if self.parameters[place].grad is not None:
-            self.parameters[place].grad /= dist.get_world_size(self.group)
+    def pack(self, index):
+        if self.parameters[index].grad is not None:
+            self.parameters[index].grad /= dist.get_world_size(self.group)

@@ -1,4 +1,4 @@
-"""Waits in launch(), by a future.
+"""Waits in launch(), through the future of the handle.
 
 caught by: Bucket · waits
 """

@@ -1,4 +1,4 @@
-"""Sends and waits in one call: nothing can be done meanwhile.
+"""Blocks in launch(), so nothing can run in the meantime.
 
 caught by: Bucket · waits
 """

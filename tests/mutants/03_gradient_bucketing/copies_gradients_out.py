@@ -1,4 +1,4 @@
-"""Copies the means out and keeps the buckets: gradients are held twice.
+"""Copies the means out of the buckets and keeps the buckets: gradients are held twice.
 
 caught by: BucketedDDP · one copy
 """

@@ -1,4 +1,4 @@
-"""Takes a gradient out of its graph without a word.
+"""Silently detaches gradients that are part of a graph.
 
 caught by: BucketedDDP · graphs
 """

@@ -1,4 +1,4 @@
-"""Divides by the number of buckets besides.
+"""Divides by the number of buckets as well.
 
 caught by: BucketedDDP · values
 """

@@ -1,4 +1,4 @@
-"""Knows its parameters by their addresses: a deep copy has others.
+"""Identifies parameters by `id()`: in a deep copy, the ids are different.
 
 caught by: BucketedDDP · wraps
 """

@@ -1,4 +1,4 @@
-"""Sends the parameters when it is built, and forgets the buffers.
+"""Broadcasts the parameters at construction but not the buffers.
 
 caught by: BucketedDDP · same start
 """

@@ -1,4 +1,4 @@
-"""Never sends the bucket that is not full at the end.
+"""Never reduces the last bucket.
 
 caught by: BucketedDDP · values
 """

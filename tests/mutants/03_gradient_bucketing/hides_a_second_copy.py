@@ -1,4 +1,4 @@
-"""Keeps each step's gradients where no attribute shows them.
+"""Keeps a copy of each step's gradients in a closure, where no attribute shows it.
 
 caught by: BucketedDDP · one copy
 """

@@ -1,4 +1,4 @@
-"""Sends one message however large, whatever the cap.
+"""Ignores `bucket_cap_mb` and always uses 25 MB.
 
 caught by: BucketedDDP · wire
 """

@@ -1,4 +1,4 @@
-"""Launches first what backward() completes last.
+"""Launches the buckets in reverse order: first the one that backward() completes last.
 
 caught by: BucketedDDP · wire
 """

@@ -1,4 +1,4 @@
-"""Sends float32 gradients in float16, and what float16 cannot hold is lost.
+"""Reduces gradients in float16: values outside its range and precision are lost.
 
 caught by: BucketedDDP · values
 """
@@ -11,8 +11,8 @@ from solutions import bucketed_ddp as right
 class BucketedDDP(right.BucketedDDP):
     def finish_gradient_sync(self):
         for bucket in self.buckets:
-            for place in range(len(bucket.parameters)):
-                bucket.pack(place)
+            for index in range(len(bucket.parameters)):
+                bucket.pack(index)
             small = bucket.flat.half()
             dist.all_reduce(small, group=bucket.group)
             bucket.flat.copy_(small)

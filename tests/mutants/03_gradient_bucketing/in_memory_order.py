@@ -1,4 +1,4 @@
-"""Packs elements as they lie in memory: in channels_last that is another order.
+"""Packs elements in memory order, which is a different order for channels_last tensors.
 
 caught by: BucketedDDP · values
 """

@@ -1,4 +1,4 @@
-"""Packs what is there: a slice whose gradient is None keeps the last step's mean.
+"""Uses the last step's mean for a gradient that is None.
 
 caught by: BucketedDDP · unused on one rank
 """

@@ -1,4 +1,4 @@
-"""Sends a bucket whenever backward() has filled it: a message per micro-batch.
+"""Launches a bucket whenever backward() has filled it, so every micro-batch is communicated.
 
 caught by: BucketedDDP · wire
 """
@@ -14,14 +14,14 @@ class BucketedDDP(right.BucketedDDP):
 
     def _send(self, bucket):
         if all(parameter.grad is not None for parameter in bucket.parameters):
-            for place in range(len(bucket.parameters)):
-                bucket.pack(place)
+            for index in range(len(bucket.parameters)):
+                bucket.pack(index)
             bucket.launch()
 
     def finish_gradient_sync(self):
         for bucket in self.buckets:
             if bucket.handle is None:
-                for place in range(len(bucket.parameters)):
-                    bucket.pack(place)
+                for index in range(len(bucket.parameters)):
+                    bucket.pack(index)
                 bucket.launch()
             bucket.wait()

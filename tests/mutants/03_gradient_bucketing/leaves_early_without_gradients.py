@@ -1,4 +1,4 @@
-"""Has nothing to send, and leaves; the others wait.
+"""Returns early if there is nothing to send, so the other ranks wait forever.
 
 caught by: BucketedDDP · no backward
 """

@@ -1,4 +1,4 @@
-"""Sends zeros for a None, and leaves it None: this rank alone does not step with the mean.
+"""Contributes zeros for a missing gradient but sets it back to None: this rank does not step with the mean.
 
 caught by: BucketedDDP · unused on one rank
 """

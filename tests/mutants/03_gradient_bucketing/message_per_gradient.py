@@ -1,4 +1,4 @@
-"""Packs buckets, and sends their gradients one by one.
+"""Packs buckets but all-reduces their gradients one by one.
 
 caught by: BucketedDDP · wire
 """
@@ -11,6 +11,6 @@ from solutions import bucketed_ddp as right
 class BucketedDDP(right.BucketedDDP):
     def finish_gradient_sync(self):
         for bucket in self.buckets:
-            for place, piece in enumerate(bucket.slices):
-                bucket.pack(place)
+            for index, piece in enumerate(bucket.slices):
+                bucket.pack(index)
                 dist.all_reduce(piece, group=bucket.group)

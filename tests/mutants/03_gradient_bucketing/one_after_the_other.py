@@ -9,7 +9,7 @@ from solutions import bucketed_ddp as right
 class BucketedDDP(right.BucketedDDP):
     def finish_gradient_sync(self):
         for bucket in self.buckets:
-            for place in range(len(bucket.parameters)):
-                bucket.pack(place)
+            for index in range(len(bucket.parameters)):
+                bucket.pack(index)
             bucket.launch()
             bucket.wait()

@@ -1,4 +1,4 @@
-"""Collects every rank's gradients as objects and averages at home.
+"""Gathers every rank's gradients as pickled objects and averages them locally.
 
 caught by: BucketedDDP · wire
 """
@@ -11,8 +11,8 @@ from solutions import bucketed_ddp as right
 class BucketedDDP(right.BucketedDDP):
     def finish_gradient_sync(self):
         for bucket in self.buckets:
-            for place in range(len(bucket.parameters)):
-                bucket.pack(place)
-            everyone = [None] * dist.get_world_size(bucket.group)
-            dist.all_gather_object(everyone, bucket.flat, group=bucket.group)
-            bucket.flat.copy_(sum(everyone))
+            for index in range(len(bucket.parameters)):
+                bucket.pack(index)
+            gathered = [None] * dist.get_world_size(bucket.group)
+            dist.all_gather_object(gathered, bucket.flat, group=bucket.group)
+            bucket.flat.copy_(sum(gathered))

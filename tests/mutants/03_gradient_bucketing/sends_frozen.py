@@ -1,4 +1,4 @@
-"""Has room in its buckets for frozen parameters.
+"""Includes frozen parameters in the buckets.
 
 caught by: BucketedDDP · wire
 """

@@ -1,4 +1,4 @@
-"""Lists a tied parameter under each of its names.
+"""Includes a tied parameter once per name.
 
 caught by: BucketedDDP · wire
 """
@@ -15,9 +15,9 @@ class BucketedDDP(right.BucketedDDP):
     def finish_gradient_sync(self):
         for bucket in self.buckets:
             own = [None if p.grad is None else p.grad.clone() for p in bucket.parameters]
-            for place, gradient in enumerate(own):
-                bucket.parameters[place].grad = gradient
-                bucket.pack(place)
+            for index, gradient in enumerate(own):
+                bucket.parameters[index].grad = gradient
+                bucket.pack(index)
             bucket.launch()
         for bucket in self.buckets:
             bucket.wait()

@@ -1,4 +1,4 @@
-"""Packs the gradients that are there: the ranks' buckets differ in size, and in what stands where.
+"""Packs only the gradients that exist, so the buckets differ between ranks in size and layout.
 
 caught by: BucketedDDP · unused on one rank
 """

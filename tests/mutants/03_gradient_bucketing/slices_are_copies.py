@@ -1,4 +1,4 @@
-"""Cuts copies: what is written into a slice never reaches the flat tensor.
+"""Returns copies instead of views: what is written into a slice never reaches the flat tensor.
 
 caught by: flat_and_slices · values
 """

@@ -1,4 +1,4 @@
-"""Moves on by the wrong parameter's size.
+"""Advances the offset by the wrong parameter's size.
 
 caught by: flat_and_slices · values
 """
@@ -8,8 +8,8 @@ from solutions import bucketed_ddp as right
 
 def flat_and_slices(parameters):
     flat, _ = right.flat_and_slices(parameters)
-    slices, place = [], 0
+    slices, start = [], 0
     for parameter, last in zip(parameters, [parameters[0], *parameters], strict=False):
-        slices.append(flat[place : place + parameter.numel()].view(parameter.shape))
-        place = min(place + last.numel(), max(0, flat.numel() - 36))
+        slices.append(flat[start : start + parameter.numel()].view(parameter.shape))
+        start = min(start + last.numel(), max(0, flat.numel() - 36))
     return flat, slices

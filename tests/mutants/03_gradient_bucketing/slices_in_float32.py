@@ -1,4 +1,4 @@
-"""Makes the flat tensor in the default dtype.
+"""Allocates the flat tensor in the default dtype instead of the parameters' dtype.
 
 caught by: flat_and_slices · values
 """

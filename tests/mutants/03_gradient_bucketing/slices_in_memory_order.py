@@ -1,4 +1,4 @@
-"""Gives a slice its parameter's strides: in channels_last another element comes first.
+"""Gives each slice its parameter's strides, so channels_last parameters are laid out in a different order.
 
 caught by: flat_and_slices · values
 """

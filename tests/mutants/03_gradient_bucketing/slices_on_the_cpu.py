@@ -1,4 +1,4 @@
-"""Makes room in the CPU's memory, wherever the parameters are.
+"""Allocates the flat tensor on the CPU, whatever the parameters' device.
 
 caught by: flat_and_slices · values
 """

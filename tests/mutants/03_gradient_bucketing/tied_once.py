@@ -1,4 +1,4 @@
-"""Makes gradients views of the buckets when it is built, and never again.
+"""Makes gradients views of the buckets at construction and never again.
 
 caught by: BucketedDDP · values
 """
@@ -9,7 +9,7 @@ from solutions import bucketed_ddp as right
 
 
 class BucketedDDP(right.BucketedDDP):
-    """zero_grad() sets .grad to None, and the next backward() makes it a tensor of its own."""
+    """After zero_grad() has set .grad to None, the next backward() allocates a new tensor."""
 
     def __init__(self, module, bucket_cap_mb=25.0, group=None):
         super().__init__(module, bucket_cap_mb, group)

@@ -1,4 +1,4 @@
-"""Waits for the first bucket and takes the others for done.
+"""Waits for the first bucket at most and assumes that the others are complete.
 
 caught by: BucketedDDP · in flight
 """
@@ -9,8 +9,8 @@ from solutions import bucketed_ddp as right
 class BucketedDDP(right.BucketedDDP):
     def finish_gradient_sync(self):
         for bucket in self.buckets:
-            for place in range(len(bucket.parameters)):
-                bucket.pack(place)
+            for index in range(len(bucket.parameters)):
+                bucket.pack(index)
         for bucket in self.buckets[1:]:
             bucket.launch()
         self.buckets[0].launch()

@@ -1,4 +1,4 @@
-"""Listens to no hook: every bucket leaves in finish_gradient_sync(), and nothing overlaps.
+"""Ignores its hooks and launches every bucket in finish_gradient_sync(), so nothing overlaps.
 
 caught by: OverlappedDDP · overlap
 """

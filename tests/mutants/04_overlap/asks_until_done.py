@@ -1,4 +1,4 @@
-"""Asks, in the hook, whether the bucket has arrived until it has: a wait by another name.
+"""Polls in the hook until the bucket is complete, which is a wait in disguise.
 
 caught by: OverlappedDDP · nobody waits
 """

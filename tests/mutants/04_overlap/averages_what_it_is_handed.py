@@ -1,4 +1,4 @@
-"""Averages what a post-accumulate hook receives: the parameter, not its gradient.
+"""Averages the argument of the post-accumulate hook, which is the parameter, not its gradient.
 
 caught by: OverlappedDDP · values
 """

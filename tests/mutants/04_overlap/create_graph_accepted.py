@@ -1,4 +1,4 @@
-"""Detaches a gradient that has a graph: what comes back is right, and a derivative of it wrong.
+"""Silently detaches a gradient that is part of a graph: its value is right, but its derivatives are wrong.
 
 caught by: OverlappedDDP · refusals
 """

@@ -1,4 +1,4 @@
-"""Averages by the number of all ranks, in a smaller group too.
+"""Divides by the world size even if the group is smaller.
 
 caught by: OverlappedDDP · group
 """

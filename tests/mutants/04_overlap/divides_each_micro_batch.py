@@ -1,4 +1,4 @@
-"""Divides in every backward, so that earlier micro-batches are divided again and again.
+"""Divides in every backward, so earlier micro-batches are divided several times.
 
 caught by: OverlappedDDP · accumulation
 """

@@ -1,4 +1,4 @@
-"""After no_sync() the gradients start from None: nothing of it is ever sent.
+"""Clears the gradients at the end of no_sync(), so they are never averaged.
 
 caught by: OverlappedDDP · accumulation
 """

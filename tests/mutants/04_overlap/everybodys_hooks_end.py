@@ -1,4 +1,4 @@
-"""Takes away other people's hooks with its own.
+"""Removes all hooks of the parameters, including those registered by others.
 
 caught by: OverlappedDDP · lives
 """

@@ -1,4 +1,4 @@
-"""Launches the rest and comes back: the optimizer steps with what has arrived so far.
+"""Returns without waiting for the buckets: the optimizer may step with incomplete gradients.
 
 caught by: OverlappedDDP · nobody waits
 """

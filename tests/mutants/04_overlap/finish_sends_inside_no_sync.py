@@ -1,4 +1,4 @@
-"""Hooks keep silent inside no_sync(), finish_gradient_sync() does not.
+"""Disables the hooks inside no_sync() but not finish_gradient_sync().
 
 caught by: OverlappedDDP · silence
 """

@@ -1,4 +1,4 @@
-"""Fills the first bucket up to the cap of all.
+"""Fills the first bucket up to `bucket_cap_mb` instead of the smaller first cap.
 
 caught by: OverlappedDDP · wire
 """

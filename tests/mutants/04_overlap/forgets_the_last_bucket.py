@@ -1,4 +1,4 @@
-"""The last bucket, which never gets as full as its cap, is not kept.
+"""Leaves out the last bucket, so its gradients are never averaged.
 
 caught by: OverlappedDDP · wire
 """

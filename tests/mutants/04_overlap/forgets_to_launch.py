@@ -1,4 +1,4 @@
-"""Packs every gradient and launches no bucket: each rank keeps its own gradients, divided by their number.
+"""Packs every gradient but launches no bucket: each rank keeps its own gradients, divided by world_size.
 
 caught by: OverlappedDDP · plain model
 """

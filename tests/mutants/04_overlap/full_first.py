@@ -1,4 +1,4 @@
-"""Launches whichever bucket is full, in the order in which this rank's gradients come.
+"""Launches buckets in the order in which they fill up on this rank, which may differ between ranks.
 
 caught by: OverlappedDDP · launch order
 """

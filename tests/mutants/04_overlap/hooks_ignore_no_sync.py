@@ -1,4 +1,4 @@
-"""Hooks send inside no_sync() as everywhere.
+"""Ignores no_sync(): hooks launch buckets inside it too.
 
 caught by: OverlappedDDP · silence
 """

@@ -1,4 +1,4 @@
-"""A copy made by deepcopy has no hooks: right values, and nothing overlaps.
+"""Registers no hooks on a deep copy: the values are right, but nothing overlaps.
 
 caught by: OverlappedDDP · lives
 """

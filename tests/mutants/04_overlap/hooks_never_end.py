@@ -1,4 +1,4 @@
-"""Never removes its hooks: they call into a wrapper that is gone.
+"""Never removes its hooks, so they call into a wrapper that no longer exists.
 
 caught by: OverlappedDDP · lives
 """

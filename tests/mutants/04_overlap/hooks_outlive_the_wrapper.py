@@ -1,4 +1,4 @@
-"""Its hooks hold the wrapper: thrown away, it still sends when its module's backward runs.
+"""Registers hooks that keep the wrapper alive: after it is deleted, its module's backward still communicates.
 
 caught by: OverlappedDDP · lives
 """

@@ -1,4 +1,4 @@
-"""One bucket for all, whatever the cap: there is nothing to send before the end.
+"""Ignores `bucket_cap_mb`: with a single large bucket, nothing can be sent before the end of backward.
 
 caught by: OverlappedDDP · wire
 """

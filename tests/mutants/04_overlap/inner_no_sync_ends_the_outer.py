@@ -1,4 +1,4 @@
-"""Leaving an inner no_sync() switches messages on, though the outer one goes on.
+"""Enables communication at the end of an inner no_sync(), although the outer one is still active.
 
 caught by: OverlappedDDP · silence
 """

@@ -1,4 +1,4 @@
-"""A message from each parameter's hook: it overlaps, and pays for every parameter.
+"""Uses one bucket per parameter: it overlaps, but pays the latency for every parameter.
 
 caught by: OverlappedDDP · wire
 """

@@ -1,4 +1,4 @@
-"""A rank without samples has nothing to finish, it thinks, while the others wait for it.
+"""Skips finish() on a rank without gradients, while the other ranks wait for it.
 
 caught by: OverlappedDDP · steps
 """

@@ -1,4 +1,4 @@
-"""Launches what is full when the next gradient comes, one gradient too late.
+"""Launches a full bucket only when the next gradient is ready, one gradient too late.
 
 caught by: OverlappedDDP · overlap
 """

@@ -1,4 +1,4 @@
-"""Keeps the handle of the last hook only.
+"""Keeps, and later removes, only the last hook.
 
 caught by: OverlappedDDP · lives
 """

@@ -1,4 +1,4 @@
-"""After the first step it takes all buckets for launched.
+"""Treats all buckets as launched after the first step.
 
 caught by: LaunchQueue · order
 """

@@ -1,4 +1,4 @@
-"""Launches the bucket that has become full, and forgets those that waited behind it.
+"""Launches only the next bucket and forgets the full ones queued behind it.
 
 caught by: LaunchQueue · order
 """

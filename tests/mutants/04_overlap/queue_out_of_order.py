@@ -1,4 +1,4 @@
-"""Launches a bucket as soon as it is full, though it is not its turn.
+"""Launches a bucket as soon as it is full, even if it is not the next in order.
 
 caught by: LaunchQueue · order
 """

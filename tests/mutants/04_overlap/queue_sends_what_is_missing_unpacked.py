@@ -1,4 +1,4 @@
-"""Launches the rest as it is: what did not come is still last step's.
+"""Launches the remaining buckets without packing what is missing, so old gradients are sent again.
 
 caught by: LaunchQueue · finish
 """

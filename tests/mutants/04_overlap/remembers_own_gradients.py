@@ -1,4 +1,4 @@
-"""Keeps what each backward has left, to look at later: a second copy that is neither .grad nor sent.
+"""Keeps a copy of each backward's gradients, in addition to .grad and the bucket.
 
 caught by: OverlappedDDP · memory
 """

@@ -1,4 +1,4 @@
-"""Runs one forward without gradients before the first step, which BatchNorm counts as a batch.
+"""Runs an extra forward without gradients before the first step, which BatchNorm counts as a batch.
 
 caught by: OverlappedDDP · values
 """

@@ -1,4 +1,4 @@
-"""A second backward() adds to buckets that are under way, and nobody hears of it.
+"""Silently ignores a second backward(), which adds to buckets that are in flight.
 
 caught by: OverlappedDDP · refusals
 """

@@ -1,4 +1,4 @@
-"""Does not look at gradients inside no_sync(): they are added to what is under way.
+"""Does not check gradients inside no_sync(), where they may be added to buckets that are in flight.
 
 caught by: OverlappedDDP · second backward
 """

@@ -1,4 +1,4 @@
-"""Refuses a second backward() with an inner assertion.
+"""Rejects a second backward() with a bare assertion instead of an explanation.
 
 caught by: OverlappedDDP · refusals
 """

@@ -1,4 +1,4 @@
-"""Sends what a hook on the tensor sees: the last micro-batch's gradient, not the sum.
+"""Sends the gradient from a tensor hook: that is only the last micro-batch's gradient, not the accumulated sum.
 
 caught by: OverlappedDDP · accumulation
 """

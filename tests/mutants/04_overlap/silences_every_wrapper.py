@@ -1,4 +1,4 @@
-"""Remembers no_sync() in the class: one wrapper's silences all.
+"""Stores the no_sync() state in the class, so one wrapper's no_sync() affects all wrappers.
 
 caught by: OverlappedDDP · silence
 """

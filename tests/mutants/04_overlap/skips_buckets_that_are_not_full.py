@@ -1,4 +1,4 @@
-"""A bucket with an unused parameter is not sent on this rank, and the others wait for it.
+"""Does not launch a bucket with an unused parameter on this rank, so the other ranks wait for it.
 
 caught by: OverlappedDDP · launch order
 """

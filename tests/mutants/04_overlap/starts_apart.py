@@ -1,4 +1,4 @@
-"""Forgets that ranks must start from the same parameters.
+"""Does not broadcast the module's initial state, so the ranks start from different parameters.
 
 caught by: OverlappedDDP · same start
 """

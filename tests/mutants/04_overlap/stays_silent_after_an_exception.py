@@ -1,4 +1,4 @@
-"""no_sync() without try and finally: after an exception the ranks train apart for good.
+"""Omits try and finally in no_sync(): after an exception, gradients are never averaged again.
 
 caught by: OverlappedDDP · exceptions
 """

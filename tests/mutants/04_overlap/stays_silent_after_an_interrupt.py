@@ -1,4 +1,4 @@
-"""Cares for every Exception that leaves no_sync(); a KeyboardInterrupt is none.
+"""Catches only Exception in no_sync(): after a KeyboardInterrupt, gradients are never averaged again.
 
 caught by: OverlappedDDP · exceptions
 """

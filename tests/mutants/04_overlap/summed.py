@@ -1,4 +1,4 @@
-"""Undoes the division: the sum over ranks, not the mean.
+"""Multiplies by the group size again: the sum instead of the mean.
 
 caught by: OverlappedDDP · values
 """

@@ -1,4 +1,4 @@
-"""Collects the gradients of a backward and adds them in finish(): nothing overlaps.
+"""Collects the gradients of a backward and queues them in finish(), so nothing overlaps.
 
 caught by: GradientSync · backward
 """

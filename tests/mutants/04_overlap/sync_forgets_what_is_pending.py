@@ -1,4 +1,4 @@
-"""Does not count gradients that accumulate as pending: nobody knows that they are not averaged.
+"""Does not mark gradients accumulated inside no_sync() as pending, so nothing shows that they are not averaged.
 
 caught by: GradientSync · disabled
 """

@@ -1,4 +1,4 @@
-"""Ties .grad to the bucket when it is built: after zero_grad() the bucket stays as it was.
+"""Makes .grad a view of the bucket only at construction: after zero_grad(), the bucket is never updated.
 
 caught by: OverlappedDDP · values
 """

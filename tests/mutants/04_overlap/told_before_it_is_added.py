@@ -1,4 +1,4 @@
-"""A hook on the tensor: called before the new gradient is added to .grad.
+"""Registers a tensor hook, which runs before the new gradient is added to .grad.
 
 caught by: OverlappedDDP · values
 """

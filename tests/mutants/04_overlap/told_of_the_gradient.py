@@ -1,4 +1,4 @@
-"""Hands on the gradient instead of the parameter.
+"""Looks up the gradient instead of the parameter in the hook.
 
 caught by: OverlappedDDP · values
 """

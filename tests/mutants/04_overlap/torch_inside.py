@@ -1,4 +1,4 @@
-"""A cheat: torch's DistributedDataParallel under our name.
+"""Cheats by deriving from torch's DistributedDataParallel.
 
 caught by: OverlappedDDP · same start
 """

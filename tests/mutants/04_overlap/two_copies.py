@@ -1,4 +1,4 @@
-"""Leaves .grad where backward put it, and copies what arrives back into it.
+"""Keeps the .grad that backward allocated and copies the result back into it, so gradients are held twice.
 
 caught by: OverlappedDDP · memory
 """

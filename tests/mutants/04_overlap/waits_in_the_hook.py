@@ -1,4 +1,4 @@
-"""Waits for each bucket as it is launched: what async_op=False does.
+"""Blocks in the hook until the bucket is complete, as async_op=False does.
 
 caught by: OverlappedDDP · overlap
 """

@@ -1,4 +1,4 @@
-"""What the last backward brought no gradient for is sent as zeros, its micro-batches before included.
+"""Contributes zeros for parameters unused in the last micro-batch, which drops the gradients of earlier micro-batches.
 
 caught by: OverlappedDDP · accumulation
 """

@@ -1,4 +1,4 @@
-"""Takes the mean, which one slow round spoils.
+"""Uses the mean, which a single slow round distorts.
 
 caught by: communication_cost · values
 """

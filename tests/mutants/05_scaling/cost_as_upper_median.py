@@ -1,4 +1,4 @@
-"""Takes the element in the middle: of an even number of rounds, the upper of two.
+"""Takes the upper of the two middle values as the median of an even number of rounds.
 
 caught by: communication_cost · values
 """

@@ -1,4 +1,4 @@
-"""Gives back the whole step as what messages cost: no baseline is taken off.
+"""Returns the duration of the whole step as exposed communication, without subtracting the compute time.
 
 caught by: communication_cost · values
 """

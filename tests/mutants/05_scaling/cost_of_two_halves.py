@@ -1,4 +1,4 @@
-"""Measures all steps without messages, then all with: whatever drifts meanwhile counts as messages.
+"""Measures all steps without communication first and then all steps with it, so drift counts as communication.
 
 caught by: communication_cost · measuring
 """

@@ -1,4 +1,4 @@
-"""Leaves the last step's gradients in place: backward adds to them, which it need not.
+"""Does not clear the gradients, so backward spends time adding to the old ones.
 
 caught by: communication_cost · measuring
 """

@@ -1,4 +1,4 @@
-"""Reads the clock before the barrier: waiting for the others counts as computing.
+"""Reads the clock before the barrier, so waiting for the other ranks counts as compute.
 
 caught by: communication_cost · values
 """

@@ -1,4 +1,4 @@
-"""Counts the first round, in which caches and connections are still cold.
+"""Includes the first round, when caches and connections are still cold.
 
 caught by: communication_cost · values
 """

@@ -1,4 +1,4 @@
-"""Does not let ranks start together: who comes early measures how late the others are.
+"""Has no barrier before a step, so an early rank also measures how late the others are.
 
 caught by: communication_cost · measuring
 """

@@ -1,4 +1,4 @@
-"""Takes the ledger's inner functions before anybody refuses it.
+"""Cheats by calling the ledger's internal functions before they are blocked.
 
 caught by: model_state_bytes · by hand
 """

@@ -1,4 +1,4 @@
-"""Asks the ledger, which is what a count is held against.
+"""Cheats by calling the ledger that its result is compared with.
 
 caught by: model_state_bytes · by hand
 """

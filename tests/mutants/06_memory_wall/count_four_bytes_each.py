@@ -1,4 +1,4 @@
-"""Four bytes for each number, whatever its dtype.
+"""Counts four bytes per element, whatever the dtype.
 
 caught by: model_state_bytes · values
 """

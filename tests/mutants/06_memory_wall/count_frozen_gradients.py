@@ -1,4 +1,4 @@
-"""Takes it that every parameter has a gradient of its size.
+"""Assumes that every parameter has a gradient, even frozen ones.
 
 caught by: model_state_bytes · values
 """

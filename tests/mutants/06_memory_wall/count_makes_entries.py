@@ -1,4 +1,4 @@
-"""Asks for each parameter's state, and so makes an empty one where there was none: checkpoints list it from then on.
+"""Indexes the optimizer state with every parameter, which creates empty entries that later appear in checkpoints.
 
 caught by: model_state_bytes · values
 """

@@ -1,4 +1,4 @@
-"""Counts what would be saved: a tied parameter twice, and buffers.
+"""Counts the tensors in state_dict(): tied parameters count twice, and buffers count as parameters.
 
 caught by: model_state_bytes · values
 """

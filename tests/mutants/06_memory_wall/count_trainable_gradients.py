@@ -1,4 +1,4 @@
-"""Counts a gradient for whatever may have one, before backward and in layers that nobody uses.
+"""Counts a gradient for every trainable parameter, even before backward and in unused layers.
 
 caught by: model_state_bytes · values
 """

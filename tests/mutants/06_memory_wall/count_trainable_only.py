@@ -1,4 +1,4 @@
-"""Counts gradients of trainable parameters only: one that was frozen after a step still has its.
+"""Counts gradients of trainable parameters only: a parameter frozen after a step still holds its gradient.
 
 caught by: model_state_bytes · values
 """

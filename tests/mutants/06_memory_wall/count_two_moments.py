@@ -1,4 +1,4 @@
-"""Takes every optimizer for Adam, after its first step.
+"""Assumes that every optimizer is Adam after its first step.
 
 caught by: model_state_bytes · values
 """

@@ -1,4 +1,4 @@
-"""Forgets the number of steps, which Adam keeps for each parameter.
+"""Omits the step counters, which Adam keeps per parameter.
 
 caught by: model_state_bytes · values
 """

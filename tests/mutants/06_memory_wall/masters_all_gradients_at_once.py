@@ -1,4 +1,4 @@
-"""Converts every gradient before the first step: 4 bytes per parameter more at the peak.
+"""Converts all gradients to float32 before the first update: 4 more bytes per parameter at the peak.
 
 caught by: MasterWeights · one gradient
 """

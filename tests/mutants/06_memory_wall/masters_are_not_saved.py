@@ -1,4 +1,4 @@
-"""Keeps masters and momenta where state_dict() does not look.
+"""Leaves the masters and momenta out of state_dict().
 
 caught by: MasterWeights · checkpoint
 """

@@ -1,4 +1,4 @@
-"""Leaves loading to torch, which rounds masters to the dtype of their parameters.
+"""Uses torch's load_state_dict(), which rounds the masters to the dtype of their parameters.
 
 caught by: MasterWeights · checkpoint
 """

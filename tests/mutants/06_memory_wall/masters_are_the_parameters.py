@@ -1,4 +1,4 @@
-"""Keeps no masters: steps bfloat16 itself.
+"""Keeps no masters and updates the bfloat16 parameters directly.
 
 caught by: MasterWeights · values
 """

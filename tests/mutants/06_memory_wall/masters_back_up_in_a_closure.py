@@ -1,4 +1,4 @@
-"""Keeps a float32 copy of all parameters where no attribute names it.
+"""Keeps a float32 copy of all parameters in a closure, where no attribute shows it.
 
 caught by: MasterWeights · memory
 """

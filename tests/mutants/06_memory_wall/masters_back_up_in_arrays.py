@@ -1,4 +1,4 @@
-"""Keeps a float32 copy of all parameters where no tensor is: in NumPy's arrays.
+"""Keeps a float32 copy of all parameters in NumPy arrays instead of tensors.
 
 caught by: MasterWeights · memory
 """

@@ -1,4 +1,4 @@
-"""Calls the closure while gradients are off: its backward() has no graph.
+"""Calls the closure under no_grad(), so its backward() has no graph.
 
 caught by: MasterWeights · closure
 """

@@ -1,4 +1,4 @@
-"""Steps a parameter without a gradient as if it were zeros: momentum and weight decay move it.
+"""Treats a missing gradient as zeros: momentum and weight decay still change the parameter.
 
 caught by: MasterWeights · no gradient
 """

@@ -1,4 +1,4 @@
-"""Calls the closure and keeps its value to itself.
+"""Calls the closure but does not return its value.
 
 caught by: MasterWeights · closure
 """

@@ -1,4 +1,4 @@
-"""Begins the inner optimizer anew in each step: momentum never grows.
+"""Resets the inner optimizer's state in each step, so momentum never builds up.
 
 caught by: MasterWeights · values
 """

@@ -1,4 +1,4 @@
-"""Knows only the settings that were given: OneCycleLR finds no betas.
+"""Exposes only the settings passed explicitly: OneCycleLR does not find the betas.
 
 caught by: MasterWeights · schedulers
 """

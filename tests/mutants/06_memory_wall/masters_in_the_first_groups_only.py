@@ -1,4 +1,4 @@
-"""Counts its groups when it is built, so that whoever clears them and adds others steps nothing.
+"""Remembers the groups from construction: groups that replace them are never updated.
 
 caught by: MasterWeights · inside another
 """

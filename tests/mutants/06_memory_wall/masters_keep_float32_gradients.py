@@ -1,4 +1,4 @@
-"""Keeps the float32 gradient of each master: 16 bytes instead of 12 stay, without use.
+"""Keeps the float32 gradient of each master: 16 bytes per parameter instead of 12.
 
 caught by: MasterWeights · memory
 """

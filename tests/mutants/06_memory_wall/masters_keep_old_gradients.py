@@ -1,4 +1,4 @@
-"""Lets a master keep its gradient, and steps it again where none came.
+"""Remembers each gradient and uses it again when there is no new one.
 
 caught by: MasterWeights · no gradient
 """

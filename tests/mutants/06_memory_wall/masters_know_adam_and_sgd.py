@@ -1,4 +1,4 @@
-"""Keeps by name what Adam and SGD remember, and nothing else of any other optimizer.
+"""Keeps only the state that Adam and SGD use and drops that of any other optimizer.
 
 caught by: MasterWeights · values
 """

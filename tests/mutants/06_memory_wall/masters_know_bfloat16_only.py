@@ -1,4 +1,4 @@
-"""Rounds to bfloat16 whatever is not float32: float16 loses three digits.
+"""Rounds every low-precision parameter to bfloat16, so float16 parameters lose three bits of precision.
 
 caught by: MasterWeights · values
 """

@@ -1,4 +1,4 @@
-"""Steps every master with the defaults, whatever its group says.
+"""Updates every master with the default settings and ignores those of its group.
 
 caught by: MasterWeights · groups
 """

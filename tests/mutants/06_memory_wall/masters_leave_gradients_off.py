@@ -1,4 +1,4 @@
-"""Switches gradients off in step(), and never on again: the next backward() has nothing to go through.
+"""Disables gradients in step() and never enables them again, so the next backward() has no graph.
 
 caught by: MasterWeights · values
 """

@@ -1,4 +1,4 @@
-"""Makes the master anew from the parameter, whose digits are gone.
+"""Recreates the master from the rounded parameter in each step, so small updates are lost.
 
 caught by: MasterWeights · small updates
 """

@@ -1,4 +1,4 @@
-"""Steps what it was built with, and nothing that comes later.
+"""Updates only the parameters given at construction and ignores groups added later.
 
 caught by: MasterWeights · groups
 """

@@ -1,4 +1,4 @@
-"""Gives a group that comes later the settings of the first.
+"""Gives a group added later the settings of the first group.
 
 caught by: MasterWeights · groups
 """

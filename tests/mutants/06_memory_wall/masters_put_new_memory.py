@@ -1,4 +1,4 @@
-"""Puts new memory into the parameter, of which views know nothing.
+"""Assigns new memory to the parameter, so existing views keep the old values.
 
 caught by: MasterWeights · values
 """

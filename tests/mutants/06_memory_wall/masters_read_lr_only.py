@@ -1,4 +1,4 @@
-"""Takes the learning rate of now, and the betas of the start.
+"""Reads the current learning rate but keeps all other settings, such as betas, from the first step.
 
 caught by: MasterWeights · schedulers
 """

@@ -1,4 +1,4 @@
-"""Takes settings at the first step, and never looks at what a scheduler writes.
+"""Reads the settings in the first step only, so schedulers have no effect.
 
 caught by: MasterWeights · schedulers
 """

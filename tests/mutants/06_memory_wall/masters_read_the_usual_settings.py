@@ -1,4 +1,4 @@
-"""Reads lr, weight_decay, betas and momentum in each step, and all other settings once.
+"""Reads lr, weight_decay, betas and momentum in each step, but all other settings only once.
 
 caught by: MasterWeights · schedulers
 """

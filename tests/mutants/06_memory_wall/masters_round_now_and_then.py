@@ -1,4 +1,4 @@
-"""Makes master and parameter equal every fiftieth step, lest they drift apart.
+"""Copies the rounded parameter into the master every 50th step, which loses small updates.
 
 caught by: MasterWeights · small updates
 """

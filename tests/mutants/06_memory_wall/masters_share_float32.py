@@ -1,4 +1,4 @@
-"""Lets a float32 parameter be its own master, for .float() copies nothing.
+"""Makes a float32 parameter its own master, because .float() does not copy it.
 
 caught by: MasterWeights · values
 """

@@ -1,4 +1,4 @@
-"""Keeps the masters that it has when a checkpoint is loaded: going back to one does not go back.
+"""Keeps the current masters when a checkpoint is loaded, so loading does not restore the parameters.
 
 caught by: MasterWeights · checkpoint
 """

@@ -1,4 +1,4 @@
-"""Drops gradients when they are used, which is zero_grad()'s work.
+"""Sets each gradient to None after using it, which is the job of zero_grad().
 
 caught by: MasterWeights · values
 """

@@ -1,4 +1,4 @@
-"""Takes a gradient of zeros for none: weight decay and momentum would have moved the parameter.
+"""Skips parameters whose gradient is all zeros: weight decay and momentum should still change them.
 
 caught by: MasterWeights · no gradient
 """

@@ -1,4 +1,4 @@
-"""Cuts the digits that bfloat16 has no room for, where it should round.
+"""Truncates masters to bfloat16 instead of rounding them.
 
 caught by: MasterWeights · values
 """

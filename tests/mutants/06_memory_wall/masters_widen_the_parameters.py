@@ -1,4 +1,4 @@
-"""Leaves float32 in the parameters: nothing is rounded, and nothing saved.
+"""Turns the parameters into float32, so nothing is rounded and no memory is saved.
 
 caught by: MasterWeights · values
 """

@@ -1,4 +1,4 @@
-"""Takes the first moment of backward for the peak.
+"""Takes the start of backward as the peak.
 
 caught by: activation_peak_bytes · values
 """

@@ -1,4 +1,4 @@
-"""Adds up what is kept when forward ends: nothing comes back.
+"""Counts only what is kept at the end of forward and ignores recomputed activations.
 
 caught by: activation_peak_bytes · values
 """

@@ -1,4 +1,4 @@
-"""Adds the largest block that comes back to all that is kept, though what lay above it is gone.
+"""Adds the largest recomputed block to everything kept after forward, although later blocks have been freed by then.
 
 caught by: activation_peak_bytes · values
 """

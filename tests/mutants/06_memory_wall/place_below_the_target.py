@@ -1,4 +1,4 @@
-"""Wants the peak below the target, where at the target is enough.
+"""Requires the peak to be strictly below the target.
 
 caught by: place_checkpoints · fewest
 """

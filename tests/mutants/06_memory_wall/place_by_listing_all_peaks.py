@@ -1,4 +1,4 @@
-"""Says every peak there is, so that the lowest is among them.
+"""Cheats by listing every possible peak in the error message, so the lowest is among them.
 
 caught by: place_checkpoints · too little
 """

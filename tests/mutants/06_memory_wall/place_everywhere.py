@@ -1,4 +1,4 @@
-"""Checkpoints every block, or the lowest peak if that is not enough.
+"""Checkpoints every block if that meets the target, instead of as few blocks as possible.
 
 caught by: place_checkpoints · fewest
 """

@@ -1,4 +1,4 @@
-"""Tries every choice of up to seven blocks, and above that takes what helps most.
+"""Tries every choice for up to seven blocks, but chooses greedily for more.
 
 caught by: place_checkpoints · fewest
 """

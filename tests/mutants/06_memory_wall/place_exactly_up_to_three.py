@@ -1,4 +1,4 @@
-"""Tries every choice of up to three blocks, and adds to the best of those what helps most.
+"""Tries every choice of up to three blocks, then extends the best one greedily.
 
 caught by: place_checkpoints · fewest
 """

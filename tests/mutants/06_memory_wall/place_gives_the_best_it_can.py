@@ -1,4 +1,4 @@
-"""Gives back the best choice where none is good enough.
+"""Returns the best choice even if it does not meet the target, instead of raising.
 
 caught by: place_checkpoints · too little
 """

@@ -1,4 +1,4 @@
-"""Says how low the peak is with all blocks checkpointed, which is not the lowest.
+"""Reports the peak with all blocks checkpointed, which is not the lowest possible peak.
 
 caught by: place_checkpoints · too little
 """

@@ -1,4 +1,4 @@
-"""Refuses, and does not say how low the peak can get.
+"""Raises an error that does not say how low the peak can get.
 
 caught by: place_checkpoints · too little
 """

@@ -1,4 +1,4 @@
-"""Takes the largest blocks first, until it is enough.
+"""Checkpoints the blocks that save the most memory first, until the target is met.
 
 caught by: place_checkpoints · fewest
 """

@@ -1,4 +1,4 @@
-"""Takes blocks from the first on, until it is enough.
+"""Checkpoints blocks in order from the first one until the target is met.
 
 caught by: place_checkpoints · fewest
 """

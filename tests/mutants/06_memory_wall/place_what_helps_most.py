@@ -1,4 +1,4 @@
-"""Takes in each turn the block that brings the peak down most, and never takes it back.
+"""Chooses greedily: adds the block that lowers the peak most and never reconsiders a choice.
 
 caught by: place_checkpoints · fewest
 """

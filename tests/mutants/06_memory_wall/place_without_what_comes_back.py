@@ -1,4 +1,4 @@
-"""Forgets that a block comes back in backward.
+"""Forgets that a checkpointed block's activations are recomputed in backward.
 
 caught by: place_checkpoints · fewest
 """

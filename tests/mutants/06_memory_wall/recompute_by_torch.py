@@ -1,4 +1,4 @@
-"""Leaves the work to torch.utils.checkpoint.
+"""Calls torch.utils.checkpoint, which the exercise asks to build.
 
 caught by: Checkpointed · values
 """

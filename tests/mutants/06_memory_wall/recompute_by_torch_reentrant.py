@@ -1,4 +1,4 @@
-"""Leaves the work to torch.utils.checkpoint, the older way.
+"""Calls torch.utils.checkpoint with `use_reentrant=True`.
 
 caught by: Checkpointed · values
 """

@@ -1,4 +1,4 @@
-"""Takes the inside of torch.utils.checkpoint before anybody refuses it.
+"""Cheats by importing the internals of torch.utils.checkpoint before they are blocked.
 
 caught by: Checkpointed · values
 """

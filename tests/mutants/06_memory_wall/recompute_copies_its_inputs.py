@@ -1,4 +1,4 @@
-"""Saves a copy of each input, though somebody holds the input anyway.
+"""Saves a copy of each input in addition to the input itself.
 
 caught by: Checkpointed · memory
 """

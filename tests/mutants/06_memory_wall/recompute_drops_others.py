@@ -1,4 +1,4 @@
-"""Lets dropout drop anew in backward.
+"""Does not restore the random state in backward, so dropout drops different elements.
 
 caught by: Checkpointed · dropout
 """
@@ -9,7 +9,7 @@ from solutions import memory_wall as right
 class _Recompute(right.Recompute):
     @staticmethod
     def backward(ctx, gradient):
-        ctx.random = right.randomness()
+        ctx.rng_states = right.get_rng_states()
         return right.Recompute.backward(ctx, gradient)
 
 

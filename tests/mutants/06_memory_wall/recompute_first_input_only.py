@@ -1,4 +1,4 @@
-"""Hands a gradient to the first input, and to none of the others.
+"""Returns a gradient for the first input and None for all others.
 
 caught by: Checkpointed · values
 """
@@ -10,7 +10,7 @@ class _Recompute(right.Recompute):
     @staticmethod
     def backward(ctx, gradient):
         found = right.Recompute.backward(ctx, gradient)
-        others = 2 + ctx.count
+        others = 2 + ctx.num_inputs
         return *found[:3], *[None] * (others - 3), *found[others:]
 
 

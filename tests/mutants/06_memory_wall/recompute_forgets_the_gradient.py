@@ -1,4 +1,4 @@
-"""Differentiates the output's sum: what comes from above is not multiplied in.
+"""Differentiates the sum of the output and ignores the incoming gradient.
 
 caught by: Checkpointed · values
 """

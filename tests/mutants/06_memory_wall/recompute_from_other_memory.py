@@ -1,4 +1,4 @@
-"""Moves activations to memory that is not counted, and back: nothing is computed again.
+"""Offloads activations to memory that is not counted, and recomputes nothing.
 
 caught by: Checkpointed · twice
 """

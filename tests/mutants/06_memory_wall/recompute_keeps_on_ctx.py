@@ -1,4 +1,4 @@
-"""Keeps tensors on ctx itself: autograd does not notice when somebody writes into one.
+"""Stores tensors directly on ctx, so autograd does not detect that an input was changed in place.
 
 caught by: Checkpointed · changed inputs
 """
@@ -9,7 +9,7 @@ from solutions import memory_wall as right
 
 
 class _Context:
-    """What right.Recompute takes for its ctx."""
+    """Stands in for the ctx that right.Recompute expects."""
 
     def save_for_backward(self, *tensors):
         self.saved_tensors = tensors

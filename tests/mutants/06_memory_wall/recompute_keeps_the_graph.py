@@ -1,4 +1,4 @@
-"""Records the graph in forward and differentiates that: nothing is saved, nothing computed again.
+"""Records the graph in forward and differentiates it in backward: no memory is saved, and nothing is recomputed.
 
 caught by: Checkpointed · memory
 """

@@ -1,4 +1,4 @@
-"""Keeps the graph that it computed in backward until the next time.
+"""Keeps the graph recomputed in backward until the next backward.
 
 caught by: Checkpointed · memory
 """
@@ -12,7 +12,7 @@ class _Recompute(right.Recompute):
     @staticmethod
     def backward(ctx, gradient):
         gradients = right.Recompute.backward(ctx, gradient)
-        inputs = [t.detach().requires_grad_() for t in ctx.saved_tensors[: ctx.count]]
+        inputs = [t.detach().requires_grad_() for t in ctx.saved_tensors[: ctx.num_inputs]]
         with torch.enable_grad():
             ctx.module.last = ctx.module(*inputs)
         return gradients

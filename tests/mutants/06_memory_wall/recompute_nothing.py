@@ -1,4 +1,4 @@
-"""Only calls the module: autograd keeps everything.
+"""Just calls the module, so autograd keeps all activations.
 
 caught by: Checkpointed · memory
 """

@@ -1,4 +1,4 @@
-"""Forgets its inputs in the first backward, although the graph was to be kept.
+"""Deletes its saved state in the first backward, even with retain_graph=True.
 
 caught by: Checkpointed · order
 """

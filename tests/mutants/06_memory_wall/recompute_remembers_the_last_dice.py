@@ -1,4 +1,4 @@
-"""Remembers where the generators were in the module's last forward, not in each.
+"""Stores the random state of the module's last forward only, not of each forward.
 
 caught by: Checkpointed · order
 """
@@ -11,12 +11,12 @@ LAST = {}
 class _Recompute(right.Recompute):
     @staticmethod
     def forward(ctx, module, count, *tensors):
-        LAST[module] = right.randomness()
+        LAST[module] = right.get_rng_states()
         return right.Recompute.forward(ctx, module, count, *tensors)
 
     @staticmethod
     def backward(ctx, gradient):
-        ctx.random = LAST[ctx.module]
+        ctx.rng_states = LAST[ctx.module]
         return right.Recompute.backward(ctx, gradient)
 
 

@@ -1,4 +1,4 @@
-"""Keeps the last inputs on the module too, for whoever may ask.
+"""Keeps a reference to the last inputs on the module, so they cannot be freed.
 
 caught by: Checkpointed · let go
 """

@@ -1,4 +1,4 @@
-"""Sets one seed before each forward: dropout drops the same in every step.
+"""Sets the same seed before each forward, so dropout drops the same elements in every step.
 
 caught by: Checkpointed · dropout
 """

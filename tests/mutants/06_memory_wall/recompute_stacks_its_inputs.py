@@ -1,4 +1,4 @@
-"""Piles up what forwards leave, and takes the last forward for the first backward.
+"""Keeps its saved state on a stack, assuming that backward runs in the reverse order of forward.
 
 caught by: Checkpointed · order
 """
@@ -7,11 +7,11 @@ import torch
 
 from solutions import memory_wall as right
 
-PILE = []
+STACK = []
 
 
 class _Context:
-    """What right.Recompute takes for its ctx."""
+    """Stands in for the ctx that right.Recompute expects."""
 
     def save_for_backward(self, *tensors):
         self.saved_tensors = tensors
@@ -20,12 +20,12 @@ class _Context:
 class _Recompute(torch.autograd.Function):
     @staticmethod
     def forward(ctx, module, count, *tensors):
-        PILE.append(_Context())
-        return right.Recompute.forward(PILE[-1], module, count, *tensors)
+        STACK.append(_Context())
+        return right.Recompute.forward(STACK[-1], module, count, *tensors)
 
     @staticmethod
     def backward(ctx, gradient):
-        return right.Recompute.backward(PILE.pop(), gradient)
+        return right.Recompute.backward(STACK.pop(), gradient)
 
 
 class Checkpointed(right.Checkpointed):

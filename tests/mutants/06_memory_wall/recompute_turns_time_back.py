@@ -1,4 +1,4 @@
-"""Leaves the generators where forward found them plus one forward: the next step drops what this one did.
+"""Leaves the random state in backward as it was in forward, so the next step drops the same elements.
 
 caught by: Checkpointed · dropout
 """
@@ -10,7 +10,7 @@ class _Recompute(right.Recompute):
     @staticmethod
     def backward(ctx, gradient):
         found = right.Recompute.backward(ctx, gradient)
-        right.replay(ctx.random)
+        right.set_rng_states(ctx.rng_states)
         return found
 
 

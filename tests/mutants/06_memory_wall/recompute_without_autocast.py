@@ -1,4 +1,4 @@
-"""Computes again in whatever autocast there is by then: in float32 what was in bfloat16.
+"""Recomputes without the autocast state of forward: in float32 instead of bfloat16, for example.
 
 caught by: Checkpointed · autocast
 """

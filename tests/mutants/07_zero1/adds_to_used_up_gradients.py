@@ -1,4 +1,4 @@
-"""Takes whatever is in the flat gradients for this step's.
+"""Does not check whether the gradients in the flat tensor have already been used.
 
 caught by: ZeRO1 · used up
 """

@@ -1,4 +1,4 @@
-"""Drops the inner optimizer's state before every step.
+"""Clears the inner optimizer's state before every step.
 
 caught by: ZeRO1 · values
 """

@@ -1,4 +1,4 @@
-"""Forgets its group when it broadcasts: others wait for ever, or get strangers' parameters.
+"""Broadcasts to all ranks instead of its group: ranks wait forever, or receive the parameters of another group.
 
 caught by: ZeRO1 · group
 """

@@ -1,4 +1,4 @@
-"""Scales gradients to max_norm, smaller ones too.
+"""Scales every gradient to a norm of max_norm, even if it was smaller.
 
 caught by: ZeRO1 · below the bound
 """

@@ -1,4 +1,4 @@
-"""Returns the norm that is left.
+"""Returns the norm after clipping instead of the one before.
 
 caught by: ZeRO1 · clipping
 """

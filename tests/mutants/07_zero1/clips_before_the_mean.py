@@ -1,4 +1,4 @@
-"""Clips what backward() left, before anything is averaged.
+"""Clips the local gradients before they are averaged.
 
 caught by: ZeRO1 · clipping
 """

@@ -1,4 +1,4 @@
-"""Each rank clips its shard by the norm of its shard: the published mistake.
+"""Clips each rank's shard by the norm of that shard, a mistake found in published code.
 
 caught by: ZeRO1 · clipping
 """

@@ -1,4 +1,4 @@
-"""Adds up norms, not their squares.
+"""Adds up the norms instead of their squares.
 
 caught by: ZeRO1 · clipping
 """

@@ -1,4 +1,4 @@
-"""Bounds the norm of each flat tensor, as if it held all parameters.
+"""Clips each flat tensor by its own norm, as if it held all parameters.
 
 caught by: ZeRO1 · clipping
 """

@@ -1,4 +1,4 @@
-"""Remembers until the next step that it has clipped: if a step is skipped, new gradients are not.
+"""Clips once per step() call: after a skipped step, new gradients are not clipped.
 
 caught by: ZeRO1 · skipped step
 """

@@ -1,4 +1,4 @@
-"""Gathers all mean gradients on every rank to compute their norm.
+"""All-gathers the mean gradients on every rank to compute their norm.
 
 caught by: ZeRO1 · clipping wire
 """

@@ -1,4 +1,4 @@
-"""Adds up squares over the world, not over its group.
+"""Computes the norm as if all ranks belonged to its group.
 
 caught by: ZeRO1 · clipping group
 """

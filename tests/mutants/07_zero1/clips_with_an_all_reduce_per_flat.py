@@ -1,4 +1,4 @@
-"""One all_reduce for each flat tensor, where one element would do.
+"""Uses one all-reduce per flat tensor, where a single element in total would do.
 
 caught by: ZeRO1 · clipping wire
 """

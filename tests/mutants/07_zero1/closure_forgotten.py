@@ -1,4 +1,4 @@
-"""Calls a closure and does not return its loss.
+"""Calls the closure but does not return its loss.
 
 caught by: ZeRO1 · loops
 """

@@ -1,4 +1,4 @@
-"""Returns a zero instead of the closure's loss.
+"""Returns zero instead of the closure's loss.
 
 caught by: ZeRO1 · loops
 """

@@ -1,4 +1,4 @@
-"""Calls the closure where autograd records nothing.
+"""Calls the closure under no_grad(), so its backward() has no graph.
 
 caught by: ZeRO1 · loops
 """

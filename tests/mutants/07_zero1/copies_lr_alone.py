@@ -1,4 +1,4 @@
-"""Tells the inner optimizer of a new lr; a scheduler changes betas and momentum too.
+"""Copies only the learning rate to the inner optimizer, although schedulers change betas and momentum too.
 
 caught by: ZeRO1 · settings
 """

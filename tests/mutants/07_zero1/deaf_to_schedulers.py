@@ -1,4 +1,4 @@
-"""Takes over each group's settings when it is added, and never again.
+"""Copies each group's settings only when the group is added, so schedulers have no effect.
 
 caught by: ZeRO1 · settings
 """

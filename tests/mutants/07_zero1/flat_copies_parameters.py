@@ -1,4 +1,4 @@
-"""Copies parameters into flat_param, and lets the model compute with the old ones.
+"""Copies the parameters into flat_param, but the model still computes with the old tensors.
 
 caught by: FlatParameter · views
 """

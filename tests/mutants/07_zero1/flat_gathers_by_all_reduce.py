@@ -1,4 +1,4 @@
-"""Sets the others' shards to zero and adds everything up: right, at twice the bytes.
+"""Zeroes the other ranks' shards and all-reduces the flat tensor: the result is right, at twice the bytes.
 
 caught by: FlatParameter · all-gather
 """

@@ -1,4 +1,4 @@
-"""One broadcast per rank: N messages instead of one.
+"""Uses one broadcast per rank: N collectives instead of one.
 
 caught by: FlatParameter · all-gather
 """

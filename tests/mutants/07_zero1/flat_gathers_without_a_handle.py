@@ -1,4 +1,4 @@
-"""Waits inside launch_all_gather(), and returns nothing.
+"""Waits inside launch_all_gather() and returns no handle.
 
 caught by: FlatParameter · all-gather
 """

@@ -1,4 +1,4 @@
-"""Keeps the tensors in which the parameters were: a second copy for ever.
+"""Keeps the original parameter tensors: a permanent second copy.
 
 caught by: FlatParameter · memory
 """

@@ -1,4 +1,4 @@
-"""Takes the shard of its rank in the world, in a group of fewer ranks.
+"""Uses the global rank to choose a shard, although the group has fewer ranks.
 
 caught by: FlatParameter · layout
 """
@@ -7,7 +7,7 @@ from unittest import mock
 
 import torch.distributed as dist
 
-from solutions import zero1 as right
+from solutions import flat as right
 
 
 class _Layout(right.FlatLayout):

@@ -1,4 +1,4 @@
-"""Rank r owns every N-th element from r on: each has equally many, but no shard is contiguous.
+"""Assigns every N-th element to a rank: the shards have equal sizes but are not contiguous.
 
 caught by: FlatParameter · layout
 """
@@ -7,7 +7,7 @@ from unittest import mock
 
 import torch.distributed as dist
 
-from solutions import zero1 as right
+from solutions import flat as right
 
 
 class _Layout(right.FlatLayout):

@@ -1,4 +1,4 @@
-"""Pads every parameter to a multiple of the world size, not their sum.
+"""Pads every parameter to a multiple of the world size instead of padding their total.
 
 caught by: FlatParameter · layout
 """
@@ -7,7 +7,7 @@ from unittest import mock
 
 import torch.distributed as dist
 
-from solutions import zero1 as right
+from solutions import flat as right
 
 
 class _Layout(right.FlatLayout):

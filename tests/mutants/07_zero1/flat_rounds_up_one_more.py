@@ -1,4 +1,4 @@
-"""Pads by a whole shard more if no padding is needed.
+"""Adds a whole extra shard of padding when none is needed.
 
 caught by: FlatParameter · layout
 """
@@ -7,7 +7,7 @@ from unittest import mock
 
 import torch.distributed as dist
 
-from solutions import zero1 as right
+from solutions import flat as right
 
 
 class _Layout(right.FlatLayout):

@@ -1,4 +1,4 @@
-"""Gives the optimizer a shard with memory of its own: its updates never reach flat_param.
+"""Gives the optimizer a copy of the shard, so its updates never reach flat_param.
 
 caught by: FlatParameter · views
 """

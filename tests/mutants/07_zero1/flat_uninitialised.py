@@ -1,11 +1,11 @@
-"""Saves filling the flat tensor with zeros: the padding is whatever was there.
+"""Does not zero the flat tensor, so the padding holds arbitrary values.
 
 caught by: FlatParameter · layout
 """
 
 from unittest import mock
 
-from solutions import zero1 as right
+from solutions import flat as right
 
 
 class _Layout(right.FlatLayout):

@@ -1,4 +1,4 @@
-"""Waits inside launch_all_gather(), and returns a handle that has nothing to wait for.
+"""Waits inside launch_all_gather() and returns a handle that has nothing left to wait for.
 
 caught by: FlatParameter · at once
 """

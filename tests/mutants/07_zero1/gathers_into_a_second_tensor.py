@@ -1,4 +1,4 @@
-"""All-gathers into a new flat tensor, and copies it: a second copy of all parameters in every step.
+"""All-gathers into a new flat tensor and copies it: a second copy of all parameters in every step.
 
 caught by: ZeRO1 · memory
 """

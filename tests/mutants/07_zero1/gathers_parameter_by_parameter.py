@@ -1,4 +1,4 @@
-"""Broadcasts every parameter after the step from rank 0, which has gathered them.
+"""Also broadcasts every parameter from rank 0 after the step.
 
 caught by: ZeRO1 · wire
 """

@@ -1,4 +1,4 @@
-"""Gathers the optimizer state on every rank before it steps, as some texts say ZeRO-1 does.
+"""All-gathers the optimizer state before each step, as some texts claim ZeRO-1 does.
 
 caught by: ZeRO1 · wire
 """

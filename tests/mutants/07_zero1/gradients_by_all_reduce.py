@@ -1,4 +1,4 @@
-"""Averages everything on every rank, and uses one shard of it.
+"""All-reduces the gradients and uses one shard of the result: twice the bytes.
 
 caught by: FlatGradients · wire
 """

@@ -1,4 +1,4 @@
-"""Keeps the last mean over reset(): the next reduce() takes it for the new one.
+"""Keeps the last mean in reset(), and the next reduce() uses it as the new one.
 
 caught by: FlatGradients · slices
 """

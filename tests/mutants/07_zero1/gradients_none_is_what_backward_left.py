@@ -1,4 +1,4 @@
-"""Takes the memory of a gradient that is None for zeros: backward() may have written into it before.
+"""Does not zero the slice of a gradient that is None, although backward() may have written into it before.
 
 caught by: FlatGradients · values
 """

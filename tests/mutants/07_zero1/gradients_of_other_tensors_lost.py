@@ -1,4 +1,4 @@
-"""Looks at its own memory only: after model.zero_grad() the gradients are somewhere else.
+"""Ignores gradients outside its flat tensor, which is where they are after model.zero_grad().
 
 caught by: FlatGradients · values
 """

@@ -1,4 +1,4 @@
-"""Adds up one parameter's gradient after the other, then takes this rank's shard.
+"""All-reduces the gradients one by one and then takes the rank's shard.
 
 caught by: FlatGradients · wire
 """

@@ -1,4 +1,4 @@
-"""Reduces again when it is called again: the mean of what is left.
+"""Reduces again when it is called again, although only the mean is left.
 
 caught by: FlatGradients · values
 """

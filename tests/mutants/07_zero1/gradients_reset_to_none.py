@@ -1,4 +1,4 @@
-"""Sets .grad to None in reset(): backward puts every gradient in memory of its own.
+"""Sets .grad to None in reset(), so backward allocates new memory for every gradient.
 
 caught by: FlatGradients · slices
 """

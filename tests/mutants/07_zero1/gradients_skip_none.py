@@ -1,4 +1,4 @@
-"""Copies the gradients that are there; for None, the last step's is sent again.
+"""Skips gradients that are None, so what was in their slices before is sent again.
 
 caught by: FlatGradients · values
 """
@@ -9,7 +9,7 @@ from solutions import zero1 as right
 class FlatGradients(right.FlatGradients):
     def reset(self):
         super().reset()
-        self.flat += 1e-3  # what another step may have left
+        self.flat += 1e-3  # what an earlier step may have left
 
     def reduce(self):
         for parameter, view in zip(self.layout.parameters, self.views, strict=True):

@@ -1,4 +1,4 @@
-"""Switches gradients off for the step, and leaves it so.
+"""Disables gradients in step() and leaves them disabled.
 
 caught by: ZeRO1 · values
 """

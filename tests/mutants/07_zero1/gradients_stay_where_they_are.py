@@ -1,4 +1,4 @@
-"""Copies gradients and leaves .grad where it was: two copies after model.zero_grad().
+"""Copies gradients into the flat tensor but keeps the originals in .grad: two copies after model.zero_grad().
 
 caught by: FlatGradients · memory
 """

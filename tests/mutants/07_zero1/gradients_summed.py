@@ -1,4 +1,4 @@
-"""Leaves the sum over the ranks where the mean should be.
+"""Returns the sum over the ranks instead of the mean.
 
 caught by: FlatGradients · values
 """

@@ -1,4 +1,4 @@
-"""Takes the mean that it has for the mean of new gradients, if a step was skipped and model.zero_grad() called.
+"""Uses the old mean for new gradients if a step was skipped and model.zero_grad() was called.
 
 caught by: ZeRO1 · skipped step
 """

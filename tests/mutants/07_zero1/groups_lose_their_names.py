@@ -1,4 +1,4 @@
-"""Keeps of a group what the inner optimizer knows, and drops what the caller has added.
+"""Keeps only the group settings that the inner optimizer knows and drops any others.
 
 caught by: ZeRO1 · state
 """

@@ -1,4 +1,4 @@
-"""Hides a full copy where no attribute shows it: in a function's closure.
+"""Keeps a full copy of the parameters in a closure, where no attribute shows it.
 
 caught by: ZeRO1 · memory
 """

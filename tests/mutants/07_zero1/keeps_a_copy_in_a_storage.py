@@ -1,4 +1,4 @@
-"""Hides a full copy of the parameters in a storage without a tensor.
+"""Keeps a full copy of the parameters in storages without a tensor.
 
 caught by: ZeRO1 · memory
 """

@@ -1,4 +1,4 @@
-"""Hides a full copy of the parameters where no tensor is: in NumPy's arrays, in a closure.
+"""Keeps a full copy of the parameters in NumPy arrays, inside a closure.
 
 caught by: ZeRO1 · memory
 """

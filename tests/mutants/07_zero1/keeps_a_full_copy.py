@@ -1,4 +1,4 @@
-"""Remembers all parameters as they were before the step, to be able to go back.
+"""Keeps a full copy of the parameters from before the step.
 
 caught by: ZeRO1 · memory
 """

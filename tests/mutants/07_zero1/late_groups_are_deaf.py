@@ -1,4 +1,4 @@
-"""Passes only the first groups' settings on; a group that joins later keeps those that it came with.
+"""Ignores changed settings of groups that were added later, so these keep the ones they were added with.
 
 caught by: ZeRO1 · more parameters
 """

@@ -1,4 +1,4 @@
-"""Lists parameters that join later in param_groups, but does not give them to the inner optimizer.
+"""Lists parameters added later in param_groups but does not give them to the inner optimizer.
 
 caught by: ZeRO1 · more parameters
 """

@@ -1,4 +1,4 @@
-"""Flattens parameters that join later, but does not broadcast them.
+"""Flattens parameters added later but does not broadcast them.
 
 caught by: ZeRO1 · more parameters
 """

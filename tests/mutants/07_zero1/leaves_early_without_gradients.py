@@ -1,4 +1,4 @@
-"""Returns if there is nothing to do: a rank without a gradient skips the step, and the others wait for it.
+"""Returns early on a rank without gradients, so the other ranks wait forever.
 
 caught by: ZeRO1 · loops
 """

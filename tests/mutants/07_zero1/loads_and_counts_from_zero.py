@@ -1,4 +1,4 @@
-"""Starts to count steps anew: Adam corrects its young averages a second time.
+"""Resets the step counters when loading, so Adam applies its bias correction a second time.
 
 caught by: ZeRO1 · plain state
 """

@@ -1,4 +1,4 @@
-"""Loads whatever has as many elements: a transposed matrix's state too.
+"""Loads any state with the right number of elements, even that of a transposed matrix.
 
 caught by: ZeRO1 · foreign state
 """

@@ -1,4 +1,4 @@
-"""Keeps state that the checkpoint lacks: going back to before the first step does not go back.
+"""Keeps state that the checkpoint lacks: loading a checkpoint from before the first step does not reset it.
 
 caught by: ZeRO1 · before the first step
 """

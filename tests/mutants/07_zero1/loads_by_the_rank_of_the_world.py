@@ -1,4 +1,4 @@
-"""Takes the shard of its rank in the world, not in the group.
+"""Loads the shard of its global rank instead of its rank in the group.
 
 caught by: ZeRO1 · another world size
 """
@@ -6,9 +6,10 @@ caught by: ZeRO1 · another world size
 import torch.distributed as dist
 
 from solutions import zero1 as right
+from solutions.flat import FlatLayout
 
 
-class _Layout(right.FlatLayout):
+class _Layout(FlatLayout):
     def shard_of(self, flat):
         size = dist.get_world_size(self.group)
         return flat.view(size, -1)[dist.get_rank() % size]
@@ -20,4 +21,4 @@ class ZeRO1(right.ZeRO1):
             flat_parameter.layout.__class__ = _Layout
         super().load_state_dict(state_dict)
         for flat_parameter in self.flat_parameters:
-            flat_parameter.layout.__class__ = right.FlatLayout
+            flat_parameter.layout.__class__ = FlatLayout

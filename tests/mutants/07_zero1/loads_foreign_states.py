@@ -1,4 +1,4 @@
-"""Loads what fits, and leaves out what does not, without a word.
+"""Silently ignores a state that does not fit.
 
 caught by: ZeRO1 · foreign state
 """

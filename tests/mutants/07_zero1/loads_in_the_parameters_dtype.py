@@ -1,4 +1,4 @@
-"""Puts every entry into a flat tensor of the parameters' dtype: float32 masters of bf16 parameters are rounded.
+"""Converts every entry to the parameters' dtype, which rounds the float32 masters of bf16 parameters.
 
 caught by: ZeRO1 · loaded masters
 """

@@ -1,4 +1,4 @@
-"""Loads if there is no state yet, and leaves alone what has stepped.
+"""Loads only where there is no state yet, so an optimizer that has stepped keeps its own.
 
 caught by: ZeRO1 · plain state
 """

@@ -1,4 +1,4 @@
-"""Loads the state, and keeps the settings that it was built with.
+"""Loads the state but keeps its own settings.
 
 caught by: ZeRO1 · another world size
 """

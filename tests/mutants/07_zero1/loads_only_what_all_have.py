@@ -1,4 +1,4 @@
-"""Expects a state of every parameter; a plain optimizer has none for one that never had a gradient.
+"""Expects state for every parameter; a plain optimizer has none for a parameter that never had a gradient.
 
 caught by: ZeRO1 · plain state
 """

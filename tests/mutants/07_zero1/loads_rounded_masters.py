@@ -1,4 +1,4 @@
-"""Keeps the dtype of every entry, but rounds its values to the parameters' dtype.
+"""Keeps each entry's dtype but rounds its values to the parameters' dtype.
 
 caught by: ZeRO1 · loaded masters
 """

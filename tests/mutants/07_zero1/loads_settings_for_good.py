@@ -1,4 +1,4 @@
-"""Steps with the settings that were loaded, whatever a scheduler writes from then on.
+"""Keeps using the loaded settings, whatever a scheduler sets later.
 
 caught by: ZeRO1 · plain state
 """

@@ -1,4 +1,4 @@
-"""Lets torch's base class load: the settings come along, and the state goes where nothing reads it.
+"""Uses torch's base class to load: the settings are loaded, but nothing reads the state.
 
 caught by: ZeRO1 · plain state
 """

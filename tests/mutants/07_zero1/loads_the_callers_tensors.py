@@ -1,4 +1,4 @@
-"""Trains with the memory of what it was given: the caller's checkpoint changes with every step.
+"""Uses the caller's tensors without copying them, so the checkpoint changes with every step.
 
 caught by: ZeRO1 · plain state
 """

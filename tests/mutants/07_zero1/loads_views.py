@@ -1,4 +1,4 @@
-"""Keeps its shard as a view of a full flat tensor: as much memory as without sharding.
+"""Keeps each shard as a view of a full flat tensor, which needs as much memory as without sharding.
 
 caught by: ZeRO1 · shard only
 """

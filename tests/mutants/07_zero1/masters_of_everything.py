@@ -1,4 +1,4 @@
-"""Keeps all parameters in float32 beside the sharded masters.
+"""Keeps all parameters in float32 in addition to the sharded masters.
 
 caught by: ZeRO1 · masters
 """

@@ -1,4 +1,4 @@
-"""Meets in a barrier before each step: one message more, for nothing.
+"""Adds a barrier before each step.
 
 caught by: ZeRO1 · wire
 """

@@ -1,4 +1,4 @@
-"""Puts parameters of all dtypes into one flat tensor, of the first one's dtype.
+"""Puts parameters of different dtypes into one flat tensor with the dtype of the first.
 
 caught by: ZeRO1 · awkward models
 """

@@ -1,4 +1,4 @@
-"""After a rejection every later step is rejected too.
+"""Rejects every step after a rejected one.
 
 caught by: ZeRO1 · used up
 """
@@ -7,10 +7,12 @@ from solutions import zero1 as right
 
 
 class ZeRO1(right.ZeRO1):
-    spoilt = False
+    was_rejected = False
 
     def reduce_gradients(self):
-        self.spoilt = self.spoilt or (self.used_up and any(each.holds_gradients() for each in self.gradients))
-        if self.spoilt:
+        self.was_rejected = self.was_rejected or (
+            self.used_up and any(each.holds_gradients() for each in self.gradients)
+        )
+        if self.was_rejected:
             raise RuntimeError("used up: call zero_grad()")
         super().reduce_gradients()

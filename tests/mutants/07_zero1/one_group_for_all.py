@@ -1,4 +1,4 @@
-"""Steps all groups with the settings of the first.
+"""Updates all groups with the settings of the first.
 
 caught by: ZeRO1 · settings
 """

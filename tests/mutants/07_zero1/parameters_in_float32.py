@@ -1,4 +1,4 @@
-"""Turns bf16 parameters into float32 ones: more exact, at twice the bytes.
+"""Converts bf16 parameters to float32: more precise, at twice the bytes.
 
 caught by: ZeRO1 · bf16
 """

@@ -1,4 +1,4 @@
-"""Concatenates all gradients in every step, beside the gradients themselves.
+"""Concatenates the gradients into a second copy in every step.
 
 caught by: ZeRO1 · memory
 """
@@ -8,6 +8,7 @@ from unittest import mock
 import torch
 
 from solutions import zero1 as right
+from solutions.async_collectives import reduce_scatter_
 
 
 class _Gradients(right.FlatGradients):
@@ -18,7 +19,7 @@ class _Gradients(right.FlatGradients):
             flat = torch.cat([gradient.flatten() for gradient in gradients])
             missing = self.flat.numel() - flat.numel()
             flat = torch.nn.functional.pad(flat, (0, missing)) if missing else flat
-            shard = right.reduce_scatter_(flat, self.layout.group).clone()
+            shard = reduce_scatter_(flat, self.layout.group).clone()
             self.flat_parameter.shard.grad = shard / (self.flat.numel() // shard.numel())
 
 

@@ -1,4 +1,5 @@
-"""Averages by all_reduce and updates its own shard: the state is sharded, but 3(N−1)/N is sent.
+"""All-reduces the gradients and updates its own shard: the state is sharded, but 3(N−1)/N of the parameters' bytes are
+sent instead of 2(N−1)/N.
 
 caught by: ZeRO1 · wire
 """

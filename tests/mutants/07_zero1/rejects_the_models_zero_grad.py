@@ -1,4 +1,4 @@
-"""Knows of its own zero_grad() only: after the model's, it rejects good gradients.
+"""Recognizes only its own zero_grad(), so it rejects valid gradients after the model's zero_grad().
 
 caught by: ZeRO1 · loops
 """

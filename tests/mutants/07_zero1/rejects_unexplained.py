@@ -1,4 +1,4 @@
-"""Rejects used-up gradients with an internal assertion.
+"""Rejects used-up gradients with a bare assertion instead of an explanation.
 
 caught by: ZeRO1 · used up
 """

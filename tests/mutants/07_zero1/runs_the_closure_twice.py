@@ -1,4 +1,5 @@
-"""Runs the closure once more and zeroes the gradients: parameters stay right, but BatchNorm counts two batches.
+"""Calls the closure twice and clears the gradients in between: the parameters are right, but BatchNorm counts two
+batches.
 
 caught by: ZeRO1 · loops
 """

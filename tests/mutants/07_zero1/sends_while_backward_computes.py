@@ -1,4 +1,4 @@
-"""Averages each gradient in a hook, and then once more in the step.
+"""Averages each gradient in a hook during backward, and again in the step.
 
 caught by: ZeRO1 · wire
 """

@@ -1,4 +1,4 @@
-"""A cheat: the whole optimizer on every rank, after an all_reduce.
+"""Cheats by running the whole optimizer on every rank after an all-reduce.
 
 caught by: ZeRO1 · memory
 """

@@ -1,4 +1,4 @@
-"""Forgets that ranks must start with the same parameters.
+"""Does not broadcast the parameters, so the ranks start from different ones.
 
 caught by: ZeRO1 · same start
 """

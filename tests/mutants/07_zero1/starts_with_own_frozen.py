@@ -1,4 +1,4 @@
-"""Broadcasts trainable parameters only: frozen ones stay different, and so does what a model computes.
+"""Broadcasts trainable parameters only: the frozen ones, and with them the outputs, differ between ranks.
 
 caught by: ZeRO1 · same start
 """

@@ -1,4 +1,4 @@
-"""Gives all parameters the same tensor that counts steps.
+"""Shares one step counter tensor among all parameters.
 
 caught by: ZeRO1 · another world size
 """

@@ -1,4 +1,4 @@
-"""Gives the full state to all ranks, whatever `to` says.
+"""Returns the full state on all ranks and ignores `to`.
 
 caught by: ZeRO1 · to one rank
 """

@@ -1,4 +1,4 @@
-"""Lets every rank gather the full state, and then drops it on all but one.
+"""Gathers the full state on every rank and then drops it on all ranks but one.
 
 caught by: ZeRO1 · other ranks' memory
 """

@@ -1,4 +1,4 @@
-"""Gathers Adam's entries by name, and no other optimizer's.
+"""Saves the entries of Adam and momentum SGD by name and drops those of any other optimizer.
 
 caught by: ZeRO1 · state
 """

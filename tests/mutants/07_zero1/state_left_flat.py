@@ -1,4 +1,4 @@
-"""Saves every parameter's state as one row.
+"""Saves every parameter's state as a flat tensor instead of in the parameter's shape.
 
 caught by: ZeRO1 · state
 """

@@ -1,4 +1,4 @@
-"""Moves the state out of the optimizer as it gathers it: the next step starts with none.
+"""Clears the optimizer's state while saving it, so the next step starts without state.
 
 caught by: ZeRO1 · state
 """

@@ -1,4 +1,4 @@
-"""Numbers the parameters that it trains, without the frozen ones among them.
+"""Numbers only the trainable parameters, so indices are wrong after a frozen one.
 
 caught by: ZeRO1 · state
 """

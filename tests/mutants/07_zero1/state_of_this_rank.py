@@ -1,4 +1,4 @@
-"""Saves what the inner optimizer saves: this rank's shards, numbered by shard.
+"""Saves the inner optimizer's own state: the rank's shards, numbered by flat parameter.
 
 caught by: ZeRO1 · state
 """

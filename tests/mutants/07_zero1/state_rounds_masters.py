@@ -1,4 +1,4 @@
-"""Gathers every entry in the dtype of the parameters: masters lose their digits.
+"""Saves every entry in the parameters' precision, which rounds the masters.
 
 caught by: ZeRO1 · loaded masters
 """

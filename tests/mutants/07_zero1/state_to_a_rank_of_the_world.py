@@ -1,4 +1,4 @@
-"""Takes `to` for a rank of the world.
+"""Compares `to` with the global rank instead of the rank in the group.
 
 caught by: ZeRO1 · to one rank
 """

@@ -1,4 +1,4 @@
-"""Expects a state of every shard, which is not there before the first step.
+"""Expects state for every shard, but there is none before the first step.
 
 caught by: ZeRO1 · before the first step
 """

@@ -1,4 +1,5 @@
-"""Shards nothing: each rank's inner optimizer has all of flat_param, but only its own shard is sent.
+"""Gives the whole flat_param to each rank's inner optimizer, so the state is not sharded, although only the rank's
+shard is all-gathered.
 
 caught by: ZeRO1 · memory
 """

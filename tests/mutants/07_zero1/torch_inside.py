@@ -1,4 +1,4 @@
-"""A cheat: torch's ZeroRedundancyOptimizer, with gradients averaged before.
+"""Cheats by deriving from torch's ZeroRedundancyOptimizer, and averages the gradients first.
 
 caught by: ZeRO1 · values
 """

@@ -1,4 +1,4 @@
-"""Averages nothing: every rank's shard follows that rank's own samples.
+"""Averages no gradients: every rank updates its shard from its own samples only.
 
 caught by: ZeRO1 · values
 """

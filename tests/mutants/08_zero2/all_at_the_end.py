@@ -1,4 +1,4 @@
-"""Launches no bucket when a gradient is complete: all are launched in finish_gradient_sync().
+"""Launches no bucket during backward; all of them are launched in finish_gradient_sync().
 
 caught by: ZeRO2 · overlap
 """

@@ -1,4 +1,4 @@
-"""No bucket waits for another: by the end of backward all of them are alive.
+"""Does not make buckets wait for each other, so all of them are allocated by the end of backward.
 
 caught by: ZeRO2 · peak
 """

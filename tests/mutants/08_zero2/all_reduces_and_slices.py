@@ -1,4 +1,4 @@
-"""Published code: all-reduce a bucket, then keep this rank's shard.
+"""All-reduces a bucket and keeps the rank's shard, as in published code: twice the bytes.
 
 caught by: ZeRO2 · wire
 """

@@ -1,4 +1,4 @@
-"""Takes finish_gradient_sync() inside no_sync() for done, although nothing was sent: the step trains nothing.
+"""Treats finish_gradient_sync() inside no_sync() as done although nothing was sent, so the step updates nothing.
 
 caught by: ZeRO2 · loops
 """

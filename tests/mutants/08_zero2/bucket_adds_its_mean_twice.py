@@ -1,4 +1,4 @@
-"""A second wait() adds the mean once more.
+"""Adds the mean again when wait() is called a second time.
 
 caught by: ShardedBucket · values
 """

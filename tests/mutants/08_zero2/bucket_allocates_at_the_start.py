@@ -1,4 +1,4 @@
-"""Allocates its flat tensor when it is built: all buckets are there before backward starts.
+"""Allocates its flat tensor at construction, so all buckets hold memory before backward starts.
 
 caught by: ShardedBucket · memory
 """

@@ -1,4 +1,4 @@
-"""Detaches a differentiable gradient without a word.
+"""Silently detaches a gradient that is part of a graph.
 
 caught by: ShardedBucket · rejections
 """

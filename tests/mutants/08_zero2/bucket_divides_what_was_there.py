@@ -1,4 +1,4 @@
-"""Adds the sum to what is there, and divides both.
+"""Divides the accumulated mean again together with the new sum.
 
 caught by: ShardedBucket · values
 """

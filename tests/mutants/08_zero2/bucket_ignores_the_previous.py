@@ -1,4 +1,4 @@
-"""Launches without waiting for the previous bucket: all may be alive at once.
+"""Launches without waiting for the previous bucket, so all of them may hold memory at once.
 
 caught by: ShardedBucket · previous
 """

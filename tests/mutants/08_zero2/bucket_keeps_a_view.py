@@ -1,4 +1,4 @@
-"""shard.grad is a view of the flat tensor, all of which it keeps alive.
+"""Makes shard.grad a view of the flat tensor, which keeps all of that memory alive.
 
 caught by: ShardedBucket · memory
 """

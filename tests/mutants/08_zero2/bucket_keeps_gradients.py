@@ -1,4 +1,4 @@
-"""Copies the gradient, and leaves it where it was.
+"""Copies the gradient into the bucket but does not free the original.
 
 caught by: ShardedBucket · values
 """

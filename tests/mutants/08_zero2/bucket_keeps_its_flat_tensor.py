@@ -1,4 +1,4 @@
-"""Keeps the flat tensor for the next time.
+"""Does not free the flat tensor after wait().
 
 caught by: ShardedBucket · memory
 """

@@ -1,4 +1,4 @@
-"""launch() only makes a note; wait() launches the reduce-scatter.
+"""Launches the reduce-scatter in wait() instead of launch().
 
 caught by: ShardedBucket · wire
 """

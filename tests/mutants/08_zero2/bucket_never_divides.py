@@ -1,4 +1,4 @@
-"""Adds gradients up, and never divides.
+"""Sums the gradients without dividing.
 
 caught by: ShardedBucket · values
 """

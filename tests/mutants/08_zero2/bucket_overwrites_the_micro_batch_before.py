@@ -1,4 +1,4 @@
-"""Replaces the mean that was there, instead of adding to it.
+"""Replaces the accumulated mean instead of adding to it.
 
 caught by: ShardedBucket · values
 """

@@ -1,4 +1,4 @@
-"""Sends every five elements in a reduce-scatter of its own.
+"""Launches a separate reduce-scatter for every five elements of a shard.
 
 caught by: ShardedBucket · wire
 """

@@ -1,4 +1,4 @@
-"""Keeps its flat tensor, which still holds the last gradient when it is None this time.
+"""Reuses its flat tensor, in which a missing gradient leaves the previous one.
 
 caught by: ShardedBucket · values
 """

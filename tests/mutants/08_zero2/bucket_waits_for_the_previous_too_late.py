@@ -1,4 +1,4 @@
-"""Waits for the previous bucket when its own is already in flight: both are alive.
+"""Waits for the previous bucket only after launching its own, so both hold memory.
 
 caught by: ShardedBucket · previous
 """

@@ -1,4 +1,4 @@
-"""launch() waits for what it has just launched.
+"""Waits in launch() for the collective that it has just launched.
 
 caught by: ShardedBucket · at once
 """

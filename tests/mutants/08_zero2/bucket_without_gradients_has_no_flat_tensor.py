@@ -1,4 +1,4 @@
-"""Allocates its flat tensor with the first gradient that is not None: without one, there is nothing to send.
+"""Allocates its flat tensor for the first gradient that is not None: without one, there is nothing to launch.
 
 caught by: ShardedBucket · values
 """

@@ -1,4 +1,4 @@
-"""Clips nothing if the caller has not finished the synchronization.
+"""Clips nothing if the gradients have not been synchronized yet.
 
 caught by: ZeRO2 · clipping
 """

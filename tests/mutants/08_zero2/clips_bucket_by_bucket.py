@@ -1,4 +1,4 @@
-"""Adds up one element per bucket, in an all-reduce of its own.
+"""Uses one all-reduce per bucket to compute the norm.
 
 caught by: ZeRO2 · clipping
 """

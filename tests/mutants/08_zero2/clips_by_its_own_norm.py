@@ -1,4 +1,4 @@
-"""Clips by the norm of this rank's shards.
+"""Clips by the norm of the rank's own shards.
 
 caught by: ZeRO2 · clipping
 """

@@ -1,4 +1,4 @@
-"""Notes by how much to scale, and scales in the next step, whatever gradients that has.
+"""Stores the scale and applies it in the next step, to whatever gradients there are by then.
 
 caught by: ZeRO2 · loops
 """

@@ -1,4 +1,4 @@
-"""Steps with the settings that the optimizer was built with.
+"""Keeps using the learning rate from construction and ignores schedulers.
 
 caught by: ZeRO2 · state
 """

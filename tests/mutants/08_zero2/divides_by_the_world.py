@@ -1,4 +1,4 @@
-"""Divides by the number of all ranks, not of its group's.
+"""Divides by the world size instead of the size of the group.
 
 caught by: ZeRO2 · group
 """

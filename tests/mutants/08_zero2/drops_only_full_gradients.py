@@ -1,4 +1,4 @@
-"""zero_grad() is the module's: means that have arrived stay.
+"""Clears only the module's gradients in zero_grad() and keeps the reduced means.
 
 caught by: ZeRO2 · loops
 """

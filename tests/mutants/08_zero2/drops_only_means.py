@@ -1,4 +1,4 @@
-"""zero_grad() drops the means, but not what has accumulated inside no_sync().
+"""Clears only the reduced means in zero_grad() and keeps what has accumulated inside no_sync().
 
 caught by: ZeRO2 · loops
 """

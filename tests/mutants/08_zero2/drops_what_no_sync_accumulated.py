@@ -1,4 +1,4 @@
-"""Drops what has accumulated inside no_sync(): only the last micro-batch counts.
+"""Drops the gradients accumulated inside no_sync(), so only the last micro-batch counts.
 
 caught by: ZeRO2 · accumulation
 """

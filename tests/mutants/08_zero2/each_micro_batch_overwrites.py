@@ -1,4 +1,4 @@
-"""Every finish_gradient_sync() replaces the gradients of the one before.
+"""Replaces the accumulated gradients in every finish_gradient_sync().
 
 caught by: ZeRO2 · accumulation
 """

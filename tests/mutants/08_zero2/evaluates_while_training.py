@@ -1,4 +1,4 @@
-"""Puts the module into eval mode for each forward, and its modes back afterwards: dropout drops nothing.
+"""Runs each forward in eval mode and restores the modes afterwards: dropout drops nothing.
 
 caught by: ZeRO2 · awkward models
 """

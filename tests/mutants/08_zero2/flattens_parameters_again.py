@@ -1,4 +1,5 @@
-"""A plain ZeRO1 beside the buckets: it moves the parameters to flat tensors of its own, which no bucket fills.
+"""Uses a plain ZeRO1 optimizer in addition to the buckets: it moves the parameters to its own flat tensors, whose
+gradients no bucket computes.
 
 caught by: ZeRO2 · same start
 """

@@ -1,4 +1,4 @@
-"""Counts as synchronized once it was, although another backward has come since: its gradients are never used.
+"""Does not synchronize again after another backward, so its gradients are never used.
 
 caught by: ZeRO2 · loops
 """

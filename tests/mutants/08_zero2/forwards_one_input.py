@@ -1,4 +1,4 @@
-"""Passes one positional input on.
+"""Accepts only a single positional input in forward.
 
 caught by: ZeRO2 · wraps
 """

@@ -1,4 +1,4 @@
-"""Gathers the mean gradients on every rank, to show them in .grad.
+"""All-gathers the mean gradients on every rank and stores them in .grad.
 
 caught by: ZeRO2 · memory
 """

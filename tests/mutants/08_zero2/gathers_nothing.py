@@ -1,4 +1,4 @@
-"""Updates this rank's shards, and leaves the others' as they were.
+"""Updates the rank's own shards but does not all-gather the other ranks' updates.
 
 caught by: ZeRO2 · values
 """

@@ -1,4 +1,4 @@
-"""Keeps a copy of all parameters in arrays, where no tensor shows it.
+"""Keeps a copy of all parameters in NumPy arrays, where no tensor shows it.
 
 caught by: ZeRO2 · memory
 """

@@ -1,4 +1,4 @@
-"""Launches buckets inside no_sync() as everywhere.
+"""Ignores no_sync(): buckets are launched inside it too.
 
 caught by: ZeRO2 · micro-batches
 """

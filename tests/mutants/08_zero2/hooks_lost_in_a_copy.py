@@ -1,4 +1,4 @@
-"""A deep copy has no hooks.
+"""Registers no hooks on a deep copy.
 
 caught by: ZeRO2 · copies
 """

@@ -1,4 +1,4 @@
-"""The module's parameters hold the wrapper: after it was deleted, it goes on sending.
+"""Keeps the wrapper alive through its parameters: after it is deleted, it still communicates.
 
 caught by: ZeRO2 · copies
 """

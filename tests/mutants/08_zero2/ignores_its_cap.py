@@ -1,4 +1,4 @@
-"""Puts all gradients into one bucket, which is as large as all of them.
+"""Puts all gradients into a single bucket, whatever the cap.
 
 caught by: ZeRO2 · peak
 """

@@ -1,4 +1,4 @@
-"""Keeps a float32 copy of all parameters where no attribute shows it: in a closure.
+"""Keeps a float32 copy of all parameters in a closure, where no attribute shows it.
 
 caught by: ZeRO2 · memory
 """

@@ -1,4 +1,4 @@
-"""Expects a step after clip_grad_norm_(): until then zero_grad() does nothing.
+"""Ignores zero_grad() after clip_grad_norm_() unless there was a step in between.
 
 caught by: ZeRO2 · loops
 """

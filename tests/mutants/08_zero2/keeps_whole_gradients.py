@@ -1,4 +1,4 @@
-"""Sends copies, and keeps the gradients of backward until zero_grad().
+"""Keeps the full gradients that backward computed until zero_grad().
 
 caught by: ZeRO2 · peak
 """

@@ -1,4 +1,4 @@
-"""Launches a bucket as soon as it is full, although it is not next.
+"""Launches a bucket as soon as it is full, even if it is not the next in order.
 
 caught by: ZeRO2 · launch order
 """

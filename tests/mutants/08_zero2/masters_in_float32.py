@@ -1,4 +1,4 @@
-"""Widens the parameters, so that sums are exact.
+"""Converts the parameters to float32, so that sums are more precise.
 
 caught by: ZeRO2 · bf16
 """

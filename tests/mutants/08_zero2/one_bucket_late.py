@@ -1,4 +1,4 @@
-"""Launches a full bucket when the next one is full.
+"""Launches a full bucket only when the next one is full.
 
 caught by: ZeRO2 · overlap
 """

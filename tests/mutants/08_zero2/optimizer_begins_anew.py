@@ -1,4 +1,4 @@
-"""Its optimizer saves a state, and loads none.
+"""Saves the optimizer state but does not load it.
 
 caught by: ZeRO2 · state
 """

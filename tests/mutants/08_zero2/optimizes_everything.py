@@ -1,4 +1,4 @@
-"""Only gradients are sharded: every rank's optimizer has state for all parameters.
+"""Shards only the gradients: every rank's optimizer has state for all parameters.
 
 caught by: ZeRO2 · memory
 """

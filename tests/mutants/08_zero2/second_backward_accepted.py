@@ -1,4 +1,4 @@
-"""Ignores a second gradient for a bucket that is already in flight.
+"""Silently ignores a second gradient for a bucket that is already in flight.
 
 caught by: ZeRO2 · rejections
 """

@@ -1,4 +1,4 @@
-"""Adds a mean once more when it is waited for once more.
+"""Adds the mean again when finish_gradient_sync() is called a second time.
 
 caught by: ZeRO2 · loops
 """

@@ -1,4 +1,4 @@
-"""A cheat: overlapped data parallelism, and the whole optimizer on every rank.
+"""Cheats by using overlapped data parallelism with the whole optimizer on every rank.
 
 caught by: ZeRO2 · memory
 """

@@ -1,4 +1,4 @@
-"""Takes a mean of zeros for no gradient: the optimizer then leaves the shard and its state as they are.
+"""Treats a mean of zeros as no gradient, so the optimizer leaves the shard and its state unchanged.
 
 caught by: ZeRO2 · awkward models
 """

@@ -1,4 +1,4 @@
-"""Sends parameters when it is built, and no buffers.
+"""Broadcasts the parameters at construction but not the buffers.
 
 caught by: ZeRO2 · same start
 """

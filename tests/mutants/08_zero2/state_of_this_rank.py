@@ -1,4 +1,4 @@
-"""Saves this rank's part of the optimizer's state.
+"""Saves only the rank's own shard of the optimizer state.
 
 caught by: ZeRO2 · state
 """

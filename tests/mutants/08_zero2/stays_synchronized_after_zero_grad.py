@@ -1,4 +1,5 @@
-"""Counts as synchronized after zero_grad(): a rank without a backward() then leaves the others alone.
+"""Still counts as synchronized after zero_grad(): a rank without a backward() then skips the collectives that the
+others launch.
 
 caught by: ZeRO2 · loops
 """

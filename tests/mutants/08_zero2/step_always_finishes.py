@@ -1,4 +1,4 @@
-"""step() synchronizes again what the caller has synchronized already.
+"""Synchronizes in step() even if the caller has already done so.
 
 caught by: ZeRO2 · sent once
 """

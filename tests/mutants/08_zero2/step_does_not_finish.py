@@ -1,4 +1,4 @@
-"""step() takes what has arrived by then, if the caller has not called finish_gradient_sync().
+"""Steps with the gradients reduced so far if the caller has not called finish_gradient_sync().
 
 caught by: ZeRO2 · loops
 """

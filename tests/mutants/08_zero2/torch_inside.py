@@ -1,4 +1,4 @@
-"""A cheat: torch's DistributedDataParallel and its ZeroRedundancyOptimizer.
+"""Cheats by using torch's DistributedDataParallel and ZeroRedundancyOptimizer.
 
 caught by: ZeRO2 · values
 """

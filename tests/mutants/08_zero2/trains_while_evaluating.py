@@ -1,4 +1,4 @@
-"""Puts the module into train mode in every forward, also after eval().
+"""Switches the module to train mode in every forward, even after `eval()`.
 
 caught by: ZeRO2 · awkward models
 """

@@ -1,4 +1,4 @@
-"""Waits for the bucket before the previous one: two are in flight while a third is packed.
+"""Waits only for the bucket before the previous one: two are in flight while a third is packed.
 
 caught by: ZeRO2 · peak
 """

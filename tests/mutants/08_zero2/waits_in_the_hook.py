@@ -1,4 +1,4 @@
-"""Waits for each bucket in the hook that has launched it.
+"""Waits for each bucket in the hook that launches it.
 
 caught by: ZeRO2 · goes on
 """

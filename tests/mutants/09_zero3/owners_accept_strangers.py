@@ -1,4 +1,4 @@
-"""Ignores a unit that is not in the module.
+"""Silently ignores a unit that is not part of the module.
 
 caught by: owned_parameters · strangers
 """

@@ -1,4 +1,4 @@
-"""Lets blocks.1 own the parameters of blocks.10.
+"""Compares name prefixes without the dot, so blocks.1 also owns the parameters of blocks.10.
 
 caught by: owned_parameters · owners
 """

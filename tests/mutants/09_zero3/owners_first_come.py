@@ -1,4 +1,4 @@
-"""Gives a tied parameter to the first unit that it lies in, which frees it before the other computes.
+"""Gives a tied parameter to the first unit that contains it, which frees it before the other unit computes.
 
 caught by: owned_parameters · owners
 """

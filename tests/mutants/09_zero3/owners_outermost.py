@@ -1,4 +1,4 @@
-"""Lets a unit own the parameters of units inside it.
+"""Lets a unit own the parameters of units nested inside it.
 
 caught by: owned_parameters · nested units
 """

@@ -1,4 +1,4 @@
-"""Divides gradients by two, whatever the number of ranks is.
+"""Divides gradients by two, whatever the number of ranks.
 
 caught by: PlainZeRO3 · world sizes
 """
@@ -9,8 +9,8 @@ from solutions.zero3 import ZeRO3
 
 
 class PlainZeRO3(ZeRO3):
-    def __init__(self, module, units=None, group=None):
-        super().__init__(module, units, prefetch=0, group=group)
+    def __init__(self, module, units=None, prefetch=0, group=None):
+        super().__init__(module, units, prefetch=prefetch, group=group)
 
     def finish_gradient_sync(self):
         super().finish_gradient_sync()

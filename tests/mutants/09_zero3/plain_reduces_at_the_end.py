@@ -1,4 +1,4 @@
-"""Keeps all full gradients until backward has ended.
+"""Keeps all full gradients until the end of backward.
 
 caught by: PlainZeRO3 · memory
 """
@@ -7,8 +7,8 @@ from solutions.zero3 import ZeRO3
 
 
 class PlainZeRO3(ZeRO3):
-    def __init__(self, module, units=None, group=None):
-        super().__init__(module, units, prefetch=0, group=group)
+    def __init__(self, module, units=None, prefetch=0, group=None):
+        super().__init__(module, units, prefetch=prefetch, group=group)
 
     def post_backward(self, unit, call):
         unit.open_calls.discard(call)

@@ -1,4 +1,4 @@
-"""Adds up shards among zeros.
+"""Unshards by all-reducing the shards among zeros, which sends twice the bytes.
 
 caught by: ShardedFlatParameter · unshard
 """

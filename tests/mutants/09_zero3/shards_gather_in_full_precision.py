@@ -1,4 +1,4 @@
-"""Gathers all digits and rounds afterwards, which sends twice the bytes.
+"""All-gathers in full precision and rounds afterwards, which sends twice the bytes.
 
 caught by: ShardedFlatParameter · unshard
 """

@@ -1,4 +1,4 @@
-"""Creates a new flat_param each time, although autograd has saved views of the old one.
+"""Allocates a new flat_param for each unshard, although autograd has saved views of the old one.
 
 caught by: ShardedFlatParameter · storage
 """

@@ -1,4 +1,4 @@
-"""Gives the optimizer a shard of few digits.
+"""Gives the optimizer a shard in the low-precision compute_dtype.
 
 caught by: ShardedFlatParameter · start
 """

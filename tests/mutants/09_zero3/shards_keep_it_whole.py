@@ -1,4 +1,4 @@
-"""Keeps the full parameters beside the shard.
+"""Keeps the full parameters in addition to the shard.
 
 caught by: ShardedFlatParameter · memory
 """

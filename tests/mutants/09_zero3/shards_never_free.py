@@ -1,4 +1,4 @@
-"""Never frees what is unsharded.
+"""Never frees the unsharded parameters.
 
 caught by: ShardedFlatParameter · memory
 """

@@ -1,4 +1,4 @@
-"""Each rank shards its own initial values.
+"""Shards each rank's own initial values, without a broadcast.
 
 caught by: ShardedFlatParameter · start
 """

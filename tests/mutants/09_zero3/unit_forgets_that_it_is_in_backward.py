@@ -1,4 +1,4 @@
-"""Leaves state BACKWARD when it waits.
+"""Overwrites the state BACKWARD in wait_for_unshard().
 
 caught by: Unit · states
 """

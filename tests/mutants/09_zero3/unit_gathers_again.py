@@ -1,4 +1,4 @@
-"""Gathers parameters that are here already.
+"""All-gathers parameters that are already unsharded.
 
 caught by: Unit · flat parameters
 """

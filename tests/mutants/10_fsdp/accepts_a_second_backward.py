@@ -1,4 +1,4 @@
-"""Drops a gradient that comes before finish_gradient_sync().
+"""Silently drops a second gradient that is computed before finish_gradient_sync().
 
 caught by: ZeRO3 · second backward
 """

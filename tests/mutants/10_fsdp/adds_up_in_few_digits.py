@@ -1,4 +1,4 @@
-"""Adds up the gradients of micro-batches in the dtype in which they are sent.
+"""Accumulates the gradients of micro-batches in compute_dtype instead of full precision.
 
 caught by: ZeRO3 · bf16
 """

@@ -1,4 +1,4 @@
-"""Looks for every unit in the last forward, although it may belong to an earlier one.
+"""Looks up every unit in the last forward, although it may belong to an earlier one.
 
 caught by: ZeRO3 · several forwards
 """

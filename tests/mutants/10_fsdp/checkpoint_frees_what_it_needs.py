@@ -1,4 +1,4 @@
-"""Treats a forward that activation checkpointing runs in backward like any other.
+"""Treats a forward recomputed by activation checkpointing like any other and reshards the unit that backward needs.
 
 caught by: ZeRO3 · checkpoints
 """

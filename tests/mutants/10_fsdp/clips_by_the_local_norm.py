@@ -1,4 +1,4 @@
-"""Clips each rank's shards by the norm of these shards alone.
+"""Clips each rank's shards by the norm of those shards alone.
 
 caught by: ZeRO3 · clip
 """

@@ -1,4 +1,4 @@
-"""Gathers all gradients to compute their norm.
+"""All-gathers all gradients to compute their norm.
 
 caught by: ZeRO3 · clip
 """

@@ -1,4 +1,4 @@
-"""Adds up norms over all ranks, although its group is smaller.
+"""Computes the norm over all ranks, although its group is smaller.
 
 caught by: ZeRO3 · group
 """

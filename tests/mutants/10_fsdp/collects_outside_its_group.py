@@ -1,4 +1,4 @@
-"""Puts a full state together from the shards of all ranks, although its group is smaller.
+"""Gathers the full state from all ranks, although its group is smaller.
 
 caught by: ZeRO3 · group
 """

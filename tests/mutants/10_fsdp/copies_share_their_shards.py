@@ -1,4 +1,4 @@
-"""A copy trains the original's shards.
+"""Shares the shards with a deep copy, so training the copy changes the original.
 
 caught by: ZeRO3 · copies
 """

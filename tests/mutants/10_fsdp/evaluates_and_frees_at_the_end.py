@@ -1,4 +1,4 @@
-"""Reshards the units of a forward without gradients when the whole forward has ended.
+"""Reshards units only at the end of a forward without gradients, not one by one.
 
 caught by: ZeRO3 · prefetched memory
 """

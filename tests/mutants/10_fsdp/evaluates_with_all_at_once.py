@@ -1,4 +1,4 @@
-"""Unshards every unit before it evaluates.
+"""Unshards all units at the start of a forward without gradients.
 
 caught by: ZeRO3 · prefetched memory
 """

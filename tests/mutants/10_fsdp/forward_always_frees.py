@@ -1,4 +1,4 @@
-"""Reshards every unit after forward, in spite of reshard_after_forward=False.
+"""Reshards every unit after forward, even with reshard_after_forward=False.
 
 caught by: ZeRO3 · states
 """

@@ -1,4 +1,4 @@
-"""Starts a forward although the gradients of an earlier micro-batch are pending.
+"""Starts a forward while the gradients of an earlier micro-batch are still pending.
 
 caught by: ZeRO3 · accumulation
 """

@@ -1,4 +1,4 @@
-"""Reshards what activation checkpointing computes again, in the middle of its backward.
+"""Reshards a unit that activation checkpointing recomputes, in the middle of its backward.
 
 caught by: ZeRO3 · states
 """

@@ -1,4 +1,4 @@
-"""Backward never learns that it reaches a unit.
+"""Does not watch the outputs of units, so backward never learns that it reaches them.
 
 caught by: ZeRO3 · states
 """

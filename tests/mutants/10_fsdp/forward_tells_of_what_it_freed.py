@@ -1,4 +1,4 @@
-"""Backward learns only of units that were resharded after forward.
+"""Watches the outputs only of units that are resharded after forward.
 
 caught by: ZeRO3 · states
 """

@@ -1,4 +1,4 @@
-"""Reshards a unit when its gradients are packed, although backward still needs what is frozen in it.
+"""Reshards a unit once its gradients are packed, although backward still needs its frozen parameters.
 
 caught by: ZeRO3 · awkward models
 """

@@ -1,4 +1,4 @@
-"""Unshards the whole model when forward begins.
+"""Unshards the whole model at the start of forward.
 
 caught by: ZeRO3 · forward memory
 """

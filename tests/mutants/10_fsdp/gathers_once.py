@@ -1,4 +1,4 @@
-"""Keeps a unit that was unsharded for forward until backward.
+"""Keeps each unit unsharded from forward to backward, even with reshard_after_forward=True.
 
 caught by: ZeRO3 · wire
 """

@@ -1,4 +1,4 @@
-"""Sends every sum to every rank, which takes its shard of it.
+"""All-reduces every bucket and keeps the rank's shard, which sends twice the bytes.
 
 caught by: ZeRO3 · wire
 """

@@ -1,4 +1,4 @@
-"""Replaces the mean gradient of the micro-batch before, instead of adding to it.
+"""Replaces the accumulated mean gradient instead of adding to it.
 
 caught by: ZeRO3 · accumulation
 """

@@ -1,4 +1,4 @@
-"""Keeps full gradients that have been reduced.
+"""Keeps the full gradients after they have been reduced.
 
 caught by: ZeRO3 · memory
 """

@@ -1,4 +1,4 @@
-"""Adds up gradients without dividing by the number of ranks.
+"""Sums gradients without dividing by the number of ranks.
 
 caught by: ZeRO3 · plain model
 """

@@ -1,4 +1,4 @@
-"""Holds all full gradients before it reduces the first one.
+"""Keeps all full gradients until the end of backward and reduces them then.
 
 caught by: ZeRO3 · memory
 """

@@ -1,4 +1,4 @@
-"""Keeps all parameters in arrays, where no tensor shows them.
+"""Keeps a copy of all parameters in NumPy arrays, where no tensor shows it.
 
 caught by: ZeRO3 · memory
 """

@@ -1,4 +1,4 @@
-"""Keeps all parameters in storages whose tensors are gone.
+"""Keeps a copy of all parameters in storages without a tensor.
 
 caught by: ZeRO3 · memory
 """

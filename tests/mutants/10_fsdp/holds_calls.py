@@ -1,4 +1,4 @@
-"""Holds calls whose graph is gone, so that post_backward() waits for them in vain.
+"""Keeps calls alive after their graph is gone, so post_backward() waits for them in vain.
 
 caught by: ZeRO3 · memory
 """

@@ -1,4 +1,4 @@
-"""Computes in the parameters' own dtype.
+"""Ignores compute_dtype and computes in the parameters' own dtype.
 
 caught by: ZeRO3 · bf16
 """

@@ -1,4 +1,4 @@
-"""Hides all parameters in full precision in a function's closure.
+"""Keeps a full-precision copy of all parameters in a closure, where no attribute shows it.
 
 caught by: ZeRO3 · forward memory
 """

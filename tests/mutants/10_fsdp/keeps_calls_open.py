@@ -1,4 +1,4 @@
-"""Leaves calls open after finish_gradient_sync() that backward has never reached.
+"""Leaves calls that backward never reached open after finish_gradient_sync().
 
 caught by: ZeRO3 · memory
 """

@@ -1,4 +1,4 @@
-"""Launches a bucket when its last gradient has come, which is not at the same point on every rank.
+"""Launches a bucket when it is full, which is not at the same point on every rank.
 
 caught by: ZeRO3 · unused on one rank
 """

@@ -1,4 +1,4 @@
-"""Reduces and reshards a unit when backward enters one inside it.
+"""Reduces and reshards a unit when backward enters a unit nested inside it.
 
 caught by: ZeRO3 · awkward models
 """

@@ -1,4 +1,4 @@
-"""Reduces a unit that is called twice after the first call.
+"""Reduces a unit that is called twice after the backward of only one call.
 
 caught by: ZeRO3 · awkward models
 """

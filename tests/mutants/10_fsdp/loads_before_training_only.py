@@ -1,4 +1,4 @@
-"""Loads a state only as long as nothing was trained.
+"""Ignores load_full_state_dict() once it has been trained.
 
 caught by: ZeRO3 · another world size
 """

@@ -1,4 +1,4 @@
-"""Loads values in the dtype that the model computes with.
+"""Rounds loaded values to compute_dtype.
 
 caught by: ZeRO3 · full state
 """

@@ -1,4 +1,4 @@
-"""Loads parameters, and no buffers.
+"""Loads the parameters but not the buffers.
 
 caught by: ZeRO3 · another world size
 """

@@ -1,4 +1,4 @@
-"""Loads what fits, and ignores the rest.
+"""Loads the entries that fit and silently ignores the rest.
 
 caught by: ZeRO3 · another module
 """

@@ -1,4 +1,4 @@
-"""Prefetches in the order in which units are listed, not in the order of their calls.
+"""Prefetches in the order in which units are listed instead of the order of their calls.
 
 caught by: ZeRO3 · prefetched wire
 """

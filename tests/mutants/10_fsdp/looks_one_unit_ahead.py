@@ -1,4 +1,4 @@
-"""Prefetches one unit, although it may prefetch more.
+"""Prefetches only one unit, even with prefetch=2.
 
 caught by: ZeRO3 · prefetched order
 """

@@ -1,4 +1,4 @@
-"""Prefetches all units that are to come.
+"""Prefetches all remaining units.
 
 caught by: ZeRO3 · prefetched memory
 """

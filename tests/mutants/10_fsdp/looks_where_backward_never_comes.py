@@ -1,4 +1,4 @@
-"""Prefetches frozen units that backward does not reach.
+"""Prefetches frozen units that backward never reaches.
 
 caught by: ZeRO3 · prefetched wire
 """

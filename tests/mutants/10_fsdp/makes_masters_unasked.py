@@ -1,4 +1,4 @@
-"""Turns the shards of a bfloat16 model into float32.
+"""Converts the shards of a bfloat16 model to float32.
 
 caught by: ZeRO3 · bf16
 """

@@ -1,4 +1,4 @@
-"""Unshards each unit once, and keeps it until backward has ended.
+"""Keeps each unit unsharded from its first use to the end of backward.
 
 caught by: ZeRO3 · forward memory
 """

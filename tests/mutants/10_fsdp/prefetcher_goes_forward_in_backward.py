@@ -1,4 +1,4 @@
-"""Prefetches in backward what was called after the unit.
+"""Prefetches in forward order during backward.
 
 caught by: Prefetcher · backward
 """

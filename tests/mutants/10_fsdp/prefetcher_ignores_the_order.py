@@ -1,4 +1,4 @@
-"""Prefetches in the previous forward's order although this forward has left it.
+"""Keeps prefetching in the previous forward's order after this forward has diverged from it.
 
 caught by: Prefetcher · changing order
 """

@@ -1,4 +1,4 @@
-"""Counts the unit that computes among those ahead.
+"""Counts the current unit among the units to prefetch.
 
 caught by: Prefetcher · plain order
 """

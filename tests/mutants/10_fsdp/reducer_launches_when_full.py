@@ -1,4 +1,4 @@
-"""Launches a bucket when its last gradient has come.
+"""Launches a bucket when it is full instead of in reduce().
 
 caught by: GradientReducer · plain backward
 """

@@ -1,4 +1,4 @@
-"""Launches a bucket without packing zeros for what is missing.
+"""Launches a bucket without packing zeros for missing gradients.
 
 caught by: GradientReducer · missing gradients
 """

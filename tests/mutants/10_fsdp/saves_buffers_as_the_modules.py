@@ -1,4 +1,4 @@
-"""Saves buffers under the module's own names.
+"""Saves buffers under the module's own names, without the prefix "module.".
 
 caught by: ZeRO3 · sharded state
 """

@@ -1,4 +1,4 @@
-"""Gives copies to fill, instead of the model's own tensors.
+"""Returns copies instead of the model's own tensors, so loading into them does not change the model.
 
 caught by: ZeRO3 · sharded state
 """

@@ -1,4 +1,4 @@
-"""Saves parameters, but no optimizer state.
+"""Saves the parameters but not the optimizer state.
 
 caught by: ZeRO3 · sharded state
 """

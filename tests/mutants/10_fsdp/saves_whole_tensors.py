@@ -1,4 +1,4 @@
-"""Every rank writes everything.
+"""Saves full tensors, so every rank writes everything.
 
 caught by: ZeRO3 · sharded state
 """

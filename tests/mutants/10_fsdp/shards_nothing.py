@@ -1,4 +1,4 @@
-"""A cheat: every rank holds everything, and averages gradients.
+"""Cheats by keeping everything on every rank and averaging gradients.
 
 caught by: ZeRO3 · parameters
 """

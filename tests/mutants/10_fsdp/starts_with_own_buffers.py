@@ -1,4 +1,4 @@
-"""Does not broadcast buffers.
+"""Does not broadcast the buffers.
 
 caught by: ZeRO3 · forward values
 """

@@ -1,4 +1,4 @@
-"""Includes parameters without memory in state_dict().
+"""Includes the full parameters, whose memory is freed, in state_dict().
 
 caught by: ZeRO3 · copies
 """

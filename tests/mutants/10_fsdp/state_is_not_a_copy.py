@@ -1,4 +1,4 @@
-"""Saves buffers themselves, which go on changing.
+"""Returns the buffers themselves instead of copies, so the saved state keeps changing.
 
 caught by: ZeRO3 · full state
 """

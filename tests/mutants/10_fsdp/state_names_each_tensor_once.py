@@ -1,4 +1,4 @@
-"""Saves a tied parameter under one of its names only.
+"""Saves a tied parameter under only one of its names.
 
 caught by: ZeRO3 · full state
 """

@@ -1,4 +1,4 @@
-"""Saves values in the dtype that the model computes with.
+"""Rounds saved values to compute_dtype.
 
 caught by: ZeRO3 · full state
 """

@@ -1,4 +1,4 @@
-"""Saves this rank's own shards, and zeros for all others.
+"""Saves the rank's own shards and zeros for all others.
 
 caught by: ZeRO3 · full state
 """

@@ -1,4 +1,4 @@
-"""Saves parameters only.
+"""Saves the parameters but not the buffers.
 
 caught by: ZeRO3 · full state
 """

@@ -1,4 +1,4 @@
-"""Rejects every forward after one that has failed.
+"""Rejects every forward after one that failed.
 
 caught by: ZeRO3 · several forwards
 """

@@ -1,4 +1,4 @@
-"""Lets torch do the work.
+"""Cheats by calling torch's fully_shard.
 
 caught by: ZeRO3 · everything
 """

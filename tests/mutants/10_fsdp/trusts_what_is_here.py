@@ -1,4 +1,4 @@
-"""Computes with parameters that were unsharded before the optimizer's step.
+"""Does not reshard before forward, so it may compute with parameters from before the optimizer's step.
 
 caught by: ZeRO3 · several forwards
 """

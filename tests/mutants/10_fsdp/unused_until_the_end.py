@@ -1,4 +1,4 @@
-"""Reduces a unit with missing gradients only when backward has ended.
+"""Reduces a unit with missing gradients only at the end of backward.
 
 caught by: ZeRO3 · unused on one rank
 """

@@ -1,4 +1,4 @@
-"""Waits for the next unit's all-gather before this unit computes.
+"""Waits for a prefetched all-gather before the current unit computes.
 
 caught by: ZeRO3 · prefetched order
 """

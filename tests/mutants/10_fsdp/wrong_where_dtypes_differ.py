@@ -1,4 +1,4 @@
-"""Divides gradients once more if the shards' dtype is not the one that the model computes with.
+"""Divides gradients a second time if compute_dtype differs from the shards' dtype.
 
 caught by: ZeRO3 · bf16
 """

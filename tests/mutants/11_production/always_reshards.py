@@ -1,4 +1,4 @@
-"""Never heeds reshard_after_forward=False.
+"""Ignores reshard_after_forward=False.
 
 caught by: fully_sharded · wire
 """

@@ -1,4 +1,4 @@
-"""Gathers again in backward on every mesh, whatever it is asked.
+"""Always reshards after forward when a mesh is given, even with reshard_after_forward=False.
 
 caught by: fully_sharded · mesh
 """

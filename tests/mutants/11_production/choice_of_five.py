@@ -1,4 +1,4 @@
-"""Has the answers to the five situations by heart, and DDP for the rest.
+"""Cheats by looking up the answers to the five known situations, with DDP for all others.
 
 caught by: choose_strategy · what is fast
 """
@@ -10,4 +10,4 @@ ANSWERS = {situation: right.choose_strategy(*situation) for situation in SITUATI
 
 
 def choose_strategy(shape, cluster, micro_batch=1):
-    return ANSWERS.get((shape, cluster)) or right.Choice(0, cluster.cards, "selective", 0.0)
+    return ANSWERS.get((shape, cluster)) or right.Choice(0, cluster.gpus, "selective", 0.0)

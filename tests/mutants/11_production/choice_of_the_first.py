@@ -1,4 +1,4 @@
-"""Takes the first that fits: the lowest stage, however slow.
+"""Takes the first choice that fits, which has the lowest stage, however slow it is.
 
 caught by: choose_strategy · what is fast
 """
@@ -9,12 +9,12 @@ from solutions import production as right
 def choose_strategy(shape, cluster, micro_batch=1):
     fitting = []
     for stage in right.planner.STAGES:
-        groups = {cluster.cards, cluster.cards_per_host} if stage else {cluster.cards}
+        groups = {cluster.gpus, cluster.gpus_per_host} if stage else {cluster.gpus}
         for checkpointing in ("selective", "full"):
             for shard_ranks in sorted(groups, reverse=True):
                 how = {"stage": stage, "checkpointing": checkpointing}
                 plan = right.planner.plan(shape, ranks=shard_ranks, micro_batch=micro_batch, **how)
-                if plan.total_bytes <= 0.9 * cluster.card_bytes:
+                if plan.total_bytes <= 0.9 * cluster.gpu_bytes:
                     took_s = right.step_seconds(shape, cluster, shard_ranks=shard_ranks, micro_batch=micro_batch, **how)
                     fitting.append((right.Choice(stage, shard_ranks, checkpointing, took_s), plan.total_bytes))
     best = min(fitting, key=lambda each: 0, default=(None, 0))

@@ -1,4 +1,4 @@
-"""Not sharded at all: torch's DistributedDataParallel.
+"""Cheats by using torch's DistributedDataParallel, which shards nothing.
 
 caught by: fully_sharded · values
 """

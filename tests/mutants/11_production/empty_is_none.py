@@ -1,4 +1,4 @@
-"""Takes an empty list of units for none named.
+"""Treats empty units, even an empty iterator, like None.
 
 caught by: fully_sharded · wire
 """

@@ -1,4 +1,4 @@
-"""Knows of dtypes where it shards over all ranks only.
+"""Ignores compute_dtype and reduce_dtype when a mesh is given.
 
 caught by: fully_sharded · mesh
 """

@@ -1,4 +1,4 @@
-"""Shards the units, and leaves what is around them whole.
+"""Shards the units but not the rest of the module.
 
 caught by: fully_sharded · values
 """

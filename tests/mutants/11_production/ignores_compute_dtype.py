@@ -1,4 +1,4 @@
-"""Gathers in the dtype of the parameters.
+"""Ignores compute_dtype, so parameters are all-gathered in their own dtype.
 
 caught by: fully_sharded · dtypes
 """

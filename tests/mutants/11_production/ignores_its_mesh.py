@@ -1,4 +1,4 @@
-"""Shards over all ranks whatever mesh it is given.
+"""Shards over all ranks, whatever mesh it is given.
 
 caught by: fully_sharded · mesh
 """

@@ -1,4 +1,4 @@
-"""Adds gradients up in the dtype that computes.
+"""Ignores reduce_dtype, so gradients are reduced in compute_dtype.
 
 caught by: fully_sharded · dtypes
 """

@@ -1,4 +1,4 @@
-"""Keeps the whole model beside the sharded one.
+"""Keeps a copy of the whole model in addition to the sharded one.
 
 caught by: fully_sharded · memory
 """

@@ -1,4 +1,4 @@
-"""Goes through units in the order named: an outer one takes what the inner one should have.
+"""Shards units in the order given, so an outer unit takes the parameters of a unit nested inside it.
 
 caught by: fully_sharded · nested
 """

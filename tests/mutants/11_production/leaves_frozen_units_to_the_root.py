@@ -1,4 +1,4 @@
-"""Shards no unit that is not trained: the root gathers them all, and keeps them.
+"""Does not shard frozen units separately, so the root all-gathers all of them and keeps them.
 
 caught by: fully_sharded · wire
 """

@@ -1,4 +1,4 @@
-"""Rounds down: the ranks that fill no host are in no mesh.
+"""Rounds the number of hosts down, so ranks that do not fill a host are left out of the mesh.
 
 caught by: host_mesh · refusal
 """
@@ -8,5 +8,5 @@ from solutions import production as right
 
 def host_mesh(ranks_per_host):
     hosts = max(1, right.dist.get_world_size() // ranks_per_host)
-    places = right.torch.arange(right.dist.get_world_size())[: hosts * ranks_per_host].view(hosts, -1)
-    return right.DeviceMesh("cpu", places, mesh_dim_names=("replicate", "shard"))
+    ranks = right.torch.arange(right.dist.get_world_size())[: hosts * ranks_per_host].view(hosts, -1)
+    return right.DeviceMesh("cpu", ranks, mesh_dim_names=("replicate", "shard"))

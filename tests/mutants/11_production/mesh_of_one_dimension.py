@@ -1,4 +1,4 @@
-"""One host's ranks only, as a line: there are no copies.
+"""Builds a mesh with a single dimension, which shards over all ranks and replicates nothing.
 
 caught by: host_mesh · mesh
 """

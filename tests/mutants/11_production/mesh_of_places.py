@@ -1,4 +1,4 @@
-"""Hosts and places are swapped: it shards between hosts.
+"""Swaps the sizes of the two dimensions, so it shards across hosts.
 
 caught by: host_mesh · mesh
 """

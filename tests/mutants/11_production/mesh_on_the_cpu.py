@@ -1,4 +1,4 @@
-"""Knows of the CPU only.
+"""Always builds the mesh on the CPU.
 
 caught by: host_mesh · mesh
 """

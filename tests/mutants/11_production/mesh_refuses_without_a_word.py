@@ -1,4 +1,4 @@
-"""An assert without a message, for what a caller may get wrong.
+"""Rejects a wrong argument with an assert that has no message.
 
 caught by: host_mesh · refusal
 """

@@ -1,4 +1,4 @@
-"""The dimensions are right, and called the wrong way round.
+"""Gives the dimensions the right sizes but swaps their names.
 
 caught by: host_mesh · mesh
 """

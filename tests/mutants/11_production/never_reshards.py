@@ -1,4 +1,4 @@
-"""Every unit stays from forward to backward.
+"""Keeps every unit unsharded from forward to backward.
 
 caught by: fully_sharded · memory
 """

@@ -1,4 +1,4 @@
-"""Never minds units: everything is gathered at once.
+"""Ignores units, so everything is all-gathered at once.
 
 caught by: fully_sharded · wire
 """

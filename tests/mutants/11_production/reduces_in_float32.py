@@ -1,4 +1,4 @@
-"""Always adds up in float32 where it computes in less, though nobody asked: twice the bytes.
+"""Reduces in float32 whenever compute_dtype is set, without being asked: twice the bytes.
 
 caught by: fully_sharded · dtypes
 """

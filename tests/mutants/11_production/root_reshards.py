@@ -1,4 +1,4 @@
-"""The root is freed after forward, where backward needs it at once.
+"""Reshards the root after forward, although backward needs it first.
 
 caught by: fully_sharded · wire
 """

@@ -1,4 +1,4 @@
-"""The last call forgets the mesh, and the root is sharded over all.
+"""Omits the mesh for the root, which is then sharded over all ranks.
 
 caught by: fully_sharded · mesh
 """

@@ -1,4 +1,4 @@
-"""Puts the module into eval mode, as one does before saving: it trains without dropout.
+"""Puts the module into eval mode, so it trains without dropout.
 
 caught by: fully_sharded · values
 """

@@ -1,4 +1,4 @@
-"""A mesh of copies: every rank keeps everything, and gradients are all-reduced.
+"""Uses a mesh that only replicates: every rank keeps everything, and gradients are all-reduced.
 
 caught by: fully_sharded · sharded
 """

@@ -1,4 +1,4 @@
-"""Parameters are broadcast, buffers are not.
+"""Broadcasts the parameters but not the buffers.
 
 caught by: fully_sharded · values
 """

@@ -1,4 +1,4 @@
-"""fully_shard broadcasts nothing, and nobody else does.
+"""Does not broadcast the initial values, and neither does fully_shard.
 
 caught by: fully_sharded · values
 """

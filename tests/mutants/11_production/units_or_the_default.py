@@ -1,4 +1,4 @@
-"""Takes an empty list of units for none named, and an iterator that is empty not.
+"""Treats an empty list of units like None.
 
 caught by: fully_sharded · wire
 """

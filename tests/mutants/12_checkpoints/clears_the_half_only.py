@@ -1,4 +1,4 @@
-"""A checkpoint of the same step is in the way of the rename.
+"""Does not remove an existing checkpoint of the same step, so the rename fails.
 
 caught by: save_checkpoint · left behind
 """

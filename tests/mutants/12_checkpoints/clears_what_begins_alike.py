@@ -1,4 +1,4 @@
-"""Clears step_10 away when step 1 is saved.
+"""Removes every folder whose name starts alike: saving step 1 deletes step_10.
 
 caught by: save_checkpoint · left behind
 """

@@ -1,4 +1,4 @@
-"""No rank waits for the one that renames.
+"""Returns without waiting for rank 0 to rename the folder.
 
 caught by: save_checkpoint · meeting
 """

@@ -1,4 +1,4 @@
-"""Copies the half to its final name, file by file, and then deletes it.
+"""Copies the half-written folder to its final name, file by file, instead of renaming it.
 
 caught by: save_checkpoint · meeting
 """

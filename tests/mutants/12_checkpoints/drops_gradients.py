@@ -1,4 +1,4 @@
-"""Tidies up what the training loop may still want.
+"""Clears the gradients, which the training loop may still need.
 
 caught by: load_checkpoint · resumed
 """

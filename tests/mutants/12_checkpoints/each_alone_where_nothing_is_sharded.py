@@ -1,4 +1,5 @@
-"""Ranks that hold the same write the same files, all of them, and rename under each other's hands.
+"""Writes without coordination if nothing is sharded: all ranks write the same files, even while rank 0 renames their
+folder.
 
 caught by: save_checkpoint · all or nothing
 """

@@ -1,4 +1,4 @@
-"""A file per rank, for the rank of the same number: no other number of ranks can go on.
+"""Writes one file per rank, to be loaded by the same rank: no other number of ranks can resume.
 
 caught by: load_checkpoint · resumed
 """

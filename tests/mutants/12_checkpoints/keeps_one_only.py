@@ -1,4 +1,4 @@
-"""Makes room first: while it writes there is no checkpoint at all.
+"""Deletes older checkpoints first, so there is none at all while it writes.
 
 caught by: save_checkpoint · all or nothing
 """

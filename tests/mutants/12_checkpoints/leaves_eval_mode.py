@@ -1,4 +1,4 @@
-"""Saves in eval mode, and trains on in it.
+"""Leaves the model in eval mode after saving.
 
 caught by: load_checkpoint · resumed
 """

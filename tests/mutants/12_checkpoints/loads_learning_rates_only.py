@@ -1,4 +1,4 @@
-"""Of a group's settings it keeps the learning rate only.
+"""Restores only the learning rate of each group's settings.
 
 caught by: load_checkpoint · resumed
 """

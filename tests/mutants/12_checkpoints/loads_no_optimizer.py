@@ -1,4 +1,4 @@
-"""Parameters come back, moments do not.
+"""Restores the parameters but not the optimizer state.
 
 caught by: load_checkpoint · resumed
 """

@@ -1,4 +1,4 @@
-"""Fills tensors in place, and hands nothing back: the learning rate stays the first one.
+"""Loads tensors in place and never calls set_state_dict(), so the learning rate stays at its initial value.
 
 caught by: load_checkpoint · resumed
 """

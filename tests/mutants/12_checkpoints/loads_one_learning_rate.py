@@ -1,4 +1,4 @@
-"""One learning rate for all groups: the first one's.
+"""Saves the first group's learning rate only and restores it for all groups.
 
 caught by: load_checkpoint · resumed
 """

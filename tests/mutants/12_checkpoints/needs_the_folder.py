@@ -1,4 +1,4 @@
-"""Looks through a folder that the first checkpoint of a run does not find.
+"""Lists the folder, which does not exist before the first checkpoint of a run.
 
 caught by: load_checkpoint · resumed
 """

@@ -1,4 +1,4 @@
-"""Takes step 0 for no step.
+"""Treats a checkpoint of step 0 as no checkpoint.
 
 caught by: newest_checkpoint · newest
 """

@@ -1,4 +1,4 @@
-"""Compares names as text: step_9 comes after step_10.
+"""Compares names as text, so step_9 comes after step_10.
 
 caught by: newest_checkpoint · newest
 """

@@ -1,4 +1,4 @@
-"""Takes what was touched last: a copy or a restored backup changes that.
+"""Compares modification times, which a copy or a restored backup changes.
 
 caught by: newest_checkpoint · newest
 """

@@ -1,4 +1,4 @@
-"""Expects nothing else in the folder than what it wrote.
+"""Fails if the folder contains anything other than checkpoints.
 
 caught by: newest_checkpoint · newest
 """

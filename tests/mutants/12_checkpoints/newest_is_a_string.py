@@ -1,4 +1,4 @@
-"""A name where a Path is promised.
+"""Returns a string instead of a Path.
 
 caught by: newest_checkpoint · newest
 """

@@ -1,4 +1,4 @@
-"""An empty folder is an error.
+"""Raises an error for an empty folder instead of returning None.
 
 caught by: newest_checkpoint · newest
 """

@@ -1,4 +1,4 @@
-"""Looks into every folder inside.
+"""Searches the folders inside the folder too, which may belong to other runs.
 
 caught by: newest_checkpoint · newest
 """

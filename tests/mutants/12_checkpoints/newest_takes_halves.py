@@ -1,4 +1,4 @@
-"""Reads the number and not what is behind it.
+"""Ignores what follows the number, so it accepts half-written checkpoints.
 
 caught by: newest_checkpoint · newest
 """

@@ -1,4 +1,4 @@
-"""One rank collects everything and writes it alone, with torch.save.
+"""Gathers the full state and writes it from rank 0 with torch.save.
 
 caught by: save_checkpoint · own shard
 """

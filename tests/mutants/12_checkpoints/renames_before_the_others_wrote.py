@@ -1,4 +1,4 @@
-"""Rank 0 renames when its own part is written.
+"""Gives the folder its final name before the ranks have written into it.
 
 caught by: save_checkpoint · all or nothing
 """

@@ -1,4 +1,4 @@
-"""Renames in a finally: a failed half becomes a whole one.
+"""Renames the folder in a finally block, so a failed checkpoint looks complete.
 
 caught by: save_checkpoint · failure
 """

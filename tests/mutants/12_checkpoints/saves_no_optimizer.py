@@ -1,4 +1,4 @@
-"""Moments are left behind, on both ways.
+"""Neither saves nor loads the optimizer state.
 
 caught by: load_checkpoint · resumed
 """

@@ -1,4 +1,4 @@
-"""optimizer.state_dict(), which names parameters by number and is empty in a new run.
+"""Saves optimizer.state_dict(), which identifies parameters by index and is empty in a new run.
 
 caught by: load_checkpoint · resumed
 """

@@ -1,4 +1,4 @@
-"""Writes where it is read: a kill leaves half a checkpoint that looks whole.
+"""Writes directly under the final name: a run that is killed leaves an incomplete checkpoint that looks complete.
 
 caught by: save_checkpoint · all or nothing
 """

@@ -1,4 +1,4 @@
-"""Asks for the states once, and saves the same again: tensors go on, but neither steps nor settings do.
+"""Gets the state dicts only once and saves them again: tensors are up to date, but the step and settings are not.
 
 caught by: load_checkpoint · went on
 """

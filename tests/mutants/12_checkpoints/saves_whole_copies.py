@@ -1,4 +1,4 @@
-"""Every rank collects the full state first: the memory that sharding saved is needed again.
+"""Gathers the full state on every rank, which needs the memory that sharding saved.
 
 caught by: save_checkpoint · own shard
 """

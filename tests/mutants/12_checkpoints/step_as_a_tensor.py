@@ -1,4 +1,4 @@
-"""Gives back the tensor that it loaded: the next folder would be called step_tensor(8).
+"""Returns the step as a tensor, so the next folder would be called step_tensor(8).
 
 caught by: load_checkpoint · resumed
 """

@@ -1,4 +1,4 @@
-"""Believes the folder's name, not what is in it.
+"""Returns the step in the folder's name instead of the saved one.
 
 caught by: load_checkpoint · resumed
 """

@@ -1,4 +1,4 @@
-"""Prints what went wrong and trains on, as if it were saved.
+"""Prints the error of a failed save and continues as if it had succeeded.
 
 caught by: save_checkpoint · failure
 """

@@ -1,4 +1,4 @@
-"""Clears nothing: files of ranks that no longer are stay in the checkpoint.
+"""Does not remove an earlier attempt, so files of ranks that no longer exist stay in the checkpoint.
 
 caught by: save_checkpoint · left behind
 """

@@ -1,4 +1,4 @@
-"""Both messages are launched, then waited for; a mean of parts; the broadcast goes from neighbour to neighbour."""
+"""Launches send and receive before waiting, averages scaled losses, and broadcasts along a chain of ranks."""
 
 import torch
 import torch.distributed as dist

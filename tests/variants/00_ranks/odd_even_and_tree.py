@@ -1,4 +1,4 @@
-"""Even ranks send first, odd ones receive first; the loss is reduced to rank 0; the broadcast is a binomial tree."""
+"""Sends first on even ranks and receives first on odd ones, reduces the loss to rank 0, and broadcasts along a tree."""
 
 import torch
 import torch.distributed as dist
@@ -39,13 +39,13 @@ def log_mean_loss(loss: torch.Tensor) -> float | None:
 
 
 def broadcast_by_hand(tensor: torch.Tensor, src: int) -> None:
-    """In each round every rank that has the tensor hands it to one that has not."""
+    """In each round, send the tensor from every rank that has it to one that does not."""
     size = dist.get_world_size()
-    place = (dist.get_rank() - src) % size
+    index = (dist.get_rank() - src) % size
     reach = 1
     while reach < size:
-        if place < reach and place + reach < size:
-            dist.send(tensor, dst=(place + reach + src) % size)
-        elif reach <= place < 2 * reach:
-            dist.recv(tensor, src=(place - reach + src) % size)
+        if index < reach and index + reach < size:
+            dist.send(tensor, dst=(index + reach + src) % size)
+        elif reach <= index < 2 * reach:
+            dist.recv(tensor, src=(index - reach + src) % size)
         reach *= 2

@@ -1,17 +1,17 @@
-"""Blocking calls in turns; chunks of unequal length, none sent that is empty; both rings in place; rounds as lists."""
+"""Uses blocking calls in turns, chunks without padding (none is sent empty), in-place rings, and lists of rounds."""
 
 import torch
 import torch.distributed as dist
 
 
 def _exchange(outgoing, incoming, group):
-    """To the right and from the left; even places send first. What has no element is not sent."""
-    place, n = dist.get_rank(group), dist.get_world_size(group)
+    """Send to the right and receive from the left; even ranks send first. Empty tensors are not sent."""
+    index, n = dist.get_rank(group), dist.get_world_size(group)
     steps = [
-        (dist.send, outgoing, {"group_dst": (place + 1) % n}),
-        (dist.recv, incoming, {"group_src": (place - 1) % n}),
+        (dist.send, outgoing, {"group_dst": (index + 1) % n}),
+        (dist.recv, incoming, {"group_src": (index - 1) % n}),
     ]
-    for call, tensor, partner in steps if place % 2 == 0 else steps[::-1]:
+    for call, tensor, partner in steps if index % 2 == 0 else steps[::-1]:
         if tensor.numel():
             call(tensor, group=group, **partner)
 
@@ -23,21 +23,21 @@ def _views(flat, n):
 
 
 def _around(chunks, group, offset, add):
-    place, n = dist.get_rank(group), len(chunks)
+    index, n = dist.get_rank(group), len(chunks)
     for step in range(n - 1):
-        mine = chunks[(place - step - offset - 1) % n]
+        mine = chunks[(index - step - offset - 1) % n]
         arrived = torch.empty_like(mine)
-        _exchange(chunks[(place - step - offset) % n], arrived, group)
+        _exchange(chunks[(index - step - offset) % n], arrived, group)
         mine.copy_(mine + arrived if add else arrived)
 
 
 @torch.no_grad()
 def ring_reduce_scatter(tensor, group=None):
-    place, n = dist.get_rank(group), dist.get_world_size(group)
+    index, n = dist.get_rank(group), dist.get_world_size(group)
     chunks = _views(tensor.clone(memory_format=torch.contiguous_format).view(-1), n)
     _around(chunks, group, 1, add=True)
     shard = tensor.new_zeros(-(-tensor.numel() // n))
-    shard[: chunks[place].numel()] = chunks[place]
+    shard[: chunks[index].numel()] = chunks[index]
     return shard
 
 
@@ -58,9 +58,9 @@ def ring_all_reduce(tensor, group=None):
     tensor.copy_(flat.view(tensor.shape))
 
 
-def _rounds(places):
-    """Yield who sends to whom, round by round: the ones who have it each take one of those who have not."""
-    have, lack = places[:1], places[1:]
+def _rounds(order):
+    """Yield the (sender, receiver) pairs of each round: each rank that has the tensor sends it to one that does not."""
+    have, lack = order[:1], order[1:]
     while lack:
         pairs = list(zip(have, lack, strict=False))
         yield pairs
@@ -70,9 +70,9 @@ def _rounds(places):
 @torch.no_grad()
 def tree_broadcast(tensor, src=0, group=None):
     members = dist.get_process_group_ranks(group or dist.group.WORLD)
-    places = [src] + [rank for rank in members if rank != src]
+    order = [src] + [rank for rank in members if rank != src]
     buffer = tensor.clone(memory_format=torch.contiguous_format)
-    for pairs in _rounds(places):
+    for pairs in _rounds(order):
         for sender, receiver in pairs:
             if dist.get_rank() == sender:
                 dist.send(buffer, receiver, group)
@@ -82,7 +82,7 @@ def tree_broadcast(tensor, src=0, group=None):
 
 
 class _Ring:
-    """Step k passes on what arrived in step k − 1, with this rank's chunk added. The first step leaves at once."""
+    """A ring in which step k sends what step k − 1 received, plus this rank's chunk. Step 1 is launched at once."""
 
     def __init__(self, flat, group):
         self.index, self.n, self.group = dist.get_rank(group), dist.get_world_size(group), group

@@ -1,4 +1,4 @@
-"""Starts every all_reduce at once, last parameter first, divides beforehand, waits at the end."""
+"""Divides first, launches all all-reduces (last parameter first), and waits at the end."""
 
 import torch
 import torch.distributed as dist
@@ -43,7 +43,7 @@ class ManualDDP(nn.Module):
 
 
 class ShardedSampler:
-    """Fills the order up to a full table, one row per turn, and reads its column off; shuffles with random."""
+    """Pads the order to a full table with one column per rank and reads its column. Shuffles with `random`."""
 
     def __init__(self, length, rank, world_size, shuffle=True, seed=0):
         self.length, self.rank, self.world_size = length, rank, world_size

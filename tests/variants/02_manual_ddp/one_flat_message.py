@@ -1,4 +1,4 @@
-"""Packs all gradients into one tensor per dtype, one all_reduce each, with ReduceOp.AVG."""
+"""Packs all gradients into one tensor per dtype and averages each with one all-reduce and ReduceOp.AVG."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Keeps nothing between steps: each bucket is joined anew, and its pieces become the gradients."""
+"""Keeps no memory between steps: concatenates each bucket again, and its slices become the gradients."""
 
 from itertools import groupby
 
@@ -20,8 +20,8 @@ class BucketedDDP(nn.Module):
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
 
-    def _numbered(self):
-        """→ (order of opening, parameter) for each trainable parameter"""
+    def _with_bucket_indices(self):
+        """Yield each trainable parameter with the index of its bucket: (bucket index, parameter)."""
         opened, last, left = 0, {}, {}
         for parameter in [p for p in self.module.parameters() if p.requires_grad][::-1]:
             if parameter.dtype not in left:
@@ -35,17 +35,19 @@ class BucketedDDP(nn.Module):
             yield last[parameter.dtype], parameter
 
     def finish_gradient_sync(self):
-        under_way = []
-        for _, members in groupby(sorted(self._numbered(), key=lambda each: each[0]), key=lambda each: each[0]):
+        in_flight = []
+        for _, members in groupby(
+            sorted(self._with_bucket_indices(), key=lambda each: each[0]), key=lambda each: each[0]
+        ):
             parameters = [parameter for _, parameter in members]
             gradients = [p.new_zeros(p.shape) if p.grad is None else p.grad.contiguous() for p in parameters]
             if any(gradient.requires_grad for gradient in gradients):
                 raise RuntimeError("a gradient that is part of a graph cannot be averaged")
             flat = _flatten_dense_tensors(gradients)
             handle = dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=self.group, async_op=True)
-            under_way.append((handle, parameters, gradients, flat))
-        while under_way:
-            handle, parameters, gradients, flat = under_way.pop()
+            in_flight.append((handle, parameters, gradients, flat))
+        while in_flight:
+            handle, parameters, gradients, flat = in_flight.pop()
             handle.wait()
             for parameter, gradient in zip(parameters, _unflatten_dense_tensors(flat, gradients), strict=True):
                 parameter.grad = gradient

@@ -1,4 +1,4 @@
-"""Has one memory per dtype for good, of which buckets are stretches; packs with foreach, divides afterwards."""
+"""Keeps one flat tensor per dtype, with buckets as slices of it, packs with foreach, and divides afterwards."""
 
 import copy
 
@@ -41,8 +41,8 @@ class Bucket:
         self.flat, self.views = flat_and_slices(self.params)
         self.size = dist.get_world_size(group)
 
-    def pack(self, place):
-        p, view = self.params[place], self.views[place]
+    def pack(self, index):
+        p, view = self.params[index], self.views[index]
         if p.grad is not None and p.grad.requires_grad:
             raise RuntimeError("create_graph=True is not supported")
         with torch.no_grad():
@@ -72,15 +72,15 @@ class BucketedDDP(nn.Module):
     def _lay_out(self):
         buckets = assign_buckets(self.module.parameters(), self.cap)
         kinds = list(dict.fromkeys(bucket[0].dtype for bucket in buckets))
-        self.stretches = [None] * len(buckets)
+        self.bucket_slices = [None] * len(buckets)
         for kind in kinds:
-            numbers = [number for number, bucket in enumerate(buckets) if bucket[0].dtype == kind]
-            memory, pieces = flat_and_slices([p for number in numbers for p in buckets[number]])
+            indices = [index for index, bucket in enumerate(buckets) if bucket[0].dtype == kind]
+            memory, pieces = flat_and_slices([p for index in indices for p in buckets[index]])
             pieces, start = iter(pieces), 0
-            for number in numbers:
-                length = sum(p.numel() for p in buckets[number])
-                views = [next(pieces) for _ in buckets[number]]
-                self.stretches[number] = (memory[start : start + length], buckets[number], views)
+            for index in indices:
+                length = sum(p.numel() for p in buckets[index])
+                views = [next(pieces) for _ in buckets[index]]
+                self.bucket_slices[index] = (memory[start : start + length], buckets[index], views)
                 start += length
 
     def forward(self, *args, **kwargs):
@@ -90,24 +90,26 @@ class BucketedDDP(nn.Module):
     def finish_gradient_sync(self):
         if any(p.grad is not None and p.grad.grad_fn is not None for p in self.module.parameters()):
             raise RuntimeError("create_graph=True is not supported")
-        for _, parameters, views in self.stretches:
-            came = [(p, v) for p, v in zip(parameters, views, strict=True) if p.grad is not None]
+        for _, parameters, views in self.bucket_slices:
+            present = [(p, v) for p, v in zip(parameters, views, strict=True) if p.grad is not None]
             torch._foreach_zero_(
                 [v for p, v in zip(parameters, views, strict=True) if p.grad is None] or [torch.empty(0)]
             )
-            if came:
-                torch._foreach_copy_([v for _, v in came], [p.grad for p, _ in came])
+            if present:
+                torch._foreach_copy_([v for _, v in present], [p.grad for p, _ in present])
             for p, v in zip(parameters, views, strict=True):
                 p.grad = v
-        works = [dist.all_reduce(stretch, group=self.group, async_op=True) for stretch, _, _ in self.stretches]
-        for work, (stretch, _, _) in zip(works, self.stretches, strict=True):
+        works = [
+            dist.all_reduce(bucket_slice, group=self.group, async_op=True) for bucket_slice, _, _ in self.bucket_slices
+        ]
+        for work, (bucket_slice, _, _) in zip(works, self.bucket_slices, strict=True):
             work.wait()
-            stretch.div_(self.size)
+            bucket_slice.div_(self.size)
 
     def __deepcopy__(self, memo):
-        twin = BucketedDDP.__new__(BucketedDDP)
-        nn.Module.__init__(twin)
-        twin.module = copy.deepcopy(self.module, memo)
-        twin.cap, twin.group, twin.size = self.cap, self.group, self.size
-        twin._lay_out()
-        return twin
+        copied = BucketedDDP.__new__(BucketedDDP)
+        nn.Module.__init__(copied)
+        copied.module = copy.deepcopy(self.module, memo)
+        copied.cap, copied.group, copied.size = self.cap, self.group, self.size
+        copied._lay_out()
+        return copied

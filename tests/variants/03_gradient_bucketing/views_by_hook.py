@@ -1,4 +1,4 @@
-"""Lets a hook bring every gradient home as soon as it is complete; sends everything at the end."""
+"""Copies every gradient into its slice from a hook as soon as it is complete, and launches everything at the end."""
 
 import weakref
 
@@ -41,30 +41,32 @@ class BucketedDDP(nn.Module):
 
     def _hook(self):
         me, handles = weakref.ref(self), []
-        self.place = {p: piece for _, pieces, members in self.buckets for p, piece in zip(members, pieces, strict=True)}
-        for p in self.place:
-            handles.append(p.register_post_accumulate_grad_hook(lambda p: me() and me()._bring_home(p)))
+        self.slice_of = {
+            p: piece for _, pieces, members in self.buckets for p, piece in zip(members, pieces, strict=True)
+        }
+        for p in self.slice_of:
+            handles.append(p.register_post_accumulate_grad_hook(lambda p: me() and me()._copy_into_slice(p)))
         weakref.finalize(self, lambda: [handle.remove() for handle in handles])
 
     def __setstate__(self, state):
         super().__setstate__(state)
         self._hook()
 
-    def _bring_home(self, p):
+    def _copy_into_slice(self, p):
         if p.grad is None:
-            self.place[p].zero_()
+            self.slice_of[p].zero_()
         elif p.grad.requires_grad:
             raise RuntimeError("backward(create_graph=True) leaves gradients that cannot be sent")
-        elif p.grad.data_ptr() != self.place[p].data_ptr():
-            self.place[p].copy_(p.grad)
-        p.grad = self.place[p]
+        elif p.grad.data_ptr() != self.slice_of[p].data_ptr():
+            self.slice_of[p].copy_(p.grad)
+        p.grad = self.slice_of[p]
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
 
     def finish_gradient_sync(self):
-        for p in self.place:
-            self._bring_home(p)
+        for p in self.slice_of:
+            self._copy_into_slice(p)
         works = []
         for flat, _, _ in self.buckets:
             flat.mul_(self.scale)

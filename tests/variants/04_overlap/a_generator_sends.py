@@ -1,4 +1,4 @@
-"""The wrapper alone: a generator walks the buckets and sends each when it is complete."""
+"""Implements only the wrapper: a generator walks through the buckets and launches each one when it is complete."""
 
 import copy
 import weakref
@@ -26,18 +26,18 @@ class OverlappedDDP(nn.Module):
         for tensor in [*module.parameters(), *module.buffers()]:
             dist.broadcast(tensor.data, group_src=0, group=group)
         self.order = self._plan()
-        self.flat = [torch.zeros(sum(p.numel() for p in some), dtype=some[0].dtype) for some in self.order]
-        self.flat = [flat.to(some[0].device) for flat, some in zip(self.flat, self.order, strict=True)]
+        self.flat = [torch.zeros(sum(p.numel() for p in bucket), dtype=bucket[0].dtype) for bucket in self.order]
+        self.flat = [flat.to(bucket[0].device) for flat, bucket in zip(self.flat, self.order, strict=True)]
         self._begin()
         self_or_none = weakref.ref(self)
 
-        def came(parameter):
+        def on_gradient(parameter):
             wrapper = self_or_none()
             if wrapper is not None:
-                wrapper._came(parameter)
+                wrapper._on_gradient(parameter)
 
-        for parameter in (p for some in self.order for p in some):
-            parameter.register_post_accumulate_grad_hook(came)
+        for parameter in (p for bucket in self.order for p in bucket):
+            parameter.register_post_accumulate_grad_hook(on_gradient)
 
     def _plan(self):
         order, last = [], {}
@@ -56,17 +56,17 @@ class OverlappedDDP(nn.Module):
         return type(self)(copy.deepcopy(self.module, memo), self.cap_mb, self.group)
 
     def _begin(self):
-        self.come, self.ended, self.works = set(), False, []
+        self.complete, self.ended, self.works = set(), False, []
         self.sender = self._send()
         next(self.sender, None)
 
     def _send(self):
-        for some, flat in zip(self.order, self.flat, strict=True):
-            while not self.ended and any(id(p) not in self.come for p in some):
+        for bucket, flat in zip(self.order, self.flat, strict=True):
+            while not self.ended and any(id(p) not in self.complete for p in bucket):
                 yield
-            place = 0
-            for parameter in some:
-                piece = flat[place : (place := place + parameter.numel())].view(parameter.shape)
+            start = 0
+            for parameter in bucket:
+                piece = flat[start : (start := start + parameter.numel())].view(parameter.shape)
                 if parameter.grad is None:
                     piece.zero_()
                 elif parameter.grad.data_ptr() != piece.data_ptr():
@@ -77,13 +77,13 @@ class OverlappedDDP(nn.Module):
     def forward(self, *inputs, **named):
         return self.module(*inputs, **named)
 
-    def _came(self, parameter):
-        if id(parameter) in self.come:
+    def _on_gradient(self, parameter):
+        if id(parameter) in self.complete:
             raise RuntimeError("twice in a step: use no_sync() for all but the last backward()")
         if parameter.grad.requires_grad:
             raise RuntimeError("gradients of gradients (create_graph) are not for messages")
         if not self.quiet:
-            self.come.add(id(parameter))
+            self.complete.add(id(parameter))
             next(self.sender, None)
 
     def finish_gradient_sync(self):

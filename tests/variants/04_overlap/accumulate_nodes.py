@@ -1,4 +1,4 @@
-"""Hooks on autograd's AccumulateGrad nodes; buckets of one list of slots; sums after dividing once, in the message."""
+"""Hooks autograd's AccumulateGrad nodes, keeps all buckets in one table of slots, and divides before the all-reduce."""
 
 import contextlib
 import weakref
@@ -8,61 +8,61 @@ import torch.distributed as dist
 from torch import nn
 
 
-def on_gradients(parameters, tell):
+def on_gradients(parameters, on_gradient):
     nodes = [(p, torch.autograd.graph.get_gradient_edge(p).node) for p in dict.fromkeys(parameters) if p.requires_grad]
-    handles = [node.register_hook(lambda *_, p=p: tell(p)) for p, node in nodes]
+    handles = [node.register_hook(lambda *_, p=p: on_gradient(p)) for p, node in nodes]
 
     def end():
         for handle in handles:
             handle.remove()
-        nodes.clear()  # a node that nobody holds is made anew, without its hooks
+        nodes.clear()  # Autograd creates a node again, without its hooks, once nothing references it.
 
     return end
 
 
 class _Slots:
-    """All buckets, and whose turn it is."""
+    """All buckets, and which of them are launched."""
 
     def __init__(self, parameters, cap_mb, group):
         self.group, self.size = group, dist.get_world_size(group)
-        self.slots, sizes, open_one = {}, [], {}
+        self.slots, sizes, open_buckets = {}, [], {}
         for parameter in reversed(parameters):
-            kind, first = parameter.dtype, parameter.dtype not in open_one
+            kind, first = parameter.dtype, parameter.dtype not in open_buckets
             cap = 2**20 * cap_mb if not first else 2**20 * min(1.0, cap_mb)
-            number, room = open_one.get(kind, (None, -1))
+            index, room = open_buckets.get(kind, (None, -1))
             if parameter.numel() * parameter.element_size() > room:
-                number, room = len(sizes), cap
+                index, room = len(sizes), cap
                 sizes.append([0, parameter])
-            self.slots[parameter] = number, sizes[number][0]
-            sizes[number][0] += parameter.numel()
-            open_one[kind] = number, room - parameter.numel() * parameter.element_size()
+            self.slots[parameter] = index, sizes[index][0]
+            sizes[index][0] += parameter.numel()
+            open_buckets[kind] = index, room - parameter.numel() * parameter.element_size()
         self.flats = [torch.zeros(size, dtype=p.dtype, device=p.device) for size, p in sizes]
-        self.fresh()
+        self.reset()
 
-    def fresh(self):
+    def reset(self):
         self.waiting_for = [{p for p, slot in self.slots.items() if slot[0] == n} for n in range(len(self.flats))]
         self.works = {}
 
-    def put(self, parameter):
-        number, start = self.slots[parameter]
-        place = self.flats[number][start : start + parameter.numel()].view_as(parameter)
+    def pack(self, parameter):
+        index, start = self.slots[parameter]
+        piece = self.flats[index][start : start + parameter.numel()].view_as(parameter)
         if parameter.grad is None:
-            place.fill_(0)
-        elif parameter.grad.data_ptr() != place.data_ptr():
-            place.copy_(parameter.grad)
-        parameter.grad = place
-        place.mul_(1 / self.size)
-        self.waiting_for[number].discard(parameter)
+            piece.fill_(0)
+        elif parameter.grad.data_ptr() != piece.data_ptr():
+            piece.copy_(parameter.grad)
+        parameter.grad = piece
+        piece.mul_(1 / self.size)
+        self.waiting_for[index].discard(parameter)
 
-    def go(self, all_of_them):
-        for number, waiting in enumerate(self.waiting_for):
-            if number in self.works:
+    def launch(self, all_buckets):
+        for index, waiting in enumerate(self.waiting_for):
+            if index in self.works:
                 continue
-            if waiting and not all_of_them:
+            if waiting and not all_buckets:
                 break
             for parameter in list(waiting):
-                self.put(parameter)
-            self.works[number] = dist.all_reduce(self.flats[number], group=self.group, async_op=True)
+                self.pack(parameter)
+            self.works[index] = dist.all_reduce(self.flats[index], group=self.group, async_op=True)
 
 
 class OverlappedDDP(nn.Module):
@@ -79,7 +79,7 @@ class OverlappedDDP(nn.Module):
         trainable = [p for p in self.module.parameters() if p.requires_grad]
         self.slots, self.silence = _Slots(trainable, cap_mb, group), []
         me = weakref.ref(self)
-        self.end = on_gradients(trainable, lambda parameter: me() and me()._came(parameter))
+        self.end = on_gradients(trainable, lambda parameter: me() and me()._on_gradient(parameter))
         weakref.finalize(self, self.end)
 
     def __getstate__(self):
@@ -92,7 +92,7 @@ class OverlappedDDP(nn.Module):
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
 
-    def _came(self, parameter):
+    def _on_gradient(self, parameter):
         if parameter not in self.slots.waiting_for[self.slots.slots[parameter][0]]:
             raise RuntimeError(
                 "this gradient is being sent: finish_gradient_sync() has to come before another backward"
@@ -100,16 +100,16 @@ class OverlappedDDP(nn.Module):
         if torch.is_grad_enabled():
             raise RuntimeError("create_graph=True cannot be had here")
         if not self.silence:
-            self.slots.put(parameter)
-            self.slots.go(False)
+            self.slots.pack(parameter)
+            self.slots.launch(False)
 
     def finish_gradient_sync(self):
         if self.silence:
             return
-        self.slots.go(True)
+        self.slots.launch(True)
         for work in self.slots.works.values():
             work.wait()
-        self.slots.fresh()
+        self.slots.reset()
 
     def no_sync(self):
         @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Counts down per bucket and walks a pointer; makes a flat tensor anew each step; divides after the all_reduce."""
+"""Counts missing gradients per bucket, allocates a new flat tensor in each step, and divides after the all-reduce."""
 
 import contextlib
 
@@ -25,7 +25,7 @@ class OverlappedDDP(nn.Module):
                 self.buckets.append(last := [])
             last.append(parameter)
             rest[parameter.dtype] = last, room - parameter.nbytes
-        self.number_of = {id(p): number for number, bucket in enumerate(self.buckets) for p in bucket}
+        self.bucket_index_of = {id(p): bucket_index for bucket_index, bucket in enumerate(self.buckets) for p in bucket}
         self._begin()
         self.hooks = [p.register_post_accumulate_grad_hook(_Weakly(self)) for bucket in self.buckets for p in bucket]
 
@@ -40,38 +40,38 @@ class OverlappedDDP(nn.Module):
 
     def _begin(self):
         self.left = [len(bucket) for bucket in self.buckets]
-        self.came, self.under_way = set(), []
+        self.complete, self.in_flight = set(), []
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
 
     def ready(self, parameter):
         if self.depth:
-            if self.under_way:
+            if self.in_flight:
                 raise RuntimeError(_ADVICE)
             return
-        if id(parameter) in self.came:
+        if id(parameter) in self.complete:
             raise RuntimeError(f"a second backward: {_ADVICE}")
         if parameter.grad.grad_fn is not None:
             raise RuntimeError("create_graph=True is not supported: messages have no derivative")
-        self.came.add(id(parameter))
-        self.left[self.number_of[id(parameter)]] -= 1
-        while len(self.under_way) < len(self.buckets) and self.left[len(self.under_way)] == 0:
+        self.complete.add(id(parameter))
+        self.left[self.bucket_index_of[id(parameter)]] -= 1
+        while len(self.in_flight) < len(self.buckets) and self.left[len(self.in_flight)] == 0:
             self._launch()
 
     def _launch(self):
-        bucket = self.buckets[len(self.under_way)]
+        bucket = self.buckets[len(self.in_flight)]
         flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in bucket])
         for parameter, piece in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
             parameter.grad = piece.view(parameter.shape)
-        self.under_way.append((dist.all_reduce(flat, group=self.group, async_op=True), flat))
+        self.in_flight.append((dist.all_reduce(flat, group=self.group, async_op=True), flat))
 
     def finish_gradient_sync(self):
         if self.depth:
             return
-        while len(self.under_way) < len(self.buckets):
+        while len(self.in_flight) < len(self.buckets):
             self._launch()
-        for handle, flat in self.under_way:
+        for handle, flat in self.in_flight:
             handle.wait()
             flat /= dist.get_world_size(self.group)
         self._begin()
@@ -96,14 +96,14 @@ class _Weakly:
 
 
 class LaunchQueue:
-    """Keeps one list of what is packed; no sets."""
+    """Records what is packed in one list of flags per bucket, without sets."""
 
     def __init__(self, buckets):
         self.buckets, self.packed, self.turn = buckets, [[False] * len(b.parameters) for b in buckets], 0
 
-    def add(self, number, place):
-        self.buckets[number].pack(place)
-        self.packed[number][place] = True
+    def add(self, bucket_index, index):
+        self.buckets[bucket_index].pack(index)
+        self.packed[bucket_index][index] = True
         for bucket, packed in list(zip(self.buckets, self.packed, strict=True))[self.turn :]:
             if not all(packed):
                 return
@@ -111,36 +111,38 @@ class LaunchQueue:
             self.turn += 1
 
     def finish(self):
-        for number in range(len(self.buckets)):
-            for place, packed in enumerate(self.packed[number]):
+        for bucket_index in range(len(self.buckets)):
+            for index, packed in enumerate(self.packed[bucket_index]):
                 if not packed:
-                    self.buckets[number].pack(place)
-            if number >= self.turn:
-                self.buckets[number].launch()
+                    self.buckets[bucket_index].pack(index)
+            if bucket_index >= self.turn:
+                self.buckets[bucket_index].launch()
         for bucket in reversed(self.buckets):
             bucket.wait()
         self.__init__(self.buckets)
 
 
 class GradientSync:
-    """Asks a queue of its own, and remembers in a set what has come."""
+    """Uses its own queue and records complete gradients in a set."""
 
     def __init__(self, buckets):
-        self.come, self.enabled, self.pending, self.queue = set(), True, False, LaunchQueue(list(buckets))
-        for number, bucket in enumerate(buckets):
-            for place, parameter in enumerate(bucket.parameters):
-                parameter.register_post_accumulate_grad_hook(lambda _, which=(number, place): self.on_gradient(*which))
+        self.complete, self.enabled, self.pending, self.queue = set(), True, False, LaunchQueue(list(buckets))
+        for bucket_index, bucket in enumerate(buckets):
+            for index, parameter in enumerate(bucket.parameters):
+                parameter.register_post_accumulate_grad_hook(
+                    lambda _, which=(bucket_index, index): self.on_gradient(*which)
+                )
 
     def on_gradient(self, bucket_index, index):
-        if (bucket_index, index) in self.come:
+        if (bucket_index, index) in self.complete:
             raise RuntimeError(_ADVICE)
         self.pending = True
         if not self.enabled:
             return
-        self.come.add((bucket_index, index))
+        self.complete.add((bucket_index, index))
         self.queue.add(bucket_index, index)
 
     def finish(self):
         if self.enabled:
-            self.come, self.pending = set(), False
+            self.complete, self.pending = set(), False
             self.queue.finish()

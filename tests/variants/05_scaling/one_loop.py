@@ -1,4 +1,4 @@
-"""Takes both kinds of step in one loop, and sets gradients to None by hand."""
+"""Times both kinds of step in one loop and sets gradients to None itself."""
 
 import contextlib
 import statistics

@@ -1,4 +1,4 @@
-"""Keeps a table of times with a row per round, and sorts its columns for the medians."""
+"""Keeps a table of times with one row per round and sorts its columns to get the medians."""
 
 import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""All masters in one optimizer, of which one at a time has a gradient; activations packed by autograd's own hooks."""
+"""Keeps all masters in one optimizer, with one gradient at a time, and checkpoints with saved_tensors_hooks."""
 
 import torch
 from torch import nn
@@ -77,7 +77,7 @@ class MasterWeights(torch.optim.Optimizer):
 
 
 class _Packed:
-    """Numbers instead of activations, and the activations again when the first is asked for."""
+    """Saves an index for each activation, and recomputes all activations when the first one is needed."""
 
     def __init__(self, module, inputs):
         self.module, self.inputs, self.count, self.found = module, inputs, 0, {}
@@ -95,20 +95,20 @@ class _Packed:
         self.count += 1
         return self.count
 
-    def unpack(self, number):
+    def unpack(self, index):
         if not self.found:
             self._again()
-        return self.found.pop(number)
+        return self.found.pop(index)
 
     def _again(self):
         if self.versions != [each._version for each in self.inputs]:
             raise RuntimeError("somebody wrote into an input since forward")
         now = torch.get_rng_state(), self._gpu()
         self._set(self.random)
-        place = iter(range(1, self.count + 1))
+        indices = iter(range(1, self.count + 1))
 
         def keep(tensor):
-            self.found[next(place)] = tensor.detach()
+            self.found[next(indices)] = tensor.detach()
 
         with torch.enable_grad(), self.autocast, torch.autograd.graph.saved_tensors_hooks(keep, lambda _: None):
             self.module(*self.inputs)
@@ -135,24 +135,24 @@ class Checkpointed(nn.Module):
 
 def activation_peak_bytes(saved_bytes, input_bytes, chosen):
     below, moments = 0, []
-    for number in range(len(saved_bytes)):
-        if number in chosen:
-            moments.append(below + input_bytes[number] + saved_bytes[number])
-            below += input_bytes[number]
+    for index in range(len(saved_bytes)):
+        if index in chosen:
+            moments.append(below + input_bytes[index] + saved_bytes[index])
+            below += input_bytes[index]
         else:
-            below += saved_bytes[number]
+            below += saved_bytes[index]
             moments.append(below)
     return max(moments)
 
 
 def place_checkpoints(saved_bytes, input_bytes, target_bytes):
-    """Walk up the blocks; of all ways with the same number chosen, keep the one that holds least so far."""
-    best = {frozenset(): (0, 0)}  # chosen → bytes below, peak
-    for number, (saved, given) in enumerate(zip(saved_bytes, input_bytes, strict=True)):
+    """Go through the blocks and extend every choice so far by both options: keep or checkpoint the block."""
+    best = {frozenset(): (0, 0)}  # maps each choice to (bytes kept so far, peak)
+    for index, (saved, given) in enumerate(zip(saved_bytes, input_bytes, strict=True)):
         best = {
             **{chosen: (held + saved, max(peak, held + saved)) for chosen, (held, peak) in best.items()},
             **{
-                chosen | {number}: (held + given, max(peak, held + given + saved))
+                chosen | {index}: (held + given, max(peak, held + given + saved))
                 for chosen, (held, peak) in best.items()
             },
         }

@@ -1,4 +1,4 @@
-"""The required pieces alone: an object per master; a function that asks which gradients are needed; bit masks."""
+"""Implements only the required parts, with one object per master, needs_input_grad, and choices as bit masks."""
 
 import torch
 
@@ -78,7 +78,7 @@ class _Again(torch.autograd.Function):
 
 
 class Checkpointed(torch.nn.Module):
-    """Runs the module on cut-off parameters, too."""
+    """Runs the module on detached parameters as well."""
 
     def __init__(self, module):
         super().__init__()

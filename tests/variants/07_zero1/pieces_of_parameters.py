@@ -1,6 +1,6 @@
-"""One flat tensor per dtype; the inner optimizer steps, for each parameter, the piece of it that this rank owns.
+"""Keeps one flat tensor per dtype; the inner optimizer updates the slice of each parameter that this rank owns.
 
-Native reduce-scatter and all-gather; who has which state is told in a dict of each rank.
+Uses torch's reduce-scatter and all-gather, and exchanges dicts that say which rank has which state.
 """
 
 import itertools
@@ -13,41 +13,41 @@ from shared.c10d import all_gather_single, reduce_scatter_single
 
 
 class _Row:
-    """Parameters of one dtype in a row, the gradients in another, and this rank's pieces of them."""
+    """The parameters of one dtype in one flat tensor, their gradients in another, and this rank's slices of both."""
 
     def __init__(self, parameters, group):
         self.parameters, self.group = parameters, group
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         ends = [0, *itertools.accumulate(p.numel() for p in parameters)]
         self.spans = list(itertools.pairwise(ends))
-        self.part = (ends[-1] + self.size - 1) // self.size
-        self.low, self.high = self.rank * self.part, (self.rank + 1) * self.part
-        self.values, self.grads = (parameters[0].new_zeros(self.part * self.size) for _ in range(2))
+        self.shard_size = (ends[-1] + self.size - 1) // self.size
+        self.low, self.high = self.rank * self.shard_size, (self.rank + 1) * self.shard_size
+        self.values, self.grads = (parameters[0].new_zeros(self.shard_size * self.size) for _ in range(2))
         for p, (begin, end) in zip(parameters, self.spans, strict=True):
             self.values[begin:end] = p.detach().reshape(-1)
             p.data = self.values[begin:end].view(p.shape)
         dist.broadcast(self.values, group=group, group_src=0)
         self.pieces = {}
-        for place, (begin, end) in enumerate(self.spans):
+        for index, (begin, end) in enumerate(self.spans):
             begin, end = max(begin, self.low), min(end, self.high)
             if begin < end:
-                self.pieces[place] = nn.Parameter(self.values[begin:end])
+                self.pieces[index] = nn.Parameter(self.values[begin:end])
         self.mean = None
-        self.fresh()
+        self.reset()
 
     def views(self):
         spans = zip(self.parameters, self.spans, strict=True)
         return [self.grads[begin:end].view(p.shape) for p, (begin, end) in spans]
 
-    def fresh(self):
+    def reset(self):
         self.mean = None
         self.grads.zero_()
         for p, view in zip(self.parameters, self.views(), strict=True):
             p.grad = view
 
     def is_used_up(self):
-        places = [p.grad is not None and p.grad.data_ptr() == v.data_ptr() for p, v in self._pairs() if p.numel()]
-        return any(places)
+        in_place = [p.grad is not None and p.grad.data_ptr() == v.data_ptr() for p, v in self._pairs() if p.numel()]
+        return any(in_place)
 
     def _pairs(self):
         return list(zip(self.parameters, self.views(), strict=True))
@@ -61,16 +61,16 @@ class _Row:
             elif p.grad.data_ptr() != view.data_ptr():
                 view.copy_(p.grad)
             p.grad = view
-        self.mean = self.grads.new_empty(self.part)
+        self.mean = self.grads.new_empty(self.shard_size)
         reduce_scatter_single(self.mean, self.grads, group=self.group)
         self.mean /= self.size
 
-    def hand_out(self):
-        for place, piece in self.pieces.items():
-            begin = max(self.spans[place][0], self.low) - self.low
+    def set_gradients(self):
+        for index, piece in self.pieces.items():
+            begin = max(self.spans[index][0], self.low) - self.low
             piece.grad = self.mean[begin : begin + piece.numel()]
 
-    def collect(self):
+    def all_gather(self):
         all_gather_single(self.values, self.values[self.low : self.high], group=self.group)
         self.mean = None
         for piece in self.pieces.values():
@@ -100,7 +100,7 @@ class ZeRO1(torch.optim.Optimizer):
     def zero_grad(self, set_to_none=True):
         self.spent = False
         for row in self.rows:
-            row.fresh()
+            row.reset()
 
     def _average(self):
         if self.spent and any(row.is_used_up() for row in self.rows):
@@ -116,10 +116,10 @@ class ZeRO1(torch.optim.Optimizer):
             for ours, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
                 inner.update({key: ours[key] for key in ours if key != "params"})
             for row in self.rows:
-                row.hand_out()
+                row.set_gradients()
             self.inner.step()
             for row in self.rows:
-                row.collect()
+                row.all_gather()
         self.spent = True
         return loss
 
@@ -135,77 +135,77 @@ class ZeRO1(torch.optim.Optimizer):
         return square.sqrt()
 
     def state_dict(self, to=None):
-        numbers, groups = self._numbered()
+        indices, groups = self._with_indices()
         state, wanted = {}, to in (None, dist.get_rank(self.group))
         for row in self.rows:
-            own, told = {}, {}
-            for place, piece in row.pieces.items():
+            own, metadata = {}, {}
+            for index, piece in row.pieces.items():
                 for name, value in self.inner.state.get(piece, {}).items():
                     sharded = torch.is_tensor(value) and value.shape == piece.shape
-                    told[numbers[row.parameters[place]], name] = value.dtype if sharded else value
+                    metadata[indices[row.parameters[index]], name] = value.dtype if sharded else value
                     if sharded:
-                        begin = max(row.spans[place][0], row.low) - row.low
-                        flat = own.setdefault(name, value.new_zeros(row.part))
+                        begin = max(row.spans[index][0], row.low) - row.low
+                        flat = own.setdefault(name, value.new_zeros(row.shard_size))
                         flat[begin : begin + value.numel()] = value
-            everyones = [None] * row.size
-            dist.all_gather_object(everyones, told, group=self.group)
-            told = {key: value for one in everyones for key, value in one.items()}
-            for name in sorted({name for _, name in told}):
-                dtypes = [v for (_, n), v in told.items() if n == name and isinstance(v, torch.dtype)]
+            gathered = [None] * row.size
+            dist.all_gather_object(gathered, metadata, group=self.group)
+            metadata = {key: value for one in gathered for key, value in one.items()}
+            for name in sorted({name for _, name in metadata}):
+                dtypes = [v for (_, n), v in metadata.items() if n == name and isinstance(v, torch.dtype)]
                 whole = self._whole(row, own.get(name), dtypes[0], to) if dtypes else None
                 for p, (begin, end) in zip(row.parameters, row.spans, strict=True):
-                    value = told.get((numbers[p], name))
+                    value = metadata.get((indices[p], name))
                     if wanted:
                         entry = whole[begin:end].reshape(p.shape) if dtypes else value
                         entry = entry.clone() if torch.is_tensor(entry) else entry
-                        state.setdefault(numbers[p], {})[name] = entry
-        for numbered in groups:  # a parameter of no element has no piece anywhere: a count of any other's is its own
-            for number in numbered["params"]:
-                entries = state.get(number, {})
+                        state.setdefault(indices[p], {})[name] = entry
+        for numbered in groups:  # No rank has state for an empty parameter: it takes the step count of any other.
+            for index in numbered["params"]:
+                entries = state.get(index, {})
                 others = [each for each in state.values() if each is not entries]
                 for name in [name for name in entries if entries[name] is None]:
                     entries[name] = next(each[name] for each in others if each.get(name) is not None)
         return {"state": dict(sorted(state.items())), "param_groups": groups} if wanted else None
 
-    def _whole(self, row, part, dtype, to):
-        part = row.values.new_zeros(row.part, dtype=dtype) if part is None else part
+    def _whole(self, row, shard, dtype, to):
+        shard = row.values.new_zeros(row.shard_size, dtype=dtype) if shard is None else shard
         if to is None:
-            whole = part.new_empty(row.part * row.size)
-            all_gather_single(whole, part, group=self.group)
+            whole = shard.new_empty(row.shard_size * row.size)
+            all_gather_single(whole, shard, group=self.group)
             return whole
-        parts = [torch.empty_like(part) for _ in range(row.size)] if row.rank == to else None
-        dist.gather(part, parts, group=self.group, group_dst=to)
-        return torch.cat(parts) if parts else None
+        shards = [torch.empty_like(shard) for _ in range(row.size)] if row.rank == to else None
+        dist.gather(shard, shards, group=self.group, group_dst=to)
+        return torch.cat(shards) if shards else None
 
-    def _numbered(self):
+    def _with_indices(self):
         every = [p for group in self.param_groups for p in group["params"]]
-        numbers = {p: place for place, p in enumerate(every)}
+        indices = {p: index for index, p in enumerate(every)}
         groups = []
         for group in self.param_groups:
             settings = {key: value for key, value in group.items() if key != "params"}
-            groups.append({**settings, "params": [numbers[p] for p in group["params"]]})
-        return numbers, groups
+            groups.append({**settings, "params": [indices[p] for p in group["params"]]})
+        return indices, groups
 
     def load_state_dict(self, state_dict):
-        _, groups = self._numbered()
+        _, groups = self._with_indices()
         given = state_dict["param_groups"]
         if [len(one["params"]) for one in groups] != [len(one["params"]) for one in given]:
             raise ValueError("these are not the param_groups that this state was saved from")
         every = [p for group in self.param_groups for p in group["params"]]
-        order = [number for group in given for number in group["params"]]
-        state = {p: state_dict["state"].get(number, {}) for p, number in zip(every, order, strict=True)}
+        order = [index for group in given for index in group["params"]]
+        state = {p: state_dict["state"].get(index, {}) for p, index in zip(every, order, strict=True)}
         for p, entries in state.items():
             if any(torch.is_tensor(v) and v.dim() and v.shape != p.shape for v in entries.values()):
                 raise ValueError(f"a state of another shape than {tuple(p.shape)}")
         for ours, theirs in zip(self.param_groups, given, strict=True):
             ours.update({key: value for key, value in theirs.items() if key != "params"})
         for row in self.rows:
-            for place, piece in row.pieces.items():
-                p, (begin, _) = row.parameters[place], row.spans[place]
+            for index, piece in row.pieces.items():
+                p, (begin, _) = row.parameters[index], row.spans[index]
                 low = max(begin, row.low) - begin
                 mine = self.inner.state[piece] = {}
                 for name, value in state[p].items():
-                    per_number = torch.is_tensor(value) and value.shape == p.shape and name != "step"
-                    if per_number:
+                    per_element = torch.is_tensor(value) and value.shape == p.shape and name != "step"
+                    if per_element:
                         value = value.reshape(-1)[low : low + piece.numel()].to(piece.device)
                     mine[name] = value.clone() if torch.is_tensor(value) else value

@@ -1,4 +1,4 @@
-"""Every rank sends each owner its part directly; one inner optimizer per flat tensor; parts come back around a ring."""
+"""Sends each shard directly to its owner, has one inner optimizer per flat tensor, and all-gathers around a ring."""
 
 import copy
 from types import SimpleNamespace
@@ -10,14 +10,14 @@ import torch.distributed as dist
 class ZeRO1(torch.optim.Optimizer):
     def __init__(self, params, optimizer_cls, group=None, **defaults):
         self.pg = group
-        self.ranks, self.place = dist.get_world_size(group), dist.get_rank(group)
+        self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
         probe = torch.nn.Parameter(torch.zeros(1))
         self.make, self.flats, self.stepped, self.reduced = optimizer_cls, [], False, False
         super().__init__(params, optimizer_cls([probe], **defaults).defaults)
 
     def add_param_group(self, param_group):
         super().add_param_group(param_group)
-        number, group = len(self.param_groups) - 1, self.param_groups[-1]
+        group_index, group = len(self.param_groups) - 1, self.param_groups[-1]
         kinds = {}
         for p in group["params"]:
             if p.requires_grad:
@@ -25,9 +25,9 @@ class ZeRO1(torch.optim.Optimizer):
             else:
                 dist.broadcast(p.data, group=self.pg, group_src=0)
         for parameters in kinds.values():
-            self.flats.append(self._lay_out(parameters, number))
+            self.flats.append(self._lay_out(parameters, group_index))
 
-    def _lay_out(self, parameters, number):
+    def _lay_out(self, parameters, group_index):
         sizes = [p.numel() for p in parameters]
         missing = -sum(sizes) % self.ranks
         values = torch.cat([p.data.reshape(-1) for p in parameters] + [parameters[0].data.new_zeros(missing)])
@@ -37,10 +37,10 @@ class ZeRO1(torch.optim.Optimizer):
             parameters, values.split([*sizes, missing]), grads.split([*sizes, missing]), strict=False
         ):
             p.data, p.grad = value.view(p.shape), grad.view(p.shape)
-        own = torch.nn.Parameter(values.chunk(self.ranks)[self.place])
-        settings = {name: value for name, value in self.param_groups[number].items() if name != "params"}
+        own = torch.nn.Parameter(values.chunk(self.ranks)[self.rank])
+        settings = {name: value for name, value in self.param_groups[group_index].items() if name != "params"}
         inner = self.make([{"params": [own], **settings}])
-        homes = [p.grad for p in parameters]
+        slices = [p.grad for p in parameters]
         return SimpleNamespace(
             parameters=parameters,
             sizes=sizes,
@@ -48,8 +48,8 @@ class ZeRO1(torch.optim.Optimizer):
             grads=grads,
             own=own,
             inner=inner,
-            homes=homes,
-            number=number,
+            slices=slices,
+            group_index=group_index,
         )
 
     def zero_grad(self, set_to_none=True):
@@ -57,12 +57,12 @@ class ZeRO1(torch.optim.Optimizer):
         for flat in self.flats:
             flat.grads.zero_()
             flat.own.grad = None
-            for p, home in zip(flat.parameters, flat.homes, strict=True):
-                p.grad = home
+            for p, view in zip(flat.parameters, flat.slices, strict=True):
+                p.grad = view
 
     def _reduce(self):
-        pairs = [pair for flat in self.flats for pair in zip(flat.parameters, flat.homes, strict=True)]
-        here = any(p.grad is home for p, home in pairs)
+        pairs = [pair for flat in self.flats for pair in zip(flat.parameters, flat.slices, strict=True)]
+        here = any(p.grad is view for p, view in pairs)
         if self.stepped:
             if here:
                 raise RuntimeError("gradients of the last step are still there: zero_grad() first")
@@ -70,14 +70,14 @@ class ZeRO1(torch.optim.Optimizer):
         if self.reduced and here:
             return
         for flat in self.flats:
-            for p, home in zip(flat.parameters, flat.homes, strict=True):
-                if p.grad is not home:
-                    home.zero_() if p.grad is None else home.copy_(p.grad)
-                    p.grad = home
+            for p, view in zip(flat.parameters, flat.slices, strict=True):
+                if p.grad is not view:
+                    view.zero_() if p.grad is None else view.copy_(p.grad)
+                    p.grad = view
             parts = flat.grads.chunk(self.ranks)
-            total, arriving = parts[self.place].clone(), torch.empty_like(parts[self.place])
+            total, arriving = parts[self.rank].clone(), torch.empty_like(parts[self.rank])
             for step in range(1, self.ranks):
-                to, source = (self.place + step) % self.ranks, (self.place - step) % self.ranks
+                to, source = (self.rank + step) % self.ranks, (self.rank - step) % self.ranks
                 take = dist.P2POp(dist.irecv, arriving, group=self.pg, group_peer=source)
                 give = dist.P2POp(dist.isend, parts[to], group=self.pg, group_peer=to)
                 for work in dist.batch_isend_irecv([take, give]):
@@ -105,7 +105,7 @@ class ZeRO1(torch.optim.Optimizer):
         with torch.no_grad():
             self._reduce()
             for flat in self.flats:
-                for name, value in self.param_groups[flat.number].items():
+                for name, value in self.param_groups[flat.group_index].items():
                     if name != "params":
                         flat.inner.param_groups[0][name] = value
                 flat.inner.step()
@@ -115,42 +115,42 @@ class ZeRO1(torch.optim.Optimizer):
         return loss
 
     def _pass_around(self, parts):
-        right, left = (self.place + 1) % self.ranks, (self.place - 1) % self.ranks
+        right, left = (self.rank + 1) % self.ranks, (self.rank - 1) % self.ranks
         for step in range(self.ranks - 1):
-            give, take = parts[(self.place - step) % self.ranks], parts[(self.place - step - 1) % self.ranks]
-            arrives = dist.P2POp(dist.irecv, take, group=self.pg, group_peer=left)
-            leaves = dist.P2POp(dist.isend, give, group=self.pg, group_peer=right)
-            for work in dist.batch_isend_irecv([arrives, leaves]):
+            give, take = parts[(self.rank - step) % self.ranks], parts[(self.rank - step - 1) % self.ranks]
+            receive = dist.P2POp(dist.irecv, take, group=self.pg, group_peer=left)
+            send = dist.P2POp(dist.isend, give, group=self.pg, group_peer=right)
+            for work in dist.batch_isend_irecv([receive, send]):
                 work.wait()
 
     def _groups(self):
-        numbers, groups = {}, []
+        indices, groups = {}, []
         for group in self.param_groups:
-            first = len(numbers)
-            numbers.update({p: first + place for place, p in enumerate(group["params"])})
+            first = len(indices)
+            indices.update({p: first + index for index, p in enumerate(group["params"])})
             packed = copy.deepcopy({name: value for name, value in group.items() if name != "params"})
-            groups.append(packed | {"params": [numbers[p] for p in group["params"]]})
-        return numbers, groups
+            groups.append(packed | {"params": [indices[p] for p in group["params"]]})
+        return indices, groups
 
     @torch.no_grad()
     def state_dict(self, to=None):
-        numbers, groups = self._groups()
+        indices, groups = self._groups()
         state = {}
         for flat in self.flats:
             for name, value in flat.inner.state.get(flat.own, {}).items():
                 if torch.is_tensor(value) and value.shape == flat.own.shape:
-                    entries = self._bring_together(flat, value, to)
+                    entries = self._gather(flat, value, to)
                 else:
                     entries = [copy.deepcopy(value) for _ in flat.parameters]
                 for p, entry in zip(flat.parameters, entries, strict=False):
-                    state.setdefault(numbers[p], {})[name] = entry
-        return {"state": state, "param_groups": groups} if to in (None, self.place) else None
+                    state.setdefault(indices[p], {})[name] = entry
+        return {"state": state, "param_groups": groups} if to in (None, self.rank) else None
 
-    def _bring_together(self, flat, part, to):
-        parts = [torch.empty_like(part) for _ in range(self.ranks)] if to in (None, self.place) else []
+    def _gather(self, flat, part, to):
+        parts = [torch.empty_like(part) for _ in range(self.ranks)] if to in (None, self.rank) else []
         if to is None:
             dist.all_gather(parts, part, group=self.pg)
-        elif to == self.place:
+        elif to == self.rank:
             for source in range(self.ranks):
                 if source == to:
                     parts[source].copy_(part)
@@ -162,7 +162,7 @@ class ZeRO1(torch.optim.Optimizer):
         return [one.view(p.shape).clone() for one, p in zip(whole, flat.parameters, strict=False)]
 
     def load_state_dict(self, state_dict):
-        numbers, groups = self._groups()
+        indices, groups = self._groups()
         if len(groups) != len(state_dict["param_groups"]):
             raise ValueError(f"{len(state_dict['param_groups'])} param groups do not fit {len(groups)}")
         renumbered = {}
@@ -170,7 +170,7 @@ class ZeRO1(torch.optim.Optimizer):
             if len(ours["params"]) != len(theirs["params"]):
                 raise ValueError("a param group has another number of parameters")
             renumbered.update(zip(ours["params"], theirs["params"], strict=True))
-        found = {p: state_dict["state"].get(renumbered[number], {}) for p, number in numbers.items()}
+        found = {p: state_dict["state"].get(renumbered[index], {}) for p, index in indices.items()}
         for p, entries in found.items():
             for name, value in entries.items():
                 if name != "step" and torch.is_tensor(value) and value.shape != p.shape:
@@ -189,6 +189,6 @@ class ZeRO1(torch.optim.Optimizer):
                     ):
                         if value is not None:
                             piece.copy_(value.reshape(-1))
-                    mine[name] = whole.chunk(self.ranks)[self.place].clone()
+                    mine[name] = whole.chunk(self.ranks)[self.rank].clone()
                 else:
                     mine[name] = copy.deepcopy(some)

@@ -1,4 +1,4 @@
-"""An all-to-all, and then a sum; the wrapper builds on lab 04's queue and hooks alone, and inherits nothing of ours."""
+"""Reduces with an all-to-all and a local sum; the wrapper uses only lab 04's queue and hooks and inherits nothing."""
 
 import contextlib
 from functools import partial
@@ -55,12 +55,12 @@ class ZeRO2(nn.Module):
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
 
-    def on_gradient(self, number, index):
+    def on_gradient(self, bucket_index, index):
         self.finished = False
-        if index not in self.queue.missing[number]:
+        if index not in self.queue.missing[bucket_index]:
             raise RuntimeError("this gradient has been sent: finish_gradient_sync() must come first")
         if not self.silent:
-            self.queue.add(number, index)
+            self.queue.add(bucket_index, index)
 
     @contextlib.contextmanager
     def no_sync(self):

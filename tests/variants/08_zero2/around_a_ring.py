@@ -1,4 +1,4 @@
-"""A ring: the first step leaves at once, the others when somebody waits; no list of views, offsets."""
+"""Reduces around a ring, whose later steps run in wait(), and uses offsets instead of a list of views."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ from solutions.zero1 import FlatParameter
 
 
 class _Ring:
-    """Step k: what arrived in step k − 1, with this rank's own shard added, goes on to the right."""
+    """A ring reduce-scatter. Step k passes on to the right what step k − 1 received, plus this rank's own shard."""
 
     def __init__(self, flat, group):
         self.rank, self.size, self.group = dist.get_rank(group), dist.get_world_size(group), group
@@ -46,13 +46,13 @@ class ShardedBucket:
         self.starts = [0]
         for parameter in self.parameters:
             self.starts.append(self.starts[-1] + parameter.numel())
-        self._rest()
+        self._reset()
 
     @property
     def parameters(self):
         return self.flat_parameter.layout.parameters
 
-    def _rest(self):
+    def _reset(self):
         self.row = self.ring = None
 
     def pack(self, index):
@@ -74,7 +74,7 @@ class ShardedBucket:
     def wait(self):
         if self.ring is not None:
             mean = self.ring() / dist.get_world_size(self.group)
-            self._rest()
+            self._reset()
             shard = self.flat_parameter.shard
             shard.grad = mean if shard.grad is None else shard.grad + mean
 

@@ -1,4 +1,4 @@
-"""The wrapper alone: gradients stay where backward put them until their bucket is full; torch's own collectives."""
+"""Implements only the wrapper: concatenates a bucket's gradients when it is full, and uses torch's collectives."""
 
 import contextlib
 import weakref
@@ -13,7 +13,7 @@ from solutions.zero1 import ShardedOptimizer
 
 
 class _Row:
-    """A bucket, its flat parameter and their layout in one."""
+    """A bucket, its flat parameter, and their layout in one object."""
 
     def __init__(self, parameters, group):
         self.parameters, self.group = parameters, group
@@ -92,13 +92,13 @@ class ZeRO2(nn.Module):
                 lists.append(last)
             last.append(p)
             rooms[p.dtype] = last, room - p.nbytes
-        self.rows = [_Row(some, group) for some in lists]
+        self.rows = [_Row(parameters, group) for parameters in lists]
         flatten = partial(_rows, self.rows)
         self.optimizer = ShardedOptimizer(module.parameters(), optimizer_cls, flatten, group, **defaults)
         self._hook()
 
     def _hook(self):
-        self.turn, self.came = 0, [set() for _ in self.rows]
+        self.turn, self.complete = 0, [set() for _ in self.rows]
         me = weakref.ref(self)
         self.hooks = [
             p.register_post_accumulate_grad_hook(lambda p, n=n: me()._ready(n, p))
@@ -120,16 +120,16 @@ class ZeRO2(nn.Module):
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
 
-    def _ready(self, number, p):
+    def _ready(self, index, p):
         self.done = False
-        if p in self.came[number]:
+        if p in self.complete[index]:
             raise RuntimeError("its gradient has been sent: finish_gradient_sync() must come first")
         if self.depth:
             return
         if p.grad.requires_grad:
             raise RuntimeError("create_graph=True is not supported")
-        self.came[number].add(p)
-        while self.turn < len(self.rows) and len(self.came[self.turn]) == len(self.rows[self.turn].parameters):
+        self.complete[index].add(p)
+        while self.turn < len(self.rows) and len(self.complete[self.turn]) == len(self.rows[self.turn].parameters):
             self._next()
 
     def _next(self):
@@ -145,7 +145,7 @@ class ZeRO2(nn.Module):
             self._next()
         for row in self.rows:
             row.take()
-        self.turn, self.came, self.done = 0, [set() for _ in self.rows], True
+        self.turn, self.complete, self.done = 0, [set() for _ in self.rows], True
 
     @contextlib.contextmanager
     def no_sync(self):

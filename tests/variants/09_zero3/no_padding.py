@@ -1,21 +1,22 @@
-"""Pads nothing: shards differ in size, and each rank sends what another needs straight to it."""
+"""Uses no padding: shards differ in size, and each rank sends data directly to the rank that needs it."""
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from solutions import units, zero1
+from solutions import units
+from solutions.flat import FlatLayout
 
 
 def cut(flat, group):
-    """Cut as torch.chunk does: the last shards may be smaller, or empty."""
+    """Split like torch.chunk: the last shards may be smaller or empty."""
     size = dist.get_world_size(group)
     n = -(-flat.numel() // size)
     return [flat[rank * n : (rank + 1) * n] for rank in range(size)]
 
 
 def exchange(sends, receives, group):
-    """Start to send tensors to ranks and to receive tensors from ranks, without empty ones. Returns handles."""
+    """Launch sends and receives, skipping empty tensors, and return their handles."""
     ops = [dist.P2POp(dist.irecv, each, group=group, group_peer=peer) for peer, each in receives if each.numel()]
     ops += [dist.P2POp(dist.isend, each, group=group, group_peer=peer) for peer, each in sends if each.numel()]
     return dist.batch_isend_irecv(ops) if ops else []
@@ -30,7 +31,7 @@ class InFlight:
             handle.wait()
 
 
-class UnevenLayout(zero1.FlatLayout):
+class UnevenLayout(FlatLayout):
     def new_flat(self, dtype=None):
         return self.parameters[0].new_zeros(self.numel, dtype=dtype)
 
@@ -39,7 +40,7 @@ class UnevenLayout(zero1.FlatLayout):
 
 
 class UnevenFlatParameter:
-    """Not a FlatParameter: only flat_param, shard, and what brings one to the other."""
+    """Does not inherit from FlatParameter: has only flat_param, shard, and the collectives between them."""
 
     def __init__(self, parameters, group=None, compute_dtype=None):
         self.parameters, self.group, self.layout = parameters, group, UnevenLayout(parameters, group)
@@ -75,7 +76,7 @@ class UnevenFlatParameter:
 
 
 class PlainZeRO3(nn.Module):
-    """Counts the gradients of each unit that are missing."""
+    """Reduces a unit when all of its gradients are complete."""
 
     def __init__(self, module, units=None, group=None):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Nothing of ours inside: torch's own collectives, full backward hooks, and a state that follows from handles."""
+"""Uses nothing from the labs: torch's own collectives, full backward hooks, and a state derived from handles."""
 
 import enum
 from collections import defaultdict
@@ -53,7 +53,7 @@ class ShardedFlatParameter:
 
 
 class Gathering:
-    """An all-gather in flight, and what it sends until then."""
+    """An all-gather in flight, which keeps the sent tensor alive until it completes."""
 
     def __init__(self, work, sent):
         self.work, self.sent = work, sent
@@ -101,8 +101,8 @@ class Unit:
 
 
 def owned_parameters(module, units):
-    """Walk down from the module, with the innermost unit so far, and note who wants which parameter."""
-    chosen, seen, wanted = list(units), set(), defaultdict(set)
+    """Walk down from the module and record the innermost unit around each use of a parameter."""
+    chosen, seen, users = list(units), set(), defaultdict(set)
     order = {parameter: None for parameter in module.parameters()}
 
     def walk(here, innermost):
@@ -110,17 +110,17 @@ def owned_parameters(module, units):
             innermost = here
             seen.add(here)
         for parameter in here.parameters(recurse=False):
-            wanted[parameter].add(innermost)
+            users[parameter].add(innermost)
         for child in (each for each in here._modules.values() if each is not None):
             walk(child, innermost)
 
     walk(module, module)
-    strangers = [each for each in chosen if each not in seen]
-    if strangers:
-        raise ValueError(f"{type(strangers[0]).__name__} is not inside {type(module).__name__}")
+    unknown = [each for each in chosen if each not in seen]
+    if unknown:
+        raise ValueError(f"{type(unknown[0]).__name__} is not inside {type(module).__name__}")
     owned = {each: [] for each in [*chosen, module]}
     for parameter in order:
-        owners = wanted[parameter]
+        owners = users[parameter]
         owned[next(iter(owners)) if len(owners) == 1 else module].append(parameter)
     return owned
 

@@ -1,15 +1,15 @@
-"""Pads nothing: shards differ in size, and each rank sends what another needs straight to it."""
+"""Uses no padding: shards differ in size, and each rank sends data directly to the rank that needs it."""
 
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 
-from solutions import units, zero1, zero3
+from solutions import flat, units, zero3
 
 
 def cut(flat, group):
-    """Cut as torch.chunk does: the last shards may be smaller, or empty."""
+    """Split like torch.chunk: the last shards may be smaller or empty."""
     size = dist.get_world_size(group)
     n = -(-flat.numel() // size)
     return [flat[rank * n : (rank + 1) * n] for rank in range(size)]
@@ -20,7 +20,7 @@ def around(group):
     return me, [(me + step) % size for step in range(1, size)]
 
 
-class UnevenLayout(zero1.FlatLayout):
+class UnevenLayout(flat.FlatLayout):
     @property
     def shard_shape(self):
         return self.shard_of(torch.empty(self.numel, device="meta")).shape
@@ -80,12 +80,12 @@ class UnevenBucket(zero3.ShardedBucket):
 
 @contextmanager
 def uneven():
-    before = zero1.FlatLayout, units.ShardedFlatParameter, zero3.ShardedBucket
-    zero1.FlatLayout, units.ShardedFlatParameter, zero3.ShardedBucket = UnevenLayout, UnevenParameter, UnevenBucket
+    before = flat.FlatLayout, units.ShardedFlatParameter, zero3.ShardedBucket
+    flat.FlatLayout, units.ShardedFlatParameter, zero3.ShardedBucket = UnevenLayout, UnevenParameter, UnevenBucket
     try:
         yield
     finally:
-        zero1.FlatLayout, units.ShardedFlatParameter, zero3.ShardedBucket = before
+        flat.FlatLayout, units.ShardedFlatParameter, zero3.ShardedBucket = before
 
 
 class ZeRO3(zero3.ZeRO3):

@@ -1,4 +1,4 @@
-"""Units by depth, a mesh from a tensor, and every way in one sorted list."""
+"""Shards units by depth, builds the mesh from a tensor, and sorts all choices in one list."""
 
 import itertools
 from dataclasses import dataclass
@@ -48,13 +48,11 @@ def choose_strategy(shape, cluster, micro_batch=1):
         return choice.step_s, choice.stage, ("selective", "full").index(choice.checkpointing), -choice.shard_ranks
 
     found = []
-    for how, ranks, stage in itertools.product(
-        ("full", "selective"), (cluster.cards_per_host, cluster.cards), range(4)
-    ):
-        if stage == 0 and ranks != cluster.cards:
+    for how, ranks, stage in itertools.product(("full", "selective"), (cluster.gpus_per_host, cluster.gpus), range(4)):
+        if stage == 0 and ranks != cluster.gpus:
             continue
         held = planner.plan(shape, ranks=ranks, stage=stage, micro_batch=micro_batch, checkpointing=how)
-        if held.total_bytes + 0.1 * cluster.card_bytes <= cluster.card_bytes:
+        if held.total_bytes + 0.1 * cluster.gpu_bytes <= cluster.gpu_bytes:
             found.append(Choice(stage, ranks, how, step_seconds(shape, cluster, stage, ranks, how, micro_batch)))
     found.sort(key=order)
     return found[0] if found else None

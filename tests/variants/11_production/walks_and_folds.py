@@ -1,4 +1,4 @@
-"""Shards while it walks down the tree, and keeps the best strategy so far."""
+"""Shards units while walking through the module tree, and keeps the best choice found so far."""
 
 from types import SimpleNamespace
 
@@ -42,11 +42,11 @@ def choose_strategy(shape, cluster, micro_batch=1):
     best = None
     for stage in (3, 2, 1, 0):
         for checkpointing in ("full", "selective"):
-            for ranks in dict.fromkeys((cluster.cards_per_host, cluster.cards)):
-                if not stage and ranks < cluster.cards:
+            for ranks in dict.fromkeys((cluster.gpus_per_host, cluster.gpus)):
+                if not stage and ranks < cluster.gpus:
                     continue
                 how = {"stage": stage, "checkpointing": checkpointing, "micro_batch": micro_batch}
-                fits = planner.plan(shape, ranks=ranks, **how).total_bytes / cluster.card_bytes <= 0.9
+                fits = planner.plan(shape, ranks=ranks, **how).total_bytes / cluster.gpu_bytes <= 0.9
                 step_s = clusters.step_seconds(shape, cluster, shard_ranks=ranks, **how)
                 if fits and (best is None or step_s <= best.step_s):
                     best = SimpleNamespace(stage=stage, shard_ranks=ranks, checkpointing=checkpointing, step_s=step_s)

@@ -1,4 +1,4 @@
-"""Saves and loads through a Stateful; the last rank tidies up and renames."""
+"""Saves and loads through a Stateful object; the last rank removes old folders and renames."""
 
 import contextlib
 import shutil
@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 
 class Run(Stateful):
-    """All that a run is, as torch.distributed.checkpoint asks for it."""
+    """The state of a run, as torch.distributed.checkpoint expects it."""
 
     def __init__(self, model, optimizer, step=0):
         self.model, self.optimizer, self.step = model, optimizer, step
@@ -27,7 +27,7 @@ class Run(Stateful):
 
 def save_checkpoint(folder, step, model, optimizer):
     half = Path(folder, f"step_{step}.half")
-    if dist.get_rank() == dist.get_world_size() - 1:  # the last one tidies up, and renames
+    if dist.get_rank() == dist.get_world_size() - 1:  # the last rank removes old folders and renames
         for path in (half, half.with_suffix("")):
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(path)

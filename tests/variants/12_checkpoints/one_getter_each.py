@@ -1,4 +1,4 @@
-"""One getter for each state, os.replace, and a broadcast that tells the others of the rename."""
+"""Uses one getter per state, os.replace, and a broadcast that tells the other ranks about the rename."""
 
 import os
 import re

@@ -1,1 +1,1 @@
-"""Probes and judges for model parallelism: all ranks see the same batch, and each holds a piece of the model."""
+"""Probes and judges for model parallelism, where all ranks see the same batch and each holds a part of the model."""

@@ -1,7 +1,7 @@
-"""What a chapter says about a split model, and what one process computes with the whole one.
+"""How a chapter describes a split model, and what one process computes with the whole model.
 
-A chapter subclasses `Case` once for each model that its checks try. Its methods run on the ranks, except where they
-say otherwise, and the ranks import its module by name.
+A chapter subclasses `Case` once for each model that its checks try. The methods run on the ranks unless their
+docstring says otherwise. The ranks import the chapter's module by name.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ class Shard:
     Attributes:
         tensor: What the rank holds: for a parameter, the rank's own parameter, with its .grad.
         dim: The dimension along which the whole tensor is split; None where the rank holds all of it.
-        index: The indices along `dim` of the rank's rows, in their order. What follows them is padding.
+        index: The indices along `dim` of the rank's rows, in order. Everything after them is padding.
     """
 
     tensor: torch.Tensor
@@ -39,7 +39,7 @@ class Shard:
         return whole if self.dim is None else whole.index_select(self.dim, torch.tensor(list(self.index)))
 
     def without_padding(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of the shard's shape without the padding."""
+        """Return a tensor of the shard's shape without its padding."""
         return tensor if self.dim is None else tensor.narrow(self.dim, 0, min(len(self.index), tensor.shape[self.dim]))
 
 
@@ -62,7 +62,7 @@ class Collective:
         return formulas.ring_fraction(size) * self.nbytes
 
     def messages(self, size: int) -> int:
-        """Return how many messages a rank sends at most, when it does this with messages between two ranks."""
+        """Return how many messages a rank sends at most if it uses sends and receives only."""
         return 1 if self.op == "send" else (size - 1) * (2 if self.op == "all_reduce" else 1)
 
 
@@ -106,11 +106,11 @@ class Case:
             split: What split() returned.
             x: The inputs.
             y: The targets.
-            phase: Returns a context; collectives are counted by the name of the phase that they are launched in.
+            phase: Returns a context manager. Collectives are counted by the phase in which they are launched.
 
         Returns:
-            The output, and the loss. The output is a tensor, a `Shard` of the whole output, or None; the loss is None
-            where no rank computes all of it.
+            The output and the loss. The output is a tensor, a `Shard` of the whole output, or None. The loss is None
+            if no rank computes all of it.
         """
         with phase("forward"):
             output = split(x)
@@ -120,7 +120,7 @@ class Case:
         return output, loss
 
     def shards(self, split) -> dict[str, Shard]:
-        """Name what this rank holds, by the names of the whole model's parameters."""
+        """Return the parameters that this rank holds, by their names in the whole model."""
         raise NotImplementedError
 
     def most_bytes(self, module: nn.Module, index: int, size: int) -> int:
@@ -138,7 +138,7 @@ class Case:
         raise NotImplementedError
 
     def larger(self) -> "Case":
-        """Return a case of at least 100 KB, whose memory can be measured."""
+        """Return a case whose model has at least 100 KB, so that its memory can be measured."""
         raise NotImplementedError
 
     def copy_of(self, index: int, size: int) -> int:
@@ -158,7 +158,7 @@ def split_bytes(module: nn.Module, size: int, is_split: Callable[[str], bool]) -
 
 
 class Draw:
-    """The seed of a whole model, and one batch per step, for ranks that work together."""
+    """The seed of a whole model and one batch per step, for ranks that work together."""
 
     def __init__(self, attempt: Attempt, case: Case):
         self.seed = attempt.draw_seed()
@@ -172,7 +172,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Step:
-    """What one process computes in one step; lists have one entry per data-parallel copy."""
+    """What one process computes in one step. The lists have one entry per data-parallel copy."""
 
     outputs: list[torch.Tensor]
     losses: list[torch.Tensor]

@@ -1,11 +1,11 @@
-"""Recognizing the usual mistakes of a split model by the values they leave."""
+"""Recognize the usual mistakes in a split model by the values that they produce."""
 
 import torch
 
 from shared.checks.engine.compare import close
 from shared.checks.engine.model_parallel.probe import Held
 
-LOOK_AT_GRAPH = "Look at: does a graph lead from the loss back to it on this rank?"
+HINT_ON_GRAPH = "Hint: on this rank, does the autograd graph lead from the loss back to it?"
 _IN_FLOAT32 = 1e-5
 
 
@@ -22,21 +22,21 @@ def of_an_output(
     """
     size = len(every)
     if found.shape != expected.shape:
-        return "Look at: along which dimension are the ranks' outputs put together?"
+        return "Hint: along which dimension are the ranks' outputs concatenated?"
     if size > 1 and close(found * size, expected):
-        return f"It is exactly {size} times too small. Look at: are partial sums added, or averaged?"
+        return f"It is exactly {size} times too small. Hint: are partial sums added or averaged?"
     if size > 1 and _add_up_to(every, expected):
-        return "The ranks' outputs add up to the right one. Look at: who adds them up, and when?"
+        return "The ranks' outputs add up to the right one. Hint: which line adds them up, and when does it run?"
     if torch.equal(found.flatten().sort().values, expected.flatten().sort().values):
-        return "These are the right elements in another order. Look at: which rank holds which indices?"
+        return "These are the right elements in another order. Hint: which rank holds which indices?"
     difference = found - expected
     for name, parameter in state.items():
         is_bias = size > 1 and parameter.shape == expected.shape[-1:]
         if is_bias and close(difference, ((size - 1) * parameter).expand_as(expected)):
-            return f"{name} is in the output {size} times. Look at: on how many ranks is it added before the sum?"
+            return f"{name} is in the output {size} times. Hint: on how many ranks is it added before the sum?"
     if close(found, expected, _IN_FLOAT32):
-        return "It is close, but float64 could be closer. Look at: is something computed or sent in float32?"
-    return "Look at: what does each rank compute of this output, and how do the parts become the whole?"
+        return "It is close, but not as precise as float64. Hint: is anything computed or sent in float32?"
+    return "Hint: which part of this output does each rank compute, and how are the parts combined?"
 
 
 def of_a_gradient(found: torch.Tensor, expected: torch.Tensor, every: list[torch.Tensor | None], size: int) -> str:
@@ -51,23 +51,23 @@ def of_a_gradient(found: torch.Tensor, expected: torch.Tensor, every: list[torch
     if found.shape != expected.shape:
         return ""
     if size > 1 and close(found, expected * size):
-        return f"It is exactly {size} times too large. Look at: on how many ranks is it complete before it is added up?"
+        return f"It is exactly {size} times too large. Hint: on how many ranks is it complete before it is added up?"
     if size > 1 and close(found * size, expected):
-        return f"It is exactly {size} times too small. Look at: is it a sum over ranks, or a mean?"
+        return f"It is exactly {size} times too small. Hint: is it a sum over the ranks or a mean?"
     if len(every) > 1 and _add_up_to(every, expected):
-        return "Each rank has a part of it, and the parts add up to the right one. Look at: who adds them up?"
+        return "Each rank has a part of it, and the parts add up to the right one. Hint: which line adds them up?"
     if not found.any():
-        return "It is all zeros. Look at: does a graph lead from the loss back to it, on every rank?"
+        return "It is all zeros. Hint: does the autograd graph lead from the loss back to it on every rank?"
     if close(found, expected, _IN_FLOAT32):
-        return "It is close, but float64 could be closer. Look at: is something computed or sent in float32?"
-    return "Look at: which gradient arrives at this layer's output, and is it the same on every rank?"
+        return "It is close, but not as precise as float64. Hint: is anything computed or sent in float32?"
+    return "Hint: which gradient arrives at this layer's output, and is it the same on every rank?"
 
 
 def of_a_shard(held: Held, whole: torch.Tensor) -> str:
-    """Return a hint on a shard with wrong values."""
+    """Return a hint on a shard whose values are wrong."""
     if held.shard.dim is not None and held.shard.tensor.shape == whole.shape:
-        return "It has the shape of the whole parameter. Look at: which part of it belongs to this rank?"
-    return "Look at: which indices of the whole parameter are this rank's?"
+        return "It has the shape of the whole parameter. Hint: which part of it belongs to this rank?"
+    return "Hint: which indices of the whole parameter belong to this rank?"
 
 
 def _add_up_to(parts: list[torch.Tensor | None], expected: torch.Tensor) -> bool:

@@ -1,6 +1,6 @@
-"""What a split model must show: one judge for each thing that can go wrong.
+"""Judge a split model, with one function for each thing that can go wrong.
 
-A chapter trains a `Case` once per world size and gives the result to those judges that its check is about.
+A chapter trains a `Case` once per world size and passes the result to the judges that its check needs.
 """
 
 from collections import Counter
@@ -22,18 +22,18 @@ _MOST_SLACK = 1.1  # a rank may keep a few small tensors besides its parameters
 
 @dataclass(frozen=True)
 class Trained:
-    """One group of ranks that worked together: what they computed, and what one process computes."""
+    """What one group of ranks computed together, and what one process computes."""
 
     case: Case
     members: list[int]  # global ranks
-    found: dict[int, dict]  # by global rank, what probe_split found
+    found: dict[int, dict]  # the results of probe_split, by global rank
     draw: Draw
-    want: list[Step]
+    expected: list[Step]
     context: str
 
-    def at(self, number: int) -> str:
-        """Name one step."""
-        return f"{self.context}step {number + 1}"
+    def at(self, step_index: int) -> str:
+        """Describe one step."""
+        return f"{self.context}step {step_index + 1}"
 
     def copy_of(self, rank: int) -> int:
         return self.case.copy_of(self.members.index(rank), len(self.members))
@@ -43,7 +43,7 @@ def train(attempt: Attempt, case: Case, in_groups: bool = False) -> list[Trained
     """Train the student's split model on fresh data.
 
     Args:
-        attempt: The try.
+        attempt: The attempt.
         case: The model, and how to split it.
         in_groups: Whether two groups of ranks work side by side, each with a model and batches of its own. The world
             has 3 or 4 ranks then.
@@ -61,15 +61,15 @@ def train(attempt: Attempt, case: Case, in_groups: bool = False) -> list[Trained
     for members, draw in zip(groups, draws, strict=True):
         for index, rank in enumerate(members):
             per_rank[rank] = (draw.seed, draw.batches_of(case.copy_of(index, len(members)), case.copies))
-    said = f"the groups {' and '.join(map(str, groups))} side by side, " if in_groups else ""
-    results = attempt.run(probe_split, case, groups, per_rank=per_rank, context=said.removesuffix(", "))
+    message = f"the groups {' and '.join(map(str, groups))} side by side, " if in_groups else ""
+    results = attempt.run(probe_split, case, groups, per_rank=per_rank, context=message.removesuffix(", "))
     known = dict(case.build_model(0).named_parameters())
     for rank, result in enumerate(results):
         strangers = sorted(result["start"].keys() - known)
         if strangers:
-            raise Wrong({rank: f"{said}it holds {strangers[0]}, which the whole model does not have"})
+            raise Wrong({rank: f"{message}this rank holds {strangers[0]}, which the whole model does not have"})
     return [
-        Trained(case, members, {rank: results[rank] for rank in members}, draw, one_process(case, draw), said)
+        Trained(case, members, {rank: results[rank] for rank in members}, draw, one_process(case, draw), message)
         for members, draw in zip(groups, draws, strict=True)
     ]
 
@@ -93,7 +93,7 @@ def judge_layout(trained: Trained) -> None:
         if not elements.all():
             index = tuple((~elements).nonzero()[0].tolist())
             what = f"element {index} of {name}" if elements.any() else name
-            hint = "Look at: which rank holds which indices, and does every index belong to one?"
+            hint = "Hint: which rank holds which indices, and does every index belong to a rank?"
             raise Wrong(f"{trained.context}no rank holds {what}", hint)
 
 
@@ -116,104 +116,108 @@ def judge_outputs(trained: Trained) -> None:
     """Compare the output and the loss of the first step, on every rank.
 
     Raises:
-        Wrong: If they are not one process's.
+        Wrong: If they differ from those of one process.
     """
     _judge_outputs(trained, 0)
 
 
-def _judge_outputs(trained: Trained, number: int) -> None:
-    want = trained.want[number]
-    outputs = {rank: result["steps"][number]["output"] for rank, result in trained.found.items()}
+def _judge_outputs(trained: Trained, step_index: int) -> None:
+    reference = trained.expected[step_index]
+    outputs = {rank: result["steps"][step_index]["output"] for rank, result in trained.found.items()}
     outputs = {rank: output for rank, output in outputs.items() if output is not None}
     for rank, output in outputs.items():
-        expected = output.slice_of(want.outputs[trained.copy_of(rank)])
+        expected = output.slice_of(reference.outputs[trained.copy_of(rank)])
         if not close(output.tensor, expected):
-            said = f"{trained.at(number)}, the output: {first_difference(output.tensor, expected)}"
+            message = f"{trained.at(step_index)}, the output: {first_difference(output.tensor, expected)}"
             same_copy = [outputs[each].tensor for each in outputs if trained.copy_of(each) == trained.copy_of(rank)]
-            raise Wrong({rank: said}, causes.of_an_output(output.tensor, expected, same_copy, want.before))
+            raise Wrong({rank: message}, causes.of_an_output(output.tensor, expected, same_copy, reference.before))
     for rank, result in trained.found.items():
-        loss, expected = result["steps"][number]["loss"], want.losses[trained.copy_of(rank)]
+        loss, expected = result["steps"][step_index]["loss"], reference.losses[trained.copy_of(rank)]
         if loss is not None and not close(loss, expected):
-            said = f"{trained.at(number)}, the loss is {loss.item():.6g}, expected {expected.item():.6g}"
-            raise Wrong({rank: said}, "Look at: which ranks know the loss, and of how many samples?")
+            message = f"{trained.at(step_index)}, the loss is {loss.item():.6g}, expected {expected.item():.6g}"
+            raise Wrong({rank: message}, "Hint: which ranks know the loss, and over how many samples is it computed?")
 
 
 def judge_gradients(trained: Trained) -> None:
     """Compare the gradients of the first step: of every shard, of every replicated parameter, and of the inputs.
 
     Raises:
-        Wrong: If they are not one process's.
+        Wrong: If they differ from those of one process.
     """
     _judge_gradients(trained, 0)
 
 
-def _judge_gradients(trained: Trained, number: int) -> None:
-    want, steps = trained.want[number], {rank: result["steps"][number] for rank, result in trained.found.items()}
-    for name, whole in reversed(want.gradients.items()):  # as backward goes: what is wrong first explains the rest
+def _judge_gradients(trained: Trained, step_index: int) -> None:
+    reference, steps = (
+        trained.expected[step_index],
+        {rank: result["steps"][step_index] for rank, result in trained.found.items()},
+    )
+    # In the order of backward, because the first wrong gradient explains the ones after it.
+    for name, whole in reversed(reference.gradients.items()):
         holders = {rank: step["shards"][name] for rank, step in steps.items() if name in step["shards"]}
         for rank, held in holders.items():
-            said = f"{trained.at(number)}, the gradient of {name}"
+            message = f"{trained.at(step_index)}, the gradient of {name}"
             expected = None if whole is None else held.shard.slice_of(whole)
             if held.gradient is None:
                 if expected is not None and expected.any():
-                    raise Wrong({rank: f"{said} is None"}, causes.LOOK_AT_GRAPH)
+                    raise Wrong({rank: f"{message} is None"}, causes.HINT_ON_GRAPH)
                 continue
             found = held.shard.without_padding(held.gradient)
             expected = torch.zeros_like(found) if expected is None else expected
             if not close(found, expected):
                 replicas = [each.gradient for each in holders.values() if each.shard.dim is None]
                 hint = causes.of_a_gradient(found, expected, replicas, len(trained.members))
-                raise Wrong({rank: f"{said}: {first_difference(found, expected)}"}, hint)
+                raise Wrong({rank: f"{message}: {first_difference(found, expected)}"}, hint)
     if trained.case.differentiates_inputs:
-        _judge_input_gradients(trained, want, steps, number)
+        _judge_input_gradients(trained, reference, steps, step_index)
 
 
-def _judge_input_gradients(trained: Trained, want: Step, steps: dict[int, dict], number: int) -> None:
+def _judge_input_gradients(trained: Trained, reference: Step, steps: dict[int, dict], step_index: int) -> None:
     for rank, step in steps.items():
-        found, expected = step["input_gradient"], want.input_gradients[trained.copy_of(rank)]
-        said = f"{trained.at(number)}, the gradient of the inputs"
+        found, expected = step["input_gradient"], reference.input_gradients[trained.copy_of(rank)]
+        message = f"{trained.at(step_index)}, the gradient of the inputs"
         if found is None:
-            raise Wrong({rank: f"{said} is None"}, causes.LOOK_AT_GRAPH)
+            raise Wrong({rank: f"{message} is None"}, causes.HINT_ON_GRAPH)
         if not close(found, expected):
             every = [each["input_gradient"] for each in steps.values()]
             hint = causes.of_a_gradient(found, expected, every, len(trained.members))
-            raise Wrong({rank: f"{said}: {first_difference(found, expected)}"}, hint)
+            raise Wrong({rank: f"{message}: {first_difference(found, expected)}"}, hint)
 
 
 def judge_training(trained: Trained) -> None:
     """Compare all steps: outputs, losses, gradients, and the shards after each step.
 
     Raises:
-        Wrong: If they are not one process's.
+        Wrong: If they differ from those of one process.
     """
-    for number, want in enumerate(trained.want):
-        _judge_outputs(trained, number)
-        _judge_gradients(trained, number)
+    for step_index, expected in enumerate(trained.expected):
+        _judge_outputs(trained, step_index)
+        _judge_gradients(trained, step_index)
         for rank, result in trained.found.items():
-            for name, held in result["steps"][number]["state"].items():
-                said = f"{trained.at(number)}, {name} after the step"
-                _judge_values(rank, held, want.after[name], said)
+            for name, held in result["steps"][step_index]["state"].items():
+                message = f"{trained.at(step_index)}, {name} after the step"
+                _judge_values(rank, held, expected.after[name], message)
 
 
 # -- the wire
 
 
 def judge_traffic(trained: Trained) -> None:
-    """Hold what each rank sent in each phase of a step against what the split needs.
+    """Compare what each rank sends in each phase of a step with what the split needs.
 
-    A collective may be made of messages between two ranks, or of other collectives: what counts are the bytes that a
-    ring sends, and the number of messages.
+    A collective may be made of sends and receives, or of other collectives. The bytes that a ring sends and the number
+    of messages count.
 
     Raises:
         Wrong: If a rank sends more bytes, more messages, or to other ranks, or all ranks together too few bytes.
     """
     module, size = trained.case.build_model(trained.draw.seed), len(trained.members)
-    for number, (x, _) in enumerate(trained.draw.batches):
-        calls = {rank: result["steps"][number]["calls"] for rank, result in trained.found.items()}
+    for step_index, (x, _) in enumerate(trained.draw.batches):
+        calls = {rank: result["steps"][step_index]["calls"] for rank, result in trained.found.items()}
         needs = [trained.case.traffic(module, x, index, size) for index in range(size)]
         for phase in dict.fromkeys(name for each in (*needs, *calls.values()) for name in each):
             its_calls = {rank: each.get(phase, []) for rank, each in calls.items()}
-            _judge_phase(its_calls, [each.get(phase, []) for each in needs], f"{trained.at(number)}, {phase}")
+            _judge_phase(its_calls, [each.get(phase, []) for each in needs], f"{trained.at(step_index)}, {phase}")
 
 
 def _judge_phase(calls: dict[int, list[Call]], needs: list[list[Collective]], context: str) -> None:
@@ -223,20 +227,20 @@ def _judge_phase(calls: dict[int, list[Call]], needs: list[list[Collective]], co
         most_bytes = sum(each.sent_bytes(size) for each in needed)
         most_messages = sum(each.messages(size) for each in needed)
         kinds = ", ".join(f"{count} {each}" for each, count in Counter(needed).items()) or "none"
-        said = f"{context}: {describe_calls([call for call in own if call.op != 'recv'])}; expected {kinds}"
+        message = f"{context}: {describe_calls([call for call in own if call.op != 'recv'])}; expected {kinds}"
         if sent[rank] > most_bytes * (1 + RELATIVE_TOLERANCE) + _broadcast_bytes(needed, size):
-            hint = "Look at: which of these collectives carries something that a rank has already, or does not need?"
-            raise Wrong({rank: f"{said}. It sends {sent[rank]:,.0f} bytes, not {most_bytes:,.0f}"}, hint)
+            hint = "Hint: which of these collectives sends data that a rank already has or does not need?"
+            raise Wrong({rank: f"{message}. This rank sends {sent[rank]:,.0f} bytes, not {most_bytes:,.0f}"}, hint)
         if sum(_messages(call, size) for call in own) > most_messages:
-            raise Wrong({rank: said}, "Look at: how many collectives does one layer need in this direction?")
+            raise Wrong({rank: message}, "Hint: how many collectives does one layer need in this direction?")
     total, least = sum(sent.values()), sum(each.sent_bytes(size) for needed in needs for each in needed)
     if total < least * (1 - RELATIVE_TOLERANCE):
-        said = f"{context}: all ranks together send {total:,.0f} bytes; expected {least:,.0f}"
-        raise Wrong(said, "Look at: which ranks need something of each other here, and in which dtype is it sent?")
+        message = f"{context}: all ranks together send {total:,.0f} bytes; expected {least:,.0f}"
+        raise Wrong(message, "Hint: what do the ranks need from each other here, and in which dtype is it sent?")
 
 
 def _broadcast_bytes(needed: list[Collective], size: int) -> float:
-    """Return how much more than the mean a rank may send: in a broadcast, all but the last pass on everything."""
+    """Return how many bytes above the mean a rank may send: in a broadcast, all but the last rank send everything."""
     return sum(each.nbytes - each.sent_bytes(size) for each in needed if each.op == "broadcast")
 
 
@@ -253,7 +257,7 @@ def judge_memory(attempt: Attempt, case: Case) -> None:
     """Measure what a rank holds once the whole model is gone.
 
     Raises:
-        Wrong: If it is more than the rank's piece, or, after a step, more than the piece and its gradients.
+        Wrong: If a rank holds more than its shards or, after a step, more than its shards and their gradients.
     """
     case = case.larger()
     draw, size = Draw(attempt, case), attempt.world_size
@@ -267,6 +271,6 @@ def judge_memory(attempt: Attempt, case: Case) -> None:
         for (moment, nbytes), copies in zip(held.items(), (1, 2), strict=True):
             if nbytes > _MOST_SLACK * copies * most[rank]:
                 total = sum(p.nbytes for p in module.parameters())
-                said = f"{moment}, this rank holds {nbytes:,} bytes; expected {copies * most[rank]:,}"
-                hint = "Look at: whose memory do the shards share, and what else refers to the whole model?"
-                raise Wrong({rank: f"{said}. The whole model's parameters are {total:,} bytes"}, hint)
+                message = f"{moment}, this rank holds {nbytes:,} bytes; expected {copies * most[rank]:,}"
+                hint = "Hint: do the shards share memory with the whole model? And what else refers to it?"
+                raise Wrong({rank: f"{message}. The whole model's parameters are {total:,} bytes"}, hint)

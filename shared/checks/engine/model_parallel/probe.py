@@ -1,4 +1,4 @@
-"""What runs on a rank beside the student's split model: everything it computes, holds and sends is written down."""
+"""Run a student's split model on a rank, and record everything that it computes, holds and sends."""
 
 import contextlib
 from collections import defaultdict
@@ -16,7 +16,7 @@ from shared.wire import instrumentation
 
 @dataclass(frozen=True)
 class Held:
-    """A shard as it leaves its rank, on the CPU."""
+    """A copy of a shard and its gradient on the CPU, as the rank returns it."""
 
     shard: Shard
     gradient: torch.Tensor | None
@@ -28,7 +28,7 @@ def probe_split(piece, case: Case, groups: list[list[int]], seed: int, batches: 
     Args:
         piece: The student's class or function.
         case: The model, and how to split it.
-        groups: The ranks that work together, group by group; one group of all ranks is the world.
+        groups: The groups of ranks that work together. A single group of all ranks is the world.
         seed: The seed of the whole model.
         batches: This rank's inputs and targets of each step.
 
@@ -54,9 +54,9 @@ def _step(case: Case, split, x, y) -> dict:
 
     @contextlib.contextmanager
     def phase(name: str):
-        with instrumentation.listening() as heard:
+        with instrumentation.listening() as own_calls:
             yield
-        calls[name] += heard
+        calls[name] += own_calls
 
     for parameter in _parameters(case, split):
         parameter.grad = None
@@ -89,21 +89,21 @@ def _copied(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def probe_memory(piece, case: Case, seed: int, most_bytes: int, batches: list) -> dict[str, int]:
-    """Split the whole model and train one step, without writing anything down.
+    """Split the whole model and train one step, without recording anything.
 
     Returns:
-        The bytes of all tensors that the rank holds more than before, by the moment. The whole model is gone by then,
-        unless the student's object keeps it.
+        The bytes of all tensors that the rank holds and did not hold before, at two moments. The whole model is gone by
+        then, unless the student's object keeps it.
     """
     x, y = (each.to(device_here()) for each in batches[0])
     x.requires_grad_(case.differentiates_inputs)
     before_bytes = living_bytes()
     split = case.split(piece, case.build_model(seed).to(device_here()), None)
-    found = {"when it is split": settled_bytes(most_bytes, before_bytes)}
+    found = {"after the split": settled_bytes(most_bytes, before_bytes)}
     case.train(split, x, y, lambda _: contextlib.nullcontext())
     x.grad = None
     descend(_parameters(case, split))
-    found["after a step, with gradients"] = settled_bytes(2 * most_bytes, before_bytes)
+    found["after a step, with its gradients"] = settled_bytes(2 * most_bytes, before_bytes)
     return found
 
 
@@ -121,12 +121,12 @@ def join_one_of(groups: list[list[int]]) -> tuple[dist.ProcessGroup | None, list
 
 @contextlib.contextmanager
 def staying_inside(members: list[int] | None):
-    """Raise an error where a rank is about to communicate with others than these: they would wait for one another."""
+    """Raise an error if a rank is about to communicate with ranks outside its group, as that would hang."""
 
     def refuse(call: instrumentation.Call) -> None:
         partners = call.group_ranks if call.partner is None else (call.partner,)
         if not set(partners) <= set(members):
-            raise AssertionError(f"{call.op} among ranks {list(call.group_ranks)}; this rank's group is {members}")
+            raise AssertionError(f"{call.op} among ranks {list(call.group_ranks)}, but this rank's group is {members}")
 
     if members is not None:
         instrumentation.before_launch.append(refuse)

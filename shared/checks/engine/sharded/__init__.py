@@ -1,1 +1,1 @@
-"""What the checks of ZeRO share: training plans, layouts of flat tensors, state dicts, and their wire and memory."""
+"""What the checks of ZeRO share: training plans, layouts of flat tensors, state dicts, communication and memory."""

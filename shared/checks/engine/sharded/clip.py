@@ -1,4 +1,4 @@
-"""Judging clip_grad_norm_: one norm over all ranks' shards, from one element of each."""
+"""Check clip_grad_norm_(): one norm over the shards of all ranks, for which each rank sends one element."""
 
 from dataclasses import dataclass, replace
 
@@ -8,7 +8,7 @@ from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import describe_calls, tolerance_of
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.plan import Plan, layout_of
-from shared.checks.engine.sharded.training import LOOK_AT_STALE, Causes, alone, begin, judge_states, probe_sharded
+from shared.checks.engine.sharded.training import HINT_ON_STALE, Causes, alone, begin, judge_states, probe_sharded
 from shared.checks.engine.sharded.wire import judge_rounds
 from shared.checks.engine.subgroups import called_alone, members_of
 from shared.checks.engine.training import Draw
@@ -22,15 +22,15 @@ class _Clipped(Causes):
     norm: float  # before clipping
 
     def of(self, *found) -> str:
-        below = "Look at: what happens to gradients whose norm is below the bound?"
+        below = "Hint: what happens to gradients whose norm is below max_norm?"
         return below if self.norm <= self.plan.max_norm else super().of(*found)
 
 
 def clip_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[int, dict]:
-    """Train on fresh data. Returns what was found, by global rank.
+    """Train on fresh data. Returns what the probe found, by global rank.
 
     Raises:
-        Wrong: unless norms and parameters are those of one process in every step.
+        Wrong: If the norm or the parameters of a step differ from those of one process.
     """
     draw = Draw(attempt)
     members = members_of(attempt, plan.in_subgroup)
@@ -38,41 +38,51 @@ def clip_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[in
     results = attempt.run(probe, plan, per_rank=draw.per_rank, context=context)
     found = {rank: results[rank] for rank in members}
     reference = alone(plan, awkward.build(plan.model, draw.seeds[members[0]]), *draw.samples_of(members))
-    for number, want in enumerate(reference.steps):
-        steps = {rank: each["steps"][number] for rank, each in found.items()}
-        said = f"{context}, step {number + 1}"
-        last_bound = plan.max_norm if number and "model" in plan.zero_grad else None
-        _judge_norms({rank: step["norm"] for rank, step in steps.items()}, want, said, last_bound)
-        before = {rank: each["steps"][number - 1]["state"] if number else each["start"] for rank, each in found.items()}
+    for step_index, expected in enumerate(reference.steps):
+        steps = {rank: each["steps"][step_index] for rank, each in found.items()}
+        message = f"{context}, step {step_index + 1}"
+        last_bound = plan.max_norm if step_index and "model" in plan.zero_grad else None
+        _judge_norms({rank: step["norm"] for rank, step in steps.items()}, expected, message, last_bound)
+        before = {
+            rank: each["steps"][step_index - 1]["state"] if step_index else each["start"]
+            for rank, each in found.items()
+        }
         states = {rank: step["state"] for rank, step in steps.items()}
-        judge_states(states, want["state"], before, said, _Clipped(plan, draw, number, want["norm"].item()))
+        judge_states(
+            states, expected["state"], before, message, _Clipped(plan, draw, step_index, expected["norm"].item())
+        )
     return found
 
 
-def _judge_norms(norms: dict[int, torch.Tensor], want: dict, said: str, last_bound: float | None) -> None:
-    """last_bound: max_norm of the step before, whose mean may still be there."""
-    size, norm = len(norms), want["norm"].item()
-    close_enough = 10 * tolerance_of(want["state"].values()) * max(1.0, norm)
+def _judge_norms(norms: dict[int, torch.Tensor], expected: dict, context: str, last_bound: float | None) -> None:
+    """Compare the norms of all ranks with that of one process.
+
+    Args:
+        norms: By global rank.
+        expected: What one process computes in this step.
+        context: What was tried.
+        last_bound: The max_norm of the previous step, whose mean gradient may still be stored.
+    """
+    size, norm = len(norms), expected["norm"].item()
+    close_enough = 10 * tolerance_of(expected["state"].values()) * max(1.0, norm)
     wrong = {
-        rank: f"{said}: the norm is {found.item():.6g}, expected {norm:.6g}"
+        rank: f"{context}: the norm is {found.item():.6g}, expected {norm:.6g}"
         for rank, found in norms.items()
         if found.numel() != 1 or not abs(found.item() - norm) <= close_enough
     }
     if wrong:
         found = [norms[rank].item() for rank in norms]
-        hint = "Look at: of which elements is it the norm, and what may be added up to get it?"
+        hint = "Hint: which elements is it the norm of, and which values can be added up to compute it?"
         if len(set(found)) > 1:
-            hint = (
-                "Each rank has a norm of its own. Look at: what must the ranks exchange to know the norm of all shards?"
-            )
+            hint = "Each rank has a different norm. Hint: what must the ranks exchange to know the norm of all shards?"
         elif size > 1 and abs(found[0] - size * norm) <= close_enough * size:
-            hint = f"It is {size} times too large. Look at: is it the norm of the mean, or of the sum?"
+            hint = f"It is {size} times too large. Hint: is it the norm of the mean or of the sum?"
         elif last_bound is not None and abs(found[0] - last_bound) <= 1e-3 * last_bound:
-            hint = LOOK_AT_STALE
+            hint = HINT_ON_STALE
         raise Wrong(wrong, hint)
     if len({found.item() for found in norms.values()}) > 1:
-        hint = "Scaled by different norms, replicas drift apart. Look at: which rank adds up what, and in which order?"
-        raise Wrong(f"{said}: the ranks' norms differ in the last digits", hint)
+        hint = "Replicas drift apart if they are scaled by different norms. Hint: in which order does each rank add up?"
+        raise Wrong(f"{context}: the ranks' norms differ in the last digits", hint)
 
 
 def clipping_equals_one_process(attempt: Attempt) -> None:
@@ -93,21 +103,21 @@ def it_stays_inside_its_group(attempt: Attempt) -> None:
 def one_more_element_is_sent(attempt: Attempt) -> None:
     for plan in (Plan("Plain", max_norm=CLIPS, steps=2), Plan("Mixed", max_norm=CLIPS, steps=2, split=True)):
         found = clip_and_judge(attempt, plan)
-        for number in range(plan.steps):
+        for step_index in range(plan.steps):
             rest = {}
             for rank, result in found.items():
-                step = result["steps"][number]
+                step = result["steps"][step_index]
                 small = [call for call in step["clip"] if call.op == "all_reduce" and call.payload_bytes <= 8]
                 if len(small) != 1:
-                    said = f"{plan}: {describe_calls(step['clip'])} in clip_grad_norm_()"
+                    message = f"{plan}: {describe_calls(step['clip'])} in clip_grad_norm_()"
                     expected = "expected one all_reduce of one element besides the gradients' reduce-scatters"
-                    raise Wrong({rank: f"{said}; {expected}"}, "Look at: what can be added up before it is sent?")
+                    raise Wrong({rank: f"{message}; {expected}"}, "Hint: what can a rank add up before it sends it?")
                 rest[rank] = [call for call in step["clip"] if call is not small[0]] + step["step"]
-            judge_rounds(rest, layout_of(plan), 2, f"{plan}, step {number + 1}, clip_grad_norm_() and step()")
+            judge_rounds(rest, layout_of(plan), 2, f"{plan}, step {step_index + 1}, clip_grad_norm_() and step()")
 
 
 def probe_skipped(sharded, plan: Plan, seed: int, x, y) -> dict:
-    """Take a step; then throw a clipped gradient away, as when a norm is not finite; then take a step again."""
+    """Take a step, then discard a clipped gradient, as when a norm is not finite, and then take another step."""
     run = begin(sharded, plan, awkward.build(plan.model, seed).to(device_here()))
     x, y = x.to(device_here()), y.to(device_here())
     run.step(0, x, y)
@@ -121,10 +131,10 @@ def probe_skipped(sharded, plan: Plan, seed: int, x, y) -> dict:
 def gradients_may_be_thrown_away(attempt: Attempt) -> None:
     for whose in ("optimizer", "model"):
         plan, draw = Plan("TwoRoads", "SGD", steps=2, max_norm=CLIPS, zero_grad=(whose,)), Draw(attempt)
-        said = f"{plan}; before step 2, a gradient is clipped and thrown away"
-        hint = LOOK_AT_STALE if whose == "model" else "Look at: what does zero_grad() leave behind?"
-        found = attempt.run(probe_skipped, plan, per_rank=draw.per_rank, context=said)
+        message = f"{plan}; before step 2, a gradient is clipped and then discarded"
+        hint = HINT_ON_STALE if whose == "model" else "Hint: what does zero_grad() not clear?"
+        found = attempt.run(probe_skipped, plan, per_rank=draw.per_rank, context=message)
         plain = alone(plan, awkward.build(plan.model, draw.seeds[0]), draw.x, draw.y).steps[-1]
-        _judge_norms({rank: each["norm"] for rank, each in enumerate(found)}, plain, said, CLIPS)
+        _judge_norms({rank: each["norm"] for rank, each in enumerate(found)}, plain, message, CLIPS)
         states, before = ({rank: each[what] for rank, each in enumerate(found)} for what in ("state", "before"))
-        judge_states(states, plain["state"], before, said, hint=hint)
+        judge_states(states, plain["state"], before, message, hint=hint)

@@ -1,4 +1,4 @@
-"""What torch's fully_shard makes of tensors: DTensors, of which each rank holds a shard."""
+"""Read the DTensors that torch's fully_shard creates, of which each rank holds a shard."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,15 @@ from torch.distributed.tensor import DTensor, Shard
 from shared.checks.engine.compare import close, first_difference
 from shared.checks.engine.framework import Wrong
 
-_ROUNDED_TO_FLOAT32 = 2e-6  # of the largest element: an average over the wrong ranks is further off
+_ROUNDED_TO_FLOAT32 = 2e-6  # of the largest element; an average over the wrong ranks has a larger error
 
 
 @dataclass(frozen=True)
 class LocalShard:
-    """What one rank holds of a tensor. dim: the dimension along which it is split, None if it is no DTensor."""
+    """The part of a tensor that one rank holds."""
 
     local: torch.Tensor
-    dim: int | None
+    dim: int | None  # the dimension along which the tensor is split; None if it is not a DTensor
 
 
 def shard_of(tensor: torch.Tensor | None) -> LocalShard | None:
@@ -35,7 +35,7 @@ def shards_of(module: nn.Module) -> dict[str, LocalShard]:
 
 
 def assembled(shards: list[dict], copies: int = 1) -> list[dict]:
-    """Put the ranks' shards together in the kernel, without communication. Returns tensors by name, by rank."""
+    """Concatenate the ranks' shards in the kernel, without communication. Returns each rank's tensors by name."""
     shard_ranks, tensors = len(shards) // copies, []
     for first in range(0, len(shards), shard_ranks):
         group = shards[first : first + shard_ranks]
@@ -55,24 +55,25 @@ def loss_of(module: nn.Module, x, y) -> torch.Tensor:
     return (module(x).to(y.dtype) - y).square().mean()
 
 
-def judge_tensors(found: list[dict], want: dict, said: str, tolerance: float) -> None:
-    """Judge tensors by name, rank by rank.
+def judge_tensors(found: list[dict], reference: dict, context: str, tolerance: float) -> None:
+    """Compare tensors by name, rank by rank.
 
     Raises:
-        Wrong: where a rank has another tensor, or one of another dtype.
+        Wrong: If a rank's tensor has other values or another dtype.
     """
     for rank, tensors in enumerate(found):
-        for name, expected in want.items():
-            was = tensors[name]
-            if was is None and expected is None:
+        for name, expected in reference.items():
+            found_tensor = tensors[name]
+            if found_tensor is None and expected is None:
                 continue
-            if was is None or expected is None:
-                raise Wrong({rank: f"{said}{name} is {'None' if was is None else 'not None'}; expected the contrary"})
-            if was.dtype != expected.dtype:
-                hint = "Look at: in which dtype are shards kept, and in which do ranks compute?"
-                raise Wrong({rank: f"{said}{name} is {was.dtype}, expected {expected.dtype}"}, hint)
-            if not close(was, expected, tolerance):
-                hint = "Look at: whose parameters are trained, and between which ranks are gradients averaged?"
-                if (was - expected).abs().max() <= _ROUNDED_TO_FLOAT32 * expected.abs().max():
-                    hint = "Look at: in which dtype are gradients added up when nobody names one?"
-                raise Wrong({rank: f"{said}{name}, {first_difference(was, expected, tolerance)}"}, hint)
+            if found_tensor is None or expected is None:
+                actual, wanted = ("None", "a tensor") if found_tensor is None else ("a tensor", "None")
+                raise Wrong({rank: f"{context}{name} is {actual}; expected {wanted}"})
+            if found_tensor.dtype != expected.dtype:
+                hint = "Hint: in which dtype are shards stored, and in which dtype do ranks compute?"
+                raise Wrong({rank: f"{context}{name} is {found_tensor.dtype}, expected {expected.dtype}"}, hint)
+            if not close(found_tensor, expected, tolerance):
+                hint = "Hint: whose parameters are trained, and between which ranks are gradients averaged?"
+                if (found_tensor - expected).abs().max() <= _ROUNDED_TO_FLOAT32 * expected.abs().max():
+                    hint = "Hint: in which dtype are gradients added up if none is specified?"
+                raise Wrong({rank: f"{context}{name}, {first_difference(found_tensor, expected, tolerance)}"}, hint)

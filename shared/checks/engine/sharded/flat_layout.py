@@ -1,4 +1,4 @@
-"""Judging FlatParameter: parameters that lie side by side in one flat tensor, of which each rank owns a shard."""
+"""Check FlatParameter, which stores parameters side by side in one flat tensor, of which each rank owns a shard."""
 
 import sys
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from shared.checks.engine.sharded.wire import Flat, judge_rounds
 from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
 from shared.wire import instrumentation
 
-_LOOK_AT_VALUES = "Look at: which line puts the parameters' values into flat_param?"
+_HINT_ON_VALUES = "Hint: which line copies the parameters' values into flat_param?"
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """Which parameters there are. Those of four dimensions are channels_last: not in row-major order."""
+    """The shapes of some parameters. Those with four dimensions are in channels_last, which is not row-major order."""
 
     shapes: tuple[tuple[int, ...], ...]
     dtype: torch.dtype = torch.float32
@@ -41,7 +41,7 @@ class Shapes:
 
 
 def draw_shapes(attempt: Attempt) -> list[Shapes]:
-    """Draw sizes that need padding and that do not, fewer elements than ranks, and parameters of every kind."""
+    """Draw sizes with and without padding, fewer elements than ranks, and parameters of every kind."""
     size, draw = attempt.world_size, attempt.random.randint
     return [
         Shapes(((5,), (2, 2), (2,))),
@@ -66,7 +66,7 @@ def flat_parameter_type_of(cls: type) -> type:
 
 
 def probe_layout(flat_parameter_type, shapes: Shapes, seed: int) -> dict:
-    """Flatten parameters, look at every view, then write into them and all-gather. Returns all that was there."""
+    """Flatten parameters, read every view, then write into them and all-gather. Returns everything that was read."""
     group, member = join_subgroup(shapes.in_subgroup)
     if not member:
         return {"outside": True}
@@ -119,7 +119,7 @@ def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _try(attempt: Attempt, shapes: Shapes) -> tuple[dict[int, dict], dict[int, list[torch.Tensor]]]:
-    """Returns, by global rank, what was found, and its parameters' values."""
+    """Run the probe. Returns its results and the parameters' values, both by global rank."""
     seeds = [attempt.draw_seed() for _ in range(attempt.world_size)]
     members = members_of(attempt, shapes.in_subgroup)
     context = called_alone(attempt) if shapes.in_subgroup else str(shapes)
@@ -127,12 +127,12 @@ def _try(attempt: Attempt, shapes: Shapes) -> tuple[dict[int, dict], dict[int, l
     return {rank: found[rank] for rank in members}, {rank: shapes.values(seeds[rank]) for rank in members}
 
 
-def _expect(rank: int, said: str, found: torch.Tensor, want: torch.Tensor, hint: str) -> None:
-    if found.dtype != want.dtype:
-        raise Wrong({rank: f"{said} has dtype {found.dtype}; expected {want.dtype}"}, hint)
-    if not torch.equal(found, want):
-        difference = first_difference(found, want, 0.0)
-        raise Wrong({rank: f"{said}: {difference}"}, hint)
+def _expect(rank: int, context: str, found: torch.Tensor, expected: torch.Tensor, hint: str) -> None:
+    if found.dtype != expected.dtype:
+        raise Wrong({rank: f"{context} has dtype {found.dtype}; expected {expected.dtype}"}, hint)
+    if not torch.equal(found, expected):
+        difference = first_difference(found, expected, 0.0)
+        raise Wrong({rank: f"{context}: {difference}"}, hint)
 
 
 def _cut(flat: torch.Tensor, shapes: Shapes) -> list[torch.Tensor]:
@@ -149,27 +149,29 @@ def parameters_lie_side_by_side(attempt: Attempt) -> None:
             flat = torch.cat([each.flatten() for each in values[rank]])
             flat = torch.cat([flat, flat.new_zeros(size * shard_numel - len(flat))])
             counted = torch.arange(len(flat))
-            said = f"{shapes} on {size} rank{'s' if size > 1 else ''}"
+            message = f"{shapes} on {size} rank{'s' if size > 1 else ''}"
             empty = result["flat_param"].shape == flat.shape and not result["flat_param"].any()
-            look = _LOOK_AT_VALUES if empty else "Look at: how many elements must each rank's shard have?"
-            _expect(rank, f"{said}: flat_param", result["flat_param"], flat, look)
-            _expect(rank, f"{said}: layout.new_flat()", result["fresh"], torch.zeros_like(flat), "")
-            look = "Look at: where does a rank's shard begin, and where does it end?"
+            hint = _HINT_ON_VALUES if empty else "Hint: how many elements must each rank's shard have?"
+            _expect(rank, f"{message}: flat_param", result["flat_param"], flat, hint)
+            _expect(rank, f"{message}: layout.new_flat()", result["fresh"], torch.zeros_like(flat), "")
+            hint = "Hint: where does a rank's shard begin, and where does it end?"
             own = counted.view(size, shard_numel)[index]
-            _expect(rank, f"{said}: layout.shard_of([0, 1, 2, …])", result["shard_of"], own, look)
-            _expect(rank, f"{said}: shard", result["shard"], flat.view(size, shard_numel)[index], look)
-            look = "Look at: where does a parameter's slice begin?"
-            for number, want in enumerate(_cut(counted, shapes)):
-                _expect(rank, f"{said}: layout.views([0, 1, 2, …])[{number}]", result["views"][number], want, look)
+            _expect(rank, f"{message}: layout.shard_of([0, 1, 2, …])", result["shard_of"], own, hint)
+            _expect(rank, f"{message}: shard", result["shard"], flat.view(size, shard_numel)[index], hint)
+            hint = "Hint: where does a parameter's slice begin?"
+            for number, expected in enumerate(_cut(counted, shapes)):
+                _expect(
+                    rank, f"{message}: layout.views([0, 1, 2, …])[{number}]", result["views"][number], expected, hint
+                )
 
 
 def the_model_computes_with_them(attempt: Attempt) -> None:
-    """Every tensor of the layout is a view, too."""
+    """The layout must return views, not copies."""
     claims = {
-        "shard is a parameter": "shard is no nn.Parameter, so an optimizer will not take it",
-        "shard is a view": "shard has memory of its own, so an update of it does not reach flat_param",
-        "shard_of is a view": "layout.shard_of(flat_param) is a copy, so writing into it does not reach flat_param",
-        "views are views": "layout.views(flat) are copies, so writing into them does not reach flat",
+        "shard is a parameter": "shard is not an nn.Parameter, so an optimizer does not accept it",
+        "shard is a view": "shard has memory of its own, so updating it does not change flat_param",
+        "shard_of is a view": "layout.shard_of(flat_param) is a copy, so writing into it does not change flat_param",
+        "views are views": "layout.views(flat) are copies, so writing into them does not change flat",
         "fresh is new": "layout.new_flat() returns flat_param itself",
         "flat_param is plain": "flat_param requires a gradient, so it cannot be written in place",
     }
@@ -178,37 +180,37 @@ def the_model_computes_with_them(attempt: Attempt) -> None:
         for rank, result in found.items():
             for claim, otherwise in claims.items():
                 if not result[claim]:
-                    hint = "Look at: which of these calls return a view, and which a copy?"
+                    hint = "Hint: which of these calls return a view, and which return a copy?"
                     raise Wrong({rank: f"{shapes}: {otherwise}"}, hint)
             counted = (torch.arange(len(result["flat_param"])) % 100).to(shapes.dtype)
-            for number, (value, want) in enumerate(zip(values[rank], _cut(counted, shapes), strict=True)):
-                said = f"{shapes}: parameter {number}"
-                hint = "The parameters must keep their values. Look at: what is in their memory when they are moved?"
-                _expect(rank, f"{said} after it was moved", result["values"][number], value, hint)
-                hint = "The model does not see flat_param. Look at: in whose memory is each parameter?"
-                said = f"{said}, after 0, 1, 2, … was written into flat_param"
-                _expect(rank, said, result["written"][number], want, hint)
+            for index, (value, expected) in enumerate(zip(values[rank], _cut(counted, shapes), strict=True)):
+                message = f"{shapes}: parameter {index}"
+                hint = "The parameters must keep their values. Hint: what is in flat_param when .data is replaced?"
+                _expect(rank, f"{message} after it was moved into flat_param", result["values"][index], value, hint)
+                hint = "The model does not use flat_param. Hint: whose memory does each parameter use?"
+                message = f"{message}, after 0, 1, 2, … were written into flat_param"
+                _expect(rank, message, result["written"][index], expected, hint)
 
 
 def every_shard_is_gathered(attempt: Attempt) -> None:
     for shapes in [*draw_shapes(attempt), *_in_subgroup(attempt)]:
         found, _ = _try(attempt, shapes)
-        want = torch.cat([result["sent"] for result in found.values()])
+        expected = torch.cat([result["sent"] for result in found.values()])
         for rank, result in found.items():
             if not result["handle"]:
-                said = "launch_all_gather() returns nothing to wait for; expected a handle with wait()"
-                raise Wrong({rank: said}, "Look at: what does lab 01's launch_all_gather() return?")
-            hint = "Look at: which tensor is sent, and which one is filled?"
-            said = f"{shapes}, after launch_all_gather() and wait()"
-            _expect(rank, f"{said}: flat_param", result["gathered"], want, hint)
-            for number, value in enumerate(_cut(want, shapes)):
-                _expect(rank, f"{said}: parameter {number}", result["computed with"][number], value, "")
+                message = "launch_all_gather() returns nothing to wait for; expected a handle with wait()"
+                raise Wrong({rank: message}, "Hint: what does launch_all_gather() from lab 01 return?")
+            hint = "Hint: which tensor is sent, and which one receives the result?"
+            message = f"{shapes}, after launch_all_gather() and wait()"
+            _expect(rank, f"{message}: flat_param", result["gathered"], expected, hint)
+            for index, value in enumerate(_cut(expected, shapes)):
+                _expect(rank, f"{message}: parameter {index}", result["computed with"][index], value, "")
         calls = {rank: result["calls"] for rank, result in found.items()}
         judge_rounds(calls, [Flat(shapes.numbers, shapes.dtype.itemsize)], 1, f"{shapes}, launch_all_gather()")
 
 
 def probe_footprint(flat_parameter_type, shapes: Shapes, seed: int) -> int:
-    """Return the bytes that live once parameters were flattened and all-gathered."""
+    """Return the bytes of all new tensors after parameters were flattened and all-gathered."""
     before_bytes = living_bytes()
     parameters = [nn.Parameter(each.to(device_here())) for each in shapes.values(seed)]
     flat_parameter = flat_parameter_type(parameters, None)
@@ -222,13 +224,13 @@ def no_copy_stays(attempt: Attempt) -> None:
     most = Flat(shapes.numbers, 4).filled_bytes(attempt.world_size)
     for rank, held_bytes in enumerate(attempt.run(probe_footprint, shapes, per_rank=per_rank)):
         if held_bytes > 1.01 * most:
-            said = f"{shapes}: {held_bytes:,} bytes are held; expected {most:,}, those of flat_param"
-            hint = "Look at: which attribute still holds the memory that the parameters had before?"
-            raise Wrong({rank: said}, hint)
+            message = f"{shapes}: {held_bytes:,} bytes are held; expected {most:,}, the size of flat_param"
+            hint = "Hint: which attribute still refers to the memory that the parameters used before?"
+            raise Wrong({rank: message}, hint)
 
 
 def probe_launch(flat_parameter_type, shapes: Shapes, late: int, token: int, seed: int) -> list[int]:
-    """Let one rank launch only when the others' call has returned. Returns there whose call has not."""
+    """Let one rank launch only after the others' call has returned. Returns, on that rank, those whose call has not."""
     parameters = [nn.Parameter(each.to(device_here())) for each in shapes.values(seed)]
     flat_parameter = flat_parameter_type(parameters, None)
     meeting = Meeting(f"gather{token}")
@@ -247,6 +249,6 @@ def the_launch_returns_at_once(attempt: Attempt) -> None:
     shapes, token = Shapes(((5,), (2, 2), (2,))), attempt.draw_seed()
     missing = attempt.run(probe_launch, shapes, late, token, per_rank=per_rank)[late]
     if missing:
-        said = f"launch_all_gather() does not return before rank {late} has called it too"
-        hint = "The caller can compute nothing meanwhile. Look at: whose wait() is called, and by whom?"
-        raise Wrong(dict.fromkeys(missing, said), hint)
+        message = f"launch_all_gather() does not return until rank {late} has called it, too"
+        hint = "So the caller cannot compute anything meanwhile. Hint: which line calls wait()?"
+        raise Wrong(dict.fromkeys(missing, message), hint)

@@ -1,7 +1,7 @@
-"""How a model is trained with an optimizer, sharded or plain: param groups, schedulers, closures, micro-batches.
+"""Train a model with a sharded or a plain optimizer: param groups, schedulers, closures and micro-batches.
 
-Ranks and kernel run the same loop. On the ranks it gets the student's optimizer and this rank's samples, and in the
-kernel torch's own optimizer and all samples. In the kernel, a gradient of None is replaced by zeros.
+The ranks and the kernel run the same loop. The ranks use the student's optimizer and their own samples, and the kernel
+uses torch's optimizer and all samples. The kernel replaces a gradient of None by zeros.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ LATE_NAME, LATE_STEP = "second.bias", 2
 
 
 class Hiker(torch.optim.Optimizer):
-    """An unknown optimizer: its state has names of its own, and a plain number among them."""
+    """An optimizer that students do not know. Its state has names of its own, and one entry is a plain Python int."""
 
     def __init__(self, params, lr: float = 0.05, keeps: float = 0.7):
         super().__init__(params, {"lr": lr, "keeps": keeps})
@@ -37,7 +37,7 @@ class Hiker(torch.optim.Optimizer):
                 parameter.addcdiv_(trail, highest + 1, value=-group["lr"] / state["strides"] ** 0.5)
 
 
-# eps=1e-3: with torch's 1e-8 a gradient that is zero but for rounding would be blown up to a step of lr.
+# eps=1e-3, because with torch's 1e-8, a gradient that is zero except for rounding would become a step of size lr.
 OPTIMIZERS = {
     "AdamW": (torch.optim.AdamW, {"lr": 0.02, "eps": 1e-3, "weight_decay": 0.1}),
     "Adam": (torch.optim.Adam, {"lr": 0.02, "eps": 1e-3, "amsgrad": True, "betas": (0.8, 0.9)}),
@@ -52,23 +52,23 @@ SCHEDULERS = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained, and how."""
+    """A model, an optimizer, and how to train."""
 
     model: str
     optimizer: str = "AdamW"
     steps: int = 5
     in_subgroup: bool = False
     dtype: torch.dtype = torch.float64
-    split: bool = False  # two param groups, of which one has a learning rate of its own
+    split: bool = False  # two param groups, of which one has its own learning rate
     scheduler: str = ""
-    zero_grad: tuple[str, ...] = ("optimizer",)  # whose, in turns; "keeping": the optimizer's, set_to_none=False
+    zero_grad: tuple[str, ...] = ("optimizer",)  # whose is called, in turn; "keeping" is the optimizer's without None
     micro_batches: int = 1
     closure: bool = False
-    late: bool = False  # a parameter joins after some steps, and one step later its learning rate is halved
-    idle: tuple[int, int] | None = None  # (step, rank of the group) without a backward()
+    late: bool = False  # a parameter is added after some steps, and one step later its learning rate is halved
+    idle: tuple[int, int] | None = None  # the (step, rank in the group) without a backward()
     max_norm: float | None = None
-    fill: bool = True  # a plain optimizer's missing gradients with zeros
-    loss_scale: float = 1.0  # to recognise gradients that are too large
+    fill: bool = True  # replace a plain optimizer's missing gradients by zeros
+    loss_scale: float = 1.0  # to recognize gradients that are too large or too small
 
     def __str__(self) -> str:
         parts = [awkward.said(self.model), self.optimizer]
@@ -81,23 +81,23 @@ class Plan:
         return ", ".join(parts)
 
     def build(self, seed: int, dtype: torch.dtype | None = None) -> nn.Module:
-        """Build the model that is trained, in the plan's dtype or in another one."""
+        """Build the model, in the plan's dtype or in another one."""
         return awkward.build(self.model, seed, dtype or self.dtype)
 
     def shown(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return what ranks show of a state that one process has."""
+        """Convert a state of one process to what the ranks report."""
         return state
 
 
 def groups_of(module: nn.Module, plan: Plan):
-    """What the optimizer's constructor is given: an iterator, or two groups."""
+    """Return the optimizer's first argument: an iterator over parameters, a list of them, or two param groups."""
     if not (plan.split or plan.late):
         return module.parameters()
     own = [p for name, p in module.named_parameters() if not (plan.late and name == LATE_NAME)]
     if not plan.split:
         return own
     middle = len(own) // 2
-    return [  # with a name, of which no optimizer knows
+    return [  # no optimizer knows the setting "name"
         {"params": own[:middle], "lr": 0.03, "weight_decay": 0.2, "name": "first"},
         {"params": own[middle:], "name": "second"},
     ]
@@ -110,9 +110,15 @@ def layout_of(plan: Plan) -> list[Flat]:
 
 
 class Run:
-    """One training: a module, its optimizer, a scheduler, and what every step did.
+    """A training: a module, its optimizer, a scheduler, and a record of every step.
 
-    alone: all samples are here. off: how far the late parameter is off on this rank before it joins.
+    Args:
+        module: The module.
+        make: Builds the optimizer from its first argument, its class and its settings.
+        plan: How to train.
+        alone: Whether this process has all samples.
+        off: What to add to the late parameter on this rank before it is added to the optimizer.
+        loaded: A state dict that the optimizer loads before the first step.
     """
 
     def __init__(
@@ -120,8 +126,8 @@ class Run:
     ):
         cls, settings = OPTIMIZERS[plan.optimizer]
         self.module, self.plan, self.alone, self.off, self.steps = module, plan, alone, off, []
-        self.replicas = None  # of a module that mixes samples: one process computes each rank's samples by themselves
-        if plan.late:  # until it joins nobody trains it, so it must be the same on all ranks
+        self.replicas = None  # for a module that mixes samples: one process computes each rank's samples separately
+        if plan.late:  # it is not trained until it is added, so it must be the same on all ranks
             dict(module.named_parameters())[LATE_NAME].data.zero_()
         with instrumentation.listening() as self.building:
             self.optimizer = make(groups_of(module, plan), cls, **settings)
@@ -132,25 +138,25 @@ class Run:
     def train(self, x, y) -> "Run":
         if self.alone and awkward.mixes_samples(self.module):
             self.replicas = awkward.Replicas(self.module, len(x) // SAMPLES_PER_RANK)
-        for number in range(self.plan.steps):
-            if self.plan.late and number == LATE_STEP:
+        for step_index in range(self.plan.steps):
+            if self.plan.late and step_index == LATE_STEP:
                 late = dict(self.module.named_parameters())[LATE_NAME]
                 late.data += self.off
                 self.optimizer.add_param_group({"params": [late], "lr": 0.05})
-            if self.plan.late and number == LATE_STEP + 1:
+            if self.plan.late and step_index == LATE_STEP + 1:
                 self.optimizer.param_groups[-1]["lr"] /= 2
-            self.step(number, x, y)
+            self.step(step_index, x, y)
             x = awkward.other_roads(x)
         return self
 
-    def step(self, number: int, x, y) -> None:
+    def step(self, step_index: int, x, y) -> None:
         done = {"idle": [], "clip": [], "norm": None}
         with instrumentation.listening() as stepping:
             if self.plan.closure:
-                done["loss"] = self.optimizer.step(lambda: self.backward(number, x, y))
+                done["loss"] = self.optimizer.step(lambda: self.backward(step_index, x, y))
             else:
                 with instrumentation.listening() as done["idle"]:
-                    done["loss"] = self.backward(number, x, y)
+                    done["loss"] = self.backward(step_index, x, y)
                 stepping.clear()
                 if self.plan.max_norm is not None:
                     with instrumentation.listening() as done["clip"]:
@@ -163,15 +169,15 @@ class Run:
         if self.scheduler:
             self.scheduler.step()
 
-    def backward(self, number: int, x, y) -> torch.Tensor:
+    def backward(self, step_index: int, x, y) -> torch.Tensor:
         """Return the loss on the whole batch."""
-        if number:  # at first there is nothing to forget
-            whose = self.plan.zero_grad[number % len(self.plan.zero_grad)]
+        if step_index:  # before the first step there are no gradients
+            whose = self.plan.zero_grad[step_index % len(self.plan.zero_grad)]
             if whose == "keeping":
                 self.optimizer.zero_grad(set_to_none=False)
             else:
                 (self.module if whose == "model" else self.optimizer).zero_grad()
-        x, y, share = self._at_work(number, x, y)
+        x, y, share = self._at_work(step_index, x, y)
         losses = self._losses(x, y)
         for loss in losses:
             (loss * self.plan.loss_scale * share).backward()
@@ -182,7 +188,7 @@ class Run:
         return sum(losses, torch.zeros(())).detach()
 
     def _losses(self, x, y) -> list[torch.Tensor]:
-        """Compute the micro-batches' losses, whose sum is the loss on the whole batch."""
+        """Compute the losses of the micro-batches. Their sum is the loss on the whole batch."""
         batches = [(self.module, x, y)]
         if self.replicas is not None:
             batches = list(zip(self.replicas, x.split(SAMPLES_PER_RANK), y.split(SAMPLES_PER_RANK), strict=True))
@@ -195,7 +201,7 @@ class Run:
         ]
 
     def _state(self) -> dict:
-        """Return the state and, by index in the group, the buffers that are not the same on all ranks."""
+        """Return the state and, by index in the group, the buffers that differ between ranks."""
         state, buffers = awkward.state_of(self.module), []
         if self.alone:
             state = self.plan.shown(state)
@@ -204,9 +210,9 @@ class Run:
             state = {name: value for name, value in state.items() if name not in buffers[0]}
         return {"state": state, "buffers": buffers}
 
-    def _at_work(self, number: int, x, y) -> tuple[torch.Tensor, torch.Tensor, float]:
+    def _at_work(self, step_index: int, x, y) -> tuple[torch.Tensor, torch.Tensor, float]:
         """Return the samples of the ranks that run a backward, and their fraction of all samples."""
-        if self.plan.idle is None or number != self.plan.idle[0]:
+        if self.plan.idle is None or step_index != self.plan.idle[0]:
             return x, y, 1.0
         if not self.alone:
             mine = self.off == self.plan.idle[1]

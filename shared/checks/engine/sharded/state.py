@@ -1,4 +1,4 @@
-"""Judging a sharded optimizer's checkpoint: it must be what a plain one would save, and fit any number of ranks."""
+"""Check a sharded optimizer's state_dict(): it must equal a plain optimizer's, and load on any number of ranks."""
 
 import contextlib
 import copy
@@ -19,11 +19,13 @@ from shared.checks.models import awkward
 from shared.wire import instrumentation
 
 MEMORY_MODEL = "Large"
-_LOOK_AT_LOADING = "Look at: which state and which settings does the inner optimizer get, and is it this rank's shard?"
+_HINT_ON_LOADING = (
+    "Hint: which state and settings does the inner optimizer get? And is it the state of this rank's shard?"
+)
 
 
 def probe_save(sharded, plan: Plan, to: int | None, seed: int, x, y) -> dict:
-    """Train, save, and take one more step. Returns what was saved, and the module before and after that step."""
+    """Train, save, and take one more step. Returns the saved state, and the module before and after that step."""
     group, member = join_subgroup(plan.in_subgroup)
     if not member:
         return {"outside": True}
@@ -37,10 +39,16 @@ def probe_save(sharded, plan: Plan, to: int | None, seed: int, x, y) -> dict:
 
 
 def probe_load(sharded, plan: Plan, used: bool, module_state: dict, saved: dict, x, y) -> dict:
-    """Train on from what was saved. Returns every step.
+    """Continue training from a saved state. Returns the record of every step.
 
     Args:
-        used: load into an optimizer that has stepped already.
+        sharded: The student's class.
+        plan: How to train.
+        used: Whether to load into an optimizer that has already taken a step.
+        module_state: The module's state.
+        saved: The optimizer's state.
+        x: The inputs.
+        y: The targets.
     """
     group, member = join_subgroup(plan.in_subgroup)
     if not member:
@@ -61,10 +69,10 @@ def probe_load(sharded, plan: Plan, used: bool, module_state: dict, saved: dict,
 
 
 def _save(attempt: Attempt, plan: Plan, to: int | None = None) -> tuple[dict[int, dict], Run]:
-    """Train and save on fresh data. Returns what was found, by global rank, and the plain optimizer's run.
+    """Train and save on fresh data. Returns what the probe found, by global rank, and the plain optimizer's run.
 
     Raises:
-        Wrong: unless the saved state is what the plain optimizer saves, and training can go on.
+        Wrong: If the saved state differs from a plain optimizer's, or training cannot continue correctly.
     """
     draw = Draw(attempt)
     members = members_of(attempt, plan.in_subgroup)
@@ -73,39 +81,39 @@ def _save(attempt: Attempt, plan: Plan, to: int | None = None) -> tuple[dict[int
     found = {rank: results[rank] for rank in members}
     x, y = draw.samples_of(members)
     reference = alone(plan, awkward.build(plan.model, draw.seeds[members[0]]), x, y)
-    want = copy.deepcopy(reference.optimizer.state_dict())
-    said, tolerance = f"{context}, after {plan.steps} steps", tolerance_of(reference.module.parameters())
+    expected = copy.deepcopy(reference.optimizer.state_dict())
+    message, tolerance = f"{context}, after {plan.steps} steps", tolerance_of(reference.module.parameters())
     for index, (rank, result) in enumerate(found.items()):
         if to not in (None, index):
             if result["saved"] is not None:
                 evidence = (
                     f"state_dict(to={to}) returned a {type(result['saved']).__name__} on the group's rank {index}"
                 )
-                raise Wrong({rank: f"{said}: {evidence}; expected None"}, "Look at: which rank does `to` name?")
+                raise Wrong({rank: f"{message}: {evidence}; expected None"}, "Hint: which rank does `to` name?")
             continue
-        judge_state_dict(rank, result["saved"], want, tolerance, said)
+        judge_state_dict(rank, result["saved"], expected, tolerance, message)
     reference.step(1, x, y)
     states, before = ({rank: each[what] for rank, each in found.items()} for what in ("after", "module"))
-    said = f"{said}, and one more after state_dict()"
+    message = f"{message}, and one more after state_dict()"
     judge_states(
         states,
         reference.steps[-1]["state"],
         before,
-        said,
-        hint="Look at: what does state_dict() change in the optimizer?",
+        message,
+        hint="Hint: what does state_dict() change in the optimizer itself?",
     )
     return found, reference
 
 
 def _load(attempt: Attempt, plan: Plan, module_state: dict, saved: dict, context: str, used: bool = False) -> None:
-    """Train on from what was saved, on fresh data.
+    """Continue training from a saved state, on fresh data.
 
     Raises:
-        Wrong: unless a plain optimizer does the same from there.
+        Wrong: If a plain optimizer continues differently from that state.
     """
     draw = Draw(attempt)
     members = members_of(attempt, plan.in_subgroup)
-    context = f"{context} into an optimizer that has stepped" if used else context
+    context = f"{context} into an optimizer that has already stepped" if used else context
     context = f"{context}, {called_alone(attempt)}" if plan.in_subgroup else context
     share = [(module_state, saved, *each) for each in draw.shares]
     results = attempt.run(probe_load, plan, used, per_rank=share, context=f"{plan}, {context}")
@@ -113,14 +121,14 @@ def _load(attempt: Attempt, plan: Plan, module_state: dict, saved: dict, context
     module = awkward.build(plan.model, 0)
     module.load_state_dict(module_state)
     reference = alone(plan, module, *draw.samples_of(members), loaded=copy.deepcopy(saved))
-    for number, want in enumerate(reference.steps):
+    for number, expected in enumerate(reference.steps):
         states = {rank: each["steps"][number]["state"] for rank, each in found.items()}
         before = {rank: each["steps"][number - 1]["state"] if number else module_state for rank, each in found.items()}
-        said = f"{plan}, {context}, step {number + 1} from there"
-        judge_states(states, want["state"], before, said, hint=_LOOK_AT_LOADING)
-    changed = {rank: f"{plan}, {context}: the state that was loaded has changed" for rank in found}
+        message = f"{plan}, {context}, step {number + 1} after loading"
+        judge_states(states, expected["state"], before, message, hint=_HINT_ON_LOADING)
+    changed = {rank: f"{plan}, {context}: the caller's state dict was changed" for rank in found}
     if not all(each["left alone"] for each in found.values()):
-        hint = "The caller's state must stay as it was saved. Look at: whose memory does the optimizer train with?"
+        hint = "load_state_dict() must not change its argument. Hint: whose memory does the optimizer update?"
         raise Wrong(changed, hint)
 
 
@@ -139,8 +147,8 @@ def it_is_a_plain_state(attempt: Attempt) -> None:
 def before_the_first_step(attempt: Attempt) -> None:
     for plan in (Plan("Plain", "AdamW", steps=0), Plan("Mixed", "SGD", steps=0, split=True)):
         found, _ = _save(attempt, plan)
-        after, said = replace(plan, steps=2), "saved before the first step and loaded"
-        _load(attempt, after, found[0]["module"], found[0]["saved"], said, used=plan.split)
+        after, message = replace(plan, steps=2), "saved before the first step and loaded"
+        _load(attempt, after, found[0]["module"], found[0]["saved"], message, used=plan.split)
 
 
 def one_rank_alone_may_have_it(attempt: Attempt) -> None:
@@ -152,7 +160,7 @@ def one_rank_alone_may_have_it(attempt: Attempt) -> None:
 
 @contextlib.contextmanager
 def in_world_of(attempt: Attempt, size: int):
-    """Let the first `size` ranks be the world for a while. Yields an attempt there."""
+    """Make the first `size` ranks the world for a while. Yields an attempt on them."""
     ranks.current().regroup(list(range(size)))
     try:
         yield replace(attempt, world_size=size)
@@ -162,23 +170,23 @@ def in_world_of(attempt: Attempt, size: int):
 
 
 def another_number_of_ranks_goes_on(attempt: Attempt) -> None:
-    """So does a plain optimizer in one process, with the settings that a scheduler left."""
+    """A plain optimizer in one process must be able to continue, too, with settings that a scheduler has changed."""
     plans = (Plan("Mixed", "AdamW", split=True, scheduler="ExponentialLR"), Plan("Frozen", "Hiker"))
     for plan in plans:
         found, _ = _save(attempt, replace(plan, steps=3))
         module_state, saved = found[0]["module"], found[0]["saved"]
         after = replace(plan, steps=2, scheduler="")
         _go_on_alone(attempt, after, module_state, saved)
-        in_subgroup, said = replace(after, in_subgroup=True), f"saved on {attempt.world_size} ranks and loaded"
-        _load(attempt, in_subgroup, module_state, saved, said)
+        in_subgroup, message = replace(after, in_subgroup=True), f"saved on {attempt.world_size} ranks and loaded"
+        _load(attempt, in_subgroup, module_state, saved, message)
         for size in range(1, attempt.world_size):
             with in_world_of(attempt, size) as smaller:
-                said = f"saved on {attempt.world_size} ranks and loaded on {size}"
-                _load(smaller, after, module_state, saved, said)
+                message = f"saved on {attempt.world_size} ranks and loaded on {size}"
+                _load(smaller, after, module_state, saved, message)
 
 
 def _go_on_alone(attempt: Attempt, plan: Plan, module_state: dict, saved: dict) -> None:
-    """A step counter that parameters share would be incremented once for each of them."""
+    """Continue with a plain optimizer. A step counter that parameters share would be incremented once for each."""
     draw, states = Draw(attempt), []
     apart = copy.deepcopy({"state": {}, "param_groups": saved["param_groups"]})
     apart["state"] = {number: copy.deepcopy(state) for number, state in saved["state"].items()}
@@ -186,27 +194,27 @@ def _go_on_alone(attempt: Attempt, plan: Plan, module_state: dict, saved: dict) 
         module = awkward.build(plan.model, 0)
         module.load_state_dict(module_state)
         states.append(alone(plan, module, draw.x, draw.y, loaded=each).steps[-1]["state"])
-    said = f"{plan}, saved on {attempt.world_size} ranks and loaded by a plain optimizer"
-    for name, want in states[1].items():
-        if not torch.equal(states[0][name], want):
+    message = f"{plan}, saved on {attempt.world_size} ranks and loaded by a plain optimizer"
+    for name, expected in states[1].items():
+        if not torch.equal(states[0][name], expected):
             raise Wrong(
-                f"{said}: {name} is updated differently", "Look at: do parameters share a tensor in this state?"
+                f"{message}: {name} is updated incorrectly", "Hint: do several parameters share a tensor in this state?"
             )
 
 
 def a_plain_state_is_taken_over(attempt: Attempt) -> None:
-    """A plain optimizer has no state for a parameter that never had a gradient. Schedulers go on."""
+    """A plain optimizer has no state for a parameter that never had a gradient. Schedulers must continue."""
     for plan in (Plan("Unused", "AdamW"), Plan("Mixed", "Adam", split=True, scheduler="OneCycleLR")):
         draw = Draw(attempt)
         plain = alone(replace(plan, steps=3, fill=False), awkward.build(plan.model, draw.seeds[0]), draw.x, draw.y)
         saved = copy.deepcopy(plain.optimizer.state_dict())
-        after, said = replace(plan, steps=3, scheduler="ExponentialLR"), "the state of a plain optimizer loaded"
-        _load(attempt, after, awkward.state_of(plain.module), saved, said)
-        _load(attempt, replace(after, scheduler=""), awkward.state_of(plain.module), saved, said, used=True)
+        after, message = replace(plan, steps=3, scheduler="ExponentialLR"), "the state of a plain optimizer loaded"
+        _load(attempt, after, awkward.state_of(plain.module), saved, message)
+        _load(attempt, replace(after, scheduler=""), awkward.state_of(plain.module), saved, message, used=True)
 
 
 def probe_foreign(sharded, saved: list[dict]) -> list[tuple[str, str]]:
-    """Return for each state what loading it raises."""
+    """Return, for each state, the type and the message of the error that loading it raises."""
     found = []
     for each in saved:
         run = begin(sharded, Plan("Plain"), awkward.build("Plain", 0).to(device_here()))
@@ -240,12 +248,12 @@ def foreign_states_are_rejected(attempt: Attempt) -> None:
         for what, (kind, message) in zip(tried, result, strict=True):
             if kind != "ValueError" or not message.strip():
                 said = f"{kind}({message[:80]!r})" if message else kind
-                evidence = f"a state {what} raises {said}; expected a ValueError that says why"
-                raise Wrong({rank: evidence}, "Look at: what must a parameter and its state have in common?")
+                evidence = f"loading a state {what} raised {said}; expected a ValueError that says why"
+                raise Wrong({rank: evidence}, "Hint: what must a parameter and its state have in common?")
 
 
 def probe_cost(sharded, seed: int, x, y) -> dict:
-    """Return for state_dict() and state_dict(to=0) the peak of additional bytes, and the bytes to be sent."""
+    """Return the peak of additional bytes and the bytes sent, for state_dict() and for state_dict(to=0)."""
     module = awkward.build(MEMORY_MODEL, seed, torch.float32).to(device_here())
     run = begin(sharded, Plan(MEMORY_MODEL, "AdamW", dtype=torch.float32), module)
     run.step(0, x.to(device_here(), torch.float32), y.to(device_here(), torch.float32))
@@ -266,8 +274,11 @@ def nobody_else_holds_it(attempt: Attempt) -> None:
         for to, rounds in ((None, attempt.world_size - 1), (0, 1)):
             most, sent = 2 * rounds * shard_bytes * 1.01, result[to]["sent"]
             if (rank or to is None) and sent > most:
-                said = f"state_dict(to={to}) sends {sent:,.0f} bytes from here; {most:,.0f} are enough"
-                raise Wrong({rank: said}, "Look at: which rank needs which shards?")
-        if rank and result[0]["extra"] > 3.1 * shard_bytes:  # both moments, and what is being sent
-            said = f"state_dict(to=0) allocates {result[0]['extra']:,} bytes here; a shard has {shard_bytes:,.0f}"
-            raise Wrong({rank: said}, "Look at: which memory does a rank need that only sends?")
+                message = f"in state_dict(to={to}), this rank sends {sent:,.0f} bytes; expected at most {most:,.0f}"
+                raise Wrong({rank: message}, "Hint: which rank needs which shards?")
+        if rank and result[0]["extra"] > 3.1 * shard_bytes:  # Adam's two states, and one shard being sent
+            message = (
+                f"in state_dict(to=0), this rank allocates {result[0]['extra']:,} bytes; "
+                f"expected at most 3 shards of {shard_bytes:,.0f} bytes"
+            )
+            raise Wrong({rank: message}, "Hint: how much memory does a rank need if it only sends?")

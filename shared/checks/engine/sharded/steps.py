@@ -1,4 +1,4 @@
-"""What may happen around a step: gradients that are used up, and parameters in bfloat16."""
+"""Check unusual steps: with gradients that were already used, and with parameters in bfloat16."""
 
 import torch
 
@@ -6,14 +6,14 @@ from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import close, first_difference
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.plan import Plan, layout_of
-from shared.checks.engine.sharded.training import LOOK_AT_STALE, alone, begin, judge_states, plain, probe_sharded
+from shared.checks.engine.sharded.training import HINT_ON_STALE, alone, begin, judge_states, plain, probe_sharded
 from shared.checks.engine.sharded.wire import judge_rounds
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
 
 
 def probe_refusal(sharded, plan: Plan, seed: int, x, y) -> dict:
-    """Take a step, then one with used-up gradients, which must raise, then one as it should be."""
+    """Take a step, then one with gradients that were already used, which must raise, and then a valid one."""
     run = begin(sharded, plan, awkward.build(plan.model, seed).to(device_here()))
     x, y = x.to(device_here()), y.to(device_here())
     before = awkward.state_of(run.module)
@@ -35,55 +35,55 @@ def used_up_gradients_are_rejected(attempt: Attempt) -> None:
         found = attempt.run(probe_refusal, plan, per_rank=draw.per_rank)
         for rank, result in enumerate(found):
             if result["kind"] is None:
-                said = "backward(), step(), backward(), step() is accepted; expected a RuntimeError"
-                hint = "The second backward() adds to old gradients. Look at: what is in their memory after a step?"
-                raise Wrong({rank: said}, hint)
+                message = "backward(), step(), backward(), step() raised no error; expected a RuntimeError"
+                hint = "The second backward() adds to old gradients. Hint: what does their memory contain after a step?"
+                raise Wrong({rank: message}, hint)
             if result["kind"] != "RuntimeError" or "zero_grad" not in result["message"]:
-                said = f"{result['kind']}({result['message'][:80]!r})"
+                message = f"{result['kind']}({result['message'][:80]!r})"
                 expected = "expected a RuntimeError that names zero_grad()"
-                raise Wrong({rank: f"a second backward() without zero_grad() raises {said}; {expected}"})
+                raise Wrong({rank: f"a second backward() without zero_grad() raised {message}; {expected}"})
         run = plain(plan, plan.build(draw.seeds[0]))
         run.step(0, draw.x, draw.y)
         run.step(1, draw.x, draw.y)
         states, before = ({rank: each[what] for rank, each in enumerate(found)} for what in ("state", "before"))
-        context = f"a step was rejected; then {whose}.zero_grad(), backward() and step()"
-        hint = LOOK_AT_STALE if whose == "model" else ""
+        context = f"after a rejected step, {whose}.zero_grad(), backward() and step()"
+        hint = HINT_ON_STALE if whose == "model" else ""
         judge_states(states, run.steps[-1]["state"], before, context, hint=hint)
 
 
 def bf16_stays_bf16(attempt: Attempt) -> None:
     plan = Plan("TwoRoads", "SGD", steps=2, dtype=torch.bfloat16)
     found = judge_bf16(attempt, plan)
-    for number in range(plan.steps):
-        calls = {rank: result["steps"][number]["step"] for rank, result in enumerate(found)}
-        judge_rounds(calls, layout_of(plan), 2, f"{plan}, bfloat16, step {number + 1}")
+    for step_index in range(plan.steps):
+        calls = {rank: result["steps"][step_index]["step"] for rank, result in enumerate(found)}
+        judge_rounds(calls, layout_of(plan), 2, f"{plan}, bfloat16, step {step_index + 1}")
 
 
 def judge_bf16(attempt: Attempt, plan: Plan, probe=probe_sharded) -> list[dict]:
     """Compare training in bfloat16 with float64 from the same start. Returns what the probe found, by rank.
 
-    A bfloat16 has 8 bits of precision: each step rounds parameters by 2⁻⁹ of their size, and gradients by a few 2⁻⁹ of
-    theirs, of which a tenth is used. Gradients that are summed instead of averaged, or of one rank alone, are off by as
-    much as themselves: by some tenths.
+    A bfloat16 has 8 bits of precision. Each step rounds parameters by 2⁻⁹ of their size. It rounds gradients by a few
+    2⁻⁹ of their size, but only a tenth of a gradient is used. Gradients that are summed instead of averaged, or that
+    come from one rank only, have errors as large as themselves, which is some tenths.
 
     Raises:
-        Wrong: if the parameters are off by more than rounding, differ between ranks, or have another dtype.
+        Wrong: If the parameters differ by more than rounding, differ between ranks, or have another dtype.
     """
     draw = Draw(attempt)
     found = attempt.run(probe, plan, per_rank=draw.per_rank)
     start = awkward.build(plan.model, draw.seeds[0], torch.bfloat16).double()
     run = alone(plan, start, draw.x, draw.y)
-    for name, want in run.steps[-1]["state"].items():
+    for name, expected in run.steps[-1]["state"].items():
         for rank, result in enumerate(found):
             state = result["steps"][-1]["state"][name]
             if state.dtype != torch.bfloat16:
-                said = f"{name} became {state.dtype}; it was bfloat16"
-                raise Wrong({rank: said}, "Look at: which dtype does the update have that is added to it?")
+                message = f"after the last step, {name} is {state.dtype}; expected bfloat16, as at the start"
+                raise Wrong({rank: message}, "Hint: which dtype does the update have that is added to it?")
             if not torch.equal(state, found[0]["steps"][-1]["state"][name]):
                 raise Wrong(
-                    {rank: f"{plan}: {name} differs from rank 0's"}, "Look at: from which rank does each rank get it?"
+                    {rank: f"{plan}: {name} differs from rank 0's"}, "Hint: which rank does each rank receive it from?"
                 )
-            if not close(state, want, 0.03):
-                hint = "That is more than rounding. Look at: is the gradient the mean over all ranks, and of this step?"
-                raise Wrong({rank: f"{plan}, bfloat16: {name}, {first_difference(state, want, 0.03)}"}, hint)
+            if not close(state, expected, 0.03):
+                hint = "That is more than rounding. Hint: is it the mean over all ranks of this step's gradients?"
+                raise Wrong({rank: f"{plan}, bfloat16: {name}, {first_difference(state, expected, 0.03)}"}, hint)
     return found

@@ -1,4 +1,4 @@
-"""A sharded optimizer trained on ranks, and what a plain one in one process gets from all the data."""
+"""Train a sharded optimizer on ranks and compare it with a plain one in one process that has all the data."""
 
 from dataclasses import dataclass, replace
 
@@ -15,9 +15,9 @@ from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
 
 _LIBRARIES = ("torch.distributed.optim", "torch.distributed.fsdp", "torch.distributed._composable", "deepspeed")
-LOOK_AT_SHARDS = "Look at: is the gradient of this shard the mean of the same shard, in the same order?"
-LOOK_AT_THE_PAST = "The steps before are right. Look at: what does an optimizer keep from step to step?"
-LOOK_AT_STALE = "model.zero_grad() does not call reset(). Look at: which line drops the last mean then?"
+HINT_ON_SHARDS = "Hint: is the gradient of this shard the mean of the same elements, in the same order?"
+HINT_ON_OPTIMIZER_STATE = "The previous steps are right. Hint: what does an optimizer keep from step to step?"
+HINT_ON_STALE = "model.zero_grad() does not call reset(). Hint: in that case, which line discards the last mean?"
 
 
 def begin(sharded, plan: Plan, module, group=None, loaded: dict | None = None) -> Run:
@@ -34,38 +34,42 @@ def begin(sharded, plan: Plan, module, group=None, loaded: dict | None = None) -
 
 
 def refuse_libraries(types) -> None:
-    """Raises AssertionError if a library's class is among them."""
+    """Reject classes of libraries that shard optimizers or models.
+
+    Raises:
+        AssertionError: If there is one.
+    """
     for each in types:
         library = [base for base in getattr(each, "__mro__", ()) if base.__module__.startswith(_LIBRARIES)]
         if library:
-            raise AssertionError(f"{library[0].__name__} does the work here: write it by hand")
+            raise AssertionError(f"your code uses {library[0].__name__}: write it by hand")
 
 
 def probe_sharded(sharded, plan: Plan, seed: int, x, y) -> dict:
-    """Train. Returns the state that the ranks start with, and what each step did."""
+    """Train. Returns the state that the ranks start with and a record of each step."""
     group, member = join_subgroup(plan.in_subgroup)
     if not member:
         return {"outside": True}
     module = awkward.build(plan.model, seed, plan.dtype).to(device_here())
-    for buffer in module.buffers():  # an optimizer does not know them: whoever trains with it makes them equal
+    for buffer in module.buffers():  # an optimizer does not know the buffers, so the training loop makes them equal
         dist.broadcast(buffer, group=group, group_src=0)
     run = begin(sharded, plan, module, group)
     start, own = awkward.state_of(run.module), {id(p) for p in run.module.parameters()}
     theirs = {id(p) for each in run.optimizer.param_groups for p in each["params"]}
     run.train(x.to(device_here(), plan.dtype), y.to(device_here(), plan.dtype))
     dtypes = {name: p.dtype for name, p in run.module.named_parameters()}
-    left = {id(p) for p in run.module.parameters()} == own >= theirs
-    return {"start": start, "steps": run.steps, "building": run.building, "dtypes": dtypes, "left": left}
+    kept = {id(p) for p in run.module.parameters()} == own >= theirs
+    return {"start": start, "steps": run.steps, "building": run.building, "dtypes": dtypes, "left": kept}
 
 
 def reference(plan: Plan, draw: Draw, members: list[int], samples_of: list[int] | None = None) -> Run:
     """Train with a plain optimizer in this process.
 
     Args:
-        plan: What is trained, and how.
+        plan: How to train.
         draw: The seeds and samples.
-        members: The ranks that take part: the model is that of the first one.
-        samples_of: The ranks whose samples are trained on, by default those of all members.
+        members: The ranks that take part. The model is that of the first one.
+        samples_of: The ranks whose samples to train on; by default, all members.
     """
     dtype = torch.float64 if plan.dtype.itemsize < 4 else plan.dtype
     return alone(plan, plan.build(draw.seeds[members[0]], dtype), *draw.samples_of(samples_of or members))
@@ -84,8 +88,8 @@ def alone(plan: Plan, module, x, y, loaded: dict | None = None) -> Run:
 def on_one_batch(plan: Plan, draw: Draw) -> Run:
     """Train a plain optimizer in this process on the same batch in each step."""
     run = plain(plan, plan.build(draw.seeds[0]))
-    for number in range(plan.steps):
-        run.step(number, draw.x, draw.y)
+    for step_index in range(plan.steps):
+        run.step(step_index, draw.x, draw.y)
     return run
 
 
@@ -94,7 +98,7 @@ def said_of(attempt: Attempt, plan: Plan) -> str:
 
 
 def train(attempt: Attempt, plan: Plan, draw: Draw, probe) -> dict[int, dict]:
-    """→ by global rank, what the probe found"""
+    """Run the probe. Returns its results by global rank, for the ranks that take part."""
     results = attempt.run(probe, plan, per_rank=draw.per_rank, context=said_of(attempt, plan))
     return {rank: results[rank] for rank in members_of(attempt, plan.in_subgroup)}
 
@@ -103,60 +107,66 @@ def train_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[i
     """Train on fresh data. Returns what the probe found, by global rank.
 
     Raises:
-        Wrong: unless every rank has after every step what one process has.
+        Wrong: If a rank's state differs after a step from that of one process.
     """
     draw, context = Draw(attempt), said_of(attempt, plan)
     found = train(attempt, plan, draw, probe)
     steps = reference(plan, draw, list(found)).steps
-    for number, want in enumerate(steps):
-        judge_step(found, want, f"{context}, step {number + 1}", Causes(plan, draw, number))
-        losses = {rank: each["steps"][number]["loss"] for rank, each in found.items()}
-        if plan.closure and not _mean_is(losses, want["loss"], tolerance_of(want["state"].values())):
-            said = f"{context}: step(closure) returned {losses}; expected what closure() returned"
-            raise Wrong(said, "Look at: what happens to the result of closure()?")
+    for step_index, expected in enumerate(steps):
+        judge_step(found, expected, f"{context}, step {step_index + 1}", Causes(plan, draw, step_index))
+        losses = {rank: each["steps"][step_index]["loss"] for rank, each in found.items()}
+        if plan.closure and not _mean_is(losses, expected["loss"], tolerance_of(expected["state"].values())):
+            message = f"{context}: step(closure) returned {losses}; expected the value that closure() returned"
+            raise Wrong(message, "Hint: what happens to the result of closure()?")
     judge_evaluation(plan, draw, found, steps, context)
-    if not all(each["left"] for each in found.values()):
-        hint = "Look at: is every nn.Parameter still the same object, with other memory?"
-        raise Wrong(f"{context}: the module, or param_groups, holds other nn.Parameters than before", hint)
+    if not all(result["left"] for result in found.values()):
+        hint = "Hint: is every nn.Parameter still the same object, even if its memory is replaced?"
+        raise Wrong(f"{context}: nn.Parameter objects of the module or in param_groups were replaced", hint)
     return found
 
 
-def _mean_is(losses: dict, want: torch.Tensor, tolerance: float) -> bool:
-    """Tell whether these are the losses that the closures of ranks with equally many samples returned."""
+def _mean_is(losses: dict, expected: torch.Tensor, tolerance: float) -> bool:
+    """Return whether the mean of these losses is the expected one. All ranks have equally many samples."""
     if not all(isinstance(each, torch.Tensor) and each.numel() == 1 for each in losses.values()):
         return False
     mean = sum(each.detach().cpu().double().reshape(()) for each in losses.values()) / len(losses)
-    return close(mean, want.double().reshape(()), tolerance)
+    return close(mean, expected.double().reshape(()), tolerance)
 
 
-def judge_step(found: dict[int, dict], want: dict, context: str, causes: "Causes") -> None:
-    """Compare the state after one step, on every rank, with one process's.
+def judge_step(found: dict[int, dict], reference: dict, context: str, causes: "Causes") -> None:
+    """Compare the state after one step, on every rank, with that of one process.
 
     Args:
-        found: By global rank, what the probe found: `start` and `steps`.
-        want: What Run has written down of this step.
+        found: What the probe found, by global rank: `start` and `steps`.
+        reference: What Run has recorded of this step.
         context: What was tried.
-        causes: Knows the step.
+        causes: The possible causes, for the index of the step.
 
     Raises:
         Wrong: If a parameter or a buffer differs.
     """
-    number = causes.number
-    states = {rank: each["steps"][number]["state"] for rank, each in found.items()}
-    before = {rank: each["steps"][number - 1]["state"] if number else each["start"] for rank, each in found.items()}
-    judge_states(states, want["state"], before, context, causes)
-    for (rank, state), buffers in zip(states.items() if want["buffers"] else (), want["buffers"], strict=True):
+    step_index = causes.step_index
+    states = {rank: each["steps"][step_index]["state"] for rank, each in found.items()}
+    before = {
+        rank: each["steps"][step_index - 1]["state"] if step_index else each["start"] for rank, each in found.items()
+    }
+    judge_states(states, reference["state"], before, context, causes)
+    for (rank, state), buffers in zip(
+        states.items() if reference["buffers"] else (), reference["buffers"], strict=True
+    ):
         for name, expected in buffers.items():
             if not close(state[name], expected, tolerance_of(buffers.values())):
-                hint = awkward.LOOK_AT_FORWARDS if awkward.is_statistic(name) else ""
+                hint = awkward.HINT_ON_FORWARDS if awkward.is_statistic(name) else ""
                 raise Wrong({rank: f"{context}: {name}, {first_difference(state[name], expected)}"}, hint)
 
 
 def judge_evaluation(plan: Plan, draw: Draw, found: dict[int, dict], steps: list[dict], context: str) -> None:
-    """Compare what ranks compute in eval mode after the last step with what one process computes there.
+    """Compare the ranks' outputs in eval mode after the last step with those of one process.
+
+    Probes without a wrapper do not evaluate.
 
     Raises:
-        Wrong: If an output differs. Probes without a wrapper evaluate nothing.
+        Wrong: If an output differs.
     """
     for index, (rank, result) in enumerate(found.items()):
         if plan.model not in awkward.HAVE_MODES or "evaluated" not in result:
@@ -164,17 +174,19 @@ def judge_evaluation(plan: Plan, draw: Draw, found: dict[int, dict], steps: list
         state = steps[-1]["state"] | (steps[-1]["buffers"][index] if steps[-1]["buffers"] else {})
         expected = awkward.evaluate(plan.build(0), state, draw.shares[rank][0])
         if not close(result["evaluated"], expected):
-            said = f"{context}: after eval(), the output is another: {first_difference(result['evaluated'], expected)}"
-            raise Wrong({rank: said}, awkward.LOOK_AT_MODES)
+            message = (
+                f"{context}: after eval(), the output is another: {first_difference(result['evaluated'], expected)}"
+            )
+            raise Wrong({rank: message}, awkward.HINT_ON_MODES)
 
 
 @dataclass
 class Causes:
-    """Other trainings to compare with when something is wrong: which mistake gives this result?"""
+    """Find the mistake that gives a wrong result, by comparing the result with trainings that make that mistake."""
 
     plan: Plan
     draw: Draw
-    number: int  # of the step
+    step_index: int
 
     def of(self, rank: int, found: torch.Tensor, name: str, members: list[int], tolerance: float) -> str:
         size, plan = len(members), self.plan
@@ -182,67 +194,72 @@ class Causes:
             (
                 plan,
                 [rank],
-                "It is what this rank's samples alone give. Look at: which line brings in the other ranks' gradients?",
+                "It is the result for this rank's samples only. Hint: which line adds the other ranks' gradients?",
             ),
             (
                 replace(plan, loss_scale=size),
                 members,
-                f"The gradients are {size} times too large. Look at: are they summed, or averaged?",
+                f"The gradients are {size} times too large. Hint: are they summed or averaged?",
             ),
             (
                 replace(plan, loss_scale=1 / size),
                 members,
-                f"The gradients are {size} times too small. Look at: how many times are they divided?",
+                f"The gradients are {size} times too small. Hint: how many times are they divided?",
             ),
         ]
         if plan.scheduler:
-            said = "It is what the first step's settings give. Look at: how does the inner optimizer get new ones?"
-            others.append((replace(plan, scheduler=""), members, said))
+            message = (
+                "It is the result with the settings of the first step. Hint: how does the inner optimizer get new ones?"
+            )
+            others.append((replace(plan, scheduler=""), members, message))
         if plan.split:
-            said = "Look at: which settings does each param group have, and does the inner optimizer have them too?"
-            others.append((replace(plan, split=False), members, said))
+            message = "Hint: which settings does each param group have, and does the inner optimizer have them too?"
+            others.append((replace(plan, split=False), members, message))
         if plan.max_norm is not None:
             others.append(
                 (
                     replace(plan, max_norm=1e9),
                     members,
-                    "It is the result without clipping. Look at: which tensors are scaled, and which are used?",
+                    "It is the result without clipping. Hint: which tensors are scaled, and which does step() use?",
                 )
             )
         for other, whose, hint in others:
             if size > 1 or whose == members:
-                want = reference(other, self.draw, members, whose).steps[self.number]["state"]
-                if name in want and close(found, want[name], tolerance):
+                expected = reference(other, self.draw, members, whose).steps[self.step_index]["state"]
+                if name in expected and close(found, expected[name], tolerance):
                     return hint
         return self.otherwise()
 
     def otherwise(self) -> str:
-        """Return the hint where the values betray no cause."""
+        """Return the hint for values that match no known mistake."""
         plan = self.plan
-        if "model" in plan.zero_grad and self.number:
-            return LOOK_AT_STALE
-        if plan.late and self.number >= LATE_STEP:
-            return "Look at: what happened to the first parameters in __init__(), but not to those that join later?"
+        if "model" in plan.zero_grad and self.step_index:
+            return HINT_ON_STALE
+        if plan.late and self.step_index >= LATE_STEP:
+            return "Hint: what does __init__() do with parameters that is not done with those that are added later?"
         if plan.split or plan.scheduler:
-            return "Look at: which settings does each param group have by now, and does the inner optimizer have them?"
-        return LOOK_AT_THE_PAST if self.number else ""
+            return "Hint: which settings does each param group have by now, and does the inner optimizer have them?"
+        return HINT_ON_OPTIMIZER_STATE if self.step_index else ""
 
 
 def judge_states(
-    states: dict[int, dict], want: dict, before: dict, context: str, causes: Causes | None = None, hint: str = ""
+    states: dict[int, dict], reference: dict, before: dict, context: str, causes: Causes | None = None, hint: str = ""
 ) -> None:
     """Compare every rank's state after a step with that of one process.
 
     Args:
-        states: by global rank, after the step.
-        before: by global rank, before the step.
-        hint: for values that do not tell the cause.
+        states: The states after the step, by global rank.
+        reference: The state of one process after the step.
+        before: The states before the step, by global rank.
+        context: What was tried.
+        causes: The possible causes.
+        hint: The hint for values that match no known mistake.
 
     Raises:
-        Wrong: if they differ.
+        Wrong: If they differ.
     """
-    tolerance, members = tolerance_of(want.values()), list(states)
-    for name, expected in want.items():
+    tolerance, members = tolerance_of(reference.values()), list(states)
+    for name, expected in reference.items():
         wrong = {
             rank: f"{context}: {name}, {first_difference(state[name], expected, tolerance)}"
             for rank, state in states.items()
@@ -253,9 +270,9 @@ def judge_states(
         rank = min(wrong)
         found = states[rank][name]
         if len(wrong) < len(states):
-            cause = "The other ranks are right. Look at: which shard reaches which rank, and from where?"
+            cause = "The other ranks are right. Hint: which shards does each rank receive, and from which rank?"
         elif torch.equal(found, before[rank][name]):
-            cause = "This step did not change it. Look at: which memory does the model use, and is every shard sent?"
+            cause = "This step did not change it. Hint: whose memory does the model use, and is every shard sent?"
         else:
             cause = causes.of(rank, found, name, members, tolerance) if causes and found.shape == expected.shape else ""
-        raise Wrong(wrong, cause or hint or LOOK_AT_SHARDS)
+        raise Wrong(wrong, cause or hint or HINT_ON_SHARDS)

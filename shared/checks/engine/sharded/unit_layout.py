@@ -1,4 +1,4 @@
-"""Which unit owns which parameters, and how many bytes it has: computed without the student's code."""
+"""Compute which unit owns which parameters, and how many bytes it has, without the student's code."""
 
 from dataclasses import dataclass
 
@@ -11,9 +11,12 @@ from shared.checks.models import unit_models
 
 @dataclass(frozen=True)
 class FlatPart:
-    """A unit's parameters of one dtype, all trainable or all frozen.
+    """A unit's parameters of one dtype, which are all trainable or all frozen.
 
-    `stored` is the flat tensor in the parameters' dtype, `computed` the one in compute_dtype.
+    Attributes:
+        stored: The flat tensor in the parameters' dtype.
+        computed: The flat tensor in compute_dtype.
+        trainable: Whether the parameters are trainable.
     """
 
     stored: Flat
@@ -31,7 +34,7 @@ class Layout:
 
 
 def owners(module: nn.Module, units: list[nn.Module]) -> dict[nn.Module, list[nn.Parameter]]:
-    """Assign each parameter to the innermost unit around it, or to the module if there is not exactly one."""
+    """Assign each parameter to the innermost unit that contains it, or to the module if there is not exactly one."""
     around: dict[nn.Parameter, set] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         inner, innermost = module, module

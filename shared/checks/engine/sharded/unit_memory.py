@@ -1,7 +1,7 @@
-"""How much a rank holds with ZeRO-3, at every moment: its shards, and the units that are unsharded to compute.
+"""Check how much a rank holds with ZeRO-3 at every moment: its shards, and the units that are unsharded to compute.
 
-It is counted three times, as for ZeRO-1. The memory ledger names components and follows each operator. The second count
-adds up every living tensor on this rank. The third counts what is not a tensor but holds as many bytes.
+The bytes are counted in three ways, as for ZeRO-1. The memory ledger attributes them to components and follows each
+operator. The second count adds up all tensors on this rank. The third count adds up large objects that are no tensors.
 """
 
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ from shared.checks.engine.sharded.unit_training import UnitPlan, shard
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward, unit_models
 
-SLACK = 1.02  # padding, Adam's counts of steps, inputs
+SLACK = 1.02  # for padding, Adam's step counters and the inputs
 SAMPLES, ACTIVATIONS_BYTES = 2, 40_000
-# Gradients in backward: of the unit that computes, packed, in flight, and what is received of those.
+# Gradients in backward: those of the unit that computes, those that are packed, those in flight, and the received ones.
 UNITS_OF_GRADIENTS = 4
 DROPPED, FINISHED = "dropped", "kept until the end of the step, after finish_gradient_sync()"
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """Of a model on N ranks: this rank's shards, and the root and the largest unit when they are unsharded."""
+    """The bytes of this rank's shards, and of the root, the largest unit and all units when they are unsharded."""
 
     shards: float
     root: int
@@ -43,11 +43,21 @@ def bytes_of(plan: UnitPlan, world_size: int) -> Bytes:
 
 
 def probe_memory(wrapper, plan: UnitPlan, most: dict[str, float], skipped: str, seed: int, x, y) -> dict:
-    """Train three steps. Return the bytes of all living tensors, by moment; of what is not a tensor; and samples.
+    """Train three steps and measure the memory of this rank.
 
-    The last step ends in a forward without gradients, which may not unshard everything at once either.
-    most: how much is expected at most, by moment, so that a rank need not wait for more to be freed.
-    skipped: what becomes of a forward without a backward before the last step, if there is one: DROPPED or FINISHED.
+    The last step ends in a forward without gradients, which must not unshard everything at once, either.
+
+    Args:
+        wrapper: The student's class.
+        plan: How to train.
+        most: The most bytes that are expected, by moment, so that a rank does not wait longer than necessary.
+        skipped: What happens to a forward without a backward before the last step: DROPPED, FINISHED, or "" for none.
+        seed: The seed of the model.
+        x: The inputs.
+        y: The targets.
+
+    Returns:
+        The bytes of all tensors by moment, the bytes of objects that are not tensors, and the samples of the peak.
     """
     with only_what_comes():
         return _train(wrapper, plan, most, skipped, seed, x, y)
@@ -96,7 +106,11 @@ def _train(wrapper, plan: UnitPlan, most: dict[str, float], skipped: str, seed: 
 
 
 def judge_memory(attempt: Attempt, plan: UnitPlan, skipped: str = "") -> None:
-    """Raises: Wrong where a rank holds more than its shards and the units it needs."""
+    """Check that a rank holds only its shards and the units that it needs.
+
+    Raises:
+        Wrong: If a rank holds more.
+    """
     size, prefetch = attempt.world_size, plan.options.get("prefetch", 1)
     own = bytes_of(plan, size)
     said_plan = f"{plan}, after a forward without a backward whose output is {skipped}" if skipped else str(plan)
@@ -113,11 +127,11 @@ def judge_memory(attempt: Attempt, plan: UnitPlan, skipped: str = "") -> None:
     for rank, result in enumerate(found):
         for moment, nbytes in result["held"].items():
             if nbytes > allowed[moment]:
-                said = f"{plan}, {moment}: {nbytes:,} bytes are held; expected {most[moment]:,.0f}"
-                raise Wrong({rank: f"{said} ({_said(own, moment, here)})"}, _HINTS[moment])
+                message = f"{plan}, {moment}: {nbytes:,} bytes are held; expected {most[moment]:,.0f}"
+                raise Wrong({rank: f"{message} ({_said(own, moment, here)})"}, _HINTS[moment])
         if result["hidden"] > (SLACK - 1) * state + 10_000:
             evidence = f"{result['hidden']:,} bytes are in arrays, bytes or storages that are not tensors"
-            raise Wrong({rank: f"{plan}: {evidence}"}, "Look at: whose values are they, and does this rank need them?")
+            raise Wrong({rank: f"{plan}: {evidence}"}, "Hint: whose values are they, and does this rank need them?")
         _judge_samples(rank, result["samples"], said_plan, own, here, prefetch, skipped)
 
 
@@ -132,13 +146,13 @@ def _said(own: Bytes, moment: str, here: int) -> str:
 
 
 _HINTS = {
-    "after forward": "Look at: which unit's parameters are still needed when forward has ended?",
-    "after finish_gradient_sync()": "Look at: which gradients and which parameters are still here after backward?",
-    "after the step": "Look at: what holds a second copy of something?",
-    "after a forward without gradients": "Look at: what reshards these units, when no backward comes?",
+    "after forward": "Hint: which units' parameters are still needed when forward has ended?",
+    "after finish_gradient_sync()": "Hint: which gradients and parameters are still in memory after backward?",
+    "after the step": "Hint: which object holds a second copy of parameters or gradients?",
+    "after a forward without gradients": "Hint: which line reshards the units if there is no backward?",
 }
-_LOOK_AT_PEAK = "Look at: which units are unsharded while one computes, and which of them compute next?"
-_LOOK_AT_GRADIENTS = "Look at: how long does each full gradient live?"
+_HINT_ON_PEAK = "Hint: which units are unsharded while one computes, and which of them compute next?"
+_HINT_ON_GRADIENTS = "Hint: how long does each full gradient live?"
 
 
 def _judge_samples(rank: int, samples: list, plan: str, own: Bytes, here: int, prefetch: int, skipped: str) -> None:
@@ -147,22 +161,22 @@ def _judge_samples(rank: int, samples: list, plan: str, own: Bytes, here: int, p
     most["gradients"] = own.shards + 2 * own.root + UNITS_OF_GRADIENTS * own.unit
     grown = (
         2 * own.shards + (1 + (skipped == FINISHED)) * ACTIVATIONS_BYTES + own.unit
-    )  # Adam's; and a copy of one unit in flight
-    said = {
+    )  # Adam's states, activations, and a copy of one unit in flight
+    message = {
         "parameters": f"{own.shards:,.0f} for this rank's shards, {own.root:,} for the root, {unsharded:,} for units",
         "gradients": f"{own.shards:,.0f} for this rank's shards, and {UNITS_OF_GRADIENTS} units of gradients",
     }
     for phase, held in samples:
         by = {"parameters": held.parameters_bytes, "gradients": held.gradients_bytes + held.buckets_bytes}
-        if phase == "forward":  # to the ledger, a unit in flight is a bucket until a module computes with it
+        if phase == "forward":  # the ledger counts a unit in flight as a bucket until a module computes with it
             by = {"parameters": by["parameters"]}
         for what, nbytes in by.items():
             if nbytes > SLACK * most[what]:
                 evidence = f"{plan}: in {phase} {nbytes:,} bytes of {what} are held at once; expected {most[what]:,.0f}"
-                hint = _LOOK_AT_PEAK if what == "parameters" else _LOOK_AT_GRADIENTS
-                raise Wrong({rank: f"{evidence} ({said[what]})"}, hint)
+                hint = _HINT_ON_PEAK if what == "parameters" else _HINT_ON_GRADIENTS
+                raise Wrong({rank: f"{evidence} ({message[what]})"}, hint)
         in_all = SLACK * (most["parameters"] + (most["gradients"] if phase in ("backward", "step") else 0) + grown)
         if phase in ("forward", "backward") and held.total_bytes > in_all:
             parts = ", ".join(f"{name} {nbytes:,}" for name, nbytes in held.by_component().items() if nbytes)
             evidence = f"{plan}: in {phase} {held.total_bytes:,} bytes are held at once; expected at most {in_all:,.0f}"
-            raise Wrong({rank: f"{evidence}. Of what can be named: {parts}"}, _LOOK_AT_PEAK)
+            raise Wrong({rank: f"{evidence}. The ledger can name these: {parts}"}, _HINT_ON_PEAK)

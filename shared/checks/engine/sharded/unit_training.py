@@ -1,6 +1,6 @@
-"""A model of units trained on ranks that hold shards of it, and what one process gets from all the data.
+"""Train a model of units on ranks that hold shards of it, and compare it with one process that has all the data.
 
-Nothing here reads a parameter that may have no memory: its values are copied while the block around it runs.
+No probe reads a parameter that may have no memory. Its values are copied while the block that contains it runs.
 """
 
 import inspect
@@ -35,8 +35,8 @@ class UnitPlan(Plan):
     """A training of a wrapper.
 
     Args:
-        options: keywords of the wrapper's constructor.
-        finish_each: whether to call finish_gradient_sync() after every micro-batch, or only after the last one.
+        options: The keyword arguments of the wrapper's constructor.
+        finish_each: Whether to call finish_gradient_sync() after every micro-batch, or only after the last one.
     """
 
     optimizer: str = "SGD"
@@ -54,7 +54,7 @@ class UnitPlan(Plan):
         return unit_models.build(self.model, seed, dtype or self.dtype)
 
     def shown(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the state in the dtype that ranks compute with."""
+        """Convert a state of one process to the dtype that the ranks compute with."""
         dtype = self.options.get("compute_dtype")
         if dtype is None:
             return state
@@ -78,7 +78,7 @@ def shard(wrapper, module, plan: UnitPlan, group=None):
 
 
 class Look:
-    """Copies a module's state while it computes. Must be built before the module is wrapped."""
+    """Copies a module's state while it computes. It must be created before the module is wrapped."""
 
     def __init__(self, module):
         self.module, self.places = module, {}
@@ -95,9 +95,7 @@ class Look:
             for name, (path, leaf) in self.places.items():
                 if each in paths and f"{path}.".startswith(f"{paths[each]}.".lstrip(".")):
                     tensor = getattr(self.module.get_submodule(path), leaf)
-                    if has_memory(
-                        tensor
-                    ):  # an all-gather may still be filling it, in a unit inside: that unit is looked at later
+                    if has_memory(tensor):  # a nested unit may still be in flight; it is captured when it runs
                         found[name] = tensor.detach().cpu().clone()
 
         unit_blocks.listeners.append(take)
@@ -108,7 +106,7 @@ class Look:
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor can be read: reading freed memory would end this process."""
+    """Return whether a tensor can be read. Reading freed memory would crash this process."""
     needed = tensor.storage_offset() + sum(
         (n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
     )
@@ -121,7 +119,7 @@ def new_optimizer(plan: Plan, wrapped) -> torch.optim.Optimizer:
 
 
 def take_step(wrapped, optimizer, plan: UnitPlan, x, y) -> dict:
-    """Return what was sent while training and clipping, and the norm."""
+    """Take one step. Returns the calls of training and of clipping, and the norm."""
     optimizer.zero_grad()
     chunks = list(zip(x.chunk(plan.micro_batches), y.chunk(plan.micro_batches), strict=True))
     with instrumentation.listening() as training:
@@ -138,7 +136,7 @@ def take_step(wrapped, optimizer, plan: UnitPlan, x, y) -> dict:
 
 
 def probe_units(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
-    """Train, and look at the state in a forward without gradients after each step. Return what every step did."""
+    """Train, and capture the state in a forward without gradients after each step. Returns a record of every step."""
     group, member = join_subgroup(plan.in_subgroup)
     if not member:
         return {"outside": True}
@@ -175,69 +173,75 @@ def probe_units(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
 
 
 def train_and_judge(attempt: Attempt, plan: UnitPlan) -> dict[int, dict]:
-    """Train on fresh data. Return what probe_units found, by global rank.
+    """Train on fresh data. Returns what probe_units found, by global rank.
 
     Raises:
-        Wrong: unless every rank has after every step what one process has.
+        Wrong: If a rank's state differs after a step from that of one process.
     """
     draw, context = Draw(attempt), said_of(attempt, plan)
     found = train(attempt, plan, draw, probe_units)
     members = list(found)
     judge_start({rank: each["start"] for rank, each in found.items()}, plan, draw.seeds[members[0]], context)
     steps = reference(plan, draw, members).steps
-    for number, want in enumerate(steps):
-        said = f"{context}, step {number + 1}"
-        refuse_missing({rank: each["steps"][number]["state"] for rank, each in found.items()}, want["state"], said)
+    for number, expected in enumerate(steps):
+        message = f"{context}, step {number + 1}"
+        refuse_missing(
+            {rank: each["steps"][number]["state"] for rank, each in found.items()}, expected["state"], message
+        )
         if plan.max_norm is not None:
-            _judge_norms({rank: each["steps"][number]["norm"] for rank, each in found.items()}, want, said)
-        judge_step(found, want, said, UnitCauses(plan, draw, number))
+            _judge_norms({rank: each["steps"][number]["norm"] for rank, each in found.items()}, expected, message)
+        judge_step(found, expected, message, UnitCauses(plan, draw, number))
     judge_evaluation(plan, draw, found, steps, context)
     return found
 
 
-def _judge_norms(norms: dict[int, torch.Tensor], want: dict, said: str) -> None:
-    norm = want["norm"].item()
+def _judge_norms(norms: dict[int, torch.Tensor], expected: dict, context: str) -> None:
+    norm = expected["norm"].item()
     wrong = {
-        rank: f"{said}: the norm is {found.item():.6g}, expected {norm:.6g}"
+        rank: f"{context}: the norm is {found.item():.6g}, expected {norm:.6g}"
         for rank, found in norms.items()
         if found.numel() != 1
-        or not abs(found.item() - norm) <= 10 * tolerance_of(want["state"].values()) * max(1, norm)
+        or not abs(found.item() - norm) <= 10 * tolerance_of(expected["state"].values()) * max(1, norm)
     }
     if wrong:
-        one = len({found.item() for found in norms.values()}) == 1
-        apart = "Each rank has a norm of its own. Look at: what must ranks send each other, so that all have the same?"
-        raise Wrong(
-            wrong,
-            "Look at: over which elements is the norm taken, and what may be added up: norms, or their squares?"
-            if one
-            else apart,
-        )
+        hint = "Hint: over which elements is the norm computed? And can norms be added up, or their squares?"
+        if len({found.item() for found in norms.values()}) > 1:
+            hint = (
+                "Each rank has a different norm. Hint: what must the ranks send each other so that all have the same?"
+            )
+        raise Wrong(wrong, hint)
 
 
 def judge_start(states: dict[int, dict], plan: UnitPlan, seed: int, context: str) -> None:
-    """Raises: Wrong unless every rank computes with what the group's first rank had."""
-    want = awkward.state_of(plan.build(seed))
-    refuse_missing(states, want, f"{context}, in the first forward")
+    """Check that every rank starts with the state of the group's first rank.
+
+    Raises:
+        Wrong: If one does not.
+    """
+    reference = awkward.state_of(plan.build(seed))
+    refuse_missing(states, reference, f"{context}, in the first forward")
     for rank, state in states.items():
-        for name, expected in want.items():
+        for name, expected in reference.items():
             computed = plan.options.get("compute_dtype") if expected.is_floating_point() else None
             is_buffer = state[name].dtype == expected.dtype
             if not torch.equal(state[name], expected if is_buffer else expected.to(computed or expected.dtype)):
-                hint = "Look at: whose values do all ranks start with, and in which order are they in the flat tensor?"
-                said = f"{context}: in the first forward, {name} is not what the group's first rank had"
-                raise Wrong({rank: said}, hint)
+                hint = "Hint: whose values must all ranks start with? And in which order are they in the flat tensor?"
+                message = f"{context}: in the first forward, {name} differs from that of the group's first rank"
+                raise Wrong({rank: message}, hint)
 
 
-def refuse_missing(states: dict[int, dict], want: dict, said: str) -> None:
+def refuse_missing(states: dict[int, dict], expected: dict, context: str) -> None:
     for rank, state in states.items():
-        missing = [name for name in want if name not in state]
+        missing = [name for name in expected if name not in state]
         if missing:
-            hint = "Look at: which parameters must be unsharded while this unit computes?"
-            raise Wrong({rank: f"{said}: while its block computes, {missing[0]} has no memory"}, hint)
+            hint = "Hint: which parameters must be unsharded while this unit computes?"
+            raise Wrong({rank: f"{context}: while its block computes, {missing[0]} has no memory"}, hint)
 
 
 class UnitCauses(Causes):
     def otherwise(self) -> str:
         if self.plan.micro_batches > 1:
-            return "Look at: what happens to a gradient that is already there when the next micro-batch's comes?"
-        return "The steps before are right. Look at: what is still there from the step before?" if self.number else ""
+            return "Hint: what happens to the gradient of the first micro-batch when the second one is reduced?"
+        return (
+            "The previous steps are right. Hint: what is left over from the previous step?" if self.step_index else ""
+        )

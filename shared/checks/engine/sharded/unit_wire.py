@@ -1,6 +1,6 @@
-"""What ZeRO-3 may send: two all-gathers of a unit, for forward and for backward, and one reduce-scatter.
+"""Check what ZeRO-3 sends: two all-gathers of each unit, for forward and for backward, and one reduce-scatter.
 
-The root, and every unit that kept unsharded from forward to backward, is gathered once.
+The root, and every unit that stays unsharded from forward to backward, is all-gathered once.
 """
 
 from dataclasses import replace
@@ -19,14 +19,14 @@ from shared.checks.models import unit_models
 
 _NOT_REACHED = {"Frozen": (0,)}  # units that backward does not reach
 _TOO_LITTLE = "all ranks together send"
-_LOOK_AT_LITTLE = "Look at: how often in a step does a rank need a unit's parameters that it does not hold?"
-_LOOK_AT_MUCH = (
-    "Look at: which units are gathered, and how often? And which part of a gradient does a shard's owner need?"
+_HINT_ON_LITTLE = "Hint: how many times in a step does a rank need parameters of a unit that it does not hold?"
+_HINT_ON_MUCH = (
+    "Hint: which units are all-gathered, and how often? And which part of a gradient does the owner of a shard need?"
 )
 
 
 def of_training(plan: UnitPlan) -> list[Flat]:
-    """Return the flat tensors that are gathered or reduced in a step, each as often as that happens."""
+    """Return the flat tensors that are all-gathered or reduced in a step, each as many times as that happens."""
     layout = layout_of(plan.model, plan.dtype, plan.options.get("compute_dtype"))
     kept = not plan.options.get("reshard_after_forward", True)
     sent: list[Flat] = []
@@ -42,30 +42,42 @@ def of_evaluation(plan: UnitPlan) -> list[Flat]:
 
 
 def judge_sent(calls: dict[int, list], flats: list[Flat], context: str) -> None:
-    """Raises: Wrong."""
+    """Check what the ranks send, with hints for units.
+
+    Raises:
+        Wrong: If it is not what the flat tensors need.
+    """
     try:
         judge_rounds(calls, flats, 1, context)
     except Wrong as wrong:
         if _TOO_LITTLE in wrong.evidence and "no message" not in wrong.evidence:
-            wrong.hint = _LOOK_AT_LITTLE
+            wrong.hint = _HINT_ON_LITTLE
         elif "which bytes must a rank send" in wrong.hint:
-            wrong.hint = _LOOK_AT_MUCH
+            wrong.hint = _HINT_ON_MUCH
         raise
 
 
 def judge_building(plan: UnitPlan, found: dict[int, dict]) -> None:
-    """Raises: Wrong where more is sent than every parameter and buffer once, with padding."""
+    """Check that building the wrapper sends each parameter and buffer at most once, with padding.
+
+    Raises:
+        Wrong: If more is sent.
+    """
     parts, size = layout_of(plan.model, plan.dtype).parts(), len(found)
     buffers = sum(each.nbytes for each in unit_models.build(plan.model, 0, plan.dtype).buffers())
     most = buffers + sum(part.stored.filled_bytes(size) for part in parts)
     for rank, result in found.items():
         if sum(call.payload_bytes for call in result["building"]) > most:
-            said = f"{plan}, when it is built: {describe_calls(result['building'])}; expected at most {most} bytes"
-            raise Wrong({rank: said}, "Look at: is each parameter sent once?")
+            message = f"{plan}, in the constructor: {describe_calls(result['building'])}; expected at most {most} bytes"
+            raise Wrong({rank: message}, "Hint: is each parameter sent once?")
 
 
 def every_unit_travels(attempt: Attempt, plans: list[UnitPlan]) -> None:
-    """Raises: Wrong unless each step, and each forward without gradients, sends what it must and no more."""
+    """Check that each step, and each forward without gradients, sends what it needs and no more.
+
+    Raises:
+        Wrong: If not.
+    """
     for plan in plans:
         found = train(attempt, plan, Draw(attempt), probe_units)
         judge_building(plan, found)
@@ -80,14 +92,14 @@ def every_unit_travels(attempt: Attempt, plans: list[UnitPlan]) -> None:
 
 
 def probe_turns(wrapper, plan: UnitPlan, seed: int, x, y) -> list[list]:
-    """Train without a forward between the steps. Return what was sent, per step."""
+    """Train without a forward between the steps. Returns the calls of each step."""
     wrapped = shard(wrapper, unit_models.build(plan.model, seed).to(device_here()), plan)
     optimizer, x, y = new_optimizer(plan, wrapped), x.to(device_here()), y.to(device_here())
     return [take_step(wrapped, optimizer, plan, x, y)["training"] for _ in range(plan.steps)]
 
 
 def nothing_travels_in_vain(attempt: Attempt) -> None:
-    """The order of units changes, and one is not called. Its gradients, which are zeros, are reduced all the same."""
+    """The order of the units changes, and sometimes one is not called. Its gradients, zeros, are still reduced."""
     layout = layout_of("Turns")
     for prefetch in (1, 2):
         plan = UnitPlan("Turns", steps=4, options={"prefetch": prefetch})
@@ -102,7 +114,7 @@ def nothing_travels_in_vain(attempt: Attempt) -> None:
 
 
 def one_element_more_travels(attempt: Attempt) -> None:
-    """For a norm: one element of each rank, in one collective."""
+    """A norm needs one element of each rank, in one collective."""
     for model in ("Mixed", "Blocks"):
         plan = UnitPlan(model, steps=2, max_norm=0.05)
         for rank, result in train(attempt, plan, Draw(attempt), probe_units).items():
@@ -110,12 +122,12 @@ def one_element_more_travels(attempt: Attempt) -> None:
                 calls = step["clipping"]
                 most = 2 if attempt.world_size == 1 else attempt.world_size  # an all_gather will do
                 if len(calls) > 1 or sum(call.payload_bytes for call in calls) > 8 * most:
-                    said = f"{plan}, clip_grad_norm_ in step {number}: {describe_calls(calls)}; expected one element"
-                    raise Wrong({rank: said}, "Look at: what must a rank know of the other ranks' shards?")
+                    message = f"{plan}, clip_grad_norm_ in step {number}: {describe_calls(calls)}; expected one element"
+                    raise Wrong({rank: message}, "Hint: what must a rank know of the other ranks' shards?")
 
 
 def bf16_halves_what_travels(attempt: Attempt) -> None:
-    """float32 parameters that compute in bfloat16: half the bytes on the wire; shards and their gradients in float32.
+    """float32 parameters that compute in bfloat16 need half the bytes, with shards and their gradients in float32.
 
     A bfloat16 model stays in bfloat16 throughout.
     """
@@ -126,11 +138,11 @@ def bf16_halves_what_travels(attempt: Attempt) -> None:
             training = {rank: result["steps"][number]["training"] for rank, result in found.items()}
             judge_sent(training, of_training(plan), f"{plan}, step {number + 1}")
         for rank, result in found.items():
-            hint = "Look at: in which dtype does the optimizer compute?"
+            hint = "Hint: in which dtype does the optimizer compute?"
             wrong = {kind for kinds in result["shards"] for kind in kinds if kind not in (plan.dtype, None)}
             if wrong:
-                said = f"{plan}: parameters() and their gradients are of {', '.join(map(str, wrong))}"
-                raise Wrong({rank: f"{said}; expected {plan.dtype}, as the model's were"}, hint)
+                message = f"{plan}: parameters() or their gradients are {', '.join(map(str, wrong))}"
+                raise Wrong({rank: f"{message}; expected {plan.dtype}, as in the model"}, hint)
             if plan.dtype == torch.float32 and result["few digits"]:
-                said = f"{plan}: after the last one, gradients have no more digits than bfloat16 has"
-                raise Wrong({rank: f"{said}; expected float32's"}, hint)
+                message = f"{plan}: after the last micro-batch, the gradients are rounded to bfloat16"
+                raise Wrong({rank: f"{message}; expected the precision of float32"}, hint)

@@ -1,7 +1,7 @@
-"""What a sharded optimizer may send: one reduce-scatter of the gradients, and one all-gather of the parameters.
+"""Check what a sharded optimizer sends: one reduce-scatter of the gradients and one all-gather of the parameters.
 
-Over all ranks, a reduce-scatter or an all-gather of Ψ elements sends (N−1)Ψ of them. Any way of doing that is right:
-torch's collective, a ring of transfers, an all-to-all. A flat tensor may be padded to a multiple of N, or not.
+All ranks together send (N−1)Ψ elements in a reduce-scatter or an all-gather of Ψ elements. Every way to do that is
+right: torch's collective, a ring of sends and receives, an all-to-all. A flat tensor may be padded to a multiple of N.
 """
 
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ from shared.checks.engine.framework import Wrong
 from shared.wire import instrumentation
 
 _HINTS = {
-    "barrier": "Look at: which of these messages sends a gradient or a parameter?",
-    "all_reduce": "An all_reduce brings every sum to every rank. Look at: which shard does this rank need?",
-    "broadcast": "Look at: which single collective brings every shard to every rank?",
-    "all_gather": "Look at: is anything gathered that every rank has already, or that only its owner needs?",
+    "barrier": "Hint: which of these messages sends a gradient or a parameter?",
+    "all_reduce": "An all_reduce gives every rank the whole sum. Hint: which shard of it does this rank need?",
+    "broadcast": "Hint: which single collective gives every rank all shards?",
+    "all_gather": "Hint: is anything all-gathered that every rank already has, or that only its owner needs?",
 }
-_LOOK_AT_BYTES = (
-    "Look at: which bytes must a rank send so that a shard's sum is complete, and which so that all ranks get it?"
+_HINT_ON_BYTES = (
+    "Hint: which bytes must a rank send to complete the sum of a shard, and which to give the result to all ranks?"
 )
-_LOOK_AT_NOTHING = "Nothing is sent. Look at: which collective brings the other ranks' shards, and is it launched here?"
-_LOOK_AT_MESSAGES = "Look at: how many parameters are sent in one message?"
+_HINT_ON_NOTHING = "Nothing is sent. Hint: which collective sends shards to other ranks, and is it launched here?"
+_HINT_ON_MESSAGES = "Hint: how many parameters are sent in one message?"
 
 
 @dataclass(frozen=True)
 class Flat:
-    """Elements of one dtype that lie side by side."""
+    """A flat tensor: elements of one dtype, side by side."""
 
     numbers: int
     itemsize: int
@@ -57,37 +57,43 @@ def judge_rounds(
     """Compare what was sent with what the flat tensors need.
 
     Args:
-        calls: by global rank.
+        calls: What each rank sent, by global rank.
+        flats: The flat tensors.
         rounds: 1 for a reduce-scatter or an all-gather of each flat tensor, 2 for both.
-        again: hint for a rank that sends whole rounds more.
+        context: What was tried.
+        again: The hint for a rank that sends one or more whole rounds too many.
 
     Raises:
-        Wrong: if more is sent, or in more messages.
+        Wrong: If the ranks send more bytes or more messages than needed, or too few bytes.
     """
     others = len(calls) - 1
     least, most = rounds * sum(f.nbytes for f in flats), rounds * sum(f.filled_bytes(len(calls)) for f in flats)
     sent = {rank: sum(wire.sent_bytes_of(call, rank) for call in own) for rank, own in calls.items()}
     for rank, own in calls.items():
-        said = f"{context}: {describe_calls([call for call in own if call.op != 'recv'])}"
+        message = f"{context}: {describe_calls([call for call in own if call.op != 'recv'])}"
         hint = next((hint for op, hint in _HINTS.items() if any(call.op.startswith(op) for call in own)), "")
         if sent[rank] > most * others / len(calls) + 1e-6:
             expected = f"this rank sends {sent[rank]:,.0f} bytes; expected {most * others / len(calls):,.0f}"
             repeated = again if abs(sent[rank] % (most / rounds * others / len(calls))) < 1e-6 else ""
-            raise Wrong({rank: f"{said}; {expected}"}, hint or repeated or _LOOK_AT_BYTES)
+            raise Wrong({rank: f"{message}; {expected}"}, hint or repeated or _HINT_ON_BYTES)
         messages = sum(1 if call.op == "send" else others for call in own if call.op != "recv")
         if messages > rounds * len(flats) * others:
             most_calls = rounds * len(flats)
             expected = f"expected {most_calls} collective{'s' if most_calls > 1 else ''}"
-            by_ring = f", or {others} transfers instead of each" if others > 1 else ""
-            raise Wrong({rank: f"{said}; {expected}{by_ring}"}, hint or _LOOK_AT_MESSAGES)
+            by_ring = f", or {others} sends instead of each" if others > 1 else ""
+            raise Wrong({rank: f"{message}; {expected}{by_ring}"}, hint or _HINT_ON_MESSAGES)
     if others and sum(sent.values()) < least * others - 1e-6:
-        said = f"all ranks together send {sum(sent.values()):,.0f} bytes; a ring sends {least * others:,}"
-        hint = "Look at: is every element sent in its own dtype?"
-        raise Wrong(f"{context}: {said}", hint if any(sent.values()) else _LOOK_AT_NOTHING)
+        message = f"all ranks together send {sum(sent.values()):,.0f} bytes; a ring sends {least * others:,}"
+        hint = "Hint: is every element sent in its own dtype?"
+        raise Wrong(f"{context}: {message}", hint if any(sent.values()) else _HINT_ON_NOTHING)
 
 
 def refuse_messages(calls: dict[int, list[instrumentation.Call]], context: str) -> None:
-    """Raises Wrong if anything is sent."""
+    """Check that nothing is sent.
+
+    Raises:
+        Wrong: If anything is.
+    """
     wrong = {rank: f"{context}: {describe_calls(own)}; expected none" for rank, own in calls.items() if own}
     if wrong:
-        raise Wrong(wrong, "Look at: what can wait until the step?")
+        raise Wrong(wrong, "Hint: what can wait until step()?")

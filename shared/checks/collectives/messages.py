@@ -1,0 +1,76 @@
+"""Check the messages that the functions of chapter 01 send: how many, to which ranks, and at the same time."""
+
+from shared import ranks
+from shared.checks.collectives import far
+from shared.checks.collectives.kinds import STEPS
+from shared.checks.collectives.probes import Setting
+from shared.checks.collectives.results import draw, run, said_of, try_varied_calls
+from shared.checks.collectives.wire import (
+    budget,
+    judge_far,
+    judge_neighbors,
+    judge_tree,
+    judge_turns,
+    judge_volume,
+    refuse_others,
+)
+from shared.checks.engine.compare import describe_calls
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.steps import count_steps
+
+
+def as_many_bytes_as_the_formula_says(attempt: Attempt) -> None:
+    for setting, own, tries in try_varied_calls(attempt):
+        members = setting.ranks(attempt.world_size)
+        for rank, found in tries.items():
+            judge_neighbors(rank, found["calls"], members)
+            judge_volume(attempt.piece, rank, found["calls"], own[rank], len(members), said_of(setting, own[rank]))
+
+
+def all_ranks_send_at_the_same_time(attempt: Attempt) -> None:
+    """Steps are counted from each rank's launches and waits. Alternating sends and receives, as in 1.6, are fine."""
+    (tries,) = run(attempt, Setting(), draw(attempt, (48,)))
+    took = count_steps({rank: found["events"] for rank, found in enumerate(tries)})
+    messages = budget(attempt.piece, 48, attempt.world_size)[0]
+    if took is None or took > 2 * messages:
+        raise Wrong(
+            f"from the first message to the last, it takes {took} steps; expected {messages}, "
+            f"or {2 * messages} if each rank sends and receives one after the other",
+            "Hint: which ranks have nothing to do in the first step?",
+        )
+
+
+def as_few_messages_among_more_ranks(attempt: Attempt) -> None:
+    """A rank that is in no process group simulates worlds for which this machine has not enough ranks."""
+    by_standing = ranks.current().world_size - 1
+    if by_standing < 1:
+        return
+    arguments = 2 if attempt.piece in STEPS else 1
+    context = f"simulated on {', '.join(map(str, far.WORLD_SIZES))} ranks"
+    (worlds,) = attempt.run(far.probe_far, arguments, 1000, targets=[by_standing], context=context)
+    for size, calls_of in worlds.items():
+        judge_far(attempt.piece, size, calls_of)
+
+
+def one_all_to_all(attempt: Attempt) -> None:
+    for setting, own, tries in try_varied_calls(attempt):
+        size = len(tries)
+        for rank, found in tries.items():
+            most_bytes = size * -(-own[rank].numel() // size) * own[rank].itemsize
+            calls = found["calls"]
+            hint = "Hint: which chunk does each rank need from every other rank?"
+            refuse_others(rank, calls, ("all_to_all_single", "all_to_all"), hint)
+            if len(calls) != 1 or calls[0].payload_bytes > most_bytes:
+                message = f"{said_of(setting, own[rank])}: {describe_calls(calls)}"
+                raise Wrong({rank: f"{message}; expected 1 message, of at most {most_bytes} bytes"})
+
+
+def n_minus_1_messages_in_few_rounds(attempt: Attempt) -> None:
+    for setting, own, tries in try_varied_calls(attempt):
+        calls_of = {rank: found["calls"] for rank, found in tries.items()}
+        judge_tree(calls_of, setting.src, own[0].nbytes, said_of(setting, own[0]))
+
+
+def few_turns_with_blocking_calls(attempt: Attempt) -> None:
+    (tries,) = run(attempt, Setting(), own := draw(attempt, (100,)))
+    judge_turns([found["calls"] for found in tries], said_of(Setting(), own[0]))

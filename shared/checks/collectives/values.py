@@ -1,0 +1,65 @@
+"""Check the values that the functions of chapter 01 compute."""
+
+import torch
+
+from shared.checks.collectives.probes import SLICED, STRIDED, TRANSPOSED, Setting, named
+from shared.checks.collectives.results import any_source, draw, even_shape, said_of, sources, try_and_judge
+from shared.checks.engine.framework import Attempt, Wrong
+
+
+def right_where_n_divides(attempt: Attempt) -> None:
+    shapes = [even_shape(attempt), (4, 3, 4)][: 1 if attempt.piece == "ring_all_gather" else 2]  # a shard is flat
+    for src in sources(attempt):
+        try_and_judge(attempt, Setting(src=src), *(draw(attempt, shape) for shape in [*shapes, (120_000,)]))
+
+
+def receivers_lose_their_old_values(attempt: Attempt) -> None:
+    """Values of nan stay nan whatever is added to them. This call leaves out src."""
+    own = draw(attempt, even_shape(attempt))
+    try_and_judge(attempt, Setting(), [own[0], *(torch.full_like(tensor, torch.nan) for tensor in own[1:])])
+
+
+def each_rank_gets_its_left_neighbors_tensor(attempt: Attempt) -> None:
+    for shape, dtype in (((10, 100), torch.int64), ((1,), torch.bfloat16), ((100_000,), torch.float32)):
+        try_and_judge(attempt, Setting(), draw(attempt, shape, dtype))
+
+
+def right_for_any_size(attempt: Attempt) -> None:
+    """Sizes that the world size does not divide, fewer elements than ranks, and no elements at all."""
+    size, flat = attempt.world_size, attempt.piece == "ring_all_gather"
+    for shapes in ([(5 * size + 1,), (4 * size - 1,), (3, size + 2)], [(size + 1,), (1,)], [(), (0,)]):
+        kept = [shape for shape in shapes if len(shape) == 1 or not flat]
+        try_and_judge(attempt, Setting(src=any_source(attempt)), *(draw(attempt, shape) for shape in kept))
+
+
+def right_in_every_dtype(attempt: Attempt) -> None:
+    dtypes = (torch.float64, torch.bfloat16, torch.int64, torch.int32)
+    try_and_judge(
+        attempt, Setting(src=any_source(attempt)), *(draw(attempt, even_shape(attempt), dtype) for dtype in dtypes)
+    )
+
+
+def right_or_rejected_if_not_contiguous(attempt: Attempt) -> None:
+    for layout, shape in ((SLICED, (13,)), (TRANSPOSED, (3, 5)), (STRIDED, (13,))):
+        if len(shape) > 1 and attempt.piece == "ring_all_gather":
+            continue
+        setting, own = Setting(layout=layout, src=any_source(attempt)), draw(attempt, shape)
+        for rank, found in enumerate(try_and_judge(attempt, setting, own)[0]):
+            if found["torn"]:
+                where = "between those of the argument" if layout == STRIDED else "before or after the argument"
+                raise Wrong({rank: f"{said_of(setting, own[0])}: elements {where} were changed"})
+
+
+def every_rank_has_the_same_bits(attempt: Attempt) -> None:
+    """If each rank adds up in its own order, replicas drift apart."""
+    draws = [draw(attempt, (120,), dtype) for dtype in (torch.float32, torch.bfloat16)]
+    for own, tries in zip(draws, try_and_judge(attempt, Setting(), *draws), strict=True):
+        first, *others = [found["argument"] for found in tries]
+        for rank, theirs in enumerate(others, 1):
+            if not torch.equal(theirs, first):
+                index = int((theirs != first).nonzero()[0])
+                message = f"element {index} is {theirs[index].item():.9g}, on rank 0 it is {first[index].item():.9g}"
+                raise Wrong(
+                    {rank: f"{named(own[0])}: {message}"},
+                    "Hint: on how many ranks is each sum computed, and what do the others receive?",
+                )

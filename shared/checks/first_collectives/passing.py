@@ -1,0 +1,87 @@
+"""Check pass_right, which sends a tensor to the right neighbor, in exercise 0.3."""
+
+import math
+
+import torch
+
+from shared.checks.engine.compare import first_difference
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.first_collectives.causes import passing_cause, with_article
+from shared.checks.first_collectives.probes import LATE_S, probe_pass
+
+EXACT = 0.0
+
+
+def draw_tensors(attempt: Attempt, elements: int) -> list[torch.Tensor]:
+    """Draw one tensor per rank. Their values are between 100 and 101 on rank 0, 200 and 201 on rank 1, and so on."""
+    generator = torch.Generator().manual_seed(attempt.draw_seed())
+    return [100.0 * (rank + 1) + torch.rand(elements, generator=generator) for rank in range(attempt.world_size)]
+
+
+def judge_arguments(found: list[dict], own: list[torch.Tensor]) -> None:
+    wrong = {
+        rank: f"the argument was changed: {first_difference(result['argument'], own[rank], EXACT)}"
+        for rank, result in enumerate(found)
+        if not torch.equal(result["argument"], own[rank])
+    }
+    if wrong:
+        raise Wrong(wrong, "Hint: which of your calls work in place?")
+
+
+def each_rank_gets_its_left_neighbors_tensor(attempt: Attempt) -> None:
+    for shape, dtype in (((1,), torch.float32), ((10, 100), torch.int64), ((1_000_000,), torch.float32)):
+        own = [tensor.to(dtype).reshape(shape) for tensor in draw_tensors(attempt, math.prod(shape))]
+        try:
+            found = attempt.run(probe_pass, None, per_rank=[(tensor,) for tensor in own])
+        except Wrong as wrong:
+            alone = "Hint: if there is only one rank, who is its neighbor?" if attempt.world_size == 1 else ""
+            raise Wrong(wrong.evidence, wrong.hint or alone) from None
+        _judge_passed([result["result"] for result in found], own)
+
+
+def _judge_passed(found: list[tuple[str, object]], own: list[torch.Tensor]) -> None:
+    wrong, hints = {}, []
+    for rank, (kind, result) in enumerate(found):
+        left, right = (rank - 1) % len(own), (rank + 1) % len(own)
+        expected = own[left]
+        if kind != "Tensor":
+            wrong[rank] = f"returned {with_article(kind)}; expected a tensor"
+        elif (result.shape, result.dtype) != (expected.shape, expected.dtype):
+            wrong[rank] = (
+                f"returned shape {list(result.shape)}, {result.dtype}; "
+                f"rank {left} passed shape {list(expected.shape)}, {expected.dtype}"
+            )
+        elif not torch.equal(result, expected):
+            wrong[rank] = f"shape {list(expected.shape)}: {first_difference(result, expected, EXACT)}, from rank {left}"
+            hints.append(passing_cause(result, own, rank, right))
+    if wrong:
+        raise Wrong(wrong, max(hints, key=len, default=""))
+
+
+def it_returns_when_both_messages_are_done(attempt: Attempt) -> None:
+    """One rank is late. Its right neighbor must wait for its message, and its left neighbor until it receives."""
+    own = draw_tensors(attempt, 1000)
+    late = attempt.random.randrange(attempt.world_size)
+    found = attempt.run(probe_pass, late, per_rank=[(tensor,) for tensor in own])
+    try:
+        _judge_passed([result["result"] for result in found], own)
+    except Wrong as wrong:
+        raise Wrong(f"rank {late} called it {LATE_S:g} s late\n{wrong.evidence}", wrong.hint) from None
+
+
+def the_argument_is_unchanged(attempt: Attempt) -> None:
+    own = draw_tensors(attempt, 1000)
+    judge_arguments(attempt.run(probe_pass, None, per_rank=[(tensor,) for tensor in own]), own)
+
+
+def one_message_out_and_one_in(attempt: Attempt) -> None:
+    own = draw_tensors(attempt, 1000)
+    for rank, result in enumerate(attempt.run(probe_pass, None, per_rank=[(tensor,) for tensor in own])):
+        left, right = (rank - 1) % len(own), (rank + 1) % len(own)
+        found = sorted((call.op, call.partner, call.payload_bytes) for call in result["calls"])
+        if found != [("recv", left, 4000), ("send", right, 4000)]:
+            message = ", ".join(str(call) for call in result["calls"]) or "no message"
+            raise Wrong(
+                {rank: f"{message}; expected 1 send to rank {right} and 1 recv from rank {left}, of 1000 elements"},
+                "One send and one receive per rank are enough. Hint: which call sends more than that?",
+            )

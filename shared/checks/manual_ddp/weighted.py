@@ -1,0 +1,67 @@
+"""Check average_gradients_weighted, which averages the gradients of shares of different sizes, in exercise 2.6."""
+
+import torch
+
+from shared.checks.engine.compare import by_rank, close, describe_calls, judge_gradients, refuse_frozen_gradients
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.subgroups import called_alone, members_of
+from shared.checks.engine.training import Draw, one_process
+from shared.checks.engine.volume import trainable_bytes
+from shared.checks.manual_ddp.probes import probe_average
+from shared.checks.models import awkward
+
+
+def gradients_of_one_process(model: str, draw: Draw, members: list[int]) -> dict[str, torch.Tensor | None]:
+    """Return the gradients of the members' samples, computed together in one process."""
+    (step,) = one_process(awkward.build(model, draw.seeds[0]), [draw.samples_of(members)], steps=1)
+    return step.gradients
+
+
+def _weighted(attempt: Attempt, model: str, counts: list[int], in_subgroup: bool) -> tuple[list[dict], dict, Draw]:
+    """Average gradients over unequal shares. Returns each rank's results, one process's gradients, and the draw."""
+    draw = Draw(attempt, counts)
+    members = members_of(attempt, in_subgroup)
+    args = [(draw.seeds[0], x, y, len(x)) for x, y in draw.shares]
+    context = f"{awkward.said(model)}, {' and '.join(map(str, counts))} samples"
+    found = attempt.run(
+        probe_average, model, in_subgroup, per_rank=args, context=called_alone(attempt) if in_subgroup else ""
+    )
+    expected = gradients_of_one_process(model, draw, members)
+    _refuse_plain_mean(found, expected, members, context)
+    judge_gradients(by_rank(found, "gradients", members), expected, by_rank(found, "local", members), context)
+    refuse_frozen_gradients(dict(enumerate(found)), model)
+    return found, expected, draw
+
+
+def _refuse_plain_mean(found: list[dict], expected: dict, members: list[int], context: str) -> None:
+    name = "first.weight"  # trainable and used in every model
+    local = [found[rank]["local"][name] for rank in members]
+    plain = torch.stack([torch.zeros_like(expected[name]) if own is None else own for own in local]).mean(0)
+    got = found[members[0]]["gradients"][name]
+    if got is not None and close(got, plain) and not close(plain, expected[name]):
+        raise Wrong(
+            f"{context}: the gradient of {name} is the unweighted mean over the ranks",
+            "Hint: how much does each sample count in that mean?",
+        )
+
+
+def unequal_shares_weigh_by_their_samples(attempt: Attempt) -> None:
+    for model in ("Frozen", "TwoRoads", "Strided", "Mixed"):
+        counts = [attempt.random.randint(1, 9) for _ in range(attempt.world_size)]
+        if attempt.world_size > 1 and model == "TwoRoads":
+            counts[attempt.random.randrange(attempt.world_size)] = 0  # no samples, so no backward
+        _weighted(attempt, model, counts, False)
+
+
+def only_the_groups_samples_count(attempt: Attempt) -> None:
+    _weighted(attempt, "Plain", [attempt.random.randint(1, 9) for _ in range(attempt.world_size)], True)
+
+
+def weighing_costs_one_small_message(attempt: Attempt) -> None:
+    found, _, _ = _weighted(attempt, "Plain", [3] * attempt.world_size, False)
+    want_bytes, most = trainable_bytes("Plain"), 1 + len(list(awkward.build("Plain", 0).parameters()))
+    for rank, result in enumerate(found):
+        extra = sum(call.payload_bytes for call in result["calls"]) - want_bytes
+        if not 0 <= extra <= 8 or len(result["calls"]) > most:
+            message = f"{describe_calls(result['calls'])}; expected at most {most}, {want_bytes} bytes and one number's"
+            raise Wrong({rank: message}, "Hint: what must a rank know about the others besides their gradients?")
