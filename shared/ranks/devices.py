@@ -9,8 +9,8 @@ from shared import hosts
 from shared.ranks import interrupts
 
 _SIMULATED = (
-    "NCCL is simulated over gloo on the CPU. You can trust values and bytes here, but no times. Code that would compute "
-    "wrong values or hang on NCCL is reported."
+    "NCCL is simulated over gloo on the CPU. You can trust values and bytes here, but no times. Code that would "
+    "compute wrong values or hang on NCCL is reported."
 )
 MEMORY_PER_RANK_GB = 0.4  # measured with torch imported and a small model, without pages shared by the fork
 

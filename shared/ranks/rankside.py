@@ -168,9 +168,7 @@ def _watched(body) -> Outcome:
             doctor.cell_synchronizes()
             instrumentation.synchronize()
             if doctor.was_cut():
-                raise RuntimeError(
-                    f"{doctor.CUT}: the cell was stopped on this rank, because another one did not finish"
-                )
+                raise RuntimeError(f"{doctor.CUT}, because another rank did not finish: what was computed is not valid")
     except BaseException as error:  # including SystemExit and KeyboardInterrupt: a rank outlives its cells
         outcome.error = doctor.describe_error(error)
     finally:

@@ -1,8 +1,8 @@
 """Simulates over gloo what NCCL's collectives do for the host, so that bugs that gloo hides become errors.
 
-On a GPU, a collective only *launches* work on a stream. The host goes on at once, and the output holds garbage until the
-current stream has waited for the collective. Code that forgets to wait, or that changes or frees a tensor in flight,
-often passes on gloo and computes wrong values on NCCL. Here, such code raises NCCLViolation:
+On a GPU, a collective only *launches* work on a stream. The host goes on at once, and the output holds garbage until
+the current stream has waited for the collective. Code that forgets to wait, or that changes or frees a tensor in
+flight, often passes on gloo and computes wrong values on NCCL. Here, such code raises NCCLViolation:
 
 - A synchronous collective returns no Work, and returns before it is complete. An asynchronous one returns a Work whose
   `wait()` lets the host continue: only later operations on the output wait.
