@@ -65,6 +65,10 @@ class Flight:
                 for tensor in self.outputs:
                     tensor.data.copy_(self.copies[id(tensor)])
 
+    def forget_tensors(self) -> None:
+        """Let go of all tensors once the operation is complete. Its Work may live on."""
+        self.outputs, self.inputs, self.copies, self.storage_bytes = [], [], {}, []
+
     def __str__(self) -> str:
         return (
             f"{self.call}, launched at {frames.where(*self.call.called_from)}"
@@ -100,7 +104,7 @@ class Simulation:
         """
         outputs, inputs = _outputs_and_inputs(call.op, arguments)
         for tensor in (*outputs, *inputs):
-            if not tensor.is_contiguous():
+            if not torch.ops.aten.is_non_overlapping_and_dense(tensor):
                 raise ValueError(f"Tensors must be contiguous: {call} got strides {tensor.stride()}")
             self._chain(call, tensor)
         for flight in [flight for flight in self.flights if flight.waited]:
@@ -173,6 +177,7 @@ class Simulation:
                 raise
         else:
             flight.put_results()
+        flight.forget_tensors()
 
     def synchronize(self) -> None:
         """Wait for everything that the current stream has waited for."""
@@ -210,9 +215,11 @@ class _SimulatedWork(dist.Work):
         def land(done: torch.futures.Future) -> list[torch.Tensor]:
             done.wait()  # not for the Work, which is complete only after this callback
             flight.put_results()
+            outputs = flight.outputs
             if flight in self._simulation.flights:
                 self._simulation.flights.remove(flight)
-            return flight.outputs
+                flight.forget_tensors()
+            return outputs
 
         return flight.work.get_future().then(land)
 
