@@ -58,8 +58,7 @@ def assign_buckets(
 class Bucket:
     """Averages the gradients of its `parameters` with one all-reduce of a flat tensor.
 
-    Once it is packed, the .grad of a parameter *is* a slice of the flat tensor. So the result need not be copied back,
-    and there is no second copy of the gradient.
+    Once it is packed, a parameter's .grad *is* a slice of the flat tensor: nothing is copied back, or kept twice.
 
     Communication: launch() starts one all-reduce of the flat tensor.
     """
@@ -72,11 +71,7 @@ class Bucket:
         self.handle = None
 
     def pack(self, index: int) -> None:
-        """Copy the gradient of parameters[index] into its slice, divided by the number of ranks; None counts as zeros.
-
-        Raises:
-            RuntimeError: If the gradient is itself differentiable.
-        """
+        """Copy the gradient of parameters[index], or zeros for None, into its slice, divided by the number of ranks."""
         parameter, grad_slice = self.parameters[index], self.slices[index]
         if parameter.grad is None:
             grad_slice.zero_()
@@ -94,11 +89,7 @@ class Bucket:
         self.handle = dist.all_reduce(self.flat, group=self.group, async_op=True)
 
     def wait(self) -> None:
-        """Wait until the all-reduce is complete.
-
-        Raises:
-            RuntimeError: If no all-reduce is in flight.
-        """
+        """Wait until the all-reduce is complete. Raises RuntimeError if none is in flight."""
         if self.handle is None:
             raise RuntimeError("no all-reduce is in flight: call launch() before wait()")
         self.handle.wait()

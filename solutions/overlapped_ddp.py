@@ -96,11 +96,7 @@ class GradientSync:
         watch_gradients(buckets, self.on_gradient)
 
     def on_gradient(self, bucket_index: int, index: int) -> None:
-        """Add a gradient that backward() has just completed to the queue.
-
-        Raises:
-            RuntimeError: if this parameter's gradient is in the queue already.
-        """
+        """Add a gradient that backward() has just completed to the queue. A second one raises RuntimeError."""
         if index not in self.queue.missing[bucket_index]:
             raise RuntimeError(
                 "got a second gradient for this parameter: call finish_gradient_sync() after each "

@@ -99,16 +99,12 @@ class ZeRO3(nn.Module):
 
         unit_of = shard_into_units(module, units, compute_dtype, reshard_after_forward, group)
         self.units, self.root = list(unit_of.values()), unit_of[module]
-        self.flat_parameters = list(chain.from_iterable(unit.flat_parameters for unit in self.units))
-        self.shards = nn.ParameterList(flat_parameter.shard for flat_parameter in self.flat_parameters)
+        self.flat_parameters = [flat for unit in self.units for flat in unit.flat_parameters]
+        self.shards = nn.ParameterList(flat.shard for flat in self.flat_parameters)
 
         self.prefetcher = Prefetcher(prefetch)
         self.buckets_of = {
-            unit: [
-                ShardedBucket(flat_parameter)
-                for flat_parameter in unit.flat_parameters
-                if flat_parameter.shard.requires_grad
-            ]
+            unit: [ShardedBucket(flat) for flat in unit.flat_parameters if flat.shard.requires_grad]
             for unit in self.units
         }
         self.reducer = GradientReducer(list(chain.from_iterable(self.buckets_of.values())))

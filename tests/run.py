@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
 def run(name: str, selection: Selection, record: Record) -> Result:
     """Run one phase with deadlines that fit the machine's load, and record its results."""
     scale = calibration.calibrate()
-    if scale > 1.2:
+    if scale > 1.2 * calibration.MARGIN:
         print(f"\nThis machine is slow or busy, so every deadline is {scale:g} times as long as usual.")
     result = run_phase(BUILDERS[name](selection), ROOT, record.seconds)
     whole = not (selection.chapter or selection.quick)

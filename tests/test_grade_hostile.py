@@ -63,7 +63,7 @@ def explanation(record) -> str:
 HOSTILE = {
     "sys.exit": ("import sys; sys.exit(0)", "SystemExit"),
     "os._exit": ("import os; os._exit(0)", "exited with status 0"),
-    "kills its parent": ("import os; os.kill(os.getppid(), 9)", "the process that starts them"),
+    "kills its parent": ("import os; os.kill(os.getppid(), 9)", "the process that starts or connects them has died"),
     "kills all it can": ("import os; os.kill(-1, 9)", "killed from inside the sandbox"),
     "10 GB": ("import torch; torch.ones(10 * 2**30, dtype=torch.uint8)", "ran out of memory"),
     "1 GB printed": ("for _ in range(1000): print('x' * 10**6)", "returned None"),

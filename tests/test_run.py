@@ -311,7 +311,9 @@ def test_no_deadline_is_shorter_than_on_an_idle_machine(monkeypatch, scale):
     assert deadlines.scaled(10) == 10
 
 
-@pytest.mark.parametrize(("measured", "set_before", "scale"), [(3.04, "1", 3.0), (1.0, "2", 2.0), (1.0, "1", 1.0)])
+@pytest.mark.parametrize(
+    ("measured", "set_before", "scale"), [(3.04, "1", 6.1), (1.0, "4", 4.0), (1.0, "1", 2.0), (7.0, "1", 8.0)]
+)
 def test_the_time_scale_is_measured_and_never_lowered(monkeypatch, measured, set_before, scale):
     monkeypatch.setenv(deadlines.SCALE, set_before)
     monkeypatch.setattr(calibration, "measure_time_scale", lambda: measured)
@@ -513,7 +515,7 @@ def test_last_failed_runs_the_phases_that_failed(toy_run, capsys):
 def test_a_busy_machine_is_mentioned(toy_run, monkeypatch, capsys):
     monkeypatch.setattr(calibration, "measure_time_scale", lambda: 3.2)
     toy_run("lint")
-    assert "every deadline is 3.2 times as long as usual" in capsys.readouterr().out
+    assert "every deadline is 6.4 times as long as usual" in capsys.readouterr().out
 
 
 # --- progress ---------------------------------------------------------------------------------------

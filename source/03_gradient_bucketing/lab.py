@@ -184,8 +184,7 @@ for step in range(2):
 class Bucket:
     """Averages the gradients of its `parameters` with one all-reduce of a flat tensor.
 
-    Once it is packed, the .grad of a parameter *is* a slice of the flat tensor. So the result need not be copied back,
-    and there is no second copy of the gradient.
+    Once it is packed, a parameter's .grad *is* a slice of the flat tensor: nothing is copied back, or kept twice.
 
     Communication: launch() starts one all-reduce of the flat tensor.
     """
@@ -200,11 +199,7 @@ class Bucket:
         ### END SOLUTION
 
     def pack(self, index: int) -> None:
-        """Copy the gradient of parameters[index] into its slice, divided by the number of ranks; None counts as zeros.
-
-        Raises:
-            RuntimeError: If the gradient is itself differentiable.
-        """
+        """Copy the gradient of parameters[index], or zeros for None, into its slice, divided by the number of ranks."""
         ### BEGIN SOLUTION
         parameter, grad_slice = self.parameters[index], self.slices[index]
         if parameter.grad is None:
@@ -226,11 +221,7 @@ class Bucket:
         ### END SOLUTION
 
     def wait(self) -> None:
-        """Wait until the all-reduce is complete.
-
-        Raises:
-            RuntimeError: If no all-reduce is in flight.
-        """
+        """Wait until the all-reduce is complete. Raises RuntimeError if none is in flight."""
         ### BEGIN SOLUTION
         if self.handle is None:
             raise RuntimeError("no all-reduce is in flight: call launch() before wait()")

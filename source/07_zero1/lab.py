@@ -407,11 +407,7 @@ class ShardedOptimizer(ShardedOptimizer):
 # %%ranks
 class ShardedOptimizer(ShardedOptimizer):
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Scale the mean gradient so that its norm over all parameters is at most max_norm.
-
-        Returns:
-            The norm before scaling.
-        """
+        """Scale the mean gradient to a norm of at most max_norm, over all parameters. Returns the norm before."""
         gradients = [flat_parameter.shard.grad for flat_parameter in self.flat_parameters]
         return clip_shards_(gradients, max_norm, self.group)
 
