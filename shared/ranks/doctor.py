@@ -21,6 +21,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from shared.deadlines import scaled
 from shared.ranks.diagnosis import name_ranks
 from shared.wire import frames, instrumentation, mismatch
 
@@ -36,6 +37,7 @@ _OTHERS_FAULT = (
     "Connections were cut",
 )
 CUT = "Connections were cut"
+_ABORTS_WITHIN_S = scaled(2.0)
 _MAY_WAIT = (".synchronize(", ".item(", ".cpu(", ".tolist(")  # on a GPU, these calls wait for a collective
 _DISTRIBUTED = os.path.dirname(dist.__file__) + os.sep
 
@@ -168,7 +170,11 @@ def cut() -> None:
     if dist.is_initialized() and torch.cuda.is_initialized():
         for group in dist.distributed_c10d._world.pg_map:
             if dist.Backend.NCCL in dist.get_backend_config(group):
-                group._get_backend(torch.device("cuda")).abort()
+                backend = group._get_backend(torch.device("cuda"))
+                # In a thread of its own, because abort() may wait for the timeout of the group.
+                aborts = threading.Thread(target=backend.abort, daemon=True, name="abort")
+                aborts.start()
+                aborts.join(_ABORTS_WITHIN_S)
     for connection in _open_connections():
         with connection, contextlib.suppress(OSError):  # it may close while we look
             if _ends(connection) not in _quiet_sockets:

@@ -13,7 +13,7 @@ from shared.ranks.errors import CellFailed, RanksError
 from shared.ranks.processes import RankProcesses
 from shared.ranks.running import DEFAULT_TIMEOUT_S
 
-JOIN_TIMEOUT_S = scaled(10.0)
+JOIN_TIMEOUT_S = {"gloo": scaled(10.0), "nccl": scaled(90.0)}  # NCCL starts CUDA, and builds its communicator
 _KEPT = "Your variables on the ranks are kept."
 _NEW_GROUP = "A new process group is ready; your variables on the ranks are kept."
 _RESTARTED = "The ranks had to be restarted, and their variables are gone. Run the cells that define them again."
@@ -78,7 +78,7 @@ class RankSet(RankProcesses):
         self._generation += 1
         backend, generation = self.placement.backend, self._generation
         options = (generation, members, backend, self.detect_mismatch, self.placement.simulates)
-        self._on_all(lambda rank: (rankside.join, *options), JOIN_TIMEOUT_S)
+        self._on_all(lambda rank: (rankside.join, *options), JOIN_TIMEOUT_S["nccl" if "nccl" in backend else "gloo"])
         self.alive = True
 
     # -- running

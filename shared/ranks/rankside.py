@@ -69,8 +69,10 @@ def settle(rank: int, device: str, store_address: tuple[str, int]) -> None:
     get_ipython()._tee = lambda channel: contextlib.nullcontext()  # IPython 9 keeps everything that cells ever printed
     torch.set_num_threads(1)  # one thread per rank, so that all ranks compute at comparable speed
     if device.startswith("cuda"):
-        # A hang is then inside the collective's own call, where the doctor looks for it.
-        os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
+        # The kernel has deadlines of its own, and explains a hang better than NCCL's watchdog, which ends the process.
+        # TORCH_NCCL_BLOCKING_WAIT stays off: with it, every wait() stops the host.
+        for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT"):
+            os.environ[f"TORCH_NCCL_{name}"] = "0"
         torch.cuda.set_device(device)
     instrumentation.install()
     doctors_store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
@@ -95,6 +97,8 @@ def join(generation: int, members: list[int], backend: str, detect_mismatch: boo
         rank=members.index(here.rank),
         world_size=len(members),
         timeout=GROUP_TIMEOUT,
+        # NCCL then builds its communicator here, and not in a first send, where nothing can interrupt it.
+        device_id=torch.device(here.device) if "nccl" in backend else None,
     )
     mismatch.watch() if detect_mismatch else mismatch.ignore()
     instrumentation.reset()
@@ -106,8 +110,7 @@ def leave() -> None:
     """Leave the process group, if there is one."""
     instrumentation.simulate_nccl(False)
     if dist.is_initialized():
-        if not torch.cuda.is_initialized():
-            doctor.cut()  # an operation on which nobody called wait() would block gloo here forever
+        doctor.cut()  # an operation on which nobody called wait() would block this rank here forever
         with contextlib.suppress(RuntimeError):  # destroying a broken group may raise
             dist.destroy_process_group()
 

@@ -141,6 +141,11 @@ def synchronize() -> None:
             time.sleep(1e-4)
 
 
+def simulated_bytes() -> int:
+    """Return the bytes that the simulation of NCCL holds on this rank, and that NCCL would not."""
+    return simulation.copied_bytes if simulation is not None else 0
+
+
 @contextlib.contextmanager
 def listening(launched=None, waiting=None):
     """Record, in order, the calls that this rank launches inside the block. Yields the list of calls.

@@ -86,6 +86,11 @@ class Simulation:
         self._met: set[str] = set()
         self._modes = contextlib.ExitStack()
 
+    @property
+    def copied_bytes(self) -> int:
+        """The memory of the copies on which gloo works."""
+        return sum(copy.nbytes for flight in self.flights for copy in flight.copies.values())
+
     def start(self) -> None:
         """Watch the operations of this thread, and of the backward passes that it starts."""
         self._modes.enter_context(_HostReads(self))

@@ -16,6 +16,7 @@ from shared.checks.engine.training import Draw, descend
 from shared.checks.engine.volume import trainable_bytes
 from shared.checks.models import awkward
 from shared.deadlines import scaled
+from shared.wire import instrumentation
 
 _SETTLES_WITHIN_S = scaled(1.0)  # gloo's threads release the tensor of a message shortly after it completes
 LEAST_HIDDEN_BYTES = 4096  # smaller arrays are ignored, because every program has many of them
@@ -45,6 +46,7 @@ def _with_gradient(module) -> list:
 
 def living_bytes() -> int:
     """Add up the bytes of all storages on this rank's device, each counted once."""
+    instrumentation.synchronize()
     gc.collect()
     found = {}
     for thing in gc.get_objects():
@@ -52,7 +54,7 @@ def living_bytes() -> int:
             for tensor in (thing, thing.grad if thing.is_leaf else None):
                 if tensor is not None:
                     found[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
-    return sum(found.values())
+    return sum(found.values()) - instrumentation.simulated_bytes()
 
 
 @contextlib.contextmanager
