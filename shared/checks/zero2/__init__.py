@@ -12,7 +12,7 @@ from shared.checks.engine.sharded.steps import judge_bf16
 from shared.checks.engine.sharded.training import HINT_ON_SHARDS
 from shared.checks.engine.wrapping import judge_wrapping
 from shared.checks.models import awkward
-from shared.checks.zero2 import bucket_memory, lives, loops, memory, order, sharded_bucket, wire
+from shared.checks.zero2 import bucket_gradients, bucket_memory, lives, loops, memory, order, sharded_bucket, wire
 from shared.checks.zero2.training import TINY_CAP_MB, WrapperPlan, probe_zero2, train_wrapper_and_judge
 
 ShardedBucket = Exercise("8.1", "ShardedBucket", optional=True)
@@ -35,7 +35,7 @@ UNFINISHED = {
 
 @ShardedBucket.check("values")
 def gradients_become_means(attempt: Attempt) -> None:
-    sharded_bucket.no_gradient_counts_as_zeros(attempt)
+    bucket_gradients.no_gradient_counts_as_zeros(attempt)
     sharded_bucket.each_shard_gets_its_mean(attempt)
 
 
@@ -43,7 +43,7 @@ ShardedBucket.check("wire", world_sizes=(2, 3))(sharded_bucket.one_reduce_scatte
 ShardedBucket.check("previous", world_sizes=(2,))(sharded_bucket.the_previous_bucket_is_waited_for)
 ShardedBucket.check("at once", world_sizes=(2, 3))(sharded_bucket.launch_returns_at_once)
 ShardedBucket.check("memory", world_sizes=(4,))(bucket_memory.only_a_shard_stays)
-ShardedBucket.check("rejections", world_sizes=(1,))(sharded_bucket.gradients_with_a_graph_are_rejected)
+ShardedBucket.check("rejections", world_sizes=(1,))(bucket_gradients.gradients_with_a_graph_are_rejected)
 
 
 # -- 8.2
