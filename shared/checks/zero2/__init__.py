@@ -88,7 +88,7 @@ def awkward_models_train_as_in_one_process(attempt: Attempt) -> None:
 ZeRO2.check("wire", world_sizes=(2, 3, 4))(wire.each_backward_and_each_step_send_once)
 ZeRO2.check("launch order", world_sizes=(2, 3))(order.every_rank_launches_in_one_order)
 ZeRO2.check("overlap", world_sizes=(2, 4))(order.full_buckets_are_launched_during_backward)
-ZeRO2.check("goes on", world_sizes=(2, 3))(order.backward_goes_on_while_a_bucket_is_in_flight)
+ZeRO2.check("backward continues", world_sizes=(2, 3))(order.backward_goes_on_while_a_bucket_is_in_flight)
 ZeRO2.check("memory", world_sizes=(2, 4))(memory.each_rank_holds_its_shards)
 ZeRO2.check("peak", world_sizes=(2, 4))(memory.backward_holds_three_buckets)
 
@@ -104,7 +104,7 @@ def bf16_stays_bf16(attempt: Attempt) -> None:
     judge_bf16(attempt, WrapperPlan("TwoRoads", "SGD", steps=2, dtype=torch.bfloat16), probe_zero2)
 
 
-@ZeRO2.check("wraps", world_sizes=(2,))
+@ZeRO2.check("wrapping", world_sizes=(2,))
 def it_behaves_like_its_module(attempt: Attempt) -> None:
     options = {"optimizer_cls": torch.optim.SGD, "lr": 0.1, "bucket_cap_mb": TINY_CAP_MB}
     judge_wrapping(attempt, options, overlaps=True)
