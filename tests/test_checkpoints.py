@@ -109,7 +109,7 @@ def mean_losses(found: list[tuple]) -> list[float]:
 
 @pytest.mark.parametrize("moment", ["while a rank writes", "before the rename"])
 def test_a_kill_loses_only_the_steps_since_the_last_save(four_ranks, tmp_path, moment):
-    with pytest.raises(ranks.CellFailed, match="was killed \(SIGKILL\)"):
+    with pytest.raises(ranks.CellFailed, match=r"was killed \(SIGKILL\)"):
         ranks.run(killed_while_saving, str(tmp_path), moment, timeout_s=DEADLINE_S)
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"step_{SAVED_AT}", f"step_{KILLED_AT}.half"]
     with ranks.world(2):
@@ -120,7 +120,7 @@ def test_a_kill_loses_only_the_steps_since_the_last_save(four_ranks, tmp_path, m
 
 
 def test_a_kill_leaves_no_partial_earlier_attempt(four_ranks, tmp_path):
-    with pytest.raises(ranks.CellFailed, match="was killed \(SIGKILL\)"):
+    with pytest.raises(ranks.CellFailed, match=r"was killed \(SIGKILL\)"):
         ranks.run(killed_while_removing_an_earlier_attempt, str(tmp_path), timeout_s=DEADLINE_S)
     newest = newest_checkpoint(tmp_path)
     assert newest == tmp_path / f"step_{KILLED_AT}"  # The new one: the old one was removed only after it was written.

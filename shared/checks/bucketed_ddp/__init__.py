@@ -178,7 +178,7 @@ def graphs_are_refused(attempt: Attempt) -> None:
     refusals.judge_refusal(attempt, SMALL)
 
 
-@BucketedDDP.check("wraps", world_sizes=(2,))
+@BucketedDDP.check("wrapping", world_sizes=(2,))
 def it_behaves_like_its_module(attempt: Attempt) -> None:
     for options in (DEFAULT, SMALL):
         judge_wrapping(attempt, options)

@@ -34,11 +34,11 @@ newest_checkpoint.check("newest", world_sizes=(1,))(folder.the_largest_step_is_f
 
 save_checkpoint.check("own shard", world_sizes=(4,))(shards.each_writes_its_shard)
 save_checkpoint.check("all or nothing", world_sizes=(2, 4))(crash.partial_checkpoints_are_never_visible)
-save_checkpoint.check("meeting", world_sizes=(3,))(crash.every_rank_returns_after_the_rename)
-save_checkpoint.check("left behind", world_sizes=(1, 2))(folder.leftovers_are_removed_first)
+save_checkpoint.check("all ranks return", world_sizes=(3,))(crash.every_rank_returns_after_the_rename)
+save_checkpoint.check("leftovers", world_sizes=(1, 2))(folder.leftovers_are_removed_first)
 save_checkpoint.check("failure", world_sizes=(1, 3))(crash.a_failure_keeps_the_previous_checkpoint)
 
 load_checkpoint.check("resumed", world_sizes=(1, 2, 4))(saved.any_number_of_ranks_resumes)
-load_checkpoint.check("went on", world_sizes=(1, 3))(saved.training_can_go_back)
+load_checkpoint.check("earlier checkpoint", world_sizes=(1, 3))(saved.training_can_go_back)
 
 give_hints(IN_CHECKPOINTS, newest_checkpoint, save_checkpoint, load_checkpoint)

@@ -194,7 +194,7 @@ def bf16_stays_bf16(attempt: Attempt) -> None:
     train_and_judge(attempt, Training("TwoRoads", dtype=torch.bfloat16))
 
 
-@ManualDDP.check("wraps", world_sizes=(2,))
+@ManualDDP.check("wrapping", world_sizes=(2,))
 def it_behaves_like_its_module(attempt: Attempt) -> None:
     judge_wrapping(attempt)
 

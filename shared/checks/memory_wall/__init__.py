@@ -46,8 +46,8 @@ Checkpointed.check("changed inputs", world_sizes=(1,))(recompute_order.changed_i
 Checkpointed.check("autocast", world_sizes=(1,))(recompute_order.recomputation_uses_forwards_autocast)
 Checkpointed.check("hooks", world_sizes=(1,))(recompute_hooks.hooks_see_whole_gradients_once)
 Checkpointed.check("memory", world_sizes=(1,))(recompute_memory.only_inputs_are_kept)
-Checkpointed.check("let go", world_sizes=(1,))(recompute_memory.nothing_is_left)
+Checkpointed.check("nothing kept", world_sizes=(1,))(recompute_memory.nothing_is_left)
 
 activation_peak_bytes.check("values", world_sizes=(1,))(placement.peaks_are_predicted)
 place_checkpoints.check("fewest", world_sizes=(1,))(placement.as_few_as_possible)
-place_checkpoints.check("too little", world_sizes=(1,))(placement.the_lowest_peak_is_named)
+place_checkpoints.check("too little memory", world_sizes=(1,))(placement.the_lowest_peak_is_named)

@@ -43,7 +43,7 @@ LaunchQueue.check("finish", world_sizes=(1,))(launch_queue.finish_completes_and_
 GradientSync.check("backward", world_sizes=(1,))(gradient_sync.gradients_are_added_in_backward)
 GradientSync.check("disabled", world_sizes=(1,))(gradient_sync.it_does_nothing_when_disabled)
 GradientSync.check("second gradient", world_sizes=(1,))(gradient_sync.a_second_gradient_is_rejected)
-no_sync.check("silence")(accumulation.no_message_inside)
+no_sync.check("no communication")(accumulation.no_message_inside)
 no_sync.check("exceptions", world_sizes=(1, 2))(accumulation.an_exception_leaves_it_as_it_was)
 no_sync.check("accumulation", world_sizes=(1, 2, 3))(accumulation.the_sum_is_sent)
 no_sync.check("second backward", world_sizes=(1, 2))(refusals.a_second_backward_inside_is_rejected)
@@ -165,7 +165,7 @@ def _reject_waits(rank: int, step: dict, context: str) -> None:
         )
 
 
-@OverlappedDDP.check("nobody waits", world_sizes=(2, 4))
+@OverlappedDDP.check("no waiting in backward", world_sizes=(2, 4))
 def backward_ends_without_the_other_ranks(attempt: Attempt) -> None:
     """Check also that finish_gradient_sync() does wait: its result must contain the late rank's gradients."""
     sizes, seed, late = draw_sizes(attempt), attempt.draw_seed(), attempt.random.randrange(attempt.world_size)
@@ -185,7 +185,7 @@ def backward_ends_without_the_other_ranks(attempt: Attempt) -> None:
         raise Wrong(wrong.evidence, "Hint: what must finish_gradient_sync() wait for before it returns?") from None
 
 
-OverlappedDDP.check("refusals", world_sizes=(1, 2))(refusals.wrong_backwards_are_rejected)
+OverlappedDDP.check("rejections", world_sizes=(1, 2))(refusals.wrong_backwards_are_rejected)
 
 
 @OverlappedDDP.check("memory", world_sizes=(1, 2))
@@ -202,7 +202,7 @@ def gradients_live_in_the_buckets(attempt: Attempt) -> None:
     judge_footprint(attempt, "Large", {}, said_cap("Large"))  # also counts memory that is neither a .grad nor sent
 
 
-@OverlappedDDP.check("lives", world_sizes=(1, 2))
+@OverlappedDDP.check("several wrappers", world_sizes=(1, 2))
 def each_wrapper_has_hooks_of_its_own(attempt: Attempt) -> None:
     sizes, seed, shares = draw_sizes(attempt), attempt.draw_seed(), draw_shares(attempt)
     found = attempt.run(probe_lives, sizes, seed, per_rank=shares)
@@ -244,6 +244,6 @@ def bf16_stays_bf16(attempt: Attempt) -> None:
     train_and_judge(attempt, Training("TwoRoads", dtype=torch.bfloat16, overlaps=True))
 
 
-@OverlappedDDP.check("wraps", world_sizes=(2,))
+@OverlappedDDP.check("wrapping", world_sizes=(2,))
 def it_behaves_like_its_module(attempt: Attempt) -> None:
     judge_wrapping(attempt, TINY_CAP, overlaps=True)

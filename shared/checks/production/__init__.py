@@ -93,7 +93,7 @@ def it_shards_over_its_mesh(attempt: Attempt) -> None:
 # -- 11.2
 
 host_mesh.check("mesh")(production_mesh.ranks_are_laid_out)
-host_mesh.check("refusal", world_sizes=(2, 3, 4))(production_mesh.uneven_hosts_are_rejected)
+host_mesh.check("rejection", world_sizes=(2, 3, 4))(production_mesh.uneven_hosts_are_rejected)
 host_mesh.check("wire", world_sizes=(2, 4))(production_mesh.only_gradients_leave_a_host)
 
 # -- 11.3

@@ -33,7 +33,7 @@ Unit.check("flat parameters", world_sizes=(1,))(states.work_is_done_once)
 
 owned_parameters.check("nested units", world_sizes=(1,))(owners.innermost_units_own)
 owned_parameters.check("owners", world_sizes=(1,))(owners.each_has_one_owner)
-owned_parameters.check("strangers", world_sizes=(1,))(owners.strangers_are_rejected)
+owned_parameters.check("foreign modules", world_sizes=(1,))(owners.strangers_are_rejected)
 
 
 # -- 9.4: a plain model trains

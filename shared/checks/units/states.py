@@ -56,7 +56,8 @@ def probe_unit(unit_class, count: int, calls: list[str]) -> list[tuple[str, list
 
 def _try(attempt: Attempt, calls: list[str]) -> list[tuple[str, list[tuple]]]:
     """Return, before the first call and after each, the state and the calls of the flat parameters."""
-    count = attempt.random.randint(1, 3)
+    # A unit of one flat parameter cannot show in which order several are gathered, so CERTAIN never draws one.
+    count = attempt.random.randint(2 if calls in CERTAIN else 1, 3)
     context = f"a unit of {count} flat parameter{'s' if count > 1 else ''}: {_describe_calls(calls)}"
     return attempt.run(probe_unit, count, calls, context=context)[0]
 

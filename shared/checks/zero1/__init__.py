@@ -97,7 +97,7 @@ def loops_of_every_kind(attempt: Attempt) -> None:
         train_and_judge(attempt, Plan("Plain", idle=idle, zero_grad=("model",)))
 
 
-ZeRO1.check("used up", world_sizes=(1, 2))(sharded_steps.used_up_gradients_are_rejected)
+ZeRO1.check("stale gradients", world_sizes=(1, 2))(sharded_steps.used_up_gradients_are_rejected)
 
 
 @ZeRO1.check("wire", world_sizes=(3, 4))

@@ -12,7 +12,7 @@ from shared.checks.engine.sharded.steps import judge_bf16
 from shared.checks.engine.sharded.training import HINT_ON_SHARDS
 from shared.checks.engine.wrapping import judge_wrapping
 from shared.checks.models import awkward
-from shared.checks.zero2 import bucket_memory, lives, loops, memory, order, sharded_bucket, wire
+from shared.checks.zero2 import bucket_gradients, bucket_memory, lives, loops, memory, order, sharded_bucket, wire
 from shared.checks.zero2.training import TINY_CAP_MB, WrapperPlan, probe_zero2, train_wrapper_and_judge
 
 ShardedBucket = Exercise("8.1", "ShardedBucket", optional=True)
@@ -35,7 +35,7 @@ UNFINISHED = {
 
 @ShardedBucket.check("values")
 def gradients_become_means(attempt: Attempt) -> None:
-    sharded_bucket.no_gradient_counts_as_zeros(attempt)
+    bucket_gradients.no_gradient_counts_as_zeros(attempt)
     sharded_bucket.each_shard_gets_its_mean(attempt)
 
 
@@ -43,7 +43,7 @@ ShardedBucket.check("wire", world_sizes=(2, 3))(sharded_bucket.one_reduce_scatte
 ShardedBucket.check("previous", world_sizes=(2,))(sharded_bucket.the_previous_bucket_is_waited_for)
 ShardedBucket.check("at once", world_sizes=(2, 3))(sharded_bucket.launch_returns_at_once)
 ShardedBucket.check("memory", world_sizes=(4,))(bucket_memory.only_a_shard_stays)
-ShardedBucket.check("rejections", world_sizes=(1,))(sharded_bucket.gradients_with_a_graph_are_rejected)
+ShardedBucket.check("rejections", world_sizes=(1,))(bucket_gradients.gradients_with_a_graph_are_rejected)
 
 
 # -- 8.2
@@ -88,7 +88,7 @@ def awkward_models_train_as_in_one_process(attempt: Attempt) -> None:
 ZeRO2.check("wire", world_sizes=(2, 3, 4))(wire.each_backward_and_each_step_send_once)
 ZeRO2.check("launch order", world_sizes=(2, 3))(order.every_rank_launches_in_one_order)
 ZeRO2.check("overlap", world_sizes=(2, 4))(order.full_buckets_are_launched_during_backward)
-ZeRO2.check("goes on", world_sizes=(2, 3))(order.backward_goes_on_while_a_bucket_is_in_flight)
+ZeRO2.check("backward continues", world_sizes=(2, 3))(order.backward_goes_on_while_a_bucket_is_in_flight)
 ZeRO2.check("memory", world_sizes=(2, 4))(memory.each_rank_holds_its_shards)
 ZeRO2.check("peak", world_sizes=(2, 4))(memory.backward_holds_three_buckets)
 
@@ -104,7 +104,7 @@ def bf16_stays_bf16(attempt: Attempt) -> None:
     judge_bf16(attempt, WrapperPlan("TwoRoads", "SGD", steps=2, dtype=torch.bfloat16), probe_zero2)
 
 
-@ZeRO2.check("wraps", world_sizes=(2,))
+@ZeRO2.check("wrapping", world_sizes=(2,))
 def it_behaves_like_its_module(attempt: Attempt) -> None:
     options = {"optimizer_cls": torch.optim.SGD, "lr": 0.1, "bucket_cap_mb": TINY_CAP_MB}
     judge_wrapping(attempt, options, overlaps=True)

@@ -1,6 +1,6 @@
 """Accepts only a single positional argument in forward.
 
-caught by: ManualDDP · wraps
+caught by: ManualDDP · wrapping
 """
 
 from solutions import manual_ddp as right

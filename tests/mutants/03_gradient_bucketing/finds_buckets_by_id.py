@@ -1,6 +1,6 @@
 """Identifies parameters by `id()`: in a deep copy, the ids are different.
 
-caught by: BucketedDDP · wraps
+caught by: BucketedDDP · wrapping
 """
 
 from solutions import bucketed_ddp as right

@@ -1,6 +1,6 @@
 """Polls in the hook until the bucket is complete, which is a wait in disguise.
 
-caught by: OverlappedDDP · nobody waits
+caught by: OverlappedDDP · no waiting in backward
 """
 
 import time

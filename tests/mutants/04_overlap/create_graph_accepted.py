@@ -1,6 +1,6 @@
 """Silently detaches a gradient that is part of a graph: its value is right, but its derivatives are wrong.
 
-caught by: OverlappedDDP · refusals
+caught by: OverlappedDDP · rejections
 """
 
 from solutions import overlapped_ddp as right

@@ -1,6 +1,6 @@
 """Removes all hooks of the parameters, including those registered by others.
 
-caught by: OverlappedDDP · lives
+caught by: OverlappedDDP · several wrappers
 """
 
 import weakref

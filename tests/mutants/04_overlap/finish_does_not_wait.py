@@ -1,6 +1,6 @@
 """Returns without waiting for the buckets: the optimizer may step with incomplete gradients.
 
-caught by: OverlappedDDP · nobody waits
+caught by: OverlappedDDP · no waiting in backward
 """
 
 from solutions import overlapped_ddp as right

@@ -1,6 +1,6 @@
 """Disables the hooks inside no_sync() but not finish_gradient_sync().
 
-caught by: OverlappedDDP · silence
+caught by: OverlappedDDP · no communication
 """
 
 from solutions import overlapped_ddp as right

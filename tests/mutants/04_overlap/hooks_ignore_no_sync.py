@@ -1,6 +1,6 @@
 """Ignores no_sync(): hooks launch buckets inside it too.
 
-caught by: OverlappedDDP · silence
+caught by: OverlappedDDP · no communication
 """
 
 import contextlib

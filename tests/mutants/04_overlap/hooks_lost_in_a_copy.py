@@ -1,6 +1,6 @@
 """Registers no hooks on a deep copy: the values are right, but nothing overlaps.
 
-caught by: OverlappedDDP · lives
+caught by: OverlappedDDP · several wrappers
 """
 
 from solutions import overlapped_ddp as right

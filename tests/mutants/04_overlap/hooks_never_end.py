@@ -1,6 +1,6 @@
 """Never removes its hooks, so they call into a wrapper that no longer exists.
 
-caught by: OverlappedDDP · lives
+caught by: OverlappedDDP · several wrappers
 """
 
 import weakref

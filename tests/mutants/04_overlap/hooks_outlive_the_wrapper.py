@@ -1,6 +1,6 @@
 """Registers hooks that keep the wrapper alive: after it is deleted, its module's backward still communicates.
 
-caught by: OverlappedDDP · lives
+caught by: OverlappedDDP · several wrappers
 """
 
 from solutions import overlapped_ddp as right

@@ -1,6 +1,6 @@
 """Enables communication at the end of an inner no_sync(), although the outer one is still active.
 
-caught by: OverlappedDDP · silence
+caught by: OverlappedDDP · no communication
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Keeps, and later removes, only the last hook.
 
-caught by: OverlappedDDP · lives
+caught by: OverlappedDDP · several wrappers
 """
 
 import weakref

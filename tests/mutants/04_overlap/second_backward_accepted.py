@@ -1,6 +1,6 @@
 """Silently ignores a second backward(), which adds to buckets that are in flight.
 
-caught by: OverlappedDDP · refusals
+caught by: OverlappedDDP · rejections
 """
 
 from solutions import overlapped_ddp as right

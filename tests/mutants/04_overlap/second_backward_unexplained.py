@@ -1,6 +1,6 @@
 """Rejects a second backward() with a bare assertion instead of an explanation.
 
-caught by: OverlappedDDP · refusals
+caught by: OverlappedDDP · rejections
 """
 
 from solutions import overlapped_ddp as right

@@ -1,6 +1,6 @@
 """Stores the no_sync() state in the class, so one wrapper's no_sync() affects all wrappers.
 
-caught by: OverlappedDDP · silence
+caught by: OverlappedDDP · no communication
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Cheats by listing every possible peak in the error message, so the lowest is among them.
 
-caught by: place_checkpoints · too little
+caught by: place_checkpoints · too little memory
 """
 
 from itertools import combinations

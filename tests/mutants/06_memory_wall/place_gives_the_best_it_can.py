@@ -1,6 +1,6 @@
 """Returns the best choice even if it does not meet the target, instead of raising.
 
-caught by: place_checkpoints · too little
+caught by: place_checkpoints · too little memory
 """
 
 from solutions import memory_wall as right

@@ -1,6 +1,6 @@
 """Reports the peak with all blocks checkpointed, which is not the lowest possible peak.
 
-caught by: place_checkpoints · too little
+caught by: place_checkpoints · too little memory
 """
 
 from solutions import memory_wall as right

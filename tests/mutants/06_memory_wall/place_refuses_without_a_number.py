@@ -1,6 +1,6 @@
 """Raises an error that does not say how low the peak can get.
 
-caught by: place_checkpoints · too little
+caught by: place_checkpoints · too little memory
 """
 
 from solutions import memory_wall as right

@@ -1,6 +1,6 @@
 """Keeps a reference to the last inputs on the module, so they cannot be freed.
 
-caught by: Checkpointed · let go
+caught by: Checkpointed · nothing kept
 """
 
 from solutions import memory_wall as right

@@ -1,6 +1,6 @@
 """Does not check whether the gradients in the flat tensor have already been used.
 
-caught by: ZeRO1 · used up
+caught by: ZeRO1 · stale gradients
 """
 
 from solutions import zero1 as right

@@ -1,6 +1,6 @@
 """Rejects every step after a rejected one.
 
-caught by: ZeRO1 · used up
+caught by: ZeRO1 · stale gradients
 """
 
 from solutions import zero1 as right

@@ -1,6 +1,6 @@
 """Rejects used-up gradients with a bare assertion instead of an explanation.
 
-caught by: ZeRO1 · used up
+caught by: ZeRO1 · stale gradients
 """
 
 from solutions import zero1 as right

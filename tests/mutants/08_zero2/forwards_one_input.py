@@ -1,6 +1,6 @@
 """Accepts only a single positional input in forward.
 
-caught by: ZeRO2 · wraps
+caught by: ZeRO2 · wrapping
 """
 
 from solutions import zero2 as right

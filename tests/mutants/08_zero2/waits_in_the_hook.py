@@ -1,6 +1,6 @@
 """Waits for each bucket in the hook that launches it.
 
-caught by: ZeRO2 · goes on
+caught by: ZeRO2 · backward continues
 """
 
 from unittest import mock

@@ -1,6 +1,6 @@
 """Silently ignores a unit that is not part of the module.
 
-caught by: owned_parameters · strangers
+caught by: owned_parameters · foreign modules
 """
 
 from solutions import units as right

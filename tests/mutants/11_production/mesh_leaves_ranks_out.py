@@ -1,6 +1,6 @@
 """Rounds the number of hosts down, so ranks that do not fill a host are left out of the mesh.
 
-caught by: host_mesh · refusal
+caught by: host_mesh · rejection
 """
 
 from solutions import production as right

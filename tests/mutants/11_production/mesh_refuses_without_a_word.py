@@ -1,6 +1,6 @@
 """Rejects a wrong argument with an assert that has no message.
 
-caught by: host_mesh · refusal
+caught by: host_mesh · rejection
 """
 
 from solutions import production as right

@@ -1,6 +1,6 @@
 """Does not remove an existing checkpoint of the same step, so the rename fails.
 
-caught by: save_checkpoint · left behind
+caught by: save_checkpoint · leftovers
 """
 
 from solutions import checkpoints as right

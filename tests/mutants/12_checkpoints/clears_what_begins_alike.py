@@ -1,6 +1,6 @@
 """Removes every folder whose name starts alike: saving step 1 deletes step_10.
 
-caught by: save_checkpoint · left behind
+caught by: save_checkpoint · leftovers
 """
 
 from solutions import checkpoints as right

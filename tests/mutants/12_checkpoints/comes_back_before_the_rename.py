@@ -1,6 +1,6 @@
 """Returns without waiting for rank 0 to rename the folder.
 
-caught by: save_checkpoint · meeting
+caught by: save_checkpoint · all ranks return
 """
 
 from solutions import checkpoints as right

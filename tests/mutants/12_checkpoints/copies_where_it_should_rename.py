@@ -1,6 +1,6 @@
 """Copies the half-written folder to its final name, file by file, instead of renaming it.
 
-caught by: save_checkpoint · meeting
+caught by: save_checkpoint · all ranks return
 """
 
 from solutions import checkpoints as right

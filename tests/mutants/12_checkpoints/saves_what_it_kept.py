@@ -1,6 +1,6 @@
 """Gets the state dicts only once and saves them again: tensors are up to date, but the step and settings are not.
 
-caught by: load_checkpoint · went on
+caught by: load_checkpoint · earlier checkpoint
 """
 
 from solutions import checkpoints as right

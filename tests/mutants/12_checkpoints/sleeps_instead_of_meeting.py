@@ -1,6 +1,6 @@
 """Sleeps for a second instead of waiting for the rename.
 
-caught by: save_checkpoint · meeting
+caught by: save_checkpoint · all ranks return
 """
 
 import time

@@ -1,6 +1,6 @@
 """Does not remove an earlier attempt, so files of ranks that no longer exist stay in the checkpoint.
 
-caught by: save_checkpoint · left behind
+caught by: save_checkpoint · leftovers
 """
 
 from solutions import checkpoints as right
