@@ -19,7 +19,7 @@ from shared import ranks
 from shared.deadlines import scaled
 from shared.ranks import devices, diagnosis, doctor, interrupts, magic
 from shared.ranks.diagnosis import Case
-from shared.ranks.rankside import OUTPUT_LIMIT_CHARACTERS, Outcome, _LimitedText
+from shared.ranks.rankside import OUTPUT_LIMIT_CHARACTERS, Outcome, Output
 from shared.ranks.running import DEFAULT_TIMEOUT_S
 from shared.wire import frames, instrumentation
 
@@ -302,7 +302,7 @@ def test_output_is_printed_in_rank_order_with_the_names_of_its_ranks(capsys):
 
 
 def test_printed_text_is_kept_up_to_a_limit():
-    text = _LimitedText()
+    text = Output()
     for _ in range(3):
         assert text.write("x" * OUTPUT_LIMIT_CHARACTERS) == OUTPUT_LIMIT_CHARACTERS
     kept, note = text.getvalue().split("\n", 1)

@@ -12,6 +12,7 @@ import socket
 import stat
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from datetime import timedelta
@@ -25,6 +26,7 @@ from shared.deadlines import scaled
 from shared.ranks.diagnosis import name_ranks
 from shared.wire import frames, instrumentation, mismatch
 
+CUT = "The cell was stopped on this rank"
 # Errors which only say that another rank failed first. They are never the cause.
 _OTHERS_FAULT = (
     "Connection closed by peer",
@@ -33,11 +35,11 @@ _OTHERS_FAULT = (
     "Socket Timeout",
     "failed to pass monitoredBarrier",
     "NCCL communicator was aborted",
+    "remote process exited or there was a network error",  # from NCCL
     "Broken pipe",
-    "Connections were cut",
+    CUT,
 )
-CUT = "Connections were cut"
-_ABORTS_WITHIN_S = scaled(2.0)
+_ABORTS_WITHIN_S = scaled(1.0)  # then the doctor answers, and NCCL may go on ending its communicators
 _MAY_WAIT = (".synchronize(", ".item(", ".cpu(", ".tolist(")  # on a GPU, these calls wait for a collective
 _DISTRIBUTED = os.path.dirname(dist.__file__) + os.sep
 
@@ -55,7 +57,7 @@ def cell_synchronizes() -> None:
 
 
 def was_cut() -> bool:
-    """Tell whether the kernel cut this rank's connections while it worked: what it computed since is worth nothing."""
+    """Return whether the kernel has stopped the cell or call that this rank runs."""
     return _work["cut"]
 
 
@@ -78,16 +80,25 @@ def _answer(store: dist.TCPStore, rank: int, main_thread: int) -> None:
             store.wait([f"ask/{index}"], timedelta(days=30))
             question = store.get(f"ask/{index}").decode()
             if question == "cut":
-                if _work["busy"]:
-                    _work.update(cut=True)
-                    _work["stream"].drop_the_rest()
+                _stop_work()
                 # A broken process group may raise anything, and this thread has to survive it.
                 with contextlib.suppress(Exception):
-                    cut()
+                    cut(_ABORTS_WITHIN_S)
             answer = json.dumps(look(rank, main_thread))
             store.set(f"answer/{index}/{rank}", answer)
         except dist.DistError:
             os._exit(3)  # the kernel that hosts the store is gone, and a rank must not outlive it
+
+
+def _stop_work() -> None:
+    """Make an error of what this rank runs, and drop its further output.
+
+    gloo raises an error wherever a rank waits on a connection that was cut. NCCL does not: an aborted collective just
+    ends, and leaves garbage in its output. So the rank may continue, and compute and print with that garbage.
+    """
+    if _work["busy"]:
+        _work.update(cut=True)
+        _work["stream"].drop_the_rest()
 
 
 def look(rank: int, main_thread: int) -> dict:
@@ -161,24 +172,53 @@ def _last_line(stream) -> str:
     return lines[-1][-120:]
 
 
-def cut() -> None:
-    """Break this rank's connections to the other ranks, so that every rank that waits on them gets an error.
+def cut(aborts_within_s: float) -> bool:
+    """Break this rank's connections to the other ranks, so that every rank that waits on them stops waiting.
 
-    This ends a hang without losing variables. gloo's waits cannot be interrupted, and killing the process would lose
-    the student's work.
+    This ends a hang without losing variables. Waits in gloo and NCCL cannot be interrupted, and killing the process
+    would lose the student's work.
+
+    Args:
+        aborts_within_s: How long to wait until NCCL has ended its communicators.
+
+    Returns:
+        Whether it has. If not, its groups cannot be left either.
     """
-    if dist.is_initialized() and torch.cuda.is_initialized():
-        for group in dist.distributed_c10d._world.pg_map:
-            if dist.Backend.NCCL in dist.get_backend_config(group):
-                backend = group._get_backend(torch.device("cuda"))
-                # In a thread of its own, because abort() may wait for the timeout of the group.
-                aborts = threading.Thread(target=backend.abort, daemon=True, name="abort")
-                aborts.start()
-                aborts.join(_ABORTS_WITHIN_S)
+    # NCCL comes first: a communicator whose sockets are closed under it reports a network error, and may not end.
+    aborted = _abort(_nccl_backends(), aborts_within_s)
     for connection in _open_connections():
         with connection, contextlib.suppress(OSError):  # it may close while we look
             if _ends(connection) not in _quiet_sockets:
                 connection.shutdown(socket.SHUT_RDWR)
+    return aborted
+
+
+def _nccl_backends() -> list:
+    """Return the NCCL backend of each of this rank's process groups."""
+    groups = list(dist.distributed_c10d._world.pg_map) if dist.is_initialized() else []
+    nccl_groups = [group for group in groups if dist.Backend.NCCL in dist.get_backend_config(group)]
+    return [group._get_backend(torch.device("cuda")) for group in nccl_groups]
+
+
+def _abort(backends: list, within_s: float) -> bool:
+    """End the communicators of NCCL backends, with the collectives in flight. Return whether all have ended in time.
+
+    `abort()` returns once NCCL has ended the communicator, however long that takes: the timeout of the group does not
+    interrupt it. So each abort runs in a thread of its own. All of them start at once, because ending one communicator
+    may wait for the GPU, on which a collective of another one is still in flight.
+    """
+    threads = [threading.Thread(target=_abort_one, args=(each,), daemon=True, name="abort") for each in backends]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + within_s
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return not any(thread.is_alive() for thread in threads)
+
+
+def _abort_one(backend) -> None:
+    with contextlib.suppress(Exception):  # a traceback of this thread would appear in the student's output
+        backend.abort()
 
 
 def _connections() -> set:
