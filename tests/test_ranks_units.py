@@ -333,19 +333,40 @@ def test_one_gpu_per_rank_means_nccl_and_valid_times(machine):
     assert "memory and times here" in placement.valid
 
 
-def test_fewer_gpus_than_ranks_are_shared_over_gloo(machine):
-    machine(gpus=2)
+@pytest.mark.parametrize(("gpus", "found"), [(1, "1 GPU"), (2, "2 GPUs")])
+def test_ranks_without_a_gpu_each_run_on_the_cpu_where_they_can_send(machine, gpus, found):
+    machine(gpus)
     placement = devices.place(4)
+    assert (placement.backend, placement.devices) == ("gloo", ("cpu",) * 4)
+    why = f"The ranks run on the CPU, because NCCL needs one GPU per rank and this machine has {found}. You can trust"
+    assert placement.valid.startswith(why)
+    assert "because" not in devices.place(4, "gloo:cpu").valid  # that was asked for
+
+
+def test_torch_without_nccl_leaves_gpus_unused(machine):
+    machine(gpus=4, nccl=False)
+    placement = devices.place(2)
+    assert (placement.backend, placement.devices) == ("gloo", ("cpu", "cpu"))
+    assert placement.valid.startswith("The ranks run on the CPU, because this build of PyTorch has no NCCL. ")
+
+
+@pytest.mark.parametrize("nccl", [True, False])
+def test_gloo_shares_gpus_on_request_and_says_what_it_cannot_do(machine, nccl):
+    machine(2, nccl)
+    placement = devices.place(4, "gloo")
     assert placement.backend == "gloo"
     assert placement.devices == ("cuda:0", "cuda:1", "cuda:0", "cuda:1")
-    assert "not communication times" in placement.valid
-    assert "4 ranks share 2 GPUs" in placement.valid
+    assert "not communication times: 4 ranks share 2 GPUs." in placement.valid
+    assert "cannot send or receive" in placement.valid
 
 
-def test_torch_without_nccl_shares_gpus_over_gloo(machine):
-    machine(gpus=4, nccl=False)
-    assert devices.place(2).backend == "gloo"
-    assert devices.place(2).devices == ("cuda:0", "cuda:1")
+def test_hosts_behind_a_link_use_the_cpu_unless_they_ask_for_gpus(machine):
+    machine(gpus=4)
+    assert devices.place(2, link="1gbit").devices == ("cpu", "cpu")
+    assert "communication times on such links" in devices.place(2, link="1gbit").valid
+    assert devices.place(2, "gloo", link="1gbit").devices == ("cuda:0", "cuda:1")
+    with pytest.raises(ValueError, match="communicate over TCP"):
+        devices.place(2, "nccl", link="1gbit")
 
 
 def test_no_gpu_means_gloo_on_the_cpu(machine, monkeypatch):
