@@ -170,6 +170,8 @@ def _hooked(operator, name: str):
 
     def hook(keyset, *args, **kwargs):
         arguments = dict(zip(argument_names, args, strict=False)) | kwargs
+        if name in POINT_TO_POINT:
+            _check_device(name, arguments)
         call = _record(name, arguments)
         if simulation is not None:
             result, work = simulation.launch(call, operator, keyset & _LATER_KEYS, arguments)
@@ -188,6 +190,20 @@ def _hooked(operator, name: str):
         return result
 
     return hook
+
+
+def _check_device(op: str, arguments: dict) -> None:
+    """Check that a tensor is where gloo can send or receive it.
+
+    gloo copies the tensors of a collective from a GPU and back. In a send or receive it takes their addresses for
+    addresses on the CPU, so it would fail with "Bad address", or crash the process.
+    """
+    device = arguments["tensors"][0].device
+    if device.type != "cpu" and dist.get_backend(dist.ProcessGroup.unbox(arguments["process_group"])) == "gloo":
+        raise RuntimeError(
+            f"gloo cannot {op} a tensor on {device}, although its collectives can use one. Start the ranks with "
+            "backend='gloo:cpu', or with NCCL and one GPU per rank."
+        )
 
 
 def _tell_listeners(call: Call, work, arguments: dict) -> None:
