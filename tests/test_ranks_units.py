@@ -49,7 +49,7 @@ def point_to_point(rank: int, op: str, partner: int, waits="yes") -> dict:
     preposition = "to" if op == "send" else "from"
     text = f"{op} #1 {preposition} rank {partner} (float32, 1 element)"
     call = {"op": op, "number": 1, "text": text, "lane": lane, "group": [0, 1, 2, 3], "partner": partner, "line": None}
-    return position_with(rank, call, [[lane, 1]], waits)
+    return position_with(rank, call, [[lane, 1]], waits) | {"nccl": False}
 
 
 def position_with(rank: int, call: dict | None, counts: list, waits: str) -> dict:
@@ -166,6 +166,15 @@ def test_two_ranks_that_both_receive_are_a_deadlock():
     assert diagnosis.is_deadlocked(case)
     assert "Rank 0 waits in recv #1 from rank 1" in diagnosis.explain(case)
     assert "none of them can continue" in diagnosis.explain(case)
+
+
+@pytest.mark.parametrize("nccl", [True, False])
+def test_only_with_nccl_a_ring_is_told_to_batch_its_sends_and_receives(nccl):
+    """gloo runs what isend and irecv have launched at the same time."""
+    ring = [point_to_point(rank, "send", (rank + 1) % 3) | {"nccl": nccl} for rank in range(3)]
+    message = diagnosis.explain(case_of(*ring))
+    assert "none of them can continue" in message
+    assert ("one after the other, isend and irecv included, unless they come in one" in message) == nccl
 
 
 def test_send_without_a_receive_names_the_missing_receive():
