@@ -65,7 +65,7 @@ def lint(selection: Selection) -> Phase:
 def unit(selection: Selection) -> Phase:
     only = tuple(selection.failed["unit"]) if selection.failed else ()
     workers = calibration.workers(
-        calibration.cores() + 1
+        2 * calibration.cores() + 1
     )  # One more than there are cores, because tests often wait for ranks.
     marks = "not gpu and not slow" if selection.quick else "not gpu"
     command = pytest_command(*(files_of(only) or ["tests"]), "-n", str(workers), *BY_FILE, "-m", marks)
