@@ -176,8 +176,8 @@ def _judge_refusal(found: list[dict], setting: Setting, own: Draw) -> None:
         if found[rank]["refused"] is None or begun:
             raise Wrong(
                 {
-                    rank: f"{describe_setting(setting, own[0])}: some rank raised a ValueError, but this rank had already "
-                    "sent or changed something, or did not raise it"
+                    rank: f"{describe_setting(setting, own[0])}: some rank raised a ValueError, but this rank "
+                    "had already sent or changed something, or did not raise it"
                 },
                 "Hint: is the argument checked on every rank, and before the first message?",
             )
