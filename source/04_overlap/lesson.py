@@ -381,7 +381,7 @@ scaling_plots.schedule(ready_ms, bucket_ms, ends_ms, backward_ms, came_ms)
 
 # %%
 # %%ranks
-class TwoRoads(nn.Module):
+class TwoBranches(nn.Module):
     def __init__(self):
         super().__init__()
         self.a = nn.Parameter(torch.ones(1, device=device))
@@ -392,7 +392,7 @@ class TwoRoads(nn.Module):
         return sum([use[name]() for name in order])
 
 
-roads, ready = TwoRoads(), []
+roads, ready = TwoBranches(), []
 for name, parameter in roads.named_parameters():
     parameter.register_post_accumulate_grad_hook(lambda _, name=name: ready.append(name))
 order = {0: "ab", 3: "b"}.get(rank, "ba")
@@ -408,7 +408,7 @@ my_prediction = {"a": 0.0, "b": 0.0}
 
 # %%
 # %%ranks
-roads = HookedDDP(TwoRoads(), bucket_cap_mb=1e-6)
+roads = HookedDDP(TwoBranches(), bucket_cap_mb=1e-6)
 roads("ab" if rank == 0 else "ba").backward()
 roads.finish_gradient_sync()
 print(f"a {roads.module.a.grad.item():.2f}, b {roads.module.b.grad.item():.2f}")
@@ -428,7 +428,7 @@ print(f"a {roads.module.a.grad.item():.2f}, b {roads.module.b.grad.item():.2f}")
 # %%ranks
 from torch.nn.parallel import DistributedDataParallel
 
-ddp = DistributedDataParallel(TwoRoads(), bucket_cap_mb=1e-6, find_unused_parameters=True)
+ddp = DistributedDataParallel(TwoBranches(), bucket_cap_mb=1e-6, find_unused_parameters=True)
 for order in ("ab" if rank == 0 else "ba", "b" if rank == 3 else "ab"):
     ddp.zero_grad()
     ddp(order).backward()
@@ -622,7 +622,7 @@ tables.Table(["", "loss", "messages", "sent, MB", "exposed, ms", "peak, MB"], ro
 # %%
 # %%ranks
 def fourth_step(**options):
-    ddp = DistributedDataParallel(TwoRoads(), **options)
+    ddp = DistributedDataParallel(TwoBranches(), **options)
     for _ in range(4):
         with wire.ledger() as log:
             ddp("b").backward()  # a is never used
