@@ -695,6 +695,53 @@ print([f"{entry.op} of {entry.elements} {entry.dtype}" for entry in log.entries]
 # Parallel Training*, VLDB 2020 (arXiv 2006.15704), §3.2.3 and §4.
 
 # %% [markdown]
+# ## A bug that gloo hides
+#
+# The collectives of this lesson ran on the CPU, where gloo's own threads write the results into your tensors. NCCL's
+# collectives run on the GPU, on a stream of their own. There, `launch()` only queues the collective, and `wait()` lets
+# your program continue: it only makes the GPU's *current stream* wait, so that later operations on the GPU start when
+# the collective is complete. Without `wait()`, nothing puts the two streams in order.
+#
+# In this cell, the call to `wait()` is missing. The pause stands for the rest of backward.
+
+# %%
+ranks.start(world_size=2, backend="gloo:cpu", detect_mismatch=False)
+
+# %%
+# %%ranks
+import time
+
+gradient = torch.full((4,), float(rank))
+dist.all_reduce(gradient, async_op=True)
+time.sleep(1)
+print(gradient / world_size)
+
+# %% [markdown]
+# The average of 0 and 1 is 0.5, so the result is right. By the time the cell divides, gloo has finished, and a test
+# on gloo passes. On a GPU, the division may run before the all-reduce, and the optimizer would then take a step with
+# wrong gradients. No error tells you.
+#
+# You can find such bugs without a GPU. With `simulate="nccl"`, gloo treats your program as NCCL would: until you have
+# called `wait()`, the output holds NaN, and it is an error to use it. Here is the same cell again:
+
+# %%
+ranks.start(world_size=2, backend="gloo:cpu", simulate="nccl", detect_mismatch=False)
+
+# %% tags=["raises-exception"]
+# %%ranks
+import time
+
+gradient = torch.full((4,), float(rank))
+dist.all_reduce(gradient, async_op=True)
+time.sleep(1)
+print(gradient / world_size)
+
+# %% [markdown]
+# The message names the collective, the ranks and the line. The simulation also reports a tensor that you change or free
+# while a collective still uses it. It cannot tell you how long anything takes on a GPU. Run your labs with it before
+# you take your code to GPUs.
+
+# %% [markdown]
 # ## Recap
 #
 # Ψ parameters in fp32, S = 4Ψ bytes of gradients, N ranks.
