@@ -8,7 +8,8 @@ import functools
 from pathlib import Path
 
 SOLUTIONS = Path(__file__).parents[1] / "solutions"
-POINT_TO_POINT = "send recv isend irecv P2POp batch_isend_irecv send_object_list recv_object_list".split()
+POINT_TO_POINT = ("send", "recv", "isend", "irecv", "P2POp", "batch_isend_irecv")
+OBJECTS = ("send_object_list", "recv_object_list")
 MESHES = ("DeviceMesh", "init_device_mesh", "fully_shard")
 ASKS_FIRST = "exchanges_directly"  # a piece that calls it uses the backend's own collective on a GPU
 
@@ -20,7 +21,7 @@ def needs_nccl(source: str) -> bool:
 
 def uses_point_to_point(source: str) -> bool:
     """Tell whether a notebook's source sends tensors from rank to rank, itself or through our solutions."""
-    return _uses(source, frozenset(f"dist.{name}" for name in POINT_TO_POINT))
+    return _uses(source, frozenset(f"dist.{name}" for name in (*POINT_TO_POINT, *OBJECTS)))
 
 
 def uses_a_mesh(source: str) -> bool:
