@@ -102,7 +102,8 @@ class Simulation:
     def launch(self, call, operator, keyset, arguments: dict):
         """Launch an operation on copies of its tensors.
 
-        Returns what the operator returns, and the operation's Work, which is None for a synchronous one.
+        Returns what the operator returns, and the operation's Work, or None for one that has blocked the host. The
+        caller of a synchronous operation never sees that Work.
 
         Raises:
             NCCLViolation: if the operation uses a tensor that is in flight, or its partner never calls.
@@ -129,7 +130,7 @@ class Simulation:
         work = _SimulatedWork(self, flight)
         _kept.append(work)
         result = (*result[:-1], work.boxed()) if isinstance(result, (tuple, list)) else work.boxed()
-        return result, work if call.is_async else None
+        return result, work
 
     def _chain(self, call, tensor: torch.Tensor) -> None:
         """Let an operation start after those in flight on the same tensor, if they use the same communicator."""
@@ -176,7 +177,8 @@ class Simulation:
             return
         self.flights.remove(flight)
         try:
-            completion.untimed_wait(flight.work)
+            with completion.landing(flight):
+                completion.untimed_wait(flight.work)
         except RuntimeError:
             if not self.is_cut:
                 raise
@@ -196,10 +198,10 @@ class _SimulatedWork(dist.Work):
 
     def __init__(self, simulation: Simulation, flight: Flight):
         super().__init__()
-        self._simulation, self._flight = simulation, flight
+        self._simulation, self.flight = simulation, flight
 
     def wait(self, timeout=None) -> bool:
-        flight = self._flight
+        flight = self.flight
         with completion.timed(self) if flight.call.is_async else contextlib.nullcontext():
             if flight.freed and not flight.waited:
                 raise NCCLViolation(f"the output of {flight} was freed in flight, before wait()")
@@ -211,10 +213,10 @@ class _SimulatedWork(dist.Work):
     synchronize = block_current_stream = wait
 
     def is_completed(self) -> bool:
-        return self._flight not in self._simulation.flights or self._flight.work.is_completed()
+        return self.flight not in self._simulation.flights or self.flight.work.is_completed()
 
     def get_future(self) -> torch.futures.Future:
-        flight = self._flight
+        flight = self.flight
         flight.future_taken = True
 
         def land(done: torch.futures.Future) -> list[torch.Tensor]:
@@ -224,12 +226,13 @@ class _SimulatedWork(dist.Work):
             if flight in self._simulation.flights:
                 self._simulation.flights.remove(flight)
                 flight.forget_tensors()
+                completion.landed(flight)
             return outputs
 
         return flight.work.get_future().then(land)
 
     def _source_rank(self) -> int:
-        return self._flight.work._source_rank()
+        return self.flight.work._source_rank()
 
     source_rank = _source_rank
 
