@@ -1,9 +1,11 @@
 """Over NCCL, no call blocks the host, and synchronous ones have no Work: ledger, timeline and doctor measure streams.
 
-No GPU is needed: a fake one has streams and events on a clock of its own, which makes every time exact.
+No GPU is needed: a fake one has streams and events on a clock of its own, which makes every time exact. The last tests
+run over simulated NCCL. Their functions without `test_` run on the ranks.
 """
 
 import threading
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,8 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shared import timeline, wire
+from shared import ranks, timeline, wire
 from shared.checks.engine.steps import Event, EventLog
+from shared.deadlines import scaled
 from shared.plots import buckets
 from shared.ranks import diagnosis, doctor
 from shared.wire import clock, completion, instrumentation
@@ -260,3 +263,64 @@ def test_a_cell_that_only_computes_on_its_gpu_does_not_wait_for_a_rank(gpu):
     position = doctor.position(0, threading.get_ident())
     doctor.work_ends()
     assert (position["waits"], position["line"]) == ("no", "its GPU has not finished what the cell launched")
+
+
+# -- simulated NCCL
+
+
+@pytest.fixture(scope="module")
+def simulated():
+    ranks.start(2, backend="gloo:cpu", simulate="nccl", detect_mismatch=False)
+    yield
+    ranks.stop()
+
+
+def reduce_synchronously_and_not() -> tuple[wire.Ledger, timeline.Timeline, list[Event]]:
+    checked = EventLog(("all_reduce",))
+    synchronous, asynchronous, unused = torch.ones(3), torch.ones(4), torch.ones(5)
+    with timeline.record() as line, wire.ledger() as log:
+        with completion.watching(checked), instrumentation.listening(checked.launched, checked.waiting):
+            dist.all_reduce(synchronous)
+            work = dist.all_reduce(asynchronous, async_op=True)
+            work.wait()
+        assert (synchronous.sum() + asynchronous.sum()).item() == 14
+        dist.all_reduce(unused)
+    return log, line, checked.events
+
+
+@pytest.mark.slow
+def test_over_simulated_nccl_operations_end_when_their_results_land(simulated):
+    for log, line, events in ranks.run(reduce_synchronously_and_not):
+        assert log.is_simulated and "NCCL is simulated" in str(log.table())
+        assert all(e.launched_s < e.completed_s <= log.closed_s for e in log.entries) and len(log.entries) == 3
+        assert bucket_run(log).took_ms > 0
+        assert line.is_simulated and line.communication_ms > 0 and line.overlap == pytest.approx(0, abs=1)
+        launch = Event("all_reduce")
+        assert events == [launch, Event("wait", launched=0), launch, Event("wait", launched=1)]
+
+
+def use_too_early_inside_a_ledger() -> None:
+    with wire.ledger():
+        data = torch.ones(4)
+        dist.all_reduce(data, async_op=True)
+        time.sleep(scaled(0.3))  # gloo's all-reduce completes in the meantime
+        data.add_(1)
+
+
+@pytest.mark.slow
+def test_a_ledger_hides_no_violation(simulated):
+    with pytest.raises(ranks.CellFailed, match="was written to before wait"):
+        ranks.run(use_too_early_inside_a_ledger)
+
+
+def skip_one_all_reduce() -> None:
+    if dist.get_rank() == 0:
+        return
+    for elements in (3, 4):
+        dist.all_reduce(torch.ones(elements))
+
+
+@pytest.mark.slow
+def test_a_hang_is_blamed_on_the_first_call_that_another_rank_skipped(simulated):
+    with pytest.raises(ranks.CellFailed, match=r"Rank 1 waits in all_reduce #\d+ \(float32, 3 elements\) for rank 0"):
+        ranks.run(skip_one_all_reduce, timeout_s=scaled(20))
