@@ -39,7 +39,7 @@ class Watcher:
         if self.clock.on_gpu:  # the collective starts when the GPU reaches it
             self._marks.append((entry, "launched_s", self.clock.mark()))
         try:
-            future = work.get_future()
+            future = getattr(work, "observed_future", work.get_future)()
         except RuntimeError:  # gloo's send, receive and reduce-scatter have no future
             self._waited_for[id(work)] = (work, entry, {_memory_of(tensor) for tensor in tensors})
             return
