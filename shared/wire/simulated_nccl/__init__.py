@@ -171,9 +171,11 @@ class Simulation:
 
     def _land(self, flight: Flight) -> None:
         """Wait until an operation is complete, and put its results into the caller's tensors."""
-        self.complete(flight, lambda: completion.untimed_wait(flight.work))
+        work = flight.work
+        self.complete(flight, lambda: completion.untimed_wait(work))
         if flight.waited and flight in self.flights:
             self.flights.remove(flight)
+            flight.forget_tensors()
 
     def complete(self, flight: Flight, wait) -> None:
         """Call wait() for an operation that has not landed, and put its results into the caller's tensors."""

@@ -18,7 +18,7 @@ class Flight:
         stream: The stream on which NCCL would run it. Operations on one stream run in order.
         waited: Whether the current stream waits for it.
         landed: Whether it is complete, with its results in the caller's tensors.
-        work: gloo's Work, on the copies.
+        work: gloo's Work, on the copies, until it is complete.
     """
 
     def __init__(self, call, stream: str, outputs: list[torch.Tensor], inputs: list[torch.Tensor]):
@@ -61,9 +61,13 @@ class Flight:
                 tensor.copy_(result)
 
     def land(self) -> None:
-        """Note that the operation is complete. Its Work may exist for much longer than its copies are needed."""
+        """Note that the operation is complete. Its own Work may exist for much longer than its copies are needed."""
         self.landed = True
-        self._copies, self._results = {}, []
+        self.work, self._copies, self._results = None, {}, []
+
+    def forget_tensors(self) -> None:
+        """Forget the caller's tensors, once the current stream has waited and nothing can go wrong anymore."""
+        self.outputs, self._inputs = [], []
 
     # -- its memory
 

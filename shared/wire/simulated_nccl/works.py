@@ -28,13 +28,18 @@ class SimulatedWork(dist.Work):
 
     def is_completed(self) -> bool:
         """Return whether the operation is complete. If so, the host may rely on that, and need not call wait()."""
-        is_complete = self.flight.landed or self.flight.work.is_completed()
+        gloo_work = self.flight.work
+        is_complete = gloo_work is None or gloo_work.is_completed()
         if is_complete:
             self._simulation.wait(self.flight)
         return is_complete
 
     def get_future(self) -> torch.futures.Future:
-        """Return a future whose value, the outputs, need not be waited for."""
+        """Return a future whose value, the outputs, need not be waited for.
+
+        Raises:
+            RuntimeError: For gloo's send, receive and reduce-scatter, which have no future.
+        """
 
         def land(done: torch.futures.Future) -> list[torch.Tensor]:
             # Waits for the future, because gloo's Work is complete only after this callback.
@@ -42,13 +47,13 @@ class SimulatedWork(dist.Work):
             self.flight.waited = True
             return self.flight.outputs
 
-        return self.flight.work.get_future().then(land)
+        return self._gloo_work().get_future().then(land)
 
     def observed_future(self) -> torch.futures.Future:
         """Return a future for instruments, which must not count as a wait of the rank's own code."""
-        return self.flight.work.get_future()
+        return self._gloo_work().get_future()
 
-    def _source_rank(self) -> int:
-        return self.flight.work._source_rank()
-
-    source_rank = _source_rank
+    def _gloo_work(self) -> dist.Work:
+        if self.flight.work is None:
+            raise RuntimeError("the operation is complete, and simulated NCCL has forgotten it")
+        return self.flight.work
