@@ -177,6 +177,8 @@ def cut() -> None:
     This ends a hang without losing variables. gloo's waits cannot be interrupted, and killing the process would lose
     the student's work.
     """
+    if instrumentation.simulation is not None:
+        instrumentation.simulation.is_cut = True
     if dist.is_initialized() and torch.cuda.is_initialized():
         for group in dist.distributed_c10d._world.pg_map:
             if dist.Backend.NCCL in dist.get_backend_config(group):

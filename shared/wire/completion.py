@@ -201,12 +201,6 @@ def landing(flight):
     yield
     for watcher, mark in began.items():
         watcher.stood_still(mark)
-    landed(flight)
-
-
-def landed(flight) -> None:
-    """Record for every Watcher that a simulated operation is complete. It may land in one of gloo's threads."""
-    for watcher in list(_watchers):
         watcher.landed(flight)
 
 

@@ -119,7 +119,7 @@ def reset() -> None:
 
 
 def simulate_nccl(on: bool) -> None:
-    """Switch the simulation of NCCL on or off on this rank (see simulated_nccl.py)."""
+    """Switch the simulation of NCCL on or off on this rank (see shared/wire/simulated_nccl)."""
     global simulation
     if simulation is not None:
         simulation.stop()

@@ -32,7 +32,7 @@ class Saving:
     sharded: bool = True
 
     def __str__(self) -> str:
-        return f"{unit_models.said(self.model)}, {self.optimizer}" + ", without sharding" * (not self.sharded)
+        return f"{unit_models.describe(self.model)}, {self.optimizer}" + ", without sharding" * (not self.sharded)
 
 
 def beside(piece, name: str):

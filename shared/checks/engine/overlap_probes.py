@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.latecomers import Meeting, launches_unasked
+from shared.checks.engine.late_ranks import Meeting, launches_unasked
 from shared.checks.models import awkward
 from shared.checks.models.overlap import Sizes
 from shared.deadlines import scaled
