@@ -41,7 +41,7 @@ def start(
         link: A rate such as "1gbit". Each rank then runs on its own host, behind a link of that rate in both
             directions. A host reaches only the other hosts, so load data beforehand. See `shared/hosts`.
         simulate: "nccl" to let gloo behave as NCCL does for the host, so that errors that gloo hides are reported. See
-            `shared/wire/simulated_nccl.py`. By default, the environment variable RANKS_SIMULATE decides.
+            `shared/wire/simulated_nccl`. By default, the environment variable RANKS_SIMULATE decides.
 
     Raises:
         ValueError: If this machine cannot run that world size, backend or link.

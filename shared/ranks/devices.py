@@ -19,7 +19,7 @@ MEMORY_PER_RANK_GB = 0.4  # measured with torch imported and a small model, with
 class Placement:
     """A backend, one device per rank, and a sentence on which measurements are valid there.
 
-    `simulates` is "nccl" if gloo behaves like NCCL for the host (see shared/wire/simulated_nccl.py).
+    `simulates` is "nccl" if gloo behaves like NCCL for the host (see shared/wire/simulated_nccl).
     """
 
     backend: str
@@ -87,11 +87,11 @@ def place(
     Raises:
         ValueError: If this machine or this build of PyTorch cannot run the backend, or if it cannot be simulated.
     """
-    simulate = simulate or os.environ.get("RANKS_SIMULATE") or None
-    if simulate not in (None, "nccl"):
-        raise ValueError(f"simulate must be 'nccl' or None, got {simulate!r}")
-    if simulate and backend in ("nccl", "gloo"):
-        raise ValueError(f"simulate='nccl' needs ranks on the CPU: use backend='gloo:cpu' instead of {backend!r}")
+    source, simulate = ("simulate", simulate) if simulate else ("RANKS_SIMULATE", os.environ.get("RANKS_SIMULATE"))
+    if simulate not in (None, "", "nccl"):
+        raise ValueError(f"{source} can only be 'nccl', the one backend that can be simulated, got {simulate!r}")
+    if simulate and backend not in (None, "gloo:cpu"):
+        raise ValueError(f"NCCL is simulated on the CPU: use backend='gloo:cpu' instead of {backend!r}")
     if simulate:
         return replace(_place("gloo:cpu", world_size, link), simulates=simulate, valid=_SIMULATED)
     return _place(backend or os.environ.get("RANKS_BACKEND"), world_size, link)
