@@ -221,7 +221,7 @@ def _nccl_backends() -> list:
 
 
 def _abort(backends: list, within_s: float) -> bool:
-    """End the communicators of NCCL backends, with the collectives in flight. Return whether all have ended in time.
+    """End the communicators of each NCCL backend, and what is in flight. Return whether all of them ended in time.
 
     `abort()` returns once NCCL has ended the communicator, however long that takes: the timeout of the group does not
     interrupt it. So each abort runs in a thread of its own. All of them start at once, because ending one communicator
