@@ -2,6 +2,7 @@
 
 import torch
 import torch.distributed as dist
+from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map_only
 
@@ -97,7 +98,8 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the first address of a tensor's memory and the one after its last; equal ones if it has no memory."""
-    if tensor.layout is not torch.strided or tensor.is_meta or is_traceable_wrapper_subclass(tensor):
+    is_wrapper = isinstance(tensor, FakeTensor) or is_traceable_wrapper_subclass(tensor)
+    if is_wrapper or tensor.layout is not torch.strided or tensor.is_meta:
         return 0, 0
     if tensor.numel() == 0 or tensor.untyped_storage().nbytes() == 0:
         return 0, 0
