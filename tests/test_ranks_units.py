@@ -53,7 +53,7 @@ def point_to_point(rank: int, op: str, partner: int, waits="yes") -> dict:
 
 
 def position_with(rank: int, call: dict | None, counts: list, waits: str) -> dict:
-    here = {"rank": rank, "busy": True, "counts": counts, "call": call, "printed": ""}
+    here = {"rank": rank, "busy": True, "counts": counts, "call": call, "ahead": [], "printed": ""}
     return here | {"line": f"cell, line 9: work({rank})", "waits": waits}
 
 

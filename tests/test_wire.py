@@ -344,10 +344,10 @@ def test_functional_collectives_complete_at_their_waits(world):
 
 
 def launch_without_work() -> wire.Ledger:
-    """Report a launch without a Work, as for NCCL's sends and receives in a batch."""
+    """Report a launch without a Work, as for NCCL's sends and receives in a batch that nothing waits for."""
     with wire.ledger() as log:
         for _, launched, _ in instrumentation._listeners:
-            launched(call("send", 8, partner=0), None, [])
+            launched(call("send", 8, partner=0), completion.WithoutWork(completion.marks()), [])
     return log
 
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from shared.deadlines import scaled
 from shared.ranks.diagnosis import name_ranks
-from shared.wire import frames, instrumentation, mismatch
+from shared.wire import clock, frames, instrumentation, mismatch
 
 # Errors which only say that another rank failed first. They are never the cause.
 _OTHERS_FAULT = (
@@ -40,12 +40,14 @@ CUT = "Connections were cut"
 _ABORTS_WITHIN_S = scaled(2.0)
 _MAY_WAIT = (".synchronize(", ".item(", ".cpu(", ".tolist(")  # on a GPU, these calls wait for a collective
 _DISTRIBUTED = os.path.dirname(dist.__file__) + os.sep
+_GPU_COMPUTES = "its GPU has not finished what the cell launched"
 
 _work: dict = {"busy": False, "stream": None, "synchronizes": False, "cut": False}
 _quiet_sockets: set = set()  # connections that are not between ranks, and are therefore never cut
 
 
 def work_begins(stream) -> None:
+    instrumentation.recent_calls.clear()
     _work.update(busy=True, stream=stream, synchronizes=False, cut=False)
 
 
@@ -99,19 +101,26 @@ def look(rank: int, main_thread: int) -> dict:
 
 
 def position(rank: int, main_thread: int | None) -> dict:
-    """Describe where this rank's main thread is, and which collectives it has launched."""
+    """Describe where this rank's main thread is, and which collectives it has launched.
+
+    Over NCCL, the host may be `ahead` of its GPU: the GPU may wait in any of the cell's calls. `diagnosis.py` finds out
+    in which one, from what the other ranks launched.
+    """
     call = instrumentation.last_call
+    runs_ahead = _work["busy"] and instrumentation.host_runs_ahead()
+    ahead = list(instrumentation.recent_calls) if runs_ahead else []
     here = {
         "rank": rank,
         "busy": _work["busy"],
         "counts": [[list(lane), count] for lane, count in instrumentation.counts.items()],
         "call": call and _as_json(call),
+        "ahead": [_as_json(each) for each in ahead],
         "printed": _last_line(_work["stream"]),
         "line": None,
         "waits": "no",
     }
     if _work["synchronizes"]:
-        here["line"], here["waits"] = call and _as_json(call)["line"], "yes"
+        here["line"], here["waits"] = (None, "yes") if ahead else (_GPU_COMPUTES, "no")
     elif _work["busy"]:
         stack = _stack(sys._current_frames().get(main_thread))
         index = next((i for i, frame in enumerate(stack) if frames.is_student_file(frame.f_code.co_filename)), None)
@@ -138,7 +147,8 @@ def _waits(inner_frames: list, line: str) -> str:
     """
     files = [frame.f_code.co_filename for frame in inner_frames]
     names = [frame.f_code.co_name for frame in inner_frames]
-    if any(file.startswith(_DISTRIBUTED) for file in files) or ".wait(" in line:
+    waits_for_gpu = any(frame.f_code is clock.wait_for.__code__ for frame in inner_frames)
+    if waits_for_gpu or any(file.startswith(_DISTRIBUTED) for file in files) or ".wait(" in line:
         return "yes"
     return "maybe" if "_engine_run_backward" in names or any(pattern in line for pattern in _MAY_WAIT) else "no"
 

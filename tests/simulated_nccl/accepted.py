@@ -1,4 +1,4 @@
-"""Right code, which must break no rule of NCCL: the solutions, the variants, and the strategies of the training script."""
+"""Right code, which must break no rule of NCCL: the solutions, the variants, and the registry of strategies."""
 
 import contextlib
 import re

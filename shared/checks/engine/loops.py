@@ -69,7 +69,7 @@ def _in_company(inside: contextlib.ExitStack, loop: Loop, rank: int, step: int) 
     def count(*_) -> None:
         launched.append(True)
         if len(launched) == loop.messages:
-            meeting.come()
+            meeting.come(with_the_stream=False)
 
     inside.enter_context(instrumentation.listening(count))
     return []

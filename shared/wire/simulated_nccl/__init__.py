@@ -72,7 +72,7 @@ class Simulation:
     def launch(self, call, operator, keyset, arguments: dict):
         """Launch an operation on copies of its tensors.
 
-        Returns what the operator returns, and the operation's Work, which is None for a synchronous one.
+        Returns what the operator returns, and the operation's Work, which a synchronous call does not return.
 
         Raises:
             NCCLViolation: if the operation uses a tensor that is in flight, or its partner never calls.
@@ -103,7 +103,7 @@ class Simulation:
         self.flights.append(flight)
         work = SimulatedWork(self, flight)
         result = (*flight.with_originals(tensors), work.boxed()) if tensors else work.boxed()
-        return result, work if call.is_async else None
+        return result, work
 
     def _connect(self, call) -> None:
         """Wait until the partner calls the other end, if this is the first transfer in this direction."""
@@ -188,8 +188,9 @@ class Simulation:
         if flight.landed:
             return
         try:
-            wait()
-            flight.put_results()
+            with completion.landing(flight):
+                wait()
+                flight.put_results()
         except RuntimeError:
             if not self.is_cut:
                 raise
