@@ -49,12 +49,17 @@ def _said(verdict: Verdict) -> str:
 
 
 @contextlib.contextmanager
-def at_one_size(module: str) -> Iterator[None]:
-    """Run each of a module's checks that communicates at the smallest world size at which it does."""
+def at_one_size(module: str, only_first: bool) -> Iterator[None]:
+    """Run each of a module's checks that communicates at the smallest world size at which it does.
+
+    Args:
+        only_first: Run only the first such check of each exercise.
+    """
     with contextlib.ExitStack() as changes:
         for exercise in exercises_of(module):
             communicating = [check for check in exercise.checks if max(check.world_sizes) > 1]
-            changes.enter_context(mock.patch.object(exercise, "checks", [_smallest(check) for check in communicating]))
+            chosen = [_smallest(check) for check in communicating[: 1 if only_first else None]]
+            changes.enter_context(mock.patch.object(exercise, "checks", chosen))
         yield
 
 

@@ -17,7 +17,7 @@ flight, often passes on gloo and computes wrong values on NCCL. Here, such code 
 The simulation has limits. Times mean nothing. A rank has one stream besides those of its process groups. An operation
 whose future was taken, as DDP does, counts as waited for when it completes. Later unbatched sends do not block each
 other, although NCCL runs them one after the other. `batch_isend_irecv()` returns one Work per operation, NCCL one for
-all. A read through a raw pointer is not seen.
+all. A read through a raw pointer or in another thread is not seen.
 """
 
 import contextlib
@@ -26,6 +26,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._prims_common import suggest_memory_format
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
@@ -78,14 +79,11 @@ class Simulation:
             NCCLViolation: if the operation uses a tensor that is in flight, or its partner never calls.
             RuntimeError: if NCCL does not have this operation, or the rank's connections were cut.
         """
-        if call.op == "monitored_barrier" or (call.op == "recv" and call.partner is None):
-            raise RuntimeError(f"NCCL does not support {call.op}{' from any source' if call.op == 'recv' else ''}")
         if self.is_cut:
             raise RuntimeError(f"NCCL communicator was aborted on rank {dist.get_rank()}")
-        stream, (outputs, inputs) = _stream_of(call), _outputs_and_inputs(call, arguments)
-        for tensor in (*outputs, *inputs):
-            if not tensor.is_contiguous(memory_format=torch._prims_common.suggest_memory_format(tensor)):
-                raise ValueError(f"Tensors must be contiguous: {call} got strides {tensor.stride()}")
+        outputs, inputs = _outputs_and_inputs(call, arguments)
+        _check(call, [*outputs, *inputs])
+        stream = _stream_of(call)
         for tensor in inputs:
             self.use(tensor, writes=False, stream=stream)
         for tensor in outputs:
@@ -213,6 +211,17 @@ def _backend_named_nccl():
         yield
     finally:
         dist.get_backend = original
+
+
+def _check(call, tensors: list[torch.Tensor]) -> None:
+    """Raise an error for an operation that NCCL does not support."""
+    if call.op == "monitored_barrier":
+        raise RuntimeError("NCCL does not support monitored_barrier")
+    if call.op == "recv" and call.partner is None:
+        raise RuntimeError("NCCL does not support recv from any source")
+    for tensor in tensors:
+        if not tensor.is_contiguous(memory_format=suggest_memory_format(tensor)):
+            raise ValueError(f"Tensors must be contiguous: {call} got strides {tensor.stride()}")
 
 
 def _stream_of(call) -> str:
