@@ -15,10 +15,11 @@ import torch.distributed as dist
 from torch import nn
 
 from shared import ranks, timeline, wire
+from shared.checks.engine import late_ranks
 from shared.checks.engine.steps import Event, EventLog
 from shared.deadlines import scaled
 from shared.plots import buckets
-from shared.ranks import diagnosis, doctor
+from shared.ranks import diagnosis, doctor, rankside
 from shared.wire import clock, completion, instrumentation
 from tests import fake_gpu
 
@@ -205,6 +206,17 @@ def test_the_checks_see_a_synchronous_call_without_a_work_as_a_launch_and_a_wait
     events = [event for event in log.events if event != Event("wait")]  # gloo's own wait, which NCCL does not have
     launch = Event("all_reduce")
     assert events == [launch, Event("wait", launched=0), launch, Event("wait", launched=1)]
+
+
+def test_a_rank_meets_the_others_when_its_stream_has_arrived(gpu, monkeypatch):
+    """Otherwise code that waits for a late rank would seem not to, because over NCCL only its stream waits."""
+    monkeypatch.setattr(rankside.here, "store", dist.HashStore())
+    meeting = late_ranks.Meeting("a meeting")
+    dist.all_reduce(torch.ones(4))
+    meeting.come(with_the_stream=False)
+    assert gpu.now_s == 0
+    meeting.come()
+    assert gpu.now_s == 5
 
 
 # -- the doctor

@@ -17,6 +17,7 @@ from shared import ranks, wire
 from shared.deadlines import scaled
 from shared.ranks import devices
 from shared.wire import instrumentation
+from tests.simulated_nccl.accepted import at_one_size, checked_files, failures_of, losses_of, name_of, strategies
 from tests.simulated_nccl.mutants import MUTANTS, result_of
 
 pytestmark = pytest.mark.slow
@@ -319,3 +320,20 @@ def train_with_torch(wrap: str) -> list[float]:
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
 def test_torchs_own_wrappers_break_no_rule(simulated, wrap):
     assert all(loss == loss for losses in ranks.run(train_with_torch, wrap) for loss in losses)
+
+
+@pytest.mark.parametrize(("module", "path"), [pytest.param(*each, id=name_of(each[1])) for each in checked_files()])
+def test_the_checks_of_right_code_find_no_violation(simulated, module, path):
+    """`python -m tests.simulated_nccl` runs all checks at all world sizes."""
+    with at_one_size(module, only_first=path.parent.name != "solutions"):
+        assert not failures_of(module, path)
+
+
+@pytest.fixture(scope="module")
+def losses_of_ddp(simulated) -> list[list[float]]:
+    return ranks.run(losses_of, "ddp")
+
+
+@pytest.mark.parametrize("strategy", strategies())
+def test_every_strategy_trains_without_a_violation(simulated, losses_of_ddp, strategy):
+    assert ranks.run(losses_of, strategy) == [pytest.approx(losses) for losses in losses_of_ddp]

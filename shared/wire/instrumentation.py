@@ -147,6 +147,18 @@ def host_runs_ahead() -> bool:
     return simulation is not None or torch.cuda.is_initialized()
 
 
+@contextlib.contextmanager
+def violations_accepted():
+    """Let simulated NCCL accept wrong uses of tensors inside the block, for a check that makes them on purpose."""
+    if simulation is not None:
+        simulation.accepts_violations = True
+    try:
+        yield
+    finally:
+        if simulation is not None:
+            simulation.accepts_violations = False
+
+
 def simulated_bytes() -> int:
     """Return the bytes that the simulation of NCCL holds on this rank, and that NCCL would not."""
     return simulation.copied_bytes if simulation is not None else 0

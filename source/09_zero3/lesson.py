@@ -655,6 +655,8 @@ for _ in range(5):  # in turns, so that a busy moment slows all of them
         dist.barrier()
         began_s = time.perf_counter()
         step_of(*each)
+        if device.type == "cuda":
+            torch.cuda.synchronize()  # a GPU still works when a call has returned
         times_s.setdefault(name, []).append(time.perf_counter() - began_s)
 took_s = {name: statistics.median(each) for name, each in times_s.items()}
 

@@ -17,7 +17,7 @@ flight, often passes on gloo and computes wrong values on NCCL. Here, such code 
 The simulation has limits. Times mean nothing. A rank has one stream besides those of its process groups. An operation
 whose future was taken, as DDP does, counts as waited for when it completes. Later unbatched sends do not block each
 other, although NCCL runs them one after the other. `batch_isend_irecv()` returns one Work per operation, NCCL one for
-all. A read through a raw pointer is not seen.
+all. A read through a raw pointer or in another thread is not seen.
 """
 
 import contextlib
@@ -26,6 +26,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._prims_common import suggest_memory_format
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from shared.deadlines import scaled
@@ -48,13 +50,15 @@ class Simulation:
     def __init__(self):
         self.flights: list[Flight] = []  # in the order of their launches
         self.is_cut = False  # whether this rank's connections to the other ranks were cut
+        self.accepts_violations = False
+        self._copies: list[tuple[StorageWeakRef, int]] = []  # with their bytes
         self._connected: set[str] = set()
         self._watching = contextlib.ExitStack()
 
     @property
     def copied_bytes(self) -> int:
-        """The memory of the copies on which gloo works."""
-        return sum(flight.copied_bytes for flight in self.flights)
+        """The memory of the copies on which gloo works. Its threads free some shortly after the operation."""
+        return sum(nbytes for storage, nbytes in self._copies if not storage.expired())
 
     def start(self) -> None:
         """Watch what this thread does with tensors, and the backward passes that it starts."""
@@ -75,14 +79,11 @@ class Simulation:
             NCCLViolation: if the operation uses a tensor that is in flight, or its partner never calls.
             RuntimeError: if NCCL does not have this operation, or the rank's connections were cut.
         """
-        if call.op == "monitored_barrier" or (call.op == "recv" and call.partner is None):
-            raise RuntimeError(f"NCCL does not support {call.op}{' from any source' if call.op == 'recv' else ''}")
         if self.is_cut:
             raise RuntimeError(f"NCCL communicator was aborted on rank {dist.get_rank()}")
-        stream, (outputs, inputs) = _stream_of(call), _outputs_and_inputs(call, arguments)
-        for tensor in (*outputs, *inputs):
-            if not tensor.is_contiguous(memory_format=torch._prims_common.suggest_memory_format(tensor)):
-                raise ValueError(f"Tensors must be contiguous: {call} got strides {tensor.stride()}")
+        outputs, inputs = _outputs_and_inputs(call, arguments)
+        _check(call, [*outputs, *inputs])
+        stream = _stream_of(call)
         for tensor in inputs:
             self.use(tensor, writes=False, stream=stream)
         for tensor in outputs:
@@ -91,12 +92,15 @@ class Simulation:
         if call.partner is not None and not _is_batched():
             self._connect(call)
         flight = Flight(call, stream, outputs, inputs)
+        self._copies = [copy for copy in self._copies if not copy[0].expired()]
+        self._copies += [(StorageWeakRef(copy.untyped_storage()), copy.nbytes) for copy in flight.copies]
         result = operator.redispatch(keyset, **flight.with_copies(arguments))
-        flight.work = dist.Work.unbox(result[-1] if isinstance(result, (tuple, list)) else result)
+        *tensors, boxed = result if isinstance(result, (tuple, list)) else [result]
+        flight.work = dist.Work.unbox(boxed)
         flight.fill_outputs_with_garbage()
         self.flights.append(flight)
         work = SimulatedWork(self, flight)
-        result = (*result[:-1], work.boxed()) if isinstance(result, (tuple, list)) else work.boxed()
+        result = (*flight.with_originals(tensors), work.boxed()) if tensors else work.boxed()
         return result, work
 
     def _connect(self, call) -> None:
@@ -129,7 +133,7 @@ class Simulation:
         """
         for flight in self.flights[:]:
             kind = flight.conflict_with(tensor, writes)
-            if kind and not flight.waited and flight.stream != stream:
+            if kind and not (flight.waited or flight.stream == stream or self.accepts_violations):
                 how = "written to" if writes else "used"
                 consequence = "it holds garbage" if kind == "output" else "the other ranks may get the new values"
                 raise NCCLViolation(
@@ -207,6 +211,17 @@ def _backend_named_nccl():
         yield
     finally:
         dist.get_backend = original
+
+
+def _check(call, tensors: list[torch.Tensor]) -> None:
+    """Raise an error for an operation that NCCL does not support."""
+    if call.op == "monitored_barrier":
+        raise RuntimeError("NCCL does not support monitored_barrier")
+    if call.op == "recv" and call.partner is None:
+        raise RuntimeError("NCCL does not support recv from any source")
+    for tensor in tensors:
+        if not tensor.is_contiguous(memory_format=suggest_memory_format(tensor)):
+            raise ValueError(f"Tensors must be contiguous: {call} got strides {tensor.stride()}")
 
 
 def _stream_of(call) -> str:

@@ -2,6 +2,7 @@
 
 import torch
 import torch.distributed as dist
+from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map_only
 
@@ -26,23 +27,28 @@ class Flight:
         self.waited, self.landed = stream == CURRENT_STREAM, False
         self.work: dist.Work | None = None
         self._copies = {id(tensor): tensor.detach().clone() for tensor in (*outputs, *inputs)}
+        self._originals = {id(self._copies[id(tensor)]): tensor for tensor in (*outputs, *inputs)}
         self._results = [self._copies[id(tensor)] for tensor in outputs]
         # Other tensors on the same memory, because `parameter.data = …` gives the caller's tensors other memory.
         self.outputs = [tensor.data for tensor in outputs]
         self._inputs = [tensor.data for tensor in inputs]
 
     @property
-    def copied_bytes(self) -> int:
-        return sum(copy.nbytes for copy in self._copies.values())
-
-    @property
     def origin(self) -> str:
         """End a message with the line of the student's code that launched the operation, if there is one."""
         return f". It was launched at {frames.where(*self.call.called_from)}" if self.call.called_from else ""
 
+    @property
+    def copies(self) -> list[torch.Tensor]:
+        return list(self._copies.values())
+
     def with_copies(self, arguments: dict) -> dict:
         """Return an operator's arguments, with the copies in place of the tensors."""
         return tree_map_only(torch.Tensor, lambda tensor: self._copies[id(tensor)], arguments)
+
+    def with_originals(self, result):
+        """Return an operator's result, with the caller's tensors in place of the copies."""
+        return tree_map_only(torch.Tensor, lambda tensor: self._originals.get(id(tensor), tensor), result)
 
     def fill_outputs_with_garbage(self) -> None:
         with torch.inference_mode(), _disable_current_modes():
@@ -63,7 +69,7 @@ class Flight:
     def land(self) -> None:
         """Note that the operation is complete. Its own Work may exist for much longer than its copies are needed."""
         self.landed = True
-        self.work, self._copies, self._results = None, {}, []
+        self.work, self._copies, self._originals, self._results = None, {}, {}, []
 
     def forget_tensors(self) -> None:
         """Forget the caller's tensors, once the current stream has waited and nothing can go wrong anymore."""
@@ -92,7 +98,8 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the first address of a tensor's memory and the one after its last; equal ones if it has no memory."""
-    if tensor.layout is not torch.strided or tensor.is_meta or is_traceable_wrapper_subclass(tensor):
+    is_wrapper = isinstance(tensor, FakeTensor) or is_traceable_wrapper_subclass(tensor)
+    if is_wrapper or tensor.layout is not torch.strided or tensor.is_meta:
         return 0, 0
     if tensor.numel() == 0 or tensor.untyped_storage().nbytes() == 0:
         return 0, 0
