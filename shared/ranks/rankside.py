@@ -74,6 +74,9 @@ def settle(rank: int, device: str, store_address: tuple[str, int]) -> None:
         for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT"):
             os.environ[f"TORCH_NCCL_{name}"] = "0"
         torch.cuda.set_device(device)
+    else:
+        # Otherwise torch uses the machine's GPUs here, too: as fully_shard's default, and in each step of Adam.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     instrumentation.install()
     doctors_store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
     hosts.enter()
