@@ -75,7 +75,7 @@ def settle(rank: int, device: str, store_address: tuple[str, int]) -> None:
             os.environ[f"TORCH_NCCL_{name}"] = "0"
         torch.cuda.set_device(device)
     else:
-        # Otherwise torch uses the machine's GPUs here, too: as fully_shard's default, and in each step of Adam.
+        # Otherwise, torch would initialize CUDA in Adam's first step, and fully_shard would choose a GPU by default.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     instrumentation.install()
     doctors_store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)

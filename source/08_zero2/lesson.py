@@ -605,7 +605,7 @@ tables.Table(["micro-batches", "sends", "must send, f · 4Ψ", "gradients at mos
 # no multiples of the number of ranks.
 #
 # torch's `fully_shard` gets a **mesh**: the ranks that it shards over, and the type of device that they compute on.
-# Without a mesh, it would choose a GPU on any machine that has one, even when the ranks compute on the CPU.
+# Without a mesh, it would choose a GPU on any machine that has one, even for a job on the CPU.
 
 # %%
 # %%ranks

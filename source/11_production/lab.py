@@ -55,8 +55,8 @@ from solutions.units import default_units
 # | no counterpart | `reduce_dtype`: gradients may be summed in a wider dtype |
 # | shards on the device of the module's parameters | shards on the device type of its `mesh` |
 #
-# Without a mesh, `fully_shard` chooses a GPU on any machine that has one, even when the ranks compute on the CPU. So
-# pass a mesh in every call. `mesh_of_all_ranks(module)` is given and creates the default one.
+# Without a mesh, `fully_shard` chooses a GPU on any machine that has one, even for a job on the CPU. So pass a mesh in
+# every call. `mesh_of_all_ranks(module)` is given and creates the default one.
 #
 # It returns the module, which is now sharded. An optimizer must be built afterwards.
 #

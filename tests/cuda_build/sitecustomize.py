@@ -1,4 +1,4 @@
-"""Make torch report CUDA as its accelerator, as it does where it finds a GPU, or on any machine in a CUDA build.
+"""Make torch report CUDA as its accelerator, like a CUDA build of torch on a machine with a GPU.
 
 Python imports this module when it starts, if this folder is on PYTHONPATH: in a kernel, and in every rank.
 """

@@ -1,4 +1,4 @@
-"""Leaves the default mesh to fully_shard, which takes any GPU of the machine, even if the ranks compute on the CPU.
+"""Leaves the default mesh to fully_shard, which takes any GPU of the machine, even for a job on the CPU.
 
 caught by: fully_sharded · device
 """
