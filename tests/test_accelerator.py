@@ -169,7 +169,7 @@ def test_ddp_and_fsdp2_train_on_the_cpu(cpu_ranks):
 
 def test_fsdp2_without_a_mesh_leaves_the_cpu(cpu_ranks):
     """This is why every call gets a mesh, and it proves that torch is patched in a way that matters."""
-    with pytest.raises(ranks.CellFailed, match="Torch not compiled with CUDA enabled"):
+    with pytest.raises(ranks.CellFailed, match="CUDA|NVIDIA driver"):
         ranks.run(in_fsdp2, False)
 
 
