@@ -336,7 +336,7 @@ UNPREVENTED = {  # A process cannot prevent these in itself, so a person has to 
 @pytest.mark.parametrize("source", UNPREVENTED)
 def test_uses_that_cannot_be_prevented_are_shown_to_the_instructor(source):
     assert UNPREVENTED[source] in screen.notices(source)
-    assert screen.notices("fully_shard(model)", "from torch.distributed.fsdp import fully_shard") == []
+    assert screen.notices("fully_shard(model, mesh=mesh)", "from torch.distributed.fsdp import fully_shard") == []
 
 
 @pytest.mark.parametrize("lab", CHAPTERS)

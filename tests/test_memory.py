@@ -485,13 +485,14 @@ def two_ranks(ranks_end_with_the_module):
 
 
 def _on_fsdp2():
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    model = models.MLP(SIZES)
+    model, mesh = models.MLP(SIZES), init_device_mesh("cpu", (2,))
     for layer in model.layers:
         if isinstance(layer, nn.Linear):
-            fully_shard(layer)
-    fully_shard(model)
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     adam = torch.optim.Adam(model.parameters())
     x = torch.randn(32, 64)
     one_step(model, adam, x)

@@ -576,13 +576,14 @@ def test_reducer_of_ddp_is_recorded(world):
 
 
 def fsdp_step() -> tuple[list[instrumentation.Call], dict[str, int]]:
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.debug import CommDebugMode
 
-    model = small_model()
+    model, mesh = small_model(), init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in model:
-        fully_shard(layer, reshard_after_forward=True)
-    fully_shard(model)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    fully_shard(model, mesh=mesh)
     with CommDebugMode() as debug_mode:
         calls = record_calls(lambda: model(torch.ones(2, 8)).sum().backward(), ())
     return calls, {str(op): count for op, count in debug_mode.get_comm_counts().items()}

@@ -93,6 +93,9 @@ def settle(rank: int, device: str, store_address: tuple[str, int]) -> None:
     if device.startswith("cuda"):
         prepare_nccl()
         torch.cuda.set_device(device)
+    else:
+        # Otherwise, torch would initialize CUDA in Adam's first step, and fully_shard would choose a GPU by default.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     instrumentation.install()
     doctors_store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
     hosts.enter()
