@@ -2,15 +2,15 @@
 
 This runs the tests marked gpu, every notebook, and every strategy through NCCL, on all GPUs of this machine. The report
 is written to build/gpu/. Outputs of notebooks are not compared, because devices have other names on a GPU, and values
-differ in their last digits. With fewer GPUs than the four ranks of the lessons, ranks share them through gloo. gloo
-cannot send from a GPU, and a DeviceMesh on a GPU needs NCCL. A chapter that needs either says so in the metadata of its
-lesson and lab, with `gpu_per_rank: true`. Its notebooks then run on the CPU, which the summary shows.
+differ in their last digits. With fewer GPUs than the four ranks of the lessons, ranks share them through gloo. The
+notebooks of chapters that then need NCCL (see needs_nccl.py) run on the CPU, which the summary shows.
 """
 
 import sys
 from pathlib import Path
 
 from instructor.build import chapters
+from tests.needs_nccl import needs_nccl
 from tests.runner.execution import Result, run_phase
 from tests.runner.phases import PYTHON, ROOT, Phase, pytest_command
 from tests.runner.summary import summary
@@ -25,7 +25,7 @@ def chapters_with_a_gpu_per_rank() -> set[str]:
     return {
         chapter.name
         for chapter in chapters()
-        if any(chapter.read(script).metadata["course"].get("gpu_per_rank") for script in ("lesson", "lab"))
+        if any(needs_nccl((chapter.folder / f"{script}.py").read_text()) for script in ("lesson", "lab"))
     }
 
 
@@ -35,7 +35,8 @@ def phases(gpus: int, notebooks: list[Path]) -> list[Phase]:
     on_gpus = [str(path) for path in notebooks if path not in on_cpu]
     lax = pytest_command(*LAX, test_s=GPU_TEST_S)
     found = [Phase("gpu", (pytest_command("tests", "-m", "gpu", test_s=GPU_TEST_S),), is_pytest=True)]
-    found.append(Phase("notebooks", ((*lax, *on_gpus),), is_pytest=True))
+    share = ("env", "RANKS_BACKEND=gloo") if gpus < LESSONS_RANKS else ()
+    found.append(Phase("notebooks", ((*share, *lax, *on_gpus),), is_pytest=True))
     if on_cpu:
         command = ("env", "RANKS_BACKEND=gloo:cpu", *lax, *map(str, on_cpu))
         found.append(Phase("on the CPU", (command,), is_pytest=True))

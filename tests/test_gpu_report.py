@@ -10,8 +10,10 @@ import pytest
 from benchmarks import gpu
 from benchmarks.gpu_training import DRY, Training, parameters_of
 from benchmarks.rungs import ALONE, FSDP2, ON_A_GPU
+from instructor.build import chapters
 from shared.models import GPTConfig
 from tests import gpu as run_on_gpus
+from tests.needs_nccl import needs_nccl
 
 pytestmark = pytest.mark.slow
 
@@ -74,8 +76,9 @@ def test_a_dry_run_writes_the_report(tmp_path):
     assert (tmp_path / "report.png").stat().st_size > 10_000
 
 
-def test_with_few_gpus_notebooks_that_send_from_rank_to_rank_stay_on_the_cpu():
-    notebooks = sorted(path.relative_to(ROOT) for path in (ROOT / "solutions").glob("*.ipynb"))
+def test_with_few_gpus_notebooks_that_need_nccl_stay_on_the_cpu():
+    folders = (ROOT / "chapters", ROOT / "solutions")
+    notebooks = sorted(path.relative_to(ROOT) for folder in folders for path in folder.glob("*.ipynb"))
     one_gpu, four_gpus = (run_on_gpus.phases(gpus, notebooks) for gpus in (1, 4))
     assert [phase.name for phase in one_gpu] == ["gpu", "notebooks", "on the CPU", "report"]
     assert [phase.name for phase in four_gpus] == ["gpu", "notebooks", "report"]
@@ -83,3 +86,9 @@ def test_with_few_gpus_notebooks_that_send_from_rank_to_rank_stay_on_the_cpu():
         ran = [word for phase in phases for command in phase.commands for word in command if word.endswith(".ipynb")]
         assert sorted(ran) == [str(path) for path in notebooks]
     assert "RANKS_BACKEND=gloo:cpu" in one_gpu[2].commands[0]
+    shared = one_gpu[1].commands[0]
+    assert "RANKS_BACKEND=gloo" in shared
+    for chapter in chapters():
+        scripts = {"chapters": chapter.folder / "lesson.py", "solutions": chapter.folder / "lab.py"}
+        for folder, script in scripts.items():
+            assert not (f"{folder}/{chapter.name}.ipynb" in shared and needs_nccl(script.read_text())), script

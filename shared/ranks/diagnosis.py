@@ -12,6 +12,11 @@ _ALL_LAUNCHED = (
     "that all ranks must make, such as dist.new_group."
 )
 
+_ONE_AFTER_THE_OTHER = (
+    "NCCL runs a rank's sends and receives one after the other, isend and irecv included, unless they come in one "
+    "dist.batch_isend_irecv()."
+)
+
 
 @dataclass
 class Case:
@@ -220,6 +225,9 @@ def _waits(case: Case) -> list[str]:
         sentences.append(
             "Each waits for a call that another waiting rank has not reached, so none of them can continue."
         )
+        positions = [position for group in waiting.values() for position in group]
+        if any(position["call"]["partner"] is not None and position["nccl"] for position in positions):
+            sentences.append(_ONE_AFTER_THE_OTHER)
     return list(dict.fromkeys(sentences))
 
 

@@ -118,6 +118,7 @@ def position(rank: int, main_thread: int | None) -> dict:
         "printed": _last_line(_work["stream"]),
         "line": None,
         "waits": "no",
+        "nccl": _uses_nccl(),
     }
     if _work["synchronizes"]:
         here["line"], here["waits"] = (None, "yes") if ahead else (_GPU_COMPUTES, "no")
@@ -129,6 +130,13 @@ def position(rank: int, main_thread: int | None) -> dict:
             here["line"] = frames.where(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         here["waits"] = _waits(stack[:index], here["line"] or "")  # a check may wait outside the student's code
     return here
+
+
+def _uses_nccl() -> bool:
+    """Return whether NCCL, or its simulation, runs this rank's operations."""
+    if instrumentation.simulation is not None:
+        return True
+    return dist.is_initialized() and dist.Backend.NCCL in dist.get_backend_config()
 
 
 def _stack(frame) -> list:

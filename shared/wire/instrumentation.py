@@ -243,6 +243,8 @@ def _record(op: str, arguments: dict) -> Call:
     global last_call
     group = dist.ProcessGroup.unbox(arguments["process_group"])
     ranks = tuple(dist.get_process_group_ranks(group))
+    if op in POINT_TO_POINT:
+        _check_device(op, arguments["tensors"][0].device, group)
     partner = arguments.get("dst") if op == "send" else arguments.get("src") if op == "recv" else None
     partner = ranks[partner] if partner is not None else None
     root = arguments.get("root_rank")
@@ -278,6 +280,19 @@ def _record(op: str, arguments: dict) -> Call:
     for calls, _, _ in _listeners:
         calls.append(last_call)
     return last_call
+
+
+def _check_device(op: str, device: torch.device, group: dist.ProcessGroup) -> None:
+    """Check that a tensor is where gloo can send or receive it.
+
+    gloo copies the tensors of a collective from a GPU and back. In a send or receive it takes their addresses for
+    addresses on the CPU, so it would fail with "Bad address", or crash the process.
+    """
+    if device.type != "cpu" and dist.get_backend(group) == "gloo":
+        raise RuntimeError(
+            f"gloo cannot {op} a tensor on {device}, although its collectives can use one. Start the ranks with "
+            "backend='gloo:cpu', or with NCCL and one GPU per rank."
+        )
 
 
 def _payload(op: str, arguments: dict) -> list[torch.Tensor]:

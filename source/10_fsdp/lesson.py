@@ -3,7 +3,6 @@
 #   course:
 #     module: zero3
 #     minutes: 30
-#     gpu_per_rank: true
 # ---
 
 # %% [markdown]

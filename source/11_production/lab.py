@@ -3,7 +3,6 @@
 #   course:
 #     module: production
 #     minutes: 50
-#     gpu_per_rank: true
 # ---
 
 # %% [markdown]

@@ -3,7 +3,6 @@
 #   course:
 #     module: production
 #     minutes: 30
-#     gpu_per_rank: true
 # ---
 
 # %% [markdown]
