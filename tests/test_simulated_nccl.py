@@ -3,6 +3,8 @@
 The functions without `test_` run on the ranks.
 """
 
+import math
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -215,7 +217,7 @@ def test_what_was_cut_ends_with_garbage_and_its_output_is_not_shown(simulated, c
     assert "before" in printed and "after" not in printed
     assert all(outcome.error for rank, outcome in failed.value.outcomes.items() if rank != 0)
     totals = ranks.run(lambda: get_ipython().user_ns.get("total"))
-    assert totals[0] is None and all(total != total for total in totals[1:])
+    assert all(total is None or math.isnan(total) for total in totals)  # None if the interrupt came first
 
 
 # -- right code
