@@ -49,21 +49,20 @@ def _said(verdict: Verdict) -> str:
 
 
 @contextlib.contextmanager
-def at_one_size(module: str, only_first: bool) -> Iterator[None]:
-    """Run each of a module's checks that communicates at the smallest world size at which it does.
+def only_first_checks(module: str) -> Iterator[None]:
+    """Run only the first check of each exercise that communicates, at the smallest world size at which it does.
 
-    Args:
-        only_first: Run only the first such check of each exercise.
+    It trains a plain model, or calls the piece in the plainest way.
     """
     with contextlib.ExitStack() as changes:
         for exercise in exercises_of(module):
             communicating = [check for check in exercise.checks if max(check.world_sizes) > 1]
-            chosen = [_smallest(check) for check in communicating[: 1 if only_first else None]]
+            chosen = [_at_smallest_size(check) for check in communicating[:1]]
             changes.enter_context(mock.patch.object(exercise, "checks", chosen))
         yield
 
 
-def _smallest(check: Check) -> Check:
+def _at_smallest_size(check: Check) -> Check:
     return replace(check, world_sizes=(min(size for size in check.world_sizes if size > 1),))
 
 

@@ -133,14 +133,16 @@ class Simulation:
         """
         for flight in self.flights[:]:
             kind = flight.conflict_with(tensor, writes)
-            if kind and not (flight.waited or flight.stream == stream or self.accepts_violations):
+            if not kind:
+                continue
+            if flight.waited or flight.stream == stream:
+                self._land(flight)
+            elif not self.accepts_violations:
                 how = "written to" if writes else "used"
                 consequence = "it holds garbage" if kind == "output" else "the other ranks may get the new values"
                 raise NCCLViolation(
                     f"the {kind} of {flight.call} was {how} before wait(): on NCCL, {consequence}{flight.origin}"
                 )
-            if kind:
-                self._land(flight)
 
     def free(self, storage: torch.UntypedStorage) -> None:
         """Note that the memory of a storage is about to be freed.
