@@ -15,10 +15,10 @@ def draw(times, sizes, rows: list[dict]) -> None:
     """
     positions = range(len(rows))
     edge = {"edgecolor": "black", "linewidth": 0.6}
-    drawn = times.barh(positions, [row["over_plain"] for row in rows], facecolor=COLORS[0], **edge)
+    drawn = times.barh(positions, [row["over_plain"] for row in rows], facecolor=COLORS[5], **edge)
     times.bar_label(drawn, [f"{row['over_plain']:.2f}" for row in rows], padding=3, size=8)
     times.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
-    times.set_yticks(positions, [f"{row['strategy']}, {row['ranks']}" for row in rows])
+    times.set_yticks(positions, [f"{row['strategy']}, {_ranks(row['ranks'])}" for row in rows])
     style = {"height": 0.36, **edge}
     held = [row["held_gb"] for row in rows]
     sizes.barh([y - 0.2 for y in positions], held, facecolor=COLORS[1], label="held", **style)
@@ -31,4 +31,8 @@ def draw(times, sizes, rows: list[dict]) -> None:
     for axes in (times, sizes):
         axes.set_xlim(0, 1.2 * axes.get_xlim()[1])
         axes.spines[["top", "right"]].set_visible(False)
-    times.invert_yaxis()
+    times.set_ylim(len(rows) - 0.4, -0.6)
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank" + ("s" if count != 1 else "")

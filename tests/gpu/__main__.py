@@ -111,7 +111,7 @@ def keep(run: Run, before: Run | None, planned: list[steps.Part]) -> None:
 def execute(run: Run, planned: list[steps.Part], options: argparse.Namespace) -> int:
     """Run the parts, and write the page after each of them. Returns the exit status."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # no dumps of hung ranks
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     options.folder.mkdir(parents=True, exist_ok=True)
     log = options.folder / "log.txt"
@@ -119,26 +119,24 @@ def execute(run: Run, planned: list[steps.Part], options: argparse.Namespace) ->
     deadline_s = time.monotonic() + 60 * options.minutes
     stopped = False
     for part in planned:
-        try:
-            if stopped:
-                result = PartResult(part.step, part.name, NOT_RUN, reason="this run was stopped")
-            else:
-                print(f"{part.step}: {part.name} …", end=" ", flush=True)
-                result = running.run(part, deadline_s - time.monotonic(), log)
-        except KeyboardInterrupt:
-            stopped = True
-            result = PartResult(part.step, part.name, NOT_RUN, reason="this run was stopped")
-        except Exception as error:  # one step must not prevent the others
-            reason = f"`make gpu` itself failed ({type(error).__name__}: {error})"
-            result = PartResult(part.step, part.name, FAILED, reason=reason)
+        result = PartResult(part.step, part.name, NOT_RUN, reason="this run was stopped")
         if not stopped:
-            reason = f": {result.reason}" if result.reason else ""
-            print(
-                f"{result.outcome} after {result.seconds:.1f} s{reason}" if result.seconds else result.outcome + reason
-            )
+            print(f"{part.step}: {part.name} …", end=" ", flush=True)
+            try:
+                result = running.run(part, deadline_s - time.monotonic(), log)
+            except KeyboardInterrupt:
+                stopped = True
+            except Exception as error:  # one step must not prevent the others
+                result.outcome, result.reason = FAILED, f"make gpu itself failed ({type(error).__name__}: {error})"
+            print(in_a_line(result), flush=True)
         run.parts.append(result)
         page.write(run, options.folder)
     return finish(run, options.folder, stopped)
+
+
+def in_a_line(result: PartResult) -> str:
+    took = f" after {result.seconds:.1f} s" if result.seconds else ""
+    return f"{result.outcome}{took}" + (f": {result.reason}" if result.reason else "")
 
 
 def finish(run: Run, folder: Path, stopped: bool) -> int:
@@ -154,6 +152,8 @@ def finish(run: Run, folder: Path, stopped: bool) -> int:
     print(f"The results are in {folder}, and all output is in log.txt there.")
     if stopped:
         return 130
+    if not any(part.seconds for part in run.parts):
+        return 2
     return 1 if run.failed else 0
 
 
@@ -161,7 +161,7 @@ def _load_facts():
     """Load shared/ranks/facts.py without its package, which needs more than Python."""
     spec = importlib.util.spec_from_file_location("facts", steps.ROOT / "shared" / "ranks" / "facts.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules["facts"] = module  # dataclasses look there
+    sys.modules["facts"] = module  # `dataclass` looks there
     spec.loader.exec_module(module)
     return module
 

@@ -14,11 +14,12 @@ from matplotlib.patches import Patch, Rectangle
 
 from benchmarks import gpu_figure
 from shared.plots import COLORS, finish
+from tests.gpu.page import name_gpus
 from tests.gpu.results import FAILED, NOT_RUN, PASSED, SKIPPED, TIMED_OUT, Run
 
 # Color, sign and color of the sign. The signs tell the outcomes apart in black and white.
 STYLES = {
-    PASSED: (COLORS[5], "✓", "black"),
+    PASSED: ("#d6ecf8", "✓", "black"),
     FAILED: (COLORS[1], "✗", "white"),
     TIMED_OUT: ("#5c2d00", "…", "white"),
     SKIPPED: ("#dddddd", "–", "black"),
@@ -66,7 +67,8 @@ def _draw_parts(axes, run: Run, lines: list) -> None:
     squares = [Patch(facecolor=STYLES[name][0], edgecolor="black", linewidth=0.6) for name in used]
     labels = [f"{name} ({STYLES[name][1]})" if STYLES[name][1] else name for name in used]
     axes.legend(squares, labels, frameon=False, ncols=len(used), loc="upper center", bbox_to_anchor=(0.5, 0.0))
-    axes.set_title("Dry run: parts of every step" if run.dry else "Parts of every step", size=11)
+    where = name_gpus(run.machine) or "a machine without a GPU"
+    axes.set_title(f"{'A dry run' if run.dry else 'The parts of every step'} on {where}, {run.began}", size=11)
 
 
 if __name__ == "__main__":

@@ -44,11 +44,29 @@ def as_markdown(run: Run, has_figure: bool) -> str:
     """Return the page."""
     name = name_gpus(run.machine) or "a machine without a GPU"
     title = f"# {'A dry run of `make gpu`' if run.dry else '`make gpu`'} on {name}"
-    sections = [title, _machine(run), _summary(run), _steps(run), _failures(run), _skipped(run), _aims(run)]
+    sections = [
+        title,
+        _warning(run),
+        _machine(run),
+        _summary(run),
+        _steps(run),
+        _failures(run),
+        _skipped(run),
+        _aims(run),
+    ]
     sections += [_measured(run), _benchmark(run)]
     if has_figure:
         sections.append("![The result of every part, and the benchmark](report.png)")
     return "\n\n".join(filter(None, sections)) + "\n"
+
+
+def _warning(run: Run) -> str:
+    if not run.dry:
+        return ""
+    return (
+        "This was a dry run on the CPU, with a tiny model. It shows that the steps run. Its times and aims say nothing "
+        "about GPUs."
+    )
 
 
 def name_gpus(machine: dict) -> str:

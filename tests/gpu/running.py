@@ -112,8 +112,9 @@ def _judge(result: PartResult, ended: dict, deadline_s: float, text: str) -> Non
     elif ended["status"] and not _no_test_ran(result, ended["status"]):
         result.outcome, result.reason = FAILED, f"{_status(ended['status'])}: {_last_line(text)}{doing}"
     elif ended["left"]:
-        left = ended["left"]
-        result.outcome, result.reason = FAILED, f"it left {len(left)} processes behind, such as: {left[0]}"
+        count = len(ended["left"])
+        processes = f"{count} processes" if count > 1 else "1 process"
+        result.outcome, result.reason = FAILED, f"it left {processes} behind: {ended['left'][0]}"
     elif skipped and len(skipped) == len(result.checks):
         result.outcome, result.reason = SKIPPED, skipped[0].reason
     elif not result.checks and not result.benchmark:
@@ -154,7 +155,7 @@ def read_pytest(result: PartResult, folder: Path, text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         for line in (folder / "events").read_text().splitlines():
             events.take(line)
-    result.checks = [Check(test.name, test.verdict, test.reason) for test in events.done]
+    result.checks = [Check(test.name, test.verdict, test.reason.removeprefix("Skipped: ")) for test in events.done]
     result.reason = ", ".join(events.running)
 
 

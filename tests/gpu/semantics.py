@@ -24,7 +24,7 @@ from shared.deadlines import scaled
 from tests.gpu.reporting import Report
 from tests.gpu.results import FAILED, PASSED, Check
 
-DELAY_S = 0.5  # by which the GPU, or another rank, is late
+DELAY_S = scaled(0.5)  # by which the GPU, or another rank, is late
 SOON_S = DELAY_S / 2
 STEP_S = scaled(60.0)  # the start of CUDA and NCCL, or a probe that does not hang
 HANG_S = scaled(20.0)  # a probe that has not ended after this long hangs
@@ -132,9 +132,13 @@ def a_synchronous_collective(probe: Probe) -> None:
         took_s = time.perf_counter() - began_s
     if probe.is_measured:
         probe.claim("a synchronous collective lets the host go on", took_s < SOON_S, f"the call took {ms(took_s)}")
-    probe.claim("a synchronous collective returns no Work", works == [None], f"it returned {works}")
+    probe.claim(
+        "a synchronous collective returns no Work", works == [None], f"the Work is {works[0] if works else 'missing'}"
+    )
     value = (x * 1).max().item()
-    probe.claim("an operation after it sees the result", value == probe.total, f"{value}, not {probe.total}")
+    probe.claim(
+        "an operation after it sees the result", value == probe.total, f"{value:g}, and {probe.total:g} is right"
+    )
 
 
 def an_asynchronous_collective(probe: Probe) -> None:
@@ -151,7 +155,9 @@ def an_asynchronous_collective(probe: Probe) -> None:
         probe.claim("wait() lets the host go on", took_s < SOON_S, f"call and wait() took {ms(took_s)}")
         probe.claim("after wait(), the operation may be in flight", not is_done, f"is_completed() returned {is_done}")
     value = (x * 1).max().item()
-    probe.claim("an operation after wait() sees the result", value == probe.total, f"{value}, not {probe.total}")
+    probe.claim(
+        "an operation after wait() sees the result", value == probe.total, f"{value:g}, and {probe.total:g} is right"
+    )
 
 
 def two_collectives_on_one_tensor(probe: Probe) -> None:
@@ -163,7 +169,9 @@ def two_collectives_on_one_tensor(probe: Probe) -> None:
     first.wait()
     second.wait()
     value, expected = (x * 1).max().item(), probe.total * probe.world_size
-    probe.claim("two collectives on one tensor run in order", value == expected, f"{value}, not {expected}")
+    probe.claim(
+        "two collectives on one tensor run in order", value == expected, f"{value:g}, and {expected:g} is right"
+    )
 
 
 def a_barrier(probe: Probe) -> None:

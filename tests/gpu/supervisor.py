@@ -17,8 +17,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-GRACE_S = 15.0  # after a command has ended, its processes may take this long to end
-LAST_WORDS_S = 3.0  # for a command that is out of time to print where it is
+from shared.deadlines import scaled
+
+GRACE_S = scaled(5.0)  # after a command has ended, its processes may take this long to end
+LAST_WORDS_S = scaled(2.0)  # for a command that is out of time to print where it is
 ENDING_S = 20.0
 POLL_S = 0.05
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -41,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
             left = _still_running_after(GRACE_S)
         else:
             how = "out of time"
-            process.send_signal(signal.SIGABRT)  # Python's faulthandler then prints where each thread is
+            process.send_signal(signal.SIGABRT)  # Python then prints where each thread is (`-X faulthandler`)
             _wait(process, LAST_WORDS_S)
     except Stopped:
         how = "stopped"
