@@ -84,9 +84,9 @@ def shown(facts) -> str:
 
 EXPECTED = {
     "cpu_only": (
-        "2 and 4 ranks will run on the CPU with gloo. You can trust values, bytes and memory.",
+        "2 and 4 ranks will run on the CPU with gloo, the backend for CPUs. You can trust values, bytes and memory.",
         "4 ranks share 2 cores here: compare them only within one run",
-        "NCCL needs GPUs, so it will not run here.",
+        "NCCL, the backend for GPUs, will not run here.",
     ),
     "cuda_build_without_gpu": (
         "GPUs: none",

