@@ -105,6 +105,7 @@ def outcomes(report: dict) -> dict[str, tuple[str, str]]:
     return {part["part"]: (part["outcome"], part["reason"]) for part in report["parts"]}
 
 
+@pytest.mark.slow
 def test_every_part_runs_and_is_named_with_its_reason(run_gpu, tmp_path, capsys):
     mark = str(tmp_path)
     status, report = run_gpu(fakes(mark))
@@ -157,11 +158,13 @@ def test_when_the_time_is_used_up_the_rest_is_named(run_gpu):
     assert outcomes(report)["fine"][1] == "the time of this run was used up"
 
 
+@pytest.mark.slow
 def test_results_of_other_parts_are_kept_on_request(run_gpu):
     fine, wrong = part("start", "fine", GOOD), part("checks", "is wrong", BAD)
     run_gpu([wrong, fine])
     status, report = run_gpu([fine, wrong], "--steps", "start", "--keep")
     assert status == 1 and list(outcomes(report)) == ["fine", "is wrong"]
+    assert report["kept_since"].startswith("20")
     status, report = run_gpu([fine, wrong], "--steps", "start", "--keep", here=machines.EIGHT_GPUS)
     assert status == 0 and list(outcomes(report)) == ["fine"], "those are from another machine"
 
@@ -203,6 +206,7 @@ def wait_until(happens, seconds: float) -> bool:
     return happens()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_stopped_leaves_no_process_and_a_page(tmp_path, number):
     mark = str(tmp_path)
@@ -222,6 +226,7 @@ def test_a_run_that_is_stopped_leaves_no_process_and_a_page(tmp_path, number):
 # -- a Python without packages
 
 
+@pytest.mark.slow
 def test_it_needs_nothing_but_python_to_say_what_is_missing(tmp_path):
     command = [sys.executable, "-S", "-m", "tests.gpu", "--dry", "--folder", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -232,6 +237,7 @@ def test_it_needs_nothing_but_python_to_say_what_is_missing(tmp_path):
     assert all("this Python lacks" in part["reason"] for part in report["parts"])
 
 
+@pytest.mark.slow
 def test_programs_need_only_the_packages_that_their_parts_name():
     known = {*steps.NOTEBOOKS, "jupyterlab", "nbclient", "nbgrader", "jupytext", "hypothesis", "xdist", "joblib"}
     modules = {"start": "tests.gpu.starting", "nccl-semantics": "tests.gpu.semantics", "benchmark": "benchmarks.gpu"}
@@ -326,6 +332,7 @@ def test_the_page_is_valid_markdown_tables():
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.strip().splitlines()}) == 1, table
 
 
+@pytest.mark.slow
 def test_the_figure_shows_every_outcome(tmp_path):
     folder = tmp_path
     page.write(a_run(), folder)

@@ -106,6 +106,7 @@ def keep(run: Run, before: Run | None, planned: list[steps.Part]) -> None:
     else:
         now = {(part.step, part.name) for part in planned}
         run.parts = [part for part in before.parts if part.key not in now]
+        run.kept_since = (before.kept_since or f"{before.began}, commit {before.commit}") if run.parts else ""
 
 
 def execute(run: Run, planned: list[steps.Part], options: argparse.Namespace) -> int:

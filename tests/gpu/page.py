@@ -89,6 +89,7 @@ def _machine(run: Run) -> str:
         "CPU cores": machine["cores"],
         "/dev/shm": f"{machine['shm_bytes'] / 2**20:.0f} MiB" if machine["shm_bytes"] else "",
         "run": ", ".join(filter(None, [run.began, f"commit {run.commit}" if run.commit else ""])),
+        "kept": f"results of other parts, from runs since {run.kept_since}" if run.kept_since else "",
         "packages that are missing": ", ".join(run.missing),
     }
     return _table(["machine", ""], [[name, str(value)] for name, value in rows.items() if value])

@@ -63,6 +63,7 @@ class Run:
     began: str  # the date and the time
     dry: bool = False
     commit: str = ""
+    kept_since: str = ""  # when the oldest of the results that were kept from earlier runs came about
     missing: list[str] = field(default_factory=list)  # packages
     parts: list[PartResult] = field(default_factory=list)
 

@@ -149,7 +149,9 @@ def notebooks(machine: Machine) -> Iterator[Part]:
         name, environment = f"{path.parent.name}/{path.stem}", _shared_gpus(machine)
         if 0 < machine.gpus < LESSONS_RANKS and needs_a_gpu_per_rank(path):
             name, environment = f"{name} (on the CPU)", {"RANKS_BACKEND": "gloo:cpu"}
-        command = pytest_command("--nbval-lax", "--nbval-cell-timeout=300", str(path.relative_to(ROOT)))
+        # After a cell that hung, nbval expects the others to fail. If one passes nevertheless, that is a failure.
+        options = ("--nbval-lax", "--nbval-cell-timeout=300", "-o", "xfail_strict=true")
+        command = pytest_command(*options, str(path.relative_to(ROOT)))
         yield Part("notebooks", name, command, reads="pytest", packages=NOTEBOOKS, environment=environment)
 
 
