@@ -80,6 +80,7 @@ class Results:
     training: Training
     rows: list[Row] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
+    placements: dict[str, str] = field(default_factory=dict)  # where the ranks ran, by their number
 
     def to_dict(self) -> dict:
         found = [
@@ -87,7 +88,8 @@ class Results:
             for aim in aims(self.rows)
         ]
         lists = {"rows": [asdict(row) for row in self.rows], "failed": [asdict(each) for each in self.failed]}
-        return {"machine": self.machine, "training": asdict(self.training), **lists, "aims": found}
+        about = {"machine": self.machine, "training": asdict(self.training), "placements": self.placements}
+        return {**about, **lists, "aims": found}
 
 
 def measure(world_size: int, results: Results, gpu_name: str, save: Callable[[], None]) -> None:
@@ -107,6 +109,8 @@ def measure(world_size: int, results: Results, gpu_name: str, save: Callable[[],
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             ranks.start(world_size, detect_mismatch=False)
+        placement = ranks.current().placement
+        results.placements[str(world_size)] = f"{placement.backend} on {', '.join(placement.devices)}"
         for name in ON_A_GPU:
             measured = run(name)
             if name == ALONE:
@@ -191,7 +195,8 @@ def as_markdown(results: Results) -> str:
         times = [f"{row.ms:.1f}", f"{row.over_plain:.3f}", "" if row.mfu is None else f"{row.mfu:.1%}"]
         sizes = [f"{size:.2f}" for size in (row.held_gb, row.formula_gb, row.peak_gb)]
         lines.append("| " + " | ".join([str(row.ranks), row.strategy, *times, *sizes, f"{row.loss:.3f}"]) + " |")
-    lines += ["", *(f"- {each.strategy} on {each.ranks} ranks failed: {each.reason}" for each in results.failed)]
+    lines += ["", *(f"- world size {size}: {where}" for size, where in results.placements.items())]
+    lines += [*(f"- {each.strategy} on {each.ranks} ranks failed: {each.reason}" for each in results.failed)]
     return "\n".join([*lines, "", "```", report.as_table(aims(results.rows)), "```", ""])
 
 

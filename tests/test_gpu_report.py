@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -72,6 +73,9 @@ class Stub:
     def stop(self) -> None:
         pass
 
+    def current(self) -> SimpleNamespace:
+        return SimpleNamespace(placement=SimpleNamespace(backend="gloo", devices=("cpu",) * self.world_size))
+
     def run(self, fn, name: str, training: Training, timeout_s: float) -> list[Measurement]:
         if name == self.failing:
             raise ranks.RanksError("Rank 0 failed: out of memory\nYour variables are gone.")
@@ -89,7 +93,7 @@ def test_a_strategy_that_fails_is_named_and_the_others_are_measured(monkeypatch,
     measured = [row.strategy for row in results.rows]
     assert measured == [name for name in ON_A_GPU if name != failing] if failing != ALONE else measured == []
     assert len(saved) == len(ON_A_GPU), "a run that is killed later keeps what was measured"
-    json.dumps(saved)
+    assert json.loads(json.dumps(saved))[0]["placements"] == {"2": "gloo on cpu, cpu"}
 
 
 def test_an_aim_that_is_missed_is_in_the_report():

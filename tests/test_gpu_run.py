@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from shared.deadlines import scaled
 from shared.ranks import facts
@@ -41,7 +42,7 @@ SLEEP = "import time; time.sleep(300)"
 ROW = {"ranks": 1, "strategy": "ZeRO3", "ms": 10.0, "over_plain": 1.1, "mfu": 0.4, "held_gb": 2.0, "formula_gb": 2.0}
 ROW |= {"peak_gb": 3.0, "loss": 4.0}
 AIM = {"what": "1 rank: ZeRO3 / plain", "unit": "×", "value": 1.1, "most": 1.02, "met": False}
-MEASURED = {"rows": [ROW], "failed": [], "aims": [AIM]}
+MEASURED = {"rows": [ROW], "failed": [], "aims": [AIM], "placements": {"1": "nccl on cuda:0"}}
 
 
 def part(step: str, name: str, source: str, **options) -> Part:
@@ -270,7 +271,7 @@ def test_with_one_gpu_it_tries_nccl_alone_and_shares_the_gpu():
 
 def test_with_eight_gpus_every_rank_has_its_own():
     found = by_name(Machine(8), "start")
-    assert found["NCCL, 8 ranks"].command[-4:] == ("--ranks", "8", "--backend", "nccl")
+    assert found["NCCL, 8 ranks"].command[-6:] == ("--ranks", "8", "--backend", "nccl", "--device", "cuda")
     assert not any(part.skip for part in steps.parts(Machine(8)))
 
 
@@ -341,3 +342,30 @@ def test_the_figure_shows_every_outcome(tmp_path):
     (folder / "report.json").write_text("{}")
     assert "KeyError" in page.draw(folder) or "TypeError" in page.draw(folder)
     assert not (folder / "report.png").exists()
+
+
+# -- the programs
+
+
+def told(tmp_path, *command: str) -> dict[str, str]:
+    """Run a program of a part. Returns the reasons of its failed checks, by name."""
+    program = [sys.executable, "-m", *command, "--result", str(tmp_path / "report.json")]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
+    checks = json.loads((tmp_path / "report.json").read_text())["checks"]
+    failed = {check["name"]: check["reason"] for check in checks if check["outcome"] == FAILED}
+    assert done.returncode == (1 if failed else 0), done.stderr
+    return failed
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_ranks_that_are_not_on_the_gpu_do_not_pass_for_ranks_that_are(tmp_path):
+    failed = told(tmp_path, "tests.gpu.starting", "--ranks", "2", "--backend", "gloo", "--device", "cuda")
+    assert list(failed) == ["their device is cuda"] and "got 'ranks 0, 1 │ cpu" in failed["their device is cuda"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_probe_that_raises_says_why(tmp_path):
+    failed = told(tmp_path, "tests.gpu.semantics", "stream", "--ranks", "1")
+    assert failed.keys() == {"the probe ends"} and "rank 0 at an error: " in failed["the probe ends"]

@@ -169,7 +169,13 @@ def _benchmark(run: Run) -> str:
         times = [f"{row['ms']:.1f}", f"{row['over_plain']:.3f}", mfu]
         rows.append([str(row["ranks"]), row["strategy"], *times, *sizes, f"{row['loss']:.3f}"])
     heading = ["ranks", "strategy", "ms", "× plain", "MFU", "held, GB", "formula, GB", "peak, GB", "loss"]
-    return "## Benchmark\n\n" + _table(heading, rows) if rows else ""
+    where = [
+        f"- world size {size}: {placement}"
+        for part in run.parts
+        if part.benchmark
+        for size, placement in part.benchmark["placements"].items()
+    ]
+    return "\n".join(["## Benchmark", "", *where, "", _table(heading, rows)]) if rows else ""
 
 
 def _table(header: list[str], rows: list[list[str]]) -> str:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -22,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from shared.deadlines import scaled
-from tests.gpu.reporting import Report
+from tests.gpu.reporting import Report, as_line
 from tests.gpu.results import FAILED, PASSED, Check
 
 DELAY_S = scaled(0.5)  # by which the GPU, or another rank, is late
@@ -275,6 +276,7 @@ def ring(probe: Probe) -> None:
     probe.at("the end")
 
 
+RING_PLACES = ("isend()", "irecv()", "wait()", "synchronize()", "the end")
 PROBES = {"stream": stream, "alone": alone, "ring": ring}
 
 
@@ -312,9 +314,15 @@ def be_a_rank(options) -> None:
     # As the course's ranks do (see shared/ranks/rankside.py).
     for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT"):
         os.environ[f"TORCH_NCCL_{name}"] = "0"
-    probe = Probe(options.rank, options.ranks, options.port, options.folder, options.simulate, options.eager)
-    PROBES[options.probe](probe)
+    try:
+        probe = Probe(options.rank, options.ranks, options.port, options.folder, options.simulate, options.eager)
+        PROBES[options.probe](probe)
+    except Exception as error:
+        traceback.print_exc()
+        with (options.folder / f"rank{options.rank}").open("a") as file:
+            file.write(json.dumps({"at": f"an error: {as_line(error)}"}) + "\n")
     sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(0)  # a communicator that was aborted, or that waits for a rank, may block the end of the process
 
 
@@ -357,13 +365,13 @@ def judge(report: Report, options, told: list[list[dict]], hung: list[int]) -> N
     places = ", ".join(f"rank {rank} at {where[rank]}" for rank in range(options.ranks))
     if options.probe == "ring":
         report.note(f"{'it hung' if hung else 'it ended'}: {places}")
-        reached = all(place not in ("the first collective", "the start") for place in where.values())
+        reached = all(place in RING_PLACES for place in where.values())
         report.add(Check("the ring was tried", PASSED if reached else FAILED, "" if reached else places))
         if not options.eager:
             name = "an unbatched ring waits in its first send"
             holds = len(hung) == options.ranks and all(place == "isend()" for place in where.values())
             report.add(Check(name, PASSED if holds else FAILED, "" if holds else places))
-    elif hung or not claims:
+    elif hung or not claims or any(place.startswith("an error") for place in where.values()):
         report.add(Check("the probe ends", FAILED, places))
 
 

@@ -1,6 +1,6 @@
 """Starts ranks, runs cells on them, lets one hang, and stops them.
 
-python -m tests.gpu.starting --ranks 2 --backend nccl --result report.json
+python -m tests.gpu.starting --ranks 2 --backend nccl --device cuda --result report.json
 """
 
 import argparse
@@ -62,6 +62,7 @@ def main() -> int:
     parser.add_argument("--result", type=Path, required=True)
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--backend", choices=("nccl", "gloo", "gloo:cpu"))
+    parser.add_argument("--device", choices=("cuda", "cpu"), required=True, help="where the ranks must be")
     parser.add_argument("--simulate", action="store_true", help="simulate NCCL over gloo")
     options = parser.parse_args()
     report = Report(options.result)
@@ -72,6 +73,8 @@ def main() -> int:
             ranks.start(options.ranks, backend=options.backend, detect_mismatch=False, simulate=simulate)
         if report.passed:
             report.note(f"{options.ranks} ranks started in {time.monotonic() - began_s:.1f} s")
+            with report.check(f"their device is {options.device}"):
+                expect(cell("print(device.type)"), f"{name_ranks(range(options.ranks))} │ {options.device}\n")
             try_cells(report, options.ranks)
             if not options.simulate:
                 measure(report, options.ranks)

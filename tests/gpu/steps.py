@@ -84,23 +84,23 @@ def pytest_command(*arguments: str) -> tuple[str, ...]:
 def start(machine: Machine) -> Iterator[Part]:
     """Start ranks in every way that this machine allows."""
 
-    def part(name: str, ranks: int, *options: str, skip: str = "") -> Part:
+    def part(name: str, ranks: int, device: str, *options: str, skip: str = "") -> Part:
         command = program("tests.gpu.starting", "--result", f"{RESULT}/report.json", "--ranks", str(ranks), *options)
-        return Part("start", name, command, deadline_s=240.0, skip=skip)
+        return Part("start", name, (*command, "--device", device), deadline_s=240.0, skip=skip)
 
     if machine.dry:
-        yield part("gloo on the CPU, 2 ranks", 2, "--backend", "gloo:cpu")
-        yield part("simulated NCCL, 2 ranks", 2, "--simulate")
+        yield part("gloo on the CPU, 2 ranks", 2, "cpu", "--backend", "gloo:cpu")
+        yield part("simulated NCCL, 2 ranks", 2, "cpu", "--simulate")
         return
-    yield part("NCCL, 1 rank", 1, "--backend", "nccl")
+    yield part("NCCL, 1 rank", 1, "cuda", "--backend", "nccl")
     if machine.gpus == 1:
-        yield part("NCCL, 2 ranks", 2, skip="NCCL needs one GPU per rank, and this machine has 1 GPU")
+        yield part("NCCL, 2 ranks", 2, "cuda", skip="NCCL needs one GPU per rank, and this machine has 1 GPU")
     else:
-        yield part(f"NCCL, {machine.gpus} ranks", machine.gpus, "--backend", "nccl")
+        yield part(f"NCCL, {machine.gpus} ranks", machine.gpus, "cuda", "--backend", "nccl")
     alone = "the compute mode lets only one process at a time use a GPU" if machine.exclusive else ""
     for ranks in (2, 4):
-        yield part(f"gloo on the GPU, {ranks} ranks", ranks, "--backend", "gloo", skip=alone)
-        yield part(f"gloo on the CPU, {ranks} ranks", ranks, "--backend", "gloo:cpu")
+        yield part(f"gloo on the GPU, {ranks} ranks", ranks, "cuda", "--backend", "gloo", skip=alone)
+        yield part(f"gloo on the CPU, {ranks} ranks", ranks, "cpu", "--backend", "gloo:cpu")
 
 
 def semantics(machine: Machine) -> Iterator[Part]:
