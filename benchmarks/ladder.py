@@ -34,6 +34,7 @@ from benchmarks import report
 from benchmarks.rungs import ALONE, DDP_VIEW, MODELS, RUNGS, Target
 from shared import deepspeed_engine, hosts, memory, ranks, wire
 from shared.ranks import rankside
+from shared.wire import instrumentation
 
 WORLD_SIZES = (2, 4)
 LINKS = (None, "1gbit")  # None: the ranks share this machine's loopback
@@ -71,6 +72,7 @@ def on_a_rank(rungs: str, model_name: str, rounds: int) -> dict[str, Measurement
             dist.barrier()
             began_s = time.perf_counter()
             steps[name]()
+            instrumentation.synchronize()  # a GPU still works when a call has returned
             times_ms[name].append(1e3 * (time.perf_counter() - began_s))
     measured = {}
     for name, step in steps.items():

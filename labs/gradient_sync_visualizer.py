@@ -92,11 +92,11 @@ def join() -> torch.device:
     """Join the process group that torchrun prepared. Returns this rank's device."""
     local_rank, local_ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     if torch.cuda.device_count() >= local_ranks and dist.is_nccl_available():
-        torch.cuda.set_device(
-            local_rank
-        )  # the local rank, because on a second host the rank is larger than the number of GPUs
-        dist.init_process_group("nccl")
-        return torch.device("cuda", local_rank)
+        device = torch.device("cuda", local_rank)  # not the rank, which exceeds the number of GPUs on the second host
+        torch.cuda.set_device(device)
+        # With device_id, NCCL connects all ranks here, and not in the middle of their first collective.
+        dist.init_process_group("nccl", device_id=device)
+        return device
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     return torch.device("cpu")

@@ -17,6 +17,12 @@ from solutions.manual_ddp import broadcast_state
 from solutions.units import default_units
 
 
+def mesh_of_all_ranks(module: nn.Module) -> DeviceMesh:
+    """Create a mesh with one dimension, on the type of device that holds the module's parameters."""
+    device_type = next(module.parameters()).device.type
+    return init_device_mesh(device_type, (dist.get_world_size(),))
+
+
 def fully_sharded(
     module: nn.Module,
     units: Iterable[nn.Module] | None = None,
@@ -33,8 +39,8 @@ def fully_sharded(
         compute_dtype: The dtype in which to compute and communicate. By default, that of the parameters.
         reduce_dtype: The dtype in which to sum gradients. By default, that in which they are computed.
         reshard_after_forward: Whether to reshard every unit except the root after forward.
-        mesh: The ranks to shard over. By default, all ranks. A mesh with two dimensions replicates over the first
-            and shards over the second.
+        mesh: The ranks to shard over. By default, mesh_of_all_ranks(module). A mesh with two dimensions replicates
+            over the first and shards over the second.
 
     Returns:
         The same module. Its parameters are now DTensors, so build the optimizer after this call.
@@ -43,12 +49,12 @@ def fully_sharded(
     """
     broadcast_state(module)
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype)
-    options = {"mp_policy": policy, "mesh": mesh}
+    mesh = mesh or mesh_of_all_ranks(module)
     chosen = set(default_units(module) if units is None else units)
     units_outer_first = [submodule for submodule in module.modules() if submodule in chosen]
     for unit in reversed(units_outer_first):
-        fully_shard(unit, reshard_after_forward=reshard_after_forward, **options)
-    return fully_shard(module, reshard_after_forward=False, **options)
+        fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+    return fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 
 
 def host_mesh(ranks_per_host: int) -> DeviceMesh:

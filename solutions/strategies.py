@@ -175,15 +175,18 @@ def fsdp1(module: nn.Module, options: Options) -> Built:
 
 
 def fsdp2(module: nn.Module, options: Options) -> Built:
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     from solutions.manual_ddp import broadcast_state
     from solutions.units import default_units
 
     broadcast_state(module)
+    device = next(module.parameters()).device
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))  # by default, torch would take any GPU it finds
     for unit in default_units(module):
-        fully_shard(unit, reshard_after_forward=options.reshard_after_forward)
-    model = fully_shard(module)
+        fully_shard(unit, mesh=mesh, reshard_after_forward=options.reshard_after_forward)
+    model = fully_shard(module, mesh=mesh)
     return model, options.build_optimizer(model)
 
 

@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import statistics
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -26,6 +27,7 @@ from torch import nn
 from shared import memory, wire
 from shared.data.tasks import TASKS, Task
 from shared.wire.clock import Clock
+from solutions.process_group import UnequalHosts, join_process_group
 from solutions.strategies import STRATEGIES, Options
 
 # Measure only later steps: steps 0 and 1 allocate the optimizer state and the buckets, which DDP rebuilds after the
@@ -192,7 +194,11 @@ def train_step(model: nn.Module, optimizer, micro_batches: list[tuple], bf16: bo
 
 def main() -> None:
     settings, json_path = parse_arguments()
-    summary = train(settings, join_process_group())
+    try:
+        device = join_process_group()
+    except UnequalHosts as error:
+        sys.exit(f"python -m solutions.train: error: {error}")
+    summary = train(settings, device)
     if dist.get_rank() == 0:
         as_json = json.dumps(asdict(summary))
         print(as_json if json_path == "-" else summary)
@@ -220,20 +226,6 @@ def parse_arguments() -> tuple[Settings, str | None]:
     if json_path and not Path(json_path).parent.is_dir():
         parser.error(f"--json: there is no folder {Path(json_path).parent}")
     return settings, json_path
-
-
-def join_process_group() -> torch.device:
-    """Join the process group that torchrun has prepared, or form one of a single rank. Returns this rank's device."""
-    local_rank, local_ranks = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    started_by_torchrun = "RANK" in os.environ
-    options = {} if started_by_torchrun else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    if torch.cuda.device_count() >= local_ranks and dist.is_nccl_available():
-        torch.cuda.set_device(local_rank)  # not the rank, which exceeds the number of GPUs on the second host
-        dist.init_process_group("nccl", **options)
-        return torch.device("cuda", local_rank)
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", **options)
-    return torch.device("cpu")
 
 
 if __name__ == "__main__":

@@ -199,9 +199,10 @@ def test_functional_collectives_complete_late(world):
 
 
 def step_of_fsdp() -> float:
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    model = fully_shard(nn.Linear(ELEMENTS, 1, bias=False))
+    model = fully_shard(nn.Linear(ELEMENTS, 1, bias=False), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     return timed(lambda: model(torch.ones(1, ELEMENTS)).sum().backward())
 
 

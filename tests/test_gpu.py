@@ -1,4 +1,4 @@
-"""Tests that need a CUDA GPU (`pytest -m gpu`): NCCL with one GPU per rank, and gloo with ranks that share GPUs."""
+"""Tests that need a CUDA GPU (`pytest -m gpu`): NCCL with one GPU per rank, and gloo on shared GPUs."""
 
 from pathlib import Path
 
@@ -38,16 +38,33 @@ def test_with_a_gpu_per_rank_nccl_is_chosen():
     assert ranks.run(_sum_on_the_device) == [(f"cuda:{rank}", total) for rank in range(count)]
 
 
-def test_with_fewer_gpus_ranks_share_them_through_gloo():
+def test_with_fewer_gpus_ranks_run_on_the_cpu():
     size = torch.cuda.device_count() + 1
     ranks.start(world_size=size)
-    assert ranks.current().placement.backend == "gloo"
-    assert "communication times are not" in ranks.current().placement.valid
-    assert [total for _, total in ranks.run(_sum_on_the_device)] == [size * (size + 1) / 2] * size
+    assert "The ranks run on the CPU, because" in ranks.current().placement.valid
+    assert ranks.run(_sum_on_the_device) == [("cpu", size * (size + 1) / 2)] * size
+
+
+def test_ranks_share_gpus_through_gloo_on_request_for_collectives_only():
+    size = torch.cuda.device_count() + 1
+    ranks.start(world_size=size, backend="gloo")
+    found = ranks.run(_sum_on_the_device)
+    assert {device for device, _ in found} == {f"cuda:{index}" for index in range(size - 1)}
+    assert [total for _, total in found] == [size * (size + 1) / 2] * size
+
+    def send_to_the_right():
+        import torch.distributed as dist
+
+        from shared.ranks import rankside
+
+        dist.isend(torch.ones(1, device=rankside.here.device), (dist.get_rank() + 1) % dist.get_world_size())
+
+    with pytest.raises(ranks.CellFailed, match="gloo cannot send a tensor on cuda"):
+        ranks.run(send_to_the_right)
 
 
 def test_a_hang_with_tensors_on_the_gpu_is_explained_and_healed():
-    ranks.start(world_size=torch.cuda.device_count() + 1)
+    ranks.start(world_size=torch.cuda.device_count() + 1, backend="gloo")
 
     def rank_0_alone():
         import torch.distributed as dist

@@ -20,6 +20,7 @@ from tests.gpu import __main__ as gpu
 from tests.gpu import page, steps
 from tests.gpu.results import FAILED, NOT_RUN, PASSED, SKIPPED, TIMED_OUT, Aim, Check, PartResult, Run
 from tests.gpu.steps import Machine, Part
+from tests.needs_nccl import needs_nccl
 
 ROOT = Path(__file__).parent.parent
 
@@ -282,23 +283,29 @@ def test_ranks_do_not_share_a_gpu_that_only_one_process_may_use():
 
 
 @pytest.mark.parametrize("gpus", [1, 4])
-def test_notebooks_that_need_a_gpu_per_rank_stay_on_the_cpu_where_there_are_too_few(gpus):
+def test_notebooks_that_need_nccl_stay_on_the_cpu_where_there_are_too_few_gpus(gpus):
     found = by_name(Machine(gpus), "notebooks")
     ran = sorted(word for part in found.values() for word in part.command if word.endswith(".ipynb"))
     assert ran == sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("[cs][ho]*s/*.ipynb"))
-    on_cpu = {name.split()[0] for name, part in found.items() if part.environment}
-    declared = {
-        f"{path.parent.name}/{path.stem}"
-        for path in ROOT.glob("[cs][ho]*s/*.ipynb")
-        if steps.needs_a_gpu_per_rank(path)
-    }
-    assert on_cpu == (declared if gpus == 1 else set())
+    for name, part in found.items():
+        folder, chapter = name.removesuffix(" (on the CPU)").split("/")
+        script = ROOT / "source" / chapter / {"chapters": "lesson.py", "solutions": "lab.py"}[folder]
+        backend = "gloo:cpu" if needs_nccl(script.read_text()) else "gloo"
+        assert part.environment == ({"RANKS_BACKEND": backend} if gpus == 1 else {})
+        assert name.endswith("(on the CPU)") == (gpus == 1 and backend == "gloo:cpu")
+
+
+def test_solutions_that_send_stay_on_the_cpu_where_there_are_too_few_gpus():
+    found = by_name(Machine(1), "checks")
+    assert found["collectives (on the CPU)"].environment == {"RANKS_BACKEND": "gloo:cpu"}
+    assert found["manual_ddp"].environment == {"RANKS_BACKEND": "gloo"}
+    assert not any(part.environment for part in by_name(Machine(4), "checks").values())
 
 
 def test_every_test_marked_gpu_and_every_solution_with_checks_is_run():
     assert {"test_gpu", "test_memory"} <= set(by_name(Machine(1), "tests"))
     assert "test_gpu_run" not in by_name(Machine(1), "tests")
-    assert set(by_name(Machine(1), "checks")) >= {"first_collectives", "manual_ddp", "zero1", "zero2", "zero3"}
+    assert set(by_name(Machine(4), "checks")) >= {"first_collectives", "manual_ddp", "zero1", "zero2", "zero3"}
 
 
 # -- the page

@@ -304,6 +304,8 @@ def test_a_pickle_cannot_change_a_class_of_the_judge(monkeypatch):
         with pytest.raises(guard.Rejected):
             pickle.loads(owner + b"(N(V__sub__\n" + record + b"dtb" + b"0" + record + b")R.")
     assert len(rejected) == 3 and "__sub__" not in vars(rankside._Here)
+    with pytest.raises(guard.Rejected):  # the value of an Outcome is a pickle within its pickle
+        rankside.Outcome(0).__setstate__({"value": b"cposix\ngetpid\n)R."})
     sent = {
         "call": rankside.Outcome(1, text="x"),
         "tensor": torch.ones(2),
@@ -312,7 +314,7 @@ def test_a_pickle_cannot_change_a_class_of_the_judge(monkeypatch):
     }
     found = pickle.loads(parcel.pack(sent))
     assert found["call"] == sent["call"] and torch.equal(found["tensor"], sent["tensor"])
-    assert (found["counts"], found["size"], len(rejected)) == (sent["counts"], sent["size"], 3)
+    assert (found["counts"], found["size"], len(rejected)) == (sent["counts"], sent["size"], 4)
 
 
 UNPREVENTED = {  # A process cannot prevent these in itself, so a person has to look.
@@ -334,7 +336,7 @@ UNPREVENTED = {  # A process cannot prevent these in itself, so a person has to 
 @pytest.mark.parametrize("source", UNPREVENTED)
 def test_uses_that_cannot_be_prevented_are_shown_to_the_instructor(source):
     assert UNPREVENTED[source] in screen.notices(source)
-    assert screen.notices("fully_shard(model)", "from torch.distributed.fsdp import fully_shard") == []
+    assert screen.notices("fully_shard(model, mesh=mesh)", "from torch.distributed.fsdp import fully_shard") == []
 
 
 @pytest.mark.parametrize("lab", CHAPTERS)

@@ -221,10 +221,11 @@ def test_ledger_counts_the_bytes_of_this_host(behind_a_link):
 
 
 def step_of_fsdp() -> float:
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(0)
-    model = fully_shard(torch.nn.Linear(8, 8))
+    model = fully_shard(torch.nn.Linear(8, 8), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     group = dist.new_group(list(range(dist.get_world_size())))
     loss = model(torch.ones(2, 8)).sum()
     loss.backward()

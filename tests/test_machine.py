@@ -104,13 +104,12 @@ EXPECTED = {
     "hidden": ("This machine has 2 GPUs, but CUDA_VISIBLE_DEVICES='' hides them.",),
     "one_gpu": (
         "1 rank will use NCCL. It has no other rank to send to",
-        "2 and 4 ranks will share the GPU through gloo.",
-        "not the times of communication",
-        "2 or more ranks cannot use NCCL, because it needs one GPU per rank.",
+        "2 and 4 ranks will run on the CPU with gloo, the backend for CPUs, because NCCL needs one GPU per rank.",
+        'With `ranks.start(4, backend="gloo")`, ranks share the GPU. Only collectives work there, not send and receive',
     ),
     "two_without_peer_access": (
         "1 and 2 ranks will use NCCL",
-        "4 ranks will share the 2 GPUs",
+        "4 ranks will run on the CPU with gloo",
         "GPU links: PCIe (PHB), and the GPUs cannot read each other's memory",
         "NCCL sends through the host's memory. Its times are real",
     ),
@@ -121,9 +120,14 @@ EXPECTED = {
     ),
     "small_shm": ("/dev/shm: 64 MiB | Nothing to do: gloo does not use it.", "enough for the course", "Bus error"),
     "small_shm_four_gpus": ("docker run --shm-size=1g", "about 10 MB there for each connection", "No space left"),
-    "mig": ("MIG: enabled", "the ranks share one instance", "NCCL cannot connect instances", "nvidia-smi -mig 0"),
+    "mig": (
+        "MIG: enabled",
+        "1 rank uses it, more ranks use the CPU",
+        "NCCL cannot connect instances",
+        "nvidia-smi -mig 0",
+    ),
     "busy": ("GPU 1: 5 GiB of 140 GiB free | Leave out what others use: CUDA_VISIBLE_DEVICES=0,2", "cannot be trusted"),
-    "exclusive": ("nvidia-smi -c DEFAULT", "2 and 4 ranks will fail on GPUs", "RANKS_BACKEND=gloo:cpu"),
+    "exclusive": ("nvidia-smi -c DEFAULT", "Ranks cannot share a GPU here, because the compute mode"),
     "broken": (
         "Ranks on GPU 1 will fail: CUDA error: uncorrectable ECC error. Leave it out with CUDA_VISIBLE_DEVICES=0.",
     ),
@@ -155,8 +159,8 @@ def test_ranks_are_placed_as_it_says(monkeypatch, name, world_size):
     monkeypatch.setattr(devices, "gpu_count", lambda: len(facts.gpus))
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: bool(facts.nccl))
     placement = devices.place(world_size)
-    on_gpus = "shared" if placement.devices[0].startswith("cuda") else "cpu"
-    assert outlook.backend_of(facts, world_size) == ("nccl" if "nccl" in placement.backend else on_gpus)
+    assert outlook.uses_nccl(facts, world_size) == ("nccl" in placement.backend)
+    assert outlook.uses_nccl(facts, world_size) == placement.devices[0].startswith("cuda")
 
 
 def test_variables_that_override_the_choice_are_named():

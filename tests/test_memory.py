@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shared import formulas, memory, models, plots, ranks
 from shared.deadlines import scaled
+from shared.memory import storages
 
 MIB = 2**20
 STEP_BYTES = 4  # Adam's step counter, a float32 for each parameter
@@ -412,6 +413,34 @@ def test_the_peak_agrees_with_the_profiler(make, micro_batches, tmp_path):
     assert grew_bytes == pytest.approx(profiled_growth_bytes(watched_step, tmp_path), rel=0.01)  # watching adds nothing
 
 
+class AGpu:
+    """Stands in for the device of a tensor on a CPU."""
+
+    type = "cuda"
+
+    def __eq__(self, other) -> bool:
+        return True
+
+
+class WatchOnAGpu(storages.Watch):
+    device = property(lambda self: AGpu(), lambda self, device: None)
+
+
+def test_what_other_models_hold_on_a_gpu_does_not_count(monkeypatch):
+    """A lab keeps several models alive. CUDA's allocator counts all of them."""
+
+    def peak_of_a_step() -> memory.Peak:
+        return chain_peak(lambda model, x: model(x).sum().backward())
+
+    on_cpu = peak_of_a_step()
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 10**9)
+    monkeypatch.setattr(storages, "Watch", WatchOnAGpu)
+    on_gpu = peak_of_a_step()
+    assert (on_cpu.allocator_bytes, on_gpu.allocator_bytes) == (None, 10**9)
+    assert on_gpu.peak_bytes == on_cpu.peak_bytes == on_gpu.held.total_bytes
+
+
 def _on_the_gpu():
     model = models.MLP((1024, 2048, 2048, 2048, 10)).cuda()
     return model, torch.optim.Adam(model.parameters()), torch.randn(4096, 1024, device="cuda")
@@ -428,8 +457,8 @@ def test_the_peak_agrees_with_cudas_allocator():
     assert memory.held(model, adam, extra={"other": x}).total_bytes == pytest.approx(allocated_bytes, rel=0.01)
     with memory.peak(model, adam, extra={"other": x}) as peak:
         one_step(model, adam, x)
-    assert peak.peak_bytes == torch.cuda.max_memory_allocated()
-    assert 0.85 < peak.held.total_bytes / (peak.peak_bytes - before_bytes) <= 1.0  # the rest is workspaces and rounding
+    assert peak.allocator_bytes == torch.cuda.max_memory_allocated()
+    assert 0.85 < peak.peak_bytes / (peak.allocator_bytes - before_bytes) <= 1.0  # the rest is workspaces and rounding
     assert (
         max(sample.held.activations_bytes for sample in peak.samples) > 6 * 4 * 4096 * 2048
     )  # inputs and outputs of the GELUs
@@ -456,13 +485,14 @@ def two_ranks(ranks_end_with_the_module):
 
 
 def _on_fsdp2():
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    model = models.MLP(SIZES)
+    model, mesh = models.MLP(SIZES), init_device_mesh("cpu", (2,))
     for layer in model.layers:
         if isinstance(layer, nn.Linear):
-            fully_shard(layer)
-    fully_shard(model)
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     adam = torch.optim.Adam(model.parameters())
     x = torch.randn(32, 64)
     one_step(model, adam, x)

@@ -186,6 +186,15 @@ def test_ring_of_receives_is_detected_as_a_deadlock():
     assert_recovered(failure.message, kept=True)
 
 
+def test_gloo_is_not_given_a_tensor_that_it_cannot_send():
+    """gloo reads a tensor's address, wherever that is. A meta tensor stands in for one on a GPU."""
+    for call in ("dist.send(tensor, dst=(rank + 1) % world_size)", "dist.irecv(tensor, src=(rank + 1) % world_size)"):
+        failure = failure_of(f"tensor = torch.ones(3, device='meta')\n{call}")
+        assert re.search(r"Ranks 0–3 failed: RuntimeError: gloo cannot (send|recv) a tensor on meta", failure.message)
+        assert "backend='gloo:cpu', or with NCCL and one GPU per rank" in failure.message
+    assert_recovered(failure.message, kept=True)
+
+
 def test_backward_that_one_rank_skips_is_detected_as_a_deadlock():
     failure = failure_of(
         """

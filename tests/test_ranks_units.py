@@ -19,7 +19,7 @@ from shared import ranks
 from shared.deadlines import scaled
 from shared.ranks import devices, diagnosis, doctor, interrupts, magic
 from shared.ranks.diagnosis import Case
-from shared.ranks.rankside import OUTPUT_LIMIT_CHARACTERS, Outcome, _LimitedText
+from shared.ranks.rankside import OUTPUT_LIMIT_CHARACTERS, Outcome, Output
 from shared.ranks.running import DEFAULT_TIMEOUT_S
 from shared.wire import frames, instrumentation
 
@@ -49,11 +49,11 @@ def point_to_point(rank: int, op: str, partner: int, waits="yes") -> dict:
     preposition = "to" if op == "send" else "from"
     text = f"{op} #1 {preposition} rank {partner} (float32, 1 element)"
     call = {"op": op, "number": 1, "text": text, "lane": lane, "group": [0, 1, 2, 3], "partner": partner, "line": None}
-    return position_with(rank, call, [[lane, 1]], waits)
+    return position_with(rank, call, [[lane, 1]], waits) | {"nccl": False}
 
 
 def position_with(rank: int, call: dict | None, counts: list, waits: str) -> dict:
-    here = {"rank": rank, "busy": True, "counts": counts, "call": call, "printed": ""}
+    here = {"rank": rank, "busy": True, "counts": counts, "call": call, "ahead": [], "printed": ""}
     return here | {"line": f"cell, line 9: work({rank})", "waits": waits}
 
 
@@ -166,6 +166,15 @@ def test_two_ranks_that_both_receive_are_a_deadlock():
     assert diagnosis.is_deadlocked(case)
     assert "Rank 0 waits in recv #1 from rank 1" in diagnosis.explain(case)
     assert "none of them can continue" in diagnosis.explain(case)
+
+
+@pytest.mark.parametrize("nccl", [True, False])
+def test_only_with_nccl_a_ring_is_told_to_batch_its_sends_and_receives(nccl):
+    """gloo runs what isend and irecv have launched at the same time."""
+    ring = [point_to_point(rank, "send", (rank + 1) % 3) | {"nccl": nccl} for rank in range(3)]
+    message = diagnosis.explain(case_of(*ring))
+    assert "none of them can continue" in message
+    assert ("one after the other, isend and irecv included, unless they come in one" in message) == nccl
 
 
 def test_send_without_a_receive_names_the_missing_receive():
@@ -302,7 +311,7 @@ def test_output_is_printed_in_rank_order_with_the_names_of_its_ranks(capsys):
 
 
 def test_printed_text_is_kept_up_to_a_limit():
-    text = _LimitedText()
+    text = Output()
     for _ in range(3):
         assert text.write("x" * OUTPUT_LIMIT_CHARACTERS) == OUTPUT_LIMIT_CHARACTERS
     kept, note = text.getvalue().split("\n", 1)
@@ -333,19 +342,40 @@ def test_one_gpu_per_rank_means_nccl_and_valid_times(machine):
     assert "memory and times here" in placement.valid
 
 
-def test_fewer_gpus_than_ranks_are_shared_over_gloo(machine):
-    machine(gpus=2)
+@pytest.mark.parametrize(("gpus", "found"), [(1, "1 GPU"), (2, "2 GPUs")])
+def test_ranks_without_a_gpu_each_run_on_the_cpu_where_they_can_send(machine, gpus, found):
+    machine(gpus)
     placement = devices.place(4)
+    assert (placement.backend, placement.devices) == ("gloo", ("cpu",) * 4)
+    why = f"The ranks run on the CPU, because NCCL needs one GPU per rank and this machine has {found}. You can trust"
+    assert placement.valid.startswith(why)
+    assert "because" not in devices.place(4, "gloo:cpu").valid  # that was asked for
+
+
+def test_torch_without_nccl_leaves_gpus_unused(machine):
+    machine(gpus=4, nccl=False)
+    placement = devices.place(2)
+    assert (placement.backend, placement.devices) == ("gloo", ("cpu", "cpu"))
+    assert placement.valid.startswith("The ranks run on the CPU, because this build of PyTorch has no NCCL. ")
+
+
+@pytest.mark.parametrize("nccl", [True, False])
+def test_gloo_shares_gpus_on_request_and_says_what_it_cannot_do(machine, nccl):
+    machine(2, nccl)
+    placement = devices.place(4, "gloo")
     assert placement.backend == "gloo"
     assert placement.devices == ("cuda:0", "cuda:1", "cuda:0", "cuda:1")
-    assert "not communication times" in placement.valid
-    assert "4 ranks share 2 GPUs" in placement.valid
+    assert "not communication times: 4 ranks share 2 GPUs." in placement.valid
+    assert "cannot send or receive" in placement.valid
 
 
-def test_torch_without_nccl_shares_gpus_over_gloo(machine):
-    machine(gpus=4, nccl=False)
-    assert devices.place(2).backend == "gloo"
-    assert devices.place(2).devices == ("cuda:0", "cuda:1")
+def test_hosts_behind_a_link_use_the_cpu_unless_they_ask_for_gpus(machine):
+    machine(gpus=4)
+    assert devices.place(2, link="1gbit").devices == ("cpu", "cpu")
+    assert "communication times on such links" in devices.place(2, link="1gbit").valid
+    assert devices.place(2, "gloo", link="1gbit").devices == ("cuda:0", "cuda:1")
+    with pytest.raises(ValueError, match="communicate over TCP"):
+        devices.place(2, "nccl", link="1gbit")
 
 
 def test_no_gpu_means_gloo_on_the_cpu(machine, monkeypatch):
@@ -546,13 +576,14 @@ def test_reducer_of_ddp_is_recorded(world):
 
 
 def fsdp_step() -> tuple[list[instrumentation.Call], dict[str, int]]:
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.debug import CommDebugMode
 
-    model = small_model()
+    model, mesh = small_model(), init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in model:
-        fully_shard(layer, reshard_after_forward=True)
-    fully_shard(model)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    fully_shard(model, mesh=mesh)
     with CommDebugMode() as debug_mode:
         calls = record_calls(lambda: model(torch.ones(2, 8)).sum().backward(), ())
     return calls, {str(op): count for op, count in debug_mode.get_comm_counts().items()}

@@ -6,36 +6,77 @@ The functions without `test_` run on the ranks.
 import pytest
 import torch
 import torch.distributed as dist
+from IPython import get_ipython
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import _disable_current_modes
 
 from shared import ranks, wire
-from shared.checks.__main__ import available, run_file
 from shared.deadlines import scaled
-from shared.wire import simulated_nccl
-from solutions.strategies import STRATEGIES
-from tests import mutation_results
+from shared.ranks import devices
+from shared.wire import instrumentation
+from tests.simulated_nccl.accepted import at_one_size, checked_files, failures_of, losses_of, name_of, strategies
+from tests.simulated_nccl.mutants import MUTANTS, result_of
 
 pytestmark = pytest.mark.slow
-VIOLATION = "NCCLViolation"
 
 
 @pytest.fixture(scope="module")
 def simulated():
-    ranks.start(4, backend="gloo:cpu", simulate="nccl", detect_mismatch=False)
-    yield
-    ranks.stop()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RANKS_SIMULATE", "nccl")
+        ranks.start(4, detect_mismatch=False)
+        yield
+        ranks.stop()
+
+
+# -- how it is switched on
+
+
+@pytest.mark.parametrize("backend", [None, "gloo:cpu"])
+def test_it_is_simulated_on_the_cpu(monkeypatch, backend):
+    monkeypatch.setenv("RANKS_BACKEND", "nccl")
+    monkeypatch.setattr(devices, "gpu_count", lambda: 4)
+    placement = devices.place(4, backend, simulate="nccl")
+    assert (placement.simulates, placement.backend, placement.devices) == ("nccl", "gloo", ("cpu",) * 4)
+    assert placement.valid.startswith("NCCL is simulated")
+
+
+def test_what_cannot_be_simulated_is_one_sentence(monkeypatch):
+    with pytest.raises(ValueError, match=r"^simulate can only be 'nccl', .*, got 'mpi'$"):
+        devices.place(2, simulate="mpi")
+    with pytest.raises(ValueError, match=r"^NCCL is simulated on the CPU: use backend='gloo:cpu' instead of 'nccl'$"):
+        devices.place(2, backend="nccl", simulate="nccl")
+    monkeypatch.setenv("RANKS_SIMULATE", "yes")
+    with pytest.raises(ValueError, match=r"^RANKS_SIMULATE can only be 'nccl', .*, got 'yes'$"):
+        ranks.start(2)
+
+
+def name_of_the_backend() -> tuple[bool, str]:
+    return instrumentation.simulation is not None, dist.get_backend()
+
+
+def test_the_environment_variable_switches_it_on_in_every_group(simulated):
+    assert ranks.run(name_of_the_backend) == [(True, "nccl")] * 4
+    with ranks.world(2):
+        assert ranks.run(name_of_the_backend) == [(True, "nccl")] * 2
 
 
 # -- wrong code
 
 
-def use_before_wait() -> torch.Tensor:
+def use_before_wait() -> None:
     data = torch.ones(4)
     dist.all_reduce(data, async_op=True)
-    return data + 1
+    data + 1
+
+
+def print_before_wait() -> None:
+    data = torch.ones(4)
+    dist.all_reduce(data, async_op=True)
+    print(f"{data}")
 
 
 def write_before_wait() -> None:
@@ -43,6 +84,14 @@ def write_before_wait() -> None:
     work = dist.all_reduce(data, async_op=True)
     data.zero_()
     work.wait()
+
+
+def use_while_a_ledger_watches() -> None:
+    with wire.ledger():
+        data = torch.ones(4)
+        dist.all_reduce(data, async_op=True)
+        dist.barrier()
+        data + 1
 
 
 def change_an_input_in_flight() -> None:
@@ -59,52 +108,114 @@ def free_an_output_in_flight() -> None:
     work.wait()
 
 
+def free_an_input_in_flight() -> None:
+    data, gathered = torch.ones(4), torch.empty(4 * dist.get_world_size())
+    work = dist.all_gather_into_tensor(gathered, data, async_op=True)
+    data.untyped_storage().resize_(0)
+    work.wait()
+
+
 def use_in_another_group() -> None:
     data, other = torch.ones(4), dist.new_group()
     dist.all_reduce(data, async_op=True)
-    dist.all_reduce(data, group=other)
+    dist.all_reduce(data, group=other, async_op=True)
+
+
+def use_on_the_current_stream() -> None:
+    data = torch.ones(4)
+    dist.all_reduce(data, async_op=True)
+    dist.all_reduce(data)
+
+
+def overwrite_an_input_by_a_collective() -> None:
+    data, gathered = torch.ones(4), torch.empty(4 * dist.get_world_size())
+    dist.all_gather_into_tensor(gathered, data, async_op=True)
+    dist.all_reduce(data)
+
+
+def use_after_another_groups_wait() -> None:
+    data, other, group = torch.ones(4), torch.ones(4), dist.new_group()
+    dist.all_reduce(data, async_op=True)
+    dist.all_reduce(other, group=group, async_op=True).wait()
+    data + 1
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (use_before_wait, r"the output of all_reduce #\d+ \(float32, 4 elements\), launched at .*was used before wait"),
-        (write_before_wait, "was written to before wait"),
-        (change_an_input_in_flight, "the input of all_gather_into_tensor .* was changed in flight"),
-        (free_an_output_in_flight, "the output of all_gather_into_tensor .* was freed in flight"),
-        (use_in_another_group, "was written to before wait"),
+        (
+            use_before_wait,
+            r"the output of all_reduce #\d+ \(float32, 4 elements\) was used before wait",
+        ),
+        (print_before_wait, "the output of all_reduce .* was used before wait"),
+        (write_before_wait, "the output of all_reduce .* was written to before wait"),
+        (use_while_a_ledger_watches, "the output of all_reduce .* was used before wait"),
+        (change_an_input_in_flight, "the input of all_gather_into_tensor .* was written to before wait"),
+        (free_an_output_in_flight, "the output of all_gather_into_tensor .* was freed before wait"),
+        (free_an_input_in_flight, "the input of all_gather_into_tensor .* was freed before wait"),
+        (use_in_another_group, "the output of all_reduce .* was written to before wait"),
+        (use_on_the_current_stream, "the output of all_reduce .* was written to before wait"),
+        (overwrite_an_input_by_a_collective, "the input of all_gather_into_tensor .* was written to before wait"),
+        (use_after_another_groups_wait, "the output of all_reduce .* was used before wait"),
     ],
 )
 def test_code_that_gloo_accepts_and_nccl_would_not_is_reported(simulated, wrong, message):
     with pytest.raises(ranks.CellFailed, match=message) as failed:
         ranks.run(wrong)
-    assert "Ranks 0–3 failed" in str(failed.value) and wrong.__name__ in str(failed.value)
+    first_line, *lines = failed.value.explanation.splitlines()
+    assert first_line.startswith("Ranks 0–3 failed: ") and "NCCLViolation" in first_line
+    assert "It was launched at test_simulated_nccl.py, line" in first_line
+    assert "test_simulated_nccl.py, line" in lines[0], "the line that breaks the rule"
 
 
-def send_before_receiving() -> None:
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    outgoing, incoming = torch.ones(4), torch.empty(4)
-    works = [dist.isend(outgoing, (rank + 1) % world_size), dist.irecv(incoming, (rank - 1) % world_size)]
-    for work in works:
-        work.wait()
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_bug_that_gloo_hides_is_reported(simulated, name):
+    mutant = MUTANTS[name]
+    right = ranks.run(result_of, None, mutant.program)
+    on_gloo = ranks.run(result_of, mutant, mutant.program, on_gloo=True)
+    torch.testing.assert_close(on_gloo, right)
+    with pytest.raises(ranks.CellFailed, match=mutant.reported):
+        ranks.run(result_of, mutant, mutant.program, timeout_s=scaled(30))
 
 
-def test_a_ring_that_sends_before_it_receives_hangs(simulated):
-    with pytest.raises(ranks.CellFailed, match="Rank 0 waits in send #1 to rank 1") as failed:
-        ranks.run(send_before_receiving, timeout_s=scaled(30))
-    assert failed.value.restarted  # nothing else ends the wait for a communicator
+# -- hangs
 
 
 def reduce_alone() -> None:
+    print("before")
     if dist.get_rank() != 0:
-        dist.all_reduce(torch.ones(4))
-    print("the host goes on")
+        data = torch.ones(4)
+        dist.all_reduce(data)
+        print("the host goes on")
 
 
-def test_a_hang_belongs_to_the_cell_that_caused_it(simulated):
-    with pytest.raises(ranks.CellFailed, match=r"Ranks 1–3 wait in all_reduce #\d+ .* for rank 0"):
+def test_a_hang_belongs_to_the_cell_that_caused_it(simulated, capsys):
+    with pytest.raises(ranks.CellFailed, match=r"Ranks 1–3 wait in all_reduce #\d+ .* for rank 0") as failed:
         ranks.run(reduce_alone, timeout_s=scaled(10))
+    assert not failed.value.restarted
+    printed = capsys.readouterr().out
+    assert "before" in printed and "the host goes on" in printed
     assert ranks.run(dist.get_rank) == [0, 1, 2, 3]
+
+
+def compute_with_what_was_cut() -> None:
+    print("before")
+    if dist.get_rank() != 0:
+        data = torch.ones(4)
+        dist.all_reduce(data)
+        total = data.sum().item()
+        get_ipython().user_ns["total"] = total
+        print(f"after: {total}")
+
+
+def test_what_was_cut_ends_with_garbage_and_its_output_is_not_shown(simulated, capsys):
+    with pytest.raises(ranks.CellFailed, match=r"Ranks 1–3 wait in all_reduce #\d+ .* for rank 0") as failed:
+        ranks.run(compute_with_what_was_cut, timeout_s=scaled(10))
+    printed = capsys.readouterr().out
+    assert "before" in printed and "after" not in printed
+    assert all(outcome.error for rank, outcome in failed.value.outcomes.items() if rank != 0)
+    totals = ranks.run(lambda: get_ipython().user_ns.get("total"))
+    assert totals[0] is None and all(total != total for total in totals[1:])
 
 
 # -- right code
@@ -120,8 +231,7 @@ def reduce_in_every_way() -> tuple:
         work.wait()
         piece = torch.empty(1)
         dist.reduce_scatter_tensor(piece, chained, async_op=True)
-        work = dist.all_gather_into_tensor(chained, piece, async_op=True)  # after it, on the same communicator
-        work.wait()
+        dist.all_gather_into_tensor(chained, piece, async_op=True).wait()  # both run on the group's stream, in order
         parcel, received = torch.full((2,), float(rank)), torch.empty(2)
         right, left = (rank + 1) % world_size, (rank - 1) % world_size
         pair = [dist.P2POp(dist.isend, parcel, right), dist.P2POp(dist.irecv, received, left)]
@@ -131,31 +241,60 @@ def reduce_in_every_way() -> tuple:
         dist.all_gather_into_tensor(freed, torch.ones(1))
         total = freed.sum().item()
         freed.untyped_storage().resize_(0)
-    times = [entry.took_ms for entry in log.entries if entry.op == "all_reduce"]
-    return synchronous.tolist(), view.tolist(), chained.tolist(), received.tolist(), total, times
+    return synchronous.tolist(), view.tolist(), piece.item(), chained.tolist(), received.tolist(), total, log.ops
 
 
 def test_right_code_computes_the_right_values(simulated):
-    for rank, (synchronous, view, chained, received, total, times) in enumerate(ranks.run(reduce_in_every_way)):
-        assert synchronous == [4] * 4 and view == [4] * 3 and chained == [4] * 4
+    for rank, result in enumerate(ranks.run(reduce_in_every_way)):
+        synchronous, view, piece, chained, received, total, ops = result
+        assert synchronous == [4] * 4 and view == [4] * 3 and piece == 4 and chained == [4] * 4
         assert received == [(rank - 1) % 4] * 2 and total == 4
-        assert len(times) == 2 and None not in times
+        assert ops == {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 2, "send": 1, "recv": 1}
+
+
+def wait_in_other_ways() -> list[float]:
+    polled, future, read_only = torch.ones(1), torch.ones(1), torch.full((1,), float(dist.get_rank()))
+    work = dist.all_reduce(polled, async_op=True)
+    while not work.is_completed():
+        pass
+    value = dist.all_reduce(future, async_op=True).get_future().wait()[0]
+    work = dist.broadcast(read_only, src=0, async_op=True)
+    root_may_read = read_only.item() if dist.get_rank() == 0 else 0.0
+    work.wait()
+    return [polled.item(), value.item(), future.item(), root_may_read, read_only.item()]
+
+
+def test_there_are_more_ways_to_wait_than_one(simulated):
+    assert ranks.run(wait_in_other_ways) == [[4, 4, 4, 0, 0]] * 4
 
 
 def outputs_in_flight() -> tuple[bool, list[int]]:
-    simulation = simulated_nccl
-    floats, integers = torch.ones(2), torch.ones(2, dtype=torch.int16)
+    floats, integers = torch.ones(2), torch.ones(2, dtype=torch.int32)
     works = [dist.all_reduce(floats, async_op=True), dist.all_reduce(integers, async_op=True)]
-    with torch.utils._python_dispatch._disable_current_modes():
-        raw = floats.isnan().all().item(), [number for number in integers.tolist()]
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        raw = floats.isnan().all().item(), integers.tolist()
     for work in works:
         work.wait()
-    del simulation
     return raw
 
 
 def test_outputs_hold_garbage_until_the_stream_has_waited(simulated):
-    assert ranks.run(outputs_in_flight) == [(True, [0x5555, 0x5555])] * 4
+    assert ranks.run(outputs_in_flight) == [(True, [0x55555555, 0x55555555])] * 4
+
+
+def take_turns() -> float:
+    rank, received = dist.get_rank(), torch.zeros(1)
+    if rank % 2 == 0:
+        dist.send(torch.full((1,), float(rank)), rank + 1)
+        dist.recv(received, rank + 1)
+    else:
+        dist.recv(received, rank - 1)
+        dist.send(torch.full((1,), float(rank)), rank - 1)
+    return received.item()
+
+
+def test_ranks_may_take_turns(simulated):
+    assert ranks.run(take_turns) == [1, 0, 3, 2]
 
 
 def train_with_torch(wrap: str) -> list[float]:
@@ -181,3 +320,20 @@ def train_with_torch(wrap: str) -> list[float]:
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
 def test_torchs_own_wrappers_break_no_rule(simulated, wrap):
     assert all(loss == loss for losses in ranks.run(train_with_torch, wrap) for loss in losses)
+
+
+@pytest.mark.parametrize(("module", "path"), [pytest.param(*each, id=name_of(each[1])) for each in checked_files()])
+def test_the_checks_of_right_code_find_no_violation(simulated, module, path):
+    """`python -m tests.simulated_nccl` runs all checks at all world sizes."""
+    with at_one_size(module, only_first=path.parent.name != "solutions"):
+        assert not failures_of(module, path)
+
+
+@pytest.fixture(scope="module")
+def losses_of_ddp(simulated) -> list[list[float]]:
+    return ranks.run(losses_of, "ddp")
+
+
+@pytest.mark.parametrize("strategy", strategies())
+def test_every_strategy_trains_without_a_violation(simulated, losses_of_ddp, strategy):
+    assert ranks.run(losses_of, strategy) == [pytest.approx(losses) for losses in losses_of_ddp]

@@ -214,12 +214,13 @@ def counted_by_torch(step) -> tuple[wire.Ledger, dict[str, int]]:
 
 
 def fsdp_step():
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    model = _layers()
+    model, mesh = _layers(), init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in model:
-        fully_shard(layer)
-    fully_shard(model)
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     return counted_by_torch(lambda: model(torch.ones(2, 8)).sum().backward())
 
 
@@ -344,10 +345,10 @@ def test_functional_collectives_complete_at_their_waits(world):
 
 
 def launch_without_work() -> wire.Ledger:
-    """Report a launch without a Work, as for NCCL's sends and receives in a batch."""
+    """Report a launch without a Work, as for NCCL's sends and receives in a batch that nothing waits for."""
     with wire.ledger() as log:
         for _, launched, _ in instrumentation._listeners:
-            launched(call("send", 8, partner=0), None, [])
+            launched(call("send", 8, partner=0), completion.WithoutWork(completion.marks()), [])
     return log
 
 

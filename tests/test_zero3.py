@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
@@ -171,9 +172,9 @@ def beside_fsdp2(checkpointed: bool) -> tuple[list[dict], list[list[float]]]:
     ours, theirs = tiny_gpt(0), tiny_gpt(0)
     for gpt in (ours, theirs) if checkpointed else ():
         gpt.blocks = nn.ModuleList(Checkpointed(block) for block in gpt.blocks)
-    model = ZeRO3(ours)
+    model, mesh = ZeRO3(ours), init_device_mesh("cpu", (dist.get_world_size(),))
     for each in (*theirs.blocks, theirs):
-        fully_shard(each)
+        fully_shard(each, mesh=mesh)
     losses = [train(each, new_optimizer(each), range(5)) for each in (model, theirs)]
     state = {
         name: value.full_tensor() if hasattr(value, "full_tensor") else value
@@ -288,8 +289,9 @@ def changed_in_place(stem: bool) -> list[str]:
     errors = []
     x = squares_of(0)[0].float()
     ours, theirs = Branches(stem, inplace=True), Branches(stem, inplace=True)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for each in (*theirs.branches, theirs):
-        fully_shard(each)
+        fully_shard(each, mesh=mesh)
     for model in (ZeRO3(ours), theirs):
         try:
             model(x)

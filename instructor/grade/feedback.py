@@ -3,13 +3,15 @@
 from pathlib import Path
 
 from instructor.grade.records import Record, write_whole
-from shared.checks.engine.display import said_once
+from shared.checks.engine.display import shorten_repeated_evidence
 from shared.tables.rendering import render
 
 
 def write(record: Record, folder: Path) -> None:
     """Write feedback/<student>/<lab>.html. Everything that a student wrote is escaped and shown as text."""
-    page = render(__package__, "feedback.html", record=record, said_once=said_once, points=_points)
+    page = render(
+        __package__, "feedback.html", record=record, shorten_repeated_evidence=shorten_repeated_evidence, points=_points
+    )
     write_whole(folder / "feedback" / record.student / f"{record.lab}.html", page)
 
 

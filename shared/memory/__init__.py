@@ -24,6 +24,9 @@ tensor.
 
 Not counted: memory inside a kernel (workspaces, gloo's copies), tensors that only a closure or C++ keeps (except DDP's
 buckets), compiled code, and sparse layouts other than COO. NumPy's memory counts once for each tensor made from it.
+
+All this is the same on a CPU and on a GPU. Other models that live in the same process, as in a lab, do not count.
+CUDA's allocator counts the whole process and rounds each tensor up, so its peak, `Peak.allocator_bytes`, is larger.
 """
 
 import contextlib
@@ -106,7 +109,7 @@ class Peak:
     """Memory over a block: one sample at its start, one after each operator, and one at its end."""
 
     samples: list[Sample] = field(default_factory=list)
-    # CUDA's own peak, including rounding, workspaces and everything else in this process.
+    # The peak of CUDA's allocator, including rounding, workspaces and everything else in this process; None on a CPU.
     allocator_bytes: int | None = None
 
     @property
@@ -117,9 +120,12 @@ class Peak:
 
     @property
     def peak_bytes(self) -> int:
-        """The allocator's peak on CUDA; on the CPU, the most bytes that storages held at any moment."""
-        tracked_bytes = self.at_peak.held.total_bytes
-        return tracked_bytes if self.allocator_bytes is None else self.allocator_bytes
+        """The most bytes that the tracked storages held at any moment.
+
+        Tracked are the storages of the module, the optimizer and `extra`, and those that an operator of the block
+        created or used.
+        """
+        return self.at_peak.held.total_bytes
 
     @property
     def held(self) -> Held:

@@ -164,6 +164,7 @@ def timeline(lines: list, names: list[str] | None = None) -> Figure:
             ticks.append((y, line_name if name == rows[0][0] else ""))
             y += 1
         exposed = f"{line.exposed_ms:.1f} ms exposed\n{line.overlap:.0%} hidden" if line.communication_ms else ""
+        exposed += "\n(simulated)" if line.is_simulated and exposed else ""
         axes.annotate(exposed, (1.01, y - 0.5 - len(rows) / 2), xycoords=("axes fraction", "data"), va="center", size=8)
         y += 0.6
     axes.set(xlabel="ms", xlim=(0, end_ms), ylim=(y - 1.0, -0.6), yticks=[position for position, _ in ticks])

@@ -34,13 +34,14 @@ def start(
     If the same number of ranks is already running with the same options, they are kept, with their variables.
 
     Args:
-        backend: "nccl", "gloo" or "gloo:cpu". By default, RANKS_BACKEND decides, or else what the machine has.
+        backend: "nccl", "gloo:cpu", or "gloo" to let ranks share GPUs, where only collectives work. By default,
+            RANKS_BACKEND decides, or else NCCL is used if each rank can have its own GPU, and gloo on the CPU if not.
         detect_mismatch: Compare each collective's operation, shape and dtype over all ranks before it runs. This costs
             extra communication, so turn it off where a cell measures time.
         link: A rate such as "1gbit". Each rank then runs on its own host, behind a link of that rate in both
             directions. A host reaches only the other hosts, so load data beforehand. See `shared/hosts`.
         simulate: "nccl" to let gloo behave as NCCL does for the host, so that errors that gloo hides are reported. See
-            `shared/wire/simulated_nccl.py`. By default, the environment variable RANKS_SIMULATE decides.
+            `shared/wire/simulated_nccl`. By default, the environment variable RANKS_SIMULATE decides.
 
     Raises:
         ValueError: If this machine cannot run that world size, backend or link.

@@ -19,7 +19,7 @@ MEMORY_PER_RANK_GB = 0.4  # measured with torch imported and a small model, with
 class Placement:
     """A backend, one device per rank, and a sentence on which measurements are valid there.
 
-    `simulates` is "nccl" if gloo behaves like NCCL for the host (see shared/wire/simulated_nccl.py).
+    `simulates` is "nccl" if gloo behaves like NCCL for the host (see shared/wire/simulated_nccl).
     """
 
     backend: str
@@ -73,22 +73,25 @@ def check_link(link: str | None) -> None:
 def place(
     world_size: int, backend: str | None = None, link: str | None = None, simulate: str | None = None
 ) -> Placement:
-    """Choose NCCL if every rank can have its own GPU, else gloo on shared GPUs, else gloo on the CPU.
+    """Choose NCCL if every rank can have its own GPU, else gloo on the CPU.
 
-    Hosts behind a link communicate over TCP, so they use gloo.
+    With fewer GPUs than ranks, gloo could share them, but only collectives would work: gloo cannot send or receive a
+    tensor on a GPU, and a DeviceMesh on GPUs needs NCCL. Most chapters use one or the other, so ranks share GPUs only
+    on request. Hosts behind a link communicate over TCP, so they use gloo, too.
 
     Args:
-        backend: "nccl", "gloo", or "gloo:cpu" to use no GPU; by default, the environment variable RANKS_BACKEND.
+        backend: "nccl", "gloo" to share GPUs, or "gloo:cpu" to use none; by default, the environment variable
+            RANKS_BACKEND.
         simulate: "nccl" to simulate NCCL over gloo, on the CPU; by default, the environment variable RANKS_SIMULATE.
 
     Raises:
         ValueError: If this machine or this build of PyTorch cannot run the backend, or if it cannot be simulated.
     """
-    simulate = simulate or os.environ.get("RANKS_SIMULATE") or None
-    if simulate not in (None, "nccl"):
-        raise ValueError(f"simulate must be 'nccl' or None, got {simulate!r}")
-    if simulate and backend in ("nccl", "gloo"):
-        raise ValueError(f"simulate='nccl' needs ranks on the CPU: use backend='gloo:cpu' instead of {backend!r}")
+    source, simulate = ("simulate", simulate) if simulate else ("RANKS_SIMULATE", os.environ.get("RANKS_SIMULATE"))
+    if simulate not in (None, "", "nccl"):
+        raise ValueError(f"{source} can only be 'nccl', the one backend that can be simulated, got {simulate!r}")
+    if simulate and backend not in (None, "gloo:cpu"):
+        raise ValueError(f"NCCL is simulated on the CPU: use backend='gloo:cpu' instead of {backend!r}")
     if simulate:
         return replace(_place("gloo:cpu", world_size, link), simulates=simulate, valid=_SIMULATED)
     return _place(backend or os.environ.get("RANKS_BACKEND"), world_size, link)
@@ -98,8 +101,6 @@ def _place(requested: str | None, world_size: int, link: str | None) -> Placemen
     gpus = gpu_count()
     import torch.distributed as dist
 
-    if requested is None and link:
-        requested = "gloo"
     if requested not in (None, "nccl", "gloo", "gloo:cpu"):
         raise ValueError(f"backend must be 'nccl', 'gloo' or 'gloo:cpu', got {requested!r}")
     if requested == "nccl" and link:
@@ -109,23 +110,46 @@ def _place(requested: str | None, world_size: int, link: str | None) -> Placemen
     if requested == "nccl" and gpus < world_size:
         raise ValueError(
             f"NCCL needs one GPU per rank, but world_size is {world_size} and this machine has {_name_gpus(gpus)}: "
-            "use backend='gloo'"
+            "use backend='gloo:cpu'"
         )
-    if requested == "nccl" or (requested is None and gpus >= world_size and dist.is_nccl_available()):
+    if requested == "nccl" or (requested is None and not link and gpus >= world_size and dist.is_nccl_available()):
         devices = tuple(f"cuda:{rank}" for rank in range(world_size))
         return Placement("cpu:gloo,cuda:nccl", devices, "You can trust values, bytes, memory and times here.")
-    if gpus and requested != "gloo:cpu":
-        devices = tuple(f"cuda:{rank % gpus}" for rank in range(world_size))
-        shared = f"{world_size} ranks share {_name_gpus(gpus)}"
-        valid = f"You can trust values, bytes and memory here, but not communication times: {shared}."
-        return Placement("gloo", devices, _valid_behind(link) + f" {shared}." if link else valid)
+    if gpus and requested == "gloo":
+        return _on_shared_gpus(gpus, world_size, link)
+    return _on_the_cpu(world_size, link, _why_no_gpu(gpus, world_size) if requested is None and not link else "")
+
+
+def _on_shared_gpus(gpus: int, world_size: int, link: str | None) -> Placement:
+    devices = tuple(f"cuda:{rank % gpus}" for rank in range(world_size))
+    shared = f"{world_size} ranks share {_name_gpus(gpus)}"
+    valid = f"You can trust values, bytes and memory here, but not communication times: {shared}."
+    if link:
+        valid = f"{_valid_behind(link)} {shared}."
+    return Placement(
+        "gloo", devices, f"{valid} gloo runs collectives on a GPU's tensors, but cannot send or receive them."
+    )
+
+
+def _on_the_cpu(world_size: int, link: str | None, why: str) -> Placement:
     cores = os.cpu_count() or 1
     valid = "You can trust values, bytes and memory here, and compare times within one run"
     valid += f": {world_size} ranks share {cores} cores." if cores < world_size else "."
     if link:
         valid = _valid_behind(link)
         valid += f" The ranks compute on {cores} cores." if cores < world_size else ""
-    return Placement("gloo", ("cpu",) * world_size, valid)
+    return Placement("gloo", ("cpu",) * world_size, f"{why} {valid}".strip())
+
+
+def _why_no_gpu(gpus: int, world_size: int) -> str:
+    """Say why ranks stay on the CPU of a machine with GPUs; nothing on a machine without."""
+    if gpus == 0:
+        return ""
+    if gpus < world_size:
+        reason = f"NCCL needs one GPU per rank and this machine has {_name_gpus(gpus)}"
+    else:
+        reason = "this build of PyTorch has no NCCL"
+    return f"The ranks run on the CPU, because {reason}."
 
 
 def _name_gpus(count: int) -> str:

@@ -5,11 +5,16 @@ outcomes, and return text.
 """
 
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 _ALL_LAUNCHED = (
     "Every rank has launched the last collective, {}. Either it is slow, or this line waits for another call "
     "that all ranks must make, such as dist.new_group."
+)
+
+_ONE_AFTER_THE_OTHER = (
+    "NCCL runs a rank's sends and receives one after the other, isend and irecv included, unless they come in one "
+    "dist.batch_isend_irecv()."
 )
 
 
@@ -41,6 +46,7 @@ def is_deadlocked(case: Case) -> bool:
     collectives instead of the same one; or every rank that is still running is itself waiting. Nothing is certain while
     some rank has not begun, because it may still be importing what the cell needs.
     """
+    case = _where_gpus_wait(case)
     if any(position and not position["busy"] for rank, position in case.positions.items() if rank in _pending(case)):
         return False
     running = {rank: position for rank, position in case.positions.items() if position is None or position["busy"]}
@@ -90,12 +96,31 @@ def absent(position: dict, case: Case) -> list[int]:
     return missing
 
 
+def _where_gpus_wait(case: Case) -> Case:
+    """Put each rank whose host runs ahead of its GPU at its first call that another rank never launched.
+
+    Over NCCL, the host does not wait for a collective. It may have launched more calls, which the GPU has not begun.
+    """
+    positions = {
+        rank: _put_back(position, case) if position and position["waits"] != "no" and position["ahead"] else position
+        for rank, position in case.positions.items()
+    }
+    return replace(case, positions=positions)
+
+
+def _put_back(position: dict, case: Case) -> dict:
+    missed = (call for call in position["ahead"] if absent(position | {"call": call}, case))
+    call = next(missed, position["call"])
+    return position | {"call": call, "line": position["line"] or call["line"]}
+
+
 def _count(position: dict, lane: tuple) -> int:
     return next((count for counted_lane, count in position["counts"] if tuple(counted_lane) == lane), 0)
 
 
 def explain(case: Case) -> str:
     """Explain what went wrong: first the causes in order of time, then which rank waits for which, then a table."""
+    case = _where_gpus_wait(case)
     sentences = _deaths(case) + _failures(case)
     if not any(outcome.error and outcome.error["mismatch"] for outcome in case.outcomes.values()):
         different = disagreement(case)
@@ -200,6 +225,9 @@ def _waits(case: Case) -> list[str]:
         sentences.append(
             "Each waits for a call that another waiting rank has not reached, so none of them can continue."
         )
+        positions = [position for group in waiting.values() for position in group]
+        if any(position["call"]["partner"] is not None and position["nccl"] for position in positions):
+            sentences.append(_ONE_AFTER_THE_OTHER)
     return list(dict.fromkeys(sentences))
 
 

@@ -12,6 +12,7 @@ import socket
 import stat
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from datetime import timedelta
@@ -23,8 +24,9 @@ import torch.distributed as dist
 
 from shared.deadlines import scaled
 from shared.ranks.diagnosis import name_ranks
-from shared.wire import frames, instrumentation, mismatch
+from shared.wire import clock, frames, instrumentation, mismatch
 
+CUT = "The cell was stopped on this rank"
 # Errors which only say that another rank failed first. They are never the cause.
 _OTHERS_FAULT = (
     "Connection closed by peer",
@@ -33,19 +35,21 @@ _OTHERS_FAULT = (
     "Socket Timeout",
     "failed to pass monitoredBarrier",
     "NCCL communicator was aborted",
+    "remote process exited or there was a network error",  # from NCCL
     "Broken pipe",
-    "Connections were cut",
+    CUT,
 )
-CUT = "Connections were cut"
-_ABORTS_WITHIN_S = scaled(2.0)
+_ABORTS_WITHIN_S = scaled(1.0)  # then the doctor answers, and NCCL may go on ending its communicators
 _MAY_WAIT = (".synchronize(", ".item(", ".cpu(", ".tolist(")  # on a GPU, these calls wait for a collective
 _DISTRIBUTED = os.path.dirname(dist.__file__) + os.sep
+_GPU_COMPUTES = "its GPU has not finished what the cell launched"
 
 _work: dict = {"busy": False, "stream": None, "synchronizes": False, "cut": False}
 _quiet_sockets: set = set()  # connections that are not between ranks, and are therefore never cut
 
 
 def work_begins(stream) -> None:
+    instrumentation.recent_calls.clear()
     _work.update(busy=True, stream=stream, synchronizes=False, cut=False)
 
 
@@ -55,7 +59,7 @@ def cell_synchronizes() -> None:
 
 
 def was_cut() -> bool:
-    """Tell whether the kernel cut this rank's connections while it worked: what it computed since is worth nothing."""
+    """Return whether the kernel has stopped the cell or call that this rank runs."""
     return _work["cut"]
 
 
@@ -78,16 +82,25 @@ def _answer(store: dist.TCPStore, rank: int, main_thread: int) -> None:
             store.wait([f"ask/{index}"], timedelta(days=30))
             question = store.get(f"ask/{index}").decode()
             if question == "cut":
-                if _work["busy"]:
-                    _work.update(cut=True)
-                    _work["stream"].drop_the_rest()
+                _stop_work()
                 # A broken process group may raise anything, and this thread has to survive it.
                 with contextlib.suppress(Exception):
-                    cut()
+                    cut(_ABORTS_WITHIN_S)
             answer = json.dumps(look(rank, main_thread))
             store.set(f"answer/{index}/{rank}", answer)
         except dist.DistError:
             os._exit(3)  # the kernel that hosts the store is gone, and a rank must not outlive it
+
+
+def _stop_work() -> None:
+    """Make an error of what this rank runs, and drop its further output.
+
+    gloo raises an error wherever a rank waits on a connection that was cut. NCCL does not: an aborted collective just
+    ends, and leaves garbage in its output. So the rank may continue, and compute and print with that garbage.
+    """
+    if _work["busy"]:
+        _work.update(cut=True)
+        _work["stream"].drop_the_rest()
 
 
 def look(rank: int, main_thread: int) -> dict:
@@ -99,19 +112,27 @@ def look(rank: int, main_thread: int) -> dict:
 
 
 def position(rank: int, main_thread: int | None) -> dict:
-    """Describe where this rank's main thread is, and which collectives it has launched."""
+    """Describe where this rank's main thread is, and which collectives it has launched.
+
+    Over NCCL, the host may be `ahead` of its GPU: the GPU may wait in any of the cell's calls. `diagnosis.py` finds out
+    in which one, from what the other ranks launched.
+    """
     call = instrumentation.last_call
+    runs_ahead = _work["busy"] and instrumentation.host_runs_ahead()
+    ahead = list(instrumentation.recent_calls) if runs_ahead else []
     here = {
         "rank": rank,
         "busy": _work["busy"],
         "counts": [[list(lane), count] for lane, count in instrumentation.counts.items()],
         "call": call and _as_json(call),
+        "ahead": [_as_json(each) for each in ahead],
         "printed": _last_line(_work["stream"]),
         "line": None,
         "waits": "no",
+        "nccl": _uses_nccl(),
     }
     if _work["synchronizes"]:
-        here["line"], here["waits"] = call and _as_json(call)["line"], "yes"
+        here["line"], here["waits"] = (None, "yes") if ahead else (_GPU_COMPUTES, "no")
     elif _work["busy"]:
         stack = _stack(sys._current_frames().get(main_thread))
         index = next((i for i, frame in enumerate(stack) if frames.is_student_file(frame.f_code.co_filename)), None)
@@ -120,6 +141,13 @@ def position(rank: int, main_thread: int | None) -> dict:
             here["line"] = frames.where(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         here["waits"] = _waits(stack[:index], here["line"] or "")  # a check may wait outside the student's code
     return here
+
+
+def _uses_nccl() -> bool:
+    """Return whether NCCL, or its simulation, runs this rank's operations."""
+    if instrumentation.simulation is not None:
+        return True
+    return dist.is_initialized() and dist.Backend.NCCL in dist.get_backend_config()
 
 
 def _stack(frame) -> list:
@@ -138,7 +166,8 @@ def _waits(inner_frames: list, line: str) -> str:
     """
     files = [frame.f_code.co_filename for frame in inner_frames]
     names = [frame.f_code.co_name for frame in inner_frames]
-    if any(file.startswith(_DISTRIBUTED) for file in files) or ".wait(" in line:
+    waits_for_gpu = any(frame.f_code is clock.wait_for.__code__ for frame in inner_frames)
+    if waits_for_gpu or any(file.startswith(_DISTRIBUTED) for file in files) or ".wait(" in line:
         return "yes"
     return "maybe" if "_engine_run_backward" in names or any(pattern in line for pattern in _MAY_WAIT) else "no"
 
@@ -161,24 +190,55 @@ def _last_line(stream) -> str:
     return lines[-1][-120:]
 
 
-def cut() -> None:
-    """Break this rank's connections to the other ranks, so that every rank that waits on them gets an error.
+def cut(aborts_within_s: float) -> bool:
+    """Break this rank's connections to the other ranks, so that every rank that waits on them stops waiting.
 
-    This ends a hang without losing variables. gloo's waits cannot be interrupted, and killing the process would lose
-    the student's work.
+    This ends a hang without losing variables. Waits in gloo and NCCL cannot be interrupted, and killing the process
+    would lose the student's work.
+
+    Args:
+        aborts_within_s: How long to wait until NCCL has ended its communicators.
+
+    Returns:
+        Whether it has. If not, its groups cannot be left either.
     """
-    if dist.is_initialized() and torch.cuda.is_initialized():
-        for group in dist.distributed_c10d._world.pg_map:
-            if dist.Backend.NCCL in dist.get_backend_config(group):
-                backend = group._get_backend(torch.device("cuda"))
-                # In a thread of its own, because abort() may wait for the timeout of the group.
-                aborts = threading.Thread(target=backend.abort, daemon=True, name="abort")
-                aborts.start()
-                aborts.join(_ABORTS_WITHIN_S)
+    if instrumentation.simulation is not None:
+        instrumentation.simulation.is_cut = True
+    # NCCL comes first: a communicator whose sockets are closed under it reports a network error, and may not end.
+    aborted = _abort(_nccl_backends(), aborts_within_s)
     for connection in _open_connections():
         with connection, contextlib.suppress(OSError):  # it may close while we look
             if _ends(connection) not in _quiet_sockets:
                 connection.shutdown(socket.SHUT_RDWR)
+    return aborted
+
+
+def _nccl_backends() -> list:
+    """Return the NCCL backend of each of this rank's process groups."""
+    groups = list(dist.distributed_c10d._world.pg_map) if dist.is_initialized() else []
+    nccl_groups = [group for group in groups if dist.Backend.NCCL in dist.get_backend_config(group)]
+    return [group._get_backend(torch.device("cuda")) for group in nccl_groups]
+
+
+def _abort(backends: list, within_s: float) -> bool:
+    """End the communicators of each NCCL backend, and what is in flight. Return whether all of them ended in time.
+
+    `abort()` returns once NCCL has ended the communicator, however long that takes: the timeout of the group does not
+    interrupt it. So each abort runs in a thread of its own. All of them start at once, because ending one communicator
+    may wait for the GPU, on which a collective of another one is still in flight.
+    """
+    threads = [threading.Thread(target=_abort_one, args=(each,), daemon=True, name="abort") for each in backends]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + within_s
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return not any(thread.is_alive() for thread in threads)
+
+
+def _abort_one(backend) -> None:
+    with contextlib.suppress(Exception):  # a traceback of this thread would appear in the student's output
+        backend.abort()
 
 
 def _connections() -> set:

@@ -42,9 +42,9 @@ def findings(facts: Facts) -> Iterator[Finding]:
         yield _driver(facts)
     yield from _memory(facts)
     if facts.mig:
-        yield Finding("MIG", "enabled", "Nothing to do: the ranks share one instance through gloo.")
+        yield Finding("MIG", "enabled", "Nothing to do: 1 rank uses it, more ranks use the CPU.")
     if facts.exclusive and facts.gpus:
-        yield Finding("compute mode", "exclusive", "`sudo nvidia-smi -c DEFAULT` lets several ranks use one GPU.")
+        yield Finding("compute mode", "exclusive", "Nothing to do, unless ranks should share a GPU.")
     if len(facts.gpus) > 1:
         yield _peers(facts)
     yield _nccl(facts)
@@ -152,55 +152,58 @@ def overridden(environment: Mapping[str, str]) -> list[str]:
     return [f"{name}={environment[name]} is set, so ranks use that instead of what is said above." for name in names]
 
 
-def backend_of(facts: Facts, world_size: int) -> str:
-    """Return what `devices.place` chooses for this many ranks: "nccl", "shared" or "cpu"."""
-    if facts.gpus and len(facts.gpus) >= world_size and facts.nccl:
-        return "nccl"
-    return "shared" if facts.gpus else "cpu"
+def uses_nccl(facts: Facts, world_size: int) -> bool:
+    """Tell whether `devices.place` chooses NCCL for this many ranks. Otherwise it chooses gloo on the CPU."""
+    return bool(facts.nccl) and len(facts.gpus) >= world_size
 
 
 def _runs(facts: Facts) -> Iterator[str]:
     """Yield how ranks will run, and what can be measured there."""
-    sizes: dict[str, list[int]] = {"nccl": [], "shared": [], "cpu": []}
-    for size in sorted({*SIZES, max(SIZES[-1], len(facts.gpus))}):
-        sizes[backend_of(facts, size)].append(size)
-    if sizes["nccl"] == [1]:
+    sizes = sorted({*SIZES, max(SIZES[-1], len(facts.gpus))})
+    with_nccl = [size for size in sizes if uses_nccl(facts, size)]
+    on_cpu = [size for size in sizes if size > 1 and size not in with_nccl]
+    if with_nccl == [1]:
         yield "1 rank will use NCCL. It has no other rank to send to, so its times say nothing about communication."
-    elif sizes["nccl"]:
-        many = _ranks(sizes["nccl"])
+    elif with_nccl:
+        many = _ranks(with_nccl)
         yield f"{many} will use NCCL, with one GPU per rank. You can trust values, bytes, memory and times."
-    if sizes["shared"] and facts.exclusive:
+    if on_cpu:
+        reason = ", because NCCL needs one GPU per rank" if facts.gpus and facts.nccl else ""
         yield (
-            f"{_ranks(sizes['shared'])} will fail on GPUs, because the compute mode lets only one process at a time "
-            "use a GPU. With RANKS_BACKEND=gloo:cpu in the environment, they use the CPU."
+            f"{_ranks(on_cpu)} will run on the CPU with gloo, the backend for CPUs{reason}. You can trust values, "
+            "bytes and memory."
         )
-    elif sizes["shared"]:
-        gpus = "the GPU" if len(facts.gpus) == 1 else f"the {len(facts.gpus)} GPUs"
-        yield (
-            f"{_ranks(sizes['shared'])} will share {gpus} through gloo. You can trust values, bytes and memory, but "
-            "not the times of communication, because gloo copies every tensor through the CPU."
-        )
-    if sizes["cpu"]:
-        several = _ranks([size for size in sizes["cpu"] if size > 1])
-        yield f"{several} will run on the CPU with gloo, the backend for CPUs. You can trust values, bytes and memory."
         few = f", and 4 ranks share {_cores(facts.cores)} here" if facts.cores < SIZES[-1] else ""
         yield f"Times on the CPU are not those of GPUs{few}: compare them only within one run."
+        if facts.gpus:
+            yield _on_request(facts)
+
+
+def _on_request(facts: Facts) -> str:
+    """Say whether more ranks than GPUs can share these."""
+    if facts.exclusive:
+        return (
+            "Ranks cannot share a GPU here, because the compute mode lets only one process at a time use a GPU. "
+            "`sudo nvidia-smi -c DEFAULT` changes it."
+        )
+    gpus = "the GPU" if len(facts.gpus) == 1 else "the GPUs"
+    return (
+        f'With `ranks.start(4, backend="gloo")`, ranks share {gpus}. Only collectives work there, not send and receive. '
+        "Their times cannot be trusted, because gloo copies every tensor through the CPU."
+    )
 
 
 def _limits(facts: Facts) -> Iterator[str]:
     """Yield what will not work, and what to do about it."""
-    count = len(facts.gpus)
-    if count == 0:
+    if not facts.gpus:
         yield f"NCCL, the backend for GPUs, will not run here. {SIMULATE} reports code that would fail on it."
     elif not facts.nccl:
-        yield "No rank can use NCCL, because this build of PyTorch does not contain it."
-    elif facts.mig and count == 1:
+        yield "No rank can use NCCL, the backend for GPUs, because this build of PyTorch does not contain it."
+    elif facts.mig and len(facts.gpus) == 1:
         yield (
             "A process can use only one MIG instance, and NCCL cannot connect instances. So 2 or more ranks cannot use "
             "NCCL until an administrator disables MIG (`sudo nvidia-smi -mig 0`)."
         )
-    elif count < SIZES[-1]:
-        yield f"{count + 1} or more ranks cannot use NCCL, because it needs one GPU per rank."
     yield from _no_gpu_seen(facts)
     yield from _obstacles(facts)
 

@@ -127,16 +127,17 @@ class RankProcesses:
         Raises:
             RanksError: If a rank dies or takes too long.
         """
-        answers = [engine.apply_async(*request_of_rank(rank)) for rank, engine in enumerate(self._engines)]
+        waiting = {rank: engine.apply_async(*request_of_rank(rank)) for rank, engine in enumerate(self._engines)}
         deadline = time.monotonic() + timeout_s
-        for rank, answer in enumerate(answers):
-            while not answer.ready() and not self._deaths() and time.monotonic() < deadline:
-                answer.wait(0.02)
-            try:
-                answer.get(timeout=0)
-            except Exception as error:
-                why = explain(Case([], {}, deaths=self._deaths())) or error
-                raise RanksError(f"Rank {rank} did not become ready: {why}") from error
+        while waiting:
+            ends = self._deaths() or time.monotonic() > deadline
+            next(iter(waiting.values())).wait(0.02)
+            for rank in [rank for rank, answer in waiting.items() if answer.ready() or ends]:
+                try:
+                    waiting.pop(rank).get(timeout=0)
+                except Exception as error:  # the others would only wait for this rank
+                    why = explain(Case([], {}, deaths=self._deaths())) or error
+                    raise RanksError(f"Rank {rank} did not become ready: {why}") from error
 
     def _deaths(self) -> dict[int, int]:
         return {rank: self._server.ended[pid] for rank, pid in enumerate(self.pids) if pid in self._server.ended}

@@ -13,7 +13,8 @@ from shared.ranks.errors import CellFailed, RanksError
 from shared.ranks.processes import RankProcesses
 from shared.ranks.running import DEFAULT_TIMEOUT_S
 
-JOIN_TIMEOUT_S = {"gloo": scaled(10.0), "nccl": scaled(90.0)}  # NCCL starts CUDA, and builds its communicator
+JOIN_TIMEOUT_S = scaled(10.0)
+NCCL_JOIN_TIMEOUT_S = scaled(90.0)  # NCCL loads its kernels and creates the communicator of all ranks
 _KEPT = "Your variables on the ranks are kept."
 _NEW_GROUP = "A new process group is ready; your variables on the ranks are kept."
 _RESTARTED = "The ranks had to be restarted, and their variables are gone. Run the cells that define them again."
@@ -76,9 +77,10 @@ class RankSet(RankProcesses):
         from shared.ranks import rankside
 
         self._generation += 1
-        backend, generation = self.placement.backend, self._generation
-        options = (generation, members, backend, self.detect_mismatch, self.placement.simulates)
-        self._on_all(lambda rank: (rankside.join, *options), JOIN_TIMEOUT_S["nccl" if "nccl" in backend else "gloo"])
+        backend = self.placement.backend
+        options = (self._generation, members, backend, self.detect_mismatch, self.placement.simulates)
+        timeout_s = NCCL_JOIN_TIMEOUT_S if "nccl" in backend else JOIN_TIMEOUT_S
+        self._on_all(lambda rank: (rankside.join, *options), timeout_s)
         self.alive = True
 
     # -- running

@@ -6,6 +6,7 @@ The kernel sends these functions to the ranks (see `rankset.py`). Students never
 import contextlib
 import io
 import os
+import pickle
 import signal
 import sys
 import time
@@ -20,11 +21,23 @@ from IPython.display import display
 from IPython.utils.capture import capture_output
 
 from shared import hosts
+from shared.deadlines import scaled
 from shared.ranks import doctor
+from shared.ranks.pickles import CpuPickler
 from shared.wire import instrumentation, mismatch
 
 OUTPUT_LIMIT_CHARACTERS = 200_000
 GROUP_TIMEOUT = timedelta(hours=1)  # a cell's own deadline is shorter; this one applies when the kernel is gone
+_LEAVES_WITHIN_S = scaled(20.0)  # an NCCL group without operations in flight takes about a second
+# What NCCL does by itself when a collective fails or takes long. The kernel has deadlines of its own, and explains a
+# hang; NCCL would end the process, or keep it waiting for a dump that nobody reads.
+NCCL_ENVIRONMENT = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+}
+BLOCKING_WAIT = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")  # the second is its old name
 
 
 @dataclass
@@ -37,6 +50,15 @@ class Outcome:
     displays: list = field(default_factory=list)  # mime bundles: figures, tables
     error: dict | None = None  # see doctor.describe_error
     ended_s: float = 0.0
+
+    def __getstate__(self) -> dict:
+        packed = io.BytesIO()
+        CpuPickler(packed, pickle.HIGHEST_PROTOCOL).dump(self.value)
+        return self.__dict__ | {"value": packed.getvalue()}
+
+    def __setstate__(self, state: dict) -> None:
+        # By its name in the module, because the grader replaces it by one that loads nothing but data.
+        self.__dict__.update(state, value=pickle.loads(state["value"]))
 
 
 @dataclass
@@ -69,15 +91,22 @@ def settle(rank: int, device: str, store_address: tuple[str, int]) -> None:
     get_ipython()._tee = lambda channel: contextlib.nullcontext()  # IPython 9 keeps everything that cells ever printed
     torch.set_num_threads(1)  # one thread per rank, so that all ranks compute at comparable speed
     if device.startswith("cuda"):
-        # The kernel has deadlines of its own, and explains a hang better than NCCL's watchdog, which ends the process.
-        # TORCH_NCCL_BLOCKING_WAIT stays off: with it, every wait() stops the host.
-        for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT"):
-            os.environ[f"TORCH_NCCL_{name}"] = "0"
+        prepare_nccl()
         torch.cuda.set_device(device)
+    else:
+        # Otherwise, torch would initialize CUDA in Adam's first step, and fully_shard would choose a GPU by default.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     instrumentation.install()
     doctors_store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
     hosts.enter()
     doctor.listen(doctors_store, rank)
+
+
+def prepare_nccl() -> None:
+    """Set the environment that NCCL reads when this process forms its first group."""
+    os.environ.update(NCCL_ENVIRONMENT)
+    for name in BLOCKING_WAIT:  # with it, every wait() would stop the host until the GPU is done
+        os.environ.pop(name, None)
 
 
 def join(generation: int, members: list[int], backend: str, detect_mismatch: bool, simulate: str | None) -> None:
@@ -87,6 +116,9 @@ def join(generation: int, members: list[int], backend: str, detect_mismatch: boo
 
     Args:
         simulate: "nccl" to simulate NCCL over gloo.
+
+    Raises:
+        RuntimeError: If this rank cannot leave or join. Its process must then be replaced.
     """
     leave()
     if here.rank not in members:
@@ -97,8 +129,9 @@ def join(generation: int, members: list[int], backend: str, detect_mismatch: boo
         rank=members.index(here.rank),
         world_size=len(members),
         timeout=GROUP_TIMEOUT,
-        # NCCL then builds its communicator here, and not in a first send, where nothing can interrupt it.
-        device_id=torch.device(here.device) if "nccl" in backend else None,
+        # NCCL then creates the communicator of all ranks here. Without device_id, the first send to each rank would
+        # create one for the two of them, and wait for the other rank in a way that nothing can interrupt.
+        device_id=torch.device(here.device) if dist.Backend.NCCL in backend else None,
     )
     mismatch.watch() if detect_mismatch else mismatch.ignore()
     instrumentation.reset()
@@ -107,10 +140,16 @@ def join(generation: int, members: list[int], backend: str, detect_mismatch: boo
 
 
 def leave() -> None:
-    """Leave the process group, if there is one."""
+    """Leave the process group, if there is one.
+
+    Raises:
+        RuntimeError: If NCCL does not end its communicators.
+    """
     instrumentation.simulate_nccl(False)
     if dist.is_initialized():
-        doctor.cut()  # an operation on which nobody called wait() would block this rank here forever
+        # An operation on which nobody called wait() would block this rank here forever.
+        if not doctor.cut(_LEAVES_WITHIN_S):
+            raise RuntimeError(f"NCCL has not ended its communicators within {_LEAVES_WITHIN_S:g} s")
         with contextlib.suppress(RuntimeError):  # destroying a broken group may raise
             dist.destroy_process_group()
 
@@ -158,28 +197,29 @@ def lookup(name: str):
 def _watched(body) -> Outcome:
     """Run body with its output captured, so that it can be interrupted and the doctor can see where it is."""
     outcome = Outcome(here.rank)
-    stream = _LimitedText()
-    doctor.work_begins(stream)
+    output = Output()
+    doctor.work_begins(output)
     previous_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with (
-            contextlib.redirect_stdout(stream),
-            contextlib.redirect_stderr(stream),
-            capture_output(stdout=False, stderr=False, display=True) as captured,
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(output),
+            capture_output(stdout=False, stderr=False, display=True) as output.captured,
         ):
-            outcome.value = body()
+            value = body()
             doctor.cell_synchronizes()
             instrumentation.synchronize()
-            if doctor.was_cut():
-                raise RuntimeError(f"{doctor.CUT}, because another rank did not finish: what was computed is not valid")
+        if doctor.was_cut():
+            raise RuntimeError(f"{doctor.CUT}, so what it computed afterwards may be wrong")
+        outcome.value = value
     except BaseException as error:  # including SystemExit and KeyboardInterrupt: a rank outlives its cells
         outcome.error = doctor.describe_error(error)
     finally:
         signal.signal(signal.SIGINT, previous_handler)
         doctor.work_ends()
-    outcome.text = stream.getvalue()
-    for output in captured.outputs:
-        _add_display(outcome, output.data)
+    outcome.text = output.getvalue()
+    for display_data in output.displays():
+        _add_display(outcome, display_data)
     outcome.ended_s = time.time()
     return outcome
 
@@ -192,18 +232,27 @@ def _add_display(outcome: Outcome, bundle: dict) -> None:
         outcome.displays.append(bundle)
 
 
-class _LimitedText(io.StringIO):
-    """Collects printed text up to a limit, because a cell that prints in an endless loop must not fill the memory."""
+class Output(io.StringIO):
+    """Collects what a cell prints and displays, until the cell is stopped.
 
+    There is a limit, because a cell that prints in an endless loop must not fill the memory.
+    """
+
+    captured = None  # IPython's list of what the cell displays
     omitted_characters = 0
-    _drops = False
+    _displays_kept: int | None = None  # None as long as the cell is not stopped
 
     def drop_the_rest(self) -> None:
-        """Ignore what is printed from now on: after a cut, it may come from garbage."""
-        self._drops = True
+        """Ignore what is printed and displayed from now on."""
+        self._displays_kept = len(self.captured.outputs) if self.captured else 0
+
+    def displays(self) -> list[dict]:
+        """Return what the cell displayed, as mime bundles."""
+        shown = self.captured.outputs if self.captured else []
+        return [output.data for output in shown[: self._displays_kept]]
 
     def write(self, text: str) -> int:
-        if self._drops:
+        if self._displays_kept is not None:
             return len(text)
         room = OUTPUT_LIMIT_CHARACTERS - self.tell()
         if len(text) > room:

@@ -7,6 +7,9 @@
 
 Hooks on the model's units record computation, and the wire ledger records communication. `plots.timeline` draws
 timelines, and `trace.save` writes them to a file for ui.perfetto.dev.
+
+On a GPU, all times are those of events on its streams: a unit computes from when the GPU reaches it, and a wait is the
+time during which the GPU's stream waits for a collective (see `shared/wire/completion.py`).
 """
 
 import contextlib
@@ -45,6 +48,7 @@ class Timeline:
     waits: list[tuple[float, float]] = field(default_factory=list)  # blocked in waits for communication
     began_s: float = 0.0
     ended_s: float = 0.0
+    is_simulated: bool = False  # over simulated NCCL, whose times mean nothing
 
     def lane(self, *names: str) -> list[tuple[float, float]]:
         """Return the intervals of one or more lanes."""
@@ -198,7 +202,7 @@ class _Recorder:
         completed = [(number, entry) for number, entry in enumerate(log.entries, 1) if entry.completed_s is not None]
         line.spans += [_span_of(number, entry) for number, entry in completed]
         line.spans.sort(key=lambda span: span.began_s)
-        line.rank, line.waits = log.rank, log.waits
+        line.rank, line.waits, line.is_simulated = log.rank, log.waits, log.is_simulated
         # A completion may be recorded late; see shared/wire/completion.py.
         line.ended_s = max([line.ended_s, *(span.ended_s for span in line.spans)])
 

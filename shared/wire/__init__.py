@@ -44,7 +44,7 @@ class Entry:
     in_backward: bool
     line: str
     launched_s: float  # on this machine's monotonic clock, which all its ranks share
-    completed_s: float | None = None  # None while in flight, or if nothing on this rank waits for it
+    completed_s: float | None = None  # None if it was in flight when the ledger ended, or nothing here waits for it
 
     @property
     def took_ms(self) -> float | None:
@@ -61,6 +61,7 @@ class Ledger:
     opened_s: float = 0.0
     closed_s: float | None = None
     carried_bytes: int | None = None  # None if the system does not count it
+    is_simulated: bool = False  # over simulated NCCL, whose times mean nothing
 
     @property
     def messages(self) -> int:
@@ -126,7 +127,10 @@ class Ledger:
                 ["…" if name == "#" else f"{self.messages - most_rows} more" if name == "op" else "" for name in header]
             )
         rows.append([totals.get(name, "") for name in header])
-        return tables.Table(header, rows, note="" if self.rank is None else f"The ledger of rank {self.rank}.")
+        note = "" if self.rank is None else f"The ledger of rank {self.rank}."
+        if self.is_simulated and times:
+            note += " NCCL is simulated, so the times mean nothing."
+        return tables.Table(header, rows, note=note.strip())
 
     def assert_volume(
         self,
@@ -160,24 +164,27 @@ class Ledger:
 def ledger():
     """Record every collective that this rank launches inside the block. Yields a Ledger.
 
-    Times are filled in when the block ends. An operation that completes later has no completion time. Ledgers may be
-    nested: each one records everything that is launched while it is open. Without a process group, there is nothing to
-    record.
+    Times are filled in when the block ends. Over NCCL, they are the GPU's, and the end of the block waits until the
+    current stream has caught up (see `completion.py`). An operation that completes later has no completion time.
+    Ledgers may be nested: each one records everything that is launched while it is open. Without a process group, there
+    is nothing to record.
     """
     instrumentation.install()
     log = Ledger(dist.get_rank() if dist.is_initialized() else None)
     with completion.watching() as watcher:
         log.opened_s, log.waits, carried = watcher.clock.began_s, watcher.waits, sockets.counters()
 
+        log.is_simulated = instrumentation.simulation is not None
+
         def launched(call: instrumentation.Call, work, tensors: list[torch.Tensor]) -> None:
             entry = _entry_of(call)
             log.entries.append(entry)
-            if work is not None:
-                watcher.watch(work, entry, tensors)
+            watcher.watch(work, entry, tensors)
 
         with instrumentation.listening(launched, watcher.waiting):
             try:
                 yield log
+                instrumentation.synchronize()
             finally:
                 log.closed_s = watcher.clock.seconds(watcher.clock.mark())
                 if carried is not None:

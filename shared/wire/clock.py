@@ -4,9 +4,15 @@ import time
 
 import torch
 
+_POLL_S = 1e-4
+
 
 class Clock:
     """Takes time marks: on a CPU the current time, on a GPU an event that completes when the GPU reaches it.
+
+    On a GPU, a call like `all_reduce` or `wait()` returns before anything has happened, so the time on the host means
+    nothing. A mark is an event on the current stream, and the time between two marks is the time that the stream needed
+    to get from one to the other.
 
     Seconds are those of this machine's monotonic clock, which all its processes share.
     """
@@ -15,7 +21,8 @@ class Clock:
         self.on_gpu = torch.cuda.is_initialized()
         if self.on_gpu:
             self._device = torch.cuda.current_device()
-            torch.cuda.synchronize()
+            self._stream = torch.cuda.current_stream(self._device)
+            wait_for(self.mark())  # an idle stream reaches the next mark at once
         self.began_s = time.perf_counter()
         self._began = self.mark()
 
@@ -32,5 +39,22 @@ class Clock:
         """Convert a mark to seconds. On a GPU, this waits until the GPU has reached the mark."""
         if not self.on_gpu:
             return mark
-        mark.synchronize()
+        wait_for(mark)
         return self.began_s + self._began.elapsed_time(mark) / 1e3
+
+    def follows_current_stream(self) -> bool:
+        """Return whether the current stream is the one on which the clock was started, as it always is on a CPU.
+
+        FSDP2 runs its collectives on streams of their own. While those wait, the stream that computes does not.
+        """
+        return not self.on_gpu or torch.cuda.current_stream(self._device) == self._stream
+
+
+def wait_for(event) -> None:
+    """Wait until the GPU has reached an event.
+
+    Unlike `event.synchronize()`, this can be interrupted, and the doctor recognizes it. The event may lie behind a
+    collective that never completes.
+    """
+    while not event.query():
+        time.sleep(_POLL_S)

@@ -11,13 +11,13 @@ import math
 import os
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 
-from shared.wire import frames
+from shared.wire import clock, completion, frames
 from shared.wire.simulated_nccl import Simulation
 
 # Operators of c10d → the names of the same collectives in torch.distributed.
@@ -88,6 +88,7 @@ def lane_of(op: str, group_name: str, partner: int | None) -> tuple:
 
 counts: Counter = Counter()  # lane → operations launched since the process group was formed
 last_call: Call | None = None
+recent_calls: deque = deque(maxlen=50)  # the latest launches; the doctor empties it when a cell begins
 before_launch: list = []  # functions called with each Call before its launch, which may reject it by raising
 work_wrappers: list = []  # functions called with a Call and its Work; the caller gets the Work that they return
 simulation: Simulation | None = None  # of NCCL; if there is one, it launches every operation
@@ -113,11 +114,12 @@ def reset() -> None:
     """Reset the counts, because a new process group starts its own sequence."""
     global last_call
     counts.clear()
+    recent_calls.clear()
     last_call = None
 
 
 def simulate_nccl(on: bool) -> None:
-    """Switch the simulation of NCCL on or off on this rank (see simulated_nccl.py)."""
+    """Switch the simulation of NCCL on or off on this rank (see shared/wire/simulated_nccl)."""
     global simulation
     if simulation is not None:
         simulation.stop()
@@ -137,8 +139,24 @@ def synchronize() -> None:
     elif torch.cuda.is_initialized():
         reached = torch.cuda.Event()
         reached.record()
-        while not reached.query():  # unlike synchronize(), this lets Ctrl-C and the doctor through
-            time.sleep(1e-4)
+        clock.wait_for(reached)
+
+
+def host_runs_ahead() -> bool:
+    """Return whether this rank's host may be many calls ahead of the collective that its stream waits for."""
+    return simulation is not None or torch.cuda.is_initialized()
+
+
+@contextlib.contextmanager
+def violations_accepted():
+    """Let simulated NCCL accept wrong uses of tensors inside the block, for a check that makes them on purpose."""
+    if simulation is not None:
+        simulation.accepts_violations = True
+    try:
+        yield
+    finally:
+        if simulation is not None:
+            simulation.accepts_violations = False
 
 
 def simulated_bytes() -> int:
@@ -151,7 +169,8 @@ def listening(launched=None, waiting=None):
     """Record, in order, the calls that this rank launches inside the block. Yields the list of calls.
 
     Args:
-        launched: Called after each launch with the Call, its Work (None if it has none) and its tensors.
+        launched: Called after each launch with the Call, its Work and its tensors. If the operation has no Work, as a
+            synchronous one over NCCL, a `completion.WithoutWork` stands in for it.
         waiting: Called with a tensor. Returns a context manager around the wait in C++ for the functional collective
             that writes to it.
     """
@@ -171,29 +190,44 @@ def _hooked(operator, name: str):
     def hook(keyset, *args, **kwargs):
         arguments = dict(zip(argument_names, args, strict=False)) | kwargs
         call = _record(name, arguments)
+        began = completion.marks()
         if simulation is not None:
             result, work = simulation.launch(call, operator, keyset & _LATER_KEYS, arguments)
-            _tell_listeners(call, work, arguments)
-            return result
-        result = operator.redispatch(keyset & _LATER_KEYS, *args, **kwargs)
-        if not _listeners and not work_wrappers:
-            return result
-        rest, boxed = ([*result[:-1]], result[-1]) if isinstance(result, (tuple, list)) else (None, result)
-        work = dist.Work.unbox(boxed) if boxed is not None else None  # a monitored barrier has no Work
-        if work is not None and work_wrappers:
-            for wrap in work_wrappers:
-                work = wrap(call, work)
-            result = work.boxed() if rest is None else (*rest, work.boxed())
-        _tell_listeners(call, work, arguments)
+        else:
+            result = operator.redispatch(keyset & _LATER_KEYS, *args, **kwargs)
+            if not _listeners and not work_wrappers:
+                return result
+            work = _work_of(result)
+            if work is not None and work_wrappers:
+                for wrap in work_wrappers:
+                    work = wrap(call, work)
+                result = _with_work(result, work)
+        operation = completion.WithoutWork(began) if work is None else work
+        _tell_listeners(call, operation, arguments)
+        if work is None:
+            operation.launched(call.is_async)
+        elif simulation is not None and not call.is_async:
+            completion.waited(work, began)
         return result
 
     return hook
 
 
-def _tell_listeners(call: Call, work, arguments: dict) -> None:
+def _work_of(result) -> dist.Work | None:
+    """Return the Work in an operator's result, or None if it has none."""
+    boxed = result[-1] if isinstance(result, (tuple, list)) else result
+    return None if boxed is None else dist.Work.unbox(boxed)
+
+
+def _with_work(result, work: dist.Work):
+    """Return an operator's result with another Work."""
+    return (*result[:-1], work.boxed()) if isinstance(result, (tuple, list)) else work.boxed()
+
+
+def _tell_listeners(call: Call, operation, arguments: dict) -> None:
     for _, launched, _ in _listeners:
         if launched is not None:
-            launched(call, work, _tensors(list(arguments.values())))
+            launched(call, operation, _tensors(list(arguments.values())))
 
 
 def _hooked_wait(keyset, tensor):
@@ -209,6 +243,8 @@ def _record(op: str, arguments: dict) -> Call:
     global last_call
     group = dist.ProcessGroup.unbox(arguments["process_group"])
     ranks = tuple(dist.get_process_group_ranks(group))
+    if op in POINT_TO_POINT:
+        _check_device(op, arguments["tensors"][0].device, group)
     partner = arguments.get("dst") if op == "send" else arguments.get("src") if op == "recv" else None
     partner = ranks[partner] if partner is not None else None
     root = arguments.get("root_rank")
@@ -240,9 +276,23 @@ def _record(op: str, arguments: dict) -> Call:
         check(last_call)
     if before_launch:  # mismatch detection takes time that is not part of the collective
         last_call = replace(last_call, launched_s=time.perf_counter())
+    recent_calls.append(last_call)
     for calls, _, _ in _listeners:
         calls.append(last_call)
     return last_call
+
+
+def _check_device(op: str, device: torch.device, group: dist.ProcessGroup) -> None:
+    """Check that a tensor is where gloo can send or receive it.
+
+    gloo copies the tensors of a collective from a GPU and back. In a send or receive it takes their addresses for
+    addresses on the CPU, so it would fail with "Bad address", or crash the process.
+    """
+    if device.type != "cpu" and dist.get_backend(group) == "gloo":
+        raise RuntimeError(
+            f"gloo cannot {op} a tensor on {device}, although its collectives can use one. Start the ranks with "
+            "backend='gloo:cpu', or with NCCL and one GPU per rank."
+        )
 
 
 def _payload(op: str, arguments: dict) -> list[torch.Tensor]:
@@ -271,6 +321,8 @@ def _is_async(op: str, arguments: dict) -> bool:
     A collective has an argument for it. `dist.send` is an isend followed by a wait, so its callers have to be
     inspected.
     """
+    if op == "monitored_barrier":
+        return False
     if op not in POINT_TO_POINT:
         return arguments.get("async_op", True)
     frame = sys._getframe(3)

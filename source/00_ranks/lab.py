@@ -147,6 +147,12 @@ def pass_right(tensor: Tensor) -> Tensor:
 check.pass_right()
 
 # %% [markdown]
+# gloo runs every transfer that you have launched at the same time. NCCL runs those of a rank one after the other, even
+# if `isend` and `irecv` launched them: when every rank sends first, no rank gets as far as its receive. So **with NCCL,
+# batch the sends and receives, or let the ranks take turns**. `dist.batch_isend_irecv` hands a batch over as a whole.
+# You can try this without a GPU: `ranks.start(4, backend="gloo:cpu", simulate="nccl")` lets gloo behave like NCCL.
+
+# %% [markdown]
 # ## Exercise 0.4 · Break it, then fix it (10 min, 3 points)
 #
 # Many training scripts contain a function like this one, with which rank 0 logs the mean loss. Run the cell. Before you

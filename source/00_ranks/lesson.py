@@ -392,6 +392,10 @@ print("\n".join(sorted(done.stdout.splitlines())))
 #
 # Code that circulates says `torch.cuda.set_device(dist.get_rank())`. Which GPU does rank 5 ask for? The sixth of four:
 # that line works until the day you get a second machine. `set_device(int(os.environ["LOCAL_RANK"]))` works on both.
+#
+# On GPUs, also tell the group which device is yours: `dist.init_process_group("nccl", device_id=device)`. NCCL then
+# connects all ranks in this call. Without `device_id`, it does so in the middle of their first collective, where a rank
+# that is missing looks like any other hang. `solutions/process_group.py` shows the whole start of such a script.
 
 # %% [markdown]
 # ## Recap

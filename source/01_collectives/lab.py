@@ -3,7 +3,6 @@
 #   course:
 #     module: collectives
 #     minutes: 75
-#     gpu_per_rank: true
 # ---
 
 # %% [markdown]

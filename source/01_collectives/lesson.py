@@ -3,7 +3,6 @@
 #   course:
 #     module: collectives
 #     minutes: 25
-#     gpu_per_rank: true
 # ---
 
 # %% [markdown]
@@ -279,11 +278,13 @@ dist.recv(incoming, src=(rank - 1) % world_size)
 # | | is `send` done before the receiver has come? |
 # |---|---|
 # | gloo | no, not even for 4 bytes: you have just seen it |
-# | NCCL | not to be counted on: it holds up the GPU, and what comes after it in line, the `recv` too |
+# | NCCL | do not rely on it: the GPU runs the `recv` only after the `send` is complete |
 # | MPI | small messages often are, large ones not: such a ring passes its test and hangs in the training |
 #
-# Three ways out. Launch both, then wait (`isend`, `irecv`). Hand over both together (`batch_isend_irecv`): NCCL's own
-# way, and that of `pass_right`. Or let some ranks begin with the other call: the lab asks you how.
+# Two ways out work everywhere: **batch the send and the receive** (`batch_isend_irecv`, as in `pass_right`), or **let
+# the ranks take turns**, so that some of them receive first. The lab asks you how. With gloo, you can also launch both
+# (`isend`, `irecv`) and then wait. With NCCL, that can still hang: it runs the sends and receives of a rank one after
+# the other, unless they come in one batch (NCCL's user guide, *Point-to-point communication*).
 
 # %% [markdown]
 # ## What if N does not divide the size?

@@ -381,7 +381,7 @@ scaling_plots.schedule(ready_ms, bucket_ms, ends_ms, backward_ms, came_ms)
 
 # %%
 # %%ranks
-class TwoRoads(nn.Module):
+class TwoBranches(nn.Module):
     def __init__(self):
         super().__init__()
         self.a = nn.Parameter(torch.ones(1, device=device))
@@ -392,7 +392,7 @@ class TwoRoads(nn.Module):
         return sum([use[name]() for name in order])
 
 
-roads, ready = TwoRoads(), []
+roads, ready = TwoBranches(), []
 for name, parameter in roads.named_parameters():
     parameter.register_post_accumulate_grad_hook(lambda _, name=name: ready.append(name))
 order = {0: "ab", 3: "b"}.get(rank, "ba")
@@ -408,7 +408,7 @@ my_prediction = {"a": 0.0, "b": 0.0}
 
 # %%
 # %%ranks
-roads = HookedDDP(TwoRoads(), bucket_cap_mb=1e-6)
+roads = HookedDDP(TwoBranches(), bucket_cap_mb=1e-6)
 roads("ab" if rank == 0 else "ba").backward()
 roads.finish_gradient_sync()
 print(f"a {roads.module.a.grad.item():.2f}, b {roads.module.b.grad.item():.2f}")
@@ -428,7 +428,7 @@ print(f"a {roads.module.a.grad.item():.2f}, b {roads.module.b.grad.item():.2f}")
 # %%ranks
 from torch.nn.parallel import DistributedDataParallel
 
-ddp = DistributedDataParallel(TwoRoads(), bucket_cap_mb=1e-6, find_unused_parameters=True)
+ddp = DistributedDataParallel(TwoBranches(), bucket_cap_mb=1e-6, find_unused_parameters=True)
 for order in ("ab" if rank == 0 else "ba", "b" if rank == 3 else "ab"):
     ddp.zero_grad()
     ddp(order).backward()
@@ -622,7 +622,7 @@ tables.Table(["", "loss", "messages", "sent, MB", "exposed, ms", "peak, MB"], ro
 # %%
 # %%ranks
 def fourth_step(**options):
-    ddp = DistributedDataParallel(TwoRoads(), **options)
+    ddp = DistributedDataParallel(TwoBranches(), **options)
     for _ in range(4):
         with wire.ledger() as log:
             ddp("b").backward()  # a is never used
@@ -693,6 +693,53 @@ print([f"{entry.op} of {entry.elements} {entry.dtype}" for entry in log.entries]
 # And where ours differs: you call `finish_gradient_sync()`. It costs a line in the training loop, and saves the walk
 # through the graph. The rest is the design of Li et al., *PyTorch Distributed: Experiences on Accelerating Data
 # Parallel Training*, VLDB 2020 (arXiv 2006.15704), §3.2.3 and §4.
+
+# %% [markdown]
+# ## A bug that gloo hides
+#
+# The collectives of this lesson ran on the CPU, where gloo's own threads write the results into your tensors. NCCL's
+# collectives run on the GPU, on a stream of their own. There, `launch()` only queues the collective, and `wait()` lets
+# your program continue: it only makes the GPU's *current stream* wait, so that later operations on the GPU start when
+# the collective is complete. Without `wait()`, nothing puts the two streams in order.
+#
+# In this cell, the call to `wait()` is missing. The pause stands for the rest of backward.
+
+# %%
+ranks.start(world_size=2, backend="gloo:cpu", detect_mismatch=False)
+
+# %%
+# %%ranks
+import time
+
+gradient = torch.full((4,), float(rank))
+dist.all_reduce(gradient, async_op=True)
+time.sleep(1)
+print(gradient / world_size)
+
+# %% [markdown]
+# The average of 0 and 1 is 0.5, so the result is right. By the time the cell divides, gloo has finished, and a test
+# on gloo passes. On a GPU, the division may run before the all-reduce, and the optimizer would then take a step with
+# wrong gradients. No error tells you.
+#
+# You can find such bugs without a GPU. With `simulate="nccl"`, gloo treats your program as NCCL would: until you have
+# called `wait()`, the output holds NaN, and it is an error to use it. Here is the same cell again:
+
+# %%
+ranks.start(world_size=2, backend="gloo:cpu", simulate="nccl", detect_mismatch=False)
+
+# %% tags=["raises-exception"]
+# %%ranks
+import time
+
+gradient = torch.full((4,), float(rank))
+dist.all_reduce(gradient, async_op=True)
+time.sleep(1)
+print(gradient / world_size)
+
+# %% [markdown]
+# The message names the collective, the ranks and the line. The simulation also reports a tensor that you change or free
+# while a collective still uses it. It cannot tell you how long anything takes on a GPU. Run your labs with it before
+# you take your code to GPUs.
 
 # %% [markdown]
 # ## Recap

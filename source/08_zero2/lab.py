@@ -3,6 +3,7 @@
 #   course:
 #     module: zero2
 #     minutes: 60
+#     gpu_per_rank: true
 # ---
 
 # %% [markdown]
@@ -357,6 +358,7 @@ prediction_what_differs = ""  # <- what do you expect?
 
 # %%
 # %%ranks
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -388,9 +390,9 @@ def in_ddp():
 
 
 def in_fsdp2():
-    model = new_model()
+    model, mesh = new_model(), init_device_mesh(device.type, (world_size,))
     for submodule in (*model.blocks, model):
-        fully_shard(submodule, reshard_after_forward=False)
+        fully_shard(submodule, mesh=mesh, reshard_after_forward=False)
     return model, adamw(model.parameters(), **settings)
 
 

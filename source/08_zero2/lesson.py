@@ -603,10 +603,14 @@ tables.Table(["micro-batches", "sends", "must send, f · 4Ψ", "gradients at mos
 #
 # Six steps of AdamW in float64, on 1 to 4 ranks, against one process that has the full batch. Most buckets' sizes are
 # no multiples of the number of ranks.
+#
+# torch's `fully_shard` gets a **mesh**: the ranks that it shards over, and the type of device that they compute on.
+# Without a mesh, it would choose a GPU on any machine that has one, even for a job on the CPU.
 
 # %%
 # %%ranks
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from shared.data import digits
@@ -640,7 +644,8 @@ def ours(model, begin=directly):
 
 
 def fsdp2(model):
-    fully_shard(model, reshard_after_forward=False)
+    mesh = init_device_mesh(device.type, (world_size,))
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
     return Around(model, lr=1e-2)
 
 
@@ -670,9 +675,9 @@ assert of_torch < 1e-10 and of_unsent > 1e-3
 # %%
 # %%ranks
 def in_fsdp2():
-    model = TinyGPT(config)
+    model, mesh = TinyGPT(config), init_device_mesh(device.type, (world_size,))
     for each in (*model.blocks, model):
-        fully_shard(each, reshard_after_forward=False)
+        fully_shard(each, mesh=mesh, reshard_after_forward=False)
     return model, Around(model, **settings)
 
 

@@ -3,7 +3,6 @@
 #   course:
 #     module: units
 #     minutes: 65
-#     gpu_per_rank: true
 # ---
 
 # %% [markdown]
@@ -496,6 +495,7 @@ prediction_peak = None  # <- as a fraction of Ψ; 1 would mean the whole model a
 
 # %%
 # %%ranks
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from shared import memory
@@ -513,8 +513,9 @@ inputs, targets = (tensor.to(device) for tensor in samples)
 # %%
 # %%ranks
 def in_fsdp2(model):
+    mesh = init_device_mesh(device.type, (world_size,))
     for submodule in (*model.blocks, model):
-        fully_shard(submodule)
+        fully_shard(submodule, mesh=mesh)
     return model
 
 

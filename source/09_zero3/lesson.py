@@ -3,7 +3,6 @@
 #   course:
 #     module: units
 #     minutes: 30
-#     gpu_per_rank: true
 # ---
 
 # %% [markdown]
@@ -548,10 +547,12 @@ plots.timeline(lines, ["no prefetch", "prefetch"])
 # ## Is it the same training?
 #
 # We compare six steps of AdamW in float64 with one process that has the full batch. Beside ours we run torch's own
-# ZeRO-3, `fully_shard` (FSDP2). It wants a call for each unit, and one for the rest.
+# ZeRO-3, `fully_shard` (FSDP2). It wants a call for each unit, and one for the rest. Each call gets the mesh of all
+# ranks on their type of device, because without a mesh, torch would choose a GPU on any machine that has one.
 
 # %%
 # %%ranks
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from shared.data import digits
@@ -561,9 +562,10 @@ images, labels = (tensor[:120].to(device) for tensor in digits(torch.float64))
 
 
 def in_fsdp2(model, units):
+    mesh = init_device_mesh(device.type, (world_size,))
     for unit in units:
-        fully_shard(unit)
-    return fully_shard(model)
+        fully_shard(unit, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 def losses_of(model, parameters, images, labels):
@@ -656,6 +658,8 @@ for _ in range(5):  # in turns, so that a busy moment slows all of them
         dist.barrier()
         began_s = time.perf_counter()
         step_of(*each)
+        if device.type == "cuda":
+            torch.cuda.synchronize()  # a GPU still works when a call has returned
         times_s.setdefault(name, []).append(time.perf_counter() - began_s)
 took_s = {name: statistics.median(each) for name, each in times_s.items()}
 

@@ -3,7 +3,6 @@
 #   course:
 #     module: zero3
 #     minutes: 75
-#     gpu_per_rank: true
 # ---
 
 # %% [markdown]
@@ -834,6 +833,7 @@ prediction_peak_without = None  # <- as a fraction of Ψ
 
 # %%
 # %%ranks
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -870,9 +870,9 @@ def in_zero2():
 
 
 def in_fsdp2():
-    model = new_model()
+    model, mesh = new_model(), init_device_mesh(device.type, (world_size,))
     for submodule in (*model.blocks, model):
-        fully_shard(submodule)
+        fully_shard(submodule, mesh=mesh)
     return with_adamw(model)
 
 

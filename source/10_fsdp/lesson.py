@@ -3,7 +3,6 @@
 #   course:
 #     module: zero3
 #     minutes: 30
-#     gpu_per_rank: true
 # ---
 
 # %% [markdown]
@@ -230,15 +229,17 @@ class ShortFSDP(nn.Module):
 
 # %%
 # %%ranks
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 AdamW, settings = torch.optim.AdamW, {"lr": 1e-3}
 
 
 def in_fsdp2(model, **options):
+    mesh = init_device_mesh(device.type, (world_size,))
     for block in dict.fromkeys(model.blocks):  # each once, also one that is called twice
-        fully_shard(block, **options)
-    return fully_shard(model, **options)
+        fully_shard(block, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
 
 
 def checkpointed(model):

@@ -3,7 +3,6 @@
 #   course:
 #     module: production
 #     minutes: 50
-#     gpu_per_rank: true
 # ---
 
 # %% [markdown]
@@ -53,11 +52,23 @@ from solutions.units import default_units
 # | `reshard_after_forward`, for every unit but the root | an argument of the same name, with a different default |
 # | `compute_dtype`, for parameters and communication | `mp_policy=MixedPrecisionPolicy(param_dtype=…)` |
 # | no counterpart | `reduce_dtype`: gradients may be summed in a wider dtype |
+# | shards on the device of the module's parameters | shards on the device type of its `mesh` |
+#
+# Without a mesh, `fully_shard` chooses a GPU on any machine that has one, even for a job on the CPU. So pass a mesh in
+# every call. `mesh_of_all_ranks(module)` is given and creates the default one.
 #
 # It returns the module, which is now sharded. An optimizer must be built afterwards.
 #
 # Target: the losses and the bytes of your `ZeRO3`, and no more parameters unsharded at a time. (torch prefetches the
 # next unit into a buffer, which does not count as a parameter yet.)
+
+
+# %% tags=["export"]
+# %%ranks
+def mesh_of_all_ranks(module: nn.Module) -> DeviceMesh:
+    """Create a mesh with one dimension, on the type of device that holds the module's parameters."""
+    device_type = next(module.parameters()).device.type
+    return init_device_mesh(device_type, (dist.get_world_size(),))
 
 
 # %% tags=["exercise", "export"] grade_id="fully-sharded"
@@ -78,8 +89,8 @@ def fully_sharded(
         compute_dtype: The dtype in which to compute and communicate. By default, that of the parameters.
         reduce_dtype: The dtype in which to sum gradients. By default, that in which they are computed.
         reshard_after_forward: Whether to reshard every unit except the root after forward.
-        mesh: The ranks to shard over. By default, all ranks. A mesh with two dimensions replicates over the first
-            and shards over the second.
+        mesh: The ranks to shard over. By default, mesh_of_all_ranks(module). A mesh with two dimensions replicates
+            over the first and shards over the second.
 
     Returns:
         The same module. Its parameters are now DTensors, so build the optimizer after this call.
@@ -89,12 +100,12 @@ def fully_sharded(
     ### BEGIN SOLUTION
     broadcast_state(module)
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype)
-    options = {"mp_policy": policy, "mesh": mesh}
+    mesh = mesh or mesh_of_all_ranks(module)
     chosen = set(default_units(module) if units is None else units)
     units_outer_first = [submodule for submodule in module.modules() if submodule in chosen]
     for unit in reversed(units_outer_first):
-        fully_shard(unit, reshard_after_forward=reshard_after_forward, **options)
-    return fully_shard(module, reshard_after_forward=False, **options)
+        fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+    return fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     ### END SOLUTION
 
 

@@ -3,7 +3,6 @@
 #   course:
 #     module: production
 #     minutes: 30
-#     gpu_per_rank: true
 # ---
 
 # %% [markdown]
@@ -114,6 +113,7 @@ print(
 
 # %%
 # %%ranks
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -138,12 +138,12 @@ def in_fsdp1(strategy):
     return FullyShardedDataParallel(new_model(), device_id=device, **how)
 
 
-def in_fsdp2(**options):
-    """FSDP2: a call per unit, then one for the rest."""
-    model = new_model()
+def in_fsdp2(mesh=None, **options):
+    """FSDP2: a call per unit, then one for the rest. By default, it shards over all ranks."""
+    model, mesh = new_model(), mesh or init_device_mesh(device.type, (world_size,))
     for block in model.blocks:
-        fully_shard(block, **options)
-    return fully_shard(model, **options)
+        fully_shard(block, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
 
 
 # %%

@@ -3,7 +3,6 @@
 #   course:
 #     module: checkpoints
 #     minutes: 30
-#     gpu_per_rank: true
 # ---
 
 # %% [markdown]

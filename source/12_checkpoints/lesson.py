@@ -3,7 +3,6 @@
 #   course:
 #     module: checkpoints
 #     minutes: 15
-#     gpu_per_rank: true
 # ---
 
 # %% [markdown]
@@ -96,6 +95,7 @@ folder = Path(place.name)
 # %%writefile job.py
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from shared.data import CharTokens
@@ -108,8 +108,9 @@ def new_job():
     """Build a model and its optimizer. On one rank nothing is sharded."""
     model = TinyGPT(GPTConfig(vocab_size=text.vocab_size, layers=4, width=256)).to(device)
     if world_size > 1:
+        mesh = init_device_mesh(device.type, (world_size,))
         for unit in (*model.blocks, model):
-            fully_shard(unit)
+            fully_shard(unit, mesh=mesh)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 

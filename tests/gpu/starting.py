@@ -75,7 +75,7 @@ def main() -> int:
             report.note(f"{options.ranks} ranks started in {time.monotonic() - began_s:.1f} s")
             with report.check(f"their device is {options.device}"):
                 expect(cell("print(device.type)"), f"{name_ranks(range(options.ranks))} │ {options.device}\n")
-            try_cells(report, options.ranks)
+            try_cells(report, options.ranks, can_send=(options.backend, options.device) != ("gloo", "cuda"))
             if not options.simulate:
                 measure(report, options.ranks)
     finally:
@@ -83,8 +83,8 @@ def main() -> int:
     return 0 if report.passed else 1
 
 
-def try_cells(report: Report, world_size: int) -> None:
-    """Run cells that print, fail and hang."""
+def try_cells(report: Report, world_size: int, can_send: bool) -> None:
+    """Run cells that print, send, fail and hang."""
     total = world_size * (world_size + 1) / 2
     everyone = name_ranks(range(world_size))
     with report.check("an all-reduce adds, and its output comes back"):
@@ -98,8 +98,12 @@ def try_cells(report: Report, world_size: int) -> None:
     with report.check("the next cell works"):
         expect(cell(ADD), f"{everyone} │ {total}\n")
     if world_size > 1:
-        with report.check("a send reaches its receiver"):
-            expect(cell(SEND), "rank 1 │ 28.0\n")
+        if can_send:
+            with report.check("a send reaches its receiver"):
+                expect(cell(SEND), "rank 1 │ 28.0\n")
+        else:
+            with report.check("a send from a GPU over gloo is rejected"), fails("gloo cannot send"):
+                cell(SEND)
         with report.check("a hang is stopped, and its collective is named"), fails("all_reduce"):
             cell(HANG, timeout_s=HANG_S)
         with report.check("the next cell works after a hang"):

@@ -1,6 +1,5 @@
 """The steps of `make gpu` and their parts: what runs on a machine, and what is skipped there and why."""
 
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -8,10 +7,13 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from tests.needs_nccl import needs_nccl
+
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = "{folder}"  # in a command, stands for the folder in which its results are expected
 LESSONS_RANKS = 4
 DRY_CHECKS = "first_collectives"
+SCRIPTS = {"chapters": "lesson.py", "solutions": "lab.py"}  # the source of the notebooks in a folder
 
 # Packages that PyPI knows by another name than Python does.
 DISTRIBUTIONS = {"IPython": "ipython", "pytest_timeout": "pytest-timeout", "sklearn": "scikit-learn"}
@@ -134,39 +136,50 @@ def gpu_tests(machine: Machine) -> Iterator[Part]:
 
 
 def checks(machine: Machine) -> Iterator[Part]:
-    """Run every solution's checks. They use up to four ranks, on the GPUs if possible."""
+    """Run every solution's checks, which use up to four ranks."""
     folder = ROOT / "shared" / "checks"
     names = [path.stem for path in sorted((ROOT / "solutions").glob("*.py")) if (folder / path.stem).is_dir()]
     for name in [DRY_CHECKS] if machine.dry else names:
-        command = program("shared.checks", name, f"solutions/{name}.py", "--json")
-        yield Part("checks", name, command, reads="checks", environment=_shared_gpus(machine))
+        source = ROOT / "solutions" / f"{name}.py"
+        command = program("shared.checks", name, str(source.relative_to(ROOT)), "--json")
+        where = place(machine, source)
+        yield Part("checks", name + where.note, command, reads="checks", environment=where.environment)
 
 
 def notebooks(machine: Machine) -> Iterator[Part]:
     """Execute the lessons and the solved labs. Outputs are not compared: devices and last digits differ on a GPU."""
-    found = sorted(path for folder in ("chapters", "solutions") for path in (ROOT / folder).glob("*.ipynb"))
+    found = sorted(path for folder in SCRIPTS for path in (ROOT / folder).glob("*.ipynb"))
     for path in found[:1] if machine.dry else found:
-        name, environment = f"{path.parent.name}/{path.stem}", _shared_gpus(machine)
-        if 0 < machine.gpus < LESSONS_RANKS and needs_a_gpu_per_rank(path):
-            name, environment = f"{name} (on the CPU)", {"RANKS_BACKEND": "gloo:cpu"}
+        folder = path.parent.name
+        where = place(machine, ROOT / "source" / path.stem / SCRIPTS[folder])
         # After a cell that hung, nbval expects the others to fail. If one passes nevertheless, that is a failure.
         options = ("--nbval-lax", "--nbval-cell-timeout=300", "-o", "xfail_strict=true")
         command = pytest_command(*options, str(path.relative_to(ROOT)))
-        yield Part("notebooks", name, command, reads="pytest", packages=NOTEBOOKS, environment=environment)
+        name = f"{folder}/{path.stem}{where.note}"
+        yield Part("notebooks", name, command, reads="pytest", packages=NOTEBOOKS, environment=where.environment)
 
 
-def needs_a_gpu_per_rank(notebook: Path) -> bool:
-    """Tell whether a notebook says that its ranks cannot share GPUs through gloo."""
-    return bool(json.loads(notebook.read_text())["metadata"].get("course", {}).get("gpu_per_rank"))
+@dataclass(frozen=True)
+class Where:
+    """Where the ranks of a part run: a note in its name, and what the environment must say."""
+
+    note: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def place(machine: Machine, source: Path) -> Where:
+    """Put four ranks on their own GPUs, else on shared GPUs if the source needs no NCCL, else on the CPU."""
+    on_cpu = {"RANKS_BACKEND": "gloo:cpu"}
+    if machine.dry:
+        return Where("", on_cpu)
+    if machine.gpus >= LESSONS_RANKS:
+        return Where()
+    if machine.exclusive or needs_nccl(source.read_text()):
+        return Where(" (on the CPU)", on_cpu)
+    return Where("", {"RANKS_BACKEND": "gloo"})
 
 
 def benchmark(machine: Machine) -> Iterator[Part]:
     command = program("benchmarks.gpu", "--folder", RESULT, *(("--dry",) if machine.dry else ()))
     packages = (*RANKS, "matplotlib")
     yield Part("benchmark", "all strategies", command, 1800.0, reads="benchmark", packages=packages)
-
-
-def _shared_gpus(machine: Machine) -> dict[str, str]:
-    """Return what keeps ranks off GPUs that they would have to share and cannot."""
-    unusable = machine.exclusive and machine.gpus < LESSONS_RANKS
-    return {"RANKS_BACKEND": "gloo:cpu"} if machine.dry or unusable else {}

@@ -64,9 +64,7 @@ def lint(selection: Selection) -> Phase:
 
 def unit(selection: Selection) -> Phase:
     only = tuple(selection.failed["unit"]) if selection.failed else ()
-    workers = calibration.workers(
-        calibration.cores() + 1
-    )  # One more than there are cores, because tests often wait for ranks.
+    workers = calibration.workers(2 * calibration.cores() + 1)  # Tests often wait for ranks, or for a deadline.
     marks = "not gpu and not slow" if selection.quick else "not gpu"
     command = pytest_command(*(files_of(only) or ["tests"]), "-n", str(workers), *BY_FILE, "-m", marks)
     if selection.chapter:
@@ -85,7 +83,7 @@ def notebooks(selection: Selection) -> Phase:
         chosen = tuple(f"{folder}/{selection.chapter}.ipynb" for folder in NOTEBOOK_FOLDERS)
     elif selection.quick:
         chosen = QUICK_NOTEBOOKS
-    workers = calibration.workers(calibration.cores())  # Notebooks measure times, so every worker gets its own core.
+    workers = calibration.workers(calibration.cores() + 1)  # Notebooks often wait for their ranks to start.
     options = [f"--nbval-cell-timeout={scaled(CELL_S):g}", f"--nbval-kernel-startup-timeout={scaled(KERNEL_START_S):g}"]
     command = pytest_command("--nbval", *options, *chosen, "-n", str(workers), *BY_FILE, *STRICT)
     return Phase("notebooks", (command,), is_pytest=True, workers=workers, notebooks=chosen)

@@ -2,16 +2,16 @@
 
 import torch
 
-from shared.checks.bucketed_ddp import assignment, refusals, slices
+from shared.checks.bucketed_ddp import assignment, rejections, slices
 from shared.checks.bucketed_ddp import steps as bucket_steps
-from shared.checks.bucketed_ddp.flights import judge_in_flight, judge_latecomer
-from shared.checks.engine.buckets import judge_messages, messages_of, said_cap
+from shared.checks.bucketed_ddp.flights import judge_in_flight, judge_late_rank
+from shared.checks.engine.buckets import describe_cap, judge_messages, messages_of
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.footprint import judge_footprint
 from shared.checks.engine.framework import Attempt, Exercise, Wrong
 from shared.checks.engine.loops import Loop, loop_and_judge
 from shared.checks.engine.training import Draw, Training, judge_start, train, train_and_judge
-from shared.checks.engine.volume import judge_state_bytes, refuse_early_messages
+from shared.checks.engine.volume import judge_state_bytes, reject_early_messages
 from shared.checks.engine.wrapping import judge_wrapping
 from shared.checks.models import awkward
 from shared.wire import instrumentation
@@ -63,7 +63,7 @@ Bucket.check("waits", world_sizes=(2, 3))(bucket_steps.it_waits_when_asked_to)
 Bucket.check("wire", world_sizes=(2,))(bucket_steps.it_sends_one_message)
 Bucket.check("one copy", world_sizes=(2,))(bucket_steps.gradients_are_slices)
 Bucket.check("group", world_sizes=(3, 4))(bucket_steps.only_its_group_takes_part)
-Bucket.check("graphs", world_sizes=(2,))(refusals.bucket_refuses_graphs)
+Bucket.check("graphs", world_sizes=(2,))(rejections.bucket_rejects_graphs)
 
 
 # -- 3.4
@@ -89,7 +89,7 @@ def training_equals_one_process(attempt: Attempt) -> None:
 def a_parameter_may_be_unused_somewhere(attempt: Attempt) -> None:
     try:
         for options in (SMALL, DEFAULT):
-            train_and_judge(attempt, Training("TwoRoads", options=options))
+            train_and_judge(attempt, Training("TwoBranches", options=options))
     except Wrong as wrong:  # a process that died gives no reason
         hint = "Hint: does each bucket have the same size on every rank, even if some ranks have no gradient?"
         wrong.hint = wrong.hint or hint
@@ -98,13 +98,13 @@ def a_parameter_may_be_unused_somewhere(attempt: Attempt) -> None:
 
 @BucketedDDP.check("accumulation", world_sizes=(2, 3))
 def micro_batches_add_up(attempt: Attempt) -> None:
-    train_and_judge(attempt, Training("TwoRoads", micro_batches=3, options=SMALL))
+    train_and_judge(attempt, Training("TwoBranches", micro_batches=3, options=SMALL))
 
 
 @BucketedDDP.check("zero_grad", world_sizes=(2, 3))
 def zero_grad_may_be_called_either_way(attempt: Attempt) -> None:
     for ways in ((False,) * 3, (True, False, True, True, False)):
-        loop_and_judge(attempt, Loop("TwoRoads", ways, SMALL))
+        loop_and_judge(attempt, Loop("TwoBranches", ways, SMALL))
 
 
 @BucketedDDP.check("no backward", world_sizes=(2, 4))
@@ -136,14 +136,14 @@ def _judge_wire(attempt: Attempt, model: str, cap: float | None, steps: int = 2)
     for rank, result in enumerate(found):
         judge_state_bytes(rank, result["building"], model)
         for working, finishing in result["steps"]:
-            refuse_early_messages(rank, working, model)
-            judge_messages(rank, finishing, expected, said_cap(model, cap))
+            reject_early_messages(rank, working, model)
+            judge_messages(rank, finishing, expected, describe_cap(model, cap))
 
 
 @BucketedDDP.check("in flight", world_sizes=(2, 4))
 def all_buckets_are_in_flight_at_once(attempt: Attempt) -> None:
     """A rank launches all messages before it waits for the first, and returns after all of them are complete."""
-    late, message = attempt.random.randrange(attempt.world_size), said_cap("Plain", TINY["bucket_cap_mb"])
+    late, message = attempt.random.randrange(attempt.world_size), describe_cap("Plain", TINY["bucket_cap_mb"])
     messages = len(messages_of("Plain", **TINY))
     loop = Loop("Plain", (True, True), TINY, late=late, messages=messages, token=attempt.draw_seed())
     found = loop_and_judge(attempt, loop)
@@ -153,29 +153,29 @@ def all_buckets_are_in_flight_at_once(attempt: Attempt) -> None:
     for steps in zip(*(result["steps"] for result in found), strict=True):
         # The check "wire" reports a rank that never launches as many messages.
         waited = [rank for rank in steps[late]["missing"] if len(steps[rank]["finishing"]) >= messages]
-        judge_latecomer(late, waited, messages, message)
+        judge_late_rank(late, waited, messages, message)
 
 
 @BucketedDDP.check("one copy", world_sizes=(2,))
 def gradients_are_held_once(attempt: Attempt) -> None:
     for options in (DEFAULT, {"bucket_cap_mb": 0.5}):
-        judge_footprint(attempt, "Large", options, said_cap("Large", options.get("bucket_cap_mb")))
+        judge_footprint(attempt, "Large", options, describe_cap("Large", options.get("bucket_cap_mb")))
 
 
 @BucketedDDP.check("group", world_sizes=(3, 4))
 def it_stays_inside_its_group(attempt: Attempt) -> None:
-    for model in ("TwoRoads", "Buffered"):
+    for model in ("TwoBranches", "Buffered"):
         train_and_judge(attempt, Training(model, in_subgroup=True, options=SMALL))
 
 
 @BucketedDDP.check("bf16", world_sizes=(2, 4))
 def bf16_stays_bf16(attempt: Attempt) -> None:
-    train_and_judge(attempt, Training("TwoRoads", dtype=torch.bfloat16, options=SMALL))
+    train_and_judge(attempt, Training("TwoBranches", dtype=torch.bfloat16, options=SMALL))
 
 
 @BucketedDDP.check("graphs", world_sizes=(2,))
 def graphs_are_refused(attempt: Attempt) -> None:
-    refusals.judge_refusal(attempt, SMALL)
+    rejections.judge_rejection(attempt, SMALL)
 
 
 @BucketedDDP.check("wrapping", world_sizes=(2,))

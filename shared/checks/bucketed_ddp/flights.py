@@ -1,7 +1,7 @@
 """Check that several messages are in flight at once, from a rank's launches and waits. No clock is involved."""
 
 from shared.checks.engine.framework import Wrong
-from shared.checks.engine.latecomers import PATIENCE_S
+from shared.checks.engine.late_ranks import PATIENCE_S
 from shared.checks.engine.steps import Event
 
 _HINT_ON_TRAVEL = "Hint: what can this rank do while the first bucket is in flight?"
@@ -26,7 +26,7 @@ def judge_in_flight(rank: int, events: list[Event], context: str) -> None:
         raise Wrong({rank: evidence}, _HINT_ON_TRAVEL)
 
 
-def judge_latecomer(late: int, missing: list[int], messages: int, context: str) -> None:
+def judge_late_rank(late: int, missing: list[int], messages: int, context: str) -> None:
     """Check that all other ranks launched all of their messages while one rank had launched none.
 
     Raises:

@@ -11,7 +11,7 @@ from shared.checks.engine.buckets import describe_messages
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import close, judge_gradients, tolerance_of
 from shared.checks.engine.framework import NOT_WRITTEN, Attempt, Wrong
-from shared.checks.engine.latecomers import PATIENCE_S, Meeting, launches_unasked
+from shared.checks.engine.late_ranks import PATIENCE_S, Meeting, launches_unasked
 from shared.checks.engine.steps import EventLog
 from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of
 from shared.wire import completion, instrumentation
@@ -31,7 +31,7 @@ class Steps:
     late: int | None = None  # a rank that launches only after the others' launch() has returned
     token: int = 0  # a different one in every run
 
-    def said(self, step: int) -> str:
+    def describe(self, step: int) -> str:
         ways = "" if all(self.set_to_none) else f", after zero_grad(set_to_none={self.set_to_none[step]})"
         late = "" if self.late is None else f", rank {self.late} launches late"
         return f"step {step + 1}{ways}{late}"
@@ -157,7 +157,7 @@ def _judge_values(attempt: Attempt, steps: Steps, used: float = 1.0) -> dict[int
             for name, zeros in zip(_names(), map(_zeros, SHAPES), strict=True)
         }
         gradients = {rank: each[index]["gradients"] for rank, each in found.items()}
-        context = f"{called_alone(attempt)}, {steps.said(index)}" if steps.in_subgroup else steps.said(index)
+        context = f"{called_alone(attempt)}, {steps.describe(index)}" if steps.in_subgroup else steps.describe(index)
         try:
             judge_gradients(gradients, expected, own, context)
         except Wrong as wrong:

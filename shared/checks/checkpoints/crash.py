@@ -16,7 +16,7 @@ from shared.checks.checkpoints.folder import names_in, put_checkpoint
 from shared.checks.checkpoints.saved import Saving, beside, settle, train
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.latecomers import Meeting, launches_unasked
+from shared.checks.engine.late_ranks import Meeting, launches_unasked
 from shared.checks.engine.training import Draw
 from shared.deadlines import scaled
 from shared.ranks import rankside

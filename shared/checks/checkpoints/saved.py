@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from shared.checks.engine.candidate import device_here
+from shared.checks.engine.candidate import device_here, mesh_here
 from shared.checks.engine.compare import RELATIVE_TOLERANCE, close
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.dtensors import assembled, judge_tensors, loss_of, shard_of, shards_of
@@ -32,7 +32,7 @@ class Saving:
     sharded: bool = True
 
     def __str__(self) -> str:
-        return f"{unit_models.said(self.model)}, {self.optimizer}" + ", without sharding" * (not self.sharded)
+        return f"{unit_models.describe(self.model)}, {self.optimizer}" + ", without sharding" * (not self.sharded)
 
 
 def beside(piece, name: str):
@@ -56,8 +56,10 @@ def build(plan: Saving, seed: int) -> nn.Module:
 def settle(plan: Saving, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Build a model on a rank, sharded or not, and its optimizer."""
     module = build(plan, seed).to(device_here())
-    for each in (*module.blocks, module) if plan.sharded else ():
-        fully_shard(each)
+    if plan.sharded:
+        mesh = mesh_here()
+        for each in (*module.blocks, module):
+            fully_shard(each, mesh=mesh)
     return module, new_optimizer(plan, module)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from shared.checks.engine.candidate import device_here
+from shared.checks.engine.candidate import device_here, mesh_here
 from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.wire import instrumentation
@@ -21,8 +21,9 @@ MOST_SENT = 0.25  # Share of the state: ranks exchange only their plans of what 
 def probe_shards(save_checkpoint, folder: str) -> list:
     """Save a model of a few large tensors. Return what was sent meanwhile."""
     module = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))).to(device_here())
+    mesh = mesh_here()
     for each in (*module, module):
-        fully_shard(each)
+        fully_shard(each, mesh=mesh)
     optimizer = torch.optim.AdamW(module.parameters())
     module(torch.ones(2, WIDTH, device=device_here())).sum().backward()
     optimizer.step()

@@ -8,11 +8,11 @@ from shared.checks.collectives.kinds import GIVE_BACK, STEPS
 from shared.checks.collectives.probes import LATE_S, Setting
 from shared.checks.collectives.results import (
     any_source,
+    describe_setting,
     draw,
     even_shape,
     groups,
     run,
-    said_of,
     try_and_judge,
     try_varied_calls,
     varied_calls,
@@ -47,7 +47,9 @@ def it_returns_when_its_messages_are_done(attempt: Attempt) -> None:
         (tries,) = try_and_judge(attempt, setting, own := draw(attempt, shape))
         sender = next(r for r, found in enumerate(tries) if any(_goes_to(call, other) for call in found["calls"]))
         if number == most and device_here().type == "cpu" and tries[sender]["took_s"] < LATE_S / 2:
-            message = f"{said_of(setting, own[0])}: the call returned before rank {other} had received its message"
+            message = (
+                f"{describe_setting(setting, own[0])}: the call returned before rank {other} had received its message"
+            )
             raise Wrong({sender: message}, "Hint: is wait() called on the work of every isend?")
 
 
@@ -60,10 +62,10 @@ def the_argument_is_unchanged(attempt: Attempt) -> None:
         for rank, found in tries.items():
             if not torch.equal(found["argument"], own[rank]):
                 message = first_difference(found["argument"], own[rank], 0.0)
-                message = f"{said_of(setting, own[rank])}: the argument was changed: {message}"
+                message = f"{describe_setting(setting, own[rank])}: the argument was changed: {message}"
                 raise Wrong({rank: message}, _HINT_ON_ARGUMENT)
             if found.get("written"):
-                message = f"{said_of(setting, own[rank])}: the argument was overwritten and then restored"
+                message = f"{describe_setting(setting, own[rank])}: the argument was overwritten and then restored"
                 raise Wrong({rank: message}, _HINT_ON_ARGUMENT)
 
 
@@ -74,7 +76,7 @@ def the_result_is_new_memory(attempt: Attempt) -> None:
     for setting, draws in settings:
         for own, tries in zip(draws, run(attempt, setting, *draws), strict=True):
             for rank in setting.ranks(attempt.world_size):
-                _judge_memory(rank, tries[rank], said_of(setting, own[rank]))
+                _judge_memory(rank, tries[rank], describe_setting(setting, own[rank]))
 
 
 def _judge_memory(rank: int, found: dict, context: str) -> None:

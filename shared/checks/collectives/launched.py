@@ -8,7 +8,7 @@ from shared import memory
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import close, first_difference
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.latecomers import PATIENCE_S, Meeting, launches_unasked
+from shared.checks.engine.late_ranks import PATIENCE_S, Meeting, launches_unasked
 from shared.checks.engine.sharded.wire import Flat, judge_rounds
 from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
 from shared.wire import instrumentation

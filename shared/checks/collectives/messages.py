@@ -4,7 +4,7 @@ from shared import ranks
 from shared.checks.collectives import far
 from shared.checks.collectives.kinds import STEPS
 from shared.checks.collectives.probes import Setting
-from shared.checks.collectives.results import draw, run, said_of, try_varied_calls
+from shared.checks.collectives.results import describe_setting, draw, run, try_varied_calls
 from shared.checks.collectives.wire import (
     budget,
     judge_far,
@@ -12,7 +12,7 @@ from shared.checks.collectives.wire import (
     judge_tree,
     judge_turns,
     judge_volume,
-    refuse_others,
+    reject_others,
 )
 from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.framework import Attempt, Wrong
@@ -24,7 +24,9 @@ def as_many_bytes_as_the_formula_says(attempt: Attempt) -> None:
         members = setting.ranks(attempt.world_size)
         for rank, found in tries.items():
             judge_neighbors(rank, found["calls"], members)
-            judge_volume(attempt.piece, rank, found["calls"], own[rank], len(members), said_of(setting, own[rank]))
+            judge_volume(
+                attempt.piece, rank, found["calls"], own[rank], len(members), describe_setting(setting, own[rank])
+            )
 
 
 def all_ranks_send_at_the_same_time(attempt: Attempt) -> None:
@@ -59,18 +61,18 @@ def one_all_to_all(attempt: Attempt) -> None:
             most_bytes = size * -(-own[rank].numel() // size) * own[rank].itemsize
             calls = found["calls"]
             hint = "Hint: which chunk does each rank need from every other rank?"
-            refuse_others(rank, calls, ("all_to_all_single", "all_to_all"), hint)
+            reject_others(rank, calls, ("all_to_all_single", "all_to_all"), hint)
             if len(calls) != 1 or calls[0].payload_bytes > most_bytes:
-                message = f"{said_of(setting, own[rank])}: {describe_calls(calls)}"
+                message = f"{describe_setting(setting, own[rank])}: {describe_calls(calls)}"
                 raise Wrong({rank: f"{message}; expected 1 message, of at most {most_bytes} bytes"})
 
 
 def n_minus_1_messages_in_few_rounds(attempt: Attempt) -> None:
     for setting, own, tries in try_varied_calls(attempt):
         calls_of = {rank: found["calls"] for rank, found in tries.items()}
-        judge_tree(calls_of, setting.src, own[0].nbytes, said_of(setting, own[0]))
+        judge_tree(calls_of, setting.src, own[0].nbytes, describe_setting(setting, own[0]))
 
 
 def few_turns_with_blocking_calls(attempt: Attempt) -> None:
     (tries,) = run(attempt, Setting(), own := draw(attempt, (100,)))
-    judge_turns([found["calls"] for found in tries], said_of(Setting(), own[0]))
+    judge_turns([found["calls"] for found in tries], describe_setting(Setting(), own[0]))

@@ -108,6 +108,7 @@ def _recorded():
     try:
         with completion.watching(log), instrumentation.listening(log.launched) as calls:
             yield found
+            instrumentation.synchronize()  # over NCCL, a call returns before its messages are done
     finally:
         found |= {"calls": calls, "events": log.events, "took_s": time.perf_counter() - began_s}
         found["switched_off"] = not torch.is_grad_enabled()

@@ -41,7 +41,7 @@ def any_source(attempt: Attempt) -> int | None:
     return attempt.random.choice(sources(attempt))
 
 
-def said_of(setting: Setting, *tensors: torch.Tensor) -> str:
+def describe_setting(setting: Setting, *tensors: torch.Tensor) -> str:
     """Describe what was tried: one call, or several calls one after the other."""
     message = "; ".join(map(named, tensors))
     message += f", {setting.layout}" if setting.layout else ""
@@ -83,7 +83,7 @@ def varied_calls(attempt: Attempt) -> list[tuple[Setting, list[Draw]]]:
 def run(attempt: Attempt, setting: Setting, *draws: Draw) -> list[list[dict]]:
     """Call the piece once with each draw. Returns each rank's results, for each draw."""
     probe = probe_step if attempt.piece in STEPS else probe_collective
-    context = said_of(setting, *(own[0] for own in draws))
+    context = describe_setting(setting, *(own[0] for own in draws))
     per_rank = list(zip(*draws, strict=True))
     return list(zip(*attempt.run(probe, setting, per_rank=per_rank, context=context), strict=True))
 
@@ -112,7 +112,7 @@ def _judge(piece: str, setting: Setting, found: list[dict], own: Draw) -> None:
         slots = _slots(piece, members, index, setting.src)
         complaint, hint = _complaint(piece, found[rank], own[rank], slots, parts, rank)
         if complaint:
-            wrong[rank] = f"{said_of(setting, own[0])}: {complaint}"
+            wrong[rank] = f"{describe_setting(setting, own[0])}: {complaint}"
             hints.append(hint)
     if wrong:
         raise Wrong(wrong, max(hints, key=len))
@@ -176,8 +176,8 @@ def _judge_refusal(found: list[dict], setting: Setting, own: Draw) -> None:
         if found[rank]["refused"] is None or begun:
             raise Wrong(
                 {
-                    rank: f"{said_of(setting, own[0])}: some rank raised a ValueError, but this rank had already sent "
-                    "or changed something, or did not raise it"
+                    rank: f"{describe_setting(setting, own[0])}: some rank raised a ValueError, but this rank "
+                    "had already sent or changed something, or did not raise it"
                 },
                 "Hint: is the argument checked on every rank, and before the first message?",
             )

@@ -3,7 +3,7 @@
 import torch
 
 from shared.checks.collectives.probes import SLICED, STRIDED, TRANSPOSED, Setting, named
-from shared.checks.collectives.results import any_source, draw, even_shape, said_of, sources, try_and_judge
+from shared.checks.collectives.results import any_source, describe_setting, draw, even_shape, sources, try_and_judge
 from shared.checks.engine.framework import Attempt, Wrong
 
 
@@ -47,7 +47,7 @@ def right_or_rejected_if_not_contiguous(attempt: Attempt) -> None:
         for rank, found in enumerate(try_and_judge(attempt, setting, own)[0]):
             if found["torn"]:
                 where = "between those of the argument" if layout == STRIDED else "before or after the argument"
-                raise Wrong({rank: f"{said_of(setting, own[0])}: elements {where} were changed"})
+                raise Wrong({rank: f"{describe_setting(setting, own[0])}: elements {where} were changed"})
 
 
 def every_rank_has_the_same_bits(attempt: Attempt) -> None:

@@ -31,14 +31,14 @@ def judge_far(piece: str, size: int, calls_of: list[list[instrumentation.Call]])
         judge_turns(calls_of, message)
 
 
-def refuse_others(rank: int, calls: list[instrumentation.Call], allowed: tuple[str, ...], hint: str) -> None:
+def reject_others(rank: int, calls: list[instrumentation.Call], allowed: tuple[str, ...], hint: str) -> None:
     others = sorted({call.op for call in calls} - set(allowed))
     if others:
         raise Wrong({rank: f"{', '.join(others)} was called; expected only {' and '.join(allowed)}"}, hint)
 
 
 def judge_neighbors(rank: int, calls: list[instrumentation.Call], members: tuple[int, ...]) -> None:
-    refuse_others(
+    reject_others(
         rank, calls, instrumentation.POINT_TO_POINT, "Sends and receives are enough. Hint: which call sends more?"
     )
     index = members.index(rank)
@@ -84,7 +84,7 @@ def _volume_hint(own_calls: list[instrumentation.Call], messages: int, elements:
 def judge_tree(calls_of: dict[int, list[instrumentation.Call]], src: int, each_bytes: int, context: str) -> None:
     size, sends = len(calls_of), {}
     for rank, calls in calls_of.items():
-        refuse_others(rank, calls, instrumentation.POINT_TO_POINT, "Sends and receives are enough.")
+        reject_others(rank, calls, instrumentation.POINT_TO_POINT, "Sends and receives are enough.")
         sends[rank] = [call for call in calls if call.op == "send"]
         if len(calls) - len(sends[rank]) > (rank != src):
             times = f"{len(calls) - len(sends[rank])} time{'s' if len(calls) - len(sends[rank]) > 1 else ''}"

@@ -84,10 +84,12 @@ def describe_messages(calls: list[instrumentation.Call]) -> str:
     return f"{describe_calls(calls).rsplit(',', 1)[0]}, of {sizes} bytes"
 
 
-def said_cap(model: str, bucket_cap_mb: float | None = None) -> str:
+def describe_cap(model: str, bucket_cap_mb: float | None = None) -> str:
     """Describe a model and a cap to a student."""
     cap = "the default cap" if bucket_cap_mb is None else f"bucket_cap_mb={f'{bucket_cap_mb:f}'.rstrip('0')}"
-    return f"{awkward.said(model)}, {cap}" + ("" if bucket_cap_mb is None else f" ({bucket_cap_mb * MB:,.0f} bytes)")
+    return f"{awkward.describe(model)}, {cap}" + (
+        "" if bucket_cap_mb is None else f" ({bucket_cap_mb * MB:,.0f} bytes)"
+    )
 
 
 def _sizes(messages: list[Message]) -> str:

@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from IPython import get_ipython
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shared.checks.engine import parcel
 from shared.ranks import rankside
@@ -59,6 +61,11 @@ def find(names: tuple[str, ...], path: str | None):
 def device_here() -> torch.device:
     """Return the device of this rank."""
     return torch.device(rankside.here.device)
+
+
+def mesh_here() -> DeviceMesh:
+    """Create the mesh of all ranks, on the type of device of this rank."""
+    return init_device_mesh(device_here().type, (dist.get_world_size(),))
 
 
 def earlier_piece(module: str, name: str):

@@ -175,14 +175,14 @@ _HINTS_ON_STATE = {  # by the name of the first wrong tensor, which shows what w
 }
 
 
-def refuse_frozen_gradients(found: dict[int, dict], model: str) -> None:
+def reject_frozen_gradients(found: dict[int, dict], model: str) -> None:
     """Check that no frozen parameter has a gradient.
 
     Raises:
         Wrong: If one has.
     """
     wrong = {
-        rank: f"{awkward.said(model)}: {result['frozen'][0]} is frozen, but its .grad is not None"
+        rank: f"{awkward.describe(model)}: {result['frozen'][0]} is frozen, but its .grad is not None"
         for rank, result in found.items()
         if result["frozen"]
     }

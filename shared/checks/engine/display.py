@@ -12,14 +12,14 @@ from shared.tables.rendering import render
 def as_text(verdicts: list[Verdict]) -> str:
     """Return verdicts as lines of text. The evidence and the hint follow a failed check."""
     lines = []
-    for verdict in said_once(verdicts):
+    for verdict in shorten_repeated_evidence(verdicts):
         where = f" ({_where(verdict)})" if verdict.world_sizes else ""
         lines.append(f"{_sign(verdict)} {verdict.exercise} · {verdict.check}{where}")
         lines += [f"    {line}" for line in (verdict.evidence + "\n" + verdict.hint).strip().splitlines()]
     return "\n".join(lines)
 
 
-def said_once(verdicts: list[Verdict]) -> list[Verdict]:
+def shorten_repeated_evidence(verdicts: list[Verdict]) -> list[Verdict]:
     """Replace repeated evidence by a reference to the first check that gives it, as one mistake may fail them all."""
     first_checks: dict[tuple, str] = {}
     shown = []
@@ -35,7 +35,7 @@ def said_once(verdicts: list[Verdict]) -> list[Verdict]:
 
 def as_html(verdicts: list[Verdict]) -> str:
     """Return verdicts as an HTML table. The sign and the words carry the meaning, so color is not needed."""
-    return render(__package__, "verdicts.html", verdicts=said_once(verdicts), sign=_sign, where=_where)
+    return render(__package__, "verdicts.html", verdicts=shorten_repeated_evidence(verdicts), sign=_sign, where=_where)
 
 
 def _sign(verdict: Verdict) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import judge_gradients
 from shared.checks.engine.framework import Attempt
-from shared.checks.engine.latecomers import Meeting, launches_unasked
+from shared.checks.engine.late_ranks import Meeting, launches_unasked
 from shared.checks.engine.steps import EventLog
 from shared.checks.engine.training import Draw, descend, one_process
 from shared.checks.models import awkward
@@ -53,7 +53,7 @@ def probe_loop(wrapper, loop: Loop, rank: int, seed: int, x, y) -> dict:
         events = {"working": working, "finishing": finishing, "events": log.events, "missing": missing}
         found.append(events | {"gradients": gradients})
         descend(module.parameters())
-        x = awkward.other_roads(x)
+        x = awkward.other_branches(x)
     return {"steps": found}
 
 
@@ -69,7 +69,7 @@ def _in_company(inside: contextlib.ExitStack, loop: Loop, rank: int, step: int) 
     def count(*_) -> None:
         launched.append(True)
         if len(launched) == loop.messages:
-            meeting.come()
+            meeting.come(with_the_stream=False)
 
     inside.enter_context(instrumentation.listening(count))
     return []
@@ -83,20 +83,20 @@ def loop_and_judge(attempt: Attempt, loop: Loop) -> list[dict]:
     """
     draw = Draw(attempt)
     per_rank = [(rank, *share) for rank, share in enumerate(draw.per_rank)]
-    found = attempt.run(probe_loop, loop, per_rank=per_rank, context=said(loop))
+    found = attempt.run(probe_loop, loop, per_rank=per_rank, context=describe(loop))
     module = awkward.build(loop.model, draw.seeds[0])
     for step_index, expected in enumerate(one_process(module, draw.shares, len(loop.set_to_none), idle=loop.idle)):
         gradients = {rank: each["steps"][step_index]["gradients"] for rank, each in enumerate(found)}
         judge_gradients(
-            gradients, expected.gradients, dict(enumerate(expected.own)), f"{said(loop)}, step {step_index + 1}"
+            gradients, expected.gradients, dict(enumerate(expected.own)), f"{describe(loop)}, step {step_index + 1}"
         )
     return found
 
 
-def said(loop: Loop) -> str:
+def describe(loop: Loop) -> str:
     """Describe what is unusual about a loop."""
     kinds = set(loop.set_to_none)
-    parts = [awkward.said(loop.model)]
+    parts = [awkward.describe(loop.model)]
     if kinds == {False}:
         parts.append("zero_grad(set_to_none=False)")
     elif len(kinds) > 1:

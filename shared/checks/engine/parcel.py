@@ -8,13 +8,15 @@ import pickle
 
 import torch
 
+from shared.ranks.pickles import CpuPickler
 
-class _Packer(pickle.Pickler):
+
+class _Packer(CpuPickler):
     def reducer_override(self, thing):
         if type(thing) is not torch.Tensor or thing.requires_grad or thing.layout is not torch.strided:
-            return NotImplemented
+            return super().reducer_override(thing)
         if thing.is_meta or thing.numel() == 0:
-            return NotImplemented
+            return super().reducer_override(thing)
         flat = thing.cpu().contiguous().view(-1)
         return _tensor, (flat.view(torch.uint8).numpy().tobytes(), thing.dtype, tuple(thing.shape))
 

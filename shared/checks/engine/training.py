@@ -17,7 +17,7 @@ from shared.checks.engine.compare import (
     first_difference,
     judge_gradients,
     judge_state,
-    refuse_frozen_gradients,
+    reject_frozen_gradients,
     tolerance_of,
 )
 from shared.checks.engine.framework import Attempt, Wrong
@@ -101,7 +101,7 @@ def probe_training(wrapper, how: Training, seed: int, x, y) -> dict:
         found["steps"].append({"local": local, "gradients": gradients, "working": working, "finishing": finishing})
         found["frozen"] = frozen_with_gradient(module)
         descend(module.parameters())
-        x = awkward.other_roads(x)
+        x = awkward.other_branches(x)
     wrapped.eval()
     with torch.no_grad():
         found["evaluated"] = wrapped(inputs).cpu()
@@ -175,7 +175,7 @@ def one_process(
             parameter.grad = mean[name]
         descend(module.parameters())
         found.append(Step(mean, own, [replicas.state_of(index) for index in range(len(batches))]))
-        batches = [(awkward.other_roads(x), y) for x, y in batches]
+        batches = [(awkward.other_branches(x), y) for x, y in batches]
     return found
 
 
@@ -226,7 +226,7 @@ def judge_training(attempt: Attempt, found: list[dict], how: Training, draw: Dra
     module = awkward.build(how.model, draw.seeds[members[0]])
     batches = draw.batches_of(members, module)
     context = f"{called_alone(attempt)}, " if how.in_subgroup else ""
-    context += awkward.said(how.model)
+    context += awkward.describe(how.model)
     steps = one_process(module, batches, micro_batches=how.micro_batches)
     for step_index, expected in enumerate(steps):
         gradients, local = (
@@ -238,7 +238,7 @@ def judge_training(attempt: Attempt, found: list[dict], how: Training, draw: Dra
             if step_index == 0 and how.model in awkward.HAVE_MODES and _evaluates(gradients, how, draw, members):
                 wrong.hint = "This is the gradient in eval mode. Hint: which line changes the module's mode, and when?"
             raise
-    refuse_frozen_gradients({rank: found[rank] for rank in members}, how.model)
+    reject_frozen_gradients({rank: found[rank] for rank in members}, how.model)
     ends = steps[-1].states * (len(members) // len(batches))
     for rank, expected in zip(members, ends, strict=True):
         _judge_end(rank, found[rank], expected, context)

@@ -26,7 +26,7 @@ def judge_state_bytes(rank: int, calls: list[instrumentation.Call], model: str) 
             f"to start with equal states, {describe_calls(calls)}; expected {state_bytes(model)} bytes in broadcasts"
         )
         hint = "Hint: is every parameter and every buffer broadcast exactly once?"
-        raise Wrong({rank: f"{awkward.said(model)}: {evidence}"}, hint)
+        raise Wrong({rank: f"{awkward.describe(model)}: {evidence}"}, hint)
 
 
 def judge_gradient_bytes(
@@ -46,14 +46,14 @@ def judge_gradient_bytes(
     want_bytes = trainable_bytes(model)
     most = most_messages or sum(p.requires_grad for p in awkward.build(model, 0).parameters())
     expected = f"at most {most} messages, {want_bytes} bytes, all by all_reduce"
-    message = f"{awkward.said(model)}: {describe_calls(calls)}; expected {expected}"
+    message = f"{awkward.describe(model)}: {describe_calls(calls)}; expected {expected}"
     if sum(call.payload_bytes for call in calls) != want_bytes or len(calls) > most:
         raise Wrong({rank: message}, "Hint: is the gradient of each trainable parameter sent once, and nothing else?")
     if any(not call.op.startswith("all_reduce") for call in calls):
         raise Wrong({rank: message}, "Hint: which single collective gives every rank the sum?")
 
 
-def refuse_early_messages(rank: int, calls: list[instrumentation.Call], model: str) -> None:
+def reject_early_messages(rank: int, calls: list[instrumentation.Call], model: str) -> None:
     """Check that nothing was sent during forward and backward.
 
     Raises:
@@ -62,4 +62,4 @@ def refuse_early_messages(rank: int, calls: list[instrumentation.Call], model: s
     if calls:
         early = f"{describe_calls(calls)} during forward and backward; expected none"
         hint = "Hint: what can wait until finish_gradient_sync()?"
-        raise Wrong({rank: f"{awkward.said(model)}: {early}"}, hint)
+        raise Wrong({rank: f"{awkward.describe(model)}: {early}"}, hint)

@@ -2,11 +2,11 @@
 
 import torch
 
-from shared.checks.engine.compare import by_rank, describe_calls, judge_gradients, judge_state, refuse_frozen_gradients
+from shared.checks.engine.compare import by_rank, describe_calls, judge_gradients, judge_state, reject_frozen_gradients
 from shared.checks.engine.framework import Attempt, Exercise, Wrong
 from shared.checks.engine.subgroups import called_alone, members_of
 from shared.checks.engine.training import Draw, Training, judge_start, train, train_and_judge
-from shared.checks.engine.volume import judge_gradient_bytes, judge_state_bytes, refuse_early_messages
+from shared.checks.engine.volume import judge_gradient_bytes, judge_state_bytes, reject_early_messages
 from shared.checks.engine.wrapping import judge_wrapping
 from shared.checks.manual_ddp import sampler, weighted
 from shared.checks.manual_ddp.probes import probe_average, probe_broadcast, probe_mean
@@ -90,7 +90,7 @@ def _judge_broadcast(attempt: Attempt, in_subgroup: bool, members: list[int]) ->
         args, context = [(seed,) for seed in seeds], called_alone(attempt) if in_subgroup else ""
         found = attempt.run(probe_broadcast, model, in_subgroup, per_rank=args, context=context)
         if not all(found[rank]["kept"] for rank in members):
-            raise Wrong(f"{awkward.said(model)}: a parameter object was replaced, or its requires_grad was changed")
+            raise Wrong(f"{awkward.describe(model)}: a parameter object was replaced, or its requires_grad was changed")
         expected = awkward.state_of(awkward.build(model, seeds[members[0]]))
         judge_state({rank: found[rank]["state"] for rank in members}, expected, members[0])
 
@@ -114,7 +114,7 @@ def gradients_are_those_of_the_full_batch(attempt: Attempt) -> None:
 
 @average_gradients.check("unused on one rank", world_sizes=(2, 3, 4))
 def a_missing_gradient_counts_as_zeros(attempt: Attempt) -> None:
-    _judge_average(attempt, "TwoRoads")
+    _judge_average(attempt, "TwoBranches")
 
 
 def _judge_average(attempt: Attempt, model: str) -> None:
@@ -122,17 +122,17 @@ def _judge_average(attempt: Attempt, model: str) -> None:
     same = [(draw.seeds[0], x, y) for x, y in draw.shares]
     found = attempt.run(probe_average, model, False, per_rank=same)
     expected = gradients_of_one_process(model, draw, list(range(attempt.world_size)))
-    judge_gradients(by_rank(found, "gradients"), expected, by_rank(found, "local"), awkward.said(model))
-    refuse_frozen_gradients(dict(enumerate(found)), model)
+    judge_gradients(by_rank(found, "gradients"), expected, by_rank(found, "local"), awkward.describe(model))
+    reject_frozen_gradients(dict(enumerate(found)), model)
 
 
 @average_gradients.check("group", world_sizes=(3, 4))
 def only_the_group_takes_part(attempt: Attempt) -> None:
     draw = Draw(attempt)
     same = [(draw.seeds[0], x, y) for x, y in draw.shares]
-    found = attempt.run(probe_average, "TwoRoads", True, per_rank=same, context=called_alone(attempt))
+    found = attempt.run(probe_average, "TwoBranches", True, per_rank=same, context=called_alone(attempt))
     members = members_of(attempt, True)
-    expected = gradients_of_one_process("TwoRoads", draw, members)
+    expected = gradients_of_one_process("TwoBranches", draw, members)
     found_by_rank, local = by_rank(found, "gradients", members), by_rank(found, "local", members)
     judge_gradients(found_by_rank, expected, local, called_alone(attempt))
 
@@ -165,12 +165,12 @@ def training_equals_one_process(attempt: Attempt) -> None:
 
 @ManualDDP.check("unused on one rank", world_sizes=(2, 3, 4))
 def a_parameter_may_be_unused_somewhere(attempt: Attempt) -> None:
-    train_and_judge(attempt, Training("TwoRoads"))
+    train_and_judge(attempt, Training("TwoBranches"))
 
 
 @ManualDDP.check("accumulation", world_sizes=(2, 3))
 def micro_batches_add_up(attempt: Attempt) -> None:
-    train_and_judge(attempt, Training("TwoRoads", micro_batches=3))
+    train_and_judge(attempt, Training("TwoBranches", micro_batches=3))
 
 
 @ManualDDP.check("wire", world_sizes=(2, 4))
@@ -179,19 +179,19 @@ def it_sends_each_gradient_once_after_backward(attempt: Attempt) -> None:
         for rank, result in enumerate(train(attempt, Training(model, micro_batches), Draw(attempt))):
             judge_state_bytes(rank, result["building"], model)
             for step in result["steps"]:
-                refuse_early_messages(rank, step["working"], model)
+                reject_early_messages(rank, step["working"], model)
                 judge_gradient_bytes(rank, step["finishing"], model)
 
 
 @ManualDDP.check("group", world_sizes=(3, 4))
 def it_stays_inside_its_group(attempt: Attempt) -> None:
-    for model in ("TwoRoads", "Buffered"):
+    for model in ("TwoBranches", "Buffered"):
         train_and_judge(attempt, Training(model, in_subgroup=True))
 
 
 @ManualDDP.check("bf16", world_sizes=(2, 4))
 def bf16_stays_bf16(attempt: Attempt) -> None:
-    train_and_judge(attempt, Training("TwoRoads", dtype=torch.bfloat16))
+    train_and_judge(attempt, Training("TwoBranches", dtype=torch.bfloat16))
 
 
 @ManualDDP.check("wrapping", world_sizes=(2,))

@@ -2,7 +2,7 @@
 
 import torch
 
-from shared.checks.engine.compare import by_rank, close, describe_calls, judge_gradients, refuse_frozen_gradients
+from shared.checks.engine.compare import by_rank, close, describe_calls, judge_gradients, reject_frozen_gradients
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.subgroups import called_alone, members_of
 from shared.checks.engine.training import Draw, one_process
@@ -22,14 +22,14 @@ def _weighted(attempt: Attempt, model: str, counts: list[int], in_subgroup: bool
     draw = Draw(attempt, counts)
     members = members_of(attempt, in_subgroup)
     args = [(draw.seeds[0], x, y, len(x)) for x, y in draw.shares]
-    context = f"{awkward.said(model)}, {' and '.join(map(str, counts))} samples"
+    context = f"{awkward.describe(model)}, {' and '.join(map(str, counts))} samples"
     found = attempt.run(
         probe_average, model, in_subgroup, per_rank=args, context=called_alone(attempt) if in_subgroup else ""
     )
     expected = gradients_of_one_process(model, draw, members)
     _refuse_plain_mean(found, expected, members, context)
     judge_gradients(by_rank(found, "gradients", members), expected, by_rank(found, "local", members), context)
-    refuse_frozen_gradients(dict(enumerate(found)), model)
+    reject_frozen_gradients(dict(enumerate(found)), model)
     return found, expected, draw
 
 
@@ -46,9 +46,9 @@ def _refuse_plain_mean(found: list[dict], expected: dict, members: list[int], co
 
 
 def unequal_shares_weigh_by_their_samples(attempt: Attempt) -> None:
-    for model in ("Frozen", "TwoRoads", "Strided", "Mixed"):
+    for model in ("Frozen", "TwoBranches", "Strided", "Mixed"):
         counts = [attempt.random.randint(1, 9) for _ in range(attempt.world_size)]
-        if attempt.world_size > 1 and model == "TwoRoads":
+        if attempt.world_size > 1 and model == "TwoBranches":
             counts[attempt.random.randrange(attempt.world_size)] = 0  # no samples, so no backward
         _weighted(attempt, model, counts, False)
 

@@ -108,7 +108,7 @@ def counted_to_the_byte(attempt: Attempt) -> None:
         for (case, seed, dtype), result in zip(tried, counts, strict=True):
             module, optimizer = train(case, seed, dtype, torch.device("cpu"))
             model, name, when = case
-            context = f"{awkward.said(model)} in {str(dtype).removeprefix('torch.')}, {name}, {when}"
+            context = f"{awkward.describe(model)} in {str(dtype).removeprefix('torch.')}, {name}, {when}"
             _judge(rank, result["counted"], module, optimizer, context)
             before, after = result["states"]
             if before != after:

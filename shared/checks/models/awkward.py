@@ -87,7 +87,7 @@ def gradients_of(module: nn.Module, every_name: bool = False) -> dict[str, torch
 
 
 def draw_batch(seed: int, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw a batch whose first third has x₀ < 0, so that some rank does not use the high layer of TwoRoads.
+    """Draw a batch whose first third has x₀ < 0, so that some rank does not use the high layer of TwoBranches.
 
     Shape:
         x is [samples, 6], y is [samples, 3].
@@ -99,8 +99,8 @@ def draw_batch(seed: int, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.randn(samples, OUTPUTS, generator=generator, dtype=torch.float64)
 
 
-def other_roads(x: torch.Tensor) -> torch.Tensor:
-    """Flip the sign of x₀, so that every sample uses the other layer of TwoRoads."""
+def other_branches(x: torch.Tensor) -> torch.Tensor:
+    """Flip the sign of x₀, so that every sample uses the other layer of TwoBranches."""
     return torch.cat([-x[:, :1], x[:, 1:]], 1)
 
 
@@ -111,7 +111,7 @@ def loss_of(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor
     return F.mse_loss(output, y)
 
 
-def said(name: str) -> str:
+def describe(name: str) -> str:
     """Describe a model to a student, who does not know its name."""
     return f"a model with {_SAID[name]}"
 
@@ -121,7 +121,7 @@ _SAID = {
     "Tied": "a parameter that two layers share",
     "Frozen": "frozen parameters",
     "Unused": "a layer that no rank uses",
-    "TwoRoads": "a layer that only some ranks use",
+    "TwoBranches": "a layer that only some ranks use",
     "Scalar": "a parameter without dimensions",
     "Buffered": "buffers",
     "Strided": "a parameter in channels_last",

@@ -50,7 +50,7 @@ class Unused(Plain):
         self.spare = nn.Linear(4, 5)
 
 
-class TwoRoads(Plain):
+class TwoBranches(Plain):
     """Samples with x₀ > 0 use one layer and the others another one, so on some ranks a gradient stays None."""
 
     def __init__(self):
@@ -208,5 +208,19 @@ def batch_norm(width: int) -> nn.BatchNorm1d:
 
 MODELS = {
     cls.__name__: cls
-    for cls in (Plain, Tied, Frozen, Unused, TwoRoads, Scalar, Buffered, Strided, Mixed, Crowd, Large, Dropped, Normed)
+    for cls in (
+        Plain,
+        Tied,
+        Frozen,
+        Unused,
+        TwoBranches,
+        Scalar,
+        Buffered,
+        Strided,
+        Mixed,
+        Crowd,
+        Large,
+        Dropped,
+        Normed,
+    )
 }

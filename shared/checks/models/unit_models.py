@@ -8,6 +8,7 @@ from torch import nn
 from shared.checks.models.unit_blocks import Blocks, Deep, Passed
 from shared.checks.models.unit_calls import Backwards, Bundles, Checkpointed, Nested, Recomputed, Turns, Twice
 from shared.checks.models.unit_parameters import (
+    Branches,
     Buffered,
     Dropped,
     Few,
@@ -15,7 +16,6 @@ from shared.checks.models.unit_parameters import (
     FrozenNorms,
     Mixed,
     Normed,
-    Roads,
     Spare,
     Tied,
     TiedInside,
@@ -30,7 +30,7 @@ class Kind:
     `units` is "" for the blocks, which is the default, "nested" for the blocks and those inside them, or "none".
     """
 
-    said: str
+    description: str
     cls: type[nn.Module]
     units: str = ""
 
@@ -41,7 +41,7 @@ KINDS = {
     "TiedInside": Kind("a weight used twice within a unit", TiedInside),
     "Frozen": Kind("frozen parameters and frozen blocks", Frozen),
     "FrozenNorms": Kind("blocks that begin with a frozen layer", FrozenNorms),
-    "Roads": Kind("parameters in blocks that only some ranks use", Roads),
+    "Branches": Kind("parameters in blocks that only some ranks use", Branches),
     "Towers": Kind("parallel blocks, with parameters that only some ranks use", Towers),
     "Spare": Kind("parameters in blocks that only some ranks or no rank uses", Spare),
     "Few": Kind("blocks with fewer elements than ranks", Few),
@@ -76,5 +76,5 @@ def units_of(name: str, module: nn.Module) -> list[nn.Module]:
     return [] if KINDS[name].units == "none" else [*module.blocks, *inside]
 
 
-def said(name: str) -> str:
-    return f"a model with {KINDS[name].said}"
+def describe(name: str) -> str:
+    return f"a model with {KINDS[name].description}"

@@ -85,7 +85,7 @@ class RoadsBlock(Block):
         return out
 
 
-class Roads(Blocks):
+class Branches(Blocks):
     block = RoadsBlock
 
     def forward(self, x):
@@ -94,7 +94,7 @@ class Roads(Blocks):
         return super().forward(x)
 
 
-class Towers(Roads):
+class Towers(Branches):
     """Parallel blocks. Each takes the samples themselves, so no input of a block needs a gradient."""
 
     def called(self):
@@ -110,8 +110,8 @@ class SpareBlock(RoadsBlock):
         self.spare = nn.Linear(width, inner)
 
 
-class Spare(Roads):
-    """Like Roads, with layers that no rank uses."""
+class Spare(Branches):
+    """Like Branches, with layers that no rank uses."""
 
     block = SpareBlock
 

@@ -6,11 +6,11 @@ layer, and whether its backward can end while another rank has launched nothing 
 
 import torch
 
-from shared.checks.engine.buckets import describe_messages, judge_messages, messages_of, said_cap
+from shared.checks.engine.buckets import describe_cap, describe_messages, judge_messages, messages_of
 from shared.checks.engine.compare import by_rank, describe_calls, judge_gradients
 from shared.checks.engine.footprint import judge_footprint
 from shared.checks.engine.framework import Attempt, Exercise, Wrong
-from shared.checks.engine.latecomers import PATIENCE_S
+from shared.checks.engine.late_ranks import PATIENCE_S
 from shared.checks.engine.overlap_probes import (
     Micro,
     probe_late,
@@ -25,7 +25,7 @@ from shared.checks.engine.volume import judge_state_bytes
 from shared.checks.engine.wrapping import judge_wrapping
 from shared.checks.models import awkward
 from shared.checks.models.overlap import draw_sizes
-from shared.checks.overlapped_ddp import accumulation, gradient_sync, launch_queue, refusals
+from shared.checks.overlapped_ddp import accumulation, gradient_sync, launch_queue, rejections
 
 LaunchQueue = Exercise("4.1", "LaunchQueue", optional=True)
 GradientSync = Exercise("4.2", "GradientSync", optional=True)
@@ -46,7 +46,7 @@ GradientSync.check("second gradient", world_sizes=(1,))(gradient_sync.a_second_g
 no_sync.check("no communication")(accumulation.no_message_inside)
 no_sync.check("exceptions", world_sizes=(1, 2))(accumulation.an_exception_leaves_it_as_it_was)
 no_sync.check("accumulation", world_sizes=(1, 2, 3))(accumulation.the_sum_is_sent)
-no_sync.check("second backward", world_sizes=(1, 2))(refusals.a_second_backward_inside_is_rejected)
+no_sync.check("second backward", world_sizes=(1, 2))(rejections.a_second_backward_inside_is_rejected)
 
 
 # -- 4.3
@@ -101,7 +101,7 @@ def training_equals_one_process(attempt: Attempt) -> None:
 @OverlappedDDP.check("unused on one rank", world_sizes=(2, 3, 4))
 def a_parameter_may_be_unused_somewhere(attempt: Attempt) -> None:
     for options in (TINY_CAP, {}):
-        train_and_judge(attempt, Training("TwoRoads", options=options, overlaps=True))
+        train_and_judge(attempt, Training("TwoBranches", options=options, overlaps=True))
 
 
 @OverlappedDDP.check("steps", world_sizes=(1, 3))
@@ -124,7 +124,7 @@ def one_message_per_bucket(attempt: Attempt) -> None:
         for rank, result in enumerate(train(attempt, Training(model, options=options, overlaps=True), Draw(attempt))):
             judge_state_bytes(rank, result["building"], model)
             for step in result["steps"]:
-                context, expected = said_cap(model, **options), messages_of(model, **options)
+                context, expected = describe_cap(model, **options), messages_of(model, **options)
                 judge_messages(rank, [*step["working"], *step["finishing"]], expected, context)
 
 
@@ -185,7 +185,7 @@ def backward_ends_without_the_other_ranks(attempt: Attempt) -> None:
         raise Wrong(wrong.evidence, "Hint: what must finish_gradient_sync() wait for before it returns?") from None
 
 
-OverlappedDDP.check("rejections", world_sizes=(1, 2))(refusals.wrong_backwards_are_rejected)
+OverlappedDDP.check("rejections", world_sizes=(1, 2))(rejections.wrong_backwards_are_rejected)
 
 
 @OverlappedDDP.check("memory", world_sizes=(1, 2))
@@ -199,7 +199,7 @@ def gradients_live_in_the_buckets(attempt: Attempt) -> None:
             if held_bytes > most_bytes:
                 evidence = f"{sizes}: {when}, gradients and buckets hold {held_bytes:,} bytes; expected {want_bytes:,}"
                 raise Wrong({rank: evidence}, "Hint: once a gradient is in its bucket, what does .grad still refer to?")
-    judge_footprint(attempt, "Large", {}, said_cap("Large"))  # also counts memory that is neither a .grad nor sent
+    judge_footprint(attempt, "Large", {}, describe_cap("Large"))  # also counts memory that is neither a .grad nor sent
 
 
 @OverlappedDDP.check("several wrappers", world_sizes=(1, 2))
@@ -235,13 +235,13 @@ def each_wrapper_has_hooks_of_its_own(attempt: Attempt) -> None:
 
 @OverlappedDDP.check("group", world_sizes=(3, 4))
 def it_stays_inside_its_group(attempt: Attempt) -> None:
-    for model in ("TwoRoads", "Buffered"):
+    for model in ("TwoBranches", "Buffered"):
         train_and_judge(attempt, Training(model, in_subgroup=True, options=TINY_CAP, overlaps=True))
 
 
 @OverlappedDDP.check("bf16", world_sizes=(2, 4))
 def bf16_stays_bf16(attempt: Attempt) -> None:
-    train_and_judge(attempt, Training("TwoRoads", dtype=torch.bfloat16, overlaps=True))
+    train_and_judge(attempt, Training("TwoBranches", dtype=torch.bfloat16, overlaps=True))
 
 
 @OverlappedDDP.check("wrapping", world_sizes=(2,))

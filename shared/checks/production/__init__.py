@@ -90,6 +90,8 @@ def it_shards_over_its_mesh(attempt: Attempt) -> None:
             wire.judge_wire(plan, rank, result["steps"][-1]["training"], size, str(plan))
 
 
+fully_sharded.check("device", world_sizes=(2,))(production_mesh.the_default_is_on_the_modules_device)
+
 # -- 11.2
 
 host_mesh.check("mesh")(production_mesh.ranks_are_laid_out)

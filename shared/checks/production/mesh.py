@@ -1,4 +1,4 @@
-"""Judge a mesh of hosts × ranks per host, by its layout and by what hybrid training sends on it."""
+"""Judge the default mesh, and a mesh of hosts × ranks per host: its layout, and what hybrid training sends on it."""
 
 import contextlib
 
@@ -18,10 +18,43 @@ from shared.wire.instrumentation import listening
 
 _HINT_ON_ORDER = "Hint: are the ranks of one host in a row or in a column of the mesh?"
 _HINT_ON_DEVICE = "Hint: on which device does this rank compute?"
+_HINT_ON_DEFAULT = "Hint: on which device does fully_shard compute if it gets no mesh?"
 
 
 class _Asked(Exception):
     """Raised instead of making a mesh, because only the requested device type matters."""
+
+
+def probe_default_mesh(fully_sharded, seed: int) -> tuple[str, set[str]]:
+    """Shard a module without a mesh, as if torch preferred a device that this rank does not use.
+
+    Returns:
+        The type of the module's device, and the device types of all meshes.
+    """
+    module, here = unit_models.build("Blocks", seed).to(device_here()), device_here().type
+    asked, was = set(), (DeviceMesh.__init__, torch._C._get_accelerator)
+
+    def init(self, device_type: str, *args, **options):
+        asked.add(device_type)
+        if device_type != here:
+            raise _Asked
+        was[0](self, device_type, *args, **options)
+
+    preferred = torch.device("cpu" if here == "cuda" else "cuda")
+    DeviceMesh.__init__, torch._C._get_accelerator = init, lambda *_: preferred
+    try:
+        with contextlib.suppress(_Asked):
+            fully_sharded(module)
+    finally:
+        DeviceMesh.__init__, torch._C._get_accelerator = was
+    return here, asked
+
+
+def the_default_is_on_the_modules_device(attempt: Attempt) -> None:
+    for rank, (here, asked) in enumerate(attempt.run(probe_default_mesh, attempt.draw_seed())):
+        for other in asked - {here}:
+            evidence = f"called without a mesh, it shards on the device type {other}; expected {here}, the module's"
+            raise Wrong({rank: evidence}, _HINT_ON_DEFAULT)
 
 
 def probe_mesh(host_mesh, ranks_per_host: int) -> dict:

@@ -93,7 +93,7 @@ def probe_sharded(fully_sharded, plan: Sharding, seed: int, x, y) -> dict:
         optimizer.step()
         done = {"loss": loss.detach().cpu(), "gradients": gradients, "training": training}
         found["steps"].append(done | {"state": shards_of(sharded)})
-        x = awkward.other_roads(x)
+        x = awkward.other_branches(x)
     return found
 
 

@@ -55,7 +55,7 @@ def any_number_of_ranks_trains_it(attempt: Attempt) -> None:
 
 @PlainZeRO3.check("wire", world_sizes=(2, 4))
 def each_unit_is_all_gathered_twice_and_reduce_scattered_once(attempt: Attempt) -> None:
-    unit_wire.every_unit_travels(
+    unit_wire.judge_unit_traffic(
         attempt, [UnitPlan(model, steps=2, options=NO_PREFETCH) for model in ("Blocks", "Whole")]
     )
 

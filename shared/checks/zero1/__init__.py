@@ -9,7 +9,7 @@ from shared.checks.engine.sharded import state as sharded_state
 from shared.checks.engine.sharded import steps as sharded_steps
 from shared.checks.engine.sharded.plan import Plan, layout_of
 from shared.checks.engine.sharded.training import train_and_judge
-from shared.checks.engine.sharded.wire import judge_rounds, refuse_messages
+from shared.checks.engine.sharded.wire import judge_rounds, reject_messages
 from shared.checks.models import awkward
 from shared.checks.zero1 import flat_gradients, loaded
 from shared.checks.zero1.memory import judge_memory
@@ -20,7 +20,7 @@ ZeRO1 = Exercise("7.3", "ZeRO1")
 clip_grad_norm_ = Exercise("7.4", "ZeRO1")
 state_dict = Exercise("7.5", "ZeRO1")
 
-AWKWARD = ("Tied", "Frozen", "Unused", "TwoRoads", "Scalar", "Strided", "Mixed", "Crowd")
+AWKWARD = ("Tied", "Frozen", "Unused", "TwoBranches", "Scalar", "Strided", "Mixed", "Crowd")
 
 # -- 7.1 and 7.2
 
@@ -54,7 +54,7 @@ def ranks_start_equal(attempt: Attempt) -> None:
             for name, expected in states[0].items():
                 if not torch.equal(state[name], expected):
                     hint = "Hint: which parameters does the model use although the optimizer never updates them?"
-                    evidence = f"{awkward.said(model)}: before the first step, {name} differs from rank 0's"
+                    evidence = f"{awkward.describe(model)}: before the first step, {name} differs from rank 0's"
                     raise Wrong({rank: evidence}, hint if (model, name) == ("Frozen", "first.bias") else "")
 
 
@@ -87,7 +87,7 @@ def parameters_may_join_later(attempt: Attempt) -> None:
 
 @ZeRO1.check("loops", world_sizes=(1, 3))
 def loops_of_every_kind(attempt: Attempt) -> None:
-    train_and_judge(attempt, Plan("TwoRoads", "AdamW", zero_grad=("model", "optimizer", "keeping")))
+    train_and_judge(attempt, Plan("TwoBranches", "AdamW", zero_grad=("model", "optimizer", "keeping")))
     train_and_judge(attempt, Plan("Mixed", "SGD", zero_grad=("model",)))
     train_and_judge(attempt, Plan("Tied", "AdamW", micro_batches=3))
     for model in ("Unused", "Normed"):
@@ -115,7 +115,7 @@ def every_element_is_sent_twice(attempt: Attempt) -> None:
         for number in range(plan.steps):
             steps = {rank: result["steps"][number] for rank, result in found.items()}
             idle = {rank: step["idle"] for rank, step in steps.items()}
-            refuse_messages(idle, f"{plan}, in zero_grad() and backward()")
+            reject_messages(idle, f"{plan}, in zero_grad() and backward()")
             stepping = {rank: step["step"] for rank, step in steps.items()}
             judge_rounds(stepping, flats, 2, f"{plan}, step {number + 1}")
 
@@ -132,7 +132,7 @@ def master_weights_are_sharded(attempt: Attempt) -> None:
 
 @ZeRO1.check("group", world_sizes=(3, 4))
 def it_stays_inside_its_group(attempt: Attempt) -> None:
-    train_and_judge(attempt, Plan("TwoRoads", in_subgroup=True))
+    train_and_judge(attempt, Plan("TwoBranches", in_subgroup=True))
     train_and_judge(attempt, Plan("Frozen", "SGD", in_subgroup=True, split=True))
 
 

@@ -10,7 +10,7 @@ from shared.checks.engine.compare import close, describe_calls, first_difference
 from shared.checks.engine.footprint import living_bytes
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.flat_layout import flat_parameter_type_of
-from shared.checks.engine.sharded.wire import Flat, judge_rounds, refuse_messages
+from shared.checks.engine.sharded.wire import Flat, judge_rounds, reject_messages
 from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
@@ -41,7 +41,7 @@ class Gradients:
     in_subgroup: bool = False
 
     def __str__(self) -> str:
-        return awkward.said(self.model)
+        return awkward.describe(self.model)
 
 
 def _build(flat_gradients, how: Gradients, seed: int, group):
@@ -83,7 +83,7 @@ def probe_gradients(flat_gradients, how: Gradients, seed: int, x, y) -> list[dic
         found |= {"early": early, "calls": calls, "again": again, "mean": mean, "own": awkward.gradients_of(twin)}
         found["same"] = torch.equal(flat_parameter.shard.grad.cpu(), mean)
         rounds.append(found)
-        x = awkward.other_roads(x)
+        x = awkward.other_branches(x)
     return rounds
 
 
@@ -106,7 +106,7 @@ def gradients_are_slices_of_zeros(attempt: Attempt) -> None:
         sizes = [p.numel() for p in module.parameters() if p.requires_grad]
         for rank, rounds in _try(attempt, Gradients(model)).items():
             for number, found in enumerate(rounds, 1):
-                context = f"{awkward.said(model)}, after {'reset()' if number > 1 else 'it was built'}"
+                context = f"{awkward.describe(model)}, after {'reset()' if number > 1 else 'it was built'}"
                 storage, offset = found["addresses"][0]
                 expected = [(storage, offset + sum(sizes[:index])) for index in range(len(sizes))]
                 if found["addresses"] != expected:
@@ -124,10 +124,10 @@ def gradients_are_slices_of_zeros(attempt: Attempt) -> None:
 
 
 def each_rank_gets_its_shard_of_the_mean(attempt: Attempt) -> None:
-    models = ("TwoRoads", "Unused", "Scalar", "Strided")
+    models = ("TwoBranches", "Unused", "Scalar", "Strided")
     tried = [Gradients(model) for model in (models if attempt.world_size == 2 else models[:1])]
     if attempt.world_size in SUBGROUPS:
-        tried.append(Gradients("TwoRoads", in_subgroup=True))
+        tried.append(Gradients("TwoBranches", in_subgroup=True))
     for how in tried:
         found = _try(attempt, how)
         for number, way in enumerate(how.ways):
@@ -183,11 +183,12 @@ def each_gradient_is_sent_once(attempt: Attempt) -> None:
         numel = sum(p.numel() for p in module.parameters() if p.requires_grad)
         found = _try(attempt, Gradients(model))
         for number in range(len(WAYS)):
-            refuse_messages(
-                {rank: each[number]["early"] for rank, each in found.items()}, f"{awkward.said(model)}, before reduce()"
+            reject_messages(
+                {rank: each[number]["early"] for rank, each in found.items()},
+                f"{awkward.describe(model)}, before reduce()",
             )
             calls = {rank: each[number]["calls"] for rank, each in found.items()}
-            judge_rounds(calls, [Flat(numel, 8)], 1, f"{awkward.said(model)}, reduce()")
+            judge_rounds(calls, [Flat(numel, 8)], 1, f"{awkward.describe(model)}, reduce()")
 
 
 def probe_footprint(flat_gradients, way: str, seed: int, x, y) -> int:

@@ -77,7 +77,7 @@ def masters_come_back(attempt: Attempt) -> None:
     for model in ("Plain", "Strided"):
         draw = Draw(attempt)
         found = attempt.run(probe_masters, model, draw.seeds[0], *draw.shares[0])
-        context = f"{awkward.said(model)}, bf16 parameters and float32 masters, loaded and saved again"
+        context = f"{awkward.describe(model)}, bf16 parameters and float32 masters, loaded and saved again"
         for rank, result in enumerate(found):
             judge_state_dict(rank, result["again"], result["saved"], 0.0, context)
             if not result["fine"]:

@@ -12,14 +12,14 @@ from shared.checks.engine.sharded.steps import judge_bf16
 from shared.checks.engine.sharded.training import HINT_ON_SHARDS
 from shared.checks.engine.wrapping import judge_wrapping
 from shared.checks.models import awkward
-from shared.checks.zero2 import bucket_gradients, bucket_memory, lives, loops, memory, order, sharded_bucket, wire
+from shared.checks.zero2 import bucket_gradients, bucket_memory, copies, loops, memory, order, sharded_bucket, wire
 from shared.checks.zero2.training import TINY_CAP_MB, WrapperPlan, probe_zero2, train_wrapper_and_judge
 
 ShardedBucket = Exercise("8.1", "ShardedBucket", optional=True)
 ZeRO2 = Exercise("8.2", "ZeRO2")
 every_loop = Exercise("8.3", "ZeRO2")
 
-AWKWARD = ("Tied", "Frozen", "Unused", "TwoRoads", "Scalar", "Buffered", "Strided", "Mixed", "Crowd")
+AWKWARD = ("Tied", "Frozen", "Unused", "TwoBranches", "Scalar", "Buffered", "Strided", "Mixed", "Crowd")
 AWKWARD += awkward.HAVE_MODES
 _HINT_ON_KEPT = (
     "Hint: where are the gradients of the micro-batches inside no_sync() when the last backward adds its own?"
@@ -63,7 +63,7 @@ def ranks_start_equal(attempt: Attempt) -> None:
         for rank, result in found.items():
             for name, expected in found[0]["start"].items():
                 if not torch.equal(result["start"][name], expected):
-                    evidence = f"{awkward.said(model)}: after wrapping, {name} differs from rank 0's"
+                    evidence = f"{awkward.describe(model)}: after wrapping, {name} differs from rank 0's"
                     raise Wrong({rank: evidence}, "Hint: what does a module hold besides trainable parameters?")
 
 
@@ -71,7 +71,7 @@ def _judge_addresses(found: dict[int, dict], model: str) -> None:
     for rank, result in found.items():
         if result["elsewhere"]:
             name = result["elsewhere"][0]
-            evidence = f"{awkward.said(model)}: {name} is not a view of the flat parameter of its bucket"
+            evidence = f"{awkward.describe(model)}: {name} is not a view of the flat parameter of its bucket"
             hint = (
                 "The optimizer updates memory that no bucket refers to. Hint: how many times are parameters flattened?"
             )
@@ -95,13 +95,13 @@ ZeRO2.check("peak", world_sizes=(2, 4))(memory.backward_holds_three_buckets)
 
 @ZeRO2.check("group", world_sizes=(3, 4))
 def it_stays_inside_its_group(attempt: Attempt) -> None:
-    train_wrapper_and_judge(attempt, WrapperPlan("TwoRoads", in_subgroup=True))
+    train_wrapper_and_judge(attempt, WrapperPlan("TwoBranches", in_subgroup=True))
     train_wrapper_and_judge(attempt, WrapperPlan("Buffered", "SGD", in_subgroup=True))
 
 
 @ZeRO2.check("bf16", world_sizes=(2, 4))
 def bf16_stays_bf16(attempt: Attempt) -> None:
-    judge_bf16(attempt, WrapperPlan("TwoRoads", "SGD", steps=2, dtype=torch.bfloat16), probe_zero2)
+    judge_bf16(attempt, WrapperPlan("TwoBranches", "SGD", steps=2, dtype=torch.bfloat16), probe_zero2)
 
 
 @ZeRO2.check("wrapping", world_sizes=(2,))
@@ -116,7 +116,7 @@ def it_behaves_like_its_module(attempt: Attempt) -> None:
 @every_loop.check("accumulation", world_sizes=(1, 2, 3))
 def both_ways_of_accumulating_are_equal(attempt: Attempt) -> None:
     for sends_each in (False, True):
-        for model in ("TwoRoads", "Tied"):
+        for model in ("TwoBranches", "Tied"):
             try:
                 plan = WrapperPlan(model, "SGD", micro_batches=3, sends_each=sends_each)
                 train_wrapper_and_judge(attempt, plan)
@@ -131,7 +131,7 @@ def both_ways_of_accumulating_are_equal(attempt: Attempt) -> None:
 def loops_of_every_kind(attempt: Attempt) -> None:
     without = WrapperPlan("Unused", "AdamW", finishes=False, zero_grad=("optimizer", "keeping"))
     train_wrapper_and_judge(attempt, without)
-    train_wrapper_and_judge(attempt, WrapperPlan("TwoRoads", "SGD", micro_batches=2, finishes=False))
+    train_wrapper_and_judge(attempt, WrapperPlan("TwoBranches", "SGD", micro_batches=2, finishes=False))
     loops.every_loop_trains(attempt)
     if attempt.world_size > 1:
         idle = attempt.random.randrange(1, 5), attempt.random.randrange(attempt.world_size)
@@ -146,7 +146,7 @@ every_loop.check("micro-batches", world_sizes=(2, 4))(wire.micro_batches_send_or
 @every_loop.check("clipping", world_sizes=(1, 2, 3))
 def clipping_equals_one_process(attempt: Attempt) -> None:
     for plan in (
-        WrapperPlan("TwoRoads", "SGD", steps=3, max_norm=CLIPS),
+        WrapperPlan("TwoBranches", "SGD", steps=3, max_norm=CLIPS),
         WrapperPlan("Mixed", "AdamW", steps=2, max_norm=CLIPS, micro_batches=2, sends_each=True),
         WrapperPlan("Plain", "SGD", steps=2, max_norm=clip.LEAVES, finishes=False),
     ):
@@ -158,10 +158,10 @@ def clipping_equals_one_process(attempt: Attempt) -> None:
         clip.clip_and_judge(attempt, in_subgroup, probe_zero2)
 
 
-every_loop.check("rejections", world_sizes=(1, 2))(lives.what_cannot_be_right_is_rejected)
-every_loop.check("copies", world_sizes=(1, 2))(lives.copies_and_originals_train_independently)
+every_loop.check("rejections", world_sizes=(1, 2))(copies.what_cannot_be_right_is_rejected)
+every_loop.check("copies", world_sizes=(1, 2))(copies.copies_and_originals_train_independently)
 every_loop.check("state", world_sizes=(1, 3))(
     where_it_raises(
         {"no attribute 'optimizer'": "Hint: which optimizer does a scheduler write to, and whose state is saved?"}
-    )(lives.both_states_are_plain)
+    )(copies.both_states_are_plain)
 )

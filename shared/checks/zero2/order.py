@@ -12,7 +12,7 @@ from shared.checks.engine.buckets import describe_messages
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import by_rank, close, first_difference
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.latecomers import PATIENCE_S, Meeting, launches_unasked
+from shared.checks.engine.late_ranks import PATIENCE_S, Meeting, launches_unasked
 from shared.checks.engine.overlap_probes import Micro
 from shared.checks.engine.overlap_steps import draw_shares, mean_of
 from shared.checks.models import awkward

@@ -8,9 +8,9 @@ from torch import nn
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import close, describe_calls, first_difference, tolerance_of
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.latecomers import PATIENCE_S, Meeting, launches_unasked
+from shared.checks.engine.late_ranks import PATIENCE_S, Meeting, launches_unasked
 from shared.checks.engine.sharded.flat_layout import flat_parameter_type_of
-from shared.checks.engine.sharded.wire import Flat, judge_rounds, refuse_messages
+from shared.checks.engine.sharded.wire import Flat, judge_rounds, reject_messages
 from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward
@@ -28,7 +28,7 @@ class Reduced:
     dtype: torch.dtype = torch.float64
 
     def __str__(self) -> str:
-        return awkward.said(self.model)
+        return awkward.describe(self.model)
 
 
 def build(sharded_bucket, module: nn.Module, group=None):
@@ -70,7 +70,7 @@ def probe_rounds(sharded_bucket, how: Reduced, rank: int, seed: int, x, y) -> li
             bucket.wait()
         found |= {"same": first is None or torch.equal(first, shard.grad.cpu()), "grad": first}
         rounds.append(found)
-        x = awkward.other_roads(x)
+        x = awkward.other_branches(x)
     return rounds
 
 
@@ -83,9 +83,9 @@ def _try(attempt: Attempt, how: Reduced) -> dict[int, list[dict]]:
 
 
 def each_shard_gets_its_mean(attempt: Attempt) -> None:
-    tried = [Reduced("Tied"), Reduced("Frozen"), Reduced("TwoRoads"), Reduced("Strided"), Reduced("Unused")]
+    tried = [Reduced("Tied"), Reduced("Frozen"), Reduced("TwoBranches"), Reduced("Strided"), Reduced("Unused")]
     tried = tried if attempt.world_size == 2 else attempt.random.sample(tried, 2)
-    tried += [Reduced("TwoRoads", in_subgroup=True)] if attempt.world_size in SUBGROUPS else []
+    tried += [Reduced("TwoBranches", in_subgroup=True)] if attempt.world_size in SUBGROUPS else []
     for how in [Reduced("Plain"), *tried]:
         found, means = _try(attempt, how), []
         for number, adds_up in enumerate(ROUNDS):
@@ -146,7 +146,9 @@ def one_reduce_scatter_per_launch(attempt: Attempt) -> None:
         found = _try(attempt, Reduced(model))
         for number in range(len(ROUNDS)):
             calls = {rank: each[number]["calls"] for rank, each in found.items()}
-            refuse_messages({rank: each["pack"] for rank, each in calls.items()}, f"{awkward.said(model)}, in pack()")
+            reject_messages(
+                {rank: each["pack"] for rank, each in calls.items()}, f"{awkward.describe(model)}, in pack()"
+            )
             for rank, each in calls.items():
                 if attempt.world_size > 1 and not each["launch"]:
                     hint = (
@@ -154,7 +156,7 @@ def one_reduce_scatter_per_launch(attempt: Attempt) -> None:
                     )
                     raise Wrong({rank: "launch() sends nothing"}, hint)
             both = {rank: each["launch"] + each["wait"] for rank, each in calls.items()}
-            judge_rounds(both, [Flat(numel, 8)], 1, f"{awkward.said(model)}, launch() and wait()")
+            judge_rounds(both, [Flat(numel, 8)], 1, f"{awkward.describe(model)}, launch() and wait()")
 
 
 class PreviousBucket:  # Students see this name in error messages.

@@ -14,7 +14,7 @@ from shared.checks.engine.buckets import MB, plan
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.plan import SCHEDULERS, Plan, Run
-from shared.checks.engine.sharded.training import HINT_ON_OPTIMIZER_STATE, refuse_libraries, train_and_judge
+from shared.checks.engine.sharded.training import HINT_ON_OPTIMIZER_STATE, reject_libraries, train_and_judge
 from shared.checks.engine.sharded.wire import Flat
 from shared.checks.engine.subgroups import join_subgroup
 from shared.checks.models import awkward
@@ -100,10 +100,10 @@ def begin(zero2, plan: WrapperPlan, module, group=None) -> WrapperRun:
     Raises:
         AssertionError: if a library does the work.
     """
-    refuse_libraries([zero2])
+    reject_libraries([zero2])
     run = WrapperRun(zero2, module, plan, dist.get_rank(group), group)
     reached = memory._reached([run.optimizer])
-    refuse_libraries([type(thing) for thing in reached])
+    reject_libraries([type(thing) for thing in reached])
     return run
 
 

@@ -94,5 +94,5 @@ def clipping_sends_one_more_element(attempt: Attempt) -> None:
                         "Hint: which values can each rank add up before it sends them?",
                     )
                 rest[rank] = [call for call in step["clip"] if call is not small[0]] + step["sent"][0] + step["step"]
-            context = f"{awkward.said(plan.model)}, step {number + 1}, clipped"
+            context = f"{awkward.describe(plan.model)}, step {number + 1}, clipped"
             judge_rounds(rest, plan.buckets(), 2, context, _AGAIN)

@@ -9,7 +9,7 @@ from shared.checks.engine.sharded.unit_memory import DROPPED, FINISHED, judge_me
 from shared.checks.engine.sharded.unit_training import UnitPlan, train_and_judge
 from shared.checks.engine.subgroups import called_alone
 from shared.checks.models import awkward
-from shared.checks.zero3 import backward, forward, lives, order, prefetcher, reducer, saved, state, states
+from shared.checks.zero3 import backward, copies, forward, order, prefetcher, reducer, saved, state, states
 
 Prefetcher = Exercise("10.1", "Prefetcher", optional=True)
 GradientReducer = Exercise("10.2", "GradientReducer", optional=True)
@@ -66,7 +66,7 @@ def training_equals_one_process(attempt: Attempt) -> None:
 
 @Backward.check("unused on one rank", world_sizes=(2, 4))
 def a_parameter_may_be_unused_somewhere(attempt: Attempt) -> None:
-    for model in ("Roads", "Spare", "Towers"):
+    for model in ("Branches", "Spare", "Towers"):
         train_and_judge(attempt, UnitPlan(model, options=NO_PREFETCH))
     backward.a_batch_may_be_skipped(attempt)
 
@@ -81,7 +81,7 @@ def micro_batches_add_up(attempt: Attempt) -> None:
 def blocks_may_be_recomputed(attempt: Attempt) -> None:
     for model in ("Checkpointed", "Recomputed"):
         train_and_judge(attempt, UnitPlan(model, "AdamW", options=NO_PREFETCH))
-        unit_wire.every_unit_travels(attempt, [UnitPlan(model, steps=2, options=NO_PREFETCH)])
+        unit_wire.judge_unit_traffic(attempt, [UnitPlan(model, steps=2, options=NO_PREFETCH)])
 
 
 Backward.check("several forwards", world_sizes=(1, 3))(backward.two_forwards_may_share_a_backward)
@@ -95,7 +95,7 @@ def parameters_are_sent_twice_and_gradients_once(attempt: Attempt) -> None:
     plans += [UnitPlan(model, steps=1, options=NO_PREFETCH) for model in ("Few", "Whole", "Tied")]
     plans.append(UnitPlan("Blocks", steps=1, options=kept))
     plans.append(UnitPlan("Blocks", steps=1, options=NO_PREFETCH, micro_batches=2, finish_each=False))
-    unit_wire.every_unit_travels(attempt, plans)
+    unit_wire.judge_unit_traffic(attempt, plans)
 
 
 @Backward.check("memory", world_sizes=(4,))
@@ -112,7 +112,7 @@ Prefetching.check("prefetch=0", world_sizes=(2,))(order.nothing_is_launched_ahea
 
 @Prefetching.check("prefetched values", world_sizes=(2, 3))
 def prefetching_changes_no_value(attempt: Attempt) -> None:
-    models = ("Turns", "Twice", "Nested", "Roads", "Recomputed", "Frozen", "Tied", "Towers")
+    models = ("Turns", "Twice", "Nested", "Branches", "Recomputed", "Frozen", "Tied", "Towers")
     for model in models if attempt.world_size == 2 else attempt.random.sample(models, 2):
         train_and_judge(attempt, UnitPlan(model, "AdamW", options={"prefetch": attempt.random.choice((1, 2))}))
 
@@ -123,7 +123,7 @@ def prefetching_sends_no_more(attempt: Attempt) -> None:
     models = ("Blocks", "Frozen", "Recomputed", "Backwards")
     plans = [UnitPlan(model, steps=3, options={"prefetch": 2}) for model in models]
     kept = UnitPlan("Blocks", steps=3, options={"reshard_after_forward": False})
-    unit_wire.every_unit_travels(attempt, [*plans, kept])
+    unit_wire.judge_unit_traffic(attempt, [*plans, kept])
 
 
 @Prefetching.check("prefetched memory", world_sizes=(4,))
@@ -146,7 +146,7 @@ ShardedState.check("sharded state", world_sizes=(4,))(saved.any_number_of_ranks_
 
 @ShardedState.check("everything")
 def training_with_everything(attempt: Attempt) -> None:
-    for model in attempt.random.sample((*AWKWARD, "Roads", "Checkpointed"), 1):
+    for model in attempt.random.sample((*AWKWARD, "Branches", "Checkpointed"), 1):
         options = {"reshard_after_forward": attempt.random.random() < 0.5, "prefetch": attempt.random.randrange(3)}
         train_and_judge(attempt, UnitPlan(model, attempt.random.choice(("AdamW", "Adam")), options=options))
 
@@ -180,8 +180,8 @@ def it_computes_in_another_dtype(attempt: Attempt) -> None:
         train_and_judge(attempt, UnitPlan("Frozen", steps=3, options={"compute_dtype": torch.float32}))
 
 
-ShardedState.check("a module", world_sizes=(2,))(lives.it_is_like_its_module)
-ShardedState.check("copies", world_sizes=(1, 3))(lives.a_copy_trains_independently)
+ShardedState.check("a module", world_sizes=(2,))(copies.it_is_like_its_module)
+ShardedState.check("copies", world_sizes=(1, 3))(copies.a_copy_trains_independently)
 
 give_hints(
     {

@@ -7,7 +7,14 @@ import torch
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.training import judge_states, plain
-from shared.checks.engine.sharded.unit_training import Look, UnitPlan, new_optimizer, refuse_missing, shard, take_step
+from shared.checks.engine.sharded.unit_training import (
+    StateReader,
+    UnitPlan,
+    new_optimizer,
+    reject_missing,
+    shard,
+    take_step,
+)
 from shared.checks.engine.training import Draw
 from shared.checks.models import awkward, unit_models
 
@@ -15,7 +22,7 @@ from shared.checks.models import awkward, unit_models
 def probe_second_backward(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
     """Run two forwards, two backwards without finish between them, then a normal step. Return the state and error."""
     module = unit_models.build(plan.model, seed).to(device_here())
-    look, x, y = Look(module), x.to(device_here()), y.to(device_here())
+    read_state, x, y = StateReader(module), x.to(device_here()), y.to(device_here())
     wrapped = shard(wrapper, module, plan)
     optimizer = new_optimizer(plan, wrapped)
     losses = [awkward.loss_of(wrapped, x, y) for _ in range(2)]
@@ -31,7 +38,7 @@ def probe_second_backward(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
     module.zero_grad()
     take_step(wrapped, optimizer, plan, x, y)
     with torch.no_grad():
-        _, state = look(lambda: wrapped(x))
+        _, state = read_state(lambda: wrapped(x))
     return found | {"state": state}
 
 
@@ -53,7 +60,7 @@ def a_second_backward_is_rejected(attempt: Attempt) -> None:
     before = awkward.state_of(alone.module)
     alone.step(0, draw.x, draw.y)
     states = {rank: result["state"] for rank, result in enumerate(found)}
-    refuse_missing(states, alone.steps[0]["state"], "after a rejected backward()")
+    reject_missing(states, alone.steps[0]["state"], "after a rejected backward()")
     evidence = "after a rejected backward(), finish_gradient_sync() and a normal step"
     starts = dict.fromkeys(states, before)
     judge_states(
@@ -73,7 +80,7 @@ def probe_skipped(wrapper, plan: UnitPlan, finishes: bool, seed: int, x, y) -> d
         y: This rank's targets.
     """
     module = unit_models.build(plan.model, seed).to(device_here())
-    look, x, y = Look(module), x.to(device_here()), y.to(device_here())
+    read_state, x, y = StateReader(module), x.to(device_here()), y.to(device_here())
     wrapped = shard(wrapper, module, plan)
     optimizer = new_optimizer(plan, wrapped)
     output = wrapped(x)
@@ -83,21 +90,21 @@ def probe_skipped(wrapper, plan: UnitPlan, finishes: bool, seed: int, x, y) -> d
         del output
     take_step(wrapped, optimizer, plan, x, y)
     with torch.no_grad():
-        _, state = look(lambda: wrapped(x))
+        _, state = read_state(lambda: wrapped(x))
     return {"state": state}
 
 
 def a_batch_may_be_skipped(attempt: Attempt) -> None:
     """Skip a batch, as training loops do if a loss is not finite. The next step uses parameters on one rank only."""
     for finishes in (True, False):
-        plan, draw = UnitPlan("Roads", options={"prefetch": 0}), Draw(attempt)
+        plan, draw = UnitPlan("Branches", options={"prefetch": 0}), Draw(attempt)
         context = f"{plan}: a forward whose output is not used, {'finish_gradient_sync(), ' * finishes}and a step"
         found = attempt.run(probe_skipped, plan, finishes, per_rank=draw.per_rank, context=context)
         alone = plain(plan, plan.build(draw.seeds[0]))
         before = awkward.state_of(alone.module)
         alone.step(0, draw.x, draw.y)
         states = {rank: result["state"] for rank, result in enumerate(found)}
-        refuse_missing(states, alone.steps[0]["state"], context)
+        reject_missing(states, alone.steps[0]["state"], context)
         hint = "Hint: which calls are still open although backward will never reach them?"
         judge_states(states, alone.steps[0]["state"], dict.fromkeys(states, before), context, hint=hint)
 
@@ -112,7 +119,7 @@ def _two_forwards(wrapped, x, y) -> torch.Tensor:
 def probe_two_forwards(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
     """Run a forward that fails, two that share a backward, and one before the step. Return the state after it."""
     module = unit_models.build(plan.model, seed).to(device_here())
-    look, x, y = Look(module), x.to(device_here()), y.to(device_here())
+    read_state, x, y = StateReader(module), x.to(device_here()), y.to(device_here())
     wrapped = shard(wrapper, module, plan)
     optimizer = new_optimizer(plan, wrapped)
     with contextlib.suppress(RuntimeError):
@@ -122,7 +129,7 @@ def probe_two_forwards(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
     wrapped(x)  # for example, to log its output
     optimizer.step()
     with torch.no_grad():
-        _, state = look(lambda: wrapped(x))
+        _, state = read_state(lambda: wrapped(x))
     return {"state": state}
 
 
@@ -140,6 +147,6 @@ def two_forwards_may_share_a_backward(attempt: Attempt) -> None:
         _two_forwards(alone, torch.cat(halves), torch.cat(targets)).backward()
         optimizer.step()
         expected, states = awkward.state_of(alone), {rank: result["state"] for rank, result in enumerate(found)}
-        refuse_missing(states, expected, context)
+        reject_missing(states, expected, context)
         hint = "Hint: when has backward finished with a unit that was called in both forwards?"
         judge_states(states, expected, dict.fromkeys(states, before), context, hint=hint)

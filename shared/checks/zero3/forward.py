@@ -8,7 +8,7 @@ from shared.checks.engine.compare import close, first_difference, tolerance_of
 from shared.checks.engine.footprint import living_bytes, settled_bytes
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.unit_memory import ACTIVATIONS_BYTES, SAMPLES, SLACK, bytes_of
-from shared.checks.engine.sharded.unit_training import Look, UnitPlan, judge_start, shard
+from shared.checks.engine.sharded.unit_training import StateReader, UnitPlan, judge_start, shard
 from shared.checks.engine.sharded.unit_wire import judge_building, judge_sent, of_evaluation
 from shared.checks.engine.training import Draw
 from shared.checks.models import unit_models
@@ -22,13 +22,13 @@ _HINT_ON_CALLS = "Hint: are a unit's parameters unsharded each time the unit is 
 def probe_forward(wrapper, plan: UnitPlan, recorded: tuple[bool, ...], seed: int, x, y) -> dict:
     """Return the state a rank computes with, the outputs and collectives, and how many elements the rank owns."""
     module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
-    look, x = Look(module), x.to(device_here(), plan.dtype)
+    read_state, x = StateReader(module), x.to(device_here(), plan.dtype)
     with instrumentation.listening() as building:
         wrapped = shard(wrapper, module, plan)
     found = {"building": building, "outputs": [], "calls": []}
     for records in recorded:
         with torch.set_grad_enabled(records), instrumentation.listening() as calls:
-            output, found["state"] = look(lambda: wrapped(x))
+            output, found["state"] = read_state(lambda: wrapped(x))
         found["outputs"].append(output.detach().cpu().clone())
         found["calls"].append(calls)
         del output

@@ -9,7 +9,14 @@ from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.state import in_world_of
 from shared.checks.engine.sharded.training import judge_states, on_one_batch
 from shared.checks.engine.sharded.unit_memory import SLACK, bytes_of
-from shared.checks.engine.sharded.unit_training import Look, UnitPlan, new_optimizer, refuse_missing, shard, take_step
+from shared.checks.engine.sharded.unit_training import (
+    StateReader,
+    UnitPlan,
+    new_optimizer,
+    reject_missing,
+    shard,
+    take_step,
+)
 from shared.checks.engine.training import Draw
 from shared.checks.models import unit_models
 
@@ -21,7 +28,7 @@ def probe_saved(wrapper, plan: UnitPlan, folder: str, resumes: bool, seed: int, 
     import torch.distributed.checkpoint as dcp
 
     module = unit_models.build(plan.model, seed).to(device_here())
-    look, x, y = Look(module), x.to(device_here()), y.to(device_here())
+    read_state, x, y = StateReader(module), x.to(device_here()), y.to(device_here())
     wrapped = shard(wrapper, module, plan)
     optimizer = new_optimizer(plan, wrapped)
     if resumes:
@@ -33,7 +40,7 @@ def probe_saved(wrapper, plan: UnitPlan, folder: str, resumes: bool, seed: int, 
             dcp.save({"zero3": saved}, checkpoint_id=folder)
         take_step(wrapped, optimizer, plan, x, y)
     with torch.no_grad():
-        _, state = look(lambda: wrapped(x))
+        _, state = read_state(lambda: wrapped(x))
     buffers = [name for name, _ in module.named_buffers()]
     found = {"state": state, "misnamed": [] if resumes else [name for name in buffers if f"module.{name}" not in saved]}
     return found | {"saved": None if resumes else {name: _local_bytes(each) for name, each in saved.items()}}
@@ -78,7 +85,7 @@ def any_number_of_ranks_resumes(attempt: Attempt) -> None:
 
 def _judge(found: list[dict], expected: dict, context: str) -> None:
     states = {rank: result["state"] for rank, result in enumerate(found)}
-    refuse_missing(states, expected, context)
+    reject_missing(states, expected, context)
     hint = "Hint: which memory does loading write into, and how does each shard record its position?"
     judge_states(states, expected, states, context, hint=hint)
 

@@ -9,8 +9,8 @@ from solutions import production as right
 def fully_sharded(module, units=None, compute_dtype=None, reduce_dtype=None, reshard_after_forward=True, mesh=None):
     right.broadcast_state(module)
     policy = right.MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype)
-    options = {"mp_policy": policy, "mesh": mesh}
+    mesh = mesh or right.mesh_of_all_ranks(module)
     chosen = set(right.default_units(module) if units is None else units)
     for unit in reversed([each for each in module.modules() if each in chosen]):
-        right.fully_shard(unit, reshard_after_forward=False, **options)
-    return right.fully_shard(module, reshard_after_forward=False, **options)
+        right.fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    return right.fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)

@@ -1,4 +1,4 @@
-"""Omits the mesh for the root, which is then sharded over all ranks.
+"""Ignores the mesh for the root, which is then sharded over all ranks.
 
 caught by: fully_sharded · mesh
 """
@@ -9,8 +9,9 @@ from solutions import production as right
 def fully_sharded(module, units=None, compute_dtype=None, reduce_dtype=None, reshard_after_forward=True, mesh=None):
     right.broadcast_state(module)
     policy = right.MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype)
-    options = {"mp_policy": policy, "mesh": mesh}
+    everyone = right.mesh_of_all_ranks(module)
+    mesh = mesh or everyone
     chosen = set(right.default_units(module) if units is None else units)
     for unit in reversed([each for each in module.modules() if each in chosen]):
-        right.fully_shard(unit, reshard_after_forward=reshard_after_forward, **options)
-    return right.fully_shard(module, reshard_after_forward=False, mp_policy=policy)
+        right.fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+    return right.fully_shard(module, mesh=everyone, mp_policy=policy, reshard_after_forward=False)

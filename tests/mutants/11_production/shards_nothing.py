@@ -10,8 +10,7 @@ def fully_sharded(module, units=None, compute_dtype=None, reduce_dtype=None, res
     right.broadcast_state(module)
     mesh = mesh or right.host_mesh(1)
     policy = right.MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype)
-    options = {"mp_policy": policy, "mesh": mesh}
     chosen = set(right.default_units(module) if units is None else units)
     for unit in reversed([each for each in module.modules() if each in chosen]):
-        right.fully_shard(unit, reshard_after_forward=reshard_after_forward, **options)
-    return right.fully_shard(module, reshard_after_forward=False, **options)
+        right.fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+    return right.fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)

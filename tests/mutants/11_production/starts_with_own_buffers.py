@@ -10,8 +10,8 @@ def fully_sharded(module, units=None, compute_dtype=None, reduce_dtype=None, res
     for parameter in module.parameters():
         right.dist.broadcast(parameter.detach(), src=0)
     policy = right.MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype)
-    options = {"mp_policy": policy, "mesh": mesh}
+    mesh = mesh or right.mesh_of_all_ranks(module)
     chosen = set(right.default_units(module) if units is None else units)
     for unit in reversed([each for each in module.modules() if each in chosen]):
-        right.fully_shard(unit, reshard_after_forward=reshard_after_forward, **options)
-    return right.fully_shard(module, reshard_after_forward=False, **options)
+        right.fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+    return right.fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)

@@ -1,4 +1,7 @@
-"""Launches send and receive before waiting, averages scaled losses, and broadcasts along a chain of ranks."""
+"""Launches send and receive before waiting, averages scaled losses, and broadcasts along a chain of ranks.
+
+needs gloo: pass_right
+"""
 
 import torch
 import torch.distributed as dist

@@ -1,6 +1,8 @@
 """Follows the textbook: a padded copy, in-place sums, isend and irecv by global rank, a tree with halving distances.
 
 A tensor that is not contiguous is rejected.
+
+needs gloo: ring_step
 """
 
 import torch

@@ -20,10 +20,11 @@ def fully_sharded(module, units=None, compute_dtype=None, reduce_dtype=None, res
     chosen = list(default_units(module)) if units is None else list(units)
     depths = {each: name.count(".") for name, each in module.named_modules()}
     policy = MixedPrecisionPolicy(compute_dtype, reduce_dtype)
-    more = {} if mesh is None else {"mesh": mesh}
+    if mesh is None:
+        mesh = DeviceMesh(next(iter(state.values())).device.type, torch.arange(dist.get_world_size()))
     for each in sorted(chosen, key=lambda unit: -depths[unit]):
-        fully_shard(each, mp_policy=policy, reshard_after_forward=reshard_after_forward, **more)
-    fully_shard(module, mp_policy=policy, reshard_after_forward=False, **more)
+        fully_shard(each, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+    fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     return module
 
 

@@ -86,7 +86,7 @@ def _judge_norms(norms: dict[int, torch.Tensor], expected: dict, context: str, l
 
 
 def clipping_equals_one_process(attempt: Attempt) -> None:
-    plans = [Plan("TwoRoads", "SGD"), Plan("Mixed", "AdamW", split=True), Plan("Unused", "Hiker")]
+    plans = [Plan("TwoBranches", "SGD"), Plan("Mixed", "AdamW", split=True), Plan("Unused", "Hiker")]
     plans.append(Plan("Tied", "SGD", micro_batches=2, zero_grad=("model",)))
     for plan in plans if attempt.world_size in (1, 2) else attempt.random.sample(plans, 1):
         clip_and_judge(attempt, replace(plan, steps=3, max_norm=CLIPS))
@@ -124,13 +124,13 @@ def probe_skipped(sharded, plan: Plan, seed: int, x, y) -> dict:
     before = awkward.state_of(run.module)
     run.backward(1, x, y)
     run.optimizer.clip_grad_norm_(plan.max_norm)
-    run.step(1, awkward.other_roads(x), y)
+    run.step(1, awkward.other_branches(x), y)
     return {"before": before, "state": awkward.state_of(run.module), "norm": run.steps[-1]["norm"]}
 
 
 def gradients_may_be_thrown_away(attempt: Attempt) -> None:
     for whose in ("optimizer", "model"):
-        plan, draw = Plan("TwoRoads", "SGD", steps=2, max_norm=CLIPS, zero_grad=(whose,)), Draw(attempt)
+        plan, draw = Plan("TwoBranches", "SGD", steps=2, max_norm=CLIPS, zero_grad=(whose,)), Draw(attempt)
         message = f"{plan}; before step 2, a gradient is clipped and then discarded"
         hint = HINT_ON_STALE if whose == "model" else "Hint: what does zero_grad() not clear?"
         found = attempt.run(probe_skipped, plan, per_rank=draw.per_rank, context=message)

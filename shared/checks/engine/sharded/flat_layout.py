@@ -11,7 +11,7 @@ from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference
 from shared.checks.engine.footprint import living_bytes
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.latecomers import Meeting, launches_unasked
+from shared.checks.engine.late_ranks import Meeting, launches_unasked
 from shared.checks.engine.sharded.wire import Flat, judge_rounds
 from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
 from shared.wire import instrumentation

@@ -71,7 +71,7 @@ class Plan:
     loss_scale: float = 1.0  # to recognize gradients that are too large or too small
 
     def __str__(self) -> str:
-        parts = [awkward.said(self.model), self.optimizer]
+        parts = [awkward.describe(self.model), self.optimizer]
         parts += ["two param groups"] * self.split + [self.scheduler] * bool(self.scheduler)
         parts += ["model.zero_grad()"] * ("model" in self.zero_grad) + ["step(closure)"] * self.closure
         parts += [f"{self.micro_batches} micro-batches"] * (self.micro_batches > 1)
@@ -146,7 +146,7 @@ class Run:
             if self.plan.late and step_index == LATE_STEP + 1:
                 self.optimizer.param_groups[-1]["lr"] /= 2
             self.step(step_index, x, y)
-            x = awkward.other_roads(x)
+            x = awkward.other_branches(x)
         return self
 
     def step(self, step_index: int, x, y) -> None:

@@ -247,8 +247,8 @@ def foreign_states_are_rejected(attempt: Attempt) -> None:
     for rank, result in enumerate(attempt.run(probe_foreign, saved)):
         for what, (kind, message) in zip(tried, result, strict=True):
             if kind != "ValueError" or not message.strip():
-                said = f"{kind}({message[:80]!r})" if message else kind
-                evidence = f"loading a state {what} raised {said}; expected a ValueError that says why"
+                error_text = f"{kind}({message[:80]!r})" if message else kind
+                evidence = f"loading a state {what} raised {error_text}; expected a ValueError that says why"
                 raise Wrong({rank: evidence}, "Hint: what must a parameter and its state have in common?")
 
 

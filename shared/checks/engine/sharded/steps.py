@@ -52,7 +52,7 @@ def used_up_gradients_are_rejected(attempt: Attempt) -> None:
 
 
 def bf16_stays_bf16(attempt: Attempt) -> None:
-    plan = Plan("TwoRoads", "SGD", steps=2, dtype=torch.bfloat16)
+    plan = Plan("TwoBranches", "SGD", steps=2, dtype=torch.bfloat16)
     found = judge_bf16(attempt, plan)
     for step_index in range(plan.steps):
         calls = {rank: result["steps"][step_index]["step"] for rank, result in enumerate(found)}

@@ -27,13 +27,13 @@ def begin(sharded, plan: Plan, module, group=None, loaded: dict | None = None) -
     def make(params, cls, **settings):
         return sharded(params, cls, **settings, **further)
 
-    refuse_libraries([sharded])
+    reject_libraries([sharded])
     run = Run(module, make, plan, False, dist.get_rank(group), loaded)
-    refuse_libraries(type(thing) for thing in memory._reached([run.optimizer]))
+    reject_libraries(type(thing) for thing in memory._reached([run.optimizer]))
     return run
 
 
-def refuse_libraries(types) -> None:
+def reject_libraries(types) -> None:
     """Reject classes of libraries that shard optimizers or models.
 
     Raises:
@@ -93,13 +93,13 @@ def on_one_batch(plan: Plan, draw: Draw) -> Run:
     return run
 
 
-def said_of(attempt: Attempt, plan: Plan) -> str:
+def describe_plan(attempt: Attempt, plan: Plan) -> str:
     return f"{called_alone(attempt)}, {plan}" if plan.in_subgroup else str(plan)
 
 
 def train(attempt: Attempt, plan: Plan, draw: Draw, probe) -> dict[int, dict]:
     """Run the probe. Returns its results by global rank, for the ranks that take part."""
-    results = attempt.run(probe, plan, per_rank=draw.per_rank, context=said_of(attempt, plan))
+    results = attempt.run(probe, plan, per_rank=draw.per_rank, context=describe_plan(attempt, plan))
     return {rank: results[rank] for rank in members_of(attempt, plan.in_subgroup)}
 
 
@@ -109,7 +109,7 @@ def train_and_judge(attempt: Attempt, plan: Plan, probe=probe_sharded) -> dict[i
     Raises:
         Wrong: If a rank's state differs after a step from that of one process.
     """
-    draw, context = Draw(attempt), said_of(attempt, plan)
+    draw, context = Draw(attempt), describe_plan(attempt, plan)
     found = train(attempt, plan, draw, probe)
     steps = reference(plan, draw, list(found)).steps
     for step_index, expected in enumerate(steps):

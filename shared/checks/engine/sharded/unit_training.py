@@ -17,11 +17,11 @@ from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.sharded.plan import OPTIMIZERS, Plan
 from shared.checks.engine.sharded.training import (
     Causes,
+    describe_plan,
     judge_evaluation,
     judge_step,
     reference,
-    refuse_libraries,
-    said_of,
+    reject_libraries,
     train,
 )
 from shared.checks.engine.subgroups import join_subgroup
@@ -44,7 +44,7 @@ class UnitPlan(Plan):
     finish_each: bool = True
 
     def __str__(self) -> str:
-        parts = [unit_models.said(self.model), *(f"{name}={value}" for name, value in self.options.items())]
+        parts = [unit_models.describe(self.model), *(f"{name}={value}" for name, value in self.options.items())]
         parts += [f"{self.micro_batches} micro-batches"] * (self.micro_batches > 1)
         parts += ["finish_gradient_sync() only after the last one"] * (not self.finish_each)
         parts += [f"clipped to {self.max_norm}"] * (self.max_norm is not None)
@@ -71,13 +71,13 @@ def shard(wrapper, module, plan: UnitPlan, group=None):
         options["units"] = unit_models.units_of(plan.model, module)
     if group is not None:
         options["group"] = group
-    refuse_libraries([wrapper])
+    reject_libraries([wrapper])
     wrapped = wrapper(module, **options)
-    refuse_libraries(type(thing) for thing in memory._reached([wrapped]))
+    reject_libraries(type(thing) for thing in memory._reached([wrapped]))
     return wrapped
 
 
-class Look:
+class StateReader:
     """Copies a module's state while it computes. It must be created before the module is wrapped."""
 
     def __init__(self, module):
@@ -141,7 +141,7 @@ def probe_units(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
     if not member:
         return {"outside": True}
     module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
-    look = Look(module)
+    read_state = StateReader(module)
     with instrumentation.listening() as building:
         wrapped = shard(wrapper, module, plan, group)
     optimizer = new_optimizer(plan, wrapped)
@@ -153,7 +153,7 @@ def probe_units(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
         modes = {each: each.training for each in wrapped.modules()}
         wrapped.eval()
         with torch.no_grad(), instrumentation.listening() as calls:
-            output, state = look(lambda: wrapped(inputs))
+            output, state = read_state(lambda: wrapped(inputs))
         for each, mode in modes.items():
             each.training = mode
         found["evaluated"] = output.cpu()
@@ -163,7 +163,7 @@ def probe_units(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
     found |= {"start": start["state"], "evaluating": start["evaluating"]}
     for _ in range(plan.steps):
         found["steps"].append(take_step(wrapped, optimizer, plan, x, y) | evaluate())
-        x = awkward.other_roads(x)
+        x = awkward.other_branches(x)
     found["shards"] = [(p.dtype, None if p.grad is None else p.grad.dtype) for p in wrapped.parameters()]
     gradients = [p.grad for p in wrapped.parameters() if p.grad is not None]
     found["few digits"] = all(torch.equal(each, each.bfloat16().to(each.dtype)) for each in gradients)
@@ -178,14 +178,14 @@ def train_and_judge(attempt: Attempt, plan: UnitPlan) -> dict[int, dict]:
     Raises:
         Wrong: If a rank's state differs after a step from that of one process.
     """
-    draw, context = Draw(attempt), said_of(attempt, plan)
+    draw, context = Draw(attempt), describe_plan(attempt, plan)
     found = train(attempt, plan, draw, probe_units)
     members = list(found)
     judge_start({rank: each["start"] for rank, each in found.items()}, plan, draw.seeds[members[0]], context)
     steps = reference(plan, draw, members).steps
     for number, expected in enumerate(steps):
         message = f"{context}, step {number + 1}"
-        refuse_missing(
+        reject_missing(
             {rank: each["steps"][number]["state"] for rank, each in found.items()}, expected["state"], message
         )
         if plan.max_norm is not None:
@@ -219,7 +219,7 @@ def judge_start(states: dict[int, dict], plan: UnitPlan, seed: int, context: str
         Wrong: If one does not.
     """
     reference = awkward.state_of(plan.build(seed))
-    refuse_missing(states, reference, f"{context}, in the first forward")
+    reject_missing(states, reference, f"{context}, in the first forward")
     for rank, state in states.items():
         for name, expected in reference.items():
             computed = plan.options.get("compute_dtype") if expected.is_floating_point() else None
@@ -230,7 +230,7 @@ def judge_start(states: dict[int, dict], plan: UnitPlan, seed: int, context: str
                 raise Wrong({rank: message}, hint)
 
 
-def refuse_missing(states: dict[int, dict], expected: dict, context: str) -> None:
+def reject_missing(states: dict[int, dict], expected: dict, context: str) -> None:
     for rank, state in states.items():
         missing = [name for name in expected if name not in state]
         if missing:

@@ -72,7 +72,7 @@ def judge_building(plan: UnitPlan, found: dict[int, dict]) -> None:
             raise Wrong({rank: message}, "Hint: is each parameter sent once?")
 
 
-def every_unit_travels(attempt: Attempt, plans: list[UnitPlan]) -> None:
+def judge_unit_traffic(attempt: Attempt, plans: list[UnitPlan]) -> None:
     """Check that each step, and each forward without gradients, sends what it needs and no more.
 
     Raises:

@@ -88,7 +88,7 @@ def judge_rounds(
         raise Wrong(f"{context}: {message}", hint if any(sent.values()) else _HINT_ON_NOTHING)
 
 
-def refuse_messages(calls: dict[int, list[instrumentation.Call]], context: str) -> None:
+def reject_messages(calls: dict[int, list[instrumentation.Call]], context: str) -> None:
     """Check that nothing is sent.
 
     Raises:

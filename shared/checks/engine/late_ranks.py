@@ -23,7 +23,15 @@ class Meeting:
     def __init__(self, name: str):
         self.store = dist.PrefixStore(name, rankside.here.store)
 
-    def come(self) -> None:
+    def come(self, with_the_stream: bool = True) -> None:
+        """Report that this rank has arrived.
+
+        Args:
+            with_the_stream: Wait first until the current stream has arrived, too. Over NCCL, the host would come even
+                if the stream waits for the late rank. False if the last launch may be a synchronous one.
+        """
+        if with_the_stream:
+            instrumentation.synchronize()
         self.store.set(f"{dist.get_rank()}", "come")
 
     def missing(self) -> list[int]:

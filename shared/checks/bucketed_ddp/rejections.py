@@ -41,7 +41,7 @@ def probe_refusal(wrapper, options: dict, seed: int, x, y) -> str:
     return ""
 
 
-def judge_refusal(attempt: Attempt, options: dict) -> None:
+def judge_rejection(attempt: Attempt, options: dict) -> None:
     """Check that a wrapper rejects create_graph=True with a RuntimeError.
 
     Raises:
@@ -56,7 +56,7 @@ def judge_refusal(attempt: Attempt, options: dict) -> None:
             )
 
 
-def bucket_refuses_graphs(attempt: Attempt) -> None:
+def bucket_rejects_graphs(attempt: Attempt) -> None:
     for rank, error in enumerate(attempt.run(probe_differentiable)):
         if error != "RuntimeError":
             message = f"pack() raised {error}" if error else "pack() raised no error"

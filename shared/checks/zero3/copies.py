@@ -6,7 +6,7 @@ import torch
 
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.sharded.unit_training import Look, UnitPlan, new_optimizer, shard, take_step
+from shared.checks.engine.sharded.unit_training import StateReader, UnitPlan, new_optimizer, shard, take_step
 from shared.checks.engine.training import Draw
 from shared.checks.models import unit_models
 
@@ -53,24 +53,24 @@ def probe_copies(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
     """Train, copy, train both, load the copy's state_dict() into a third. Return the states by name."""
     module = unit_models.build(plan.model, seed).to(device_here())
     x, y = x.to(device_here()), y.to(device_here())
-    look = Look(module)
+    read_state = StateReader(module)
     wrapped = shard(wrapper, module, plan)
     optimizer = new_optimizer(plan, wrapped)
     take_step(wrapped, optimizer, plan, x, y)
 
-    def seen(which, how: Look) -> dict:
+    def seen(which, how: StateReader) -> dict:
         with torch.no_grad():
             return how(lambda: which(x))[1]
 
     copied = copy.deepcopy(wrapped)
     other = new_optimizer(plan, copied)
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    before = seen(wrapped, look)
+    before = seen(wrapped, read_state)
     take_step(copied, other, plan, x, y)
-    untouched, its = seen(wrapped, look), seen(copied, Look(copied.module))
+    untouched, its = seen(wrapped, read_state), seen(copied, StateReader(copied.module))
     take_step(wrapped, optimizer, plan, x, y)
     third_module = unit_models.build(plan.model, seed).to(device_here())
-    third_look = Look(third_module)
+    read_third = StateReader(third_module)
     third = shard(wrapper, third_module, plan)
     third.load_state_dict(copied.state_dict())
     own = sum(p.numel() for p in copied.parameters())
@@ -79,8 +79,8 @@ def probe_copies(wrapper, plan: UnitPlan, seed: int, x, y) -> dict:
         "the original before that": before,
         "the original after its copy was trained": untouched,
         "the copy": its,
-        "the original": seen(wrapped, look),
-        "one that has loaded the copy's state_dict()": seen(third, third_look),
+        "the original": seen(wrapped, read_state),
+        "one that has loaded the copy's state_dict()": seen(third, read_third),
         "elements": (own, saved),
     }
 

@@ -1,0 +1,252 @@
+"""Simulates over gloo what NCCL's collectives do for the host, so that bugs that gloo hides become errors.
+
+On a GPU, a collective only *launches* work on a stream. The host goes on at once, and the output holds garbage until
+the current stream has waited for the collective. Code that forgets to wait, or that changes or frees a tensor in
+flight, often passes on gloo and computes wrong values on NCCL. Here, such code raises NCCLViolation:
+
+- A synchronous collective returns no Work, and returns before it is complete. It runs on the current stream, so later
+  operations find its result. An asynchronous one runs on the stream of its process group, and returns a Work. Its
+  `wait()` lets the host continue: only later operations wait, for this collective and for earlier ones of that stream.
+- gloo works on copies. Until an operation uses the outputs, they hold NaN, or bytes 0x55 in tensors of integers.
+- To use an output before `wait()`, to write to an input in flight, or to free either in flight is an error.
+- The first unbatched send from one rank to another blocks both until they have called send and receive, because NCCL
+  then connects them. No signal interrupts this.
+- After a cut, operations in flight end without an error, and their outputs keep the garbage. New ones fail.
+- `dist.get_backend()` returns "nccl", so that code that chooses by the backend takes the way that it takes on a GPU.
+
+The simulation has limits. Times mean nothing. A rank has one stream besides those of its process groups. An operation
+whose future was taken, as DDP does, counts as waited for when it completes. Later unbatched sends do not block each
+other, although NCCL runs them one after the other. `batch_isend_irecv()` returns one Work per operation, NCCL one for
+all. A read through a raw pointer or in another thread is not seen.
+"""
+
+import contextlib
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._prims_common import suggest_memory_format
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
+
+from shared.deadlines import scaled
+from shared.wire import completion
+from shared.wire.simulated_nccl import uses
+from shared.wire.simulated_nccl.flights import CURRENT_STREAM, Flight
+from shared.wire.simulated_nccl.works import SimulatedWork
+
+CONNECT_TIMEOUT_S = scaled(15.0)
+_BATCH = dist.batch_isend_irecv.__code__
+
+
+class NCCLViolation(RuntimeError):
+    """Code that may pass on gloo, and computes wrong values or hangs on NCCL."""
+
+
+class Simulation:
+    """NCCL on this rank: launches operations, and judges how the rank's code uses their tensors."""
+
+    def __init__(self):
+        self.flights: list[Flight] = []  # in the order of their launches
+        self.is_cut = False  # whether this rank's connections to the other ranks were cut
+        self.accepts_violations = False
+        self._copies: list[tuple[StorageWeakRef, int]] = []  # with their bytes
+        self._connected: set[str] = set()
+        self._watching = contextlib.ExitStack()
+
+    @property
+    def copied_bytes(self) -> int:
+        """The memory of the copies on which gloo works. Its threads free some shortly after the operation."""
+        return sum(nbytes for storage, nbytes in self._copies if not storage.expired())
+
+    def start(self) -> None:
+        """Watch what this thread does with tensors, and the backward passes that it starts."""
+        self._watching.enter_context(uses.shown_to(self))
+        self._watching.enter_context(_backend_named_nccl())
+
+    def stop(self) -> None:
+        self._watching.close()
+
+    # -- launching
+
+    def launch(self, call, operator, keyset, arguments: dict):
+        """Launch an operation on copies of its tensors.
+
+        Returns what the operator returns, and the operation's Work, which a synchronous call does not return.
+
+        Raises:
+            NCCLViolation: if the operation uses a tensor that is in flight, or its partner never calls.
+            RuntimeError: if NCCL does not have this operation, or the rank's connections were cut.
+        """
+        if self.is_cut:
+            raise RuntimeError(f"NCCL communicator was aborted on rank {dist.get_rank()}")
+        outputs, inputs = _outputs_and_inputs(call, arguments)
+        _check(call, [*outputs, *inputs])
+        stream = _stream_of(call)
+        for tensor in inputs:
+            self.use(tensor, writes=False, stream=stream)
+        for tensor in outputs:
+            self.use(tensor, writes=True, stream=stream)
+        self.synchronize()  # the GPU starts an operation when the current stream comes to it
+        if call.partner is not None and not _is_batched():
+            self._connect(call)
+        flight = Flight(call, stream, outputs, inputs)
+        self._copies = [copy for copy in self._copies if not copy[0].expired()]
+        self._copies += [(StorageWeakRef(copy.untyped_storage()), copy.nbytes) for copy in flight.copies]
+        result = operator.redispatch(keyset, **flight.with_copies(arguments))
+        *tensors, boxed = result if isinstance(result, (tuple, list)) else [result]
+        flight.work = dist.Work.unbox(boxed)
+        flight.fill_outputs_with_garbage()
+        self.flights.append(flight)
+        work = SimulatedWork(self, flight)
+        result = (*flight.with_originals(tensors), work.boxed()) if tensors else work.boxed()
+        return result, work
+
+    def _connect(self, call) -> None:
+        """Wait until the partner calls the other end, if this is the first transfer in this direction."""
+        me, other = dist.get_rank(), call.partner
+        sender, receiver = (me, other) if call.op == "send" else (other, me)
+        connection = f"simulated NCCL/{call.group_name}/{sender} to {receiver}"
+        if connection in self._connected:
+            return
+        self._connected.add(connection)
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"{connection}/{me}", "here")
+        try:
+            store.wait([f"{connection}/{other}"], timedelta(seconds=CONNECT_TIMEOUT_S))
+        except dist.DistError:
+            opposite = "receive" if call.op == "send" else "send"
+            raise NCCLViolation(
+                f"{call} waited {CONNECT_TIMEOUT_S:g} s for rank {other} to call the {opposite}, and on NCCL it would "
+                "wait forever: the first unbatched send or receive connects the two ranks, and blocks until both have "
+                "called it. Put them into one dist.batch_isend_irecv(), or let the ranks take turns"
+            ) from None
+
+    # -- what runs after what
+
+    def use(self, tensor: torch.Tensor, writes: bool, stream: str = CURRENT_STREAM) -> None:
+        """Note that an operation on a stream uses a tensor: it needs the results of what runs before it.
+
+        Raises:
+            NCCLViolation: if the tensor is in flight, and nothing makes the stream wait for that.
+        """
+        for flight in self.flights[:]:
+            kind = flight.conflict_with(tensor, writes)
+            if kind and not (flight.waited or flight.stream == stream or self.accepts_violations):
+                how = "written to" if writes else "used"
+                consequence = "it holds garbage" if kind == "output" else "the other ranks may get the new values"
+                raise NCCLViolation(
+                    f"the {kind} of {flight.call} was {how} before wait(): on NCCL, {consequence}{flight.origin}"
+                )
+            if kind:
+                self._land(flight)
+
+    def free(self, storage: torch.UntypedStorage) -> None:
+        """Note that the memory of a storage is about to be freed.
+
+        Raises:
+            NCCLViolation: if an operation in flight still uses the memory.
+        """
+        for flight in self.flights[:]:
+            kind = flight.use_of(storage)
+            if kind and not flight.waited:
+                raise NCCLViolation(
+                    f"the {kind} of {flight.call} was freed before wait(): on NCCL, another tensor may get its memory"
+                    f"{flight.origin}"
+                )
+            if kind:
+                self._land(flight)
+
+    def wait(self, flight: Flight) -> None:
+        """Let the current stream wait for an operation, and so for all earlier ones on the stream of that one."""
+        if flight not in self.flights:
+            return
+        for earlier in self.flights[: self.flights.index(flight) + 1]:
+            earlier.waited |= earlier.stream == flight.stream
+        if flight.call.op == "barrier":  # the only one for which the host waits, too
+            self.synchronize()
+
+    def synchronize(self) -> None:
+        """Wait for everything that the current stream waits for."""
+        for flight in self.flights[:]:
+            if flight.waited:
+                self._land(flight)
+
+    def _land(self, flight: Flight) -> None:
+        """Wait until an operation is complete, and put its results into the caller's tensors."""
+        work = flight.work
+        self.complete(flight, lambda: completion.untimed_wait(work))
+        if flight.waited and flight in self.flights:
+            self.flights.remove(flight)
+            flight.forget_tensors()
+
+    def complete(self, flight: Flight, wait) -> None:
+        """Call wait() for an operation that has not landed, and put its results into the caller's tensors."""
+        if flight.landed:
+            return
+        try:
+            with completion.landing(flight):
+                wait()
+                flight.put_results()
+        except RuntimeError:
+            if not self.is_cut:
+                raise
+        finally:
+            flight.land()
+
+
+@contextlib.contextmanager
+def _backend_named_nccl():
+    """Let `dist.get_backend()` return "nccl" for groups on gloo, except to torch, which would look for a GPU."""
+    original = dist.get_backend
+
+    def get_backend(group=None):
+        backend = original(group)
+        asks = sys._getframe(1).f_globals.get("__name__", "")
+        return "nccl" if backend == "gloo" and not asks.startswith("torch.") else backend
+
+    dist.get_backend = get_backend
+    try:
+        yield
+    finally:
+        dist.get_backend = original
+
+
+def _check(call, tensors: list[torch.Tensor]) -> None:
+    """Raise an error for an operation that NCCL does not support."""
+    if call.op == "monitored_barrier":
+        raise RuntimeError("NCCL does not support monitored_barrier")
+    if call.op == "recv" and call.partner is None:
+        raise RuntimeError("NCCL does not support recv from any source")
+    for tensor in tensors:
+        if not tensor.is_contiguous(memory_format=suggest_memory_format(tensor)):
+            raise ValueError(f"Tensors must be contiguous: {call} got strides {tensor.stride()}")
+
+
+def _stream_of(call) -> str:
+    """Return the stream on which NCCL runs an operation, as of torch 2.8."""
+    if not call.is_async:
+        return CURRENT_STREAM
+    if call.partner is None or _is_batched():
+        return call.group_name
+    return f"{call.group_name}, with rank {call.partner}"  # unless init_process_group() was given a device_id
+
+
+def _is_batched() -> bool:
+    """Return whether the operation that is being launched comes from batch_isend_irecv()."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not _BATCH:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _outputs_and_inputs(call, arguments: dict) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return the tensors that an operation writes to on this rank, and those that it only reads."""
+    is_root = call.root == dist.get_rank()
+    only_reads = call.op == "send" or (call.op == "broadcast" and is_root) or (call.op == "reduce" and not is_root)
+    outputs, inputs = [], []
+    for name, value in arguments.items():
+        tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+        (inputs if only_reads or name.startswith("input") else outputs).extend(tensors)
+    return outputs, inputs

@@ -1,0 +1,114 @@
+"""Operations in flight: the memory that they use, and the copies on which gloo works."""
+
+import torch
+import torch.distributed as dist
+from torch._subclasses import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_map_only
+
+from shared.wire import frames
+
+CURRENT_STREAM = "current"  # the stream on which a rank computes
+_GARBAGE = 0x55
+
+
+class Flight:
+    """An operation in flight.
+
+    Attributes:
+        stream: The stream on which NCCL would run it. Operations on one stream run in order.
+        waited: Whether the current stream waits for it.
+        landed: Whether it is complete, with its results in the caller's tensors.
+        work: gloo's Work, on the copies, until it is complete.
+    """
+
+    def __init__(self, call, stream: str, outputs: list[torch.Tensor], inputs: list[torch.Tensor]):
+        self.call, self.stream = call, stream
+        self.waited, self.landed = stream == CURRENT_STREAM, False
+        self.work: dist.Work | None = None
+        self._copies = {id(tensor): tensor.detach().clone() for tensor in (*outputs, *inputs)}
+        self._originals = {id(self._copies[id(tensor)]): tensor for tensor in (*outputs, *inputs)}
+        self._results = [self._copies[id(tensor)] for tensor in outputs]
+        # Other tensors on the same memory, because `parameter.data = …` gives the caller's tensors other memory.
+        self.outputs = [tensor.data for tensor in outputs]
+        self._inputs = [tensor.data for tensor in inputs]
+
+    @property
+    def origin(self) -> str:
+        """End a message with the line of the student's code that launched the operation, if there is one."""
+        return f". It was launched at {frames.where(*self.call.called_from)}" if self.call.called_from else ""
+
+    @property
+    def copies(self) -> list[torch.Tensor]:
+        return list(self._copies.values())
+
+    def with_copies(self, arguments: dict) -> dict:
+        """Return an operator's arguments, with the copies in place of the tensors."""
+        return tree_map_only(torch.Tensor, lambda tensor: self._copies[id(tensor)], arguments)
+
+    def with_originals(self, result):
+        """Return an operator's result, with the caller's tensors in place of the copies."""
+        return tree_map_only(torch.Tensor, lambda tensor: self._originals.get(id(tensor), tensor), result)
+
+    def fill_outputs_with_garbage(self) -> None:
+        with torch.inference_mode(), _disable_current_modes():
+            for tensor in self.outputs:
+                if tensor.is_floating_point() or tensor.is_complex():
+                    tensor.fill_(float("nan"))
+                elif tensor.numel():
+                    _bytes_of(tensor).fill_(_GARBAGE)
+
+    def put_results(self) -> None:
+        """Copy the results into the outputs, unless they have landed meanwhile."""
+        if self.landed:
+            return
+        with torch.inference_mode(), _disable_current_modes():
+            for tensor, result in zip(self.outputs, self._results, strict=True):
+                tensor.copy_(result)
+
+    def land(self) -> None:
+        """Note that the operation is complete. Its own Work may exist for much longer than its copies are needed."""
+        self.landed = True
+        self.work, self._copies, self._originals, self._results = None, {}, {}, []
+
+    def forget_tensors(self) -> None:
+        """Forget the caller's tensors, once the current stream has waited and nothing can go wrong anymore."""
+        self.outputs, self._inputs = [], []
+
+    # -- its memory
+
+    def conflict_with(self, tensor: torch.Tensor, writes: bool) -> str:
+        """Return "output" or "input" for memory that must not be used like this in flight, "" for other memory."""
+        if any(_overlap(output, tensor) for output in self.outputs):
+            return "output"
+        return "input" if writes and any(_overlap(each, tensor) for each in self._inputs) else ""
+
+    def use_of(self, storage: torch.UntypedStorage) -> str:
+        """Return "output" or "input" if the operation uses a storage, "" otherwise."""
+        for kind, tensors in (("output", self.outputs), ("input", self._inputs)):
+            if any(tensor.untyped_storage()._cdata == storage._cdata for tensor in tensors):
+                return kind
+        return ""
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    (begin, end), (other_begin, other_end) = _extent(one), _extent(other)
+    return begin < other_end and other_begin < end
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the first address of a tensor's memory and the one after its last; equal ones if it has no memory."""
+    is_wrapper = isinstance(tensor, FakeTensor) or is_traceable_wrapper_subclass(tensor)
+    if is_wrapper or tensor.layout is not torch.strided or tensor.is_meta:
+        return 0, 0
+    if tensor.numel() == 0 or tensor.untyped_storage().nbytes() == 0:
+        return 0, 0
+    first = tensor.untyped_storage().data_ptr() + tensor.storage_offset() * tensor.element_size()
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return first, first + (reach + 1) * tensor.element_size()
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """View a dense tensor of any dtype as bytes."""
+    begin = tensor.storage_offset() * tensor.element_size()
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), begin, (tensor.nbytes,))

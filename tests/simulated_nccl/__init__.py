@@ -1,0 +1,1 @@
+"""What CI runs under simulated NCCL: wrong code that it must report, and right code that it must accept."""
