@@ -368,7 +368,8 @@ def told(tmp_path, *command: str) -> dict[str, str]:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_ranks_that_are_not_on_the_gpu_do_not_pass_for_ranks_that_are(tmp_path):
     failed = told(tmp_path, "tests.gpu.starting", "--ranks", "2", "--backend", "gloo", "--device", "cuda")
-    assert list(failed) == ["their device is cuda"] and "got 'ranks 0, 1 │ cpu" in failed["their device is cuda"]
+    assert list(failed) == ["their device is cuda", "a send from a GPU over gloo is rejected"]
+    assert "got 'ranks 0, 1 │ cpu" in failed["their device is cuda"]
 
 
 @pytest.mark.slow

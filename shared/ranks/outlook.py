@@ -188,8 +188,8 @@ def _on_request(facts: Facts) -> str:
         )
     gpus = "the GPU" if len(facts.gpus) == 1 else "the GPUs"
     return (
-        f'With `ranks.start(4, backend="gloo")`, ranks share {gpus}. Only collectives work there, not send and receive. '
-        "Their times cannot be trusted, because gloo copies every tensor through the CPU."
+        f'With `ranks.start(4, backend="gloo")`, ranks share {gpus}. Only collectives work there, not send and '
+        "receive. Their times cannot be trusted, because gloo copies every tensor through the CPU."
     )
 
 
