@@ -3,6 +3,7 @@
 #   make test CHAPTER=08                            the tests, mutants, variants and notebooks of a chapter
 #   make test LAST_FAILED=1                         the tests that failed the last time
 #   make test PHASES="lint unit"                    only some of the phases
+#   make gpu GPU_ARGS="--steps start,nccl-semantics"  some steps on this machine's GPUs; --dry tries them without one
 #   make lab COURSE_VENV=/big/disk/venv             put the environment into another folder
 #   make lab COURSE_PYTHON=python                   use an environment of your own, such as conda's
 
@@ -44,7 +45,7 @@ mutants: python ## Report how many wrong solutions each check catches, by chapte
 	@$(COURSE_PYTHON) -m tests.mutation_report
 
 gpu: python ## Run tests and measurements that need GPUs, and write a report into build/gpu/
-	@$(COURSE_PYTHON) -m tests.gpu
+	@$(COURSE_PYTHON) -m tests.gpu $(GPU_ARGS)
 
 notebooks: python ## Rebuild the notebooks from source/
 	@$(COURSE_PYTHON) -m instructor.build

@@ -7,7 +7,8 @@
 There is one rank per GPU. A machine with several GPUs also measures one rank alone. The model is a GPT in bf16 with
 AdamW, whose state takes STATE_SHARE of a GPU's memory. Strategies therefore run one after another, and plain training
 runs before the first and after each of them: a ratio compares with the plain rounds before and after. On several GPUs,
-plain training sends nothing.
+plain training sends nothing. A strategy that fails is named with its reason, and the others still run. The report is
+written again after each strategy. An aim that is missed is reported; it is no failure.
 
 MFU is (6Ψ + 12·L·D·T) FLOPs per token (Chowdhery et al. 2022, "PaLM", appendix B; causal attention not halved), times
 tokens per second, over the GPU's dense bf16 peak according to NVIDIA's data sheets.
@@ -19,13 +20,14 @@ import io
 import json
 import statistics
 import sys
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from benchmarks import report
+from benchmarks import gpu_figure, report
 from benchmarks.gpu_training import DRY, Measurement, Training, on_a_rank, parameters_of
 from benchmarks.rungs import ALONE, ON_A_GPU, beside
 from shared import formulas, ranks
@@ -61,27 +63,67 @@ class Row:
     loss: float
 
 
-def measure(world_size: int, training: Training, gpu_name: str) -> list[Row]:
-    """Measure every strategy on one number of ranks."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        ranks.start(world_size, detect_mismatch=False)
-    try:
+@dataclass(frozen=True)
+class Failed:
+    """A strategy that could not be measured."""
 
-        def run(name: str) -> Measurement:
-            print(f"Measuring {name} on {world_size} ranks.", file=sys.stderr)
+    ranks: int
+    strategy: str
+    reason: str
+
+
+@dataclass
+class Results:
+    """What was measured so far, and what failed."""
+
+    machine: dict
+    training: Training
+    rows: list[Row] = field(default_factory=list)
+    failed: list[Failed] = field(default_factory=list)
+    placements: dict[str, str] = field(default_factory=dict)  # where the ranks ran, by their number
+
+    def to_dict(self) -> dict:
+        found = [
+            {"what": aim.what, "unit": aim.unit, "value": aim.median, "most": aim.target, "met": aim.met}
+            for aim in aims(self.rows)
+        ]
+        lists = {"rows": [asdict(row) for row in self.rows], "failed": [asdict(each) for each in self.failed]}
+        about = {"machine": self.machine, "training": asdict(self.training), "placements": self.placements}
+        return {**about, **lists, "aims": found}
+
+
+def measure(world_size: int, results: Results, gpu_name: str, save: Callable[[], None]) -> None:
+    """Measure every strategy on one number of ranks, and add its row, or the reason why there is none."""
+    training, plain = results.training, []
+
+    def run(name: str) -> Measurement | None:
+        print(f"Measuring {name} on {world_size} ranks.", file=sys.stderr, flush=True)
+        try:
             per_rank = ranks.run(on_a_rank, name, training, timeout_s=TIMEOUT_S)
-            slowest_s = [max(times) for times in zip(*(measured.times_s for measured in per_rank), strict=True)]
-            return replace(max(per_rank, key=lambda measured: measured.peak_bytes), times_s=slowest_s)
+        except ranks.RanksError as error:
+            results.failed.append(Failed(world_size, name, " ".join(str(error).split())[:400]))
+            return None
+        slowest_s = [max(times) for times in zip(*(measured.times_s for measured in per_rank), strict=True)]
+        return replace(max(per_rank, key=lambda measured: measured.peak_bytes), times_s=slowest_s)
 
-        plain = [run(ALONE)]
-        rows = [as_row(world_size, ALONE, plain[0], plain[0].times_s, training, gpu_name)]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            ranks.start(world_size, detect_mismatch=False)
+        placement = ranks.current().placement
+        results.placements[str(world_size)] = f"{placement.backend} on {', '.join(placement.devices)}"
         for name in ON_A_GPU:
-            if name != ALONE:
-                measured = run(name)
+            measured = run(name)
+            if name == ALONE:
+                plain = [measured]
+            elif measured is not None:
                 plain.append(run(ALONE))
-                plain_s = plain[-2].times_s + plain[-1].times_s
-                rows.append(as_row(world_size, name, measured, plain_s, training, gpu_name))
-        return rows
+            beside_s = [time_s for each in plain[-2:] if each is not None for time_s in each.times_s]
+            if measured is not None and beside_s:
+                results.rows.append(as_row(world_size, name, measured, beside_s, training, gpu_name))
+            save()
+    except ranks.RanksError as error:
+        results.failed.append(Failed(world_size, "starting ranks", " ".join(str(error).split())[:400]))
+        save()
     finally:
         ranks.stop()
 
@@ -128,60 +170,44 @@ def sized_for(gpu_bytes: int, width: int = 4096, context: int = 1024, vocab_size
     return Training(replace(one_layer, layers=max(1, 1 + int(2 * room / two_layers))), micro_batch=4)
 
 
-def targets(rows: list[Row]) -> list[report.Row]:
+def aims(rows: list[Row]) -> list[report.Row]:
     """Compare our strategies on one GPU with plain training, and ZeRO3 with FSDP2 on every number of ranks."""
     by_strategy = {(row.ranks, row.strategy): row for row in rows}
     report_rows = []
     for (world_size, name), row in by_strategy.items():
         if world_size == 1 and name in NEXT_TO_PLAIN:
             report_rows.append(report.Row(f"1 rank: {name} / plain", "×", [row.over_plain], MOST_OVER_PLAIN))
-        if name == ZERO3.mine:
+        if name == ZERO3.mine and (world_size, ZERO3.other) in by_strategy:
             ratio = row.ms / by_strategy[world_size, ZERO3.other].ms
             report_rows.append(report.Row(f"{world_size} ranks: {name} / {ZERO3.other}", "×", [ratio], ZERO3.most))
     return report_rows
 
 
-def as_markdown(machine_info: dict, training: Training, rows: list[Row]) -> str:
-    config, parameters = training.config, parameters_of(training.config)
+def as_markdown(results: Results) -> str:
+    config, parameters = results.training.config, parameters_of(results.training.config)
     description = (
         f"GPT of {parameters / 1e9:.2f} billion parameters ({config.layers} layers of {config.width}) in bf16, AdamW, "
     )
-    description += f"{training.micro_batch} sequences of {config.context} tokens per rank"
-    lines = [", ".join(f"{name} {value}" for name, value in machine_info.items()), "", description, ""]
+    description += f"{results.training.micro_batch} sequences of {config.context} tokens per rank"
+    lines = [", ".join(f"{name} {value}" for name, value in results.machine.items()), "", description, ""]
     lines += ["| ranks | strategy | ms | × plain | MFU | held, GB | formula, GB | peak, GB | loss |", "|" + "---|" * 9]
-    for row in rows:
+    for row in results.rows:
         times = [f"{row.ms:.1f}", f"{row.over_plain:.3f}", "" if row.mfu is None else f"{row.mfu:.1%}"]
         sizes = [f"{size:.2f}" for size in (row.held_gb, row.formula_gb, row.peak_gb)]
         lines.append("| " + " | ".join([str(row.ranks), row.strategy, *times, *sizes, f"{row.loss:.3f}"]) + " |")
-    return "\n".join([*lines, "", "```", report.as_table(targets(rows)), "```", ""])
+    lines += ["", *(f"- world size {size}: {where}" for size, where in results.placements.items())]
+    lines += [*(f"- {each.strategy} on {each.ranks} ranks failed: {each.reason}" for each in results.failed)]
+    return "\n".join([*lines, "", "```", report.as_table(aims(results.rows)), "```", ""])
 
 
 def figure(rows: list[Row]):
-    """Draw time relative to plain training, and memory beside the formula, one row per strategy and number of ranks."""
+    """Draw the rows: times on the left, memory on the right."""
     import matplotlib.pyplot as plt
 
-    from shared.plots import COLORS, HATCHES
-
     drawing, (times, sizes) = plt.subplots(
-        1, 2, figsize=(10, 0.8 + 0.42 * len(rows)), sharey=True, layout="constrained"
+        1, 2, figsize=(10, 0.8 + gpu_figure.ROW_IN * len(rows)), sharey=True, layout="constrained"
     )
-    names = [f"{row.strategy}, {row.ranks}" for row in rows]
-    edge = {"edgecolor": "black", "linewidth": 0.6}
-    drawn = times.barh(names, [row.over_plain for row in rows], facecolor=COLORS[0], **edge)
-    times.bar_label(drawn, [f"{row.over_plain:.2f}" for row in rows], padding=3, size=8)
-    times.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
-    positions = range(len(rows))
-    style = {"height": 0.36, **edge}
-    sizes.barh([y - 0.2 for y in positions], [row.held_gb for row in rows], facecolor=COLORS[1], label="held", **style)
-    formula = {"facecolor": COLORS[2], "hatch": HATCHES[1], "label": "formula"}
-    sizes.barh([y + 0.2 for y in positions], [row.formula_gb for row in rows], **formula, **style)
-    sizes.plot([row.peak_gb for row in rows], positions, "k|", markersize=12, label="allocator's peak")
-    times.set(xlabel="× plain training", title="time per step")
-    sizes.set(xlabel="GB", title="memory before the step")
-    for axes in (times, sizes):
-        axes.set_xlim(0, 1.2 * axes.get_xlim()[1])
-        axes.spines[["top", "right"]].set_visible(False)
-    times.invert_yaxis()
+    gpu_figure.draw(times, sizes, [asdict(row) for row in rows])
     drawing.legend(*sizes.get_legend_handles_labels(), frameon=False, ncols=3, loc="outside upper right")
     plt.close(drawing)
     return drawing
@@ -203,18 +229,20 @@ def main() -> int:
     if not options.dry:
         training = sized_for(torch.cuda.get_device_properties(0).total_memory)
     machine_info = report.machine() | {"GPU": gpu_name, "GPUs": gpus, "NCCL": ".".join(map(str, nccl_version()))}
-    rows = []
+    results = Results(machine_info, training)
+
+    def save() -> None:
+        if options.folder:
+            options.folder.mkdir(parents=True, exist_ok=True)
+            (options.folder / "report.md").write_text(as_markdown(results))
+            (options.folder / "report.json").write_text(json.dumps(results.to_dict(), indent=1))
+
     for world_size in sorted({1, max(1, gpus)} | ({2} if options.dry and gpus != 1 else set())):
-        rows += measure(world_size, training, gpu_name)
-    text = as_markdown(machine_info, training, rows)
-    print(text)
-    if options.folder:
-        options.folder.mkdir(parents=True, exist_ok=True)
-        (options.folder / "report.md").write_text(text)
-        everything = {"machine": machine_info, "training": asdict(training), "rows": [asdict(row) for row in rows]}
-        (options.folder / "report.json").write_text(json.dumps(everything, indent=1))
-        figure(rows).savefig(options.folder / "report.png", dpi=150)
-    return 0 if all(row.met for row in targets(rows)) or options.dry else 1
+        measure(world_size, results, gpu_name, save)
+    print(as_markdown(results))
+    if options.folder and results.rows:
+        figure(results.rows).savefig(options.folder / "report.png", dpi=150)
+    return 1 if results.failed or not results.rows else 0
 
 
 def nccl_version() -> tuple:

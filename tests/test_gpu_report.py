@@ -1,19 +1,21 @@
-"""The GPU benchmark without a GPU: what it measures, by which formulas, and that it writes a report."""
+"""The GPU benchmark and `make gpu` without a GPU: what they measure, by which formulas, and that they report it."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from benchmarks import gpu
-from benchmarks.gpu_training import DRY, Training, parameters_of
+from benchmarks.gpu_training import DRY, Measurement, Training, parameters_of
 from benchmarks.rungs import ALONE, FSDP2, ON_A_GPU
-from instructor.build import chapters
+from shared import ranks
+from shared.deadlines import scaled
 from shared.models import GPTConfig
-from tests import gpu as run_on_gpus
-from tests.needs_nccl import needs_nccl
+from tests.gpu import steps
 
 pytestmark = pytest.mark.slow
 
@@ -59,12 +61,57 @@ def test_every_strategy_has_a_stage():
     }
 
 
-def test_a_dry_run_writes_the_report(tmp_path):
-    """Uses two ranks on the CPU, or one on the GPU."""
-    command = (sys.executable, "-m", "benchmarks.gpu", "--dry", "--folder", str(tmp_path))
+class Stub:
+    """Ranks on which one strategy fails, and the others take as long as their names."""
+
+    def __init__(self, failing: str):
+        self.failing, self.RanksError = failing, ranks.RanksError
+
+    def start(self, world_size: int, **_) -> None:
+        self.world_size = world_size
+
+    def stop(self) -> None:
+        pass
+
+    def current(self) -> SimpleNamespace:
+        return SimpleNamespace(placement=SimpleNamespace(backend="gloo", devices=("cpu",) * self.world_size))
+
+    def run(self, fn, name: str, training: Training, timeout_s: float) -> list[Measurement]:
+        if name == self.failing:
+            raise ranks.RanksError("Rank 0 failed: out of memory\nYour variables are gone.")
+        return [Measurement([float(len(name))] * 2, [1.0], 10, 20)] * self.world_size
+
+
+@pytest.mark.parametrize("failing", [FSDP2, "ZeRO2", ALONE])
+def test_a_strategy_that_fails_is_named_and_the_others_are_measured(monkeypatch, failing):
+    monkeypatch.setattr(gpu, "ranks", Stub(failing))
+    results, saved = gpu.Results({}, DRY), []
+    gpu.measure(2, results, "CPU", lambda: saved.append(results.to_dict()))
+    assert {(each.strategy, each.reason) for each in results.failed} == {
+        (failing, "Rank 0 failed: out of memory Your variables are gone.")
+    }
+    measured = [row.strategy for row in results.rows]
+    assert measured == [name for name in ON_A_GPU if name != failing] if failing != ALONE else measured == []
+    assert len(saved) == len(ON_A_GPU), "a run that is killed later keeps what was measured"
+    assert json.loads(json.dumps(saved))[0]["placements"] == {"2": "gloo on cpu, cpu"}
+
+
+def test_an_aim_that_is_missed_is_in_the_report():
+    rows = [gpu.Row(1, name, 10.0, 1.1, None, 1.0, 1.0, 2.0, 3.0) for name in ON_A_GPU]
+    found = {aim["what"]: aim["met"] for aim in gpu.Results({}, DRY, rows).to_dict()["aims"]}
+    assert found["1 rank: ZeRO3 / plain"] is False and found[f"1 ranks: ZeRO3 / {FSDP2}"] is True
+
+
+@pytest.mark.timeout(scaled(900))
+def test_a_dry_run_of_make_gpu_runs_every_step_on_the_cpu(tmp_path):
+    """Uses two ranks on the CPU. The benchmark uses one rank on the GPU if there is one."""
+    command = (sys.executable, "-m", "tests.gpu", "--dry", "--folder", str(tmp_path))
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "report.json").read_text())["rows"]
+    assert done.returncode == 0, done.stdout + done.stderr
+    parts = json.loads((tmp_path / "report.json").read_text())["parts"]
+    ran = {part["step"] for part in parts if part["outcome"] == "passed"}
+    assert ran == set(steps.TITLES) - (set() if torch.cuda.is_available() else {"tests"})
+    rows = parts[-1]["benchmark"]["rows"]
     assert {row["strategy"] for row in rows} == set(ON_A_GPU)
     for world_size in {row["ranks"] for row in rows}:
         by_strategy = {row["strategy"]: row for row in rows if row["ranks"] == world_size}
@@ -74,21 +121,3 @@ def test_a_dry_run_writes_the_report(tmp_path):
             assert row["ms"] > 0 and row["peak_gb"] > row["held_gb"] > 0.99 * row["formula_gb"]
     assert all(f"| {name} |" in (tmp_path / "report.md").read_text() for name in ON_A_GPU)
     assert (tmp_path / "report.png").stat().st_size > 10_000
-
-
-def test_with_few_gpus_notebooks_that_need_nccl_stay_on_the_cpu():
-    folders = (ROOT / "chapters", ROOT / "solutions")
-    notebooks = sorted(path.relative_to(ROOT) for folder in folders for path in folder.glob("*.ipynb"))
-    one_gpu, four_gpus = (run_on_gpus.phases(gpus, notebooks) for gpus in (1, 4))
-    assert [phase.name for phase in one_gpu] == ["gpu", "notebooks", "on the CPU", "report"]
-    assert [phase.name for phase in four_gpus] == ["gpu", "notebooks", "report"]
-    for phases in (one_gpu, four_gpus):
-        ran = [word for phase in phases for command in phase.commands for word in command if word.endswith(".ipynb")]
-        assert sorted(ran) == [str(path) for path in notebooks]
-    assert "RANKS_BACKEND=gloo:cpu" in one_gpu[2].commands[0]
-    shared = one_gpu[1].commands[0]
-    assert "RANKS_BACKEND=gloo" in shared
-    for chapter in chapters():
-        scripts = {"chapters": chapter.folder / "lesson.py", "solutions": chapter.folder / "lab.py"}
-        for folder, script in scripts.items():
-            assert not (f"{folder}/{chapter.name}.ipynb" in shared and needs_nccl(script.read_text())), script

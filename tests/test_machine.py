@@ -12,19 +12,17 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 
 from shared import deepspeed_engine, hosts, ranks
-from shared.ranks import devices, machine
+from shared.ranks import devices, facts, machine, outlook
+from tests import machines
 
 ROOT = Path(__file__).parent.parent
 CHECKED = (
     *("Python", "torch", "jupyterlab", "loopback ports", "port 8888", "cores", "free memory", "free disk", "GPUs"),
-    *("NCCL", "shaped links", "DeepSpeed", "chromium", "bubblewrap", "two ranks"),
+    *("NCCL", "/dev/shm", "shaped links", "DeepSpeed", "chromium", "bubblewrap", "two ranks"),
 )
-
-
-def advice_of(check) -> dict[str, str]:
-    return {finding.name: finding.advice for finding in check()}
 
 
 @pytest.mark.slow
@@ -75,27 +73,157 @@ def test_too_little_memory_blocks_the_course_and_few_cores_do_not(monkeypatch):
     assert "compare times only within one run" in cores.advice
 
 
+# -- GPUs and libraries, on machines that nobody has here
+
+
+def shown(facts) -> str:
+    """Return everything that is said about a machine."""
+    rows = [f"{finding.name}: {finding.found} | {finding.advice}" for finding in outlook.findings(facts)]
+    return "\n".join([*rows, *outlook.outlook(facts)])
+
+
+EXPECTED = {
+    "cpu_only": (
+        "2 and 4 ranks will run on the CPU with gloo, the backend for CPUs. You can trust values, bytes and memory.",
+        "4 ranks share 2 cores here: compare them only within one run",
+        "NCCL, the backend for GPUs, will not run here.",
+    ),
+    "cuda_build_without_gpu": (
+        "GPUs: none",
+        "2 and 4 ranks will run on the CPU",
+        "PyTorch's build for CUDA 13.0 works without a GPU too",
+    ),
+    "cpu_build_with_gpu": (
+        "NVIDIA L4, but PyTorch sees none | Install PyTorch's CUDA build",
+        "This machine has a GPU, but PyTorch's CPU build is installed.",
+    ),
+    "old_driver": (
+        "550.54, supports CUDA 12.4 | PyTorch was built for CUDA 13.0, which needs a newer driver.",
+        "PyTorch cannot use it: it was built for CUDA 13.0, and driver 550.54 supports CUDA up to 12.4.",
+    ),
+    "hidden": ("This machine has 2 GPUs, but CUDA_VISIBLE_DEVICES='' hides them.",),
+    "one_gpu": (
+        "1 rank will use NCCL. It has no other rank to send to",
+        "2 and 4 ranks will run on the CPU with gloo, the backend for CPUs, because NCCL needs one GPU per rank.",
+        'With `ranks.start(4, backend="gloo")`, ranks share the GPU. Only collectives work there, not send and receive',
+    ),
+    "two_without_peer_access": (
+        "1 and 2 ranks will use NCCL",
+        "4 ranks will run on the CPU with gloo",
+        "GPU links: PCIe (PHB), and the GPUs cannot read each other's memory",
+        "NCCL sends through the host's memory. Its times are real",
+    ),
+    "eight_gpus": (
+        "8 × NVIDIA H200 (140 GiB) | \n",
+        "GPU links: NVLink (NV18) | \n",
+        "1, 2, 4 and 8 ranks will use NCCL, with one GPU per rank. You can trust values, bytes, memory and times.",
+    ),
+    "small_shm": ("/dev/shm: 64 MiB | Nothing to do: gloo does not use it.", "enough for the course", "Bus error"),
+    "small_shm_four_gpus": ("docker run --shm-size=1g", "about 10 MB there for each connection", "No space left"),
+    "mig": (
+        "MIG: enabled",
+        "1 rank uses it, more ranks use the CPU",
+        "NCCL cannot connect instances",
+        "nvidia-smi -mig 0",
+    ),
+    "busy": ("GPU 1: 5 GiB of 140 GiB free | Leave out what others use: CUDA_VISIBLE_DEVICES=0,2", "cannot be trusted"),
+    "exclusive": ("nvidia-smi -c DEFAULT", "Ranks cannot share a GPU here, because the compute mode"),
+    "broken": (
+        "Ranks on GPU 1 will fail: CUDA error: uncorrectable ECC error. Leave it out with CUDA_VISIBLE_DEVICES=0.",
+    ),
+    "no_answer": ("GPUs: unknown", "gave no answer within 120 s", "RANKS_BACKEND=gloo:cpu"),
+}
+
+
+@pytest.mark.parametrize("name", machines.ALL)
+def test_it_says_what_works_on_a_machine(name):
+    said = shown(machines.ALL[name])
+    assert [text for text in EXPECTED[name] if text not in said] == [], said
+
+
+@pytest.mark.parametrize("name", machines.ALL)
+def test_it_says_only_what_concerns_the_machine(name):
+    said, facts = shown(machines.ALL[name]), machines.ALL[name]
+    assert ("GPU links" in said) == ("NVLink" in said or "PCIe" in said) == (len(facts.gpus) > 1)
+    assert ("MIG" in said) == facts.mig
+    assert ("shm-size" in said) == (facts.shm_bytes < outlook.LITTLE_SHM_BYTES)
+    assert ("too old" in said or "newer driver" in said) == (name == "old_driver")
+    assert not re.search(r"  |\.\.|None|\(\)|\b1 (?:ranks|cores|GPUs)\b", said.replace("...", "")), said
+
+
+@pytest.mark.parametrize("name", [name for name, facts in machines.ALL.items() if facts.torch])
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+def test_ranks_are_placed_as_it_says(monkeypatch, name, world_size):
+    facts = machines.ALL[name]
+    monkeypatch.delenv("RANKS_BACKEND", raising=False)
+    monkeypatch.setattr(devices, "gpu_count", lambda: len(facts.gpus))
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: bool(facts.nccl))
+    placement = devices.place(world_size)
+    assert outlook.uses_nccl(facts, world_size) == ("nccl" in placement.backend)
+    assert outlook.uses_nccl(facts, world_size) == placement.devices[0].startswith("cuda")
+
+
+def test_variables_that_override_the_choice_are_named():
+    (sentence,) = outlook.overridden({"RANKS_BACKEND": "gloo:cpu", "RANKS_SIMULATE": ""})
+    assert sentence.startswith("RANKS_BACKEND=gloo:cpu is set")
+
+
+def test_facts_survive_json():
+    for machine_facts in machines.ALL.values():
+        assert facts.Facts.from_json(machine_facts.to_json()) == machine_facts
+
+
+def test_the_facts_about_this_machine_are_gathered_in_another_process():
+    here = facts.ask()
+    assert here.torch == torch.__version__ and here.cores >= 1
+    assert len(here.gpus) == torch.cuda.device_count()
+
+
 @pytest.mark.parametrize(
-    ("count", "expected"), [(0, "gloo on the CPU"), (2, "3 or more ranks share GPUs through gloo"), (4, "")]
+    ("program", "problem"),
+    [
+        ("import time; time.sleep(60)", "gave no answer within"),
+        ("raise RuntimeError('driver is broken')", "RuntimeError: driver is broken"),
+        ("import os; os.abort()", "exit status -6"),
+    ],
+    ids=["hangs", "raises", "crashes"],
 )
-def test_gpus_are_counted(monkeypatch, count, expected):
-    import torch
-
-    monkeypatch.setattr(devices, "gpu_count", lambda: count)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a GPU")
-    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
-    advice = advice_of(machine.gpus)
-    assert expected in advice["GPUs"] and bool(advice["GPUs"]) == bool(expected)
-    assert ("CUDA build" if count else "only with GPUs") in advice["NCCL"]
+def test_facts_say_why_they_are_missing(monkeypatch, tmp_path, program, problem):
+    (tmp_path / "facts.py").write_text(program)
+    monkeypatch.setattr(facts, "__file__", str(tmp_path / "facts.py"))
+    here = facts.ask(timeout_s=60 if "sleep" not in program else 0.5)
+    assert problem in here.problem and here.cores >= 1 and not here.torch
 
 
-def test_the_version_of_nccl_is_shown(monkeypatch):
-    import torch
+def test_what_nvidia_smi_prints_is_read():
+    printed = "NVIDIA H200, 580.65.06, Disabled, Default\nNVIDIA H200, 580.65.06, Enabled, Exclusive_Process\n"
+    assert facts.parse_smi(printed) == (("NVIDIA H200", "NVIDIA H200"), "580.65.06", True, True)
+    assert facts.parse_smi("NVIDIA L4, 550.54, [N/A], Default\n") == (("NVIDIA L4",), "550.54", False, False)
+    assert facts.parse_smi("") == facts.parse_smi("No devices were found\n") == ((), "", False, False)
 
-    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
-    (found,) = [finding for finding in machine.gpus() if finding.name == "NCCL"]
-    assert (found.found, found.advice) == ("2.28.9", "")
+
+TOPOLOGY = """\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+GPU0\t X \tNV18\tSYS\tPXB\t0-47\t0\tN/A
+GPU1\tNV18\t X \tSYS\tNODE\t0-47\t0\tN/A
+GPU2\tSYS\tSYS\t X \tPIX\t48-95\t1\tN/A
+NIC0\tPXB\tNODE\tPIX\t X \t\t\t
+
+Legend:
+
+  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes
+"""
+
+
+def test_links_between_gpus_are_read_from_the_topology():
+    assert facts.parse_topology(TOPOLOGY) == ("NV18", "SYS")
+    assert facts.parse_topology("") == ()
+
+
+def test_cudas_version_is_read_from_the_drivers_number():
+    assert [facts.as_version(number) for number in (11080, 12040, 13000)] == ["11.8", "12.4", "13.0"]
+
+
+# -- other checks
 
 
 def test_a_port_in_use_is_reported_and_does_not_block_the_course(monkeypatch):

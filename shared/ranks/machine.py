@@ -1,10 +1,12 @@
 """Checks whether the course can run on this machine: `make doctor`, or `python -m shared.ranks.machine`.
 
-Prints one line per check: what was found, then OK or what to do. The exit status is 1 if the course cannot run. If
-something optional is missing, such as a GPU, its line says what that means.
+Prints one line per check: what was found, then OK or what to do. If something optional is missing, such as a GPU, its
+line says what that means. Sentences below the table say what will and what will not work here. The exit status is 1 if
+the course cannot run.
 """
 
 import contextlib
+import functools
 import importlib.metadata
 import io
 import os
@@ -14,13 +16,14 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from shared import deepspeed_engine, hosts, ranks, tables
-from shared.ranks import devices
+from shared.ranks import facts, outlook
+from shared.ranks.facts import Facts
+from shared.ranks.outlook import Finding
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "jupyterlab", "ipywidgets", "ipyparallel", "matplotlib", "nbval", "pytest")
@@ -30,21 +33,6 @@ OPTIONAL = (  # the names a program may have, its Debian package, and its purpos
     (("bwrap",), "bubblewrap", "grading"),
 )
 MIN_FREE_DISK_GB, MIN_FREE_MEMORY_GB = 1.0, 2.0
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check."""
-
-    name: str
-    found: str
-    advice: str = ""  # what to do; empty if all is well
-    required: bool = False  # whether the course needs this in order to run
-
-    @property
-    def blocks(self) -> bool:
-        """Whether the course cannot run until the advice is followed."""
-        return self.required and bool(self.advice)
 
 
 def python() -> Iterator[Finding]:
@@ -96,24 +84,14 @@ def resources() -> Iterator[Finding]:
     yield Finding("free disk", f"{free_gb:.0f} GB", advice, required=True)
 
 
-def gpus() -> Iterator[Finding]:
-    import torch
-    import torch.distributed as dist
+@functools.cache
+def here() -> Facts:
+    """Return the facts about this machine's GPUs, which take seconds to gather."""
+    return facts.ask()
 
-    count = devices.gpu_count()
-    names = ", ".join(sorted({torch.cuda.get_device_name(index) for index in range(count)}))
-    if count == 0:
-        advice = "Nothing to do: ranks use gloo on the CPU."
-    elif count < 4:
-        advice = f"Nothing to do: {count + 1} or more ranks share GPUs through gloo."
-    else:
-        advice = ""
-    yield Finding("GPUs", f"{count} {names}".strip(), advice)
-    if dist.is_nccl_available():
-        yield Finding("NCCL", ".".join(map(str, torch.cuda.nccl.version())))
-    else:
-        advice = "Install the CUDA build of PyTorch." if count else "Nothing to do: NCCL is used only with GPUs."
-        yield Finding("NCCL", "not available", advice)
+
+def gpus() -> Iterator[Finding]:
+    yield from outlook.findings(here())
 
 
 def links() -> Iterator[Finding]:
@@ -192,6 +170,7 @@ def main() -> int:
         print(f"\nThe course cannot run here yet. Solve these problems first: {', '.join(blocking)}.")
     else:
         print("\nThe course can run here.")
+        print("\n".join(f"- {sentence}" for sentence in [*outlook.outlook(here()), *outlook.overridden(os.environ)]))
     return 1 if blocking else 0
 
 
