@@ -3,7 +3,6 @@
 #   course:
 #     module: zero2
 #     minutes: 60
-#     gpu_per_rank: true
 # ---
 
 # %% [markdown]
