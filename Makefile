@@ -22,6 +22,8 @@ ALLOW_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 # A newcomer should first see the lesson, not questions about news or about updates of pinned packages. These are
 # defaults that JupyterLab's own settings override.
 lab: export JUPYTER_CONFIG_PATH := $(CURDIR)/shared/jupyter$(if $(JUPYTER_CONFIG_PATH),:$(JUPYTER_CONFIG_PATH))
+# Its kernels know %%ranks from the start.
+lab: export JUPYTER_PATH := $(CURDIR)/shared/jupyter$(if $(JUPYTER_PATH),:$(JUPYTER_PATH))
 
 .DEFAULT_GOAL := help
 .PHONY: help lab doctor test quick gpu mutants notebooks colab chapter bench release grade clean python

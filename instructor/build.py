@@ -27,6 +27,7 @@ from pathlib import Path
 import jupytext
 import nbformat
 
+from instructor.links import with_links
 from shared.deadlines import scaled
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -206,11 +207,16 @@ def products(chapter: Chapter) -> dict[Path, tuple[str, object]]:
     """Return everything that is built from a chapter: (kind, unexecuted content) by path."""
     name = f"{chapter.name}.ipynb"
     modules = modules_of(chapter)
+    names = {chapter.name for chapter in chapters()}
+
+    def linked(folder: str, notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+        return with_links(notebook, folder, chapter.name, exists=lambda path: Path(path).stem in names)
+
     return {
-        ROOT / "chapters" / name: ("executed", chapter.read("lesson")),
-        ROOT / "labs" / name: ("plain", lab_of(chapter)),
+        ROOT / "chapters" / name: ("executed", linked("chapters", chapter.read("lesson"))),
+        ROOT / "labs" / name: ("plain", linked("labs", lab_of(chapter))),
         **{ROOT / "solutions" / f"{module}.py": ("text", text) for module, text in modules.items()},
-        ROOT / "solutions" / name: ("executed", solution_of(chapter)),
+        ROOT / "solutions" / name: ("executed", linked("solutions", solution_of(chapter))),
     }
 
 

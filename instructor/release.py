@@ -22,6 +22,7 @@ from pathlib import Path
 import nbformat
 
 from instructor.build import ROOT, Chapter, chapters, module_names
+from instructor.links import with_links
 
 ENVIRONMENT = ("Makefile", "bootstrap.py", "pyproject.toml", "constraints.txt", "environment.yml")
 TOP = ("README.md", "AGENTS.md", "CLAUDE.md", "labs/AGENTS.md", *ENVIRONMENT)
@@ -64,12 +65,24 @@ def bundle(number: int) -> dict[str, bytes]:
             files[f"labs/{name}"] = (ROOT / "labs" / name).read_bytes()
         if other < number:
             files[f"solutions/{name}"] = (ROOT / "solutions" / name).read_bytes()
+    files |= _linked(files)
     finished = [chapter for other, chapter in known.items() if other < number]
     files |= _modules(finished) | _scripts(finished)
     found = leaks(files, [chapter for chapter in chapters() if chapter not in finished])
     if found:
         raise ReleaseError("the bundle would give answers away: " + "; ".join(found))
     return dict(sorted(files.items()))
+
+
+def _linked(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Return the notebooks of a bundle, with links only to notebooks that it contains."""
+    found = {}
+    for path, content in files.items():
+        if path.endswith(".ipynb"):
+            notebook = nbformat.reads(content.decode(), as_version=4)
+            linked = with_links(notebook, Path(path).parent.name, Path(path).stem, exists=files.__contains__)
+            found[path] = (nbformat.writes(linked) + "\n").encode()
+    return found
 
 
 def students_readme(text: str, number: int, drafts: set[int]) -> str:

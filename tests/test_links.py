@@ -1,57 +1,47 @@
-"""Every link in the course has a target. Nothing is downloaded; test_release.py does the same for each bundle.
+"""Every notebook begins and ends with links to its neighbors, and none of them is dead."""
 
-The tests read Markdown files and the Markdown cells of lessons, labs and solutions, where a reader can click on links.
-For the course as a whole, they also look up paths in backticks, such as `labs/simple_ddp.py`.
-"""
-
-import re
-from pathlib import Path
-
+import nbformat
 import pytest
 
-from tests.links import broken, links, markdown_of, tokens
+from instructor import build
+from instructor.links import TAG, line, with_links
 
-ROOT = Path(__file__).parent.parent
-FOLDERS = ("benchmarks", "chapters", "instructor", "labs", "shared", "solutions")  # that contain Markdown
-PATHS = re.compile(r"(?:benchmarks|chapters|instructor|labs|shared|solutions|source|tests)/[\w/.-]*\w")
-
-
-@pytest.fixture(scope="module")
-def course() -> dict[str, str]:
-    """Return the text of every Markdown file and notebook by its path."""
-    paths = [*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))]
-    return {p.relative_to(ROOT).as_posix(): p.read_text() for p in paths if p.suffix in (".md", ".ipynb")}
+CHAPTERS = build.chapters()
 
 
-def test_every_link_of_the_course_has_a_target(course):
-    assert sum(1 for name, text in course.items() for _ in links(markdown_of(name, text))) > 30
-    assert broken(course, lambda target: (ROOT / target).exists()) == []
-
-
-def test_every_path_in_backticks_exists(course):
-    """Placeholders such as `tests/mutants/NN_name/` are not checked."""
-    mentioned = {
-        (name, path)
-        for name, text in course.items()
-        for token in tokens(markdown_of(name, text))
-        if token.type == "code_inline"
-        for path in PATHS.findall(token.content)
-        if "NN" not in path
-    }
-    assert len(mentioned) > 5
-    assert [f"{name}: {path}" for name, path in sorted(mentioned) if not (ROOT / path).exists()] == []
+@pytest.mark.parametrize("folder", ["chapters", "labs", "solutions"])
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.name)
+def test_every_notebook_begins_and_ends_with_its_links(folder, chapter):
+    notebook = nbformat.read(build.ROOT / folder / f"{chapter.name}.ipynb", as_version=4)
+    first, *inner, last = notebook.cells
+    assert first.source == last.source and TAG in first.metadata["tags"] and TAG in last.metadata["tags"]
+    assert not [cell for cell in inner if TAG in cell.metadata.get("tags", [])]
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("folder", "missing", "expected"),
     [
-        ("[a](labs/none.ipynb)", ["README.md: labs/none.ipynb"]),
-        ("![a](none.png)", ["README.md: none.png"]),
-        ("[a](../outside.md)", ["README.md: ../outside.md"]),
-        ("# One title\n[a](#two)", ["README.md: #two"]),
-        ("# One title: `x`\n[a](#one-title-x) [b](labs/one.ipynb) [c](https://example.org/none)", []),
-        ("`[a](none.md)`\n\n```\n[a](none.md)\n```", []),
+        (
+            "chapters",
+            (),
+            "[← 00 · Ranks](00_ranks.ipynb) | [Lab](../labs/01_collectives.ipynb) | "
+            "[Solution](../solutions/01_collectives.ipynb) | [02 · Data parallelism by hand →](02_manual_ddp.ipynb)",
+        ),
+        (
+            "labs",
+            ("chapters/02_manual_ddp.ipynb", "solutions/01_collectives.ipynb"),
+            "[← 00 · Ranks](../chapters/00_ranks.ipynb) | [Lesson](../chapters/01_collectives.ipynb)",
+        ),
     ],
 )
-def test_broken_links_are_named(text, expected):
-    assert broken({"README.md": text}, {"README.md", "labs/one.ipynb"}.__contains__) == expected
+def test_links_lead_to_what_exists(folder, missing, expected):
+    three = {f"{kind}/{chapter.name}.ipynb" for kind in ("chapters", "labs", "solutions") for chapter in CHAPTERS[:3]}
+    assert line(folder, "01_collectives", (three - set(missing)).__contains__) == expected
+
+
+def test_links_are_replaced_and_not_added_twice():
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# 00 · Ranks")])
+    once = with_links(notebook, "chapters", "00_ranks", lambda path: True)
+    twice = with_links(once, "chapters", "00_ranks", lambda path: path == "chapters/00_ranks.ipynb")
+    assert len(notebook.cells) == 1 and len(once.cells) == len(twice.cells) == 3
+    assert "Lab" in once.cells[0].source and twice.cells[0].source == ""

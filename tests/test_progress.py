@@ -16,6 +16,7 @@ from jupyter_client.manager import start_new_kernel
 from instructor import build, release
 from shared import progress
 from shared.checks import first_collectives
+from shared.checks.engine import display
 from shared.checks.engine.verdicts import Verdict
 from shared.deadlines import scaled
 from shared.progress import labs
@@ -199,6 +200,28 @@ def test_an_exercise_passes_when_all_checks_pass_in_one_run_and_stays_passed(cou
     shown = page().as_text()
     assert "✓ sum_over_ranks" in shown and "1 of 5 exercises, 2 of 15 points" in shown
     assert re.search(r"sum_over_ranks, last run on \S+ \(it first passed on \S+\): ✗ wire; ✓ values", shown)
+
+
+def test_a_headline_tells_the_points_and_the_next_exercise_of_the_lab(course, monkeypatch):
+    check("sum_over_ranks")
+    headline = progress.points_and_next(first_collectives.sum_over_ranks)
+    assert headline == ["2 of 15 points", f"next: {labs.labs(course)[0][0].exercises[1].heading}"]
+    assert headline[1].startswith("next: Exercise 0.2 · ") and not headline[1].endswith(")")
+    for name in NAMES:
+        check(name)
+    assert progress.points_and_next(first_collectives.global_mean) == ["15 of 15 points", "you have finished this lab"]
+    monkeypatch.setattr(magic, "in_jupyterlab", lambda: False)
+    assert progress.points_and_next(first_collectives.global_mean) == []
+
+
+def test_a_check_that_did_not_run_has_a_sign_of_its_own():
+    verdicts = [
+        Verdict("Bucket", "pack", True, (1, 2)),
+        Verdict("Bucket", "launch", False, (2,), "nothing was sent"),
+        Verdict("Bucket", "wait", False, (), "this check did not run, because earlier ones failed"),
+    ]
+    lines = display.as_text(verdicts, "a headline").splitlines()
+    assert [line[0] for line in lines if not line.startswith(" ")] == ["a", "✓", "✗", "–"]
 
 
 @pytest.mark.parametrize(

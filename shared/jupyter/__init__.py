@@ -1,1 +1,1 @@
-"""JupyterLab's default settings for this course, and the setup of a Colab runtime."""
+"""JupyterLab's default settings for this course, its kernel, and the setup of a Colab runtime."""

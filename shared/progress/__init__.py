@@ -74,6 +74,14 @@ def record(exercise, verdicts: list) -> None:
         print(f"This run was not added to your progress, because {FILE.name} cannot be written ({error.strerror}).")
 
 
+def points_and_next(exercise) -> list[str]:
+    """Return what a headline says about the lab of an exercise, such as "2 of 15 points" and "next: Exercise 0.2".
+
+    Outside a lab in JupyterLab, there is nothing to say.
+    """
+    return Page(ROOT, runs()[0]).points_and_next(_name_of(exercise)) if in_a_lab() else []
+
+
 def _name_of(exercise) -> str:
     """Return the name that a lab uses, such as "first_collectives.pass_right", or "" if it is not the course's."""
     for module_name, module in list(sys.modules.items()):

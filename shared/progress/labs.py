@@ -18,6 +18,7 @@ class Exercise:
 
     key: str  # as in the record, such as "first_collectives.pass_right"
     points: float
+    heading: str  # such as "Exercise 2.4 · The wrapper"
     stretch: bool  # later chapters do not build on it
     cell_id: str  # the cell of its heading
 
@@ -66,5 +67,6 @@ def _lab(path: Path) -> Lab:
         grading = cell["metadata"].get("nbgrader", {})
         if grading.get("grade") and (call := _CALL.match(source)):
             key, points = f"{module}.{call[1]}", float(grading["points"])
-            exercises.append(Exercise(key, points, "Stretch" in heading, cell_id))
+            name = re.sub(r" \(.*\)$", "", heading.removeprefix("## "))  # without its minutes and points
+            exercises.append(Exercise(key, points, name, "Stretch" in heading, cell_id))
     return Lab(path.name, title, exercises)

@@ -103,6 +103,15 @@ class Page:
         )
         return f"{len(passed)} of {len(exercises)}", points
 
+    def points_and_next(self, key: str) -> list[str]:
+        """Return the points of an exercise's lab, and its next exercise that has not passed yet, for a headline."""
+        lab = next((lab for lab in self.labs if key in {exercise.key for exercise in lab.exercises}), None)
+        if lab is None:
+            return []
+        left = sorted((e for e in lab.exercises if not self._passed(e)), key=lambda exercise: exercise.stretch)
+        next_step = f"next: {left[0].heading}" if left else "you have finished this lab"
+        return [f"{self._score([lab])[1]} points", next_step]
+
     # -- rendering
 
     def as_text(self) -> str:

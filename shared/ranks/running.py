@@ -25,5 +25,8 @@ def current():
         RanksError: If no ranks are running.
     """
     if _current is None:
-        raise RanksError("No ranks are running. Start them first: ranks.start(world_size=4)")
+        raise RanksError(
+            "No ranks are running. In a notebook, run its first cells, which start them. Elsewhere, call "
+            "ranks.start(world_size=4)"
+        )
     return _current

@@ -9,9 +9,9 @@ from shared.checks.engine.verdicts import Verdict
 from shared.tables.rendering import render
 
 
-def as_text(verdicts: list[Verdict]) -> str:
-    """Return verdicts as lines of text. The evidence and the hint follow a failed check."""
-    lines = []
+def as_text(verdicts: list[Verdict], headline: str = "") -> str:
+    """Return the headline and the verdicts as lines of text. The evidence and the hint follow a failed check."""
+    lines = [headline] if headline else []
     for verdict in shorten_repeated_evidence(verdicts):
         where = f" ({_where(verdict)})" if verdict.world_sizes else ""
         lines.append(f"{_sign(verdict)} {verdict.exercise} · {verdict.check}{where}")
@@ -33,12 +33,15 @@ def shorten_repeated_evidence(verdicts: list[Verdict]) -> list[Verdict]:
     return shown
 
 
-def as_html(verdicts: list[Verdict]) -> str:
-    """Return verdicts as an HTML table. The sign and the words carry the meaning, so color is not needed."""
-    return render(__package__, "verdicts.html", verdicts=shorten_repeated_evidence(verdicts), sign=_sign, where=_where)
+def as_html(verdicts: list[Verdict], headline: str = "") -> str:
+    """Return the headline and a table of verdicts. Signs and words carry the meaning, so color is not needed."""
+    shown = shorten_repeated_evidence(verdicts)
+    return render(__package__, "verdicts.html", headline=headline, verdicts=shown, sign=_sign, where=_where)
 
 
 def _sign(verdict: Verdict) -> str:
+    if not verdict.ran:
+        return "–"
     return "✓" if verdict.passed else "✗"
 
 
@@ -49,8 +52,8 @@ def _where(verdict: Verdict) -> str:
     return f"{sizes} rank{'s' if verdict.world_sizes != (1,) else ''}"
 
 
-def show(verdicts: list[Verdict]) -> None:
+def show(verdicts: list[Verdict], headline: str) -> None:
     if get_ipython() is None:
-        print(as_text(verdicts))
+        print(as_text(verdicts, headline))
     else:
-        display({"text/plain": as_text(verdicts), "text/html": as_html(verdicts)}, raw=True)
+        display({"text/plain": as_text(verdicts, headline), "text/html": as_html(verdicts, headline)}, raw=True)

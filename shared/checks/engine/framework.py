@@ -149,12 +149,17 @@ class Exercise:
             CheckFailed: If a check has failed.
         """
         verdicts = run_exercise(self)
-        display.show(verdicts)
         progress.record(self, verdicts)
-        failed = [verdict.check for verdict in verdicts if not verdict.passed]
-        if failed:
-            checks = f"{len(failed)} check{'s' if len(failed) > 1 else ''} failed ({', '.join(failed)})"
-            raise CheckFailed(f"Exercise {self.number}, {self.piece}: not there yet, {checks}.")
+        missing = [verdict for verdict in verdicts if not verdict.passed]
+        if not missing:
+            display.show(verdicts, " · ".join([f"✓ Exercise {self.number} passed", *progress.points_and_next(self)]))
+            return
+        failed = [verdict.check for verdict in missing if verdict.ran]
+        first = f"begin with “{failed[0]}”" if failed else "some checks did not run"
+        display.show(verdicts, f"✗ Exercise {self.number} has not passed yet: {first}")
+        names = ", ".join(verdict.check for verdict in missing)
+        checks = f"{len(missing)} check{'s' if len(missing) > 1 else ''} failed ({names})"
+        raise CheckFailed(f"Exercise {self.number}, {self.piece}: not there yet, {checks}.")
 
 
 def run_exercise(exercise: Exercise, path: str | None = None, seed: int | None = None, only: str = "") -> list[Verdict]:
@@ -226,7 +231,10 @@ def _judge(check: Check, attempt: Attempt) -> Wrong | None:
 
 def _verdict(exercise: Exercise, check: Check, tried: list[int], wrong: Wrong | None) -> Verdict:
     if not tried:
-        return Verdict(exercise.piece, check.name, False, (), "this check did not run, because earlier ones failed")
+        least = min(check.world_sizes)
+        too_few = least > ranks.current().world_size
+        why = f"needs {least} ranks" if too_few else "did not run, because earlier ones failed"
+        return Verdict(exercise.piece, check.name, False, (), f"this check {why}")
     if wrong is None:
         return Verdict(exercise.piece, check.name, True, tuple(tried))
     return Verdict(exercise.piece, check.name, False, (tried[-1],), wrong.evidence, wrong.hint)

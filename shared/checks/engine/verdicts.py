@@ -14,6 +14,11 @@ class Verdict:
     evidence: str = ""
     hint: str = ""
 
+    @property
+    def ran(self) -> bool:
+        """Whether the check ran. It does not if an earlier one showed that it could not."""
+        return bool(self.world_sizes)
+
 
 def as_json(verdicts: list[Verdict]) -> list[dict]:
     return [asdict(verdict) for verdict in verdicts]

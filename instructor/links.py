@@ -1,0 +1,55 @@
+"""The links at the top and the bottom of every notebook: the lessons before and after it, its lab and its solution."""
+
+import copy
+from collections.abc import Callable
+
+import nbformat
+
+from instructor import contents
+
+TAG = "links"
+NAMES = {"chapters": "Lesson", "labs": "Lab", "solutions": "Solution"}
+
+
+def titles() -> dict[str, str]:
+    """Return the title of each chapter by the name of its folder, such as "04 · Overlap", in the course's order."""
+    return {chapter.folder: f"{chapter.number:02d} · {chapter.title}" for chapter in contents.CHAPTERS.values()}
+
+
+def line(folder: str, name: str, exists: Callable[[str], bool]) -> str:
+    """Return the links of a notebook as a line of Markdown.
+
+    Args:
+        folder: Where the notebook lies: "chapters", "labs" or "solutions".
+        name: The chapter's name, such as "04_overlap".
+        exists: Tells whether there is a file of this path, such as "labs/04_overlap.ipynb". Links lead only to files
+            that exist: a student's bundle has no later chapters, and no solution of its own.
+    """
+    order = [chapter for chapter in titles() if exists(f"chapters/{chapter}.ipynb")]
+    index = order.index(name)
+    before, after = order[max(0, index - 1) : index], order[index + 1 : index + 2]
+    found = [_link(f"← {titles()[chapter]}", "chapters", chapter, folder) for chapter in before]
+    for kind, label in NAMES.items():
+        if kind != folder and exists(f"{kind}/{name}.ipynb"):
+            found.append(_link(label, kind, name, folder))
+    found += [_link(f"{titles()[chapter]} →", "chapters", chapter, folder) for chapter in after]
+    return " | ".join(found)
+
+
+def _link(text: str, kind: str, chapter: str, folder: str) -> str:
+    path = f"{chapter}.ipynb" if kind == folder else f"../{kind}/{chapter}.ipynb"
+    return f"[{text}]({path})"
+
+
+def with_links(
+    notebook: nbformat.NotebookNode, folder: str, name: str, exists: Callable[[str], bool]
+) -> nbformat.NotebookNode:
+    """Return a copy of a notebook that begins and ends with its links, in place of links that it has already."""
+    linked = copy.deepcopy(notebook)
+    own = [cell for cell in linked.cells if TAG not in cell.metadata.get("tags", [])]
+    first, last = (
+        nbformat.v4.new_markdown_cell(line(folder, name, exists), id=f"links-{where}", metadata={"tags": [TAG]})
+        for where in ("top", "bottom")
+    )
+    linked.cells = [first, *own, last]
+    return linked
