@@ -12,6 +12,17 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 LINES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
+_RANK_COLORS = (COLORS[0], COLORS[4], COLORS[2], "#EDD0E0")  # their brightness differs as well
+
+
+def rank_color(rank: int) -> str:
+    """Return the color of a rank, which is the same in all figures. The colors of five ranks and more repeat."""
+    return _RANK_COLORS[rank % len(_RANK_COLORS)]
+
+
+def rank_ink(rank: int) -> str:
+    """Return the color of text on a rank's color."""
+    return "white" if rank % len(_RANK_COLORS) == 0 else "black"
 
 
 def finish(figure: Figure) -> Figure:
@@ -125,7 +136,7 @@ def traffic(sent_mb: list[list[float]]) -> Figure:
     return finish(figure)
 
 
-_LANE_STYLES = {  # the color and hatch of each lane
+LANE_STYLES = {  # the color and hatch of each lane
     "forward": (COLORS[5], HATCHES[0]),
     "backward": (COLORS[0], HATCHES[0]),
     "optimizer": (COLORS[2], HATCHES[3]),
@@ -169,7 +180,7 @@ def timeline(lines: list, names: list[str] | None = None) -> Figure:
     axes.set(xlabel="ms", xlim=(0, end_ms), ylim=(y - 1.0, -0.6), yticks=[position for position, _ in ticks])
     axes.set_yticklabels([label for _, label in ticks])
     axes.tick_params(axis="y", length=0)
-    order = [*_LANE_STYLES, *sorted(set(seen) - set(_LANE_STYLES))]
+    order = [*LANE_STYLES, *sorted(set(seen) - set(LANE_STYLES))]
     shown = [lane for lane in order if lane in seen]
     figure.legend([seen[lane] for lane in shown], shown, frameon=False, ncols=len(shown), loc="outside upper left")
     return finish(figure)
@@ -177,7 +188,7 @@ def timeline(lines: list, names: list[str] | None = None) -> Figure:
 
 def _draw_spans(axes, spans: list, y: float, start_s: float, end_ms: float, named: bool):
     """Draw the spans of one lane in one row, with their names where there is room."""
-    color, hatch = _LANE_STYLES.get(spans[0].lane, (COLORS[3], HATCHES[2]))
+    color, hatch = LANE_STYLES.get(spans[0].lane, (COLORS[3], HATCHES[2]))
     ink = "white" if spans[0].lane == "backward" else "black"
     backing = {"facecolor": color, "edgecolor": "none", "pad": 0.8} if hatch else None
     bars = [(1e3 * (span.began_s - start_s), 1e3 * (span.ended_s - span.began_s)) for span in spans]

@@ -12,7 +12,15 @@ from matplotlib.figure import Figure
 
 from shared.plots import COLORS, HATCHES, MARKERS
 
-_FILLS = COLORS[:5]  # five colors and six hatches: no combination repeats within thirty buckets
+# Five colors and six hatches: no combination repeats within thirty buckets. The brightness of neighbors differs.
+_FILLS = (COLORS[5], COLORS[1], COLORS[4], COLORS[0], COLORS[3])
+_MANY = 20  # the most buckets that colors and hatches can tell apart
+
+
+def bucket_style(number: int) -> dict:
+    """Return the color and hatch of a bucket. Buckets are numbered from 1."""
+    color, hatch = _FILLS[(number - 1) % len(_FILLS)], HATCHES[(number - 1) % len(HATCHES)]
+    return {"facecolor": color, "hatch": hatch, "edgecolor": "white"}
 
 
 @dataclass(frozen=True)
