@@ -8,6 +8,7 @@ from shared.plots import LANE_STYLES
 from shared.plots.buckets import bucket_style
 from shared.plots.diagrams.drawing import MESSAGE, PAPER, Drawing, check_world_size
 
+_CAP_MB = 20
 _GRADIENTS_MB = {"embedding": 10, "block 0": 8, "block 1": 8, "block 2": 8, "norm": 4, "output": 8}
 
 
@@ -21,40 +22,36 @@ def in_buckets(sizes_mb: dict[str, float], cap_mb: float) -> list[list[str]]:
     return buckets
 
 
-def buckets(world_size: int = 4, cap_mb: float = 20, sizes_mb: dict[str, float] | None = None) -> Figure:
+def buckets(world_size: int = 4) -> Figure:
     """Draw how gradients are copied into buckets, and that every bucket is one all-reduce.
 
     Args:
         world_size: From 2 to 4.
-        cap_mb: The most that a bucket holds.
-        sizes_mb: The size of each gradient in the model's order, by name. By default, those of a small transformer.
     """
     check_world_size(world_size)
-    sizes_mb = sizes_mb or _GRADIENTS_MB
-    groups = in_buckets(sizes_mb, cap_mb)
-    title = f"Parameters, buckets, collectives: {len(sizes_mb)} gradients become {len(groups)} all-reduces"
+    groups = in_buckets(_GRADIENTS_MB, _CAP_MB)
+    title = f"Parameters, buckets, collectives: {len(_GRADIENTS_MB)} gradients become {len(groups)} all-reduces"
     drawing = Drawing(8.8, 4.75, title)
     left, gap = 1.55, 0.3
-    inch = (drawing.width_in - left - 0.2 - gap * (len(groups) - 1)) / sum(sizes_mb.values())
-    for y, name, explanation in (
-        (0.75, "Gradients", "in the model's\norder"),
-        (1.95, "Buckets", f"flat tensors of\nat most {cap_mb:g} MB"),
+    inch_per_mb = (drawing.width_in - left - 0.2 - gap * (len(groups) - 1)) / sum(_GRADIENTS_MB.values())
+    _name_rows(
+        drawing,
+        (0.75, "Gradients", "in the order of\nthe parameters"),
+        (1.95, "Buckets", f"flat tensors of\nat most {_CAP_MB} MB"),
         (3.15, "Collectives", "one all-reduce\nfor each bucket"),
-    ):
-        drawing.text(0.15, y + 0.1, name, "heading", ha="left", weight="bold")
-        drawing.text(0.15, y + 0.26, explanation, "note", ha="left", va="top", linespacing=1.3)
+    )
     x = drawing.width_in - 0.2
     for number, group in enumerate(groups, 1):
         style = bucket_style(number)
         right = x
         for name in group:
-            width = inch * sizes_mb[name]
+            width = inch_per_mb * _GRADIENTS_MB[name]
             x -= width
             drawing.span(x, 0.72, width, 0.5, name, **style)
-            drawing.text(x + width / 2, 1.36, f"{sizes_mb[name]:g} MB", "note")
+            drawing.text(x + width / 2, 1.36, f"{_GRADIENTS_MB[name]} MB", "note")
             drawing.arrow((x + width / 2, 1.5), (x + width / 2, 1.91))
-        total_mb = sum(sizes_mb[name] for name in group)
-        drawing.span(x, 1.95, right - x, 0.5, f"bucket {number}: {total_mb:g} MB", **style)
+        total_mb = sum(_GRADIENTS_MB[name] for name in group)
+        drawing.span(x, 1.95, right - x, 0.5, f"bucket {number}: {total_mb} MB", **style)
         middle = (x + right) / 2
         drawing.arrow((middle, 2.5), (middle, 3.06), color=MESSAGE, linewidth=1.5)
         drawing.collective(x, 3.1, right - x, f"all-reduce {number}")
@@ -64,6 +61,13 @@ def buckets(world_size: int = 4, cap_mb: float = 20, sizes_mb: dict[str, float] 
     middle = (left + drawing.width_in - 0.2) / 2
     drawing.text(middle, 4.5, "backward computes the last gradient first, so bucket 1 is full first", "note")
     return drawing.finish()
+
+
+def _name_rows(drawing: Drawing, *rows: tuple[float, str, str]) -> None:
+    """Write on the left what each row shows, as (y, name, explanation)."""
+    for y, name, explanation in rows:
+        drawing.text(0.15, y + 0.1, name, "heading", ha="left", weight="bold")
+        drawing.text(0.15, y + 0.26, explanation, "note", ha="left", va="top", linespacing=1.3)
 
 
 def _draw_ranks(drawing: Drawing, middle: float, y: float, world_size: int) -> None:
@@ -125,6 +129,9 @@ def step_of(world_size: int, overlap: bool) -> Step:
     return Step(ready_ms[-1], ready_ms, flights_ms)
 
 
+_WAITS = {"hatch": "\\\\", "edgecolor": "0.35"}
+
+
 class _Clock:
     """Where a time is in a drawing."""
 
@@ -157,7 +164,7 @@ def hooks(world_size: int = 4) -> Figure:
         drawing,
         (0.8, "Compute", "backward, from the\nlast layer to the first"),
         (1.95, "Buckets", "a hook copies each\ngradient when it fires"),
-        (3.2, "Communication", f"all-reduces over\n{world_size} ranks"),
+        (3.2, "Communication", f"all-reduces on {world_size} ranks,\none at a time"),
     )
     layers = _LAYERS // _BUCKETS
     for bucket, (ready_ms, flight_ms) in enumerate(zip(step.ready_ms, step.flights_ms, strict=True), 1):
@@ -179,15 +186,6 @@ def hooks(world_size: int = 4) -> Figure:
     drawing.text(clock.x(step.ready_ms[0]) - 0.08, 2.95, "launch", "note", ha="right")
     clock.axis(drawing, 4.2, [0, *step.ready_ms, step.completed_ms])
     return drawing.finish()
-
-
-def _name_rows(drawing: Drawing, *rows: tuple[float, str, str]) -> None:
-    for y, name, explanation in rows:
-        drawing.text(0.15, y + 0.1, name, "heading", ha="left", weight="bold")
-        drawing.text(0.15, y + 0.26, explanation, "note", ha="left", va="top", linespacing=1.3)
-
-
-_WAITS = {"hatch": "\\\\", "edgecolor": "0.35"}
 
 
 def exposed_communication(world_size: int = 4) -> Figure:

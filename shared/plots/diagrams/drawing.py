@@ -1,6 +1,6 @@
 """The shapes that all diagrams are made of: boxes, cells, arrows and spans of time, in one style.
 
-A diagram has at most six colors. Cells that ranks own have the rank's color and name it, so that a printout in grey can
+A diagram has at most six colors. Cells that ranks own have the rank's color and name it, so that a printout in gray can
 be read too.
 """
 

@@ -57,7 +57,7 @@ def data_parallelism(world_size: int = 4) -> Figure:
     samples = f"0 to {2 * world_size - 1}"
     stages = {
         1.0: ("1  Replicate", "Once, before training: every\nrank receives rank 0's w."),
-        2.35: ("2  Slice", f"In each step, every rank takes\ndifferent samples of {samples}."),
+        2.35: ("2  Slice", f"In each step, every rank takes\ndifferent samples ({samples})."),
         3.35: ("3  Compute", "Forward and backward give\neach rank its own gradient."),
         4.35: ("4  Average", "An all-reduce gives every\nrank the mean gradient."),
         5.75: ("5  Update", "Each rank subtracts 0.1 times\nthe mean, so w stays the same\non all ranks."),
