@@ -12,6 +12,17 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 LINES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
+_RANK_COLORS = (COLORS[0], COLORS[4], COLORS[2], "#EDD0E0")  # their brightness differs as well
+
+
+def rank_color(rank: int) -> str:
+    """Return the color of a rank, which is the same in all figures. The colors of five ranks and more repeat."""
+    return _RANK_COLORS[rank % len(_RANK_COLORS)]
+
+
+def rank_ink(rank: int) -> str:
+    """Return the color of text on a rank's color."""
+    return "white" if rank % len(_RANK_COLORS) == 0 else "black"
 
 
 def finish(figure: Figure) -> Figure:
@@ -50,16 +61,24 @@ def loss_curves(curves: dict[str, list[float]]) -> Figure:
 def gradients_before_and_after(before: list, after: list, name: str) -> Figure:
     """Draw one parameter's gradient on every rank, before and after synchronization, on a common color scale.
 
+    The scale ends at the 95th percentile of the absolute values, because one large element would make all others gray.
+    The color bar has pointed ends if elements lie outside the scale.
+
     Shape: before and after hold one [elements] tensor per rank.
     """
     figure, panels = plt.subplots(1, 2, figsize=(8.0, 0.9 + 0.35 * len(before)), sharey=True, layout="constrained")
-    largest = max(float(gradient.abs().max()) for gradient in [*before, *after])
+    sizes = sorted(abs(element) for gradient in [*before, *after] for element in gradient.tolist())
+    limit = sizes[int(0.95 * (len(sizes) - 1))] or sizes[-1] or 1.0
     for axes, gradients, title in zip(panels, (before, after), ("before", "after"), strict=True):
         rows = [gradient.tolist() for gradient in gradients]
-        image = axes.imshow(rows, cmap="cividis", vmin=-largest, vmax=largest, aspect="auto", interpolation="nearest")
+        image = axes.imshow(rows, cmap="cividis", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest")
         axes.set(title=f"{name}, {title}", xlabel="element", yticks=range(len(rows)))
         axes.set_yticklabels([f"rank {rank}" for rank in range(len(rows))])
-    figure.colorbar(image, ax=panels, label="gradient")
+    clipped = sizes[-1] > limit
+    label = "gradient\n(95% of elements)" if clipped else "gradient"
+    ends = "both" if clipped else "neither"
+    bar = figure.colorbar(image, ax=panels, label=label, extend=ends, ticks=(-limit, 0, limit))
+    bar.ax.set_yticklabels([f"−{limit:.2g}", "0", f"{limit:.2g}"])
     return finish(figure)
 
 
@@ -125,7 +144,7 @@ def traffic(sent_mb: list[list[float]]) -> Figure:
     return finish(figure)
 
 
-_LANE_STYLES = {  # the color and hatch of each lane
+LANE_STYLES = {  # the color and hatch of each lane
     "forward": (COLORS[5], HATCHES[0]),
     "backward": (COLORS[0], HATCHES[0]),
     "optimizer": (COLORS[2], HATCHES[3]),
@@ -133,12 +152,13 @@ _LANE_STYLES = {  # the color and hatch of each lane
 }
 
 
-def timeline(lines: list, names: list[str] | None = None) -> Figure:
+def timeline(lines: list, names: list[str] | None = None, exposed: bool = True) -> Figure:
     """Draw the ranks' timelines below each other: a row of computation each, and the communication below it.
 
     Args:
         lines: One `timeline.Timeline` per rank.
         names: Labels for the timelines, if they are not the ranks of one run.
+        exposed: Whether to write the exposed time and the hidden share beside each timeline.
 
     Raises:
         ValueError: If nothing was recorded.
@@ -163,29 +183,37 @@ def timeline(lines: list, names: list[str] | None = None) -> Figure:
                 seen.setdefault("waits", _draw_waits(axes, line, y, start_s))
             ticks.append((y, line_name if name == rows[0][0] else ""))
             y += 1
-        exposed = f"{line.exposed_ms:.1f} ms exposed\n{line.overlap:.0%} hidden" if line.communication_ms else ""
-        exposed += "\n(simulated)" if line.is_simulated and exposed else ""
-        axes.annotate(exposed, (1.01, y - 0.5 - len(rows) / 2), xycoords=("axes fraction", "data"), va="center", size=8)
+        beside = f"{line.exposed_ms:.1f} ms exposed\n{line.overlap:.0%} hidden" if line.communication_ms else ""
+        beside += "\n(simulated)" if line.is_simulated and beside else ""
+        axes.annotate(
+            beside if exposed else "",
+            (1.01, y - 0.5 - len(rows) / 2),
+            xycoords=("axes fraction", "data"),
+            va="center",
+            size=8,
+        )
         y += 0.6
     axes.set(xlabel="ms", xlim=(0, end_ms), ylim=(y - 1.0, -0.6), yticks=[position for position, _ in ticks])
     axes.set_yticklabels([label for _, label in ticks])
     axes.tick_params(axis="y", length=0)
-    order = [*_LANE_STYLES, *sorted(set(seen) - set(_LANE_STYLES))]
+    order = [*LANE_STYLES, *sorted(set(seen) - set(LANE_STYLES))]
     shown = [lane for lane in order if lane in seen]
     figure.legend([seen[lane] for lane in shown], shown, frameon=False, ncols=len(shown), loc="outside upper left")
     return finish(figure)
 
 
 def _draw_spans(axes, spans: list, y: float, start_s: float, end_ms: float, named: bool):
-    """Draw the spans of one lane in one row, with their names where there is room."""
-    color, hatch = _LANE_STYLES.get(spans[0].lane, (COLORS[3], HATCHES[2]))
+    """Draw the spans of one lane in one row, each with its name, or at least the last word of it, if there is room."""
+    color, hatch = LANE_STYLES.get(spans[0].lane, (COLORS[3], HATCHES[2]))
     ink = "white" if spans[0].lane == "backward" else "black"
     backing = {"facecolor": color, "edgecolor": "none", "pad": 0.8} if hatch else None
     bars = [(1e3 * (span.began_s - start_s), 1e3 * (span.ended_s - span.began_s)) for span in spans]
     for (began_ms, lasted_ms), span in zip(bars, spans, strict=True):
-        if named and lasted_ms > 0.011 * len(span.name) * end_ms:
+        number = span.name.rsplit(" ", 1)[-1]  # of "send 4"; a name without a space stays whole
+        fitting = [words for words in (span.name, number) if lasted_ms > 0.011 * len(words) * end_ms]
+        if named and fitting:
             middle_ms = began_ms + lasted_ms / 2
-            axes.text(middle_ms, y, span.name, ha="center", va="center", size=7, color=ink, bbox=backing)
+            axes.text(middle_ms, y, fitting[0], ha="center", va="center", size=7, color=ink, bbox=backing)
     # This uses facecolor, because color would draw the hatch in the bar's own color.
     return axes.broken_barh(bars, (y - 0.45, 0.9), facecolor=color, hatch=hatch, edgecolor="white", linewidth=0.5)
 
@@ -194,6 +222,9 @@ def _draw_waits(axes, line, y: float, start_s: float):
     spans = [(1e3 * (began - start_s), 1e3 * (ended - began)) for began, ended in line.waits]
     style = {"facecolor": "white", "edgecolor": "black", "hatch": HATCHES[4], "linewidth": 0.5}
     return axes.broken_barh(spans, (y - 0.25, 0.5), zorder=4, **style)  # above the names of the spans
+
+
+_VISIBLE = 1 / 500  # the smallest share of a figure's width or height that can be seen
 
 
 def _component_styles(components: list[str]) -> dict[str, dict]:
@@ -222,7 +253,7 @@ def memory_by_component(held_bytes: dict[str, dict[str, int]], decimals: int | N
     left = [0.0] * len(totals)
     for component, style in _component_styles(components).items():
         widths = [parts[component] / scale for parts in held_bytes.values()]
-        if any(widths):
+        if max(widths) > _VISIBLE * max(totals) / scale:
             axes.barh(list(held_bytes), widths, left=left, height=0.65, linewidth=0.6, label=component, **style)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     for row, total in enumerate(left):
@@ -254,7 +285,7 @@ def memory_over_step(samples: list) -> Figure:
     base = [0.0] * len(samples)
     for name, style in _component_styles(list(drawn)).items():
         top = [low + height for low, height in zip(base, drawn[name], strict=True)]
-        if any(drawn[name]):
+        if max(drawn[name]) > _VISIBLE * max(totals) / scale:
             axes.fill_between(range(len(top)), base, top, step="post", linewidth=0.4, label=name, **style)
         base = top
     starts = [index for index, sample in enumerate(samples) if not index or sample.phase != samples[index - 1].phase]

@@ -12,7 +12,15 @@ from matplotlib.figure import Figure
 
 from shared.plots import COLORS, HATCHES, MARKERS
 
-_FILLS = COLORS[:5]  # five colors and six hatches: no combination repeats within thirty buckets
+# Five colors and six hatches: no combination repeats within thirty buckets. The brightness of neighbors differs.
+_FILLS = (COLORS[5], COLORS[1], COLORS[4], COLORS[0], COLORS[3])
+_MANY = 20  # the most buckets that colors and hatches can tell apart
+
+
+def bucket_style(number: int) -> dict:
+    """Return the color and hatch of a bucket. Buckets are numbered from 1."""
+    color, hatch = _FILLS[(number - 1) % len(_FILLS)], HATCHES[(number - 1) % len(HATCHES)]
+    return {"facecolor": color, "hatch": hatch, "edgecolor": "white"}
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,9 @@ def cap_run(sizes_bytes: dict[str, int], runs: list[CapRun], index: int) -> Figu
     draw_map(above, sizes_bytes, run.buckets)
     above.set_title(f"cap {run.cap}: {_count(run)}, {run.took_ms:.1f} ms measured, {run.predicted_ms:.1f} ms predicted")
     for number, (began_ms, ended_ms) in enumerate(run.spans_ms, 1):
-        _draw_bucket(below, [(began_ms, ended_ms - began_ms)], 0, number, narrow=0.025 * _longest_ms(runs))
+        _draw_bucket(
+            below, [(began_ms, ended_ms - began_ms)], 0, number, len(run.spans_ms), narrow=0.025 * _longest_ms(runs)
+        )
     below.axvline(run.predicted_ms, color="black", linestyle=":", linewidth=1.2)
     below.text(run.predicted_ms, 0.55, " predicted", size=8, va="bottom")
     below.set(
@@ -74,7 +84,7 @@ def cap_runs(sizes_bytes: dict[str, int], runs: list[CapRun]) -> Figure:
     for y, run in enumerate(runs):
         for number, bucket in enumerate(run.buckets, 1):
             spans = [(starts[name] / 1e6, sizes_bytes[name] / 1e6) for name in bucket]
-            _draw_bucket(left, spans, y, number, narrow=0.045 * sum(widths) / 1e6)
+            _draw_bucket(left, spans, y, number, len(run.buckets), narrow=0.045 * sum(widths) / 1e6)
         right.barh(y, run.took_ms, height=0.6, color=COLORS[0], edgecolor="black", linewidth=0.6,
                    label="" if y else "measured")  # fmt: skip
         right.plot(run.predicted_ms, y, MARKERS[3], color=COLORS[4], markeredgecolor="black", linestyle="none",
@@ -115,19 +125,28 @@ def draw_map(axes, sizes_bytes: dict[str, int], buckets: list[list[str]]) -> Non
             width = max(sizes_bytes[name] / 1e3, 0.004 * widest)  # otherwise a LayerNorm would be invisible
             spans.setdefault(number_of.get(name, 0), []).append((start / 1e3, width))
         for number, bucket_spans in spans.items():
-            _draw_bucket(axes, bucket_spans, y, number, narrow=0.03 * widest)
+            _draw_bucket(axes, bucket_spans, y, number, len(buckets), narrow=0.03 * widest)
     axes.set(xlabel="gradients, KB", yticks=range(len(rows)), ylim=(len(rows) - 0.4, -0.6), xlim=(0, 1.01 * widest))
     axes.set_yticklabels(list(rows))
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _draw_bucket(axes, spans: list[tuple[float, float]], y: float, number: int, narrow: float) -> None:
-    """Draw a bucket's gradients in one row, with its number on each contiguous run that has room for it."""
-    color = _FILLS[(number - 1) % len(_FILLS)] if number else "white"  # 0: a frozen parameter is in no bucket
-    hatch = HATCHES[(number - 1) % len(HATCHES)] if number else ""
-    edge = {"edgecolor": "white" if number else "black", "linewidth": 0.4}
-    axes.broken_barh(spans, (y - 0.42, 0.84), facecolor=color, hatch=hatch, **edge)
+def _draw_bucket(axes, spans: list[tuple[float, float]], y: float, number: int, of: int, narrow: float) -> None:
+    """Draw a bucket's gradients in one row, with its number on each contiguous run that has room for it.
+
+    Args:
+        number: The bucket's number, or 0 for gradients that are in no bucket.
+        of: The number of buckets. Many narrow buckets are gray, because their hatches would run into each other.
+    """
+    if not number:
+        style = {"facecolor": "white", "edgecolor": "black"}
+    elif of > _MANY:
+        style = {"facecolor": ("0.45", "0.75")[number % 2], "edgecolor": "none"}
+    else:
+        style = bucket_style(number)
+    joined = _joined(spans) if of > _MANY else spans
+    axes.broken_barh(joined, (y - 0.42, 0.84), linewidth=0.4, **style)
     for start, width in _joined(spans):
         if number and width > narrow:
             box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}

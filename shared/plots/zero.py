@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from shared import plots
-from shared.plots import COLORS, HATCHES, LINES, MARKERS
+from shared.plots import COLORS, HATCHES, LINES, MARKERS, rank_color
 
 
 def ownership(model: dict[str, int], ways: dict[str, list[tuple[int, int]]]) -> Figure:
@@ -48,8 +48,12 @@ def _draw_pieces(axes, row: int, pieces: list[tuple[int, int]], total: int) -> N
     start = 0
     box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.9}
     for elements, rank in pieces:
-        color, hatch = COLORS[rank % len(COLORS)], HATCHES[rank % len(HATCHES)]
-        style = {"facecolor": color, "hatch": hatch, "edgecolor": "black", "linewidth": 0.4}
+        style = {
+            "facecolor": rank_color(rank),
+            "hatch": HATCHES[rank % len(HATCHES)],
+            "edgecolor": "black",
+            "linewidth": 0.4,
+        }
         axes.barh(row, elements, left=start, height=0.7, **style)
         if elements > 0.03 * total:
             axes.text(start + elements / 2, row, f"{rank}", ha="center", va="center", size=9, bbox=box)

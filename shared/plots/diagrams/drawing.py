@@ -1,0 +1,109 @@
+"""The shapes that all diagrams are made of: boxes, cells, arrows and spans of time, in one style.
+
+A diagram has at most six colors. Cells that ranks own have the rank's color and name it, so that a printout in gray can
+be read too.
+"""
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, Rectangle
+
+from shared.plots import COLORS, finish, rank_color, rank_ink
+
+PAPER = "0.95"  # the inside of a box that contains other shapes
+MESSAGE = COLORS[1]
+CELL_IN = (0.5, 0.38)  # width and height of a cell
+_SIZES = {"title": 12.5, "heading": 11.0, "label": 10.0, "note": 9.5}
+
+
+def check_world_size(world_size: int, most: int = 4) -> None:
+    """Raise a ValueError if a diagram has no room for a world size."""
+    if not 2 <= world_size <= most:
+        raise ValueError(f"world_size must be from 2 to {most}, so that the diagram is readable, got {world_size}")
+
+
+class Drawing:
+    """A figure measured in inches, with x from the left and y from the top, so that texts and shapes fit each other."""
+
+    def __init__(self, width_in: float, height_in: float, title: str):
+        self.width_in = width_in
+        figure = plt.figure(figsize=(width_in, height_in))
+        self._axes = figure.add_axes((0, 0, 1, 1))
+        self._axes.set(xlim=(0, width_in), ylim=(height_in, 0))
+        self._axes.axis("off")
+        self.text(0.15, 0.25, title, "title", ha="left", weight="bold")
+
+    def finish(self) -> Figure:
+        """Return the figure, closed."""
+        return finish(self._axes.figure)
+
+    def text(self, x: float, y: float, words: str, kind: str = "label", **style) -> None:
+        """Write words around (x, y), in the size of their kind: title, heading, label or note."""
+        style = {"ha": "center", "va": "center", "color": "black", "size": _SIZES[kind]} | style
+        self._axes.text(x, y, words, **style)
+
+    def code(self, x: float, y: float, words: str, **style) -> None:
+        """Write code around (x, y)."""
+        self.text(x, y, words, family="monospace", **style)
+
+    def box(self, x: float, y: float, width: float, height: float, **style) -> None:
+        """Draw a box with round corners and its top left corner at (x, y). Other shapes are drawn on top of it."""
+        style = {"facecolor": PAPER, "edgecolor": "0.35", "linewidth": 0.8, "zorder": 0.5} | style
+        round_corners = "round,pad=0,rounding_size=0.07"
+        self._axes.add_patch(FancyBboxPatch((x, y), width, height, boxstyle=round_corners, **style))
+
+    def rank_label(self, x: float, y: float, rank: int, width: float = 0.72, height: float = CELL_IN[1]) -> None:
+        """Draw a rank's name on its color."""
+        self.box(x, y, width, height, facecolor=rank_color(rank), edgecolor="black", zorder=1)
+        self.text(x + width / 2, y + height / 2, f"rank {rank}", color=rank_ink(rank), weight="bold")
+
+    def cell(
+        self, x: float, y: float, words: str, ranks: tuple[int, ...] = (), size_in: tuple[float, float] = CELL_IN
+    ) -> None:
+        """Draw a cell with its top left corner at (x, y), in the color of the rank that its element came from.
+
+        The element of several ranks is a sum: its cell is white with a band in the colors of these ranks. The cell of
+        no rank is white.
+        """
+        width, height = size_in
+        band_y = y if len(ranks) == 1 else y + 0.7 * height
+        self._axes.add_patch(Rectangle((x, y), width, height, facecolor="white", linewidth=0))
+        for index, rank in enumerate(ranks):
+            stripe = width / len(ranks)
+            style = {"facecolor": rank_color(rank), "linewidth": 0}
+            self._axes.add_patch(Rectangle((x + index * stripe, band_y), stripe, y + height - band_y, **style))
+        frame = {"facecolor": "none", "edgecolor": "black", "linewidth": 0.8}
+        self._axes.add_patch(Rectangle((x, y), width, height, **frame))
+        ink = rank_ink(ranks[0]) if len(ranks) == 1 else "black"
+        self.text(x + width / 2, (y + band_y) / 2 if len(ranks) > 1 else y + height / 2, words, color=ink)
+
+    def collective(self, x: float, y: float, width: float, words: str, height: float = 0.34) -> None:
+        """Draw a collective as a bar across the ranks that take part."""
+        style = {"facecolor": "white", "edgecolor": MESSAGE, "linewidth": 1.8, "zorder": 1}
+        self.box(x, y, width, height, **style)
+        self.text(x + width / 2, y + height / 2, words)
+
+    def arrow(self, start: tuple[float, float], end: tuple[float, float], **style) -> None:
+        """Draw an arrow that is not a message: what becomes of something on the same rank."""
+        shape = {"arrowstyle": "-|>", "color": "0.25", "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0}
+        self._axes.annotate("", end, start, arrowprops=shape | style)
+
+    def message(self, start: tuple[float, float], end: tuple[float, float], **style) -> None:
+        """Draw an arrow for a message from one rank to another."""
+        self.arrow(start, end, **({"color": MESSAGE, "linewidth": 1.5} | style))
+
+    def line(self, start: tuple[float, float], end: tuple[float, float], **style) -> None:
+        """Draw a line without heads."""
+        (x, y), (end_x, end_y) = start, end
+        self._axes.plot([x, end_x], [y, end_y], **({"color": "0.25", "linewidth": 1.0} | style))
+
+    def span(self, x: float, y: float, width: float, height: float, words: str = "", **style) -> None:
+        """Draw a stretch of time, or of memory, with words where they can be read on its color and hatch."""
+        ink = style.pop("ink", "black")
+        style = {"facecolor": "white", "edgecolor": "white", "linewidth": 0.8} | style
+        self._axes.add_patch(Rectangle((x, y), width, height, **style))
+        self._axes.add_patch(Rectangle((x, y), width, height, facecolor="none", edgecolor="black", linewidth=0.8))
+        backing = {"facecolor": "white", "edgecolor": "none", "boxstyle": "round,pad=0.12"}
+        bbox = backing if style.get("hatch") else None
+        if words:
+            self.text(x + width / 2, y + height / 2, words, color="black" if bbox else ink, bbox=bbox)

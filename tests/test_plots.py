@@ -1,0 +1,62 @@
+"""The figures that several chapters share: what they show, and what they leave out because nobody could see it."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from shared import plots
+from shared.plots import buckets as bucket_plots
+from shared.timeline import Span, Timeline
+
+
+def texts(figure) -> list[str]:
+    return [text.get_text() for axes in figure.axes for text in axes.texts]
+
+
+def test_one_large_element_does_not_make_all_gradients_gray():
+    gradients = [torch.linspace(-1, 1, 40) for _ in range(2)]
+    gradients[1][3] = 100.0
+    figure = plots.gradients_before_and_after(gradients, gradients, "weight")
+    image, bar = figure.axes[0].images[0], figure.axes[-1]
+    assert image.get_clim() == pytest.approx((-1, 1), abs=0.1)
+    assert bar.get_ylabel() == "gradient\n(95% of elements)" and [t.get_text() for t in bar.get_yticklabels()][1] == "0"
+
+
+def test_gradients_of_one_size_are_not_clipped():
+    gradients = [torch.tensor([2.0, -2.0])]
+    figure = plots.gradients_before_and_after(gradients, gradients, "weight")
+    assert figure.axes[0].images[0].get_clim() == (-2, 2) and figure.axes[-1].get_ylabel() == "gradient"
+
+
+def test_gradients_of_zero_can_be_drawn():
+    figure = plots.gradients_before_and_after([torch.zeros(3)], [torch.zeros(3)], "weight")
+    assert figure.axes[0].images[0].get_clim() == (-1, 1)
+
+
+def test_the_exposed_time_of_a_timeline_can_be_left_out():
+    lines = [Timeline(0, [Span("communication", "send 1", 0.0, 0.4)], began_s=0.0, ended_s=1.0)]
+    assert "400.0 ms exposed\n0% hidden" in texts(plots.timeline(lines))
+    assert not any("exposed" in text for text in texts(plots.timeline(lines, exposed=False)))
+
+
+def test_a_message_without_room_for_its_name_is_labeled_with_its_number():
+    spans = [Span("communication", "send 1", 0.0, 0.5), Span("communication", "send 2", 0.6, 0.63)]
+    drawn = texts(plots.timeline([Timeline(0, spans, began_s=0.0, ended_s=1.0)]))
+    assert "send 1" in drawn and "2" in drawn
+
+
+def test_a_component_too_small_to_see_is_not_in_the_legend():
+    held = {"rank 0": {"parameters": 10_000_000, "gradients": 0, "other": 400}}
+    names = [text.get_text() for text in plots.memory_by_component(held).axes[0].get_legend().get_texts()]
+    assert names == ["parameters"]
+
+
+@pytest.mark.parametrize(("count", "hatched"), [(20, True), (21, False)])
+def test_many_buckets_are_two_grays_without_hatches(count, hatched):
+    sizes_bytes = {f"blocks.{number}.weight": 100 for number in range(count)}
+    axes = bucket_plots.bucket_map(sizes_bytes, [[name] for name in sizes_bytes]).axes[0]
+    assert any(bars.get_hatch() for bars in axes.collections) == hatched
+    colors = [tuple(bars.get_facecolor()[0]) for bars in axes.collections]
+    assert len(set(colors)) == (5 if hatched else 2)
+    assert all(color != next_color for color, next_color in pairwise(colors))
