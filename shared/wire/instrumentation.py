@@ -126,11 +126,15 @@ def simulate_nccl(on: bool) -> None:
         simulation.start()
 
 
-def synchronize() -> None:
+def synchronize(pause_s: float = 1e-4) -> None:
     """Wait for the collectives that this rank has launched and that its current stream waits for.
 
     Over gloo, a synchronous call has waited already. Over NCCL it only made the GPU's stream wait, so without this a
     hang would be blamed on a later cell.
+
+    Args:
+        pause_s: How long to sleep between two looks at the GPU. 0 finds the end of the work as soon as possible, and
+            takes a core meanwhile.
     """
     if simulation is not None:
         simulation.synchronize()
@@ -138,7 +142,7 @@ def synchronize() -> None:
         reached = torch.cuda.Event()
         reached.record()
         while not reached.query():  # unlike synchronize(), this lets Ctrl-C and the doctor through
-            time.sleep(1e-4)
+            time.sleep(pause_s)
 
 
 def simulated_bytes() -> int:
