@@ -137,6 +137,35 @@ def test_measuring_nothing_is_rejected(to_time, rounds):
         measure.jobs(to_time, rounds=rounds)
 
 
+# -- recordings
+
+
+def test_median_round_is_one_that_was_measured():
+    assert times(5.0, 1.0, 3.0).median_round == 2
+    assert times(4.0, 1.0, 3.0, 9.0).median_round == 2  # the faster of the two in the middle
+
+
+def recordings() -> tuple[dict, int]:
+    opened = []
+
+    @contextlib.contextmanager
+    def record():
+        opened.append([])
+        yield opened[-1]
+
+    def job(name: str) -> measure.Job:
+        phases = {str(phase): lambda phase=phase: opened[-1].append((name, phase, dist.get_rank())) for phase in (1, 2)}
+        return measure.Job(phases, prepare=opened.clear)
+
+    return measure.recorded({"a": job("a"), "b": job("b")}, record, rounds=3, warm_up_rounds=1), len(opened)
+
+
+def test_recordings_of_one_round_come_from_all_ranks_without_the_preparation(world):
+    (found, opened), (other, _) = ranks.run(recordings)
+    assert found == other and opened == 1
+    assert found == {name: [[(name, 1, rank), (name, 2, rank)] for rank in range(2)] for name in "ab"}
+
+
 # -- sweeps
 
 

@@ -1,9 +1,12 @@
 """The course's one estimator of communication: the time of a job, α and β, and how training scales.
 
-    times = measure.collectives({"ring": ring_all_reduce, "torch": dist.all_reduce}, sizes_bytes)   # in a %%ranks cell
-    times = ranks.pull("times")[0]                                                                  # in the notebook
+    times = measure.collectives({"ring": ring_all_reduce, "torch": dist.all_reduce})    # in a %%ranks cell
+    times = ranks.pull("times")[0]                                                      # in the notebook
     line = times.fit("torch", sends="ring all-reduce")
     line.alpha_s, line.beta_s_per_byte
+
+`collectives` times collectives over a range of sizes, `jobs` times anything else, such as a `training_step`, `recorded`
+keeps the ledger or the timeline of a typical round, and `scaling` measures steps on 1, 2 and 4 ranks.
 
 Functions that measure run on all ranks together. They exchange what each rank saw, so every rank returns the same
 result, and it is enough to look at one.
@@ -48,12 +51,14 @@ Where
 from shared.measure.fitting import Fit
 from shared.measure.links import behind_link, start_behind_link, where
 from shared.measure.loopback import loopback_and_link
+from shared.measure.recordings import recorded
 from shared.measure.rounds import Job, Measured, Times, jobs
 from shared.measure.steps import training_step
-from shared.measure.sweeps import Sweep, collectives
+from shared.measure.sweeps import SIZES_BYTES, Sweep, collectives
 from shared.measure.worlds import Scaling, scaling
 
 __all__ = [
+    "SIZES_BYTES",
     "Fit",
     "Job",
     "Measured",
@@ -64,6 +69,7 @@ __all__ = [
     "collectives",
     "jobs",
     "loopback_and_link",
+    "recorded",
     "scaling",
     "start_behind_link",
     "training_step",

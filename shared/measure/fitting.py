@@ -11,7 +11,7 @@ from shared.measure.rounds import Times
 from shared.tables import ShowsTable, Table
 
 RESAMPLES = 1000
-INTERVAL = (0.05, 0.95)  # of the resampled fits: nine out of ten lie in it
+INTERVAL = (0.05, 0.95)  # of the fits to drawn rounds: nine out of ten lie in it
 HOLDS_WITHIN = 1.25
 
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from shared.measure.links import DEFAULT_LATENCY_MS, DEFAULT_RATE, behind_link, where
-from shared.measure.sweeps import Sweep, collectives
+from shared.measure.sweeps import SIZES_BYTES, Sweep, collectives
 
 
 def loopback_and_link(
     calls: Mapping[str, Callable[[torch.Tensor], object]],
-    sizes_bytes: Sequence[int],
+    sizes_bytes: Sequence[int] = SIZES_BYTES,
     rate: str = DEFAULT_RATE,
     latency_ms: float = DEFAULT_LATENCY_MS,
     **options,

@@ -76,6 +76,11 @@ class Times:
         return 1e3 * self.time_s
 
     @property
+    def median_round(self) -> int:
+        """The index of the round in the middle; of the two in the middle, if their number is even, the faster one."""
+        return self.rounds_s.index(statistics.median_low(self.rounds_s))
+
+    @property
     def fastest_s(self) -> float:
         return min(self.rounds_s)
 
@@ -128,6 +133,11 @@ def now_s() -> float:
     return time.perf_counter()
 
 
+def as_job(job: Job | Callable[[], object]) -> Job:
+    """Return a job as it is, and a function as a job of one phase."""
+    return job if isinstance(job, Job) else Job({"": job})
+
+
 def jobs(
     to_time: Mapping[str, Job | Callable[[], object]],
     *,
@@ -146,7 +156,7 @@ def jobs(
     """
     if not to_time or rounds < 1:
         raise ValueError(f"needs at least one job and one round, got {len(to_time)} jobs and rounds={rounds}")
-    named = {name: job if isinstance(job, Job) else Job({"": job}) for name, job in to_time.items()}
+    named = {name: as_job(job) for name, job in to_time.items()}
     marks_s: dict[str, list] = {name: [] for name in named}
     with mismatch.paused():
         for index in range(warm_up_rounds + rounds):

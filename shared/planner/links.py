@@ -25,14 +25,10 @@ _TUNING = "NCCL, src/graph/tuning.cc, hwLatencies, Ring and Simple (commit 50673
 
 @dataclass(frozen=True)
 class RealLink:
-    """What connects the GPUs of a ring.
-
-    Attributes:
-        gpus: The number of GPUs for which the table gives the time of an all-reduce.
-    """
+    """What connects the GPUs of a ring."""
 
     name: str
-    gpus: int
+    gpus: int  # how many take part in the all-reduce whose time the table gives
     alpha_s: float
     bus_bytes_per_s: float
     alpha_source: str
