@@ -131,6 +131,27 @@ def test_mismatch_detection_is_paused_while_measuring_and_resumes(world):
     assert ranks.run(checks_while_measuring) == [(0, 1), (0, 1)]
 
 
+def test_one_process_without_a_group_can_measure_too():
+    clock = MadeUpClock(0.0)
+    found = measure.jobs({"job": clock.job(9, 1, 2)}, rounds=2, warm_up_rounds=1, now_s=clock.read)
+    assert found["job"].rounds_s == (1, 2) and found.ranks == 1 and found.where == "in one process"
+
+
+def measured_over_simulated_nccl() -> measure.Sweep:
+    return measure.collectives({"all-reduce": dist.all_reduce}, (400, 4_000), rounds=2)
+
+
+def test_collectives_that_return_before_they_are_complete_are_waited_for():
+    """Over simulated NCCL, an output that nothing waited for would hold garbage, and using it would raise."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        ranks.start(2, backend="gloo:cpu", simulate="nccl")
+    try:
+        found, other = ranks.run(measured_over_simulated_nccl)
+    finally:
+        ranks.stop()
+    assert found == other and found["all-reduce"][400].time_s > 0
+
+
 @pytest.mark.parametrize(("to_time", "rounds"), [({}, 3), ({"job": print}, 0)])
 def test_measuring_nothing_is_rejected(to_time, rounds):
     with pytest.raises(ValueError, match="at least one job and one round"):

@@ -52,7 +52,7 @@ from shared.measure.fitting import Fit
 from shared.measure.links import behind_link, start_behind_link, where
 from shared.measure.loopback import loopback_and_link
 from shared.measure.recordings import recorded
-from shared.measure.rounds import Job, Measured, Times, jobs
+from shared.measure.rounds import Job, Measured, Times, jobs, now_s
 from shared.measure.steps import training_step
 from shared.measure.sweeps import SIZES_BYTES, Sweep, collectives
 from shared.measure.worlds import Scaling, scaling
@@ -69,6 +69,7 @@ __all__ = [
     "collectives",
     "jobs",
     "loopback_and_link",
+    "now_s",
     "recorded",
     "scaling",
     "start_behind_link",

@@ -3,9 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
-import torch.distributed as dist
-
-from shared.measure.rounds import ROUNDS, WARM_UP_ROUNDS, Job, as_job, jobs
+from shared.measure.rounds import ROUNDS, WARM_UP_ROUNDS, Job, as_job, jobs, of_all_ranks
 
 
 def recorded(
@@ -26,7 +24,7 @@ def recorded(
     """
     recordings: dict[str, list] = {name: [] for name in to_record}
 
-    def recording(name: str, job: Job) -> Job:
+    def with_recording(name: str, job: Job) -> Job:
         def run() -> None:
             with record() as recording:
                 for phase in job.phases.values():
@@ -35,12 +33,6 @@ def recorded(
 
         return Job({"": run}, job.prepare)
 
-    to_time = {name: recording(name, as_job(job)) for name, job in to_record.items()}
+    to_time = {name: with_recording(name, as_job(job)) for name, job in to_record.items()}
     measured = jobs(to_time, rounds=rounds, warm_up_rounds=warm_up_rounds)
-    return {name: _of_ranks(recordings[name][warm_up_rounds + measured[name].median_round]) for name in to_record}
-
-
-def _of_ranks(recording) -> list:
-    of_ranks: list = [None] * dist.get_world_size()
-    dist.all_gather_object(of_ranks, recording)
-    return of_ranks
+    return {name: of_all_ranks(recordings[name][warm_up_rounds + measured[name].median_round]) for name in to_record}

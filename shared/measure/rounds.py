@@ -37,7 +37,8 @@ class Job:
     def marks_s(self, now_s: Callable[[], float]) -> list[float]:
         """Run the job once. Returns when this rank entered it, and when it left each phase."""
         self.prepare()
-        dist.barrier()
+        if dist.is_initialized():
+            dist.barrier()
         marks_s = [now_s()]
         for phase in self.phases.values():
             phase()
@@ -147,6 +148,8 @@ def jobs(
 ) -> Measured:
     """Time jobs in turn. Runs on all ranks together, and returns the same on each.
 
+    Where there is no process group, it times the jobs in this process alone.
+
     Args:
         to_time: The jobs, by name. A function is a job of one phase.
         now_s: Reads a clock that all ranks share.
@@ -162,10 +165,18 @@ def jobs(
         for index in range(warm_up_rounds + rounds):
             for name in random.Random(index).sample(list(named), len(named)):
                 marks_s[name].append(named[name].marks_s(now_s))
-        of_ranks: list = [None] * dist.get_world_size()
-        dist.all_gather_object(of_ranks, list(marks_s.values()))
+        of_ranks = of_all_ranks(list(marks_s.values()))
     times = {}
     for name, marks_of_ranks in zip(named, zip(*of_ranks, strict=True), strict=True):
         counted = [of_rank[warm_up_rounds:] for of_rank in marks_of_ranks]
         times[name] = Times.of_marks(list(named[name].phases), counted)
-    return Measured(times, dist.get_world_size())
+    return Measured(times, len(of_ranks))
+
+
+def of_all_ranks(value: object) -> list:
+    """Return the value of every rank, in rank order."""
+    if not dist.is_initialized():
+        return [value]
+    values: list = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

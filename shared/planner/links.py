@@ -3,8 +3,9 @@
 The figures are for a ring of NCCL, so `formulas.ring_all_reduce_s` applies to them:
 
     bus bandwidth   1/β, as nccl-tests defines it (PERFORMANCE.md): the bytes per second that each GPU sends while the
-                    ring is busy. It is what programs reach, not what the data sheet says. Newer NVLink switches also
-                    add up (NVLink SHARP). That makes an all-reduce faster, but no longer a ring.
+                    ring is busy. It is what programs reach, not what the data sheet says. The
+                    switches of NVLink 4 can add up gradients themselves (NVLink SHARP). An all-reduce is then faster
+                    (480 GB/s, NVIDIA/nccl-tests issue 212), but it is no longer a ring.
     α               of one step of the ring. NCCL itself predicts times with a latency per step, which depends on the
                     protocol: the figures here are those of its protocol for large messages (Simple). For messages of a
                     few KB, it uses another one (LL), with 0.6 µs per step over NVLink and 2.7 µs over a network.
