@@ -46,6 +46,18 @@ def test_with_fewer_gpus_ranks_share_them_through_gloo():
     assert [total for _, total in ranks.run(_sum_on_the_device)] == [size * (size + 1) / 2] * size
 
 
+def _time_of_a_kernel_s() -> float:
+    from shared import measure
+
+    return measure.jobs({"": lambda: torch.cuda._sleep(50_000_000)}, rounds=3)[""].fastest_s
+
+
+def test_time_of_a_job_includes_the_work_that_it_only_launches():
+    """The call returns within microseconds. The kernel spins for 50 million cycles: 20 ms at 2.5 GHz."""
+    ranks.start(world_size=torch.cuda.device_count())
+    assert min(ranks.run(_time_of_a_kernel_s)) > 0.01
+
+
 def test_a_hang_with_tensors_on_the_gpu_is_explained_and_healed():
     ranks.start(world_size=torch.cuda.device_count() + 1)
 

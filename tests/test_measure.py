@@ -15,6 +15,7 @@ from torch import nn
 
 from shared import formulas, measure, ranks
 from shared.measure import fitting
+from shared.measure.rounds import in_ms
 from shared.models import GPTConfig, TinyGPT, stand_in_for_gpu
 from shared.ranks import rankside
 from shared.wire import instrumentation
@@ -446,6 +447,13 @@ def test_stand_in_changes_no_value_and_sleeps_as_long_as_it_says(monkeypatch):
 
 
 # -- results
+
+
+@pytest.mark.parametrize(
+    ("time_s", "text"), [(17.3e-6, "0.0173"), (2.5e-3, "2.5"), (0.0495, "49.5"), (0.3644, "364"), (1.484, "1,484")]
+)
+def test_times_have_three_digits(time_s, text):
+    assert in_ms(time_s) == text
 
 
 def results() -> list:

@@ -49,12 +49,13 @@ class Fit(ShowsTable):
     @property
     def verdict(self) -> str:
         """Say in one sentence whether the formula holds."""
-        size, ratio = self.worst
         if min(self.alpha_s, self.beta_s_per_byte) <= 0:
             return "The formula does not hold here: α and β must both be above 0."
+        size, ratio = self.worst
         if not self.holds:
-            return f"The formula does not hold here: at {size:,} bytes, the measured time is {ratio:.2f} times as long."
-        return f"The formula holds: every measured time is {_lowest(self)} to {_highest(self)} times the formula's."
+            return f"The formula does not hold here: at {size:,} bytes, the time is {ratio:.2f} times the formula's."
+        lowest, highest = min(self.measured_over_formula.values()), max(self.measured_over_formula.values())
+        return f"The formula holds: every measured time is {lowest:.2f} to {highest:.2f} times the formula's."
 
     def message_s(self, size_bytes: float) -> float:
         return self.alpha_s + self.beta_s_per_byte * size_bytes
@@ -63,8 +64,8 @@ class Fit(ShowsTable):
         return formulas.ring_all_reduce_s(size_bytes, ranks, self.alpha_s, self.beta_s_per_byte)
 
     def table(self) -> Table:
-        alpha = [f"{1e6 * seconds:.0f}" for seconds in (self.alpha_s, *self.alpha_interval_s)]
-        beta = [f"{1e9 * seconds:.2f}" for seconds in (self.beta_s_per_byte, *self.beta_interval_s_per_byte)]
+        alpha = [f"{1e6 * seconds:.3g}" for seconds in (self.alpha_s, *self.alpha_interval_s)]
+        beta = [f"{1e9 * seconds:.3g}" for seconds in (self.beta_s_per_byte, *self.beta_interval_s_per_byte)]
         rows = [["α", alpha[0], f"{alpha[1]} to {alpha[2]}", "µs per message"]]
         rows += [["β", beta[0], f"{beta[1]} to {beta[2]}", "ns per byte"]]
         note = "\n".join(filter(None, [self.where, self.verdict]))
@@ -115,11 +116,3 @@ def _least_squares(message_bytes: torch.Tensor, measured_s: torch.Tensor) -> tor
 def _factor(ratio: float) -> float:
     """Return by what factor a ratio differs from 1, in either direction."""
     return max(ratio, 1 / ratio) if ratio > 0 else math.inf
-
-
-def _lowest(line: Fit) -> str:
-    return f"{min(line.measured_over_formula.values()):.2f}"
-
-
-def _highest(line: Fit) -> str:
-    return f"{max(line.measured_over_formula.values()):.2f}"

@@ -22,6 +22,11 @@ def _nothing() -> None:
     pass
 
 
+def in_ms(time_s: float) -> str:
+    """Write a time in ms, with three digits: those of an all-reduce on GPUs and those of a step are far apart."""
+    return f"{1e3 * time_s:.3g}" if time_s < 0.1 else f"{1e3 * time_s:,.0f}"
+
+
 @dataclass(frozen=True)
 class Job:
     """Something that all ranks do together, in one or more phases.
@@ -120,7 +125,7 @@ class Measured(ShowsTable):
 
     def table(self) -> Table:
         rows = [
-            [name, f"{times.time_ms:.2f}", f"{1e3 * times.fastest_s:.2f}", f"{1e3 * max(times.rounds_s):.2f}"]
+            [name, *map(in_ms, (times.time_s, times.fastest_s, max(times.rounds_s)))]
             for name, times in self.times.items()
         ]
         rounds = len(next(iter(self.times.values())).rounds_s)

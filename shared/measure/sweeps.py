@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from shared.measure.fitting import Fit, fit
-from shared.measure.rounds import ROUNDS, WARM_UP_ROUNDS, Job, Times, jobs
+from shared.measure.rounds import ROUNDS, WARM_UP_ROUNDS, Job, Times, in_ms, jobs
 from shared.tables import ShowsTable, Table
 
 FLOAT32_BYTES = 4
@@ -61,7 +61,7 @@ class Sweep(ShowsTable):
         return fit(self.times[name], steps=steps[sends], pieces=pieces, where=self.where)
 
     def table(self) -> Table:
-        rows = [[f"{size:,}", *(f"{of[size].time_ms:.2f}" for of in self.times.values())] for size in self.sizes_bytes]
+        rows = [[f"{size:,}", *(in_ms(of[size].time_s) for of in self.times.values())] for size in self.sizes_bytes]
         note = f"{self.ranks} ranks, {self.where}"
         return Table(["bytes", *(f"{name}, ms" for name in self.times)], rows, note)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared import ranks
-from shared.measure.rounds import Measured
+from shared.measure.rounds import Measured, in_ms
 from shared.tables import ShowsTable, Table
 
 STEP, WITHOUT = "step", "without communication"  # the names of the jobs that a function must measure
@@ -49,7 +49,7 @@ class Scaling(ShowsTable):
     def table(self) -> Table:
         rows = []
         for count in self.measured:
-            times_ms = [f"{1e3 * s:.1f}" for s in (self.without_communication_s(count), self.step_s(count))]
+            times_ms = [in_ms(self.without_communication_s(count)), in_ms(self.step_s(count))]
             factors = [f"{each(count):.0%}" for each in (self.computation, self.communication, self.efficiency)]
             rows.append([f"{count}", *times_ms, *factors, f"{self.speed_up(count):.2f}"])
         header = ["ranks", "without communication, ms", "step, ms", "computation", "communication", "efficiency"]
