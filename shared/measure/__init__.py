@@ -36,7 +36,7 @@ How it is measured
     CUDA events would not include the time of the launch, and could not be compared between GPUs.
 
     Mismatch detection is paused, because it adds a small all-reduce to each collective. The course's hook on each
-    collective stays, which takes about 30 µs.
+    collective stays. It takes less than 30 µs (benchmarks/README.md).
 
 α and β
     `fit()` finds the latency α of a message and the time β of a byte by least squares of the relative error, so that a
