@@ -3,25 +3,23 @@
     python -m benchmarks.collectives            # one table
     python -m benchmarks.collectives --json     # the same as JSON
 
-Ours and torch's take turns within one run, so that a busy moment of the machine affects both. A round lasts until the
-slowest rank is done. Times are medians over rounds. A ratio is torch's time over ours in the same round, and the table
-shows the median over all rounds: above 1, ours is faster.
+Ours and torch's take turns within one run, so that a busy moment of the machine affects both. `shared/measure` says
+what the time of a collective is. Times are medians over rounds. A ratio is torch's time over ours in the same round,
+and the table shows the median over all rounds: above 1, ours is faster.
 """
 
 import argparse
 import contextlib
 import io
 import json
-import statistics
 import sys
-import time
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from benchmarks.report import machine
-from shared import ranks
+from shared import measure, ranks
 from shared.formulas import all_reduce_sent_bytes
 from shared.ranks import rankside
 from solutions import collectives
@@ -32,7 +30,6 @@ REDUCE_SCATTER_TARGET, REDUCE_SCATTER_TARGET_FROM_KIB = (
     1.0,
     1024,
 )  # of torch's speed; over gloo, its reduce-scatter is an all-reduce
-WARM_UP_ROUNDS = 2  # the first rounds set up connections and memory
 TIMEOUT_S = 300.0
 
 
@@ -53,39 +50,24 @@ def _reduce_scatters(tensor: torch.Tensor) -> dict:
 FAMILIES = {"all-reduce": _all_reduces, "reduce-scatter": _reduce_scatters}
 
 
-def times_on_a_rank(family: str, size_bytes: int, rounds: int) -> dict[str, list[float]]:
-    """Time every implementation in a family once per round, in turn. Runs on every rank.
-
-    Returns:
-        The ms of each round, by name.
-    """
-    tensor = torch.zeros(size_bytes // 4, device=rankside.here.device)
-    calls = FAMILIES[family](tensor)
-    times_ms: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds + WARM_UP_ROUNDS):
-        for name, call in calls.items():
-            dist.barrier()
-            began_s = time.perf_counter()
-            call()
-            tensor[0].item()  # on a GPU, this line waits until the collective is complete
-            times_ms[name].append(1e3 * (time.perf_counter() - began_s))
-    return {name: times[WARM_UP_ROUNDS:] for name, times in times_ms.items()}
+def times_on_a_rank(family: str, size_bytes: int, rounds: int) -> measure.Measured:
+    """Time every implementation in a family once per round, in turn. Runs on every rank."""
+    return measure.jobs(FAMILIES[family](torch.zeros(size_bytes // 4, device=rankside.here.device)), rounds=rounds)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One family at one size, with the ms of each round on its slowest rank."""
+    """One family at one size."""
 
     family: str
     size_kib: int
-    times_ms: dict[str, list[float]]
+    measured: measure.Measured
 
     def median_ms(self, name: str) -> float:
-        return statistics.median(self.times_ms[name])
+        return self.measured[name].time_ms
 
     def ratio(self, name: str = "ring") -> float:
-        pairs = zip(self.times_ms["torch"], self.times_ms[name], strict=True)
-        return statistics.median(torch_ms / our_ms for torch_ms, our_ms in pairs)
+        return self.measured.ratio("torch", name)
 
     def bus_gb_per_s(self, name: str, world_size: int) -> float:
         return all_reduce_sent_bytes(1024 * self.size_kib, world_size) / self.median_ms(name) / 1e6
@@ -97,7 +79,7 @@ class Cell:
         return self.size_kib < REDUCE_SCATTER_TARGET_FROM_KIB or self.ratio() > REDUCE_SCATTER_TARGET
 
 
-def measure(world_size: int, rounds: int) -> dict[int, list[Cell]]:
+def compare(world_size: int, rounds: int) -> dict[int, list[Cell]]:
     """Measure all families and sizes. Returns one cell per family, by size in KiB."""
     from benchmarks.collectives import (
         times_on_a_rank,
@@ -108,12 +90,8 @@ def measure(world_size: int, rounds: int) -> dict[int, list[Cell]]:
     try:
         for size_kib in SIZES_KIB:
             for family in FAMILIES:
-                rank_times = ranks.run(times_on_a_rank, family, 1024 * size_kib, rounds, timeout_s=TIMEOUT_S)
-                slowest_ms = {
-                    name: [max(round_ms) for round_ms in zip(*(times[name] for times in rank_times), strict=True)]
-                    for name in rank_times[0]
-                }
-                cells.setdefault(size_kib, []).append(Cell(family, size_kib, slowest_ms))
+                of_ranks = ranks.run(times_on_a_rank, family, 1024 * size_kib, rounds, timeout_s=TIMEOUT_S)
+                cells.setdefault(size_kib, []).append(Cell(family, size_kib, of_ranks[0]))
     finally:
         ranks.stop()
     return cells
@@ -141,8 +119,8 @@ def as_json(machine_info: dict, cells: dict[int, list[Cell]]) -> str:
         {
             "family": cell.family,
             "size_kib": cell.size_kib,
-            "median_ms": {name: cell.median_ms(name) for name in cell.times_ms},
-            "ratio": {name: cell.ratio(name) for name in cell.times_ms if name != "torch"},
+            "median_ms": cell.measured.ms(),
+            "ratio": {name: cell.ratio(name) for name in cell.measured.times if name != "torch"},
             "met": cell.met,
         }
         for size_cells in cells.values()
@@ -159,7 +137,7 @@ def main() -> int:
     options = parser.parse_args()
     machine_info = machine() | {"ranks": options.world_size}
     with contextlib.redirect_stdout(io.StringIO()):
-        cells = measure(options.world_size, options.rounds)
+        cells = compare(options.world_size, options.rounds)
     if options.json:
         print(as_json(machine_info, cells))
     else:

@@ -1,8 +1,10 @@
-"""The two models of the course, small enough for a laptop and structured like large ones.
+"""The two models of the course, small enough for a laptop and structured like large ones, and a stand-in for a GPU.
 
 Shape legend: B batch, T tokens, D model width, H heads, V vocabulary.
 """
 
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -97,3 +99,37 @@ class TinyGPT(nn.Module):
         if targets is None:
             return logits
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+class _Sleep(torch.autograd.Function):
+    """Returns its input unchanged, and takes time in forward and backward."""
+
+    @staticmethod
+    def forward(ctx, output: torch.Tensor, forward_ms: float, backward_ms: float) -> torch.Tensor:
+        ctx.backward_ms = backward_ms
+        time.sleep(forward_ms / 1e3)
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor):
+        time.sleep(ctx.backward_ms / 1e3)
+        return gradient, None, None
+
+
+def stand_in_for_gpu(blocks: Iterable[nn.Module], forward_ms: float = 8.0, backward_ms: float = 16.0) -> list:
+    """Let each block sleep in forward and backward, in addition to what it computes: a stand-in for a GPU.
+
+    On a machine whose ranks share few cores, real computation would take the cores that sending needs, which a GPU does
+    not. While a rank sleeps, time passes and no core is used.
+
+    Args:
+        blocks: Modules that return one tensor.
+
+    Returns:
+        The handles of the hooks. Their remove() ends the sleep.
+    """
+
+    def sleep(_block, _inputs, output: torch.Tensor) -> torch.Tensor:
+        return _Sleep.apply(output, forward_ms, backward_ms)
+
+    return [block.register_forward_hook(sleep) for block in blocks]

@@ -63,6 +63,18 @@ def test_ranks_share_gpus_through_gloo_on_request_for_collectives_only():
         ranks.run(send_to_the_right)
 
 
+def _time_of_a_kernel_s() -> float:
+    from shared import measure
+
+    return measure.jobs({"": lambda: torch.cuda._sleep(50_000_000)}, rounds=3)[""].fastest_s
+
+
+def test_time_of_a_job_includes_the_work_that_it_only_launches():
+    """The call returns within microseconds. The kernel spins for 50 million cycles: 20 ms at 2.5 GHz."""
+    ranks.start(world_size=torch.cuda.device_count())
+    assert min(ranks.run(_time_of_a_kernel_s)) > 0.01
+
+
 def test_a_hang_with_tensors_on_the_gpu_is_explained_and_healed():
     ranks.start(world_size=torch.cuda.device_count() + 1, backend="gloo")
 

@@ -22,6 +22,7 @@ LESSONS_MAY_IMPORT = [
     "formulas.py",
     "hosts",
     "jupyter",
+    "measure",
     "memory",
     "models.py",
     "planner",

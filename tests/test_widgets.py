@@ -114,6 +114,16 @@ def test_predictions_are_lines_and_measurements_marks_of_the_same_color():
     assert axes.get_xscale() == axes.get_yscale() == "log"
 
 
+def test_places_are_panels_on_common_axes():
+    ring_s, star_s = {100: 1e-3, 10**6: 9e-3}, {100: 1e-3, 10**6: 8e-3}
+    figure = cost_plots.side_by_side({"loopback": {"ring": ring_s}, "link": {"ring": ring_s, "star": star_s}}, "bytes")
+    loopback, link = figure.axes
+    assert [axes.get_title() for axes in figure.axes] == ["loopback", "link"]
+    assert list(link.lines[1].get_ydata()) == [1, 8]  # ms
+    assert loopback.lines[0].get_color() == link.lines[0].get_color()
+    assert loopback.get_ylim() == link.get_ylim() and loopback.get_xscale() == "log"
+
+
 def test_the_size_at_which_the_ring_overtakes_the_tree_is_marked():
     """For 4 ranks: 6α + 1.5Sβ = 4α + 4Sβ, so S = α / 1.25β; for 1024: 2026α = (20 − 2·1023/1024)·Sβ."""
     alpha_s, beta_s = 1e-4, 1e-9

@@ -24,7 +24,8 @@ from pathlib import Path
 from shared.deadlines import scaled
 
 INTERFACE = "eth0"  # of every host: interface names are local to a namespace
-HOST_FILE = "RANKS_HOST_FILE"  # an environment variable of a rank: the open file that refers to its host
+# Environment variables of a rank: the open file that refers to its host, and the rate of the link in front of it.
+HOST_FILE, HOST_BITS_PER_S = "RANKS_HOST_FILE", "RANKS_HOST_BITS_PER_S"
 _CLONE_NEWNET = 0x40000000
 _NEEDED_CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
 _SYSTEM_PATH = ":/usr/sbin:/sbin"  # on many systems only on root's PATH

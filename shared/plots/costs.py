@@ -37,6 +37,30 @@ def predicted_against_measured(
     return finish(figure)
 
 
+def side_by_side(measured_s: dict[str, dict[str, dict[int, float]]], xlabel: str) -> Figure:
+    """Draw the same collectives measured in several places, one panel per place, on common logarithmic axes.
+
+    Args:
+        measured_s: The seconds for each number of bytes, by place and name.
+    """
+    columns = len(measured_s)
+    figure, panels = plt.subplots(
+        1, columns, figsize=(4.4 * columns, 3.4), sharex=True, sharey=True, layout="constrained", squeeze=False
+    )
+    for axes, (place, of_name) in zip(panels.flat, measured_s.items(), strict=True):
+        for index, (name, times_s) in enumerate(of_name.items()):
+            style = {"color": COLORS[index], "linestyle": LINES[index], "marker": MARKERS[index], "linewidth": 1.8}
+            axes.plot(list(times_s), [1e3 * time_s for time_s in times_s.values()], label=name, **style)
+        axes.set(title=place, xlabel=xlabel, xscale="log", yscale="log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0, 0].set_ylabel("time, ms")
+    panels[0, 0].legend(frameon=False)
+    return finish(figure)
+
+
 def all_reduce_costs(
     algorithms: dict[str, Callable[[float, int], float]],
     world_sizes: list[int],

@@ -106,6 +106,7 @@ def _handle(request: dict) -> None:
     elif request["do"] == "hosts":
         try:
             _hosts.extend(hosts.build(request["n"], request["bits_per_s"]))
+            os.environ[hosts.HOST_BITS_PER_S] = str(request["bits_per_s"])  # ranks inherit it
             _send(hosts=request["n"])
         except (OSError, subprocess.TimeoutExpired) as error:
             _send(no_hosts=str(error))

@@ -1,4 +1,4 @@
-"""A small table that displays well in a notebook and as plain text."""
+"""A small table that displays well in a notebook and as plain text, and objects that display as one."""
 
 from dataclasses import dataclass
 
@@ -23,6 +23,22 @@ class Table:
 
     def _repr_html_(self) -> str:
         return render(__package__, "table.html", table=self)
+
+    def _repr_pretty_(self, printer, _cycle) -> None:
+        printer.text(str(self))
+
+
+class ShowsTable:
+    """Displays an object as the table that its table() returns, in a notebook and as plain text."""
+
+    def table(self) -> Table:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
 
     def _repr_pretty_(self, printer, _cycle) -> None:
         printer.text(str(self))

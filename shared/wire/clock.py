@@ -4,7 +4,7 @@ import time
 
 import torch
 
-_POLL_S = 1e-4
+PAUSE_S = 1e-4  # between two looks at the GPU
 
 
 class Clock:
@@ -50,11 +50,11 @@ class Clock:
         return not self.on_gpu or torch.cuda.current_stream(self._device) == self._stream
 
 
-def wait_for(event) -> None:
+def wait_for(event, pause_s: float = PAUSE_S) -> None:
     """Wait until the GPU has reached an event.
 
     Unlike `event.synchronize()`, this can be interrupted, and the doctor recognizes it. The event may lie behind a
     collective that never completes.
     """
     while not event.query():
-        time.sleep(_POLL_S)
+        time.sleep(pause_s)

@@ -128,18 +128,22 @@ def simulate_nccl(on: bool) -> None:
         simulation.start()
 
 
-def synchronize() -> None:
+def synchronize(pause_s: float = clock.PAUSE_S) -> None:
     """Wait for the collectives that this rank has launched and that its current stream waits for.
 
     Over gloo, a synchronous call has waited already. Over NCCL it only made the GPU's stream wait, so without this a
     hang would be blamed on a later cell.
+
+    Args:
+        pause_s: How long to sleep between two looks at the GPU. 0 finds the end of the work as soon as possible, and
+            takes a core meanwhile.
     """
     if simulation is not None:
         simulation.synchronize()
     elif torch.cuda.is_initialized():
         reached = torch.cuda.Event()
         reached.record()
-        clock.wait_for(reached)
+        clock.wait_for(reached, pause_s)
 
 
 def host_runs_ahead() -> bool:

@@ -8,6 +8,7 @@ This costs one small all-reduce per collective. torch's own `DebugLevel.DETAIL` 
 cost, and DistributedDataParallel crashes with it on gloo (measured with torch 2.13).
 """
 
+import contextlib
 import zlib
 
 import torch
@@ -46,6 +47,17 @@ def watch() -> None:
 def ignore() -> None:
     """Stop comparing collectives."""
     instrumentation.before_launch.clear()
+
+
+@contextlib.contextmanager
+def paused():
+    """Do not compare collectives inside the block. All ranks must enter and leave it together."""
+    checks = list(instrumentation.before_launch)
+    ignore()
+    try:
+        yield
+    finally:
+        instrumentation.before_launch[:] = checks
 
 
 def _hash_of(call: instrumentation.Call) -> int:

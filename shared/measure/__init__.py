@@ -1,0 +1,78 @@
+"""The course's one estimator of communication: the time of a job, α and β, and how training scales.
+
+    times = measure.collectives({"ring": ring_all_reduce, "torch": dist.all_reduce})    # in a %%ranks cell
+    times = ranks.pull("times")[0]                                                      # in the notebook
+    line = times.fit("torch", sends="ring all-reduce")
+    line.alpha_s, line.beta_s_per_byte
+
+`collectives` times collectives over a range of sizes, `jobs` times anything else, such as a `training_step`, `recorded`
+keeps the ledger or the timeline of a typical round, and `scaling` measures steps on 1, 2 and 4 ranks.
+
+Functions that measure run on all ranks together. They exchange what each rank saw, so every rank returns the same
+result, and it is enough to look at one.
+
+What is estimated
+    The time of a job is the time from the moment when the last rank has entered it until the last rank has left it.
+    The ranks meet at a barrier first, but they leave a barrier at different times, and those who leave it early wait
+    inside the job. That wait is not part of the job, so it does not count. (What an early rank finishes before the last
+    one enters does not count either. The barrier keeps that small.)
+
+    The estimate is the **median** of the rounds. Disturbances only ever make a round longer, so the fastest round shows
+    what the machine can do when nothing disturbs it. But predictions add up many collectives, and a training step
+    cannot have the luck of the fastest round in each of them. The median also has an uncertainty that can be computed.
+    The fastest round is there too, as a lower bound: `fastest_s`.
+
+How it is measured
+    Two rounds warm up and do not count: the first ones set up connections and allocate memory. 20 rounds count. In each
+    round, every job runs once, in an order that is shuffled in the same way on all ranks. So a busy moment of the
+    machine affects all jobs, and `ratio()` compares two of them round by round.
+
+    Entering and leaving are read from the machine's monotonic clock, which all its processes share, also when each rank
+    runs on a host of its own (`shared/hosts`). On several machines, there is no such clock: nccl-tests, for instance,
+    lets each rank time many calls in a row instead.
+
+    On a GPU, a call returns when it has launched its work, and NCCL's synchronous collectives return before they are
+    complete: only the current stream waits for them. So both readings of the clock wait for the current stream first.
+    CUDA events would not include the time of the launch, and could not be compared between GPUs.
+
+    Mismatch detection is paused, because it adds a small all-reduce to each collective. The course's hook on each
+    collective stays. It takes less than 30 µs (benchmarks/README.md).
+
+α and β
+    `fit()` finds the latency α of a message and the time β of a byte by least squares of the relative error, so that a
+    size of 1 KB counts as much as one of 10 MB. `Fit` says what its intervals and residuals mean.
+
+Where
+    Every result says where it was measured (`where`): over loopback, behind a shaped link, behind an emulated link, or
+    over NCCL. Over loopback, all ranks share this machine's cores and memory, and no rank has a link of its own:
+    `loopback_and_link()` shows what that does to a comparison.
+"""
+
+from shared.measure.fitting import Fit
+from shared.measure.links import behind_link, start_behind_link, where
+from shared.measure.loopback import loopback_and_link
+from shared.measure.recordings import recorded
+from shared.measure.rounds import Job, Measured, Times, jobs, now_s
+from shared.measure.steps import training_step
+from shared.measure.sweeps import SIZES_BYTES, Sweep, collectives
+from shared.measure.worlds import Scaling, scaling
+
+__all__ = [
+    "SIZES_BYTES",
+    "Fit",
+    "Job",
+    "Measured",
+    "Scaling",
+    "Sweep",
+    "Times",
+    "behind_link",
+    "collectives",
+    "jobs",
+    "loopback_and_link",
+    "now_s",
+    "recorded",
+    "scaling",
+    "start_behind_link",
+    "training_step",
+    "where",
+]

@@ -1,0 +1,38 @@
+"""Record jobs in rounds, and keep what all ranks saw in the round of median length."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+
+from shared.measure.rounds import ROUNDS, WARM_UP_ROUNDS, Job, as_job, jobs, of_all_ranks
+
+
+def recorded(
+    to_record: Mapping[str, Job | Callable[[], object]],
+    record: Callable[[], AbstractContextManager],
+    *,
+    rounds: int = ROUNDS,
+    warm_up_rounds: int = WARM_UP_ROUNDS,
+) -> dict[str, list]:
+    """Record jobs in turn. Runs on all ranks together, and returns the same on each.
+
+    Args:
+        to_record: The jobs, by name. Their preparation is not recorded.
+        record: Opens a recording, such as `wire.ledger`, or `lambda: timeline.record(model)`.
+
+    Returns:
+        For each job, one recording per rank: those of the round whose time is the median.
+    """
+    recordings: dict[str, list] = {name: [] for name in to_record}
+
+    def with_recording(name: str, job: Job) -> Job:
+        def run() -> None:
+            with record() as recording:
+                for phase in job.phases.values():
+                    phase()
+            recordings[name].append(recording)
+
+        return Job({"": run}, job.prepare)
+
+    to_time = {name: with_recording(name, as_job(job)) for name, job in to_record.items()}
+    measured = jobs(to_time, rounds=rounds, warm_up_rounds=warm_up_rounds)
+    return {name: of_all_ranks(recordings[name][warm_up_rounds + measured[name].median_round]) for name in to_record}
