@@ -5,8 +5,9 @@ the current stream has waited for the collective. Code that forgets to wait, or 
 flight, often passes on gloo and computes wrong values on NCCL. Here, such code raises NCCLViolation:
 
 - A synchronous collective gives its caller no Work, and returns before it is complete. It runs on the current stream,
-  so later operations find its result. An asynchronous one runs on the stream of its process group, and returns a Work. Its
-  `wait()` lets the host continue: only later operations wait, for this collective and for earlier ones of that stream.
+  so later operations find its result. An asynchronous one runs on the stream of its process group, and returns a Work.
+  Its `wait()` lets the host continue: only later operations wait, for this collective and for earlier ones of that
+  stream.
 - gloo works on copies. Until an operation uses the outputs, they hold NaN, or bytes 0x55 in tensors of integers.
 - To use an output before `wait()`, to write to an input in flight, or to free either in flight is an error.
 - The first unbatched send from one rank to another blocks both until they have called send and receive, because NCCL
