@@ -142,17 +142,20 @@ def stream(probe: Probe) -> None:
 def a_synchronous_collective(probe: Probe) -> None:
     probe.at("a synchronous collective")
     probe.settle()
-    works, x = [], probe.tensor()
-    with probe.instrumentation.listening(launched=lambda call, work, tensors: works.append(work)):
-        is_over = probe.delay()
-        began_s = time.perf_counter()
-        dist.all_reduce(x)
-        goes_on, took_s = not is_over(), time.perf_counter() - began_s
+    x, options = probe.tensor(), dist.AllreduceOptions()
+    options.asyncOp = False
+    is_over = probe.delay()
+    began_s = time.perf_counter()
+    work = dist.group.WORLD.allreduce([x], options)  # as dist.all_reduce() calls it, which hides what it returns
+    goes_on, took_s = not is_over(), time.perf_counter() - began_s
     if probe.is_measured:
         probe.claim("a synchronous collective lets the host go on", goes_on, f"the call took {ms(took_s)}")
-    probe.claim(
-        "a synchronous collective returns no Work", works == [None], f"the Work is {works[0] if works else 'missing'}"
-    )
+    if probe.simulate:
+        probe.note(
+            "not compared: the simulation gives a synchronous collective a Work, for which dist.all_reduce() waits"
+        )
+    else:
+        probe.claim("a synchronous collective returns no Work", work is None, f"the Work is {work}")
     value = (x * 1).max().item()
     probe.claim(
         "an operation after it sees the result", value == probe.total, f"{value:g}, and {probe.total:g} is right"

@@ -4,9 +4,10 @@ On a GPU, a collective only *launches* work on a stream. The host goes on at onc
 the current stream has waited for the collective. Code that forgets to wait, or that changes or frees a tensor in
 flight, often passes on gloo and computes wrong values on NCCL. Here, such code raises NCCLViolation:
 
-- A synchronous collective returns no Work, and returns before it is complete. It runs on the current stream, so later
-  operations find its result. An asynchronous one runs on the stream of its process group, and returns a Work. Its
-  `wait()` lets the host continue: only later operations wait, for this collective and for earlier ones of that stream.
+- A synchronous collective gives its caller no Work, and returns before it is complete. It runs on the current stream,
+  so later operations find its result. An asynchronous one runs on the stream of its process group, and returns a Work.
+  Its `wait()` lets the host continue: only later operations wait, for this collective and for earlier ones of that
+  stream.
 - gloo works on copies. Until an operation uses the outputs, they hold NaN, or bytes 0x55 in tensors of integers.
 - To use an output before `wait()`, to write to an input in flight, or to free either in flight is an error.
 - The first unbatched send from one rank to another blocks both until they have called send and receive, because NCCL
@@ -17,7 +18,8 @@ flight, often passes on gloo and computes wrong values on NCCL. Here, such code 
 The simulation has limits. Times mean nothing. A rank has one stream besides those of its process groups. An operation
 whose future was taken, as DDP does, counts as waited for when it completes. Later unbatched sends do not block each
 other, although NCCL runs them one after the other. `batch_isend_irecv()` returns one Work per operation, NCCL one for
-all. A read through a raw pointer or in another thread is not seen.
+all. The operator of a synchronous collective returns a Work, which torch.distributed waits for and drops, and NCCL's
+returns none. A read through a raw pointer or in another thread is not seen.
 """
 
 import contextlib
