@@ -7,12 +7,12 @@
 # %% [markdown]
 # # 00 · Ranks
 #
-# **33 minutes.** After this lesson, you will be able to:
+# **34 minutes.** After this lesson, you will be able to:
 #
 # - run code on four processes at once, and say what they share and what they do not,
 # - predict what `all_reduce`, `broadcast`, `send` and `recv` leave on every rank, and which rank waits for which,
 # - read the report on a cell that hangs, and name the rank that caused it,
-# - explain why the time of a small message hardly depends on its size.
+# - explain why the time of a small message is mostly latency.
 #
 # You need PyTorch tensors and an ordinary training loop. You need no GPU, and no experience with more than one.
 
@@ -48,7 +48,8 @@ ranks.start(world_size=4)
 
 # %% [markdown]
 # A cell that begins with `%%ranks` runs in all four processes. The next one contains a training loop for handwritten
-# digits, and you have probably written many like it. `samples` selects which of the 128 images of each batch it uses.
+# digits, and you have probably written many like it. Its argument `samples` selects which of the 128 images of each
+# batch it uses. (`torch` and `device` are already defined in every process. You will see below where they come from.)
 
 
 # %%
@@ -77,7 +78,7 @@ def train(model, samples, steps=300):
 
 # %% [markdown]
 # Each process first trains a model alone, on all 128 images of each batch. Then the four processes train one model
-# together, and each uses only 32 of the 128 images.
+# together, and each uses only 32 of the 128 images: `rank` is 0 in the first process and 3 in the last.
 
 # %%
 # %%ranks
@@ -116,8 +117,8 @@ assert right.double().mean() > 0.85
 # processes. So every process takes the step that one process would take on the whole batch.
 #
 # **You will write this class yourself.** In chapter 02, you build a version that works. By the end of chapter 04, yours
-# communicates while backward is still computing, as PyTorch's does. From chapter 07 on, you also split the training
-# state over the processes, so that they can train a model that does not fit on any one of them.
+# communicates while backward is still computing, as PyTorch's does. From chapter 07 on, you also split what training
+# keeps in memory, so that four GPUs together can train a model for which one GPU is too small.
 #
 # (Are four processes faster? Not here, where they share the cores of one machine. Chapter 02 shows where the speed-up
 # comes from when each process has a GPU.)
@@ -126,8 +127,8 @@ assert right.double().mean() > 0.85
 # ## Why one process is not enough
 #
 # Training with Adam in mixed precision takes 16 bytes per parameter (ZeRO paper, §3.1). For 7 billion parameters, that
-# is 112 GB before the first activation is stored. A GPU with 80 GB cannot even start. A smaller model may fit, and
-# still take longer to train than you can wait.
+# is 112 GB before the first activation is stored: too much for a GPU with 80 GB. A smaller model may fit, and still
+# take longer to train than you can wait.
 #
 # In both cases, several GPUs have to work on one model. Each of them gets a process of its own. Processes share no
 # memory, so they can only send each other tensors. The figure shows what each process has for itself, and what all of
@@ -168,15 +169,16 @@ print(f"I am rank {rank} of {world_size}")
 # | `world_size` | the number of ranks, also available as `dist.get_world_size()` |
 # | `device` | this rank's device, for `torch.ones(3, device=device)` |
 #
-# Everything else you import or define yourself, in a `%%ranks` cell. It then stays on the ranks, from cell to cell.
-# Ranks that print the same share a line:
+# You import or define everything else yourself in a `%%ranks` cell. It then stays on the ranks, from cell to cell.
+#
+# Ranks that print the same text share a line:
 
 # %%
 # %%ranks
 print(f"we are {world_size} ranks")
 
 # %% [markdown]
-# ## A memory of its own
+# ## Separate memories
 #
 # Every rank sets `x`. Then only ranks 0 and 2 set it again: you can name the ranks after `%%ranks`. What does rank 1
 # hold afterwards?
@@ -201,8 +203,8 @@ print(x)
 print("x" in globals(), ranks.pull("x"))
 
 # %% [markdown]
-# Keep this in mind for the day when a training run goes wrong. If one rank holds a wrong value, nothing raises an
-# error, because no other rank can see it.
+# Keep this in mind for the day when a training run goes wrong. If one rank holds a wrong value, no error is raised,
+# because no other rank can see that value.
 
 # %% [markdown]
 # ## The first collective
@@ -343,9 +345,9 @@ print(parcel.item())
 # %% [markdown]
 # ## Launching without waiting
 #
-# An **asynchronous** operation only launches the communication, and returns at once with a handle. The communication is
-# then in flight while your code continues. The handle's `wait()` returns when it is complete. Every collective becomes
-# asynchronous with `async_op=True`:
+# An **asynchronous operation** only launches communication, and returns at once with a handle. The communication is
+# then in flight while your code continues. The handle's `wait()` returns when the communication is complete. With
+# `async_op=True`, every collective is asynchronous:
 
 # %%
 # %%ranks
@@ -406,9 +408,9 @@ if rank != 1:
     dist.all_reduce(total)
 
 # %% [markdown]
-# They get nothing: left alone, they would wait without a word. Ranks that wait for something that never happens are in
-# a **hang**. The report above comes from the course's *doctor*, which asks every rank where it is, sees that the
-# all-reduce can never complete, and stops the cell. Read its report in this order:
+# They get nothing: left alone, they would wait in silence. Waiting for something that never happens is called a
+# **hang**. The report above comes from the course's *doctor*. It asks every rank where it is, sees that the all-reduce
+# can never complete, and stops the cell. Read its report in this order:
 #
 # 1. **Who waits for whom?** The first sentence names the ranks that wait, the collective they wait in, and the rank
 #    that is missing. (`#` counts the collectives of the process group.)
@@ -468,11 +470,11 @@ dist.all_reduce(total)
 # and dtypes, and each `send` meets its `recv` in an order in which some rank can begin.**
 
 # %% [markdown]
-# ## How long a message takes
+# ## How long an all-reduce takes
 #
-# How long does an all-reduce take? `measure.collectives` calls it on tensors from 400 B to 4 MB, 20 times for each
-# size, and takes the median. Mismatch detection would add messages of its own, so it is off meanwhile. (We begin with
-# 100 elements, because gloo treats an all-reduce of a single element differently from all others.)
+# `measure.collectives` calls `all_reduce` on tensors from 400 B to 4 MB, 20 times for each size, and takes the median.
+# Mismatch detection would add messages of its own, so it is off meanwhile. (400 B are 100 elements. A single element
+# would be a special case: gloo splits a tensor into chunks, and sends nothing for empty ones.)
 #
 # **Predict.** 4 MB are 10,000 times as many bytes as 400 B. How many times as long does the all-reduce take? 1 would
 # mean that the size does not matter, and 10,000 that only the size matters.
@@ -501,12 +503,12 @@ assert measured[4_000] / measured[400] < measured[4_000_000] / measured[400_000]
 plots.message_cost(times.sizes_bytes, times.measured_ms)
 
 # %% [markdown]
-# On the left, ten times the bytes cost little extra time. What you see there is **latency**: the time that a message
-# takes however small it is. On the right, more and more of the time is spent on moving bytes. How many of them move per
-# second is the **bandwidth**.
+# On the left, ten times the bytes take far less than ten times as long. Most of that time is **latency**: the time that
+# a message takes however small it is. Toward the right, more and more of the time is spent on moving bytes. How many
+# bytes move per second is the **bandwidth**.
 #
-# So one large message is much cheaper than many small ones with the same bytes in total. Chapter 01 turns this figure
-# into a formula, and chapter 03 makes use of it.
+# So one all-reduce of 4 KB is much cheaper than ten of 400 B. Chapter 01 turns this figure into a formula, and chapter
+# 03 uses it to make training steps faster.
 #
 # Your four ranks share one machine. Which results would be the same on a cluster?
 #
@@ -578,18 +580,20 @@ assert [log.sent_bytes / 1e6 for log in logs] == [12, 4, 4, 4]
 plots.traffic(sent_mb)
 
 # %% [markdown]
-# Only the row and the column of rank 0 are filled: every message begins or ends there. What does that mean for the
-# others? In the timeline, a bar is a message, from its call until it is complete. Compare the bars of rank 0 with those
-# of rank 3.
+# Only the row and the column of rank 0 are filled: rank 0 is the sender or the receiver of every message. What does
+# that mean for the others? In the timeline, a bar is a message, from its call until it is complete. Compare the bars of
+# rank 0 with those of rank 3.
 
 # %% tags=["nbval-ignore-output"]
 lines = ranks.pull("line")
 assert [len(line.spans) for line in lines] == [6, 2, 2, 2]
+mean_bar_ms = [line.communication_ms / len(line.spans) for line in lines]
+assert mean_bar_ms[3] > mean_bar_ms[0]
 plots.timeline(lines, exposed=False)
 
 # %% [markdown]
-# Rank 0 serves ranks 1, 2 and 3 one after the other. Each of the others has only two messages, but their bars are long,
-# because they include the time until it is their turn.
+# Rank 0 serves ranks 1, 2 and 3 one after the other. Rank 3 has only two messages, but their bars are longer than those
+# of rank 0 on average, because they include the time until it is rank 3's turn.
 
 # %% [markdown]
 # ## The same in a script
@@ -698,11 +702,11 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # - **broadcast**: one rank, the source, sends its tensor to all others.
 # - **barrier**: no rank continues until all ranks have called it.
 # - **point-to-point communication**: one rank sends a tensor, and one other rank receives it.
-# - **asynchronous**: launches communication and returns at once with a handle, whose `wait()` returns when the
-#   communication is complete.
-# - **hang**: ranks wait for something that never happens, usually for a rank that never makes the same call.
-# - **mismatch detection**: before a collective, the ranks check that they all called the same operation with the same
-#   shape and dtype.
+# - **asynchronous operation**: it launches communication and returns at once with a handle, whose `wait()` returns when
+#   the communication is complete.
+# - **hang**: ranks wait for something that never happens, for example for a rank that never calls the same collective.
+# - **mismatch detection**: before each collective, the ranks check that they all called the same operation with the
+#   same shape and dtype.
 # - **latency**: the time that a message takes however small it is.
 # - **bandwidth**: how many bytes move per second.
 # - **local rank**: the index of a rank among the ranks of its host.
