@@ -175,8 +175,8 @@ check.pass_right()
 # There is more than one right way over gloo, because gloo runs all transfers that you have launched at the same time.
 # NCCL runs those of a rank one after the other, even if `isend` and `irecv` launched them: when every rank sends first,
 # no rank gets as far as its receive. So **with NCCL, batch the sends and receives, or let the ranks take turns**.
-# `dist.batch_isend_irecv` hands a batch over as a whole. You can try this without a GPU: `ranks.start(4,
-# backend="gloo:cpu", simulate="nccl")` lets gloo behave like NCCL.
+# `dist.batch_isend_irecv` hands a batch over as a whole. You can try this without a GPU:
+# `ranks.start(4, backend="gloo:cpu", simulate="nccl")` lets gloo behave like NCCL.
 
 # %% [markdown]
 # ## Exercise 0.4 · Break it, then fix it (10 min, 3 points)
