@@ -123,7 +123,7 @@ def message_cost(sizes_bytes: list[int], times_ms: dict[str, list[float]]) -> Fi
     shown = [size for size in sizes_bytes if fastest * size / sizes_bytes[-1] > floor / 5]
     in_proportion = [fastest * size / sizes_bytes[-1] for size in shown]
     axes.loglog(shown, in_proportion, ":", color="gray", label="without latency")
-    axes.set(xlabel="tensor size, bytes", ylabel="time of the fastest round, ms")
+    axes.set(xlabel="tensor size, bytes", ylabel="time, ms")
     axes.legend(frameon=False)
     return finish(figure)
 

@@ -8,12 +8,24 @@
 # %% [markdown]
 # # Lab 00 · First collectives
 #
-# **60 minutes, 15 points.** You write five small functions that run on every rank. One of them fixes a hang that you
-# will meet again in your own training scripts.
+# **60 minutes, 15 points.** You will write five small functions that all ranks call together. The first one takes five
+# minutes, and the fourth repairs a bug that makes many training scripts hang. At the end, you build an all-reduce from
+# your own pieces.
 #
-# For each exercise, write the function where it says `your code here`, run its cell, and then run the check below it.
-# Each run of a check draws new values and gives each rank only its own. It tries 1, 2, 3 and 4 ranks, and it counts
-# what you send.
+# This is how a lab works:
+#
+# - Run its cells from top to bottom, as in the lesson.
+# - Write each function where its cell says `your code here`, and run the cell. That defines it on all ranks.
+# - Then run the check below it. The check calls your function on up to four ranks, with new values each time. It gives
+#   each rank only its own values, and counts the messages that you send.
+# - If the check fails, read what it found on which rank, and the question below. Then change your function, run its
+#   cell, and run the check again, as often as you like.
+# - Each exercise has a hint. Click it to open it.
+#
+# If a mistake makes the ranks hang, the cell is stopped and explained, as in the lesson. If a message says that the
+# ranks had to be restarted, run the cells with your functions again, beginning with the imports.
+#
+# The next two cells start the ranks, and import on each of them what your functions need.
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks
@@ -32,15 +44,22 @@ from torch import Tensor
 # %% [markdown]
 # ## Exercise 0.1 · A sum over ranks (5 min, 2 points)
 #
-# Each rank calls `sum_over_ranks` with its own value, and every rank gets the sum of all values. The result must equal:
+# A training script often needs a number from all ranks: how many samples they have seen, for example. Each rank calls
+# `sum_over_ranks` with its own value, and every rank gets the sum of all values. If `value_of[rank]` is the value of a
+# rank, the result on every rank is:
 # ```python
 # total = 0.0
 # for rank in range(world_size):
 #     total += value_of[rank]
 # ```
 #
-# Target: **one** all-reduce of 8 bytes, with the full precision of a Python float. A collective takes a tensor, and
-# `tensor.item()` returns the value of a tensor with one element.
+# - Send **one** all-reduce of 8 bytes.
+# - Keep the full precision of a Python float, which has 64 bits.
+# - Return a float. `tensor.item()` returns the value of a tensor with one element.
+#
+# <details><summary>Hint</summary>A collective takes a tensor, so you have to make one from the value. How many bytes
+# does an element of <code>torch.tensor(0.1)</code> have? <code>torch.tensor</code> has an argument that changes
+# this.</details>
 
 
 # %% tags=["exercise", "export"] grade_id="sum-over-ranks"
@@ -64,8 +83,8 @@ check.sum_over_ranks()
 # %% [markdown]
 # ## Exercise 0.2 · A mean over unequal shares (10 min, 3 points)
 #
-# Each rank holds a tensor with a different number of values: nine, one, or even none. Return the mean of all values of
-# all ranks:
+# The last batch of an epoch is often smaller on some ranks than on others. So here, each rank holds a tensor with a
+# different number of values: nine, one, or even none. Return the mean of all values of all ranks:
 # ```python
 # everything = []
 # for rank in range(world_size):
@@ -73,11 +92,13 @@ check.sum_over_ranks()
 # mean = sum(everything) / len(everything)
 # ```
 #
-# Target: **one** all-reduce of 16 bytes. You may assume that at least one rank holds a value.
+# - Send **one** all-reduce of 16 bytes.
+# - A rank without values takes part as well. At least one rank has a value.
+# - Do not change `values`.
 #
-# <details><summary>Hint</summary>Suppose that one rank holds (1, 2, 3) and another holds (10). Their means are 2 and
-# 10, and the mean of these means is 6. But the right answer is 4. Which two numbers must each rank
-# contribute?</details>
+# <details><summary>Hint</summary>Suppose that one rank holds 1, 2 and 3, and another one holds 10. Their means are 2
+# and 10, and the mean of these means is 6. But the right answer is 4. Which two numbers must each rank contribute, so
+# that every rank can compute 4?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="global-mean"
@@ -106,20 +127,24 @@ check.global_mean()
 # %% [markdown]
 # ## Exercise 0.3 · Pass to the right (15 min, 4 points)
 #
-# Every rank sends its tensor to its right neighbor, and returns the tensor that it receives from its left neighbor. The
-# right neighbor of the last rank is rank 0.
+# This is the ring of the lesson, but without the hang. Every rank sends its tensor to its right neighbor, and returns
+# the tensor that it receives from its left neighbor. The right neighbor of the last rank is rank 0:
 # ```python
 # for rank in range(world_size):
 #     result_of[(rank + 1) % world_size] = tensor_of[rank]
 # ```
 #
-# Target: each rank sends **one** message and receives **one**, for 1 element as well as for a million. The argument
-# does not change. If there is only one rank, it is its own neighbor.
+# - Each rank sends **one** message and receives **one**, whatever the shape and dtype of the tensor.
+# - Do not change `tensor`. Return a new tensor.
+# - Return only when both messages are complete: the caller may change `tensor` right afterwards.
+# - With a single rank, return a copy, because a rank cannot `send` to itself.
 #
-# <details><summary>Hint</summary>The ring in the lesson hung because every rank waited for a message before any rank
-# had sent one. Either let some ranks send first, or launch both operations before you wait for either: look up
-# <code>dist.isend</code>, <code>dist.irecv</code> and <code>dist.batch_isend_irecv</code>, and what their
-# <code>wait()</code> guarantees.</details>
+# <details><summary>Hint</summary>In the lesson's ring, every rank waited for a message before any rank had sent one.
+# Which calls launch a send and a receive without waiting for either?</details>
+#
+# <details><summary>A second hint</summary>The lesson let two ranks swap tensors with
+# <code>dist.batch_isend_irecv</code>. There, both messages had the same partner. Which partners do the two messages
+# have here, and when may you return what you have received?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="pass-right"
@@ -147,17 +172,18 @@ def pass_right(tensor: Tensor) -> Tensor:
 check.pass_right()
 
 # %% [markdown]
-# gloo runs every transfer that you have launched at the same time. NCCL runs those of a rank one after the other, even
-# if `isend` and `irecv` launched them: when every rank sends first, no rank gets as far as its receive. So **with NCCL,
-# batch the sends and receives, or let the ranks take turns**. `dist.batch_isend_irecv` hands a batch over as a whole.
-# You can try this without a GPU: `ranks.start(4, backend="gloo:cpu", simulate="nccl")` lets gloo behave like NCCL.
+# There is more than one right way over gloo, because gloo runs all transfers that you have launched at the same time.
+# NCCL runs those of a rank one after the other, even if `isend` and `irecv` launched them: when every rank sends first,
+# no rank gets as far as its receive. So **with NCCL, batch the sends and receives, or let the ranks take turns**.
+# `dist.batch_isend_irecv` hands a batch over as a whole. You can try this without a GPU:
+# `ranks.start(4, backend="gloo:cpu", simulate="nccl")` lets gloo behave like NCCL.
 
 # %% [markdown]
 # ## Exercise 0.4 · Break it, then fix it (10 min, 3 points)
 #
-# Many training scripts contain a function like this one, with which rank 0 logs the mean loss. Run the cell. Before you
-# read on, look at the doctor's table: which rank is waiting, which ranks is it waiting for, and why do they never call
-# the collective?
+# Each rank has the loss of its own samples, and rank 0 should print the mean of all losses. Many training scripts
+# contain a function like the next one. Run the cell, and read the doctor's report before you continue here. Which rank
+# waits? Which ranks is it waiting for? Why do they never call the collective?
 
 
 # %% tags=["raises-exception"]
@@ -171,10 +197,20 @@ def log_loss(loss):
 log_loss(torch.tensor(2.0 + rank, device=device))
 
 # %% [markdown]
-# The function also has a second bug, which raises no error: what would `loss` hold afterwards?
+# Only rank 0 calls the all-reduce, so it waits for the others forever. The function also has a second bug, which raises
+# no error: what would `loss` hold after the all-reduce?
 #
-# Write a correct version. Rank 0 gets the mean as a float, and the other ranks get `None`. `loss` must not change, so
-# that you can still call `backward()` on it. Target: **one** all-reduce, of the size of the loss or of 8 bytes.
+# Write a version without these bugs:
+#
+# - Rank 0 returns the mean as a float. The other ranks return `None`.
+# - `loss` must not change, and `loss.backward()` must still work afterwards.
+# - Send **one** all-reduce, of the size of the loss or of 8 bytes.
+#
+# <details><summary>Hint</summary>Which line must all ranks run, and which line is for rank 0 only? The all-reduce
+# overwrites its argument. Which tensor can you pass instead of <code>loss</code>?</details>
+#
+# <details><summary>A second hint</summary>It should have the same value, its own memory, and no connection to
+# autograd.</details>
 
 
 # %% tags=["exercise", "export"] grade_id="log-mean-loss"
@@ -204,15 +240,18 @@ check.log_mean_loss()
 # %% [markdown]
 # ## Exercise 0.5 · Stretch: a broadcast by hand (10 min, 3 points)
 #
-# `broadcast_by_hand(tensor, src)` copies the values of rank `src` into the `tensor` of every rank, in place. Use only
-# `dist.send` and `dist.recv`.
+# In the lesson, `dist.broadcast` copied the tensor of one rank to all others. Build it yourself, for any source:
 # ```python
 # for rank in range(world_size):
 #     tensor_of[rank][:] = tensor_of[src]
 # ```
 #
-# Target: **N − 1** messages in total, for any `src`. Rank `src` may send them one after another. Faster schedules are
-# welcome; they need the same number of messages.
+# - Use only `dist.send` and `dist.recv`, and overwrite `tensor` in place.
+# - Send **N − 1** messages in total on N ranks, for any `src`.
+# - Rank `src` may send them one after the other. Faster schedules are welcome. They need the same number of messages.
+#
+# <details><summary>Hint</summary>Write it for two ranks first: which rank sends, and which one receives? With more
+# ranks, one of the two cases becomes a loop. Which rank must the loop leave out?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="broadcast-by-hand"
@@ -236,10 +275,10 @@ def broadcast_by_hand(tensor: Tensor, src: int) -> None:
 check.broadcast_by_hand()
 
 # %% [markdown]
-# ## Your own figures
+# ## An all-reduce of your own (10 min)
 #
-# Your `pass_right` is enough to build an all-reduce: pass each tensor around the ring once, and add every tensor that
-# arrives. Does the result agree with `dist.all_reduce`?
+# Your `pass_right` is enough to build an all-reduce: pass the tensors around the ring until every rank has seen all of
+# them, and add up what arrives. Does the result agree with `dist.all_reduce`?
 
 
 # %%
@@ -259,8 +298,11 @@ dist.all_reduce(expected)
 print("equal:", torch.equal(ring_sum(tensor), expected))
 
 # %% [markdown]
-# How many bytes does each rank send to each other rank when you sum tensors of 4 MB? In the lesson's map, the row and
-# the column of rank 0 were full. **Predict** this map.
+# In the lesson, rank 0 added up tensors of 4 MB for all ranks, and the map of the messages had one full row and one
+# full column.
+#
+# **Predict.** How many megabytes does each rank send to each other rank when your ring adds up tensors of 4 MB? Draw
+# the map on paper, and then run the next two cells.
 
 # %%
 # %%ranks
@@ -277,58 +319,30 @@ for entry in log.entries:
 plots.traffic(ranks.pull("sent_mb"))
 
 # %% [markdown]
-# No rank has a special role any more. To see the map of your own broadcast, call
-# `broadcast_by_hand(torch.ones(1_000_000, device=device), src=1)` in the cell above instead.
+# No rank has a special role any more. (To see the map of your broadcast, replace `ring_sum(…)` in the cell above by
+# `broadcast_by_hand(torch.ones(1_000_000, device=device), src=1)`.)
+#
+# How long does your all-reduce take, compared with `dist.all_reduce`? The estimator of the lesson times both, in turn:
+
+# %%
+# %%ranks
+from shared import measure
+
+times = measure.collectives({"by hand": ring_sum, "torch": dist.all_reduce})
 
 # %% [markdown]
-# How long does it take, compared with `dist.all_reduce`? In the default group, the ranks check before each all-reduce
-# that they all called the same operation, which takes time. In a new group, they skip this check:
-
-# %%
-# %%ranks
-unchecked_group = dist.new_group()
-
-
-def torch_sum(tensor):
-    dist.all_reduce(tensor, group=unchecked_group)
-
-
-# %%
-# %%ranks
-import time
-
-
-def fastest_ms(collective, elements, rounds=15):
-    """Time collective(tensor), started on all ranks at once. Returns the time of the fastest round."""
-    tensor = torch.zeros(elements, device=device)
-    collective(tensor)
-    times_s = []
-    for _ in range(rounds):
-        dist.barrier(unchecked_group)
-        began_s = time.perf_counter()
-        collective(tensor)
-        tensor[0].item()
-        times_s.append(time.perf_counter() - began_s)
-    return 1000 * min(times_s)
-
-
-# %%
-# %%ranks
-sizes = [10**power for power in range(7)]
-by_hand_ms = [fastest_ms(ring_sum, size) for size in sizes]
-torch_ms = [fastest_ms(torch_sum, size) for size in sizes]
+# The table and the figure show the same medians. At which sizes do the two come close to each other, and at which do
+# they not?
 
 # %% tags=["nbval-ignore-output"]
-sizes_bytes = [4 * size for size in ranks.pull("sizes")[0]]
-# Each time is that of the slowest rank.
-by_hand = [max(times) for times in zip(*ranks.pull("by_hand_ms"), strict=True)]
-by_torch = [max(times) for times in zip(*ranks.pull("torch_ms"), strict=True)]
-print(f"4 MB: {by_hand[-1]:.1f} ms by hand, {by_torch[-1]:.1f} ms with dist.all_reduce")
-plots.message_cost(sizes_bytes, {"by hand": by_hand, "torch": by_torch})
+times = ranks.pull("times")[0]
+print(times)
+plots.message_cost(times.sizes_bytes, times.measured_ms)
 
 # %% [markdown]
-# In your ring, each rank sends three full tensors: 12 MB to sum tensors of 4 MB. How few bytes are enough to leave the
-# sum on every rank? Chapter 01 starts with this question.
+# These are times on one machine, where all ranks share cores and memory. The bytes are the same on any cluster: in your
+# ring, each rank sends three full tensors, which is 12 MB to add up tensors of 4 MB. How few bytes are enough to leave
+# the sum on every rank? Chapter 01 begins with this question.
 
 # %%
 ranks.stop()

@@ -2,68 +2,186 @@
 # jupyter:
 #   course:
 #     module: first_collectives
-#     minutes: 20
 # ---
 
 # %% [markdown]
 # # 00 · Ranks
 #
-# **20 minutes.** You will be able to
+# **34 minutes.** After this lesson, you will be able to:
 #
-# - run code on four processes at once, and say what they share,
-# - predict what `all_reduce`, `send` and `recv` leave on every rank, and who waits for whom,
-# - read why a cell hangs, and name the rank to look at,
-# - say which times measured on this machine mean something.
+# - run code on four processes at once, and say what they share and what they do not,
+# - predict what `all_reduce`, `broadcast`, `send` and `recv` leave on every rank, and which rank waits for which,
+# - read the report on a cell that hangs, and name the rank that caused it,
+# - explain why the time of a small message is mostly latency.
 #
-# You need PyTorch tensors, and nothing about distributed training.
+# You need PyTorch tensors and an ordinary training loop. You need no GPU, and no experience with more than one.
+
+# %% [markdown]
+# ## How to use this page
+#
+# Welcome! This page is a notebook, so you can run and change everything in it. To run a cell, click it and press
+# **Shift+Enter**. Run the cells from top to bottom. The outputs that you see are from our own run, and yours replace
+# them.
+#
+# Now and then, a paragraph begins with **Predict.** Write your estimate into the cell below it before you read on. A
+# wrong estimate is welcome: it shows you where to look more closely.
+#
+# After this lesson comes a lab, in which you write code and the course checks it. The next cell shows your progress.
+# You can run it again whenever you want to know what is next.
 
 # %%
 from shared import progress
 
-progress.show()  # run this cell again to see where you are
+progress.show()
 
 # %% [markdown]
-# ## Why more than one process
+# ## Four processes that train one model
 #
-# Training with Adam in mixed precision holds 16 bytes per parameter (ZeRO paper, §3.1): for 7 billion parameters
-# that is 112 GB before the first activation. A GPU with 80 GB cannot even start. A smaller model may fit, and still
-# take longer than you can wait.
-#
-# Either way several processes, each with a device and a memory of its own, must act as one. All they can do for that
-# is to send each other tensors. This chapter is about that one act.
+# Let's begin with a result. The next cell starts four processes on your machine. That takes some seconds, and then you
+# see a table with one row per process.
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks
+from shared.plots import diagrams
 
 ranks.start(world_size=4)
 
 # %% [markdown]
-# Four processes run now, beside the notebook's own. The field's words for them:
+# A cell that begins with `%%ranks` runs in all four processes. The next one contains a training loop for handwritten
+# digits, and you have probably written many like it. Its argument `samples` selects which of the 128 images of each
+# batch it uses. (`torch` and `device` are already defined in every process. You will see below where they come from.)
+
+
+# %%
+# %%ranks
+from torch.nn.functional import cross_entropy
+
+from shared.data import digits
+from shared.models import MLP
+
+images, labels = (data.to(device) for data in digits(torch.float64))
+
+
+def train(model, samples, steps=300):
+    """Train on some of the 128 images of each batch. Returns the loss of each step."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    generator, losses = torch.Generator().manual_seed(0), []
+    for _ in range(steps):
+        batch = torch.randint(1500, (128,), generator=generator)[samples]
+        loss = cross_entropy(model(images[batch]), labels[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+# %% [markdown]
+# Each process first trains a model alone, on all 128 images of each batch. Then the four processes train one model
+# together, and each uses only 32 of the 128 images: `rank` is 0 in the first process and 3 in the last.
+
+# %%
+# %%ranks
+from torch.nn.parallel import DistributedDataParallel
+
+alone = train(MLP().double().to(device), slice(128))
+
+model = DistributedDataParallel(MLP().double().to(device))
+together = train(model, slice(32 * rank, 32 * rank + 32))
+
+# %% [markdown]
+# Do the processes that share the work learn as well? In the figure, compare the two curves. For the second one, we
+# average the losses of the four processes in each step.
+
+# %%
+losses = {
+    "each on 128 images": ranks.pull("alone")[0],
+    "four together, 32 each": [sum(step) / 4 for step in zip(*ranks.pull("together"), strict=True)],
+}
+assert max(abs(a - b) for a, b in zip(*losses.values(), strict=True)) < 1e-6
+plots.loss_curves(losses)
+
+# %% [markdown]
+# The curves lie on top of each other: in every step, the losses differ by less than a millionth. Next, we test the
+# model on digits that it has never seen. All four processes hold the same model, so they all give the same answer.
+
+# %% tags=["nbval-ignore-output"]
+# %%ranks
+with torch.no_grad():
+    right = model(images[1500:]).argmax(1) == labels[1500:]
+print(f"{right.sum().item()} of {len(right)} new digits are right")
+assert right.double().mean() > 0.85
+
+# %% [markdown]
+# The only new line is the one with `DistributedDataParallel`. During each backward, it averages the gradients of all
+# processes. So every process takes the step that one process would take on the whole batch.
 #
-# | | |
-# |---|---|
-# | rank | the number of a process, from 0 |
-# | world size | how many there are |
-# | backend | who carries the messages: gloo between CPUs, NCCL between GPUs |
-# | device | where this rank's tensors live |
+# **You will write this class yourself.** In chapter 02, you build a version that works. By the end of chapter 04, yours
+# communicates while backward is still computing, as PyTorch's does. From chapter 07 on, you also split what training
+# keeps in memory, so that four GPUs together can train a model for which one GPU is too small.
 #
-# A cell that begins with `%%ranks` runs in all four at once.
+# (Are four processes faster? Not here, where they share the cores of one machine. Chapter 02 shows where the speed-up
+# comes from when each process has a GPU.)
+
+# %% [markdown]
+# ## Why one process is not enough
+#
+# Training with Adam in mixed precision takes 16 bytes per parameter (ZeRO paper, §3.1). For 7 billion parameters, that
+# is 112 GB before the first activation is stored: too much for a GPU with 80 GB. A smaller model may fit, and still
+# take longer to train than you can wait.
+#
+# In both cases, several GPUs have to work on one model. Each of them gets a process of its own. Processes share no
+# memory, so they can only send each other tensors. The figure shows what each process has for itself, and what all of
+# them have in common.
+
+# %%
+diagrams.processes()
+
+# %% [markdown]
+# The field has a word for each part of this figure:
+#
+# - A **rank** is one of the processes that run together. The word also means its index: with four processes, the ranks
+#   are 0 to 3.
+# - The **world size** is the number of ranks.
+# - A **process group** is a set of ranks that communicate with each other. `ranks.start` has formed one with all four.
+# - The **backend** is the library that moves tensors between ranks: NCCL between GPUs, gloo between CPUs.
+#
+# The table above shows the backend on your machine, and the **device** of each rank: the GPU or CPU that holds its
+# tensors.
+
+# %% [markdown]
+# ## Cells on every rank
+#
+# Each rank runs the next cell. Look at the beginning of each line of the output: it says which rank has printed it.
 
 # %%
 # %%ranks
 print(f"I am rank {rank} of {world_size}")
 
 # %% [markdown]
-# Ranks that print the same are shown as one line:
+# You have not defined `rank` and `world_size`. The course defines five names on every rank when it starts:
+#
+# | name | what it is |
+# |---|---|
+# | `torch` | PyTorch |
+# | `dist` | `torch.distributed`, PyTorch's package for communication |
+# | `rank` | the index of this rank, also available as `dist.get_rank()` |
+# | `world_size` | the number of ranks, also available as `dist.get_world_size()` |
+# | `device` | this rank's device, for `torch.ones(3, device=device)` |
+#
+# You import or define everything else yourself in a `%%ranks` cell. It then stays on the ranks, from cell to cell.
+#
+# Ranks that print the same text share a line:
 
 # %%
 # %%ranks
-print(f"{world_size} ranks")
+print(f"we are {world_size} ranks")
 
 # %% [markdown]
-# ## They share nothing
+# ## Separate memories
 #
-# Every rank sets `x`. Then ranks 0 and 2 set it again. What does rank 1 hold?
+# Every rank sets `x`. Then only ranks 0 and 2 set it again: you can name the ranks after `%%ranks`. What does rank 1
+# hold afterwards?
 
 # %%
 # %%ranks
@@ -78,18 +196,29 @@ x = 99
 print(x)
 
 # %% [markdown]
-# Four variables, all called `x`, in four memories. The notebook itself has none; it can only ask for copies:
+# There are four variables called `x`, in four memories. A cell without `%%ranks` runs in the notebook's own process,
+# which is not a rank and has no `x`. `ranks.pull` copies a variable from every rank to the notebook:
 
 # %%
 print("x" in globals(), ranks.pull("x"))
 
 # %% [markdown]
-# Keep this in mind when training goes wrong: a rank whose value is off raises no error. Nobody else can see it.
+# Keep this in mind for the day when a training run goes wrong. If one rank holds a wrong value, no error is raised,
+# because no other rank can see that value.
 
 # %% [markdown]
 # ## The first collective
 #
-# Let rank *r* hold *r* + 1, and let all ranks call `dist.all_reduce`. **Predict** what rank 2 holds afterwards.
+# A **collective** is an operation that all ranks of a process group call together. The most important one for training
+# is the **all-reduce**: every rank contributes a tensor, and every rank gets the sum of all tensors. In the figure,
+# compare the ranks before and after it.
+
+# %%
+diagrams.collective("all_reduce")
+
+# %% [markdown]
+# **Predict.** Each rank holds one element: rank 0 holds 1, rank 1 holds 2, and so on. All four call `dist.all_reduce`.
+# Which value does rank 2 hold afterwards?
 
 # %%
 my_prediction = 0.0
@@ -104,15 +233,8 @@ measured = ranks.pull("total")[2].item()
 print(f"predicted {my_prediction:g}, measured {measured:g}")
 
 # %% [markdown]
-# 1 + 2 + 3 + 4 = 10, and *every* rank has it:
-
-# %%
-# %%ranks
-print(total.item())
-
-# %% [markdown]
-# *Reduce*: many values become one, by an operation, here a sum. *All*: every rank gets the result. It works **in
-# place**: what a rank held before is gone. What does a second call leave, then?
+# 1 + 2 + 3 + 4 = 10, and every rank has it. `all_reduce` works in place: it overwrites the tensor, so the values from
+# before are gone. What do you get if all ranks call it again?
 
 # %%
 # %%ranks
@@ -120,8 +242,10 @@ dist.all_reduce(total)
 print(total.item())
 
 # %% [markdown]
-# Four ranks held 10, so 40. The operation may be another one. A mean is a sum that you divide yourself
-# (`ReduceOp.AVG` does it for you, where the backend knows it):
+# Each of the four ranks contributed 10, so the sum is 40.
+#
+# An all-reduce can also take the maximum. For a mean, let it add up, and divide the sum yourself. (With NCCL,
+# `ReduceOp.AVG` does both.)
 
 # %%
 # %%ranks
@@ -129,16 +253,81 @@ largest = torch.tensor([rank + 1.0], device=device)
 dist.all_reduce(largest, op=dist.ReduceOp.MAX)
 
 mean = torch.tensor([rank + 1.0], device=device)
-dist.all_reduce(mean, op=dist.ReduceOp.SUM)
+dist.all_reduce(mean)
 mean /= world_size
 print(f"largest {largest.item()}, mean {mean.item()}")
 
 # %% [markdown]
-# Put gradients in place of `mean`, and that is data parallelism: chapter 02.
+# Put gradients in place of `mean`, and you have what `DistributedDataParallel` did in each backward.
+
+# %% [markdown]
+# ## A broadcast
 #
-# ## From one rank to one other
+# Averaging gradients only helps if all ranks start with the same parameters. That is what a **broadcast** is for: one
+# rank, the *source*, sends its tensor to all others. In the figure, the source is rank 0.
+
+# %%
+diagrams.collective("broadcast")
+
+# %% [markdown]
+# The argument `src` names the source. All ranks pass the same `src`, and the tensors of the others are overwritten:
+
+# %%
+# %%ranks
+weights = torch.full((3,), float(rank), device=device)
+dist.broadcast(weights, src=2)
+print(weights.tolist())
+
+# %% [markdown]
+# ## Waiting for the last rank
 #
-# `send` and `recv` come in pairs. The receiver brings a tensor to be filled.
+# A **barrier** is a collective without a tensor: no rank continues until all ranks have called it. The figure shows who
+# computes and who waits, over time.
+
+# %%
+diagrams.collective("barrier")
+
+# %% [markdown]
+# An all-reduce makes ranks wait, too.
+#
+# **Predict.** Rank 2 works for 0.4 s before it calls `all_reduce`, and the other ranks work for 0.1 s. After how many
+# seconds does rank 0 have its sum?
+
+# %%
+my_prediction_s = 0.0
+
+# %%
+# %%ranks
+import time
+
+dist.barrier()  # so that all ranks begin at the same time
+began_s = time.perf_counter()
+time.sleep(0.4 if rank == 2 else 0.1)
+arrived_s = time.perf_counter()
+total = torch.ones(1, device=device)
+dist.all_reduce(total)
+total.item()  # on a GPU, this is the line that waits
+left_s = time.perf_counter()
+
+# %% [markdown]
+# In the figure, compare when rank 2 stops working with when the other ranks stop waiting.
+
+# %% tags=["nbval-ignore-output"]
+began, arrived = ranks.pull("began_s"), ranks.pull("arrived_s")
+left = ranks.pull("left_s")
+print(f"predicted {my_prediction_s:.2f} s, measured {left[0] - began[0]:.2f} s")
+assert left[0] > arrived[2]
+plots.waiting(began, arrived, left, waits_in="all_reduce")
+
+# %% [markdown]
+# Rank 0 cannot have the sum before rank 2 has contributed its tensor. In training, ranks synchronize like this in every
+# step, so the slowest rank sets the pace of all.
+
+# %% [markdown]
+# ## From one rank to another
+#
+# Collectives are for all ranks. In **point-to-point communication**, one rank calls `send` and another one calls
+# `recv`. The receiver passes a tensor of the right shape and dtype, and the message overwrites it:
 
 # %%
 # %%ranks
@@ -150,61 +339,67 @@ if rank == 3:
 print(parcel.item())
 
 # %% [markdown]
-# Now rank 0 is half a second late. Rank 3 pays for it:
-
-# %% tags=["nbval-ignore-output"]
-# %%ranks
-import time
-
-began_s = time.perf_counter()
-if rank == 0:
-    time.sleep(0.5)
-    began_s = time.perf_counter()
-    dist.send(parcel, dst=3)
-if rank == 3:
-    dist.recv(parcel, src=0)
-    parcel.item()  # on a GPU it is this line that waits
-waited_s = time.perf_counter() - began_s
-print(f"waited {waited_s:.1f} s")
-assert rank != 3 or waited_s > 0.4
+# Both calls block: `recv` waits until the message has arrived, and with gloo, `send` waits until the receiver has
+# called `recv`. So two ranks that want to swap tensors must not both begin with `send`.
 
 # %% [markdown]
-# A send over gloo waits just so for a receiver who is late.
+# ## Launching without waiting
 #
-# ## Everyone waits for the last
-#
-# **Predict.** Rank 2 works for 0.4 s before it calls `all_reduce`, the others for 0.1 s. After how many seconds does
-# rank 0 have its sum?
-
-# %%
-my_prediction_s = 0.0
+# An **asynchronous operation** only launches communication, and returns at once with a handle. The communication is
+# then in flight while your code continues. The handle's `wait()` returns when the communication is complete. With
+# `async_op=True`, every collective is asynchronous:
 
 # %%
 # %%ranks
-dist.barrier()  # returns when all ranks have come to it
-began_s = time.perf_counter()
-time.sleep(0.4 if rank == 2 else 0.1)
-arrived_s = time.perf_counter()
 total = torch.ones(1, device=device)
-dist.all_reduce(total)
-total.item()
-left_s = time.perf_counter()
-
-# %% tags=["nbval-ignore-output"]
-began, arrived = ranks.pull("began_s"), ranks.pull("arrived_s")
-left = ranks.pull("left_s")
-took_s = left[0] - began[0]
-print(f"predicted {my_prediction_s:.2f} s, measured {took_s:.2f} s")
-assert left[0] > arrived[2]
-plots.waiting(began, arrived, left, waits_in="all_reduce")
+handle = dist.all_reduce(total, async_op=True)
+squares = [number**2 for number in range(4)]  # compute anything that does not use `total`
+handle.wait()
+print(squares, total.item())
 
 # %% [markdown]
-# No rank can have the sum before the last one has brought its part. In training, the slowest rank sets the pace of
-# all.
+# The asynchronous versions of `send` and `recv` are `isend` and `irecv`:
+
+# %%
+# %%ranks
+parcel = torch.tensor([rank + 0.5], device=device)
+if rank == 0:
+    handle = dist.isend(parcel, dst=3)
+    handle.wait()
+if rank == 3:
+    handle = dist.irecv(parcel, src=0)
+    handle.wait()
+print(parcel.item())
+
+# %% [markdown]
+# While an operation is in flight, leave its tensor alone. Each `wait()` gives you one guarantee:
 #
-# ## When one rank does not come
+# - after the `wait()` of `irecv`, the message is in your tensor,
+# - after the `wait()` of `isend`, you may change or free the tensor that you sent.
 #
-# Rank 1 skips the call. **Predict** for ranks 0, 2 and 3: an error, a wrong number, or silence?
+# So keep every handle, and wait for every one of them.
+#
+# A rank that sends *and* receives should launch both as a batch. `dist.batch_isend_irecv` takes a list of operations
+# and returns a list of handles. Here, ranks 0 and 3 swap tensors, and so do ranks 1 and 2:
+
+# %%
+# %%ranks
+mine, partner = torch.tensor([rank + 0.5], device=device), world_size - 1 - rank
+theirs = torch.empty_like(mine)
+swap = [dist.P2POp(dist.isend, mine, partner), dist.P2POp(dist.irecv, theirs, partner)]
+for handle in dist.batch_isend_irecv(swap):
+    handle.wait()
+print(f"sent {mine.item()}, received {theirs.item()}")
+
+# %% [markdown]
+# ## A hang, and how to read it
+#
+# Sooner or later, one of your ranks will skip a collective that the others call.
+#
+# **Predict.** Rank 1 skips the next all-reduce. What do ranks 0, 2 and 3 get: an error, a wrong value, or nothing?
+
+# %%
+my_prediction_for_others = ""
 
 # %% tags=["raises-exception"]
 # %%ranks
@@ -213,14 +408,19 @@ if rank != 1:
     dist.all_reduce(total)
 
 # %% [markdown]
-# Silence: they wait for ever. Here the course's *doctor* looks at all ranks, finds that the call can never happen,
-# and ends the cell. Read its table from the right: who is *not* waiting, and which line did it reach last? That
-# rank is the one to look at; the waiting ones are innocent.
+# They get nothing: left alone, they would wait in silence. Waiting for something that never happens is called a
+# **hang**. The report above comes from the course's *doctor*. It asks every rank where it is, sees that the all-reduce
+# can never complete, and stops the cell. Read its report in this order:
 #
-# On a cluster there is no doctor. By torch's default nothing is said for 10 minutes with NCCL, 30 with gloo, and then
-# the innocent ranks raise (gloo), or are ended (NCCL's watchdog).
+# 1. **Who waits for whom?** The first sentence names the ranks that wait, the collective they wait in, and the rank
+#    that is missing. (`#` counts the collectives of the process group.)
+# 2. **What did the missing rank do instead?** The second sentence says so. This is where to look for the bug. The ranks
+#    that wait did nothing wrong.
+# 3. **At which line?** In the table, `at` is the line that a rank has reached. For a rank that has left the cell, it is
+#    the line of its last collective.
 #
-# The group of the hung cell is lost; a new one stands ready. What the ranks hold is kept:
+# The process group of a cell that hung cannot be used again. So the course has formed a new one, and kept your
+# variables:
 
 # %%
 # %%ranks
@@ -228,10 +428,10 @@ dist.all_reduce(mean, op=dist.ReduceOp.MAX)
 print(f"mean is still {mean.item()}")
 
 # %% [markdown]
-# ## Three more ways to stop four ranks
+# ## Three more ways to fail
 #
-# **A circle.** Each rank receives from its left neighbour, then sends to its right one. Every message has a sender
-# and a receiver. What is wrong?
+# **A ring.** Each rank receives from its left neighbor, and then sends to its right neighbor. Every message has a
+# sender and a receiver, so why does this hang?
 
 # %% tags=["raises-exception"]
 # %%ranks
@@ -240,20 +440,21 @@ dist.recv(parcel, src=left)
 dist.send(parcel, dst=right)
 
 # %% [markdown]
-# Nobody sends before having received. You will untie this in the lab.
+# Every rank waits to receive before it sends, so no rank ever sends. You will repair this ring in the lab.
 #
-# **Another shape.** Rank 2 brings three numbers, the others four:
+# **Another shape.** Rank 2 passes a tensor of three elements, and the others pass four:
 
 # %% tags=["raises-exception"]
 # %%ranks
-numbers = torch.ones(3 if rank == 2 else 4, device=device)
-dist.all_reduce(numbers)
+values = torch.ones(3 if rank == 2 else 4, device=device)
+dist.all_reduce(values)
 
 # %% [markdown]
-# Ranks compare notes before each collective here, so that the odd one is named. Left alone, gloo gives some ranks wrong
-# numbers and lets others wait, or ends a process, as the sizes fall. NCCL promises no better.
+# This error comes from the course's **mismatch detection**: before each collective, the ranks check that they all
+# called the same operation with the same shape and dtype. Without this check, gloo may return wrong values, hang, or
+# crash a process, depending on the sizes. NCCL may do the same (NCCL's user guide, "Collective Operations").
 #
-# **An error on one rank**, while the others wait for it:
+# **An error on one rank,** while the others wait for it:
 
 # %% tags=["raises-exception"]
 # %%ranks
@@ -262,80 +463,143 @@ if rank == 2:
 dist.all_reduce(total)
 
 # %% [markdown]
-# Only rank 2's own words tell the cause. In the log of a real job every other rank complains too, with gloo of
-# a closed connection: look for the rank that says something else.
+# Only the message of rank 2 tells you the cause. In the log of a real job, the other ranks complain as well, often
+# about a closed connection. Look for the rank whose message differs.
 #
-# So there is one rule. **All ranks call the same collectives, in the same order, with the same shapes and dtypes; and
-# each send has its recv, and somebody who begins.**
+# All four failures break the same rule: **all ranks call the same collectives, in the same order, with the same shapes
+# and dtypes, and each `send` meets its `recv` in an order in which some rank can begin.**
 
 # %% [markdown]
-# ## What a message costs
+# ## How long an all-reduce takes
 #
-# Comparing notes costs messages of its own, so we measure without it. Another setting means fresh ranks:
-
-# %% tags=["nbval-ignore-output"]
-ranks.start(world_size=4, detect_mismatch=False)
-
-# %% [markdown]
-# The first call also pays for setting up, so it is not counted. Of the others we keep the fastest: the one that other
-# programs disturbed least.
-
-# %%
-# %%ranks
-import time
-
-
-def fastest_ms(collective, elements, rounds=20):
-    """Time collective(tensor), all ranks starting together. → the best"""
-    tensor = torch.zeros(elements, device=device)
-    collective(tensor)
-    times_s = []
-    for _ in range(rounds):
-        dist.barrier()
-        began_s = time.perf_counter()
-        collective(tensor)
-        tensor[0].item()
-        times_s.append(time.perf_counter() - began_s)
-    return 1000 * min(times_s)
-
-
-# %% [markdown]
-# **Predict.** 4 MB are a million times the bytes of 4 B. How many times longer does their all-reduce take?
+# `measure.collectives` calls `all_reduce` on tensors from 400 B to 4 MB, 20 times for each size, and takes the median.
+# Mismatch detection would add messages of its own, so it is off meanwhile. (400 B are 100 elements. A single element
+# would be a special case: gloo splits a tensor into chunks, and sends nothing for empty ones.)
+#
+# **Predict.** 4 MB are 10,000 times as many bytes as 400 B. How many times as long does the all-reduce take? 1 would
+# mean that the size does not matter, and 10,000 that only the size matters.
 
 # %%
 my_prediction_ratio = 0.0
 
 # %%
 # %%ranks
-measured_ms = [fastest_ms(dist.all_reduce, 10**power) for power in range(8)]
+from shared import measure
+
+times = measure.collectives({"all_reduce": dist.all_reduce})
+
+# %% [markdown]
+# The ranks have combined their times, so it is enough to look at rank 0. In the figure, the dotted line is the time
+# that we would get if it grew in proportion to the bytes. Where is the measured time far above it?
 
 # %% tags=["nbval-ignore-output"]
-of_ranks = ranks.pull("measured_ms")
-measured_ms = [max(times) for times in zip(*of_ranks, strict=True)]  # the last rank's
-ratio = measured_ms[6] / measured_ms[0]  # 4 MB to 4 B
-print(f"predicted {my_prediction_ratio:g}, measured {ratio:.0f} times")
-assert 1 < ratio < 100_000
-sizes_bytes = [4 * 10**power for power in range(8)]
-plots.message_cost(sizes_bytes, {"all_reduce": measured_ms})
+times = ranks.pull("times")[0]
+measured = {size: of_size.time_s for size, of_size in times["all_reduce"].items()}
+ratio = measured[4_000_000] / measured[400]
+print(f"predicted {my_prediction_ratio:g}, measured {ratio:.0f} times as long")
+print(f"400 B take {1e3 * measured[400]:.2f} ms, 4 KB take {1e3 * measured[4_000]:.2f} ms")
+assert 1 < ratio < 10_000 and measured[4_000] < 3 * measured[400]
+assert measured[4_000] / measured[400] < measured[4_000_000] / measured[400_000]
+plots.message_cost(times.sizes_bytes, times.measured_ms)
 
 # %% [markdown]
-# Two regimes. On the left the time hardly depends on the size: a message costs something merely for being one. On the
-# right it grows with the bytes. Chapter 01 fits both numbers; chapter 03 lives from the gap between them.
+# On the left, ten times the bytes take far less than ten times as long. Most of that time is **latency**: the time that
+# a message takes however small it is. Toward the right, more and more of the time is spent on moving bytes. How many
+# bytes move per second is the **bandwidth**.
 #
-# Which figures can you trust here?
+# So one all-reduce of 4 KB is much cheaper than ten of 400 B. Chapter 01 turns this figure into a formula, and chapter
+# 03 uses it to make training steps faster.
 #
-# | | on this machine |
+# Your four ranks share one machine. Which results would be the same on a cluster?
+#
+# | result | on this machine |
 # |---|---|
-# | messages, bytes | exact: the same on any cluster |
-# | values | the same up to rounding: sums are taken in another order |
-# | bytes of the tensors a rank holds | exact |
-# | times | one against another, within one run |
-# | speed-up with more ranks | no, as long as ranks share cores |
+# | number of messages, bytes sent, bytes that a rank's tensors hold | exact: the same on any cluster |
+# | values | the same up to rounding, because sums are taken in another order |
+# | times | comparable with each other, within one run |
+# | the speed-up with more ranks | not valid while ranks share cores |
 
 # %% [markdown]
-# ## The same outside a notebook
+# ## An all-reduce built from `send` and `recv`
 #
-# In production a script is started once per rank, by `torchrun`. It learns its place from the environment.
+# What does an all-reduce do inside? The obvious way is that rank 0 receives all tensors, adds them up, and sends the
+# sum to everybody:
+
+
+# %%
+# %%ranks
+def sum_at_rank_0(tensor):
+    """Replace the tensor on every rank by the sum of all ranks' tensors."""
+    if rank != 0:
+        dist.send(tensor, dst=0)
+        dist.recv(tensor, src=0)
+        return
+    arrived = torch.empty_like(tensor)
+    for other in range(1, world_size):
+        dist.recv(arrived, src=other)
+        tensor += arrived
+    for other in range(1, world_size):
+        dist.send(tensor, dst=other)
+
+
+# %% [markdown]
+# We add up tensors of 4 MB. The course's *wire ledger* records every message that a rank sends or receives, and the
+# *timeline* records when:
+
+# %%
+# %%ranks
+from shared import timeline, wire
+
+tensor = torch.full((1_000_000,), rank + 1.0, device=device)
+with wire.ledger() as log:
+    sum_at_rank_0(tensor)
+print(f"every element is {tensor[0].item()}")
+
+dist.barrier()
+with timeline.record() as line:
+    sum_at_rank_0(tensor)
+
+# %% [markdown]
+# The sum is right. Now look at the ledger of rank 0. In the last row, `must send` is what rank 0 had to send in total:
+
+# %%
+logs = ranks.pull("log")
+logs[0].table(times=False)
+
+# %% [markdown]
+# Rank 0 received three tensors and sent three. The next figure shows all four ledgers as a map of which rank sent how
+# many megabytes to which other rank:
+
+# %%
+sent_mb = [[0.0] * 4 for _ in range(4)]
+for log in logs:
+    for entry in log.entries:
+        if entry.op == "send":
+            sent_mb[log.rank][entry.partner] += entry.payload_bytes / 1e6
+assert [log.sent_bytes / 1e6 for log in logs] == [12, 4, 4, 4]
+plots.traffic(sent_mb)
+
+# %% [markdown]
+# Only the row and the column of rank 0 are filled: rank 0 is the sender or the receiver of every message. What does
+# that mean for the others? In the timeline, a bar is a message, from its call until it is complete. Compare the bars of
+# rank 0 with those of rank 3.
+
+# %% tags=["nbval-ignore-output"]
+lines = ranks.pull("line")
+assert [len(line.spans) for line in lines] == [6, 2, 2, 2]
+mean_bar_ms = [line.communication_ms / len(line.spans) for line in lines]
+assert mean_bar_ms[3] > mean_bar_ms[0]
+plots.timeline(lines, exposed=False)
+
+# %% [markdown]
+# Rank 0 serves ranks 1, 2 and 3 one after the other. Rank 3 has only two messages, but their bars are longer than those
+# of rank 0 on average, because they include the time until it is rank 3's turn.
+
+# %% [markdown]
+# ## The same in a script
+#
+# In production, you train with a script instead of a notebook. `torchrun` starts it once per rank, and tells each
+# process in environment variables which rank it is. `init_process_group` reads them and forms the process group.
 
 # %%
 import os
@@ -353,17 +617,17 @@ import os
 import torch
 import torch.distributed as dist
 
-dist.init_process_group("gloo")  # reads RANK, WORLD_SIZE, MASTER_ADDR
+dist.init_process_group("gloo")  # reads RANK, WORLD_SIZE and MASTER_ADDR, among others
 total = torch.tensor([dist.get_rank() + 1.0])
 dist.all_reduce(total)
 
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-place = " ".join(f"{name}={os.environ[name]}" for name in names)
-print(f"{place}: {total.item()}\n", end="")  # no mixed lines
+environment = " ".join(f"{name}={os.environ[name]}" for name in names)
+print(f"{environment}: {total.item()}\n", end="")  # one write, so that lines do not mix
 dist.destroy_process_group()
 
 # %% [markdown]
-# In a terminal this is `torchrun --standalone --nproc-per-node=4 hello.py`:
+# In a terminal, you would write `torchrun --standalone --nproc-per-node=4 hello.py`. The next cell does the same:
 
 # %%
 torchrun = [sys.executable, "-m", "torch.distributed.run"]
@@ -372,122 +636,104 @@ done = subprocess.run(command, capture_output=True, text=True, timeout=100)
 print("\n".join(sorted(done.stdout.splitlines())))
 
 # %% [markdown]
-# The same 10. What differs:
-#
-# | | here | `torchrun` |
-# |---|---|---|
-# | starts the processes | `ranks.start` | one `torchrun` per machine |
-# | ranks meet at | the notebook | `MASTER_ADDR:MASTER_PORT` |
-# | variables live | from cell to cell | until the script ends |
-# | one rank fails | explained; the next cell works | all are ended, or restarted (`--max-restarts`) |
-# | ranks hang | explained in seconds | silence until the group's timeout |
-# | the end | `ranks.stop` | `destroy_process_group` |
-#
-# `RANK` counts over all machines, `LOCAL_RANK` within one. With four GPUs in each of two machines:
+# The sum is 10 again. On several machines, or *hosts*, you run one `torchrun` on each of them. A rank then has two
+# indices: `RANK` counts the ranks of all hosts, and the **local rank** counts those of one host. With four GPUs on each
+# of two hosts:
 #
 # | `RANK` | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 |
 # |---|---|---|---|---|---|---|---|---|
-# | machine | 0 | 0 | 0 | 0 | 1 | 1 | 1 | 1 |
+# | host | 0 | 0 | 0 | 0 | 1 | 1 | 1 | 1 |
 # | `LOCAL_RANK` | 0 | 1 | 2 | 3 | 0 | 1 | 2 | 3 |
 #
-# Code that circulates says `torch.cuda.set_device(dist.get_rank())`. Which GPU does rank 5 ask for? The sixth of four:
-# that line works until the day you get a second machine. `set_device(int(os.environ["LOCAL_RANK"]))` works on both.
+# You will find scripts that call `torch.cuda.set_device(dist.get_rank())`. On the second host, rank 5 would then ask
+# for GPU 5, and its host has only GPUs 0 to 3. Use `int(os.environ["LOCAL_RANK"])` instead.
 #
-# On GPUs, also tell the group which device is yours: `dist.init_process_group("nccl", device_id=device)`. NCCL then
-# connects all ranks in this call. Without `device_id`, it does so in the middle of their first collective, where a rank
-# that is missing looks like any other hang. `solutions/process_group.py` shows the whole start of such a script.
+# With NCCL, pass the device as well: `dist.init_process_group("nccl", device_id=device)`. All ranks then connect in
+# this call. Otherwise they connect during their first collective, where a missing rank looks like any other hang.
+
+# %% [markdown]
+# ## On a cluster
+#
+# The doctor exists only in this course. For the same questions, other tools work with NCCL and on many hosts:
+#
+# | question | here | on a cluster |
+# |---|---|---|
+# | Which rank is missing from a collective? | the doctor | the flight recorder |
+# | Which rank has not reached a certain line? | the doctor | `dist.monitored_barrier()` |
+# | Do all ranks call the same collective? | mismatch detection | `TORCH_DISTRIBUTED_DEBUG=DETAIL` |
+# | At which line is a rank? | the doctor's column `at` | `py-spy dump --pid PID` |
+# | Which network does NCCL use, and why did it fail? | – | `NCCL_DEBUG=INFO` |
+# | When does a hang end? | after some seconds | at the timeout of the process group |
+#
+# - The **flight recorder** belongs to PyTorch's NCCL backend. It keeps the last collectives of each rank in memory, and
+#   writes them to files at a timeout. The command `torchfrtrace` compares the files. To switch it on, set
+#   `TORCH_FR_BUFFER_SIZE=2000` (in older versions `TORCH_NCCL_TRACE_BUFFER_SIZE`) and `TORCH_NCCL_DUMP_ON_TIMEOUT=1`.
+# - Put `dist.monitored_barrier()` before a line that hangs. Rank 0 then raises an error that names a rank which did not
+#   arrive in time. It needs a gloo group, which you get from `dist.new_group(backend="gloo")`.
+# - `py-spy` shows the Python stack of a running process. Run it on the host of the rank.
+# - The default timeout is 10 minutes with NCCL and 30 minutes with gloo. `init_process_group(timeout=…)` changes it.
+#
+# Names in capitals are environment variables. Set them before the job starts, because after a hang it is too late.
+#
+# With NCCL, one more thing differs. A call such as `all_reduce` only launches work on the GPU, and returns before it is
+# complete. A rank then waits at the line that uses the result, such as `total.item()`.
 
 # %% [markdown]
 # ## Recap
 #
-# | call | who takes part | afterwards | waits for |
+# | call | who calls it | afterwards | waits for |
 # |---|---|---|---|
-# | `all_reduce(t)` | all | all hold the sum, in place | the last rank |
-# | `all_reduce(t, op=MAX)` | all | all hold the largest | the last rank |
-# | `send(t, dst)` | two | unchanged | the receiver (gloo) |
-# | `recv(t, src)` | two | `t` is what was sent | the sender |
-# | `barrier()` | all | nothing | the last rank |
+# | `all_reduce(t)` | all ranks | every rank holds the sum, in place | the last rank |
+# | `broadcast(t, src)` | all ranks | every rank holds the tensor of `src`, in place | its message |
+# | `barrier()` | all ranks | no change | the last rank |
+# | `send(t, dst)` | one rank | no change | the receiver (with gloo) |
+# | `recv(t, src)` | one rank | `t` is what was sent | the sender |
+# | `isend`, `irecv`, `async_op=True` | as above | a handle | nothing; its `wait()` waits |
 #
-# ## What is still missing
+# **Terms**
 #
-# What does an all-reduce *do*? Let us write the obvious one: rank 0 collects, adds up and hands out.
-
-
-# %%
-# %%ranks
-def sum_at_rank_0(tensor):
-    """Sum tensor over the ranks, in place, the obvious way."""
-    if rank != 0:
-        dist.send(tensor, dst=0)
-        dist.recv(tensor, src=0)
-        return
-    arrived = torch.empty_like(tensor)
-    for other in range(1, world_size):
-        dist.recv(arrived, src=other)
-        tensor += arrived
-    for other in range(1, world_size):
-        dist.send(tensor, dst=other)
-
-
-# %% [markdown]
-# The course's *wire ledger* writes down every message that a rank launches. Here are 4 MB, summed:
-
-# %%
-# %%ranks
-from shared import wire
-
-tensor = torch.full((1_000_000,), rank + 1.0, device=device)
-with wire.ledger() as log:
-    sum_at_rank_0(tensor)
-print(tensor[0].item())
-
-# %%
-logs = ranks.pull("log")
-logs[0].table(times=False)
+# - **rank**: one of the processes that run together, and its index among them, counted from 0.
+# - **world size**: the number of ranks.
+# - **process group**: a set of ranks that communicate with each other.
+# - **backend**: the library that moves tensors between ranks, such as NCCL between GPUs and gloo between CPUs.
+# - **device**: the GPU or CPU that holds a rank's tensors.
+# - **collective**: an operation that all ranks of a process group call together.
+# - **all-reduce**: every rank contributes a tensor, and every rank gets the sum (or the maximum, for example).
+# - **broadcast**: one rank, the source, sends its tensor to all others.
+# - **barrier**: no rank continues until all ranks have called it.
+# - **point-to-point communication**: one rank sends a tensor, and one other rank receives it.
+# - **asynchronous operation**: it launches communication and returns at once with a handle, whose `wait()` returns when
+#   the communication is complete.
+# - **hang**: ranks wait for something that never happens, for example for a rank that never calls the same collective.
+# - **mismatch detection**: before each collective, the ranks check that they all called the same operation with the
+#   same shape and dtype.
+# - **latency**: the time that a message takes however small it is.
+# - **bandwidth**: how many bytes move per second.
+# - **local rank**: the index of a rank among the ranks of its host.
+# - **flight recorder**: the part of PyTorch's NCCL backend that keeps the last collectives of each rank, to explain a
+#   hang afterwards.
 
 # %% [markdown]
-# Six messages for rank 0; what it *must send* counts only what goes out. And the others?
-
-# %%
-logs[1].table(times=False)
-
-# %% [markdown]
-# All four ledgers as one map of who sent how much to whom:
-
-# %%
-sent_mb = [[0.0] * 4 for _ in range(4)]
-for log in logs:
-    for entry in log.entries:
-        if entry.op == "send":
-            sent_mb[log.rank][entry.partner] += entry.payload_bytes / 1e6
-assert [log.sent_bytes / 1e6 for log in logs] == [12, 4, 4, 4]
-plots.traffic(sent_mb)
-
-# %% [markdown]
-# The sum is right, and rank 0 does all the work: its row and its column are full, and the rest of the map is empty.
-# The *timeline* of another such sum shows when:
-
-# %%
-# %%ranks
-from shared import timeline
-
-dist.barrier()
-with timeline.record() as line:
-    sum_at_rank_0(tensor)
-
-# %% tags=["nbval-ignore-output"]
-lines = ranks.pull("line")
-assert [len(line.spans) for line in lines] == [6, 2, 2, 2]
-plots.timeline(lines)
-
-# %% [markdown]
-# A bar is a message, from its call to its end. Ranks 1, 2 and 3 are served one after the other, and a bar that waits
-# for its turn is long. With 64 ranks, rank 0 would carry 63 tensors in and 63 out, while the others wait.
+# ## Further reading
 #
-# - How does `all_reduce` spread this work over all ranks, and how few bytes does it take? **Chapter 01** builds it.
-# - How do ranks that share nothing train *one* model? **Chapter 02**.
+# - [Writing Distributed Applications with PyTorch](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html): the
+#   same first steps in plain scripts, with a picture of six collectives.
+# - [torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html): look up any call there; its section
+#   "Debugging torch.distributed applications" explains `monitored_barrier` and `TORCH_DISTRIBUTED_DEBUG`.
+# - [Flight Recorder](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html): how to switch it on,
+#   and how to read what it has recorded.
+# - [NCCL: Collective Operations](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html): a
+#   picture of each collective, and what may happen if ranks call it with different sizes.
+
+# %% [markdown]
+# ## What is still wasted
 #
-# First, the lab: your own first collectives. This ends the ranks:
+# In the sum that we built, rank 0 does all the work while the others wait. With 64 ranks, it would receive 63 tensors
+# and send 63. How does a real all-reduce spread this work over all ranks, and how few bytes must each of them send? You
+# build it in chapter 01.
+#
+# First, write your own small collectives in [the lab](../labs/00_ranks.ipynb). You will repair the ring, and a bug that
+# makes many training scripts hang. The next cell stops the ranks of this lesson.
 
 # %%
 ranks.stop()
