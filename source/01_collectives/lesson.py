@@ -32,7 +32,7 @@ ranks.start(world_size=4, backend="gloo:cpu", detect_mismatch=False)
 #
 # Chapter 00 ended with an all-reduce in which rank 0 does all the work. Such an algorithm is called a **star**, because
 # all messages go through one rank in the center, the **root**. It has two halves. The first one is a **reduce**: the
-# sum of all tensors ends up on the root. Read the diagram from left to right:
+# sum of all tensors ends up on the root. In the diagram, look at what rank 0 holds before and after:
 
 # %%
 diagrams.collective("reduce")
@@ -94,7 +94,8 @@ my_prediction = 0.0
 # ## Reduce-scatter, then all-gather
 #
 # To share the work, cut the tensor into one **chunk** per rank, and let every rank be the root of one chunk. The first
-# half is then a **reduce-scatter**: each rank ends up with a different chunk of the sum.
+# half is then a **reduce-scatter**: each rank ends up with a different chunk of the sum. (In the diagrams, a chunk is
+# one element.)
 
 # %%
 diagrams.collective("reduce_scatter")
@@ -159,9 +160,9 @@ print(f"predicted {my_prediction:g} tensors, measured {in_turn_sent}")
 my_prediction = "?"
 
 # %% [markdown]
-# The whole ring fits into the next cell. Each row of a plan is a step: its *r*-th letter is the chunk that rank *r*
-# sends. Because a rank always sends what it received in the step before, each row is the previous one, rotated.
-# `pass_right` is the ring step that you wrote in lab 00.
+# The whole ring fits into the next cell. It follows two plans. A plan has one string of letters per step, and the
+# letter at index *r* is the chunk that rank *r* sends. A rank always sends the chunk that it received in the step
+# before, so each string is the previous one, rotated. `pass_right` is the ring step that you wrote in lab 00.
 
 
 # %%
@@ -198,8 +199,9 @@ def ring_all_reduce(tensor):
 
 
 # %% [markdown]
-# To see whose tensors a sum contains, let every element of rank 0's tensor be 1000, of rank 1's 100, of rank 2's 10 and
-# of rank 3's 1. The digits of a complete sum are then all 1. (With three ranks: 100, 10 and 1.) What did rank 0 send?
+# To see whose tensors a sum contains, let all elements be 1000 on rank 0, 100 on rank 1, 10 on rank 2 and 1 on rank 3.
+# Then every digit of a complete sum is 1. The first run is on three ranks (with 100, 10 and 1). What does rank 0 send
+# first?
 
 
 # %%
@@ -217,7 +219,7 @@ print(f"predicted {my_prediction}, rank 0 sent {', '.join(sent_by_rank_0)}")
 
 # %% [markdown]
 # Now follow the sums on four ranks. A cell lists the ranks whose chunks it contains, an arrow is a message, and white
-# text marks a complete sum. (If you run the cell in JupyterLab, you get a slider.)
+# text marks a complete sum. If you run the cell in JupyterLab, you get a slider. Follow row A from step to step.
 
 # %%
 # %%ranks
@@ -309,7 +311,7 @@ def train(steps=200, batch=128):
 # %% [markdown]
 # Is that the same training as on one rank? In the figure, the two curves should coincide.
 
-# %%
+# %% tags=["nbval-ignore-output"]
 with ranks.world(1):
     alone_losses, alone_accuracy = ranks.run(lambda: train())[0]
 losses, accuracy = ranks.run(lambda: train())[0]
@@ -346,9 +348,9 @@ dist.recv(incoming, src=(rank - 1) % world_size)
 #
 # ## The cost of a message: α and β
 #
-# How long does an all-reduce take? Assume that sending S bytes takes α + βS seconds: a fixed **latency** α plus β
-# seconds per byte. The **bandwidth** is 1/β. In the star, rank 0 sends or receives 2(N−1) whole tensors, one after the
-# other. The ring has 2(N−1) steps, each with a chunk of S/N bytes:
+# How long does an all-reduce take? The **α–β model** assumes that sending S bytes takes α + βS seconds: a fixed latency
+# α plus β seconds per byte. So the bandwidth is 1/β. In the star, rank 0 sends or receives 2(N−1) whole tensors, one
+# after the other. The ring has 2(N−1) steps, each with a chunk of S/N bytes:
 #
 # $$T_\text{star} = 2(N-1)\,(\alpha + \beta S) \qquad T_\text{ring} = 2(N-1)\left(\alpha + \beta\,\frac{S}{N}\right)$$
 #
@@ -430,8 +432,7 @@ print(
 )
 
 # %% [markdown]
-# (If you fit a whole all-reduce as if it were one message, as chapter 03 does, then on four ranks α is 2(N−1) = 6 times
-# and β is 2(N−1)/N = 1.5 times as large.)
+# (Chapter 03 fits a whole all-reduce as if it were one message. On four ranks, that makes α 6 times as large.)
 #
 # ## Why loopback misleads
 #
@@ -517,9 +518,9 @@ cost_plots.all_reduce_costs(algorithms, world_sizes=[4, 64, 1024])
 #
 # ## Launching now, waiting later
 #
-# During every all-reduce so far, the rank has waited. It does not have to. With `async_op=True`, you get an
-# **asynchronous collective**: the call launches it and returns at once, with a **handle**. You can compute something
-# else while the collective is in flight. `handle.wait()` returns when its result can be used.
+# In all measurements so far, the rank waited until the all-reduce was complete. In chapter 00, you launched one with
+# `async_op=True` instead. The call returned a **handle** at once, and `handle.wait()` waited for the result. How much
+# time does that save, if the rank has something to compute in the meantime?
 #
 # **Predict.** With the link's α of 0.1 ms and 8 ns per byte, the all-reduce of 4 MB below takes 6 · (0.1 + 8) = 49 ms.
 # Computing takes 40 ms. How many milliseconds do both take, if they run at the same time?
@@ -560,14 +561,14 @@ print(f"predicted {my_prediction_ms:.0f} ms, measured {times['at the same time']
 plots.bars(times.ms(), "ms (median of 5)")
 
 # %% [markdown]
-# The shorter of the two is hidden behind the longer one. Chapter 04 is built on this. Three rules:
+# The shorter of the two is hidden behind the longer one. Chapter 04 is built on this. There are three rules:
 #
-# - Until `wait()` returns, do not read the tensor and do not write to it: it may hold anything in between.
+# - Until `wait()` returns, do not read the tensor and do not write to it: its values are undefined.
 # - Keep every handle and wait for it. Otherwise you do not know when the result is complete.
-# - All ranks launch the same collectives in the same order, as without handles.
+# - All ranks launch the same collectives in the same order, with and without handles.
 #
-# `isend`, `irecv` and `batch_isend_irecv` return handles, too. On a GPU, `wait()` does not stop Python. It only makes
-# the GPU's current stream wait, so kernels that you launch afterwards see the result.
+# On a GPU, `wait()` does not stop Python. It only makes the GPU's current stream wait, so kernels that you launch
+# afterwards see the result.
 #
 # ## What torch calls it
 #
@@ -658,13 +659,11 @@ log.table(times=False)
 # - **ring**: an algorithm in which each rank sends only to its right neighbor, and the last rank to the first.
 # - **tree**: an algorithm in which every rank that has the tensor sends it on, so that the copies double in each round.
 # - **padding**: zeros appended to a tensor so that its length is a multiple of the number of ranks.
-# - **latency α**: the fixed time of a message, whatever its size.
-# - **bandwidth**: the bytes per second that a link carries, 1/β; β is the time per byte.
+# - **α–β model**: sending S bytes takes α + βS seconds, where α is the latency and 1/β the bandwidth.
 # - **bus bandwidth**: the bytes that each rank must send in a collective, divided by its time.
 # - **emulated link**: a delay that makes each operation last as long as it would on a link of a given rate and latency.
 # - **loopback**: communication between processes of one machine, without a network.
-# - **asynchronous collective**: one that is launched and completes later, while the rank computes.
-# - **handle**: what an asynchronous operation returns; its `wait()` returns when the result can be used.
+# - **handle**: the object that an asynchronous operation returns; its `wait()` returns when the result can be used.
 #
 # ## Further reading
 #
@@ -682,21 +681,22 @@ log.table(times=False)
 #
 # ## What is still wasted
 #
-# *Latency.* The small GPT of chapter 02 has 20 gradients, 0.44 MB in total. The next cell predicts how long it takes to
-# sum them behind our link, one by one and as one tensor:
+# *Latency.* To train the MLP, your ring summed six gradients per step, one after the other. The next cell predicts the
+# time of that behind our link, and the time of one all-reduce with the same bytes:
 
 # %% tags=["nbval-ignore-output"]
-one_by_one_s = 20 * line.ring_all_reduce_s(440_000 / 20, 4)
-together_s = line.ring_all_reduce_s(440_000, 4)
+sizes = [8 * elements for elements in (8192, 128, 16384, 128, 1280, 12)]
+one_by_one_s = sum(line.ring_all_reduce_s(size, 4) for size in sizes)
+together_s = line.ring_all_reduce_s(sum(sizes), 4)
 assert one_by_one_s > together_s
-print(f"one by one: {1e3 * one_by_one_s:.0f} ms, as one tensor: {1e3 * together_s:.0f} ms")
+print(f"one by one: {1e3 * one_by_one_s:.1f} ms, in one tensor: {1e3 * together_s:.1f} ms")
 
 # %% [markdown]
-# Both send the same bytes, so the difference is latency. Chapter 03 removes it by packing gradients together.
+# The difference is latency. Chapter 03 removes most of it by packing gradients together.
 #
-# *Waiting.* No rank computes during an all-reduce, unless it launches it early enough. Chapter 04 does that.
+# *Waiting.* In training, no rank computed during an all-reduce. Chapter 04 launches them early enough to change that.
 #
-# In the lab, you build the ring, the tree and an asynchronous reduce-scatter yourself.
+# In [the lab](../labs/01_collectives.ipynb), you build the ring, the tree and an asynchronous reduce-scatter yourself.
 
 # %%
 ranks.stop()
