@@ -126,7 +126,7 @@ for numel in (8, 10, 3):
     print([chunk.tolist() for chunk in chunks_of(torch.arange(numel), 4)])
 
 # %% [markdown]
-# Each rank must return this. It is called the rank's **shard** of the sum:
+# Each rank must return its shard of the sum:
 # ```python
 # total = sum(tensor_of[r] for r in range(N))
 # shard_of[r] = chunks_of(total, N)[r]

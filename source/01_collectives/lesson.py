@@ -94,14 +94,14 @@ my_prediction = 0.0
 # ## Reduce-scatter, then all-gather
 #
 # To share the work, cut the tensor into one **chunk** per rank, and let every rank be the root of one chunk. The first
-# half is then a **reduce-scatter**: each rank ends up with a different chunk of the sum. (In the diagrams, a chunk is
-# one element.)
+# half is then a **reduce-scatter**: each rank ends up with a different chunk of the sum, which is called its **shard**.
+# (In the diagrams, a chunk is one element.)
 
 # %%
 diagrams.collective("reduce_scatter")
 
 # %% [markdown]
-# The second half is an **all-gather**: every rank ends up with the chunks of all ranks.
+# The second half is an **all-gather**: every rank ends up with the shards of all ranks.
 
 # %%
 diagrams.collective("all_gather")
@@ -421,7 +421,8 @@ cost_plots.predicted_against_measured(models, on_link.measured_s, "bytes in the 
 # rank 0's link. For small tensors, both take 2(N−1) latencies, so the ring gains nothing.
 #
 # `dist.all_reduce` is a ring, too. If you fit its times with the ring's formula, its β is about the same, but its α is
-# smaller: it runs in C++, which needs less time per step than Python.
+# smaller. It runs in C++, which needs less time per step than Python. Also, the emulated link delays it once, as a
+# whole, and each step of our ring on its own, so that Python's time comes on top.
 
 # %% tags=["nbval-ignore-output"]
 torch_line = on_link.fit("torch", sends="ring all-reduce")
@@ -619,7 +620,7 @@ log.table(times=False)
 
 # %% [markdown]
 # gloo sends about twice what is required, because inside gloo, a reduce-scatter *is* an all-reduce: every rank gets the
-# whole sum, and throws all but its chunk away. The reduce-scatter that you write in the lab will send half as much.
+# whole sum, and throws all but its shard away. The reduce-scatter that you write in the lab will send half as much.
 #
 # NCCL's ring differs from ours in three ways. It cuts chunks into slices, and sends one slice while it receives the
 # next. It runs several rings at once, to use all links of a GPU. And it chooses between rings, trees and other
@@ -650,7 +651,8 @@ log.table(times=False)
 # - **reduce**: one rank, the root, gets the sum of the tensors of all ranks.
 # - **root**: the rank that a broadcast or scatter starts from, or that a reduce or gather ends on.
 # - **reduce-scatter**: each rank gets a different chunk of the sum of all ranks' tensors.
-# - **all-gather**: every rank gets the chunks of all ranks, in rank order.
+# - **shard**: the chunk of a tensor that belongs to a rank.
+# - **all-gather**: every rank gets the shards of all ranks, in rank order.
 # - **scatter**: the root sends a different chunk of its tensor to each rank.
 # - **gather**: the root gets the chunks of all ranks.
 # - **all-to-all**: every rank sends a different chunk of its tensor to each rank.
