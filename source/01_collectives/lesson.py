@@ -369,7 +369,7 @@ with measure.behind_link("1gbit", latency_ms=0.1):
 
 # %% [markdown]
 # `fit` finds the α and β whose line α + βS is closest to the measurements, by least squares of the relative error. At 1
-# Gbit/s, a byte takes 8 ns, so β should be close to 8. In the figure, look for the size at which the curve starts to
+# Gbit/s, a byte takes 8 ns, so β should be close to that. In the figure, look for the size at which the curve starts to
 # rise.
 
 # %% tags=["nbval-ignore-output"]
