@@ -8,17 +8,21 @@
 # %% [markdown]
 # # Lab 01 · Collectives by hand
 #
-# **75 minutes, 16 points.** You build what `dist.all_reduce` does from transfers between two ranks: a reduce-scatter
-# and an all-gather around a ring. Then you build a broadcast along a tree, and a reduce-scatter that is launched now
-# and waited for later. Later chapters shard gradients, optimizer states and parameters with these collectives.
+# **75 minutes, 16 points.** You build what `dist.all_reduce` does out of messages between two ranks: a reduce-scatter
+# and an all-gather on a ring. Then you build a broadcast along a tree, and a reduce-scatter that you launch now and
+# wait for later. Later chapters shard gradients, optimizer states and parameters with these functions.
 #
-# Each exercise has a check. It draws fresh data every time and gives each rank only its own. It tries 1, 2, 3 and 4
-# ranks and subgroups of them, and counts the bytes that each rank sends. Your functions may support tensors that are
-# not contiguous, or reject them with a `ValueError` before anything is sent.
+# Each exercise has a check. It draws new data every time and gives each rank only its own. It begins with tensors whose
+# length N divides. Once these are right, it tries other lengths, dtypes, and groups of some of the ranks, and counts
+# the bytes that each rank sends. So start with the plain case, run the check, and continue from what it reports.
+#
+# - `group=None` means all ranks. A function that you write only has to pass the group on.
+# - A tensor that is not contiguous may be supported, or rejected with a `ValueError` before anything is sent.
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks
 from shared.checks import collectives as check
+from shared.plots import costs as cost_plots
 
 ranks.start(world_size=4)
 
@@ -42,21 +46,23 @@ from shared.c10d import all_gather_single
 # %% [markdown]
 # ## Exercise 1.1 · One step around the ring (5 min, 1 point)
 #
-# The ranks of a group form a ring. In one step, each rank sends `outgoing` to its right neighbor and receives its left
-# neighbor's tensor into `incoming`:
+# In a step of the ring, each rank sends `outgoing` to its right neighbor, and receives its left neighbor's tensor into
+# `incoming`:
 # ```python
 # for r in range(N):
 #     incoming_of[(r + 1) % N][:] = outgoing_of[r]
 # ```
-# This is `pass_right` of lab 00, but the caller provides the tensor to receive into, and the group may be any group.
-# When the function returns, both transfers are complete.
+# You wrote `pass_right` in lab 00. There are two differences: the caller provides the tensor to receive into, and the
+# ranks are those of a group.
 #
-# Target: each rank sends one message and receives one. There are at least two ranks.
+# - Each rank sends one message and receives one.
+# - When the function returns, both are complete.
+# - There are at least two ranks.
 #
 # <details><summary>Hint</summary><code>dist.P2POp(dist.isend, tensor, group=group, group_peer=…)</code> describes a
-# transfer; <code>group_peer</code> is a rank within the group, like <code>dist.get_rank(group)</code>.
-# <code>dist.batch_isend_irecv</code> launches several transfers together, which keeps a ring from hanging on NCCL. It
-# returns at once, with a list of handles. How do you know that the transfer of a handle is complete?</details>
+# message; <code>group_peer</code> is a rank within the group, like <code>dist.get_rank(group)</code>.
+# <code>dist.batch_isend_irecv</code> launches a list of them together, and returns at once with a list of handles. How
+# do you know that the message of a handle is complete?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="ring-step"
@@ -76,6 +82,15 @@ def ring_step(outgoing: Tensor, incoming: Tensor, group: ProcessGroup | None = N
         handle.wait()
     ### END SOLUTION
 
+
+# %% [markdown]
+# Try it before you run the check. Each rank should receive the index of its left neighbor:
+
+# %%
+# %%ranks
+incoming = torch.empty(1, device=device)
+ring_step(torch.full((1,), float(rank), device=device), incoming)
+print(f"rank {rank} received {incoming.item():g}")
 
 # %% tags=["check"] grade_id="check-ring-step" points=1
 check.ring_step()
@@ -111,22 +126,30 @@ for numel in (8, 10, 3):
     print([chunk.tolist() for chunk in chunks_of(torch.arange(numel), 4)])
 
 # %% [markdown]
-# The result must equal this. A chunk that is too short is padded with zeros:
+# Each rank must return its shard of the sum:
 # ```python
 # total = sum(tensor_of[r] for r in range(N))
 # shard_of[r] = chunks_of(total, N)[r]
 # ```
+# Each partial sum travels once around the ring, to the right, and every rank adds its own chunk to it. All N partial
+# sums are on their way at the same time, one at each rank. In outline:
 #
-# Each partial sum goes once around the ring, to the right, and each rank adds its own chunk to it. All N partial sums
-# are on their way at the same time, one at each rank.
+#     partial_sum = one of my chunks                      (which one?)
+#     N − 1 times:
+#         send partial_sum to the right, receive another one from the left
+#         partial_sum = what I received + my own chunk of the same index
 #
-# Target: there are **N − 1** steps, and each sends **one chunk**, so a rank sends (N−1)/N of the tensor's bytes. The
-# argument is not changed, and the shard has memory of its own, also on a single rank. (You do not need a copy of the
-# whole tensor: memory for two chunks is enough.)
+# - There are **N − 1** steps, and in each of them a rank sends **one chunk**: (N−1)/N of the tensor's bytes in total.
+# - Do not change the argument, and do not copy it as a whole. Memory for two chunks is enough.
+# - A chunk that is too short is padded with zeros at the end.
+# - The result has memory of its own, also on a single rank.
 #
-# <details><summary>Hint</summary>Start from the end. After the last step, rank r must hold chunk r. Which chunk did it
-# receive in the last step, then? Which one did its left neighbor send in that step, and receive in the step before?
+# <details><summary>Hint 1</summary>Start from the end. After the last step, rank r must hold chunk r. Which chunk did
+# it receive in the last step, then? Which one did its left neighbor send in that step, and receive in the step before?
 # Follow it back to the first step.</details>
+# <details><summary>Hint 2</summary>On four ranks, the sum of chunk 0 must arrive on rank 0 in step 3. It comes from
+# rank 3, which gets it from rank 2 in step 2, which gets it from rank 1 in step 1. So rank 1 begins with chunk 0. With
+# which chunk does rank r begin?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="ring-reduce-scatter"
@@ -159,6 +182,13 @@ def ring_reduce_scatter(tensor: Tensor, group: ProcessGroup | None = None) -> Te
     ### END SOLUTION
 
 
+# %% [markdown]
+# Try it on 0, 1, …, 7. On four ranks, the sum is 0, 4, …, 28, so rank 0 gets 0 and 4:
+
+# %%
+# %%ranks
+print(f"rank {rank}: {ring_reduce_scatter(torch.arange(8.0, device=device)).tolist()}")
+
 # %% tags=["check"] grade_id="check-ring-reduce-scatter" points=3
 check.ring_reduce_scatter()
 
@@ -166,16 +196,17 @@ check.ring_reduce_scatter()
 # ## Exercise 1.3 · All-gather (8 min, 2 points)
 #
 # This is the second half of an all-reduce. Each rank has a shard, all of the same length, and every rank gets all of
-# them, in rank order.
+# them, in rank order:
 # ```python
 # gathered = torch.cat([shard_of[r] for r in range(N)])
 # ```
+# Write it as two functions, because exercise 1.4 needs the first one, too:
 #
-# Write it as two functions. `gather_around` communicates: it gets N chunks, of which only this rank's own has its
-# values, and fills the others. `ring_all_gather` allocates memory for them. (Exercise 1.4 will use the first one, too.)
-#
-# Target: there are **N − 1** steps, and each sends one shard. A rank receives each shard directly into its place in the
-# result, and sends it on from there, so there is no other copy.
+# - `gather_around(chunks)` communicates. It gets N chunks, of which only this rank's own has its values, and fills the
+#   others.
+# - `ring_all_gather(shard)` allocates the result, copies its own shard into it, and lets `gather_around` fill the rest.
+# - There are **N − 1** steps, and in each of them a rank sends one shard.
+# - A rank receives each shard directly into the result, and sends it on from there, so it needs no other copy.
 #
 # <details><summary>Hint</summary>In the first step, each rank sends its own chunk. Which chunk can it send in the
 # second step?</details>
@@ -215,20 +246,19 @@ check.ring_all_gather()
 # %% [markdown]
 # ## Exercise 1.4 · All-reduce (6 min, 2 points)
 #
-# Replace `tensor`, in place, by its sum over the ranks. It may have any shape. It may also be empty, or have fewer
-# elements than there are ranks.
+# You have both halves. Replace `tensor`, in place, with its sum over the ranks:
 # ```python
 # total = sum(tensor_of[r] for r in range(N))
 # for r in range(N):
 #     tensor_of[r][...] = total
 # ```
-# You have both halves already.
 #
-# Target: each rank sends at most 2(N−1)·⌈numel/N⌉ elements, in 2(N−1) messages. The results are bitwise equal on all
-# ranks, so that the models on different ranks stay equal.
+# - The tensor may have any shape. It may be empty, or have fewer elements than there are ranks.
+# - Each rank sends at most 2(N−1)·⌈numel/N⌉ elements, in 2(N−1) messages.
+# - The results are bitwise equal on all ranks. Otherwise the models on different ranks would drift apart.
 #
 # <details><summary>Hint</summary>The tensor itself has memory for all N chunks. Which of your functions fills the
-# chunks that it is given?</details>
+# chunks that it is given? And what does chunk r of the tensor have to contain before that, on rank r?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="ring-all-reduce"
@@ -257,25 +287,29 @@ check.ring_all_reduce()
 # %% [markdown]
 # ## Exercise 1.5 · Broadcast along a tree (12 min, 3 points)
 #
-# Replace `tensor`, in place, by the tensor of rank `src`. In lab 00, one rank sent it to all others, one after the
-# other. Here, every rank that has the tensor helps to send it:
+# Replace `tensor`, in place, with the tensor of rank `src`. In lab 00, one rank sent it to all others, one after the
+# other. Here, every rank that has the tensor helps to send it on. From rank 0 to eight ranks:
 #
-# | round | who sends to whom, from `src` = 0 to 8 ranks |
+# | round | messages |
 # |---|---|
 # | 1 | 0 → 1 |
 # | 2 | 0 → 2, 1 → 3 |
 # | 3 | 0 → 4, 1 → 5, 2 → 6, 3 → 7 |
 #
-# Target: there are ⌈log₂ N⌉ rounds and N − 1 messages in all, and each rank receives at most once. This holds for any
-# N and any `src`. (Another order of the same rounds is just as good.) As in `dist.broadcast`, `src` is a *global* rank,
-# also in a group. `dist.get_group_rank(group, src)` returns its rank within the group. (The group of all ranks is
-# `dist.group.WORLD`.)
+# - There are ⌈log₂ N⌉ rounds and N − 1 messages in total, and each rank receives at most once.
+# - This holds for any N and any `src`. (Other trees with the same number of rounds are fine, too.)
+# - As in `dist.broadcast`, `src` is a *global* rank, also in a group. `dist.get_group_rank(group, src)` returns its
+#   rank within the group. It does not accept `None`: the group of all ranks is `dist.group.WORLD`.
+# - `dist.send(tensor, group=group, group_dst=…)` and `dist.recv(tensor, group=group, group_src=…)` take ranks within
+#   the group. Plain `dst` and `src` are global ranks.
 #
-# <details><summary>Hint</summary>Number the ranks from <code>src</code> on, around the ring, so that <code>src</code>
-# has index 0. Which indices have the tensor when round k begins? Which ones get it in round k, and do all of these
-# exist? <code>dist.send(tensor, group=group, group_dst=…)</code> and <code>dist.recv(…, group_src=…)</code> take ranks
-# within the group, like <code>group_peer</code>; plain <code>dst</code> and <code>src</code> are global ranks.
-# </details>
+# Write it for `src=0` first, and then for any `src`.
+#
+# <details><summary>Hint 1</summary>When round k begins, which ranks have the tensor? Which ones get it in round k, from
+# whom, and do all of these exist?</details>
+# <details><summary>Hint 2</summary>For any <code>src</code>, number the ranks around the ring so that <code>src</code>
+# has index 0. Do everything with these indices, and convert an index to a rank only where you send or
+# receive.</details>
 
 
 # %% tags=["exercise", "export"] grade_id="tree-broadcast"
@@ -309,8 +343,8 @@ check.tree_broadcast()
 # %% [markdown]
 # ## Exercise 1.6 · Break it, then fix it (8 min, 2 points)
 #
-# A course on the web builds its ring like this. **Predict** before you run it: in which call will the doctor find rank
-# 2, and which call of which rank is it waiting for? If it ran, how many bytes would it send, compared with yours?
+# A published tutorial builds its ring like this. **Predict.** In which call will the doctor find rank 2, and which rank
+# is it waiting for? If it ran, how many times your bytes would it send? (1 would mean as many.)
 
 
 # %% tags=["raises-exception"]
@@ -331,12 +365,15 @@ published_ring_all_reduce(torch.ones(4, device=device))
 # Read the doctor's table around the ring: each rank waits for the next one. (If it had run, each rank would have sent
 # N − 1 whole tensors, which is N/2 times your bytes.)
 #
-# `dist.send` and `dist.recv` wait for the other side. You can build a ring step from these two alone, as long as not
-# all ranks begin with the same one. Say that in one *turn*, a rank takes part in at most one message. Write the step so
-# that all N messages are complete after **2 turns** if N is even, and after 3 if N is odd.
+# `dist.send` and `dist.recv` each wait for the other side. You can build a ring step out of these two alone, as long as
+# not all ranks begin with the same one. Let a *turn* be a period in which every rank takes part in at most one message.
+#
+# - Write the step so that all N messages are complete after **2 turns** if N is even, and after 3 if N is odd.
+# - Use only `dist.send` and `dist.recv`.
 #
 # <details><summary>Hint</summary>If all ranks but rank 0 receive first, nothing hangs, because the ring of waiting
-# ranks is broken in one place. In which turn does the last rank send its message then?</details>
+# ranks is broken in one place. In which turn does the last rank send its message then? In how many places can you
+# break the ring?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="ring-step-in-turns"
@@ -365,8 +402,8 @@ check.ring_step_in_turns()
 # %% [markdown]
 # ## Exercise 1.7 · Stretch: a reduce-scatter in one call (5 min, 1 point)
 #
-# With `dist.all_to_all_single`, each rank sends one chunk of a tensor to every rank and receives one from each. Write
-# a reduce-scatter with it.
+# With `dist.all_to_all_single(received, tensor)`, each rank sends one chunk of a tensor to every rank, and receives one
+# from each. Write a reduce-scatter with it.
 #
 # - The result equals that of `ring_reduce_scatter`.
 # - There is **one** call, of at most N·⌈numel/N⌉ elements.
@@ -400,13 +437,14 @@ check.direct_reduce_scatter()
 # %% [markdown]
 # ## Exercise 1.8 · Launch now, wait later (15 min, 2 points)
 #
-# Every collective so far has returned when it was complete. From chapter 04 on, communication will run while backward
-# computes. For that, a function **launches** a collective and returns at once with a **handle**. The caller computes
-# something else, and calls the handle's `wait()` when it needs the result.
+# All functions so far return when their messages are complete. From chapter 04 on, communication runs while backward
+# computes. For that, you need collectives that return at once, with a handle.
 #
-# Three pieces are given. `InFlight` launches any number of point-to-point transfers. `exchanges_directly` decides
-# whether to use these, or the backend's own collective. `launch_all_gather` uses both, and is a model for the class
-# that you will write.
+# Three pieces are given. Read them first:
+#
+# - `InFlight` launches any number of point-to-point messages, and waits for them later.
+# - `exchanges_directly` decides whether to use such messages, or the backend's own collective.
+# - `launch_all_gather` uses both. It is a model for the class that you will write.
 
 
 # %% tags=["export"] module="async_collectives"
@@ -493,12 +531,11 @@ def launch_all_gather(flat: Tensor, shard: Tensor, group: ProcessGroup | None = 
 # Write `DirectReduceScatter`, a reduce-scatter in flight:
 #
 # - `DirectReduceScatter(shards, group)` gets one tensor per rank of the group: `shards[r]` is what this rank
-#   contributes to rank r's sum. It launches all transfers and returns without waiting for any.
+#   contributes to rank r's sum. It launches all messages and returns without waiting for any.
 # - `wait()` waits for them, adds what was received to this rank's own shard in place, and returns that shard.
 # - A caller may have several of them in flight, and wait for them in any order.
-#
-# Target: each rank sends (N−1)/N of the bytes of `shards`. Besides `shards`, it allocates only the memory for what it
-# receives, which is (N−1)/N of those bytes.
+# - Each rank sends (N−1)/N of the bytes of `shards`.
+# - Besides `shards`, it allocates memory only for what it receives, which is (N−1)/N of those bytes.
 #
 # <details><summary>Hint 1</summary>Which ranks send something to this one, and how many shards does it receive? Each
 # of them needs memory of its own until <code>wait()</code>.</details>
@@ -580,9 +617,9 @@ def launch_reduce_scatter(
 check.launch_reduce_scatter()
 
 # %% [markdown]
-# Two more collectives that later labs use are given. `reduce_scatter_` waits, but it cuts a large tensor into pieces
-# and has at most two of them in flight, so that it needs little memory for what it receives. `gather_shards`
-# concatenates the shards of all ranks on one rank or on all of them, for checkpoints.
+# That was the last exercise. Two more functions that later labs use are given. `reduce_scatter_` waits, but it cuts a
+# large tensor into pieces and has at most two of them in flight, so that it needs little memory for what it receives.
+# `gather_shards` concatenates the shards of all ranks on one rank or on all of them, for checkpoints.
 
 
 # %% tags=["export"] module="async_collectives"
@@ -640,9 +677,9 @@ def gather_shards(
 
 
 # %% [markdown]
-# ## Your own figures
+# ## Your own figures (4 min)
 #
-# First, do your collectives agree with torch's? With integers, the results must be exactly equal.
+# Do your collectives agree with torch's? The tensors contain integers, so the results must be exactly equal.
 
 
 # %%
@@ -664,8 +701,9 @@ print("broadcast equal:", torch.equal(actual, expected))
 
 # %% [markdown]
 # How many bytes does each rank send to each other rank, when tensors of 4 MB are summed? In lesson 00, rank 0 received
-# 12 MB and sent 12 MB. In lab 00, each rank passed on three whole tensors, 12 MB. **Predict**: how many MB does each
-# rank send now?
+# 12 MB and sent 12 MB. In lab 00, each rank passed on three whole tensors, which is 12 MB.
+#
+# **Predict.** How many MB does each rank send now?
 
 # %%
 my_prediction_mb = 0.0
@@ -696,10 +734,11 @@ print(f"in {messages} messages.")
 plots.traffic(sent_mb)
 
 # %% [markdown]
-# That is half as many bytes as in lab 00, in twice as many messages. With 64 ranks, a rank still sends less than twice
-# the tensor. In lab 00's ring, it would send 63 times the tensor.
+# That is half as many bytes as in lab 00, in twice as many messages. On 64 ranks, a rank would still send less than two
+# tensors, and with lab 00's ring, it would send 63.
 #
-# Next is a tree broadcast from rank 1. **Predict** the map: which rank sends most, and which ranks send nothing?
+# Next is a tree broadcast from rank 1. Before you run it, sketch the map: which rank sends most, and which ranks send
+# nothing?
 
 # %%
 # %%ranks
@@ -709,74 +748,49 @@ sent_mb, messages = sent_by(lambda tensor: tree_broadcast(tensor, src=1))
 plots.traffic(ranks.pull("sent_mb"))
 
 # %% [markdown]
-# Now you measure time. In the default group, the ranks check before each all-reduce that they all called the same
-# collective (chapter 00). In a new group, there is no such mismatch detection:
+# Now compare your all-reduce with torch's, behind the link of the lesson. (With NCCL, the ranks use their own links.)
+# Look at where the two curves meet, and where they are furthest apart.
 
 # %%
 # %%ranks
-import time
+from shared import measure
 
-plain = dist.new_group()
-
-
-def fastest_ms(collective, numel, rounds=10):
-    """Time collective(tensor, group), which all ranks start together, and return the fastest round."""
-    tensor = torch.zeros(numel, device=device)
-    collective(tensor, group=plain)
-    times_s = []
-    for _ in range(rounds):
-        dist.barrier(plain)
-        began_s = time.perf_counter()
-        collective(tensor, group=plain)
-        tensor[0].item()
-        times_s.append(time.perf_counter() - began_s)
-    return 1000 * min(times_s)
-
-
-# %%
-# %%ranks
-sizes = [4**power for power in range(5, 12)]
-ring_ms = [fastest_ms(ring_all_reduce, size) for size in sizes]
-torch_ms = [fastest_ms(dist.all_reduce, size) for size in sizes]
-
+sizes_bytes = [4**power for power in range(5, 12)]
+with measure.behind_link("1gbit", latency_ms=0.1):
+    sums = measure.collectives(
+        {"your ring": ring_all_reduce, "torch": dist.all_reduce}, sizes_bytes, rounds=10
+    )
 
 # %% tags=["nbval-ignore-output"]
-def slowest_rank(name):
-    """Return the time of the slowest rank for each size."""
-    return [max(times) for times in zip(*ranks.pull(name), strict=True)]
-
-
-sizes_bytes = [4 * size for size in ranks.pull("sizes")[0]]
-times_ms = {"your ring": slowest_rank("ring_ms"), "torch": slowest_rank("torch_ms")}
-plots.message_cost(sizes_bytes, times_ms)
+sums = ranks.pull("sums")[0]
+cost_plots.side_by_side({sums.where: sums.measured_s}, "bytes in the tensor")
 
 # %% [markdown]
-# You gain more with the reduce-scatter. Inside gloo, a reduce-scatter is an all-reduce of which each rank keeps its
-# shard. Yours sends half as many bytes.
+# For small tensors, latency is what counts, and torch's ring runs in C++. For large tensors, both send the same bytes
+# over the same link.
+#
+# And your reduce-scatter? The emulated link would hide the difference, because it delays torch's function as if gloo
+# sent what a ring requires. In fact, gloo's reduce-scatter is an all-reduce, which sends twice as much. So this time,
+# measure without the link. Compare the curves at the right end:
 
 
 # %%
 # %%ranks
-def torchs_reduce_scatter(tensor, group):
-    shard = tensor.new_empty(tensor.numel() // world_size)
-    reduce_scatter_single(shard, tensor, group=group)
+def torchs_reduce_scatter(tensor):
+    reduce_scatter_single(tensor.new_empty(tensor.numel() // world_size), tensor)
 
 
-ring_ms = [fastest_ms(ring_reduce_scatter, size) for size in sizes]
-direct_ms = [fastest_ms(direct_reduce_scatter, size) for size in sizes]
-torch_ms = [fastest_ms(torchs_reduce_scatter, size) for size in sizes]
+calls = {"your ring": ring_reduce_scatter, "all to all": direct_reduce_scatter}
+calls["torch"] = torchs_reduce_scatter
+scattered = measure.collectives(calls, sizes_bytes, rounds=10)
 
 # %% tags=["nbval-ignore-output"]
-times_ms = {
-    "your ring": slowest_rank("ring_ms"),
-    "all to all": slowest_rank("direct_ms"),
-    "torch": slowest_rank("torch_ms"),
-}
-plots.message_cost(sizes_bytes, times_ms)
+scattered = ranks.pull("scattered")[0]
+cost_plots.side_by_side({scattered.where: scattered.measured_s}, "bytes in the tensor")
 
 # %% [markdown]
-# The ring and the all-to-all send the same bytes. Which one is faster for small tensors, which one for large tensors,
-# and how else do they differ? A library may choose by size: NCCL chooses between rings and trees (its `NCCL_ALGO`).
+# The ring and the all-to-all send the same bytes. Which of them is faster for small tensors, and which for large ones?
+# Libraries choose by size, too: NCCL chooses between rings, trees and other algorithms.
 #
 # You can now say how many bytes each collective of the following chapters must send. Chapter 02 trains with one of
 # them.

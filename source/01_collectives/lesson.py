@@ -2,33 +2,43 @@
 # jupyter:
 #   course:
 #     module: collectives
-#     minutes: 25
 # ---
 
 # %% [markdown]
 # # 01 · Collectives by hand
 #
-# **25 minutes.** You will be able to
+# **35 minutes.** After this lesson, you will be able to:
 #
-# - build broadcast, reduce, reduce-scatter, all-gather and all-reduce from `send` and `recv`,
-# - say how many bytes each rank sends in them, for any number of ranks, and show it in the ledger,
-# - fit what a message and a byte cost on your machine, and predict times that you have not measured,
-# - say when a ring beats a tree, and why a ring of blocking sends hangs.
+# - build an all-reduce out of a reduce-scatter and an all-gather, on a ring of ranks,
+# - compute how many bytes each rank sends for any number of ranks, and check the result in the ledger,
+# - fit the latency α and the bandwidth 1/β of a link, and predict times that you have not measured,
+# - tell from a table of real links how long an all-reduce takes on a cluster, and when a tree beats a ring,
+# - launch a collective, compute in the meantime, and wait for the result.
 #
-# You need chapter 00: ranks, `send` and `recv`, the doctor.
-
-# %% [markdown]
-# ## What is wasted
-#
-# Chapter 00 ended with a sum that rank 0 makes for everyone. It has two halves. All tensors are added up at one rank,
-# the *root*: a **reduce**. Then the root hands the sum out: a **broadcast**. You wrote the second in lab 00.
+# You need `all_reduce`, `send`, `recv`, the ledger and the doctor (chapter 00).
 
 # %% tags=["nbval-ignore-output"]
-from shared import formulas, ranks, tables, widgets
+from shared import formulas, plots, ranks, tables, widgets
 from shared.plots import costs as cost_plots
+from shared.plots import diagrams
 
-ranks.start(world_size=4, detect_mismatch=False)
+ranks.start(world_size=4, backend="gloo:cpu", detect_mismatch=False)
 
+# %% [markdown]
+# (In this lesson, the ranks run on the CPU even if you have GPUs, because you will put them behind a link of a known
+# rate.)
+#
+# ## What is wasted
+#
+# Chapter 00 ended with an all-reduce in which rank 0 does all the work. Such an algorithm is called a **star**, because
+# all messages go through one rank in the center, the **root**. It has two halves. The first one is a **reduce**: the
+# sum of all tensors ends up on the root. In the diagram, look at what rank 0 holds before and after:
+
+# %%
+diagrams.collective("reduce")
+
+# %% [markdown]
+# The second half is a broadcast of the sum. (You wrote `broadcast_by_hand` in lab 00.)
 
 # %%
 # %%ranks
@@ -37,15 +47,15 @@ from solutions.first_collectives import broadcast_by_hand
 
 
 def reduce_to(tensor, root):
-    """Add up tensor over the ranks; root gets the sum, in place."""
+    """Sum a tensor over the ranks, in place, on the root."""
     if rank != root:
         dist.send(tensor, dst=root)
         return
-    arrived = torch.empty_like(tensor)
+    received = torch.empty_like(tensor)
     for other in range(world_size):
         if other != root:
-            dist.recv(arrived, src=other)
-            tensor += arrived
+            dist.recv(received, src=other)
+            tensor += received
 
 
 def star_all_reduce(tensor):
@@ -53,84 +63,8 @@ def star_all_reduce(tensor):
     broadcast_by_hand(tensor, src=0)
 
 
-# %% [markdown]
-# A tensor of 4.8 MB, summed. What does the ledger of each rank say?
-
-# %%
-# %%ranks
-tensor = torch.full((1_200_000,), rank + 1.0, device=device)
-with wire.ledger() as log:
-    star_all_reduce(tensor)
-print(log.summary())
-
-# %% [markdown]
-# Rank 0 sends three tensors, the others one each: six in all. While rank 0 works, the others wait.
-#
-# **Predict.** Let the four share these six equally. How many tensors does each of them send?
-
-# %%
-my_prediction = 0.0
-
-# %% [markdown]
-# ## Cut it up
-#
-# Cut the tensor into four chunks, A to D. Rank 0 looks after A, rank 1 after B, and so on. First each chunk is added
-# up at its own rank: a **reduce-scatter**. Then each rank hands its sum to everyone: an **all-gather**.
-
-
-# %%
-# %%ranks
-def cut(tensor):
-    """→ world_size equal chunks, by name"""
-    return dict(zip("ABCD", tensor.chunk(world_size), strict=False))
-
-
-def reduce_scatter_in_turns(chunks):
-    for root, name in enumerate(chunks):
-        reduce_to(chunks[name], root)
-
-
-def all_gather_in_turns(chunks):
-    for src, name in enumerate(chunks):
-        broadcast_by_hand(chunks[name], src)
-
-
-# %% [markdown]
-# To see who is in a sum, let rank 0 bring 1000 in each chunk, rank 1 0100, rank 2 0010 and rank 3 0001:
-
-
-# %%
-# %%ranks
-def digits(chunks):
-    return {name: f"{int(chunk[0]):0{world_size}d}" for name, chunk in chunks.items()}
-
-
-chunks = cut(torch.full((4,), 10 ** (3 - rank), device=device))
-reduce_scatter_in_turns(chunks)
-print(digits(chunks))
-
-# %% [markdown]
-# Each rank has one complete chunk, its own. After the second half:
-
-# %%
-# %%ranks
-all_gather_in_turns(chunks)
-print(digits(chunks))
-
-# %% [markdown]
-# Is the work shared now? Back to the 4.8 MB:
-
-
-# %%
-# %%ranks
-def all_reduce_in_turns(tensor):
-    chunks = cut(tensor)
-    reduce_scatter_in_turns(chunks)
-    all_gather_in_turns(chunks)
-
-
 def tensors_sent(all_reduce):
-    """Sum 4.8 MB over the ranks. → how many tensors' bytes this rank sent"""
+    """Sum a tensor of 4.8 MB over the ranks. Returns the bytes that this rank sent, in multiples of 4.8 MB."""
     tensor = torch.full((1_200_000,), rank + 1.0, device=device)
     with wire.ledger() as log:
         all_reduce(tensor)
@@ -138,54 +72,97 @@ def tensors_sent(all_reduce):
     return log.sent_bytes / tensor.nbytes
 
 
-sent = tensors_sent(all_reduce_in_turns)
+sent = tensors_sent(star_all_reduce)
+
+# %% [markdown]
+# How much does each rank send to sum one tensor per rank? Compare the lengths of the bars:
 
 # %%
-print(f"predicted {my_prediction:g}, measured {ranks.pull('sent')}")
+star_sent = ranks.pull("sent")
+plots.bars({f"rank {rank}": count for rank, count in enumerate(star_sent)}, "tensors sent")
 
 # %% [markdown]
-# One and a half each: as many bytes as before, fairly shared. Not so the time. It takes 24 messages (4 chunks, 3
-# messages in each half), and the loops send them one after the other: while rank 0 adds up A, the other chunks wait.
-
-# %% [markdown]
-# ## All at once: a ring
+# Rank 0 sends three tensors, and the other ranks send one each. While rank 0 is busy, the links of the others are idle.
 #
-# A sum need not be made in one place. It can be made on its way. Let the ranks stand in a circle, each sending to its
-# right neighbour. Chunk A starts as rank 1's part, comes to rank 2, which adds its own, then to rank 3, then to
-# rank 0, where it is complete: that is its own rank. B starts one place further on, at the same time.
-#
-# **Predict.** With three ranks and chunks A, B and C, there are two steps. A must end at rank 0, B at rank 1, C at
-# rank 2. Which chunk does rank 0 send first?
+# **Predict.** The ranks send six tensors in total. If all four shared this work equally, how many tensors would each of
+# them send? (1 would mean as much as its own tensor.)
 
 # %%
-my_prediction = "?"
-
-# %%
-plan = ["CAB", "BCA"]  # in step 1 rank 0 sends C, rank 1 sends A, rank 2 sends B
-print(f"predicted {my_prediction}, rank 0 sends {plan[0][0]}, and then {plan[1][0]}")
+my_prediction = 0.0
 
 # %% [markdown]
-# A rank sends next what it has just received. So each row of the plan is the one before, turned by one place. That
-# makes a plan for any number of ranks:
+# ## Reduce-scatter, then all-gather
+#
+# To share the work, cut the tensor into one **chunk** per rank, and let every rank be the root of one chunk. The first
+# half is then a **reduce-scatter**: each rank ends up with a different chunk of the sum, which is called its **shard**.
+# (In the diagrams, a chunk is one element.)
+
+# %%
+diagrams.collective("reduce_scatter")
+
+# %% [markdown]
+# The second half is an **all-gather**: every rank ends up with the shards of all ranks.
+
+# %%
+diagrams.collective("all_gather")
+
+# %% [markdown]
+# A reduce-scatter followed by an all-gather is an all-reduce. Here are both, chunk by chunk. Chunk A belongs to rank 0,
+# chunk B to rank 1, and so on.
 
 
 # %%
 # %%ranks
-def turned(names, places):
-    return names[-places:] + names[:-places]
+def chunks_by_name(tensor):
+    """Cut a tensor into world_size equal chunks. They are views, so changing a chunk changes the tensor."""
+    return dict(zip("ABCD", tensor.chunk(world_size), strict=False))
 
 
-def plans(size):
-    """→ one for the reduce-scatter, one for the all-gather"""
-    names, steps = "ABCD"[:size], range(size - 1)
-    return [turned(names, step + 1) for step in steps], [turned(names, step) for step in steps]
+def reduce_scatter_in_turn(chunks):
+    for root, name in enumerate(chunks):
+        reduce_to(chunks[name], root)
 
 
-print(plans(3), plans(4), sep="\n")
+def all_gather_in_turn(chunks):
+    for src, name in enumerate(chunks):
+        broadcast_by_hand(chunks[name], src)
+
+
+def all_reduce_in_turn(tensor):
+    chunks = chunks_by_name(tensor)
+    reduce_scatter_in_turn(chunks)
+    all_gather_in_turn(chunks)
+
+
+sent = tensors_sent(all_reduce_in_turn)
+
+# %%
+in_turn_sent = ranks.pull("sent")
+assert in_turn_sent == [1.5] * 4 and sum(in_turn_sent) == sum(star_sent)
+print(f"predicted {my_prediction:g} tensors, measured {in_turn_sent}")
 
 # %% [markdown]
-# The way back, the all-gather, begins where the first half ended: each rank sends the chunk that it has completed, and
-# what comes is copied, not added. `pass_right` is yours, from lab 00.
+# In total, the ranks send as many bytes as before, but now each of them sends the same share. They still take turns,
+# though: while rank 0 sums chunk A, no other chunk makes progress.
+#
+# ## A ring
+#
+# A sum does not have to be computed in one place. It can be computed on the way. Arrange the ranks in a **ring**, where
+# each rank sends only to its right neighbor, and the last one sends to rank 0. Rank 1 sends its chunk A to rank 2. Rank
+# 2 adds its own and sends the sum to rank 3. Rank 3 does the same and sends it to rank 0. When rank 0 has added its
+# own, the sum is complete, and it is on the rank that chunk A belongs to. The other chunks start one rank further on,
+# at the same time, so every rank always has something to send.
+#
+# **Predict.** On a ring of three ranks with the chunks A, B and C, the reduce-scatter takes two steps. Which chunk does
+# rank 0 send first, so that the sum of A ends on rank 0, B on rank 1 and C on rank 2? Write its letter.
+
+# %%
+my_prediction = "?"
+
+# %% [markdown]
+# The whole ring fits into the next cell. It follows two plans. A plan has one string of letters per step, and the
+# letter at index *r* is the chunk that rank *r* sends. A rank always sends the chunk that it received in the step
+# before, so each string is the previous one, rotated. `pass_right` is the ring step that you wrote in lab 00.
 
 
 # %%
@@ -193,47 +170,77 @@ print(plans(3), plans(4), sep="\n")
 from solutions.first_collectives import pass_right
 
 
-def follow(plan, chunks, add, log):
+def rotated(names, steps):
+    return names[-steps:] + names[:-steps]
+
+
+def digits_of(chunks):
+    return {name: f"{int(chunk[0]):0{world_size}d}" for name, chunk in chunks.items()}
+
+
+def run_plan(plan, chunks, add, log):
+    """Send and receive one chunk per step. The received chunk is added to this rank's, or replaces it."""
     for sends in plan:
-        sent, came = sends[rank], sends[rank - 1]
-        arrived = pass_right(chunks[sent])
-        chunks[came].copy_(arrived + chunks[came] if add else arrived)
-        if log is not None:
-            log.append({"sent": sent, "holds": digits(chunks)})
+        name, received_name = sends[rank], sends[rank - 1]  # from the left neighbor
+        received = pass_right(chunks[name])
+        chunks[received_name].copy_(received + chunks[received_name] if add else received)
+        log.append({"sent": name, "holds": digits_of(chunks)})
 
 
-def ring_by_plan(tensor, log=None):
-    chunks = cut(tensor)
-    reduce_scatter_plan, all_gather_plan = plans(world_size)
-    follow(reduce_scatter_plan, chunks, add=True, log=log)
-    follow(all_gather_plan, chunks, add=False, log=log)
+def ring_all_reduce(tensor):
+    """Sum a tensor over the ranks, in place. Returns what this rank sent and held after each step."""
+    chunks, names = chunks_by_name(tensor), "ABCD"[:world_size]
+    log = [{"sent": None, "holds": digits_of(chunks)}]
+    reduce_scatter_plan = [rotated(names, step + 1) for step in range(world_size - 1)]
+    all_gather_plan = [rotated(names, step) for step in range(world_size - 1)]
+    run_plan(reduce_scatter_plan, chunks, add=True, log=log)
+    run_plan(all_gather_plan, chunks, add=False, log=log)
+    return log
 
 
 # %% [markdown]
-# Run it on the four ranks, each bringing its digit, and keep the log:
+# To see whose tensors a sum contains, let all elements be 1000 on rank 0, 100 on rank 1, 10 on rank 2 and 1 on rank 3.
+# Then every digit of a complete sum is 1. The first run is on three ranks (with 100, 10 and 1). What does rank 0 send
+# first?
+
 
 # %%
 # %%ranks
-tensor = torch.full((4,), 10 ** (3 - rank), device=device)
-log = [{"sent": None, "holds": digits(cut(tensor))}]
-ring_by_plan(tensor, log)
-print(tensor.tolist())
+def marked():
+    return torch.full((world_size,), 10 ** (world_size - 1 - rank), device=device)
+
+
+# %%
+with ranks.world(3):
+    logs = ranks.run(lambda: ring_all_reduce(marked()))
+sent_by_rank_0 = [entry["sent"] for entry in logs[0][1:]]
+assert all(entry == "111" for log in logs for entry in log[-1]["holds"].values())
+print(f"predicted {my_prediction}, rank 0 sent {', '.join(sent_by_rank_0)}")
+
+# %% [markdown]
+# Now follow the sums on four ranks. A cell lists the ranks whose chunks it contains, an arrow is a message, and white
+# text marks a complete sum. If you run the cell in JupyterLab, you get a slider. Follow row A from step to step.
+
+# %%
+# %%ranks
+log = ring_all_reduce(marked())
 
 # %%
 widgets.ring_stepper(ranks.pull("log"))
 
 # %% [markdown]
-# (In JupyterLab, run the cell: a slider takes you through the steps.) Follow row A from left to right. In every step
-# every rank sends one chunk and receives another: nobody waits for a turn. After three steps the diagonal is complete;
-# that was the reduce-scatter. Three more steps send the complete chunks on to all.
+# In each step, every rank sends one chunk and receives one. After the three steps of the reduce-scatter, each rank
+# holds one complete sum. In the three steps of the all-gather, the complete sums are copied around the ring.
 #
-# ## How many bytes?
+# ## How many bytes does a ring send?
 #
-# The same plan carries tensors. There are 2(N−1) steps, each of one chunk, S/N bytes. So each rank sends
+# Let N be the number of ranks and S the bytes of the tensor. Each half has N−1 steps, and in each step a rank sends one
+# chunk of S/N bytes. So for the whole all-reduce, each rank sends
 #
 # $$2\,(N-1)\cdot\frac{S}{N} = \frac{2(N-1)}{N}\,S$$
 #
-# **Predict** what a rank sends when there are a thousand: 1, 2 or 1000 tensors? Then see 2, 3 and 4 in the ledger.
+# **Predict.** How many tensors does each rank send in a ring of 1,000 ranks: about 1, 2 or 1,000? The next cells
+# compare the formula with the ledger on 2, 3 and 4 ranks, and then evaluate it for 1,000.
 
 # %%
 my_prediction = 0
@@ -242,345 +249,456 @@ my_prediction = 0
 rows = []
 for size in (2, 3, 4):
     with ranks.world(size):
-        star = ranks.run(lambda: tensors_sent(star_all_reduce))
-        ring = ranks.run(lambda: tensors_sent(ring_by_plan))
+        star_sent = ranks.run(lambda: tensors_sent(star_all_reduce))
+        ring_sent = ranks.run(lambda: tensors_sent(ring_all_reduce))
     formula = formulas.all_reduce_sent_bytes(1, size)
-    assert all(abs(sent - formula) < 1e-9 for sent in ring) and max(star) == size - 1
-    rows.append([str(size), *(f"{each:.2f}" for each in (max(star), max(ring), formula))])
-tables.Table(["N", "star: the busiest sends", "ring: each sends", "2(N−1)/N"], rows)
+    assert all(abs(sent - formula) < 1e-9 for sent in ring_sent) and max(star_sent) == size - 1
+    rows.append([str(size), *(f"{sent:.2f}" for sent in (max(star_sent), max(ring_sent), formula))])
+tables.Table(["N", "star: rank 0 sends", "ring: each rank sends", "2(N−1)/N"], rows)
 
 # %%
-print(f"predicted {my_prediction}, formula {formulas.all_reduce_sent_bytes(1, 1000):.3f} tensors")
+formula = formulas.all_reduce_sent_bytes(1, 1000)
+print(f"predicted {my_prediction}, the formula gives {formula:.3f} tensors")
 
 # %% [markdown]
-# The ring's share hardly grows with N: never more than two tensors. Where ranks do the adding, no all-reduce can do
-# with less from its busiest rank (Patarasuk and Yuan, 2009). NVIDIA's nccl-tests count in the same way, see their
-# PERFORMANCE.md.
+# A rank never sends more than two tensors, however large the ring is. As long as the ranks themselves compute the sum,
+# no all-reduce can do with fewer bytes from its busiest rank (Patarasuk and Yuan 2009).
+#
+# ## Training with your ring
+#
+# What is it good for? Averaging gradients, for example. Below, four ranks train a small MLP to read handwritten digits.
+# In each step, every rank computes the gradient of a quarter of the batch, and the ring averages the four gradients.
+# (Chapter 02 explains why this is right, and when it is not.)
+#
+# The last bias has 10 elements, which cannot be cut into four equal chunks. So we append **padding**: zeros, at most
+# N−1 of them, that make its length a multiple of N.
+
+
+# %%
+# %%ranks
+from shared.data import digits
+from shared.models import MLP
+
+
+def average_gradients(model):
+    for parameter in model.parameters():
+        padding = -parameter.numel() % world_size
+        padded = torch.nn.functional.pad(parameter.grad.flatten(), (0, padding))
+        ring_all_reduce(padded)
+        summed = padded[: parameter.numel()].view_as(parameter)
+        parameter.grad.copy_(summed / world_size)
+
+
+def train(steps=200, batch=128):
+    """Train on slices of the batches. Returns the loss of each step, and the accuracy on 297 other digits."""
+    images, labels = digits(torch.float64)
+    model, losses = MLP().double(), torch.zeros(steps)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    drawn = torch.Generator().manual_seed(0)
+    for step in range(steps):
+        samples = torch.randint(1500, (batch,), generator=drawn).chunk(world_size)[rank]
+        loss = torch.nn.functional.cross_entropy(model(images[samples]), labels[samples])
+        optimizer.zero_grad()
+        loss.backward()
+        average_gradients(model)
+        optimizer.step()
+        losses[step] = loss.item() / world_size
+    dist.all_reduce(losses)  # the mean over the ranks
+    correct = model(images[1500:]).argmax(dim=1) == labels[1500:]
+    return losses.tolist(), correct.double().mean().item()
+
+
+# %% [markdown]
+# Is that the same training as on one rank? In the figure, the two curves should coincide.
+
+# %% tags=["nbval-ignore-output"]
+with ranks.world(1):
+    alone_losses, alone_accuracy = ranks.run(lambda: train())[0]
+losses, accuracy = ranks.run(lambda: train())[0]
+assert max(abs(alone - four) for alone, four in zip(alone_losses, losses, strict=True)) < 1e-5
+assert accuracy == alone_accuracy > 0.9
+print(f"accuracy on 297 other digits: {alone_accuracy:.1%} on one rank, {accuracy:.1%} on four")
+plots.loss_curves({"1 rank, whole batch": alone_losses, "4 ranks, a quarter each": losses})
 
 # %% [markdown]
 # ## A ring that hangs
 #
-# `pass_right` sends and receives at the same time. In a course on the web, each rank of a ring sends first and then
-# receives. The circle of chapter 00 hung because everybody *received* first, and nobody began. Here everybody begins.
-# **Predict**: does it run, for one number of 4 bytes?
+# `pass_right` launches its send and its receive together. A published tutorial does it in sequence: each rank first
+# sends to its right neighbor, then receives from its left one. Would you expect that to work for a single element?
 
 # %% tags=["raises-exception"]
 # %%ranks
-outgoing = torch.ones(1, device=device)
-incoming = torch.empty(1, device=device)
+outgoing, incoming = torch.ones(1, device=device), torch.empty(1, device=device)
 dist.send(outgoing, dst=(rank + 1) % world_size)
 dist.recv(incoming, src=(rank - 1) % world_size)
 
 # %% [markdown]
-# All four wait in `send`, for a `recv` on the next line of a rank that is waiting itself. Read the table as a circle:
-# 0 → 1 → 2 → 3 → 0.
+# Every rank waits in `send` until its right neighbor receives, which that neighbor does on the next line, after its own
+# `send`. Does a `send` return before the receiver is ready? That depends on the backend:
 #
-# | | is `send` done before the receiver has come? |
+# | backend | does `send` return before the receiver calls `recv`? |
 # |---|---|
-# | gloo | no, not even for 4 bytes: you have just seen it |
-# | NCCL | do not rely on it: the GPU runs the `recv` only after the `send` is complete |
-# | MPI | small messages often are, large ones not: such a ring passes its test and hangs in the training |
+# | gloo | no, as you have just seen, not even for 4 bytes |
+# | NCCL | do not rely on it: on the GPU, the `recv` starts only after the `send` has completed |
+# | MPI | often for small messages, not for large ones, so such a ring passes its tests and hangs in training |
 #
-# Two ways out work everywhere: **batch the send and the receive** (`batch_isend_irecv`, as in `pass_right`), or **let
-# the ranks take turns**, so that some of them receive first. The lab asks you how. With gloo, you can also launch both
-# (`isend`, `irecv`) and then wait. With NCCL, that can still hang: it runs the sends and receives of a rank one after
-# the other, unless they come in one batch (NCCL's user guide, *Point-to-point communication*).
-
-# %% [markdown]
-# ## What if N does not divide the size?
+# Two remedies work everywhere. You can launch the send and the receive in one batch with `dist.batch_isend_irecv`, as
+# `pass_right` does. Or some ranks receive first, while the others send. (With gloo, `isend` and `irecv` on separate
+# lines work, too. On NCCL, they run one after the other and can hang.)
 #
-# `pass_right` makes room for as much as it sends, so our chunks must be equally long. torch has two ways to cut:
+# ## The cost of a message: α and β
+#
+# How long does an all-reduce take? The **α–β model** assumes that sending S bytes takes α + βS seconds: a fixed latency
+# α plus β seconds per byte. So the bandwidth is 1/β. In the star, rank 0 sends or receives 2(N−1) whole tensors, one
+# after the other. The ring has 2(N−1) steps, each with a chunk of S/N bytes:
+#
+# $$T_\text{star} = 2(N-1)\,(\alpha + \beta S) \qquad T_\text{ring} = 2(N-1)\left(\alpha + \beta\,\frac{S}{N}\right)$$
+#
+# Let's find α and β by timing ring steps of several sizes. The next cell puts each rank behind a link of 1 Gbit/s with
+# a latency of 0.1 ms per message. It is an **emulated link**: the bytes are copied within the machine, but an operation
+# completes no earlier than such a link would have transferred them. (Chapters 04 and 05 use links that the kernel
+# shapes, where the machine allows it.) `measure` times each size 20 times, and takes the median.
 
 # %%
-import torch
+# %%ranks
+from shared import measure
 
-for elements in (12, 10, 9):
-    tensor = torch.arange(elements)
-    by_split = [len(chunk) for chunk in tensor.tensor_split(4)]
-    by_chunk = [len(chunk) for chunk in tensor.chunk(4)]
-    print(f"{elements:3} elements: tensor_split {by_split}, chunk {by_chunk}")
+message_sizes = (64, 4_096, 16_384, 65_536, 262_144, 1_048_576)
+with measure.behind_link("1gbit", latency_ms=0.1):
+    steps = measure.collectives({"a ring step": pass_right}, message_sizes, repeats=5)
 
 # %% [markdown]
-# Look at the last one: `chunk` gave three, and rank 3 has none. There are two cures. Either every rank works out how
-# long each chunk is, which all can do from the tensor's size. Or the tensor is filled up with zeros until N divides
-# it, as torch's own all-gather and reduce-scatter of one tensor want it. What does that cost?
+# `fit` finds the α and β whose line α + βS is closest to the measurements, by least squares of the relative error. At 1
+# Gbit/s, a byte takes 8 ns, so β should be close to that. In the figure, look for the size at which the curve starts to
+# rise.
+
+# %% tags=["nbval-ignore-output"]
+steps = ranks.pull("steps")[0]
+line = steps.fit("a ring step")
+assert line.alpha_s > 1e-4 and abs(line.gbit_per_s - 1) < 0.3
+display(line)
+cost_plots.predicted_against_measured(
+    {"a ring step": line.message_s}, steps.measured_s, "bytes in a message"
+)
+
+# %% [markdown]
+# The curve is flat where α is the larger part, and rises where βS is. α exceeds the link's 0.1 ms, because a step also
+# takes time on the rank: Python launches two transfers and waits for both.
+#
+# **Predict.** How many milliseconds does our ring take for 4 MB on four ranks? Use the formula with your α and β.
 
 # %%
-for elements in (10, 1_000, 1_000_001):
-    padding = -elements % 4
-    print(f"{elements:>9,} elements: {padding} more, {100 * padding / elements:.2g} % of the bytes")
+my_prediction_ms = 0.0
 
 # %% [markdown]
-# At most N − 1 elements: next to nothing for a large tensor, much for a tiny one.
+# The next cell times our ring, the star and `dist.all_reduce`, first without a link and then behind it. The figure
+# shows the second part: compare the marks with the lines. The lines are predictions, because no all-reduce was used to
+# fit α and β.
+
+# %%
+# %%ranks
+algorithms = {"ring": ring_all_reduce, "star": star_all_reduce, "torch": dist.all_reduce}
+both = measure.loopback_and_link(algorithms, rounds=10)
+
+# %% tags=["nbval-ignore-output"]
+on_loopback, on_link = ranks.pull("both")[0].values()
+ring_ms = 1e3 * on_link.measured_s["ring"][4_000_000]
+formula_ms = 1e3 * line.ring_all_reduce_s(4_000_000, 4)
+link_ratio = on_link.ratio("star", "ring")[4_000_000]
+assert 2 / 3 < ring_ms / formula_ms < 3 / 2 and link_ratio > 2
+print(
+    f"predicted {my_prediction_ms:.1f} ms, measured {ring_ms:.1f} ms; formula {formula_ms:.1f} ms"
+)
+print(f"the star takes {link_ratio:.1f} times as long")
+models = {
+    "ring": lambda size: line.ring_all_reduce_s(size, 4),
+    "star": lambda size: 6 * line.message_s(size),
+}
+cost_plots.predicted_against_measured(models, on_link.measured_s, "bytes in the tensor")
 
 # %% [markdown]
-# ## How long does it take?
+# Behind the link, the star takes more than twice as long as the ring for 4 MB, because all bytes have to go through
+# rank 0's link. For small tensors, both take 2(N−1) latencies, so the ring gains nothing.
 #
-# Say that a message costs α seconds for being one, and β more for each byte. In a star all messages are rank 0's, one
-# after the other. A ring has 2(N−1) steps of S/N bytes:
-#
-# $$T_\text{star} = 2(N-1)\,(\alpha + S\beta)$$
-# $$T_\text{ring} = 2(N-1)\left(\alpha + \frac{S}{N}\beta\right)$$
-#
-# To know α and β, time ring steps of a few sizes.
+# `dist.all_reduce` is a ring, too. If you fit its times with the ring's formula, its β is about the same, but its α is
+# smaller. It runs in C++, which needs less time per step than Python. Also, the emulated link delays it once, as a
+# whole, and each step of our ring on its own, so that Python's time comes on top.
 
+# %% tags=["nbval-ignore-output"]
+torch_line = on_link.fit("torch", sends="ring all-reduce")
+assert torch_line.alpha_s < line.alpha_s
+assert 0.7 < torch_line.beta_s_per_byte / line.beta_s_per_byte < 1.4
+print(
+    f"α: {1e6 * line.alpha_s:.0f} µs per step in Python, {1e6 * torch_line.alpha_s:.0f} µs in torch"
+)
+
+# %% [markdown]
+# (Chapter 03 fits a whole all-reduce as if it were one message. On four ranks, that makes α 6 times as large.)
+#
+# ## Why loopback misleads
+#
+# Without a link, the ranks of one machine communicate over **loopback**: the operating system copies the bytes from
+# process to process. There is no link that rank 0 could use up. All copies share the machine's cores and memory, and
+# both algorithms copy the same number of bytes in total. If there are fewer cores than ranks, the ring even suffers
+# more, because all of its ranks need a core at the same time. Compare ring and star at the right end of each panel:
+
+# %% tags=["nbval-ignore-output"]
+loopback_ratio = on_loopback.ratio("star", "ring")[4_000_000]
+assert loopback_ratio < link_ratio
+print(f"star / ring for 4 MB: {loopback_ratio:.1f} over loopback, {link_ratio:.1f} behind links")
+places = {"loopback": on_loopback.measured_s, "1 Gbit/s link, emulated": on_link.measured_s}
+cost_plots.side_by_side(places, "bytes in the tensor")
+
+# %% [markdown]
+# Over loopback, the ring's advantage looks smaller than it is. The same can happen to every comparison of
+# communication on one machine, so this course measures such times behind links.
+#
+# ## Real links
+#
+# How fast is a link? The bytes of the tensor divided by the time, S/t, depend on N even if the link does not. So
+# NVIDIA's benchmark, nccl-tests, reports the **bus bandwidth**: the bytes that each rank has to send, divided by the
+# time. For an all-reduce, this is 2(N−1)/N · S/t. You can compare it with the rate of the link, whatever N is. Here is
+# the bus bandwidth of `dist.all_reduce` on our link, which carries 125 MB/s:
+
+# %% tags=["nbval-ignore-output"]
+torch_s = on_link.measured_s["torch"]
+sent_mb = {size: formulas.all_reduce_sent_bytes(size, 4) / 1e6 for size in torch_s}
+bus_mb_per_s = {size: sent_mb[size] / torch_s[size] for size in torch_s}
+assert bus_mb_per_s[4_000_000] > 80 > bus_mb_per_s[4_000]
+rows = [[f"{size:,}", f"{rate:.3g}"] for size, rate in bus_mb_per_s.items()]
+tables.Table(["bytes", "bus bandwidth, MB/s"], rows)
+
+# %% [markdown]
+# Small tensors use a fraction of the link, because most of the time is latency. Large ones come close to its rate.
+#
+# The links of a cluster are much faster. In the next table, compare the first row with the last one. (NVLink connects
+# the GPUs of one host; InfiniBand and Ethernet connect hosts.)
+
+# %%
+from shared.planner.links import REAL_LINKS, link_table
+
+link_table()
+
+# %% [markdown]
+# ## Ring or tree?
+#
+# A ring of 1,000 ranks has 2 · 999 steps. It takes 1,998 latencies, however small the tensor is. A **tree** takes
+# fewer: every rank that already has the tensor helps to send it on, so the number of copies doubles in each round.
+
+# %%
+diagrams.tree_broadcast()
+
+# %% [markdown]
+# A broadcast to N ranks takes ⌈log₂N⌉ rounds. A reduce is the same in reverse. In each round, a whole tensor is sent:
+#
+# $$T_\text{tree} = 2\,\lceil\log_2 N\rceil\,(\alpha + \beta S)$$
+#
+# A third algorithm, *halving and doubling*, has few rounds *and* few bytes: pairs of ranks exchange halves, then
+# quarters, then eighths (Thakur et al. 2005). The next cell evaluates the formulas for hosts with one InfiniBand
+# adapter of 400 Gbit/s each. Follow the dotted line, the size from which on the ring is faster than the tree.
+
+
+# %%
+def priced(formula_s, link):
+    return lambda size, world_size: formula_s(size, world_size, link.alpha_s, link.beta_s_per_byte)
+
+
+links = {link.name: link for link in REAL_LINKS}
+infiniband = links["InfiniBand, 1 adapter of 400 Gbit/s per host"]
+algorithms = {
+    "ring": priced(formulas.ring_all_reduce_s, infiniband),
+    "tree": priced(formulas.tree_all_reduce_s, infiniband),
+    "halving and doubling": priced(formulas.halving_doubling_all_reduce_s, infiniband),
+}
+cost_plots.all_reduce_costs(algorithms, world_sizes=[4, 64, 1024])
+
+# %% [markdown]
+# Small tensors favor the tree, and large ones the ring. The more ranks there are, the larger a tensor has to be for
+# the ring to win. By its formula, halving and doubling is never slower than either. In a real network, however, its
+# partners are up to half the cluster apart, and their messages compete for the same links.
+#
+# ## Launching now, waiting later
+#
+# In all measurements so far, the rank waited until the all-reduce was complete. In chapter 00, you launched one with
+# `async_op=True` instead. The call returned a **handle** at once, and `handle.wait()` waited for the result. How much
+# time does that save, if the rank has something to compute in the meantime?
+#
+# **Predict.** With the link's α of 0.1 ms and 8 ns per byte, the all-reduce of 4 MB below takes 6 · (0.1 + 8) = 49 ms.
+# Computing takes 40 ms. How many milliseconds do both take, if they run at the same time?
+
+# %%
+my_prediction_ms = 0.0
 
 # %%
 # %%ranks
 import time
 
-
-def seconds(work, tensor):
-    dist.barrier()
-    began_s = time.perf_counter()
-    work(tensor)
-    tensor[0].item()  # a GPU still works when a call has returned
-    return time.perf_counter() - began_s
+tensor = torch.zeros(1_000_000, device=device)
 
 
-def fastest_s(jobs, rounds=12):
-    """Time jobs, by name, in turn: what disturbs one disturbs all. → the fastest of each"""
-    for work, tensor in jobs.values():
-        work(tensor)  # the first call also sets up
-    times = [[seconds(*job) for job in jobs.values()] for _ in range(rounds)]
-    return dict(zip(jobs, map(min, zip(*times, strict=True)), strict=True))
+def compute():
+    time.sleep(0.04)  # a stand-in for a GPU, which does not need this machine's cores
 
 
-# %% [markdown]
-# Steps are for the fit. Sums, of other sizes and made in three ways, are for the test of it.
-
-
-# %%
-# %%ranks
-def five_steps(tensor):
-    for _ in range(5):
-        tensor = pass_right(tensor)
-
-
-jobs = {}
-for size in (64, 4_096, 16_384, 65_536, 262_144, 1_048_576, 4_194_304):
-    jobs["five steps", size] = five_steps, torch.zeros(size // 4, device=device)
-for size in (400, 40_000, 200_000, 800_000, 4_000_000, 12_000_000):
-    tensor = torch.zeros(size // 4, device=device)
-    jobs["our ring", size] = ring_by_plan, tensor
-    jobs["torch", size] = dist.all_reduce, tensor
-    jobs["star", size] = star_all_reduce, tensor
-times_s = fastest_s(jobs)
-
-# %% tags=["nbval-ignore-output"]
-of_ranks = ranks.pull("times_s")
-
-
-def last_rank_s(name):
-    """→ {bytes: the time of the rank that needed longest}"""
-    sizes = [size for job, size in of_ranks[0] if job == name]
-    return {size: max(times_s[name, size] for times_s in of_ranks) for size in sizes}
-
-
-step_s = {size: time_s / 5 for size, time_s in last_rank_s("five steps").items()}
-for size, time_s in step_s.items():
-    print(f"{size:>9,} bytes: {1e3 * time_s:.2f} ms")
-
-# %% [markdown]
-# The fit: least squares of (α + β · bytes) / measured − 1.
-
-
-# %% tags=["nbval-ignore-output"]
-def fit(times_s):
-    """→ α, β"""
-    sizes = torch.tensor(list(times_s), dtype=torch.float64)
-    measured = torch.tensor(list(times_s.values()), dtype=torch.float64)
-    columns = torch.stack([torch.ones_like(sizes), sizes], dim=1) / measured[:, None]
-    return torch.linalg.lstsq(columns, torch.ones_like(columns[:, :1])).solution.flatten().tolist()
-
-
-alpha_s, beta_s = fit(step_s)
-print(f"α = {1e6 * alpha_s:.0f} µs, β = {1e9 * beta_s:.2f} ms per MB")
-assert alpha_s > 0 and beta_s > 0
-name, model = "a ring step", lambda size: alpha_s + beta_s * size
-cost_plots.predicted_against_measured({name: model}, {name: step_s}, "bytes in a message")
-
-# %% [markdown]
-# Two numbers for seven sizes: flat while α is the larger part, rising with the bytes from there on.
-#
-# **Predict.** How many milliseconds does our ring take for 4 MB on four ranks? Put your α and β into the formula.
-
-# %%
-my_prediction_ms = 0.0
-
-# %% tags=["nbval-ignore-output"]
-measured_s = {name: last_rank_s(name) for name in ("our ring", "star", "torch")}
-models = {
-    "our ring": lambda size: formulas.ring_all_reduce_s(size, 4, alpha_s, beta_s),
-    "star": lambda size: 2 * (4 - 1) * (alpha_s + beta_s * size),
-}
-measured_ms = 1e3 * measured_s["our ring"][4_000_000]
-print(f"predicted {my_prediction_ms:.1f} ms, measured {measured_ms:.1f} ms")
-
-off = sorted(time_s / models["our ring"](size) for size, time_s in measured_s["our ring"].items())
-print(f"our ring, measured / predicted: from {off[0]:.1f} to {off[-1]:.1f}")
-assert 1 / 3 < off[len(off) // 2] < 3
-cost_plots.predicted_against_measured(models, measured_s, "bytes in the tensor")
-
-# %% [markdown]
-# The ring comes out near its line, though no all-reduce was in the fit; gloo's own, a ring too, is not far from it.
-#
-# **The star does not.** On the machine that made this page it took a third of the predicted time, and no longer than
-# the ring. Why? Here four ranks share two cores and one memory. A ring step keeps all four busy at once, so α and β
-# were measured on a busy machine; a star's message has it almost to itself. And in all, both move the same 2(N−1)·S
-# bytes. The model speaks of ranks that have a link each, as GPUs and hosts do. There the busiest link sets the pace:
-# rank 0's. Chapter 20 gives each rank such a link.
-
-# %% [markdown]
-# ## Ring or tree?
-#
-# A thousand ranks make a ring of 2 · 999 steps: 1998 α, however small the tensor. A **tree** needs fewer. Whoever has
-# the tensor helps to spread it, so that in every round twice as many have it. A reduce is the same backwards. That is
-# 2⌈log₂N⌉ messages in a row, each of the whole tensor:
-#
-# $$T_\text{tree} = 2\,\lceil\log_2 N\rceil\,(\alpha + S\beta)$$
-#
-# **Halving and doubling** has few messages *and* few bytes: ranks swap halves, then quarters, then eighths, adding up;
-# then they gather the parts on the same way back (Thakur, Rabenseifner and Gropp, 2005). With your α and β, on more
-# ranks than you have, predicted only:
-
-
-# %% tags=["nbval-ignore-output"]
-def priced(formula):
-    return lambda size_bytes, world_size: formula(size_bytes, world_size, alpha_s, beta_s)
-
-
-algorithms = {
-    "ring": priced(formulas.ring_all_reduce_s),
-    "tree": priced(formulas.tree_all_reduce_s),
-    "halving and doubling": priced(formulas.halving_doubling_all_reduce_s),
-}
-cost_plots.all_reduce_costs(algorithms, world_sizes=[4, 64, 1024])
-
-# %% [markdown]
-# At the dotted line ring and tree change places. Left of it the tree wins, right of it the ring; and the more ranks,
-# the further right. Halving and doubling is never worse than either, in this model. What the model does not see:
-# its partners are up to half the cluster apart, and their messages meet on the same links, while a ring's go to a
-# neighbour. And it wants a power of two.
-
-# %% [markdown]
-# ## The production version
-#
-# torch has all five. Two of them got new names in torch 2.13:
-
-
-# %%
-# %%ranks
-reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
-tensor = torch.full((4,), 10 ** (3 - rank), device=device)
-shard, gathered = torch.empty_like(tensor[:1]), torch.empty_like(tensor)
-with wire.ledger() as log:
-    reduce_scatter(shard, tensor)
-    all_gather(gathered, shard)
+def one_after_the_other():
     dist.all_reduce(tensor)
-    dist.reduce(tensor, dst=0)
-    dist.broadcast(tensor, src=0)
-print(shard.tolist(), gathered.tolist())
+    compute()
 
-# %%
-ranks.pull("log")[0].table(times=False)
+
+def at_the_same_time():
+    handle = dist.all_reduce(tensor, async_op=True)  # returns at once
+    compute()
+    handle.wait()  # returns when the sum is complete
+
+
+ways = {"one after the other": one_after_the_other, "at the same time": at_the_same_time}
+with measure.behind_link("1gbit", latency_ms=0.1):
+    times = measure.jobs(ways, rounds=5)
+
+# %% tags=["nbval-ignore-output"]
+times = ranks.pull("times")[0]
+assert times.ratio("one after the other", "at the same time") > 1.3
+print(f"predicted {my_prediction_ms:.0f} ms, measured {times['at the same time'].time_ms:.0f} ms")
+plots.bars(times.ms(), "ms (median of 5)")
 
 # %% [markdown]
-# The ledger's *must send* is the ring's share. For `reduce` and `broadcast` the ring is cut: its last rank, here
-# rank 0 in the reduce, has nothing to send.
+# The shorter of the two is hidden behind the longer one. Chapter 04 is built on this. There are three rules:
 #
-# What does the backend really send? `carried_bytes` is what the network interface counted meanwhile: all ranks, and
-# everything else on this machine. **Predict** how it compares with what all ranks must send, for gloo's
-# reduce-scatter of 16 MB: the same (1), half of it (0.5), twice (2)?
+# - Until `wait()` returns, do not read the tensor and do not write to it: its values are undefined.
+# - Keep every handle and wait for it. Otherwise you do not know when the result is complete.
+# - All ranks launch the same collectives in the same order, with and without handles.
+#
+# On a GPU, `wait()` does not stop Python. It only makes the GPU's current stream wait, so kernels that you launch
+# afterwards see the result.
+#
+# ## What torch calls it
+#
+# The `single` functions take one flat tensor. (Before torch 2.13, they were called `all_gather_into_tensor` and
+# `reduce_scatter_tensor`.)
+#
+# | collective | function in `torch.distributed` | result |
+# |---|---|---|
+# | broadcast | `broadcast(tensor, src)` | in place |
+# | reduce | `reduce(tensor, dst)` | in place on `dst`; on other ranks, do not use the tensor afterwards |
+# | all-reduce | `all_reduce(tensor)` | in place |
+# | reduce-scatter | `reduce_scatter_single(shard, tensor)` | in `shard` |
+# | all-gather | `all_gather_single(tensor, shard)` | in `tensor` |
+# | scatter | `scatter(shard, shards, src)` | in `shard` |
+# | gather | `gather(shard, shards, dst)` | in the list `shards` |
+# | all-to-all | `all_to_all_single(received, tensor)` | in `received` |
+#
+# The last three rows are new. In a **scatter**, the root gives each rank a different chunk, and a **gather** does the
+# reverse. In an **all-to-all**, every rank scatters its tensor. In the last diagram, look at where A1 ends up:
 
 # %%
-my_prediction = 0.0
+display(diagrams.collective("scatter"), diagrams.collective("gather"))
+diagrams.collective("all_to_all")
 
+# %% [markdown]
+# Which algorithm a collective uses is up to the backend. The ledger's *must send* is what the ring's formula requires.
+# Its `carried_bytes` is what the network interface has counted meanwhile, for all ranks together. How do they compare
+# for gloo's reduce-scatter of 16 MB?
 
 # %%
 # %%ranks
-def carried_over_must_send(collective, *tensors):
-    with wire.ledger() as log:
-        dist.barrier()  # nobody sends before all ledgers are open
-        collective(*tensors)
-        dist.barrier()
-    if log.carried_bytes is None or dist.get_backend() != "gloo":
-        return float("nan")  # NCCL goes other ways
-    return log.carried_bytes / (world_size * log.sent_bytes)
+from shared.c10d import reduce_scatter_single
 
-
-# %%
-# %%ranks
 tensor = torch.zeros(4_000_000, device=device)
 shard = torch.zeros(4_000_000 // world_size, device=device)
-calls = {
-    "all_reduce": (dist.all_reduce, tensor),
-    "reduce_scatter": (reduce_scatter, shard, tensor),
-    "all_gather": (all_gather, tensor, shard),
-}
-ratios = {name: [carried_over_must_send(*call) for _ in range(5)] for name, call in calls.items()}
+with wire.ledger() as log:
+    dist.barrier()  # so that no rank sends before all ledgers are open
+    reduce_scatter_single(shard, tensor)
+    dist.barrier()
 
 # %% tags=["nbval-ignore-output"]
-least = {name: min(tries) for name, tries in ranks.pull("ratios")[0].items()}
-print(f"predicted {my_prediction:g}, measured {least['reduce_scatter']:.1f}")
-for name, ratio in least.items():
-    print(f"{name:15} carried / must send = {ratio:.1f}")
-assert not (least["reduce_scatter"] < 1.7 or least["all_reduce"] > 1.5)
+log = ranks.pull("log")[0]
+if log.carried_bytes is not None:  # not every system counts
+    carried_over_required = log.carried_bytes / (4 * log.sent_bytes)
+    assert carried_over_required > 1.7
+    print(f"carried / required = {carried_over_required:.1f}")
+log.table(times=False)
 
 # %% [markdown]
-# gloo's reduce-scatter **is** an all-reduce on the wire: every rank gets the whole sum and throws three quarters of
-# it away. So with gloo a reduce-scatter saves no bytes, unless you write it yourself. Yours in the lab will.
+# gloo sends about twice what is required, because inside gloo, a reduce-scatter *is* an all-reduce: every rank gets the
+# whole sum, and throws all but its shard away. The reduce-scatter that you write in the lab will send half as much.
 #
-# Where else ours differs from NCCL's:
+# NCCL's ring differs from ours in three ways. It cuts chunks into slices, and sends one slice while it receives the
+# next. It runs several rings at once, to use all links of a GPU. And it chooses between rings, trees and other
+# algorithms by the size of the tensor and the network. Its trees are cut into slices, too, so they lose less to the
+# ring on large tensors than our formula says.
 #
-# - it cuts chunks into slices, so that a rank sends on the first while it receives the second; ours waits for the end
-#   of each step,
-# - it has rings and trees, and chooses by size and by how the GPUs are wired,
-# - `async_op=True` gives back a handle at once, to wait on later: chapter 04 lives from that.
-
-# %% [markdown]
+# ## On a cluster
+#
+# | question | with NCCL and many hosts |
+# |---|---|
+# | How fast are the links? | `all_reduce_perf -b 8 -e 1G -f 2` (nccl-tests): compare `busbw` with the table above |
+# | Which algorithm runs? | `NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=TUNING` logs it; `NCCL_ALGO=Ring` fixes one |
+# | Which links are used? | `nvidia-smi topo -m` (one host); the word after `via` in the log of `NCCL_DEBUG=INFO` |
+# | When is a handle complete? | `wait()` orders it before later kernels; `torch.cuda.synchronize()` waits for both |
+#
 # ## Recap
 #
-# N ranks, a tensor X of S bytes on each, ΣX their sum.
+# | algorithm | bytes that a rank sends | time |
+# |---|---|---|
+# | all-reduce, star | rank 0: (N−1)S, others: S | 2(N−1)(α + βS) |
+# | all-reduce, tree | at most ⌈log₂N⌉S | 2⌈log₂N⌉(α + βS) |
+# | all-reduce, ring | 2(N−1)/N · S | 2(N−1)(α + βS/N) |
+# | reduce-scatter or all-gather, ring | (N−1)/N · S | (N−1)(α + βS/N) |
+# | broadcast, tree | at most ⌈log₂N⌉S | ⌈log₂N⌉(α + βS) |
 #
-# | | a rank has: before → after | sent per rank | time |
-# |---|---|---|---|
-# | broadcast, star | the root X → all X | the root (N−1)S | (N−1)(α + Sβ) |
-# | broadcast, tree | | at most ⌈log₂N⌉S | ⌈log₂N⌉(α + Sβ) |
-# | reduce, tree | its X → the root ΣX | S, the root nothing | ⌈log₂N⌉(α + Sβ) |
-# | reduce-scatter, ring | its X → its chunk of ΣX | (N−1)/N·S | (N−1)(α + S/N·β) |
-# | all-gather, ring | its chunk → all chunks | (N−1)/N·S | (N−1)(α + S/N·β) |
-# | all-reduce, star | its X → ΣX | rank 0 (N−1)S, others S | 2(N−1)(α + Sβ) |
-# | all-reduce, tree | | at most ⌈log₂N⌉S | 2⌈log₂N⌉(α + Sβ) |
-# | all-reduce, ring | | 2(N−1)/N·S | 2(N−1)(α + S/N·β) |
+# **Terms**
 #
-# An all-reduce is a reduce-scatter and an all-gather. Remember that: ZeRO (chapters 07 to 09) is what you get when you
-# do something between the two.
-
-# %% [markdown]
+# - **reduce**: one rank, the root, gets the sum of the tensors of all ranks.
+# - **root**: the rank that a broadcast or scatter starts from, or that a reduce or gather ends on.
+# - **reduce-scatter**: each rank gets a different chunk of the sum of all ranks' tensors.
+# - **shard**: the chunk of a tensor that belongs to a rank.
+# - **all-gather**: every rank gets the shards of all ranks, in rank order.
+# - **scatter**: the root sends a different chunk of its tensor to each rank.
+# - **gather**: the root gets the chunks of all ranks.
+# - **all-to-all**: every rank sends a different chunk of its tensor to each rank.
+# - **chunk**: one of the pieces of a tensor, usually as many as there are ranks, that are sent separately.
+# - **star**: an algorithm in which all messages go through one rank.
+# - **ring**: an algorithm in which each rank sends only to its right neighbor, and the last rank to the first.
+# - **tree**: an algorithm in which every rank that has the tensor sends it on, so that the copies double in each round.
+# - **padding**: zeros appended to a tensor so that its length is a multiple of the number of ranks.
+# - **α–β model**: sending S bytes takes α + βS seconds, where α is the latency and 1/β the bandwidth.
+# - **bus bandwidth**: the bytes that each rank must send in a collective, divided by its time.
+# - **emulated link**: a delay that makes each operation last as long as it would on a link of a given rate and latency.
+# - **loopback**: communication between processes of one machine, without a network.
+# - **handle**: the object that an asynchronous operation returns; its `wait()` returns when the result can be used.
+#
+# ## Further reading
+#
+# - Patarasuk and Yuan, *Bandwidth optimal all-reduce algorithms for clusters of workstations* (2009): the ring, and the
+#   proof that no algorithm sends fewer bytes.
+# - Thakur, Rabenseifner and Gropp, *Optimization of collective communication operations in MPICH* (2005): the α–β model
+#   at work, with the choice of an algorithm by size.
+# - [nccl-tests, PERFORMANCE.md](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): why the bus
+#   bandwidth of each collective has the factor that it has.
+# - Hu et al., [*Demystifying NCCL*](https://arxiv.org/abs/2507.04786) (2025): how NCCL's rings and trees work inside,
+#   and its protocols Simple, LL and LL128.
+# - NVIDIA's user guide,
+#   [*Point-to-point communication*](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/p2p.html): why a
+#   send and a receive belong in one group.
+#
 # ## What is still wasted
 #
-# **Messages.** The small GPT of chapter 02 has 20 gradients, 0.44 MB together. Summed one by one, or as one tensor?
+# *Latency.* To train the MLP, your ring summed six gradients per step, one after the other. The next cell predicts the
+# time of that behind our link, and the time of one all-reduce with the same bytes:
 
 # %% tags=["nbval-ignore-output"]
-one_by_one_s = 20 * formulas.ring_all_reduce_s(440_000 / 20, 4, alpha_s, beta_s)
-together_s = formulas.ring_all_reduce_s(440_000, 4, alpha_s, beta_s)
-print(f"predicted: one by one {1e3 * one_by_one_s:.0f} ms, together {1e3 * together_s:.0f} ms")
+sizes = [8 * elements for elements in (8192, 128, 16384, 128, 1280, 12)]
+one_by_one_s = sum(line.ring_all_reduce_s(size, 4) for size in sizes)
+together_s = line.ring_all_reduce_s(sum(sizes), 4)
 assert one_by_one_s > together_s
+print(f"one by one: {1e3 * one_by_one_s:.1f} ms, in one tensor: {1e3 * together_s:.1f} ms")
 
 # %% [markdown]
-# The same bytes; all the rest is α. Chapter 03 sends them together.
+# The difference is latency. Chapter 03 removes most of it by packing gradients together.
 #
-# **Waiting.** Nobody computes while the ring turns. Chapter 04 does both at once.
+# *Waiting.* In training, no rank computed during an all-reduce. Chapter 04 launches them early enough to change that.
 #
-# But first those gradients: chapter 02 begins there, with one model on four ranks. Before it comes your lab: a ring
-# and a tree of your own.
-#
-# Further reading: Patarasuk and Yuan, *Bandwidth optimal all-reduce algorithms for clusters of workstations*, Journal
-# of Parallel and Distributed Computing 69 (2009). Thakur, Rabenseifner and Gropp, *Optimization of collective
-# communication operations in MPICH*, International Journal of High Performance Computing Applications 19 (2005).
+# In [the lab](../labs/01_collectives.ipynb), you build the ring, the tree and an asynchronous reduce-scatter yourself.
 
 # %%
 ranks.stop()
