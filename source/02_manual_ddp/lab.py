@@ -213,8 +213,8 @@ check.average_gradients()
 # - `finish_gradient_sync()` averages the gradients. Forward and backward do not communicate.
 #
 # <details><summary>Hint</summary>Two of the three methods call a function that you have written. Which attributes
-# must <code>__init__</code> store for the other methods? And what must an <code>nn.Module</code> call before it can store
-# a module?</details>
+# must <code>__init__</code> store for the other methods? And what must an <code>nn.Module</code> call before it can
+# store a module?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="manual-ddp"

@@ -21,8 +21,8 @@
 # %% [markdown]
 # ## Where we are
 #
-# In the first two chapters, you sent tensors from rank to rank and added them up. Now we use that to train *one* model
-# on four ranks.
+# In the first two chapters, you sent tensors from rank to rank and added them up. Now we use that to train one model on
+# four ranks.
 #
 # On a single GPU, a batch that does not fit into memory is cut into **micro-batches**, which run one after the other.
 # Their gradients add up, and the optimizer takes one step at the end. This is called **gradient accumulation**. The
@@ -64,10 +64,10 @@ assert torch.allclose(four, full, atol=1e-12)
 # %% [markdown]
 # ## What is wasted
 #
-# How long does that take? This machine has no GPU per rank, so we use a **stand-in for a GPU**: each block of the model
-# also sleeps, 20 ms in forward and 40 ms in backward. While a process sleeps, time passes and the cores are free for
-# others, just as they would be if a GPU did the work. Look at the order of the bars: each micro-batch is a stretch of
-# forward, followed by a stretch of backward.
+# How long does that take? Our model is too small to keep a GPU busy, and most readers do not have four GPUs. So each
+# block of the model gets a **stand-in for a GPU**: it also sleeps, 20 ms in forward and 40 ms in backward. While a
+# process sleeps, time passes and no core is used, as if a GPU did the work. Look at the order of the bars: each
+# micro-batch is a stretch of forward, followed by a stretch of backward.
 
 # %% tags=["nbval-ignore-output"]
 from shared import timeline
@@ -81,9 +81,8 @@ for handle in handles:
 plots.timeline([line], names=["one process"], exposed=False)
 
 # %% [markdown]
-# Each micro-batch waits until the previous one has finished, although it needs nothing from it. All of them start from
-# the same parameters, and the order in which gradients are added up does not matter. So four ranks could run them at
-# the same time.
+# Each micro-batch waits until the previous one has finished, although it needs nothing from it: all of them use the
+# same parameters, and gradients can be added up in any order. So four ranks could run them at the same time.
 
 # %% [markdown]
 # ## Replicate, slice, average
@@ -345,8 +344,9 @@ print(f"loss per token {ranks.pull('corrected')[0]:.0e}")
 
 # %% [markdown]
 # With the plain mean, every rank counts the same. So a token on a rank with short documents counts more than a token on
-# a rank with long ones, and nothing tells you. In 2024, the Trainer of Hugging Face was found to do this, both in
-# gradient accumulation and between ranks (transformers, pull request 34191 and issue 34242).
+# a rank with long ones, and no error tells you. (A rank whose tokens are all padding would even get NaN.) In 2024,
+# Hugging Face's Trainer was found to do this, both in gradient accumulation and between ranks (transformers, pull
+# request 34191 and issue 34242).
 #
 # The remedy is to sum the loss and divide by the number of tokens *on all ranks*, which costs an all-reduce of one
 # element. The factor N undoes the division in the mean.
@@ -427,6 +427,8 @@ print(f"epoch 1: {sample_indices(12, epoch=1).tolist()}")
 # %%
 # %%ranks
 class ShortDDP(torch.nn.Module):
+    """Trains a replica of a module on each rank. Call finish_gradient_sync() after backward()."""
+
     def __init__(self, module, broadcast=True):
         super().__init__()
         self.module = module
@@ -517,9 +519,9 @@ assert max(abs(a - b) for a, b in zip(one_losses, four_losses, strict=True)) < 1
 plots.loss_curves({"1 process": one_losses, "4 ranks": four_losses})
 
 # %% [markdown]
-# Four ranks do not train *a* model as good as that of one process. They train *the same* model. The two curves are one,
-# and only rounding differs, because sums are taken in another order. (We train in float64 here. In float32, rounding
-# errors are larger and grow over the steps, so in the end a few answers may differ.)
+# The four ranks did not only train an equally good model. They trained *the same* model: it gives the same answers, and
+# the two curves coincide up to rounding. (Sums are taken in another order, so rounding differs. We train in float64
+# here. In float32, these differences are larger and grow from step to step, so a few answers may differ in the end.)
 
 # %% [markdown]
 # ## Without the broadcast
@@ -546,9 +548,9 @@ assert last_epoch < last_epoch_unequal < unequal_losses[0] and disagree > 0
 plots.loss_curves({"4 ranks": four_losses, "4 ranks, no broadcast": unequal_losses})
 
 # %% [markdown]
-# The answer is 2, and that is the worst kind of bug: nothing fails, and the loss falls. But each rank follows a mean
-# gradient that fits none of the four models, so it falls less. And you end up with four models, one per rank, of which
-# your script will save one.
+# The answer is 2, and that is the worst kind of bug: nothing fails, and the loss falls. But all ranks follow a mean
+# gradient that fits none of their four models, so the loss falls less. In the end there are still four different
+# models, and a script usually saves only that of rank 0.
 
 # %% [markdown]
 # ## What torch calls it
@@ -560,7 +562,7 @@ plots.loss_curves({"4 ranks": four_losses, "4 ranks, no broadcast": unequal_loss
 # %%ranks
 from torch.nn.parallel import DistributedDataParallel
 
-_, ddp_predicted = train(DistributedDataParallel)
+ddp_losses, ddp_predicted = train(DistributedDataParallel)
 print(f"{(ddp_predicted != predicted).sum()} test images with a different answer")
 assert (ddp_predicted == predicted).all()
 
@@ -677,9 +679,11 @@ plots.timeline(lines[:1])
 # | What about BatchNorm? | it computes another function | `SyncBatchNorm`, which does not run on CPUs |
 # | What do more ranks change? | nothing: the same global batch | usually, the global batch grows ² |
 #
-# ¹ `join()` lets the other ranks continue. It divides by the initial N by default, so every sample keeps its weight
-# (PyTorch documentation of `DistributedDataParallel.join`).
-# ² Then it is a different training run. It needs a larger learning rate and a warm-up (Goyal et al. 2017, section 2).
+# ¹ With `join()`, the other ranks can continue. It still divides by the initial N by default, so every sample keeps its
+# weight (PyTorch documentation of `DistributedDataParallel.join`).
+#
+# ² Then it is a different training run, which usually needs a larger learning rate and a warm-up (Goyal et al. 2017,
+# section 2).
 
 # %% [markdown]
 # ## Recap
@@ -731,10 +735,10 @@ plots.timeline(lines[:1])
 # %% [markdown]
 # ## What is still wasted
 #
-# - **Latency.** One all-reduce per parameter, and each costs its latency, however small it is. In chapter 03, you
-#   will pack gradients into buckets.
-# - **Waiting.** All communication comes after backward, but the gradients of the last layers are ready long before it
-#   ends. In chapter 04, you will send them right then.
+# - **Latency.** There is one all-reduce per parameter, and each costs its latency, however small it is. In chapter 03,
+#   you will pack gradients into buckets.
+# - **Waiting.** All communication is exposed. It starts after backward, but the gradients of the last layers are ready
+#   long before backward ends. In chapter 04, you will send them right then.
 # - **Memory.** What does each rank hold when a step has ended?
 
 # %%
@@ -749,7 +753,7 @@ print(f"{held.total_bytes / parameters:.1f} bytes per parameter")
 
 # %% [markdown]
 # In fp32, that is 4 bytes each for a parameter and its gradient, and 8 for Adam's two moments. All four ranks hold the
-# same bytes, so three of four copies are redundant. Part 2 shards them, from chapter 07 on.
+# same bytes, so three of four copies are redundant. In chapters 07 to 09, you will divide them among the ranks.
 #
 # Now do lab 02, in which you make the short version robust. The next cell stops the ranks.
 
