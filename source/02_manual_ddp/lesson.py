@@ -384,9 +384,9 @@ assert relative_error(mean, full) > 0.1
 #
 # | | the plain mean | remedy |
 # |---|---|---|
-# | different numbers of samples | overweights small shares | multiply the loss by N · own samples / all samples |
+# | different numbers of samples | favors small shares | multiply the loss by N · own samples / all samples |
 # | a sum over samples | is N times too small | do not divide by N |
-# | a mean over tokens, with padding | overweights ranks with few tokens | multiply the sum by N / tokens of all ranks |
+# | a mean over tokens, with padding | favors ranks with few tokens | multiply the sum by N / tokens of all ranks |
 # | BatchNorm | belongs to another function | `SyncBatchNorm`, or LayerNorm |
 
 # %% [markdown]
