@@ -8,9 +8,10 @@
 # %% [markdown]
 # # Lab 02 · Data parallelism by hand
 #
-# **65 minutes, 12 points.** You build `ManualDDP`, a wrapper with which any module trains on N ranks exactly as one
-# process would on the full batch. The lesson's version had three lines. Yours must also work with tied, frozen and
+# **65 minutes, 12 points.** You build `ManualDDP`, a wrapper with which a module trains on N ranks as one process would
+# on the full batch. The lesson's `ShortDDP` did that for a plain model. Yours will also work with tied, frozen and
 # unused parameters, with buffers, gradient accumulation and bf16, and in groups that contain only some of the ranks.
+# You will also build the sampler.
 #
 # Each exercise has a check. It draws new weights and samples every time, and gives each rank only its own samples.
 
@@ -34,16 +35,22 @@ from torch import nn
 # %% [markdown]
 # ## Exercise 2.1 · A mean over ranks (5 min, 1 point)
 #
-# Replace `tensor`, in place, with its mean over the ranks of `group`. The result must equal:
-# ```python
-# for i in range(tensor.numel()):
-#     mean[i] = sum(tensor_of[r][i] for r in ranks_of_the_group) / number_of_ranks_in_the_group
-# ```
-# A **process group** contains some of the ranks, and `dist.new_group` creates one. Only the ranks of the group call
-# your function. Collectives take the group as `group=`, and `dist.get_world_size(group)` returns its size.
-# `group=None` means all ranks.
+# A short exercise to begin with. In the lesson, the mean was always over all ranks. In chapter 18, gradients will be
+# averaged over some of the ranks only. So your functions take a process group, the set of ranks that communicate with
+# each other. (`dist.new_group([1, 2])` creates the group of ranks 1 and 2.)
 #
-# Target: one `all_reduce`.
+# - Replace `tensor`, in place, with its mean over the ranks of `group`. `group=None` means all ranks.
+# - Only the ranks of the group call your function. Pass the group on to the collective as `group=group`.
+# - Target: one `all_reduce`.
+#
+# Element by element, the result must equal:
+# ```python
+# mean[i] = sum(tensor_of[r][i] for r in ranks_of_the_group) / number_of_ranks_in_the_group
+# ```
+#
+# <details><summary>Hint</summary><code>all_reduce</code> leaves the sum on every rank of the group. By how many ranks
+# do you divide it? <code>dist.get_world_size</code> takes a group, too. And which operator divides a tensor in
+# place?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="mean-over-ranks"
@@ -65,11 +72,17 @@ check.mean_over_ranks_()
 # %% [markdown]
 # ## Exercise 2.2 · A common start (10 min, 2 points)
 #
-# Give every rank of `group` the state of the group's *first* rank: everything that forward uses. This includes frozen
-# parameters, and also the tensors that a module holds besides its parameters.
+# Give every rank of `group` the state of the group's *first* rank, so that all replicas compute the same function:
 #
-# Target: one broadcast per tensor. In the group `[1, 2]`, rank 1 is the first: see what `dist.broadcast` offers besides
-# `src`.
+# - Broadcast all parameters and buffers. Frozen parameters are not trained, but forward uses them, too.
+# - Include buffers that `state_dict()` leaves out (those registered with `persistent=False`).
+# - Change the tensors in place: the optimizer may already hold them.
+# - Target: one broadcast per tensor. A tied parameter is one tensor.
+# - In the group `[1, 2]`, rank 1 is the first rank.
+#
+# <details><summary>Hint</summary>Which two methods of a module yield its parameters and its buffers, each only once?
+# The <code>src</code> of <code>dist.broadcast</code> counts among all ranks. Which other argument counts within the
+# group? If autograd complains that you change a leaf in place, look at how the lesson did it.</details>
 
 
 # %% tags=["exercise", "export"] grade_id="broadcast-state"
@@ -89,7 +102,7 @@ def broadcast_state(module: nn.Module, group: dist.ProcessGroup | None = None) -
 check.broadcast_state()
 
 # %% [markdown]
-# ## Exercise 2.3 · Break it (10 min, 2 points)
+# ## Exercise 2.3 · Break it (15 min, 2 points)
 #
 # It looks harmless to skip parameters that have no gradient. But in some models, different inputs use different
 # parameters, as in a mixture of experts.
@@ -132,11 +145,17 @@ average_existing_gradients(model)
 # operation with the same shape and dtype. Without this check, gloo may crash a process while the other ranks raise an
 # error. If the sizes happen to be equal, it adds up the gradients of different parameters.
 #
-# All ranks must make the same calls, whatever their samples are. Write an average that does. A `grad` that is None
-# counts as zeros, and its rank counts in the mean like any other rank.
+# All ranks must make the same calls, whatever their samples are. Write an average that does:
 #
-# Target: one `all_reduce` per *trainable* parameter. A tied parameter is one parameter, and a frozen parameter has no
-# gradient to send.
+# - Average the gradients of all *trainable* parameters. A frozen parameter has no gradient to send.
+# - A `grad` that is None counts as zeros, and its rank counts in the mean like any other rank.
+# - Target: one `all_reduce` per trainable parameter. A tied parameter is one parameter.
+#
+# <details><summary>Hint 1</summary>Which property of a parameter is the same on all ranks, whatever their samples are:
+# that it has a gradient, or that it is trainable?</details>
+#
+# <details><summary>Hint 2</summary>A rank whose gradient is None must take part in the all-reduce, and needs the mean
+# afterwards. What can you store in <code>parameter.grad</code> before the call?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="average-gradients"
@@ -158,14 +177,28 @@ def average_gradients(module: nn.Module, group: dist.ProcessGroup | None = None)
     ### END SOLUTION
 
 
+# %% [markdown]
+# Try it on the model that broke. Ranks 0, 2 and 3 have three samples each for expert 0, and rank 1 has three for
+# expert 1. So all ranks should print 2.25 and 0.75, the means of 3, 0, 3, 3 and of 0, 3, 0, 0.
+
+# %%
+# %%ranks
+model = TwoExperts().to(device)
+x = torch.full((3, 4), -1.0 if rank == 1 else 1.0, device=device)
+model(x).backward()
+average_gradients(model)
+print([expert.bias.grad[0].item() for expert in model.experts])
+
+# %% [markdown]
+# The check begins with a plain model, and goes on with tied, frozen and unused parameters:
+
 # %% tags=["check"] grade_id="check-average-gradients" points=2
 check.average_gradients()
 
 # %% [markdown]
 # ## Exercise 2.4 · The wrapper (10 min, 3 points)
 #
-# `ManualDDP(module, group=None)` gives all ranks the same initial state and passes all inputs on to `module`. When
-# `finish_gradient_sync()` is called after `backward()`, it averages the gradients:
+# Now put the functions together. `ManualDDP(module, group=None)` is used like this:
 # ```python
 # model = ManualDDP(module)
 # for micro_batch in micro_batches:          # accumulation: no communication in this loop
@@ -173,6 +206,15 @@ check.average_gradients()
 # model.finish_gradient_sync()               # averages the accumulated gradients once
 # optimizer.step()
 # ```
+#
+# - Building it gives all ranks of the group the same initial state.
+# - The module itself, not a copy, is available as `.module`.
+# - `forward` passes all inputs on to the module, keyword arguments included, and returns its output.
+# - `finish_gradient_sync()` averages the gradients. Forward and backward do not communicate.
+#
+# <details><summary>Hint</summary>Two of the three methods call a function that you have written. Which attributes
+# must <code>__init__</code> store for the other methods? And what must an <code>nn.Module</code> call before it can
+# store a module?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="manual-ddp"
@@ -208,24 +250,48 @@ class ManualDDP(nn.Module):
         ### END SOLUTION
 
 
+# %% [markdown]
+# Try it on a single layer. The ranks have different seeds, and rank r has two samples that are all r. So all ranks
+# should print the same weight, and the gradient 3.0, which is the mean of 0, 2, 4 and 6.
+
+# %%
+# %%ranks
+torch.manual_seed(rank)
+model = ManualDDP(nn.Linear(4, 1).to(device))
+model(torch.full((2, 4), float(rank), device=device)).sum().backward()
+model.finish_gradient_sync()
+weight = model.module.weight
+print(f"weight {weight[0, 0].item():+.4f}, gradient {weight.grad[0, 0].item()}")
+
+# %% [markdown]
+# The check trains a plain model, and also models with tied, frozen and unused parameters, buffers or dropout:
+
 # %% tags=["check"] grade_id="check-manual-ddp" points=3
 check.ManualDDP()
 
 # %% [markdown]
-# ## Exercise 2.5 · Sharding the data set (10 min, 2 points)
+# ## Exercise 2.5 · Sharding the data set (15 min, 2 points)
 #
 # `ShardedSampler(length, rank, world_size, shuffle=True, seed=0)` yields the indices of this rank's samples for one
 # epoch.
 #
-# - Together, the ranks cover all indices from 0 to `length − 1`. Every rank yields ⌈length / world_size⌉ indices. If
-#   world_size does not divide the length, some samples come twice. (If one rank had a sample less, the other ranks
-#   would wait for it in the last step.)
-# - Without `shuffle`, rank r yields r, r + world_size, r + 2·world_size, … Past the last index, it continues from 0.
-# - With `shuffle`, the order depends on `seed` and on the epoch, which is 0 until it is set with `set_epoch(epoch)`. It
-#   is the same on all ranks. The global random state does not change.
+# - Together, the ranks yield all indices from 0 to `length − 1`.
+# - Every rank yields ⌈length / world_size⌉ indices, and `len()` returns that number. If world_size does not divide the
+#   length, some indices are repeated. (If one rank had a sample less, the others would wait for it in the last step.)
+# - Without `shuffle`, rank r yields r, r + world_size, r + 2·world_size, … Past the last index, it continues from 0. It
+#   may have to do so several times, if there are fewer samples than ranks.
+# - With `shuffle`, do the same with a random order instead of 0, 1, 2, … The order is the same on all ranks. It depends
+#   on `seed` and on the epoch, which is 0 until `set_epoch(epoch)` is called.
+# - Do not change torch's global random state.
 # - The indices are plain ints, and the ranks do not communicate.
 #
-# Consider a data set with fewer samples than ranks, too.
+# <details><summary>Hint 1</summary>Begin without <code>shuffle</code>. Which indices does rank r yield if the data set
+# has <code>len(self) * world_size</code> samples? Which operator lets an index continue from 0 after <code>length −
+# 1</code>?</details>
+#
+# <details><summary>Hint 2</summary>With <code>shuffle</code>, those indices are positions in the random order. The
+# lesson's <code>sample_indices</code> draws it from a generator of its own. When must it be drawn, so that
+# <code>set_epoch</code> has an effect?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="sharded-sampler"
@@ -267,18 +333,32 @@ class ShardedSampler:
         ### END SOLUTION
 
 
+# %% [markdown]
+# Try it on ten samples without `shuffle`. The ranks should print `[0, 4, 8]`, `[1, 5, 9]`, `[2, 6, 0]` and `[3, 7, 1]`:
+
+# %%
+# %%ranks
+print(list(ShardedSampler(10, rank, world_size, shuffle=False)))
+
 # %% tags=["check"] grade_id="check-sharded-sampler" points=2
 check.ShardedSampler()
 
 # %% [markdown]
-# ## Exercise 2.6 · Stretch: unequal shares (5 min, 2 points)
+# ## Exercise 2.6 · Stretch: unequal shares (10 min, 2 points)
 #
-# `samples` is the number of samples in this rank's batch. It may differ between ranks, and it may be 0 on some. Average
-# the gradients so that the result is the gradient of the mean over *all* samples:
+# In the lesson, the ranks with unequal shares scaled their losses. Here, you weight their gradients after backward.
+# `samples` is the number of samples in this rank's batch. The result must be the gradient of the mean over *all*
+# samples:
 # ```python
 # gradient = sum(samples_of[r] * gradient_of[r] for r in ranks) / sum(samples_of[r] for r in ranks)
 # ```
-# Target: the bytes of the gradients, and one more element.
+#
+# - The number of samples may differ between ranks. It may be 0 on some of them, which then have no gradients.
+# - Frozen parameters and gradients that are None: as in 2.3.
+# - Target: the bytes of the gradients, and one more element.
+#
+# <details><summary>Hint</summary>Rank r cannot know the denominator by itself. Which collective gives it to all ranks?
+# What can each rank multiply its gradient by, so that the sum over the ranks is already the result?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="weighted"
@@ -316,8 +396,8 @@ check.average_gradients_weighted()
 # %% [markdown]
 # ## Your figure, and torch's answer
 #
-# Train a classifier of handwritten digits with your `ManualDDP` and with torch's `DistributedDataParallel`, from the
-# same initial state.
+# No points here, only the result: the next cells train a classifier of handwritten digits with your `ManualDDP` and
+# your `ShardedSampler`, and then again with torch's `DistributedDataParallel`, from the same initial state.
 
 
 # %%
@@ -363,8 +443,9 @@ assert difference < 0.01
 plots.loss_curves(curves)
 
 # %% [markdown]
-# The two curves agree. In chapter 03, you will send the same bytes in fewer collectives. `labs/simple_ddp.py` is a
-# script with the same idea, to run outside of notebooks: `torchrun --nproc_per_node=2 labs/simple_ddp.py`.
+# The two curves agree: your wrapper trains the same model as torch's. In chapter 03, you will send the same bytes in
+# fewer collectives. `labs/simple_ddp.py` is a script with the same idea, to run outside of notebooks:
+# `torchrun --nproc_per_node=2 labs/simple_ddp.py`.
 
 # %%
 ranks.stop()

@@ -8,19 +8,25 @@
 # %% [markdown]
 # # 02 · Data parallelism by hand
 #
-# **35 minutes.** You will be able to
+# **35 minutes.** After this lesson, you will be able to:
 #
-# - say why micro-batches can run side by side, and show it in numbers,
-# - name the three places where averaging gradients is *not* the full batch,
-# - train a small GPT on four ranks and get the loss curve of one process.
+# - turn gradient accumulation on one GPU into data parallelism on N ranks,
+# - say when the mean of the ranks' gradients is the gradient of the full batch, and correct it when it is not,
+# - divide a data set among ranks, so that each epoch uses every sample once,
+# - train a model on four ranks to the accuracy that one process reaches,
+# - read in the wire ledger how torch's `DistributedDataParallel` differs from your version.
 #
-# You need chapter 00: ranks, `%%ranks`, `all_reduce`.
+# You need ranks, `%%ranks` and `all_reduce` (chapter 00), and the bytes that a ring all-reduce sends (chapter 01).
 
 # %% [markdown]
-# ## What is wasted
+# ## Where we are
 #
-# A batch that does not fit is cut into micro-batches, and their gradients are added up: *gradient accumulation*.
-# Here is a small GPT and eight samples of real text.
+# In the first two chapters, you sent tensors from rank to rank and added them up. Now we use that to train one model on
+# four ranks.
+#
+# On a single GPU, a batch that does not fit into memory is cut into **micro-batches**, which run one after the other.
+# Their gradients add up, and the optimizer takes one step at the end. This is called **gradient accumulation**. The
+# next cells do it with a small GPT and a batch of eight samples of real text.
 
 # %%
 import torch
@@ -34,12 +40,11 @@ config = GPTConfig(vocab_size=text.vocab_size)
 model = TinyGPT(config, seed=0).double()
 inputs, targets = text.windows(range(0, 800, 100), length=64)
 print(f"{sum(p.numel() for p in model.parameters()):,} parameters, inputs {list(inputs.shape)}")
-print(text.decode(inputs[0])[:44])
 
 
 # %%
 def accumulate(micro_batches):
-    """One process, one micro-batch after the other. → the gradients added up"""
+    """Run the micro-batches one after the other. Returns the sum of their gradients, as one flat tensor."""
     model.zero_grad()
     for x, y in micro_batches:
         (model(x, y) / len(micro_batches)).backward()
@@ -47,119 +52,59 @@ def accumulate(micro_batches):
 
 
 full = accumulate([(inputs, targets)])
-four = accumulate(list(zip(inputs.chunk(4), targets.chunk(4), strict=True)))
-print(
-    f"largest difference {(full - four).abs().max():.0e}, largest gradient {full.abs().max():.2f}"
-)
-assert torch.allclose(full, four, atol=1e-12)
+micro_batches = list(zip(inputs.chunk(4), targets.chunk(4), strict=True))
+four = accumulate(micro_batches)
+print(f"largest difference {(four - full).abs().max():.0e}", end=", ")
+print(f"largest gradient {full.abs().max():.2f}")
+assert torch.allclose(four, full, atol=1e-12)
 
 # %% [markdown]
-# The same gradient. And the wait?
+# Four micro-batches of two samples give the same gradient as one batch of eight, up to rounding in float64.
+
+# %% [markdown]
+# ## What is wasted
+#
+# How long does that take? Our model is too small to keep a GPU busy, and most readers do not have four GPUs. So each
+# block of the model gets a **stand-in for a GPU**: it also sleeps, 20 ms in forward and 40 ms in backward. While a
+# process sleeps, time passes and no core is used, as if a GPU did the work. Look at the order of the bars: each
+# micro-batch is a stretch of forward, followed by a stretch of backward.
 
 # %% tags=["nbval-ignore-output"]
-import time
+from shared import timeline
+from shared.models import stand_in_for_gpu
 
-
-def seconds_for(micro_batches):
-    began = time.perf_counter()
+handles = stand_in_for_gpu(model.blocks, forward_ms=20, backward_ms=40)
+with timeline.record(model) as line:
     accumulate(micro_batches)
-    return time.perf_counter() - began
-
-
-torch.set_num_threads(1)  # one worker, so that the work is what is compared
-parts = list(zip(inputs.chunk(4), targets.chunk(4), strict=True))
-tries = [(seconds_for(parts), seconds_for(parts[:1])) for _ in range(10)]
-ratio = min(four for four, one in tries) / min(one for four, one in tries)
-print(f"four micro-batches in line take {ratio:.1f} times as long as one")
+for handle in handles:
+    handle.remove()  # the model no longer sleeps
+plots.timeline([line], names=["one process"], exposed=False)
 
 # %% [markdown]
-# Micro-batch 2 stands in line behind micro-batch 1, though it needs nothing from it. They could run at the same time,
-# on four ranks. That is all of data parallelism. The rest of this chapter is about keeping the *same gradient*.
+# Each micro-batch waits until the previous one has finished, although it needs nothing from it: all of them use the
+# same parameters, and gradients can be added up in any order. So four ranks could run them at the same time.
 
 # %% [markdown]
-# ## The identity, and where it breaks
+# ## Replicate, slice, average
 #
-# The loss is a mean over the samples, so the gradient is one too:
-#
-# $$\nabla L = \frac{1}{|B|}\sum_{s \in B} \nabla \ell_s = \sum_i \frac{|B_i|}{|B|}\,\nabla L_i
-# \qquad\text{and, for } N \text{ equal shares,}\qquad \nabla L = \frac{1}{N}\sum_i \nabla L_i$$
-#
-# **Predict.** The shares are now 5, 1, 1 and 1 samples. The plain mean of the four gradients is off by what part of
-# the right one: nothing, about a third, or all of it? Write 0, 0.3 or 1.
+# That is the idea of **data parallelism**: every rank holds a full copy of the model, called a **replica**, computes
+# the gradient of its own samples, and then the ranks average their gradients. Read the diagram from top to bottom. Its
+# model has a single parameter w, and all its numbers are examples.
 
 # %%
-my_prediction = 0.0
+from shared.plots import diagrams
 
-
-# %%
-def mean_of_means(sizes, weights):
-    """Average the gradients of shares of these sizes, with these weights."""
-    shares = zip(inputs.split(sizes), targets.split(sizes), strict=True)
-    return sum(weight * accumulate([share]) for weight, share in zip(weights, shares, strict=True))
-
-
-def off_by(gradient):
-    return ((gradient - full).norm() / full.norm()).item()
-
-
-plain = off_by(mean_of_means([5, 1, 1, 1], [1 / 4] * 4))
-weighted = off_by(mean_of_means([5, 1, 1, 1], [5 / 8, 1 / 8, 1 / 8, 1 / 8]))
-print(f"you said {my_prediction:.2f}; plain mean {plain:.2f}; weighted by share {weighted:.0e}")
+diagrams.data_parallelism()
 
 # %% [markdown]
-# Unequal shares are the first place. The second is a loss that is a *sum* over the samples: there the shares' gradients
-# add up, and their mean is too small by the number of shares.
-
-# %%
-from torch.nn.functional import cross_entropy
-
-
-def summed_gradient(x, y):
-    model.zero_grad()
-    cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum").backward()
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
-
-
-shares = zip(inputs.chunk(4), targets.chunk(4), strict=True)
-mean_of_four = sum(summed_gradient(x, y) for x, y in shares) / 4
-ratio = (summed_gradient(inputs, targets).norm() / mean_of_four.norm()).item()
-print(f"the whole batch's gradient is {ratio:.1f} times the mean of four shares'")
-assert abs(ratio - 4) < 1e-9
-
-# %% [markdown]
-# The third is a layer that looks at the whole batch at once:
-
-# %%
-torch.manual_seed(0)
-norm = torch.nn.BatchNorm1d(64, affine=False).double()
-table = torch.nn.Embedding(text.vocab_size, 64, dtype=torch.float64)
-
-
-def batch_norm_gradient(x):
-    table.zero_grad()
-    norm(table(x).mean(1)).pow(3).mean().backward()
-    return table.weight.grad.clone()
-
-
-whole = batch_norm_gradient(inputs)
-parts = sum(batch_norm_gradient(x) for x in inputs.chunk(2)) / 2
-print(f"the mean of the parts is off by {((parts - whole).norm() / whole.norm()):.1f} of the whole")
-assert not torch.allclose(parts, whole, rtol=0.1)
-
-# %% [markdown]
-# BatchNorm subtracts the mean of *its* batch and divides by its deviation; two shares have two of each. No averaging
-# repairs that afterwards (`SyncBatchNorm` sends them around instead). Transformers use LayerNorm, which looks at one
-# sample only.
-
-# %% [markdown]
-# ## Replicate
-#
-# Four ranks, each with the whole model. One global step then uses
-#
-# $$\text{batch size} = \text{micro-batch size} \times \text{accumulation steps} \times N$$
+# Step 5 needs no communication. All ranks start from the same w and subtract the same mean, so their replicas stay
+# equal. Steps 1 to 4 become three short pieces of code.
 
 # %% tags=["nbval-ignore-output"]
 ranks.start(world_size=4, detect_mismatch=False)
+
+# %% [markdown]
+# **Replicate.** Every rank builds a model of its own. Here, each rank uses its rank as the seed:
 
 # %%
 # %%ranks
@@ -173,9 +118,9 @@ model = TinyGPT(config, seed=rank).double().to(device)
 print(f"first weight {model.token_embedding.weight[0, 0]:+.4f}")
 
 # %% [markdown]
-# Four seeds gave four models, and a mean of their gradients fits none of them. So rank 0's parameters go to
-# everyone, once. Buffers too, for models that have them. (`detach()`, because copying weights is nothing
-# for autograd to record.)
+# These are four different models. So rank 0 broadcasts its parameters, once, before training starts. It also broadcasts
+# **buffers**: tensors that belong to a module but are not trained, such as BatchNorm's running statistics. (`detach()`
+# is there because autograd must not record the copying of weights.)
 
 
 # %%
@@ -189,332 +134,628 @@ broadcast_from_rank_0(model)
 print(f"first weight {model.token_embedding.weight[0, 0]:+.4f}")
 
 # %% [markdown]
-# ## Slice
-#
-# Every rank takes its own samples of the *same* global batch, and runs forward and backward as if it were alone.
+# **Slice.** The eight samples are now the **global batch**: the samples of all ranks that contribute to one step of the
+# optimizer. Each rank takes two of them, and runs forward and backward as if it were alone.
 
 # %%
 # %%ranks
 inputs, targets = text.windows(range(0, 800, 100), length=64)
-mine = slice(2 * rank, 2 * rank + 2)
-model.zero_grad()
-loss = model(inputs[mine], targets[mine])
+share = slice(2 * rank, 2 * rank + 2)
+loss = model(inputs[share], targets[share])
 loss.backward()
-before = {name: p.grad.cpu().clone() for name, p in model.named_parameters()}
-print(f"loss {loss:.3f}, gradient norm {sum(g.norm() ** 2 for g in before.values()).sqrt():.3f}")
+before = model.norm.weight.grad.clone()
+print(f"loss {loss:.3f}")
 
 # %% [markdown]
-# ## Average
-#
-# **Predict.** `all_reduce` leaves the sum on every rank. What else is needed for the mean, and on which ranks?
+# **Average.** `all_reduce` leaves the sum of all ranks' gradients on every rank, and dividing by the number of ranks
+# turns it into the mean:
 
 
 # %%
 # %%ranks
 def average_gradients(module):
-    for p in module.parameters():
-        dist.all_reduce(p.grad)
-        p.grad /= dist.get_world_size()
+    for parameter in module.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
 
 
 average_gradients(model)
-after = {name: p.grad.cpu().clone() for name, p in model.named_parameters()}
-print(f"gradient norm {sum(g.norm() ** 2 for g in after.values()).sqrt():.3f}")
+averaged = torch.cat([p.grad.flatten() for p in model.parameters()])
+after = model.norm.weight.grad.clone()
+print(f"norm of the mean gradient {averaged.norm():.3f}")
 
 # %% [markdown]
-# All four agree. Look at one parameter, the last LayerNorm's weight, on each rank before and after:
+# Here is the gradient of one parameter, the weight of the last LayerNorm. Compare the four rows on the left, then those
+# on the right:
 
 # %%
-name = "norm.weight"
-before = [gradients[name][:32] for gradients in ranks.pull("before")]
-after = [gradients[name][:32] for gradients in ranks.pull("after")]
-plots.gradients_before_and_after(before, after, name)
+before = [gradient[:32] for gradient in ranks.pull("before")]
+after = [gradient[:32] for gradient in ranks.pull("after")]
+plots.gradients_before_and_after(before, after, "norm.weight")
+
 # %% [markdown]
-# And they agree with one process that had all eight samples:
+# Before, each rank had its own gradient. Afterwards, all four have the same one. Is it also the gradient that one
+# process computed from all eight samples?
 
 # %%
-synced = torch.cat([gradient.flatten() for gradient in ranks.pull("after")[0].values()])
-print(f"four ranks against one process: largest difference {(synced - full).abs().max():.0e}")
-assert torch.allclose(synced, full, atol=1e-12)
+averaged = ranks.pull("averaged")[0]
+print(f"largest difference to one process: {(averaged - full).abs().max():.0e}")
+assert torch.allclose(averaged, full, atol=1e-12)
 
 # %% [markdown]
-# ## Which samples are mine?
+# It is. If even a rank's share does not fit into its memory, the rank accumulates as well, and averages once at the
+# end. In general:
 #
-# Each epoch visits every sample once, in a new order. If each rank shuffled with a seed of its own, some samples would
-# come twice and some never. So all ranks shuffle *alike*, from seed + epoch, and then take every N-th.
+# $$\text{global batch} = \text{micro-batch} \times \text{accumulation steps} \times N$$
+
+# %% [markdown]
+# ## What four ranks gain
+#
+# **Predict.** In the timeline above, four micro-batches ran one after the other. Now each of four ranks runs one of
+# them, and then the gradients are averaged. How many times faster is that? 1 means no faster.
+
+# %%
+my_prediction = 1.0
+
+# %%
+# %%ranks
+from shared import measure
+from shared.models import stand_in_for_gpu
+
+sleeping = TinyGPT(config).to(device)
+stand_in_for_gpu(sleeping.blocks, forward_ms=20, backward_ms=40)
+
+
+def in_sequence():
+    if rank == 0:  # the other ranks do nothing
+        for x, y in zip(inputs.chunk(4), targets.chunk(4), strict=True):
+            (sleeping(x, y) / 4).backward()
+
+
+def on_four_ranks():
+    sleeping(inputs[share], targets[share]).backward()
+    average_gradients(sleeping)
+
+
+ways = {"in sequence, on one rank": in_sequence, "at the same time, on four": on_four_ranks}
+jobs = {name: measure.Job({"": way}, prepare=sleeping.zero_grad) for name, way in ways.items()}
+times = measure.jobs(jobs, rounds=5)
+
+# %% tags=["nbval-ignore-output"]
+times = ranks.pull("times")[0]
+faster = times.ratio("in sequence, on one rank", "at the same time, on four")
+print(f"predicted {my_prediction:g}, measured {faster:.1f} times faster")
+assert 1 < faster < 4
+plots.bars(times.ms(), "ms until the gradients are ready (median of 5, blocks that sleep)")
+
+# %% [markdown]
+# Four ranks are faster, but less than four times. The micro-batches do run at the same time, but averaging takes time
+# that one process did not need. Chapters 03 and 04 reduce that time. (If the blocks computed instead of sleeping, ranks
+# that share cores would also slow each other down. On a cluster, every rank has its own GPU.)
+
+# %% [markdown]
+# ## When the mean is not the gradient of the full batch
+#
+# Averaging was right because the loss is a mean over samples, and every rank had equally many of them. If rank $r$ has
+# the samples $B_r$ of the global batch $B$, the gradient of the full batch is
+#
+# $$\nabla L = \frac{1}{|B|}\sum_{s \in B} \nabla \ell_s = \sum_r \frac{|B_r|}{|B|}\,\nabla L_r.$$
+#
+# All weights $|B_r|/|B|$ are $1/N$ only if all shares have the same size. Let's look at four cases in which the plain
+# mean is wrong. Each cell computes the gradient of the full batch first, and then the mean over the ranks.
 
 
 # %%
 # %%ranks
-def my_samples(length, epoch, seed=0):
-    order = torch.randperm(length, generator=torch.Generator().manual_seed(seed + epoch))
-    return order[rank::world_size].tolist()
+def gradient_of(loss):
+    model.zero_grad()
+    loss.backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
-print("epoch 0:", my_samples(12, epoch=0), " epoch 1:", my_samples(12, epoch=1))
-
-# %% [markdown]
-# No message was sent: a shared seed is enough. torch's `DistributedSampler` does the same, and it needs
-# `sampler.set_epoch(epoch)` before each epoch. Forget it, and every epoch has the order of epoch 0: no error, and a
-# model that sees its data in one order for ever.
-
-# %% [markdown]
-# ## Train
-#
-# The loop that you know, with one line more: `sync`. Each step draws a global batch of its own.
-
-
-# %%
-# %%ranks
-def batch_of(step, global_batch=32):
-    """This rank's share of the global batch that belongs to a step."""
-    draw = torch.Generator().manual_seed(step)
-    starts = torch.randint(len(text.tokens) - 65, (global_batch,), generator=draw)
-    return text.windows(starts[dist.get_rank() :: dist.get_world_size()], length=64)
-
-
-def mean_over_ranks(loss):
-    total = loss.detach().clone()
+def mean_gradient(loss):
+    """Return the mean over the ranks of the gradients of their losses."""
+    total = gradient_of(loss)
     dist.all_reduce(total)
-    return total.item() / dist.get_world_size()
+    return total / world_size
+
+
+def relative_error(found, expected):
+    return ((found - expected).norm() / expected.norm()).item()
+
+
+# %% [markdown]
+# ### Ranks with different numbers of samples
+#
+# **Predict.** The four ranks have 5, 1, 1 and 1 samples. How large is the error of the plain mean, relative to the
+# correct gradient: 0 (no error), about 0.3, or about 1 (as large as the gradient itself)?
+
+# %%
+my_error = 0.0
+
+# %%
+# %%ranks
+x, y = inputs.split([5, 1, 1, 1])[rank], targets.split([5, 1, 1, 1])[rank]
+full = gradient_of(model(inputs, targets))
+plain = relative_error(mean_gradient(model(x, y)), full)
+weighted = relative_error(mean_gradient(world_size * len(x) / len(inputs) * model(x, y)), full)
+assert weighted < 1e-12 < 0.1 < plain
+
+# %%
+print(f"predicted {my_error:g}; measured {ranks.pull('plain')[0]:.2f} for the plain mean")
+print(f"measured {ranks.pull('weighted')[0]:.0e} for the weighted mean")
+
+# %% [markdown]
+# With the plain mean, a sample on rank 1 counts five times as much as one on rank 0. As a remedy, each rank multiplies
+# its loss by $N\,|B_r|/|B|$ before backward. The mean then has the right weights, and nothing else needs to change.
+#
+# ### A loss that is a sum
+#
+# If the loss is a sum over the samples, the gradients of the ranks must be added up. Their mean is too small by a
+# factor of N:
+
+# %%
+# %%ranks
+from torch.nn.functional import cross_entropy
+
+
+def summed_loss(x, y):
+    return cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum")
+
+
+full = gradient_of(summed_loss(inputs, targets))
+mean = mean_gradient(summed_loss(inputs[share], targets[share]))
+print(f"The gradient of the full batch is {full.norm() / mean.norm():.1f} times the mean.")
+assert relative_error(4 * mean, full) < 1e-12
+
+# %% [markdown]
+# ### Sequences with padding
+#
+# This is the case you are most likely to meet with language models. Documents have different lengths, so shorter ones
+# are filled up to the length of the longest with **padding**: tokens that carry no content. The loss must ignore them.
+# In torch, you set their targets to −100, the default of `ignore_index` in `cross_entropy`, which then takes the mean
+# over the other tokens.
+#
+# Every rank still has two samples, and the loss is still a mean. But it is a mean over *tokens*, and now the ranks have
+# different numbers of them. The following cell cuts our eight samples to different lengths.
+
+# %%
+# %%ranks
+lengths = torch.tensor([64, 64, 48, 32, 16, 16, 8, 4], device=device)
+padded = targets.masked_fill(torch.arange(64, device=device) >= lengths[:, None], -100)
+
+
+def loss_per_token(x, y):
+    """Return a loss whose mean over the ranks is the mean over the tokens of all ranks."""
+    tokens = (y != -100).sum()
+    dist.all_reduce(tokens)  # one element
+    return world_size * summed_loss(x, y) / tokens
+
+
+full = gradient_of(model(inputs, padded))
+plain = relative_error(mean_gradient(model(inputs[share], padded[share])), full)
+corrected = relative_error(mean_gradient(loss_per_token(inputs[share], padded[share])), full)
+print(f"{(padded[share] != -100).sum()} tokens on this rank")
+assert corrected < 1e-12 < 0.1 < plain
+
+# %%
+print(f"relative error: plain mean {ranks.pull('plain')[0]:.2f}, ", end="")
+print(f"loss per token {ranks.pull('corrected')[0]:.0e}")
+
+# %% [markdown]
+# With the plain mean, every rank counts the same. So a token on a rank with short documents counts more than a token on
+# a rank with long ones, and no error tells you. (A rank whose tokens are all padding would even get NaN.) In 2024,
+# Hugging Face's Trainer was found to do this, both in gradient accumulation and between ranks (transformers, pull
+# request 34191 and issue 34242).
+#
+# The remedy is to sum the loss and divide by the number of tokens *on all ranks*, which costs an all-reduce of one
+# element. The factor N undoes the division in the mean.
+#
+# ### A layer that looks at the whole batch
+#
+# BatchNorm subtracts the mean of its batch and divides by its standard deviation. Here each of four ranks has 8 of
+# 32 samples:
 
 
 # %%
 # %%ranks
-def train(steps=40, start_equal=True, wrap=lambda module: module, sync=average_gradients):
-    module = TinyGPT(config, seed=dist.get_rank()).to(device)
-    if start_equal:
-        broadcast_from_rank_0(module)
-    wrapped = wrap(module)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
+torch.manual_seed(0)  # the same weights and samples on all ranks
+weight = torch.randn(16, 16, dtype=torch.float64, device=device, requires_grad=True)
+samples = torch.randn(32, 16, dtype=torch.float64, device=device)
+norm = torch.nn.BatchNorm1d(16, dtype=torch.float64, device=device)
+
+
+def batch_norm_gradient(x):
+    return torch.autograd.grad(norm(x @ weight).pow(3).mean(), weight)[0].contiguous()
+
+
+full, mean = batch_norm_gradient(samples), batch_norm_gradient(samples.chunk(4)[rank])
+dist.all_reduce(mean)
+mean /= world_size
+print(f"relative error of the mean: {relative_error(mean, full):.1f}")
+assert relative_error(mean, full) > 0.1
+
+# %% [markdown]
+# Each rank normalizes with the statistics of its own samples, so it computes a different function from one process
+# with all samples. No weight can repair that after backward. `SyncBatchNorm` repairs it during forward: the ranks
+# exchange their statistics. Transformers use LayerNorm, which looks at each token alone.
+#
+# To summarize the four cases:
+#
+# | | the plain mean | remedy |
+# |---|---|---|
+# | different numbers of samples | favors small shares | multiply the loss by N · own samples / all samples |
+# | a sum over samples | is N times too small | do not divide by N |
+# | a mean over tokens, with padding | favors ranks with few tokens | multiply the sum by N / tokens of all ranks |
+# | BatchNorm | belongs to another function | `SyncBatchNorm`, or LayerNorm |
+
+# %% [markdown]
+# ## Dividing a data set
+#
+# So far, we sliced one batch. An epoch should use every sample once, in a random order that differs from epoch to
+# epoch. If each rank shuffled with a seed of its own, some samples would be used twice, and others never.
+#
+# Instead, all ranks shuffle *in the same way*, because they seed with the same number: a seed plus the epoch. Then rank
+# r takes every N-th index, starting at r. An object that yields the indices of a rank is called a **distributed
+# sampler**.
+
+
+# %%
+# %%ranks
+def sample_indices(length, epoch, seed=0):
+    order = torch.randperm(length, generator=torch.Generator().manual_seed(seed + epoch))
+    return order[rank::world_size]
+
+
+print(f"epoch 0: {sample_indices(12, epoch=0).tolist()}", end=", ")
+print(f"epoch 1: {sample_indices(12, epoch=1).tolist()}")
+
+# %% [markdown]
+# Look for any number from 0 to 11 in epoch 0: it appears on exactly one rank. The ranks did not communicate. A shared
+# seed is enough.
+#
+# torch has `torch.utils.data.DistributedSampler`. It repeats some samples if the data set cannot be divided equally, so
+# that all ranks take equally many steps. And it cannot know when a new epoch begins: call `sampler.set_epoch(epoch)`
+# before each one. If you forget it, every epoch has the order of epoch 0, without any error.
+
+# %% [markdown]
+# ## The short version
+#
+# A wrapper puts the pieces together. This one is enough for a plain model:
+
+
+# %%
+# %%ranks
+class ShortDDP(torch.nn.Module):
+    """Trains a replica of a module on each rank. Call finish_gradient_sync() after backward()."""
+
+    def __init__(self, module, broadcast=True):
+        super().__init__()
+        self.module = module
+        if broadcast:
+            broadcast_from_rank_0(module)
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def finish_gradient_sync(self):
+        average_gradients(self.module)
+
+
+# %% [markdown]
+# ## Training to the end
+#
+# Now let's train something properly: a small network that reads handwritten digits. We train on 1,440 images and
+# test on the other 357.
+
+# %%
+# %%ranks
+from shared.data import digits
+from shared.models import MLP
+
+images, labels = (tensor.to(device) for tensor in digits(torch.float64))
+order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+train_set, test_set = order[:1440], order[1440:]
+test_labels = labels[test_set]
+
+
+# %% [markdown]
+# The loop is the one you know, except for `finish_gradient_sync()` between backward and the optimizer's step. The
+# global batch has 96 samples, whatever the number of ranks.
+
+
+# %%
+# %%ranks
+def train(wrap, epochs=12, global_batch=96):
+    """Train. Returns the loss of each step, averaged over the ranks, and the predictions for the test set."""
+    model = wrap(MLP(seed=rank).double().to(device))  # the ranks have different seeds
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = []
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss = wrapped(*batch_of(step))
-        loss.backward()
-        sync(module)
-        optimizer.step()
-        losses.append(mean_over_ranks(loss))
-    return losses
+    for epoch in range(epochs):
+        indices = train_set[sample_indices(len(train_set), epoch)]
+        for batch in indices.split(global_batch // world_size):
+            optimizer.zero_grad()
+            loss = cross_entropy(model(images[batch]), labels[batch])
+            loss.backward()
+            if hasattr(model, "finish_gradient_sync"):
+                model.finish_gradient_sync()
+            optimizer.step()
+            losses.append(loss.detach())
+    losses = torch.stack(losses)
+    dist.all_reduce(losses)
+    return (losses / world_size).tolist(), model(images[test_set]).argmax(1)
 
 
 # %% [markdown]
-# Now the same training on 1, 2 and 4 ranks, always with the same global batch of 32 samples. `ranks.world(2)` makes a
-# group of the first two ranks while the others stand by; `ranks.run` calls a function on each rank of it, where
-# `train` is known.
-
+# We start with one process. `ranks.world(1)` forms a process group of rank 0 alone, and `ranks.run` calls a function on
+# every rank of the current group.
 
 # %%
-def losses_of(**options):
-    """Train on every rank of the current world. → the losses, equal on all of them"""
-    return ranks.run(lambda: train(**options))[0]
-
-
-curves = {}
-for size in (1, 2, 4):
-    with ranks.world(size):
-        curves[f"{size} rank{'s' if size > 1 else ''}"] = losses_of()
-plots.loss_curves(curves)
-# %%
-one = torch.tensor(curves["1 rank"])
-for name, curve in curves.items():
-    apart = (torch.tensor(curve) - one).abs().max()
-    assert apart < 0.01 and curve[-1] < 0.75 * curve[0]
-    print(f"{name}: from {curve[0]:.1f} to {curve[-1]:.1f}, less than 0.01 from one rank's")
+with ranks.world(1):
+    one_losses, one_predicted = ranks.run(lambda: train(ShortDDP))[0]
+test_labels = ranks.pull("test_labels")[0]
+accuracy = (one_predicted == test_labels).double().mean()
+print(f"one process: {accuracy:.1%} of {len(test_labels)} test images are right")
+assert accuracy > 0.9
 
 # %% [markdown]
-# One curve, drawn three times. What is left between them is rounding: float32 sums taken in another order.
+# **Predict.** Now the same training on four ranks, each with a quarter of every batch. On how many of the 357 test
+# images will the result differ from that of one process? 0 means that both give the same answer to every image.
+
+# %%
+my_different_images = 100
+
+# %%
+# %%ranks
+losses, predicted = train(ShortDDP)
+print(f"{(predicted == test_labels).double().mean():.1%} of the test images are right")
+
+# %%
+four_losses, four_predicted = ranks.pull("losses")[0], ranks.pull("predicted")[0]
+different = (four_predicted != one_predicted).sum().item()
+print(f"predicted {my_different_images}, measured {different}")
+assert different == 0
+assert max(abs(a - b) for a, b in zip(one_losses, four_losses, strict=True)) < 1e-6
+plots.loss_curves({"1 process": one_losses, "4 ranks": four_losses})
+
+# %% [markdown]
+# The four ranks did not only train an equally good model. They trained *the same* model: it gives the same answers, and
+# the two curves coincide up to rounding. (Sums are taken in another order, so rounding differs. We train in float64
+# here. In float32, these differences are larger and grow from step to step, so a few answers may differ in the end.)
+
+# %% [markdown]
+# ## Without the broadcast
 #
-# **Predict.** Leave the broadcast out: four seeds, gradients averaged all the same. Does the loss still fall?
+# **Predict.** What if we forget the broadcast, so that four different models average their gradients? Write 0 if you
+# expect an error, 1 if the loss does not fall, and 2 if it falls, but not as far.
 
 # %%
-with ranks.world(4):
-    unequal = losses_of(start_equal=False)
-assert unequal[-1] > curves["4 ranks"][-1]
-plots.loss_curves({"4 ranks": curves["4 ranks"], "4 ranks, no broadcast": unequal})
+my_outcome = 0
+
+# %%
+# %%ranks
+unequal_losses, unequal_predicted = train(lambda module: ShortDDP(module, broadcast=False))
+print(f"{(unequal_predicted == test_labels).double().mean():.1%} of the test images are right")
+
+# %%
+unequal_losses = ranks.pull("unequal_losses")[0]
+answers = torch.stack(ranks.pull("unequal_predicted"))
+disagree = (answers != answers[0]).any(0).sum().item()
+last_epoch, last_epoch_unequal = sum(four_losses[-15:]) / 15, sum(unequal_losses[-15:]) / 15
+print(f"you wrote {my_outcome}; the loss of the last epoch is {last_epoch_unequal:.2f}", end=" ")
+print(f"instead of {last_epoch:.2f}, and the ranks disagree on {disagree} test images")
+assert last_epoch < last_epoch_unequal < unequal_losses[0] and disagree > 0
+plots.loss_curves({"4 ranks": four_losses, "4 ranks, no broadcast": unequal_losses})
 
 # %% [markdown]
-# It falls, more slowly, and nothing raises an error: the worst kind of bug. Each rank walks from its own start along
-# a gradient that fits none of the four models.
+# The answer is 2, and that is the worst kind of bug: nothing fails, and the loss falls. But all ranks follow a mean
+# gradient that fits none of their four models, so the loss falls less. In the end there are still four different
+# models, and a script usually saves only that of rank 0.
 
 # %% [markdown]
-# ## The production version
+# ## What torch calls it
 #
-# torch's `DistributedDataParallel` broadcasts when it is built and averages during `backward()`. Same loop, no `sync`:
+# torch's wrapper is `DistributedDataParallel`, or **DDP**. It also broadcasts when it is built, but it averages the
+# gradients *during* `backward()`, so there is nothing to call afterwards. Does it train the same model?
 
 # %%
 # %%ranks
 from torch.nn.parallel import DistributedDataParallel
 
-theirs = train(wrap=DistributedDataParallel, sync=lambda module: None)
-print(f"from {theirs[0]:.1f} to {theirs[-1]:.1f}")
-
-# %%
-apart = (torch.tensor(ranks.pull("theirs")[0]) - torch.tensor(curves["4 ranks"])).abs().max()
-print(f"DDP's losses are ours: {'yes' if apart < 0.01 else 'no'}")
-assert apart < 0.01
+ddp_losses, ddp_predicted = train(DistributedDataParallel)
+print(f"{(ddp_predicted != predicted).sum()} test images with a different answer")
+assert (ddp_predicted == predicted).all()
 
 # %% [markdown]
-# Same losses. What does one step of each put on the wire? The ledger of rank 0 tells; first by hand:
+# What does a step put on the wire? The next cell records the ledger of one step of each wrapper, with the small GPT.
+# First ours:
 
 # %%
 # %%ranks
 from shared import wire
 
-
-def one_step(wrap, sync):
-    module = TinyGPT(config).to(device)
-    wrapped = wrap(module)
-    for _ in range(3):  # the last counts: DDP settles its buckets in the first two
-        with wire.ledger() as log:
-            wrapped(*batch_of(0)).backward()
-            sync(module)
-    return log
-
-
-by_hand = one_step(lambda module: module, average_gradients)
-by_ddp = one_step(DistributedDataParallel, lambda module: None)
+by_hand = ShortDDP(TinyGPT(config).to(device))
+ddp = DistributedDataParallel(TinyGPT(config).to(device))
+steps = {
+    "by hand": measure.training_step(by_hand, inputs[share], targets[share]),
+    "torch's DDP": measure.training_step(ddp, inputs[share], targets[share]),
+}
+logs = measure.recorded(steps, wire.ledger, rounds=3)
 
 # %%
-ranks.pull("by_hand")[0].table(times=False)
+logs = ranks.pull("logs")[0]  # for each wrapper, the ledgers of all ranks
+logs["by hand"][0].table(times=False)
 
 # %% [markdown]
 # And torch's DDP:
 
 # %%
-ranks.pull("by_ddp")[0].table(times=False)
+logs["torch's DDP"][0].table(times=False)
 
 # %% [markdown]
-# Both are what the formula says, on every rank: an all-reduce of S bytes makes a rank send 2(N−1)/N·S by the ring
-# algorithm (nccl-tests, PERFORMANCE.md); chapter 01 builds it.
+# DDP sends the same elements in a single all-reduce: it packs gradients into flat tensors called **buckets**. Look at
+# "must send" in the last row: the sums are equal, and they are what chapter 01 predicts. To all-reduce S bytes on N
+# ranks, a ring makes every rank send 2(N−1)/N · S.
 
 # %%
 from shared import formulas
 
-parameters = sum(p.numel() for p in TinyGPT(config).parameters())
-sent_bytes = formulas.all_reduce_sent_bytes(4 * parameters, ranks=4)
-for log in [*ranks.pull("by_hand"), *ranks.pull("by_ddp")]:
-    log.assert_volume(payload_bytes=4 * parameters, sent_bytes=sent_bytes)
-print(f"{sent_bytes / 1e6:.2f} MB sent by each rank, either way")
-
-# %%
-for name, logs in {"by hand": ranks.pull("by_hand"), "DDP": ranks.pull("by_ddp")}.items():
-    early = sum(entry.in_backward for entry in logs[0].entries)
-    print(f"{name:8} messages {logs[0].messages:>3}, launched during backward {early:>3}")
-    assert early == (logs[0].messages if name == "DDP" else 0)
+parameters = sum(p.numel() for p in model.parameters())
+predicted_bytes = formulas.all_reduce_sent_bytes(4 * parameters, ranks=4)
+for log in [*logs["by hand"], *logs["torch's DDP"]]:
+    log.assert_volume(payload_bytes=4 * parameters, sent_bytes=predicted_bytes)
+for name, of_ranks in logs.items():
+    early = sum(entry.in_backward for entry in of_ranks[0].entries)
+    print(f"{name:11} {of_ranks[0].messages:>2} all-reduces, {early} launched during backward")
+    assert early == (of_ranks[0].messages if name == "torch's DDP" else 0)
 
 # %% [markdown]
-# The same bytes, in one message: DDP packs gradients into *buckets*, by default of about 25 MB after a first one of
-# 1 MB; our 0.44 MB fit into that one. What does that buy here? Both steps, and one that sends nothing, taken in turn,
-# ten times:
+# Are twenty small all-reduces slower than one large one? The next cell times both wrappers, and a step of DDP
+# without any communication. The ranks share this machine's cores and memory, so compare the bars only with each other.
 
 # %%
 # %%ranks
-import time
-
-
-def now_ms():
-    if device.type == "cuda":
-        torch.cuda.synchronize()  # a GPU still works when the call has returned
-    return time.perf_counter() * 1e3
-
-
-def step_ms(wrapped, module, sync):
-    dist.barrier()
-    began_ms = now_ms()
-    wrapped(*batch_of(0)).backward()
-    sync(module)
-    return now_ms() - began_ms
-
-
-def nothing(module):
-    pass
-
-
-# %%
-# %%ranks
-module = TinyGPT(config).to(device)
-ddp = DistributedDataParallel(module)
-kinds = [(module, average_gradients), (ddp, nothing), (module, nothing)]
-times = [[step_ms(wrapped, module, sync) for wrapped, sync in kinds] for _ in range(12)][2:]
+alone = measure.training_step(ddp, inputs[share], targets[share], sync=False)
+step_times = measure.jobs({"without communication": alone, **steps}, rounds=10)
 
 # %% tags=["nbval-ignore-output"]
-by_hand, by_ddp, alone = torch.tensor(ranks.pull("times")).max(0).values.median(0).values.tolist()
-print(f"by hand / DDP = {by_hand / by_ddp:.2f}")
-plots.bars(
-    {"compute alone": alone, "torch's DDP": by_ddp, "by hand": by_hand},
-    "ms per step (slowest rank, median of 10)",
-)
+step_times = ranks.pull("step_times")[0]
+ratio = step_times.ratio("by hand", "torch's DDP")
+print(f"a step by hand takes {ratio:.1f} times as long as a step of DDP")
+assert ratio > 1
+plots.bars(step_times.ms(), "ms per step (median of 10)")
 
 # %% [markdown]
-# Twenty small messages cost far more than one, though the bytes are the same. Overlap is not in this figure: a single
-# bucket is full only when backward ends. With several, DDP sends the first while backward still runs (chapter 04).
-#
-# Where exactly does the time by hand go? The *timeline* of one step knows:
+# Ours is slower, although both send the same bytes. It launches twenty all-reduces instead of one, and each of them
+# costs its latency. When does a step spend that time? The next cell records a step of the sleeping model, with our
+# wrapper and an optimizer. Look at what the rank computes while communication is in flight.
 
 # %%
 # %%ranks
 from shared import timeline
 
-module = TinyGPT(config).to(device)
-optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
-for _ in range(2):  # the second counts: the first builds the optimizer's state
-    optimizer.zero_grad()
-    dist.barrier()
-    with timeline.record(module, optimizer) as line:
-        module(*batch_of(0)).backward()
-        average_gradients(module)
-        optimizer.step()
+by_hand = ShortDDP(sleeping)
+optimizer = torch.optim.AdamW(by_hand.parameters(), lr=3e-3)
+
+
+def step():
+    by_hand(inputs[share], targets[share]).backward()
+    by_hand.finish_gradient_sync()
+    optimizer.step()
+
+
+one_step = {"step": measure.Job({"": step}, prepare=by_hand.zero_grad)}
+lines = measure.recorded(one_step, lambda: timeline.record(sleeping, optimizer), rounds=5)["step"]
 
 # %% tags=["nbval-ignore-output"]
-lines = ranks.pull("line")
-assert all(line.overlap < 0.1 for line in lines)
-plots.timeline(lines)
+lines = ranks.pull("lines")[0]
+assert lines[0].overlap < 0.1
+plots.timeline(lines[:1])
 
 # %% [markdown]
-# *Exposed* is the time in which something is on the wire and this rank does not compute. By hand that is all of it.
+# It computes nothing: all communication comes after backward and before the optimizer's step. This is called **exposed
+# communication**: communication that is in flight while the rank has nothing to compute. The numbers beside the figure
+# say how long it took, and which share of the communication was hidden behind computation.
+#
+# In summary, this is where DDP differs from our short version:
+#
+# | | by hand | torch's DDP |
+# |---|---|---|
+# | at the start | broadcasts parameters and buffers | checks that the shapes agree, then broadcasts both |
+# | all-reduces | one per parameter | one per bucket, of about 25 MB by default |
+# | when | after backward | during backward, as soon as a bucket is full |
+# | buffers | are never sent again | rank 0 broadcasts its buffers before each forward, by default |
+# | accumulation | call `finish_gradient_sync()` once | run all but the last micro-batch inside `no_sync()` |
+
+# %% [markdown]
+# ## On a cluster
+#
+# | | here | with NCCL on many hosts |
+# |---|---|---|
+# | Who starts the ranks? | `ranks.start(4)` | `torchrun`, one process per GPU |
+# | How is a model wrapped? | `DistributedDataParallel(model)` | the same, with `device_ids=[local_rank]` |
+# | Do the replicas still agree? | pull them and compare | all-reduce a checksum with `MIN` and `MAX`, and compare |
+# | What if a rank runs out of data? | the sampler prevents it | the same, or DDP's `join()` ¹ |
+# | What about BatchNorm? | it computes another function | `SyncBatchNorm`, which does not run on CPUs |
+# | What do more ranks change? | nothing: the same global batch | usually, the global batch grows ² |
+#
+# ¹ With `join()`, the other ranks can continue. It still divides by the initial N by default, so every sample keeps its
+# weight (PyTorch documentation of `DistributedDataParallel.join`).
+#
+# ² Then it is a different training run, which usually needs a larger learning rate and a warm-up (Goyal et al. 2017,
+# section 2).
 
 # %% [markdown]
 # ## Recap
 #
-# Messages, bytes and times are measured. What does a rank hold at the end of a step?
+# Ψ is the number of parameters, in fp32, and N the number of ranks. The optimizer is Adam.
+#
+# | | memory per rank | wire: sent per rank and step | all-reduces | overlap |
+# |---|---|---|---|---|
+# | one process | 16Ψ bytes | 0 | 0 | – |
+# | by hand | 16Ψ | 2(N−1)/N · 4Ψ | one per parameter | none |
+# | torch's DDP | 16Ψ, and 4Ψ for buckets¹ | 2(N−1)/N · 4Ψ | one per bucket | with backward |
+#
+# ¹ With `gradient_as_bucket_view=True`, gradients live inside the buckets, and these 4Ψ are saved.
+#
+# **Terms**
+#
+# - **micro-batch**: the samples of one forward and backward, a piece of a batch that is processed in several pieces.
+# - **gradient accumulation**: several micro-batches run one after the other and add up their gradients before the
+#   optimizer takes one step.
+# - **stand-in for a GPU**: a block of a model that sleeps, so that time passes as on a GPU and no core is used.
+# - **data parallelism**: every rank holds the full model, computes the gradient of its own samples, and the ranks
+#   average their gradients.
+# - **replica**: a rank's full copy of the model.
+# - **buffer** (of a module): a tensor that belongs to a module but is not trained, such as BatchNorm's running
+#   statistics.
+# - **global batch**: the samples of all ranks that contribute to one optimizer step.
+# - **padding** (of sequences): tokens without content that bring the sequences of a batch to the same length, and that
+#   the loss ignores.
+# - **distributed sampler**: an object that yields the indices of a rank's samples, so that the ranks together use every
+#   sample once per epoch.
+# - **DDP**: torch's `DistributedDataParallel`, which averages gradients during backward.
+# - **bucket**: a flat tensor that holds several gradients, which are reduced together.
+# - **exposed communication**: communication that is in flight while the rank has nothing to compute.
+
+# %% [markdown]
+# ## Further reading
+#
+# - Li et al., [PyTorch Distributed: Experiences on Accelerating Data Parallel
+#   Training](https://arxiv.org/abs/2006.15704), VLDB 2020, sections 2 and 3: from the naive solution, which you have
+#   just built, to the DDP of today.
+# - Goyal et al., [Accurate, Large Minibatch SGD](https://arxiv.org/abs/1706.02677), 2017, section 3: pitfalls of data
+#   parallelism. Remark 3 is our weighted mean, and remark 4 is our sampler.
+# - Hugging Face, [Fixing Gradient Accumulation](https://huggingface.co/blog/gradient_accumulation), 2024, and
+#   [transformers issue 34242](https://github.com/huggingface/transformers/issues/34242): how the mean over padded
+#   sequences went wrong in practice, first in gradient accumulation and then between ranks.
+# - [DistributedDataParallel](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html)
+#   in the PyTorch documentation: its notes and warnings, such as the one about a loss that is summed.
+
+# %% [markdown]
+# ## What is still wasted
+#
+# - **Latency.** There is one all-reduce per parameter, and each costs its latency, however small it is. In chapter 03,
+#   you will pack gradients into buckets.
+# - **Waiting.** All communication is exposed. It starts after backward, but the gradients of the last layers are ready
+#   long before backward ends. In chapter 04, you will send them right then.
+# - **Memory.** What does each rank hold when a step has ended?
 
 # %%
 # %%ranks
 from shared import memory
 
-held = memory.held(module, optimizer)
-print(held)
+held = memory.held(sleeping, optimizer)
+parameters = sum(p.numel() for p in sleeping.parameters())
+assert held.parameters_bytes == held.gradients_bytes == 4 * parameters
+assert 0 <= held.optimizer_bytes - 8 * parameters < 200  # Adam also counts its steps
+print(f"{held.total_bytes / parameters:.1f} bytes per parameter")
 
 # %% [markdown]
-# Every rank holds all of it: for Ψ parameters in fp32 4Ψ bytes of weights, 4Ψ of gradients, 8Ψ of Adam's two moments
-# (and a counter of 4 bytes per tensor).
-
-# %%
-for held in ranks.pull("held"):
-    assert held.parameters_bytes == held.gradients_bytes == 4 * parameters
-    assert 0 <= held.optimizer_bytes - 8 * parameters < 200
-print(f"{held.total_bytes / parameters:.1f} bytes per parameter, {len(ranks.pull('held'))} times")
-
-# %% [markdown]
-# | | memory per rank | sent per rank and step | messages | overlap |
-# |---|---|---|---|---|
-# | one process | 16Ψ bytes | 0 | 0 | – |
-# | by hand | 16Ψ | 2(N−1)/N · 4Ψ | one per parameter | none |
-# | torch's DDP | 16Ψ, + 4Ψ of buckets¹ | 2(N−1)/N · 4Ψ | one per bucket | yes |
+# In fp32, that is 4 bytes each for a parameter and its gradient, and 8 for Adam's two moments. All four ranks hold the
+# same bytes, so three of four copies are redundant. In chapters 07 to 09, you will divide them among the ranks.
 #
-# ¹ unless gradients are views into them: `gradient_as_bucket_view=True`.
-
-# %% [markdown]
-# ## What is still wasted
-#
-# - **Messages.** One per parameter. Each costs its latency, whatever it carries. Chapter 03 packs them into buckets.
-# - **Waiting.** All communication comes after backward, while the last layers' gradients were ready long before.
-#   Chapter 04 sends them early.
-# - **Memory.** Four ranks hold four copies of everything. Chapters 06 to 09 share it out.
-#
-# Further reading: Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020
-# (arXiv 2006.15704), sections 2 and 3. Then do the lab.
+# Now do lab 02, in which you make the short version robust. The next cell stops the ranks.
 
 # %%
 ranks.stop()
