@@ -120,7 +120,7 @@ plots.bars(times.ms(), "ms (median of 5 rounds)")
 #
 # Chapter 01 described a message by two numbers: sending S bytes takes α + βS seconds. The same formula describes a
 # whole all-reduce, with a larger α and β. We fit both to all-reduces of seven sizes. Each is called ten times in a row,
-# as after a backward:
+# as after backward:
 
 # %%
 # %%ranks
@@ -136,6 +136,8 @@ sums = measure.collectives({"all-reduce": dist.all_reduce}, sizes_bytes, repeats
 sums = ranks.pull("sums")[0]
 fitted = sums.fit("all-reduce")
 assert fitted.alpha_s > 0 and fitted.beta_s_per_byte > 0
+curve_s = sums.measured_s["all-reduce"]
+assert curve_s[4_000] < 2 * curve_s[400] and curve_s[4_000_000] > 3 * curve_s[400]
 formula = {"all-reduce": fitted.message_s}
 cost_plots.predicted_against_measured(formula, sums.measured_s, "bytes in the tensor")
 
@@ -155,15 +157,15 @@ rows = [
 tables.Table(["", "α, ms", "β, ns per byte"], rows, f"{fitted.where}\n{fitted.verdict}")
 
 # %% [markdown]
-# - **β comes from the link.** For a step of the ring, it is close to the 8 ns per byte of 1 Gbit/s.
-# - **α comes mostly from the processes.** In each step of the ring, four processes have to wake up and receive, and on
-#   a machine with few cores they wait for each other. So α is larger when the cores are busy.
+# - **β comes from the link.** For a step of the ring, it is about the 8 ns per byte of 1 Gbit/s.
+# - **α comes from the processes.** A shaped link has almost no latency of its own. (An emulated link adds 0.1 ms per
+#   step.) But in each step of the ring, four processes have to wake up and receive, and if there are few cores, they
+#   wait for each other. So α is larger when the cores are busy.
 # - **The chapters time different things.** Chapter 00 timed single calls over loopback, and chapter 01 also timed a
 #   ring written in Python. Here, torch's all-reduces follow each other without a pause, as in a training step. Their α
 #   need not be the same.
 #
-# Does it predict the 100 gradients? The formula for several all-reduces of $S_1, S_2, \dots$ bytes, S bytes in total,
-# is
+# Do the fitted α and β predict the 100 gradients? Several all-reduces of $S_1, S_2, \dots$ bytes, S bytes in total, take
 #
 # $$T = \sum_i\,(\alpha + \beta S_i) = \text{all-reduces}\cdot\alpha + \beta S$$
 
@@ -627,8 +629,10 @@ plots.memory_by_component(held)
 # | How do I measure α? | `measure.collectives` | `all_reduce_perf` of nccl-tests: its time at the smallest size |
 # | How do I measure β? | `measure.collectives` | 1/`busbw` of `all_reduce_perf` at the largest size (of a ring step) |
 # | How do I see the all-reduces? | wire ledger | a trace of `torch.profiler` |
-# | How do I see DDP's buckets? | wire ledger | its log, if `TORCH_CPP_LOG_LEVEL` and `TORCH_DISTRIBUTED_DEBUG` are `INFO` |
+# | How do I see DDP's buckets? | wire ledger | in its log, which `TORCH_DISTRIBUTED_DEBUG=INFO` turns on¹ |
 # | Which cap? | one bucket, until chapter 04 | several times α/β: start from the table below, then try |
+#
+# ¹ Together with `TORCH_CPP_LOG_LEVEL=INFO`.
 #
 # For a ring of N ranks, α of an all-reduce is 2(N−1) times that of a step, and β is 2(N−1)/N times. So α/β of an
 # all-reduce is N times that of a step: the more ranks there are, the larger the buckets have to be. With the figures
