@@ -25,11 +25,11 @@
 # one below has twelve.
 #
 # Chapter 01 showed that times over loopback mislead, because ranks on one machine have no links of their own. So this
-# lesson puts each rank behind a link of 1 Gbit/s, which needs 8 ns per byte. Where the machine does not allow such
+# lesson puts each rank behind a link of 1 Gbit/s, on which a byte takes 8 ns. Where the machine does not allow such
 # links, the course emulates them, and says so:
 
 # %% tags=["nbval-ignore-output"]
-from shared import formulas, measure, plots, ranks, tables, widgets
+from shared import measure, plots, ranks, tables, widgets
 from shared.plots import buckets as bucket_plots
 from shared.plots import costs as cost_plots
 from shared.plots import diagrams
@@ -84,7 +84,7 @@ assert line.communication_ms > 1.5 * bytes_ms
 # %% [markdown]
 # The bytes explain only a part of the time. What takes the rest?
 #
-# **Predict.** We call 100 all-reduces again, but with tensors of only 100 elements (400 bytes). Together they have
+# **Predict.** We run 100 all-reduces again, but with tensors of only 100 elements (400 bytes). Together they have
 # about a sixtieth of the bytes. How long do they take, as a fraction of the time for the 100 gradients? 1 would mean
 # just as long, and 0.02 would mean that the time is proportional to the bytes.
 
@@ -165,7 +165,7 @@ tables.Table(["", "α, ms", "β, ns per byte"], rows, f"{fitted.where}\n{fitted.
 #   ring written in Python. Here, torch's all-reduces follow each other without a pause, as in a training step. Their α
 #   need not be the same.
 #
-# Do the fitted α and β predict the 100 gradients? Several all-reduces of $S_1, S_2, \dots$ bytes, S bytes in total, take
+# Do this α and β predict the 100 gradients? Several all-reduces of $S_1, S_2, \dots$ bytes, S bytes in total, take
 #
 # $$T = \sum_i\,(\alpha + \beta S_i) = \text{all-reduces}\cdot\alpha + \beta S$$
 
@@ -179,7 +179,7 @@ print(f"measured {measured_ms:.0f} ms")
 assert 1 / 2 < measured_ms / formula_ms < 2
 
 # %% [markdown]
-# The number of all-reduces is the factor that we can change. The bytes stay the same if we send them in fewer calls.
+# We can change neither α nor β, and we have to send all the bytes. But we can send them in fewer all-reduces.
 
 # %% [markdown]
 # ## One flat tensor
@@ -224,8 +224,8 @@ print("equal up to rounding:", torch.allclose(found, expected, atol=1e-6))
 assert torch.allclose(found, expected, atol=1e-6)
 
 # %% [markdown]
-# There is one all-reduce instead of 100, with the same bytes and the same gradients. And the time, including both
-# copies?
+# There is one all-reduce instead of 100, with the same bytes and the same gradients. How long does it take, including
+# both copies?
 
 # %%
 # %%ranks
@@ -291,7 +291,7 @@ print(flat.tolist())
 
 # %% [markdown]
 # Backward adds to the `.grad` that it finds, so it writes directly into the flat tensor. There is nothing to copy, in
-# either direction. The same with the GPT:
+# either direction. The next cell does the same with the GPT:
 
 
 # %%
@@ -354,8 +354,8 @@ assert completed[0].startswith("norm.") and completed[-1] == "token_embedding.we
 
 # %% [markdown]
 # Backward goes through the model from its end, so the gradients of the last layers are complete first. The token
-# embedding comes last. It would even if it were not the first parameter, because the output layer has the same weight:
-# its gradient is a sum of two, and the second part comes from the very end of backward.
+# embedding comes last, although the output layer uses the same weight: its gradient is the sum of two, and the second
+# one is computed at the very end of backward.
 #
 # So we split the gradients into several flat tensors, starting at the end of the model. A **bucket** is a group of
 # gradients that share one flat tensor and one all-reduce. The first bucket is complete early in backward. The **bucket
@@ -456,13 +456,14 @@ assert difference < 1e-6 and alone_accuracy > 0.8 and abs(accuracies[0] - alone_
 plots.loss_curves({"one process": alone_losses, "4 ranks, 2 buckets": mean_losses})
 
 # %% [markdown]
-# Bucketing changes how gradients are sent, and nothing else. Four ranks train the same model together as one process
-# does alone.
+# Bucketing changes how gradients are sent, and nothing else. Four ranks together train the same model as one process
+# alone.
 
 # %% [markdown]
 # ## Which cap?
 #
-# Back to the GPT with 100 parameters. Six caps, from 0 (each gradient by itself) to 25 MiB (one bucket):
+# We go back to the GPT with 100 parameters, and try six caps, from none (each gradient by itself) to 25 MiB (one bucket
+# for all):
 
 # %%
 # %%ranks
@@ -525,9 +526,9 @@ assert took_ms["none"] - took_ms["100 KiB"] > took_ms["100 KiB"] - took_ms["25 M
 widgets.cap_chooser(gradient_sizes, list(runs.values()))
 
 # %% [markdown]
-# A cap of 100 KiB already saves more than all larger caps add to it. From which size on is a larger cap hardly worth
-# it? A bucket of α/β bytes takes as long for its latency as for its bytes. If all buckets have k · α/β bytes, latency
-# adds 1/k to the time of the bytes:
+# A cap of 100 KiB already saves more time than any larger cap can add to that. From which size on does a larger cap
+# hardly pay? In a bucket of α/β bytes, latency takes as long as the bytes do. If all buckets have k · α/β bytes,
+# latency adds 1/k to the time of the bytes:
 
 # %% tags=["nbval-ignore-output"]
 even_bytes = fitted.alpha_s / fitted.beta_s_per_byte
@@ -536,8 +537,8 @@ note = f"The model has {gradient_bytes / 1e6:.2f} MB of gradients."
 tables.Table(["bucket", "MB", "latency adds"], rows, note)
 
 # %% [markdown]
-# From 10 α/β on, even an infinite cap would save less than a tenth. If that is more than the whole model, as it can be
-# here, one bucket is best.
+# From 10 α/β on, even an infinite cap would save less than a tenth of the time. If that is more than the whole model, as
+# it can be here, a single bucket is best.
 #
 # A larger cap also has a price: the first bucket is complete later. In this chapter, all buckets are sent after
 # backward, so it does not matter. Chapter 04 sends buckets during backward and measures the price. This is also why
@@ -635,8 +636,8 @@ plots.memory_by_component(held)
 # ¹ Together with `TORCH_CPP_LOG_LEVEL=INFO`.
 #
 # For a ring of N ranks, α of an all-reduce is 2(N−1) times that of a step, and β is 2(N−1)/N times. So α/β of an
-# all-reduce is N times that of a step: the more ranks there are, the larger the buckets have to be. With the figures
-# of real links:
+# all-reduce is N times that of a step: the more ranks there are, the larger the buckets have to be. The next table
+# shows it for real links:
 
 # %%
 from shared.planner.links import REAL_LINKS
@@ -667,15 +668,8 @@ tables.Table(["link", "GPUs", "α/β, MB", "10 α/β, MB"], rows, note)
 # | buckets, gradients as views | S | one per bucket | 2(N−1)/N · S | not yet |
 # | torch's DDP | 2S; S with `gradient_as_bucket_view=True` | one per bucket | 2(N−1)/N · S | in backward |
 #
-# The time is α for each all-reduce, and βS for the bytes. The cap changes only the first part:
-
-# %%
-sent_bytes = formulas.all_reduce_sent_bytes(gradient_bytes, ranks=4)
-for log in logs.values():
-    log.assert_volume(payload_bytes=gradient_bytes, sent_bytes=sent_bytes)
-print(f"{sent_bytes / 1e6:.2f} MB sent by each rank, with every cap")
-
-# %% [markdown]
+# The communication takes α for each all-reduce, and βS for the bytes. The cap changes only the first part.
+#
 # **Terms**
 #
 # - **latency-bound**: a collective is latency-bound if most of its time is latency, which does not depend on its bytes.
