@@ -353,9 +353,9 @@ print(f"predicted {my_prediction}, the first is {completed[0]}, the last {comple
 assert completed[0].startswith("norm.") and completed[-1] == "token_embedding.weight"
 
 # %% [markdown]
-# Backward goes through the model from its end, so the gradients of the last layers are complete first. The token
-# embedding comes last, although the output layer uses the same weight: its gradient is the sum of two, and the second
-# one is computed at the very end of backward.
+# Backward goes through the model from its end, so the gradients of the last layers are complete first, and that of the
+# token embedding comes last. The output layer uses the same weight, but this gradient is the sum of both uses, so it is
+# not complete before the end either.
 #
 # So we split the gradients into several flat tensors, starting at the end of the model. A **bucket** is a group of
 # gradients that share one flat tensor and one all-reduce. The first bucket is complete early in backward. The **bucket
@@ -537,8 +537,8 @@ note = f"The model has {gradient_bytes / 1e6:.2f} MB of gradients."
 tables.Table(["bucket", "MB", "latency adds"], rows, note)
 
 # %% [markdown]
-# From 10 α/β on, even an infinite cap would save less than a tenth of the time. If that is more than the whole model, as
-# it can be here, a single bucket is best.
+# From 10 α/β on, even an infinite cap would save less than a tenth of the time. If that is more than the whole model,
+# as it can be here, a single bucket is best.
 #
 # A larger cap also has a price: the first bucket is complete later. In this chapter, all buckets are sent after
 # backward, so it does not matter. Chapter 04 sends buckets during backward and measures the price. This is also why
