@@ -119,13 +119,14 @@ plots.bars(times.ms(), "ms (median of 5 rounds)")
 # ## Latency and bytes
 #
 # Chapter 01 described a message by two numbers: sending S bytes takes α + βS seconds. The same formula describes a
-# whole all-reduce, with a larger α and β. We fit both to all-reduces of seven sizes. Each is called ten times in a row,
-# as after backward:
+# whole all-reduce, with a larger α and β. We fit both to all-reduces of seven sizes, each called ten times in a row, as
+# after backward. For comparison, we also time single calls, as in chapter 00.
 
 # %%
 # %%ranks
 sizes_bytes = (400, 4_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000)
 sums = measure.collectives({"all-reduce": dist.all_reduce}, sizes_bytes, repeats=10, rounds=8)
+single = measure.collectives({"all-reduce": dist.all_reduce}, (400, 4_000_000), rounds=8)
 
 # %% [markdown]
 # In the figure, look at both ends of the curve. On the left it is nearly flat: there an all-reduce is
@@ -148,11 +149,13 @@ cost_plots.predicted_against_measured(formula, sums.measured_s, "bytes in the te
 
 # %% tags=["nbval-ignore-output"]
 of_a_step = sums.fit("all-reduce", sends="ring all-reduce")
+of_single = ranks.pull("single")[0].fit("all-reduce")
 assert abs(fitted.alpha_s / of_a_step.alpha_s - 6) < 0.01
 assert 0.6 < of_a_step.beta_s_per_byte / 8e-9 < 1.6
+fits = {"an all-reduce": fitted, "one step of its ring": of_a_step, "single call": of_single}
 rows = [
     [name, f"{1e3 * fit.alpha_s:.2f}", f"{1e9 * fit.beta_s_per_byte:.1f}"]
-    for name, fit in {"an all-reduce": fitted, "one step of its ring": of_a_step}.items()
+    for name, fit in fits.items()
 ]
 tables.Table(["", "α, ms", "β, ns per byte"], rows, f"{fitted.where}\n{fitted.verdict}")
 
@@ -161,9 +164,9 @@ tables.Table(["", "α, ms", "β, ns per byte"], rows, f"{fitted.where}\n{fitted.
 # - **α comes from the processes.** A shaped link has almost no latency of its own. (An emulated link adds 0.1 ms per
 #   step.) But in each step of the ring, four processes have to wake up and receive, and if there are few cores, they
 #   wait for each other. So α is larger when the cores are busy.
-# - **The chapters time different things.** Chapter 00 timed single calls over loopback, and chapter 01 also timed a
-#   ring written in Python. Here, torch's all-reduces follow each other without a pause, as in a training step. Their α
-#   need not be the same.
+# - **α depends on what is timed.** Chapter 00 timed single calls (the last row), but over loopback, and chapter 01 also
+#   timed a ring written in Python. In a training step, all-reduces follow each other without a pause, so we use the
+#   first row.
 #
 # Do this α and β predict the 100 gradients? Several all-reduces of $S_1, S_2, \dots$ bytes, S bytes in total, take
 #
@@ -399,14 +402,14 @@ bucket_plots.bucket_map(gradient_sizes, ranks.pull("bucket_names")[0], "a cap of
 # - The gradients of one block may lie in two buckets.
 # - The last bucket holds what was left.
 #
-# Not all gradients can share a bucket:
+# Some parameters need special care:
 #
-# | a parameter that | what would happen | so |
+# | a parameter that | | so |
 # |---|---|---|
-# | has another dtype or device | the flat tensor would convert it | each dtype and device has its own buckets |
-# | is tied | nothing: `parameters()` returns it once | it is in one bucket |
-# | is frozen | it never has a gradient | it is in no bucket |
-# | is unused on some ranks | its `.grad` is None there | it counts as zeros, so all buckets have equal sizes |
+# | has another dtype or device | would be converted by the flat tensor | each dtype and device has its own buckets |
+# | is tied | has one gradient, and `parameters()` returns it once | it is in one bucket |
+# | is frozen | never has a gradient | it is in no bucket |
+# | is unused on some ranks | has no `.grad` there | it counts as zeros, so all buckets have equal sizes |
 
 # %% [markdown]
 # ## The short version
@@ -518,7 +521,7 @@ assert 1 / 2 < off[len(off) // 2] < 2
 
 # %% [markdown]
 # In the figure, each row is a cap. On the left is the model, split into its buckets. On the right, compare the measured
-# times with the predicted ones. (If you run the cell in JupyterLab, a slider steps through the caps.)
+# times with the predicted ones.
 
 # %% tags=["nbval-ignore-output"]
 assert took_ms["none"] > 1.5 * took_ms["25 MiB"]
@@ -574,7 +577,7 @@ show_collectives(TinyGPT(config))
 #   These are the two broadcasts: 404 bytes for 100 indices and the number of buckets, and 8 bytes for the lengths of
 #   the two buckets. No gradients are broadcast.
 # - **The first bucket is larger than its cap** of 1,048,576 bytes. DDP closes a bucket when it has *reached* its cap,
-#   so the last gradient may go over it (pytorch issue 48880). Ours closes a bucket before that.
+#   so the last gradient may go over it (PyTorch issue 48880). Ours closes a bucket before that.
 #
 # Does the recorded order matter? Here is a model that registers its last layer first:
 
@@ -653,7 +656,7 @@ tables.Table(["link", "GPUs", "α/β, MB", "10 α/β, MB"], rows, note)
 # These are upper limits, because NCCL uses trees and other protocols where a ring would have too much latency. Still,
 # they explain two things that you will meet. In Megatron-Core, the default size of a bucket grows with the number of
 # ranks, so that collectives "do not become latency-bound": 1 million parameters per rank, and at least 40 million. And
-# torch's developers have discussed raising DDP's default of 25 MiB (pytorch issue 118421).
+# torch's developers have discussed raising DDP's default of 25 MiB (PyTorch issue 118421).
 
 # %% [markdown]
 # ## Recap
@@ -683,14 +686,13 @@ tables.Table(["link", "GPUs", "α/β, MB", "10 α/β, MB"], rows, note)
 # %% [markdown]
 # ## Further reading
 #
-# - Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020
-#   (arXiv 2006.15704), §3.2: the design of DDP, starting from the same waste as this lesson.
-# - *Distributed Data Parallel* in PyTorch's notes (docs.pytorch.org/docs/stable/notes/ddp.html), "Internal Design": why
-#   buckets follow the reverse order of the parameters, and why they are always sent in the same order.
-# - pytorch issue 48880: a maintainer explains, with the numbers of a ResNet, why buckets exceed `bucket_cap_mb`.
-# - `DistributedDataParallelConfig` in Megatron-Core: read what it says about `bucket_size`.
-# - *Tensor Fusion* in Horovod's documentation: the same idea with another rule. A bucket holds whatever is ready at the
-#   moment, up to 64 MB.
+# - Li et al., [PyTorch Distributed: Experiences on Accelerating Data Parallel Training](https://arxiv.org/abs/2006.15704),
+#   VLDB 2020, §3.2: the design of DDP, starting from the same waste as this lesson.
+# - [Distributed Data Parallel](https://docs.pytorch.org/docs/stable/notes/ddp.html), "Internal Design": why buckets
+#   follow the reverse order of the parameters, and why they are always sent in the same order.
+# - [PyTorch issue 48880](https://github.com/pytorch/pytorch/issues/48880): a maintainer explains, with the numbers of a
+#   real model, why buckets exceed `bucket_cap_mb`.
+# - `DistributedDataParallelConfig` in Megatron-Core: what it says about `bucket_size`.
 
 # %% [markdown]
 # ## What is still wasted
