@@ -150,7 +150,6 @@ cost_plots.predicted_against_measured(formula, sums.measured_s, "bytes in the te
 # %% tags=["nbval-ignore-output"]
 of_a_step = sums.fit("all-reduce", sends="ring all-reduce")
 of_single = ranks.pull("single")[0].fit("all-reduce")
-assert abs(fitted.alpha_s / of_a_step.alpha_s - 6) < 0.01
 assert 0.6 < of_a_step.beta_s_per_byte / 8e-9 < 1.6
 fits = {"an all-reduce": fitted, "one step of its ring": of_a_step, "single call": of_single}
 rows = [
@@ -278,8 +277,8 @@ print(f"predicted {my_prediction_mb:g} MB, measured {both_bytes / 1e6:.2f} MB")
 assert both_bytes == 2 * gradient_bytes
 
 # %% [markdown]
-# That is twice as much. A rank holds every gradient once in `.grad` and once in the flat tensor. For a model of 7
-# billion parameters in bf16, the second copy would be 14 GB.
+# That is twice as much: a rank holds every gradient once in `.grad` and once in the flat tensor. With 7 billion
+# parameters in bf16, the second copy would take 14 GB.
 #
 # The way out is a **view**: a tensor that has no memory of its own, but shows a part of another tensor's memory.
 # What happens if a parameter's `.grad` is a view of the flat tensor when backward runs?
@@ -719,7 +718,7 @@ plots.timeline(lines[:1], exposed=False)
 # There are only eight all-reduces now, but all of them come after backward, and while they are in flight the rank
 # computes nothing. The gradients of the first bucket were complete long before. Chapter 04 sends them right then.
 #
-# First build the wrapper: in the lab, you write `BucketedDDP`. If you want to watch buckets outside of a notebook, run
+# First, you build the wrapper `BucketedDDP` in the lab. To watch buckets outside of a notebook, run
 # `torchrun --nproc_per_node=2 labs/gradient_sync_visualizer.py`.
 
 # %%
