@@ -2,75 +2,207 @@
 # jupyter:
 #   course:
 #     module: bucketed_ddp
-#     minutes: 25
+#     minutes: 34
 # ---
 
 # %% [markdown]
 # # 03 · Gradient bucketing
 #
-# **25 minutes.** You will be able to
+# **34 minutes.** After this lesson, you will be able to:
 #
-# - split the time of a synchronisation into *messages* and *bytes*, with two numbers that you fit,
-# - put gradients into flat buckets, and save the second copy that a bucket costs,
-# - predict what a cap costs before you run it, and say where torch's buckets differ from yours.
+# - measure what many small all-reduces cost, and split the time into latency and bytes,
+# - pack gradients into a few flat buckets, and avoid holding every gradient twice,
+# - predict the communication time for any bucket cap, and say from which cap on a larger one gains little,
+# - describe the rule by which torch's DDP assigns gradients to buckets, and where it differs from yours.
 #
-# You need α and β of chapter 01, and `ManualDDP` of chapter 02.
+# You need α, β and the ring (chapter 01), and `ManualDDP` (chapter 02).
 
 # %% [markdown]
-# ## What is wasted
+# ## Where we are
 #
-# Chapter 02 ended with one message per parameter. Its GPT had two blocks; here is one with twelve.
+# In chapter 02, `ManualDDP` trained a GPT on four ranks. After each backward, it averages the gradients with one
+# all-reduce per parameter. A parameter here is one tensor, such as the weight of a layer. That GPT had two blocks; the
+# one below has twelve.
+#
+# Chapter 01 showed that times over loopback mislead, because ranks on one machine have no links of their own. So this
+# lesson puts each rank behind a link of 1 Gbit/s, on which a byte takes 8 ns. Where the machine does not allow such
+# links, the course emulates them, and says so:
 
 # %% tags=["nbval-ignore-output"]
-from shared import formulas, plots, ranks, tables, widgets
+from shared import measure, plots, ranks, tables, widgets
 from shared.plots import buckets as bucket_plots
+from shared.plots import costs as cost_plots
+from shared.plots import diagrams
 
-ranks.start(world_size=4, detect_mismatch=False)
+measure.start_behind_link(world_size=4, rate="1gbit", latency_ms=0.1)
 
 # %%
 # %%ranks
-from shared import wire
+from shared import measure, timeline, wire
 from shared.data import CharTokens
 from shared.models import GPTConfig, TinyGPT
 from solutions.manual_ddp import ManualDDP
 
 text = CharTokens()
 config = GPTConfig(vocab_size=text.vocab_size, layers=12)
-inputs, targets = (batch.to(device) for batch in text.windows(range(rank, 400, 100), length=32))
-model = TinyGPT(config, seed=rank).to(device)
+inputs, targets = text.windows(range(rank, 400, 100), length=32)
+model = TinyGPT(config, seed=rank)
 by_hand = ManualDDP(model)
-print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
+parameters = list(model.parameters())
 
-# %%
-# %%ranks
 by_hand(inputs, targets).backward()
 with wire.ledger() as log:
     by_hand.finish_gradient_sync()
+print(f"{len(parameters)} parameters with {sum(p.numel() for p in parameters):,} elements")
 print(log.summary())
 
 # %% [markdown]
-# A hundred messages. How long do they take? Jobs are timed in turn, so that what disturbs one disturbs all:
+# ## What is wasted
+#
+# The figure below shows one step on rank 0. Compare the length of forward and backward with the length of the
+# communication that follows.
+
+# %%
+# %%ranks
+step = measure.training_step(by_hand, inputs, targets)
+lines = measure.recorded({"": step}, lambda: timeline.record(by_hand), rounds=5)[""]
+
+# %% tags=["nbval-ignore-output"]
+line, log = ranks.pull("lines")[0][0], ranks.pull("log")[0]
+print(f"{line.communication_ms:.0f} ms of communication, {line.compute_ms:.0f} ms of computation")
+plots.timeline([line], exposed=False)
+
+# %% [markdown]
+# Is the link too slow for that many bytes? In a ring, each rank sends 2(N−1)/N times the bytes of the gradients, at
+# 8 ns per byte:
+
+# %% tags=["nbval-ignore-output"]
+bytes_ms = 1e3 * 8e-9 * log.sent_bytes
+print(f"{log.sent_bytes / 1e6:.2f} MB · 8 ns per byte = {bytes_ms:.0f} ms")
+assert line.communication_ms > 1.5 * bytes_ms
+
+# %% [markdown]
+# The bytes explain only a part of the time. What takes the rest?
+#
+# **Predict.** We run 100 all-reduces again, but with tensors of only 100 elements (400 bytes). Together they have
+# about a sixtieth of the bytes. How long do they take, as a fraction of the time for the 100 gradients? 1 would mean
+# just as long, and 0.02 would mean that the time is proportional to the bytes.
+
+# %%
+my_prediction = 0.0
+
+# %%
+# %%ranks
+small = torch.zeros(100)
+
+
+def all_reduce_100_times():
+    for _ in range(100):
+        dist.all_reduce(small)
+
+
+ways = {"100 all-reduces of 400 bytes": all_reduce_100_times}
+times = measure.jobs(ways | {"100 gradients": by_hand.finish_gradient_sync}, rounds=5)
+
+# %% tags=["nbval-ignore-output"]
+times = ranks.pull("times")[0]
+fraction = times.ratio("100 all-reduces of 400 bytes", "100 gradients")
+print(f"predicted {my_prediction:g}, measured {fraction:.2f}")
+assert fraction > 0.2
+plots.bars(times.ms(), "ms (median of 5 rounds)")
+
+# %% [markdown]
+# With a sixtieth of the bytes, the all-reduces take far more than a sixtieth of the time. What is left does not depend
+# on the bytes: it is paid for every call.
+
+# %% [markdown]
+# ## Latency and bytes
+#
+# Chapter 01 described a message by two numbers: sending S bytes takes α + βS seconds. The same formula describes a
+# whole all-reduce, with a larger α and β. We fit both to all-reduces of seven sizes, each called ten times in a row, as
+# after backward. For comparison, we also time single calls, as in chapter 00.
+
+# %%
+# %%ranks
+sizes_bytes = (400, 4_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000)
+sums = measure.collectives({"all-reduce": dist.all_reduce}, sizes_bytes, repeats=10, rounds=8)
+single = measure.collectives({"all-reduce": dist.all_reduce}, (400, 4_000_000), rounds=8)
+
+# %% [markdown]
+# In the figure, look at both ends of the curve. On the left it is nearly flat: there an all-reduce is
+# **latency-bound**, which means that α is most of its time. On the right the time grows with the size: there it is
+# **bandwidth-bound**, which means that βS is most of its time.
+
+# %% tags=["nbval-ignore-output"]
+sums = ranks.pull("sums")[0]
+fitted = sums.fit("all-reduce")
+assert fitted.alpha_s > 0 and fitted.beta_s_per_byte > 0
+curve_s = sums.measured_s["all-reduce"]
+assert curve_s[4_000] < 2 * curve_s[400] and curve_s[4_000_000] > 3 * curve_s[400]
+formula = {"all-reduce": fitted.message_s}
+cost_plots.predicted_against_measured(formula, sums.measured_s, "bytes in the tensor")
+
+# %% [markdown]
+# How does this α compare with the α of chapter 01? There, it was the latency of one step of the ring. On N = 4 ranks,
+# an all-reduce takes 2(N−1) = 6 such steps, and in each of them a rank sends a quarter of the tensor. So its α is 6
+# times that of a step, and its β is 6/4 = 1.5 times:
+
+# %% tags=["nbval-ignore-output"]
+of_a_step = sums.fit("all-reduce", sends="ring all-reduce")
+of_single = ranks.pull("single")[0].fit("all-reduce")
+assert 0.6 < of_a_step.beta_s_per_byte / 8e-9 < 1.6
+fits = {"an all-reduce": fitted, "one step of its ring": of_a_step, "single call": of_single}
+rows = [
+    [name, f"{1e3 * fit.alpha_s:.2f}", f"{1e9 * fit.beta_s_per_byte:.1f}"]
+    for name, fit in fits.items()
+]
+tables.Table(["", "α, ms", "β, ns per byte"], rows, f"{fitted.where}\n{fitted.verdict}")
+
+# %% [markdown]
+# - **β comes from the link.** For a step of the ring, it is about the 8 ns per byte of 1 Gbit/s.
+# - **α comes from the processes.** A shaped link has almost no latency of its own. (An emulated link adds 0.1 ms per
+#   step.) But in each step of the ring, four processes have to wake up and receive, and if there are few cores, they
+#   wait for each other. So α is larger when the cores are busy.
+# - **α depends on what is timed.** Chapter 00 timed single calls (the last row), but over loopback, and chapter 01 also
+#   timed a ring written in Python. In a training step, all-reduces follow each other without a pause, so we use the
+#   first row.
+#
+# Do this α and β predict the 100 gradients? Several all-reduces of $S_1, S_2, \dots$ bytes, S bytes in total, take
+#
+# $$T = \sum_i\,(\alpha + \beta S_i) = \text{all-reduces}\cdot\alpha + \beta S$$
+
+# %% tags=["nbval-ignore-output"]
+latency_ms = 1e3 * fitted.alpha_s * log.messages
+transfer_ms = 1e3 * fitted.beta_s_per_byte * log.payload_bytes
+measured_ms = times["100 gradients"].time_ms
+formula_ms = latency_ms + transfer_ms
+print(f"latency {latency_ms:.0f} ms + bytes {transfer_ms:.0f} ms = {formula_ms:.0f} ms")
+print(f"measured {measured_ms:.0f} ms")
+assert 1 / 2 < measured_ms / formula_ms < 2
+
+# %% [markdown]
+# We can change neither α nor β, and we have to send all the bytes. But we can send them in fewer all-reduces.
+
+# %% [markdown]
+# ## One flat tensor
+#
+# The shortest way to use fewer calls is to use only one: copy all gradients into one **flat tensor**, a tensor with one
+# dimension. All-reduce that, and copy the averages back.
 
 
 # %%
 # %%ranks
-import time
-from statistics import median
+def average_flat(parameters):
+    flat = torch.cat([p.grad.flatten() for p in parameters])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    slices = flat.split([p.numel() for p in parameters])
+    for p, grad_slice in zip(parameters, slices, strict=True):
+        p.grad.copy_(grad_slice.view_as(p))
 
 
-def took_ms(job):
-    dist.barrier()
-    began_s = time.perf_counter()
-    job()
-    if device.type == "cuda":
-        torch.cuda.synchronize()  # a GPU still works when a call has returned
-    return 1e3 * (time.perf_counter() - began_s)
-
-
-def typical_ms(jobs, rounds=5):
-    """→ {name of a job: the median of its rounds, without the first}"""
-    times = [[took_ms(job) for job in jobs.values()] for _ in range(1 + rounds)][1:]
-    return dict(zip(jobs, map(median, zip(*times, strict=True)), strict=True))
+# %% [markdown]
+# The next cell averages the same gradients in both ways. Are the results equal, and what does the ledger say?
 
 
 # %%
@@ -80,156 +212,42 @@ def compute():
     model(inputs, targets).backward()
 
 
-def compute_and_sync():
+def gradients_after(average):
     compute()
-    by_hand.finish_gradient_sync()
+    average()
+    return torch.cat([p.grad.flatten() for p in parameters])
 
 
-step_ms = typical_ms({"forward + backward alone": compute, "with ManualDDP": compute_and_sync})
-
-
-# %% tags=["nbval-ignore-output"]
-def slowest_rank(name):
-    """→ {name of a job: its time on the rank that needed longest}"""
-    of_ranks = ranks.pull(name)
-    return {job: max(times[job] for times in of_ranks) for job in of_ranks[0]}
-
-
-step_ms, log = slowest_rank("step_ms"), ranks.pull("log")[0]
-alone_ms, synced_ms = step_ms.values()
-none, all_of_them = ["0", "0 MB"], [f"{log.messages}", f"{log.sent_bytes / 1e6:.1f} MB"]
-rows = [
-    [name, *sent, f"{ms:.0f}"]
-    for (name, ms), sent in zip(step_ms.items(), (none, all_of_them), strict=True)
-]
-tables.Table(["", "messages per step", "sent per rank", "ms"], rows)
-
-# %% [markdown]
-# What should that many bytes take? Chapter 01 fitted α, the seconds of a message, and β, the seconds of a byte, to
-# the steps of a ring. Here the message is a whole `all_reduce`, ten in a row, of a few sizes.
-
-# %%
-# %%ranks
-from functools import partial
-
-
-def ten_times(tensor):
-    for _ in range(10):
-        dist.all_reduce(tensor)
-
-
-sizes_bytes = (64, 1_024, 16_384, 65_536, 262_144, 1_048_576, 4_194_304)
-tensors = [torch.zeros(size // 4, device=device) for size in sizes_bytes]
-jobs = {tensor.nbytes: partial(ten_times, tensor) for tensor in tensors}
-ten_ms = typical_ms(jobs)
-
-# %% tags=["nbval-ignore-output"]
-import torch
-
-
-def fit(times_ms):
-    """Least squares of (α + β · bytes) / measured − 1. → α, β"""
-    sizes = torch.tensor(list(times_ms), dtype=torch.float64)
-    measured = torch.tensor(list(times_ms.values()), dtype=torch.float64)
-    columns = torch.stack([torch.ones_like(sizes), sizes], dim=1) / measured[:, None]
-    return torch.linalg.lstsq(columns, torch.ones_like(columns[:, :1])).solution.flatten().tolist()
-
-
-alpha_ms, beta_ms = fit({size: ms / 10 for size, ms in slowest_rank("ten_ms").items()})
-print(f"α = {alpha_ms:.2f} ms per message, β = {1e6 * beta_ms:.2f} ms per MB")
-print(f"{log.payload_bytes / 1e6:.2f} MB should take {beta_ms * log.payload_bytes:.0f} ms,")
-print(f"and the synchronisation took {synced_ms - alone_ms:.0f} ms")
-assert alpha_ms > 0 and beta_ms > 0
-
-# %% [markdown]
-# Where does the rest go?
-#
-# **Predict.** Send the hundred messages again, but let each carry as little as the smallest gradient, 64 numbers. How
-# many milliseconds do they take? Write yours before you run the next cell.
-
-# %%
-my_prediction_ms = 0.0
-
-# %%
-# %%ranks
-small = torch.zeros(64, device=device)
-
-
-def hundred_small():
-    for _ in range(100):
-        dist.all_reduce(small)
-
-
-jobs = {"1 small message": lambda: dist.all_reduce(small), "100 small messages": hundred_small}
-many_ms = typical_ms(jobs | {"100 gradients": by_hand.finish_gradient_sync})
-
-# %% tags=["nbval-ignore-output"]
-many_ms = slowest_rank("many_ms")
-print(f"predicted {my_prediction_ms:.0f} ms, measured {many_ms['100 small messages']:.0f} ms")
-assert many_ms["100 small messages"] > 5 * many_ms["1 small message"]
-plots.bars(many_ms, "ms (slowest rank, median of 5)")
-
-# %% [markdown]
-# So most of the time is not *bytes*; it is *messages*. The cure is in that sentence: send the same bytes in
-# fewer messages. (Compare bars of one figure: from cell to cell the pace of a shared machine changes.)
-
-# %% [markdown]
-# ## One message
-#
-# The simplest way: copy all gradients into one flat tensor, send that, copy back.
-
-
-# %%
-# %%ranks
-def average_flat(parameters):
-    flat = torch.cat([p.grad.flatten() for p in parameters])
-    dist.all_reduce(flat)
-    flat /= world_size
-    pieces = flat.split([p.numel() for p in parameters])
-    for p, piece in zip(parameters, pieces, strict=True):
-        p.grad.copy_(piece.view_as(p))
-
-
-# %%
-# %%ranks
-parameters = list(model.parameters())
-compute()
-own = [p.grad.clone() for p in parameters]
+expected = gradients_after(by_hand.finish_gradient_sync)
 with wire.ledger() as log:
-    average_flat(parameters)
+    found = gradients_after(lambda: average_flat(parameters))
 print(log.summary())
+print("equal up to rounding:", torch.allclose(found, expected, atol=1e-6))
+assert torch.allclose(found, expected, atol=1e-6)
 
 # %% [markdown]
-# The same bytes as before. The same gradients?
+# There is one all-reduce instead of 100, with the same bytes and the same gradients. How long does it take, including
+# both copies?
 
 # %%
 # %%ranks
-flat_averaged = [p.grad.clone() for p in parameters]
-for p, gradient in zip(parameters, own, strict=True):
-    p.grad.copy_(gradient)
-by_hand.finish_gradient_sync()
-apart = max((p.grad - g).abs().max() for p, g in zip(parameters, flat_averaged, strict=True))
-print(f"equal up to rounding: {(apart < 1e-6).item()}")
-assert apart < 1e-6
-
-# %%
-# %%ranks
-flat_ms = typical_ms(
-    {
-        "100 messages": by_hand.finish_gradient_sync,
-        "1 message, copies included": partial(average_flat, parameters),
-    }
-)
+ways = {
+    "100 all-reduces": by_hand.finish_gradient_sync,
+    "1 all-reduce": lambda: average_flat(parameters),
+}
+times = measure.jobs(ways, rounds=5)
 
 # %% tags=["nbval-ignore-output"]
-flat_ms = slowest_rank("flat_ms")
-assert flat_ms["100 messages"] > 1.5 * flat_ms["1 message, copies included"]
-plots.bars(flat_ms, "ms (slowest rank, median of 5)")
+times = ranks.pull("times")[0]
+assert times.ratio("100 all-reduces", "1 all-reduce") > 1.5
+plots.bars(times.ms(), "ms (median of 5 rounds)")
 
 # %% [markdown]
-# Is that all? Ask the memory ledger what this rank holds while it sends.
+# ## The second copy
 #
-# **Predict.** The gradients are 2.41 MB. How many MB of gradients *and* buckets are there at the peak?
+# The flat tensor takes memory, too.
+#
+# **Predict.** The gradients take 2.41 MB. How many MB do gradients and flat tensor take together at the peak?
 
 # %%
 my_prediction_mb = 0.0
@@ -240,30 +258,30 @@ from shared import memory
 
 
 def peak_of(job):
-    """→ what this rank holds when it holds most, by component"""
+    """Return the bytes that this rank holds at the peak of a job, by component."""
     with memory.peak(model) as peak:
         job()
     return peak.held.by_component()
 
 
-held = {"each by itself": peak_of(by_hand.finish_gradient_sync)}
-held["flat, copied"] = peak_of(partial(average_flat, parameters))
+held = {
+    "100 all-reduces": peak_of(by_hand.finish_gradient_sync),
+    "flat tensor": peak_of(lambda: average_flat(parameters)),
+}
 
 # %%
 held = ranks.pull("held")[0]
-gradients_bytes = held["each by itself"]["gradients"]
-both_bytes = held["flat, copied"]["gradients"] + held["flat, copied"]["buckets"]
+gradient_bytes = held["100 all-reduces"]["gradients"]
+both_bytes = held["flat tensor"]["gradients"] + held["flat tensor"]["buckets"]
 print(f"predicted {my_prediction_mb:g} MB, measured {both_bytes / 1e6:.2f} MB")
-assert both_bytes == 2 * gradients_bytes
+assert both_bytes == 2 * gradient_bytes
 
 # %% [markdown]
-# Twice the gradients: once in `.grad`, once in the flat tensor.
-
-# %% [markdown]
-# ## A view instead of a copy
+# That is twice as much: a rank holds every gradient once in `.grad` and once in the flat tensor. With 7 billion
+# parameters in bf16, the second copy would take 14 GB.
 #
-# A tensor can be a *view*: a window on another's memory. Let a parameter's `.grad` be a window on the flat tensor, and
-# run a backward. What stands in the flat tensor?
+# The way out is a **view**: a tensor that has no memory of its own, but shows a part of another tensor's memory.
+# What happens if a parameter's `.grad` is a view of the flat tensor when backward runs?
 
 # %%
 # %%ranks 0
@@ -274,78 +292,89 @@ a.grad, b.grad = flat[:2], flat[2:].view(1, 2)
 print(flat.tolist())
 
 # %% [markdown]
-# Backward *adds* to the `.grad` that it finds: straight into the flat tensor. Nothing to copy, in or out.
+# Backward adds to the `.grad` that it finds, so it writes directly into the flat tensor. There is nothing to copy, in
+# either direction. The next cell does the same with the GPT:
 
 
 # %%
 # %%ranks
-def into_views(parameters):
-    """Move gradients into one flat tensor; each .grad becomes its part of it. → the flat tensor"""
-    flat = torch.cat([p.grad.flatten() for p in parameters])
-    pieces = flat.split([p.numel() for p in parameters])
-    for p, piece in zip(parameters, pieces, strict=True):
-        p.grad = piece.view_as(p)
+def grads_as_views(parameters):
+    """Make each .grad a slice of one new flat tensor of zeros. Returns the flat tensor."""
+    sizes = [p.numel() for p in parameters]
+    flat = torch.zeros(sum(sizes))
+    for p, grad_slice in zip(parameters, flat.split(sizes), strict=True):
+        p.grad = grad_slice.view_as(p)
     return flat
 
 
-flat = into_views(parameters)
-held["flat, views"] = peak_of(lambda: dist.all_reduce(flat))
+flat = grads_as_views(parameters)
+model(inputs, targets).backward()
+held["views"] = peak_of(lambda: dist.all_reduce(flat))
+assert torch.allclose(flat / world_size, expected, atol=1e-6)
+
+# %% [markdown]
+# Compare the gradients and the buckets (here, the flat tensor) in the three bars:
 
 # %%
 held = ranks.pull("held")[0]
-assert held["flat, views"] == held["each by itself"]
+assert held["views"]["gradients"] + held["views"]["buckets"] == gradient_bytes
 plots.memory_by_component(held)
 
 # %% [markdown]
-# The copy is saved. (Each bar is a synchronisation, so there are no activations in it.)
-#
-# A view stays one only as long as nobody puts another tensor into `.grad`. Somebody does, in every training loop. You
-# will find out who in the lab.
+# With views, the second copy is gone. But a `.grad` is a view only until something puts another tensor there. One line
+# of an ordinary training loop does that in every step; exercise 3.3 of the lab shows which one.
 
 # %% [markdown]
-# ## Several messages
+# ## Several buckets
 #
-# One flat tensor has a flaw that no ledger of bytes shows: it is complete when the *last* gradient is.
+# One flat tensor has a disadvantage that the ledger does not show: it is complete only when the *last* gradient is.
 #
-# **Predict.** Which gradients does backward complete first: those of the embedding, the first parameter, or those of
-# the final LayerNorm, the last one? A *hook*, a function that autograd calls, writes down the order.
+# **Predict.** Which gradient does backward complete first: that of the token embedding, which is the model's first
+# parameter, or that of the final norm, which is its last? The next cell registers a function that autograd calls with
+# each parameter as soon as its gradient is complete.
 
 # %%
 my_prediction = "?"
 
 # %%
 # %%ranks
-came = []
-hooks = [
-    p.register_post_accumulate_grad_hook(lambda _, name=name: came.append(name))
+completed = []
+handles = [
+    p.register_post_accumulate_grad_hook(lambda _, name=name: completed.append(name))
     for name, p in model.named_parameters()
 ]
 compute()
-for hook in hooks:
-    hook.remove()
-print("first", came[:3])
-print("last ", came[-3:])
+for handle in handles:
+    handle.remove()
+print("first:", completed[:3])
+print("last: ", completed[-3:])
 
 # %%
-came = ranks.pull("came")[0]
-print(f"predicted {my_prediction}, first came {came[0]}, last {came[-1]}")
-assert came[0].startswith("norm.") and came[-1] == "token_embedding.weight"
+completed = ranks.pull("completed")[0]
+print(f"predicted {my_prediction}, the first is {completed[0]}, the last {completed[-1]}")
+assert completed[0].startswith("norm.") and completed[-1] == "token_embedding.weight"
 
 # %% [markdown]
-# The last layers come first. The embedding comes last, and not only because it stands first: it is *tied* to the
-# output layer, and its gradient is the sum of both.
+# Backward goes through the model from its end, so the gradients of the last layers are complete first, and that of the
+# token embedding comes last. The output layer uses the same weight, but this gradient is the sum of both uses, so it is
+# not complete before the end either.
 #
-# So cut the flat tensor into **buckets**, from the model's end: then a bucket is complete, and could leave, long
-# before backward is done. A **cap** says how many bytes a bucket may hold.
+# So we split the gradients into several flat tensors, starting at the end of the model. A **bucket** is a group of
+# gradients that share one flat tensor and one all-reduce. The first bucket is complete early in backward. The **bucket
+# cap** is the number of bytes that a bucket may hold at most. In the diagram (an example with a cap of 20 MB), follow
+# the gradients from the right to the left:
+
+# %%
+diagrams.buckets()
 
 
 # %%
 # %%ranks
 def in_buckets(parameters, cap_bytes):
-    """→ lists of parameters, from the last one on, of at most cap_bytes each (or one parameter)"""
+    """Group parameters from last to first. A bucket holds at most cap_bytes, or one parameter."""
     buckets, room_bytes = [], 0
     for p in reversed(parameters):
-        if p.nbytes > room_bytes:
+        if not buckets or p.nbytes > room_bytes:
             buckets.append([])
             room_bytes = cap_bytes
         buckets[-1].append(p)
@@ -355,169 +384,201 @@ def in_buckets(parameters, cap_bytes):
 
 buckets = in_buckets(parameters, cap_bytes=350 * 1024)
 print([f"{sum(p.nbytes for p in bucket) / 1024:.0f} KiB" for bucket in buckets])
-
-# %% [markdown]
-# The same on the model. A row is a part of it, as wide as its gradients; a number is a bucket, in the order of sending.
-
-# %%
-# %%ranks
 names = {p: name for name, p in model.named_parameters()}
-gradient_bytes = {name: p.nbytes for p, name in names.items()}
 bucket_names = [[names[p] for p in bucket] for bucket in buckets]
+gradient_sizes = {name: p.nbytes for p, name in names.items()}
+
+# %% [markdown]
+# In the next figure, each row is a unit of the model, as wide as its gradients. The numbers are the buckets, in the
+# order in which they will be sent.
 
 # %%
-gradient_bytes = ranks.pull("gradient_bytes")[0]
-bucket_plots.bucket_map(gradient_bytes, ranks.pull("bucket_names")[0], "a cap of 350 KiB")
+gradient_sizes = ranks.pull("gradient_sizes")[0]
+bucket_plots.bucket_map(gradient_sizes, ranks.pull("bucket_names")[0], "a cap of 350 KiB")
 
 # %% [markdown]
-# Three things to see. No bucket is quite full: the next gradient did not fit. The last one is *partial*: it has what
-# was left. And the gradients of one block may travel in two buckets; nobody minds.
+# - No bucket is completely full, because the next gradient did not fit.
+# - The gradients of one block may lie in two buckets.
+# - The last bucket holds what was left.
 #
-# A fourth is not in the picture: a library makes the **first bucket smaller** than the others. It is full sooner, so
-# the wire has work early.
+# Some parameters need special care:
+#
+# | a parameter that | | so |
+# |---|---|---|
+# | has another dtype or device | would be converted by the flat tensor | each dtype and device has its own buckets |
+# | is tied | has one gradient, and `parameters()` returns it once | it is in one bucket |
+# | is frozen | never has a gradient | it is in no bucket |
+# | is unused on some ranks | has no `.grad` there | it counts as zeros, so all buckets have equal sizes |
 
 # %% [markdown]
-# ## Who may not travel together?
+# ## The short version
 #
-# A flat tensor has one dtype. What becomes of a bfloat16 gradient beside a float32 one? And how many gradients has a
-# tied weight, one or two?
+# Two functions, `in_buckets` and `average_flat`, are already enough to train. The next cell trains the digits MLP twice
+# from the same initial weights: on the full batch without any communication, and on a quarter of each batch per rank,
+# with two buckets instead of six all-reduces.
+
 
 # %%
 # %%ranks
-mixed = [torch.zeros(1000, dtype=dtype) for dtype in (torch.bfloat16, torch.float32)]
-flat = torch.cat(mixed)
-print(f"{sum(g.nbytes for g in mixed):,} bytes became {flat.nbytes:,}, all {flat.dtype}")
-print(f"{len(model.state_dict())} names, {len(parameters)} parameters")
+from shared.data import digits
+from shared.models import MLP
+
+images, labels = digits(torch.float64)
+
+
+def train(share, cap_bytes=None, steps=150):
+    """Train on a share of each batch. With a cap, average the gradients over the ranks."""
+    mlp, losses = MLP().double(), []
+    buckets = in_buckets(list(mlp.parameters()), cap_bytes) if cap_bytes else []
+    optimizer = torch.optim.Adam(mlp.parameters(), lr=3e-3)
+    for step in range(steps):
+        batch = torch.randperm(1500, generator=torch.Generator().manual_seed(step))[:128][share]
+        loss = torch.nn.functional.cross_entropy(mlp(images[batch]), labels[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        for bucket in buckets:
+            average_flat(bucket)
+        optimizer.step()
+        losses.append(loss.item())
+    accuracy = (mlp(images[1500:]).argmax(1) == labels[1500:]).double().mean().item()
+    return losses, accuracy
+
+
+alone = train(slice(None))
+together = train(slice(rank, None, world_size), cap_bytes=150_000)
+
+# %% tags=["nbval-ignore-output"]
+(alone_losses, alone_accuracy), *_ = ranks.pull("alone")
+together_losses, accuracies = zip(*ranks.pull("together"), strict=True)
+mean_losses = [sum(of_step) / 4 for of_step in zip(*together_losses, strict=True)]
+difference = max(abs(x - y) for x, y in zip(alone_losses, mean_losses, strict=True))
+print(f"largest difference of the losses: {difference:.0e}")
+print(f"right on new digits: one process {alone_accuracy:.1%}, four ranks {accuracies[0]:.1%}")
+assert difference < 1e-6 and alone_accuracy > 0.8 and abs(accuracies[0] - alone_accuracy) < 0.01
+plots.loss_curves({"one process": alone_losses, "4 ranks, 2 buckets": mean_losses})
 
 # %% [markdown]
-# | a parameter that is | | so |
-# |---|---|---|
-# | of another dtype or device | would be converted: more bytes, other rounding | each dtype and device has its own |
-# | tied | `parameters()` gives it once, with one gradient | nothing to do: one place in one bucket |
-# | frozen | never has a gradient | it is in no bucket |
-# | unused on one rank | `.grad` is None there, and not elsewhere | it counts as zeros: all ranks send alike |
+# Bucketing changes how gradients are sent, and nothing else. Four ranks together train the same model as one process
+# alone.
 
 # %% [markdown]
 # ## Which cap?
 #
-# The bytes stay the same, so the model of chapter 01 says, for buckets of $S_1, S_2, \dots$ bytes,
-#
-# $$T = \sum_i\,(\alpha + \beta S_i) = \text{messages}\cdot\alpha + \beta S$$
+# We go back to the GPT with 100 parameters, and try six caps, from none (each gradient by itself) to 25 MiB (one bucket
+# for all):
 
 # %%
 # %%ranks
 caps_kib = {"none": 0, "30 KiB": 30, "100 KiB": 100, "350 KiB": 350, "1 MiB": 1024, "25 MiB": 25600}
 by_cap = {cap: in_buckets(parameters, kib * 1024) for cap, kib in caps_kib.items()}
 for cap, buckets in by_cap.items():
-    print(
-        f"{cap:>7}: {len(buckets):>3} buckets, {sum(p.nbytes for b in buckets for p in b):,} bytes"
-    )
+    total_bytes = sum(p.nbytes for bucket in buckets for p in bucket)
+    print(f"{cap:>7}: buckets {len(buckets):>3}, {total_bytes:,} bytes in total")
 
 # %% [markdown]
-# **Predict.** With your α and β, how many milliseconds does a cap of 350 KiB take? And which cap is the fastest?
+# **Predict.** Use your α and β from above: how many milliseconds do the all-reduces take with a cap of 350 KiB (8
+# buckets)? All buckets are sent after backward, one after the other.
 
 # %%
-my_prediction_ms, my_fastest = 0.0, "?"
-
-# %% [markdown]
-# Every cap is run five times, in turn. The messages of each one's median run are kept.
+my_prediction_ms = 0.0
 
 
 # %%
 # %%ranks
-def send(flats):
-    dist.barrier()
-    with wire.ledger() as log:
-        for flat in flats:
-            dist.all_reduce(flat)
-    return log
+def all_reduce_each(flats):
+    for flat in flats:
+        dist.all_reduce(flat)
 
 
-def flat(bucket):
-    return torch.cat([p.grad.flatten() for p in bucket])
+def flat_of(bucket):
+    return torch.zeros(sum(p.numel() for p in bucket))
 
 
-flats = {cap: [flat(bucket) for bucket in buckets] for cap, buckets in by_cap.items()}
-rounds = [{cap: send(flats[cap]) for cap in flats} for _ in range(6)][1:]
-
-
-# %%
-# %%ranks
-def median_run(logs):
-    return sorted(logs, key=lambda log: log.total_ms)[len(logs) // 2]
-
-
-logs = {cap: median_run([each[cap] for each in rounds]) for cap in caps_kib}
+flats = {cap: [flat_of(bucket) for bucket in buckets] for cap, buckets in by_cap.items()}
+sending = {cap: lambda cap=cap: all_reduce_each(flats[cap]) for cap in flats}
+logs = measure.recorded(sending, wire.ledger, rounds=5)
 bucket_names = {cap: [[names[p] for p in b] for b in buckets] for cap, buckets in by_cap.items()}
 
 
 # %% tags=["nbval-ignore-output"]
-def run_of(cap, log, buckets):
-    def ms(at_s):
-        return 1e3 * (at_s - log.entries[0].launched_s)
+def run_of(cap, log, names):
+    began_s = log.entries[0].launched_s
+    spans_ms = [
+        (1e3 * (e.launched_s - began_s), 1e3 * (e.completed_s - began_s)) for e in log.entries
+    ]
+    predicted_ms = sum(1e3 * fitted.message_s(entry.payload_bytes) for entry in log.entries)
+    return bucket_plots.CapRun(cap, names, spans_ms, predicted_ms)
 
-    spans_ms = [(ms(entry.launched_s), ms(entry.completed_s)) for entry in log.entries]
-    predicted_ms = sum(alpha_ms + beta_ms * entry.payload_bytes for entry in log.entries)
-    return bucket_plots.CapRun(cap, buckets, spans_ms, predicted_ms)
 
-
-logs, buckets_of = ranks.pull("logs")[0], ranks.pull("bucket_names")[0]
-runs = {cap: run_of(cap, log, buckets_of[cap]) for cap, log in logs.items()}
-print(f"350 KiB: predicted {my_prediction_ms:.0f} ms, measured {runs['350 KiB'].took_ms:.0f} ms")
-print(f"fastest: predicted {my_fastest}, measured {min(runs, key=lambda cap: runs[cap].took_ms)}")
-
-# %% tags=["nbval-ignore-output"]
+logs = {cap: of_ranks[0] for cap, of_ranks in ranks.pull("logs")[0].items()}
+runs = {cap: run_of(cap, logs[cap], names) for cap, names in ranks.pull("bucket_names")[0].items()}
+took_ms = {cap: run.took_ms for cap, run in runs.items()}
+print(f"350 KiB: predicted {my_prediction_ms:.0f} ms, measured {took_ms['350 KiB']:.0f} ms")
 off = sorted(run.took_ms / run.predicted_ms for run in runs.values())
-print(f"measured / predicted: from {off[0]:.1f} to {off[-1]:.1f}")
-assert 1 / 3 < off[len(off) // 2] < 3
-assert runs["none"].took_ms > 1.5 * runs["25 MiB"].took_ms
-widgets.cap_chooser(gradient_bytes, list(runs.values()))
+print(f"measured / formula: from {off[0]:.2f} to {off[-1]:.2f}")
+assert 1 / 2 < off[len(off) // 2] < 2
 
 # %% [markdown]
-# (In JupyterLab, run the cell: choose a cap, and see its buckets and its messages in time.)
-#
-# Larger caps win, and win less and less. Where does that end? A bucket of α/β bytes pays as much for being a
-# message as for its bytes; one of ten times that, a tenth more.
+# In the figure, each row is a cap. On the left is the model, split into its buckets. On the right, compare the measured
+# times with the predicted ones.
 
 # %% tags=["nbval-ignore-output"]
-even_bytes = alpha_ms / beta_ms
-print(f"α/β = {even_bytes / 1e3:.0f} KB; a tenth more from {even_bytes / 1e5:.1f} MB on")
+assert took_ms["none"] > 1.5 * took_ms["25 MiB"]
+assert took_ms["none"] - took_ms["100 KiB"] > took_ms["100 KiB"] - took_ms["25 MiB"]
+widgets.cap_chooser(gradient_sizes, list(runs.values()))
 
 # %% [markdown]
-# From there on a larger cap gains little. It has a price, too: the first bucket leaves later. As long as everything is
-# sent *after* backward, as here, that price is not paid, and one bucket is best. Chapter 04 pays it.
+# A cap of 100 KiB already saves more time than any larger cap can add to that. From which size on does a larger cap
+# hardly pay? In a bucket of α/β bytes, latency takes as long as the bytes do. If all buckets have k · α/β bytes,
+# latency adds 1/k to the time of the bytes:
+
+# %% tags=["nbval-ignore-output"]
+even_bytes = fitted.alpha_s / fitted.beta_s_per_byte
+rows = [[f"{k} α/β", f"{k * even_bytes / 1e6:.2f}", f"{1 / k:.0%}"] for k in (1, 3, 10, 30)]
+note = f"The model has {gradient_bytes / 1e6:.2f} MB of gradients."
+tables.Table(["bucket", "MB", "latency adds"], rows, note)
+
+# %% [markdown]
+# From 10 α/β on, even an infinite cap would save less than a tenth of the time. If that is more than the whole model,
+# as it can be here, a single bucket is best.
+#
+# A larger cap also has a price: the first bucket is complete later. In this chapter, all buckets are sent after
+# backward, so it does not matter. Chapter 04 sends buckets during backward and measures the price. This is also why
+# torch's DDP makes the *first* bucket smaller than the others: it can be sent early.
 
 # %% [markdown]
 # ## The production version
 #
-# torch's DDP has `bucket_cap_mb`, in MB of 2²⁰ bytes. By default it is 25, after a first bucket of 1. What does it
-# send in the first three steps?
-
+# The argument `bucket_cap_mb` of torch's DDP is a cap in MiB (2²⁰ bytes). By default it is 25, and the first bucket has
+# a cap of 1. What does DDP send in its first three steps?
 
 # %%
 # %%ranks
 from torch.nn.parallel import DistributedDataParallel
 
 
-def messages_of(module, steps=3, **options):
+def show_collectives(module, steps=3, **options):
     ddp = DistributedDataParallel(module, **options)
     for step in range(1, steps + 1):
         with wire.ledger() as log:
             ddp(inputs, targets).backward()
-        sent = [f"{e.op} {e.payload_bytes:,}" for e in log.entries]
+        sent = [f"{e.op} {e.payload_bytes:,} B ({e.dtype})" for e in log.entries]
         print(f"step {step}:", "; ".join(sent))
 
 
-messages_of(TinyGPT(config).to(device))
+show_collectives(TinyGPT(config))
 
 # %% [markdown]
-# - **Step 1** is one message, after all of backward: DDP does not know yet in which order gradients come.
-# - **In step 2** rank 0 broadcasts new buckets, made in the order in which gradients *came* in step 1. Ours rely on the
-#   order of `parameters()`.
-# - **The first bucket is over its cap**: 1 MB is 2²⁰ = 1,048,576 bytes. DDP closes a bucket once it is at or over its
-#   cap; ours closes it before.
+# - **Step 1** uses a single bucket, because DDP does not know yet in which order gradients will be completed. It
+#   records that order.
+# - **At the start of step 2**, each rank assigns the gradients to buckets in the recorded order. Rank 0 broadcasts its
+#   **bucket assignment**, the list that says which gradient is in which bucket, so that all ranks use the same one.
+#   These are the two broadcasts: 404 bytes for 100 indices and the number of buckets, and 8 bytes for the lengths of
+#   the two buckets. No gradients are broadcast.
+# - **The first bucket is larger than its cap** of 1,048,576 bytes. DDP closes a bucket when it has *reached* its cap,
+#   so the last gradient may go over it (PyTorch issue 48880). Ours closes a bucket before that.
 #
-# Does the second point matter? Here is a model whose last layer is registered first:
+# Does the recorded order matter? Here is a model that registers its last layer first:
 
 
 # %%
@@ -532,84 +593,132 @@ class LastFirst(torch.nn.Module):
         return self.last(self.first(tokens)).mean()
 
 
-odd = LastFirst().to(device)
+odd = LastFirst()
 print("ours:", [sum(p.nbytes for p in bucket) for bucket in in_buckets(list(odd.parameters()), 0)])
-messages_of(odd, bucket_cap_mb=1e-4)
+show_collectives(odd, bucket_cap_mb=1e-4)
 
 # %% [markdown]
-# Ours would wait for the embedding before it sends the last layer; DDP, from its second step on, does not. (With a
-# `bucket_cap_mb` of your own, that is the first bucket's cap too.)
+# Ours would send the large gradient of the embedding first, although backward completes it last. From step 2 on, DDP
+# sends the gradient of the last layer first. (A `bucket_cap_mb` that you choose is also the cap of the first bucket.)
 #
-# And the second copy? DDP saves it if you ask for it, with `gradient_as_bucket_view=True`:
+# By default, DDP holds the second copy of every gradient, too. With `gradient_as_bucket_view=True`, gradients are
+# views of its buckets:
 
 # %%
 # %%ranks
 held = {}
 for as_view in (False, True):
-    ddp = DistributedDataParallel(TinyGPT(config).to(device), gradient_as_bucket_view=as_view)
+    ddp = DistributedDataParallel(TinyGPT(config), gradient_as_bucket_view=as_view)
     ddp(inputs, targets).backward()
-    held[f"as view: {as_view}"] = memory.held(ddp).by_component()
+    held[f"gradient_as_bucket_view={as_view}"] = memory.held(ddp).by_component()
 
 # %%
 held = ranks.pull("held")[0]
-assert held["as view: False"]["buckets"] == held["as view: False"]["gradients"] == gradients_bytes
-assert held["as view: True"]["buckets"] == 0
+copied, viewed = held.values()
+assert copied["buckets"] == copied["gradients"] == gradient_bytes and viewed["buckets"] == 0
 plots.memory_by_component(held)
 
 # %% [markdown]
-# Source: Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020
-# (arXiv 2006.15704), §3.2. It begins where you did: the same bytes, all-reduced in fewer and fewer messages.
+# This saves the memory, but not always the copying. If `zero_grad()` sets `.grad` to None, which is its default,
+# backward makes a new tensor for each gradient. DDP then copies it into the bucket, frees it, and makes `.grad` a view
+# again.
+
+# %% [markdown]
+# ## On a cluster
+#
+# | question | here | with NCCL and many hosts |
+# |---|---|---|
+# | What is α made of? | processes have to wake up | a kernel is launched, and each ring step takes some µs |
+# | How do I measure α? | `measure.collectives` | `all_reduce_perf` of nccl-tests: its time at the smallest size |
+# | How do I measure β? | `measure.collectives` | 1/`busbw` of `all_reduce_perf` at the largest size (of a ring step) |
+# | How do I see the all-reduces? | wire ledger | a trace of `torch.profiler` |
+# | How do I see DDP's buckets? | wire ledger | in its log, which `TORCH_DISTRIBUTED_DEBUG=INFO` turns on¹ |
+# | Which cap? | one bucket, until chapter 04 | several times α/β: start from the table below, then try |
+#
+# ¹ Together with `TORCH_CPP_LOG_LEVEL=INFO`.
+#
+# For a ring of N ranks, α of an all-reduce is 2(N−1) times that of a step, and β is 2(N−1)/N times. So α/β of an
+# all-reduce is N times that of a step: the more ranks there are, the larger the buckets have to be. The next table
+# shows it for real links:
+
+# %%
+from shared.planner.links import REAL_LINKS
+
+rows = []
+for link in REAL_LINKS:
+    even_mb = link.gpus * link.alpha_s / link.beta_s_per_byte / 1e6
+    rows.append([link.name, f"{link.gpus}", f"{even_mb:.1f}", f"{10 * even_mb:.0f}"])
+note = "α/β of an all-reduce in a ring. shared/planner/links.py has the sources."
+tables.Table(["link", "GPUs", "α/β, MB", "10 α/β, MB"], rows, note)
+
+# %% [markdown]
+# These are upper limits, because NCCL uses trees and other protocols where a ring would have too much latency. Still,
+# they explain two things that you will meet. In Megatron-Core, the default size of a bucket grows with the number of
+# ranks, so that collectives "do not become latency-bound": 1 million parameters per rank, and at least 40 million. And
+# torch's developers have discussed raising DDP's default of 25 MiB (PyTorch issue 118421).
 
 # %% [markdown]
 # ## Recap
 #
-# Ψ parameters in fp32, so 4Ψ bytes of gradients; N ranks; S = 4Ψ.
+# S is the number of bytes of all gradients, and N is the number of ranks.
 #
-# | | memory for gradients | messages | sent per rank and step | overlap |
+# | | memory for gradients | wire: all-reduces | wire: sent per rank | overlap |
 # |---|---|---|---|---|
-# | `ManualDDP` | 4Ψ | one per parameter | 2(N−1)/N · S | none |
-# | flat, copied | 4Ψ, + 4Ψ while it sends | 1 | 2(N−1)/N · S | none |
-# | buckets, copied | 4Ψ, + one bucket at a time | one per bucket | 2(N−1)/N · S | not yet |
-# | buckets, views | 4Ψ¹ | one per bucket | 2(N−1)/N · S | not yet |
-# | torch's DDP | 4Ψ, + 4Ψ of buckets² | one per bucket | 2(N−1)/N · S | yes |
+# | `ManualDDP` | S | one per parameter | 2(N−1)/N · S | none |
+# | one flat tensor, copied | 2S at the peak | 1 | 2(N−1)/N · S | none |
+# | buckets, copied one by one | S and one bucket at the peak | one per bucket | 2(N−1)/N · S | not yet |
+# | buckets, gradients as views | S | one per bucket | 2(N−1)/N · S | not yet |
+# | torch's DDP | 2S; S with `gradient_as_bucket_view=True` | one per bucket | 2(N−1)/N · S | in backward |
 #
-# ¹ As long as `.grad` is a view when backward comes. The lab measures what else can happen.<br>
-# ² None with `gradient_as_bucket_view=True`.
+# The communication takes α for each all-reduce, and βS for the bytes. The cap changes only the first part.
+#
+# **Terms**
+#
+# - **latency-bound**: a collective is latency-bound if most of its time is latency, which does not depend on its bytes.
+# - **bandwidth-bound**: a collective is bandwidth-bound if the transfer of its bytes is most of its time.
+# - **flat tensor**: a tensor with one dimension that holds the elements of several tensors one after the other.
+# - **view**: a tensor without memory of its own, which shows a part of another tensor's memory.
+# - **bucket**: a group of gradients that share one flat tensor and are averaged by one all-reduce.
+# - **bucket cap**: the number of bytes that a bucket may hold at most.
+# - **bucket assignment**: the list that says which gradient is in which bucket; it must be the same on all ranks.
 
-# %%
-sent_bytes = formulas.all_reduce_sent_bytes(gradients_bytes, ranks=4)
-for log in logs.values():
-    log.assert_volume(payload_bytes=gradients_bytes, sent_bytes=sent_bytes)
-print(f"{sent_bytes / 1e6:.2f} MB sent by each rank, whatever the cap")
+# %% [markdown]
+# ## Further reading
+#
+# - Li et al., [PyTorch Distributed: Experiences on Accelerating Data Parallel Training](https://arxiv.org/abs/2006.15704),
+#   VLDB 2020, §3.2: the design of DDP, starting from the same waste as this lesson.
+# - [Distributed Data Parallel](https://docs.pytorch.org/docs/stable/notes/ddp.html), "Internal Design": why buckets
+#   follow the reverse order of the parameters, and why they are always sent in the same order.
+# - [PyTorch issue 48880](https://github.com/pytorch/pytorch/issues/48880): a maintainer explains, with the numbers of a
+#   real model, why buckets exceed `bucket_cap_mb`.
+# - `DistributedDataParallelConfig` in Megatron-Core: what it says about `bucket_size`.
 
 # %% [markdown]
 # ## What is still wasted
 #
-# The timeline of a step, with buckets of 350 KiB:
+# Here is a step of the GPT with buckets of 350 KiB. Look at where the all-reduces begin.
+
 
 # %%
 # %%ranks
-from shared import timeline
+def bucketed_step():
+    compute()
+    for bucket in by_cap["350 KiB"]:
+        average_flat(bucket)
 
-for _ in range(2):  # the second counts
-    model.zero_grad()
-    dist.barrier()
-    with timeline.record(model) as line:
-        model(inputs, targets).backward()
-        for bucket in by_cap["350 KiB"]:
-            average_flat(bucket)
+
+lines = measure.recorded({"": bucketed_step}, lambda: timeline.record(model), rounds=5)[""]
 
 # %% tags=["nbval-ignore-output"]
-lines = ranks.pull("line")
+lines = ranks.pull("lines")[0]
 assert all(line.overlap < 0.1 for line in lines)
-plots.timeline(lines)
+plots.timeline(lines[:1], exposed=False)
 
 # %% [markdown]
-# Few messages now, but all of them come after backward: what is *exposed* is all of the communication. And the
-# gradients of the first bucket had been there since backward's beginning. They could have left then. That is
-# chapter 04.
+# There are only eight all-reduces now, but all of them come after backward, and while they are in flight the rank
+# computes nothing. The gradients of the first bucket were complete long before. Chapter 04 sends them right then.
 #
-# First build it: in the lab you write `BucketedDDP`. To see buckets outside a notebook:
+# First, you build the wrapper `BucketedDDP` in the lab. To watch buckets outside of a notebook, run
 # `torchrun --nproc_per_node=2 labs/gradient_sync_visualizer.py`.
 
 # %%
