@@ -25,9 +25,8 @@
 # In chapter 03, you packed many gradients into a few buckets. There are fewer all-reduces now, but all of them start
 # after backward. In this chapter, they start during backward.
 #
-# To see what that gains, we need a network that takes time. So each rank gets a link of 1 Gbit/s. The next cell says
-# whether the links are real or emulated on your machine. (The ranks compute on the CPU even if you have GPUs, because
-# this lesson is about the link.)
+# To see what that gains, we need a network that takes time. So each rank gets a link of 1 Gbit/s, and the ranks use the
+# CPU even if you have GPUs. The next cell says whether the links are real or emulated on your machine.
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, plots, ranks, tables
@@ -38,8 +37,8 @@ measure.start_behind_link(world_size=4, rate="1gbit", latency_ms=0.1)
 
 # %% [markdown]
 # A ring all-reduce of S bytes on N ranks takes $2(N-1)\,\alpha + \frac{2(N-1)}{N}\,S\,\beta$. As in chapter 01, we fit
-# the latency α of a message and the time β of a byte. At 1 Gbit/s, β should be close to 8 ns. The last line below the
-# table says whether the formula holds on this link.
+# the latency α of a message and the time β of a byte. (At 1 Gbit/s, a byte should take about 8 ns.) The last line below
+# the table says whether the formula holds on this link.
 
 # %%
 # %%ranks
@@ -53,8 +52,8 @@ link = ranks.pull("all_reduces")[0].fit("all-reduce", sends="ring all-reduce")
 link
 
 # %% [markdown]
-# Next, we need computation. Your ranks share the cores of one machine, and sending needs these cores as well. A GPU
-# would not take them away. So each block of our GPT contains a *stand-in for a GPU*: in addition to its small
+# Next, we need computation. Your ranks share the cores of one machine, and sending needs these cores, too. Computation
+# on a GPU would not take them away. So each block of our GPT contains a *stand-in for a GPU*: in addition to its small
 # computation, it sleeps for 8 ms in forward and for 16 ms in backward. Time passes, but no core is used.
 
 # %%
@@ -117,10 +116,9 @@ plots.timeline([before])
 # waits until the last one is complete. (It may also wait a little for ranks that finish backward later. The formula
 # does not include that.)
 #
-# **Exposed communication** is the time during which an all-reduce is in flight and the rank has nothing to compute.
-# Communication during which the rank computes is **hidden**. The number beside the timeline is the exposed time, and
-# we use this one definition throughout the course. In the next figure, compare the two brackets named "exposed". (The
-# times are examples.)
+# **Exposed communication** is the time during which a collective is in flight and the rank has nothing to compute.
+# While the rank computes, the communication is **hidden**. The timeline states both. In the next figure, compare the
+# two brackets named "exposed". (The times are examples.)
 
 # %%
 diagrams.exposed_communication()
@@ -225,7 +223,7 @@ print(f"in buckets: 7 · 6α = {7 * latency_ms:.1f} ms")
 #
 # Now we combine both ideas: a hook packs the gradient into its bucket, and a full bucket is launched. In the figure,
 # follow one gradient from the layer that computes it to its bucket, and from there to the all-reduce. Note that
-# all-reduce 2 has to wait until all-reduce 1 has left the link.
+# all-reduce 2 has to wait until all-reduce 1 is complete, because both use the same link.
 
 # %%
 diagrams.hooks()
@@ -279,14 +277,14 @@ assert after[0].exposed_ms < before.exposed_ms
 plots.timeline(after[:1])
 
 # %% [markdown]
-# These are the same seven buckets and the same gradients as at the beginning, but a part of the communication is hidden
-# now. (`enabled` is for later.)
+# These are the same seven buckets and the same gradients as at the beginning, but now a part of the communication is
+# hidden. (You will need `enabled` later.)
 
 # %% [markdown]
 # ## Predicting what stays exposed
 #
-# Not everything can be hidden. The last bucket is full only when backward ends. And a bucket cannot use the link before
-# the bucket before it is complete. If bucket *i* is full at time $\text{full}_i$ and its all-reduce takes $t_i$, it
+# Not everything can be hidden. The last bucket is full only when backward ends. And an all-reduce cannot use the link
+# until the one before it is complete. If bucket *i* is full at time $\text{full}_i$ and its all-reduce takes $t_i$, it
 # completes at
 #
 # $$e_i = \max(e_{i-1},\ \text{full}_i) + t_i$$
@@ -336,9 +334,8 @@ assert 0.75 < measured_ms[-1] / ends_ms[-1] < 1.25
 scaling_plots.schedule(full_ms, takes_ms, ends_ms, 1e3 * backward_s, measured_ms)
 
 # %% [markdown]
-# A single diamond may be off, because gloo transfers more than one all-reduce at a time, and its threads share the
-# cores with the ranks. The exposed time depends on the last bucket only. It completes within a quarter of the predicted
-# time.
+# A single diamond may be off, because gloo can transfer two buckets at a time, and its threads share the cores with the
+# ranks. The exposed time depends on the last bucket only, which completes within a quarter of the predicted time.
 
 # %% [markdown]
 # ## Which bucket cap is best?
@@ -373,13 +370,12 @@ measured_s = {cap * MB: ms / 1e3 for cap, ms in by_cap.items()}
 costs.predicted_against_measured({"exposed": predicted_s}, {"exposed": measured_s}, "cap, bytes")
 
 # %% [markdown]
-# On the right of the figure, everything but the first bucket waits until backward has ended, and most of the
-# communication is exposed. On the left, the predicted curve rises again because of the latencies. In between, the
-# curve is flat, so the measured best cap may be a neighbor of the predicted one.
+# With a cap of 25 MB, on the right, everything except a first small bucket waits for the end of backward, so more is
+# exposed. On the left, the predicted curve rises again because of the latencies. Caps in between can be so close to
+# each other that the measured best cap is not the predicted one.
 #
-# Here, the link is busy from the first launch to the end of the step, so it matters when the *first* bucket is
-# launched. On a faster link, the link would be idle before the last bucket is full. Then the size of the *last* bucket
-# decides how much stays exposed.
+# On a link as slow as this one, buckets queue, so it matters how early the *first* bucket is launched. If the link is
+# so fast that it is idle when the last bucket becomes full, only the size of the *last* bucket matters.
 
 # %% [markdown]
 # ## One launch order on every rank
@@ -402,16 +398,12 @@ class TwoBranches(nn.Module):
         return sum([use[name]() for name in order])
 
 
-branches, ready = TwoBranches(), []
-for name, parameter in branches.named_parameters():
-    parameter.register_post_accumulate_grad_hook(lambda _, name=name: ready.append(name))
 order = "ab" if rank == 0 else "ba"
-branches(order).backward()
-print(f"used {order}, gradients ready: {ready}")
 
 # %% [markdown]
-# Backward goes through the branches in reverse order. If each parameter has a bucket of its own, rank 0 launches the
-# bucket of `b` first, and the other ranks launch that of `a`. Both buckets have four bytes.
+# Rank 0 uses `a` first, so its backward computes the gradient of `b` first. On the other ranks, it is the other way
+# round. If each parameter has a bucket of its own, rank 0 launches the bucket of `b` first, while the others launch that
+# of `a`. Both buckets have four bytes.
 #
 # **Predict.** Which gradients does rank 0 get from `HookedDDP`? The right averages are 1 and 10.
 
@@ -509,12 +501,12 @@ hooked.finish_gradient_sync()
 # %% [markdown]
 # ## What communication costs
 #
-# `no_sync()` also gives us a way to measure without recording any timelines: compare a step with the same step inside
-# `no_sync()`. The difference is what communication costs the step. Apart from the work of hooks and copies, that is the
-# exposed time. The **communication-to-compute ratio** is the exposed time divided by the time of the step without
-# communication.
+# `no_sync()` also lets us check the exposed time without a timeline: by how much is a step longer than the same step
+# inside `no_sync()`? The difference is the exposed time and the work of hooks and copies. The
+# **communication-to-compute ratio** is the exposed time divided by the time of the step without communication.
 #
-# Let's also see how torch's DDP compares, with the same cap. The four kinds of step take turns.
+# The next cells compare our wrappers with torch's DDP, with the same cap. In the table, compare "exposed" with "longer
+# by".
 
 # %%
 # %%ranks --timeout 120
@@ -535,9 +527,8 @@ for name, line in recorded.items():
     launched_s = [span.began_s for span in line.spans if span.lane == "communication"]
     first_ms[name] = 1e3 * (launched_s[0] - line.began_s)
     numbers = [len(launched_s), first_ms[name], line.exposed_ms, times[name].time_ms - alone_ms]
-    rows.append(
-        [name, *(f"{number:.0f}" for number in numbers), f"{line.exposed_ms / alone_ms:.0%}"]
-    )
+    shown = [f"{number:.0f}" for number in numbers]
+    rows.append([name, *shown, f"{line.exposed_ms / alone_ms:.0%}"])
 header = ["", "all-reduces", "first at, ms", "exposed, ms", "longer by, ms", "exposed / compute"]
 tables.Table(header, rows, f"Rank 0. A step without communication takes {alone_ms:.0f} ms.")
 
@@ -559,7 +550,8 @@ scaling_plots.step_parts({name: compute | {"exposed": ms} for name, ms in expose
 # %% [markdown]
 # ## The production version
 #
-# Does it train as well as torch's DDP? The next cell trains a smaller GPT, without sleeping, for 150 steps with each.
+# Does `HookedDDP` train as well as torch's DDP? The next cell trains a smaller GPT, without sleeping, for 150 steps
+# with each.
 
 
 # %%
@@ -592,8 +584,8 @@ assert max(ours[-10:]) < 0.7 * ours[0]
 plots.loss_curves(losses)
 
 # %% [markdown]
-# The two curves lie on top of each other. The design of our wrapper is also that of torch's DDP (Li et al., VLDB 2020,
-# §3.2.3 and §4). DDP is written in C++, waits at the end of backward by itself, and has some more options:
+# The two curves lie on top of each other. Our design is that of torch's DDP (Li et al., VLDB 2020, §3.2.3 and §4).
+# DDP does this in C++, waits at the end of backward by itself, and has more options:
 #
 # | option | what it does |
 # |---|---|
@@ -601,7 +593,7 @@ plots.loss_curves(losses)
 # | `static_graph=True` | assumes a **static graph**, the same in every step, and searches it only once |
 # | `register_comm_hook` | a **communication hook** replaces each all-reduce, for instance by one in bfloat16 |
 # | `broadcast_buffers` | on by default: rank 0 broadcasts buffers, such as BatchNorm's means, before each forward |
-# | `join()` | ranks may run out of batches; DDP still divides by the initial world size (chapter 05) |
+# | `join()` | for ranks with different numbers of batches; by default, divides by the initial world size (chapter 05) |
 #
 # You can see the first two in the ledger of the fourth step. `a` is never used:
 
@@ -629,10 +621,9 @@ print("static_graph:", fourth_step(static_graph=True))
 # | Which buckets does DDP use? | `ddp._get_ddp_logging_data()` returns them in a dictionary (a prototype) |
 # | Which cap is best? | Sweep it as you did: it depends on the model, the links and the number of hosts |
 # | Does overlap slow down backward? | It may: NCCL's kernels use some of the GPU's multiprocessors |
-# | Do ranks launch in different orders? | `TORCH_DISTRIBUTED_DEBUG=DETAIL` compares the collectives of all ranks |
+# | Do ranks launch in different orders? | `TORCH_DISTRIBUTED_DEBUG=DETAIL` reports it if the buckets differ in size |
 #
-# The next cell saves the timelines of `HookedDDP` in the format that `torch.profiler` uses, too. Open the file in
-# ui.perfetto.dev to see what such a trace looks like.
+# To see what such a trace looks like, open the file that the next cell writes, with the timelines of `HookedDDP`.
 
 # %%
 from pathlib import Path
