@@ -402,8 +402,8 @@ order = "ab" if rank == 0 else "ba"
 
 # %% [markdown]
 # Rank 0 uses `a` first, so its backward computes the gradient of `b` first. On the other ranks, it is the other way
-# round. If each parameter has a bucket of its own, rank 0 launches the bucket of `b` first, while the others launch that
-# of `a`. Both buckets have four bytes.
+# round. If each parameter has a bucket of its own, rank 0 launches the bucket of `b` first, while the others launch
+# that of `a`. Both buckets have four bytes.
 #
 # **Predict.** Which gradients does rank 0 get from `HookedDDP`? The right averages are 1 and 10.
 
