@@ -185,15 +185,15 @@ plots.timeline([blocking])
 
 # %% [markdown]
 # That is slower than before. The all-reduces now start during backward, but each one blocks backward until it
-# completes. (The hatched white bars are these waits.) And there is one all-reduce per parameter again, so the step also
-# pays many more latencies.
+# completes. (The hatched white bars are these waits.) And because there is one all-reduce per parameter, the step also
+# contains many more latencies.
 
 # %% [markdown]
 # ## Launching now, waiting later
 #
 # Let's change one thing only. With `async_op=True`, `dist.all_reduce` launches the all-reduce and returns a handle at
-# once. Threads of gloo transfer the bytes while backward continues. After backward, `finish_gradient_sync()` waits for
-# all handles.
+# once. gloo transfers the bytes on threads of its own while backward continues. After backward,
+# `finish_gradient_sync()` waits for all handles. In the figure, compare the last bar with the other two.
 
 # %%
 # %%ranks
@@ -210,8 +210,8 @@ exposed_ms = {
 plots.bars(exposed_ms, "ms exposed")
 
 # %% [markdown]
-# One argument makes the difference. The asynchronous version exposes less than `BucketedDDP`, even though it pays for
-# more latencies. Each all-reduce costs 6α before its first byte counts, because a ring on four ranks has six steps:
+# One argument makes the difference: less communication is exposed than with `BucketedDDP`. Yet this version spends more
+# time on latencies. Each all-reduce takes 6α for them, because a ring on four ranks has six steps:
 
 # %% tags=["nbval-ignore-output"]
 count = sum(span.lane == "communication" for span in launching[0].spans)
@@ -340,8 +340,8 @@ scaling_plots.schedule(full_ms, takes_ms, ends_ms, 1e3 * backward_s, measured_ms
 # %% [markdown]
 # ## Which bucket cap is best?
 #
-# Chapter 03 promised that large buckets have a price. You can see it now: a large bucket is full later, and the link
-# has nothing to do until then. Small buckets have a price as well, 6α each.
+# Chapter 03 promised that large buckets have a price: a large bucket is full later, and the link has nothing to do until
+# then. Small buckets have a price as well, 6α each.
 #
 # **Predict.** Which cap leaves the least communication exposed on this link: 0.25, 0.5, 1, 2, 4 or 25 MB?
 
@@ -370,9 +370,9 @@ measured_s = {cap * MB: ms / 1e3 for cap, ms in by_cap.items()}
 costs.predicted_against_measured({"exposed": predicted_s}, {"exposed": measured_s}, "cap, bytes")
 
 # %% [markdown]
-# With a cap of 25 MB, on the right, everything except a first small bucket waits for the end of backward, so more is
-# exposed. On the left, the predicted curve rises again because of the latencies. Caps in between can be so close to
-# each other that the measured best cap is not the predicted one.
+# The line is the formula, and the marks are measured. With a cap of 25 MB, on the right, everything except a small first
+# bucket waits for the end of backward, so more is exposed. On the left, the predicted curve rises because of the
+# latencies. Caps in between can be so close to each other that the measured best cap is not the predicted one.
 #
 # On a link as slow as this one, buckets queue, so it matters how early the *first* bucket is launched. If the link is
 # so fast that it is idle when the last bucket becomes full, only the size of the *last* bucket matters.
