@@ -340,8 +340,8 @@ scaling_plots.schedule(full_ms, takes_ms, ends_ms, 1e3 * backward_s, measured_ms
 # %% [markdown]
 # ## Which bucket cap is best?
 #
-# Chapter 03 promised that large buckets have a price: a large bucket is full later, and the link has nothing to do until
-# then. Small buckets have a price as well, 6α each.
+# Chapter 03 promised that large buckets have a price: a large bucket is full later, and the link has nothing to do
+# until then. Small buckets have a price as well, 6α each.
 #
 # **Predict.** Which cap leaves the least communication exposed on this link: 0.25, 0.5, 1, 2, 4 or 25 MB?
 
@@ -370,8 +370,8 @@ measured_s = {cap * MB: ms / 1e3 for cap, ms in by_cap.items()}
 costs.predicted_against_measured({"exposed": predicted_s}, {"exposed": measured_s}, "cap, bytes")
 
 # %% [markdown]
-# The line is the formula, and the marks are measured. With a cap of 25 MB, on the right, everything except a small first
-# bucket waits for the end of backward, so more is exposed. On the left, the predicted curve rises because of the
+# The line is the formula, and the marks are measured. With a cap of 25 MB, on the right, everything except a small
+# first bucket waits for the end of backward, so more is exposed. On the left, the predicted curve rises because of the
 # latencies. Caps in between can be so close to each other that the measured best cap is not the predicted one.
 #
 # On a link as slow as this one, buckets queue, so it matters how early the *first* bucket is launched. If the link is
