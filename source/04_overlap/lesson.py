@@ -335,7 +335,7 @@ scaling_plots.schedule(full_ms, takes_ms, ends_ms, 1e3 * backward_s, measured_ms
 
 # %% [markdown]
 # A single diamond may be off, because gloo can transfer two buckets at a time, and its threads share the cores with the
-# ranks. The exposed time depends on the last bucket only, which completes within a quarter of the predicted time.
+# ranks. But the exposed time depends only on when the last bucket completes, and that is within 25% of the prediction.
 
 # %% [markdown]
 # ## Which bucket cap is best?
@@ -448,7 +448,7 @@ for used in (order, "b" if rank == 3 else "ab"):
 # ## Communicating for the last micro-batch only
 #
 # When you accumulate gradients over micro-batches, only their sum has to be averaged. But hooks fire in every backward.
-# In torch's DDP, a backward inside **`no_sync()`** only accumulates.
+# In torch's DDP, a forward and backward inside **`no_sync()`** only accumulate.
 #
 # **Predict.** You accumulate four micro-batches, the first three of them inside `no_sync()`. How many bytes does DDP
 # all-reduce, as a multiple of the bytes of the gradients? 1 would be each gradient once.
