@@ -6,136 +6,85 @@
 # ---
 
 # %% [markdown]
-# # 04 · Overlap
+# # 04 · Overlapping communication with backward
 #
-# **35 minutes.** You will be able to
+# **35 minutes.** After this lesson, you will be able to:
 #
-# - send gradients while backward still computes, and predict what stays exposed from a run's own figures,
-# - say why all ranks must launch in one order, and what happens where they do not,
-# - measure what communication really costs: against the same step without messages.
+# - launch all-reduces from hooks while backward computes, and wait for them afterwards,
+# - predict how much communication stays exposed, and choose the bucket cap that leaves the least,
+# - explain why all ranks must launch their buckets in the same order,
+# - measure what communication costs a training step, for your wrapper and for torch's DDP,
+# - find a missing `wait()` that gloo hides.
 #
-# You need chapter 01 (α, β and the ring) and chapter 03: `Bucket` and `BucketedDDP`.
+# You need α, β, the ring and asynchronous collectives (chapter 01), gradient accumulation (chapter 02), and the
+# `Bucket` and `BucketedDDP` of chapter 03.
 
 # %% [markdown]
-# ## What is wasted
+# ## Where we are
 #
-# Chapter 03 left a handful of messages. Inside one machine no network holds them up: what they take is mostly cores,
-# which the ranks need for computing as well. So give each rank a host of its own, behind a network link of 1 Gbit/s: a
-# megabyte takes 8 ms.
+# In chapter 03, you packed many gradients into a few buckets. There are fewer all-reduces now, but all of them start
+# after backward. In this chapter, they start during backward.
+#
+# To see what that gains, we need a network that takes time. So each rank gets a link of 1 Gbit/s, and the ranks use the
+# CPU even if you have GPUs. The next cell says whether the links are real or emulated on your machine.
 
 # %% tags=["nbval-ignore-output"]
-from shared import formulas, hosts, plots, ranks, tables
+from shared import measure, plots, ranks, tables
+from shared.plots import costs, diagrams
 from shared.plots import scaling as scaling_plots
 
-why_not = hosts.why_not()
-link = None if why_not else "1gbit"
-ranks.start(world_size=4, backend="gloo:cpu", detect_mismatch=False, link=link)
-print(why_not or "The links are real: the kernel keeps their rate.")
+measure.start_behind_link(world_size=4, rate="1gbit", latency_ms=0.1)
 
 # %% [markdown]
-# (On the CPU even where there are GPUs: it is the link that we look at.) Not every machine lets us make such hosts.
-# Where it does not, a link is *emulated*: messages are as fast as ever, but end only when a link would have carried
-# them.
-
-# %% tags=["nbval-ignore-output"]
-# %%ranks
-import contextlib
-import os
-
-from shared import hosts
-from shared.hosts import emulated
-
-emulation = contextlib.ExitStack()
-if hosts.HOST_FILE not in os.environ:  # this rank is no host of its own
-    emulation.enter_context(emulated.link("1gbit", latency_ms=0.1))
-
-# %% [markdown]
-# Chapter 01 had a formula for the ring: $2(N-1)\,\alpha + \frac{2(N-1)}{N}\,S\,\beta$. Here β is given, 8 ns per byte.
-# α is a sixth of what an all-reduce of one number takes, for it has 2(N−1) = 6 steps. Does the
-# formula hold on these links?
+# A ring all-reduce of S bytes on N ranks takes $2(N-1)\,\alpha + \frac{2(N-1)}{N}\,S\,\beta$. As in chapter 01, we fit
+# the latency α of a message and the time β of a byte. (At 1 Gbit/s, a byte should take about 8 ns.) The last line below
+# the table says whether the formula holds on this link.
 
 # %%
 # %%ranks
-import time
+from shared import measure
 
-
-def fastest_all_reduce_s(size_bytes, rounds):
-    tensor, times = torch.zeros(size_bytes // 4, device=device), []
-    for _ in range(rounds):
-        dist.barrier()
-        began_s = time.perf_counter()
-        dist.all_reduce(tensor)
-        tensor[0].item()  # a GPU still works when a call has returned
-        times.append(time.perf_counter() - began_s)
-    return min(times)
-
-
-one_number_s = fastest_all_reduce_s(4, rounds=40)
-fastest_s = [fastest_all_reduce_s(1_000_000 * size_mb, rounds=6) for size_mb in (1, 4, 10)]
+sizes_bytes = (400, 40_000, 1_000_000, 4_000_000, 10_000_000)
+all_reduces = measure.collectives({"all-reduce": dist.all_reduce}, sizes_bytes, rounds=10)
 
 # %% tags=["nbval-ignore-output"]
-alpha_s, beta_s = max(ranks.pull("one_number_s")) / (2 * 3), 8 / 1e9
-rows = []
-for size_mb, measured_s in zip((1, 4, 10), map(max, *ranks.pull("fastest_s")), strict=True):
-    formula_s = formulas.ring_all_reduce_s(1e6 * size_mb, 4, alpha_s, beta_s)
-    assert 0.75 < measured_s / formula_s < 1.25
-    ratio = f"{measured_s / formula_s:.2f}"
-    rows.append([f"{size_mb} MB", f"{1e3 * formula_s:.1f}", f"{1e3 * measured_s:.1f}", ratio])
-note = f"α = {1e6 * alpha_s:.0f} µs, β = {1e9 * beta_s:g} ns per byte"
-tables.Table(["all-reduce", "formula, ms", "measured, ms", "ratio"], rows, note)
+link = ranks.pull("all_reduces")[0].fit("all-reduce", sends="ring all-reduce")
+link
 
 # %% [markdown]
-# It does. Next, the computing. Here ranks share the cores of one machine, and sending needs cores too; a GPU would need
-# none. So each block of the model gets a *stand-in* for a GPU: besides what it really computes, it sleeps for as long
-# as a device might work, 8 ms in forward and 16 ms in backward. Sleeping takes no core.
-
-
-# %%
-# %%ranks
-class OnDevice(torch.autograd.Function):
-    """Stands in for an accelerator: time passes, and no core is used."""
-
-    @staticmethod
-    def forward(ctx, output):
-        time.sleep(0.008)
-        return output.view_as(output)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        time.sleep(0.016)
-        return gradient
-
+# Next, we need computation. Your ranks share the cores of one machine, and sending needs these cores, too. Computation
+# on a GPU would not take them away. So each block of our GPT contains a *stand-in for a GPU*: in addition to its small
+# computation, it sleeps for 8 ms in forward and for 16 ms in backward. Time passes, but no core is used.
 
 # %%
 # %%ranks
 from shared.data import CharTokens
-from shared.models import GPTConfig, TinyGPT
+from shared.models import GPTConfig, TinyGPT, stand_in_for_gpu
 
 text = CharTokens()
-text.tokens = text.tokens.to(device)
 config = GPTConfig(vocab_size=text.vocab_size, layers=6, width=192)
-sample = text.windows(
-    [1000 * rank], length=16
-)  # this rank's own, and short: sleeping is most of the step
+sample = text.windows([1000 * rank], length=16)
 
 
 def new_model():
-    model = TinyGPT(config).to(device)
-    for block in model.blocks:
-        block.register_forward_hook(lambda block, inputs, output: OnDevice.apply(output))
+    model = TinyGPT(config)
+    stand_in_for_gpu(model.blocks, forward_ms=8, backward_ms=16)
     return model
 
 
-print(f"{4 * sum(p.numel() for p in new_model().parameters()) / 1e6:.1f} MB of gradients")
+gradients_bytes = 4 * sum(parameter.numel() for parameter in new_model().parameters())
+print(f"{gradients_bytes / 1e6:.2f} MB of gradients")
 
 # %% [markdown]
-# With the buckets of chapter 03, one step of this GPT sends seven messages.
+# ## The waste
 #
-# **Predict.** How many milliseconds is such a step longer than one without messages? You have S, N and β.
+# Chapter 03's `BucketedDDP` with a cap of 2 MB splits these gradients into seven buckets, and all-reduces them after
+# backward.
+#
+# **Predict.** How many milliseconds do the seven all-reduces take? You have S, N, α and β.
 
 # %%
 my_prediction_ms = 0.0
-
 
 # %%
 # %%ranks
@@ -143,240 +92,297 @@ from shared import timeline
 from solutions.bucketed_ddp import BucketedDDP
 
 
-def finish(model):
-    if hasattr(model, "finish_gradient_sync"):  # torch's DDP has none
-        model.finish_gradient_sync()
-
-
-def step(model):
-    """One forward and backward, recorded on this rank. → Timeline"""
-    model.zero_grad()
-    dist.barrier()
-    with timeline.record(model) as line:
-        model(*sample).backward()
-        finish(model)
-    return line
+def recorded_step(model):
+    """Record five steps on all ranks. Returns the one of median length, as one timeline per rank."""
+    step = {"step": measure.training_step(model, *sample)}
+    return measure.recorded(step, lambda: timeline.record(model), rounds=5)["step"]
 
 
 bucketed = BucketedDDP(new_model(), bucket_cap_mb=2.0)
-lines = [step(bucketed) for _ in range(5)]
-
+print(f"{len(bucketed.buckets)} buckets")
+lines = recorded_step(bucketed)
 
 # %% tags=["nbval-ignore-output"]
-def fastest(lines):
-    """→ of a rank's steps, the one that was disturbed least"""
-    return min(lines, key=lambda line: line.ended_s - line.began_s)
-
-
-lines = ranks.pull("lines")
-before = fastest(lines[0])
-assert all(line.overlap < 0.1 for of_rank in lines for line in of_rank)
+before = ranks.pull("lines")[0][0]  # as rank 0 saw the step
+bytes_ms = 1e3 * 2 * (4 - 1) / 4 * ranks.pull("gradients_bytes")[0] * link.beta_s_per_byte
+latency_ms = 1e3 * 2 * (4 - 1) * link.alpha_s
+print(f"formula: {bytes_ms:.0f} ms for the bytes + 7 · {latency_ms:.1f} ms for the latencies")
 print(f"predicted {my_prediction_ms:.0f} ms, measured {before.exposed_ms:.0f} ms")
+assert before.overlap < 0.1
 plots.timeline([before])
 
 # %% [markdown]
-# Seven buckets, all launched when backward is over; each row ends where its bucket has arrived. Until then rank 0
-# computes nothing: *exposed* communication. The formula's share of it is 129 ms + 42α; what is more is waiting for
-# ranks that came later.
+# In the timeline, each all-reduce has a row of its own. All seven are launched when backward has ended, and rank 0
+# waits until the last one is complete. (It may also wait a little for ranks that finish backward later. The formula
+# does not include that.)
 #
-# Yet the last layers' gradients were complete early on. Backward begins with them.
+# **Exposed communication** is the time during which a collective is in flight and the rank has nothing to compute.
+# While the rank computes, the communication is **hidden**. The timeline states both. In the next figure, compare the
+# two brackets named "exposed". (The times are examples.)
+
+# %%
+diagrams.exposed_communication()
 
 # %% [markdown]
-# ## The obvious cure
+# The lower half shows the idea of this chapter. Backward computes the gradients of the last layer first. At that
+# moment, most of backward is still to come, so we could launch an all-reduce right then.
+
+# %% [markdown]
+# ## Communicating in a hook
 #
-# Send each gradient as soon as it is there. autograd tells us: `register_post_accumulate_grad_hook` calls a function
-# with the parameter, once backward has put all into its `.grad`.
+# How do we find out that a gradient is ready? A **hook** is a function that you register and that autograd calls. We
+# register one on each parameter with `register_post_accumulate_grad_hook`. Autograd calls it with the parameter when
+# backward has accumulated the whole gradient in `parameter.grad`.
+#
+# The simplest hook averages this gradient. For now, `async_op` is False, so `dist.all_reduce` returns when the sum has
+# arrived:
 
 
 # %%
 # %%ranks
-from functools import partial
-
 from torch import nn
 
 
-class ImpatientDDP(nn.Module):
-    """Each gradient is averaged the moment it is there."""
+class PerParameterDDP(nn.Module):
+    """Averages each gradient with an all-reduce of its own, launched when the gradient is ready."""
 
-    def __init__(self, module):
+    def __init__(self, module, async_op):
         super().__init__()
-        self.module = module
+        self.module, self.async_op, self.handles = module, async_op, []
         for parameter in module.parameters():
             parameter.register_post_accumulate_grad_hook(self.average)
 
     def average(self, parameter):
         parameter.grad /= dist.get_world_size()
-        dist.all_reduce(parameter.grad)
+        handle = dist.all_reduce(parameter.grad, async_op=self.async_op)
+        if self.async_op:
+            self.handles.append(handle)
+
+    def finish_gradient_sync(self):
+        while self.handles:
+            self.handles.pop(0).wait()
 
     def forward(self, *inputs):
         return self.module(*inputs)
 
 
 # %% [markdown]
-# **Predict.** The messages now come during backward. How many milliseconds are exposed?
+# **Predict.** All of the all-reduces now start during backward. How many milliseconds of communication are exposed? A
+# prediction of 0 means that everything is hidden.
 
 # %%
 my_prediction_ms = 0.0
 
 # %%
 # %%ranks
-impatient = ImpatientDDP(new_model())
-lines = [step(impatient) for _ in range(5)]
+blocking_lines = recorded_step(PerParameterDDP(new_model(), async_op=False))
 
 # %% tags=["nbval-ignore-output"]
-lines = ranks.pull("lines")
-impatient = fastest(lines[0])
-assert impatient.overlap < 0.5
-print(f"predicted {my_prediction_ms:.0f} ms, measured {impatient.exposed_ms:.0f} ms")
-plots.timeline([impatient])
+blocking = ranks.pull("blocking_lines")[0][0]
+print(f"predicted {my_prediction_ms:.0f} ms, measured {blocking.exposed_ms:.0f} ms")
+assert blocking.exposed_ms > before.exposed_ms
+plots.timeline([blocking])
 
 # %% [markdown]
-# A loss. The messages lie inside backward, but so do the waits (white, hatched): `all_reduce` comes back when the sum
-# is there, and backward stands still meanwhile, once for each parameter. *When* a message is sent is not enough.
+# That is slower than before. The all-reduces now start during backward, but each one blocks backward until it
+# completes. (The hatched white bars are these waits.) And because there is one all-reduce per parameter, the step also
+# contains many more latencies.
 
 # %% [markdown]
-# ## Launch now, wait later
+# ## Launching now, waiting later
 #
-# `all_reduce(..., async_op=True)` comes back at once, with a *handle*. The bytes travel on threads of the backend, or
-# on a stream of the GPU's own, and `handle.wait()` waits for them. Your `Bucket` has both halves: `launch()` and
-# `wait()`. So: hooks fill buckets, a full bucket is launched, and only after backward somebody waits.
+# Let's change one thing only. With `async_op=True`, `dist.all_reduce` launches the all-reduce and returns a handle at
+# once. gloo transfers the bytes on threads of its own while backward continues. After backward,
+# `finish_gradient_sync()` waits for all handles. In the figure, compare the last bar with the other two.
+
+# %%
+# %%ranks
+launching_lines = recorded_step(PerParameterDDP(new_model(), async_op=True))
+
+# %% tags=["nbval-ignore-output"]
+launching = ranks.pull("launching_lines")[0]
+assert launching[0].exposed_ms < before.exposed_ms
+exposed_ms = {
+    "buckets, after backward": before.exposed_ms,
+    "per parameter, blocking": blocking.exposed_ms,
+    "per parameter, asynchronous": launching[0].exposed_ms,
+}
+plots.bars(exposed_ms, "ms exposed")
+
+# %% [markdown]
+# One argument makes the difference: less communication is exposed than with `BucketedDDP`. Yet this version spends more
+# time on latencies. Each all-reduce takes 6α for them, because a ring on four ranks has six steps:
+
+# %% tags=["nbval-ignore-output"]
+count = sum(span.lane == "communication" for span in launching[0].spans)
+print(f"per parameter: {count} · 6α = {count * latency_ms:.1f} ms")
+print(f"in buckets: 7 · 6α = {7 * latency_ms:.1f} ms")
+
+# %% [markdown]
+# ## Hooks and buckets together
+#
+# Now we combine both ideas: a hook packs the gradient into its bucket, and a full bucket is launched. In the figure,
+# follow one gradient from the layer that computes it to its bucket, and from there to the all-reduce. Note that
+# all-reduce 2 has to wait until all-reduce 1 is complete, because both use the same link.
+
+# %%
+diagrams.hooks()
+
+# %% [markdown]
+# Chapter 03's `Bucket` has everything we need. `pack(index)` copies one gradient into the flat tensor, `launch()`
+# returns at once, and `wait()` waits.
 
 
 # %%
 # %%ranks
+from functools import partial
+
+
 class HookedDDP(BucketedDDP):
-    """BucketedDDP, but a bucket leaves when its last gradient is there."""
+    """Launches a bucket as soon as its last gradient is ready, and waits for all buckets after backward."""
 
     def __init__(self, module, bucket_cap_mb=2.0):
         super().__init__(module, bucket_cap_mb)
-        self.sends = True
+        self.enabled = True
         for bucket in self.buckets:
             bucket.missing = len(bucket.parameters)
-            for place, parameter in enumerate(bucket.parameters):
-                arrived = partial(self.arrived, bucket, place)
-                parameter.register_post_accumulate_grad_hook(arrived)
+            for index, parameter in enumerate(bucket.parameters):
+                hook = partial(self.on_gradient, bucket, index)
+                parameter.register_post_accumulate_grad_hook(hook)
 
-    def arrived(self, bucket, place, parameter):
-        if self.sends:
-            bucket.pack(place)
+    def on_gradient(self, bucket, index, parameter):
+        if self.enabled:
+            bucket.pack(index)
             bucket.missing -= 1
             if bucket.missing == 0:
                 bucket.launch()
 
     def finish_gradient_sync(self):
-        for bucket in self.buckets if self.sends else []:
+        for bucket in self.buckets:
             bucket.wait()
             bucket.missing = len(bucket.parameters)
 
 
 # %%
 # %%ranks
-from shared import wire
-
 hooked = HookedDDP(new_model())
-lines = [step(hooked) for _ in range(12)]
-with wire.ledger() as log:
-    step(hooked)
-buckets = [entry for entry in log.entries if entry.op == "all_reduce"]  # not the barrier
-print(f"{sum(b.in_backward for b in buckets)} of {len(buckets)} launched during backward")
-
-# %% tags=["nbval-ignore-output"]
-lines = [of_rank[1:] for of_rank in ranks.pull("lines")]  # without the first
-after = fastest(lines[0])
-assert after.overlap > 0.1
-print(f"exposed: {before.exposed_ms:.0f} ms before, {after.exposed_ms:.0f} ms after")
-plots.timeline([after])
-
-# %% [markdown]
-# The same seven buckets, now under backward. And the same gradients as chapter 03's:
-
-# %%
-# %%ranks
-step(bucketed)
+lines = recorded_step(hooked)
 pairs = zip(bucketed.parameters(), hooked.parameters(), strict=True)
 print("same gradients:", all(torch.allclose(a.grad, b.grad, atol=1e-6) for a, b in pairs))
 
+# %% tags=["nbval-ignore-output"]
+after = ranks.pull("lines")[0]
+print(f"exposed: {before.exposed_ms:.0f} ms before, {after[0].exposed_ms:.0f} ms with hooks")
+assert after[0].exposed_ms < before.exposed_ms
+plots.timeline(after[:1])
+
 # %% [markdown]
-# ## How much stays exposed?
+# These are the same seven buckets and the same gradients as at the beginning, but now a part of the communication is
+# hidden. (You will need `enabled` later.)
+
+# %% [markdown]
+# ## Predicting what stays exposed
 #
-# The last bucket cannot be hidden: it is full when backward ends. Nor can a bucket travel before the one before it has
-# arrived, since they share the link. Bucket *i* is ready at its time and takes $t_i$:
+# Not everything can be hidden. The last bucket is full only when backward ends. And an all-reduce cannot use the link
+# until the one before it is complete. If bucket *i* is full at time $\text{full}_i$ and its all-reduce takes $t_i$, it
+# completes at
 #
-# $$e_i = \max(e_{i-1},\ \text{ready}_i) + t_i$$
-# $$\text{exposed} = \max(0,\ e_\text{last} - \text{end of backward})$$
+# $$e_i = \max(e_{i-1},\ \text{full}_i) + t_i$$
 #
-# Hold that against the run above: ready times from its own timelines (a bucket is ready when it is on *all* ranks),
-# $t_i$ from α, β and N.
+# The exposed time is $\max(0,\ e_\text{last} - \text{end of backward})$.
+#
+# We know $t_i$ from α and β. When is a bucket full? The asynchronous run has shown us when each gradient is ready,
+# because it launched an all-reduce at that moment. An all-reduce needs the gradients of *all* ranks, so we take the
+# last rank's.
 
 # %%
-from types import SimpleNamespace
+from itertools import accumulate
+
+from shared.models import TinyGPT
+from solutions.bucketed_ddp import MB, assign_buckets
+
+began_s = min(line.began_s for line in launching)
+launched_s = [[s.began_s for s in line.spans if s.lane == "communication"] for line in launching]
+ready_s = [max(times) - began_s for times in zip(*launched_s, strict=True)]
+backward_s = max(s.ended_s for s in launching[0].spans if s.lane == "backward") - began_s
+parameters = list(TinyGPT(ranks.pull("config")[0]).parameters())
 
 
-def seen(lines):
-    """→ one step as all its ranks saw it; times in seconds since it began"""
-    began_s = min(line.began_s for line in lines)
-    messages = [[s for s in line.spans if s.lane == "communication"] for line in lines]
-    backward = [s.ended_s for line in lines for s in line.spans if s.lane == "backward"]
-    buckets = list(zip(*messages, strict=True))
-    return SimpleNamespace(
-        ready_s=[max(s.began_s for s in bucket) - began_s for bucket in buckets],
-        ends_s=[max(s.ended_s for s in bucket) - began_s for bucket in buckets],
-        sizes_bytes=[message.payload_bytes for message in messages[0]],
-        backward_end_s=max(backward) - began_s,
-    )
-
-
-steps = [seen(of_step) for of_step in zip(*lines, strict=True)]
-print([round(size / 1e6, 2) for size in steps[0].sizes_bytes], "MB")
-
-
-# %%
-def predicted_ends_s(ready_s, lasts_s):
+def schedule(cap_mb):
+    """Predict when each bucket is full, how long its all-reduce takes, and when it completes."""
+    buckets = assign_buckets(parameters, cap_mb)
+    full_s = [ready_s[count - 1] for count in accumulate(map(len, buckets))]
+    sizes = [sum(parameter.nbytes for parameter in bucket) for bucket in buckets]
+    takes_s = [link.ring_all_reduce_s(size, ranks=4) for size in sizes]
     ends_s = [0.0]
-    for ready, lasts in zip(ready_s, lasts_s, strict=True):
-        ends_s.append(max(ends_s[-1], ready) + lasts)
-    return ends_s[1:]
+    for full, takes in zip(full_s, takes_s, strict=True):
+        ends_s.append(max(ends_s[-1], full) + takes)
+    return full_s, takes_s, ends_s[1:]
 
 
-def lasts_s(sizes_bytes, world_size):
-    return [formulas.ring_all_reduce_s(size, world_size, alpha_s, beta_s) for size in sizes_bytes]
+# %% [markdown]
+# The next figure shows this schedule for the seven buckets. Each diamond marks when the all-reduce really completed in
+# the run of `HookedDDP`. The gray area is the exposed time that we predict.
+
+# %% tags=["nbval-ignore-output"]
+full_ms, takes_ms, ends_ms = [[1e3 * s for s in times] for times in schedule(cap_mb=2.0)]
+spans = [span for span in after[0].spans if span.lane == "communication"]
+measured_ms = [1e3 * (span.ended_s - after[0].began_s) for span in spans]
+predicted_ms = max(0.0, ends_ms[-1] - 1e3 * backward_s)
+print(f"exposed: predicted {predicted_ms:.0f} ms, measured {after[0].exposed_ms:.0f} ms")
+assert 0.75 < measured_ms[-1] / ends_ms[-1] < 1.25
+scaling_plots.schedule(full_ms, takes_ms, ends_ms, 1e3 * backward_s, measured_ms)
+
+# %% [markdown]
+# A single diamond may be off, because gloo can transfer two buckets at a time, and its threads share the cores with the
+# ranks. But the exposed time depends only on when the last bucket completes, and that is within 25% of the prediction.
+
+# %% [markdown]
+# ## Which bucket cap is best?
+#
+# Chapter 03 promised that large buckets have a price: a large bucket is full later, and the link has nothing to do
+# until then. Small buckets have a price as well, 6α each.
+#
+# **Predict.** Which cap leaves the least communication exposed on this link: 0.25, 0.5, 1, 2, 4 or 25 MB?
+
+# %%
+my_prediction_cap_mb = 0.0
+
+# %%
+# %%ranks --timeout 180
+caps_mb = (0.25, 0.5, 1.0, 2.0, 4.0, 25.0)
+by_cap = {cap: recorded_step(HookedDDP(new_model(), cap))[0].exposed_ms for cap in caps_mb}
 
 
 # %% tags=["nbval-ignore-output"]
-def stretched(each):
-    """→ from the first bucket's being ready to the last one's end: measured / predicted"""
-    ends_s = predicted_ends_s(each.ready_s, lasts_s(each.sizes_bytes, 4))
-    return (each.ends_s[-1] - each.ready_s[0]) / (ends_s[-1] - each.ready_s[0])
+def predicted_s(cap_bytes):
+    _, _, ends_s = schedule(cap_bytes / MB)
+    return max(0.0, ends_s[-1] - backward_s)
 
 
-ratios = sorted(stretched(each) for each in steps)
-print("measured / predicted, step by step:", ", ".join(f"{ratio:.2f}" for ratio in ratios))
-assert 0.75 < ratios[0] < 1.25
-
-# %% tags=["nbval-ignore-output"]
-calm = min(steps, key=lambda each: each.ends_s[-1])  # again the one that was disturbed least
-ready_ms, came_ms = [[1e3 * s for s in each] for each in (calm.ready_s, calm.ends_s)]
-bucket_ms = [1e3 * s for s in lasts_s(calm.sizes_bytes, 4)]
-ends_ms, backward_ms = predicted_ends_s(ready_ms, bucket_ms), 1e3 * calm.backward_end_s
-predicted_ms = formulas.exposed_s(ready_ms, bucket_ms, backward_ms)
-print(f"exposed: predicted {predicted_ms:.0f} ms, measured {came_ms[-1] - backward_ms:.0f} ms")
-scaling_plots.schedule(ready_ms, bucket_ms, ends_ms, backward_ms, came_ms)
+by_cap = ranks.pull("by_cap")[0]
+predicted_best = min(by_cap, key=lambda cap: predicted_s(cap * MB))
+measured_best = min(by_cap, key=by_cap.get)
+print(f"best cap: your prediction {my_prediction_cap_mb:g} MB, the formula's {predicted_best:g} MB")
+print(f"measured: {measured_best:g} MB")
+assert 0.25 < predicted_best < 25 and by_cap[predicted_best] < by_cap[25.0]
+measured_s = {cap * MB: ms / 1e3 for cap, ms in by_cap.items()}
+costs.predicted_against_measured({"exposed": predicted_s}, {"exposed": measured_s}, "cap, bytes")
 
 # %% [markdown]
-# Where a bucket comes later than predicted, it wanted for a core: the threads that send share them with the ranks and
-# with whatever else runs. And gloo carries two buckets at a time. What counts is the end of the last. It is the one
-# with the *first* parameters, because backward ends with them.
+# The line is the formula, and the marks are measured. With a cap of 25 MB, on the right, everything except a small
+# first bucket waits for the end of backward, so more is exposed. On the left, the predicted curve rises because of the
+# latencies. Caps in between can be so close to each other that the measured best cap is not the predicted one.
 #
-# Would a smaller last bucket leave less exposed? Look at the dark bars. While full buckets queue, the link has no rest,
-# and it does not matter where the bytes are cut. Only where the link rests until the last bucket is full does its own
-# size count.
+# On a link as slow as this one, buckets queue, so it matters how early the *first* bucket is launched. If the link is
+# so fast that it is idle when the last bucket becomes full, only the size of the *last* bucket matters.
 
 # %% [markdown]
-# ## One order on every rank
+# ## One launch order on every rank
 #
-# `HookedDDP` launches a bucket when it is full. In this GPT all ranks fill them in the same order. That need not be so:
-# which layer comes first may depend on the samples. Here are two parameters whose gradients are 1 and 10; rank 0
-# uses them in another order than the others, and rank 3 can leave one out.
+# `HookedDDP` launches a bucket when it is full. In our GPT, all ranks fill their buckets in the same order. In other
+# models, the order may depend on the data, for instance where different inputs use different layers. Here is the
+# smallest such model. Its two parameters have the gradients 1 and 10, and `order` says which of them to use first.
 
 
 # %%
@@ -384,239 +390,212 @@ scaling_plots.schedule(ready_ms, bucket_ms, ends_ms, backward_ms, came_ms)
 class TwoBranches(nn.Module):
     def __init__(self):
         super().__init__()
-        self.a = nn.Parameter(torch.ones(1, device=device))
-        self.b = nn.Parameter(torch.ones(1, device=device))
+        self.a = nn.Parameter(torch.ones(1))
+        self.b = nn.Parameter(torch.ones(1))
 
     def forward(self, order):
         use = {"a": lambda: 1 * self.a, "b": lambda: 10 * self.b}
         return sum([use[name]() for name in order])
 
 
-roads, ready = TwoBranches(), []
-for name, parameter in roads.named_parameters():
-    parameter.register_post_accumulate_grad_hook(lambda _, name=name: ready.append(name))
-order = {0: "ab", 3: "b"}.get(rank, "ba")
-roads(order).backward()
-print(f"used {order}, gradients ready: {ready}")
+order = "ab" if rank == 0 else "ba"
 
 # %% [markdown]
-# Backward goes through them from the end. With a bucket for each, rank 0 sends b's first while the others send a's.
-# Both are four bytes long. **Predict** what `HookedDDP` makes of the gradients 1 and 10 (all ranks use both).
+# Rank 0 uses `a` first, so its backward computes the gradient of `b` first. On the other ranks, it is the other way
+# round. If each parameter has a bucket of its own, rank 0 launches the bucket of `b` first, while the others launch
+# that of `a`. Both buckets have four bytes.
+#
+# **Predict.** Which gradients does rank 0 get from `HookedDDP`? The right averages are 1 and 10.
 
 # %%
 my_prediction = {"a": 0.0, "b": 0.0}
 
 # %%
 # %%ranks
-roads = HookedDDP(TwoBranches(), bucket_cap_mb=1e-6)
-roads("ab" if rank == 0 else "ba").backward()
-roads.finish_gradient_sync()
-print(f"a {roads.module.a.grad.item():.2f}, b {roads.module.b.grad.item():.2f}")
+branches = HookedDDP(TwoBranches(), bucket_cap_mb=1e-6)
+branches(order).backward()
+branches.finish_gradient_sync()
+print(f"a {branches.module.a.grad.item():.2f}, b {branches.module.b.grad.item():.2f}")
 
 # %% [markdown]
-# Rank 0's b met the others' a: (10 + 1 + 1 + 1) / 4. No error, wrong gradients, and two kinds of replica. Had the sizes
-# differed, it would have been a crash or a hang, and the doctor's table. Two rules follow (Li et al., VLDB 2020,
-# §3.2.3):
+# The first all-reduce added rank 0's `b` to the other ranks' `a`: (10 + 1 + 1 + 1) / 4 = 3.25. There was no error, the
+# gradients are wrong, and the replicas are no longer equal. Buckets of different sizes might have caused a hang or a
+# crash. So a wrapper must follow two rules (Li et al., VLDB 2020, §3.2.3):
 #
-# 1. **One order.** A bucket is launched when it is full *and all before it are launched*, on every rank.
-# 2. **Every bucket, on every rank.** A gradient that does not come counts as zeros; else rank 3's buckets never fill,
-#    and the others wait for ever.
+# 1. **One order.** A bucket is launched when it is full *and all buckets before it have been launched*.
+# 2. **Every bucket on every rank.** If a parameter is unused on a rank, its gradient counts as zeros. Otherwise its
+#    bucket would never be full, and the other ranks would wait forever.
 #
-# In the lab you write both. torch's DDP keeps them too:
+# In the lab, you will write a queue that follows both. torch's DDP follows them, too. In the second step of the next
+# cell, rank 3 does not use `a`:
 
 # %%
 # %%ranks
 from torch.nn.parallel import DistributedDataParallel
 
 ddp = DistributedDataParallel(TwoBranches(), bucket_cap_mb=1e-6, find_unused_parameters=True)
-for order in ("ab" if rank == 0 else "ba", "b" if rank == 3 else "ab"):
+for used in (order, "b" if rank == 3 else "ab"):
     ddp.zero_grad()
-    ddp(order).backward()
+    ddp(used).backward()
     print(f"a {ddp.module.a.grad.item():.2f}, b {ddp.module.b.grad.item():.2f}")
 
 # %% [markdown]
-# 0.75 is right: three ranks had 1, rank 3 none. Our `finish_gradient_sync()` knows what has not come, since backward is
-# over. DDP has no such call; it must know *before* backward, and so walks through the whole graph after each forward:
-# `find_unused_parameters=True`. More about that below.
-#
-# What else a hook must be ready for:
-#
-# | what comes | what would happen | what your wrapper will do |
-# |---|---|---|
-# | a second `backward()` before the sync | it adds to a bucket that is under way | refuse, and say what to do |
-# | `grad` is None, as `zero_grad()` leaves it | the gradient comes in a tensor of its own | bring it home |
-# | a tied parameter | two gradients, one parameter | nothing: the hook is called once, when both are added |
-# | `backward(create_graph=True)` | a gradient with a history, and a message that has none | refuse, and say why |
+# 0.75 is right, because three ranks had a gradient of 1 and rank 3 had none. How does the wrapper know that a gradient
+# will not come? Ours knows it in `finish_gradient_sync()`, when backward is over. DDP has no such call, so it must know
+# before backward. With `find_unused_parameters=True`, it walks through the autograd graph after each forward.
 
 # %% [markdown]
-# ## Messages for the last micro-batch only
+# ## Communicating for the last micro-batch only
 #
-# Accumulation adds up the gradients of several micro-batches (chapter 02), and only the sum must travel. torch's DDP
-# sends in every backward, unless told not to.
+# When you accumulate gradients over micro-batches, only their sum has to be averaged. But hooks fire in every backward.
+# In torch's DDP, a forward and backward inside **`no_sync()`** only accumulate.
 #
-# **Predict.** Four micro-batches, the first three inside `no_sync()`: how many times the bytes of one backward?
+# **Predict.** You accumulate four micro-batches, the first three of them inside `no_sync()`. How many bytes does DDP
+# all-reduce, as a multiple of the bytes of the gradients? 1 would be each gradient once.
 
 # %%
-my_prediction = 0
-
+my_prediction = 0.0
 
 # %%
 # %%ranks
-def accumulate(model, quiet):
-    """Four micro-batches, those numbered in quiet inside no_sync(). → bytes sent / bytes of the gradients"""
+import contextlib
+
+from shared import wire
+
+
+def accumulated(model, without_sync):
+    """Accumulate four micro-batches. Returns the bytes that are all-reduced, in multiples of the gradients."""
     with wire.ledger() as log:
-        for number in range(4):
-            with model.no_sync() if number in quiet else contextlib.nullcontext():
+        for index in range(4):
+            with model.no_sync() if index < without_sync else contextlib.nullcontext():
                 model(*sample).backward()
-    return log.payload_bytes / sum(p.nbytes for p in model.parameters())
+    return log.payload_bytes / gradients_bytes
 
 
 ddp = DistributedDataParallel(new_model(), bucket_cap_mb=2.0, gradient_as_bucket_view=True)
 for _ in range(3):
-    step(ddp)  # DDP settles its buckets in the first steps
-always, once = accumulate(ddp, quiet=[]), accumulate(ddp, quiet=range(3))
-print(f"without no_sync() {always:.0f} times, with it {once:.0f}")
+    ddp(*sample).backward()  # DDP rearranges its buckets in the first steps
+print(f"without no_sync() {accumulated(ddp, 0):.0f} ×, with it {accumulated(ddp, 3):.0f} ×")
 
 # %% [markdown]
-# Ours needs only a flag:
+# `HookedDDP` needs only its flag:
 
 
 # %%
 # %%ranks
 @contextlib.contextmanager
 def no_sync(self):
-    self.sends = False
+    self.enabled = False
     yield
-    self.sends = True
+    self.enabled = True
 
 
 HookedDDP.no_sync = no_sync
-hooked = HookedDDP(new_model())
-once = accumulate(hooked, quiet=range(3))
+print(f"HookedDDP with no_sync(): {accumulated(hooked, 3):.0f} ×")
 hooked.finish_gradient_sync()
-print(f"{once:.0f} times the bytes")
 
 # %% [markdown]
-# It has a flaw: let a micro-batch raise an error, catch it, and go on. The flag stays down, and from then on every rank
-# trains alone, without a word. Yours in the lab will survive that.
+# This short version has a bug. If a micro-batch raises an exception and you catch it outside of the `with`, the flag
+# stays False, and from then on each rank trains alone. Your version in the lab will survive that.
 
 # %% [markdown]
-# ## What does communication cost?
+# ## What communication costs
 #
-# `no_sync()` is also the right ruler. What messages *take* says little, since they may be hidden. What they *cost* is
-# what a step takes longer than the same step without them:
+# `no_sync()` also lets us check the exposed time without a timeline: by how much is a step longer than the same step
+# inside `no_sync()`? The difference is the exposed time and the work of hooks and copies. The
+# **communication-to-compute ratio** is the exposed time divided by the time of the step without communication.
 #
-# $$\text{exposed} = T_\text{step} - T_\text{step, no\_sync} \qquad
-# \text{communication-to-compute ratio} = \text{exposed} / T_\text{step, no\_sync}$$
-#
-# All kinds of step are taken in turn, each begins on all ranks at once, the clock is read only when a GPU, too, has
-# finished, and the fastest round counts: nothing makes a step faster than it is.
-
+# The next cells compare our wrappers with torch's DDP, with the same cap. In the table, compare "exposed" with "longer
+# by".
 
 # %%
-# %%ranks
-from itertools import pairwise
-
-
-def now_ms():
-    if device.type == "cuda":
-        torch.cuda.synchronize()  # a GPU still works when a call has returned
-    return 1e3 * time.perf_counter()
-
-
-def timed_step(model, sends=True, batch=sample):
-    """→ ms of forward, of backward, of what comes after"""
-    model.zero_grad()
-    with contextlib.nullcontext() if sends else model.no_sync():
-        dist.barrier()
-        marks = [now_ms()]
-        loss = model(*batch)
-        marks.append(now_ms())
-        loss.backward()
-        marks.append(now_ms())
-        finish(model)
-        marks.append(now_ms())
-    return [end - begin for begin, end in pairwise(marks)]
-
-
-# %%
-# %%ranks
-kinds = [(hooked, False), (bucketed,), (hooked,), (ddp,)]
-rounds = [[timed_step(*kind) for kind in kinds] for _ in range(7)][1:]
+# %%ranks --timeout 120
+steps = {
+    "no communication": measure.training_step(hooked, *sample, sync=False),
+    "BucketedDDP": measure.training_step(bucketed, *sample),
+    "HookedDDP": measure.training_step(hooked, *sample),
+    "torch's DDP": measure.training_step(ddp, *sample),
+}
+times = measure.jobs(steps, rounds=10)
+models = {"BucketedDDP": bucketed, "HookedDDP": hooked, "torch's DDP": ddp}
+recorded = {name: recorded_step(model)[0] for name, model in models.items()}
 
 # %% tags=["nbval-ignore-output"]
-import torch
-
-names = ["no messages", "BucketedDDP", "HookedDDP", "torch's DDP"]
-times_ms = torch.tensor(ranks.pull("rounds"))  # [ranks][rounds][kinds][parts]
-steps_ms = times_ms.sum(-1).amax(0).amin(0).tolist()  # the slowest rank's, in the fastest round
-for name, ms in zip(names[1:], steps_ms[1:], strict=True):
-    print(f"{name:12} communication-to-compute ratio {ms / steps_ms[0] - 1:.0%}")
-assert steps_ms[0] < steps_ms[1] and steps_ms[2] < steps_ms[1]
+times, recorded = ranks.pull("times")[0], ranks.pull("recorded")[0]
+alone_ms, first_ms, rows = times["no communication"].time_ms, {}, []
+for name, line in recorded.items():
+    launched_s = [span.began_s for span in line.spans if span.lane == "communication"]
+    first_ms[name] = 1e3 * (launched_s[0] - line.began_s)
+    numbers = [len(launched_s), first_ms[name], line.exposed_ms, times[name].time_ms - alone_ms]
+    shown = [f"{number:.0f}" for number in numbers]
+    rows.append([name, *shown, f"{line.exposed_ms / alone_ms:.0%}"])
+header = ["", "all-reduces", "first at, ms", "exposed, ms", "longer by, ms", "exposed / compute"]
+tables.Table(header, rows, f"Rank 0. A step without communication takes {alone_ms:.0f} ms.")
 
 # %% tags=["nbval-ignore-output"]
-forward_ms = times_ms[:, :, 0, 0].amax(0).amin().item()
-computed = {"forward": forward_ms, "backward": steps_ms[0] - forward_ms}
-exposed_of = {name: max(0, ms - steps_ms[0]) for name, ms in zip(names, steps_ms, strict=True)}
-parts = {name: computed | {"exposed": exposed} for name, exposed in exposed_of.items()}
-scaling_plots.step_parts(parts)
+exposed_ms = {name: line.exposed_ms for name, line in recorded.items()}
+assert first_ms["HookedDDP"] < first_ms["torch's DDP"] < first_ms["BucketedDDP"]
+assert exposed_ms["HookedDDP"] < exposed_ms["torch's DDP"] < exposed_ms["BucketedDDP"]
+assert times.ratio("BucketedDDP", "HookedDDP") > 1 and times.ratio("BucketedDDP", "torch's DDP") > 1
+alone = times["no communication"].phase_ms()
+compute = {"forward": alone["forward"], "backward": alone["backward"]}
+scaling_plots.step_parts({name: compute | {"exposed": ms} for name, ms in exposed_ms.items()})
 
 # %% [markdown]
-# By the clock of the messages all three look alike: each has 129 ms or more on the wire.
+# Both wrappers that overlap are faster than `BucketedDDP`. Why does ours expose less than torch's DDP here? Look at the
+# column "first at", the time of the first launch. If you set `bucket_cap_mb`, DDP uses it for the first bucket, too,
+# and closes a bucket only when it has reached the cap (chapter 03). So its first bucket is full later than ours, which
+# holds at most 1 MB. For other models, it is the other way round (see `benchmarks/README.md`).
 
 # %% [markdown]
 # ## The production version
 #
-# torch's DDP does all this in C++. Train the same GPT with each, and put them side by side.
+# Does `HookedDDP` train as well as torch's DDP? The next cell trains a smaller GPT, without sleeping, for 150 steps
+# with each.
 
 
 # %%
-# %%ranks
-from shared import memory
-
-
-def trained(model, steps=3):
-    """→ loss at the end, ledger of the last step, bytes at the peak of one more"""
+# %%ranks --timeout 180
+def trained(wrapper, steps=150):
+    """Train a small GPT. Returns the loss of each step, averaged over the ranks."""
+    model = wrapper(TinyGPT(GPTConfig(vocab_size=text.vocab_size)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(steps):
+    batches, losses = torch.Generator().manual_seed(rank), torch.zeros(steps)
+    for step in range(steps):
+        starts = torch.randint(len(text.tokens) - 65, (8,), generator=batches)
         optimizer.zero_grad()
-        with wire.ledger() as log:
-            loss = model(*sample)
-            loss.backward()
-            finish(model)
+        loss = model(*text.windows(starts, length=64))
+        loss.backward()
+        if isinstance(model, HookedDDP):
+            model.finish_gradient_sync()
         optimizer.step()
-    with memory.peak(model, optimizer) as peak:
-        optimizer.zero_grad()
-        model(*sample).backward()
-        finish(model)
-    return loss.item(), log, peak.peak_bytes
+        losses[step] = loss.detach()
+    dist.all_reduce(losses)
+    return (losses / world_size).tolist()
 
 
-# %%
-# %%ranks
-ddp = DistributedDataParallel(new_model(), bucket_cap_mb=2.0, gradient_as_bucket_view=True)
-bucketed, hooked = BucketedDDP(new_model(), bucket_cap_mb=2.0), HookedDDP(new_model())
-results = [trained(model) for model in (bucketed, hooked, ddp)]
+losses = {"HookedDDP": trained(HookedDDP), "torch's DDP": trained(DistributedDataParallel)}
 
 # %% tags=["nbval-ignore-output"]
-rows, of_rank_0 = [], ranks.pull("results")[0]
-for name, (loss, log, peak_bytes) in zip(names[1:], of_rank_0, strict=True):
-    log.assert_volume(payload_bytes=sum(calm.sizes_bytes))
-    sent = [f"{log.messages}", f"{log.sent_bytes / 1e6:.1f}"]
-    rows.append([name, f"{loss:.4f}", *sent, f"{exposed_of[name]:.0f}", f"{peak_bytes / 1e6:.1f}"])
-losses, _, peaks_bytes = zip(*of_rank_0, strict=True)
-assert max(losses) - min(losses) < 1e-3 and peaks_bytes[0] > max(peaks_bytes[1:])
-note = "Rank 0; exposed as in the profile above."
-tables.Table(["", "loss", "messages", "sent, MB", "exposed, ms", "peak, MB"], rows, note)
+losses = ranks.pull("losses")[0]
+ours, torchs = losses.values()
+assert max(abs(a - b) for a, b in zip(ours, torchs, strict=True)) < 0.05
+assert max(ours[-10:]) < 0.7 * ours[0]
+plots.loss_curves(losses)
 
 # %% [markdown]
-# The same losses, the same bytes. `BucketedDDP` has the highest peak: when backward ends, all gradients are there
-# twice, once as they came and once in the buckets; a hook packs each as it comes. (DDP's messages are fewer: with a
-# given cap its first bucket is no smaller, and it closes one only at or over the cap: chapter 03.) So what else does
-# DDP do? Three things, each in the ledger. (Chapter 05 has a fourth.)
+# The two curves lie on top of each other. Our design is that of torch's DDP (Li et al., VLDB 2020, §3.2.3 and §4).
+# DDP does this in C++, waits at the end of backward by itself, and has more options:
 #
-# **`static_graph=True`.** With `find_unused_parameters=True` DDP walks through the graph after each forward, and sends
-# a map of what was used. Promise that the graph never changes, and it asks in the first step only:
+# | option | what it does |
+# |---|---|
+# | `find_unused_parameters=True` | searches the graph after each forward, and all-reduces which parameters are used |
+# | `static_graph=True` | assumes a **static graph**, the same in every step, and searches it only once |
+# | `register_comm_hook` | a **communication hook** replaces each all-reduce, for instance by one in bfloat16 |
+# | `broadcast_buffers` | on by default: rank 0 broadcasts buffers, such as BatchNorm's means, before each forward |
+# | `join()` | for ranks with different numbers of batches; by default, divides by the initial world size (chapter 05) |
+#
+# You can see the first two in the ledger of the fourth step. `a` is never used:
 
 
 # %%
@@ -625,7 +604,7 @@ def fourth_step(**options):
     ddp = DistributedDataParallel(TwoBranches(), **options)
     for _ in range(4):
         with wire.ledger() as log:
-            ddp("b").backward()  # a is never used
+            ddp("b").backward()
     return [f"{entry.op} of {entry.elements} {entry.dtype}" for entry in log.entries]
 
 
@@ -633,66 +612,27 @@ print("find_unused_parameters:", fourth_step(find_unused_parameters=True))
 print("static_graph:", fourth_step(static_graph=True))
 
 # %% [markdown]
-# **Communication hooks** decide what a bucket sends. This one of torch's sends bfloat16:
+# ## On a cluster
+#
+# | question | with NCCL and many hosts |
+# |---|---|
+# | Is my communication hidden? | Open a trace of `torch.profiler` in ui.perfetto.dev: NCCL has its own stream |
+# | How much of it, over all ranks? | Holistic Trace Analysis computes the overlap from the traces of all ranks |
+# | Which buckets does DDP use? | `ddp._get_ddp_logging_data()` returns them in a dictionary (a prototype) |
+# | Which cap is best? | Sweep it as you did: it depends on the model, the links and the number of hosts |
+# | Does overlap slow down backward? | It may: NCCL's kernels use some of the GPU's multiprocessors |
+# | Do ranks launch in different orders? | `TORCH_DISTRIBUTED_DEBUG=DETAIL` reports it if the buckets differ in size |
+#
+# To see what such a trace looks like, open the file that the next cell writes, with the timelines of `HookedDDP`.
 
 # %%
-# %%ranks
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from pathlib import Path
 
+from shared.timeline import trace
 
-def in_bf16(group, bucket):  # by its own name DDP refuses it where there is no NCCL
-    return default_hooks.bf16_compress_hook(group, bucket)
-
-
-def bytes_of_a_step(hook=None):
-    ddp = DistributedDataParallel(new_model())
-    if hook:
-        ddp.register_comm_hook(None, hook)
-    with wire.ledger() as log:
-        ddp(*sample).backward()
-    return log.payload_bytes
-
-
-whole, half = bytes_of_a_step(), bytes_of_a_step(in_bf16)
-assert half == whole / 2
-print(f"{whole / 1e6:.2f} MB, with the hook {half / 1e6:.2f} MB")
-
-# %% [markdown]
-# **`broadcast_buffers`**, on by default: rank 0's buffers, such as BatchNorm's running means, go to all before each
-# forward. Ours sends them once, at the start.
-
-# %%
-# %%ranks
-normed = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).to(device)
-ddp = DistributedDataParallel(normed)
-with wire.ledger() as log:
-    ddp(torch.ones(2, 8, device=device))
-print([f"{entry.op} of {entry.elements} {entry.dtype}" for entry in log.entries])
-
-# %% [markdown]
-# How fast is ours? `python -m benchmarks.ladder` times all rungs in turn, in one run. On 2 cores of a virtual AMD EPYC
-# machine (torch 2.13 on CPU, gloo, nothing else running), step time as a multiple of torch's DDP with
-# `gradient_as_bucket_view=True`, medians of 16 rounds' own ratios:
-#
-# | | TinyGPT, 10.7 M | | 200 small parameters | |
-# |---|---|---|---|---|
-# | **link, ranks** | **2** | **4** | **2** | **4** |
-# | `ManualDDP`, loopback | 1.52 | 1.94 | 12.43 | 40.75 |
-# | `BucketedDDP`, loopback | 1.12 | 1.13 | 1.03 | 1.01 |
-# | `OverlappedDDP`, loopback | 1.05 | 1.05 | 1.12 | 1.05 |
-# | `ManualDDP`, 1 Gbit/s | 1.23 | 1.34 | 10.82 | 35.72 |
-# | `BucketedDDP`, 1 Gbit/s | 1.12 | 1.09 | 1.04 | 1.05 |
-# | `OverlappedDDP`, 1 Gbit/s | 1.03 | 1.02 | 0.97 | 0.99 |
-#
-# Behind the link, what `OverlappedDDP` has on top comes of its first bucket: closed *before* the cap, it holds 3 KB of
-# this GPT, and DDP's, closed after, 2.4 MB that travel while the second fills. With a first cap of 2.5 MB, in a
-# run of its own, 1.00 and 1.02 fell to 0.98 and 1.00. Over loopback, what is left is hardly above the noise: repeated
-# runs gave 0.99 to 1.05 on TinyGPT, and its CPU time was no more than DDP's. (`ManualDDP` also pays for the course's
-# own ear on each message, about 30 µs.)
-#
-# And where ours differs: you call `finish_gradient_sync()`. It costs a line in the training loop, and saves the walk
-# through the graph. The rest is the design of Li et al., *PyTorch Distributed: Experiences on Accelerating Data
-# Parallel Training*, VLDB 2020 (arXiv 2006.15704), §3.2.3 and §4.
+folder = Path(plots.__file__).parents[2] / "build"
+folder.mkdir(exist_ok=True)
+print(f"build/{trace.save(after, folder / 'overlap.json').name}")
 
 # %% [markdown]
 # ## A bug that gloo hides
@@ -744,16 +684,39 @@ print(gradient / world_size)
 # %% [markdown]
 # ## Recap
 #
-# Ψ parameters in fp32, S = 4Ψ bytes of gradients, N ranks.
+# Ψ parameters in fp32, S = 4Ψ bytes of gradients, N ranks. Each wrapper sends 2(N−1)/N · S per rank and step.
 #
-# | | memory per rank | sent per rank and step | messages | overlap |
-# |---|---|---|---|---|
-# | `ManualDDP` | 16Ψ | 2(N−1)/N · S | one per parameter | none |
-# | `BucketedDDP` | 16Ψ, + 4Ψ from backward to the sending | 2(N−1)/N · S | one per bucket | none |
-# | a hook that waits | 16Ψ | 2(N−1)/N · S | one per parameter | none |
-# | `OverlappedDDP`, torch's DDP¹ | 16Ψ | 2(N−1)/N · S | one per bucket | all but max(0, e_last − end of backward) |
+# | | memory per rank | all-reduces | overlap |
+# |---|---|---|---|
+# | `BucketedDDP` | 16Ψ, and 4Ψ more when backward ends | one per bucket | none |
+# | per parameter, blocking | 16Ψ | one per parameter | none |
+# | per parameter, asynchronous | 16Ψ | one per parameter | all but the exposed time |
+# | `HookedDDP`, torch's DDP¹ | 16Ψ | one per bucket | all but the exposed time |
 #
-# ¹ with `gradient_as_bucket_view=True`; else 4Ψ more.
+# ¹ With `gradient_as_bucket_view=True`, otherwise 4Ψ more.
+#
+# The exposed time is max(0, e_last − end of backward), with eᵢ = max(eᵢ₋₁, fullᵢ) + tᵢ.
+#
+# **Terms**
+#
+# - **exposed communication**: the time during which a collective is in flight and the rank has nothing to compute.
+# - **hidden communication**: the time during which a collective is in flight while the rank computes.
+# - **hook**: a function that you register and that autograd calls, for instance when a gradient is ready.
+# - **`no_sync()`**: a context in which a wrapper accumulates gradients without communication.
+# - **communication-to-compute ratio**: the exposed time of a step over the time of the same step without communication.
+# - **static graph**: an autograd graph that is the same in every step. DDP's `static_graph=True` relies on it.
+# - **communication hook**: a function that replaces the all-reduce of each bucket in torch's DDP.
+#
+# ## Further reading
+#
+# - Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020 (arXiv 2006.15704):
+#   §3.2.3 on overlap and the order of buckets, and the evaluation of bucket sizes on NCCL and gloo.
+# - *Distributed Data Parallel*, a design note in PyTorch's documentation (docs.pytorch.org/docs/stable/notes/ddp.html):
+#   look for what DDP does when it is built, in forward and in backward.
+# - *The Ultra-Scale Playbook*, Hugging Face, section "Data Parallelism": overlap, bucketing and accumulation as three
+#   optimizations, with profiles from GPUs.
+# - *Introduction to Holistic Trace Analysis*, PyTorch tutorials: how to compute idle time and overlap from traces of
+#   many ranks.
 
 # %% [markdown]
 # ## What is still wasted
@@ -762,7 +725,8 @@ print(gradient / world_size)
 # still takes longer than a step without communication. How much longer will it be on 8, 64 or 512 ranks? Chapter 05
 # measures it on the ranks that you have, and computes it for those that you don't have.
 #
-# But first build it: in the lab, `OverlappedDDP` gets hooks, a queue, and all that this page left out.
+# But first, build the wrapper. In the lab, `OverlappedDDP` gets hooks, a queue that launches in order, and a
+# `no_sync()` that survives exceptions.
 
 # %%
 ranks.stop()
