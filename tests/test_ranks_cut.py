@@ -11,6 +11,7 @@ import time
 
 import pytest
 import torch
+import torch.distributed as dist
 from IPython import get_ipython
 
 from shared import ranks
@@ -260,3 +261,17 @@ def test_the_kernel_does_not_wait_for_ranks_that_wait_for_one_that_failed(monkey
     with pytest.raises(RanksError, match="Rank 1 did not become ready: NCCL has not ended"):
         processes._on_all(lambda rank: (print,), timeout_s=2 * SOON_S)
     assert time.monotonic() - began < SOON_S
+
+
+def raise_in_a_batch() -> None:
+    """Raise where batch_isend_irecv() does: torch has begun a batch, and does not end it after an error."""
+    dist.distributed_c10d._world.pg_coalesce_state[dist.group.WORLD] = []
+    raise ValueError("Tensors must be contiguous")
+
+
+def test_ranks_are_replaced_after_an_error_inside_a_batch(two_ranks):
+    """NCCL would queue all that these ranks launch later, and never run it."""
+    with pytest.raises(ranks.CellFailed, match="inside a batch of sends and receives") as failed:
+        ranks.run(raise_in_a_batch)
+    assert failed.value.restarted
+    assert ranks.run(dist.get_rank) == [0, 1]

@@ -70,7 +70,7 @@ def case_of(*positions, **more) -> Case:
 def failed(rank: int, message: str, *, at_s=0.0, **marks) -> Outcome:
     kind = message.split(":")[0]
     error = {"kind": kind, "message": message, "lines": ["cell, line 2: f()"], "mismatch": False}
-    error |= {"others_fault": False, "out_of_memory": False, "gpu_lost": False} | marks
+    error |= {"others_fault": False, "out_of_memory": False, "gpu_lost": False, "batch_open": False} | marks
     return Outcome(rank, error=error, ended_s=at_s)
 
 

@@ -174,6 +174,10 @@ def _failures(case: Case) -> list[str]:
             sentences.append(
                 "    This process can no longer use its GPU. `nvidia-smi` shows whether other processes still can."
             )
+        if outcome.error["batch_open"]:
+            sentences.append(
+                "    The error came inside a batch of sends and receives, so NCCL cannot be used any more."
+            )
     return sentences
 
 

@@ -289,6 +289,7 @@ def describe_error(error: BaseException) -> dict:
         "out_of_memory": out_of_memory,
         "held": _describe_memory() if out_of_memory else "",
         "gpu_lost": "CUDA error" in message,
+        "batch_open": bool(dist.is_initialized() and dist.distributed_c10d._world.pg_coalesce_state),
     }
 
 

@@ -161,7 +161,7 @@ class RankSet(RankProcesses):
                 outcomes[rank] = pending.pop(rank).get()
             except Exception as error:  # the result could not be sent, or the process is gone
                 described = {"kind": "Exception", "message": _message_of(error), "lines": [], "mismatch": False}
-                described |= {"others_fault": False, "out_of_memory": False, "gpu_lost": False}
+                described |= {"others_fault": False, "out_of_memory": False, "gpu_lost": False, "batch_open": False}
                 outcomes[rank] = rankside.Outcome(rank, error=described, ended_s=time.time())
 
     # -- recovering
@@ -184,8 +184,10 @@ class RankSet(RankProcesses):
 
     def _heal(self, case: Case, hung: dict, still_pending: dict) -> str:
         """Make the next cell work. Returns a sentence on which variables are left."""
-        gpu_lost = any(outcome.error and outcome.error["gpu_lost"] for outcome in case.outcomes.values())
-        if self._deaths() or still_pending or gpu_lost:
+        errors = [outcome.error for outcome in case.outcomes.values() if outcome.error]
+        # After an error inside a batch, NCCL queues whatever the rank launches next, and never runs it.
+        unusable = any(error["gpu_lost"] or error["batch_open"] for error in errors)
+        if self._deaths() or still_pending or unusable:
             placement = self.placement
             self.restart()
             return _RESTARTED if self.placement == placement else f"{_RESTARTED} {self.placement.valid}"
