@@ -2,7 +2,7 @@
 # jupyter:
 #   course:
 #     module: scaling
-#     minutes: 35
+#     minutes: 34
 # ---
 
 # %% [markdown]
