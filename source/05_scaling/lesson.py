@@ -63,8 +63,8 @@ measure.start_behind_link(world_size=4, rate="1gbit", latency_ms=0.1)
 # The second factor is what communication costs. The first one should be 1, because ranks that do not communicate should
 # not slow each other down.
 #
-# Here is the model: the GPT of chapter 04, whose blocks sleep as a stand-in for a GPU. They sleep twice as long as
-# there, 16 ms in forward and 32 ms in backward.
+# We train the GPT of chapter 04, whose blocks sleep as a stand-in for a GPU. Here, they sleep for 16 ms in forward and
+# 32 ms in backward.
 
 # %%
 # %%ranks
@@ -180,10 +180,10 @@ strong
 #
 # A **cost model** is a formula that predicts the time of a step from a few measured numbers. Ours needs three things:
 #
-# 1. α and β of the link. We fit them to the times of all-reduces.
-# 2. What a rank computes: when backward ends, and when each bucket is ready. We take that from one recorded step.
-# 3. The formula of chapter 04: bucket i completes at $e_i = \max(e_{i-1}, \text{ready}_i) + t_i$, where $t_i$ is the
-#    time of its all-reduce. What the last bucket needs after the end of backward is exposed.
+# 1. The link: α, the latency of a step of the ring, and β, the time per byte. We fit them to the times of all-reduces.
+# 2. The computation: when backward ends, and when each bucket is ready. We take that from one recorded step.
+# 3. The formula of chapter 04 for overlap: bucket i completes at $e_i = \max(e_{i-1}, \text{ready}_i) + t_i$, where
+#    $t_i$ is the time of its all-reduce. What the last bucket needs after the end of backward is exposed.
 #
 # First, the link. We fit only three of five sizes, and keep the other two to test the fit:
 
@@ -224,26 +224,27 @@ for ready_s, size_bytes in buckets:
 print(f"backward ends after {1e3 * backward_s:.0f} ms")
 
 # %% [markdown]
-# The whole model is one short function. `share` is the part of the recorded computation that a rank does: 1 in weak
-# scaling, 1/N in strong scaling.
+# The whole cost model is one short function. `share` is the part of the recorded computation that a rank does: 1 in
+# weak scaling, 1/N in strong scaling.
 
 
 # %%
-def predicted_s(world_size, share=1.0, link=(alpha_s, beta_s), overlap=True):
-    """Predict the time of a step on any number of ranks, behind any link."""
+def predicted_s(world_size, share=1.0, overlap=True):
+    """Predict the time of a step on any number of ranks, behind this link."""
     end_s = share * backward_s
     ready_s = [share * ready_s if overlap else end_s for ready_s, _ in buckets]
-    costs_s = [formulas.ring_all_reduce_s(size, world_size, *link) for _, size in buckets]
+    link = world_size, alpha_s, beta_s
+    costs_s = [formulas.ring_all_reduce_s(size, *link) for _, size in buckets]
     return end_s + formulas.exposed_s(ready_s, costs_s, end_s)
 
 
 # %% [markdown]
-# ## Testing the model on held-out cases
+# ## Testing the cost model on held-out cases
 #
 # A formula with enough numbers in it can reproduce anything that it was fitted to. So test it on **held-out cases**:
 # measurements that were not used for the fit. We have six of them. Two are all-reduces of other sizes. Four are the
-# steps of weak and strong scaling, which you measured before the model existed. One of these is the case that we
-# recorded, so only its communication is new to the model.
+# steps of weak and strong scaling, which you measured before. (We also recorded one of these four cases, but only its
+# ready times went into the cost model.)
 #
 # **Predict.** By what factor will the worst prediction be off? (1 means that it is exact.)
 
@@ -269,22 +270,24 @@ rows = [
 tables.Table(["case", "predicted, ms", "measured, ms", "measured / predicted"], rows)
 
 # %% [markdown]
-# No prediction is off by more than half. The last column shows what is still missing from the model. A value above 1
-# means that something takes time that the model does not know: on this machine, sending needs cores, and in strong
+# No prediction is off by more than half. The last column shows what the cost model still lacks. A value above 1
+# means that something takes time that it does not know: on this machine, sending needs cores, and in strong
 # scaling the part that really computes does not shrink with the sleep. On a GPU with a network adapter of its own, both
 # matter less.
 
 # %% [markdown]
 # ## Carrying the prediction to more ranks
 #
-# Now use the model for ranks that you do not have. **Predict.** Behind this link, what will be the efficiency of weak
-# scaling and of strong scaling on 64 ranks? (1 means that nothing is lost.)
+# Now use the cost model for ranks that you do not have.
+#
+# **Predict.** Behind this link, what will be the efficiency of weak scaling and of strong scaling on 64 ranks? (1 means
+# that nothing is lost.)
 
 # %%
 my_weak, my_strong = 0.0, 0.0
 
 # %% [markdown]
-# The figure shows the predicted efficiency against the number of ranks. Squares are your measurements. Look at what
+# The figure shows the predicted efficiency against the number of ranks. The marks are your measurements. Look at what
 # overlap gains, and at how far apart the lines for weak and strong scaling are.
 
 # %% tags=["nbval-ignore-output"]
@@ -476,10 +479,8 @@ import torch
 torch.manual_seed(0)
 slowest = {n: (1 + 0.05 * torch.randn(2000, n)).amax(dim=1).mean().item() for n in (1, 8, 64, 512)}
 assert slowest[1] < slowest[8] < slowest[64] < slowest[512]
-for n, times_as_long in slowest.items():
-    print(
-        f"{n:3} ranks: a step takes {times_as_long:.3f} times as long, efficiency {1 / times_as_long:.0%}"
-    )
+for n, factor in slowest.items():
+    print(f"{n:3} ranks: a step takes {factor:.3f} times as long, efficiency {1 / factor:.0%}")
 
 # %% [markdown]
 # In the extreme case, a rank has nothing to compute at all: a data set rarely divides evenly, so some ranks have one
@@ -514,7 +515,7 @@ print(f"batches: {rank + 1}, all-reduces of a bucket: {sent}")
 #
 # | | `nn.DataParallel` | DDP |
 # |---|---|---|
-# | processes | one, with a thread per GPU: the threads share Python's global lock | one per GPU |
+# | processes | one, with a thread per GPU: the threads compete for Python's lock | one per GPU |
 # | before forward | broadcasts all parameters from GPU 0, and scatters the batch | nothing: the replicas are equal |
 # | loss | on GPU 0, after gathering all outputs there | on every rank |
 # | gradients | summed on GPU 0 after backward | all-reduced in buckets during backward |
@@ -554,9 +555,9 @@ plots.bars(times.ms(), "ms per step (median of 5)")
 #
 # Efficiency counts samples per second. But in weak scaling, N ranks also have an N times larger global batch, and a
 # larger batch is only worth something if you need fewer steps. Let's train the digits MLP until it recognizes 95% of
-# 297 images that it has not seen, with 16 images per rank and step. If you keep the learning rate, a step has less
-# noise, but it is not longer. The **linear scaling rule** multiplies the learning rate by N as well (Goyal et al.,
-# 2017).
+# 297 images that it has not seen, with 16 images per rank and step. If you keep the learning rate, the gradient has
+# less noise, but a step moves the parameters no further. The **linear scaling rule** multiplies the learning rate by N
+# as well (Goyal et al., 2017).
 
 # %%
 # %%ranks
@@ -592,14 +593,13 @@ def steps_to_95(scale_lr, most=3000):
 steps, rows = {}, []
 for n in (1, 2, 4):
     with ranks.world(n):
-        steps[n] = [
-            ranks.run(lambda scale: steps_to_95(scale), scale)[0] for scale in (False, True)
-        ]
-    rows.append([f"{n}", f"{16 * n}", *map(str, steps[n])])
-assert steps[4][1] < steps[4][0] and steps[4][0] > steps[1][0] / 2
-tables.Table(
-    ["ranks", "global batch", "steps, learning rate 0.1", "steps, learning rate 0.1 · N"], rows
-)
+        for scale_lr in (False, True):
+            steps[n, scale_lr] = ranks.run(
+                lambda scale: steps_to_95(scale), scale_lr, timeout_s=100
+            )[0]
+    rows.append([f"{n}", f"{16 * n}", f"{steps[n, False]}", f"{steps[n, True]}"])
+assert steps[4, True] < steps[4, False] and steps[4, False] > steps[1, False] / 2
+tables.Table(["ranks", "global batch", "steps with lr 0.1", "steps with lr 0.1 · N"], rows)
 
 # %% [markdown]
 # With the same learning rate, four ranks need more than half as many steps as one rank, for four times as many samples
@@ -622,7 +622,7 @@ tables.Table(
 #
 # S bytes of gradients in b buckets, N ranks, a ring over links with latency α and bandwidth 1/β:
 #
-# | | memory per rank | wire, bytes | wire, latency | overlap |
+# | | memory per rank | bytes on the wire, seconds | latency, seconds | overlap |
 # |---|---|---|---|---|
 # | weak scaling | as on one rank | 2(N−1)/N · Sβ | 2(N−1)αb | as much backward as on one rank |
 # | strong scaling | fewer activations | 2(N−1)/N · Sβ | 2(N−1)αb | 1/N of that backward |
@@ -640,6 +640,8 @@ tables.Table(
 # - **straggler**: a rank that is slower than the others, which then wait for it in every collective.
 # - **skew**: the time between the first and the last rank that reach a collective.
 # - **linear scaling rule**: multiply the learning rate by as much as the global batch.
+#
+# The [glossary](glossary.md) has the terms of all chapters.
 
 # %% [markdown]
 # ## Further reading
