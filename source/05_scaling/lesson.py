@@ -303,8 +303,8 @@ marks = {
     "strong, measured": {n: strong.efficiency(n) for n in (2, 4)},
 }
 weak_64, strong_64 = curves["weak, overlapped"][64], curves["strong, overlapped"][64]
-print(f"64 ranks, weak: predicted {my_weak:.0%}, by the model {weak_64:.0%}")
-print(f"64 ranks, strong: predicted {my_strong:.0%}, by the model {strong_64:.0%}")
+print(f"64 ranks, weak: predicted {my_weak:.0%}, by the cost model {weak_64:.0%}")
+print(f"64 ranks, strong: predicted {my_strong:.0%}, by the cost model {strong_64:.0%}")
 assert strong_64 < weak_64 < curves["weak, overlapped"][2]
 scaling_plots.efficiency({"1 Gbit/s": curves}, {"1 Gbit/s": marks})
 
@@ -376,7 +376,7 @@ for name, link in links.items():
     cells = [f"{r:.0%} / {t:.0%}" for r, t in zip(ring, trees, strict=True)]
     rows.append([name, *cells, *["–"] * (3 - len(cells))])
 infiniband = links["InfiniBand, 1 adapter of 400 Gbit/s per host"]
-print(f"predicted {my_prediction:.0%}, by the model {gpt_efficiency(infiniband, 64):.0%}")
+print(f"predicted {my_prediction:.0%}, by the cost model {gpt_efficiency(infiniband, 64):.0%}")
 note = "Efficiency with a ring / with logarithmic latency. NVLink connects GPUs of one host only."
 tables.Table(["link", "8 GPUs", "64 GPUs", "512 GPUs"], rows, note)
 
