@@ -479,9 +479,9 @@ for exposed_ms in (predicted_ms, measured_ms):
 tables.Table(["", "exposed, predicted, ms", "exposed, measured, ms"], rows, "the slowest rank")
 
 # %% [markdown]
-# With a cap of 25 MB, there are only two buckets here: the small first one, and one for all other gradients. It is
-# ready only when backward is over, so there is nothing left to hide it behind. Your cost model says so without a single
-# run with that cap.
+# With a cap of 25 MB, there are only two buckets here: the small first one, and one for all other gradients. The second
+# one is ready only when backward is over, so there is nothing left to hide it behind. Your cost model says so without a
+# single run with that cap.
 #
 # (The cost model does not know the small first bucket. It also assumes that sending needs no core, which is not true
 # here. Torch's DDP closes its buckets by a slightly different rule, as you know from chapter 03.)
