@@ -49,8 +49,9 @@ mutants: python ## Report how many wrong solutions each check catches, by chapte
 gpu: python ## Run tests and measurements that need GPUs, and write a report into build/gpu/
 	@$(COURSE_PYTHON) -m tests.gpu $(GPU_ARGS)
 
-notebooks: python ## Rebuild the notebooks from source/
+notebooks: python ## Rebuild the notebooks and the glossary from source/
 	@$(COURSE_PYTHON) -m instructor.build
+	@$(COURSE_PYTHON) -m instructor.glossary
 
 colab: python ## Write the lessons and labs for Colab into build/colab/
 	@$(COURSE_PYTHON) -m instructor.colab

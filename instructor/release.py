@@ -21,6 +21,7 @@ from pathlib import Path
 
 import nbformat
 
+from instructor import glossary
 from instructor.build import ROOT, Chapter, chapters, module_names
 from instructor.links import with_links
 
@@ -66,6 +67,7 @@ def bundle(number: int) -> dict[str, bytes]:
         if other < number:
             files[f"solutions/{name}"] = (ROOT / "solutions" / name).read_bytes()
     files |= _linked(files)
+    files["chapters/glossary.md"] = glossary.page(known[other] for other in sorted(known) if other <= number).encode()
     finished = [chapter for other, chapter in known.items() if other < number]
     files |= _modules(finished) | _scripts(finished)
     found = leaks(files, [chapter for chapter in chapters() if chapter not in finished])

@@ -2,135 +2,101 @@
 # jupyter:
 #   course:
 #     module: scaling
-#     minutes: 20
+#     minutes: 34
 # ---
 
 # %% [markdown]
 # # 05 · Scaling
 #
-# **20 minutes.** You will be able to
+# **34 minutes.** After this lesson, you will be able to:
 #
-# - measure the efficiency of a training step on several ranks, and tell what communication costs from what shared cores
+# - measure how efficient data parallelism is on several ranks, and tell what communication costs from what shared cores
 #   cost,
-# - compute how 4 ranks, 64 or 512 will scale, and when a speed-up of 7.2 on 8 ranks is possible,
-# - train on ranks that have different numbers of batches.
+# - build a cost model from a few measurements, and test it on cases that it has not seen,
+# - predict the efficiency on 8, 64 or 512 GPUs from the figures of a real link,
+# - say when a speed-up of 7.2 on 8 GPUs is possible, and what a slow rank does to all others.
 #
-# You need chapter 01 (α, β and the ring) and chapter 04 (`OverlappedDDP` and what stays exposed).
+# You need α, β and the ring (chapter 01), and `OverlappedDDP` and exposed communication (chapter 04).
 
 # %% [markdown]
 # ## Where we are
 #
-# In chapter 04 you hid the all-reduces behind backward, and predicted how much of the communication stays exposed on
-# four ranks. Is that the price for any number of ranks? This chapter measures a step on 1, 2 and 4 ranks, and computes
-# it for up to 512.
-#
-# As in chapter 04, each rank gets a host of its own behind a link of 1 Gbit/s. Where this machine cannot make such
-# hosts, the link is emulated.
+# Your wrapper of chapter 04 hides most of its all-reduces behind backward. Exposed communication is what is left: the
+# time during which a rank waits for the network and has nothing to compute. The diagram shows an example with invented
+# times. Compare the gap before the optimizer step in the upper and in the lower half.
 
-# %% tags=["nbval-ignore-output"]
-from shared import formulas, hosts, plots, ranks, tables
+# %%
+from shared import formulas, measure, plots, ranks, tables
+from shared.plots import diagrams
 from shared.plots import scaling as scaling_plots
 
-why_not = hosts.why_not()
-link = None if why_not else "1gbit"
-ranks.start(world_size=4, backend="gloo:cpu", detect_mismatch=False, link=link)
-print(why_not or "The links are real: the kernel keeps their rate.")
-
-# %% tags=["nbval-ignore-output"]
-# %%ranks
-import contextlib
-import os
-import time
-
-from shared import hosts
-from shared.hosts import emulated
-
-emulation = contextlib.ExitStack()
-if hosts.HOST_FILE not in os.environ:  # this rank has no host of its own
-    emulation.enter_context(emulated.link("1gbit", latency_ms=0.1))
+diagrams.exposed_communication()
 
 # %% [markdown]
-# β is given, 8 ns per byte. The next cell measures α: an all-reduce of one element has 2(N−1) = 6 steps.
-
-
-# %%
-# %%ranks
-def fastest_all_reduce_s(rounds):
-    """Return the time of the fastest of some all-reduces of one element."""
-    tensor, times = torch.zeros(1, device=device), []
-    for _ in range(rounds):
-        dist.barrier()
-        began_s = time.perf_counter()
-        dist.all_reduce(tensor)
-        tensor.item()
-        times.append(time.perf_counter() - began_s)
-    return min(times)
-
-
-one_element_s = fastest_all_reduce_s(rounds=40)
+# So far, you have seen this on four ranks. Somebody now offers you 64 GPUs. How much faster will your training be? This
+# chapter answers that question without the 64 GPUs. As in chapter 04, each rank is behind a link of 1 Gbit/s, which is
+# shaped by the kernel where the machine allows it, and emulated elsewhere.
 
 # %% tags=["nbval-ignore-output"]
-alpha_s, beta_s = max(ranks.pull("one_element_s")) / (2 * 3), 8 / 1e9
-print(f"α = {1e6 * alpha_s:.0f} µs, β = {1e9 * beta_s:g} ns per byte")
+measure.start_behind_link(world_size=4, rate="1gbit", latency_ms=0.1)
 
 # %% [markdown]
-# The model is chapter 04's: a GPT of which each block sleeps for 8 ms in forward and 16 ms in backward. It stands in
-# for a device that computes without taking one of this machine's cores.
-
+# ## One definition of efficiency
+#
+# There are two ways to use more ranks:
+#
+# - In **weak scaling**, every rank has a batch of its own, as large as before. N ranks process N times as many samples
+#   per step. If nothing were lost, a step would take as long as on one rank.
+# - In **strong scaling**, the ranks share one batch. Each processes 1/N of it. If nothing were lost, a step would take
+#   1/N of the time.
+#
+# The **speed-up** is the number of samples per second of N ranks, divided by that of one rank. The **efficiency** is
+# the speed-up divided by N, so an efficiency of 1 means that nothing is lost. With $T_N$ for the time of a step on N
+# ranks, this gives $T_1 / T_N$ in weak scaling and $T_1 / (N \cdot T_N)$ in strong scaling. On one rank, it is 1.
+#
+# The efficiency is a product of two factors. Time the same step without communication (inside `no_sync()`) on the same
+# N ranks, and call its time $C_N$. In weak scaling:
+#
+# $$\frac{T_1}{T_N} = \underbrace{\frac{T_1}{C_N}}_\text{computation} \cdot
+# \underbrace{\frac{C_N}{T_N}}_\text{communication}$$
+#
+# The second factor is what communication costs. The first one should be 1, because ranks that do not communicate should
+# not slow each other down.
+#
+# We train the GPT of chapter 04, whose blocks sleep as a stand-in for a GPU. Here, they sleep for 16 ms in forward and
+# 32 ms in backward.
 
 # %%
 # %%ranks
-class OnDevice(torch.autograd.Function):
-    """Stands in for an accelerator: time passes, and no core is used."""
-
-    @staticmethod
-    def forward(ctx, output):
-        time.sleep(0.008)
-        return output.view_as(output)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        time.sleep(0.016)
-        return gradient
-
-
-# %%
-# %%ranks
+from shared import measure
 from shared.data import CharTokens
-from shared.models import GPTConfig, TinyGPT
+from shared.models import GPTConfig, TinyGPT, stand_in_for_gpu
 from solutions.overlapped_ddp import OverlappedDDP
 
 text = CharTokens()
 text.tokens = text.tokens.to(device)
 config = GPTConfig(vocab_size=text.vocab_size, layers=6, width=192)
-sample = text.windows([1000 * rank], length=16)
+sample = text.windows([1000 * rank], length=16)  # short, because sleeping is most of the step
 
 
-def on_device():
-    """Build a model whose blocks sleep."""
+def sleeping_ddp(share=1.0):
+    """Build a wrapped model whose blocks sleep for a share of the full time."""
     model = TinyGPT(config).to(device)
-    for block in model.blocks:
-        block.register_forward_hook(lambda block, inputs, output: OnDevice.apply(output))
+    stand_in_for_gpu(model.blocks, forward_ms=16 * share, backward_ms=32 * share)
     return OverlappedDDP(model, bucket_cap_mb=2.0)
 
 
-def on_cores():
-    """Build a model that computes on this machine's cores only."""
-    return OverlappedDDP(TinyGPT(config).to(device), bucket_cap_mb=2.0)
+def times_of(model, batch=sample):
+    """Time a step with communication and the same step without it."""
+    step, alone = (measure.training_step(model, *batch, sync=sync) for sync in (True, False))
+    return measure.jobs({"step": step, "without communication": alone}, rounds=5)
 
 
 # %% [markdown]
-# ## Scaling, measured
+# ## Weak scaling, measured
 #
-# In **weak scaling**, every rank gets its own sample, on 1, 2 or 4 ranks. If nothing were lost, a step would take as
-# long on four ranks as on one. The **efficiency** is $T_1 / T_N$, and it has two factors:
-#
-# $$\frac{T_1}{T_N} = \frac{T_1}{T_{N,\text{ no sync}}} \cdot \frac{T_{N,\text{ no sync}}}{T_N}$$
-#
-# The second factor is what communication costs: chapter 04 compared a step with the same step inside `no_sync()`. The
-# first factor should be 1, because without communication no rank waits for another.
-#
-# **Predict** the second factor for 4 ranks. (1 means that communication costs nothing.)
+# **Predict.** The model has 10.8 MB of gradients, and the link needs 8 ns per byte. On 4 ranks, what will the
+# communication factor be? (1 means that communication costs nothing.)
 
 # %%
 my_prediction = 0.0
@@ -138,205 +104,389 @@ my_prediction = 0.0
 
 # %%
 # %%ranks
-several = text.windows(range(1000 * rank, 1000 * rank + 600, 100), length=64)
+def weak_steps():
+    return times_of(sleeping_ddp())
 
 
-def step_ms(model, sends=True, batch=sample):
-    """Time a step, from a moment at which all ranks are ready."""
-    model.zero_grad()
-    with contextlib.nullcontext() if sends else model.no_sync():
-        dist.barrier()
-        began_s = time.perf_counter()
-        model(*batch).backward()
-        model.finish_gradient_sync()
-        return 1e3 * (time.perf_counter() - began_s)
+# %% tags=["nbval-ignore-output"]
+weak = measure.scaling("weak_steps", counts=(1, 2, 4), timeout_s=200)
+print(f"predicted {my_prediction:.0%}, measured {weak.communication(4):.0%}")
+exposed_ms = 1e3 * (weak.step_s(4) - weak.without_communication_s(4))
+print(f"On 4 ranks, communication makes the step {exposed_ms:.0f} ms longer.")
+assert weak.efficiency(4) < 1 and exposed_ms < 65
+weak
+
+# %% [markdown]
+# The all-reduces of 10.8 MB take about 130 ms on 4 ranks, but the step becomes longer by less than half of that. The
+# rest is hidden behind backward. What is exposed is what the column "communication" shows.
+#
+# Now run the same model without sleeping. Each rank computes three longer samples on the cores of this machine. Look at
+# the column "computation".
+
+# %%
+# %%ranks
+several = text.windows(range(1000 * rank, 1000 * rank + 300, 100), length=64)
 
 
-def fastest_ms(kinds, rounds):
-    """Take kinds of step in turn. Returns the time of each in its fastest round."""
-    times_ms = [[step_ms(*kind) for kind in kinds] for _ in range(rounds)]
-    return [min(times) for times in zip(*times_ms, strict=True)]
-
-
-def quiet_loud_and_on_cores():
-    model, cores = on_device(), on_cores()
-    quiet_and_loud = fastest_ms([(model, False), (model, True)], rounds=9)
-    return [*quiet_and_loud, *fastest_ms([(cores, False, several)], rounds=9)]
+def steps_on_cores():
+    return times_of(OverlappedDDP(TinyGPT(config).to(device), bucket_cap_mb=2.0), several)
 
 
 # %% tags=["nbval-ignore-output"]
 import os
 
-at = {}
-for n in (1, 2, 4):
-    with ranks.world(n):
-        of_ranks = ranks.run(lambda: quiet_loud_and_on_cores())[:n]
-    at[n] = [max(times) for times in zip(*of_ranks, strict=True)]  # the slowest rank's
-rows = []
-for n, (quiet, loud, cores) in at.items():
-    shares = [f"{quiet / loud:.0%}", f"{at[1][0] / loud:.0%}"]
-    rows.append([f"{n}", f"{quiet:.0f}", f"{loud:.0f}", *shares, f"{cores:.0f}"])
-print(f"predicted {my_prediction:.0%}, measured {rows[-1][3]}")
-header = ["ranks", "no sync, ms", "step, ms", "2nd factor", "efficiency"]
-note = f"on cores: six samples, no sleeping and no communication; there are {os.cpu_count()} cores"
-tables.Table([*header, "on cores, ms"], rows, note)
+on_cores = measure.scaling("steps_on_cores", timeout_s=200)
+if os.cpu_count() < 4:
+    assert on_cores.computation(4) < 0.9
+print(f"This machine has {os.cpu_count()} cores for 4 ranks.")
+on_cores
 
 # %% [markdown]
-# The last column is a warning. Nothing was sent there, and still a step takes longer on ranks that share cores than on
-# one rank alone. The network is not to blame, and no bucket helps. If you take $T_1/T_N$ of such a run for the cost of
-# communication, you have measured the cores. The baseline that does not mislead is the same step *without
-# communication, on the same number of ranks*.
+# On a machine with fewer cores than ranks, "computation" falls far below 100%: the ranks take turns on the cores,
+# although nothing is sent. No bucket and no faster network would help. If you divided $T_1$ by $T_N$ here and called
+# the result the cost of communication, you would have measured the cores. That is why the table has two factors. Always
+# compare with the same step *without communication, on the same number of ranks*.
 
 # %% [markdown]
-# ## Scaling, computed
+# ## Strong scaling, measured
 #
-# Chapter 04 predicted the end of each bucket from the time at which it is ready and the time that its all-reduce takes.
-# The ready times come from a run. The formula of the ring gives the all-reduces' times for any number of ranks. So we
-# can carry the prediction to ranks that we do not have. First, record some steps:
+# In strong scaling, each of N ranks computes 1/N of the batch, so here its blocks sleep for 1/N of the time. The
+# gradients are as large as before.
+#
+# **Predict.** What will the efficiency of strong scaling be on 4 ranks? (1 means that nothing is lost.)
 
+# %%
+my_prediction = 0.0
+
+
+# %%
+# %%ranks
+def strong_steps():
+    return times_of(sleeping_ddp(share=1 / dist.get_world_size()))
+
+
+# %% tags=["nbval-ignore-output"]
+strong = measure.scaling("strong_steps", kind="strong", timeout_s=200)
+print(f"predicted {my_prediction:.0%}, measured {strong.efficiency(4):.0%}")
+assert strong.efficiency(4) < weak.efficiency(4)
+strong
+
+# %% [markdown]
+# Strong scaling is harder. A rank computes less, but it sends as many bytes as before, and there is less backward to
+# hide them behind.
+
+# %% [markdown]
+# ## A cost model
+#
+# A **cost model** is a formula that predicts the time of a step from a few measured numbers. Ours needs three things:
+#
+# 1. The link: α, the latency of a step of the ring, and β, the time per byte. We fit them to the times of all-reduces.
+# 2. The computation: when backward ends, and when each bucket is ready. We take that from one recorded step.
+# 3. The formula of chapter 04 for overlap: bucket i completes at $e_i = \max(e_{i-1}, \text{ready}_i) + t_i$, where
+#    $t_i$ is the time of its all-reduce. What the last bucket needs after the end of backward is exposed.
+#
+# First, the link. We fit only three of five sizes, and keep the other two to test the fit:
+
+# %%
+# %%ranks
+fit_sizes, test_sizes = (400, 40_000, 4_000_000), (1_000_000, 10_000_000)
+fitted = measure.collectives({"all-reduce": dist.all_reduce}, fit_sizes, rounds=10)
+unseen = measure.collectives({"all-reduce": dist.all_reduce}, test_sizes, rounds=10)
+
+# %% tags=["nbval-ignore-output"]
+line = ranks.pull("fitted")[0].fit("all-reduce", sends="ring all-reduce")
+alpha_s, beta_s = line.alpha_s, line.beta_s_per_byte
+line
+
+# %% [markdown]
+# Then, the computation. We record a step, and read from its timelines when each bucket was launched. A bucket is ready
+# when it is ready on *all* ranks.
 
 # %%
 # %%ranks
 from shared import timeline
 
+model = sleeping_ddp()
+to_record = {"weak": measure.training_step(model, *sample)}
+lines = measure.recorded(to_record, lambda: timeline.record(model), rounds=5)["weak"]
 
-def recorded_step(model):
-    model.zero_grad()
-    dist.barrier()
-    with timeline.record(model) as line:
-        model(*sample).backward()
-        model.finish_gradient_sync()
-    return line
-
-
-model = on_device()
-lines = [recorded_step(model) for _ in range(12)]
-
-# %%
-from types import SimpleNamespace
-
-
-def seen(lines):
-    """Return one step as all its ranks saw it, in seconds since it began."""
-    began_s = min(line.began_s for line in lines)
-    collectives = [[s for s in line.spans if s.lane == "communication"] for line in lines]
-    backward = [s.ended_s for line in lines for s in line.spans if s.lane == "backward"]
-    buckets = list(zip(*collectives, strict=True))
-    return SimpleNamespace(
-        ready_s=[max(s.began_s for s in bucket) - began_s for bucket in buckets],
-        sizes_bytes=[each.payload_bytes for each in collectives[0]],
-        backward_end_s=max(backward) - began_s,
-        end_s=max(s.ended_s for s in buckets[-1]) - began_s,
-    )
-
+# %% tags=["nbval-ignore-output"]
+lines = ranks.pull("lines")[0]  # one step, as each of the four ranks saw it
+began_s = min(line.began_s for line in lines)
+backward_s = max(ended_s for line in lines for _, ended_s in line.lane("backward")) - began_s
+in_flight = [[span for span in line.spans if span.lane == "communication"] for line in lines]
+buckets = [
+    (max(span.began_s for span in spans) - began_s, spans[0].payload_bytes)
+    for spans in zip(*in_flight, strict=True)
+]
+for ready_s, size_bytes in buckets:
+    print(f"ready after {1e3 * ready_s:.0f} ms: {size_bytes / 1e6:.2f} MB")
+print(f"backward ends after {1e3 * backward_s:.0f} ms")
 
 # %% [markdown]
-# `calm` is the step that was disturbed least. The next cell computes this step for other numbers of ranks and other
-# links.
+# The whole cost model is one short function. `share` is the part of the recorded computation that a rank does: 1 in
+# weak scaling, 1/N in strong scaling.
 
 
 # %%
-steps = [seen(of_step) for of_step in zip(*ranks.pull("lines"), strict=True)]
-calm = min(steps[1:], key=lambda each: each.end_s)  # without the first
-
-
-def computed_s(world_size, overlap=True, share=1.0, link=(alpha_s, beta_s)):
-    """Compute a step's time, if each rank computes the given share of what a rank did above."""
-    end_s = share * calm.backward_end_s
-    ready_s = [share * s if overlap else end_s for s in calm.ready_s]
-    costs_s = [formulas.ring_all_reduce_s(size, world_size, *link) for size in calm.sizes_bytes]
+def predicted_s(world_size, share=1.0, overlap=True):
+    """Predict the time of a step on any number of ranks, behind this link."""
+    end_s = share * backward_s
+    ready_s = [share * ready_s if overlap else end_s for ready_s, _ in buckets]
+    link = world_size, alpha_s, beta_s
+    costs_s = [formulas.ring_all_reduce_s(size, *link) for _, size in buckets]
     return end_s + formulas.exposed_s(ready_s, costs_s, end_s)
 
 
-def efficiency(world_size, share=1.0, **options):
-    """Compute the part of N ranks' computing time that is not lost."""
-    return computed_s(1) / (computed_s(world_size, share=share, **options) / share)
+# %% [markdown]
+# ## Testing the cost model on held-out cases
+#
+# A formula with enough numbers in it can reproduce anything that it was fitted to. So test it on **held-out cases**:
+# measurements that were not used for the fit. We have six of them. Two are all-reduces of other sizes. Four are the
+# steps of weak and strong scaling, which you measured before. (We also recorded one of these four cases, but only its
+# ready times went into the cost model.)
+#
+# **Predict.** By what factor will the worst prediction be off? (1 means that it is exact.)
 
+# %%
+my_prediction = 0.0
+
+# %% tags=["nbval-ignore-output"]
+cases = {}
+for size, measured_s in ranks.pull("unseen")[0].measured_s["all-reduce"].items():
+    predicted = formulas.ring_all_reduce_s(size, 4, alpha_s, beta_s)
+    cases[f"all-reduce of {size / 1e6:g} MB, 4 ranks"] = predicted, measured_s
+for n in (2, 4):
+    cases[f"step, weak scaling, {n} ranks"] = predicted_s(n), weak.step_s(n)
+    cases[f"step, strong scaling, {n} ranks"] = predicted_s(n, share=1 / n), strong.step_s(n)
+factors = {name: measured / predicted for name, (predicted, measured) in cases.items()}
+worst = max(max(factor, 1 / factor) for factor in factors.values())
+print(f"predicted {my_prediction:.2f}, the worst is off by a factor of {worst:.2f}")
+assert worst < 1.5
+rows = [
+    [name, *(f"{1e3 * s:.0f}" for s in case), f"{factors[name]:.2f}"]
+    for name, case in cases.items()
+]
+tables.Table(["case", "predicted, ms", "measured, ms", "measured / predicted"], rows)
 
 # %% [markdown]
-# In **strong scaling**, all ranks share one batch: each of N ranks computes 1/N of it, but sends as many bytes as
-# before. **Predict** the efficiency of both kinds of scaling for 64 ranks on this link, before you run the cell after
-# the next. (1 means that nothing is lost.)
+# No prediction is off by more than half. The last column shows what the cost model still lacks. A value above 1
+# means that something takes time that it does not know: on this machine, sending needs cores, and in strong
+# scaling the part that really computes does not shrink with the sleep. On a GPU with a network adapter of its own, both
+# matter less.
+
+# %% [markdown]
+# ## Carrying the prediction to more ranks
+#
+# Now use the cost model for ranks that you do not have.
+#
+# **Predict.** Behind this link, what will be the efficiency of weak scaling and of strong scaling on 64 ranks? (1 means
+# that nothing is lost.)
 
 # %%
 my_weak, my_strong = 0.0, 0.0
 
-# %% tags=["nbval-ignore-output"]
-sizes = [2**k for k in range(10)]
-fast_link = alpha_s / 20, beta_s / 100
-panels = {}
-for title, link in {"this link": (alpha_s, beta_s), "β/100, α/20": fast_link}.items():
-    panels[title] = {
-        "weak, overlapped": {n: efficiency(n, link=link) for n in sizes},
-        "weak, after backward": {n: efficiency(n, link=link, overlap=False) for n in sizes},
-        "strong, overlapped": {n: efficiency(n, link=link, share=1 / n) for n in sizes},
-    }
-marks = {title: {"commonly claimed": {2: 1.9 / 2, 4: 3.7 / 4, 8: 7.2 / 8}} for title in panels}
-marks["this link"]["weak, overlapped, measured"] = {n: at[n][0] / at[n][1] for n in (2, 4)}
-weak, strong = panels["this link"]["weak, overlapped"], panels["this link"]["strong, overlapped"]
-print(f"64 ranks, weak: predicted {my_weak:.0%}, computed {weak[64]:.0%}")
-print(f"64 ranks, strong: predicted {my_strong:.0%}, computed {strong[64]:.0%}")
-assert strong[64] < weak[64] < weak[2]
-scaling_plots.efficiency(panels, marks)
-
 # %% [markdown]
-# Squares are the measurements from above. They lie below their line because sending needs cores as well. The right
-# panel shows the same run behind a link with a hundredth of the β and a twentieth of the α. Why do all lines fall? Look
-# at what N does to the two terms of the formula:
+# The figure shows the predicted efficiency against the number of ranks. The marks are your measurements. Look at what
+# overlap gains, and at how far apart the lines for weak and strong scaling are.
 
 # %% tags=["nbval-ignore-output"]
-rows = []
-for n in (2, 8, 64, 512):
-    bytes_ms = 1e3 * formulas.ring_all_reduce_s(sum(calm.sizes_bytes), n, 0, beta_s)
-    latency_ms = 1e3 * 2 * (n - 1) * alpha_s
-    times_ms = (bytes_ms, len(calm.sizes_bytes) * latency_ms, latency_ms)
-    rows.append([f"{n}", *(f"{ms:.0f}" for ms in times_ms)])
-tables.Table(["ranks", "bytes, ms", "latency, 7 buckets, ms", "latency, 1 bucket, ms"], rows)
+counts = [2**k for k in range(10)]
+one_s = predicted_s(1)
+curves = {
+    "weak, overlapped": {n: one_s / predicted_s(n) for n in counts},
+    "weak, after backward": {n: one_s / predicted_s(n, overlap=False) for n in counts},
+    "strong, overlapped": {n: one_s / n / predicted_s(n, share=1 / n) for n in counts},
+}
+marks = {
+    "weak, measured": {n: weak.efficiency(n) for n in (2, 4)},
+    "strong, measured": {n: strong.efficiency(n) for n in (2, 4)},
+}
+weak_64, strong_64 = curves["weak, overlapped"][64], curves["strong, overlapped"][64]
+print(f"64 ranks, weak: predicted {my_weak:.0%}, by the cost model {weak_64:.0%}")
+print(f"64 ranks, strong: predicted {my_strong:.0%}, by the cost model {strong_64:.0%}")
+assert strong_64 < weak_64 < curves["weak, overlapped"][2]
+scaling_plots.efficiency({"1 Gbit/s": curves}, {"1 Gbit/s": marks})
 
 # %% [markdown]
-# - **Bytes** level off at 2S: from 8 ranks to any number they grow by a seventh.
-# - **Latency** does not level off: it is 2(N−1)α for each bucket. So with few ranks, small buckets are better, because
-#   they can be launched early. With many ranks, large buckets are better (DDP's default is 25 MB), or a tree, whose
-#   latency is 2⌈log₂N⌉α (chapter 01).
-# - In strong scaling there is also less and less backward behind which communication can hide.
+# Why does even weak scaling become worse, although each rank always sends about the same number of bytes? Look at the
+# two terms of the formula:
 #
-# Speed-ups of 1.9, 3.7 and 7.2 on 2, 4 and 8 GPUs are commonly claimed, without a source that measured them. When would
-# they be true?
+# - The **bytes** level off: each rank sends 2(N−1)/N · S, at most 2S. From 8 ranks to 512, this grows by a seventh.
+# - The **latency** does not: each bucket costs 2(N−1)α. From 8 ranks to 512, this grows by a factor of 73.
+#
+# So with few ranks, small buckets are better, because they can be launched early. With many ranks, large buckets are
+# better, because there are fewer of them. In the lab, your model finds the best cap for any number of ranks.
+
+# %% [markdown]
+# ## Real links
+#
+# A link of 1 Gbit/s is slow. The table lists links between real GPUs. The bus bandwidth (chapter 01) is what programs
+# reach, not what the data sheet promises, and α is the latency of one step of NCCL's ring. Compare the last column, the
+# time of an all-reduce of 1 GB, from top to bottom.
 
 # %%
-for n, speed_up in {2: 1.9, 4: 3.7, 8: 7.2}.items():
-    wanted = speed_up / n
-    print(f"{speed_up} on {n}: efficiency {wanted:.1%}, exposed / compute {1 / wanted - 1:.1%}")
+from shared.planner.links import REAL_LINKS, link_table
 
+link_table()
+
+# %% [markdown]
+# To predict a step on these links, we need a model that is worth training on them. Take a GPT with 1.3 billion
+# parameters. Its gradients in bf16 are 2.6 GB. A step needs about 6 floating-point operations per parameter and token,
+# a third of them in forward (Kaplan et al., 2020). An H100 reaches up to 989 · 10¹² of them per second in bf16
+# (NVIDIA's data sheet). We assume that 40% of this is used; Llama 3 reports 38 to 43% (Grattafiori et al., 2024). Each
+# GPU gets 8,192 tokens per step. Gradients become ready evenly during backward, in buckets of 25 MB.
+
+
+# %%
+import math
+
+PARAMETERS, GRADIENT_BYTES = 1.3e9, 2.6e9
+OPERATIONS_PER_S = 0.4 * 989e12
+BUCKETS = math.ceil(GRADIENT_BYTES / (25 * 2**20))
+
+
+def gpt_efficiency(link, gpus, all_reduce_s=formulas.ring_all_reduce_s, tokens=8192):
+    """Predict the efficiency of weak scaling for the GPT with 1.3 billion parameters."""
+    compute_s = 6 * PARAMETERS * tokens / OPERATIONS_PER_S
+    ready_s = [compute_s * (1 + 2 * number / BUCKETS) / 3 for number in range(1, BUCKETS + 1)]
+    cost_s = all_reduce_s(GRADIENT_BYTES / BUCKETS, gpus, link.alpha_s, link.beta_s_per_byte)
+    return compute_s / (compute_s + formulas.exposed_s(ready_s, [cost_s] * BUCKETS, compute_s))
+
+
+# %% [markdown]
+# A ring has 2(N−1) steps, which is a lot of latency on 512 GPUs. NCCL can also use trees, whose latency grows only with
+# the logarithm of N (Jeaugey, 2019). We estimate them with the formula of recursive halving and doubling, another
+# algorithm of this kind: it sends as many bytes as the ring in 2 log₂N steps.
+#
+# **Predict.** Which efficiency do you expect on 64 hosts with one GPU each, over InfiniBand at 400 Gbit/s, with the
+# ring? (1 means that nothing is lost.)
+
+# %%
+my_prediction = 0.0
 
 # %% tags=["nbval-ignore-output"]
-def slowest_link(world_size, wanted, overlap):
-    """Return the lowest rate that gives the run above this efficiency."""
-    for gbit in (0.1 * 1.02**k for k in range(500)):
-        link = alpha_s, 8e-9 / gbit
-        if efficiency(world_size, overlap=overlap, link=link) >= wanted:
-            return f"{gbit:.1f} Gbit/s"
-    return "none: α alone costs more"
-
-
-rows = [
-    [f"{speed_up} on {n}", *(slowest_link(n, speed_up / n, overlap) for overlap in (True, False))]
-    for n, speed_up in {2: 1.9, 4: 3.7, 8: 7.2}.items()
-]
-tables.Table(["speed-up", "overlapped, from", "after backward, from"], rows)
-
-# %% [markdown]
-# So such a speed-up is not a property of data parallelism. The same program has it on one link and misses it on
-# another, or reaches it with a batch twice as large. What counts is exposed / compute. (Li et al., VLDB 2020, report
-# near-linear scaling on 256 GPUs, "when configured appropriately".)
+logarithmic = formulas.halving_doubling_all_reduce_s
+links, rows = {link.name: link for link in REAL_LINKS}, []
+for name, link in links.items():
+    reachable = (8,) if name.startswith("NVLink") else (8, 64, 512)
+    ring = [gpt_efficiency(link, n) for n in reachable]
+    trees = [gpt_efficiency(link, n, logarithmic) for n in reachable]
+    assert ring == sorted(ring, reverse=True) and ring[-1] <= trees[-1]
+    cells = [f"{r:.0%} / {t:.0%}" for r, t in zip(ring, trees, strict=True)]
+    rows.append([name, *cells, *["–"] * (3 - len(cells))])
+infiniband = links["InfiniBand, 1 adapter of 400 Gbit/s per host"]
+print(f"predicted {my_prediction:.0%}, by the cost model {gpt_efficiency(infiniband, 64):.0%}")
+note = "Efficiency with a ring / with logarithmic latency. NVLink connects GPUs of one host only."
+tables.Table(["link", "8 GPUs", "64 GPUs", "512 GPUs"], rows, note)
 
 # %% [markdown]
-# ## Ranks with different numbers of batches
+# The next figure shows three of these links. Compare the two lines in each panel. Where they are far apart, the latency
+# is the problem, and larger buckets or trees help. Where both are low, it is the bandwidth, and only a faster link or
+# more computation per byte helps.
+
+# %% tags=["nbval-ignore-output"]
+shown = {
+    "8 adapters of 400 Gbit/s": links["8 H100 per host, 8 InfiniBand adapters of 400 Gbit/s"],
+    "1 adapter of 400 Gbit/s": infiniband,
+    "Ethernet, 100 Gbit/s": links["Ethernet with TCP, 100 Gbit/s"],
+}
+claimed = {2: 1.9 / 2, 4: 3.7 / 4, 8: 7.2 / 8}
+panels = {}
+for title, link in shown.items():
+    trees = {n: gpt_efficiency(link, n, logarithmic) for n in counts}
+    panels[title] = {
+        "ring": {n: gpt_efficiency(link, n) for n in counts},
+        "logarithmic latency": trees,
+    }
+label = "1.9×/3.7×/7.2× (widely quoted, no source)"
+scaling_plots.efficiency(panels, {title: {label: claimed} for title in panels})
+
+# %% [markdown]
+# (With 8 GPUs per host, α is the average over the steps of a ring. Other algorithms cross hosts in more of their steps,
+# so the second line of the first panel is too optimistic.)
+
+# %% [markdown]
+# ## When is a speed-up of 7.2 on 8 GPUs possible?
 #
-# All of this assumes that every rank has as much to do as the others. But a data set rarely divides evenly, and then
-# some ranks have a batch more. The ranks that have finished would leave the loop, and the others would wait for them in
-# their next backward: that is chapter 00's hang. torch's DDP has a context manager for this, `join()`. A rank that has
-# finished keeps taking part in the all-reduces, with zeros. In the next cell, rank r has r + 1 batches:
+# Speed-ups of 1.9, 3.7 and 7.2 on 2, 4 and 8 GPUs are widely quoted, and nobody names a source that has measured them.
+# They are marked in the figure above. The cost model can say when they are possible. In weak scaling, the efficiency is
+# compute / (compute + exposed). These speed-ups are efficiencies of 95%, 92.5% and 90%, so the exposed time may be at
+# most 5%, 8% and 11% of the computing time.
+#
+# More tokens per GPU mean more computation for the same bytes. The next cell finds how many tokens per GPU and step our
+# GPT needs, so that each link gives the speed-up.
+
+
+# %%
+def tokens_needed(link, gpus, wanted):
+    """Find the smallest power of two that gives this efficiency."""
+    return next(2**k for k in range(6, 30) if gpt_efficiency(link, gpus, tokens=2**k) >= wanted)
+
+
+rows = []
+for name, link in links.items():
+    needed = [tokens_needed(link, n, wanted) for n, wanted in claimed.items()]
+    rows.append([name, *(f"{tokens:,}" for tokens in needed)])
+header = ["link", *(f"{n * wanted:g} on {n}" for n, wanted in claimed.items())]
+tables.Table(header, rows, "tokens per GPU and step")
+
+# %% [markdown]
+# So every link in the table can give these speed-ups, if the GPUs have enough to compute. A speed-up is not a property
+# of data parallelism, or of a library. The same program has it on one link and misses it on another, or reaches it with
+# more micro-batches per step inside `no_sync()`. Whenever you read a speed-up, ask for the model, the batch per GPU and
+# the link. (Li et al., VLDB 2020, report near-linear scaling to 256 GPUs, "when configured appropriately".)
+
+# %% [markdown]
+# ## Stragglers and skew
+#
+# The model assumes that all ranks are equally fast. A **straggler** is a rank that is slower than the others, because
+# its GPU is throttled, its data loader is late or its samples are longer. The **skew** of a collective is the time
+# between its first and its last rank. In the next cell, rank 3's blocks take 1.5 times as long.
+#
+# **Predict.** By what factor does the step of the other three ranks become longer? (1 means not at all.)
+
+# %%
+my_prediction = 0.0
+
+# %%
+# %%ranks
+skewed = sleeping_ddp(share=1.5 if rank == 3 else 1.0)
+steps = {
+    "all ranks alike": measure.training_step(model, *sample),
+    "rank 3 is a straggler": measure.training_step(skewed, *sample),
+}
+times = measure.jobs(steps, rounds=5)
+straggling = {"": steps["rank 3 is a straggler"]}
+lines = measure.recorded(straggling, lambda: timeline.record(skewed), rounds=3)[""]
+
+# %% tags=["nbval-ignore-output"]
+factor = ranks.pull("times")[0].ratio("rank 3 is a straggler", "all ranks alike")
+print(f"predicted {my_prediction:.2f}, measured {factor:.2f}")
+assert factor > 1.2
+plots.timeline(ranks.pull("lines")[0])
+
+# %% [markdown]
+# Every step takes as long as the slowest rank needs. In the timelines, ranks 0 to 2 finish backward early and wait in
+# the all-reduces. If you only looked at their communication, you would blame the network.
+#
+# With many ranks, you do not even need a broken GPU. Suppose that the computing time of each rank varies by 5% from
+# step to step (standard deviation of a normal distribution). The slowest of N ranks sets the pace:
+
+# %%
+import torch
+
+torch.manual_seed(0)
+slowest = {n: (1 + 0.05 * torch.randn(2000, n)).amax(dim=1).mean().item() for n in (1, 8, 64, 512)}
+assert slowest[1] < slowest[8] < slowest[64] < slowest[512]
+for n, factor in slowest.items():
+    print(f"{n:3} ranks: a step takes {factor:.3f} times as long, efficiency {1 / factor:.0%}")
+
+# %% [markdown]
+# In the extreme case, a rank has nothing to compute at all: a data set rarely divides evenly, so some ranks have one
+# batch more. The others would leave the loop, and the ranks with more batches would hang, as in chapter 00. torch's DDP
+# has a context manager for this, `join()`. A rank that has finished keeps taking part in the all-reduces, with zeros.
+# In the next cell, rank r has r + 1 batches:
 
 # %%
 # %%ranks
@@ -349,48 +499,173 @@ ddp = DistributedDataParallel(nn.Linear(8, 1).to(device))
 with wire.ledger() as log, ddp.join():
     for _ in range(rank + 1):
         ddp(torch.ones(2, 8, device=device)).sum().backward()
-buckets = sum(entry.op == "all_reduce" and entry.elements == 9 for entry in log.entries)
-print(f"batches: {rank + 1}, buckets sent: {buckets}")
+sent = sum(entry.op == "all_reduce" and entry.elements == 9 for entry in log.entries)
+print(f"batches: {rank + 1}, all-reduces of a bucket: {sent}")
+
+# %% [markdown]
+# `join()` still divides by the number of ranks that started, unless you pass `divide_by_initial_world_size=False`. So
+# in the last steps, the gradient is smaller than the mean over the samples that took part: unequal counts need weights
+# (chapter 02).
+
+# %% [markdown]
+# ## `nn.DataParallel`, and why it lost
+#
+# Before DDP, there was `nn.DataParallel`: one line, one process, several GPUs. It is still in torch, whose
+# documentation recommends DDP instead, even on a single host. Here is one step of both:
+#
+# | | `nn.DataParallel` | DDP |
+# |---|---|---|
+# | processes | one, with a thread per GPU: the threads compete for Python's lock | one per GPU |
+# | before forward | broadcasts all parameters from GPU 0, and scatters the batch | nothing: the replicas are equal |
+# | loss | on GPU 0, after gathering all outputs there | on every rank |
+# | gradients | summed on GPU 0 after backward | all-reduced in buckets during backward |
+# | optimizer | on GPU 0, while the others wait | on every rank |
+# | several hosts | no | yes |
+#
+# With NCCL, the broadcast and the sum move about as many bytes as an all-reduce. The difference is *when* they do. No
+# replica can start forward before its parameters have come. And the sum cannot start before all gradients are there,
+# because one autograd function handles all parameters at once (`Broadcast` in torch's `nn/parallel/_functions.py`). So
+# all its communication is exposed. We can imitate this order on our ranks:
+
+# %%
+# %%ranks
+all_parameters = torch.zeros(sum(p.numel() for p in model.parameters()), device=device)
+
+
+def in_the_order_of_data_parallel():
+    dist.broadcast(all_parameters, src=0)
+    with model.no_sync():
+        model(*sample).backward()
+    dist.reduce(all_parameters, dst=0)  # as many bytes as the gradients
+
+
+ways = {
+    "order of nn.DataParallel": measure.Job({"": in_the_order_of_data_parallel}, model.zero_grad),
+    "OverlappedDDP": measure.training_step(model, *sample),
+}
+times = measure.jobs(ways, rounds=5)
+
+# %% tags=["nbval-ignore-output"]
+times = ranks.pull("times")[0]
+assert times.ratio("order of nn.DataParallel", "OverlappedDDP") > 1
+plots.bars(times.ms(), "ms per step (median of 5)")
+
+# %% [markdown]
+# ## Does a faster step mean faster training?
+#
+# Efficiency counts samples per second. But in weak scaling, N ranks also have an N times larger global batch, and a
+# larger batch is only worth something if you need fewer steps. Let's train the digits MLP until it recognizes 95% of
+# 297 images that it has not seen, with 16 images per rank and step. If you keep the learning rate, the gradient has
+# less noise, but a step moves the parameters no further. The **linear scaling rule** multiplies the learning rate by N
+# as well (Goyal et al., 2017).
+
+# %%
+# %%ranks
+from torch.nn.functional import cross_entropy
+
+from shared.data import digits
+from shared.models import MLP
+
+images, labels = (tensor.to(device) for tensor in digits())
+
+
+def steps_to_95(scale_lr, most=3000):
+    """Train on the current ranks. Returns the number of steps until 95% of the held-out images are right."""
+    count = dist.get_world_size()
+    generator = torch.Generator().manual_seed(0)  # all ranks draw the same global batch
+    mlp = OverlappedDDP(MLP(seed=0).to(device))
+    optimizer = torch.optim.SGD(mlp.parameters(), lr=0.1 * (count if scale_lr else 1))
+    for step in range(1, most + 1):
+        own = torch.randint(1500, (16 * count,), generator=generator)[rank::count]
+        optimizer.zero_grad()
+        cross_entropy(mlp(images[own]), labels[own]).backward()
+        mlp.finish_gradient_sync()
+        optimizer.step()
+        if step % 10 == 0:
+            with torch.no_grad():
+                right = mlp.module(images[1500:]).argmax(dim=1) == labels[1500:]
+            if right.float().mean() >= 0.95:
+                return step
+    return most
+
+
+# %% tags=["nbval-ignore-output"]
+steps, rows = {}, []
+for n in (1, 2, 4):
+    with ranks.world(n):
+        for scale_lr in (False, True):
+            steps[n, scale_lr] = ranks.run(
+                lambda scale: steps_to_95(scale), scale_lr, timeout_s=100
+            )[0]
+    rows.append([f"{n}", f"{16 * n}", f"{steps[n, False]}", f"{steps[n, True]}"])
+assert steps[4, True] < steps[4, False] and steps[4, False] > steps[1, False] / 2
+tables.Table(["ranks", "global batch", "steps with lr 0.1", "steps with lr 0.1 · N"], rows)
+
+# %% [markdown]
+# With the same learning rate, four ranks need more than half as many steps as one rank, for four times as many samples
+# per step. With the scaled one, they need fewer. The rule has a limit: from some batch size on, more samples per step
+# do not help, whatever the learning rate (McCandlish et al., 2018). No faster link moves that limit.
+
+# %% [markdown]
+# ## On a cluster
+#
+# | question | here | with NCCL and many hosts |
+# |---|---|---|
+# | What are α and β? | `measure.collectives` | `all_reduce_perf -b 8 -e 1G -f 2` (nccl-tests), at 8 bytes and at 1 GB |
+# | Which algorithm runs? | gloo's ring | `NCCL_DEBUG=INFO` and `NCCL_DEBUG_SUBSYS=TUNING`; `NCCL_ALGO` forces one |
+# | What does communication cost? | steps in `no_sync()` | the same, timed with CUDA events |
+# | Which rank is slow? | `plots.timeline` | the one that waits *least*: `torch.profiler`, or NCCL's flight recorder |
+# | Why is it slow? | shared cores | clocks (`nvidia-smi -q -d PERFORMANCE`), data loading, a bad cable |
 
 # %% [markdown]
 # ## Recap
 #
-# S bytes of gradients in b buckets, N ranks, a ring over links with latency α and bandwidth 1/β.
+# S bytes of gradients in b buckets, N ranks, a ring over links with latency α and bandwidth 1/β:
 #
-# | | computed per rank | bytes, seconds | latency, seconds | from 8 ranks to 512 |
+# | | memory per rank | bytes on the wire, seconds | latency, seconds | overlap |
 # |---|---|---|---|---|
-# | weak scaling | as on one rank | 2(N−1)/N · Sβ | 2(N−1)αb | the bytes grow by a seventh, the latency by 73 times |
-# | strong scaling | 1/N of it | 2(N−1)/N · Sβ | 2(N−1)αb | the same, and 1/64 of the backward to hide behind |
+# | weak scaling | as on one rank | 2(N−1)/N · Sβ | 2(N−1)αb | as much backward as on one rank |
+# | strong scaling | fewer activations | 2(N−1)/N · Sβ | 2(N−1)αb | 1/N of that backward |
+# | order of `nn.DataParallel` | GPU 0 holds more | about 2Sβ | a broadcast and a reduce | none |
 #
-# The terms of this chapter: **weak scaling** gives each rank a batch of its own, **strong scaling** shares one batch,
-# and the **efficiency** is the part of the ranks' computing time that is not lost.
+# **Terms**
+#
+# - **weak scaling**: every rank has a batch of its own, so N ranks process N times as many samples per step.
+# - **strong scaling**: the ranks share one batch, so each of N ranks processes 1/N of it.
+# - **speed-up**: the samples per second of N ranks, divided by the samples per second of one rank.
+# - **efficiency**: the speed-up on N ranks, divided by N; 1 means that nothing is lost.
+# - **cost model**: a formula that predicts the time of a step from a few measured numbers, such as α, β and the
+#   computing time.
+# - **held-out case**: a measurement that was not used to fit a model, so that it can test it.
+# - **straggler**: a rank that is slower than the others, which then wait for it in every collective.
+# - **skew**: the time between the first and the last rank that reach a collective.
+# - **linear scaling rule**: multiply the learning rate by as much as the global batch.
+#
+# The [glossary](glossary.md) has the terms of all chapters.
+
+# %% [markdown]
+# ## Further reading
+#
+# - Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020 (arXiv 2006.15704).
+#   Look at the evaluation: how the best bucket size and the scaling to 256 GPUs depend on the model and the backend.
+# - NVIDIA, *Performance reported by NCCL tests* (PERFORMANCE.md in the nccl-tests repository). It derives the bus
+#   bandwidth of each collective.
+# - Jeaugey, *Massively scale your deep learning training with NCCL 2.4* (NVIDIA developer blog, 2019). It shows how
+#   trees keep the latency low on many GPUs.
+# - Goyal et al., *Accurate, large minibatch SGD: training ImageNet in 1 hour*, 2017 (arXiv 1706.02677). Look at the
+#   linear scaling rule, and at where it ends.
+# - Lin et al., *Understanding stragglers in large model training using what-if analysis*, OSDI 2025 (arXiv 2505.05713).
+#   Look at the causes: many of them are not broken hardware.
 
 # %% [markdown]
 # ## What is still wasted
 #
-# Time on the wire is one limit of data parallelism. The other one is **memory**:
-
-# %%
-# %%ranks
-from shared import memory
-
-model = on_cores()
-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-model(*sample).backward()
-model.finish_gradient_sync()
-optimizer.step()
-held = memory.held(model, optimizer)
-
-# %%
-held = {f"rank {number}": each.by_component() for number, each in enumerate(ranks.pull("held"))}
-assert len({str(each) for each in held.values()}) == 1
-plots.memory_by_component(held)
-
-# %% [markdown]
-# There are four copies of everything, equal to the last element, and training needs only one. Chapter 06 counts what a
-# rank holds. From chapter 07 on, the ranks share it.
+# Time on the wire is one limit of data parallelism. The other one is **memory**. All ranks hold the same parameters,
+# the same averaged gradients and the same optimizer state, although training needs each of them only once. More ranks
+# do not help: a model that does not fit on one GPU does not fit on 512 of them. Chapter 06 counts what a rank holds,
+# and from chapter 07 on, the ranks share it.
 #
-# But first, in the lab, you measure what communication costs your own wrapper and torch's.
+# But first, in the lab, you write the cost model yourself, and let it find the best bucket cap.
 
 # %%
 ranks.stop()

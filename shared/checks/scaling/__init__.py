@@ -1,9 +1,26 @@
-"""Checks for chapter 05: how much of a step is computation, and how much time communication adds to it."""
+"""Checks for chapter 05: a cost model of a training step, and the measurement that tests it.
+
+The cost model only calculates, so its checks run on one rank and compare with the formulas on drawn cases. The
+measurement reads a simulated clock, so its result is exact.
+"""
 
 from shared.checks.engine.framework import Exercise
-from shared.checks.scaling import cost
+from shared.checks.scaling import cost, cost_model
 
-communication_cost = Exercise("5.1", "communication_cost")
+fit_alpha_beta = Exercise("5.1", "fit_alpha_beta")
+predict_step_s = Exercise("5.2", "predict_step_s")
+buckets_of = Exercise("5.3", "buckets_of", optional=True)
+best_cap_bytes = Exercise("5.3", "best_cap_bytes")
+efficiency = Exercise("5.4", "efficiency")
+communication_cost = Exercise("5.5", "communication_cost")
+
+fit_alpha_beta.check("values", world_sizes=(1,))(cost_model.the_line_is_found)
+fit_alpha_beta.check("noise", world_sizes=(1,))(cost_model.noisy_times_are_fitted)
+predict_step_s.check("values", world_sizes=(1,))(cost_model.steps_are_predicted)
+buckets_of.check("buckets", world_sizes=(1,))(cost_model.buckets_are_filled_in_order)
+best_cap_bytes.check("best", world_sizes=(1,))(cost_model.the_best_cap_is_found)
+efficiency.check("weak", world_sizes=(1,))(cost_model.weak_scaling_is_predicted)
+efficiency.check("strong", world_sizes=(1,))(cost_model.strong_scaling_is_predicted)
 
 communication_cost.check("values", world_sizes=(1, 2))(cost.medians_are_exact)
 communication_cost.check("measuring", world_sizes=(1, 2))(cost.every_measurement_starts_alike)

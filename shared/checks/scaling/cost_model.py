@@ -1,0 +1,339 @@
+"""Judge the cost model: its fit, its prediction of a step, its buckets and best cap, and its efficiency.
+
+The functions only calculate, so every check calls them on drawn cases and compares the results with the formulas.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from shared import formulas
+from shared.checks.engine.framework import Attempt, Wrong
+
+TRIES = 40
+TOLERANCE = 1e-6  # relative: the order of additions may differ
+RANKS = (2, 3, 4, 8, 64, 512)
+SIZES_BYTES = (400, 4_000, 40_000, 400_000, 4_000_000, 40_000_000)
+
+
+class Link(NamedTuple):
+    """A number of ranks and the link between them, in the order in which the functions take them."""
+
+    ranks: int
+    alpha_s: float
+    beta_s: float
+
+    def all_reduce_s(self, size_bytes: float) -> float:
+        return formulas.ring_all_reduce_s(size_bytes, *self)
+
+    def __str__(self) -> str:
+        return f"{self.ranks} ranks, α = {1e6 * self.alpha_s:.4g} µs, β = {1e9 * self.beta_s:.4g} ns per byte"
+
+
+Timed = list[tuple[float, int]]  # gradients or buckets: (ready_s, size_bytes), in the order in which they are ready
+
+
+def probe(piece: Callable, calls: list[tuple]) -> list:
+    """Call the piece once for each tuple of arguments. Return what it returned, as numbers and tuples of numbers."""
+    return [_plain(piece(*arguments)) for arguments in calls]
+
+
+def _plain(value):
+    if isinstance(value, list | tuple):
+        return tuple(map(_plain, value))
+    return value if isinstance(value, str | bool | None) else float(value)
+
+
+def _close(found, expected: float) -> bool:
+    is_number = isinstance(found, float) and math.isfinite(found)
+    return is_number and math.isclose(found, expected, rel_tol=TOLERANCE, abs_tol=1e-15)
+
+
+def _draw_link(attempt: Attempt, ranks: int | None = None) -> Link:
+    """Draw a link. Sometimes its latency matters most, sometimes its bandwidth."""
+    draw = attempt.random.uniform
+    return Link(ranks or attempt.random.choice(RANKS), 10 ** draw(-6, -3.5), 10 ** draw(-10.5, -8))
+
+
+def _draw_gradients(attempt: Attempt, most: int) -> tuple[float, Timed]:
+    """Draw when a step's computation ends, and its gradients. The last one is ready when backward ends."""
+    compute_s, count = attempt.random.uniform(0.05, 0.5), attempt.random.randint(1, most)
+    ready_s = sorted(attempt.random.uniform(compute_s / 3, compute_s) for _ in range(count - 1))
+    sizes_bytes = [4 * attempt.random.randint(100, 1_000_000) for _ in range(count)]
+    return compute_s, list(zip([*ready_s, compute_s], sizes_bytes, strict=True))
+
+
+def _describe(timed: Timed) -> str:
+    shown = ", ".join(f"({ready_s:.4f} s, {size:,} bytes)" for ready_s, size in timed[:4])
+    return f"[{shown}{', …' if len(timed) > 4 else ''}]"
+
+
+# -- fit
+
+
+def least_squares(times_s: dict[int, float], ranks: int, weighted: bool = True) -> tuple[float, float]:
+    """Fit α and β by least squares of the relative error, or of the absolute one if not weighted."""
+    measured_s = torch.tensor(list(times_s.values()), dtype=torch.float64)
+    sizes = torch.tensor(list(times_s), dtype=torch.float64)
+    largest = sizes.max()  # columns of similar magnitude keep the solution exact
+    columns = 2 * (ranks - 1) * torch.stack([torch.ones_like(sizes), sizes / largest / ranks], dim=1)
+    weights = 1 / measured_s if weighted else torch.ones_like(measured_s)
+    solution = torch.linalg.lstsq(columns * weights[:, None], (measured_s * weights)[:, None]).solution[:, 0]
+    return solution[0].item(), (solution[1] / largest).item()
+
+
+def _judge_fit(attempt: Attempt, noise: float) -> None:
+    calls = []
+    for count in [2, 2, *(attempt.random.randint(3, len(SIZES_BYTES)) for _ in range(TRIES))]:
+        link = _draw_link(attempt)
+        sizes = sorted(attempt.random.sample(SIZES_BYTES, count))
+        times_s = {size: link.all_reduce_s(size) * attempt.random.uniform(1 - noise, 1 + noise) for size in sizes}
+        calls.append((times_s, link.ranks))
+    for rank, results in enumerate(attempt.run(probe, calls)):
+        for (times_s, ranks), found in zip(calls, results, strict=True):
+            expected = least_squares(times_s, ranks)
+            if not (isinstance(found, tuple) and len(found) == 2 and all(map(_close, found, expected))):
+                shown = ", ".join(f"{size:,} bytes: {time_s:.4g} s" for size, time_s in times_s.items())
+                evidence = f"{ranks} ranks, {shown}: {_pair(found)}; expected {_pair(expected)}"
+                raise Wrong({rank: evidence}, _cause_of_fit(times_s, ranks, found, expected))
+
+
+def _pair(found) -> str:
+    if isinstance(found, tuple) and len(found) == 2 and all(isinstance(value, float) for value in found):
+        return f"α = {found[0]:.4g} s, β = {found[1]:.4g} s per byte"
+    return f"returned {found!r}"
+
+
+def _cause_of_fit(times_s: dict[int, float], ranks: int, found, expected: tuple[float, float]) -> str:
+    alpha_s, beta_s = expected
+    steps, sizes = 2 * (ranks - 1), list(times_s)
+    first, last = sizes[0], sizes[-1]
+    slope = (times_s[last] - times_s[first]) / (last - first)
+    known = {
+        least_squares(times_s, ranks, weighted=False): (
+            "This minimizes the absolute error. Hint: which size then counts almost alone?"
+        ),
+        (alpha_s * steps, beta_s * steps / ranks): (
+            "This fits one message of the whole tensor. Hint: how many steps does a ring all-reduce have, and how much "
+            "does each of them send?"
+        ),
+        (alpha_s, beta_s / ranks): "Hint: how many bytes does one step of the ring send?",
+        (alpha_s, 1 / beta_s): "This is the bandwidth 1/β; expected β.",
+        ((times_s[first] - slope * first) / steps, slope * ranks / steps): (
+            "This uses only the smallest and the largest size. Hint: what do the other measurements say?"
+        ),
+    }
+    for values, hint in known.items():
+        if isinstance(found, tuple) and len(found) == 2 and all(map(_close, found, values)):
+            return hint
+    return "Hint: for which α and β are the derivatives of the sum of the squares both 0?"
+
+
+def the_line_is_found(attempt: Attempt) -> None:
+    _judge_fit(attempt, noise=0.0)
+
+
+def noisy_times_are_fitted(attempt: Attempt) -> None:
+    _judge_fit(attempt, noise=0.2)
+
+
+# -- prediction of a step
+
+
+def step_s(buckets: Timed, compute_s: float, link: Link) -> float:
+    ready_s, sizes_bytes = zip(*buckets, strict=True)
+    costs_s = [link.all_reduce_s(size) for size in sizes_bytes]
+    return compute_s + formulas.exposed_s(list(ready_s), costs_s, compute_s)
+
+
+def steps_are_predicted(attempt: Attempt) -> None:
+    """One bucket comes first. Then there are one rank, buckets that are all hidden, and none that is launched early."""
+    calls = []
+    for number in range(TRIES):
+        compute_s, buckets = _draw_gradients(attempt, 1 if number < 3 else 8)
+        link = _draw_link(attempt, ranks=1 if number == 3 else None)
+        if number % 4 == 1:  # a step with time left after its last gradient, and a fast link
+            compute_s, link = 3 * compute_s, link._replace(alpha_s=1e-9, beta_s=1e-13)
+        if number % 4 == 2:
+            buckets = [(compute_s, size) for _, size in buckets]
+        calls.append((buckets, compute_s, *link))
+    for rank, results in enumerate(attempt.run(probe, calls)):
+        for (buckets, compute_s, *numbers), found in zip(calls, results, strict=True):
+            link = Link(*numbers)
+            if not _close(found, expected := step_s(buckets, compute_s, link)):
+                evidence = (
+                    f"{link}; computes for {compute_s:.4f} s, buckets {_describe(buckets)}: the step takes "
+                    f"{_seconds(found)}; expected {expected:.6g} s"
+                )
+                raise Wrong({rank: evidence}, _cause_of_step(buckets, compute_s, link, found))
+
+
+def _seconds(found) -> str:
+    return f"{found:.6g} s" if isinstance(found, float) else repr(found)
+
+
+def _cause_of_step(buckets: Timed, compute_s: float, link: Link, found) -> str:
+    costs_s = [link.all_reduce_s(size) for _, size in buckets]
+    ends_s, end_s = [], 0.0
+    for (ready_s, _), cost_s in zip(buckets, costs_s, strict=True):
+        end_s = max(end_s, ready_s) + cost_s
+        ends_s.append(end_s)
+    known = {
+        end_s - compute_s: "This is the exposed time alone, or less. Hint: what else does the step consist of?",
+        max(0.0, end_s - compute_s): "This is the exposed time alone. Hint: what else does the step consist of?",
+        compute_s + sum(costs_s): "Hint: which buckets are in flight while backward still computes?",
+        end_s: "Hint: can a step end before its backward does?",
+        max(compute_s, *(ready + cost for (ready, _), cost in zip(buckets, costs_s, strict=True))): (
+            "Hint: when can a bucket start whose predecessor is still in flight?"
+        ),
+        compute_s + max(0.0, _end_of_messages_s(buckets, link) - compute_s): (
+            "This is the time of one message per bucket. Hint: what does a ring all-reduce take?"
+        ),
+    }
+    return next((hint for value, hint in known.items() if _close(found, value)), "Hint: compute e₁ and e₂ on paper.")
+
+
+def _end_of_messages_s(buckets: Timed, link: Link) -> float:
+    end_s = 0.0
+    for ready_s, size in buckets:
+        end_s = max(end_s, ready_s) + link.alpha_s + link.beta_s * size
+    return end_s
+
+
+# -- buckets and the best cap
+
+
+def bucketed(gradients: Timed, cap_bytes: int) -> Timed:
+    """Close a bucket before a gradient that does not fit. A bucket is ready when its last gradient is."""
+    buckets: list[tuple[float, int]] = []
+    for ready_s, size in gradients:
+        if buckets and buckets[-1][1] + size <= cap_bytes:
+            buckets[-1] = (ready_s, buckets[-1][1] + size)
+        else:
+            buckets.append((ready_s, size))
+    return buckets
+
+
+def buckets_are_filled_in_order(attempt: Attempt) -> None:
+    """Some buckets are filled exactly to the cap, and some gradients are larger than it."""
+    calls = []
+    for number in range(TRIES):
+        _, gradients = _draw_gradients(attempt, 1 + number // 2)
+        size = attempt.random.choice([size for _, size in gradients])
+        exactly = sum(size for _, size in gradients[: attempt.random.randint(1, len(gradients))])
+        calls.append((gradients, attempt.random.choice([size, exactly, exactly - 4, 2 * size])))
+    for rank, results in enumerate(attempt.run(probe, calls)):
+        for (gradients, cap_bytes), found in zip(calls, results, strict=True):
+            if not _same_buckets(found, expected := bucketed(gradients, cap_bytes)):
+                evidence = (
+                    f"cap {cap_bytes:,} bytes, gradients {_describe(gradients)}: {_buckets(found)}; expected "
+                    f"{_buckets(expected)}"
+                )
+                raise Wrong({rank: evidence}, _cause_of_buckets(found, gradients, expected))
+
+
+def _same_buckets(found, expected: Timed) -> bool:
+    if not isinstance(found, tuple) or len(found) != len(expected):
+        return False
+    return all(
+        isinstance(bucket, tuple) and len(bucket) == 2 and all(map(_close, bucket, known))
+        for bucket, known in zip(found, expected, strict=True)
+    )
+
+
+def _buckets(found) -> str:
+    if isinstance(found, list | tuple) and all(isinstance(b, tuple) and len(b) == 2 for b in found):
+        return f"{len(found)} buckets, {_describe([(ready_s, int(size)) for ready_s, size in found])}"
+    return f"returned {found!r}"
+
+
+def _cause_of_buckets(found, gradients: Timed, expected: Timed) -> str:
+    if not isinstance(found, tuple) or not all(isinstance(b, tuple) and len(b) == 2 for b in found):
+        return "Expected a list of buckets, each as (ready_s, size_bytes)."
+    if sum(size for _, size in found) != sum(size for _, size in gradients):
+        return "Hint: is every gradient in a bucket, the last one too?"
+    if [size for _, size in found] == [float(size) for _, size in expected]:
+        return "Hint: when a bucket is launched, which of its gradients became ready last?"
+    return "Hint: at which gradient is a bucket closed, and which bucket does that gradient belong to?"
+
+
+def the_best_cap_is_found(attempt: Attempt) -> None:
+    calls = []
+    for number in range(TRIES):
+        compute_s, gradients = _draw_gradients(attempt, 24)
+        caps = sorted(attempt.random.sample([2**k for k in range(18, 28)], attempt.random.randint(3, 6)))
+        if number % 2:
+            attempt.random.shuffle(caps)
+        calls.append((gradients, caps, compute_s, *_draw_link(attempt)))
+    for rank, results in enumerate(attempt.run(probe, calls)):
+        for (gradients, caps, compute_s, *numbers), found in zip(calls, results, strict=True):
+            link = Link(*numbers)
+            times_s = {cap: step_s(bucketed(gradients, cap), compute_s, link) for cap in caps}
+            best = min(caps, key=times_s.__getitem__)
+            context = f"{link}; {len(gradients)} gradients, caps {caps}"
+            if found not in times_s:
+                raise Wrong({rank: f"{context}: returned {found!r}; expected one of the caps"})
+            if times_s[found] > times_s[best] * (1 + TOLERANCE):
+                evidence = (
+                    f"{context}: returned {found:,.0f}, with which a step takes {times_s[found]:.6g} s; with {best:,} "
+                    f"it takes {times_s[best]:.6g} s"
+                )
+                raise Wrong({rank: evidence}, _cause_of_cap(found, caps, gradients, compute_s, link))
+
+
+def _cause_of_cap(found, caps: list[int], gradients: Timed, compute_s: float, link: Link) -> str:
+    if found == max(caps):
+        return "Hint: when can the first bucket be launched with the largest cap?"
+    if found == min(caps):
+        return "Hint: how much latency do all the buckets of the smallest cap pay?"
+    return "Hint: which cap gives the shortest step, for this number of ranks and this link?"
+
+
+# -- efficiency
+
+
+def efficiency(gradients: Timed, compute_s: float, cap_bytes: int, link: Link, kind: str) -> float:
+    share = 1 / link.ranks if kind == "strong" else 1.0
+    shared_out = [(share * ready_s, size) for ready_s, size in gradients]
+    return share * compute_s / step_s(bucketed(shared_out, cap_bytes), share * compute_s, link)
+
+
+def _judge_efficiency(attempt: Attempt, kind: str) -> None:
+    calls = []
+    for number in range(TRIES):
+        compute_s, gradients = _draw_gradients(attempt, 12)
+        link = _draw_link(attempt, ranks=1 if number == 0 else None)
+        calls.append((gradients, compute_s, 2 ** attempt.random.randint(18, 26), *link, kind))
+    for rank, results in enumerate(attempt.run(probe, calls)):
+        for (gradients, compute_s, cap_bytes, *numbers, _), found in zip(calls, results, strict=True):
+            link = Link(*numbers)
+            expected = efficiency(gradients, compute_s, cap_bytes, link, kind)
+            if not _close(found, expected):
+                shown = f"{found:.6g}" if isinstance(found, float) else repr(found)
+                evidence = (
+                    f"{kind} scaling, {link}; one rank computes for {compute_s:.4f} s, cap {cap_bytes:,} bytes, "
+                    f"gradients {_describe(gradients)}: {shown}; expected {expected:.6g}"
+                )
+                raise Wrong({rank: evidence}, _cause_of_efficiency(found, expected, link.ranks, kind))
+
+
+def _cause_of_efficiency(found, expected: float, ranks: int, kind: str) -> str:
+    if _close(found, ranks * expected):
+        return "This is the speed-up. Hint: by how many ranks do you have to divide it?"
+    if kind == "strong" and isinstance(found, float) and found > 1:
+        return (
+            "Hint: an efficiency above 1 would mean that ranks do more than they can. What does each of them compute?"
+        )
+    if kind == "strong":
+        return "Hint: what does each of N ranks compute, when are its gradients ready, and how many bytes does it send?"
+    return "Hint: what does one rank take, and what do N ranks take, each with as much to compute?"
+
+
+def weak_scaling_is_predicted(attempt: Attempt) -> None:
+    _judge_efficiency(attempt, "weak")
+
+
+def strong_scaling_is_predicted(attempt: Attempt) -> None:
+    _judge_efficiency(attempt, "strong")
