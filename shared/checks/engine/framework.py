@@ -22,7 +22,7 @@ from shared.ranks import rankside
 from shared.ranks.diagnosis import name_ranks
 from shared.ranks.errors import CellFailed, RanksError
 
-CHECK_TIMEOUT_S = scaled(20.0)
+PROBE_TIMEOUT_S = scaled(20.0)  # for one run of a probe, or for loading a file
 MOST_HANGS = 2  # after that many hangs, the remaining checks are skipped
 WORLD_SIZES = (1, 2, 3, 4)
 _HINT_ON_WAITS = "Hint: is wait() called on the work of every isend and irecv?"
@@ -103,7 +103,7 @@ class Attempt:
             return candidate.probe, ((self.piece, self.stands_in), self.path, probe, arguments), {}
 
         try:
-            outcomes = ranks.current().run(rankside.call, request_of, targets=targets, timeout_s=CHECK_TIMEOUT_S)
+            outcomes = ranks.current().run(rankside.call, request_of, targets=targets, timeout_s=PROBE_TIMEOUT_S)
         except CellFailed as failure:
             wrong = _from_failure(failure)
             if context and wrong.evidence != NOT_WRITTEN:
