@@ -7,11 +7,20 @@
 jupytext reads the scripts, nbgrader's own preprocessors blank the lab, and nbclient executes the notebooks. Tags in the
 source say what to do with a cell:
 
-    export     add it to solutions/<module>.py, or to another module of the lab   (module="flat");
-               `class Name(Name):` continues a class of an earlier cell
-    given      give it to the grader: an exercise that is not exported needs this cell
-    exercise   blank its `### BEGIN SOLUTION` region in the lab   (grade_id="...")
-    check      grade it                                           (grade_id="...", points=3)
+    export                 add it to solutions/<module>.py, or to another module of the lab   (module="flat");
+                           `class Name(Name):` continues a class of an earlier cell
+    given                  give it to the grader: an exercise that is not exported needs this cell
+    exercise               blank its `### BEGIN SOLUTION` region in the lab   (grade_id="...")
+    check                  grade it                                           (grade_id="...", points=3)
+    nbval-ignore-output    do not compare its output in tests, because it differs from run to run
+    raises-exception       let it fail, and show the error
+    needs-solution         let it fail in a bundle whose lab is not solved yet, because it shows what the lab builds
+
+The head of a script has these keys below `course:`
+
+    module     the module that the lab builds; exported cells go into it by default
+    minutes    how long the lab takes students
+    draft      true while the chapter may be incomplete   (only in lab.py)
 """
 
 import argparse

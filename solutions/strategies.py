@@ -2,8 +2,8 @@
 
     model, optimizer = STRATEGIES["zero2"].build(module, Options(torch.optim.AdamW, {"lr": 1e-3}))
 
-The training script, the dry run, the benchmarks and the tests all read this registry, so a strategy added here appears
-in all of them. One training loop serves all strategies:
+The training script, the dry run and the tests find the strategies here. A benchmark compares only those that it names,
+most of them in `benchmarks/rungs.py`. One training loop serves all strategies:
 
 - A model that communicates during backward may have no_sync(), a context manager for all micro-batches but the last.
 - A model that communicates after backward, or has to wait for collectives in flight, has finish_gradient_sync().

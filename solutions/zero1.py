@@ -143,7 +143,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         }
 
     def __getstate__(self) -> dict:
-        return self.__dict__  # for deepcopy: torch's own method drops attributes that it does not know
+        # This is for deepcopy: torch's own method drops attributes that it does not know.
+        return self.__dict__
 
 
 class ZeRO1(ShardedOptimizer):

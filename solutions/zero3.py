@@ -3,16 +3,23 @@
 
 One training step calls these methods of ZeRO3, in this order:
 
-1. In forward, the root is unsharded first, and stays so until step 3. For each other unit, pre_forward() waits for the
-   all-gather of its parameters and, from the second forward on, launches the next unit's. The unit computes. Then
-   post_forward() reshards it, which frees its full parameters.
+1. In forward, the root is unsharded first, and stays so until step 3. For each other unit, pre_forward() unshards it:
+   it waits for the all-gather of its parameters, which it launches first if the unit was not prefetched. From the
+   second forward on, it then prefetches the next unit. The unit computes. Then post_forward() reshards it: the storage
+   of flat_param shrinks to 0 bytes. The parameters that autograd has saved for backward share this storage, so they
+   have their values again after the next unshard.
 2. In backward, for each unit in reverse order: pre_backward() unshards it again, and prefetches the one called before
-   it. Autograd computes the gradients, and GradientReducer packs each of them into a bucket. Then
-   post_backward() launches the reduce-scatter of the unit's buckets, and reshards the unit. A unit whose inputs need no
-   gradient, such as the root, has no post_backward().
+   it. Autograd computes the gradients, and GradientReducer packs each of them, divided by N, into a bucket. Then
+   post_backward() waits for the reduce-scatter that was launched before, and adds its result to `shard.grad`. It
+   launches the unit's own reduce-scatter, and reshards the unit. A unit whose inputs need no gradient, such as a root
+   that gets tokens, has no post_backward().
 3. finish_gradient_sync() launches the reduce-scatters that are left, such as the root's, waits until every shard has
-   its mean gradient, and reshards all units.
+   its mean gradient, and reshards all units. If backward did not reach a trained parameter, its gradient is zeros.
 4. The caller's optimizer updates the shards. The next forward all-gathers the updated parameters.
+
+Two things overlap. A prefetched all-gather is in flight while the current unit computes. A unit's reduce-scatter is in
+flight during the backward of the next unit, whose own launch waits for it. The root prefetches nothing, so the first
+all-gathers of forward and of backward are not hidden.
 """
 
 import copy
@@ -45,7 +52,10 @@ def needs_gradient(value) -> bool:
 
 
 class AfterBackward(torch.autograd.Function):
-    """The identity on a unit's inputs. It calls post_backward() when backward is done with this call of the unit."""
+    """The identity on a unit's inputs. It calls post_backward() when backward is done with this call of the unit.
+
+    Autograd computes the gradients of a unit's inputs last, so the gradients of its parameters are packed by then.
+    """
 
     @staticmethod
     def forward(ctx, post_backward, *inputs: torch.Tensor):
@@ -76,8 +86,8 @@ class ZeRO3(nn.Module):
         reshard_after_forward: whether to free a unit's parameters between its forward and its backward.
 
     Memory: with Adam in fp32, 16Ψ/N bytes for Ψ parameters on N ranks, plus the unsharded units: the root, the current
-        unit and the prefetched ones; and in backward the full gradients of these, and of the unit whose
-        reduce-scatter is in flight. A unit whose inputs need no gradient stays until finish_gradient_sync().
+        unit and the prefetched ones; and in backward the full gradients of the root, of the current unit, and of the
+        unit whose reduce-scatter is in flight. A unit whose inputs need no gradient stays until finish_gradient_sync().
     Communication: per micro-batch and unit of ψ parameters, two all-gathers and one reduce-scatter: 3(N−1)/N · 4ψ bytes
         sent per rank; 2(N−1)/N · 4ψ for the root, and for every unit if reshard_after_forward is False.
     Source: Rajbhandari et al. 2020, "ZeRO", §5.3 and §7; Zhao et al. 2023, "PyTorch FSDP", §3.
@@ -97,6 +107,7 @@ class ZeRO3(nn.Module):
         for buffer in module.buffers():
             dist.broadcast(buffer, group=group, group_src=0)
 
+        # This also broadcasts the parameters.
         unit_of = shard_into_units(module, units, compute_dtype, reshard_after_forward, group)
         self.units, self.root = list(unit_of.values()), unit_of[module]
         self.flat_parameters = [flat for unit in self.units for flat in unit.flat_parameters]
@@ -126,9 +137,11 @@ class ZeRO3(nn.Module):
     def forward(self, *inputs, **kwargs):
         """Run the module's forward, with each unit unsharded while it computes.
 
-        Communication: one all-gather per flat parameter, of which a unit has one for each dtype that it mixes.
+        Communication: one all-gather per flat parameter. A unit has one for each dtype and device of its parameters,
+            and separate ones for frozen parameters.
         """
-        if self.pending:  # the gradients of an earlier micro-batch are not reduced yet
+        # After an earlier micro-batch that was not finished, some gradients may still be in buckets.
+        if self.pending:
             self.finish_gradient_sync()
         self._reshard_all()  # after a forward without backward, the root still has the parameters of that time
         self.prefetcher.begin_forward()
@@ -142,11 +155,12 @@ class ZeRO3(nn.Module):
             unit.reshard()
 
     def pre_forward(self, unit: Unit, submodule: nn.Module, inputs: tuple, kwargs: dict):
-        """Wait for a unit's parameters before its forward, and prefetch the next unit's."""
+        """Unshard a unit before its forward, or wait for its prefetched all-gather, and prefetch the next unit."""
         if unit.state is UnitState.BACKWARD:
             return None  # activation checkpointing is running this unit's forward again
         unit.wait_for_unshard()
-        if unit is not self.root:  # the root computes before and after all others: it has no next unit
+        # The root computes before and after all others, so it has no next unit.
+        if unit is not self.root:
             self.prefetcher.in_forward(unit)
         return self._watch_inputs(unit, inputs, kwargs) if torch.is_grad_enabled() else None
 
@@ -180,14 +194,14 @@ class ZeRO3(nn.Module):
         for leaf in tree_leaves(output):
             if needs_gradient(leaf):
                 unit.open_calls.add(call)
-                leaf.register_hook(lambda _gradient: self.pre_backward(unit, call))  # keeps the call
+                leaf.register_hook(lambda _gradient: self.pre_backward(unit, call))
 
     def pre_backward(self, unit: Unit, call: Call) -> None:
-        """Wait for a unit's parameters before its backward, and prefetch the unit that was called before it."""
+        """Unshard a unit before its backward, or wait for its all-gather, and prefetch the unit called before it."""
         self.pending = True
         unit.wait_for_unshard()
         unit.state = UnitState.BACKWARD
-        self.prefetcher.in_backward(unit)
+        self.prefetcher.in_backward(unit)  # does nothing for the root, which is never in `called`
 
     def post_backward(self, unit: Unit, call: Call) -> None:
         """Reduce a unit's gradients after its backward, and reshard it."""

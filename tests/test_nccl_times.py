@@ -243,11 +243,11 @@ def test_the_doctor_names_the_collective_that_the_gpu_waits_in(gpu):
         call["group"] = [0, 1]
     left = stuck | {"rank": 1, "busy": False, "waits": "no", "ahead": []}
     left |= {"call": stuck["ahead"][0] | {"number": 1}, "counts": [[stuck["call"]["lane"], 1]]}
-    case = diagnosis.Case([0, 1], {}, {0: stuck, 1: left})
-    assert not diagnosis.is_deadlocked(case), "rank 1 may not have begun"
-    case.outcomes[1] = SimpleNamespace(error=None)
-    assert diagnosis.is_deadlocked(case)
-    assert "Rank 0 waits in all_reduce #2 (float32, 3 elements) for rank 1" in diagnosis.explain(case)
+    cell = diagnosis.CellState([0, 1], {}, {0: stuck, 1: left})
+    assert not diagnosis.is_deadlocked(cell), "rank 1 may not have begun"
+    cell.outcomes[1] = SimpleNamespace(error=None)
+    assert diagnosis.is_deadlocked(cell)
+    assert "Rank 0 waits in all_reduce #2 (float32, 3 elements) for rank 1" in diagnosis.explain(cell)
 
 
 def test_a_rank_that_polls_its_gpu_inside_a_cell_waits(gpu):

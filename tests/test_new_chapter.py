@@ -1,6 +1,7 @@
 """`make chapter` begins a chapter that builds, checks and passes its tests, or says in one sentence why it cannot."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -52,6 +53,9 @@ def test_a_chapter_made_by_make_chapter_builds_and_passes_its_tests(course):
     make = ("make", "--no-print-directory", f"COURSE_PYTHON={sys.executable}")
     printed = run(course, *make, "chapter", f"NAME={TOY}", "TITLE=A toy")
     assert f"wrote source/{TOY}/lesson.py" in printed and f"make test CHAPTER={FREE}" in printed
+    lesson, readme = (course / "source" / TOY / "lesson.py").read_text(), (course / "README.md").read_text()
+    stated = re.search(r"^# \*\*(\d+) minutes\.\*\*", lesson, re.MULTILINE)[1]
+    assert f"(labs/{TOY}.ipynb) | {stated} + " in readme
     run(course, *make, "notebooks")
     assert (course / "solutions" / "toy.py").exists()
     lines = run(course, *make, "test", f"CHAPTER={FREE}").splitlines()

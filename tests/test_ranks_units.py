@@ -18,7 +18,7 @@ from torch.distributed.checkpoint import CheckpointException
 from shared import ranks
 from shared.deadlines import scaled
 from shared.ranks import devices, diagnosis, doctor, interrupts, magic
-from shared.ranks.diagnosis import Case
+from shared.ranks.diagnosis import CellState
 from shared.ranks.rankside import OUTPUT_LIMIT_CHARACTERS, Outcome, Output
 from shared.ranks.running import DEFAULT_TIMEOUT_S
 from shared.wire import frames, instrumentation
@@ -61,10 +61,10 @@ def done(position: dict) -> dict:
     return position | {"busy": False, "waits": "no", "line": None}
 
 
-def case_of(*positions, **more) -> Case:
+def cell_of(*positions, **more) -> CellState:
     by_rank = {position["rank"]: position for position in positions}
     finished = {rank: Outcome(rank) for rank, position in by_rank.items() if not position["busy"]}
-    return Case(more.pop("targets", list(by_rank)), more.pop("outcomes", finished), by_rank, **more)
+    return CellState(more.pop("targets", list(by_rank)), more.pop("outcomes", finished), by_rank, **more)
 
 
 def failed(rank: int, message: str, *, at_s=0.0, **marks) -> Outcome:
@@ -114,106 +114,106 @@ def test_failed_checkpoint_is_described_without_tracebacks_of_torch():
 
 
 def test_finished_rank_that_never_launched_is_a_deadlock():
-    case = case_of(position(0, 2), position(1, 2), done(position(2, 1)))
-    assert diagnosis.is_deadlocked(case)
-    assert "wait in all_reduce #2 (float32, 3 elements) for rank 2." in diagnosis.explain(case)
-    assert "Rank 2 left the cell after all_reduce #1, launched at cell, line 1" in diagnosis.explain(case)
+    cell = cell_of(position(0, 2), position(1, 2), done(position(2, 1)))
+    assert diagnosis.is_deadlocked(cell)
+    assert "wait in all_reduce #2 (float32, 3 elements) for rank 2." in diagnosis.explain(cell)
+    assert "Rank 2 left the cell after all_reduce #1, launched at cell, line 1" in diagnosis.explain(cell)
 
 
 def test_rank_that_has_not_begun_is_no_deadlock():
     """It may still be importing what its cell needs, which looks the same to the doctor as a cell that has ended."""
-    case = case_of(position(0, 2), position(1, 2), done(position(2, 1)), outcomes={})
-    assert not diagnosis.is_deadlocked(case)
+    cell = cell_of(position(0, 2), position(1, 2), done(position(2, 1)), outcomes={})
+    assert not diagnosis.is_deadlocked(cell)
 
 
 def test_rank_that_is_still_computing_is_no_deadlock():
-    case = case_of(position(0, 2), position(1, 2), position(2, 1, waits="no"))
-    assert not diagnosis.is_deadlocked(case)
-    assert "Rank 2 is still running: cell, line 9: work(2)" in diagnosis.explain(case)
+    cell = cell_of(position(0, 2), position(1, 2), position(2, 1, waits="no"))
+    assert not diagnosis.is_deadlocked(cell)
+    assert "Rank 2 is still running: cell, line 9: work(2)" in diagnosis.explain(cell)
 
 
 def test_collective_that_all_have_launched_is_no_deadlock():
-    case = case_of(position(0, 2, members=2), position(1, 2, members=2))
-    assert not diagnosis.is_deadlocked(case)
-    assert "Every rank has launched the last collective, all_reduce #2" in diagnosis.explain(case)
+    cell = cell_of(position(0, 2, members=2), position(1, 2, members=2))
+    assert not diagnosis.is_deadlocked(cell)
+    assert "Every rank has launched the last collective, all_reduce #2" in diagnosis.explain(cell)
 
 
 def test_backward_may_compute_so_only_a_finished_rank_proves_the_deadlock():
     in_backward = [position(0, 2, waits="maybe", members=3), position(1, 1, waits="maybe", members=3)]
-    assert not diagnosis.is_deadlocked(case_of(*in_backward, position(2, 2, members=3)))
-    assert diagnosis.is_deadlocked(case_of(*in_backward, done(position(2, 1, members=3))))
+    assert not diagnosis.is_deadlocked(cell_of(*in_backward, position(2, 2, members=3)))
+    assert diagnosis.is_deadlocked(cell_of(*in_backward, done(position(2, 1, members=3))))
 
 
 def test_rank_that_does_not_answer_proves_nothing():
-    case = case_of(position(0, 2), done(position(1, 1)))
-    case.positions[2] = None
-    case.targets.append(2)
-    assert not diagnosis.is_deadlocked(case)
-    assert "Rank 2 does not answer, because it is inside a long call into a C library" in diagnosis.explain(case)
+    cell = cell_of(position(0, 2), done(position(1, 1)))
+    cell.positions[2] = None
+    cell.targets.append(2)
+    assert not diagnosis.is_deadlocked(cell)
+    assert "Rank 2 does not answer, because it is inside a long call into a C library" in diagnosis.explain(cell)
 
 
 def test_cell_that_has_ended_on_every_rank_is_no_deadlock():
-    assert not diagnosis.is_deadlocked(case_of(done(position(0, 1)), done(position(1, 1))))
+    assert not diagnosis.is_deadlocked(cell_of(done(position(0, 1)), done(position(1, 1))))
 
 
 def test_send_that_was_received_is_no_deadlock():
     exchange = [point_to_point(0, "send", 1), point_to_point(1, "recv", 0)]
-    assert not diagnosis.is_deadlocked(case_of(*exchange))
+    assert not diagnosis.is_deadlocked(cell_of(*exchange))
 
 
 def test_two_ranks_that_both_receive_are_a_deadlock():
-    case = case_of(point_to_point(0, "recv", 1), point_to_point(1, "recv", 0))
-    assert diagnosis.is_deadlocked(case)
-    assert "Rank 0 waits in recv #1 from rank 1" in diagnosis.explain(case)
-    assert "none of them can continue" in diagnosis.explain(case)
+    cell = cell_of(point_to_point(0, "recv", 1), point_to_point(1, "recv", 0))
+    assert diagnosis.is_deadlocked(cell)
+    assert "Rank 0 waits in recv #1 from rank 1" in diagnosis.explain(cell)
+    assert "none of them can continue" in diagnosis.explain(cell)
 
 
 @pytest.mark.parametrize("nccl", [True, False])
 def test_only_with_nccl_a_ring_is_told_to_batch_its_sends_and_receives(nccl):
     """gloo runs what isend and irecv have launched at the same time."""
     ring = [point_to_point(rank, "send", (rank + 1) % 3) | {"nccl": nccl} for rank in range(3)]
-    message = diagnosis.explain(case_of(*ring))
+    message = diagnosis.explain(cell_of(*ring))
     assert "none of them can continue" in message
     assert ("one after the other, isend and irecv included, unless they come in one" in message) == nccl
 
 
 def test_send_without_a_receive_names_the_missing_receive():
-    case = case_of(point_to_point(0, "send", 1), done(position(1, 3)))
-    assert diagnosis.is_deadlocked(case)
-    assert "Rank 1 left the cell after all_reduce #3" in diagnosis.explain(case)
-    assert "never launched the matching recv" in diagnosis.explain(case)
+    cell = cell_of(point_to_point(0, "send", 1), done(position(1, 3)))
+    assert diagnosis.is_deadlocked(cell)
+    assert "Rank 1 left the cell after all_reduce #3" in diagnosis.explain(cell)
+    assert "never launched the matching recv" in diagnosis.explain(cell)
 
 
 def test_different_collectives_under_the_same_number_are_a_deadlock():
-    case = case_of(position(0, 2, members=2), position(1, 2, op="broadcast", members=2))
-    assert diagnosis.is_deadlocked(case)
-    assert "do not agree" in diagnosis.explain(case)
-    assert "rank 0: all_reduce #2 (float32, 3 elements)" in diagnosis.explain(case)
-    assert "rank 1: broadcast #2 (float32, 3 elements)" in diagnosis.explain(case)
+    cell = cell_of(position(0, 2, members=2), position(1, 2, op="broadcast", members=2))
+    assert diagnosis.is_deadlocked(cell)
+    assert "do not agree" in diagnosis.explain(cell)
+    assert "rank 0: all_reduce #2 (float32, 3 elements)" in diagnosis.explain(cell)
+    assert "rank 1: broadcast #2 (float32, 3 elements)" in diagnosis.explain(cell)
 
 
 def test_earliest_failure_is_described_first():
     outcomes = {0: failed(0, "KeyError: 'late'", at_s=5.0), 1: failed(1, "ValueError: early", at_s=1.0)}
-    message = diagnosis.explain(Case([0, 1], outcomes))
+    message = diagnosis.explain(CellState([0, 1], outcomes))
     assert message.index("Rank 1 failed: ValueError: early") < message.index("Rank 0 failed: KeyError: 'late'")
 
 
 def test_equal_failures_are_described_once():
     outcomes = {rank: failed(rank, "ValueError: same", at_s=rank) for rank in range(4)}
-    assert diagnosis.explain(Case([0, 1, 2, 3], outcomes)).count("ValueError: same") == 1
-    assert diagnosis.explain(Case([0, 1, 2, 3], outcomes)).startswith("Ranks 0–3 failed")
+    assert diagnosis.explain(CellState([0, 1, 2, 3], outcomes)).count("ValueError: same") == 1
+    assert diagnosis.explain(CellState([0, 1, 2, 3], outcomes)).startswith("Ranks 0–3 failed")
 
 
 def test_broken_connection_is_never_the_cause_when_another_rank_failed():
     broken = failed(0, "RuntimeError: Connection closed by peer", at_s=0.0, others_fault=True)
-    message = diagnosis.explain(Case([0, 1], {0: broken, 1: failed(1, "ValueError: bad batch", at_s=1.0)}))
+    message = diagnosis.explain(CellState([0, 1], {0: broken, 1: failed(1, "ValueError: bad batch", at_s=1.0)}))
     assert "Rank 1 failed: ValueError: bad batch" in message
     assert "Connection closed" not in message
 
 
 def test_stopped_rank_is_not_reported_as_failed():
     outcomes = {0: failed(0, "KeyboardInterrupt"), 1: failed(1, "ValueError: bad batch")}
-    assert "KeyboardInterrupt" not in diagnosis.explain(Case([0, 1], outcomes))
+    assert "KeyboardInterrupt" not in diagnosis.explain(CellState([0, 1], outcomes))
 
 
 @pytest.mark.parametrize(
@@ -221,19 +221,19 @@ def test_stopped_rank_is_not_reported_as_failed():
     [(-9, "SIGKILL"), (-6, "SIGABRT"), (-11, "SIGSEGV"), (5, "exited with status 5"), (0, "exited with status 0")],
 )
 def test_message_about_a_dead_rank_says_how_it_died(status, expected):
-    case = case_of(position(0, 1, members=2), targets=[0, 1], deaths={1: status})
-    assert diagnosis.explain(case).startswith("Rank 1 died: ")
-    assert expected in diagnosis.explain(case)
-    assert "Rank 0 waits in all_reduce #1 (float32, 3 elements) for rank 1." in diagnosis.explain(case)
+    cell = cell_of(position(0, 1, members=2), targets=[0, 1], deaths={1: status})
+    assert diagnosis.explain(cell).startswith("Rank 1 died: ")
+    assert expected in diagnosis.explain(cell)
+    assert "Rank 0 waits in all_reduce #1 (float32, 3 elements) for rank 1." in diagnosis.explain(cell)
 
 
 def test_interrupt_is_the_explanation_if_there_is_no_other_cause():
-    assert diagnosis.explain(Case([0], {}, interrupted=True)) == "You interrupted the cell."
+    assert diagnosis.explain(CellState([0], {}, interrupted=True)) == "You interrupted the cell."
 
 
 def test_table_shows_each_rank_once_with_its_state():
-    case = case_of(position(0, 2), position(1, 1, waits="no"), done(position(2, 1)), targets=[0, 1, 2], deaths={3: -9})
-    rows = [line.split() for line in diagnosis.explain(case).split("\n\n")[1].splitlines()]
+    cell = cell_of(position(0, 2), position(1, 1, waits="no"), done(position(2, 1)), targets=[0, 1, 2], deaths={3: -9})
+    rows = [line.split() for line in diagnosis.explain(cell).split("\n\n")[1].splitlines()]
     assert [row[:2] for row in rows] == [
         ["rank", "state"],
         ["0", "waiting"],

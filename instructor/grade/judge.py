@@ -125,7 +125,7 @@ class Judge:
         """Return the names that these cells define, and the reason if they cannot be loaded."""
         self._write(cells)
         try:
-            return ranks.run(candidate.names_in, self.path, timeout_s=framework.CHECK_TIMEOUT_S)[0], ""
+            return ranks.run(candidate.names_in, self.path, timeout_s=framework.PROBE_TIMEOUT_S)[0], ""
         except ranks.CellFailed as failure:
             return [], failure.explanation
 

@@ -45,7 +45,7 @@ def run_file(name: str, path: str, seed: int | None = None, only: str = "", chec
     """
     path = str(Path(path).resolve())
     try:
-        defined = ranks.run(candidate.names_in, path, timeout_s=framework.CHECK_TIMEOUT_S)[0]
+        defined = ranks.run(candidate.names_in, path, timeout_s=framework.PROBE_TIMEOUT_S)[0]
     except ranks.CellFailed as failure:
         raise framework.Unusable(f"{Path(path).name} does not load.\n{failure}") from None
     verdicts = []

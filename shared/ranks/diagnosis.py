@@ -19,8 +19,8 @@ _ONE_AFTER_THE_OTHER = (
 
 
 @dataclass
-class Case:
-    """Everything that is known about a cell that has failed."""
+class CellState:
+    """What is known about a cell that runs or has failed, on all ranks."""
 
     targets: list[int]  # the ranks that should run the cell
     outcomes: dict  # by rank: the Outcome, if its cell has ended
@@ -39,37 +39,37 @@ def name_ranks(ranks) -> str:
     return "ranks " + ", ".join(map(str, ranks))
 
 
-def is_deadlocked(case: Case) -> bool:
+def is_deadlocked(cell: CellState) -> bool:
     """Return whether some rank waits for a collective that can never complete, so that nobody has to wait any longer.
 
     There are three such cases: a rank whose cell has ended never launched the collective; two ranks launched different
     collectives instead of the same one; or every rank that is still running is itself waiting. Nothing is certain while
     some rank has not begun, because it may still be importing what the cell needs.
     """
-    case = _where_gpus_wait(case)
-    if any(position and not position["busy"] for rank, position in case.positions.items() if rank in _pending(case)):
+    cell = _where_gpus_wait(cell)
+    if any(position and not position["busy"] for rank, position in cell.positions.items() if rank in _pending(cell)):
         return False
-    running = {rank: position for rank, position in case.positions.items() if position is None or position["busy"]}
+    running = {rank: position for rank, position in cell.positions.items() if position is None or position["busy"]}
     if not running or any(position is None for position in running.values()):
         return False
-    missing = {rank: absent(position, case) for rank, position in running.items() if position["waits"] != "no"}
-    if any(rank not in running for ranks in missing.values() for rank in ranks) or disagreement(case):
+    missing = {rank: absent(position, cell) for rank, position in running.items() if position["waits"] != "no"}
+    if any(rank not in running for ranks in missing.values() for rank in ranks) or disagreement(cell):
         return True
     return all(missing.get(rank) and position["waits"] == "yes" for rank, position in running.items())
 
 
-def _pending(case: Case) -> set[int]:
+def _pending(cell: CellState) -> set[int]:
     """Return the ranks whose cell has not ended. Some of them may not have begun."""
-    return set(case.targets) - set(case.outcomes)
+    return set(cell.targets) - set(cell.outcomes)
 
 
-def disagreement(case: Case) -> dict[str, list[int]]:
+def disagreement(cell: CellState) -> dict[str, list[int]]:
     """Group the ranks by the collective they wait in, if they launched different ones under the same number.
 
     Returns an empty dict if the ranks agree.
     """
     launched: dict[tuple, dict[str, list[tuple[int, str]]]] = {}
-    for rank, position in case.positions.items():
+    for rank, position in cell.positions.items():
         call = position["call"] if position and position["busy"] and position["waits"] != "no" else None
         if call and call["partner"] is None:
             variants = launched.setdefault((tuple(call["lane"]), call["number"]), {})
@@ -78,7 +78,7 @@ def disagreement(case: Case) -> dict[str, list[int]]:
     return {same[0][1]: [rank for rank, _ in same] for same in different}
 
 
-def absent(position: dict, case: Case) -> list[int]:
+def absent(position: dict, cell: CellState) -> list[int]:
     """Return the ranks that never launched the operation for which the rank at this position waits."""
     call = position["call"]
     if call is None:
@@ -90,26 +90,26 @@ def absent(position: dict, case: Case) -> list[int]:
         lanes = {call["partner"]: (call["lane"][0], opposite, position["rank"])}
     missing = []
     for rank, lane in lanes.items():
-        other = case.positions.get(rank)
-        if rank in case.deaths or (other and rank != position["rank"] and _count(other, lane) < call["number"]):
+        other = cell.positions.get(rank)
+        if rank in cell.deaths or (other and rank != position["rank"] and _count(other, lane) < call["number"]):
             missing.append(rank)
     return missing
 
 
-def _where_gpus_wait(case: Case) -> Case:
+def _where_gpus_wait(cell: CellState) -> CellState:
     """Put each rank whose host runs ahead of its GPU at its first call that another rank never launched.
 
     Over NCCL, the host does not wait for a collective. It may have launched more calls, which the GPU has not begun.
     """
     positions = {
-        rank: _put_back(position, case) if position and position["waits"] != "no" and position["ahead"] else position
-        for rank, position in case.positions.items()
+        rank: _put_back(position, cell) if position and position["waits"] != "no" and position["ahead"] else position
+        for rank, position in cell.positions.items()
     }
-    return replace(case, positions=positions)
+    return replace(cell, positions=positions)
 
 
-def _put_back(position: dict, case: Case) -> dict:
-    missed = (call for call in position["ahead"] if absent(position | {"call": call}, case))
+def _put_back(position: dict, cell: CellState) -> dict:
+    missed = (call for call in position["ahead"] if absent(position | {"call": call}, cell))
     call = next(missed, position["call"])
     return position | {"call": call, "line": position["line"] or call["line"]}
 
@@ -118,23 +118,34 @@ def _count(position: dict, lane: tuple) -> int:
     return next((count for counted_lane, count in position["counts"] if tuple(counted_lane) == lane), 0)
 
 
-def explain(case: Case) -> str:
-    """Explain what went wrong: first the causes in order of time, then which rank waits for which, then a table."""
-    case = _where_gpus_wait(case)
-    sentences = _deaths(case) + _failures(case)
-    if not any(outcome.error and outcome.error["mismatch"] for outcome in case.outcomes.values()):
-        different = disagreement(case)
-        sentences += [_mismatch(different)] if different else _waits(case)
-    sentences += _running_lines(case)
-    if case.interrupted and not sentences:
+def explain(cell: CellState) -> str:
+    """Explain what went wrong: first the causes in order of time, then which rank waits for which, then a table.
+
+    For example:
+
+        Ranks 0, 1 wait in all_reduce #2 (float32, 3 elements) for rank 2.
+        Rank 2 left the cell after all_reduce #1, launched at cell, line 1: dist.all_reduce(x). It never launched #2.
+
+        rank  state     last collective                      at
+        0     waiting   all_reduce #2 (float32, 3 elements)  cell, line 9: dist.all_reduce(y)
+        1     waiting   all_reduce #2 (float32, 3 elements)  cell, line 9: dist.all_reduce(y)
+        2     finished  all_reduce #1 (float32, 3 elements)  cell, line 1: dist.all_reduce(x)
+    """
+    cell = _where_gpus_wait(cell)
+    sentences = _deaths(cell) + _failures(cell)
+    if not any(outcome.error and outcome.error["mismatch"] for outcome in cell.outcomes.values()):
+        different = disagreement(cell)
+        sentences += [_mismatch(different)] if different else _waits(cell)
+    sentences += _running_lines(cell)
+    if cell.interrupted and not sentences:
         sentences.append("You interrupted the cell.")
-    table = _table(case) if _needs_table(case) else ""
+    table = _table(cell) if _needs_table(cell) else ""
     return "\n".join(sentences) + table
 
 
-def _deaths(case: Case) -> list[str]:
+def _deaths(cell: CellState) -> list[str]:
     sentences = []
-    for rank, status in sorted(case.deaths.items()):
+    for rank, status in sorted(cell.deaths.items()):
         if status == -signal.SIGKILL:
             how = "its process was killed (SIGKILL), either by hand or by the system because memory ran out"
         elif status == -signal.SIGABRT:
@@ -146,17 +157,17 @@ def _deaths(case: Case) -> list[str]:
             how = f"its process was ended by the signal {signal.Signals(-status).name}"
         else:
             how = f"its process exited with status {status} (os._exit, or a crash in a library)"
-        line = (case.positions.get(rank) or {}).get("line")
+        line = (cell.positions.get(rank) or {}).get("line")
         sentences.append(f"Rank {rank} died: {how}." + (f" Its last line was {line}" if line else ""))
     return sentences
 
 
-def _failures(case: Case) -> list[str]:
+def _failures(cell: CellState) -> list[str]:
     """Describe the errors that ranks raised, in order of time, merging equal ones and leaving out consequences."""
-    errors = {rank: outcome for rank, outcome in case.outcomes.items() if outcome.error}
-    causes = {rank: outcome for rank, outcome in errors.items() if not _is_consequence(outcome, case)}
+    errors = {rank: outcome for rank, outcome in cell.outcomes.items() if outcome.error}
+    causes = {rank: outcome for rank, outcome in errors.items() if not _is_consequence(outcome, cell)}
     if any(outcome.error["mismatch"] for outcome in causes.values()):
-        return [_mismatch(_last_calls(case))]
+        return [_mismatch(_last_calls(cell))]
     sentences, described = [], set()
     for _rank, outcome in sorted(causes.items(), key=lambda item: item[1].ended_s):
         key = (outcome.error["message"], tuple(outcome.error["lines"]))
@@ -181,15 +192,15 @@ def _failures(case: Case) -> list[str]:
     return sentences
 
 
-def _is_consequence(outcome, case: Case) -> bool:
-    has_other_cause = case.deaths or any(not o.error or not o.error["others_fault"] for o in case.outcomes.values())
+def _is_consequence(outcome, cell: CellState) -> bool:
+    has_other_cause = cell.deaths or any(not o.error or not o.error["others_fault"] for o in cell.outcomes.values())
     stopped = outcome.error["kind"] == "KeyboardInterrupt"
-    return stopped or (outcome.error["others_fault"] and bool(has_other_cause or case.positions))
+    return stopped or (outcome.error["others_fault"] and bool(has_other_cause or cell.positions))
 
 
-def _last_calls(case: Case) -> dict[str, list[int]]:
+def _last_calls(cell: CellState) -> dict[str, list[int]]:
     calls: dict[str, list[int]] = {}
-    for rank, position in case.positions.items():
+    for rank, position in cell.positions.items():
         if position and position["call"]:
             calls.setdefault(position["call"]["text"], []).append(rank)
     return calls
@@ -201,17 +212,17 @@ def _mismatch(calls: dict[str, list[int]]) -> str:
     return f"Ranks do not agree on the next collective:\n{lines}\n{rule}"
 
 
-def _waits(case: Case) -> list[str]:
+def _waits(cell: CellState) -> list[str]:
     """Describe which ranks wait in which collective for which others, in one sentence per collective."""
     waiting: dict[str, list[dict]] = {}
-    for position in case.positions.values():
+    for position in cell.positions.values():
         if position and position["busy"] and position["waits"] != "no" and position["call"]:
             waiting.setdefault(position["call"]["text"], []).append(position)
     waiting_ranks = {position["rank"] for group in waiting.values() for position in group}
     sentences, any_complete = [], False
     for text, group in waiting.items():
         who = name_ranks([position["rank"] for position in group])
-        missing = sorted({rank for position in group for rank in absent(position, case)})
+        missing = sorted({rank for position in group for rank in absent(position, cell)})
         verb = "waits" if len(group) == 1 else "wait"
         if not missing:  # the last collective is in flight, or complete and the rank waits for something else
             lines = ", ".join(dict.fromkeys(position["line"] or "a line outside your code" for position in group))
@@ -220,11 +231,11 @@ def _waits(case: Case) -> list[str]:
             continue
         for_whom = f" for {name_ranks(missing)}" if group[0]["call"]["partner"] is None else ""
         sentences.append(f"{who[0].upper()}{who[1:]} {verb} in {text}{for_whom}.")
-        described = {*case.deaths, *_still_running(case)}
+        described = {*cell.deaths, *_still_running(cell)}
         if group[0]["call"]["partner"] is not None:
             described |= waiting_ranks
-        sentences += [_why_absent(rank, group[0]["call"], case) for rank in missing if rank not in described]
-    everyone_waits = waiting_ranks >= set(case.targets) - set(case.outcomes) - set(case.deaths)
+        sentences += [_why_absent(rank, group[0]["call"], cell) for rank in missing if rank not in described]
+    everyone_waits = waiting_ranks >= set(cell.targets) - set(cell.outcomes) - set(cell.deaths)
     if everyone_waits and len(waiting) > 1 and not any_complete:
         sentences.append(
             "Each waits for a call that another waiting rank has not reached, so none of them can continue."
@@ -235,21 +246,21 @@ def _waits(case: Case) -> list[str]:
     return list(dict.fromkeys(sentences))
 
 
-def _still_running(case: Case) -> set[int]:
+def _still_running(cell: CellState) -> set[int]:
     """Return the ranks that are executing code, rather than waiting."""
     return {
-        rank for rank, position in case.positions.items() if position and position["busy"] and position["waits"] == "no"
+        rank for rank, position in cell.positions.items() if position and position["busy"] and position["waits"] == "no"
     }
 
 
-def _why_absent(rank: int, call: dict, case: Case) -> str:
-    position = case.positions[rank]
+def _why_absent(rank: int, call: dict, cell: CellState) -> str:
+    position = cell.positions[rank]
     last = position["call"]
-    if rank not in case.targets:
+    if rank not in cell.targets:
         return f"Rank {rank} was not asked to run this cell, so it cannot take part."
     if position["busy"] and position["waits"] != "no" and last:
         return f"Rank {rank} waits in {last['text']} instead."
-    outcome = case.outcomes.get(rank)
+    outcome = cell.outcomes.get(rank)
     verb = "failed" if outcome is not None and outcome.error else "left the cell"
     if last is None:
         return f"Rank {rank} {verb} without launching any collective."
@@ -262,53 +273,53 @@ def _why_absent(rank: int, call: dict, case: Case) -> str:
     return f"Rank {rank} {verb} after {last['op']} #{last['number']}{at}. It never launched {never}."
 
 
-def _running_lines(case: Case) -> list[str]:
+def _running_lines(cell: CellState) -> list[str]:
     """Describe the ranks that are executing code or do not answer."""
     sentences = []
-    for rank in case.targets:
-        position = case.positions.get(rank)
-        if rank in case.outcomes or rank in case.deaths:
+    for rank in cell.targets:
+        position = cell.positions.get(rank)
+        if rank in cell.outcomes or rank in cell.deaths:
             continue
-        if rank in case.positions and position is None:
+        if rank in cell.positions and position is None:
             sentences.append(f"Rank {rank} does not answer, because it is inside a long call into a C library.")
         elif position and position["busy"] and position["waits"] == "no" and position["line"]:
             sentences.append(f"Rank {rank} is still running: {position['line']}")
     return sentences
 
 
-def _needs_table(case: Case) -> bool:
+def _needs_table(cell: CellState) -> bool:
     """Return whether a table helps: only if the ranks are at different points of the code."""
-    errors = [outcome.error for outcome in case.outcomes.values() if outcome.error]
+    errors = [outcome.error for outcome in cell.outcomes.values() if outcome.error]
     in_step = not any(error["mismatch"] or error["others_fault"] for error in errors)
-    if in_step and len(case.outcomes) == len(case.targets):
+    if in_step and len(cell.outcomes) == len(cell.targets):
         return False
-    return len(case.positions) > 1 and any(position and position["call"] for position in case.positions.values())
+    return len(cell.positions) > 1 and any(position and position["call"] for position in cell.positions.values())
 
 
-def _table(case: Case) -> str:
+def _table(cell: CellState) -> str:
     rows = [("rank", "state", "last collective", "at")]
-    for rank in sorted(set(case.positions) | set(case.deaths)):
-        position = case.positions.get(rank)
+    for rank in sorted(set(cell.positions) | set(cell.deaths)):
+        position = cell.positions.get(rank)
         call = position["call"] if position else None
         line = (position["line"] if position and position["busy"] else call and call["line"]) or "–"
         rows.append(
             (
                 str(rank),
-                _state(rank, position, case),
+                _state(rank, position, cell),
                 call["text"] if call else "none",
                 line if len(line) <= 48 else line[:47] + "…",
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n\n" + "\n".join(lines)
 
 
-def _state(rank: int, position: dict | None, case: Case) -> str:
-    outcome = case.outcomes.get(rank)
-    if rank in case.deaths:
+def _state(rank: int, position: dict | None, cell: CellState) -> str:
+    outcome = cell.outcomes.get(rank)
+    if rank in cell.deaths:
         return "died"
-    if rank not in case.targets:
+    if rank not in cell.targets:
         return "not asked"
     if outcome is not None:
         return "failed" if outcome.error else "finished"

@@ -1,6 +1,6 @@
 """Errors about ranks. A notebook shows their message without the course's own traceback."""
 
-from shared.ranks.diagnosis import Case
+from shared.ranks.diagnosis import CellState
 
 
 class RanksError(RuntimeError):
@@ -15,13 +15,13 @@ class CellFailed(RanksError):
 
     Attributes:
         outcomes: The outcome of each rank whose cell ended.
-        case: What the doctor knew about every rank.
+        cell: What the doctor knew about every rank.
         restarted: Whether the ranks were restarted, so that their variables are gone.
     """
 
-    def __init__(self, explanation: str, outcomes: dict, case: Case, recovery: str, restarted: bool):
+    def __init__(self, explanation: str, outcomes: dict, cell: CellState, recovery: str, restarted: bool):
         super().__init__(f"{explanation}\n{recovery}")
         self.explanation = explanation
         self.outcomes = outcomes
-        self.case = case
+        self.cell = cell
         self.restarted = restarted

@@ -11,7 +11,7 @@ from shared import hosts
 from shared.deadlines import scaled
 from shared.ranks import launchers
 from shared.ranks.devices import place
-from shared.ranks.diagnosis import Case, explain
+from shared.ranks.diagnosis import CellState, explain
 from shared.ranks.errors import RanksError
 from shared.ranks.launchers import START_TIMEOUT_S
 
@@ -136,7 +136,7 @@ class RankProcesses:
                 try:
                     waiting.pop(rank).get(timeout=0)
                 except Exception as error:  # the others would only wait for this rank
-                    why = explain(Case([], {}, deaths=self._deaths())) or error
+                    why = explain(CellState([], {}, deaths=self._deaths())) or error
                     raise RanksError(f"Rank {rank} did not become ready: {why}") from error
 
     def _deaths(self) -> dict[int, int]:

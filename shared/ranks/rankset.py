@@ -8,7 +8,7 @@ import time
 
 from shared.deadlines import scaled
 from shared.ranks import interrupts
-from shared.ranks.diagnosis import Case, explain, is_deadlocked
+from shared.ranks.diagnosis import CellState, explain, is_deadlocked
 from shared.ranks.errors import CellFailed, RanksError
 from shared.ranks.processes import RankProcesses
 from shared.ranks.running import DEFAULT_TIMEOUT_S
@@ -98,59 +98,59 @@ class RankSet(RankProcesses):
         args_of = args if callable(args) else lambda rank: args
         with interrupts.held() as interrupted:
             pending = {rank: self._engines[rank].apply_async(fn, *args_of(rank)) for rank in targets}
-            case = self._wait(pending, Case(targets, {}), timeout_s, watch, interrupted)
-            if pending or case.interrupted or any(o.error for o in case.outcomes.values()):
-                self._fail(case, pending, timeout_s, show)
+            cell = self._wait(pending, CellState(targets, {}), timeout_s, watch, interrupted)
+            if pending or cell.interrupted or any(o.error for o in cell.outcomes.values()):
+                self._fail(cell, pending, timeout_s, show)
         if show:
-            show(case.outcomes, self.world_size)
-        return [case.outcomes[rank] for rank in targets]
+            show(cell.outcomes, self.world_size)
+        return [cell.outcomes[rank] for rank in targets]
 
-    def _fail(self, case: Case, pending: dict, timeout_s: float, show) -> None:
+    def _fail(self, cell: CellState, pending: dict, timeout_s: float, show) -> None:
         """Find the cause, stop what hangs, show what was printed, make the ranks usable again, and raise CellFailed."""
         hung = dict(pending)
-        case.positions = self._look()
+        cell.positions = self._look()
         try:
-            message = explain(case)
+            message = explain(cell)
         except Exception as error:  # the ranks must be recovered even if the diagnosis fails
             message = f"The cell failed, and the doctor could not find out why ({type(error).__name__}: {error})."
-        outcomes = dict(case.outcomes)
+        outcomes = dict(cell.outcomes)
         if hung:
-            if not case.interrupted and not case.deaths and self._seconds >= timeout_s:
+            if not cell.interrupted and not cell.deaths and self._seconds >= timeout_s:
                 message += f"\n\nThe cell was stopped after {timeout_s:g} s."
             self._end(pending, outcomes)
         if show:
             show(outcomes, self.world_size)
-        recovery = self._heal(case, hung, pending)
-        raise CellFailed(message, outcomes, case, recovery, restarted=recovery.startswith(_RESTARTED))
+        recovery = self._heal(cell, hung, pending)
+        raise CellFailed(message, outcomes, cell, recovery, restarted=recovery.startswith(_RESTARTED))
 
-    def _wait(self, pending: dict, case: Case, timeout_s: float, watch, interrupted) -> Case:
+    def _wait(self, pending: dict, cell: CellState, timeout_s: float, watch, interrupted) -> CellState:
         """Wait until every rank is done, or until it is certain that some never will be."""
         began = time.monotonic()
         next_look_s, previous = 1.0, None
-        while pending and not case.interrupted:
+        while pending and not cell.interrupted:
             next(iter(pending.values())).wait(0.02)
-            self._collect(pending, case.outcomes)
+            self._collect(pending, cell.outcomes)
             self._check_served()
             self._seconds = time.monotonic() - began
-            case.interrupted = interrupted()
-            case.deaths = self._deaths()
-            if case.deaths or self._seconds > timeout_s:
+            cell.interrupted = interrupted()
+            cell.deaths = self._deaths()
+            if cell.deaths or self._seconds > timeout_s:
                 break
-            failed = any(outcome.error for outcome in case.outcomes.values())
+            failed = any(outcome.error for outcome in cell.outcomes.values())
             if self._seconds > next_look_s or (failed and previous is None and pending):
                 next_look_s = self._seconds + 0.4
-                case.positions = self._look()
+                cell.positions = self._look()
                 if watch:
-                    watch(self._seconds, case.positions)
-                current = json.dumps(case.positions, sort_keys=True)
-                if current == previous and (is_deadlocked(case) or (failed and self._all_wait(pending, case))):
+                    watch(self._seconds, cell.positions)
+                current = json.dumps(cell.positions, sort_keys=True)
+                if current == previous and (is_deadlocked(cell) or (failed and self._all_wait(pending, cell))):
                     break
                 previous = current
-        return case
+        return cell
 
     @staticmethod
-    def _all_wait(pending: dict, case: Case) -> bool:
-        positions = [case.positions.get(rank) for rank in pending]
+    def _all_wait(pending: dict, cell: CellState) -> bool:
+        positions = [cell.positions.get(rank) for rank in pending]
         return all(position and position["waits"] != "no" for position in positions)
 
     def _collect(self, pending: dict, outcomes: dict) -> None:
@@ -182,17 +182,17 @@ class RankSet(RankProcesses):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pids[rank], signal.SIGINT)
 
-    def _heal(self, case: Case, hung: dict, still_pending: dict) -> str:
+    def _heal(self, cell: CellState, hung: dict, still_pending: dict) -> str:
         """Make the next cell work. Returns a sentence on which variables are left."""
-        errors = [outcome.error for outcome in case.outcomes.values() if outcome.error]
+        errors = [outcome.error for outcome in cell.outcomes.values() if outcome.error]
         # After an error inside a batch, NCCL queues whatever the rank launches next, and never runs it.
         unusable = any(error["gpu_lost"] or error["batch_open"] for error in errors)
         if self._deaths() or still_pending or unusable:
             placement = self.placement
             self.restart()
             return _RESTARTED if self.placement == placement else f"{_RESTARTED} {self.placement.valid}"
-        counts = {json.dumps(sorted(p["counts"])) for r, p in case.positions.items() if p and r in self.members}
-        if not hung and len(counts) <= 1 and not any(o.error and o.error["mismatch"] for o in case.outcomes.values()):
+        counts = {json.dumps(sorted(p["counts"])) for r, p in cell.positions.items() if p and r in self.members}
+        if not hung and len(counts) <= 1 and not any(o.error and o.error["mismatch"] for o in cell.outcomes.values()):
             return _KEPT  # every rank has launched the same collectives: the group still works
         starts = self.starts
         self.form_group(self.members)
@@ -218,7 +218,7 @@ class RankSet(RankProcesses):
         self._check_served()
         if self.whole:
             return
-        reason = explain(Case([], {}, deaths=self._deaths())) or "The ranks no longer formed one process group."
+        reason = explain(CellState([], {}, deaths=self._deaths())) or "The ranks no longer formed one process group."
         self.restart()
         raise RanksError(f"{reason}\nThis happened between two cells. {_RESTARTED}")
 

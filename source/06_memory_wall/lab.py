@@ -452,9 +452,8 @@ def training_peak(model):
 def measure_block(block, x):
     """Return the bytes of activations that block(x) keeps for backward, and the bytes of its input."""
     with memory.peak(block) as peak:
-        output = block(
-            x
-        )  # has the size of the input, and must be alive while the bytes are counted
+        # The output has the size of the input, and must be alive while the bytes are counted.
+        output = block(x)
     return peak.samples[-1].held.activations_bytes, output.nbytes
 
 

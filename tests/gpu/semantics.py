@@ -1,4 +1,4 @@
-"""Compares what NCCL does for the host with what its simulation claims (shared/wire/simulated_nccl.py).
+"""Compares what NCCL does for the host with what its simulation claims (shared/wire/simulated_nccl/).
 
     python -m tests.gpu.semantics stream --ranks 1 --result report.json               # NCCL, one GPU per rank
     python -m tests.gpu.semantics stream --ranks 2 --result report.json --simulate    # the simulation, on the CPU

@@ -158,7 +158,9 @@ def run_command(
     # nbgrader starts alembic by name, and a cell starts torchrun. Both must be found in this environment.
     path = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ.get("PATH", "")])
     errors = subprocess.STDOUT if output else None
-    options = {"cwd": root, "env": {**os.environ, "PATH": path}, "start_new_session": True}
+    environment = {**os.environ, "PATH": path}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise, each of the many processes compiles our modules anew
+    options = {"cwd": root, "env": environment, "start_new_session": True}
     process = subprocess.Popen(command, stdout=output, stderr=errors, **options)
     silence_s, heard_s = scaled(SILENCE_S), time.monotonic()
     try:

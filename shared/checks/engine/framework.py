@@ -22,7 +22,7 @@ from shared.ranks import rankside
 from shared.ranks.diagnosis import name_ranks
 from shared.ranks.errors import CellFailed, RanksError
 
-CHECK_TIMEOUT_S = scaled(20.0)
+PROBE_TIMEOUT_S = scaled(20.0)  # for one run of a probe, or for loading a file
 MOST_HANGS = 2  # after that many hangs, the remaining checks are skipped
 WORLD_SIZES = (1, 2, 3, 4)
 _HINT_ON_WAITS = "Hint: is wait() called on the work of every isend and irecv?"
@@ -103,7 +103,7 @@ class Attempt:
             return candidate.probe, ((self.piece, self.stands_in), self.path, probe, arguments), {}
 
         try:
-            outcomes = ranks.current().run(rankside.call, request_of, targets=targets, timeout_s=CHECK_TIMEOUT_S)
+            outcomes = ranks.current().run(rankside.call, request_of, targets=targets, timeout_s=PROBE_TIMEOUT_S)
         except CellFailed as failure:
             wrong = _from_failure(failure)
             if context and wrong.evidence != NOT_WRITTEN:
@@ -252,21 +252,21 @@ def _from_failure(failure: CellFailed) -> Wrong:
     wrong = Wrong(failure.explanation.strip(), _hint_on(failure))
     if _waits_behind_the_call(failure):
         wrong = Wrong(_NOT_DONE, _HINT_ON_WAITS)
-    wrong.hangs = 1 if len(failure.case.outcomes) < len(failure.case.targets) else 0
+    wrong.hangs = 1 if len(failure.cell.outcomes) < len(failure.cell.targets) else 0
     return wrong
 
 
 def _waits_behind_the_call(failure: CellFailed) -> bool:
     """Return whether the ranks have left the student's code and hang in the barrier that the check runs after it."""
-    found = [position for position in failure.case.positions.values() if position and position["busy"]]
+    found = [position for position in failure.cell.positions.values() if position and position["busy"]]
     return bool(found) and all(p["call"] and p["call"]["op"] == "barrier" and not p["line"] for p in found)
 
 
 def _hint_on(failure: CellFailed) -> str:
     """Hint at collectives only if a rank is waiting in one and no rank has raised an error of its own."""
-    if any(outcome.error for outcome in failure.case.outcomes.values()):
+    if any(outcome.error for outcome in failure.cell.outcomes.values()):
         return ""
-    found = [position for position in failure.case.positions.values() if position]
+    found = [position for position in failure.cell.positions.values() if position]
     if any(len(lane) > 1 for position in found for lane, _ in position["counts"]):  # transfers between two ranks
         return "Hint: which rank can send or receive first? And is wait() called on the work of every isend and irecv?"
     waits = any(position["busy"] and position["waits"] != "no" for position in found)
