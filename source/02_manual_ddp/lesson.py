@@ -593,7 +593,7 @@ logs["by hand"][0].table(times=False)
 logs["torch's DDP"][0].table(times=False)
 
 # %% [markdown]
-# DDP sends the same elements in a single all-reduce: it packs gradients into flat tensors called **buckets**. Look at
+# DDP sends the same elements in a single all-reduce: it packs gradients into flat tensors called buckets. Look at
 # "must send" in the last row: the sums are equal, and they are what chapter 01 predicts. To all-reduce S bytes on N
 # ranks, a ring makes every rank send 2(N−1)/N · S.
 
@@ -653,9 +653,9 @@ assert lines[0].overlap < 0.1
 plots.timeline(lines[:1])
 
 # %% [markdown]
-# It computes nothing: all communication comes after backward and before the optimizer's step. This is called **exposed
-# communication**: communication that is in flight while the rank has nothing to compute. The numbers beside the figure
-# say how long it took, and which share of the communication was hidden behind computation.
+# It computes nothing: all communication comes after backward and before the optimizer's step. The numbers beside the
+# figure say for how long communication was exposed, which means that the rank had nothing to compute meanwhile, and
+# which share of it was hidden behind computation.
 #
 # In summary, this is where DDP differs from our short version:
 #
@@ -715,8 +715,6 @@ plots.timeline(lines[:1])
 # - **distributed sampler**: an object that yields the indices of a rank's samples, so that the ranks together use every
 #   sample once per epoch.
 # - **DDP**: torch's `DistributedDataParallel`, which averages gradients during backward.
-# - **bucket**: a flat tensor that holds several gradients, which are reduced together.
-# - **exposed communication**: communication that is in flight while the rank has nothing to compute.
 
 # %% [markdown]
 # ## Further reading
