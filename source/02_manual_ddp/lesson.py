@@ -35,6 +35,7 @@ from shared import plots, ranks
 from shared.data import CharTokens
 from shared.models import GPTConfig, TinyGPT
 
+torch.set_num_threads(1)  # one process on one core, as each rank later
 text = CharTokens()
 config = GPTConfig(vocab_size=text.vocab_size)
 model = TinyGPT(config, seed=0).double()
@@ -606,7 +607,7 @@ for log in [*logs["by hand"], *logs["torch's DDP"]]:
     log.assert_volume(payload_bytes=4 * parameters, sent_bytes=predicted_bytes)
 for name, of_ranks in logs.items():
     early = sum(entry.in_backward for entry in of_ranks[0].entries)
-    print(f"{name:11} {of_ranks[0].messages:>2} all-reduces, {early} launched during backward")
+    print(f"{name:11}: all-reduces {of_ranks[0].messages:>2}, launched during backward {early}")
     assert early == (of_ranks[0].messages if name == "torch's DDP" else 0)
 
 # %% [markdown]
@@ -653,9 +654,9 @@ assert lines[0].overlap < 0.1
 plots.timeline(lines[:1])
 
 # %% [markdown]
-# It computes nothing: all communication comes after backward and before the optimizer's step. The numbers beside the
-# figure say for how long communication was exposed, which means that the rank had nothing to compute meanwhile, and
-# which share of it was hidden behind computation.
+# It computes nothing: all communication comes after backward and before the optimizer's step. Communication is called
+# *exposed* while the rank has nothing to compute, and *hidden* while it computes. The numbers beside the figure say how
+# long the communication was exposed, and which share of it was hidden.
 #
 # In summary, this is where DDP differs from our short version:
 #
