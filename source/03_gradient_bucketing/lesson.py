@@ -2,13 +2,13 @@
 # jupyter:
 #   course:
 #     module: bucketed_ddp
-#     minutes: 34
+#     minutes: 35
 # ---
 
 # %% [markdown]
 # # 03 · Gradient bucketing
 #
-# **34 minutes.** After this lesson, you will be able to:
+# **35 minutes.** After this lesson, you will be able to:
 #
 # - measure what many small all-reduces cost, and split the time into latency and bytes,
 # - pack gradients into a few flat buckets, and avoid holding every gradient twice,
@@ -20,8 +20,8 @@
 # %% [markdown]
 # ## Where we are
 #
-# In chapter 02, you built `ManualDDP`. After each backward, it averages the gradients with one all-reduce per parameter,
-# where a parameter is one tensor, such as the weight of a layer. For a GPT of two blocks, that was twenty all-reduces.
+# In chapter 02, you built `ManualDDP`. After each backward, it averages the gradients with one all-reduce per parameter.
+# A parameter here is one tensor, such as the weight of a layer. For a GPT of two blocks, that was twenty all-reduces.
 # The GPT below has twelve blocks.
 #
 # Chapter 01 showed that times over loopback mislead, because ranks on one machine have no links of their own. So this
