@@ -43,7 +43,7 @@ inputs, targets = text.windows(range(0, 800, 100), length=64)
 print(f"{sum(p.numel() for p in model.parameters()):,} parameters, inputs {list(inputs.shape)}")
 
 
-# %%
+# %% tags=["nbval-ignore-output"]
 def accumulate(micro_batches):
     """Run the micro-batches one after the other. Returns the sum of their gradients, as one flat tensor."""
     model.zero_grad()
@@ -71,15 +71,15 @@ assert torch.allclose(four, full, atol=1e-12)
 # micro-batch is a stretch of forward, followed by a stretch of backward.
 
 # %% tags=["nbval-ignore-output"]
-from shared import timeline
+from shared import measure, timeline
 from shared.models import stand_in_for_gpu
 
 handles = stand_in_for_gpu(model.blocks, forward_ms=20, backward_ms=40)
-with timeline.record(model) as line:
-    accumulate(micro_batches)
+job = {"": lambda: accumulate(micro_batches)}
+lines = measure.recorded(job, lambda: timeline.record(model), rounds=5)[""]  # of the median round
 for handle in handles:
     handle.remove()  # the model no longer sleeps
-plots.timeline([line], names=["one process"], exposed=False)
+plots.timeline(lines, names=["one process"], exposed=False)
 
 # %% [markdown]
 # Each micro-batch waits until the previous one has finished, although it needs nothing from it: all of them use the
@@ -178,7 +178,7 @@ plots.gradients_before_and_after(before, after, "norm.weight")
 # Before, each rank had its own gradient. Afterwards, all four have the same one. Is it also the gradient that one
 # process computed from all eight samples?
 
-# %%
+# %% tags=["nbval-ignore-output"]
 averaged = ranks.pull("averaged")[0]
 print(f"largest difference to one process: {(averaged - full).abs().max():.0e}")
 assert torch.allclose(averaged, full, atol=1e-12)
@@ -282,7 +282,7 @@ plain = relative_error(mean_gradient(model(x, y)), full)
 weighted = relative_error(mean_gradient(world_size * len(x) / len(inputs) * model(x, y)), full)
 assert weighted < 1e-12 < 0.1 < plain
 
-# %%
+# %% tags=["nbval-ignore-output"]
 print(f"predicted {my_error:g}; measured {ranks.pull('plain')[0]:.2f} for the plain mean")
 print(f"measured {ranks.pull('weighted')[0]:.0e} for the weighted mean")
 
@@ -339,7 +339,7 @@ corrected = relative_error(mean_gradient(loss_per_token(inputs[share], padded[sh
 print(f"{(padded[share] != -100).sum()} tokens on this rank")
 assert corrected < 1e-12 < 0.1 < plain
 
-# %%
+# %% tags=["nbval-ignore-output"]
 print(f"relative error: plain mean {ranks.pull('plain')[0]:.2f}, ", end="")
 print(f"loss per token {ranks.pull('corrected')[0]:.0e}")
 
@@ -607,7 +607,7 @@ for log in [*logs["by hand"], *logs["torch's DDP"]]:
     log.assert_volume(payload_bytes=4 * parameters, sent_bytes=predicted_bytes)
 for name, of_ranks in logs.items():
     early = sum(entry.in_backward for entry in of_ranks[0].entries)
-    print(f"{name:11}: all-reduces {of_ranks[0].messages:>2}, launched during backward {early}")
+    print(f"{name:11} │ all-reduces {of_ranks[0].messages:>2}, launched during backward {early:>2}")
     assert early == (of_ranks[0].messages if name == "torch's DDP" else 0)
 
 # %% [markdown]

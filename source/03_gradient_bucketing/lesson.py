@@ -20,9 +20,9 @@
 # %% [markdown]
 # ## Where we are
 #
-# In chapter 02, you built `ManualDDP`. After each backward, it averages the gradients with one all-reduce per parameter.
-# A parameter here is one tensor, such as the weight of a layer. For a GPT of two blocks, that was twenty all-reduces.
-# The GPT below has twelve blocks.
+# In chapter 02, you built `ManualDDP`. After each backward, it averages the gradients with one all-reduce per
+# parameter. A parameter here is one tensor, such as the weight of a layer. For a GPT of two blocks, that was twenty
+# all-reduces. The GPT below has twelve blocks.
 #
 # Chapter 01 showed that times over loopback mislead, because ranks on one machine have no links of their own. So this
 # lesson puts each rank behind a link of 1 Gbit/s, on which a byte takes 8 ns. Where the machine does not allow such
