@@ -102,14 +102,14 @@ def all_reduce_100_times():
 
 
 ways = {"100 all-reduces of 400 bytes": all_reduce_100_times}
-times = measure.jobs(ways | {"100 gradients": by_hand.finish_gradient_sync}, rounds=5)
+times = measure.jobs(ways | {"100 gradients": by_hand.finish_gradient_sync}, rounds=9)
 
 # %% tags=["nbval-ignore-output"]
 times = ranks.pull("times")[0]
 fraction = times.ratio("100 all-reduces of 400 bytes", "100 gradients")
 print(f"predicted {my_prediction:g}, measured {fraction:.2f}")
 assert fraction > 0.2
-plots.bars(times.ms(), "ms (median of 5 rounds)")
+plots.bars(times.ms(), "ms (median of 9 rounds)")
 
 # %% [markdown]
 # With a sixtieth of the bytes, the all-reduces take far more than a sixtieth of the time. What is left does not depend
