@@ -126,7 +126,7 @@ plots.bars(times.ms(), "ms (median of 9 rounds)")
 # %%
 # %%ranks
 sizes_bytes = (400, 4_000, 64_000, 256_000, 1_000_000, 2_000_000, 4_000_000)
-sums = measure.collectives({"all-reduce": dist.all_reduce}, sizes_bytes, repeats=5, rounds=8)
+sums = measure.collectives({"all-reduce": dist.all_reduce}, sizes_bytes, repeats=5, rounds=12)
 gradients = measure.jobs({"100 gradients": by_hand.finish_gradient_sync}, rounds=5)
 single = measure.collectives({"all-reduce": dist.all_reduce}, (400, 4_000_000), rounds=8)
 
@@ -140,7 +140,7 @@ sums = ranks.pull("sums")[0]
 fitted = sums.fit("all-reduce")
 assert fitted.alpha_s > 0 and fitted.beta_s_per_byte > 0
 curve_s = sums.measured_s["all-reduce"]
-assert curve_s[4_000] < 2 * curve_s[400] and curve_s[4_000_000] > 3 * curve_s[400]
+assert curve_s[4_000] < 3 * curve_s[400] and curve_s[4_000_000] > 3 * curve_s[400]
 formula = {"all-reduce": fitted.message_s}
 cost_plots.predicted_against_measured(formula, sums.measured_s, "bytes in the tensor")
 
