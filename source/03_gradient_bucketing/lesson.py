@@ -522,8 +522,8 @@ assert 1 / 5 < off[len(off) // 2] < 5
 
 # %% [markdown]
 # In the figure, each row is a cap. On the left is the model, split into its buckets. On the right, compare the measured
-# times with the predicted ones. (If other programs use the cores now, all measured times may be longer than predicted,
-# because α has grown since we fitted it.)
+# times with the predicted ones. (If other programs use the cores, α changes from minute to minute. Then all measured
+# times may be longer or shorter than predicted.)
 
 # %% tags=["nbval-ignore-output"]
 assert took_ms["none"] > 1.5 * took_ms["25 MiB"]
