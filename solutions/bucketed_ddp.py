@@ -55,6 +55,15 @@ def assign_buckets(
     return buckets
 
 
+def reject_graph(gradient: torch.Tensor | None) -> None:
+    """Raise a RuntimeError if a gradient is part of an autograd graph, because an all-reduce is not."""
+    if gradient is not None and gradient.requires_grad:
+        raise RuntimeError(
+            "backward(create_graph=True) is not supported, because an all-reduce is not part of "
+            "the autograd graph: call the module itself instead of its wrapper"
+        )
+
+
 class Bucket:
     """Averages the gradients of its `parameters` with one all-reduce of a flat tensor.
 
@@ -72,14 +81,11 @@ class Bucket:
 
     def pack(self, index: int) -> None:
         """Copy the gradient of parameters[index], or zeros for None, into its slice, divided by the number of ranks."""
-        parameter, grad_slice = self.parameters[index], self.slices[index]
+        parameter = self.parameters[index]
+        reject_graph(parameter.grad)
+        grad_slice = self.slices[index]
         if parameter.grad is None:
             grad_slice.zero_()
-        elif parameter.grad.requires_grad:
-            raise RuntimeError(
-                "backward(create_graph=True) is not supported, because an all-reduce is not part of "
-                "the autograd graph: call the module itself instead of its wrapper"
-            )
         else:
             torch.div(parameter.grad, self.divisor, out=grad_slice)
         parameter.grad = grad_slice

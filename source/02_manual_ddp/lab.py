@@ -190,7 +190,8 @@ average_gradients(model)
 print([expert.bias.grad[0].item() for expert in model.experts])
 
 # %% [markdown]
-# The check begins with a plain model, and goes on with tied, frozen and unused parameters:
+# The check has a line `plain model`, which passes if all ranks get the mean. The other lines try tied, frozen and
+# unused parameters, groups of ranks, and the number of all-reduces:
 
 # %% tags=["check"] grade_id="check-average-gradients" points=2
 check.average_gradients()
@@ -264,7 +265,8 @@ weight = model.module.weight
 print(f"weight {weight[0, 0].item():+.4f}, gradient {weight.grad[0, 0].item()}")
 
 # %% [markdown]
-# The check trains a plain model, and also models with tied, frozen and unused parameters, buffers or dropout:
+# In the check, look at the lines `same start` and `plain model` first. The other lines train models with tied, frozen
+# and unused parameters, buffers or dropout, and try accumulation, groups and bf16:
 
 # %% tags=["check"] grade_id="check-manual-ddp" points=3
 check.ManualDDP()

@@ -35,6 +35,7 @@ from shared import plots, ranks
 from shared.data import CharTokens
 from shared.models import GPTConfig, TinyGPT
 
+torch.set_num_threads(1)  # one process on one core, as each rank later
 text = CharTokens()
 config = GPTConfig(vocab_size=text.vocab_size)
 model = TinyGPT(config, seed=0).double()
@@ -42,7 +43,7 @@ inputs, targets = text.windows(range(0, 800, 100), length=64)
 print(f"{sum(p.numel() for p in model.parameters()):,} parameters, inputs {list(inputs.shape)}")
 
 
-# %%
+# %% tags=["nbval-ignore-output"]
 def accumulate(micro_batches):
     """Run the micro-batches one after the other. Returns the sum of their gradients, as one flat tensor."""
     model.zero_grad()
@@ -70,15 +71,15 @@ assert torch.allclose(four, full, atol=1e-12)
 # micro-batch is a stretch of forward, followed by a stretch of backward.
 
 # %% tags=["nbval-ignore-output"]
-from shared import timeline
+from shared import measure, timeline
 from shared.models import stand_in_for_gpu
 
 handles = stand_in_for_gpu(model.blocks, forward_ms=20, backward_ms=40)
-with timeline.record(model) as line:
-    accumulate(micro_batches)
+job = {"": lambda: accumulate(micro_batches)}
+lines = measure.recorded(job, lambda: timeline.record(model), rounds=5)[""]  # of the median round
 for handle in handles:
     handle.remove()  # the model no longer sleeps
-plots.timeline([line], names=["one process"], exposed=False)
+plots.timeline(lines, names=["one process"], exposed=False)
 
 # %% [markdown]
 # Each micro-batch waits until the previous one has finished, although it needs nothing from it: all of them use the
@@ -177,7 +178,7 @@ plots.gradients_before_and_after(before, after, "norm.weight")
 # Before, each rank had its own gradient. Afterwards, all four have the same one. Is it also the gradient that one
 # process computed from all eight samples?
 
-# %%
+# %% tags=["nbval-ignore-output"]
 averaged = ranks.pull("averaged")[0]
 print(f"largest difference to one process: {(averaged - full).abs().max():.0e}")
 assert torch.allclose(averaged, full, atol=1e-12)
@@ -281,7 +282,7 @@ plain = relative_error(mean_gradient(model(x, y)), full)
 weighted = relative_error(mean_gradient(world_size * len(x) / len(inputs) * model(x, y)), full)
 assert weighted < 1e-12 < 0.1 < plain
 
-# %%
+# %% tags=["nbval-ignore-output"]
 print(f"predicted {my_error:g}; measured {ranks.pull('plain')[0]:.2f} for the plain mean")
 print(f"measured {ranks.pull('weighted')[0]:.0e} for the weighted mean")
 
@@ -338,7 +339,7 @@ corrected = relative_error(mean_gradient(loss_per_token(inputs[share], padded[sh
 print(f"{(padded[share] != -100).sum()} tokens on this rank")
 assert corrected < 1e-12 < 0.1 < plain
 
-# %%
+# %% tags=["nbval-ignore-output"]
 print(f"relative error: plain mean {ranks.pull('plain')[0]:.2f}, ", end="")
 print(f"loss per token {ranks.pull('corrected')[0]:.0e}")
 
@@ -593,7 +594,7 @@ logs["by hand"][0].table(times=False)
 logs["torch's DDP"][0].table(times=False)
 
 # %% [markdown]
-# DDP sends the same elements in a single all-reduce: it packs gradients into flat tensors called **buckets**. Look at
+# DDP sends the same elements in a single all-reduce: it packs gradients into flat tensors called buckets. Look at
 # "must send" in the last row: the sums are equal, and they are what chapter 01 predicts. To all-reduce S bytes on N
 # ranks, a ring makes every rank send 2(N−1)/N · S.
 
@@ -606,7 +607,7 @@ for log in [*logs["by hand"], *logs["torch's DDP"]]:
     log.assert_volume(payload_bytes=4 * parameters, sent_bytes=predicted_bytes)
 for name, of_ranks in logs.items():
     early = sum(entry.in_backward for entry in of_ranks[0].entries)
-    print(f"{name:11} {of_ranks[0].messages:>2} all-reduces, {early} launched during backward")
+    print(f"{name:11} │ all-reduces {of_ranks[0].messages:>2}, launched during backward {early:>2}")
     assert early == (of_ranks[0].messages if name == "torch's DDP" else 0)
 
 # %% [markdown]
@@ -653,9 +654,9 @@ assert lines[0].overlap < 0.1
 plots.timeline(lines[:1])
 
 # %% [markdown]
-# It computes nothing: all communication comes after backward and before the optimizer's step. This is called **exposed
-# communication**: communication that is in flight while the rank has nothing to compute. The numbers beside the figure
-# say how long it took, and which share of the communication was hidden behind computation.
+# It computes nothing: all communication comes after backward and before the optimizer's step. Communication is called
+# *exposed* while the rank has nothing to compute, and *hidden* while it computes. The numbers beside the figure say how
+# long the communication was exposed, and which share of it was hidden.
 #
 # In summary, this is where DDP differs from our short version:
 #
@@ -715,8 +716,6 @@ plots.timeline(lines[:1])
 # - **distributed sampler**: an object that yields the indices of a rank's samples, so that the ranks together use every
 #   sample once per epoch.
 # - **DDP**: torch's `DistributedDataParallel`, which averages gradients during backward.
-# - **bucket**: a flat tensor that holds several gradients, which are reduced together.
-# - **exposed communication**: communication that is in flight while the rank has nothing to compute.
 
 # %% [markdown]
 # ## Further reading

@@ -291,8 +291,8 @@ check.Bucket()
 #   them before it waits for the first. When it returns, all of them are complete.
 # - Nothing is sent during forward or backward.
 #
-# The check trains a plain model first, and then models with tied, frozen and unused parameters, buffers and several
-# dtypes. If your pieces are right, you need no extra code for them.
+# In the check, look at the lines `same start` and `plain model` first. The other lines train models with tied, frozen
+# and unused parameters, buffers and several dtypes. If your pieces are right, you need no extra code for them.
 #
 # <details><summary>Hint</summary>If a rank waits for bucket 1 before it launches bucket 2, the link has nothing to do
 # in between. Which two loops over the buckets avoid that?</details>

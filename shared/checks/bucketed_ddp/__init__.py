@@ -76,9 +76,15 @@ def ranks_start_equal(attempt: Attempt) -> None:
         judge_start(train(attempt, Training(model, options=SMALL), draw), model, draw)
 
 
+@BucketedDDP.check("plain model", world_sizes=(2,))
+def a_plain_model_trains_as_in_one_process(attempt: Attempt) -> None:
+    for options in (DEFAULT, SMALL):
+        train_and_judge(attempt, Training("Plain", options=options))
+
+
 @BucketedDDP.check("values")
 def training_equals_one_process(attempt: Attempt) -> None:
-    models = ["Plain", "Tied", "Frozen", "Unused", "Scalar", "Buffered", "Strided", "Mixed", "Crowd"]
+    models = ["Tied", "Frozen", "Unused", "Scalar", "Buffered", "Strided", "Mixed", "Crowd"]
     models += awkward.HAVE_MODES
     caps, shift = [TINY, SMALL, MIDDLE, DEFAULT], attempt.random.randrange(4)
     for index, model in enumerate(attempt.random.sample(models, 4) if attempt.world_size == 3 else models):

@@ -106,9 +106,14 @@ def each_tensor_is_sent_once(attempt: Attempt) -> None:
 # -- 2.3
 
 
+@average_gradients.check("plain model", world_sizes=(2,))
+def gradients_of_a_plain_model_are_averaged(attempt: Attempt) -> None:
+    _judge_average(attempt, "Plain")
+
+
 @average_gradients.check("values")
 def gradients_are_those_of_the_full_batch(attempt: Attempt) -> None:
-    for model in ("Plain", "Tied", "Frozen", "Unused", "Scalar", "Strided", "Mixed"):
+    for model in ("Tied", "Frozen", "Unused", "Scalar", "Strided", "Mixed"):
         _judge_average(attempt, model)
 
 
@@ -156,10 +161,14 @@ def ranks_start_equal(attempt: Attempt) -> None:
         judge_start(train(attempt, Training(model), draw), model, draw)
 
 
+@ManualDDP.check("plain model", world_sizes=(2,))
+def a_plain_model_trains_as_in_one_process(attempt: Attempt) -> None:
+    train_and_judge(attempt, Training("Plain"))
+
+
 @ManualDDP.check("values")
 def training_equals_one_process(attempt: Attempt) -> None:
-    models = ("Plain", "Tied", "Frozen", "Unused", "Scalar", "Buffered", "Strided", "Mixed", *awkward.HAVE_MODES)
-    for model in models:
+    for model in ("Tied", "Frozen", "Unused", "Scalar", "Buffered", "Strided", "Mixed", *awkward.HAVE_MODES):
         train_and_judge(attempt, Training(model))
 
 

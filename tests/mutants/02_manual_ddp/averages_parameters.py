@@ -1,6 +1,6 @@
 """Averages the parameters instead of their gradients.
 
-caught by: ManualDDP · values
+caught by: ManualDDP · plain model
 """
 
 from solutions import manual_ddp as right

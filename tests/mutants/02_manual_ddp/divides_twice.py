@@ -1,6 +1,6 @@
 """Divides by N when averaging, and once more afterwards.
 
-caught by: ManualDDP · values
+caught by: ManualDDP · plain model
 """
 
 import torch.distributed as dist

@@ -1,6 +1,6 @@
 """Broadcasts rank 0's gradients instead of averaging: the ranks agree, but the other ranks' samples are lost.
 
-caught by: average_gradients · values
+caught by: average_gradients · plain model
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Divides by the number of buckets as well.
 
-caught by: BucketedDDP · values
+caught by: BucketedDDP · plain model
 """
 
 from solutions import bucketed_ddp as right
