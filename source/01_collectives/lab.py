@@ -766,8 +766,8 @@ sums = ranks.pull("sums")[0]
 cost_plots.side_by_side({sums.where: sums.measured_s}, "bytes in the tensor")
 
 # %% [markdown]
-# Both rings take the same number of steps and send the same bytes, so the link gives them the same time. What remains is
-# the time that Python takes: torch's ring runs in C++.
+# Both rings take the same number of steps and send the same bytes, so the link gives them the same time. What remains
+# is the time that Python takes: torch's ring runs in C++.
 #
 # And your reduce-scatter? The emulated link would hide the difference, because it delays torch's function as if gloo
 # sent what a ring requires. In fact, gloo's reduce-scatter is an all-reduce, which sends twice as much. So this time,
