@@ -39,9 +39,10 @@ def new_axes(width_in: float, height_in: float):
 
 
 def logarithmic(axes) -> None:
-    """Make both axes logarithmic, and label 1, 2 and 5 times each power of ten on the y axis."""
+    """Make both axes logarithmic, after everything is drawn, with more than one label on the y axis."""
     axes.set(xscale="log", yscale="log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    lowest, highest = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if highest > 10 * lowest else (1, 1.5, 2, 3, 4, 5, 7)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
 

@@ -343,13 +343,13 @@ check.tree_broadcast()
 # %% [markdown]
 # ## Exercise 1.6 · Break it, then fix it (8 min, 2 points)
 #
-# A published tutorial builds its ring like this. **Predict.** In which call will the doctor find rank 2, and which rank
-# is it waiting for? If it ran, how many times your bytes would it send? (1 would mean as many.)
+# The next cell has a simpler ring, with plain sends and receives. **Predict.** In which call will the doctor find rank
+# 2, and which rank is it waiting for? If it ran, how many times your bytes would it send? (1 would mean as many.)
 
 
 # %% tags=["raises-exception"]
 # %%ranks
-def published_ring_all_reduce(tensor):
+def simpler_ring_all_reduce(tensor):
     right, left = (rank + 1) % world_size, (rank - 1) % world_size
     outgoing, incoming = tensor.clone(), torch.empty_like(tensor)
     for _ in range(world_size - 1):
@@ -359,7 +359,7 @@ def published_ring_all_reduce(tensor):
         outgoing.copy_(incoming)
 
 
-published_ring_all_reduce(torch.ones(4, device=device))
+simpler_ring_all_reduce(torch.ones(4, device=device))
 
 # %% [markdown]
 # Read the doctor's table around the ring: each rank waits for the next one. (If it had run, each rank would have sent

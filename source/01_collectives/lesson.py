@@ -266,9 +266,9 @@ print(f"predicted {my_prediction}, the formula gives {formula:.3f} tensors")
 #
 # ## Training with your ring
 #
-# What is it good for? Averaging gradients, for example. Below, four ranks train a small MLP to read handwritten digits.
-# In each step, every rank computes the gradient of a quarter of the batch, and the ring averages the four gradients.
-# (Chapter 02 explains why this is right, and when it is not.)
+# What is a ring all-reduce good for? Averaging gradients, for example. Below, four ranks train a small MLP to read
+# handwritten digits. In each step, every rank computes the gradient of a quarter of the batch, and the ring averages
+# the four gradients. (Chapter 02 explains why this is right, and when it is not.)
 #
 # The last bias has 10 elements, which cannot be cut into four equal chunks. So we append **padding**: zeros, at most
 # N−1 of them, that make its length a multiple of N.
@@ -293,7 +293,7 @@ def train(steps=200, batch=128):
     """Train on slices of the batches. Returns the loss of each step, and the accuracy on 297 other digits."""
     images, labels = digits(torch.float64)
     model, losses = MLP().double(), torch.zeros(steps)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.15, momentum=0.9)
     drawn = torch.Generator().manual_seed(0)
     for step in range(steps):
         samples = torch.randint(1500, (batch,), generator=drawn).chunk(world_size)[rank]
@@ -323,7 +323,7 @@ plots.loss_curves({"1 rank, whole batch": alone_losses, "4 ranks, a quarter each
 # %% [markdown]
 # ## A ring that hangs
 #
-# `pass_right` launches its send and its receive together. A published tutorial does it in sequence: each rank first
+# `pass_right` launches its send and its receive together. It would be simpler to do both in sequence: each rank first
 # sends to its right neighbor, then receives from its left one. Would you expect that to work for a single element?
 
 # %% tags=["raises-exception"]
