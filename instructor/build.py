@@ -36,7 +36,7 @@ from pathlib import Path
 import jupytext
 import nbformat
 
-from instructor.links import with_links
+from instructor.links import GLOSSARY, with_links, without_links
 from shared.deadlines import scaled
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -218,8 +218,11 @@ def products(chapter: Chapter) -> dict[Path, tuple[str, object]]:
     modules = modules_of(chapter)
     names = {chapter.name for chapter in chapters()}
 
+    def exists(path: str) -> bool:
+        return path == GLOSSARY or Path(path).stem in names
+
     def linked(folder: str, notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-        return with_links(notebook, folder, chapter.name, exists=lambda path: Path(path).stem in names)
+        return with_links(notebook, folder, chapter.name, exists)
 
     return {
         ROOT / "chapters" / name: ("executed", linked("chapters", chapter.read("lesson"))),
@@ -236,9 +239,14 @@ def is_current(path: Path, kind: str, content) -> bool:
     if kind == "text":
         return path.read_text() == content
     built = nbformat.read(path, as_version=4)
-    if kind == "executed" and built.metadata.get("course", {}).get("built_from") != _hash(content):
+    if kind == "executed" and not _was_executed(built, content):
         return False
     return [_essence(cell) for cell in built.cells] == [_essence(cell) for cell in content.cells]
+
+
+def _was_executed(built: nbformat.NotebookNode, content: nbformat.NotebookNode) -> bool:
+    """Tell whether a built notebook has the outputs of these cells. Its links may differ."""
+    return built.metadata.get("course", {}).get("built_from") == _hash(content)
 
 
 def _essence(cell) -> tuple:
@@ -246,7 +254,8 @@ def _essence(cell) -> tuple:
 
 
 def _hash(notebook) -> str:
-    return hashlib.sha256(repr([_essence(cell) for cell in notebook.cells]).encode()).hexdigest()[:16]
+    """Return a hash of what is executed. Links are not, so a notebook with other links keeps its outputs."""
+    return hashlib.sha256(repr([_essence(cell) for cell in without_links(notebook)]).encode()).hexdigest()[:16]
 
 
 def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookNode:
@@ -276,9 +285,19 @@ def build(only: list[str], force: bool) -> None:
                 path.write_text(content)
                 continue
             if kind == "executed":
-                content = execute(content, path.parent)
+                content = _with_outputs(content, path, force)
             path.parent.mkdir(parents=True, exist_ok=True)
             nbformat.write(content, path)
+
+
+def _with_outputs(content: nbformat.NotebookNode, path: Path, force: bool) -> nbformat.NotebookNode:
+    """Return a notebook with outputs: those of the file if only its links have changed, and else those of a new run."""
+    if path.exists() and not force:
+        built = nbformat.read(path, as_version=4)
+        if _was_executed(built, content):
+            built.cells = [content.cells[0], *without_links(built), content.cells[-1]]
+            return built
+    return execute(content, path.parent)
 
 
 def stale() -> list[str]:

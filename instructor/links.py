@@ -1,4 +1,6 @@
-"""The links at the top and the bottom of every notebook: the lessons before and after it, its lab and its solution."""
+"""The links at the top and the bottom of every notebook: the lessons before and after it, its lab, its solution and
+the glossary.
+"""
 
 import copy
 from collections.abc import Callable
@@ -9,6 +11,7 @@ from instructor import contents
 
 TAG = "links"
 NAMES = {"chapters": "Lesson", "labs": "Lab", "solutions": "Solution"}
+GLOSSARY = "chapters/glossary.md"
 
 
 def titles() -> dict[str, str]:
@@ -28,17 +31,26 @@ def line(folder: str, name: str, exists: Callable[[str], bool]) -> str:
     order = [chapter for chapter in titles() if exists(f"chapters/{chapter}.ipynb")]
     index = order.index(name)
     before, after = order[max(0, index - 1) : index], order[index + 1 : index + 2]
-    found = [_link(f"← {titles()[chapter]}", "chapters", chapter, folder) for chapter in before]
+    found = [_link(f"← {titles()[chapter]}", f"chapters/{chapter}.ipynb", folder) for chapter in before]
     for kind, label in NAMES.items():
-        if kind != folder and exists(f"{kind}/{name}.ipynb"):
-            found.append(_link(label, kind, name, folder))
-    found += [_link(f"{titles()[chapter]} →", "chapters", chapter, folder) for chapter in after]
+        path = f"{kind}/{name}.ipynb"
+        if kind != folder and exists(path):
+            found.append(_link(label, path, folder))
+    if exists(GLOSSARY):
+        found.append(_link("Glossary", GLOSSARY, folder))
+    found += [_link(f"{titles()[chapter]} →", f"chapters/{chapter}.ipynb", folder) for chapter in after]
     return " | ".join(found)
 
 
-def _link(text: str, kind: str, chapter: str, folder: str) -> str:
-    path = f"{chapter}.ipynb" if kind == folder else f"../{kind}/{chapter}.ipynb"
-    return f"[{text}]({path})"
+def _link(text: str, path: str, folder: str) -> str:
+    """Return a link from a notebook in a folder to a path in the course."""
+    kind, file = path.split("/")
+    return f"[{text}]({file})" if kind == folder else f"[{text}](../{path})"
+
+
+def without_links(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    """Return the cells of a notebook that are not links."""
+    return [cell for cell in notebook.cells if TAG not in cell.metadata.get("tags", [])]
 
 
 def with_links(
@@ -46,10 +58,9 @@ def with_links(
 ) -> nbformat.NotebookNode:
     """Return a copy of a notebook that begins and ends with its links, in place of links that it has already."""
     linked = copy.deepcopy(notebook)
-    own = [cell for cell in linked.cells if TAG not in cell.metadata.get("tags", [])]
     first, last = (
         nbformat.v4.new_markdown_cell(line(folder, name, exists), id=f"links-{where}", metadata={"tags": [TAG]})
         for where in ("top", "bottom")
     )
-    linked.cells = [first, *own, last]
+    linked.cells = [first, *without_links(linked), last]
     return linked

@@ -4,7 +4,7 @@ import nbformat
 import pytest
 
 from instructor import build
-from instructor.links import TAG, line, with_links
+from instructor.links import GLOSSARY, TAG, line, with_links
 
 CHAPTERS = build.chapters()
 
@@ -25,18 +25,49 @@ def test_every_notebook_begins_and_ends_with_its_links(folder, chapter):
             "chapters",
             (),
             "[← 00 · Ranks](00_ranks.ipynb) | [Lab](../labs/01_collectives.ipynb) | "
-            "[Solution](../solutions/01_collectives.ipynb) | [02 · Data parallelism by hand →](02_manual_ddp.ipynb)",
+            "[Solution](../solutions/01_collectives.ipynb) | [Glossary](glossary.md) | "
+            "[02 · Data parallelism by hand →](02_manual_ddp.ipynb)",
         ),
         (
             "labs",
             ("chapters/02_manual_ddp.ipynb", "solutions/01_collectives.ipynb"),
-            "[← 00 · Ranks](../chapters/00_ranks.ipynb) | [Lesson](../chapters/01_collectives.ipynb)",
+            "[← 00 · Ranks](../chapters/00_ranks.ipynb) | [Lesson](../chapters/01_collectives.ipynb) | "
+            "[Glossary](../chapters/glossary.md)",
+        ),
+        (
+            "labs",
+            ("chapters/00_ranks.ipynb", "chapters/02_manual_ddp.ipynb", "chapters/glossary.md"),
+            "[Lesson](../chapters/01_collectives.ipynb) | [Solution](../solutions/01_collectives.ipynb)",
         ),
     ],
 )
 def test_links_lead_to_what_exists(folder, missing, expected):
     three = {f"{kind}/{chapter.name}.ipynb" for kind in ("chapters", "labs", "solutions") for chapter in CHAPTERS[:3]}
-    assert line(folder, "01_collectives", (three - set(missing)).__contains__) == expected
+    present = {*three, GLOSSARY} - set(missing)
+    assert line(folder, "01_collectives", present.__contains__) == expected
+
+
+def test_a_notebook_with_other_links_keeps_its_outputs(monkeypatch, tmp_path):
+    cells = [nbformat.v4.new_markdown_cell("# Title"), nbformat.v4.new_code_cell("6 * 7")]
+    notebook = nbformat.v4.new_notebook(cells=cells, metadata={"course": {}})
+    before = with_links(notebook, "chapters", "00_ranks", lambda path: path == "chapters/00_ranks.ipynb")
+    after = with_links(notebook, "chapters", "00_ranks", lambda path: True)
+
+    def executed(content, folder):
+        content.metadata["course"]["built_from"] = build._hash(content)
+        content.cells[2].outputs = [nbformat.v4.new_output("stream", text="42")]
+        return content
+
+    path = tmp_path / "00_ranks.ipynb"
+    monkeypatch.setattr(build, "execute", executed)
+    nbformat.write(build._with_outputs(before, path, force=False), path)
+
+    monkeypatch.setattr(build, "execute", lambda content, folder: pytest.fail("was executed again"))
+    assert not build.is_current(path, "executed", after)
+    relinked = build._with_outputs(after, path, force=False)
+    assert relinked.cells[2].outputs and relinked.cells[0].source == after.cells[0].source
+    nbformat.write(relinked, path)
+    assert build.is_current(path, "executed", after)
 
 
 def test_links_are_replaced_and_not_added_twice():

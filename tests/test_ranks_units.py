@@ -545,6 +545,7 @@ def test_call_describes_what_was_launched_and_where(world):
     assert calls[1][-2].partner == 0, "the sender is the receiver's partner"
     assert barrier.number == 6, "a send does not count in the group's sequence"
     assert str(sent) == "send #1 to rank 1 (int64, 7 elements)"
+    assert str(barrier) == "barrier #6", "its tensor is torch's own"
     where = frames.where(*reduced.called_from)
     assert re.fullmatch(r"test_ranks_units.py, line \d+: dist.all_reduce\(torch.ones\(3\)\)", where)
     assert not reduced.in_backward

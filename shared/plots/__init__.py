@@ -6,7 +6,7 @@ same information, so the figures also work in black and white.
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 LINES = ("-", "--", "-.", ":")
@@ -36,6 +36,15 @@ def new_axes(width_in: float, height_in: float):
     figure, axes = plt.subplots(figsize=(width_in, height_in), layout="constrained")
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
+
+
+def logarithmic(axes) -> None:
+    """Make both axes logarithmic, after everything is drawn, with more than one label on the y axis."""
+    axes.set(xscale="log", yscale="log")
+    lowest, highest = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if highest > 10 * lowest else (1, 1.5, 2, 3, 4, 5, 7)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def loss_curves(curves: dict[str, list[float]]) -> Figure:
@@ -112,18 +121,20 @@ def waiting(began_s: list[float], arrived_s: list[float], left_s: list[float], w
 def message_cost(sizes_bytes: list[int], times_ms: dict[str, list[float]]) -> Figure:
     """Draw time against message size on logarithmic axes, one line per name.
 
-    The dotted line is the time if there were no latency: proportional to the size, through the largest message.
+    The dotted line is the time if there were no latency: proportional to the size, through the largest message. It
+    begins at a fifth of the shortest time.
     """
     figure, axes = new_axes(6.0, 3.4)
     for index, (name, measured) in enumerate(times_ms.items()):
         style = {"color": COLORS[index], "linestyle": LINES[index], "marker": MARKERS[index]}
-        axes.loglog(sizes_bytes, measured, label=name, linewidth=1.8, **style)
-    fastest = min(measured[-1] for measured in times_ms.values())
-    floor = min(min(measured) for measured in times_ms.values())
-    shown = [size for size in sizes_bytes if fastest * size / sizes_bytes[-1] > floor / 5]
-    in_proportion = [fastest * size / sizes_bytes[-1] for size in shown]
-    axes.loglog(shown, in_proportion, ":", color="gray", label="without latency")
+        axes.plot(sizes_bytes, measured, label=name, linewidth=1.8, **style)
+    fastest_ms = min(measured[-1] for measured in times_ms.values())
+    lowest_ms = min(min(measured) for measured in times_ms.values()) / 5
+    ends_ms = [lowest_ms, fastest_ms]
+    ends_bytes = [sizes_bytes[-1] * time_ms / fastest_ms for time_ms in ends_ms]
+    axes.plot(ends_bytes, ends_ms, ":", color="gray", label="without latency")
     axes.set(xlabel="tensor size, bytes", ylabel="time, ms")
+    logarithmic(axes)
     axes.legend(frameon=False)
     return finish(figure)
 

@@ -1,12 +1,12 @@
 """Figures of the α–β model: predictions beside measurements, and which algorithm is faster at which size."""
 
+import textwrap
 from collections.abc import Callable
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 
-from shared.plots import COLORS, LINES, MARKERS, finish, new_axes
+from shared.plots import COLORS, LINES, MARKERS, finish, logarithmic, new_axes
 
 
 def predicted_against_measured(
@@ -29,10 +29,8 @@ def predicted_against_measured(
         if name in measured_s:
             times_ms = [1e3 * time_s for time_s in measured_s[name].values()]
             axes.plot(list(measured_s[name]), times_ms, MARKERS[index], color=color, label=f"{name}, measured")
-    axes.set(xlabel=xlabel, ylabel="time, ms", xscale="log", yscale="log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set(xlabel=xlabel, ylabel="time, ms")
+    logarithmic(axes)
     axes.legend(frameon=False)
     return finish(figure)
 
@@ -51,10 +49,8 @@ def side_by_side(measured_s: dict[str, dict[str, dict[int, float]]], xlabel: str
         for index, (name, times_s) in enumerate(of_name.items()):
             style = {"color": COLORS[index], "linestyle": LINES[index], "marker": MARKERS[index], "linewidth": 1.8}
             axes.plot(list(times_s), [1e3 * time_s for time_s in times_s.values()], label=name, **style)
-        axes.set(title=place, xlabel=xlabel, xscale="log", yscale="log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set(title=textwrap.fill(place, 44), xlabel=xlabel)
+        logarithmic(axes)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0, 0].set_ylabel("time, ms")
     panels[0, 0].legend(frameon=False)

@@ -79,7 +79,9 @@ class Call:
         other = self.root if self.partner is None else self.partner
         preposition = "to" if self.op in ("send", "reduce", "gather") else "from"
         direction = "" if other is None else f" {preposition} rank {other}"
-        return f"{self.op} #{self.number}{direction} ({self.dtype}, {_size(self.shape)})"
+        # A barrier has a tensor inside torch, but the caller has not passed one.
+        tensor = "" if "barrier" in self.op else f" ({self.dtype}, {_size(self.shape)})"
+        return f"{self.op} #{self.number}{direction}{tensor}"
 
 
 def lane_of(op: str, group_name: str, partner: int | None) -> tuple:

@@ -29,7 +29,7 @@
 # After this lesson comes a lab, in which you write code and the course checks it. The next cell shows your progress.
 # You can run it again whenever you want to know what is next.
 
-# %%
+# %% tags=["nbval-ignore-output"]
 from shared import progress
 
 progress.show()
@@ -95,8 +95,10 @@ together = train(model, slice(32 * rank, 32 * rank + 32))
 
 # %%
 losses = {
-    "each on 128 images": ranks.pull("alone")[0],
-    "four together, 32 each": [sum(step) / 4 for step in zip(*ranks.pull("together"), strict=True)],
+    "one process, 128 images": ranks.pull("alone")[0],
+    "four processes, 32 each": [
+        sum(step) / 4 for step in zip(*ranks.pull("together"), strict=True)
+    ],
 }
 assert max(abs(a - b) for a, b in zip(*losses.values(), strict=True)) < 1e-6
 plots.loss_curves(losses)
@@ -396,14 +398,15 @@ print(f"sent {mine.item()}, received {theirs.item()}")
 #
 # Sooner or later, one of your ranks will skip a collective that the others call.
 #
-# **Predict.** Rank 1 skips the next all-reduce. What do ranks 0, 2 and 3 get: an error, a wrong value, or nothing?
+# **Predict.** In the next cell, all ranks call a barrier, and then rank 1 skips the all-reduce. What do ranks 0, 2 and
+# 3 get: an error, a wrong value, or nothing?
 
 # %%
 my_prediction_for_others = ""
 
 # %% tags=["raises-exception"]
 # %%ranks
-total = torch.ones(1, device=device)
+dist.barrier()
 if rank != 1:
     dist.all_reduce(total)
 
@@ -417,7 +420,7 @@ if rank != 1:
 # 2. **What did the missing rank do instead?** The second sentence says so. This is where to look for the bug. The ranks
 #    that wait did nothing wrong.
 # 3. **At which line?** In the table, `at` is the line that a rank has reached. For a rank that has left the cell, it is
-#    the line of its last collective.
+#    the line of its last collective: here, the barrier.
 #
 # The process group of a cell that hung cannot be used again. So the course has formed a new one, and kept your
 # variables:
@@ -665,8 +668,8 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # | Which network does NCCL use, and why did it fail? | – | `NCCL_DEBUG=INFO` |
 # | When does a hang end? | after some seconds | at the timeout of the process group |
 #
-# - The **flight recorder** belongs to PyTorch's NCCL backend. It keeps the last collectives of each rank in memory, and
-#   writes them to files at a timeout. The command `torchfrtrace` compares the files. To switch it on, set
+# - The **flight recorder** is a part of PyTorch. It keeps the last collectives of each rank in memory, and with NCCL,
+#   it writes them to files at a timeout. The command `torchfrtrace` compares the files. To be sure that it is on, set
 #   `TORCH_FR_BUFFER_SIZE=2000` (in older versions `TORCH_NCCL_TRACE_BUFFER_SIZE`) and `TORCH_NCCL_DUMP_ON_TIMEOUT=1`.
 # - Put `dist.monitored_barrier()` before a line that hangs. Rank 0 then raises an error that names a rank which did not
 #   arrive in time. It needs a gloo group, which you get from `dist.new_group(backend="gloo")`.
@@ -710,8 +713,8 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # - **latency**: the time that a message takes however small it is.
 # - **bandwidth**: how many bytes move per second.
 # - **local rank**: the index of a rank among the ranks of its host.
-# - **flight recorder**: the part of PyTorch's NCCL backend that keeps the last collectives of each rank, to explain a
-#   hang afterwards.
+# - **flight recorder**: the part of PyTorch that keeps the last collectives of each rank in memory, to explain a hang
+#   afterwards.
 
 # %% [markdown]
 # ## Further reading
