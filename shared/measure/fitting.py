@@ -64,8 +64,8 @@ class Fit(ShowsTable):
         return formulas.ring_all_reduce_s(size_bytes, ranks, self.alpha_s, self.beta_s_per_byte)
 
     def table(self) -> Table:
-        alpha = [f"{1e6 * seconds:.3g}" for seconds in (self.alpha_s, *self.alpha_interval_s)]
-        beta = [f"{1e9 * seconds:.3g}" for seconds in (self.beta_s_per_byte, *self.beta_interval_s_per_byte)]
+        alpha = [_three_digits(1e6 * seconds) for seconds in (self.alpha_s, *self.alpha_interval_s)]
+        beta = [_three_digits(1e9 * seconds) for seconds in (self.beta_s_per_byte, *self.beta_interval_s_per_byte)]
         rows = [["α", alpha[0], f"{alpha[1]} to {alpha[2]}", "µs per message"]]
         rows += [["β", beta[0], f"{beta[1]} to {beta[2]}", "ns per byte"]]
         note = "\n".join(filter(None, [self.where, self.verdict]))
@@ -111,6 +111,10 @@ def _least_squares(message_bytes: torch.Tensor, measured_s: torch.Tensor) -> tor
     columns = torch.stack([torch.ones_like(message_bytes), message_bytes / scale], dim=1) / measured_s[..., None]
     solution = torch.linalg.lstsq(columns, torch.ones_like(columns[..., :1])).solution[..., 0]
     return solution / torch.stack([torch.ones_like(scale), scale])
+
+
+def _three_digits(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.3g}"
 
 
 def _factor(ratio: float) -> float:
