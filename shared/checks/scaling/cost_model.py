@@ -131,11 +131,11 @@ def _cause_of_fit(times_s: dict[int, float], ranks: int, found, expected: tuple[
             "This uses only the smallest and the largest size. Hint: what do the other measurements say?"
         ),
     }
+    if _same_fit(found, expected, tolerance=1e-4):
+        return "The first digits are right. Hint: in which dtype do you add up numbers as different as u² and v²?"
     for values, hint in known.items():
         if _same_fit(found, values):
             return hint
-    if _same_fit(found, expected, tolerance=0.01):
-        return "This is close. Hint: in which dtype do you add up numbers as different as u² and v²?"
     return "Hint: for which α and β are the derivatives of the sum of the squares both 0?"
 
 
