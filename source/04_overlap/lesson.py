@@ -113,8 +113,8 @@ plots.timeline([before])
 
 # %% [markdown]
 # In the timeline, each all-reduce has a row of its own. All seven are launched when backward has ended, and rank 0
-# waits until the last one is complete. (It may also wait a little for ranks that finish backward later. The formula
-# does not include that.)
+# waits until the last one is complete. (It also waits for ranks that finish backward later. The formula does not
+# include that, and on a busy machine, it can be long.)
 #
 # **Exposed communication** is the time during which a collective is in flight and the rank has nothing to compute.
 # While the rank computes, the communication is **hidden**. The timeline states both. In the next figure, compare the
