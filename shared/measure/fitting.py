@@ -15,7 +15,7 @@ INTERVAL = (0.05, 0.95)  # of the fits to drawn rounds: nine out of ten lie in i
 HOLDS_WITHIN = 1.25
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Fit(ShowsTable):
     """The latency α of a message and the time β of a byte: sending S bytes takes α + βS seconds.
 

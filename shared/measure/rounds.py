@@ -99,7 +99,7 @@ class Times:
         return Times({name: tuple(lasts_s / count for lasts_s in rounds_s) for name, rounds_s in self.phases_s.items()})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Measured(ShowsTable):
     """The times of several jobs that took turns, by name."""
 

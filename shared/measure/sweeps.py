@@ -16,7 +16,7 @@ FLOAT32_BYTES = 4
 SIZES_BYTES = (400, 4_000, 40_000, 400_000, 4_000_000)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Sweep(ShowsTable):
     """The times of several collectives, by name and by the size of the tensor in bytes."""
 

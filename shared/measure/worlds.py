@@ -10,7 +10,7 @@ from shared.tables import ShowsTable, Table
 STEP, WITHOUT = "step", "without communication"  # the names of the jobs that a function must measure
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scaling(ShowsTable):
     """A step on several numbers of ranks.
 

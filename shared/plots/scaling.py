@@ -50,9 +50,8 @@ def efficiency(
         curves: The efficiency (0 to 1) for each number of ranks, by title and name.
         marks: The same, drawn as marks only.
     """
-    figure, panels = plt.subplots(
-        1, len(curves), figsize=(4.6 * len(curves), 3.4), sharey=True, layout="constrained", squeeze=False
-    )
+    size = (max(4.6, 3.1 * len(curves)), 3.4)  # a wider figure would be shrunk to the page, with its labels
+    figure, panels = plt.subplots(1, len(curves), figsize=size, sharey=True, layout="constrained", squeeze=False)
     shown = {}
     for axes, (title, lines) in zip(panels.flat, curves.items(), strict=True):
         for index, (name, line) in enumerate(lines.items()):

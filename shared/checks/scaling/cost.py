@@ -55,9 +55,9 @@ class ScriptedModel(nn.Module):
         if part == "finish":
             self.script.pop(0)
 
-    def forward(self) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         self._spend("forward")
-        return _Backward.apply(self.weight.sum(), lambda: self._spend("backward"))
+        return _Backward.apply((inputs * self.weight).sum(), lambda: self._spend("backward"))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
@@ -83,7 +83,7 @@ def probe_cost(communication_cost, script, between_ms: float, rounds: int | None
 
     further = () if rounds is None else (rounds,)
     with instrumentation.listening(launched=on_launch) as calls:
-        result = communication_cost(model, lambda given: given(), model.now_ms, *further)
+        result = communication_cost(model, lambda given: given(torch.ones(2)), model.now_ms, *further)
     return {"result": tuple(map(float, result)), "events": model.events, "calls": calls, "left": len(model.script)}
 
 

@@ -14,6 +14,7 @@ from shared.checks.engine.framework import Attempt, Wrong
 
 TRIES = 40
 TOLERANCE = 1e-6  # relative: the order of additions may differ
+FIT_TOLERANCE = 1e-9  # in float64, the error of a fit is below 1e-11; in float32, it is above 1e-6
 RANKS = (2, 3, 4, 8, 64, 512)
 SIZES_BYTES = (400, 4_000, 40_000, 400_000, 4_000_000, 40_000_000)
 
@@ -46,9 +47,9 @@ def _plain(value):
     return value if isinstance(value, str | bool | None) else float(value)
 
 
-def _close(found, expected: float) -> bool:
+def _close(found, expected: float, tolerance: float = TOLERANCE) -> bool:
     is_number = isinstance(found, float) and math.isfinite(found)
-    return is_number and math.isclose(found, expected, rel_tol=TOLERANCE, abs_tol=1e-15)
+    return is_number and math.isclose(found, expected, rel_tol=tolerance)
 
 
 def _draw_link(attempt: Attempt, ranks: int | None = None) -> Link:
@@ -94,10 +95,15 @@ def _judge_fit(attempt: Attempt, noise: float) -> None:
     for rank, results in enumerate(attempt.run(probe, calls)):
         for (times_s, ranks), found in zip(calls, results, strict=True):
             expected = least_squares(times_s, ranks)
-            if not (isinstance(found, tuple) and len(found) == 2 and all(map(_close, found, expected))):
+            if not _same_fit(found, expected, FIT_TOLERANCE):
                 shown = ", ".join(f"{size:,} bytes: {time_s:.4g} s" for size, time_s in times_s.items())
                 evidence = f"{ranks} ranks, {shown}: {_pair(found)}; expected {_pair(expected)}"
                 raise Wrong({rank: evidence}, _cause_of_fit(times_s, ranks, found, expected))
+
+
+def _same_fit(found, expected: tuple[float, float], tolerance: float = TOLERANCE) -> bool:
+    is_pair = isinstance(found, tuple) and len(found) == 2
+    return is_pair and all(_close(one, other, tolerance) for one, other in zip(found, expected, strict=True))
 
 
 def _pair(found) -> str:
@@ -125,8 +131,10 @@ def _cause_of_fit(times_s: dict[int, float], ranks: int, found, expected: tuple[
             "This uses only the smallest and the largest size. Hint: what do the other measurements say?"
         ),
     }
+    if _same_fit(found, expected, tolerance=1e-4):
+        return "The first digits are right. Hint: in which dtype do you add up numbers as different as u² and v²?"
     for values, hint in known.items():
-        if isinstance(found, tuple) and len(found) == 2 and all(map(_close, found, values)):
+        if _same_fit(found, values):
             return hint
     return "Hint: for which α and β are the derivatives of the sum of the squares both 0?"
 
@@ -149,7 +157,10 @@ def step_s(buckets: Timed, compute_s: float, link: Link) -> float:
 
 
 def steps_are_predicted(attempt: Attempt) -> None:
-    """One bucket comes first. Then there are one rank, buckets that are all hidden, and none that is launched early."""
+    """One bucket comes first. Then come one rank, buckets that are all hidden, none that is early, and late first ones.
+
+    A bucket may be ready before the one that is launched before it, because the launch order is fixed.
+    """
     calls = []
     for number in range(TRIES):
         compute_s, buckets = _draw_gradients(attempt, 1 if number < 3 else 8)
@@ -158,6 +169,8 @@ def steps_are_predicted(attempt: Attempt) -> None:
             compute_s, link = 3 * compute_s, link._replace(alpha_s=1e-9, beta_s=1e-13)
         if number % 4 == 2:
             buckets = [(compute_s, size) for _, size in buckets]
+        if number % 4 == 3:
+            attempt.random.shuffle(buckets)
         calls.append((buckets, compute_s, *link))
     for rank, results in enumerate(attempt.run(probe, calls)):
         for (buckets, compute_s, *numbers), found in zip(calls, results, strict=True):
@@ -301,13 +314,18 @@ def efficiency(gradients: Timed, compute_s: float, cap_bytes: int, link: Link, k
 
 
 def _judge_efficiency(attempt: Attempt, kind: str) -> None:
+    """One rank comes first. Every third step has time left after its last gradient. "weak" may also be the default."""
     calls = []
     for number in range(TRIES):
         compute_s, gradients = _draw_gradients(attempt, 12)
+        if number % 3 == 1:
+            compute_s *= 1.5
         link = _draw_link(attempt, ranks=1 if number == 0 else None)
-        calls.append((gradients, compute_s, 2 ** attempt.random.randint(18, 26), *link, kind))
+        kinds = () if kind == "weak" and number % 2 else (kind,)
+        calls.append((gradients, compute_s, 2 ** attempt.random.randint(18, 26), *link, *kinds))
     for rank, results in enumerate(attempt.run(probe, calls)):
-        for (gradients, compute_s, cap_bytes, *numbers, _), found in zip(calls, results, strict=True):
+        for call, found in zip(calls, results, strict=True):
+            gradients, compute_s, cap_bytes, *numbers = call[:6]
             link = Link(*numbers)
             expected = efficiency(gradients, compute_s, cap_bytes, link, kind)
             if not _close(found, expected):

@@ -1,0 +1,27 @@
+"""Finishes both kinds of step outside no_sync().
+
+caught by: communication_cost · measuring
+"""
+
+import contextlib
+import statistics
+
+import torch.distributed as dist
+
+
+def communication_cost(model, loss_of, now_ms, rounds=10):
+    def step_ms(quiet):
+        model.zero_grad(set_to_none=True)
+        dist.barrier()
+        began_ms = now_ms()
+        with model.no_sync() if quiet else contextlib.nullcontext():
+            loss_of(model).backward()
+        model.finish_gradient_sync()
+        return now_ms() - began_ms
+
+    alone, together = [], []
+    for _ in range(rounds + 1):
+        alone.append(step_ms(True))
+        together.append(step_ms(False))
+    compute_ms = statistics.median(alone[1:])
+    return compute_ms, statistics.median(together[1:]) - compute_ms

@@ -1,0 +1,27 @@
+"""Warms up only the step inside no_sync().
+
+caught by: communication_cost · values
+"""
+
+import statistics
+
+import torch.distributed as dist
+
+
+def communication_cost(model, loss_of, now_ms, rounds=10):
+    def step_ms():
+        model.zero_grad(set_to_none=True)
+        dist.barrier()
+        began_ms = now_ms()
+        loss_of(model).backward()
+        model.finish_gradient_sync()
+        return now_ms() - began_ms
+
+    alone, together = [], []
+    for turn in range(rounds + 1):
+        with model.no_sync():
+            alone.append(step_ms())
+        if turn:
+            together.append(step_ms())
+    compute_ms = statistics.median(alone[1:])
+    return compute_ms, statistics.median(together) - compute_ms

@@ -1,0 +1,10 @@
+"""Assumes that four ranks took part.
+
+caught by: fit_alpha_beta · values
+"""
+
+from solutions import scaling as right
+
+
+def fit_alpha_beta(times_s, ranks):
+    return right.fit_alpha_beta(times_s, 4)
