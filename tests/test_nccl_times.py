@@ -114,6 +114,20 @@ def test_a_wait_for_a_complete_collective_takes_no_time(gpu):
     assert waits_of(log) == []
 
 
+def test_a_ledger_does_not_wait_for_a_call_that_nothing_waited_for(gpu):
+    """Otherwise a missing wait() would do no harm as long as somebody records."""
+    with timeline.record() as line, wire.ledger() as log:
+        waited_for = dist.all_reduce(torch.ones(4), async_op=True)  # from 0 to 5 s
+        dist.all_reduce(torch.ones(4), async_op=True)  # from 5 to 10 s
+        waited_for.wait()
+        gpu.computes(1.0)
+    assert 6 <= gpu.now_s < 7, "only the current stream has caught up"
+    assert [entry.in_flight for entry in log.entries] == [False, True]
+    assert log.entries[0].took_ms == pytest.approx(5 * MS) and log.entries[1].completed_s is None
+    assert "not finished" in str(log.table())
+    assert [span.name for span in line.spans] == ["all_reduce 1"] and line.in_flight == ["all_reduce 2"]
+
+
 def test_a_call_on_another_stream_is_a_wait_only_where_this_stream_waits_for_it(gpu):
     """FSDP2 calls synchronous collectives on a stream of its own, and waits for an event of that stream."""
     side = fake_gpu.Stream()
