@@ -13,13 +13,15 @@ flight, often passes on gloo and computes wrong values on NCCL. Here, such code 
 - The first unbatched send from one rank to another blocks both until they have called send and receive, because NCCL
   then connects them. No signal interrupts this.
 - After a cut, operations in flight end without an error, and their outputs keep the garbage. New ones fail.
-- `dist.get_backend()` returns "nccl", so that code that chooses by the backend takes the way that it takes on a GPU.
+- `dist.get_backend()` returns what it returns on ranks with a GPU each: "cpu:gloo,cuda:nccl", because they have NCCL
+  for tensors on the GPU and gloo for those on the CPU. So code that compares it with "nccl" fails here, too.
 
 The simulation has limits. Times mean nothing. A rank has one stream besides those of its process groups. An operation
 whose future was taken, as DDP does, counts as waited for when it completes. Later unbatched sends do not block each
 other, although NCCL runs them one after the other. `batch_isend_irecv()` returns one Work per operation, NCCL one for
 all. The operator of a synchronous collective returns a Work, which torch.distributed waits for and drops, and NCCL's
-returns none. A read through a raw pointer or in another thread is not seen.
+returns none. A group with `backend="gloo"` of its own is simulated, too. A read through a raw pointer or in another
+thread is not seen.
 """
 
 import contextlib
@@ -38,6 +40,7 @@ from shared.wire.simulated_nccl import uses
 from shared.wire.simulated_nccl.flights import CURRENT_STREAM, Flight
 from shared.wire.simulated_nccl.works import SimulatedWork
 
+BACKEND = "cpu:gloo,cuda:nccl"
 CONNECT_TIMEOUT_S = scaled(15.0)
 _BATCH = dist.batch_isend_irecv.__code__
 
@@ -65,7 +68,7 @@ class Simulation:
     def start(self) -> None:
         """Watch what this thread does with tensors, and the backward passes that it starts."""
         self._watching.enter_context(uses.shown_to(self))
-        self._watching.enter_context(_backend_named_nccl())
+        self._watching.enter_context(_backend_named_as_on_gpus())
 
     def stop(self) -> None:
         self._watching.close()
@@ -201,14 +204,14 @@ class Simulation:
 
 
 @contextlib.contextmanager
-def _backend_named_nccl():
-    """Let `dist.get_backend()` return "nccl" for groups on gloo, except to torch, which would look for a GPU."""
+def _backend_named_as_on_gpus():
+    """Let `dist.get_backend()` return BACKEND for groups on gloo, except to torch, which would look for a GPU."""
     original = dist.get_backend
 
     def get_backend(group=None):
         backend = original(group)
         asks = sys._getframe(1).f_globals.get("__name__", "")
-        return "nccl" if backend == "gloo" and not asks.startswith("torch.") else backend
+        return BACKEND if backend == "gloo" and not asks.startswith("torch.") else backend
 
     dist.get_backend = get_backend
     try:
