@@ -4,6 +4,8 @@ The functions without `test_` run on the ranks.
 """
 
 import math
+import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from shared import ranks, wire
 from shared.deadlines import scaled
 from shared.ranks import devices
 from shared.wire import instrumentation
+from shared.wire.simulated_nccl import Simulation
 from tests.simulated_nccl.accepted import checked_files, failures_of, losses_of, name_of, only_first_checks, strategies
 from tests.simulated_nccl.mutants import MUTANTS, result_of
 
@@ -220,7 +223,32 @@ def test_what_was_cut_ends_with_garbage_and_its_output_is_not_shown(simulated, c
     assert "before" in printed and "after" not in printed
     assert all(outcome.error for rank, outcome in failed.value.outcomes.items() if rank != 0)
     totals = ranks.run(lambda: get_ipython().user_ns.get("total"))
-    assert all(total is None or math.isnan(total) for total in totals)  # None if the interrupt came first
+    for rank in (1, 2, 3):
+        was_interrupted = failed.value.outcomes[rank].error["kind"] == "KeyboardInterrupt"
+        assert (totals[rank] is None and was_interrupted) or math.isnan(totals[rank])
+
+
+def complete_with(simulation: Simulation, message: str) -> SimpleNamespace:
+    """Complete an operation for which gloo raises an error. Returns the operation."""
+
+    def wait() -> None:
+        raise RuntimeError(message)
+
+    flight = SimpleNamespace(landed=False)
+    flight.land = lambda: setattr(flight, "landed", True)
+    simulation.complete(flight, wait)
+    return flight
+
+
+def test_an_operation_ends_without_an_error_if_another_rank_was_cut_first():
+    simulation = Simulation()
+    threading.Timer(0.2, simulation.cut.set).start()
+    assert complete_with(simulation, "[pair.cc:534] Connection closed by peer [127.0.0.1]:4321").landed
+
+
+def test_another_error_is_raised_at_once():
+    with pytest.raises(RuntimeError, match=r"op\.preamble\.length"):
+        complete_with(Simulation(), "[pair.cc:456] op.preamble.length <= op.nbytes. 8 vs 4")
 
 
 # -- right code

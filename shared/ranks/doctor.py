@@ -203,7 +203,7 @@ def cut(aborts_within_s: float) -> bool:
         Whether it has. If not, its groups cannot be left either.
     """
     if instrumentation.simulation is not None:
-        instrumentation.simulation.is_cut = True
+        instrumentation.simulation.cut.set()
     # NCCL comes first: a communicator whose sockets are closed under it reports a network error, and may not end.
     aborted = _abort(_nccl_backends(), aborts_within_s)
     for connection in _open_connections():

@@ -26,6 +26,7 @@ thread is not seen.
 
 import contextlib
 import sys
+import threading
 from datetime import timedelta
 
 import torch
@@ -42,6 +43,8 @@ from shared.wire.simulated_nccl.works import SimulatedWork
 
 BACKEND = "cpu:gloo,cuda:nccl"
 CONNECT_TIMEOUT_S = scaled(15.0)
+CUT_WITHIN_S = scaled(5.0)  # after another rank has closed a connection, this rank is told that its own are cut, too
+_CLOSED_BY_ANOTHER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")  # errors of gloo
 _BATCH = dist.batch_isend_irecv.__code__
 
 
@@ -54,7 +57,7 @@ class Simulation:
 
     def __init__(self):
         self.flights: list[Flight] = []  # in the order of their launches
-        self.is_cut = False  # whether this rank's connections to the other ranks were cut
+        self.cut = threading.Event()  # set when this rank's connections to the other ranks are cut
         self.accepts_violations = False
         self._copies: list[tuple[StorageWeakRef, int]] = []  # with their bytes
         self._connected: set[str] = set()
@@ -84,7 +87,7 @@ class Simulation:
             NCCLViolation: if the operation uses a tensor that is in flight, or its partner never calls.
             RuntimeError: if NCCL does not have this operation, or the rank's connections were cut.
         """
-        if self.is_cut:
+        if self.cut.is_set():
             raise RuntimeError(f"NCCL communicator was aborted on rank {dist.get_rank()}")
         outputs, inputs = _outputs_and_inputs(call, arguments)
         _check(call, [*outputs, *inputs])
@@ -196,8 +199,10 @@ class Simulation:
             with completion.landing(flight):
                 wait()
                 flight.put_results()
-        except RuntimeError:
-            if not self.is_cut:
+        except RuntimeError as error:
+            # The ranks are cut one after the other, so another rank may have closed the connection a moment earlier.
+            closed_by_another = any(pattern in str(error) for pattern in _CLOSED_BY_ANOTHER)
+            if not self.cut.wait(CUT_WITHIN_S if closed_by_another else 0):
                 raise
         finally:
             flight.land()
