@@ -148,6 +148,24 @@ def use_after_another_groups_wait() -> None:
     data + 1
 
 
+def send_and_receive_the_same_memory() -> None:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    values = torch.full((4,), float(rank))
+    around = [
+        dist.P2POp(dist.isend, values[:3], (rank + 1) % world_size),
+        dist.P2POp(dist.irecv, values[1:], (rank - 1) % world_size),
+    ]
+    for work in dist.batch_isend_irecv(around):
+        work.wait()
+
+
+def test_a_batch_that_sends_and_receives_the_same_memory_is_reported(simulated):
+    with pytest.raises(
+        ranks.CellFailed, match=r"Rank 2 failed: .*NCCLViolation: isend with rank 3 and irecv with rank 1"
+    ):
+        ranks.run(send_and_receive_the_same_memory)
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -10,6 +10,8 @@ flight, often passes on gloo and computes wrong values on NCCL. Here, such code 
   stream.
 - gloo works on copies. Until an operation uses the outputs, they hold NaN, or bytes 0x55 in tensors of integers.
 - To use an output before `wait()`, to write to an input in flight, or to free either in flight is an error.
+- The operations of a `batch_isend_irecv()` run at the same time, so a receive into memory that another one uses is an
+  error.
 - The first unbatched send from one rank to another blocks both until they have called send and receive, because NCCL
   then connects them. No signal interrupts this.
 - After a cut, operations in flight end without an error, and their outputs keep the garbage. New ones fail.
@@ -25,6 +27,7 @@ thread is not seen.
 """
 
 import contextlib
+import itertools
 import sys
 import threading
 from datetime import timedelta
@@ -37,7 +40,7 @@ from torch.utils._pytree import tree_leaves
 
 from shared.deadlines import scaled
 from shared.wire import completion
-from shared.wire.simulated_nccl import uses
+from shared.wire.simulated_nccl import flights, uses
 from shared.wire.simulated_nccl.flights import CURRENT_STREAM, Flight
 from shared.wire.simulated_nccl.works import SimulatedWork
 
@@ -91,13 +94,15 @@ class Simulation:
             raise RuntimeError(f"NCCL communicator was aborted on rank {dist.get_rank()}")
         outputs, inputs = _outputs_and_inputs(call, arguments)
         _check(call, [*outputs, *inputs])
+        if not self.accepts_violations:
+            _check_batch(_batch())
         stream = _stream_of(call)
         for tensor in inputs:
             self.use(tensor, writes=False, stream=stream)
         for tensor in outputs:
             self.use(tensor, writes=True, stream=stream)
         self.synchronize()  # the GPU starts an operation when the current stream comes to it
-        if call.partner is not None and not _is_batched():
+        if call.partner is not None and not _batch():
             self._connect(call)
         flight = Flight(call, stream, outputs, inputs)
         self._copies = [copy for copy in self._copies if not copy[0].expired()]
@@ -236,21 +241,32 @@ def _check(call, tensors: list[torch.Tensor]) -> None:
             raise ValueError(f"Tensors must be contiguous: {call} got strides {tensor.stride()}")
 
 
+def _check_batch(batch: list[dist.P2POp]) -> None:
+    """Raise NCCLViolation for a receive into memory that another operation of the batch uses."""
+    for one, other in itertools.combinations(batch, 2):
+        if dist.irecv in (one.op, other.op) and flights.overlap(one.tensor, other.tensor):
+            names = " and ".join(f"{each.op.__name__} with rank {each.peer}" for each in (one, other))
+            raise NCCLViolation(
+                f"{names} are in one batch and use the same memory: on NCCL, they run at the same time, so a rank may "
+                "get a mixture of old and new values. Receive into another tensor"
+            )
+
+
 def _stream_of(call) -> str:
     """Return the stream on which NCCL runs an operation, as of torch 2.8."""
     if not call.is_async:
         return CURRENT_STREAM
-    if call.partner is None or _is_batched():
+    if call.partner is None or _batch():
         return call.group_name
     return f"{call.group_name}, with rank {call.partner}"  # unless init_process_group() was given a device_id
 
 
-def _is_batched() -> bool:
-    """Return whether the operation that is being launched comes from batch_isend_irecv()."""
+def _batch() -> list[dist.P2POp]:
+    """Return the operations of the batch_isend_irecv() that launches an operation, or none if nothing is batched."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code is not _BATCH:
         frame = frame.f_back
-    return frame is not None
+    return frame.f_locals["p2p_op_list"] if frame is not None else []
 
 
 def _outputs_and_inputs(call, arguments: dict) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
