@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from ipyparallel.serialize import can, uncan
 from torch import nn
 
 from shared import ranks, timeline, wire
@@ -231,6 +232,29 @@ def test_a_rank_meets_the_others_when_its_stream_has_arrived(gpu, monkeypatch):
     assert gpu.now_s == 0
     meeting.come()
     assert gpu.now_s == 5
+
+
+meetings: list[list[int]] = []
+
+
+@late_ranks.rehearsed
+def meet_rank_1(piece: str) -> str:
+    """Wait for rank 1, which never comes."""
+    meeting = late_ranks.Meeting("a meeting")
+    meeting.come()
+    meetings.append(meeting.missing())
+    return piece
+
+
+def test_a_probe_is_rehearsed_on_a_gpu_with_no_rank_late(gpu, monkeypatch):
+    """The first launch of a kernel may wait for the late rank, which would look as if the student's code did."""
+    monkeypatch.setattr(rankside.here, "store", dist.HashStore())
+    monkeypatch.setattr(late_ranks, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    meetings.clear()
+    on_a_rank = uncan(can(meet_rank_1))  # as ipyparallel sends it
+    assert on_a_rank("what the student wrote") == "what the student wrote"
+    assert meetings == [[], [1]]
 
 
 # -- the doctor
