@@ -8,7 +8,6 @@ It replaces the few names of `torch.cuda` that the instruments use. The group is
 """
 
 import contextlib
-import time
 import types
 
 import torch
@@ -28,7 +27,7 @@ class FakeGpu:
     """Streams and their clock.
 
     Attributes:
-        now_s: The time on the host, which passes only when the host waits for an event.
+        now_s: The time on the host, which passes only while the host sleeps between two looks at an event.
         collective_s: How long a collective takes.
     """
 
@@ -37,11 +36,17 @@ class FakeGpu:
         self.current, self.nccl = Stream(), Stream()
         self._works: list[FakeWork] = []  # C++ keeps a Work alive, but not what Python adds to it
         self.last_call: instrumentation.Call | None = None
+        self.events_s: list[float] = []  # when the GPU reaches each recorded event
 
     def computes(self, seconds: float, stream: Stream | None = None) -> None:
         """Put work into a stream, by default into the current one."""
         stream = stream or self.current
         stream.free_s = max(stream.free_s, self.now_s) + seconds
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass on the host, but stop where the GPU reaches an event, so that all times are exact."""
+        until_s = self.now_s + max(seconds, 1e-4)
+        self.now_s = min([until_s, *(at_s for at_s in self.events_s if self.now_s < at_s)])
 
     @contextlib.contextmanager
     def on(self, stream: Stream):
@@ -105,11 +110,10 @@ def installed(monkeypatch):
 
         def record(self, stream: Stream | None = None) -> None:
             self.at_s = max((stream or gpu.current).free_s, gpu.now_s)
+            gpu.events_s.append(self.at_s)
 
         def query(self) -> bool:
-            reached = self.at_s <= gpu.now_s
-            gpu.now_s = max(gpu.now_s, self.at_s)
-            return reached
+            return self.at_s <= gpu.now_s
 
         def wait(self, stream: Stream | None = None) -> None:
             stream = stream or gpu.current
@@ -132,7 +136,7 @@ def installed(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: gpu.current)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(completion, "_original_event_wait", Event.wait)
-    monkeypatch.setattr(clock, "time", types.SimpleNamespace(perf_counter=lambda: gpu.now_s, sleep=time.sleep))
+    monkeypatch.setattr(clock, "time", types.SimpleNamespace(perf_counter=lambda: gpu.now_s, sleep=gpu.sleep))
     monkeypatch.setattr(dist.Work, "unbox", staticmethod(unbox_as_nccl))
     monkeypatch.setattr(instrumentation, "before_launch", [remember])
     monkeypatch.setattr(instrumentation, "work_wrappers", [lambda call, work: gpu.runs_on_its_own_stream(work)])

@@ -46,6 +46,11 @@ AIM = {"what": "1 rank: ZeRO3 / plain", "unit": "×", "value": 1.1, "most": 1.02
 MEASURED = {"rows": [ROW], "failed": [], "aims": [AIM], "placements": {"1": "nccl on cuda:0"}}
 
 
+def test_processes_that_have_used_cuda_get_more_time_to_end():
+    assert {part.grace_s for part in steps.parts(Machine(gpus=1))} == {scaled(20)}
+    assert {part.grace_s for part in steps.parts(Machine(gpus=0, dry=True))} == {scaled(5)}
+
+
 def part(step: str, name: str, source: str, **options) -> Part:
     return Part(step, name, (sys.executable, "-c", source, steps.RESULT), packages=(), **options)
 

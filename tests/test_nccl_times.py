@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from ipyparallel.serialize import can, uncan
 from torch import nn
 
 from shared import ranks, timeline, wire
@@ -112,6 +113,20 @@ def test_a_wait_for_a_complete_collective_takes_no_time(gpu):
         work.wait()
     assert spans_of(log) == [(0, 5)]
     assert waits_of(log) == []
+
+
+def test_a_ledger_does_not_wait_for_a_call_that_nothing_waited_for(gpu):
+    """Otherwise a missing wait() would do no harm as long as somebody records."""
+    with timeline.record() as line, wire.ledger() as log:
+        waited_for = dist.all_reduce(torch.ones(4), async_op=True)  # from 0 to 5 s
+        dist.all_reduce(torch.ones(4), async_op=True)  # from 5 to 10 s
+        waited_for.wait()
+        gpu.computes(1.0)
+    assert 6 <= gpu.now_s < 7, "only the current stream has caught up"
+    assert [entry.in_flight for entry in log.entries] == [False, True]
+    assert log.entries[0].took_ms == pytest.approx(5 * MS) and log.entries[1].completed_s is None
+    assert "not finished" in str(log.table())
+    assert [span.name for span in line.spans] == ["all_reduce 1"] and line.in_flight == ["all_reduce 2"]
 
 
 def test_a_call_on_another_stream_is_a_wait_only_where_this_stream_waits_for_it(gpu):
@@ -219,6 +234,29 @@ def test_a_rank_meets_the_others_when_its_stream_has_arrived(gpu, monkeypatch):
     assert gpu.now_s == 5
 
 
+meetings: list[list[int]] = []
+
+
+@late_ranks.rehearsed
+def meet_rank_1(piece: str) -> str:
+    """Wait for rank 1, which never comes."""
+    meeting = late_ranks.Meeting("a meeting")
+    meeting.come()
+    meetings.append(meeting.missing())
+    return piece
+
+
+def test_a_probe_is_rehearsed_on_a_gpu_with_no_rank_late(gpu, monkeypatch):
+    """The first launch of a kernel may wait for the late rank, which would look as if the student's code did."""
+    monkeypatch.setattr(rankside.here, "store", dist.HashStore())
+    monkeypatch.setattr(late_ranks, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    meetings.clear()
+    on_a_rank = uncan(can(meet_rank_1))  # as ipyparallel sends it
+    assert on_a_rank("what the student wrote") == "what the student wrote"
+    assert meetings == [[], [1]]
+
+
 # -- the doctor
 
 
@@ -250,8 +288,9 @@ def test_the_doctor_names_the_collective_that_the_gpu_waits_in(gpu):
     assert "Rank 0 waits in all_reduce #2 (float32, 3 elements) for rank 1" in diagnosis.explain(cell)
 
 
-def test_a_rank_that_polls_its_gpu_inside_a_cell_waits(gpu):
+def test_a_rank_that_polls_its_gpu_inside_a_cell_waits(gpu, monkeypatch):
     """As at the end of a `with wire.ledger()` block, which waits until the stream has caught up."""
+    monkeypatch.setattr(clock.time, "sleep", time.sleep)  # the fake one would look like a function of the student's
     main_thread, reached, seen = threading.get_ident(), threading.Event(), []
 
     def look() -> None:

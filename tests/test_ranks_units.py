@@ -54,7 +54,11 @@ def point_to_point(rank: int, op: str, partner: int, waits="yes") -> dict:
 
 def position_with(rank: int, call: dict | None, counts: list, waits: str) -> dict:
     here = {"rank": rank, "busy": True, "counts": counts, "call": call, "ahead": [], "printed": ""}
-    return here | {"line": f"cell, line 9: work({rank})", "waits": waits}
+    return here | {"line": f"cell, line 9: work({rank})", "waits": waits, "forms_group": False}
+
+
+def forming_a_group(position: dict) -> dict:
+    return position | {"forms_group": True}
 
 
 def done(position: dict) -> dict:
@@ -759,3 +763,19 @@ def test_interrupts_are_not_held_outside_the_main_thread():
 
     with ThreadPoolExecutor() as pool:
         assert pool.submit(hold).result(timeout=scaled(10)) is False
+
+
+# -- a group that some ranks never form
+
+
+def test_a_rank_that_forms_a_group_alone_is_named_although_nothing_was_launched():
+    cell = cell_of(forming_a_group(position(0, 0)), done(position(1, 0, members=2)))
+    assert "Rank 0 waits in dist.new_group: every rank must call it" in diagnosis.explain(cell)
+
+
+def test_a_rank_that_forms_a_group_is_not_said_to_wait_in_its_last_collective():
+    cell = cell_of(forming_a_group(position(0, 4)), *(position(rank, 5) for rank in (1, 2, 3)))
+    explanation = diagnosis.explain(cell)
+    assert "Ranks 1–3 wait in all_reduce #5 (float32, 3 elements) for rank 0." in explanation
+    assert "Rank 0 waits in dist.new_group instead." in explanation
+    assert "Rank 0 waits in all_reduce #4" not in explanation

@@ -4,6 +4,8 @@ The functions without `test_` run on the ranks.
 """
 
 import math
+import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from shared import ranks, wire
 from shared.deadlines import scaled
 from shared.ranks import devices
 from shared.wire import instrumentation
+from shared.wire.simulated_nccl import Simulation
 from tests.simulated_nccl.accepted import checked_files, failures_of, losses_of, name_of, only_first_checks, strategies
 from tests.simulated_nccl.mutants import MUTANTS, result_of
 
@@ -60,10 +63,13 @@ def name_of_the_backend() -> tuple[bool, str]:
     return instrumentation.simulation is not None, dist.get_backend()
 
 
-def test_the_environment_variable_switches_it_on_in_every_group(simulated):
-    assert ranks.run(name_of_the_backend) == [(True, "nccl")] * 4
+def test_the_environment_variable_switches_it_on_in_every_group(simulated, monkeypatch):
+    monkeypatch.setattr(devices, "gpu_count", lambda: 4)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    on_gpus = devices._place("nccl", 4, link=None).backend  # torch reports it as it was asked for
+    assert ranks.run(name_of_the_backend) == [(True, on_gpus)] * 4
     with ranks.world(2):
-        assert ranks.run(name_of_the_backend) == [(True, "nccl")] * 2
+        assert ranks.run(name_of_the_backend) == [(True, on_gpus)] * 2
 
 
 # -- wrong code
@@ -142,6 +148,24 @@ def use_after_another_groups_wait() -> None:
     data + 1
 
 
+def send_and_receive_the_same_memory() -> None:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    values = torch.full((4,), float(rank))
+    around = [
+        dist.P2POp(dist.isend, values[:3], (rank + 1) % world_size),
+        dist.P2POp(dist.irecv, values[1:], (rank - 1) % world_size),
+    ]
+    for work in dist.batch_isend_irecv(around):
+        work.wait()
+
+
+def test_a_batch_that_sends_and_receives_the_same_memory_is_reported(simulated):
+    with pytest.raises(
+        ranks.CellFailed, match=r"Rank 2 failed: .*NCCLViolation: isend with rank 3 and irecv with rank 1"
+    ):
+        ranks.run(send_and_receive_the_same_memory)
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -217,7 +241,32 @@ def test_what_was_cut_ends_with_garbage_and_its_output_is_not_shown(simulated, c
     assert "before" in printed and "after" not in printed
     assert all(outcome.error for rank, outcome in failed.value.outcomes.items() if rank != 0)
     totals = ranks.run(lambda: get_ipython().user_ns.get("total"))
-    assert all(total is None or math.isnan(total) for total in totals)  # None if the interrupt came first
+    for rank in (1, 2, 3):
+        was_interrupted = failed.value.outcomes[rank].error["kind"] == "KeyboardInterrupt"
+        assert (totals[rank] is None and was_interrupted) or math.isnan(totals[rank])
+
+
+def complete_with(simulation: Simulation, message: str) -> SimpleNamespace:
+    """Complete an operation for which gloo raises an error. Returns the operation."""
+
+    def wait() -> None:
+        raise RuntimeError(message)
+
+    flight = SimpleNamespace(landed=False)
+    flight.land = lambda: setattr(flight, "landed", True)
+    simulation.complete(flight, wait)
+    return flight
+
+
+def test_an_operation_ends_without_an_error_if_another_rank_was_cut_first():
+    simulation = Simulation()
+    threading.Timer(0.2, simulation.cut.set).start()
+    assert complete_with(simulation, "[pair.cc:534] Connection closed by peer [127.0.0.1]:4321").landed
+
+
+def test_another_error_is_raised_at_once():
+    with pytest.raises(RuntimeError, match=r"op\.preamble\.length"):
+        complete_with(Simulation(), "[pair.cc:456] op.preamble.length <= op.nbytes. 8 vs 4")
 
 
 # -- right code

@@ -16,6 +16,7 @@ _ONE_AFTER_THE_OTHER = (
     "NCCL runs a rank's sends and receives one after the other, isend and irecv included, unless they come in one "
     "dist.batch_isend_irecv()."
 )
+_FORMS_GROUP = "every rank must call it, in the same order, also the ranks that will not belong to the group."
 
 
 @dataclass
@@ -243,7 +244,17 @@ def _waits(cell: CellState) -> list[str]:
         positions = [position for group in waiting.values() for position in group]
         if any(position["call"]["partner"] is not None and position["nccl"] for position in positions):
             sentences.append(_ONE_AFTER_THE_OTHER)
+    sentences += _forming(cell)
     return list(dict.fromkeys(sentences))
+
+
+def _forming(cell: CellState) -> list[str]:
+    """Say which ranks wait for others to form a group, which is not a collective that could be counted."""
+    ranks = [rank for rank, position in cell.positions.items() if position and position["forms_group"]]
+    if not ranks:
+        return []
+    who = name_ranks(ranks)
+    return [f"{who[0].upper()}{who[1:]} {'waits' if len(ranks) == 1 else 'wait'} in dist.new_group: {_FORMS_GROUP}"]
 
 
 def _still_running(cell: CellState) -> set[int]:
@@ -258,6 +269,8 @@ def _why_absent(rank: int, call: dict, cell: CellState) -> str:
     last = position["call"]
     if rank not in cell.targets:
         return f"Rank {rank} was not asked to run this cell, so it cannot take part."
+    if position["forms_group"]:
+        return f"Rank {rank} waits in dist.new_group instead."
     if position["busy"] and position["waits"] != "no" and last:
         return f"Rank {rank} waits in {last['text']} instead."
     outcome = cell.outcomes.get(rank)

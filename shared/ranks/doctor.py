@@ -41,6 +41,7 @@ _OTHERS_FAULT = (
 )
 _ABORTS_WITHIN_S = scaled(1.0)  # then the doctor answers, and NCCL may go on ending its communicators
 _MAY_WAIT = (".synchronize(", ".item(", ".cpu(", ".tolist(")  # on a GPU, these calls wait for a collective
+_FORM_GROUPS = ("new_group", "_new_group_with_tag", "split_group")
 _DISTRIBUTED = os.path.dirname(dist.__file__) + os.sep
 _GPU_COMPUTES = "its GPU has not finished what the cell launched"
 
@@ -129,6 +130,7 @@ def position(rank: int, main_thread: int | None) -> dict:
         "printed": _last_line(_work["stream"]),
         "line": None,
         "waits": "no",
+        "forms_group": False,
         "nccl": _uses_nccl(),
     }
     if _work["synchronizes"]:
@@ -140,6 +142,7 @@ def position(rank: int, main_thread: int | None) -> dict:
             frame = stack[index]
             here["line"] = frames.where(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         here["waits"] = _waits(stack[:index], here["line"] or "")  # a check may wait outside the student's code
+        here["forms_group"] = any(_forms_group(frame.f_code) for frame in stack[:index])
     return here
 
 
@@ -170,6 +173,11 @@ def _waits(inner_frames: list, line: str) -> str:
     if waits_for_gpu or any(file.startswith(_DISTRIBUTED) for file in files) or ".wait(" in line:
         return "yes"
     return "maybe" if "_engine_run_backward" in names or any(pattern in line for pattern in _MAY_WAIT) else "no"
+
+
+def _forms_group(code) -> bool:
+    """Return whether this is a function of torch.distributed that waits until every rank has called it."""
+    return code.co_filename.startswith(_DISTRIBUTED) and code.co_name in _FORM_GROUPS
 
 
 def _as_json(call: instrumentation.Call) -> dict:
@@ -203,7 +211,7 @@ def cut(aborts_within_s: float) -> bool:
         Whether it has. If not, its groups cannot be left either.
     """
     if instrumentation.simulation is not None:
-        instrumentation.simulation.is_cut = True
+        instrumentation.simulation.cut.set()
     # NCCL comes first: a communicator whose sockets are closed under it reports a network error, and may not end.
     aborted = _abort(_nccl_backends(), aborts_within_s)
     for connection in _open_connections():

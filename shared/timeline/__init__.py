@@ -48,6 +48,7 @@ class Timeline:
     waits: list[tuple[float, float]] = field(default_factory=list)  # blocked in waits for communication
     began_s: float = 0.0
     ended_s: float = 0.0
+    in_flight: list[str] = field(default_factory=list)  # operations that had not finished at the end; they have no span
     is_simulated: bool = False  # over simulated NCCL, whose times mean nothing
 
     def lane(self, *names: str) -> list[tuple[float, float]]:
@@ -199,8 +200,9 @@ class _Recorder:
                 self.marked.append(("backward", name, began, ended))
         line, seconds = self.line, self.clock.seconds
         line.spans += [Span(lane, name, seconds(began), seconds(ended)) for lane, name, began, ended in self.marked]
-        completed = [(number, entry) for number, entry in enumerate(log.entries, 1) if entry.completed_s is not None]
-        line.spans += [_span_of(number, entry) for number, entry in completed]
+        numbered = list(enumerate(log.entries, 1))
+        line.spans += [_span_of(number, entry) for number, entry in numbered if entry.completed_s is not None]
+        line.in_flight = [f"{entry.op} {number}" for number, entry in numbered if entry.in_flight]
         line.spans.sort(key=lambda span: span.began_s)
         line.rank, line.waits, line.is_simulated = log.rank, log.waits, log.is_simulated
         # A completion may be recorded late; see shared/wire/completion.py.

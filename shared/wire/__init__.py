@@ -45,6 +45,7 @@ class Entry:
     line: str
     launched_s: float  # on this machine's monotonic clock, which all its ranks share
     completed_s: float | None = None  # None if it was in flight when the ledger ended, or nothing here waits for it
+    in_flight: bool = False  # whether it had certainly not finished when the ledger ended
 
     @property
     def took_ms(self) -> float | None:
@@ -112,7 +113,7 @@ class Ledger:
             "must send": [_bytes(entry.sent_bytes) for entry in shown],
             "async": ["yes" if entry.is_async else "no" for entry in shown],
             "at ms": [f"{1e3 * (entry.launched_s - self.opened_s):.2f}" for entry in shown],
-            "took ms": ["–" if entry.took_ms is None else f"{entry.took_ms:.2f}" for entry in shown],
+            "took ms": [_duration(entry) for entry in shown],
             "launched by": [entry.line for entry in shown],
         }
         totals = {"op": f"{self.messages} in total", "payload": _bytes(self.payload_bytes)}
@@ -165,7 +166,8 @@ def ledger():
     """Record every collective that this rank launches inside the block. Yields a Ledger.
 
     Times are filled in when the block ends. Over NCCL, they are the GPU's, and the end of the block waits until the
-    current stream has caught up (see `completion.py`). An operation that completes later has no completion time.
+    current stream has caught up (see `completion.py`). An operation that completes later has no completion time, and
+    the table says that it had not finished: nothing has waited for it.
     Ledgers may be nested: each one records everything that is launched while it is open. Without a process group, there
     is nothing to record.
     """
@@ -252,6 +254,13 @@ def _with_partner(entry: Entry) -> str:
     if entry.partner is None:
         return entry.op
     return f"{entry.op} {'to' if entry.op == 'send' else 'from'} {entry.partner}"
+
+
+def _duration(entry: Entry) -> str:
+    """Format how long an operation took. Without a report of its completion, nobody knows."""
+    if entry.took_ms is None:
+        return "not finished" if entry.in_flight else "–"
+    return f"{entry.took_ms:.2f}"
 
 
 def _bytes(count: float) -> str:

@@ -5,6 +5,7 @@ import time
 import torch
 
 PAUSE_S = 1e-4  # between two looks at the GPU
+_JUST_REACHED_S = 1e-3  # a stream passes what another stream has already waited for within microseconds
 
 
 class Clock:
@@ -41,6 +42,20 @@ class Clock:
             return mark
         wait_for(mark)
         return self.began_s + self._began.elapsed_time(mark) / 1e3
+
+    def catch_up(self) -> None:
+        """Wait until the GPU has reached this point of the current stream. On a CPU, there is nothing to wait for."""
+        if self.on_gpu:
+            wait_for(self.mark())
+
+    def has_reached(self, mark) -> bool:
+        """Return whether the GPU has reached a mark, or reaches it within a millisecond. Always true on a CPU."""
+        if not self.on_gpu:
+            return True
+        deadline_s = time.perf_counter() + _JUST_REACHED_S
+        while not (reached := mark.query()) and time.perf_counter() < deadline_s:
+            time.sleep(PAUSE_S)
+        return reached
 
     def follows_current_stream(self) -> bool:
         """Return whether the current stream is the one on which the clock was started, as it always is on a CPU.

@@ -18,7 +18,9 @@ the clock records on the current stream (see `clock.py`).
 - The sends and receives of `batch_isend_irecv` have no Works of their own. They complete when the stream has waited for
   the batch.
 
-Only waits of the stream on which the watcher was created count, because that is the one that computes.
+Only waits of the stream on which the watcher was created count, because that is the one that computes. When watching
+ends, the host waits for the current stream, and for nothing else. A collective that this stream did not wait for may
+still be in flight then. If the host waited for it, a missing `wait()` would do no harm while somebody records.
 
 **Over simulated NCCL,** an operation is complete when its results have landed in the caller's tensors: when this rank
 uses them. These times are there, so that code that reads them runs, but they mean nothing.
@@ -63,7 +65,7 @@ class Watcher:
 
         Args:
             work: A Work, or the WithoutWork that stands in for it.
-            entry: An object whose `launched_s` and `completed_s` will be set.
+            entry: An object whose `launched_s`, `completed_s` and `in_flight` will be set.
             tensors: The tensors of the operation.
         """
         if self.clock.on_gpu:  # the collective starts when the GPU reaches it
@@ -112,17 +114,26 @@ class Watcher:
         self.waited(next(matching, None), began)
 
     def settle(self) -> None:
-        """Fill in the times that are known.
+        """Fill in the times that are known, and note what is still in flight.
 
         Code that waits for a future may continue before our callback has run, so allow the callback a moment.
         """
+        self.clock.catch_up()
         deadline_s = time.perf_counter() + _SETTLE_TIMEOUT_S
         for future, entry in list(self._futures.values()):
             while future.done() and id(entry) in self._futures and time.perf_counter() < deadline_s:
                 time.sleep(1e-4)
+        unfinished = [entry for future, entry in list(self._futures.values()) if not future.done()]
+        unfinished += [entry for _, entry in self._landing.values()]
         for entry, field, mark in self._marks:
-            setattr(entry, field, self.clock.seconds(mark))
-        self.waits[:] = [(self.clock.seconds(began), self.clock.seconds(ended)) for began, ended in self._wait_marks]
+            if self.clock.has_reached(mark):
+                setattr(entry, field, self.clock.seconds(mark))
+            else:
+                unfinished.append(entry)
+        for entry in unfinished:
+            entry.in_flight = True
+        waits = [(began, ended) for began, ended in self._wait_marks if self.clock.has_reached(ended)]
+        self.waits[:] = [(self.clock.seconds(began), self.clock.seconds(ended)) for began, ended in waits]
 
 
 class WithoutWork:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from tests.gpu.results import FAILED, NOT_RUN, PASSED, SKIPPED, TIMED_OUT, Aim, Check, PartResult
 from tests.gpu.steps import RESULT, ROOT, Part
-from tests.gpu.supervisor import ENDING_S, GRACE_S, LAST_WORDS_S
+from tests.gpu.supervisor import ENDING_S, LAST_WORDS_S
 from tests.runner.results import Results
 
-SUPERVISOR_S = 60.0 + GRACE_S + LAST_WORDS_S + 2 * ENDING_S  # beyond the deadline of the command
+SUPERVISOR_S = 60.0 + LAST_WORDS_S + 2 * ENDING_S  # beyond the deadline of the command
 STOP_S = 3 * ENDING_S
 
 
@@ -56,7 +56,7 @@ def _supervise(part: Part, folder: Path, deadline_s: float, output) -> dict:
     ended = folder / "ended.json"
     command = [word.replace(RESULT, str(folder)) for word in part.command]
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.gpu.supervisor", str(ended), str(deadline_s), *command],
+        [sys.executable, "-m", "tests.gpu.supervisor", str(ended), str(deadline_s), str(part.grace_s), *command],
         cwd=ROOT,
         env=_environment(part),
         stdin=subprocess.DEVNULL,
@@ -65,7 +65,7 @@ def _supervise(part: Part, folder: Path, deadline_s: float, output) -> dict:
         start_new_session=True,  # Ctrl-C reaches only us, and we tell the supervisor
     )
     try:
-        process.wait(deadline_s + SUPERVISOR_S)
+        process.wait(deadline_s + part.grace_s + SUPERVISOR_S)
     except subprocess.TimeoutExpired:
         pass
     finally:

@@ -3,15 +3,18 @@
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from shared.deadlines import scaled
 from tests.needs_nccl import needs_nccl
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = "{folder}"  # in a command, stands for the folder in which its results are expected
 LESSONS_RANKS = 4
+GRACE_S = scaled(5.0)  # after a command has ended, its processes may take this long to end
+GPU_GRACE_S = scaled(20.0)  # a process that has used CUDA needs longer, above all if several end at once
 DRY_CHECKS = "first_collectives"
 SCRIPTS = {"chapters": "lesson.py", "solutions": "lab.py"}  # the source of the notebooks in a folder
 
@@ -39,6 +42,7 @@ class Part:
     name: str
     command: tuple[str, ...] = ()
     deadline_s: float = 600.0
+    grace_s: float = GRACE_S
     reads: str = "report"  # the function of `reading` that reads what the command left
     packages: tuple[str, ...] = RANKS
     environment: dict[str, str] = field(default_factory=dict)
@@ -67,7 +71,7 @@ def parts(machine: Machine) -> list[Part]:
     """Return all parts of all steps, the most important ones first."""
     found = [part for step in (start, semantics, gpu_tests, checks, notebooks, benchmark) for part in step(machine)]
     assert {part.step for part in found} == set(TITLES)
-    return found
+    return found if machine.dry else [replace(part, grace_s=GPU_GRACE_S) for part in found]
 
 
 def program(name: str, *arguments: str) -> tuple[str, ...]:

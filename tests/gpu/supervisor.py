@@ -1,6 +1,8 @@
 """Runs one command with a deadline, and ends every process that it leaves behind.
 
-    python -m tests.gpu.supervisor ENDED.json SECONDS COMMAND ...
+    python -m tests.gpu.supervisor ENDED.json SECONDS GRACE_SECONDS COMMAND ...
+
+GRACE_SECONDS is how long the processes of a command may take to end after it has ended.
 
 A rank or a notebook's kernel has its own session, and its parent may die before it does. Therefore Linux is told that
 this process adopts the orphans among its descendants: then all of them can be found in its tree, and none can escape.
@@ -19,7 +21,6 @@ from pathlib import Path
 
 from shared.deadlines import scaled
 
-GRACE_S = scaled(5.0)  # after a command has ended, its processes may take this long to end
 LAST_WORDS_S = scaled(2.0)  # for a command that is out of time to print where it is
 ENDING_S = 20.0
 POLL_S = 0.05
@@ -32,7 +33,7 @@ class Stopped(Exception):
 
 
 def main(argv: Sequence[str]) -> int:
-    result, deadline_s, *command = argv
+    result, deadline_s, grace_s, *command = argv
     signal.signal(signal.SIGTERM, _stop)
     _adopt_orphans()
     began_s = time.monotonic()
@@ -40,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     how, left = "ended", []
     try:
         if _wait(process, float(deadline_s)):
-            left = _still_running_after(GRACE_S)
+            left = _still_running_after(float(grace_s))
         else:
             how = "out of time"
             process.send_signal(signal.SIGABRT)  # Python then prints where each thread is (`-X faulthandler`)

@@ -11,7 +11,7 @@ from shared.checks.engine.buckets import describe_messages
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import close, judge_gradients, tolerance_of
 from shared.checks.engine.framework import NOT_WRITTEN, Attempt, Wrong
-from shared.checks.engine.late_ranks import PATIENCE_S, Meeting, launches_unasked
+from shared.checks.engine.late_ranks import PATIENCE_S, Meeting, launches_unasked, rehearsed
 from shared.checks.engine.steps import EventLog
 from shared.checks.engine.subgroups import called_alone, join_subgroup, members_of
 from shared.wire import completion, instrumentation
@@ -37,6 +37,7 @@ class Steps:
         return f"step {step + 1}{ways}{late}"
 
 
+@rehearsed
 def probe_bucket(bucket_class, steps: Steps, rank: int, gradients: list[list[torch.Tensor | None]]) -> list[dict]:
     """Run steps of backward, pack, launch and wait.
 

@@ -8,7 +8,7 @@ from shared import memory
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import close, first_difference
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.late_ranks import PATIENCE_S, Meeting, launches_unasked
+from shared.checks.engine.late_ranks import PATIENCE_S, Meeting, launches_unasked, rehearsed
 from shared.checks.engine.sharded.wire import Flat, judge_rounds
 from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
 from shared.wire import instrumentation
@@ -130,6 +130,7 @@ def each_rank_sends_every_other_rank_one_shard(attempt: Attempt) -> None:
     judge_rounds(calls, [Flat(sums.shard_numels[0] * attempt.world_size, 8)], 1, str(sums))
 
 
+@rehearsed
 def probe_late(launch, token: int, late: int, rank: int, flat: torch.Tensor) -> dict:
     """Let one rank launch late. Returns the result and, on that rank, the ranks whose call had not returned by then."""
     meeting, missing = Meeting(f"sum{token}"), []

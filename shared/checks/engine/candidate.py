@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import sys
+import weakref
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from shared.ranks import rankside
 from shared.wire import instrumentation
 
 SOLUTIONS = "solutions"  # the package with the modules that earlier chapters built
+_formed: list[weakref.ref] = []  # the groups that the last probe has formed
 
 
 class PieceMissing(Exception):
@@ -23,7 +25,9 @@ class PieceMissing(Exception):
 
 def probe(names: tuple[str, ...], path: str | None, probe_fn, args: tuple) -> bytes:
     """Call probe_fn(piece, *args) on this rank and return its pickled result."""
+    _destroy_groups()
     found = find(names, path)
+    before = _groups()
     instrumentation.reset()  # so that a report counts the collectives of this attempt from 1
     try:
         packed = parcel.pack(probe_fn(found, *args))
@@ -31,7 +35,25 @@ def probe(names: tuple[str, ...], path: str | None, probe_fn, args: tuple) -> by
             raise AssertionError("after the call, gradients are still disabled, so nothing after it can be trained")
     finally:
         torch.set_grad_enabled(True)
+        _formed[:] = [weakref.ref(group) for group in _groups() if group not in before]
     return packed
+
+
+def _groups() -> list[dist.ProcessGroup]:
+    """Return the process groups of this rank, in the order in which they were formed."""
+    return list(dist.distributed_c10d._world.pg_map)
+
+
+def _destroy_groups() -> None:
+    """Destroy the groups that the last probe has formed. Each one has threads, and memory on a GPU.
+
+    The ranks do this when the next probe begins: by then, the kernel knows that all of them have left the last one.
+    """
+    still_here = _groups()
+    for group in [reference() for reference in _formed]:
+        if group in still_here:  # otherwise, a new generation of ranks has replaced them all
+            dist.destroy_process_group(group)
+    _formed.clear()
 
 
 def find(names: tuple[str, ...], path: str | None):

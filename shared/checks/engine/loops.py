@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import judge_gradients
 from shared.checks.engine.framework import Attempt
-from shared.checks.engine.late_ranks import Meeting, launches_unasked
+from shared.checks.engine.late_ranks import Meeting, launches_unasked, rehearsed
 from shared.checks.engine.steps import EventLog
 from shared.checks.engine.training import Draw, descend, one_process
 from shared.checks.models import awkward
@@ -29,6 +29,7 @@ class Loop:
     token: int = 0  # a different one in every run
 
 
+@rehearsed
 def probe_loop(wrapper, loop: Loop, rank: int, seed: int, x, y) -> dict:
     """Run the loop and return, for each step, the gradients, the collectives and waits, and the ranks that waited.
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from shared.checks.engine.candidate import device_here
-from shared.checks.engine.late_ranks import Meeting, launches_unasked
+from shared.checks.engine.late_ranks import Meeting, launches_unasked, rehearsed
 from shared.checks.models import awkward
 from shared.checks.models.overlap import Sizes
 from shared.deadlines import scaled
@@ -88,6 +88,7 @@ def probe_progress(wrapper, sizes: Sizes, seed: int, x, y) -> list[dict]:
     return steps
 
 
+@rehearsed
 def probe_late(wrapper, sizes: Sizes, token: int, late: int, seed: int, x, y) -> dict:
     """Run two steps with a late rank.
 

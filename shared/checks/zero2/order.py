@@ -12,7 +12,7 @@ from shared.checks.engine.buckets import describe_messages
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import by_rank, close, first_difference
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.late_ranks import PATIENCE_S, Meeting, launches_unasked
+from shared.checks.engine.late_ranks import PATIENCE_S, Meeting, launches_unasked, rehearsed
 from shared.checks.engine.overlap_probes import Micro
 from shared.checks.engine.overlap_steps import draw_shares, mean_of
 from shared.checks.models import awkward
@@ -142,6 +142,7 @@ def full_buckets_are_launched_during_backward(attempt: Attempt) -> None:
                     raise Wrong({rank: f"{sizes}, step {number}: {context}"}, hint)
 
 
+@rehearsed
 def probe_late(zero2, sizes: Sizes, token: int, late: int, first: int, rank: int, seed: int, x, y) -> dict:
     """Let one rank send nothing in backward until all others have launched their first bucket, and go on computing.
 

@@ -8,7 +8,7 @@ from torch import nn
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import close, describe_calls, first_difference, tolerance_of
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.late_ranks import PATIENCE_S, Meeting, launches_unasked
+from shared.checks.engine.late_ranks import PATIENCE_S, Meeting, launches_unasked, rehearsed
 from shared.checks.engine.sharded.flat_layout import flat_parameter_type_of
 from shared.checks.engine.sharded.wire import Flat, judge_rounds, reject_messages
 from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
@@ -205,6 +205,7 @@ def the_previous_bucket_is_waited_for(attempt: Attempt) -> None:
             )
 
 
+@rehearsed
 def probe_late(sharded_bucket, token: int, late: int, rank: int, seed: int, x, y) -> list[int]:
     """Let one rank launch late. Return, on that rank, the ranks whose launch() had not returned by then."""
     module = awkward.build("Plain", seed).to(device_here())

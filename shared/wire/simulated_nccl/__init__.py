@@ -10,20 +10,26 @@ flight, often passes on gloo and computes wrong values on NCCL. Here, such code 
   stream.
 - gloo works on copies. Until an operation uses the outputs, they hold NaN, or bytes 0x55 in tensors of integers.
 - To use an output before `wait()`, to write to an input in flight, or to free either in flight is an error.
+- The operations of a `batch_isend_irecv()` run at the same time, so a receive into memory that another one uses is an
+  error.
 - The first unbatched send from one rank to another blocks both until they have called send and receive, because NCCL
   then connects them. No signal interrupts this.
 - After a cut, operations in flight end without an error, and their outputs keep the garbage. New ones fail.
-- `dist.get_backend()` returns "nccl", so that code that chooses by the backend takes the way that it takes on a GPU.
+- `dist.get_backend()` returns what it returns on ranks with a GPU each: "cpu:gloo,cuda:nccl", because they have NCCL
+  for tensors on the GPU and gloo for those on the CPU. So code that compares it with "nccl" fails here, too.
 
 The simulation has limits. Times mean nothing. A rank has one stream besides those of its process groups. An operation
 whose future was taken, as DDP does, counts as waited for when it completes. Later unbatched sends do not block each
 other, although NCCL runs them one after the other. `batch_isend_irecv()` returns one Work per operation, NCCL one for
 all. The operator of a synchronous collective returns a Work, which torch.distributed waits for and drops, and NCCL's
-returns none. A read through a raw pointer or in another thread is not seen.
+returns none. A group with `backend="gloo"` of its own is simulated, too. A read through a raw pointer or in another
+thread is not seen.
 """
 
 import contextlib
+import itertools
 import sys
+import threading
 from datetime import timedelta
 
 import torch
@@ -34,11 +40,14 @@ from torch.utils._pytree import tree_leaves
 
 from shared.deadlines import scaled
 from shared.wire import completion
-from shared.wire.simulated_nccl import uses
+from shared.wire.simulated_nccl import flights, uses
 from shared.wire.simulated_nccl.flights import CURRENT_STREAM, Flight
 from shared.wire.simulated_nccl.works import SimulatedWork
 
+BACKEND = "cpu:gloo,cuda:nccl"
 CONNECT_TIMEOUT_S = scaled(15.0)
+CUT_WITHIN_S = scaled(5.0)  # after another rank has closed a connection, this rank is told that its own are cut, too
+_CLOSED_BY_ANOTHER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")  # errors of gloo
 _BATCH = dist.batch_isend_irecv.__code__
 
 
@@ -51,7 +60,7 @@ class Simulation:
 
     def __init__(self):
         self.flights: list[Flight] = []  # in the order of their launches
-        self.is_cut = False  # whether this rank's connections to the other ranks were cut
+        self.cut = threading.Event()  # set when this rank's connections to the other ranks are cut
         self.accepts_violations = False
         self._copies: list[tuple[StorageWeakRef, int]] = []  # with their bytes
         self._connected: set[str] = set()
@@ -65,7 +74,7 @@ class Simulation:
     def start(self) -> None:
         """Watch what this thread does with tensors, and the backward passes that it starts."""
         self._watching.enter_context(uses.shown_to(self))
-        self._watching.enter_context(_backend_named_nccl())
+        self._watching.enter_context(_backend_named_as_on_gpus())
 
     def stop(self) -> None:
         self._watching.close()
@@ -81,17 +90,19 @@ class Simulation:
             NCCLViolation: if the operation uses a tensor that is in flight, or its partner never calls.
             RuntimeError: if NCCL does not have this operation, or the rank's connections were cut.
         """
-        if self.is_cut:
+        if self.cut.is_set():
             raise RuntimeError(f"NCCL communicator was aborted on rank {dist.get_rank()}")
         outputs, inputs = _outputs_and_inputs(call, arguments)
         _check(call, [*outputs, *inputs])
+        if not self.accepts_violations:
+            _check_batch(_batch())
         stream = _stream_of(call)
         for tensor in inputs:
             self.use(tensor, writes=False, stream=stream)
         for tensor in outputs:
             self.use(tensor, writes=True, stream=stream)
         self.synchronize()  # the GPU starts an operation when the current stream comes to it
-        if call.partner is not None and not _is_batched():
+        if call.partner is not None and not _batch():
             self._connect(call)
         flight = Flight(call, stream, outputs, inputs)
         self._copies = [copy for copy in self._copies if not copy[0].expired()]
@@ -193,22 +204,24 @@ class Simulation:
             with completion.landing(flight):
                 wait()
                 flight.put_results()
-        except RuntimeError:
-            if not self.is_cut:
+        except RuntimeError as error:
+            # The ranks are cut one after the other, so another rank may have closed the connection a moment earlier.
+            closed_by_another = any(pattern in str(error) for pattern in _CLOSED_BY_ANOTHER)
+            if not self.cut.wait(CUT_WITHIN_S if closed_by_another else 0):
                 raise
         finally:
             flight.land()
 
 
 @contextlib.contextmanager
-def _backend_named_nccl():
-    """Let `dist.get_backend()` return "nccl" for groups on gloo, except to torch, which would look for a GPU."""
+def _backend_named_as_on_gpus():
+    """Let `dist.get_backend()` return BACKEND for groups on gloo, except to torch, which would look for a GPU."""
     original = dist.get_backend
 
     def get_backend(group=None):
         backend = original(group)
         asks = sys._getframe(1).f_globals.get("__name__", "")
-        return "nccl" if backend == "gloo" and not asks.startswith("torch.") else backend
+        return BACKEND if backend == "gloo" and not asks.startswith("torch.") else backend
 
     dist.get_backend = get_backend
     try:
@@ -228,21 +241,32 @@ def _check(call, tensors: list[torch.Tensor]) -> None:
             raise ValueError(f"Tensors must be contiguous: {call} got strides {tensor.stride()}")
 
 
+def _check_batch(batch: list[dist.P2POp]) -> None:
+    """Raise NCCLViolation for a receive into memory that another operation of the batch uses."""
+    for one, other in itertools.combinations(batch, 2):
+        if dist.irecv in (one.op, other.op) and flights.overlap(one.tensor, other.tensor):
+            names = " and ".join(f"{each.op.__name__} with rank {each.peer}" for each in (one, other))
+            raise NCCLViolation(
+                f"{names} are in one batch and use the same memory: on NCCL, they run at the same time, so a rank may "
+                "get a mixture of old and new values. Receive into another tensor"
+            )
+
+
 def _stream_of(call) -> str:
     """Return the stream on which NCCL runs an operation, as of torch 2.8."""
     if not call.is_async:
         return CURRENT_STREAM
-    if call.partner is None or _is_batched():
+    if call.partner is None or _batch():
         return call.group_name
     return f"{call.group_name}, with rank {call.partner}"  # unless init_process_group() was given a device_id
 
 
-def _is_batched() -> bool:
-    """Return whether the operation that is being launched comes from batch_isend_irecv()."""
+def _batch() -> list[dist.P2POp]:
+    """Return the operations of the batch_isend_irecv() that launches an operation, or none if nothing is batched."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code is not _BATCH:
         frame = frame.f_back
-    return frame is not None
+    return frame.f_locals["p2p_op_list"] if frame is not None else []
 
 
 def _outputs_and_inputs(call, arguments: dict) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

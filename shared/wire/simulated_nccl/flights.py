@@ -79,9 +79,9 @@ class Flight:
 
     def conflict_with(self, tensor: torch.Tensor, writes: bool) -> str:
         """Return "output" or "input" for memory that must not be used like this in flight, "" for other memory."""
-        if any(_overlap(output, tensor) for output in self.outputs):
+        if any(overlap(output, tensor) for output in self.outputs):
             return "output"
-        return "input" if writes and any(_overlap(each, tensor) for each in self._inputs) else ""
+        return "input" if writes and any(overlap(each, tensor) for each in self._inputs) else ""
 
     def use_of(self, storage: torch.UntypedStorage) -> str:
         """Return "output" or "input" if the operation uses a storage, "" otherwise."""
@@ -91,7 +91,8 @@ class Flight:
         return ""
 
 
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors share memory."""
     (begin, end), (other_begin, other_end) = _extent(one), _extent(other)
     return begin < other_end and other_begin < end
 

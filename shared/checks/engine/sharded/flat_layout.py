@@ -11,7 +11,7 @@ from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference
 from shared.checks.engine.footprint import living_bytes
 from shared.checks.engine.framework import Attempt, Wrong
-from shared.checks.engine.late_ranks import Meeting, launches_unasked
+from shared.checks.engine.late_ranks import Meeting, launches_unasked, rehearsed
 from shared.checks.engine.sharded.wire import Flat, judge_rounds
 from shared.checks.engine.subgroups import SUBGROUPS, called_alone, join_subgroup, members_of
 from shared.wire import instrumentation
@@ -229,6 +229,7 @@ def no_copy_stays(attempt: Attempt) -> None:
             raise Wrong({rank: message}, hint)
 
 
+@rehearsed
 def probe_launch(flat_parameter_type, shapes: Shapes, late: int, token: int, seed: int) -> list[int]:
     """Let one rank launch only after the others' call has returned. Returns, on that rank, those whose call has not."""
     parameters = [nn.Parameter(each.to(device_here())) for each in shapes.values(seed)]
