@@ -21,7 +21,7 @@ from pathlib import Path
 
 import nbformat
 
-from instructor import glossary
+from instructor import glossary, start_page
 from instructor.build import ROOT, Chapter, chapters, module_names
 from instructor.links import with_links
 
@@ -67,7 +67,9 @@ def bundle(number: int) -> dict[str, bytes]:
         if other < number:
             files[f"solutions/{name}"] = (ROOT / "solutions" / name).read_bytes()
     files |= _linked(files)
-    files["chapters/glossary.md"] = glossary.page(known[other] for other in sorted(known) if other <= number).encode()
+    given = [known[other] for other in sorted(known) if other <= number]
+    files["chapters/glossary.md"] = glossary.page(given).encode()
+    files[start_page.PAGE.name] = start_page.page(given, exists=files.__contains__).encode()
     finished = [chapter for other, chapter in known.items() if other < number]
     files |= _modules(finished) | _scripts(finished)
     found = leaks(files, [chapter for chapter in chapters() if chapter not in finished])
