@@ -27,7 +27,8 @@ from instructor.links import with_links
 
 ENVIRONMENT = ("Makefile", "bootstrap.py", "pyproject.toml", "constraints.txt", "environment.yml")
 TOP = ("README.md", "AGENTS.md", "CLAUDE.md", "labs/AGENTS.md", *ENVIRONMENT)
-COURSE_ONLY = ("make test", "| Colab", "| Codespaces")  # README.md's lines to leave out, besides its marked parts
+# README.md's lines to leave out, besides its marked parts
+COURSE_ONLY = ("git clone", "cd ", "make test", "| Colab", "| Codespaces")
 WINDOW_LINES = 4  # This many consecutive lines of a solution are no coincidence.
 FOLDER = ROOT / "build" / "release"
 _TIME = (1980, 1, 1, 0, 0, 0)  # The earliest time in a zip. The current time would make every bundle different.

@@ -103,7 +103,7 @@ class Lab:
             self.page.locator(".lm-Menu-itemLabel").get_by_text(entry, exact=True).click()
 
     def scroll_through(self) -> None:
-        """Scroll from the top to the bottom, so that JupyterLab renders every cell."""
+        """Scroll from the top to the bottom, as somebody who skims the notebook."""
         rows = self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-WindowedPanel-outer")
         for tenth in range(11):
             rows.evaluate("(element, tenth) => element.scrollTo(0, element.scrollHeight * tenth / 10)", tenth)

@@ -106,11 +106,12 @@ def test_opening_and_saving_a_notebook_changes_nothing_in_it(course, name):
 
 
 def test_no_dialogs_or_notifications_appear(course):
-    """JupyterLab does not ask about news, and does not suggest updates of pinned packages."""
+    """JupyterLab does not ask about news, and does not suggest updates of pinned packages or a grader's menus."""
     page = course.open(FIRST_LESSON).page
     page.wait_for_timeout(2000)  # JupyterLab asks a second after it has started.
     assert page.locator(".jp-Dialog").count() == 0
     assert page.locator(".Toastify__toast").all_inner_texts() == []
+    assert "Nbgrader" not in page.locator(".lm-MenuBar-itemLabel").all_inner_texts()
 
 
 def test_the_first_lesson_runs_to_its_end(course):
@@ -139,6 +140,11 @@ def test_the_first_lesson_runs_to_its_end(course):
 
 
 # -- the lab
+
+
+def test_long_lines_of_code_wrap(lab):
+    code = lab.cell("def sum_over_ranks(").locator(".cm-content")
+    assert "cm-lineWrapping" in code.get_attribute("class")
 
 
 def test_a_wrong_answer_gets_a_hint_and_a_right_one_check_marks(lab):
