@@ -12,15 +12,15 @@ COURSE_VENV ?= .venv
 export COURSE_VENV
 COURSE_PYTHON ?= $(PYTHON) bootstrap.py
 
-# JupyterLab does not start if it is told to open a notebook that does not exist. The browser opens the file; the
+# JupyterLab does not start if it is told to open a file that does not exist. The browser opens the file; the
 # default_url is for the address that JupyterLab prints.
-START_PAGE := $(wildcard chapters/00_ranks.ipynb)
+START_PAGE := $(wildcard START_HERE.md)
 OPEN_START_PAGE := $(if $(START_PAGE),--LabApp.default_url=/lab/tree/$(START_PAGE) $(START_PAGE))
 # JupyterLab does not start as root, which is usual in a container, without this option.
 ALLOW_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-# A newcomer should first see the lesson, not questions about news or about updates of pinned packages. These are
-# defaults that JupyterLab's own settings override.
+# A newcomer should first see the start page, as text with links, and no questions about news or about updates of pinned
+# packages. These are defaults that JupyterLab's own settings override.
 lab: export JUPYTER_CONFIG_PATH := $(CURDIR)/shared/jupyter$(if $(JUPYTER_CONFIG_PATH),:$(JUPYTER_CONFIG_PATH))
 # Its kernels know %%ranks from the start.
 lab: export JUPYTER_PATH := $(CURDIR)/shared/jupyter$(if $(JUPYTER_PATH),:$(JUPYTER_PATH))
@@ -49,9 +49,10 @@ mutants: python ## Report how many wrong solutions each check catches, by chapte
 gpu: python ## Run tests and measurements that need GPUs, and write a report into build/gpu/
 	@$(COURSE_PYTHON) -m tests.gpu $(GPU_ARGS)
 
-notebooks: python ## Rebuild the notebooks and the glossary from source/
+notebooks: python ## Rebuild the notebooks, the glossary and the start page from source/
 	@$(COURSE_PYTHON) -m instructor.build
 	@$(COURSE_PYTHON) -m instructor.glossary
+	@$(COURSE_PYTHON) -m instructor.start_page
 
 colab: python ## Write the lessons and labs for Colab into build/colab/
 	@$(COURSE_PYTHON) -m instructor.colab

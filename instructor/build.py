@@ -38,6 +38,7 @@ import nbformat
 
 from instructor.links import GLOSSARY, with_links, without_links
 from shared.deadlines import scaled
+from shared.jupyter import KERNELSPEC, LANGUAGE_INFO
 
 ROOT = Path(__file__).resolve().parent.parent
 CELL_TIMEOUT_S = int(scaled(120))
@@ -65,8 +66,7 @@ class Chapter:
         """Read a script as a notebook with cell ids that do not change from build to build."""
         notebook = copy.deepcopy(_parsed((self.folder / f"{script}.py").read_text()))
         course = notebook.metadata.get("course", {})
-        kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-        notebook.metadata = nbformat.from_dict({"kernelspec": kernel, "language_info": {"name": "python"}})
+        notebook.metadata = nbformat.from_dict({"kernelspec": KERNELSPEC, "language_info": LANGUAGE_INFO})
         notebook.metadata["course"] = {**course, "source": f"source/{self.name}/{script}.py"}
         for index, cell in enumerate(notebook.cells):
             cell.id = f"{script}-{index:03d}"
@@ -233,12 +233,21 @@ def products(chapter: Chapter) -> dict[Path, tuple[str, object]]:
 
 
 def is_current(path: Path, kind: str, content) -> bool:
+    """Tell whether the file on disk has the source's cells in JupyterLab's form, and was executed if it should be."""
+    return has_content(path, kind, content) and (kind == "text" or path.read_text() == as_saved(_read(path)))
+
+
+def _read(path: Path) -> nbformat.NotebookNode:
+    return nbformat.read(path, as_version=4)
+
+
+def has_content(path: Path, kind: str, content) -> bool:
     """Tell whether the file on disk has the source's cells, and was executed if it should be."""
     if not path.exists():
         return False
     if kind == "text":
         return path.read_text() == content
-    built = nbformat.read(path, as_version=4)
+    built = _read(path)
     if kind == "executed" and not _was_executed(built, content):
         return False
     return [_essence(cell) for cell in built.cells] == [_essence(cell) for cell in content.cells]
@@ -266,10 +275,16 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookN
     client = NotebookClient(notebook, timeout=CELL_TIMEOUT_S, resources={"metadata": {"path": str(folder)}})
     client.execute()
     notebook.metadata.pop("widgets", None)  # Notebook viewers reject a file that has only half of the widgets' state.
-    notebook.metadata["language_info"] = {"name": "python"}
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # This holds time stamps.
     return notebook
+
+
+def as_saved(notebook: nbformat.NotebookNode) -> str:
+    """Return a notebook as the text that JupyterLab saves, so that opening and saving it changes nothing in git."""
+    saved = copy.deepcopy(notebook)
+    saved.metadata |= nbformat.from_dict({"kernelspec": KERNELSPEC, "language_info": LANGUAGE_INFO})
+    return nbformat.writes(saved) + "\n"
 
 
 def build(only: list[str], force: bool) -> None:
@@ -284,16 +299,18 @@ def build(only: list[str], force: bool) -> None:
             if kind == "text":
                 path.write_text(content)
                 continue
-            if kind == "executed":
+            if has_content(path, kind, content) and not force:
+                content = _read(path)  # Only its form has to change.
+            elif kind == "executed":
                 content = _with_outputs(content, path, force)
             path.parent.mkdir(parents=True, exist_ok=True)
-            nbformat.write(content, path)
+            path.write_text(as_saved(content))
 
 
 def _with_outputs(content: nbformat.NotebookNode, path: Path, force: bool) -> nbformat.NotebookNode:
     """Return a notebook with outputs: those of the file if only its links have changed, and else those of a new run."""
     if path.exists() and not force:
-        built = nbformat.read(path, as_version=4)
+        built = _read(path)
         if _was_executed(built, content):
             built.cells = [content.cells[0], *without_links(built), content.cells[-1]]
             return built

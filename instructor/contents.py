@@ -20,18 +20,20 @@ class Chapter:
     def folder(self) -> str:
         return f"{self.number:02d}_{self.name}"
 
+    @property
+    def part(self) -> str:
+        return PARTS[max(first for first in PARTS if first <= self.number)]
+
 
 CHAPTERS = {
     number: Chapter(number, name, title)
     for number, name, title in (
-        # Data parallelism
         (0, "ranks", "Ranks"),
         (1, "collectives", "Collectives by hand"),
         (2, "manual_ddp", "Data parallelism by hand"),
         (3, "gradient_bucketing", "Gradient bucketing"),
         (4, "overlap", "Overlap"),
         (5, "scaling", "Scaling"),
-        # Sharding
         (6, "memory_wall", "The memory wall"),
         (7, "zero1", "ZeRO-1"),
         (8, "zero2", "ZeRO-2"),
@@ -39,18 +41,19 @@ CHAPTERS = {
         (10, "fsdp", "FSDP"),
         (11, "production", "Production"),
         (12, "checkpoints", "Checkpoints"),
-        # Splitting the model
         (13, "tensor_parallel", "Tensor parallelism"),
         (14, "context_parallel", "Context parallelism"),
         (15, "pipeline_parallel", "Pipeline parallelism"),
         (16, "expert_parallel", "Expert parallelism"),
         (17, "gspmd", "GSPMD"),
         (18, "3d_parallelism", "3D parallelism"),
-        # Further
         (19, "less_communication", "Less communication"),
         (20, "beyond_one_machine", "Beyond one machine"),
     )
 }
+
+# The parts of the course, by the number of their first chapter.
+PARTS = {0: "Data parallelism", 6: "Sharding", 13: "Splitting the model", 19: "Further"}
 
 _KINDS = r"\b(?P<kind>chapter|lab|lesson)s? "
 _NUMBERS = r"(?P<numbers>\d+(?:(?:, | and | or | to |–)\d+)*)(?![\d.]*\d)"

@@ -21,13 +21,14 @@ from pathlib import Path
 
 import nbformat
 
-from instructor import glossary
+from instructor import glossary, start_page
 from instructor.build import ROOT, Chapter, chapters, module_names
 from instructor.links import with_links
 
 ENVIRONMENT = ("Makefile", "bootstrap.py", "pyproject.toml", "constraints.txt", "environment.yml")
 TOP = ("README.md", "AGENTS.md", "CLAUDE.md", "labs/AGENTS.md", *ENVIRONMENT)
-COURSE_ONLY = ("make test", "| Colab", "| Codespaces")  # README.md's lines to leave out, besides its marked parts
+# README.md's lines to leave out, besides its marked parts
+COURSE_ONLY = ("git clone", "cd ", "make test", "| Colab", "| Codespaces")
 WINDOW_LINES = 4  # This many consecutive lines of a solution are no coincidence.
 FOLDER = ROOT / "build" / "release"
 _TIME = (1980, 1, 1, 0, 0, 0)  # The earliest time in a zip. The current time would make every bundle different.
@@ -67,7 +68,9 @@ def bundle(number: int) -> dict[str, bytes]:
         if other < number:
             files[f"solutions/{name}"] = (ROOT / "solutions" / name).read_bytes()
     files |= _linked(files)
-    files["chapters/glossary.md"] = glossary.page(known[other] for other in sorted(known) if other <= number).encode()
+    given = [known[other] for other in sorted(known) if other <= number]
+    files["chapters/glossary.md"] = glossary.page(given).encode()
+    files[start_page.PAGE.name] = start_page.page(given, exists=files.__contains__).encode()
     finished = [chapter for other, chapter in known.items() if other < number]
     files |= _modules(finished) | _scripts(finished)
     found = leaks(files, [chapter for chapter in chapters() if chapter not in finished])

@@ -102,6 +102,21 @@ class Lab:
         for entry in entries:
             self.page.locator(".lm-Menu-itemLabel").get_by_text(entry, exact=True).click()
 
+    def scroll_through(self) -> None:
+        """Scroll from the top to the bottom, as somebody who skims the notebook."""
+        rows = self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-WindowedPanel-outer")
+        for tenth in range(11):
+            rows.evaluate("(element, tenth) => element.scrollTo(0, element.scrollHeight * tenth / 10)", tenth)
+            self.page.wait_for_timeout(200)
+
+    def has_unsaved_changes(self) -> bool:
+        tab = self.page.locator("#jp-main-dock-panel .lm-TabBar-tab.jp-mod-current")
+        return "jp-mod-dirty" in (tab.get_attribute("class") or "")
+
+    def save(self) -> None:
+        self.page.keyboard.press("Control+s")
+        self.page.locator("#jp-main-statusbar").get_by_text("Saving completed").wait_for()
+
     def clear_outputs(self) -> None:
         """Clear the outputs of earlier sessions, so that they are not taken for outputs of this one."""
         self.choose("Edit", "Clear Outputs of All Cells")
@@ -152,12 +167,17 @@ class Course:
     labs: dict[str, Lab] = field(default_factory=dict)
 
     def open(self, name: str) -> Lab:
-        """Open a notebook on its own page and in its own workspace, or the first lesson as `make lab` does."""
+        """Open a notebook on its own page and in its own workspace."""
         if name not in self.labs:
-            page = self.context.new_page()
-            self.errors.append(listen(page))
+            page = self.new_page()
             path = f"/lab/workspaces/{len(self.labs)}/tree/{name}"
-            page.goto(self.address if name == FIRST_LESSON else re.sub(r"/lab/tree/[^?]*", path, self.address))
+            page.goto(re.sub(r"/lab/tree/[^?]*", path, self.address))
             self.labs[name] = Lab(page, self.folder / name).wait_until_ready()
         self.labs[name].page.bring_to_front()
         return self.labs[name]
+
+    def new_page(self) -> Page:
+        """Return an empty page whose errors are collected."""
+        page = self.context.new_page()
+        self.errors.append(listen(page))
+        return page

@@ -79,19 +79,39 @@ def output(cell: Locator) -> Locator:
 # -- the first five minutes
 
 
-def test_make_lab_opens_the_first_lesson(course):
-    lesson = course.open(FIRST_LESSON)
-    assert lesson.page.url.endswith(f"/lab/tree/{FIRST_LESSON}")
-    assert lesson.page.locator(".jp-NotebookPanel h1").first.inner_text().startswith("00 · Ranks")
-    lesson.screenshot("start")
+def test_make_lab_opens_the_start_page_which_leads_to_the_first_lesson(course):
+    page = course.new_page()
+    page.goto(course.address)
+    shown = page.locator(".jp-MarkdownViewer")
+    assert shown.locator("h1").inner_text() == "Distributed training, built by hand"
+    browser.SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=browser.SCREENSHOTS / "start.png")
+    rendered = shown.locator(".jp-RenderedMarkdown")
+    assert rendered.evaluate("element => element.scrollWidth <= element.clientWidth"), "the page scrolls sideways"
+    shown.get_by_role("link", name="00 · Ranks").click()
+    title = page.locator(".jp-NotebookPanel h1").first
+    title.wait_for()
+    assert title.inner_text().startswith("00 · Ranks")
+    page.close()  # Two windows on one kernel cause errors in JupyterLab's widgets.
+
+
+@pytest.mark.parametrize("name", ["chapters/06_memory_wall.ipynb", "labs/06_memory_wall.ipynb"])
+def test_opening_and_saving_a_notebook_changes_nothing_in_it(course, name):
+    notebook = course.open(name)
+    before = notebook.file.read_bytes()
+    notebook.scroll_through()
+    assert not notebook.has_unsaved_changes()
+    notebook.save()
+    assert notebook.file.read_bytes() == before
 
 
 def test_no_dialogs_or_notifications_appear(course):
-    """JupyterLab does not ask about news, and does not suggest updates of pinned packages."""
+    """JupyterLab does not ask about news, and does not suggest updates of pinned packages or a grader's menus."""
     page = course.open(FIRST_LESSON).page
     page.wait_for_timeout(2000)  # JupyterLab asks a second after it has started.
     assert page.locator(".jp-Dialog").count() == 0
     assert page.locator(".Toastify__toast").all_inner_texts() == []
+    assert "Nbgrader" not in page.locator(".lm-MenuBar-itemLabel").all_inner_texts()
 
 
 def test_the_first_lesson_runs_to_its_end(course):
@@ -110,9 +130,7 @@ def test_the_first_lesson_runs_to_its_end(course):
 
     lesson.wait_until("lesson 00 had run", ended, deadline_s=scaled(180))
     lesson.screenshot("lesson_00", whole=True)
-    lesson.page.keyboard.press("Control+s")
-    saved = lesson.page.locator("#jp-main-statusbar").get_by_text("Saving completed")
-    saved.wait_for()
+    lesson.save()
     cells = [cell for cell in nbformat.read(lesson.file, as_version=4).cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     for cell in cells:
@@ -122,6 +140,11 @@ def test_the_first_lesson_runs_to_its_end(course):
 
 
 # -- the lab
+
+
+def test_long_lines_of_code_wrap(lab):
+    code = lab.cell("def sum_over_ranks(").locator(".cm-content")
+    assert "cm-lineWrapping" in code.get_attribute("class")
 
 
 def test_a_wrong_answer_gets_a_hint_and_a_right_one_check_marks(lab):

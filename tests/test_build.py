@@ -96,6 +96,28 @@ def test_notebooks_are_valid_and_contain_no_paths_of_this_machine(folder, chapte
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=IDS)
+@pytest.mark.parametrize("folder", ["chapters", "labs", "solutions"])
+def test_notebooks_have_the_form_in_which_jupyterlab_saves_them(folder, chapter):
+    """tests/test_browser.py compares this form with what JupyterLab saves."""
+    text = (build.ROOT / folder / f"{chapter.name}.ipynb").read_text()
+    assert text == build.as_saved(nbformat.reads(text, as_version=4))
+
+
+def test_a_notebook_with_the_right_content_gets_its_form_without_being_executed(monkeypatch, tmp_path):
+    content = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 + 1", id="a")], metadata={"course": {}})
+    built = nbformat.from_dict({**content, "metadata": {"course": {"built_from": build._hash(content)}}})
+    path = tmp_path / "00_ranks.ipynb"
+    nbformat.write(built, path)
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    monkeypatch.setattr(build, "chapters", lambda: CHAPTERS[:1])
+    monkeypatch.setattr(build, "products", lambda chapter: {path: ("executed", content)})
+    monkeypatch.setattr(build, "execute", lambda *_: pytest.fail("it was executed"))
+    assert build.stale() == ["00_ranks.ipynb"]
+    build.build([], force=False)
+    assert build.stale() == [] and path.read_text() == build.as_saved(built)
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=IDS)
 def test_exercises_and_checks_have_nbgraders_metadata(chapter):
     cells = [cell for cell in _read("labs", chapter).cells if "nbgrader" in cell.metadata]
     gradings = [cell.metadata["nbgrader"] for cell in cells]

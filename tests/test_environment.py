@@ -152,10 +152,9 @@ def test_make_test_passes_on_its_arguments():
 def test_make_lab_opens_the_start_page_only_where_it_exists(tmp_path):
     """JupyterLab exits with an error when it is told to open a file that does not exist."""
     (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
-    assert "00_ranks.ipynb" not in make("--dry-run", "lab", cwd=tmp_path).stdout
-    (tmp_path / "chapters").mkdir()
-    (tmp_path / "chapters" / "00_ranks.ipynb").touch()
-    assert make("--dry-run", "lab", cwd=tmp_path).stdout.rstrip().endswith(" chapters/00_ranks.ipynb")
+    assert "START_HERE.md" not in make("--dry-run", "lab", cwd=tmp_path).stdout
+    (tmp_path / "START_HERE.md").touch()
+    assert make("--dry-run", "lab", cwd=tmp_path).stdout.rstrip().endswith(" START_HERE.md")
 
 
 def test_make_clean_keeps_an_environment_in_another_folder(tmp_path):

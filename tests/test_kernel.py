@@ -8,6 +8,7 @@ from jupyter_client.manager import start_new_kernel
 
 from instructor.build import ROOT
 from shared.deadlines import scaled
+from shared.jupyter import KERNELSPEC, LANGUAGE_INFO
 
 KERNELS = ROOT / "shared" / "jupyter"
 
@@ -27,8 +28,12 @@ def test_a_ranks_cell_that_runs_too_early_says_what_to_do(kernel):
     assert reply["content"]["evalue"].startswith("No ranks are running. In a notebook, run its first cells")
 
 
-def test_make_lab_uses_the_kernel_and_its_name_is_the_notebooks():
+def test_make_lab_uses_the_kernel():
     assert re.search(r"^lab: export JUPYTER_PATH := \$\(CURDIR\)/shared/jupyter", (ROOT / "Makefile").read_text(), re.M)
-    kernel = json.loads((KERNELS / "kernels" / "python3" / "kernel.json").read_text())
-    built = json.loads((ROOT / "chapters" / "00_ranks.ipynb").read_text())["metadata"]["kernelspec"]
-    assert built["display_name"] == kernel["display_name"]  # otherwise, opening a notebook would change it
+
+
+def test_the_kernel_describes_itself_as_the_built_notebooks_do(kernel):
+    """Otherwise, opening a notebook would change it: JupyterLab writes both descriptions into it."""
+    spec = json.loads((KERNELS / "kernels" / "python3" / "kernel.json").read_text())
+    assert {"display_name": spec["display_name"], "language": spec["language"], "name": "python3"} == KERNELSPEC
+    assert kernel.kernel_info(reply=True, timeout=scaled(60))["content"]["language_info"] == LANGUAGE_INFO

@@ -40,6 +40,13 @@ def test_all_repository_addresses_are_the_same():
     assert set(re.findall(r"(?:github\.com/|codespaces\.new/)([\w-]+/[\w-]+)", README)) - others <= {NAME}
 
 
+def test_the_readme_shows_how_to_clone_the_course():
+    """While the course has no public address, the line says which one to use."""
+    (cloned,) = re.findall(r"^git clone (\S+) distributed-training\b", README, re.MULTILINE)
+    assert cloned == ("ADDRESS" if "/OWNER/" in ADDRESS else ADDRESS)
+    assert "cd distributed-training\n" in README and "OWNER" not in README
+
+
 def test_version_and_license_are_the_same_everywhere():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())

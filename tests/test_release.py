@@ -58,7 +58,7 @@ def test_a_bundles_readme_describes_only_what_is_in_the_bundle(bundles, number):
     rows = [line for line in texts["README.md"].splitlines() if re.match(r"\| \d\d \|", line)]
     assert [int(row[2:4]) for row in rows] == [other for other in CHAPTERS if other <= number]
     assert "solutions/" not in rows[-1] and all("solutions/" in row for row in rows[:-1])
-    for word in ("course only", "make test", "Colab", "Codespaces", "make mutants"):
+    for word in ("course only", "git clone", "make test", "Colab", "Codespaces", "make mutants"):
         assert word not in texts["README.md"]
 
 

@@ -1,8 +1,14 @@
-"""Registers `%%ranks` when a kernel starts, so that a cell run out of order says what to do."""
+"""Prepares a kernel of `make lab` when it starts.
 
+`%%ranks` is registered, so that a cell run out of order says what to do. And the kernel describes its language in the
+same words in every environment, because JupyterLab writes them into each notebook that it opens.
+"""
+
+from shared.jupyter import LANGUAGE_INFO
 from shared.ranks import magic
 
 
 def load_ipython_extension(shell) -> None:
-    """Register the magic. IPython calls this, because the kernel in shared/jupyter/kernels names this module."""
+    """Prepare the kernel. IPython calls this, because the kernel in shared/jupyter/kernels names this module."""
     shell.register_magic_function(magic.cell, "cell", "ranks")
+    shell.kernel.language_info = LANGUAGE_INFO

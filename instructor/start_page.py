@@ -1,0 +1,125 @@
+"""Write START_HERE.md, the page that `make lab` opens: `make notebooks`, or `python -m instructor.start_page`.
+
+    python -m instructor.start_page            write the page
+    python -m instructor.start_page --check    write nothing; exit 1 if the page is out of date
+
+The page says how to use the course, and maps it. Titles come from instructor/contents.py, minutes from the lessons and
+labs, and what a lab builds from README.md's table. A draft is not on it.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import jinja2
+
+from instructor import contents, minutes
+from instructor.build import ROOT, Chapter, chapters
+
+PAGE = ROOT / "START_HERE.md"
+TEMPLATE = Path(__file__).parent / "templates" / "start_page.md.jinja"
+_ROW = re.compile(r"^\| (\d\d) \| \[.+?]\(chapters/\w+\.ipynb\) \| \[(.+?)]\(labs/", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A chapter as the page shows it."""
+
+    number: str
+    name: str  # such as "Gradient bucketing"
+    part: str
+    builds: str
+    lesson_minutes: int
+    lab_minutes: int
+    lesson: str  # the paths of its notebooks
+    lab: str
+    solution: str  # "" where the reader does not have it
+
+    @property
+    def title(self) -> str:
+        return f"{self.number} · {self.name}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Consecutive chapters, and how long they take together."""
+
+    name: str
+    chapters: list[Row]
+
+    @property
+    def lesson_time(self) -> str:
+        return _time(sum(row.lesson_minutes for row in self.chapters))
+
+    @property
+    def lab_time(self) -> str:
+        return _time(sum(row.lab_minutes for row in self.chapters))
+
+
+def _time(total_minutes: int) -> str:
+    """Return minutes as text, in hours if there are many."""
+    return f"{total_minutes} minutes" if total_minutes < 100 else f"{total_minutes / 60:.1f} hours"
+
+
+def builds() -> dict[str, str]:
+    """Return what the lab of each chapter builds, by the chapter's number, as README.md's table says."""
+    return dict(_ROW.findall((ROOT / "README.md").read_text()))
+
+
+def page(of: Iterable[Chapter], exists: Callable[[str], bool]) -> str:
+    """Return the start page for some chapters as Markdown.
+
+    Args:
+        of: The chapters that the reader has.
+        exists: Tells whether the reader has a file of this path, such as "solutions/04_overlap.ipynb".
+    """
+    finished = [chapter for chapter in of if not chapter.is_draft]
+    rows = [_row(chapter, exists) for chapter in finished]
+    parts = [Part(name, list(members)) for name, members in groupby(rows, lambda row: row.part)]
+    shown = {chapter.name for chapter in finished}
+    to_come = [chapter.title for chapter in contents.CHAPTERS.values() if chapter.folder not in shown]
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    template = environment.from_string(TEMPLATE.read_text())
+    return template.render(chapters=rows, parts=parts, to_come=to_come)
+
+
+def _row(chapter: Chapter, exists: Callable[[str], bool]) -> Row:
+    planned = next(entry for entry in contents.CHAPTERS.values() if entry.folder == chapter.name)
+    number, file = f"{planned.number:02d}", f"{chapter.name}.ipynb"
+    solution = f"solutions/{file}"
+    return Row(
+        number=number,
+        name=planned.title,
+        part=planned.part,
+        builds=builds()[number],
+        lesson_minutes=minutes.lesson_minutes(chapter),
+        lab_minutes=minutes.lab_minutes(chapter),
+        lesson=f"chapters/{file}",
+        lab=f"labs/{file}",
+        solution=solution if exists(solution) else "",
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m instructor.start_page", description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is out of date")
+    options = parser.parse_args()
+    text = page(chapters(), exists=lambda path: True)
+    is_current = PAGE.exists() and PAGE.read_text() == text
+    if options.check:
+        print(f"{PAGE.name} matches the chapters." if is_current else f"out of date: {PAGE.name}")
+        return 0 if is_current else 1
+    if not is_current:
+        print(f"building {PAGE.name}")
+        PAGE.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
