@@ -57,9 +57,11 @@ def cell(line: str, source: str) -> None:
     running = current()
     targets, timeout_s = parse(line, running.world_size)
     live_line = _LiveLine()
+    source = _with_first_line(line, source)
+    running.definitions.remember(source, targets)
     running.run(
         rankside.run_cell,
-        (_with_first_line(line, source),),
+        (source,),
         targets=targets,
         timeout_s=timeout_s,
         show=live_line.replace_by,

@@ -8,6 +8,7 @@ import time
 
 from shared.deadlines import scaled
 from shared.ranks import interrupts
+from shared.ranks.definitions import Definitions, describe_restart
 from shared.ranks.diagnosis import Case, explain, is_deadlocked
 from shared.ranks.errors import CellFailed, RanksError
 from shared.ranks.processes import RankProcesses
@@ -17,7 +18,7 @@ JOIN_TIMEOUT_S = scaled(10.0)
 NCCL_JOIN_TIMEOUT_S = scaled(90.0)  # NCCL loads its kernels and creates the communicator of all ranks
 _KEPT = "Your variables on the ranks are kept."
 _NEW_GROUP = "A new process group is ready; your variables on the ranks are kept."
-_RESTARTED = "The ranks had to be restarted, and their variables are gone. Run the cells that define them again."
+_DEFINE_TIMEOUT_S = scaled(20.0)
 
 
 class RankSet(RankProcesses):
@@ -30,6 +31,8 @@ class RankSet(RankProcesses):
         self.detect_mismatch = detect_mismatch
         self.alive = False
         self.members = list(range(world_size))  # the ranks in the process group; the others are idle
+        self.definitions = Definitions()
+        self.after_restart = ""  # what the last restart has left on the ranks, in sentences
         self._generation = 0
         super().__init__(world_size, backend, link, simulate, report)
 
@@ -40,10 +43,41 @@ class RankSet(RankProcesses):
         self._join(self.members)
 
     def restart(self) -> None:
-        """Replace every rank by a new process, in a new process group. Their variables are lost."""
+        """Replace every rank by a new process, in a new process group, and run the student's definitions again.
+
+        Other variables are lost.
+        """
         self.alive = False
+        members, self.members = self.members, list(range(self.world_size))  # a definition may use its rank
         with interrupts.held():
+            try:
+                super().restart()
+                self._define_again()
+            finally:
+                self.members = members
+            if len(members) < self.world_size:
+                self._join(members)
+
+    def _define_again(self) -> None:
+        """Run on each rank what the student's cells had defined there, and describe what that has restored."""
+        from shared.ranks import rankside
+
+        before, self.definitions = self.definitions, Definitions()
+        deadline = time.monotonic() + _DEFINE_TIMEOUT_S
+        pending = [
+            engine.apply_async(rankside.define, [cell.for_rank(rank) for cell in before.cells])
+            for rank, engine in enumerate(self._engines)
+            if before.cells
+        ]
+        try:
+            answers = [answer.get(timeout=max(0.0, deadline - time.monotonic())) for answer in pending]
+            errors = {index: why for outcome in answers for index, why in outcome.value.items()}
+        except Exception:  # a definition ended its process or did not end, so none is run a second time
             super().restart()
+            errors = dict.fromkeys(range(len(before.cells)), f"it did not end within {_DEFINE_TIMEOUT_S:g} s")
+        self.definitions.cells = [cell for index, cell in enumerate(before.cells) if index not in errors]
+        failed = [(before.cells[index], why) for index, why in sorted(errors.items())]
+        self.after_restart = describe_restart(self.definitions.cells, failed, list(before.computed))
 
     def close(self) -> None:
         """Stop every process of this set."""
@@ -120,8 +154,9 @@ class RankSet(RankProcesses):
             self._end(pending, outcomes)
         if show:
             show(outcomes, self.world_size)
+        starts = self.starts
         recovery = self._heal(case, hung, pending)
-        raise CellFailed(message, outcomes, case, recovery, restarted=recovery.startswith(_RESTARTED))
+        raise CellFailed(message, outcomes, case, recovery, restarted=self.starts != starts)
 
     def _wait(self, pending: dict, case: Case, timeout_s: float, watch, interrupted) -> Case:
         """Wait until every rank is done, or until it is certain that some never will be."""
@@ -183,20 +218,20 @@ class RankSet(RankProcesses):
                     os.kill(self.pids[rank], signal.SIGINT)
 
     def _heal(self, case: Case, hung: dict, still_pending: dict) -> str:
-        """Make the next cell work. Returns a sentence on which variables are left."""
+        """Make the next cell work. Returns sentences on which variables are left."""
         errors = [outcome.error for outcome in case.outcomes.values() if outcome.error]
         # After an error inside a batch, NCCL queues whatever the rank launches next, and never runs it.
         unusable = any(error["gpu_lost"] or error["batch_open"] for error in errors)
         if self._deaths() or still_pending or unusable:
             placement = self.placement
             self.restart()
-            return _RESTARTED if self.placement == placement else f"{_RESTARTED} {self.placement.valid}"
+            return self.after_restart + (f" {self.placement.valid}" if self.placement != placement else "")
         counts = {json.dumps(sorted(p["counts"])) for r, p in case.positions.items() if p and r in self.members}
         if not hung and len(counts) <= 1 and not any(o.error and o.error["mismatch"] for o in case.outcomes.values()):
             return _KEPT  # every rank has launched the same collectives: the group still works
         starts = self.starts
         self.form_group(self.members)
-        return _NEW_GROUP if self.starts == starts else _RESTARTED
+        return _NEW_GROUP if self.starts == starts else self.after_restart
 
     @property
     def whole(self) -> bool:
@@ -220,7 +255,7 @@ class RankSet(RankProcesses):
             return
         reason = explain(Case([], {}, deaths=self._deaths())) or "The ranks no longer formed one process group."
         self.restart()
-        raise RanksError(f"{reason}\nThis happened between two cells. {_RESTARTED}")
+        raise RanksError(f"{reason}\nThis happened between two cells. {self.after_restart}")
 
 
 def _message_of(error: Exception) -> str:

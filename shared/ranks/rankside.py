@@ -3,6 +3,7 @@
 The kernel sends these functions to the ranks (see `rankset.py`). Students never call them.
 """
 
+import ast
 import contextlib
 import io
 import os
@@ -164,20 +165,72 @@ def _define_names(rank: int, world_size: int) -> None:
 
 def run_cell(source: str) -> Outcome:
     """Run a cell's source in this rank's namespace, as the notebook would."""
+
+    def body():
+        shell = get_ipython()
+        result = _execute(source)
+        if result is not None and not shell.displayhook.semicolon_at_end_of_expression(source):
+            display(result)  # the value of the last line
+
+    return _watched(body)
+
+
+def _execute(source: str):
+    """Run a cell's source in this rank's namespace. Returns the value of its last line, or raises its error."""
     shell = get_ipython()
     # Rendering a traceback would take IPython a second, and the errors of `%run` are reported only by these methods.
     errors: list = []
     shell.showtraceback = shell.showsyntaxerror = lambda *_, **__: errors.append(sys.exc_info()[1])
+    result = shell.run_cell(source, store_history=False)
+    error = result.error_before_exec or result.error_in_exec or next(iter(errors), None)
+    if error is not None:
+        raise error
+    return result.result
 
-    def body():
-        result = shell.run_cell(source, store_history=False)
-        error = result.error_before_exec or result.error_in_exec or next(iter(errors), None)
-        if error is not None:
-            raise error
-        if result.result is not None and not shell.displayhook.semicolon_at_end_of_expression(source):
-            display(result.result)  # the value of the last line
+
+class _Only(ast.NodeTransformer):
+    """Leaves out all statements of a cell but those with these indices."""
+
+    def __init__(self, indices: list[int]):
+        self.indices = indices
+
+    def visit_Module(self, module: ast.Module) -> ast.Module:
+        module.body = [module.body[index] for index in self.indices]
+        return module
+
+
+def define(cells: list[tuple[str, list[int]]]) -> Outcome:
+    """Run some statements of each cell, given by their indices. Their line numbers stay those of the cell.
+
+    A cell that fails is tried again after the others, because a definition may need one of a later cell.
+
+    Returns:
+        An Outcome with the messages of the errors that are left, by the index of the cell.
+    """
+
+    def body() -> dict[int, str]:
+        left, errors = list(range(len(cells))), {}
+        while left:
+            errors = {index: why for index in left if (why := _error_in(*cells[index]))}
+            if len(errors) == len(left):
+                break
+            left = list(errors)
+        return errors
 
     return _watched(body)
+
+
+def _error_in(source: str, indices: list[int]) -> str:
+    """Run some statements of a cell. Returns the message of their error, or ""."""
+    transformers = get_ipython().ast_transformers
+    transformers.append(_Only(indices))
+    try:
+        _execute(source)
+    except Exception as error:
+        return doctor.describe_error(error)["message"]
+    finally:
+        transformers.pop()
+    return ""
 
 
 def call(fn, args: tuple, kwargs: dict) -> Outcome:

@@ -27,8 +27,6 @@ MOST_HANGS = 2  # after that many hangs, the remaining checks are skipped
 WORLD_SIZES = (1, 2, 3, 4)
 _HINT_ON_WAITS = "Hint: is wait() called on the work of every isend and irecv?"
 _LEFT_IN_FLIGHT = "your code left a transfer in flight that nothing waits for, and the ranks had to be restarted"
-_WAIT_AND_REDEFINE = f"{_HINT_ON_WAITS} Then run the cells that define your functions again."
-RUN_AGAIN = "Then run all your cells that define classes and functions again."
 NOT_WRITTEN = "it is not written yet"
 _UNWRITTEN = ("NotImplementedError: your code here", "NotImplementedError")
 _NOT_DONE = (
@@ -109,8 +107,6 @@ class Attempt:
             if context and wrong.evidence != NOT_WRITTEN:
                 wrong.evidence = f"{context}: {wrong.evidence}"
             if failure.restarted and self.path is None:
-                wrong.evidence += "\nThe ranks were restarted, so your definitions on them are gone."
-                wrong.hint = f"{wrong.hint} {RUN_AGAIN}".strip()
                 wrong.hangs = MOST_HANGS
             raise wrong from None
         return [parcel.unpack(outcome.value) for outcome in outcomes]
@@ -148,15 +144,17 @@ class Exercise:
         Raises:
             CheckFailed: If a check has failed.
         """
+        starts = ranks.current().starts
         verdicts = run_exercise(self)
         progress.record(self, verdicts)
+        note = ranks.current().after_restart if ranks.current().starts != starts else ""
         missing = [verdict for verdict in verdicts if not verdict.passed]
         if not missing:
             display.show(verdicts, " · ".join([f"✓ Exercise {self.number} passed", *progress.points_and_next(self)]))
             return
         failed = [verdict.check for verdict in missing if verdict.ran]
         first = f"begin with “{failed[0]}”" if failed else "some checks did not run"
-        display.show(verdicts, f"✗ Exercise {self.number} has not passed yet: {first}")
+        display.show(verdicts, f"✗ Exercise {self.number} has not passed yet: {first}", note)
         names = ", ".join(verdict.check for verdict in missing)
         checks = f"{len(missing)} check{'s' if len(missing) > 1 else ''} failed ({names})"
         raise CheckFailed(f"Exercise {self.number}, {self.piece}: not there yet, {checks}.")
@@ -191,7 +189,7 @@ def run_exercise(exercise: Exercise, path: str | None = None, seed: int | None =
                 ranks.current().regroup(list(range(size)))
             for check in due(size):
                 if path is None and ranks.current().starts != starts:
-                    break  # the student's definitions on the ranks are gone
+                    break  # what the student's cells had computed on the ranks is gone
                 if hangs >= MOST_HANGS:
                     break
                 tried[check.name].append(size)
@@ -202,7 +200,7 @@ def run_exercise(exercise: Exercise, path: str | None = None, seed: int | None =
                     found[check.name] = wrong
                     hangs += wrong.hangs
     if path is None and ranks.current().starts != starts and not found:
-        found[checks[0].name] = Wrong(_LEFT_IN_FLIGHT, _WAIT_AND_REDEFINE)
+        found[checks[0].name] = Wrong(_LEFT_IN_FLIGHT, _HINT_ON_WAITS)
     return [_verdict(exercise, check, tried[check.name], found.get(check.name)) for check in checks]
 
 
