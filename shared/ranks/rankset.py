@@ -9,16 +9,18 @@ import time
 from shared.deadlines import scaled
 from shared.ranks import interrupts
 from shared.ranks.definitions import Definitions, describe_restart
-from shared.ranks.diagnosis import Case, explain, is_deadlocked
+from shared.ranks.diagnosis import Case, explain, is_deadlocked, waits_for_a_dropped_handle
 from shared.ranks.errors import CellFailed, RanksError
 from shared.ranks.processes import RankProcesses
 from shared.ranks.running import DEFAULT_TIMEOUT_S
+from shared.wire import sizes
 
 JOIN_TIMEOUT_S = scaled(10.0)
 NCCL_JOIN_TIMEOUT_S = scaled(90.0)  # NCCL loads its kernels and creates the communicator of all ranks
 _KEPT = "Your variables on the ranks are kept."
 _NEW_GROUP = "A new process group is ready; your variables on the ranks are kept."
 _DEFINE_TIMEOUT_S = scaled(20.0)
+_DROPPED_S = scaled(3.0)  # how long nothing moves before a dropped handle is taken for the cause
 
 
 class RankSet(RankProcesses):
@@ -94,7 +96,7 @@ class RankSet(RankProcesses):
         if not members or not set(members) <= set(range(self.world_size)):
             raise ValueError(f"expected members among the ranks 0 to {self.world_size - 1}, got {members}")
         self.members = members  # a restart would form their group
-        self._check_whole()
+        self.check_whole()
         self.form_group(members)
 
     def form_group(self, members: list[int]) -> None:
@@ -127,7 +129,7 @@ class RankSet(RankProcesses):
             show: Called with the outcomes, before any error is raised, to print what the ranks printed.
             watch: Called now and then with the elapsed seconds and the ranks' positions.
         """
-        self._check_whole()
+        self.check_whole()
         targets = list(self.members) if targets is None else targets
         args_of = args if callable(args) else lambda rank: args
         with interrupts.held() as interrupted:
@@ -143,6 +145,8 @@ class RankSet(RankProcesses):
         """Find the cause, stop what hangs, show what was printed, make the ranks usable again, and raise CellFailed."""
         hung = dict(pending)
         case.positions = self._look()
+        if case.deaths:
+            case.transfers = {rank: sizes.read(self._sizes_path(rank)) for rank in range(self.world_size)}
         try:
             message = explain(case)
         except Exception as error:  # the ranks must be recovered even if the diagnosis fails
@@ -161,7 +165,7 @@ class RankSet(RankProcesses):
     def _wait(self, pending: dict, case: Case, timeout_s: float, watch, interrupted) -> Case:
         """Wait until every rank is done, or until it is certain that some never will be."""
         began = time.monotonic()
-        next_look_s, previous = 1.0, None
+        next_look_s, previous, moved_s = 1.0, None, 0.0
         while pending and not case.interrupted:
             next(iter(pending.values())).wait(0.02)
             self._collect(pending, case.outcomes)
@@ -178,7 +182,13 @@ class RankSet(RankProcesses):
                 if watch:
                     watch(self._seconds, case.positions)
                 current = json.dumps(case.positions, sort_keys=True)
-                if current == previous and (is_deadlocked(case) or (failed and self._all_wait(pending, case))):
+                if current != previous:
+                    moved_s = self._seconds
+                elif (
+                    is_deadlocked(case)
+                    or (failed and self._all_wait(pending, case))
+                    or (self._seconds - moved_s > _DROPPED_S and waits_for_a_dropped_handle(case))
+                ):
                     break
                 previous = current
         return case
@@ -248,7 +258,7 @@ class RankSet(RankProcesses):
                 f"Start the ranks again: ranks.start(world_size={self.world_size}{link})"
             )
 
-    def _check_whole(self) -> None:
+    def check_whole(self) -> None:
         """Restart the ranks and raise RanksError if they cannot run a cell."""
         self._check_served()
         if self.whole:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from shared.wire import clock, completion, frames
+from shared.wire import clock, completion, frames, sizes
 from shared.wire.simulated_nccl import Simulation
 
 # Operators of c10d → the names of the same collectives in torch.distributed.
@@ -91,6 +91,7 @@ last_call: Call | None = None
 recent_calls: deque = deque(maxlen=50)  # the latest launches; the doctor empties it when a cell begins
 before_launch: list = []  # functions called with each Call before its launch, which may reject it by raising
 work_wrappers: list = []  # functions called with a Call and its Work; the caller gets the Work that they return
+recorder: sizes.Recorder | None = None  # of the sizes of sends and receives
 simulation: Simulation | None = None  # of NCCL; if there is one, it launches every operation
 _listeners: list = []
 _libraries: list[torch.library.Library] = []  # keep the registrations alive
@@ -116,6 +117,8 @@ def reset() -> None:
     counts.clear()
     recent_calls.clear()
     last_call = None
+    if recorder is not None:
+        recorder.clear()
 
 
 def simulate_nccl(on: bool) -> None:
@@ -281,6 +284,8 @@ def _record(op: str, arguments: dict) -> Call:
     if before_launch:  # mismatch detection takes time that is not part of the collective
         last_call = replace(last_call, launched_s=time.perf_counter())
     recent_calls.append(last_call)
+    if recorder is not None and op in POINT_TO_POINT:
+        recorder.write(last_call)
     for calls, _, _ in _listeners:
         calls.append(last_call)
     return last_call
