@@ -27,6 +27,7 @@ from pathlib import Path
 import jupytext
 import nbformat
 
+from instructor import folding
 from instructor.links import with_links
 from shared.deadlines import scaled
 
@@ -213,7 +214,7 @@ def products(chapter: Chapter) -> dict[Path, tuple[str, object]]:
         return with_links(notebook, folder, chapter.name, exists=lambda path: Path(path).stem in names)
 
     return {
-        ROOT / "chapters" / name: ("executed", linked("chapters", chapter.read("lesson"))),
+        ROOT / "chapters" / name: ("executed", linked("chapters", folding.fold_answers(chapter.read("lesson")))),
         ROOT / "labs" / name: ("plain", linked("labs", lab_of(chapter))),
         **{ROOT / "solutions" / f"{module}.py": ("text", text) for module, text in modules.items()},
         ROOT / "solutions" / name: ("executed", linked("solutions", solution_of(chapter))),
@@ -227,6 +228,11 @@ def is_current(path: Path, kind: str, content) -> bool:
     if kind == "text":
         return path.read_text() == content
     built = nbformat.read(path, as_version=4)
+    return _has_cells_of(content, built, kind) and folding.folded(built) == folding.folded(content)
+
+
+def _has_cells_of(content, built, kind: str) -> bool:
+    """Tell whether a built notebook has these cells, and was executed if it should be. Folding does not count."""
     if kind == "executed" and built.metadata.get("course", {}).get("built_from") != _hash(content):
         return False
     return [_essence(cell) for cell in built.cells] == [_essence(cell) for cell in content.cells]
@@ -267,7 +273,11 @@ def build(only: list[str], force: bool) -> None:
                 path.write_text(content)
                 continue
             if kind == "executed":
-                content = execute(content, path.parent)
+                built = nbformat.read(path, as_version=4) if path.exists() and not force else None
+                if built is not None and _has_cells_of(content, built, kind):
+                    content = folding.fold_like(built, content)
+                else:
+                    content = execute(content, path.parent)
             path.parent.mkdir(parents=True, exist_ok=True)
             nbformat.write(content, path)
 

@@ -51,6 +51,13 @@ def test_only_the_latest_definition_of_a_name_counts():
     assert restored("def f(): ...\nSIZE = 3", "f = torch.compile(f)\nSIZE += 1") == [set()]
 
 
+def test_a_class_that_continues_an_earlier_one_needs_both():
+    """Labs split a long class over several cells."""
+    both = "class Ring: ...", "class Ring(Ring):\n    def step(self): ..."
+    assert restored(*both) == [{"Ring"}, {"Ring"}]
+    assert restored(*both, "class Ring: ...") == [set(), set(), {"Ring"}]
+
+
 def run_cell(source: str, line: str = "") -> None:
     magic.cell(line, source)
 

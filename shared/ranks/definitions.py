@@ -55,7 +55,8 @@ class Definitions:
         for index, statement in enumerate(statements):
             names = _defined_by(statement, self._known(cell))
             for name in names or _bound_by(statement):
-                self._forget(name, cell)
+                if not names or name not in _used_by(statement):  # `class Name(Name):` needs the earlier one
+                    self._forget(name, cell)
                 self.computed.pop(name, None)
                 if not names:
                     self.computed[name] = None
@@ -120,6 +121,17 @@ def _defined_by(statement: ast.stmt, known: set[str]) -> set[str]:
         if only_names and _is_simple(statement.value, _READY | {name.split(".")[0] for name in known}):
             return set(_bound_by(statement))
     return set()
+
+
+def _used_by(definition: ast.stmt) -> set[str]:
+    """Return the names that a definition uses when it runs, such as those of base classes."""
+    if isinstance(definition, ast.ClassDef):
+        used = [*definition.decorator_list, *definition.bases, *definition.keywords]
+    elif isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        used = [*definition.decorator_list, definition.args]
+    else:
+        used = [definition.value] if hasattr(definition, "value") else []
+    return {part.id for each in used for part in ast.walk(each) if isinstance(part, ast.Name)}
 
 
 def _is_simple(value: ast.expr, known: set[str]) -> bool:
