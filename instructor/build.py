@@ -97,6 +97,8 @@ def lab_of(chapter: Chapter) -> nbformat.NotebookNode:
     clear = ClearSolutions(code_stub={"python": STUB})
     for preprocessor in (clear, LockCells(), ClearOutput()):
         notebook, _ = preprocessor.preprocess(notebook, {})
+    exercises = [cell for cell in notebook.cells if "exercise" in cell.metadata.get("tags", [])]
+    notebook.metadata["course"]["originals"] = {cell.id: cell.source for cell in exercises}
     return notebook
 
 
@@ -228,7 +230,13 @@ def is_current(path: Path, kind: str, content) -> bool:
     if kind == "text":
         return path.read_text() == content
     built = nbformat.read(path, as_version=4)
-    return _has_cells_of(content, built, kind) and folding.folded(built) == folding.folded(content)
+    same_originals = _originals(built) == _originals(content)
+    return _has_cells_of(content, built, kind) and folding.folded(built) == folding.folded(content) and same_originals
+
+
+def _originals(notebook) -> dict:
+    """Return the sources of a lab's exercises by cell id. A failed check offers them."""
+    return notebook.metadata.get("course", {}).get("originals", {})
 
 
 def _has_cells_of(content, built, kind: str) -> bool:

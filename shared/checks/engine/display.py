@@ -5,6 +5,7 @@ from dataclasses import replace
 from IPython import get_ipython
 from IPython.display import display
 
+from shared.checks.engine.assistance import Assistance
 from shared.checks.engine.verdicts import Verdict
 from shared.tables.rendering import render
 
@@ -33,13 +34,22 @@ def shorten_repeated_evidence(verdicts: list[Verdict]) -> list[Verdict]:
     return shown
 
 
-def as_html(verdicts: list[Verdict], headline: str = "", note: str = "") -> str:
-    """Return the headline, a note below it, and a table of verdicts.
+def as_html(verdicts: list[Verdict], headline: str = "", note: str = "", assistance: Assistance | None = None) -> str:
+    """Return the headline, a note below it, a table of verdicts, and blocks to open with hints and original cells.
 
     Signs and words carry the meaning, so color is not needed.
     """
     shown = shorten_repeated_evidence(verdicts)
-    return render(__package__, "verdicts.html", headline=headline, note=note, verdicts=shown, sign=_sign, where=_where)
+    return render(
+        __package__,
+        "verdicts.html",
+        headline=headline,
+        note=note,
+        verdicts=shown,
+        sign=_sign,
+        where=_where,
+        assistance=assistance or Assistance(),
+    )
 
 
 def _sign(verdict: Verdict) -> str:
@@ -55,9 +65,9 @@ def _where(verdict: Verdict) -> str:
     return f"{sizes} rank{'s' if verdict.world_sizes != (1,) else ''}"
 
 
-def show(verdicts: list[Verdict], headline: str, note: str = "") -> None:
+def show(verdicts: list[Verdict], headline: str, note: str = "", assistance: Assistance | None = None) -> None:
     text = as_text(verdicts, headline, note)
     if get_ipython() is None:
         print(text)
     else:
-        display({"text/plain": text, "text/html": as_html(verdicts, headline, note)}, raw=True)
+        display({"text/plain": text, "text/html": as_html(verdicts, headline, note, assistance)}, raw=True)

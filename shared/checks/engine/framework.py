@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from shared import progress, ranks
-from shared.checks.engine import candidate, display, parcel
+from shared.checks.engine import assistance, candidate, display, parcel
 from shared.checks.engine.prints import Prints
 from shared.checks.engine.verdicts import Verdict
 from shared.deadlines import scaled
@@ -166,7 +166,8 @@ class Exercise:
             return
         failed = [verdict.check for verdict in missing if verdict.ran]
         first = f"begin with “{failed[0]}”" if failed else "some checks did not run"
-        display.show(verdicts, f"✗ Exercise {self.number} has not passed yet: {first}", note)
+        headline = f"✗ Exercise {self.number} has not passed yet: {first}"
+        display.show(verdicts, headline, note, assistance.find(progress.name_of(self)))
         prints.show()
         names = ", ".join(verdict.check for verdict in missing)
         checks = f"{len(missing)} check{'s' if len(missing) > 1 else ''} failed ({names})"
