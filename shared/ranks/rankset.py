@@ -13,7 +13,6 @@ from shared.ranks.diagnosis import Case, explain, is_deadlocked, waits_for_a_dro
 from shared.ranks.errors import CellFailed, RanksError
 from shared.ranks.processes import RankProcesses
 from shared.ranks.running import DEFAULT_TIMEOUT_S
-from shared.wire import sizes
 
 JOIN_TIMEOUT_S = scaled(10.0)
 NCCL_JOIN_TIMEOUT_S = scaled(90.0)  # NCCL loads its kernels and creates the communicator of all ranks
@@ -146,6 +145,8 @@ class RankSet(RankProcesses):
         hung = dict(pending)
         case.positions = self._look()
         if case.deaths:
+            from shared.wire import sizes  # imports torch
+
             case.transfers = {rank: sizes.read(self._sizes_path(rank)) for rank in range(self.world_size)}
         try:
             message = explain(case)
