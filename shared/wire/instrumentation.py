@@ -45,6 +45,7 @@ OPERATORS = {
 }
 POINT_TO_POINT = ("send", "recv")
 _TORCH_DISTRIBUTED = os.path.dirname(dist.__file__)
+_HANDLES = os.path.join(os.path.dirname(__file__), "handles.py")  # its functions are between torch's and the hook
 # Every dispatch passes this key, also under no_grad, under inference_mode and for DTensor, and torch uses it only for
 # factory functions.
 _KEY = "BackendSelect"
@@ -335,7 +336,7 @@ def _is_async(op: str, arguments: dict) -> bool:
     if op not in POINT_TO_POINT:
         return arguments.get("async_op", True)
     frame = sys._getframe(3)
-    while frame is not None and frame.f_code.co_filename.startswith(_TORCH_DISTRIBUTED):
+    while frame is not None and frame.f_code.co_filename.startswith((_TORCH_DISTRIBUTED, _HANDLES)):
         if frame.f_code.co_name == op:
             return False
         frame = frame.f_back
