@@ -36,7 +36,8 @@ from pathlib import Path
 import jupytext
 import nbformat
 
-from instructor.links import GLOSSARY, with_links, without_links
+from instructor import folding
+from instructor.links import GLOSSARY, with_links
 from shared.deadlines import scaled
 from shared.jupyter import KERNELSPEC, LANGUAGE_INFO
 
@@ -105,6 +106,8 @@ def lab_of(chapter: Chapter) -> nbformat.NotebookNode:
     clear = ClearSolutions(code_stub={"python": STUB})
     for preprocessor in (clear, LockCells(), ClearOutput()):
         notebook, _ = preprocessor.preprocess(notebook, {})
+    exercises = [cell for cell in notebook.cells if "exercise" in cell.metadata.get("tags", [])]
+    notebook.metadata["course"]["originals"] = {cell.id: cell.source for cell in exercises}
     return notebook
 
 
@@ -225,7 +228,7 @@ def products(chapter: Chapter) -> dict[Path, tuple[str, object]]:
         return with_links(notebook, folder, chapter.name, exists)
 
     return {
-        ROOT / "chapters" / name: ("executed", linked("chapters", chapter.read("lesson"))),
+        ROOT / "chapters" / name: ("executed", linked("chapters", folding.fold_answers(chapter.read("lesson")))),
         ROOT / "labs" / name: ("plain", linked("labs", lab_of(chapter))),
         **{ROOT / "solutions" / f"{module}.py": ("text", text) for module, text in modules.items()},
         ROOT / "solutions" / name: ("executed", linked("solutions", solution_of(chapter))),
@@ -250,21 +253,34 @@ def has_content(path: Path, kind: str, content) -> bool:
     built = _read(path)
     if kind == "executed" and not _was_executed(built, content):
         return False
-    return [_essence(cell) for cell in built.cells] == [_essence(cell) for cell in content.cells]
+    return all(of(built) == of(content) for of in (_essences, folding.folded, _originals))
 
 
 def _was_executed(built: nbformat.NotebookNode, content: nbformat.NotebookNode) -> bool:
-    """Tell whether a built notebook has the outputs of these cells. Its links may differ."""
+    """Tell whether a built notebook has the outputs of this code. Its text may differ."""
     return built.metadata.get("course", {}).get("built_from") == _hash(content)
 
 
-def _essence(cell) -> tuple:
-    return (cell.cell_type, cell.id, cell.source, cell.metadata.get("tags", []), cell.metadata.get("nbgrader"))
+def _originals(notebook: nbformat.NotebookNode) -> dict:
+    """Return the sources of a lab's exercises by cell id. A failed check offers them."""
+    return notebook.metadata.get("course", {}).get("originals", {})
 
 
-def _hash(notebook) -> str:
-    """Return a hash of what is executed. Links are not, so a notebook with other links keeps its outputs."""
-    return hashlib.sha256(repr([_essence(cell) for cell in without_links(notebook)]).encode()).hexdigest()[:16]
+def _essences(notebook: nbformat.NotebookNode) -> list[tuple]:
+    return [
+        (cell.cell_type, cell.id, cell.source, cell.metadata.get("tags", []), cell.metadata.get("nbgrader"))
+        for cell in notebook.cells
+    ]
+
+
+def _hash(notebook: nbformat.NotebookNode) -> str:
+    """Return a hash of what is executed. Text is not, so a notebook whose text has changed keeps its outputs."""
+    code = [(cell.source, cell.metadata.get("tags", [])) for cell in _code_cells(notebook)]
+    return hashlib.sha256(repr(code).encode()).hexdigest()[:16]
+
+
+def _code_cells(notebook: nbformat.NotebookNode) -> list:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookNode:
@@ -299,22 +315,21 @@ def build(only: list[str], force: bool) -> None:
             if kind == "text":
                 path.write_text(content)
                 continue
-            if has_content(path, kind, content) and not force:
-                content = _read(path)  # Only its form has to change.
-            elif kind == "executed":
+            if kind == "executed":
                 content = _with_outputs(content, path, force)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(as_saved(content))
 
 
 def _with_outputs(content: nbformat.NotebookNode, path: Path, force: bool) -> nbformat.NotebookNode:
-    """Return a notebook with outputs: those of the file if only its links have changed, and else those of a new run."""
-    if path.exists() and not force:
-        built = _read(path)
-        if _was_executed(built, content):
-            built.cells = [content.cells[0], *without_links(built), content.cells[-1]]
-            return built
-    return execute(content, path.parent)
+    """Return a notebook with the outputs of the file at path, if those are of the same code, or else of a new run."""
+    built = _read(path) if path.exists() and not force else None
+    if built is None or not _was_executed(built, content):
+        return execute(content, path.parent)
+    for cell, executed in zip(_code_cells(content), _code_cells(built), strict=True):
+        cell.outputs, cell.execution_count = executed.outputs, executed.execution_count
+    content.metadata["course"]["built_from"] = _hash(content)
+    return content
 
 
 def stale() -> list[str]:

@@ -117,6 +117,26 @@ def test_a_notebook_with_the_right_content_gets_its_form_without_being_executed(
     assert build.stale() == [] and path.read_text() == build.as_saved(built)
 
 
+def test_a_notebook_whose_text_has_changed_keeps_its_outputs(monkeypatch, tmp_path):
+    def notebook(text: str, code: str = "6 * 7") -> nbformat.NotebookNode:
+        cells = [nbformat.v4.new_markdown_cell(text), nbformat.v4.new_code_cell(code)]
+        return nbformat.v4.new_notebook(cells=cells, metadata={"course": {}})
+
+    def executed(content, folder):
+        content.metadata["course"]["built_from"] = build._hash(content)
+        content.cells[1].outputs = [nbformat.v4.new_output("stream", text="42")]
+        return content
+
+    path = tmp_path / "00_ranks.ipynb"
+    monkeypatch.setattr(build, "execute", executed)
+    nbformat.write(build._with_outputs(notebook("Before."), path, force=False), path)
+    monkeypatch.setattr(build, "execute", lambda content, folder: "executed again")
+    after = build._with_outputs(notebook("After."), path, force=False)
+    assert after.cells[0].source == "After." and after.cells[1].outputs
+    assert build._with_outputs(notebook("Before.", "6 * 9"), path, force=False) == "executed again"
+    assert build._with_outputs(notebook("Before."), path, force=True) == "executed again"
+
+
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=IDS)
 def test_exercises_and_checks_have_nbgraders_metadata(chapter):
     cells = [cell for cell in _read("labs", chapter).cells if "nbgrader" in cell.metadata]

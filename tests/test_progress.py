@@ -99,7 +99,7 @@ def test_exercises_are_recorded_by_the_names_that_the_labs_use():
         for exercise in lab.exercises:
             module, name = exercise.key.split(".")
             check_object = getattr(importlib.import_module(f"shared.checks.{module}"), name)
-            assert progress._name_of(check_object) == exercise.key
+            assert progress.name_of(check_object) == exercise.key
     assert [exercise.name for lab in found[:2] for exercise in lab.exercises if exercise.stretch] == [
         "broadcast_by_hand",
         "direct_reduce_scatter",

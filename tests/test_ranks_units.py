@@ -19,7 +19,7 @@ from shared import ranks
 from shared.deadlines import scaled
 from shared.ranks import devices, diagnosis, doctor, interrupts, magic
 from shared.ranks.diagnosis import CellState
-from shared.ranks.rankside import OUTPUT_LIMIT_CHARACTERS, Outcome, Output
+from shared.ranks.rankside import OUTPUT_LIMIT_CHARACTERS, OUTPUT_LIMIT_LINES, Outcome, Output
 from shared.ranks.running import DEFAULT_TIMEOUT_S
 from shared.wire import frames, instrumentation
 
@@ -53,7 +53,7 @@ def point_to_point(rank: int, op: str, partner: int, waits="yes") -> dict:
 
 
 def position_with(rank: int, call: dict | None, counts: list, waits: str) -> dict:
-    here = {"rank": rank, "busy": True, "counts": counts, "call": call, "ahead": [], "printed": ""}
+    here = {"rank": rank, "busy": True, "counts": counts, "call": call, "ahead": [], "dropped": [], "printed": ""}
     return here | {"line": f"cell, line 9: work({rank})", "waits": waits, "forms_group": False}
 
 
@@ -321,6 +321,14 @@ def test_printed_text_is_kept_up_to_a_limit():
     kept, note = text.getvalue().split("\n", 1)
     assert kept == "x" * OUTPUT_LIMIT_CHARACTERS
     assert f"{2 * OUTPUT_LIMIT_CHARACTERS} more characters not shown" in note
+
+
+@pytest.mark.parametrize(("length", "shown"), [(1, OUTPUT_LIMIT_LINES), (999, OUTPUT_LIMIT_CHARACTERS // 1000)])
+def test_printed_text_is_cut_at_whole_lines(length, shown):
+    text = Output()
+    for _ in range(300):
+        text.write("x" * length + "\n")
+    assert text.getvalue() == ("x" * length + "\n") * shown + f"… {300 - shown} more lines not shown\n"
 
 
 # -- placement

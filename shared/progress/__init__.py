@@ -63,7 +63,7 @@ def in_a_lab() -> bool:
 
 def record(exercise, verdicts: list) -> None:
     """Record the verdicts of an exercise's checks if this is a lab. If that fails, print a message and go on."""
-    name = _name_of(exercise)
+    name = name_of(exercise)
     if not name or not verdicts or not in_a_lab():
         return
     passed = tuple(verdict.check for verdict in verdicts if verdict.passed)
@@ -79,10 +79,10 @@ def points_and_next(exercise) -> list[str]:
 
     Outside a lab in JupyterLab, there is nothing to say.
     """
-    return Page(ROOT, runs()[0]).points_and_next(_name_of(exercise)) if in_a_lab() else []
+    return Page(ROOT, runs()[0]).points_and_next(name_of(exercise)) if in_a_lab() else []
 
 
-def _name_of(exercise) -> str:
+def name_of(exercise) -> str:
     """Return the name that a lab uses, such as "first_collectives.pass_right", or "" if it is not the course's."""
     for module_name, module in list(sys.modules.items()):
         if module_name.startswith("shared.checks."):

@@ -28,6 +28,7 @@ class CellState:
     positions: dict = field(default_factory=dict)  # by rank: its position, or None if it did not answer
     deaths: dict = field(default_factory=dict)  # by rank: the exit status; a negative one is a signal
     interrupted: bool = False
+    transfers: dict = field(default_factory=dict)  # by rank: its latest sends and receives, if a rank has died
 
 
 def name_ranks(ranks) -> str:
@@ -147,7 +148,9 @@ def explain(cell: CellState) -> str:
 def _deaths(cell: CellState) -> list[str]:
     sentences = []
     for rank, status in sorted(cell.deaths.items()):
-        if status == -signal.SIGKILL:
+        if too_small := receives_too_small(cell, rank):
+            how = too_small[0]
+        elif status == -signal.SIGKILL:
             how = "its process was killed (SIGKILL), either by hand or by the system because memory ran out"
         elif status == -signal.SIGABRT:
             how = (
@@ -161,6 +164,47 @@ def _deaths(cell: CellState) -> list[str]:
         line = (cell.positions.get(rank) or {}).get("line")
         sentences.append(f"Rank {rank} died: {how}." + (f" Its last line was {line}" if line else ""))
     return sentences
+
+
+def receives_too_small(cell: CellState, rank: int) -> list[str]:
+    """Describe the receives of a dead rank whose tensor is smaller than the one that their partner sends."""
+    described = []
+    for receive in cell.transfers.get(rank, []):
+        for send in cell.transfers.get(receive.partner, []):
+            matches = (receive.op, send.op) == ("recv", "send") and send.partner == rank
+            if matches and send.number == receive.number and send.payload_bytes > receive.payload_bytes:
+                where = f"{receive.function}, line {receive.line}".replace("<module>", "cell")
+                described.append(
+                    f"it received {send.payload_bytes} bytes from rank {receive.partner} into a tensor of "
+                    f"{receive.payload_bytes} bytes ({where}), and gloo aborts a process that does this"
+                )
+    return described
+
+
+def waits_for_a_dropped_handle(cell: CellState) -> bool:
+    """Return whether all running ranks wait, at least one in a call that nobody has missed, after a handle was dropped.
+
+    It is not certain that they wait forever, because gloo may still complete the transfer.
+    """
+    running = [position for rank, position in cell.positions.items() if position is None or position["busy"]]
+    return all(position and position["waits"] == "yes" for position in running) and bool(dropped_handles(cell))
+
+
+def dropped_handles(cell: CellState) -> list[str]:
+    """Describe the transfers whose handles were dropped, if a rank waits although nobody has missed its call."""
+    stuck = [p for p in cell.positions.values() if p and p["busy"] and p["waits"] != "no" and not absent(p, cell)]
+    if not stuck:
+        return []
+    ranks_of: dict[tuple[str, str], list[int]] = {}
+    for rank, position in cell.positions.items():
+        for call in position["dropped"] if position else []:
+            ranks = ranks_of.setdefault((call["op"], call["line"] or "a line outside your code"), [])
+            ranks += [rank] if rank not in ranks else []
+    return [
+        f"{name_ranks(ranks).capitalize()} dropped the handle of an i{op} before its wait(): {line}\n"
+        "    Without its handle, the transfer may never complete, so ranks wait for it forever."
+        for (op, line), ranks in ranks_of.items()
+    ]
 
 
 def _failures(cell: CellState) -> list[str]:
@@ -220,14 +264,16 @@ def _waits(cell: CellState) -> list[str]:
         if position and position["busy"] and position["waits"] != "no" and position["call"]:
             waiting.setdefault(position["call"]["text"], []).append(position)
     waiting_ranks = {position["rank"] for group in waiting.values() for position in group}
-    sentences, any_complete = [], False
+    handles = dropped_handles(cell)
+    sentences, any_complete = list(handles), False
     for text, group in waiting.items():
         who = name_ranks([position["rank"] for position in group])
         missing = sorted({rank for position in group for rank in absent(position, cell)})
         verb = "waits" if len(group) == 1 else "wait"
         if not missing:  # the last collective is in flight, or complete and the rank waits for something else
             lines = ", ".join(dict.fromkeys(position["line"] or "a line outside your code" for position in group))
-            sentences.append(f"{who[0].upper()}{who[1:]} {verb} at {lines}\n    {_ALL_LAUNCHED.format(text)}")
+            why = "" if handles else f"\n    {_ALL_LAUNCHED.format(text)}"
+            sentences.append(f"{who[0].upper()}{who[1:]} {verb} at {lines}{why}")
             any_complete = True
             continue
         for_whom = f" for {name_ranks(missing)}" if group[0]["call"]["partner"] is None else ""

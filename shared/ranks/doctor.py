@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from shared.deadlines import scaled
 from shared.ranks.diagnosis import name_ranks
-from shared.wire import clock, frames, instrumentation, mismatch
+from shared.wire import clock, frames, handles, instrumentation, mismatch
 
 CUT = "The cell was stopped on this rank"
 # Errors which only say that another rank failed first. They are never the cause.
@@ -43,6 +43,7 @@ _ABORTS_WITHIN_S = scaled(1.0)  # then the doctor answers, and NCCL may go on en
 _MAY_WAIT = (".synchronize(", ".item(", ".cpu(", ".tolist(")  # on a GPU, these calls wait for a collective
 _FORM_GROUPS = ("new_group", "_new_group_with_tag", "split_group")
 _DISTRIBUTED = os.path.dirname(dist.__file__) + os.sep
+_DROPPED_SHOWN = 20  # of the handles that were dropped
 _GPU_COMPUTES = "its GPU has not finished what the cell launched"
 
 _work: dict = {"busy": False, "stream": None, "synchronizes": False, "cut": False}
@@ -127,6 +128,7 @@ def position(rank: int, main_thread: int | None) -> dict:
         "counts": [[list(lane), count] for lane, count in instrumentation.counts.items()],
         "call": call and _as_json(call),
         "ahead": [_as_json(each) for each in ahead],
+        "dropped": [_as_json(each) for each in handles.dropped[-_DROPPED_SHOWN:]],
         "printed": _last_line(_work["stream"]),
         "line": None,
         "waits": "no",

@@ -16,7 +16,7 @@ class CellFailed(RanksError):
     Attributes:
         outcomes: The outcome of each rank whose cell ended.
         cell: What the doctor knew about every rank.
-        restarted: Whether the ranks were restarted, so that their variables are gone.
+        restarted: Whether the ranks were restarted, so that only what their cells define is left.
     """
 
     def __init__(self, explanation: str, outcomes: dict, cell: CellState, recovery: str, restarted: bool):

@@ -57,9 +57,12 @@ def cell(line: str, source: str) -> None:
     running = current()
     targets, timeout_s = parse(line, running.world_size)
     live_line = _LiveLine()
+    source = _with_first_line(line, source)
+    running.check_whole()  # a cell that cannot run defines nothing
+    running.definitions.remember(source, targets)
     running.run(
         rankside.run_cell,
-        (_with_first_line(line, source),),
+        (source,),
         targets=targets,
         timeout_s=timeout_s,
         show=live_line.replace_by,
@@ -114,14 +117,22 @@ def merge(texts: dict[int, str]) -> list[tuple[list[int], str]]:
     return [(members, text) for text, members in groups.items()]
 
 
-def show(outcomes: dict, world_size: int) -> None:
-    """Print what the ranks printed, with `ranks 0–3 │ ` before each line, then show their figures."""
-    groups = merge({rank: outcome.text for rank, outcome in outcomes.items()})
+def labelled(texts: dict[int, str]) -> list[str]:
+    """Return the lines that the ranks printed, with `ranks 0–3 │ ` before each line."""
+    groups = merge(texts)
     labels = [name_ranks(members) for members, _ in groups]
     width = max(map(len, labels), default=0)
-    for label, (_, text) in zip(labels, groups, strict=True):
-        for line in text.rstrip("\n").split("\n"):
-            print(f"{label:<{width}} │ {line}".rstrip())
+    return [
+        f"{label:<{width}} │ {line}".rstrip()
+        for label, (_, text) in zip(labels, groups, strict=True)
+        for line in text.rstrip("\n").split("\n")
+    ]
+
+
+def show(outcomes: dict, world_size: int) -> None:
+    """Print what the ranks printed, then show their figures."""
+    for line in labelled({rank: outcome.text for rank, outcome in outcomes.items()}):
+        print(line)
     sys.stdout.flush()
     for rank in sorted(outcomes):
         for bundle in outcomes[rank].displays:

@@ -98,7 +98,9 @@ class RankProcesses:
         self.pids = [self._server.pids[rank] for rank in range(self.world_size)]
         address = ("127.0.0.1", self._store.port)
         self._store.set("asked", str(self._questions))
-        self._on_all(lambda rank: (rankside.settle, rank, self.placement.devices[rank], address))
+        self._on_all(
+            lambda rank: (rankside.settle, rank, self.placement.devices[rank], address, self._sizes_path(rank))
+        )
 
     def restart(self) -> None:
         """Replace every rank by a new process. Their variables are lost."""
@@ -159,6 +161,10 @@ class RankProcesses:
             self._store.delete_key(key)
         self._store.delete_key(f"ask/{index - 100}")  # a slow thread may still read recent questions
         return answers
+
+    def _sizes_path(self, rank: int) -> str:
+        """Return the path of the file in which a rank records the sizes of its sends and receives."""
+        return os.path.join(self._run_dir, f"sizes-{rank}")
 
     def log_of(self, rank: int) -> str:
         """Return what a rank's process wrote outside Python's streams, such as C++ warnings or a crash."""

@@ -8,7 +8,8 @@ import time
 
 from shared.deadlines import scaled
 from shared.ranks import interrupts
-from shared.ranks.diagnosis import CellState, explain, is_deadlocked
+from shared.ranks.definitions import Definitions, describe_restart
+from shared.ranks.diagnosis import CellState, explain, is_deadlocked, waits_for_a_dropped_handle
 from shared.ranks.errors import CellFailed, RanksError
 from shared.ranks.processes import RankProcesses
 from shared.ranks.running import DEFAULT_TIMEOUT_S
@@ -17,7 +18,8 @@ JOIN_TIMEOUT_S = scaled(10.0)
 NCCL_JOIN_TIMEOUT_S = scaled(90.0)  # NCCL loads its kernels and creates the communicator of all ranks
 _KEPT = "Your variables on the ranks are kept."
 _NEW_GROUP = "A new process group is ready; your variables on the ranks are kept."
-_RESTARTED = "The ranks had to be restarted, and their variables are gone. Run the cells that define them again."
+_DEFINE_TIMEOUT_S = scaled(20.0)
+_DROPPED_S = scaled(3.0)  # how long nothing moves before a dropped handle is taken for the cause
 
 
 class RankSet(RankProcesses):
@@ -30,6 +32,8 @@ class RankSet(RankProcesses):
         self.detect_mismatch = detect_mismatch
         self.alive = False
         self.members = list(range(world_size))  # the ranks in the process group; the others are idle
+        self.definitions = Definitions()
+        self.after_restart = ""  # what the last restart has left on the ranks, in sentences
         self._generation = 0
         super().__init__(world_size, backend, link, simulate, report)
 
@@ -40,10 +44,41 @@ class RankSet(RankProcesses):
         self._join(self.members)
 
     def restart(self) -> None:
-        """Replace every rank by a new process, in a new process group. Their variables are lost."""
+        """Replace every rank by a new process, in a new process group, and run the student's definitions again.
+
+        Other variables are lost.
+        """
         self.alive = False
+        members, self.members = self.members, list(range(self.world_size))  # a definition may use its rank
         with interrupts.held():
+            try:
+                super().restart()
+                self._define_again()
+            finally:
+                self.members = members
+            if len(members) < self.world_size:
+                self._join(members)
+
+    def _define_again(self) -> None:
+        """Run on each rank what the student's cells had defined there, and describe what that has restored."""
+        from shared.ranks import rankside
+
+        before, self.definitions = self.definitions, Definitions()
+        deadline = time.monotonic() + _DEFINE_TIMEOUT_S
+        pending = [
+            engine.apply_async(rankside.define, [cell.for_rank(rank) for cell in before.cells])
+            for rank, engine in enumerate(self._engines)
+            if before.cells
+        ]
+        try:
+            answers = [answer.get(timeout=max(0.0, deadline - time.monotonic())) for answer in pending]
+            errors = {index: why for outcome in answers for index, why in outcome.value.items()}
+        except Exception:  # a definition ended its process or did not end, so none is run a second time
             super().restart()
+            errors = dict.fromkeys(range(len(before.cells)), f"it did not end within {_DEFINE_TIMEOUT_S:g} s")
+        self.definitions.cells = [cell for index, cell in enumerate(before.cells) if index not in errors]
+        failed = [(before.cells[index], why) for index, why in sorted(errors.items())]
+        self.after_restart = describe_restart(self.definitions.cells, failed, list(before.computed))
 
     def close(self) -> None:
         """Stop every process of this set."""
@@ -60,7 +95,7 @@ class RankSet(RankProcesses):
         if not members or not set(members) <= set(range(self.world_size)):
             raise ValueError(f"expected members among the ranks 0 to {self.world_size - 1}, got {members}")
         self.members = members  # a restart would form their group
-        self._check_whole()
+        self.check_whole()
         self.form_group(members)
 
     def form_group(self, members: list[int]) -> None:
@@ -93,7 +128,7 @@ class RankSet(RankProcesses):
             show: Called with the outcomes, before any error is raised, to print what the ranks printed.
             watch: Called now and then with the elapsed seconds and the ranks' positions.
         """
-        self._check_whole()
+        self.check_whole()
         targets = list(self.members) if targets is None else targets
         args_of = args if callable(args) else lambda rank: args
         with interrupts.held() as interrupted:
@@ -109,6 +144,10 @@ class RankSet(RankProcesses):
         """Find the cause, stop what hangs, show what was printed, make the ranks usable again, and raise CellFailed."""
         hung = dict(pending)
         cell.positions = self._look()
+        if cell.deaths:
+            from shared.wire import sizes  # imports torch
+
+            cell.transfers = {rank: sizes.read(self._sizes_path(rank)) for rank in range(self.world_size)}
         try:
             message = explain(cell)
         except Exception as error:  # the ranks must be recovered even if the diagnosis fails
@@ -120,13 +159,14 @@ class RankSet(RankProcesses):
             self._end(pending, outcomes)
         if show:
             show(outcomes, self.world_size)
+        starts = self.starts
         recovery = self._heal(cell, hung, pending)
-        raise CellFailed(message, outcomes, cell, recovery, restarted=recovery.startswith(_RESTARTED))
+        raise CellFailed(message, outcomes, cell, recovery, restarted=self.starts != starts)
 
     def _wait(self, pending: dict, cell: CellState, timeout_s: float, watch, interrupted) -> CellState:
         """Wait until every rank is done, or until it is certain that some never will be."""
         began = time.monotonic()
-        next_look_s, previous = 1.0, None
+        next_look_s, previous, moved_s = 1.0, None, 0.0
         while pending and not cell.interrupted:
             next(iter(pending.values())).wait(0.02)
             self._collect(pending, cell.outcomes)
@@ -143,7 +183,13 @@ class RankSet(RankProcesses):
                 if watch:
                     watch(self._seconds, cell.positions)
                 current = json.dumps(cell.positions, sort_keys=True)
-                if current == previous and (is_deadlocked(cell) or (failed and self._all_wait(pending, cell))):
+                if current != previous:
+                    moved_s = self._seconds
+                elif (
+                    is_deadlocked(cell)
+                    or (failed and self._all_wait(pending, cell))
+                    or (self._seconds - moved_s > _DROPPED_S and waits_for_a_dropped_handle(cell))
+                ):
                     break
                 previous = current
         return cell
@@ -183,20 +229,20 @@ class RankSet(RankProcesses):
                     os.kill(self.pids[rank], signal.SIGINT)
 
     def _heal(self, cell: CellState, hung: dict, still_pending: dict) -> str:
-        """Make the next cell work. Returns a sentence on which variables are left."""
+        """Make the next cell work. Returns sentences on which variables are left."""
         errors = [outcome.error for outcome in cell.outcomes.values() if outcome.error]
         # After an error inside a batch, NCCL queues whatever the rank launches next, and never runs it.
         unusable = any(error["gpu_lost"] or error["batch_open"] for error in errors)
         if self._deaths() or still_pending or unusable:
             placement = self.placement
             self.restart()
-            return _RESTARTED if self.placement == placement else f"{_RESTARTED} {self.placement.valid}"
+            return self.after_restart + (f" {self.placement.valid}" if self.placement != placement else "")
         counts = {json.dumps(sorted(p["counts"])) for r, p in cell.positions.items() if p and r in self.members}
         if not hung and len(counts) <= 1 and not any(o.error and o.error["mismatch"] for o in cell.outcomes.values()):
             return _KEPT  # every rank has launched the same collectives: the group still works
         starts = self.starts
         self.form_group(self.members)
-        return _NEW_GROUP if self.starts == starts else _RESTARTED
+        return _NEW_GROUP if self.starts == starts else self.after_restart
 
     @property
     def whole(self) -> bool:
@@ -213,14 +259,14 @@ class RankSet(RankProcesses):
                 f"Start the ranks again: ranks.start(world_size={self.world_size}{link})"
             )
 
-    def _check_whole(self) -> None:
+    def check_whole(self) -> None:
         """Restart the ranks and raise RanksError if they cannot run a cell."""
         self._check_served()
         if self.whole:
             return
         reason = explain(CellState([], {}, deaths=self._deaths())) or "The ranks no longer formed one process group."
         self.restart()
-        raise RanksError(f"{reason}\nThis happened between two cells. {_RESTARTED}")
+        raise RanksError(f"{reason}\nThis happened between two cells. {self.after_restart}")
 
 
 def _message_of(error: Exception) -> str:

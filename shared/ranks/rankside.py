@@ -3,6 +3,7 @@
 The kernel sends these functions to the ranks (see `rankset.py`). Students never call them.
 """
 
+import ast
 import contextlib
 import io
 import os
@@ -24,9 +25,10 @@ from shared import hosts
 from shared.deadlines import scaled
 from shared.ranks import doctor
 from shared.ranks.pickles import CpuPickler
-from shared.wire import instrumentation, mismatch
+from shared.wire import handles, instrumentation, mismatch, sizes
 
-OUTPUT_LIMIT_CHARACTERS = 200_000
+OUTPUT_LIMIT_LINES = 200
+OUTPUT_LIMIT_CHARACTERS = 20_000
 GROUP_TIMEOUT = timedelta(hours=1)  # a cell's own deadline is shorter; this one applies when the kernel is gone
 _LEAVES_WITHIN_S = scaled(20.0)  # an NCCL group without operations in flight takes about a second
 # What NCCL does by itself when a collective fails or takes long. The kernel has deadlines of its own, and explains a
@@ -82,7 +84,7 @@ def identify() -> dict:
     return {"rank": int(os.environ.get("RANKS_RANK", -1)), "pid": os.getpid(), "host": os.uname().nodename}
 
 
-def settle(rank: int, device: str, store_address: tuple[str, int]) -> None:
+def settle(rank: int, device: str, store_address: tuple[str, int], sizes_path: str) -> None:
     """Connect to the kernel's store, select a device, move to a host, and start the doctor. Once per process."""
     here.rank, here.device = rank, device
     host, port = store_address
@@ -97,6 +99,8 @@ def settle(rank: int, device: str, store_address: tuple[str, int]) -> None:
         # Otherwise, torch would initialize CUDA in Adam's first step, and fully_shard would choose a GPU by default.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     instrumentation.install()
+    instrumentation.recorder = sizes.Recorder(sizes_path)
+    handles.install()
     doctors_store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
     hosts.enter()
     doctor.listen(doctors_store, rank)
@@ -135,6 +139,7 @@ def join(generation: int, members: list[int], backend: str, detect_mismatch: boo
     )
     mismatch.watch() if detect_mismatch else mismatch.ignore()
     instrumentation.reset()
+    handles.reset()
     instrumentation.simulate_nccl(simulate == "nccl")
     _define_names(dist.get_rank(), dist.get_world_size())
 
@@ -164,20 +169,72 @@ def _define_names(rank: int, world_size: int) -> None:
 
 def run_cell(source: str) -> Outcome:
     """Run a cell's source in this rank's namespace, as the notebook would."""
+
+    def body():
+        shell = get_ipython()
+        result = _execute(source)
+        if result is not None and not shell.displayhook.semicolon_at_end_of_expression(source):
+            display(result)  # the value of the last line
+
+    return _watched(body)
+
+
+def _execute(source: str):
+    """Run a cell's source in this rank's namespace. Returns the value of its last line, or raises its error."""
     shell = get_ipython()
     # Rendering a traceback would take IPython a second, and the errors of `%run` are reported only by these methods.
     errors: list = []
     shell.showtraceback = shell.showsyntaxerror = lambda *_, **__: errors.append(sys.exc_info()[1])
+    result = shell.run_cell(source, store_history=False)
+    error = result.error_before_exec or result.error_in_exec or next(iter(errors), None)
+    if error is not None:
+        raise error
+    return result.result
 
-    def body():
-        result = shell.run_cell(source, store_history=False)
-        error = result.error_before_exec or result.error_in_exec or next(iter(errors), None)
-        if error is not None:
-            raise error
-        if result.result is not None and not shell.displayhook.semicolon_at_end_of_expression(source):
-            display(result.result)  # the value of the last line
+
+class _Only(ast.NodeTransformer):
+    """Leaves out all statements of a cell but those with these indices."""
+
+    def __init__(self, indices: list[int]):
+        self.indices = indices
+
+    def visit_Module(self, module: ast.Module) -> ast.Module:
+        module.body = [module.body[index] for index in self.indices]
+        return module
+
+
+def define(cells: list[tuple[str, list[int]]]) -> Outcome:
+    """Run some statements of each cell, given by their indices. Their line numbers stay those of the cell.
+
+    A cell that fails is tried again after the others, because a definition may need one of a later cell.
+
+    Returns:
+        An Outcome with the messages of the errors that are left, by the index of the cell.
+    """
+
+    def body() -> dict[int, str]:
+        left, errors = list(range(len(cells))), {}
+        while left:
+            errors = {index: why for index in left if (why := _error_in(*cells[index]))}
+            if len(errors) == len(left):
+                break
+            left = list(errors)
+        return errors
 
     return _watched(body)
+
+
+def _error_in(source: str, indices: list[int]) -> str:
+    """Run some statements of a cell. Returns the message of their error, or ""."""
+    transformers = get_ipython().ast_transformers
+    transformers.append(_Only(indices))
+    try:
+        _execute(source)
+    except Exception as error:
+        return doctor.describe_error(error)["message"]
+    finally:
+        transformers.pop()
+    return ""
 
 
 def call(fn, args: tuple, kwargs: dict) -> Outcome:
@@ -235,11 +292,13 @@ def _add_display(outcome: Outcome, bundle: dict) -> None:
 class Output(io.StringIO):
     """Collects what a cell prints and displays, until the cell is stopped.
 
-    There is a limit, because a cell that prints in an endless loop must not fill the memory.
+    It keeps the first lines only, because a cell that prints in an endless loop must fill neither the memory nor the
+    notebook.
     """
 
     captured = None  # IPython's list of what the cell displays
     omitted_characters = 0
+    omitted_lines = 0
     _displays_kept: int | None = None  # None as long as the cell is not stopped
 
     def drop_the_rest(self) -> None:
@@ -257,9 +316,17 @@ class Output(io.StringIO):
         room = OUTPUT_LIMIT_CHARACTERS - self.tell()
         if len(text) > room:
             self.omitted_characters += len(text) - room
+            self.omitted_lines += text.count("\n", room)
         super().write(text[:room])
         return len(text)
 
     def getvalue(self) -> str:
-        omitted = self.omitted_characters
-        return super().getvalue() + (f"\n… {omitted} more characters not shown\n" if omitted else "")
+        lines = super().getvalue().splitlines(keepends=True)
+        if self.omitted_characters and not lines[-1].endswith("\n"):  # the last line is not whole
+            if len(lines) == 1:
+                return lines[0] + f"\n… {self.omitted_characters} more characters not shown\n"
+            lines.pop()
+        shown = lines[:OUTPUT_LIMIT_LINES]
+        omitted = len(lines) - len(shown) + max(self.omitted_lines, bool(self.omitted_characters))
+        note = f"… {omitted} more line{'s' if omitted > 1 else ''} not shown\n" if omitted else ""
+        return "".join(shown) + note

@@ -37,6 +37,7 @@ from shared.wire.clock import Clock
 
 _SETTLE_TIMEOUT_S = scaled(1.0)
 _original_wait = dist.Work.wait
+usual_wait = _original_wait  # what `Work.wait` is while nobody watches
 _original_end_coalescing = dist.ProcessGroup.__dict__["_end_coalescing"]  # the attribute would not bind to a group
 _original_event_wait = torch.cuda.Event.wait
 _watchers: list = []
@@ -176,7 +177,7 @@ def watching(watcher: Watcher | None = None):
     finally:
         _watchers[:] = [other for other in _watchers if other is not watcher]
         if not _watchers:
-            dist.Work.wait = _original_wait
+            dist.Work.wait = usual_wait
             dist.ProcessGroup._end_coalescing = _original_end_coalescing
             torch.cuda.Event.wait = _original_event_wait
             _batched.clear()
@@ -222,7 +223,7 @@ def untimed_wait(work, *args, **kwargs) -> bool:
 
 def _timed_wait(work, *args, **kwargs):
     with timed(work):
-        return _original_wait(work, *args, **kwargs)
+        return usual_wait(work, *args, **kwargs)
 
 
 def _end_batch(group, *args, **kwargs):

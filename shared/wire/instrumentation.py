@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from shared.wire import clock, completion, frames
+from shared.wire import clock, completion, frames, sizes
 from shared.wire.simulated_nccl import Simulation
 
 # Operators of c10d → the names of the same collectives in torch.distributed.
@@ -45,6 +45,7 @@ OPERATORS = {
 }
 POINT_TO_POINT = ("send", "recv")
 _TORCH_DISTRIBUTED = os.path.dirname(dist.__file__)
+_HANDLES = os.path.join(os.path.dirname(__file__), "handles.py")  # its functions are between torch's and the hook
 # Every dispatch passes this key, also under no_grad, under inference_mode and for DTensor, and torch uses it only for
 # factory functions.
 _KEY = "BackendSelect"
@@ -93,6 +94,7 @@ last_call: Call | None = None
 recent_calls: deque = deque(maxlen=50)  # the latest launches; the doctor empties it when a cell begins
 before_launch: list = []  # functions called with each Call before its launch, which may reject it by raising
 work_wrappers: list = []  # functions called with a Call and its Work; the caller gets the Work that they return
+recorder: sizes.Recorder | None = None  # of the sizes of sends and receives
 simulation: Simulation | None = None  # of NCCL; if there is one, it launches every operation
 _listeners: list = []
 _libraries: list[torch.library.Library] = []  # keep the registrations alive
@@ -118,6 +120,8 @@ def reset() -> None:
     counts.clear()
     recent_calls.clear()
     last_call = None
+    if recorder is not None:
+        recorder.clear()
 
 
 def simulate_nccl(on: bool) -> None:
@@ -283,6 +287,8 @@ def _record(op: str, arguments: dict) -> Call:
     if before_launch:  # mismatch detection takes time that is not part of the collective
         last_call = replace(last_call, launched_s=time.perf_counter())
     recent_calls.append(last_call)
+    if recorder is not None and op in POINT_TO_POINT:
+        recorder.write(last_call)
     for calls, _, _ in _listeners:
         calls.append(last_call)
     return last_call
@@ -332,7 +338,7 @@ def _is_async(op: str, arguments: dict) -> bool:
     if op not in POINT_TO_POINT:
         return arguments.get("async_op", True)
     frame = sys._getframe(3)
-    while frame is not None and frame.f_code.co_filename.startswith(_TORCH_DISTRIBUTED):
+    while frame is not None and frame.f_code.co_filename.startswith((_TORCH_DISTRIBUTED, _HANDLES)):
         if frame.f_code.co_name == op:
             return False
         frame = frame.f_back

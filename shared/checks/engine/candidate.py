@@ -1,7 +1,9 @@
 """Find the student's class or function on a rank and call a probe with it."""
 
+import contextlib
 import importlib
 import importlib.util
+import io
 import sys
 import weakref
 from pathlib import Path
@@ -30,7 +32,8 @@ def probe(names: tuple[str, ...], path: str | None, probe_fn, args: tuple) -> by
     before = _groups()
     instrumentation.reset()  # so that a report counts the collectives of this attempt from 1
     try:
-        packed = parcel.pack(probe_fn(found, *args))
+        with contextlib.redirect_stderr(io.StringIO()):  # what the piece prints is shown, but no warnings of torch
+            packed = parcel.pack(probe_fn(found, *args))
         if not torch.is_grad_enabled():
             raise AssertionError("after the call, gradients are still disabled, so nothing after it can be trained")
     finally:

@@ -5,13 +5,14 @@ from dataclasses import replace
 from IPython import get_ipython
 from IPython.display import display
 
+from shared.checks.engine.assistance import Assistance
 from shared.checks.engine.verdicts import Verdict
 from shared.tables.rendering import render
 
 
-def as_text(verdicts: list[Verdict], headline: str = "") -> str:
-    """Return the headline and the verdicts as lines of text. The evidence and the hint follow a failed check."""
-    lines = [headline] if headline else []
+def as_text(verdicts: list[Verdict], headline: str = "", note: str = "") -> str:
+    """Return the headline, a note below it, and the verdicts. The evidence and the hint follow a failed check."""
+    lines = [line for line in (headline, note) if line]
     for verdict in shorten_repeated_evidence(verdicts):
         where = f" ({_where(verdict)})" if verdict.world_sizes else ""
         lines.append(f"{_sign(verdict)} {verdict.exercise} · {verdict.check}{where}")
@@ -33,10 +34,22 @@ def shorten_repeated_evidence(verdicts: list[Verdict]) -> list[Verdict]:
     return shown
 
 
-def as_html(verdicts: list[Verdict], headline: str = "") -> str:
-    """Return the headline and a table of verdicts. Signs and words carry the meaning, so color is not needed."""
+def as_html(verdicts: list[Verdict], headline: str = "", note: str = "", assistance: Assistance | None = None) -> str:
+    """Return the headline, a note below it, a table of verdicts, and blocks to open with hints and original cells.
+
+    Signs and words carry the meaning, so color is not needed.
+    """
     shown = shorten_repeated_evidence(verdicts)
-    return render(__package__, "verdicts.html", headline=headline, verdicts=shown, sign=_sign, where=_where)
+    return render(
+        __package__,
+        "verdicts.html",
+        headline=headline,
+        note=note,
+        verdicts=shown,
+        sign=_sign,
+        where=_where,
+        assistance=assistance or Assistance(),
+    )
 
 
 def _sign(verdict: Verdict) -> str:
@@ -52,8 +65,9 @@ def _where(verdict: Verdict) -> str:
     return f"{sizes} rank{'s' if verdict.world_sizes != (1,) else ''}"
 
 
-def show(verdicts: list[Verdict], headline: str) -> None:
+def show(verdicts: list[Verdict], headline: str, note: str = "", assistance: Assistance | None = None) -> None:
+    text = as_text(verdicts, headline, note)
     if get_ipython() is None:
-        print(as_text(verdicts, headline))
+        print(text)
     else:
-        display({"text/plain": as_text(verdicts, headline), "text/html": as_html(verdicts, headline)}, raw=True)
+        display({"text/plain": text, "text/html": as_html(verdicts, headline, note, assistance)}, raw=True)

@@ -15,20 +15,20 @@ from dataclasses import dataclass, field
 import torch
 
 from shared import progress, ranks
-from shared.checks.engine import candidate, display, parcel
+from shared.checks.engine import assistance, candidate, display, parcel
+from shared.checks.engine.prints import Prints
 from shared.checks.engine.verdicts import Verdict
 from shared.deadlines import scaled
 from shared.ranks import rankside
-from shared.ranks.diagnosis import name_ranks
+from shared.ranks.diagnosis import dropped_handles, name_ranks, receives_too_small
 from shared.ranks.errors import CellFailed, RanksError
 
 PROBE_TIMEOUT_S = scaled(20.0)  # for one run of a probe, or for loading a file
 MOST_HANGS = 2  # after that many hangs, the remaining checks are skipped
 WORLD_SIZES = (1, 2, 3, 4)
 _HINT_ON_WAITS = "Hint: is wait() called on the work of every isend and irecv?"
+_HINT_ON_SIZES = "Hint: which shape and dtype does the tensor have that is sent to this rank?"
 _LEFT_IN_FLIGHT = "your code left a transfer in flight that nothing waits for, and the ranks had to be restarted"
-_WAIT_AND_REDEFINE = f"{_HINT_ON_WAITS} Then run the cells that define your functions again."
-RUN_AGAIN = "Then run all your cells that define classes and functions again."
 NOT_WRITTEN = "it is not written yet"
 _UNWRITTEN = ("NotImplementedError: your code here", "NotImplementedError")
 _NOT_DONE = (
@@ -69,6 +69,7 @@ class Attempt:
     world_size: int
     random: random.Random
     stands_in: str = ""
+    printed: dict[int, str] = field(default_factory=dict)  # by rank, in the last run in which any rank printed
 
     def draw_seed(self) -> int:
         return self.random.randrange(2**31)
@@ -103,17 +104,22 @@ class Attempt:
             return candidate.probe, ((self.piece, self.stands_in), self.path, probe, arguments), {}
 
         try:
-            outcomes = ranks.current().run(rankside.call, request_of, targets=targets, timeout_s=PROBE_TIMEOUT_S)
+            outcomes = ranks.current().run(
+                rankside.call, request_of, targets=targets, timeout_s=PROBE_TIMEOUT_S, show=self._note_prints
+            )
         except CellFailed as failure:
             wrong = _from_failure(failure)
             if context and wrong.evidence != NOT_WRITTEN:
                 wrong.evidence = f"{context}: {wrong.evidence}"
-            if failure.restarted and self.path is None:
-                wrong.evidence += "\nThe ranks were restarted, so your definitions on them are gone."
-                wrong.hint = f"{wrong.hint} {RUN_AGAIN}".strip()
+            known = bool(dropped_handles(failure.cell))  # the other checks would only hang for the same reason
+            if self.path is None and (failure.restarted or known):
                 wrong.hangs = MOST_HANGS
             raise wrong from None
         return [parcel.unpack(outcome.value) for outcome in outcomes]
+
+    def _note_prints(self, outcomes: dict, world_size: int) -> None:
+        texts = {rank: outcome.text for rank, outcome in outcomes.items()}
+        self.printed = texts if any(texts.values()) else self.printed
 
 
 @dataclass
@@ -148,21 +154,33 @@ class Exercise:
         Raises:
             CheckFailed: If a check has failed.
         """
-        verdicts = run_exercise(self)
+        starts = ranks.current().starts
+        prints = Prints()
+        verdicts = run_exercise(self, prints=prints)
         progress.record(self, verdicts)
+        note = ranks.current().after_restart if ranks.current().starts != starts else ""
         missing = [verdict for verdict in verdicts if not verdict.passed]
         if not missing:
             display.show(verdicts, " · ".join([f"✓ Exercise {self.number} passed", *progress.points_and_next(self)]))
+            prints.show()
             return
         failed = [verdict.check for verdict in missing if verdict.ran]
         first = f"begin with “{failed[0]}”" if failed else "some checks did not run"
-        display.show(verdicts, f"✗ Exercise {self.number} has not passed yet: {first}")
+        headline = f"✗ Exercise {self.number} has not passed yet: {first}"
+        display.show(verdicts, headline, note, assistance.find(progress.name_of(self)))
+        prints.show()
         names = ", ".join(verdict.check for verdict in missing)
         checks = f"{len(missing)} check{'s' if len(missing) > 1 else ''} failed ({names})"
         raise CheckFailed(f"Exercise {self.number}, {self.piece}: not there yet, {checks}.")
 
 
-def run_exercise(exercise: Exercise, path: str | None = None, seed: int | None = None, only: str = "") -> list[Verdict]:
+def run_exercise(
+    exercise: Exercise,
+    path: str | None = None,
+    seed: int | None = None,
+    only: str = "",
+    prints: Prints | None = None,
+) -> list[Verdict]:
     """Run the checks of an exercise at every world size that they ask for and that there are ranks for.
 
     Args:
@@ -170,6 +188,7 @@ def run_exercise(exercise: Exercise, path: str | None = None, seed: int | None =
         path: The student's file; None checks what is defined on the ranks.
         seed: Repeats the random choices of an earlier run.
         only: The name of the only check to run; "" runs all of them.
+        prints: Collects what the student's code prints.
     """
     seed = random.SystemRandom().randrange(2**31) if seed is None else seed
     checks = [check for check in exercise.checks if check.name == only or not only]
@@ -191,18 +210,20 @@ def run_exercise(exercise: Exercise, path: str | None = None, seed: int | None =
                 ranks.current().regroup(list(range(size)))
             for check in due(size):
                 if path is None and ranks.current().starts != starts:
-                    break  # the student's definitions on the ranks are gone
+                    break  # what the student's cells had computed on the ranks is gone
                 if hangs >= MOST_HANGS:
                     break
                 tried[check.name].append(size)
                 draw = random.Random(f"{seed} {check.name} {size}")
                 attempt = Attempt(exercise.piece, path, size, draw, exercise.stands_in)
                 wrong = _judge(check, attempt)
+                if prints is not None:
+                    prints.add(check.name, size, attempt.printed, failed=wrong is not None)
                 if wrong is not None:
                     found[check.name] = wrong
                     hangs += wrong.hangs
     if path is None and ranks.current().starts != starts and not found:
-        found[checks[0].name] = Wrong(_LEFT_IN_FLIGHT, _WAIT_AND_REDEFINE)
+        found[checks[0].name] = Wrong(_LEFT_IN_FLIGHT, _HINT_ON_WAITS)
     return [_verdict(exercise, check, tried[check.name], found.get(check.name)) for check in checks]
 
 
@@ -250,7 +271,9 @@ def _from_failure(failure: CellFailed) -> Wrong:
     if missing:
         raise Unusable(missing["message"].split(": ", 1)[1])
     wrong = Wrong(failure.explanation.strip(), _hint_on(failure))
-    if _waits_behind_the_call(failure):
+    if handles := dropped_handles(failure.cell):
+        wrong = Wrong("\n".join(handles), _HINT_ON_WAITS)
+    elif _waits_behind_the_call(failure):
         wrong = Wrong(_NOT_DONE, _HINT_ON_WAITS)
     wrong.hangs = 1 if len(failure.cell.outcomes) < len(failure.cell.targets) else 0
     return wrong
@@ -264,6 +287,8 @@ def _waits_behind_the_call(failure: CellFailed) -> bool:
 
 def _hint_on(failure: CellFailed) -> str:
     """Hint at collectives only if a rank is waiting in one and no rank has raised an error of its own."""
+    if any(receives_too_small(failure.cell, rank) for rank in failure.cell.deaths):
+        return _HINT_ON_SIZES
     if any(outcome.error for outcome in failure.cell.outcomes.values()):
         return ""
     found = [position for position in failure.cell.positions.values() if position]

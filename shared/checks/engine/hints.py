@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 
-from shared.checks.engine.framework import NOT_WRITTEN, RUN_AGAIN, Attempt, Exercise, Wrong
+from shared.checks.engine.framework import NOT_WRITTEN, Attempt, Exercise, Wrong
 
 Judge = Callable[[Attempt], None]
 
@@ -21,9 +21,8 @@ def where_it_raises(hints: dict[str, str]) -> Callable[[Judge], Judge]:
             try:
                 judge(attempt)
             except Wrong as wrong:
-                if wrong.hint in ("", RUN_AGAIN):
-                    hint = next((hint for words, hint in hints.items() if words in wrong.evidence), "")
-                    wrong.hint = f"{hint} {wrong.hint}".strip()
+                if not wrong.hint:
+                    wrong.hint = next((hint for words, hint in hints.items() if words in wrong.evidence), "")
                 raise
 
         return judged

@@ -1,0 +1,48 @@
+"""Fold the stored outputs that answer a prediction, so that a student does not see them before predicting.
+
+JupyterLab unfolds an output when its cell runs. Viewers that know no folding, such as GitHub's, show all outputs.
+"""
+
+import re
+
+import nbformat
+
+_PREDICTS = re.compile(r"^my_\w+(?:, my_\w+)* = ", re.MULTILINE)
+_NAMES = re.compile(r"\bmy_\w+")
+
+
+def fold_answers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Fold the outputs of the cells after each prediction.
+
+    They end with the last cell that uses the prediction, or at the next Markdown cell if none does.
+    """
+    begins = [index for index, cell in enumerate(notebook.cells) if _predicts(cell)]
+    for begin, end in zip(begins, [*begins[1:], len(notebook.cells)], strict=True):
+        names = set(_NAMES.findall(notebook.cells[begin].source.split(" = ")[0]))
+        after = range(begin + 1, end)
+        uses = [
+            index
+            for index in after
+            if notebook.cells[index].cell_type == "code" and names & set(_NAMES.findall(notebook.cells[index].source))
+        ]
+        texts = [index for index in after if notebook.cells[index].cell_type == "markdown"]
+        last = max(uses) if uses else min(texts, default=end) - 1
+        for index in range(begin + 1, last + 1):
+            _fold(notebook.cells[index])
+    return notebook
+
+
+def folded(notebook: nbformat.NotebookNode) -> list[bool]:
+    """Tell for each cell whether its outputs are folded."""
+    return [cell.metadata.get("jupyter", {}).get("outputs_hidden", False) for cell in notebook.cells]
+
+
+def _predicts(cell) -> bool:
+    return cell.cell_type == "code" and bool(_PREDICTS.search(cell.source))
+
+
+def _fold(cell) -> None:
+    """Fold a code cell's outputs. JupyterLab adds the older key to files that have only the newer one."""
+    if cell.cell_type == "code":
+        cell.metadata["jupyter"] = nbformat.from_dict({"outputs_hidden": True})
+        cell.metadata["collapsed"] = True
