@@ -168,8 +168,7 @@ after = model.norm.weight.grad.clone()
 print(f"norm of the mean gradient {averaged.norm():.3f}")
 
 # %% [markdown]
-# Here is the gradient of one parameter, the weight of the last LayerNorm. Compare the four rows on the left, then those
-# on the right:
+# Here is the gradient of one parameter, the weight of the last LayerNorm. In each panel, compare the four rows:
 
 # %%
 before = [gradient[:32] for gradient in ranks.pull("before")]
@@ -357,8 +356,8 @@ print(f"loss per token {ranks.pull('corrected')[0]:.0e}")
 #
 # ### A layer that looks at the whole batch
 #
-# BatchNorm subtracts the batch's mean and divides by the batch's standard deviation. In the next cell, each of the four
-# ranks has 8 of 32 samples:
+# BatchNorm subtracts the batch's mean and divides by the batch's standard deviation. Here, each of the four ranks has 8
+# of 32 samples:
 
 
 # %%
@@ -384,7 +383,7 @@ assert relative_error(mean, full) > 0.1
 # process with all samples. No weighting of the gradients can correct that. `SyncBatchNorm` avoids it: the ranks
 # exchange their statistics during forward. Transformers use LayerNorm, which normalizes each token separately.
 #
-# To summarize the four cases:
+# In summary:
 #
 # | | the plain mean | remedy |
 # |---|---|---|
@@ -415,8 +414,8 @@ print(f"epoch 0: {sample_indices(12, epoch=0).tolist()}", end=", ")
 print(f"epoch 1: {sample_indices(12, epoch=1).tolist()}")
 
 # %% [markdown]
-# Look for any index from 0 to 11 in epoch 0: it appears on exactly one rank. The ranks did not communicate. A shared
-# seed is enough.
+# Look for any index from 0 to 11 in epoch 0: it appears on exactly one rank. A shared seed is enough, without any
+# communication.
 #
 # In torch, this is `torch.utils.data.DistributedSampler`. It repeats some samples if the data set cannot be divided
 # equally, so that all ranks take the same number of steps. It cannot know when a new epoch begins, so call
@@ -502,8 +501,8 @@ print(f"one process: {accuracy:.1%} of {len(test_labels)} test images are right"
 assert accuracy > 0.9
 
 # %% [markdown]
-# **Predict.** Next, we train on four ranks. For how many of the 357 test images will this model predict another digit
-# than the model of one process? 0 means that the two agree on every image.
+# **Predict.** Next, we train on four ranks. On how many of the 357 test images will the two models disagree? 0 means
+# that both predict the same digit for every image.
 
 # %%
 my_different_images = 100
@@ -615,7 +614,7 @@ for name, of_ranks in logs.items():
 
 # %% [markdown]
 # Are twenty small all-reduces slower than one large one? The next cell times a step with each wrapper, and a step of
-# DDP without communication. Compare the bars only with each other: the ranks share one machine.
+# DDP without communication. The ranks share one machine, so only the ratios count.
 
 # %%
 # %%ranks
@@ -685,14 +684,12 @@ plots.timeline(lines[:1])
 # ¹ With `join()`, the other ranks can continue. By default, they still divide by the initial N, so every sample keeps
 # its weight (PyTorch documentation of `DistributedDataParallel.join`).
 #
-# ² A larger batch is a different training run. It usually needs a larger learning rate and a warm-up (Goyal et al.
-# 2017, section 2).
+# ² Training with a larger batch usually needs a larger learning rate and a warm-up (Goyal et al. 2017, section 2).
 
 # %% [markdown]
 # ## Recap
 #
-# Ψ is the number of parameters, which are in fp32, and N is the number of ranks. The optimizer is Adam. (The last
-# section explains the 16Ψ bytes.)
+# There are Ψ parameters in fp32, and N ranks. The optimizer is Adam. (The last section explains the 16Ψ bytes.)
 #
 # | | memory per rank | bytes sent per rank and step | all-reduces | overlap |
 # |---|---|---|---|---|
@@ -727,7 +724,7 @@ plots.timeline(lines[:1])
 #   Training](https://arxiv.org/abs/2006.15704), VLDB 2020, sections 2 and 3: from the naive solution, which you have
 #   just built, to the DDP of today.
 # - Goyal et al., [Accurate, Large Minibatch SGD](https://arxiv.org/abs/1706.02677), 2017, section 3: pitfalls of data
-#   parallelism. Remark 3 is about normalizing the loss, as in our weighted mean, and remark 4 about shuffling.
+#   parallelism. Remark 3 is about the loss of each rank, as in our weighted mean, and remark 4 about shuffling.
 # - Hugging Face, [Fixing Gradient Accumulation](https://huggingface.co/blog/gradient_accumulation), 2024, and
 #   [transformers issue 34242](https://github.com/huggingface/transformers/issues/34242): how the mean over padded
 #   sequences went wrong in practice, first in gradient accumulation and then between ranks.
