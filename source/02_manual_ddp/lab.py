@@ -8,10 +8,10 @@
 # %% [markdown]
 # # Lab 02 · Data parallelism by hand
 #
-# **65 minutes, 12 points.** You build `ManualDDP`, a wrapper with which a module trains on N ranks as one process would
-# on the full batch. The lesson's `ShortDDP` did that for a plain model. Yours will also work with tied, frozen and
-# unused parameters, with buffers, gradient accumulation and bf16, and in groups that contain only some of the ranks.
-# You will also build the sampler.
+# **65 minutes, 12 points.** You build `ManualDDP`, a wrapper that trains a module on N ranks as one process would train
+# it on the full batch. The lesson's `ShortDDP` did that for a plain model. Yours will also work with tied parameters
+# (one tensor that several layers use), frozen ones (`requires_grad=False`) and unused ones, with buffers, gradient
+# accumulation and bf16, and in groups of only some of the ranks. You will also build the sampler.
 #
 # Each exercise has a check. It draws new weights and samples every time, and gives each rank only its own samples.
 
@@ -35,21 +35,21 @@ from torch import nn
 # %% [markdown]
 # ## Exercise 2.1 · A mean over ranks (5 min, 1 point)
 #
-# A short exercise to begin with. In the lesson, the mean was always over all ranks. In chapter 18, gradients will be
-# averaged over some of the ranks only. So your functions take a process group, the set of ranks that communicate with
-# each other. (`dist.new_group([1, 2])` creates the group of ranks 1 and 2.)
+# In the lesson, the mean was always over all ranks. In chapter 18, gradients will be averaged over some of the ranks
+# only. So your functions take a process group, the set of ranks that communicate with each other.
+# (`dist.new_group([1, 2])` creates the group of ranks 1 and 2.)
 #
-# - Replace `tensor`, in place, with its mean over the ranks of `group`. `group=None` means all ranks.
-# - Only the ranks of the group call your function. Pass the group on to the collective as `group=group`.
+# - Replace the elements of `tensor`, in place, with their mean over the ranks of `group`. `group=None` means all ranks.
+# - Only the ranks of the group call your function. Pass the group to the collective: `group=group`.
 # - Target: one `all_reduce`.
 #
-# Element by element, the result must equal:
+# The result must be, for each index `i`:
 # ```python
 # mean[i] = sum(tensor_of[r][i] for r in ranks_of_the_group) / number_of_ranks_in_the_group
 # ```
 #
-# <details><summary>Hint</summary><code>all_reduce</code> leaves the sum on every rank of the group. By how many ranks
-# do you divide it? <code>dist.get_world_size</code> takes a group, too. And which operator divides a tensor in
+# <details><summary>Hint</summary><code>all_reduce</code> leaves the sum on every rank of the group. By which number do
+# you divide it? <code>dist.get_world_size</code> also takes a group. And which operator divides a tensor in
 # place?</details>
 
 
@@ -72,17 +72,17 @@ check.mean_over_ranks_()
 # %% [markdown]
 # ## Exercise 2.2 · A common start (10 min, 2 points)
 #
-# Give every rank of `group` the state of the group's *first* rank, so that all replicas compute the same function:
+# Give every rank of `group` the parameters and buffers of the group's *first* rank, so that all replicas are equal:
 #
-# - Broadcast all parameters and buffers. Frozen parameters are not trained, but forward uses them, too.
+# - Include frozen parameters. They are not trained, but forward uses them as well.
 # - Include buffers that `state_dict()` leaves out (those registered with `persistent=False`).
-# - Change the tensors in place: the optimizer may already hold them.
+# - Change the tensors in place, because an optimizer may already refer to them.
 # - Target: one broadcast per tensor. A tied parameter is one tensor.
 # - In the group `[1, 2]`, rank 1 is the first rank.
 #
 # <details><summary>Hint</summary>Which two methods of a module yield its parameters and its buffers, each only once?
-# The <code>src</code> of <code>dist.broadcast</code> counts among all ranks. Which other argument counts within the
-# group? If autograd complains that you change a leaf in place, look at how the lesson did it.</details>
+# The <code>src</code> of <code>dist.broadcast</code> is an index among all ranks. Which other argument is an index
+# within the group? If autograd complains that you change a leaf in place, look at how the lesson avoids it.</details>
 
 
 # %% tags=["exercise", "export"] grade_id="broadcast-state"
@@ -105,7 +105,7 @@ check.broadcast_state()
 # ## Exercise 2.3 · Break it (15 min, 2 points)
 #
 # It looks harmless to skip parameters that have no gradient. But in some models, different inputs use different
-# parameters, as in a mixture of experts.
+# parameters, as in the small mixture of experts below:
 
 
 # %%
@@ -129,9 +129,9 @@ class TwoExperts(nn.Module):
 
 
 # %% [markdown]
-# Only rank 1 has samples for expert 1. **Predict.** How often does each rank call `all_reduce`, and what happens? Then
-# run the cell and read the doctor's report (chapter 00): which rank calls what, and from which call on do the shapes
-# differ?
+# In the next cell, only rank 1 has samples for expert 1, and it has none for expert 0. **Predict.** How often would
+# each rank call `all_reduce`, and what happens? Then run the cell and read the report: which rank calls what, and which
+# is the first call whose sizes differ?
 
 # %% tags=["raises-exception", "nbval-ignore-output"]
 # %%ranks
@@ -141,18 +141,17 @@ model(x).backward()
 average_existing_gradients(model)
 
 # %% [markdown]
-# You got an error because, in this course, the ranks check before each collective that they all called the same
-# operation with the same shape and dtype. Without this check, gloo may crash a process while the other ranks raise an
-# error. If the sizes happen to be equal, it adds up the gradients of different parameters.
+# This error comes from the course's mismatch detection (chapter 00). Without it, gloo may crash a process while the
+# other ranks raise an error. If the sizes happen to be equal, it adds up the gradients of different parameters.
 #
-# All ranks must make the same calls, whatever their samples are. Write an average that does:
+# All ranks must make the same calls, whatever their samples are. Write a function that guarantees this:
 #
 # - Average the gradients of all *trainable* parameters. A frozen parameter has no gradient to send.
-# - A `grad` that is None counts as zeros, and its rank counts in the mean like any other rank.
+# - A `grad` that is None counts as zeros. You still divide by the number of ranks in the group.
 # - Target: one `all_reduce` per trainable parameter. A tied parameter is one parameter.
 #
 # <details><summary>Hint 1</summary>Which property of a parameter is the same on all ranks, whatever their samples are:
-# that it has a gradient, or that it is trainable?</details>
+# whether it has a gradient, or whether it is trainable?</details>
 #
 # <details><summary>Hint 2</summary>A rank whose gradient is None must take part in the all-reduce, and needs the mean
 # afterwards. What can you store in <code>parameter.grad</code> before the call?</details>
@@ -178,8 +177,9 @@ def average_gradients(module: nn.Module, group: dist.ProcessGroup | None = None)
 
 
 # %% [markdown]
-# Try it on the model that broke. Ranks 0, 2 and 3 have three samples each for expert 0, and rank 1 has three for
-# expert 1. So all ranks should print 2.25 and 0.75, the means of 3, 0, 3, 3 and of 0, 3, 0, 0.
+# Try it on the model that failed. Before averaging, the gradient of an expert's bias counts the samples that the expert
+# got on this rank. Ranks 0, 2 and 3 have three samples each for expert 0, and rank 1 has three for expert 1. So all
+# ranks should print 2.25 and 0.75, the means of 3, 0, 3, 3 and of 0, 3, 0, 0.
 
 # %%
 # %%ranks
@@ -190,8 +190,8 @@ average_gradients(model)
 print([expert.bias.grad[0].item() for expert in model.experts])
 
 # %% [markdown]
-# The check has a line `plain model`, which passes if all ranks get the mean. The other lines try tied, frozen and
-# unused parameters, groups of ranks, and the number of all-reduces:
+# In the check, look at the line `plain model` first. The other lines try tied, frozen and unused parameters and groups
+# of ranks, and count the all-reduces:
 
 # %% tags=["check"] grade_id="check-average-gradients" points=2
 check.average_gradients()
@@ -208,7 +208,7 @@ check.average_gradients()
 # optimizer.step()
 # ```
 #
-# - Building it gives all ranks of the group the same initial state.
+# - The constructor gives all ranks of the group the same initial state.
 # - The module itself, not a copy, is available as `.module`.
 # - `forward` passes all inputs on to the module, keyword arguments included, and returns its output.
 # - `finish_gradient_sync()` averages the gradients. Forward and backward do not communicate.
@@ -252,8 +252,8 @@ class ManualDDP(nn.Module):
 
 
 # %% [markdown]
-# Try it on a single layer. The ranks have different seeds, and rank r has two samples that are all r. So all ranks
-# should print the same weight, and the gradient 3.0, which is the mean of 0, 2, 4 and 6.
+# Try it on a single layer. The ranks have different seeds, and all elements of the two samples on rank r are r. So all
+# ranks should print the same weight, and the gradient 3.0, which is the mean of 0, 2, 4 and 6.
 
 # %%
 # %%ranks
@@ -279,20 +279,20 @@ check.ManualDDP()
 #
 # - Together, the ranks yield all indices from 0 to `length − 1`.
 # - Every rank yields ⌈length / world_size⌉ indices, and `len()` returns that number. If world_size does not divide the
-#   length, some indices are repeated. (If one rank had a sample less, the others would wait for it in the last step.)
-# - Without `shuffle`, rank r yields r, r + world_size, r + 2·world_size, … Past the last index, it continues from 0. It
-#   may have to do so several times, if there are fewer samples than ranks.
+#   length, some indices are repeated. (If one rank had fewer samples, the others might wait for it in the last step.)
+# - Without `shuffle`, rank r yields r, r + world_size, r + 2·world_size, … After the last index, counting continues
+#   from 0. If there are fewer samples than ranks, this may happen several times.
 # - With `shuffle`, do the same with a random order instead of 0, 1, 2, … The order is the same on all ranks. It depends
 #   on `seed` and on the epoch, which is 0 until `set_epoch(epoch)` is called.
 # - Do not change torch's global random state.
 # - The indices are plain ints, and the ranks do not communicate.
 #
-# <details><summary>Hint 1</summary>Begin without <code>shuffle</code>. Which indices does rank r yield if the data set
-# has <code>len(self) * world_size</code> samples? Which operator lets an index continue from 0 after <code>length −
-# 1</code>?</details>
+# <details><summary>Hint 1</summary>Begin without <code>shuffle</code>. Which indices would rank r yield if the data set
+# had <code>len(self) * world_size</code> samples? Which operator turns <code>length</code> into 0, and <code>length +
+# 1</code> into 1?</details>
 #
 # <details><summary>Hint 2</summary>With <code>shuffle</code>, those indices are positions in the random order. The
-# lesson's <code>sample_indices</code> draws it from a generator of its own. When must it be drawn, so that
+# lesson's <code>sample_indices</code> draws that order from a generator of its own. When must you draw it so that
 # <code>set_epoch</code> has an effect?</details>
 
 
@@ -348,19 +348,19 @@ check.ShardedSampler()
 # %% [markdown]
 # ## Exercise 2.6 · Stretch: unequal shares (10 min, 2 points)
 #
-# In the lesson, the ranks with unequal shares scaled their losses. Here, you weight their gradients after backward.
-# `samples` is the number of samples in this rank's batch. The result must be the gradient of the mean over *all*
-# samples:
+# In the lesson, ranks with different numbers of samples scaled their losses before backward. Here, they scale their
+# gradients after it. `samples` is the number of samples in this rank's batch. The result must be the gradient of the
+# mean loss over the samples of *all* ranks of the group:
 # ```python
 # gradient = sum(samples_of[r] * gradient_of[r] for r in ranks) / sum(samples_of[r] for r in ranks)
 # ```
 #
 # - The number of samples may differ between ranks. It may be 0 on some of them, which then have no gradients.
-# - Frozen parameters and gradients that are None: as in 2.3.
-# - Target: the bytes of the gradients, and one more element.
+# - Treat frozen parameters and gradients that are None as in exercise 2.3.
+# - Target: all-reduce each gradient once, and one more element.
 #
-# <details><summary>Hint</summary>Rank r cannot know the denominator by itself. Which collective gives it to all ranks?
-# What can each rank multiply its gradient by, so that the sum over the ranks is already the result?</details>
+# <details><summary>Hint</summary>No rank knows the denominator by itself. Which collective gives it to all ranks? By
+# what must each rank multiply its gradient so that the sum over the ranks is already the result?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="weighted"
@@ -398,8 +398,8 @@ check.average_gradients_weighted()
 # %% [markdown]
 # ## Your figure, and torch's answer
 #
-# No points here, only the result: the next cells train a classifier of handwritten digits with your `ManualDDP` and
-# your `ShardedSampler`, and then again with torch's `DistributedDataParallel`, from the same initial state.
+# This part has no points. The next cells train a classifier of handwritten digits with your `ManualDDP` and your
+# `ShardedSampler`, and then again with torch's `DistributedDataParallel`, from the same initial state.
 
 
 # %%
@@ -445,8 +445,8 @@ assert difference < 0.01
 plots.loss_curves(curves)
 
 # %% [markdown]
-# The two curves agree: your wrapper trains the same model as torch's. In chapter 03, you will send the same bytes in
-# fewer collectives. `labs/simple_ddp.py` is a script with the same idea, to run outside of notebooks:
+# The two curves agree: your wrapper trains the same model as torch's. In chapter 03, you will send the same gradients
+# in fewer collectives. The script `labs/simple_ddp.py` makes a similar comparison without a notebook:
 # `torchrun --nproc_per_node=2 labs/simple_ddp.py`.
 
 # %%

@@ -13,10 +13,11 @@
 # - turn gradient accumulation on one GPU into data parallelism on N ranks,
 # - say when the mean of the ranks' gradients is the gradient of the full batch, and correct it when it is not,
 # - divide a data set among ranks, so that each epoch uses every sample once,
-# - train a model on four ranks to the accuracy that one process reaches,
-# - read in the wire ledger how torch's `DistributedDataParallel` differs from your version.
+# - train a model on four ranks to the same accuracy as one process,
+# - find in the wire ledger how torch's `DistributedDataParallel` differs from your version.
 #
-# You need ranks, `%%ranks` and `all_reduce` (chapter 00), and the bytes that a ring all-reduce sends (chapter 01).
+# You need `%%ranks`, `all_reduce`, `broadcast` and the wire ledger (chapter 00), and the bytes that a ring all-reduce
+# sends (chapter 01).
 
 # %% [markdown]
 # ## Where we are
@@ -26,7 +27,8 @@
 #
 # On a single GPU, a batch that does not fit into memory is cut into **micro-batches**, which run one after the other.
 # Their gradients add up, and the optimizer takes one step at the end. This is called **gradient accumulation**. The
-# next cells do it with a small GPT and a batch of eight samples of real text.
+# next cells do it with a small GPT and a batch of eight samples of real text. Each loss is divided by the number of
+# micro-batches, so that the gradients add up to their mean.
 
 # %%
 import torch
@@ -60,15 +62,15 @@ print(f"largest gradient {full.abs().max():.2f}")
 assert torch.allclose(four, full, atol=1e-12)
 
 # %% [markdown]
-# Four micro-batches of two samples give the same gradient as one batch of eight, up to rounding in float64.
+# Four micro-batches of two samples give the same gradient as one batch of eight, up to rounding.
 
 # %% [markdown]
 # ## What is wasted
 #
 # How long does that take? Our model is too small to keep a GPU busy, and most readers do not have four GPUs. So each
-# block of the model gets a **stand-in for a GPU**: it also sleeps, 20 ms in forward and 40 ms in backward. While a
-# process sleeps, time passes and no core is used, as if a GPU did the work. Look at the order of the bars: each
-# micro-batch is a stretch of forward, followed by a stretch of backward.
+# block of the model becomes a **stand-in for a GPU**: in addition to its computation, it sleeps for 20 ms in forward
+# and 40 ms in backward. While a process sleeps, time passes and no core is used, as if a GPU did the work. Look at the
+# order of the bars: each micro-batch runs forward and then backward.
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, timeline
@@ -82,15 +84,15 @@ for handle in handles:
 plots.timeline(lines, names=["one process"], exposed=False)
 
 # %% [markdown]
-# Each micro-batch waits until the previous one has finished, although it needs nothing from it: all of them use the
-# same parameters, and gradients can be added up in any order. So four ranks could run them at the same time.
+# Each micro-batch waits for the previous one, although it does not depend on it: all of them use the same parameters,
+# and gradients can be added up in any order. So four ranks could run them at the same time.
 
 # %% [markdown]
 # ## Replicate, slice, average
 #
-# That is the idea of **data parallelism**: every rank holds a full copy of the model, called a **replica**, computes
-# the gradient of its own samples, and then the ranks average their gradients. Read the diagram from top to bottom. Its
-# model has a single parameter w, and all its numbers are examples.
+# That is the idea of **data parallelism**: every rank holds a full copy of the model, called a **replica**, and
+# computes the gradient of its own samples. Then the ranks average their gradients. Read the diagram from top to bottom.
+# Its model has a single parameter w, and all values are made up.
 
 # %%
 from shared.plots import diagrams
@@ -98,14 +100,14 @@ from shared.plots import diagrams
 diagrams.data_parallelism()
 
 # %% [markdown]
-# Step 5 needs no communication. All ranks start from the same w and subtract the same mean, so their replicas stay
+# Step 5 needs no communication. All ranks start from the same w and subtract the same update, so their replicas stay
 # equal. Steps 1 to 4 become three short pieces of code.
 
 # %% tags=["nbval-ignore-output"]
-ranks.start(world_size=4, detect_mismatch=False)
+ranks.start(world_size=4, detect_mismatch=False)  # mismatch detection would add messages of its own
 
 # %% [markdown]
-# **Replicate.** Every rank builds a model of its own. Here, each rank uses its rank as the seed:
+# **Replicate.** Every rank builds its own model. Here, the seed is the rank:
 
 # %%
 # %%ranks
@@ -119,9 +121,9 @@ model = TinyGPT(config, seed=rank).double().to(device)
 print(f"first weight {model.token_embedding.weight[0, 0]:+.4f}")
 
 # %% [markdown]
-# These are four different models. So rank 0 broadcasts its parameters, once, before training starts. It also broadcasts
-# **buffers**: tensors that belong to a module but are not trained, such as BatchNorm's running statistics. (`detach()`
-# is there because autograd must not record the copying of weights.)
+# These are four different models. So rank 0 broadcasts its parameters once, before training starts. It also broadcasts
+# its **buffers**: tensors that belong to a module but are not trained, such as BatchNorm's running statistics.
+# (`detach()` is there because autograd must not record that the parameters are overwritten.)
 
 
 # %%
@@ -136,7 +138,7 @@ print(f"first weight {model.token_embedding.weight[0, 0]:+.4f}")
 
 # %% [markdown]
 # **Slice.** The eight samples are now the **global batch**: the samples of all ranks that contribute to one step of the
-# optimizer. Each rank takes two of them, and runs forward and backward as if it were alone.
+# optimizer. Each rank takes two of them, its *share*, and runs forward and backward as if it were alone.
 
 # %%
 # %%ranks
@@ -166,8 +168,7 @@ after = model.norm.weight.grad.clone()
 print(f"norm of the mean gradient {averaged.norm():.3f}")
 
 # %% [markdown]
-# Here is the gradient of one parameter, the weight of the last LayerNorm. Compare the four rows on the left, then those
-# on the right:
+# Here is the gradient of one parameter, the weight of the last LayerNorm. In each panel, compare the four rows:
 
 # %%
 before = [gradient[:32] for gradient in ranks.pull("before")]
@@ -184,8 +185,8 @@ print(f"largest difference to one process: {(averaged - full).abs().max():.0e}")
 assert torch.allclose(averaged, full, atol=1e-12)
 
 # %% [markdown]
-# It is. If even a rank's share does not fit into its memory, the rank accumulates as well, and averages once at the
-# end. In general:
+# It is. If a rank's share does not fit into its memory, the rank also accumulates gradients, and the ranks average once
+# at the end. In general:
 #
 # $$\text{global batch} = \text{micro-batch} \times \text{accumulation steps} \times N$$
 
@@ -193,7 +194,7 @@ assert torch.allclose(averaged, full, atol=1e-12)
 # ## What four ranks gain
 #
 # **Predict.** In the timeline above, four micro-batches ran one after the other. Now each of four ranks runs one of
-# them, and then the gradients are averaged. How many times faster is that? 1 means no faster.
+# them, and then the ranks average their gradients. How many times faster is that? 1 means just as fast.
 
 # %%
 my_prediction = 1.0
@@ -232,18 +233,19 @@ plots.bars(times.ms(), "ms until the gradients are ready (median of 5, blocks th
 # %% [markdown]
 # Four ranks are faster, but less than four times. The micro-batches do run at the same time, but averaging takes time
 # that one process did not need. Chapters 03 and 04 reduce that time. (If the blocks computed instead of sleeping, ranks
-# that share cores would also slow each other down. On a cluster, every rank has its own GPU.)
+# that share cores would also slow each other down.)
 
 # %% [markdown]
 # ## When the mean is not the gradient of the full batch
 #
-# Averaging was right because the loss is a mean over samples, and every rank had equally many of them. If rank $r$ has
-# the samples $B_r$ of the global batch $B$, the gradient of the full batch is
+# Averaging was right because the loss is a mean over samples, and every rank had the same number of them. In general,
+# let $\ell_s$ be the loss of sample $s$, $B_r$ the share of rank $r$ in the global batch $B$, and $L_r$ the mean loss
+# of that share. Then the gradient of the full batch is
 #
 # $$\nabla L = \frac{1}{|B|}\sum_{s \in B} \nabla \ell_s = \sum_r \frac{|B_r|}{|B|}\,\nabla L_r.$$
 #
-# All weights $|B_r|/|B|$ are $1/N$ only if all shares have the same size. Let's look at four cases in which the plain
-# mean is wrong. Each cell computes the gradient of the full batch first, and then the mean over the ranks.
+# The plain mean gives every rank the weight $1/N$. That is right only if all shares have the same size. Let's look at
+# four cases in which the plain mean differs from the gradient of the full batch.
 
 
 # %%
@@ -287,8 +289,8 @@ print(f"predicted {my_error:g}; measured {ranks.pull('plain')[0]:.2f} for the pl
 print(f"measured {ranks.pull('weighted')[0]:.0e} for the weighted mean")
 
 # %% [markdown]
-# With the plain mean, a sample on rank 1 counts five times as much as one on rank 0. As a remedy, each rank multiplies
-# its loss by $N\,|B_r|/|B|$ before backward. The mean then has the right weights, and nothing else needs to change.
+# With the plain mean, a sample on rank 1 counts five times as much as one on rank 0. To correct this, each rank
+# multiplies its loss by $N\,|B_r|/|B|$ before backward. The factor N cancels the division in the mean.
 #
 # ### A loss that is a sum
 #
@@ -312,13 +314,13 @@ assert relative_error(4 * mean, full) < 1e-12
 # %% [markdown]
 # ### Sequences with padding
 #
-# This is the case you are most likely to meet with language models. Documents have different lengths, so shorter ones
-# are filled up to the length of the longest with **padding**: tokens that carry no content. The loss must ignore them.
-# In torch, you set their targets to −100, the default of `ignore_index` in `cross_entropy`, which then takes the mean
-# over the other tokens.
+# This is the case you are most likely to meet with language models. Documents have different lengths, so the shorter
+# ones are extended to the length of the longest with **padding**: tokens that carry no content. The loss must ignore
+# them. In torch, you set their targets to −100, the default of `ignore_index` in `cross_entropy`, which then takes the
+# mean over the other tokens.
 #
 # Every rank still has two samples, and the loss is still a mean. But it is a mean over *tokens*, and now the ranks have
-# different numbers of them. The following cell cuts our eight samples to different lengths.
+# different numbers of them. The next cell pads our eight samples as if they had different lengths.
 
 # %%
 # %%ranks
@@ -344,18 +346,18 @@ print(f"relative error: plain mean {ranks.pull('plain')[0]:.2f}, ", end="")
 print(f"loss per token {ranks.pull('corrected')[0]:.0e}")
 
 # %% [markdown]
-# With the plain mean, every rank counts the same. So a token on a rank with short documents counts more than a token on
-# a rank with long ones, and no error tells you. (A rank whose tokens are all padding would even get NaN.) In 2024,
-# Hugging Face's Trainer was found to do this, both in gradient accumulation and between ranks (transformers, pull
-# request 34191 and issue 34242).
+# In the plain mean, every rank has the same weight. So a token on a rank with short documents counts more than a token
+# on a rank with long ones, and no error tells you. (A rank whose tokens are all padding would even get NaN.) In 2024,
+# Hugging Face's Trainer was found to make this mistake, both in gradient accumulation and between ranks (transformers,
+# pull request 34191 and issue 34242).
 #
-# The remedy is to sum the loss and divide by the number of tokens *on all ranks*, which costs an all-reduce of one
-# element. The factor N undoes the division in the mean.
+# The remedy is to sum the loss and divide it by the number of tokens *on all ranks*, which costs an all-reduce of one
+# element. The factor N cancels the division in the mean again.
 #
 # ### A layer that looks at the whole batch
 #
-# BatchNorm subtracts the mean of its batch and divides by its standard deviation. Here each of four ranks has 8 of
-# 32 samples:
+# BatchNorm subtracts the batch's mean and divides by the batch's standard deviation. Here, each of the four ranks has 8
+# of 32 samples:
 
 
 # %%
@@ -377,28 +379,28 @@ print(f"relative error of the mean: {relative_error(mean, full):.1f}")
 assert relative_error(mean, full) > 0.1
 
 # %% [markdown]
-# Each rank normalizes with the statistics of its own samples, so it computes a different function from one process
-# with all samples. No weight can repair that after backward. `SyncBatchNorm` repairs it during forward: the ranks
-# exchange their statistics. Transformers use LayerNorm, which looks at each token alone.
+# Each rank normalizes with the statistics of its own samples, so forward computes a different function than in one
+# process with all samples. No weighting of the gradients can correct that. `SyncBatchNorm` avoids it: the ranks
+# exchange their statistics during forward. Transformers use LayerNorm, which normalizes each token separately.
 #
-# To summarize the four cases:
+# In summary:
 #
 # | | the plain mean | remedy |
 # |---|---|---|
 # | different numbers of samples | favors small shares | multiply the loss by N · own samples / all samples |
 # | a sum over samples | is N times too small | do not divide by N |
 # | a mean over tokens, with padding | favors ranks with few tokens | multiply the sum by N / tokens of all ranks |
-# | BatchNorm | belongs to another function | `SyncBatchNorm`, or LayerNorm |
+# | BatchNorm | is the gradient of another function | `SyncBatchNorm`, or LayerNorm |
 
 # %% [markdown]
 # ## Dividing a data set
 #
-# So far, we sliced one batch. An epoch should use every sample once, in a random order that differs from epoch to
-# epoch. If each rank shuffled with a seed of its own, some samples would be used twice, and others never.
+# So far, we have sliced one batch. An epoch should use every sample once, in a random order that differs from epoch to
+# epoch. If each rank shuffled with a seed of its own, some samples would be used more than once, and others never.
 #
-# Instead, all ranks shuffle *in the same way*, because they seed with the same number: a seed plus the epoch. Then rank
-# r takes every N-th index, starting at r. An object that yields the indices of a rank is called a **distributed
-# sampler**.
+# Instead, all ranks draw *the same* order: they seed their generators with the same number, a fixed seed plus the
+# epoch. Then rank r takes every N-th index of that order, starting at position r. An object that yields the indices of
+# a rank's samples is called a **distributed sampler**.
 
 
 # %%
@@ -412,17 +414,17 @@ print(f"epoch 0: {sample_indices(12, epoch=0).tolist()}", end=", ")
 print(f"epoch 1: {sample_indices(12, epoch=1).tolist()}")
 
 # %% [markdown]
-# Look for any number from 0 to 11 in epoch 0: it appears on exactly one rank. The ranks did not communicate. A shared
-# seed is enough.
+# Look for any index from 0 to 11 in epoch 0: it appears on exactly one rank. A shared seed is enough, without any
+# communication.
 #
-# torch has `torch.utils.data.DistributedSampler`. It repeats some samples if the data set cannot be divided equally, so
-# that all ranks take equally many steps. And it cannot know when a new epoch begins: call `sampler.set_epoch(epoch)`
-# before each one. If you forget it, every epoch has the order of epoch 0, without any error.
+# In torch, this is `torch.utils.data.DistributedSampler`. It repeats some samples if the data set cannot be divided
+# equally, so that all ranks take the same number of steps. It cannot know when a new epoch begins, so call
+# `sampler.set_epoch(epoch)` before each one. If you forget this, every epoch silently has the order of epoch 0.
 
 # %% [markdown]
 # ## The short version
 #
-# A wrapper puts the pieces together. This one is enough for a plain model:
+# A wrapper puts the pieces together. This one is enough for a plain model, in which every parameter gets a gradient:
 
 
 # %%
@@ -446,8 +448,7 @@ class ShortDDP(torch.nn.Module):
 # %% [markdown]
 # ## Training to the end
 #
-# Now let's train something properly: a small network that reads handwritten digits. We train on 1,440 images and
-# test on the other 357.
+# Now let's train a small network that recognizes handwritten digits, on 1,440 images. We test it on the other 357.
 
 # %%
 # %%ranks
@@ -462,7 +463,7 @@ test_labels = labels[test_set]
 
 # %% [markdown]
 # The loop is the one you know, except for `finish_gradient_sync()` between backward and the optimizer's step. The
-# global batch has 96 samples, whatever the number of ranks.
+# global batch has 96 samples, whatever the number of ranks: four ranks take 24 each, the same 96 as one process.
 
 
 # %%
@@ -500,8 +501,8 @@ print(f"one process: {accuracy:.1%} of {len(test_labels)} test images are right"
 assert accuracy > 0.9
 
 # %% [markdown]
-# **Predict.** Now the same training on four ranks, each with a quarter of every batch. On how many of the 357 test
-# images will the result differ from that of one process? 0 means that both give the same answer to every image.
+# **Predict.** Next, we train on four ranks. On how many of the 357 test images will the two models disagree? 0 means
+# that both predict the same digit for every image.
 
 # %%
 my_different_images = 100
@@ -520,15 +521,15 @@ assert max(abs(a - b) for a, b in zip(one_losses, four_losses, strict=True)) < 1
 plots.loss_curves({"1 process": one_losses, "4 ranks": four_losses})
 
 # %% [markdown]
-# The four ranks did not only train an equally good model. They trained *the same* model: it gives the same answers, and
-# the two curves coincide up to rounding. (Sums are taken in another order, so rounding differs. We train in float64
-# here. In float32, these differences are larger and grow from step to step, so a few answers may differ in the end.)
+# The four ranks trained *the same* model: it predicts the same digits, and the two curves coincide up to rounding.
+# (Sums are taken in another order, so they are rounded differently. We train in float64 here. In float32, these
+# differences are larger and grow from step to step, so a few predictions may differ in the end.)
 
 # %% [markdown]
 # ## Without the broadcast
 #
-# **Predict.** What if we forget the broadcast, so that four different models average their gradients? Write 0 if you
-# expect an error, 1 if the loss does not fall, and 2 if it falls, but not as far.
+# **Predict.** What happens if we forget the broadcast, so that four different models average their gradients? Write 0
+# if you expect an error, 1 if the loss does not fall, and 2 if it falls, but less than before.
 
 # %%
 my_outcome = 0
@@ -549,14 +550,14 @@ assert last_epoch < last_epoch_unequal < unequal_losses[0] and disagree > 0
 plots.loss_curves({"4 ranks": four_losses, "4 ranks, no broadcast": unequal_losses})
 
 # %% [markdown]
-# The answer is 2, and that is the worst kind of bug: nothing fails, and the loss falls. But all ranks follow a mean
-# gradient that fits none of their four models, so the loss falls less. In the end there are still four different
-# models, and a script usually saves only that of rank 0.
+# The answer is 2, and that is the worst kind of bug: there is no error, and the loss falls. But the mean gradient is
+# not the gradient of any of the four models, so the loss falls less. In the end, there are still four different models,
+# and a script usually saves only that of rank 0.
 
 # %% [markdown]
 # ## What torch calls it
 #
-# torch's wrapper is `DistributedDataParallel`, or **DDP**. It also broadcasts when it is built, but it averages the
+# torch's wrapper is `DistributedDataParallel`, or **DDP**. Its constructor also broadcasts, but it averages the
 # gradients *during* `backward()`, so there is nothing to call afterwards. Does it train the same model?
 
 # %%
@@ -568,8 +569,8 @@ print(f"{(ddp_predicted != predicted).sum()} test images with a different answer
 assert (ddp_predicted == predicted).all()
 
 # %% [markdown]
-# What does a step put on the wire? The next cell records the ledger of one step of each wrapper, with the small GPT.
-# First ours:
+# It does. What does a step send? The next cell records the ledger of one training step of the small GPT with each
+# wrapper. First ours:
 
 # %%
 # %%ranks
@@ -594,9 +595,10 @@ logs["by hand"][0].table(times=False)
 logs["torch's DDP"][0].table(times=False)
 
 # %% [markdown]
-# DDP sends the same elements in a single all-reduce: it packs gradients into flat tensors called buckets. Look at
-# "must send" in the last row: the sums are equal, and they are what chapter 01 predicts. To all-reduce S bytes on N
-# ranks, a ring makes every rank send 2(N−1)/N · S.
+# DDP sends the same elements in a single all-reduce: it packs gradients into flat tensors called buckets, and ours fit
+# into one. Look at `must send` in the last row: both wrappers send the same number of bytes. Chapter 01 predicts it: to
+# all-reduce S bytes on N ranks, a ring sends 2(N−1)/N · S bytes per rank. The next cell checks that, and counts the
+# all-reduces that each wrapper launched during backward.
 
 # %%
 from shared import formulas
@@ -611,8 +613,8 @@ for name, of_ranks in logs.items():
     assert early == (of_ranks[0].messages if name == "torch's DDP" else 0)
 
 # %% [markdown]
-# Are twenty small all-reduces slower than one large one? The next cell times both wrappers, and a step of DDP
-# without any communication. The ranks share this machine's cores and memory, so compare the bars only with each other.
+# Are twenty small all-reduces slower than one large one? The next cell times a step with each wrapper, and a step of
+# DDP without communication. The ranks share one machine, so only the ratios count.
 
 # %%
 # %%ranks
@@ -627,9 +629,9 @@ assert ratio > 1
 plots.bars(step_times.ms(), "ms per step (median of 10)")
 
 # %% [markdown]
-# Ours is slower, although both send the same bytes. It launches twenty all-reduces instead of one, and each of them
-# costs its latency. When does a step spend that time? The next cell records a step of the sleeping model, with our
-# wrapper and an optimizer. Look at what the rank computes while communication is in flight.
+# Ours is slower, although both send the same number of bytes. It launches twenty all-reduces instead of one, and each
+# of them costs its latency. When does a step spend that time? The next cell records a step of the model that sleeps,
+# with our wrapper and an optimizer. Look at what the rank computes while communication is in flight.
 
 # %%
 # %%ranks
@@ -655,10 +657,9 @@ plots.timeline(lines[:1])
 
 # %% [markdown]
 # It computes nothing: all communication comes after backward and before the optimizer's step. Communication is called
-# *exposed* while the rank has nothing to compute, and *hidden* while it computes. The numbers beside the figure say how
-# long the communication was exposed, and which share of it was hidden.
+# *exposed* while the rank has nothing to compute, and *hidden* while it computes.
 #
-# In summary, this is where DDP differs from our short version:
+# In summary, DDP differs from our short version as follows:
 #
 # | | by hand | torch's DDP |
 # |---|---|---|
@@ -676,22 +677,21 @@ plots.timeline(lines[:1])
 # | Who starts the ranks? | `ranks.start(4)` | `torchrun`, one process per GPU |
 # | How is a model wrapped? | `DistributedDataParallel(model)` | the same, with `device_ids=[local_rank]` |
 # | Do the replicas still agree? | pull them and compare | all-reduce a checksum with `MIN` and `MAX`, and compare |
-# | What if a rank runs out of data? | the sampler prevents it | the same, or DDP's `join()` ¹ |
-# | What about BatchNorm? | it computes another function | `SyncBatchNorm`, which does not run on CPUs |
-# | What do more ranks change? | nothing: the same global batch | usually, the global batch grows ² |
+# | What if a rank runs out of samples? | the sampler prevents it | the same, or DDP's `join()` ¹ |
+# | What about BatchNorm? | each rank uses its own statistics | `SyncBatchNorm`, which does not run on CPUs |
+# | Does the global batch grow with N? | no | usually ² |
 #
-# ¹ With `join()`, the other ranks can continue. It still divides by the initial N by default, so every sample keeps its
-# weight (PyTorch documentation of `DistributedDataParallel.join`).
+# ¹ With `join()`, the other ranks can continue. By default, they still divide by the initial N, so every sample keeps
+# its weight (PyTorch documentation of `DistributedDataParallel.join`).
 #
-# ² Then it is a different training run, which usually needs a larger learning rate and a warm-up (Goyal et al. 2017,
-# section 2).
+# ² Training with a larger batch usually needs a larger learning rate and a warm-up (Goyal et al. 2017, section 2).
 
 # %% [markdown]
 # ## Recap
 #
-# Ψ is the number of parameters, in fp32, and N the number of ranks. The optimizer is Adam.
+# There are Ψ parameters in fp32, and N ranks. The optimizer is Adam. (The last section explains the 16Ψ bytes.)
 #
-# | | memory per rank | wire: sent per rank and step | all-reduces | overlap |
+# | | memory per rank | bytes sent per rank and step | all-reduces | overlap |
 # |---|---|---|---|---|
 # | one process | 16Ψ bytes | 0 | 0 | – |
 # | by hand | 16Ψ | 2(N−1)/N · 4Ψ | one per parameter | none |
@@ -701,7 +701,7 @@ plots.timeline(lines[:1])
 #
 # **Terms**
 #
-# - **micro-batch**: the samples of one forward and backward, a piece of a batch that is processed in several pieces.
+# - **micro-batch**: one of the pieces into which a batch is cut, each with its own forward and backward.
 # - **gradient accumulation**: several micro-batches run one after the other and add up their gradients before the
 #   optimizer takes one step.
 # - **stand-in for a GPU**: a block of a model that sleeps, so that time passes as on a GPU and no core is used.
@@ -724,12 +724,12 @@ plots.timeline(lines[:1])
 #   Training](https://arxiv.org/abs/2006.15704), VLDB 2020, sections 2 and 3: from the naive solution, which you have
 #   just built, to the DDP of today.
 # - Goyal et al., [Accurate, Large Minibatch SGD](https://arxiv.org/abs/1706.02677), 2017, section 3: pitfalls of data
-#   parallelism. Remark 3 is our weighted mean, and remark 4 is our sampler.
+#   parallelism. Remark 3 is about the loss of each rank, as in our weighted mean, and remark 4 about shuffling.
 # - Hugging Face, [Fixing Gradient Accumulation](https://huggingface.co/blog/gradient_accumulation), 2024, and
 #   [transformers issue 34242](https://github.com/huggingface/transformers/issues/34242): how the mean over padded
 #   sequences went wrong in practice, first in gradient accumulation and then between ranks.
 # - [DistributedDataParallel](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html)
-#   in the PyTorch documentation: its notes and warnings, such as the one about a loss that is summed.
+#   in the PyTorch documentation: its notes and warnings, such as the one about summed losses.
 
 # %% [markdown]
 # ## What is still wasted
@@ -738,7 +738,7 @@ plots.timeline(lines[:1])
 #   you will pack gradients into buckets.
 # - **Waiting.** All communication is exposed. It starts after backward, but the gradients of the last layers are ready
 #   long before backward ends. In chapter 04, you will send them right then.
-# - **Memory.** What does each rank hold when a step has ended?
+# - **Memory.** How many bytes does each rank hold after a step?
 
 # %%
 # %%ranks
@@ -751,8 +751,8 @@ assert 0 <= held.optimizer_bytes - 8 * parameters < 200  # Adam also counts its 
 print(f"{held.total_bytes / parameters:.1f} bytes per parameter")
 
 # %% [markdown]
-# In fp32, that is 4 bytes each for a parameter and its gradient, and 8 for Adam's two moments. All four ranks hold the
-# same bytes, so three of four copies are redundant. In chapters 07 to 09, you will divide them among the ranks.
+# In fp32, a parameter and its gradient take 4 bytes each, and Adam's two moments take 8. All four ranks hold the same
+# values, so three of the four copies are redundant. In chapters 07 to 09, you will divide one copy among the ranks.
 #
 # Now do lab 02, in which you make the short version robust. The next cell stops the ranks.
 
