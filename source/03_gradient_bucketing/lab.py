@@ -155,7 +155,7 @@ def assign_buckets(
 check.assign_buckets()
 
 # %% [markdown]
-# ## Exercise 3.3 · Breaking and repairing a bucket (15 min, 3 points)
+# ## Exercise 3.3 · Break a bucket, then fix it (15 min, 3 points)
 #
 # If the `.grad` of each parameter *is* its slice, backward writes directly into the flat tensor, and nothing has to be
 # copied. Is it enough to make each `.grad` a slice once, when the bucket is created? The next class does that:

@@ -168,8 +168,8 @@ tables.Table(["", "α, ms", "β, ns per byte"], rows, fitted.where)
 # - **α depends on how you time it.** The last row is from single calls. In a training step, all-reduces follow each
 #   other without a pause, so we use the first row.
 #
-# Do this α and β predict the time of the 100 gradients? Together, n all-reduces of $S_1, \dots, S_n$ bytes, S in total,
-# take
+# Do this α and β predict the time of the 100 gradients? If n all-reduces have $S_1, \dots, S_n$ bytes, and S bytes in
+# total, they take
 #
 # $$T = \sum_{i=1}^n\,(\alpha + \beta S_i) = n\alpha + \beta S$$
 
@@ -679,8 +679,8 @@ tables.Table(["link", "GPUs", "α/β, MB", "10 α/β, MB"], rows, note)
 #
 # **Terms**
 #
-# - **latency-bound**: most of a collective's time is latency, which does not depend on its bytes.
-# - **bandwidth-bound**: most of a collective's time is the transfer of its bytes.
+# - **latency-bound**: a collective is latency-bound if most of its time is latency, which does not depend on its bytes.
+# - **bandwidth-bound**: a collective is bandwidth-bound if most of its time is the transfer of its bytes.
 # - **flat tensor**: a tensor with one dimension that holds the elements of several tensors one after the other.
 # - **view**: a tensor without memory of its own, which uses a part of another tensor's memory.
 # - **bucket**: a group of gradients that share one flat tensor and are averaged by one all-reduce.
@@ -721,7 +721,8 @@ plots.timeline(lines[:1], exposed=False)
 
 # %% [markdown]
 # There are only eight all-reduces now, but all of them come after backward. While they are in flight, the rank computes
-# nothing. Yet the gradients of the first bucket were complete long before. Chapter 04 sends them as soon as they are.
+# nothing. Yet the gradients of the first bucket were complete long before. Chapter 04 sends them as soon as they are
+# complete.
 #
 # First, you build the wrapper `BucketedDDP` in the lab. To watch buckets outside a notebook, run
 # `torchrun --nproc_per_node=2 labs/gradient_sync_visualizer.py`.
