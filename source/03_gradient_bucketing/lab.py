@@ -8,9 +8,9 @@
 # %% [markdown]
 # # Lab 03 · Gradient bucketing
 #
-# **60 minutes, 11 points.** You build `BucketedDDP`. It computes the same gradients as `ManualDDP` of chapter 02 (up to
-# rounding) and sends the same bytes, but with far fewer all-reduces. At the end, you train a GPT with it, and compare
-# its losses, all-reduces, time and memory with those of torch's DDP.
+# **60 minutes, 11 points.** In this lab, you build `BucketedDDP`. It computes the same gradients as `ManualDDP` of
+# chapter 02 (up to rounding) and sends the same bytes, but in far fewer all-reduces. At the end, you train a GPT with
+# it, and compare its losses, all-reduces, time and memory with those of torch's DDP.
 #
 # Three small pieces do the work, one in each of the first three exercises:
 #
@@ -18,8 +18,8 @@
 # - `assign_buckets` decides which gradients share a bucket,
 # - `Bucket` averages the gradients of one bucket.
 #
-# Each exercise has a check, which draws new weights, samples and sizes every time. The first lines of a check try the
-# plain case, and the others try unusual models.
+# Each exercise has a check, which draws new weights, samples and sizes at random every time. The first lines of a check
+# try the plain case, and the others try unusual ones.
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks, tables
@@ -45,21 +45,22 @@ MB = 2**20  # bytes, as in the bucket_cap_mb of torch's DDP
 # ## Exercise 3.1 · One tensor, many gradients (10 min, 2 points)
 #
 # Allocate one flat tensor for the gradients of all `parameters`, and split it into **slices**. A slice is a view of the
-# flat tensor with the shape of its parameter. It has no memory of its own, so what you write into a slice is in the
-# flat tensor at once.
+# flat tensor with the shape of its parameter. It has no memory of its own, so when you write into a slice, you write
+# into the flat tensor.
 #
-# - The flat tensor consists of zeros. It has as many elements as all parameters together, and their dtype and device.
+# - The flat tensor is all zeros. It has as many elements as all parameters together, and their dtype and device.
 # - The slices follow each other in the order of the parameters, without gaps.
-# - Allocate only once.
+# - Allocate memory only once, for the flat tensor.
 #
-# For example, two parameters with the shapes [2] and [1, 3] share the memory of a flat tensor like this:
+# For example, take two parameters with the shapes [2] and [1, 3]. If the flat tensor has the elements a to e, then the
+# slices are:
 # ```python
-# flat                     # a b c d e
+# flat                     # [a b c d e]
 # slices[0], slices[1]     # [a b], [[c d e]]
 # ```
 #
-# <details><summary>Hint</summary><code>flat.split(sizes)</code> returns views of the sizes in a list. Which method of a
-# view changes its shape, but not its memory?</details>
+# <details><summary>Hint</summary>For a list of sizes, <code>flat.split(sizes)</code> returns one view of each size.
+# Which method of a tensor returns a view with another shape?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="flat-and-slices"
@@ -92,28 +93,28 @@ check.flat_and_slices()
 # - Go through the parameters in **reverse order**, because backward completes the gradients of the last layers first.
 # - Add each parameter to the bucket that was opened last. If it does not fit there, open a new bucket. Never go back to
 #   an earlier bucket, even if it has room.
-# - A bucket holds at most `bucket_cap_mb` · 2²⁰ bytes (`MB` is defined above). A parameter that is larger gets a bucket
-#   of its own.
+# - A bucket holds at most `bucket_cap_mb` · 2²⁰ bytes (2²⁰ is the constant `MB` above). A parameter that is larger than
+#   that gets a bucket of its own.
 # - Return the buckets in the order in which they were opened.
 #
-# For example, let the cap be 3 bytes, and let the gradients have 1, 1, 1, 2, 4 and 1 bytes in the order of the model.
-# Then the buckets are:
+# For example, suppose that the cap is 3 bytes, and that the gradients have 1, 1, 1, 2, 4 and 1 bytes in the order of
+# the model. You start at the end of this list, so the buckets are:
 # ```python
-# [[1], [4], [2, 1], [1, 1]]          # in reverse order of the model
+# [[1], [4], [2, 1], [1, 1]]          # bytes of the gradients in each bucket
 # ```
 #
-# Then add the other rules, each with its own line of the check:
+# Then add the other rules, each of which has its own line in the check:
 #
-# - `first bucket`: the first bucket holds at most `first_bucket_mb`, but never more than `bucket_cap_mb`.
-# - `dtypes`: a flat tensor has one dtype and one device. So each pair of dtype and device has its own buckets: its own
-#   bucket that was opened last, and its own first bucket.
+# - `first bucket`: the cap of the first bucket is `first_bucket_mb` or `bucket_cap_mb`, whichever is smaller.
+# - `dtypes`: a flat tensor has one dtype and one device. So each pair of dtype and device has its own buckets,
+#   including its own first bucket and its own bucket that was opened last.
 # - `trainable`: frozen parameters (`requires_grad=False`) are in no bucket.
 # - `any iterable`: `parameters` may be a generator, as `module.parameters()` is, so you can go through it only once.
 #
 # <details><summary>Hint 1</summary>For one dtype, two variables are enough: the bucket that was opened last, and how
-# many bytes still fit into it. <code>parameter.nbytes</code> is the size of a parameter's gradient.</details>
-# <details><summary>Hint 2</summary>For several dtypes and devices, keep these two in a dict. What is its key, and how
-# do you notice that a key has no bucket yet?</details>
+# many bytes still fit into it. A gradient has <code>parameter.nbytes</code> bytes, like its parameter.</details>
+# <details><summary>Hint 2</summary>For several dtypes and devices, keep these two variables in a dict. What is its key,
+# and how do you notice that a key has no bucket yet?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="assign-buckets"
@@ -125,12 +126,12 @@ def assign_buckets(
 
     Args:
         parameters: The parameters of a module, in its order.
-        bucket_cap_mb: How many MB (2²⁰ bytes) a bucket holds at most.
+        bucket_cap_mb: The most MB (2²⁰ bytes) that a bucket holds. A larger parameter gets a bucket of its own.
         first_bucket_mb: The cap of the first bucket of each dtype and device. It is smaller, so that the first
             collective can be launched early.
 
-    Source: torch's DDP, with its default cap, uses the same order and caps, but it closes a bucket as soon as the
-        bucket reaches or exceeds its cap.
+    Source: torch's DDP, with its default cap, uses the same order and caps, but it closes a bucket once the bucket has
+        reached or exceeded its cap.
     """
     ### BEGIN SOLUTION
     buckets = []
@@ -154,10 +155,10 @@ def assign_buckets(
 check.assign_buckets()
 
 # %% [markdown]
-# ## Exercise 3.3 · Break a bucket, and repair it (15 min, 3 points)
+# ## Exercise 3.3 · Break a bucket, then fix it (15 min, 3 points)
 #
 # If the `.grad` of each parameter *is* its slice, backward writes directly into the flat tensor, and nothing has to be
-# copied. So why not make each `.grad` a slice once, when the bucket is created? The next class does that:
+# copied. Is it enough to make each `.grad` a slice once, when the bucket is created? The next class does that:
 
 
 # %%
@@ -176,8 +177,8 @@ class TiedOnce:
 
 
 # %% [markdown]
-# The next cell runs two steps of an ordinary training loop. On rank r, backward computes the gradient r + 1.
-# **Predict** the gradient that the optimizer of each rank uses in step 0 and in step 1.
+# The next cell runs two steps of an ordinary training loop on the four ranks. On rank r, backward computes the gradient
+# r + 1. **Predict** the gradient that each rank's optimizer uses in step 0 and in step 1.
 
 # %%
 # %%ranks
@@ -192,28 +193,28 @@ for step in range(2):
     optimizer.zero_grad()
 
 # %% [markdown]
-# There is no error, but from step 1 on, every rank trains with its own gradient. What does `zero_grad()` leave in
-# `.grad`, and what does `backward()` do when it finds that there?
+# There is no error, but from step 1 on, every rank trains with its own gradient instead of the mean. What does
+# `zero_grad()` leave in `.grad`, and where does the next `backward()` put the gradient?
 #
 # Write a `Bucket` that still works after `zero_grad()`. Its constructor allocates the flat tensor and its slices, once.
-# Every step then calls the other methods in this order:
+# In every step, the other methods are called in this order:
 #
-# - `pack(index)` fills the slice of one parameter, and makes the slice the parameter's `.grad`:
+# - `pack(index)` fills the slice of `parameters[index]`, and makes the slice the parameter's `.grad`:
 #     - The slice gets the gradient, divided by the number of ranks in the group, so that the all-reduce gives the mean.
 #     - If `.grad` is None, the slice gets zeros.
-#     - If `.grad` already is the slice, it is divided in place, and stays where it is.
+#     - If `.grad` already is the slice, divide it in place. It remains the `.grad`.
 # - `launch()` starts one asynchronous all-reduce of the flat tensor, and does not wait for it.
-# - `wait()` waits until it is complete. If none is in flight, it raises a `RuntimeError`.
+# - `wait()` waits until this all-reduce is complete. If none is in flight, it raises a `RuntimeError`.
 #
-# `reject_graph` is given, and `pack` calls it first. After `backward(create_graph=True)`, which computes second
-# derivatives, gradients are part of an autograd graph. An all-reduce is not, so averaged gradients would silently lose
-# their graph. An error is better.
+# `reject_graph` is given, and `pack` already calls it. After `backward(create_graph=True)`, which is used to compute
+# second derivatives, gradients are part of an autograd graph. An all-reduce is not, so averaging would silently detach
+# them from their graph. An error is better.
 #
-# <details><summary>Hint 1: pack</summary>The slice still holds the mean of the last step. Does each of the three cases
-# replace all of it? <code>torch.div(a, b, out=c)</code> writes the quotient into c, and c may be the same tensor as
-# a.</details>
-# <details><summary>Hint 2: launch and wait</summary><code>dist.all_reduce(..., async_op=True)</code> returns at once,
-# with a handle. <code>handle.wait()</code> waits. How can <code>wait()</code> tell that no all-reduce is in
+# <details><summary>Hint 1: pack</summary>Before <code>pack</code>, the slice may still hold the mean of the last step.
+# Does your code overwrite all of it in each of the three cases? <code>torch.div(a, b, out=c)</code> writes the quotient
+# into c, and c may be the same tensor as a.</details>
+# <details><summary>Hint 2: launch and wait</summary><code>dist.all_reduce(..., async_op=True)</code> returns a handle
+# at once, and <code>handle.wait()</code> waits. How can <code>Bucket.wait()</code> tell that no all-reduce is in
 # flight?</details>
 
 
@@ -233,7 +234,7 @@ def reject_graph(gradient: torch.Tensor | None) -> None:
 class Bucket:
     """Averages the gradients of its `parameters` with one all-reduce of a flat tensor.
 
-    Once it is packed, a parameter's .grad *is* a slice of the flat tensor: nothing is copied back, or kept twice.
+    Once a parameter is packed, its .grad *is* a slice of the flat tensor, so nothing is copied back or held twice.
 
     Communication: launch() starts one all-reduce of the flat tensor.
     """
@@ -284,18 +285,19 @@ check.Bucket()
 #
 # Connect the pieces. `BucketedDDP(module, bucket_cap_mb=25.0, group=None)` is used like `ManualDDP`:
 #
-# - The constructor broadcasts the module's state (`broadcast_state` is imported from chapter 02), and creates one
-#   `Bucket` for each bucket of `assign_buckets`.
-# - `forward` calls the module.
+# - The constructor broadcasts the module's state with `broadcast_state(module, group)`, which is imported from chapter
+#   02. It creates one `Bucket` for each bucket that `assign_buckets` returns.
+# - `forward` passes its arguments to the module.
 # - `finish_gradient_sync()` packs and launches the buckets in the order of `assign_buckets`. It launches **all** of
 #   them before it waits for the first. When it returns, all of them are complete.
 # - Nothing is sent during forward or backward.
 #
 # In the check, look at the lines `same start` and `plain model` first. The other lines train models with tied, frozen
-# and unused parameters, buffers and several dtypes. If your pieces are right, you need no extra code for them.
+# and unused parameters, buffers and several dtypes. If your first three pieces are right, you need no extra code for
+# them.
 #
-# <details><summary>Hint</summary>If a rank waits for bucket 1 before it launches bucket 2, the link has nothing to do
-# in between. Which two loops over the buckets avoid that?</details>
+# <details><summary>Hint</summary>If a rank waits for bucket 1 before it launches bucket 2, the link is idle in between.
+# Which two loops over the buckets avoid that?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="bucketed-ddp"
@@ -345,7 +347,7 @@ class BucketedDDP(nn.Module):
 check.BucketedDDP()
 
 # %% [markdown]
-# ## Your wrapper beside torch's (10 min)
+# ## Comparing your wrapper with torch's (10 min)
 #
 # Three wrappers train a small GPT on text, from the same initial state: `ManualDDP` of chapter 02, your `BucketedDDP`,
 # and torch's DDP. Mismatch detection (chapter 00) is turned off from here on, because it adds a small all-reduce to
@@ -419,8 +421,8 @@ assert difference < 0.01
 plots.loss_curves(curves)
 
 # %% [markdown]
-# All three train in the same way: your wrapper computes what torch's does. How long does a step take? As in the lesson,
-# the ranks measure behind a link of 1 Gbit/s. (With NCCL, they use their own links.)
+# All three curves coincide: your wrapper computes what torch's does. How long does a step take? As in the lesson, each
+# rank is now behind a link of 1 Gbit/s. (With NCCL, the ranks use their own links.)
 
 # %% tags=["nbval-ignore-output"]
 # %%ranks
@@ -440,7 +442,7 @@ assert times.ratio("ManualDDP", "BucketedDDP") > 1
 plots.bars(times.ms(), "ms per step (median of 10 rounds)")
 
 # %% [markdown]
-# The next cell counts the all-reduces of a step, and what gradients and buckets take at their peak.
+# The next cell counts the all-reduces of a step, and measures the memory of gradients and buckets at their peak.
 
 
 # %%
@@ -472,10 +474,10 @@ header = ["", "all-reduces", "sent per rank, MB", "gradients and buckets at the 
 tables.Table(header, rows)
 
 # %% [markdown]
-# Your wrapper sends the same bytes as `ManualDDP` in less than a tenth of the all-reduces. But it holds more than
-# torch's DDP. `zero_grad()` drops the slices, so backward allocates every gradient anew, next to the buckets, and your
-# wrapper packs them only after backward. torch's DDP packs each gradient as soon as it is complete, and frees the
-# original.
+# Your wrapper sends the same bytes as `ManualDDP` in less than a tenth of the all-reduces. But it holds more memory
+# than torch's DDP. `zero_grad()` sets `.grad` to None, so backward allocates every gradient anew, in addition to the
+# buckets, and your wrapper packs the gradients only after backward. torch's DDP packs each gradient as soon as it is
+# complete, and frees the original.
 #
 # A bucket that is packed early can also be launched early. That is the topic of chapter 04.
 

@@ -10,7 +10,7 @@
 #
 # **35 minutes.** After this lesson, you will be able to:
 #
-# - measure what many small all-reduces cost, and split the time into latency and bytes,
+# - measure what many small all-reduces cost, and split their time into latency and transfer,
 # - pack gradients into a few flat buckets, and avoid holding every gradient twice,
 # - predict the communication time for any bucket cap, and say from which cap on a larger one gains little,
 # - describe the rule by which torch's DDP assigns gradients to buckets, and where it differs from yours.
@@ -21,12 +21,12 @@
 # ## Where we are
 #
 # In chapter 02, you built `ManualDDP`. After each backward, it averages the gradients with one all-reduce per
-# parameter. A parameter here is one tensor, such as the weight of a layer. For a GPT of two blocks, that was twenty
+# parameter, where a parameter is one tensor, such as the weight of a layer. For a GPT of two blocks, that was twenty
 # all-reduces. The GPT below has twelve blocks.
 #
 # Chapter 01 showed that times over loopback mislead, because ranks on one machine have no links of their own. So this
-# lesson puts each rank behind a link of 1 Gbit/s, on which a byte takes 8 ns. Where the machine does not allow such
-# links, the course emulates them, and says so:
+# lesson puts each rank behind a link of 1 Gbit/s, on which a byte takes 8 ns. The link is *shaped*, which means that
+# the operating system limits its rate. Where the machine does not allow that, the course emulates it, and says so:
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, plots, ranks, tables, widgets
@@ -59,7 +59,7 @@ print(log.summary())
 # %% [markdown]
 # ## What is wasted
 #
-# The figure below shows one step on rank 0. Compare the length of forward and backward with the length of the
+# The next cells record a step and plot it for rank 0. Compare the length of forward and backward with that of the
 # communication that follows.
 
 # %%
@@ -73,8 +73,8 @@ print(f"{line.communication_ms:.0f} ms of communication, {line.compute_ms:.0f} m
 plots.timeline([line], exposed=False)
 
 # %% [markdown]
-# Is the link too slow for that many bytes? In a ring, each rank sends 2(N−1)/N times the bytes of the gradients, at
-# 8 ns per byte:
+# Is the link too slow for that many bytes? In a ring of N ranks, each rank sends 2(N−1)/N times the bytes of the
+# gradients, at 8 ns per byte:
 
 # %% tags=["nbval-ignore-output"]
 bytes_ms = 1e3 * 8e-9 * log.sent_bytes
@@ -84,9 +84,9 @@ assert line.communication_ms > 1.5 * bytes_ms
 # %% [markdown]
 # The bytes explain only a part of the time. What takes the rest?
 #
-# **Predict.** We run 100 all-reduces again, but with tensors of only 100 elements (400 bytes). Together they have
-# about a sixtieth of the bytes. How long do they take, as a fraction of the time for the 100 gradients? 1 would mean
-# just as long, and 0.02 would mean that the time is proportional to the bytes.
+# **Predict.** We run 100 all-reduces again, but with tensors of only 100 elements (400 bytes). Together, these tensors
+# have about a sixtieth of the gradients' bytes. How long do they take, as a fraction of the time for the gradients?
+# 1 would mean just as long, and 0.02 that the time is proportional to the bytes.
 
 # %%
 my_prediction = 0.0
@@ -112,16 +112,16 @@ assert fraction > 0.2
 plots.bars(times.ms(), "ms (median of 9 rounds)")
 
 # %% [markdown]
-# With a sixtieth of the bytes, the all-reduces take far more than a sixtieth of the time. What is left does not depend
-# on the bytes: it is paid for every call.
+# With a sixtieth of the bytes, the all-reduces take far more than a sixtieth of the time. A large part of the time does
+# not depend on the bytes: it is a fixed cost of every call.
 
 # %% [markdown]
 # ## Latency and bytes
 #
 # Chapter 01 described a message by two numbers: sending S bytes takes α + βS seconds. The same formula describes a
 # whole all-reduce, with a larger α and β. We fit both to all-reduces of seven sizes, each called five times in a row,
-# as after backward. For comparison, we also time single calls, as in chapter 00. And we time the 100 gradients once
-# more, because α depends on how busy the cores are at the moment.
+# as after backward. For comparison, we time single calls, as in chapter 00. We also time the 100 gradients once more,
+# because α depends on how busy the cores are at the moment.
 
 # %%
 # %%ranks
@@ -131,9 +131,9 @@ gradients = measure.jobs({"100 gradients": by_hand.finish_gradient_sync}, rounds
 single = measure.collectives({"all-reduce": dist.all_reduce}, (400, 4_000_000), rounds=8)
 
 # %% [markdown]
-# In the figure, the curve is the fitted formula. Look at both of its ends. On the left it is nearly flat: there an
-# all-reduce is **latency-bound**, which means that α is most of its time. On the right the time grows with the size:
-# there it is **bandwidth-bound**, which means that βS is most of its time.
+# In the figure, look at both ends of the curve, which is the fitted formula. On the left, it is nearly flat: a small
+# all-reduce is **latency-bound**, which means that α is most of its time. On the right, it grows with the size: a large
+# all-reduce is **bandwidth-bound**, which means that βS is most of its time.
 
 # %% tags=["nbval-ignore-output"]
 sums = ranks.pull("sums")[0]
@@ -145,9 +145,9 @@ formula = {"all-reduce": fitted.message_s}
 cost_plots.predicted_against_measured(formula, sums.measured_s, "bytes in the tensor")
 
 # %% [markdown]
-# How does this α compare with the α of chapter 01? There, it was the latency of one step of the ring. On N = 4 ranks,
-# an all-reduce takes 2(N−1) = 6 such steps, and in each of them a rank sends a quarter of the tensor. So its α is 6
-# times that of a step, and its β is 6/4 = 1.5 times:
+# In chapter 01, α was the latency of one step of the ring. On N = 4 ranks, an all-reduce takes 2(N−1) = 6 such steps,
+# and in each of them a rank sends a quarter of the tensor. So the α of an all-reduce is 6 times that of a step, and its
+# β is 6/4 = 1.5 times that of a step. Compare the first two rows:
 
 # %% tags=["nbval-ignore-output"]
 of_a_step = sums.fit("all-reduce", sends="ring all-reduce")
@@ -161,17 +161,17 @@ rows = [
 tables.Table(["", "α, ms", "β, ns per byte"], rows, fitted.where)
 
 # %% [markdown]
-# - **β comes from the link.** For a step of the ring, it is about the 8 ns per byte of 1 Gbit/s.
+# - **β comes from the link.** For a step of the ring, it is about 8 ns per byte, as expected at 1 Gbit/s.
 # - **α comes from the processes.** A shaped link has almost no latency of its own. (An emulated link adds 0.1 ms per
-#   step.) But in each step of the ring, four processes have to wake up and receive, and if there are few cores, they
-#   wait for each other. So α is larger when the cores are busy.
-# - **α depends on what is timed.** Chapter 00 timed single calls (the last row), but over loopback, and chapter 01 also
-#   timed a ring written in Python. In a training step, all-reduces follow each other without a pause, so we use the
-#   first row.
+#   step.) But in each step of the ring, four processes have to wake up and receive. If there are few cores, they wait
+#   for each other, so α is larger when the cores are busy.
+# - **α depends on how you time it.** The last row is from single calls. In a training step, all-reduces follow each
+#   other without a pause, so we use the first row.
 #
-# Do this α and β predict the 100 gradients? Several all-reduces of $S_1, S_2, \dots$ bytes, S bytes in total, take
+# Do this α and β predict the time of the 100 gradients? If n all-reduces have $S_1, \dots, S_n$ bytes, and S bytes in
+# total, they take
 #
-# $$T = \sum_i\,(\alpha + \beta S_i) = \text{all-reduces}\cdot\alpha + \beta S$$
+# $$T = \sum_{i=1}^n\,(\alpha + \beta S_i) = n\alpha + \beta S$$
 
 # %% tags=["nbval-ignore-output"]
 latency_ms = 1e3 * fitted.alpha_s * log.messages
@@ -183,13 +183,16 @@ print(f"measured {measured_ms:.0f} ms")
 assert 1 / 5 < measured_ms / formula_ms < 5
 
 # %% [markdown]
+# (If other programs use the cores, α changes from minute to minute. Then a measured time may be longer or shorter than
+# predicted, here and below.)
+#
 # We can change neither α nor β, and we have to send all the bytes. But we can send them in fewer all-reduces.
 
 # %% [markdown]
 # ## One flat tensor
 #
-# The shortest way to use fewer calls is to use only one: copy all gradients into one **flat tensor**, a tensor with one
-# dimension. All-reduce that, and copy the averages back.
+# The simplest way to make fewer calls is to make only one. Copy all gradients into one **flat tensor**, a tensor with
+# one dimension, all-reduce it, and copy the averages back.
 
 
 # %%
@@ -229,7 +232,7 @@ assert torch.allclose(found, expected, atol=1e-6)
 
 # %% [markdown]
 # There is one all-reduce instead of 100, with the same bytes and the same gradients. How long does it take, including
-# both copies?
+# the copying in both directions?
 
 # %%
 # %%ranks
@@ -247,9 +250,7 @@ plots.bars(times.ms(), "ms (median of 5 rounds)")
 # %% [markdown]
 # ## The second copy
 #
-# The flat tensor takes memory, too.
-#
-# **Predict.** The gradients take 2.41 MB. How many MB do gradients and flat tensor take together at the peak?
+# **Predict.** The gradients take 2.41 MB. How many MB do the gradients and the flat tensor take together at the peak?
 
 # %%
 my_prediction_mb = 0.0
@@ -282,8 +283,8 @@ assert both_bytes == 2 * gradient_bytes
 # That is twice as much: a rank holds every gradient once in `.grad` and once in the flat tensor. With 7 billion
 # parameters in bf16, the second copy would take 14 GB.
 #
-# The way out is a **view**: a tensor that has no memory of its own, but shows a part of another tensor's memory.
-# What happens if a parameter's `.grad` is a view of the flat tensor when backward runs?
+# The way out is a **view**: a tensor that has no memory of its own, but uses a part of another tensor's memory.
+# What happens if each parameter's `.grad` is a view of the flat tensor when backward runs?
 
 # %%
 # %%ranks 0
@@ -323,17 +324,18 @@ assert held["views"]["gradients"] + held["views"]["buckets"] == gradient_bytes
 plots.memory_by_component(held)
 
 # %% [markdown]
-# With views, the second copy is gone. But a `.grad` is a view only until something puts another tensor there. One line
-# of an ordinary training loop does that in every step; exercise 3.3 of the lab shows which one.
+# With views, the second copy is gone. But a `.grad` remains a view only until something replaces it. One line of an
+# ordinary training loop does that in every step. Exercise 3.3 of the lab shows which one.
 
 # %% [markdown]
 # ## Several buckets
 #
-# One flat tensor has a disadvantage that the ledger does not show: it is complete only when the *last* gradient is.
+# A single flat tensor has a disadvantage that the ledger does not show: it is complete only when the *last* gradient
+# is, so its all-reduce cannot start before backward ends.
 #
 # **Predict.** Which gradient does backward complete first: that of the token embedding, which is the model's first
-# parameter, or that of the final norm, which is its last? The next cell registers a function that autograd calls with
-# each parameter as soon as its gradient is complete.
+# parameter, or that of the final norm, which is its last? Write "embedding" or "norm". The cell after your prediction
+# registers a function that autograd calls with each parameter as soon as its gradient is complete.
 
 # %%
 my_prediction = "?"
@@ -358,13 +360,13 @@ assert completed[0].startswith("norm.") and completed[-1] == "token_embedding.we
 
 # %% [markdown]
 # Backward goes through the model from its end, so the gradients of the last layers are complete first, and that of the
-# token embedding comes last. The output layer uses the same weight, but this gradient is the sum of both uses, so it is
-# not complete before the end either.
+# token embedding comes last. The output layer uses the same weight, but the gradient is the sum of both uses, so it is
+# complete only at the end.
 #
 # So we split the gradients into several flat tensors, starting at the end of the model. A **bucket** is a group of
 # gradients that share one flat tensor and one all-reduce. The first bucket is complete early in backward. The **bucket
-# cap** is the number of bytes that a bucket may hold at most. In the diagram (an example with a cap of 20 MB), follow
-# the gradients from the right to the left:
+# cap** is the largest number of bytes that a bucket may hold. In the diagram (an example with a cap of 20 MB), follow
+# the gradients from right to left:
 
 # %%
 diagrams.buckets()
@@ -373,7 +375,7 @@ diagrams.buckets()
 # %%
 # %%ranks
 def in_buckets(parameters, cap_bytes):
-    """Group parameters from last to first. A bucket holds at most cap_bytes, or one parameter."""
+    """Group parameters from last to first. A bucket holds at most cap_bytes, or one larger parameter."""
     buckets, room_bytes = [], 0
     for p in reversed(parameters):
         if not buckets or p.nbytes > room_bytes:
@@ -391,8 +393,8 @@ bucket_names = [[names[p] for p in bucket] for bucket in buckets]
 gradient_sizes = {name: p.nbytes for p, name in names.items()}
 
 # %% [markdown]
-# In the next figure, each row is a unit of the model, as wide as its gradients. The numbers are the buckets, in the
-# order in which they will be sent.
+# In the next figure, each row is a part of the model, such as a block, and as wide as its gradients. The numbers are
+# those of the buckets, in the order in which they will be sent.
 
 # %%
 gradient_sizes = ranks.pull("gradient_sizes")[0]
@@ -405,19 +407,20 @@ bucket_plots.bucket_map(gradient_sizes, ranks.pull("bucket_names")[0], "a cap of
 #
 # Some parameters need special care:
 #
-# | a parameter that | | so |
+# | if a parameter | then | so |
 # |---|---|---|
-# | has another dtype or device | would be converted by the flat tensor | each dtype and device has its own buckets |
-# | is tied | has one gradient, and `parameters()` returns it once | it is in one bucket |
-# | is frozen | never has a gradient | it is in no bucket |
-# | is unused on some ranks | has no `.grad` there | it counts as zeros, so all buckets have equal sizes |
+# | has another dtype or device | a flat tensor cannot hold it as it is | each dtype and device has its own buckets |
+# | is tied (used twice) | it has one gradient, and `parameters()` returns it once | it is in one bucket |
+# | is frozen | it never has a gradient | it is in no bucket |
+# | is unused on some ranks | it has no `.grad` there | it counts as zeros, so a bucket has the same size on all ranks |
 
 # %% [markdown]
 # ## The short version
 #
-# Two functions, `in_buckets` and `average_flat`, are already enough to train. The next cell trains the digits MLP twice
-# from the same initial weights: on the full batch without any communication, and on a quarter of each batch per rank,
-# with two buckets instead of six all-reduces.
+# The two functions `in_buckets` and `average_flat` are already enough to train. (`average_flat` frees its flat tensor
+# when it returns, so only one bucket at a time has a second copy.) The next cell trains the digits MLP twice from the
+# same initial weights: on the full batch without any communication, and on a quarter of each batch per rank, with two
+# buckets instead of six all-reduces.
 
 
 # %%
@@ -455,19 +458,18 @@ together_losses, accuracies = zip(*ranks.pull("together"), strict=True)
 mean_losses = [sum(of_step) / 4 for of_step in zip(*together_losses, strict=True)]
 difference = max(abs(x - y) for x, y in zip(alone_losses, mean_losses, strict=True))
 print(f"largest difference of the losses: {difference:.0e}")
-print(f"right on new digits: one process {alone_accuracy:.1%}, four ranks {accuracies[0]:.1%}")
+print(f"accuracy on new digits: one process {alone_accuracy:.1%}, four ranks {accuracies[0]:.1%}")
 assert difference < 1e-6 and alone_accuracy > 0.8 and abs(accuracies[0] - alone_accuracy) < 0.01
 plots.loss_curves({"one process": alone_losses, "4 ranks, 2 buckets": mean_losses})
 
 # %% [markdown]
-# Bucketing changes how gradients are sent, and nothing else. Four ranks together train the same model as one process
-# alone.
+# Four ranks train the same model as one process. Bucketing changes how gradients are sent, and nothing else.
 
 # %% [markdown]
 # ## Which cap?
 #
-# We go back to the GPT with 100 parameters, and try six caps, from none (each gradient by itself) to 25 MiB (one bucket
-# for all):
+# We go back to the GPT with 100 parameters and try six caps, from "none" (no bucketing: each gradient is sent by
+# itself) to 25 MiB (one bucket for all):
 
 # %%
 # %%ranks
@@ -478,8 +480,8 @@ for cap, buckets in by_cap.items():
     print(f"{cap:>7}: buckets {len(buckets):>3}, {total_bytes:,} bytes in total")
 
 # %% [markdown]
-# **Predict.** Use your α and β from above: how many milliseconds do the all-reduces take with a cap of 350 KiB (8
-# buckets)? All buckets are sent after backward, one after the other.
+# **Predict.** Use α and β from the first row of your table above. How many milliseconds do the all-reduces take with a
+# cap of 350 KiB (8 buckets, 2.41 MB), one after the other?
 
 # %%
 my_prediction_ms = 0.0
@@ -521,9 +523,8 @@ print(f"measured / formula: from {off[0]:.2f} to {off[-1]:.2f}")
 assert 1 / 5 < off[len(off) // 2] < 5
 
 # %% [markdown]
-# In the figure, each row is a cap. On the left is the model, split into its buckets. On the right, compare the measured
-# times with the predicted ones. (If other programs use the cores, α changes from minute to minute. Then all measured
-# times may be longer or shorter than predicted.)
+# In the figure, each row is a cap. The left half shows the model, split into its buckets. In the right half, compare
+# the measured times with the predicted ones.
 
 # %% tags=["nbval-ignore-output"]
 assert took_ms["none"] > 1.5 * took_ms["25 MiB"]
@@ -531,9 +532,9 @@ assert took_ms["none"] - took_ms["100 KiB"] > took_ms["100 KiB"] - took_ms["25 M
 widgets.cap_chooser(gradient_sizes, list(runs.values()))
 
 # %% [markdown]
-# A cap of 100 KiB already saves more time than any larger cap can add to that. From which size on does a larger cap
-# hardly pay? In a bucket of α/β bytes, latency takes as long as the bytes do. If all buckets have k · α/β bytes,
-# latency adds 1/k to the time of the bytes:
+# A cap of 100 KiB saves more time than any larger cap can save beyond that. From which cap on does a larger one gain
+# little? The transfer of α/β bytes takes as long as the latency, because β · α/β = α. In a bucket of k · α/β bytes, it
+# takes k times as long as the latency, so latency adds 1/k to the time of the transfer:
 
 # %% tags=["nbval-ignore-output"]
 even_bytes = fitted.alpha_s / fitted.beta_s_per_byte
@@ -542,18 +543,18 @@ note = f"The model has {gradient_bytes / 1e6:.2f} MB of gradients."
 tables.Table(["bucket", "MB", "latency adds"], rows, note)
 
 # %% [markdown]
-# From 10 α/β on, even an infinite cap would save less than a tenth of the time. If that is more than the whole model,
-# as it can be here, a single bucket is best.
+# From 10 α/β on, even an infinite cap would save less than a tenth of the time. If the whole model has fewer bytes of
+# gradients than that, as it may here, a single bucket is best.
 #
-# A larger cap also has a price: the first bucket is complete later. In this chapter, all buckets are sent after
-# backward, so it does not matter. Chapter 04 sends buckets during backward and measures the price. This is also why
-# torch's DDP makes the *first* bucket smaller than the others: it can be sent early.
+# A larger cap also has a price: the first bucket is complete later. That does not matter yet, because here all buckets
+# are sent after backward. Chapter 04 sends buckets during backward and measures the price. This is also why torch's DDP
+# makes the *first* bucket smaller than the others: it can be sent early.
 
 # %% [markdown]
 # ## The production version
 #
-# The argument `bucket_cap_mb` of torch's DDP is a cap in MiB (2²⁰ bytes). By default it is 25, and the first bucket has
-# a cap of 1. What does DDP send in its first three steps?
+# In torch's DDP, the argument `bucket_cap_mb` is the cap in MiB (2²⁰ bytes). Its default is 25 MiB, and then the first
+# bucket has a cap of 1 MiB. What does DDP send in its first three steps?
 
 # %%
 # %%ranks
@@ -572,16 +573,17 @@ def show_collectives(module, steps=3, **options):
 show_collectives(TinyGPT(config))
 
 # %% [markdown]
-# - **Step 1** uses a single bucket, because DDP does not know yet in which order gradients will be completed. It
+# - **Step 1** uses a single bucket, because DDP does not know yet in which order backward completes the gradients. It
 #   records that order.
 # - **At the start of step 2**, each rank assigns the gradients to buckets in the recorded order. Rank 0 broadcasts its
 #   **bucket assignment**, the list that says which gradient is in which bucket, so that all ranks use the same one.
-#   These are the two broadcasts: 404 bytes for 100 indices and the number of buckets, and 8 bytes for the lengths of
-#   the two buckets. No gradients are broadcast.
-# - **The first bucket is larger than its cap** of 1,048,576 bytes. DDP closes a bucket when it has *reached* its cap,
-#   so the last gradient may go over it (PyTorch issue 48880). Ours closes a bucket before that.
+#   The first broadcast sends 100 indices and the number of buckets (404 bytes), and the second the lengths of the two
+#   buckets (8 bytes).
+# - **The first bucket is larger than its cap** of 1,048,576 bytes. DDP closes a bucket once it has *reached* its cap,
+#   so the last gradient may exceed it (PyTorch issue 48880). Our function closes a bucket before that happens.
 #
-# Does the recorded order matter? Here is a model that registers its last layer first:
+# Does the recorded order matter? Here is a model that registers its last layer first. With a tiny cap, each gradient
+# has its own bucket:
 
 
 # %%
@@ -601,11 +603,12 @@ print("ours:", [sum(p.nbytes for p in bucket) for bucket in in_buckets(list(odd.
 show_collectives(odd, bucket_cap_mb=1e-4)
 
 # %% [markdown]
-# Ours would send the large gradient of the embedding first, although backward completes it last. From step 2 on, DDP
-# sends the gradient of the last layer first. (A `bucket_cap_mb` that you choose is also the cap of the first bucket.)
+# Our order would send the large gradient of the embedding first, although backward completes it last. From step 2 on,
+# DDP sends the gradient of the last layer first. (A `bucket_cap_mb` that you choose is also the cap of the first
+# bucket.)
 #
-# By default, DDP holds the second copy of every gradient, too. With `gradient_as_bucket_view=True`, gradients are
-# views of its buckets:
+# By default, DDP also holds a second copy of every gradient. With `gradient_as_bucket_view=True`, gradients are views
+# of its buckets:
 
 # %%
 # %%ranks
@@ -622,8 +625,8 @@ assert copied["buckets"] == copied["gradients"] == gradient_bytes and viewed["bu
 plots.memory_by_component(held)
 
 # %% [markdown]
-# This saves the memory, but not always the copying. If `zero_grad()` sets `.grad` to None, which is its default,
-# backward makes a new tensor for each gradient. DDP then copies it into the bucket, frees it, and makes `.grad` a view
+# This saves the memory, but not always the copying. By default, `zero_grad()` sets `.grad` to None, so backward
+# allocates a new tensor for each gradient. DDP then copies it into the bucket, frees it, and makes `.grad` a view
 # again.
 
 # %% [markdown]
@@ -631,18 +634,17 @@ plots.memory_by_component(held)
 #
 # | question | here | with NCCL and many hosts |
 # |---|---|---|
-# | What is α made of? | processes have to wake up | a kernel is launched, and each ring step takes some µs |
+# | Where does α come from? | processes have to wake up | a kernel launch, and a few µs for each ring step |
 # | How do I measure α? | `measure.collectives` | `all_reduce_perf` of nccl-tests: its time at the smallest size |
-# | How do I measure β? | `measure.collectives` | 1/`busbw` of `all_reduce_perf` at the largest size (of a ring step) |
+# | How do I measure β? | `measure.collectives` | `all_reduce_perf` at the largest size: 1/`busbw` is β of a ring step |
 # | How do I see the all-reduces? | wire ledger | a trace of `torch.profiler` |
-# | How do I see DDP's buckets? | wire ledger | in its log, which `TORCH_DISTRIBUTED_DEBUG=INFO` turns on¹ |
-# | Which cap? | one bucket, until chapter 04 | several times α/β: start from the table below, then try |
+# | How do I see DDP's buckets? | wire ledger | in DDP's log, which `TORCH_DISTRIBUTED_DEBUG=INFO` turns on¹ |
+# | Which cap? | one bucket, until chapter 04 | several times α/β: start from the table below, then measure |
 #
 # ¹ Together with `TORCH_CPP_LOG_LEVEL=INFO`.
 #
-# For a ring of N ranks, α of an all-reduce is 2(N−1) times that of a step, and β is 2(N−1)/N times. So α/β of an
-# all-reduce is N times that of a step: the more ranks there are, the larger the buckets have to be. The next table
-# shows it for real links:
+# In a ring of N ranks, α of an all-reduce is 2(N−1) times that of a step, and β is 2(N−1)/N times. So α/β is N times
+# that of a step: the more ranks there are, the larger the buckets have to be. The next table shows it for real links:
 
 # %%
 from shared.planner.links import REAL_LINKS
@@ -656,50 +658,50 @@ tables.Table(["link", "GPUs", "α/β, MB", "10 α/β, MB"], rows, note)
 
 # %% [markdown]
 # These are upper limits, because NCCL uses trees and other protocols where a ring would have too much latency. Still,
-# they explain two things that you will meet. In Megatron-Core, the default size of a bucket grows with the number of
-# ranks, so that collectives "do not become latency-bound": 1 million parameters per rank, and at least 40 million. And
-# torch's developers have discussed raising DDP's default of 25 MiB (PyTorch issue 118421).
+# they explain two things. In Megatron-Core, the default bucket size grows with the number of ranks, so that collectives
+# "do not become latency-bound": it is 1 million parameters per rank, but at least 40 million. And torch's developers
+# have discussed raising DDP's default of 25 MiB (PyTorch issue 118421).
 
 # %% [markdown]
 # ## Recap
 #
-# S is the number of bytes of all gradients, and N is the number of ranks.
+# S is the number of bytes of all gradients, and N the number of ranks.
 #
 # | | memory for gradients | wire: all-reduces | wire: sent per rank | overlap |
 # |---|---|---|---|---|
 # | `ManualDDP` | S | one per parameter | 2(N−1)/N · S | none |
 # | one flat tensor, copied | 2S at the peak | 1 | 2(N−1)/N · S | none |
-# | buckets, copied one by one | S and one bucket at the peak | one per bucket | 2(N−1)/N · S | not yet |
+# | buckets, copied one by one | S plus one bucket at the peak | one per bucket | 2(N−1)/N · S | not yet |
 # | buckets, gradients as views | S | one per bucket | 2(N−1)/N · S | not yet |
 # | torch's DDP | 2S; S with `gradient_as_bucket_view=True` | one per bucket | 2(N−1)/N · S | in backward |
 #
-# The communication takes α for each all-reduce, and βS for the bytes. The cap changes only the first part.
+# Communication takes α for each all-reduce, plus βS for the bytes. The cap changes only the first part.
 #
 # **Terms**
 #
 # - **latency-bound**: a collective is latency-bound if most of its time is latency, which does not depend on its bytes.
-# - **bandwidth-bound**: a collective is bandwidth-bound if the transfer of its bytes is most of its time.
+# - **bandwidth-bound**: a collective is bandwidth-bound if most of its time is the transfer of its bytes.
 # - **flat tensor**: a tensor with one dimension that holds the elements of several tensors one after the other.
-# - **view**: a tensor without memory of its own, which shows a part of another tensor's memory.
+# - **view**: a tensor without memory of its own, which uses a part of another tensor's memory.
 # - **bucket**: a group of gradients that share one flat tensor and are averaged by one all-reduce.
-# - **bucket cap**: the number of bytes that a bucket may hold at most.
+# - **bucket cap**: the largest number of bytes that a bucket may hold.
 # - **bucket assignment**: the list that says which gradient is in which bucket; it must be the same on all ranks.
 
 # %% [markdown]
 # ## Further reading
 #
 # - Li et al., [PyTorch Distributed: Experiences on Accelerating Data Parallel Training](https://arxiv.org/abs/2006.15704),
-#   VLDB 2020, §3.2: the design of DDP, starting from the same waste as this lesson.
+#   VLDB 2020, §3.2: the design of DDP, which starts from the same problem as this lesson.
 # - [Distributed Data Parallel](https://docs.pytorch.org/docs/stable/notes/ddp.html), "Internal Design": why buckets
 #   follow the reverse order of the parameters, and why they are always sent in the same order.
-# - [PyTorch issue 48880](https://github.com/pytorch/pytorch/issues/48880): a maintainer explains, with the numbers of a
+# - [PyTorch issue 48880](https://github.com/pytorch/pytorch/issues/48880): a maintainer explains, with the sizes of a
 #   real model, why buckets exceed `bucket_cap_mb`.
-# - `DistributedDataParallelConfig` in Megatron-Core: what it says about `bucket_size`.
+# - `DistributedDataParallelConfig` in Megatron-Core: its description of `bucket_size`.
 
 # %% [markdown]
 # ## What is still wasted
 #
-# Here is a step of the GPT with buckets of 350 KiB. Look at where the all-reduces begin.
+# Here is a step of the GPT with a cap of 350 KiB. Look at when the all-reduces begin.
 
 
 # %%
@@ -718,10 +720,11 @@ assert all(line.overlap < 0.1 for line in lines)
 plots.timeline(lines[:1], exposed=False)
 
 # %% [markdown]
-# There are only eight all-reduces now, but all of them come after backward, and while they are in flight the rank
-# computes nothing. The gradients of the first bucket were complete long before. Chapter 04 sends them right then.
+# There are only eight all-reduces now, but all of them come after backward. While they are in flight, the rank computes
+# nothing. Yet the gradients of the first bucket were complete long before. Chapter 04 sends them as soon as they are
+# complete.
 #
-# First, you build the wrapper `BucketedDDP` in the lab. To watch buckets outside of a notebook, run
+# First, you build the wrapper `BucketedDDP` in the lab. To watch buckets outside a notebook, run
 # `torchrun --nproc_per_node=2 labs/gradient_sync_visualizer.py`.
 
 # %%
