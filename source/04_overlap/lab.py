@@ -8,14 +8,14 @@
 # %% [markdown]
 # # Lab 04 · Overlapping communication with backward
 #
-# **60 minutes, 10 points.** You build `OverlappedDDP`. It uses the buckets of lab 03, but launches each bucket while
-# backward is still computing the other gradients. It is made of three small pieces:
+# **60 minutes, 10 points.** You build `OverlappedDDP`. It uses the buckets of lab 03, but launches a bucket while
+# backward is still computing other gradients. It consists of three small pieces:
 #
 # - a queue that launches buckets in the same order on every rank (4.1),
 # - hooks that tell the queue which gradients are ready (4.2, and `no_sync()` in 4.4),
 # - the wrapper that connects them to a module (4.3).
 #
-# Each exercise has a check. The checks never judge times, but they do judge the order of events.
+# Each exercise has a check. The checks judge the order of events, but never how long anything takes.
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks
@@ -40,8 +40,8 @@ from solutions.bucketed_ddp import Bucket, assign_buckets
 from solutions.manual_ddp import broadcast_state
 
 # %% [markdown]
-# Your code needs only four members of a bucket. The next cell declares them as a **protocol**, which any class with
-# these members fulfills. Your `Bucket` of lab 03 has them, and so will the buckets that you build in lab 08.
+# Your code needs only four members of a bucket. The next cell declares them as a **protocol**, which every class with
+# these members fulfills. Your `Bucket` from lab 03 has them, and so will the buckets that you build in lab 08.
 
 
 # %% tags=["export"]
@@ -64,32 +64,32 @@ class GradientBucket(Protocol):
 # %% [markdown]
 # ## Exercise 4.1 · Launch in one order (15 min, 2 points)
 #
-# All ranks must launch their collectives in the same order. But the order in which gradients become ready may depend on
-# a rank's samples. So the buckets wait in a queue: a bucket is launched when it is full *and all buckets before it have
-# been launched*.
+# All ranks must launch their collectives in the same order. But the order in which a rank's gradients become ready may
+# depend on its samples. So the buckets wait in a queue: a bucket is launched when it is full *and all buckets before it
+# have been launched*.
 #
-# `LaunchQueue(buckets)` has two attributes. `missing` is a list with one set per bucket: the indices of the gradients
-# that are not packed yet. `launched` is the number of buckets launched so far.
+# `LaunchQueue(buckets)` has two attributes. `missing` is a list with one set per bucket, which holds the indices of the
+# gradients that are not packed yet. `launched` is the number of buckets launched so far.
 #
 # - `add(bucket_index, index)` packs gradient `index` of bucket `bucket_index`. Then it launches every bucket that is
 #   full and whose turn has come. It does not wait.
-# - `finish()` is called after backward. It packs the gradients that are still missing (`pack` counts them as zeros),
-#   launches the remaining buckets, and then waits for all buckets. After that, the queue is ready for the next
-#   backward.
+# - `finish()` is called after backward. It packs the gradients that are still missing (`pack` puts zeros where a
+#   gradient is None), launches the remaining buckets, and then waits for all buckets. After that, the queue is ready
+#   for the next backward.
 #
 # Target: every bucket is packed completely, launched once, in order, and waited for once.
 #
-# Begin with `__init__` and `add`, and run the cell below the exercise. Write `finish` when its output is right.
+# Begin with `__init__` and `add`, and run the cell below the exercise. Once its output is right, write `finish`.
 #
 # <details><summary>Hint 1: which buckets are launched in add?</summary>
 #
-# One `add` may complete a bucket that several full buckets were waiting for. Which loop launches all of them, and where
-# does it stop?
+# One `add` may complete a bucket that several full buckets have been waiting for. Which loop launches all of them, and
+# when does it stop?
 # </details>
 # <details><summary>Hint 2: what does finish do about missing gradients?</summary>
 #
-# The same as for gradients that are ready. Can one of your methods do it? And which method sets `missing` and
-# `launched` to their initial values?
+# It does the same as for gradients that are ready. Which of your methods does that already? And how do `missing` and
+# `launched` get their initial values again?
 # </details>
 
 
@@ -138,8 +138,8 @@ class LaunchQueue:
 
 
 # %% [markdown]
-# The next cell adds four gradients to three buckets that only print. Nothing should be launched in the first two calls,
-# bucket 0 in the third call, and buckets 1 and 2 in the fourth call.
+# The next cell adds four gradients to three buckets that only print. The first two calls should launch nothing, the
+# third call bucket 0, and the fourth call buckets 1 and 2.
 
 
 # %%
@@ -167,8 +167,9 @@ check.LaunchQueue()
 # %% [markdown]
 # ## Exercise 4.2 · Launch during backward (20 min, 3 points)
 #
-# Something must call `add` while backward computes: a hook. A wrong hook raises no error, so let's look at two of them
-# first. Both look right, and both have been published:
+# A hook has to call `add` while backward computes. A wrong hook raises no error, so let's look at two wrong ones first.
+# Both look right, and both can be found in published code. You know `register_post_accumulate_grad_hook` from the
+# lesson. With `register_hook`, autograd calls your function with the gradient that the current backward has computed.
 
 
 # %%
@@ -188,8 +189,8 @@ def hooked(register):
 
 
 # %% [markdown]
-# The two gradients of rank r are r + 1 and 10 (r + 1). The parameter should stay 1, and every rank's gradient should be
-# 27.5, the mean of the sums over the ranks.
+# On rank r, the gradients of the two micro-batches are r + 1 and 10 (r + 1), so their sum is 11 (r + 1). The parameter
+# should stay 1, and every rank's gradient should be the mean of the four sums, 27.5.
 #
 # **Predict.** What is the gradient on rank 3 with each of the two hooks?
 
@@ -209,17 +210,17 @@ print(f"hook on the tensor: parameter {parameter:.1f}, gradient {gradient:.1f}")
 # %% [markdown]
 # Neither hook raises an error, and both leave gradients that differ between ranks.
 #
-# - A post-accumulate hook receives the *parameter*, not its gradient. `average` averaged the parameter, which is the
-#   same on all ranks, so nothing seemed to happen.
+# - A post-accumulate hook receives the *parameter*, not its gradient. So `average` averaged the parameter, which is the
+#   same on all ranks, and nothing seemed to happen.
 # - A hook on the tensor receives the gradient of this backward *before* it is added to `.grad`. The gradient of the
-#   first micro-batch was never averaged.
+#   first micro-batch was therefore never averaged.
 #
-# So we use post-accumulate hooks and read `parameter.grad` ourselves. Autograd calls such a hook once per backward,
+# So we use post-accumulate hooks, but read `parameter.grad` ourselves. Autograd calls such a hook once per backward,
 # when `.grad` is complete, even if the parameter is tied and gets two gradients.
 #
-# `watch_gradients` is given. It registers a hook on each parameter of the buckets, and translates the parameter into
-# the two indices that `add` takes. Thanks to its weak reference and its clean-up, the hooks do not keep a deleted
-# wrapper alive. You need not understand these two to go on.
+# The next cell gives you `watch_gradients`. It registers a hook on each parameter of the buckets. The hook translates
+# the parameter into the two indices that `add` takes. The weak reference and the clean-up at the end make sure that the
+# hooks do not keep a deleted wrapper alive. You can go on without understanding them.
 
 
 # %% tags=["export"]
@@ -256,22 +257,23 @@ def watch_gradients(
 #
 # - `on_gradient(bucket_index, index)` is called in backward when a gradient is complete. It adds the gradient to the
 #   queue.
-# - `finish()` finishes the queue.
+# - `finish()` calls the queue's `finish`.
 #
-# Then add the two attributes and the error:
+# Then handle the two attributes that `__init__` sets, and the error:
 #
-# - While `enabled` is False, gradients accumulate: `on_gradient` adds nothing to the queue, and `finish` does nothing.
-# - `pending` becomes True with the first gradient, even if `enabled` is False. It becomes False in the next `finish`
-#   that does something. Lab 08 will read it.
-# - A second `backward()` before `finish()` would add its gradients to buckets that may be in flight. So `on_gradient`
-#   raises a `RuntimeError` if the queue already has this gradient, whether `enabled` or not. Say in its message what to
-#   do instead: call `finish_gradient_sync()` after each `backward()`, or use `no_sync()`.
+# - While `enabled` is False, gradients only accumulate: `on_gradient` adds nothing to the queue, and `finish` does
+#   nothing.
+# - `pending` becomes True with the first gradient, even if `enabled` is False. The next `finish` sets it to False,
+#   unless `enabled` is False. (Lab 08 will read `pending`.)
+# - A second `backward()` before `finish()` would write its gradients into buckets that may be in flight. So
+#   `on_gradient` raises a `RuntimeError` if this gradient is in the queue already, whether `enabled` or not. The
+#   message should say what to do instead: call `finish_gradient_sync()` after each `backward()`, or use `no_sync()`.
 #
 # Target: each gradient is added once, in the backward that completes it, and nothing waits during backward.
 #
 # <details><summary>Hint 1: how do I recognize a second gradient?</summary>
 #
-# The queue knows which gradients it is still missing. Is this one of them?
+# The queue knows which gradients are still missing. Is this one of them?
 # </details>
 # <details><summary>Hint 2: which class packs, launches and waits?</summary>
 #
@@ -336,8 +338,8 @@ check.GradientSync()
 #
 # `OverlappedDDP(module, bucket_cap_mb=25.0, group=None)` is used like `BucketedDDP`. You have all of its pieces:
 #
-# - When it is built, it broadcasts the state of `module` with `broadcast_state`, and splits the parameters with
-#   `assign_buckets`. It makes a `Bucket` of each list, and a `GradientSync` of all buckets.
+# - `__init__` broadcasts the state of `module` with `broadcast_state`, and splits its parameters with
+#   `assign_buckets`. It makes a `Bucket` of each list of parameters, and a `GradientSync` for all buckets.
 # - `finish_gradient_sync()` returns when every gradient is the mean over the ranks. The given `with record_function(…)`
 #   labels this phase in a profiler's trace.
 #
@@ -349,12 +351,12 @@ check.GradientSync()
 # - there is only one copy of the gradients, the one in the buckets.
 #
 # The check begins with a plain model on two ranks. Then it tries tied, frozen and unused parameters, copies made by
-# `deepcopy`, and deleted wrappers. The code for copies and deleted wrappers was given in 4.2.
+# `deepcopy`, and deleted wrappers. The code for copies and deleted wrappers is given in 4.2.
 #
 # <details><summary>Hint</summary>
 #
-# `BucketedDDP.__init__` of lab 03 is almost right. What does this wrapper need in addition to its buckets, and which of
-# its methods does `finish_gradient_sync` call?
+# `BucketedDDP.__init__` from lab 03 is almost right. What does this wrapper need in addition to buckets, and which
+# method of that object does `finish_gradient_sync` call?
 # </details>
 
 
@@ -417,11 +419,11 @@ check.OverlappedDDP()
 #
 # - Inside `no_sync()`, there is no communication, not even in `finish_gradient_sync()`.
 # - It can be nested: when the inner block ends, communication stays disabled for the rest of the outer block.
-# - If an exception leaves the block, even a `KeyboardInterrupt`, the wrapper is as it was before the block.
+# - After an exception in the block, even a `KeyboardInterrupt`, the wrapper is as it was before the block.
 #
 # <details><summary>Hint 1: what must be true after the block?</summary>
 #
-# Which attribute changes for the block, and which value did it have before? With nested blocks, that may be False.
+# Which attribute changes during the block, and which value did it have before? In a nested block, that value is False.
 # </details>
 # <details><summary>Hint 2: what happens to an exception?</summary>
 #
@@ -435,8 +437,8 @@ check.no_sync()
 # %% [markdown]
 # ## Your figure (5 min)
 #
-# How much communication does your wrapper hide? Here are the lesson's GPT and its link of 1 Gbit/s. Each block sleeps
-# in place of a GPU's computation. New ranks would not know your class, so you use the same ranks, and the link is
+# How much communication does your wrapper hide? You use the lesson's GPT, whose blocks sleep in place of a GPU's
+# computation, and a link of 1 Gbit/s. New ranks would not know your class, so you keep your ranks, and the link is
 # *emulated*. (With NCCL, the ranks use their own links, which are much faster.)
 
 
@@ -471,7 +473,7 @@ wrappers = (BucketedDDP, OverlappedDDP, DistributedDataParallel)
 lines = {wrapper.__name__: recorded_step(wrapper) for wrapper in wrappers}
 
 # %% [markdown]
-# This is a step of `BucketedDDP`. All of its all-reduces come after backward:
+# The first figure is a step of `BucketedDDP`. All of its all-reduces come after backward:
 
 # %% tags=["nbval-ignore-output"]
 lines = ranks.pull("lines")[0]
@@ -480,8 +482,8 @@ assert before.overlap < 0.1
 plots.timeline([before])
 
 # %% [markdown]
-# And this is yours, with the same buckets and the same bytes. The cell first makes sure that less communication is
-# exposed:
+# The second is a step of your wrapper, with the same buckets and the same bytes. The cell first makes sure that less
+# communication is exposed:
 
 # %% tags=["nbval-ignore-output"]
 sent_bytes = [sum(span.payload_bytes for span in line.spans) for line in (before, yours)]
@@ -489,8 +491,8 @@ assert sent_bytes[0] == sent_bytes[1] and yours.exposed_ms < before.exposed_ms
 plots.timeline([yours])
 
 # %% [markdown]
-# The last figure compares the exposed communication of both, and of torch's DDP with the same cap. With this cap, DDP's
-# first bucket is larger than yours, as the lesson explained.
+# The last figure compares the exposed communication of these two wrappers and of torch's DDP with the same cap. With
+# this cap, DDP's first bucket is larger than yours, as the lesson explained.
 
 # %% tags=["nbval-ignore-output"]
 exposed_ms = {name: line.exposed_ms for name, line in lines.items()}
@@ -498,7 +500,7 @@ assert exposed_ms["DistributedDataParallel"] < exposed_ms["BucketedDDP"]
 plots.bars(exposed_ms, "ms exposed")
 
 # %% [markdown]
-# In lab 05, you measure how much longer communication makes a whole step.
+# In lab 05, you will measure by how much communication lengthens a whole step.
 
 # %%
 ranks.stop()

@@ -25,8 +25,8 @@
 # In chapter 03, you packed many gradients into a few buckets. There are fewer all-reduces now, but all of them start
 # after backward. In this chapter, they start during backward.
 #
-# To see what that gains, we need a network that takes time. So each rank gets a link of 1 Gbit/s, and the ranks use the
-# CPU even if you have GPUs. The next cell says whether the links are real or emulated on your machine.
+# To see what that gains, we need a slow network. So each rank gets a link of 1 Gbit/s, and the ranks use the CPU even
+# if you have GPUs. The next cell says whether the links are real or emulated.
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, plots, ranks, tables
@@ -37,8 +37,8 @@ measure.start_behind_link(world_size=4, rate="1gbit", latency_ms=0.1)
 
 # %% [markdown]
 # A ring all-reduce of S bytes on N ranks takes $2(N-1)\,\alpha + \frac{2(N-1)}{N}\,S\,\beta$. As in chapter 01, we fit
-# the latency α of a message and the time β of a byte. (At 1 Gbit/s, a byte should take about 8 ns.) The last line below
-# the table says whether the formula holds on this link.
+# α, the latency of a message, and β, the time per byte. (At 1 Gbit/s, β should be about 8 ns.) The last line below the
+# table says whether the formula holds on this link.
 
 # %%
 # %%ranks
@@ -52,8 +52,8 @@ link = ranks.pull("all_reduces")[0].fit("all-reduce", sends="ring all-reduce")
 link
 
 # %% [markdown]
-# Next, we need computation. Your ranks share the cores of one machine, and sending needs these cores, too. Computation
-# on a GPU would not take them away. So each block of our GPT contains a *stand-in for a GPU*: in addition to its small
+# Next, we need computation. Your ranks share the cores of one machine, and sending needs these cores, too. Computing on
+# a GPU would leave these cores free. So each block of our GPT contains a *stand-in for a GPU*: in addition to its small
 # computation, it sleeps for 8 ms in forward and for 16 ms in backward. Time passes, but no core is used.
 
 # %%
@@ -76,12 +76,12 @@ gradients_bytes = 4 * sum(parameter.numel() for parameter in new_model().paramet
 print(f"{gradients_bytes / 1e6:.2f} MB of gradients")
 
 # %% [markdown]
-# ## The waste
+# ## What is wasted
 #
 # Chapter 03's `BucketedDDP` with a cap of 2 MB splits these gradients into seven buckets, and all-reduces them after
 # backward.
 #
-# **Predict.** How many milliseconds do the seven all-reduces take? You have S, N, α and β.
+# **Predict.** How many milliseconds do the seven all-reduces take? You know S (from the output above), N = 4, α and β.
 
 # %%
 my_prediction_ms = 0.0
@@ -103,7 +103,7 @@ print(f"{len(bucketed.buckets)} buckets")
 lines = recorded_step(bucketed)
 
 # %% tags=["nbval-ignore-output"]
-before = ranks.pull("lines")[0][0]  # as rank 0 saw the step
+before = ranks.pull("lines")[0][0]  # the step as rank 0 saw it
 bytes_ms = 1e3 * 2 * (4 - 1) / 4 * ranks.pull("gradients_bytes")[0] * link.beta_s_per_byte
 latency_ms = 1e3 * 2 * (4 - 1) * link.alpha_s
 print(f"formula: {bytes_ms:.0f} ms for the bytes + 7 · {latency_ms:.1f} ms for the latencies")
@@ -112,20 +112,20 @@ assert before.overlap < 0.1
 plots.timeline([before])
 
 # %% [markdown]
-# In the timeline, each all-reduce has a row of its own. All seven are launched when backward has ended, and rank 0
-# waits until the last one is complete. (It also waits for ranks that finish backward later. The formula does not
-# include that, and on a busy machine, it can be long.)
+# All seven all-reduces are launched when backward has ended, and rank 0 waits until the last one is complete. (It also
+# waits for ranks that finish backward later. The formula does not include this wait, and on a busy machine, it can be
+# long.)
 #
 # **Exposed communication** is the time during which a collective is in flight and the rank has nothing to compute.
-# While the rank computes, the communication is **hidden**. The timeline states both. In the next figure, compare the
-# two brackets named "exposed". (The times are examples.)
+# While the rank computes, the communication is **hidden**. The text on the right of the timeline states both. In the
+# next figure, compare the two brackets named "exposed".
 
 # %%
 diagrams.exposed_communication()
 
 # %% [markdown]
-# The lower half shows the idea of this chapter. Backward computes the gradients of the last layer first. At that
-# moment, most of backward is still to come, so we could launch an all-reduce right then.
+# The lower half shows the idea of this chapter. Backward computes the gradients of the last layer first. When they are
+# ready, most of backward is still to come, so we could launch their all-reduce right then.
 
 # %% [markdown]
 # ## Communicating in a hook
@@ -134,8 +134,8 @@ diagrams.exposed_communication()
 # register one on each parameter with `register_post_accumulate_grad_hook`. Autograd calls it with the parameter when
 # backward has accumulated the whole gradient in `parameter.grad`.
 #
-# The simplest hook averages this gradient. For now, `async_op` is False, so `dist.all_reduce` returns when the sum has
-# arrived:
+# The simplest hook averages this one gradient. For now, `async_op` is False, so `dist.all_reduce` returns only when the
+# all-reduce is complete:
 
 
 # %%
@@ -167,8 +167,8 @@ class PerParameterDDP(nn.Module):
 
 
 # %% [markdown]
-# **Predict.** All of the all-reduces now start during backward. How many milliseconds of communication are exposed? A
-# prediction of 0 means that everything is hidden.
+# **Predict.** All 52 all-reduces, one per parameter, now start during backward. How many milliseconds of communication
+# are exposed? A prediction of 0 means that everything is hidden.
 
 # %%
 my_prediction_ms = 0.0
@@ -185,15 +185,15 @@ plots.timeline([blocking])
 
 # %% [markdown]
 # That is slower than before. The all-reduces now start during backward, but each one blocks backward until it
-# completes. (The hatched white bars are these waits.) And because there is one all-reduce per parameter, the step also
-# contains many more latencies.
+# completes. (The hatched white bars are these waits.) And with 52 all-reduces instead of seven, the step also contains
+# many more latencies.
 
 # %% [markdown]
 # ## Launching now, waiting later
 #
-# Let's change one thing only. With `async_op=True`, `dist.all_reduce` launches the all-reduce and returns a handle at
-# once. gloo transfers the bytes on threads of its own while backward continues. After backward,
-# `finish_gradient_sync()` waits for all handles. In the figure, compare the last bar with the other two.
+# With `async_op=True`, `dist.all_reduce` launches the all-reduce and returns a handle at once. gloo transfers the bytes
+# on threads of its own while backward continues. After backward, `finish_gradient_sync()` waits for all handles. In the
+# figure, compare the last bar with the other two.
 
 # %%
 # %%ranks
@@ -210,9 +210,8 @@ exposed_ms = {
 plots.bars(exposed_ms, "ms exposed")
 
 # %% [markdown]
-# One argument makes the difference: much less communication is exposed than in the blocking version. Yet both versions
-# spend more time on latencies than buckets do. Each all-reduce takes 6α for them, because a ring on four ranks has six
-# steps:
+# Much less communication is exposed than in the blocking version. But both per-parameter versions spend more time on
+# latencies than buckets do. Each all-reduce has a latency of 6α, because a ring on four ranks has six steps:
 
 # %% tags=["nbval-ignore-output"]
 count = sum(span.lane == "communication" for span in launching[0].spans)
@@ -222,16 +221,16 @@ print(f"in buckets: 7 · 6α = {7 * latency_ms:.1f} ms")
 # %% [markdown]
 # ## Hooks and buckets together
 #
-# Now we combine both ideas: a hook packs the gradient into its bucket, and a full bucket is launched. In the figure,
-# follow one gradient from the layer that computes it to its bucket, and from there to the all-reduce. Note that
-# all-reduce 2 has to wait until all-reduce 1 is complete, because both use the same link.
+# Now we combine both ideas: a hook packs each gradient into its bucket, and a bucket is launched when it is full. In
+# the figure, follow one gradient from the layer that computes it to its bucket, and from there to the all-reduce.
+# All-reduce 2 has to wait until all-reduce 1 is complete, because both use the same link.
 
 # %%
 diagrams.hooks()
 
 # %% [markdown]
-# Chapter 03's `Bucket` has everything we need. `pack(index)` copies one gradient into the flat tensor, `launch()`
-# returns at once, and `wait()` waits.
+# Chapter 03's `Bucket` has everything we need. `pack(index)` divides one gradient by N and puts it into the flat
+# tensor, `launch()` starts the all-reduce and returns at once, and `wait()` waits for it.
 
 
 # %%
@@ -278,23 +277,23 @@ assert after[0].exposed_ms < before.exposed_ms
 plots.timeline(after[:1])
 
 # %% [markdown]
-# These are the same seven buckets and the same gradients as at the beginning, but now a part of the communication is
-# hidden. (You will need `enabled` later.)
+# The seven buckets and the gradients are the same as at the beginning, but now part of the communication is hidden.
+# (You will need `enabled` later.)
 
 # %% [markdown]
 # ## Predicting what stays exposed
 #
-# Not everything can be hidden. The last bucket is full only when backward ends. And an all-reduce cannot use the link
-# until the one before it is complete. If bucket *i* is full at time $\text{full}_i$ and its all-reduce takes $t_i$, it
-# completes at
+# Not everything can be hidden. The last bucket is full only when backward ends. We also assume that an all-reduce
+# cannot use the link until the one before it is complete. If bucket *i* is full at time $\text{full}_i$ and its
+# all-reduce takes $t_i$, the all-reduce completes at
 #
 # $$e_i = \max(e_{i-1},\ \text{full}_i) + t_i$$
 #
 # The exposed time is $\max(0,\ e_\text{last} - \text{end of backward})$.
 #
-# We know $t_i$ from α and β. When is a bucket full? The asynchronous run has shown us when each gradient is ready,
-# because it launched an all-reduce at that moment. An all-reduce needs the gradients of *all* ranks, so we take the
-# last rank's.
+# We know $t_i$ from α and β. When is a bucket full? The asynchronous run of `PerParameterDDP` launched an all-reduce
+# whenever a gradient was ready, so we take the times from there. An all-reduce needs the gradients of *all* ranks, so
+# the slowest rank counts.
 
 # %%
 from itertools import accumulate
@@ -323,7 +322,8 @@ def schedule(cap_mb):
 
 # %% [markdown]
 # The next figure shows this schedule for the seven buckets. Each diamond marks when the all-reduce really completed in
-# the run of `HookedDDP`. The gray area is the exposed time that we predict.
+# the run of `HookedDDP`. (The dashed line is the end of rank 0's backward. If another rank is slower, a bucket may be
+# full after it.)
 
 # %% tags=["nbval-ignore-output"]
 full_ms, takes_ms, ends_ms = [[1e3 * s for s in times] for times in schedule(cap_mb=2.0)]
@@ -337,13 +337,14 @@ scaling_plots.schedule(full_ms, takes_ms, ends_ms, 1e3 * backward_s, measured_ms
 
 # %% [markdown]
 # A single diamond may be off, because gloo can transfer two buckets at a time, and its threads share the cores with the
-# ranks. But the exposed time depends only on the last bucket. Compare its two times above the figure.
+# ranks. But the exposed time depends only on when the last bucket is complete. Compare the predicted and the measured
+# time above the figure.
 
 # %% [markdown]
 # ## Which bucket cap is best?
 #
-# Chapter 03 promised that large buckets have a price: a large bucket is full later, and the link has nothing to do
-# until then. Small buckets have a price as well, 6α each.
+# As chapter 03 said, a large bucket has a price: it is full later, and the link is idle until then. Small buckets have
+# a price as well: 6α each. (As in lab 03, the first bucket holds at most 1 MB.)
 #
 # **Predict.** Which cap leaves the least communication exposed on this link: 0.25, 0.5, 1, 2, 4 or 25 MB?
 
@@ -372,9 +373,9 @@ measured_s = {cap * MB: ms / 1e3 for cap, ms in by_cap.items()}
 costs.predicted_against_measured({"exposed": predicted_s}, {"exposed": measured_s}, "cap, bytes")
 
 # %% [markdown]
-# The line is the formula, and the marks are measured. With a cap of 25 MB, on the right, everything except a small
-# first bucket waits for the end of backward, so more is exposed. On the left, the predicted curve rises because of the
-# latencies. Caps in between can be so close to each other that the measured best cap is not the predicted one.
+# On the right, with a cap of 25 MB, everything except the small first bucket waits for the end of backward, so more is
+# exposed. On the left, the predicted curve is higher because of the latencies. The caps in between can be so close to
+# each other that the best measured cap is not the predicted one.
 #
 # On a link as slow as this one, buckets queue, so it matters how early the *first* bucket is launched. If the link is
 # so fast that it is idle when the last bucket becomes full, only the size of the *last* bucket matters.
@@ -384,7 +385,8 @@ costs.predicted_against_measured({"exposed": predicted_s}, {"exposed": measured_
 #
 # `HookedDDP` launches a bucket when it is full. In our GPT, all ranks fill their buckets in the same order. In other
 # models, the order may depend on the data, for instance where different inputs use different layers. Here is the
-# smallest such model. Its two parameters have the gradients 1 and 10, and `order` says which of them to use first.
+# smallest such model. The gradients of its two parameters are 1 and 10, and `order` says which parameter forward uses
+# first.
 
 
 # %%
@@ -405,9 +407,9 @@ order = "ab" if rank == 0 else "ba"
 # %% [markdown]
 # Rank 0 uses `a` first, so its backward computes the gradient of `b` first. On the other ranks, it is the other way
 # round. If each parameter has a bucket of its own, rank 0 launches the bucket of `b` first, while the others launch
-# that of `a`. Both buckets have four bytes.
+# that of `a`. Both buckets have four bytes, so gloo accepts this.
 #
-# **Predict.** Which gradients does rank 0 get from `HookedDDP`? The right averages are 1 and 10.
+# **Predict.** Which gradients does rank 0 get from `HookedDDP`? The right averages are 1 for `a` and 10 for `b`.
 
 # %%
 my_prediction = {"a": 0.0, "b": 0.0}
@@ -420,16 +422,16 @@ branches.finish_gradient_sync()
 print(f"a {branches.module.a.grad.item():.2f}, b {branches.module.b.grad.item():.2f}")
 
 # %% [markdown]
-# The first all-reduce added rank 0's `b` to the other ranks' `a`: (10 + 1 + 1 + 1) / 4 = 3.25. There was no error, the
-# gradients are wrong, and the replicas are no longer equal. Buckets of different sizes might have caused a hang or a
+# The first all-reduce added rank 0's `b` to the other ranks' `a`: (10 + 1 + 1 + 1) / 4 = 3.25. There was no error, but
+# the gradients are wrong, and they differ between ranks. Buckets of different sizes might have caused a hang or a
 # crash. So a wrapper must follow two rules (Li et al., VLDB 2020, §3.2.3):
 #
 # 1. **One order.** A bucket is launched when it is full *and all buckets before it have been launched*.
 # 2. **Every bucket on every rank.** If a parameter is unused on a rank, its gradient counts as zeros. Otherwise its
 #    bucket would never be full, and the other ranks would wait forever.
 #
-# In the lab, you will write a queue that follows both. torch's DDP follows them, too. In the second step of the next
-# cell, rank 3 does not use `a`:
+# torch's DDP follows both, and so will the queue that you write in the lab. In the second step of the next cell, rank 3
+# does not use `a`:
 
 # %%
 # %%ranks
@@ -442,18 +444,18 @@ for used in (order, "b" if rank == 3 else "ab"):
     print(f"a {ddp.module.a.grad.item():.2f}, b {ddp.module.b.grad.item():.2f}")
 
 # %% [markdown]
-# 0.75 is right, because three ranks had a gradient of 1 and rank 3 had none. How does the wrapper know that a gradient
-# will not come? Ours knows it in `finish_gradient_sync()`, when backward is over. DDP has no such call, so it must know
-# before backward. With `find_unused_parameters=True`, it walks through the autograd graph after each forward.
+# 0.75 is right: three ranks had a gradient of 1, and rank 3's counts as 0. How does a wrapper know that a gradient will
+# not come? Yours will know it in `finish_gradient_sync()`, because backward is over. DDP has no such call, so it must
+# know before backward. With `find_unused_parameters=True`, it searches the autograd graph after each forward.
 
 # %% [markdown]
 # ## Communicating for the last micro-batch only
 #
 # When you accumulate gradients over micro-batches, only their sum has to be averaged. But hooks fire in every backward.
-# In torch's DDP, a forward and backward inside **`no_sync()`** only accumulate.
+# So torch's DDP has a context, **`no_sync()`**: forward and backward inside it only accumulate gradients.
 #
 # **Predict.** You accumulate four micro-batches, the first three of them inside `no_sync()`. How many bytes does DDP
-# all-reduce, as a multiple of the bytes of the gradients? 1 would be each gradient once.
+# all-reduce, as a multiple of the bytes of the gradients? 1 would mean that it all-reduces each gradient once.
 
 # %%
 my_prediction = 0.0
@@ -480,7 +482,7 @@ for _ in range(3):
 print(f"without no_sync() {accumulated(ddp, 0):.0f} ×, with it {accumulated(ddp, 3):.0f} ×")
 
 # %% [markdown]
-# `HookedDDP` needs only its flag:
+# For `HookedDDP`, `no_sync()` only has to change a flag:
 
 
 # %%
@@ -497,15 +499,16 @@ print(f"HookedDDP with no_sync(): {accumulated(hooked, 3):.0f} ×")
 hooked.finish_gradient_sync()
 
 # %% [markdown]
-# This short version has a bug. If a micro-batch raises an exception and you catch it outside of the `with`, the flag
-# stays False, and from then on each rank trains alone. Your version in the lab will survive that.
+# This short version has a bug. If a micro-batch raises an exception and you catch it outside the `with`, the flag stays
+# False, and from then on each rank trains alone. Your version in the lab will survive that.
 
 # %% [markdown]
 # ## What communication costs
 #
 # `no_sync()` also lets us check the exposed time without a timeline: by how much is a step longer than the same step
-# inside `no_sync()`? The difference is the exposed time and the work of hooks and copies. The
-# **communication-to-compute ratio** is the exposed time divided by the time of the step without communication.
+# inside `no_sync()`? The difference contains the exposed time, the work of hooks and copies, and whatever backward
+# loses because sending uses the same cores. The **communication-to-compute ratio** is the exposed time divided by the
+# time of the step without communication.
 #
 # The next cells compare our wrappers with torch's DDP, with the same cap. In the table, compare "exposed" with "longer
 # by".
@@ -537,7 +540,7 @@ tables.Table(header, rows, f"Rank 0. A step without communication takes {alone_m
 
 # %% tags=["nbval-ignore-output"]
 exposed_ms = {name: line.exposed_ms for name, line in recorded.items()}
-assert first["HookedDDP"] < first["torch's DDP"]  # the bytes of the first bucket
+assert first["HookedDDP"] < first["torch's DDP"]  # by the bytes of their first bucket
 assert max(exposed_ms["HookedDDP"], exposed_ms["torch's DDP"]) < exposed_ms["BucketedDDP"]
 assert times.ratio("BucketedDDP", "HookedDDP") > 1 and times.ratio("BucketedDDP", "torch's DDP") > 1
 alone = times["no communication"].phase_ms()
@@ -545,16 +548,16 @@ compute = {"forward": alone["forward"], "backward": alone["backward"]}
 scaling_plots.step_parts({name: compute | {"exposed": ms} for name, ms in exposed_ms.items()})
 
 # %% [markdown]
-# Both wrappers that overlap are faster than `BucketedDDP`. How do they differ from each other? Look at the column
-# "first launch". If you set `bucket_cap_mb`, DDP uses it for the first bucket, too, and closes a bucket only when it
-# has reached the cap (chapter 03). So its first bucket is larger than ours, which holds at most 1 MB, and is full
-# later. Buckets queue for this link, so what starts later also ends later. But DDP has fewer buckets, which saves
-# latencies. Which of the two exposes less depends on the model and on the link (see `benchmarks/README.md`).
+# Both wrappers that overlap are faster than `BucketedDDP`. They differ in "first launch": if you set `bucket_cap_mb`,
+# DDP uses it for the first bucket, too, and closes a bucket only when it has reached the cap (chapter 03). So its first
+# bucket is larger than ours and full later. Because buckets queue for this link, a later start means a later end. But
+# DDP has fewer buckets, which saves latencies. Which wrapper exposes less depends on the model and the link (see
+# `benchmarks/README.md`).
 
 # %% [markdown]
 # ## The production version
 #
-# Does `HookedDDP` train as well as torch's DDP? The next cell trains a smaller GPT, without sleeping, for 150 steps
+# Does `HookedDDP` train as well as torch's DDP? The next cell trains a smaller GPT, which does not sleep, for 150 steps
 # with each.
 
 
@@ -593,13 +596,14 @@ plots.loss_curves(losses)
 #
 # | option | what it does |
 # |---|---|
-# | `find_unused_parameters=True` | searches the graph after each forward, and all-reduces which parameters are used |
-# | `static_graph=True` | assumes a **static graph**, the same in every step, and searches it only once |
-# | `register_comm_hook` | a **communication hook** replaces each all-reduce, for instance by one in bfloat16 |
+# | `find_unused_parameters=True` | searches the graph after each forward, and all-reduces a "used" flag per parameter |
+# | `static_graph=True` | assumes that the graph is the same in every step (a **static graph**), and searches it once |
+# | `register_comm_hook` | replaces each all-reduce by a **communication hook**, for instance one that sends bfloat16 |
 # | `broadcast_buffers` | on by default: rank 0 broadcasts buffers, such as BatchNorm's means, before each forward |
-# | `join()` | for ranks with different numbers of batches; by default, divides by the initial world size (chapter 05) |
+# | `join()` | lets ranks have unequal numbers of batches; by default, divides by the initial world size (chapter 05) |
 #
-# You can see the first two in the ledger of the fourth step. `a` is never used:
+# The next cell shows the effect of the first two. Parameter `a` is never used. In the ledger of the fourth step, look
+# for the flags (int32):
 
 
 # %%
@@ -621,13 +625,13 @@ print("static_graph:", fourth_step(static_graph=True))
 # | question | with NCCL and many hosts |
 # |---|---|
 # | Is my communication hidden? | Open a trace of `torch.profiler` in ui.perfetto.dev: NCCL has its own stream |
-# | How much of it, over all ranks? | Holistic Trace Analysis computes the overlap from the traces of all ranks |
+# | How much of it, over all ranks? | Holistic Trace Analysis computes the overlap from their traces |
 # | Which buckets does DDP use? | `ddp._get_ddp_logging_data()` returns them in a dictionary (a prototype) |
-# | Which cap is best? | Sweep it as you did: it depends on the model, the links and the number of hosts |
+# | Which cap is best? | Try several: it depends on the model, the links and the number of hosts |
 # | Does overlap slow down backward? | It may: NCCL's kernels use some of the GPU's multiprocessors |
 # | Do ranks launch in different orders? | `TORCH_DISTRIBUTED_DEBUG=DETAIL` reports it if the buckets differ in size |
 #
-# To see what such a trace looks like, open the file that the next cell writes, with the timelines of `HookedDDP`.
+# The next cell saves the timelines of `HookedDDP` as such a trace. Open the file in ui.perfetto.dev.
 
 # %%
 from pathlib import Path
@@ -642,11 +646,11 @@ print(f"build/{trace.save(after, folder / 'overlap.json').name}")
 # ## A bug that gloo hides
 #
 # The collectives of this lesson ran on the CPU, where gloo's own threads write the results into your tensors. NCCL's
-# collectives run on the GPU, on a stream of their own. There, `launch()` only queues the collective, and `wait()` lets
-# your program continue: it only makes the GPU's *current stream* wait, so that later operations on the GPU start when
-# the collective is complete. Without `wait()`, nothing puts the two streams in order.
+# collectives run on the GPU, on a *stream* (a queue of GPU operations) of their own. There, `launch()` only queues the
+# collective, and `wait()` does not block your program: it only makes the *current stream*, in which your other
+# operations are queued, wait for the collective. Without `wait()`, nothing puts the two streams in order.
 #
-# In this cell, the call to `wait()` is missing. The pause stands for the rest of backward.
+# In this cell, the call to `wait()` is missing. The `sleep` stands for the rest of backward.
 
 # %%
 ranks.start(world_size=2, backend="gloo:cpu", detect_mismatch=False)
@@ -661,12 +665,12 @@ time.sleep(1)
 print(gradient / world_size)
 
 # %% [markdown]
-# The average of 0 and 1 is 0.5, so the result is right. By the time the cell divides, gloo has finished, and a test
-# on gloo passes. On a GPU, the division may run before the all-reduce, and the optimizer would then take a step with
-# wrong gradients. No error tells you.
+# The average of 0 and 1 is 0.5, so the result is right. By the time the cell divides, gloo has finished, so a test on
+# gloo passes. On a GPU, the division may run before the all-reduce, and the optimizer would then take a step with wrong
+# gradients. No error would tell you.
 #
-# You can find such bugs without a GPU. With `simulate="nccl"`, gloo treats your program as NCCL would: until you have
-# called `wait()`, the output holds NaN, and it is an error to use it. Here is the same cell again:
+# You can find such bugs without a GPU. With `simulate="nccl"`, the ranks still use gloo, but follow NCCL's rules: until
+# you call `wait()`, the output holds NaN, and using it is an error. Here is the same cell again:
 
 # %%
 ranks.start(world_size=2, backend="gloo:cpu", simulate="nccl", detect_mismatch=False)
@@ -681,14 +685,14 @@ time.sleep(1)
 print(gradient / world_size)
 
 # %% [markdown]
-# The message names the collective, the ranks and the line. The simulation also reports a tensor that you change or free
-# while a collective still uses it. It cannot tell you how long anything takes on a GPU. Run your labs with it before
-# you take your code to GPUs.
+# The message names the collective, the ranks and the line. The simulation also reports it if you change or free a
+# tensor that a collective still uses. Run your labs with it before you take your code to GPUs.
 
 # %% [markdown]
 # ## Recap
 #
-# Ψ parameters in fp32, S = 4Ψ bytes of gradients, N ranks. Each wrapper sends 2(N−1)/N · S per rank and step.
+# Ψ is the number of parameters, in fp32, S = 4Ψ the bytes of their gradients, and N the number of ranks. The optimizer
+# is Adam. With each wrapper, a rank sends 2(N−1)/N · S bytes per step.
 #
 # | | memory per rank | all-reduces | overlap |
 # |---|---|---|---|
@@ -716,7 +720,7 @@ print(gradient / world_size)
 # - Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020 (arXiv 2006.15704):
 #   §3.2.3 on overlap and the order of buckets, and the evaluation of bucket sizes on NCCL and gloo.
 # - *Distributed Data Parallel*, a design note in PyTorch's documentation (docs.pytorch.org/docs/stable/notes/ddp.html):
-#   look for what DDP does when it is built, in forward and in backward.
+#   what DDP does when it is built, in forward and in backward.
 # - *The Ultra-Scale Playbook*, Hugging Face, section "Data Parallelism": overlap, bucketing and accumulation as three
 #   optimizations, with profiles from GPUs.
 # - *Introduction to Holistic Trace Analysis*, PyTorch tutorials: how to compute idle time and overlap from traces of
@@ -725,12 +729,11 @@ print(gradient / world_size)
 # %% [markdown]
 # ## What is still wasted
 #
-# Communication is now hidden where it can be, and an all-reduce could not send fewer bytes. But each step on four ranks
-# still takes longer than a step without communication. How much longer will it be on 8, 64 or 512 ranks? Chapter 05
-# measures it on the ranks that you have, and computes it for those that you don't have.
+# Communication is now hidden where it can be, and no all-reduce could send fewer bytes (chapter 01). But each step on
+# four ranks still takes longer than a step without communication. How much longer will it be on 8, 64 or 512 ranks?
+# Chapter 05 measures it on your ranks, and computes it for more.
 #
-# But first, build the wrapper. In the lab, `OverlappedDDP` gets hooks, a queue that launches in order, and a
-# `no_sync()` that survives exceptions.
+# But first, you build the wrapper `OverlappedDDP` in the lab.
 
 # %%
 ranks.stop()
