@@ -45,8 +45,8 @@ measure.start_behind_link(world_size=4, rate="1gbit", latency_ms=0.1)
 #
 # There are two ways to use more ranks:
 #
-# - In **weak scaling**, every rank has its own batch, as large as that of one rank alone. N ranks process N times as
-#   many samples per step. If nothing were lost, a step would take as long as on one rank.
+# - In **weak scaling**, every rank has its own batch, whose size does not depend on N. N ranks process N times as many
+#   samples per step. If nothing were lost, a step would take as long as on one rank.
 # - In **strong scaling**, the ranks share one batch, and each processes 1/N of it. If nothing were lost, a step would
 #   take 1/N of the time.
 #
@@ -277,8 +277,6 @@ tables.Table(["case", "predicted, ms", "measured, ms", "measured / predicted"], 
 # %% [markdown]
 # ## Predicting the efficiency on more ranks
 #
-# Now we use the cost model for ranks that you do not have.
-#
 # **Predict.** Behind this link, what will be the efficiency of weak scaling and of strong scaling on 64 ranks? (1 means
 # that nothing is lost.)
 
@@ -316,7 +314,7 @@ scaling_plots.efficiency({"1 Gbit/s": curves}, {"1 Gbit/s": marks})
 # - The latency does not: each bucket costs 2(N−1)α. From 8 ranks to 512, this grows by a factor of 73.
 #
 # So with few ranks, small buckets are better, because they can be launched early. With many ranks, large buckets are
-# better, because there are fewer of them. In the lab, your cost model finds the best cap for any number of ranks.
+# better, because there are fewer of them.
 
 # %% [markdown]
 # ## Real links
@@ -331,12 +329,12 @@ from shared.planner.links import REAL_LINKS, link_table
 link_table()
 
 # %% [markdown]
-# To predict a step on these links, we need a model that is worth training on them. Take a GPT with 1.3 billion
-# parameters, whose gradients in bf16 are 2.6 GB. A step needs about 6 floating-point operations per parameter and
-# token, a third of them in forward (Kaplan et al., 2020). An H100 executes up to 989 · 10¹² of these per second in bf16
-# (NVIDIA's data sheet). We assume that training reaches 40% of that; Llama 3 reports 38 to 43% (Grattafiori et al.,
-# 2024). With 8,192 tokens per GPU, a step computes for about 160 ms. We also assume that the gradients become ready
-# evenly during backward, in 100 buckets (a cap of 25 MB).
+# Such links deserve a larger model. Take a GPT with 1.3 billion parameters, whose gradients in bf16 are 2.6 GB. A step
+# needs about 6 floating-point operations per parameter and token, a third of them in forward (Kaplan et al., 2020). An
+# H100 executes up to 989 · 10¹² of these per second in bf16 (NVIDIA's data sheet). We assume that training reaches 40%
+# of that; for Llama 3, 38 to 43% are reported (Grattafiori et al., 2024). With 8,192 tokens per GPU, a step computes
+# for about 160 ms. We also assume that the gradients become ready evenly during backward, in 100 buckets (a cap of 25
+# MB).
 
 
 # %%
@@ -405,15 +403,15 @@ scaling_plots.efficiency(panels, {title: {label: claimed} for title in panels})
 
 # %% [markdown]
 # (In the first panel, with 8 GPUs per host, α is the average over the ring's steps, most of which stay inside a host.
-# Other algorithms cross hosts in more of their steps, so the second line is too optimistic there.)
+# Other algorithms cross hosts in more of their steps, so the line for logarithmic latency is too optimistic there.)
 
 # %% [markdown]
 # ## When is a speed-up of 7.2 on 8 GPUs possible?
 #
 # Speed-ups of 1.9, 3.7 and 7.2 on 2, 4 and 8 GPUs are widely quoted, but nobody names a source that has measured them.
-# They are the marks in the figure above. When are they possible? In weak scaling, our efficiency is the computing time
-# divided by the sum of computing time and exposed time. These speed-ups are efficiencies of 95%, 92.5% and 90%, so the
-# exposed time may be at most 5%, 8% and 11% of the computing time.
+# They are the marks in the figure above. In weak scaling, our efficiency is the computing time divided by the sum of
+# computing time and exposed time. These speed-ups are efficiencies of 95%, 92.5% and 90%, so the exposed time may be at
+# most 5%, 8% and 11% of the computing time.
 #
 # More tokens per GPU mean more computation for the same bytes. For each link, the next cell finds how many tokens per
 # GPU and step our GPT needs to reach these speed-ups.
@@ -507,9 +505,9 @@ sent = sum(entry.op == "all_reduce" and entry.elements == 9 for entry in log.ent
 print(f"batches: {rank + 1}, all-reduces of the bucket: {sent}")
 
 # %% [markdown]
-# Every rank takes part in all four. But DDP still divides by the number of ranks that started, unless you pass
-# `divide_by_initial_world_size=False` to `join()`. So in the last steps, the gradient is smaller than the mean over the
-# samples that took part.
+# Every rank takes part in all four all-reduces. But DDP still divides by the number of ranks that started, unless you
+# pass `divide_by_initial_world_size=False` to `join()`. So in the last steps, the gradient is smaller than the mean
+# over the samples that took part.
 
 # %% [markdown]
 # ## Why DDP replaced `nn.DataParallel`
@@ -608,8 +606,7 @@ tables.Table(["ranks", "global batch", "steps with lr 0.1", "steps with lr 0.1 �
 # %% [markdown]
 # With the same learning rate, four ranks need more than half as many steps as one rank, although each step has four
 # times as many samples. With the scaled learning rate, they need fewer steps. The rule has a limit: beyond some batch
-# size, more samples per step do not help, whatever the learning rate (McCandlish et al., 2018). A faster link does not
-# change that.
+# size, more samples per step do not help, whatever the learning rate (McCandlish et al., 2018).
 
 # %% [markdown]
 # ## On a cluster
@@ -634,7 +631,7 @@ tables.Table(["ranks", "global batch", "steps with lr 0.1", "steps with lr 0.1 �
 #
 # **Terms**
 #
-# - **weak scaling**: every rank has its own full batch, so N ranks process N times as many samples per step.
+# - **weak scaling**: every rank has its own batch of a fixed size, so N ranks process N times as many samples per step.
 # - **strong scaling**: the ranks share one batch, so each of N ranks processes 1/N of it.
 # - **speed-up**: the samples per second on N ranks, divided by those on one rank.
 # - **efficiency**: the speed-up on N ranks, divided by N; 1 means that nothing is lost.
