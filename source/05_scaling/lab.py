@@ -10,11 +10,11 @@
 #
 # **75 minutes, 13 points.** You write a cost model of data parallelism in five small functions: it fits α and β to
 # measured times, predicts a training step, finds the best bucket cap, and predicts how efficient 8, 64 or 512 ranks
-# would be. Then you measure what communication costs your own wrapper, and compare the measurement with your model.
+# would be. Then you measure what communication costs with chapter 04's wrapper, and compare that with your cost model.
 #
-# The functions of the cost model only calculate, so you need no `dist` call in exercises 5.1 to 5.4. Each exercise has
-# a check, which tries sizes and numbers of ranks that you do not see. The ranks are on the CPU, because the last part
-# needs a link of a known rate.
+# The functions of the cost model only calculate, so you do not need `dist` in exercises 5.1 to 5.4. The checks of the
+# exercises try sizes and numbers of ranks that you do not see. The ranks use the CPU, because the last part needs a
+# link of a known rate.
 
 # %% tags=["nbval-ignore-output"]
 from shared import ranks, tables
@@ -37,30 +37,31 @@ from shared.formulas import ring_all_reduce_s
 # %% [markdown]
 # ## Exercise 5.1 · Fit α and β (10 min, 2 points)
 #
-# On N ranks, a ring all-reduce of S bytes has 2(N−1) steps, and each step sends S/N bytes. Each step takes α + β·S/N
-# seconds, so
+# On N ranks, a ring all-reduce of S bytes has 2(N−1) steps. In each of them, a rank sends S/N bytes, which takes
+# α + β·S/N seconds. So the time of the all-reduce is
 #
 # $$t(S) = 2(N-1)\,\alpha + \frac{2(N-1)}{N}\,S\,\beta$$
 #
 # You have measured t for several sizes, and want α and β. Minimize the sum of the squares of the *relative* errors,
 # $\sum_S (t(S) / \text{measured}(S) - 1)^2$. Then an all-reduce of 1 KB counts as much as one of 10 MB. If you
-# minimized the absolute errors, the largest size would decide alone, and α could become anything.
+# minimized the absolute errors, the largest size would decide almost alone, and α could become anything.
 #
-# Divide the formula by the measured time: each size gives one equation $u\,\alpha + v\,\beta \approx 1$ with two known
-# numbers u and v. Where the sum of the squares is smallest, its derivatives are 0:
+# If you divide the formula by the measured time, each size gives one equation $u\,\alpha + v\,\beta \approx 1$ with two
+# known numbers u and v. The sum of the squares, $\sum (u\,\alpha + v\,\beta - 1)^2$, is smallest where its derivatives
+# with respect to α and β are 0:
 #
 # $$\alpha \sum u^2 + \beta \sum uv = \sum u \qquad\qquad \alpha \sum uv + \beta \sum v^2 = \sum v$$
 #
 # - `times_s` contains the measured seconds by size in bytes. There are at least two sizes.
 # - Return α in seconds and β in seconds per byte.
-# - Use Python's floats or `float64`. Numbers of this range lose too many digits in `float32`.
+# - Calculate with Python's floats or in `float64`. The precision of `float32` is too low for these sums.
 #
 # The first check uses times without noise, so an exact fit is possible. The second one adds noise.
 #
 # <details><summary>Hint</summary>
 #
-# What are u and v, for one size and its measured time? Compute both lists first. The rest are five sums and the
-# solution of two equations with two unknowns.
+# What are u and v for one size and its measured time? Compute a list of each first. What remains is to compute five
+# sums, and to solve two linear equations with two unknowns.
 # </details>
 
 
@@ -96,14 +97,14 @@ check.fit_alpha_beta()
 # ## Exercise 5.2 · Predict a step (15 min, 3 points)
 #
 # A rank computes for `compute_s` seconds: forward, then backward. During backward, its buckets become ready one after
-# another. Chapter 04 had a formula for the time at which the all-reduce of bucket i completes, if it takes $t_i$:
+# another. If the all-reduce of bucket i takes $t_i$, chapter 04's formula says that it completes at
 #
 # $$e_i = \max(e_{i-1},\ \text{ready}_i) + t_i$$
 #
 # `predict_step_s` returns how long the whole step takes, without the optimizer.
 #
-# - `buckets` contains `(ready_s, size_bytes)` of each bucket, in the order in which they are launched. `ready_s` counts
-#   from the start of the step. A bucket may be ready before one that is launched earlier.
+# - `buckets` contains `(ready_s, size_bytes)` of each bucket, in launch order. `ready_s` counts from the start of the
+#   step. A bucket may be ready before another bucket that is launched earlier.
 # - `ring_all_reduce_s(size_bytes, ranks, alpha_s, beta_s)` (imported above) returns $t_i$. On one rank it is 0.
 # - A step is over when backward is over *and* the last all-reduce is complete.
 #
@@ -145,18 +146,18 @@ check.predict_step_s()
 # %% [markdown]
 # ## Exercise 5.3 · The best bucket cap (15 min, 3 points)
 #
-# The cap decides how many buckets there are, and when they are ready. `buckets_of` packs gradients into buckets:
+# The cap determines how many buckets there are, and when they are ready. `buckets_of` packs gradients into buckets:
 #
 # - `gradients` contains `(ready_s, size_bytes)` of each gradient, in the order in which backward completes them.
 # - A bucket takes gradients in this order. If the next one would make it larger than `cap_bytes`, that gradient starts
 #   a new bucket. A gradient that is larger than the cap gets a bucket of its own.
 # - A bucket is ready when its last gradient is ready. Return `(ready_s, size_bytes)` of each bucket, in order.
 #
-# (In chapter 03, the first bucket had a smaller cap. This model has one cap for all buckets.)
+# (In chapter 03, the first bucket had a smaller cap. The cost model uses one cap for all buckets.)
 #
 # <details><summary>Hint</summary>
 #
-# Which of the buckets that you have so far can the next gradient still change?
+# To which of the buckets that you have so far may the next gradient still be added?
 # </details>
 
 
@@ -185,10 +186,10 @@ def buckets_of(gradients: list[tuple[float, int]], cap_bytes: int) -> list[tuple
 check.buckets_of()
 
 # %% [markdown]
-# `best_cap_bytes` returns the cap with which the predicted step is shortest. Call your two functions.
+# `best_cap_bytes` returns the cap with which the predicted step is shortest. Call `buckets_of` and `predict_step_s`.
 #
 # - `caps_bytes` lists the caps to try, in any order.
-# - If two caps give the same step, return either of them.
+# - If two caps give the same predicted time, return either of them.
 #
 # <details><summary>Hint</summary>
 #
@@ -228,16 +229,16 @@ check.best_cap_bytes()
 # %% [markdown]
 # ## Exercise 5.4 · Predict the efficiency (10 min, 2 points)
 #
-# The efficiency has one definition in this course: the samples per second of N ranks, divided by N times the samples
-# per second of one rank. One rank sends nothing, so its step takes $T_1$ = `compute_s`.
+# As in the lesson, the efficiency is the number of samples per second on N ranks, divided by N times the number of
+# samples per second on one rank. One rank sends nothing, so its step takes $T_1$ = `compute_s`.
 #
 # - `kind="weak"`: every rank computes as much as one rank alone. The efficiency is $T_1 / T_N$.
 # - `kind="strong"`: N ranks share the batch of one rank. Each computes for 1/N of the time, and its gradients are ready
-#   after 1/N of the time. It sends as many bytes as before. The efficiency is $T_1 / (N \cdot T_N)$.
+#   after 1/N of the time. It sends as many bytes as in weak scaling. The efficiency is $T_1 / (N \cdot T_N)$.
 #
 # <details><summary>Hint</summary>
 #
-# Only the times of `gradients` and `compute_s` depend on the kind. Which number do you multiply them by in each case?
+# Only `compute_s` and the times in `gradients` depend on the kind. By which number do you multiply them in each case?
 # </details>
 
 
@@ -274,32 +275,32 @@ check.efficiency()
 # %% [markdown]
 # ## Exercise 5.5 · What communication really costs (15 min, 3 points)
 #
-# Now you need a measurement with which you can compare a prediction.
+# Now you need a measurement to compare your predictions with.
 #
-# The time that an all-reduce takes says little, because it may be hidden behind backward. What counts is how much
-# *longer* a step takes because of communication. `communication_cost(model, loss_of, now_ms, rounds=10)` measures
-# steps with and without communication, and returns the medians:
+# The time of an all-reduce says little, because it may be hidden behind backward. What counts is how much *longer* a
+# step takes because of communication. `communication_cost(model, loss_of, now_ms, rounds=10)` measures steps with and
+# without communication, and returns two numbers:
 #
 # ```python
-# compute_ms = median(forward, backward, finish, inside no_sync)
-# exposed_ms = median(the same outside) - compute_ms
+# compute_ms = median(time of forward, backward and finish, inside no_sync)
+# exposed_ms = median(time of the same, outside) - compute_ms
 # ```
 #
-# (Medians, because a single slow round does not change them.)
+# (We use medians because a single slow round hardly changes them.)
 #
 # - Alternate between the two kinds of step. In each round, the step inside `no_sync()` comes first.
-# - Measure `rounds` rounds, after one more round that warms up and does not count.
+# - Measure `rounds` rounds, after one additional round that warms up and does not count.
 # - Each measurement starts on all ranks at once: call `dist.barrier()` before you read the clock.
 # - All gradients are None when a measurement starts.
 # - `loss_of(model)` runs forward and returns the loss. `now_ms()` reads the clock in milliseconds. (On a GPU, it first
 #   waits until the GPU has finished.)
 #
-# Target: the clock is read right before forward and right after `finish_gradient_sync()`, in both kinds of step.
+# Target: in both kinds of step, the clock is read right before forward and right after `finish_gradient_sync()`.
 #
 # <details><summary>Hint</summary>
 #
-# Both kinds of step consist of the same lines. Which part of them can be a function of its own, which you call once
-# inside `no_sync()` and once outside?
+# Both kinds of step consist of the same lines. Which of these lines can become a function that you call once inside
+# `no_sync()` and once outside?
 # </details>
 
 
@@ -345,12 +346,12 @@ def communication_cost(
 check.communication_cost()
 
 # %% [markdown]
-# ## Your model against your measurement (10 min)
+# ## Your predictions and your measurements (10 min)
 #
-# Compare your model with `OverlappedDDP` on a GPT with 2.7 million parameters, behind a link of 1 Gbit/s. Your
-# functions exist only on the ranks that are running now, so you keep these ranks, and the link is *emulated*. Each
-# block of the model also sleeps for 8 ms in forward and 16 ms in backward, as a stand-in for a GPU. Mismatch detection
-# is switched off, because it costs time.
+# Now compare your predictions with a real wrapper, `OverlappedDDP`. It trains a GPT with 2.7 million parameters behind
+# a link of 1 Gbit/s. Your functions exist only on the ranks that are running now, so you keep these ranks, and the link
+# is *emulated*. As a stand-in for a GPU, each block of the GPT also sleeps for 8 ms in forward and 16 ms in backward.
+# Mismatch detection is switched off, because it takes time.
 
 # %%
 # %%ranks
@@ -387,11 +388,11 @@ alpha_s, beta_s = fit_alpha_beta(times_s, world_size)
 # %% tags=["nbval-ignore-output"]
 alpha_s, beta_s = ranks.pull("alpha_s")[0], ranks.pull("beta_s")[0]
 print(f"α = {1e6 * alpha_s:.0f} µs per step, β = {1e9 * beta_s:.2f} ns per byte")
-assert 4e-9 < beta_s < 16e-9  # 8 ns per byte are 1 Gbit/s
+assert 4e-9 < beta_s < 16e-9  # 1 Gbit/s is 8 ns per byte
 
 # %% [markdown]
-# Next, the time at which each gradient is ready. Inside `no_sync()`, nothing is sent, so these times are those of the
-# computation alone:
+# Next, find out when each gradient is ready. Inside `no_sync()`, nothing is sent, so communication cannot delay any of
+# them:
 
 
 # %%
@@ -414,11 +415,11 @@ def ready_gradients(model):
 
 
 overlapped = OverlappedDDP(new_model(), bucket_cap_mb=2.0)
-gradients = [ready_gradients(overlapped) for _ in range(3)][-1]  # the first ones warm up
+gradients = [ready_gradients(overlapped) for _ in range(3)][-1]  # the first two steps warm up
 
 
 # %% [markdown]
-# Then your measurement, for your wrapper with two caps and for torch's DDP:
+# Then measure `OverlappedDDP` with two caps, and torch's DDP:
 
 
 # %%
@@ -480,13 +481,13 @@ tables.Table(["", "exposed, predicted, ms", "exposed, measured, ms"], rows, "the
 
 # %% [markdown]
 # With a cap of 25 MB, there are only two buckets here: the small first one, and one for all other gradients. The second
-# one is ready only when backward is over, so there is nothing left to hide it behind. Your cost model says so without a
-# single run with that cap.
+# one is ready only when backward is over, so there is nothing left to hide it behind. Your cost model predicts that
+# without a single run with that cap.
 #
-# (The cost model does not know the small first bucket. It also assumes that sending needs no core, which is not true
-# here. Torch's DDP closes its buckets by a slightly different rule, as you know from chapter 03.)
+# (The cost model does not know about the small first bucket. It also assumes that sending needs no core, which is not
+# true here. torch's DDP closes its buckets by a slightly different rule, as you know from chapter 03.)
 #
-# Now ask your cost model about ranks that you do not have. The last cell predicts the best cap on more ranks behind
+# Finally, use your cost model for ranks that you do not have. The next cells predict the best cap on more ranks behind
 # this link:
 
 # %%
@@ -506,7 +507,7 @@ tables.Table(["ranks", "best cap, MB", "efficiency, weak scaling"], rows)
 
 # %% [markdown]
 # With more ranks, each bucket costs more latency, so the best cap grows. Even with the best cap, the efficiency falls.
-# And more ranks do nothing for memory: each of them still holds all parameters, all gradients and the full optimizer
+# And more ranks do not save memory: each of them still holds all parameters, all gradients and the full optimizer
 # state. Chapter 06 counts those bytes.
 
 # %%

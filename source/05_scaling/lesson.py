@@ -10,20 +10,20 @@
 #
 # **35 minutes.** After this lesson, you will be able to:
 #
-# - measure how efficient data parallelism is on several ranks, and tell what communication costs from what shared cores
-#   cost,
+# - measure how efficient data parallelism is on several ranks, and separate the cost of communication from the cost of
+#   sharing cores,
 # - build a cost model from a few measurements, and test it on cases that it has not seen,
-# - predict the efficiency on 8, 64 or 512 GPUs from the figures of a real link,
-# - say when a speed-up of 7.2 on 8 GPUs is possible, and what a slow rank does to all others.
+# - predict the efficiency on 8, 64 or 512 GPUs from the latency and the bandwidth of a real link,
+# - say when a speed-up of 7.2 on 8 GPUs is possible, and how a slow rank affects all others.
 #
-# You need α, β and the ring (chapter 01), and `OverlappedDDP` and exposed communication (chapter 04).
+# You need α, β and the ring (chapter 01), and `OverlappedDDP`, exposed communication and `no_sync()` (chapter 04).
 
 # %% [markdown]
 # ## Where we are
 #
-# Your wrapper of chapter 04 hides most of its all-reduces behind backward. Exposed communication is what is left: the
+# Your wrapper from chapter 04 hides most of its all-reduces behind backward. Exposed communication is what is left: the
 # time during which a rank waits for the network and has nothing to compute. The diagram shows an example with invented
-# times. Compare the gap before the optimizer step in the upper and in the lower half.
+# times. Compare the gap before the optimizer step in its two halves.
 
 # %%
 from shared import formulas, measure, plots, ranks, tables
@@ -33,9 +33,9 @@ from shared.plots import scaling as scaling_plots
 diagrams.exposed_communication()
 
 # %% [markdown]
-# So far, you have seen this on four ranks. Somebody now offers you 64 GPUs. How much faster will your training be? This
-# chapter answers that question without the 64 GPUs. As in chapter 04, each rank is behind a link of 1 Gbit/s, which is
-# shaped by the kernel where the machine allows it, and emulated elsewhere.
+# So far, you have seen this on four ranks. Suppose that somebody offers you 64 GPUs. How much faster will your training
+# be? This chapter answers that question without the 64 GPUs. As in chapter 04, each rank is behind a link of 1 Gbit/s,
+# real or emulated.
 
 # %% tags=["nbval-ignore-output"]
 measure.start_behind_link(world_size=4, rate="1gbit", latency_ms=0.1)
@@ -45,26 +45,26 @@ measure.start_behind_link(world_size=4, rate="1gbit", latency_ms=0.1)
 #
 # There are two ways to use more ranks:
 #
-# - In **weak scaling**, every rank has a batch of its own, as large as before. N ranks process N times as many samples
-#   per step. If nothing were lost, a step would take as long as on one rank.
-# - In **strong scaling**, the ranks share one batch. Each processes 1/N of it. If nothing were lost, a step would take
-#   1/N of the time.
+# - In **weak scaling**, every rank has its own batch, whose size does not depend on N. N ranks process N times as many
+#   samples per step. If nothing were lost, a step would take as long as on one rank.
+# - In **strong scaling**, the ranks share one batch, and each processes 1/N of it. If nothing were lost, a step would
+#   take 1/N of the time.
 #
-# The **speed-up** is the number of samples per second of N ranks, divided by that of one rank. The **efficiency** is
-# the speed-up divided by N, so an efficiency of 1 means that nothing is lost. With $T_N$ for the time of a step on N
-# ranks, this gives $T_1 / T_N$ in weak scaling and $T_1 / (N \cdot T_N)$ in strong scaling. On one rank, it is 1.
+# The **speed-up** is the number of samples per second on N ranks, divided by that on one rank. The **efficiency** is
+# the speed-up divided by N, so an efficiency of 1 means that nothing is lost. If a step on N ranks takes $T_N$, the
+# efficiency is $T_1 / T_N$ in weak scaling and $T_1 / (N \cdot T_N)$ in strong scaling. On one rank, it is 1.
 #
-# The efficiency is a product of two factors. Time the same step without communication (inside `no_sync()`) on the same
-# N ranks, and call its time $C_N$. In weak scaling:
+# The efficiency is the product of two factors. Let $C_N$ be the time of the same step on the same N ranks, but without
+# communication (inside `no_sync()`). In weak scaling:
 #
 # $$\frac{T_1}{T_N} = \underbrace{\frac{T_1}{C_N}}_\text{computation} \cdot
 # \underbrace{\frac{C_N}{T_N}}_\text{communication}$$
 #
-# The second factor is what communication costs. The first one should be 1, because ranks that do not communicate should
-# not slow each other down.
+# The second factor shows what communication costs. The first one should be 1, because ranks that do not communicate
+# should not slow each other down. (In strong scaling, the first factor is $T_1 / (N \cdot C_N)$.)
 #
-# We train the GPT of chapter 04, whose blocks sleep as a stand-in for a GPU. Here, they sleep for 16 ms in forward and
-# 32 ms in backward.
+# We train the GPT from chapter 04, whose six blocks sleep as a stand-in for a GPU. Here, each block sleeps for 16 ms in
+# forward and 32 ms in backward.
 
 # %%
 # %%ranks
@@ -76,7 +76,7 @@ from solutions.overlapped_ddp import OverlappedDDP
 text = CharTokens()
 text.tokens = text.tokens.to(device)
 config = GPTConfig(vocab_size=text.vocab_size, layers=6, width=192)
-sample = text.windows([1000 * rank], length=16)  # short, because sleeping is most of the step
+sample = text.windows([1000 * rank], length=16)  # short, so that the step is mostly sleep
 
 
 def sleeping_ddp(share=1.0):
@@ -95,8 +95,8 @@ def times_of(model, batch=sample):
 # %% [markdown]
 # ## Weak scaling, measured
 #
-# **Predict.** The model has 10.8 MB of gradients, and the link needs 8 ns per byte. On 4 ranks, what will the
-# communication factor be? (1 means that communication costs nothing.)
+# **Predict.** The model has 10.8 MB of gradients in seven buckets, the link needs 8 ns per byte, and the blocks sleep
+# for 288 ms per step. On 4 ranks, what will the communication factor be? (1 means that communication costs nothing.)
 
 # %%
 my_prediction = 0.0
@@ -117,11 +117,11 @@ assert 0 < exposed_ms < 110
 weak
 
 # %% [markdown]
-# On 4 ranks, the bytes alone need about 130 ms on the link, but the step becomes longer by less than that. The rest is
-# hidden behind backward. Only the exposed part lowers the column "communication".
+# On 4 ranks, the bytes alone need about 130 ms on the link, but communication makes the step longer by less than that.
+# The rest is hidden behind backward. Only the exposed part lowers the column "communication".
 #
-# Now run the same model without sleeping. Each rank computes three longer samples on the cores of this machine. Look at
-# the column "computation".
+# Now run the same model without the sleep. Each rank computes three longer samples on the cores of this machine. Look
+# at the column "computation".
 
 # %%
 # %%ranks
@@ -142,15 +142,15 @@ print(f"This machine has {os.cpu_count()} cores for 4 ranks.")
 on_cores
 
 # %% [markdown]
-# On a machine with fewer cores than ranks, "computation" falls far below 100%: the ranks take turns on the cores,
-# although nothing is sent. No bucket and no faster network would help. If you divided $T_1$ by $T_N$ here and called
-# the result the cost of communication, you would have measured the cores. That is why the table has two factors. Always
-# compare with the same step *without communication, on the same number of ranks*.
+# On a machine with fewer cores than ranks, "computation" falls far below 100%: even when nothing is sent, the ranks
+# take turns on the cores. Neither other buckets nor a faster network would help. If you only looked at $T_1 / T_N$, you
+# would blame the network for what the cores cost. That is why the table has two factors. Always compare with the same
+# step *without communication, on the same number of ranks*.
 
 # %% [markdown]
 # ## Strong scaling, measured
 #
-# In strong scaling, each of N ranks computes 1/N of the batch, so here its blocks sleep for 1/N of the time. The
+# In strong scaling, each of N ranks computes 1/N of the batch, so we let its blocks sleep for 1/N of the time. The
 # gradients are as large as before.
 #
 # **Predict.** What will the efficiency of strong scaling be on 4 ranks? (1 means that nothing is lost.)
@@ -172,20 +172,20 @@ assert strong.efficiency(4) < weak.efficiency(4)
 strong
 
 # %% [markdown]
-# Strong scaling is harder. A rank computes less, but it sends as many bytes as before, and there is less backward to
-# hide them behind.
+# Strong scaling is harder. A rank computes less, but it sends as many bytes as before, and its shorter backward can
+# hide less of that.
 
 # %% [markdown]
 # ## A cost model
 #
 # A **cost model** is a formula that predicts the time of a step from a few measured numbers. Ours needs three things:
 #
-# 1. The link: α, the latency of a step of the ring, and β, the time per byte. We fit them to the times of all-reduces.
-# 2. The computation: when backward ends, and when each bucket is ready. We take that from one recorded step.
-# 3. The formula of chapter 04 for overlap: bucket i completes at $e_i = \max(e_{i-1}, \text{ready}_i) + t_i$, where
-#    $t_i$ is the time of its all-reduce. What the last bucket needs after the end of backward is exposed.
+# 1. The link: α, the latency of one step of the ring, and β, the time per byte. We fit them to times of all-reduces.
+# 2. The computation: when backward ends, and when each bucket is ready. We take these times from one recorded step.
+# 3. Chapter 04's formula for overlap: bucket i completes at $e_i = \max(e_{i-1}, \text{ready}_i) + t_i$, where $t_i$ is
+#    the time of its all-reduce. The time from the end of backward until the last bucket completes is exposed.
 #
-# First, the link. We fit only three of five sizes, and keep the other two to test the fit:
+# First, the link. We time all-reduces of five sizes, fit α and β to three of them, and keep the other two for a test:
 
 # %%
 # %%ranks
@@ -199,7 +199,7 @@ alpha_s, beta_s = line.alpha_s, line.beta_s_per_byte
 line
 
 # %% [markdown]
-# Then, the computation. We record a step, and read from its timelines when each bucket was launched. A bucket is ready
+# Next, the computation. We record a step, and read from its timelines when each bucket was launched. A bucket is ready
 # when it is ready on *all* ranks.
 
 # %%
@@ -224,8 +224,8 @@ for ready_s, size_bytes in buckets:
 print(f"backward ends after {1e3 * backward_s:.0f} ms")
 
 # %% [markdown]
-# The whole cost model is one short function. `share` is the part of the recorded computation that a rank does: 1 in
-# weak scaling, 1/N in strong scaling.
+# The whole cost model is one short function. `share` is the fraction of the recorded computation that a rank does: 1 in
+# weak scaling, 1/N in strong scaling. Without `overlap`, all buckets wait for the end of backward.
 
 
 # %%
@@ -241,10 +241,10 @@ def predicted_s(world_size, share=1.0, overlap=True):
 # %% [markdown]
 # ## Testing the cost model on held-out cases
 #
-# A formula with enough numbers in it can reproduce anything that it was fitted to. So test it on **held-out cases**:
-# measurements that were not used for the fit. We have six of them. Two are all-reduces of other sizes. Four are the
-# steps of weak and strong scaling, which you measured before. (We also recorded one of these four cases. From
-# that recording, the cost model knows when buckets are ready and when backward ends, but not how long the step took.)
+# A formula with enough fitted numbers can reproduce whatever it was fitted to. So we test ours on **held-out cases**:
+# measurements that were not used for the fit. We have six of them: two all-reduces, and the steps on 2 and 4 ranks in
+# weak and strong scaling. (One of these four steps is the one that we recorded. The cost model knows when its buckets
+# are ready and when its backward ends, but not how long it takes.)
 #
 # **Predict.** By what factor will the worst prediction be off? (1 means that it is exact.)
 
@@ -270,15 +270,12 @@ rows = [
 tables.Table(["case", "predicted, ms", "measured, ms", "measured / predicted"], rows)
 
 # %% [markdown]
-# No prediction is off by a factor of two. The last column shows what the cost model still lacks. A value above 1
-# means that something takes time that it does not know: on this machine, sending needs cores, and in strong
-# scaling the part that really computes does not shrink with the sleep. On a GPU with a network adapter of its own, both
-# matter less.
+# All predictions are right within a factor of two. A value above 1 in the last column means that something takes time
+# that the cost model does not include. On this machine, sending needs cores. And in strong scaling, only the sleep
+# becomes shorter, not the real computation. On a GPU with a network adapter of its own, both matter less.
 
 # %% [markdown]
-# ## Carrying the prediction to more ranks
-#
-# Now use the cost model for ranks that you do not have.
+# ## Predicting the efficiency on more ranks
 #
 # **Predict.** Behind this link, what will be the efficiency of weak scaling and of strong scaling on 64 ranks? (1 means
 # that nothing is lost.)
@@ -287,15 +284,15 @@ tables.Table(["case", "predicted, ms", "measured, ms", "measured / predicted"], 
 my_weak, my_strong = 0.0, 0.0
 
 # %% [markdown]
-# The figure shows the predicted efficiency against the number of ranks. The marks are your measurements. Look at what
-# overlap gains, and at how far apart the lines for weak and strong scaling are.
+# The figure shows the predicted efficiency against the number of ranks. The marks are your measurements. Look at how
+# much overlap gains, and at how far apart the lines for weak and strong scaling are.
 
 # %% tags=["nbval-ignore-output"]
 counts = [2**k for k in range(10)]
 one_s = predicted_s(1)
 curves = {
     "weak, overlapped": {n: one_s / predicted_s(n) for n in counts},
-    "weak, after backward": {n: one_s / predicted_s(n, overlap=False) for n in counts},
+    "weak, without overlap": {n: one_s / predicted_s(n, overlap=False) for n in counts},
     "strong, overlapped": {n: one_s / n / predicted_s(n, share=1 / n) for n in counts},
 }
 marks = {
@@ -306,24 +303,24 @@ weak_64, strong_64 = curves["weak, overlapped"][64], curves["strong, overlapped"
 print(f"64 ranks, weak: predicted {my_weak:.0%}, by the cost model {weak_64:.0%}")
 print(f"64 ranks, strong: predicted {my_strong:.0%}, by the cost model {strong_64:.0%}")
 assert strong_64 < weak_64 < curves["weak, overlapped"][2]
-assert curves["weak, after backward"][4] < curves["weak, overlapped"][4]
+assert curves["weak, without overlap"][4] < curves["weak, overlapped"][4]
 scaling_plots.efficiency({"1 Gbit/s": curves}, {"1 Gbit/s": marks})
 
 # %% [markdown]
-# Why does even weak scaling become worse, although each rank always sends about the same number of bytes? Look at the
-# two terms of the formula:
+# Why does the efficiency fall even in weak scaling, although each rank always sends about the same number of bytes?
+# Look at the two terms of the ring's formula:
 #
-# - The **bytes** level off: each rank sends 2(N−1)/N · S, at most 2S. From 8 ranks to 512, this grows by a seventh.
-# - The **latency** does not: each bucket costs 2(N−1)α. From 8 ranks to 512, this grows by a factor of 73.
+# - The bytes level off: each rank sends 2(N−1)/N · S, at most 2S. From 8 ranks to 512, this grows by a seventh.
+# - The latency does not: each bucket costs 2(N−1)α. From 8 ranks to 512, this grows by a factor of 73.
 #
 # So with few ranks, small buckets are better, because they can be launched early. With many ranks, large buckets are
-# better, because there are fewer of them. In the lab, your model finds the best cap for any number of ranks.
+# better, because there are fewer of them.
 
 # %% [markdown]
 # ## Real links
 #
 # A link of 1 Gbit/s is slow. The table lists links between real GPUs. The bus bandwidth (chapter 01) is what programs
-# reach, not what the data sheet promises, and α is the latency of one step of NCCL's ring. Compare the last column, the
+# reach, not what the data sheet promises, and α is the latency of one step of NCCL's ring. Read the last column, the
 # time of an all-reduce of 1 GB, from top to bottom.
 
 # %%
@@ -332,11 +329,12 @@ from shared.planner.links import REAL_LINKS, link_table
 link_table()
 
 # %% [markdown]
-# To predict a step on these links, we need a model that is worth training on them. Take a GPT with 1.3 billion
-# parameters. Its gradients in bf16 are 2.6 GB. A step needs about 6 floating-point operations per parameter and token,
-# a third of them in forward (Kaplan et al., 2020). An H100 reaches up to 989 · 10¹² of them per second in bf16
-# (NVIDIA's data sheet). We assume that 40% of this is used; Llama 3 reports 38 to 43% (Grattafiori et al., 2024). Each
-# GPU gets 8,192 tokens per step. Gradients become ready evenly during backward, in buckets of 25 MB.
+# Such links deserve a larger model. Take a GPT with 1.3 billion parameters, whose gradients in bf16 are 2.6 GB. A step
+# needs about 6 floating-point operations per parameter and token, a third of them in forward (Kaplan et al., 2020). An
+# H100 executes up to 989 · 10¹² of these per second in bf16 (NVIDIA's data sheet). We assume that training reaches 40%
+# of that; for Llama 3, 38 to 43% are reported (Grattafiori et al., 2024). With 8,192 tokens per GPU, a step computes
+# for about 160 ms. We also assume that the gradients become ready evenly during backward, in 100 buckets (a cap of 25
+# MB).
 
 
 # %%
@@ -357,10 +355,10 @@ def gpt_efficiency(link, gpus, all_reduce_s=formulas.ring_all_reduce_s, tokens=8
 
 # %% [markdown]
 # A ring has 2(N−1) steps, which is a lot of latency on 512 GPUs. NCCL can also use trees, whose latency grows only with
-# the logarithm of N (Jeaugey, 2019). We estimate them with the formula of recursive halving and doubling, another
-# algorithm of this kind: it sends as many bytes as the ring in 2 log₂N steps.
+# the logarithm of N (Jeaugey, 2019). We estimate their times with the formula of halving and doubling (chapter 01),
+# whose latency is logarithmic, too: it sends as many bytes as the ring in 2 log₂N steps.
 #
-# **Predict.** Which efficiency do you expect on 64 hosts with one GPU each, over InfiniBand at 400 Gbit/s, with the
+# **Predict.** What efficiency do you expect on 64 hosts with one GPU each, over InfiniBand at 400 Gbit/s, with the
 # ring? (1 means that nothing is lost.)
 
 # %%
@@ -382,9 +380,9 @@ note = "Efficiency with a ring / with logarithmic latency. NVLink connects GPUs 
 tables.Table(["link", "8 GPUs", "64 GPUs", "512 GPUs"], rows, note)
 
 # %% [markdown]
-# The next figure shows three of these links. Compare the two lines in each panel. Where they are far apart, the latency
-# is the problem, and larger buckets or trees help. Where both are low, it is the bandwidth, and only a faster link or
-# more computation per byte helps.
+# The next figure shows three of these links. Compare the two lines in each panel. Where they are far apart, the problem
+# is the latency, and larger buckets or trees help. Where both are low, it is the bandwidth, and only a faster link or
+# more computation per byte helps. (The marks are explained below.)
 
 # %% tags=["nbval-ignore-output"]
 shown = {
@@ -404,19 +402,19 @@ label = "1.9×/3.7×/7.2× (widely quoted, no source)"
 scaling_plots.efficiency(panels, {title: {label: claimed} for title in panels})
 
 # %% [markdown]
-# (With 8 GPUs per host, α is the average over the steps of a ring. Other algorithms cross hosts in more of their steps,
-# so the second line of the first panel is too optimistic.)
+# (In the first panel, with 8 GPUs per host, α is the average over the ring's steps, most of which stay inside a host.
+# Other algorithms cross hosts in more of their steps, so the line for logarithmic latency is too optimistic there.)
 
 # %% [markdown]
 # ## When is a speed-up of 7.2 on 8 GPUs possible?
 #
-# Speed-ups of 1.9, 3.7 and 7.2 on 2, 4 and 8 GPUs are widely quoted, and nobody names a source that has measured them.
-# They are marked in the figure above. The cost model can say when they are possible. In weak scaling, the efficiency is
-# compute / (compute + exposed). These speed-ups are efficiencies of 95%, 92.5% and 90%, so the exposed time may be at
+# Speed-ups of 1.9, 3.7 and 7.2 on 2, 4 and 8 GPUs are widely quoted, but nobody names a source that has measured them.
+# They are the marks in the figure above. In weak scaling, our efficiency is the computing time divided by the sum of
+# computing time and exposed time. These speed-ups are efficiencies of 95%, 92.5% and 90%, so the exposed time may be at
 # most 5%, 8% and 11% of the computing time.
 #
-# More tokens per GPU mean more computation for the same bytes. The next cell finds how many tokens per GPU and step our
-# GPT needs, so that each link gives the speed-up.
+# More tokens per GPU mean more computation for the same bytes. For each link, the next cell finds how many tokens per
+# GPU and step our GPT needs to reach these speed-ups.
 
 
 # %%
@@ -433,17 +431,19 @@ header = ["link", *(f"{n * wanted:g} on {n}" for n, wanted in claimed.items())]
 tables.Table(header, rows, "tokens per GPU and step")
 
 # %% [markdown]
-# So every link in the table can give these speed-ups, if the GPUs have enough to compute. A speed-up is not a property
-# of data parallelism, or of a library. The same program has it on one link and misses it on another, or reaches it with
-# more micro-batches per step inside `no_sync()`. Whenever you read a speed-up, ask for the model, the batch per GPU and
-# the link. (Li et al., VLDB 2020, report near-linear scaling to 256 GPUs, "when configured appropriately".)
+# So every link in the table allows these speed-ups, if the GPUs have enough to compute. A speed-up is not a property
+# of data parallelism or of a library. The same program reaches it on one link and misses it on another, or reaches it
+# there with more micro-batches per step inside `no_sync()`. Whenever you read about a speed-up, ask for the model, the
+# batch per GPU and the link. (Li et al., VLDB 2020, report near-linear scaling to 256 GPUs, "when configured
+# appropriately".)
 
 # %% [markdown]
 # ## Stragglers and skew
 #
-# The model assumes that all ranks are equally fast. A **straggler** is a rank that is slower than the others, because
-# its GPU is throttled, its data loader is late or its samples are longer. The **skew** of a collective is the time
-# between its first and its last rank. In the next cell, rank 3's blocks take 1.5 times as long.
+# The cost model assumes that all ranks are equally fast. A **straggler** is a rank that is slower than the others, for
+# instance because its GPU is throttled, its data loader is late or its samples are longer. The **skew** of a collective
+# is the time between the first and the last rank that reach it. In the next cell, rank 3's blocks sleep 1.5 times as
+# long.
 #
 # **Predict.** By what factor does the step of the other three ranks become longer? (1 means not at all.)
 
@@ -468,11 +468,12 @@ assert factor > 1.2
 plots.timeline(ranks.pull("lines")[0])
 
 # %% [markdown]
-# Every step takes as long as the slowest rank needs. In the timelines, ranks 0 to 2 finish backward early and wait in
-# the all-reduces. If you only looked at their communication, you would blame the network.
+# Every step takes as long as the slowest rank needs. (The factor can be below 1.5, because only the sleep is longer.)
+# In the timelines, ranks 0 to 2 finish backward early and wait for the all-reduces. If you only looked at their
+# communication, you would blame the network.
 #
-# With many ranks, you do not even need a broken GPU. Suppose that the computing time of each rank varies by 5% from
-# step to step (standard deviation of a normal distribution). The slowest of N ranks sets the pace:
+# With many ranks, this happens even without a broken GPU. Suppose that the computing time of each rank varies from step
+# to step, by a standard deviation of 5% (normally distributed). The slowest of N ranks sets the pace:
 
 # %%
 import torch
@@ -484,10 +485,10 @@ for n, factor in slowest.items():
     print(f"N = {n:3}: a step takes {factor:.3f} times as long, efficiency {1 / factor:.0%}")
 
 # %% [markdown]
-# In the extreme case, a rank has nothing to compute at all: a data set rarely divides evenly, so some ranks have one
-# batch more. The others would leave the loop, and the ranks with more batches would hang, as in chapter 00. torch's DDP
-# has a context manager for this, `join()`. A rank that has finished keeps taking part in the all-reduces, with zeros.
-# In the next cell, rank r has r + 1 batches:
+# In the extreme case, a rank has nothing left to compute. A data set rarely divides evenly, so some ranks may have one
+# batch more than the others, and would hang when the others have left the loop, as in chapter 00. torch's DDP has a
+# context manager for this, `join()`: a rank that has finished still takes part in the all-reduces, with zeros. In the
+# next cell, rank r has r + 1 batches. Compare the two numbers that each rank prints:
 
 # %%
 # %%ranks
@@ -501,32 +502,32 @@ with wire.ledger() as log, ddp.join():
     for _ in range(rank + 1):
         ddp(torch.ones(2, 8, device=device)).sum().backward()
 sent = sum(entry.op == "all_reduce" and entry.elements == 9 for entry in log.entries)
-print(f"batches: {rank + 1}, all-reduces of a bucket: {sent}")
+print(f"batches: {rank + 1}, all-reduces of the bucket: {sent}")
 
 # %% [markdown]
-# `join()` still divides by the number of ranks that started, unless you pass `divide_by_initial_world_size=False`. So
-# in the last steps, the gradient is smaller than the mean over the samples that took part: unequal counts need weights
-# (chapter 02).
+# Every rank takes part in all four all-reduces. But DDP still divides by the number of ranks that started, unless you
+# pass `divide_by_initial_world_size=False` to `join()`. So in the last steps, the gradient is smaller than the mean
+# over the samples that took part.
 
 # %% [markdown]
-# ## `nn.DataParallel`, and why it lost
+# ## Why DDP replaced `nn.DataParallel`
 #
-# Before DDP, there was `nn.DataParallel`: one line, one process, several GPUs. It is still in torch, whose
-# documentation recommends DDP instead, even on a single host. Here is one step of both:
+# Before DDP, there was `nn.DataParallel`: one line of code, one process, several GPUs. It is still in torch, whose
+# documentation recommends DDP instead, even on a single host. The table compares one step of both:
 #
 # | | `nn.DataParallel` | DDP |
 # |---|---|---|
-# | processes | one, with a thread per GPU: the threads compete for Python's lock | one per GPU |
+# | processes | one, with a thread per GPU: the threads compete for Python's global lock | one per GPU |
 # | before forward | broadcasts all parameters from GPU 0, and scatters the batch | nothing: the replicas are equal |
 # | loss | on GPU 0, after gathering all outputs there | on every rank |
 # | gradients | summed on GPU 0 after backward | all-reduced in buckets during backward |
-# | optimizer | on GPU 0, while the others wait | on every rank |
+# | optimizer | on GPU 0, while the other GPUs wait | on every rank |
 # | several hosts | no | yes |
 #
 # With NCCL, the broadcast and the sum move about as many bytes as an all-reduce. The difference is *when* they do. No
-# replica can start forward before its parameters have come. And the sum cannot start before all gradients are there,
+# replica can start forward before it has all parameters. And the sum cannot start before all gradients are ready,
 # because one autograd function handles all parameters at once (`Broadcast` in torch's `nn/parallel/_functions.py`). So
-# all its communication is exposed. We can imitate this order on our ranks:
+# all of this communication is exposed. We can imitate this order on our ranks:
 
 # %%
 # %%ranks
@@ -554,11 +555,11 @@ plots.bars(times.ms(), "ms per step (median of 5)")
 # %% [markdown]
 # ## Does a faster step mean faster training?
 #
-# Efficiency counts samples per second. But in weak scaling, N ranks also have an N times larger global batch, and a
-# larger batch is only worth something if you need fewer steps. Let's train the digits MLP until it recognizes 90% of
-# 297 images that it has not seen, with 16 images per rank and step. If you keep the learning rate, the gradient has
-# less noise, but a step moves the parameters no further. The **linear scaling rule** multiplies the learning rate by N
-# as well (Goyal et al., 2017).
+# Efficiency counts samples per second. But in weak scaling, N ranks also have a global batch that is N times as large,
+# and a larger batch only helps if training then needs fewer steps. Let's train the digits MLP until it recognizes 90%
+# of 297 held-out images, with 16 images per rank and step. If you keep the learning rate, the gradient has less noise,
+# but a step moves the parameters no further. The **linear scaling rule** multiplies the learning rate by N, too (Goyal
+# et al., 2017). Compare the last two columns of the table.
 
 # %%
 # %%ranks
@@ -603,9 +604,9 @@ assert steps[4, True] < steps[4, False] and steps[4, False] > steps[1, False] / 
 tables.Table(["ranks", "global batch", "steps with lr 0.1", "steps with lr 0.1 · N"], rows)
 
 # %% [markdown]
-# With the same learning rate, four ranks need more than half as many steps as one rank, for four times as many samples
-# per step. With the scaled one, they need fewer. The rule has a limit: from some batch size on, more samples per step
-# do not help, whatever the learning rate (McCandlish et al., 2018). No faster link moves that limit.
+# With the same learning rate, four ranks need more than half as many steps as one rank, although each step has four
+# times as many samples. With the scaled learning rate, they need fewer steps. The rule has a limit: beyond some batch
+# size, more samples per step do not help, whatever the learning rate (McCandlish et al., 2018).
 
 # %% [markdown]
 # ## On a cluster
@@ -613,7 +614,6 @@ tables.Table(["ranks", "global batch", "steps with lr 0.1", "steps with lr 0.1 �
 # | question | here | with NCCL and many hosts |
 # |---|---|---|
 # | What are α and β? | `measure.collectives` | `all_reduce_perf -b 8 -e 1G -f 2` (nccl-tests), at 8 bytes and at 1 GB |
-# | Which algorithm runs? | gloo's ring | `NCCL_DEBUG=INFO` and `NCCL_DEBUG_SUBSYS=TUNING`; `NCCL_ALGO` forces one |
 # | What does communication cost? | steps in `no_sync()` | the same, timed with CUDA events |
 # | Which rank is slow? | `plots.timeline` | the one that waits *least*: `torch.profiler`, or NCCL's flight recorder |
 # | Why is it slow? | shared cores | clocks (`nvidia-smi -q -d PERFORMANCE`), data loading, a bad cable |
@@ -623,24 +623,24 @@ tables.Table(["ranks", "global batch", "steps with lr 0.1", "steps with lr 0.1 �
 #
 # S bytes of gradients in b buckets, N ranks, a ring over links with latency α and bandwidth 1/β:
 #
-# | | memory per rank | bytes on the wire, seconds | latency, seconds | overlap |
+# | | memory per rank | seconds for the bytes | seconds for the latency | overlap |
 # |---|---|---|---|---|
-# | weak scaling | as on one rank | 2(N−1)/N · Sβ | 2(N−1)αb | as much backward as on one rank |
-# | strong scaling | fewer activations | 2(N−1)/N · Sβ | 2(N−1)αb | 1/N of that backward |
+# | weak scaling | as on one rank | 2(N−1)/N · Sβ | 2(N−1)αb | with as much backward as on one rank |
+# | strong scaling | fewer activations | 2(N−1)/N · Sβ | 2(N−1)αb | with 1/N of that backward |
 # | order of `nn.DataParallel` | GPU 0 holds more | about 2Sβ | a broadcast and a reduce | none |
 #
 # **Terms**
 #
-# - **weak scaling**: every rank has a batch of its own, so N ranks process N times as many samples per step.
+# - **weak scaling**: every rank has its own batch of a fixed size, so N ranks process N times as many samples per step.
 # - **strong scaling**: the ranks share one batch, so each of N ranks processes 1/N of it.
-# - **speed-up**: the samples per second of N ranks, divided by the samples per second of one rank.
+# - **speed-up**: the samples per second on N ranks, divided by those on one rank.
 # - **efficiency**: the speed-up on N ranks, divided by N; 1 means that nothing is lost.
 # - **cost model**: a formula that predicts the time of a step from a few measured numbers, such as α, β and the
 #   computing time.
-# - **held-out case**: a measurement that was not used to fit a model, so that it can test it.
+# - **held-out case**: a measurement that was not used to fit a model, and can therefore test it.
 # - **straggler**: a rank that is slower than the others, which then wait for it in every collective.
 # - **skew**: the time between the first and the last rank that reach a collective.
-# - **linear scaling rule**: multiply the learning rate by as much as the global batch.
+# - **linear scaling rule**: multiply the learning rate by the same factor as the global batch.
 #
 # The [glossary](glossary.md) has the terms of all chapters.
 
@@ -648,25 +648,23 @@ tables.Table(["ranks", "global batch", "steps with lr 0.1", "steps with lr 0.1 �
 # ## Further reading
 #
 # - Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020 (arXiv 2006.15704).
-#   Look at the evaluation: how the best bucket size and the scaling to 256 GPUs depend on the model and the backend.
-# - NVIDIA, *Performance reported by NCCL tests* (PERFORMANCE.md in the nccl-tests repository). It derives the bus
-#   bandwidth of each collective.
+#   The evaluation shows how the best bucket size and the scaling to 256 GPUs depend on the model and the backend.
 # - Jeaugey, *Massively scale your deep learning training with NCCL 2.4* (NVIDIA developer blog, 2019). It shows how
 #   trees keep the latency low on many GPUs.
-# - Goyal et al., *Accurate, large minibatch SGD: training ImageNet in 1 hour*, 2017 (arXiv 1706.02677). Look at the
-#   linear scaling rule, and at where it ends.
+# - Goyal et al., *Accurate, large minibatch SGD: training ImageNet in 1 hour*, 2017 (arXiv 1706.02677). Read it for the
+#   linear scaling rule and its limits.
 # - Lin et al., *Understanding stragglers in large model training using what-if analysis*, OSDI 2025 (arXiv 2505.05713).
-#   Look at the causes: many of them are not broken hardware.
+#   Many of the causes that it finds are not broken hardware.
 
 # %% [markdown]
 # ## What is still wasted
 #
-# Time on the wire is one limit of data parallelism. The other one is **memory**. All ranks hold the same parameters,
-# the same averaged gradients and the same optimizer state, although training needs each of them only once. More ranks
-# do not help: a model that does not fit on one GPU does not fit on 512 of them. Chapter 06 counts what a rank holds,
-# and from chapter 07 on, the ranks share it.
+# Time on the wire is one limit of data parallelism. The other one is *memory*. All ranks hold the same parameters,
+# averaged gradients and optimizer state, although training needs each of them only once. More ranks do not help: a
+# model that does not fit on one GPU does not fit on 512 of them. Chapter 06 counts what a rank holds, and from chapter
+# 07 on, the ranks divide it among themselves.
 #
-# But first, in the lab, you write the cost model yourself, and let it find the best bucket cap.
+# But first, in the lab, you will write the cost model yourself, and let it find the best bucket cap.
 
 # %%
 ranks.stop()
