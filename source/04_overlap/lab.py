@@ -168,8 +168,8 @@ check.LaunchQueue()
 # ## Exercise 4.2 · Launch during backward (20 min, 3 points)
 #
 # A hook has to call `add` while backward computes. A wrong hook raises no error, so let's look at two wrong ones first.
-# Both look right, and both can be found in published code. You know `register_post_accumulate_grad_hook` from the
-# lesson. With `register_hook`, autograd calls your function with the gradient that the current backward has computed.
+# Both look right. You know `register_post_accumulate_grad_hook` from the lesson. With `register_hook`, autograd calls
+# your function with the gradient that the current backward has computed.
 
 
 # %%

@@ -398,7 +398,7 @@ for title, link in shown.items():
         "ring": {n: gpt_efficiency(link, n) for n in counts},
         "logarithmic latency": trees,
     }
-label = "1.9×/3.7×/7.2× (widely quoted, no source)"
+label = "1.9×/3.7×/7.2× (widely quoted; we know no source)"
 scaling_plots.efficiency(panels, {title: {label: claimed} for title in panels})
 
 # %% [markdown]
@@ -408,7 +408,7 @@ scaling_plots.efficiency(panels, {title: {label: claimed} for title in panels})
 # %% [markdown]
 # ## When is a speed-up of 7.2 on 8 GPUs possible?
 #
-# Speed-ups of 1.9, 3.7 and 7.2 on 2, 4 and 8 GPUs are widely quoted, but nobody names a source that has measured them.
+# Speed-ups of 1.9, 3.7 and 7.2 on 2, 4 and 8 GPUs are widely quoted, but we know of no source that has measured them.
 # They are the marks in the figure above. In weak scaling, our efficiency is the computing time divided by the sum of
 # computing time and exposed time. These speed-ups are efficiencies of 95%, 92.5% and 90%, so the exposed time may be at
 # most 5%, 8% and 11% of the computing time.

@@ -564,18 +564,18 @@ check.ZeRO1()
 # ## Exercise 7.4 · Break it: one norm for all (10 min, 2 points)
 #
 # Clipping scales gradients so that their norm over *all* parameters is at most `max_norm`. Each rank now has the mean
-# gradient of its own shard, and a published implementation does this:
+# gradient of its own shard, and it seems natural to do this:
 
 
 # %%
 # %%ranks
-def published_clip(shard_gradient, max_norm):
+def local_clip(shard_gradient, max_norm):
     norm = shard_gradient.norm()
     shard_gradient *= (max_norm / (norm + 1e-6)).clamp(max=1)
 
 
 own_gradient = torch.full((2,), 3.0 * (rank + 1), device=device)
-published_clip(own_gradient, max_norm=1.0)
+local_clip(own_gradient, max_norm=1.0)
 
 # %% [markdown]
 # **Predict.** The four ranks' gradients are 3, 6, 9 and 12, two elements each. They are clipped to a norm of 1. What is
