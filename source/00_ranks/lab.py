@@ -128,8 +128,7 @@ check.global_mean()
 # ## Exercise 0.3 · Pass to the right (15 min, 4 points)
 #
 # This is the ring from the lesson, but without the hang. Every rank sends its tensor to its right neighbor (rank + 1),
-# and returns the tensor that it receives from its left neighbor (rank − 1). The right neighbor of the last rank is rank
-# 0:
+# and returns the tensor that it receives from its left neighbor (rank − 1). The last rank's right neighbor is rank 0:
 # ```python
 # for rank in range(world_size):
 #     result_of[(rank + 1) % world_size] = tensor_of[rank]

@@ -25,7 +25,7 @@ from shared.plots import diagrams
 ranks.start(world_size=4, backend="gloo:cpu", detect_mismatch=False)
 
 # %% [markdown]
-# (In this lesson, the ranks run on the CPU even if you have GPUs, because you will put them behind an emulated link.
+# (In this lesson, the ranks run on the CPU even if you have GPUs, because you will emulate a link between them.
 # Mismatch detection is off, because it sends messages of its own.)
 #
 # ## What is wasted
@@ -143,7 +143,7 @@ assert in_turn_sent == [1.5] * 4 and sum(in_turn_sent) == sum(star_sent)
 print(f"predicted {my_prediction:g} tensors, measured {in_turn_sent}")
 
 # %% [markdown]
-# In total, the ranks send as many bytes as before, but now each of them sends the same number. They still take turns,
+# In total, the ranks send as many bytes as before, but now each of them sends an equal share. They still take turns,
 # though: while rank 0 sums chunk A, nothing happens to the other chunks.
 #
 # ## A ring
@@ -163,8 +163,7 @@ my_prediction = "?"
 # %% [markdown]
 # The next cell contains the whole ring. It follows two plans, one for each half. A plan is a list with one string per
 # step, and the letter at index *r* is the chunk that rank *r* sends. A rank always sends the chunk that it received in
-# the previous step, so each string is the previous one, rotated. `pass_right` is the ring step that you wrote in lab
-# 00.
+# the previous step, so each string is the previous one, rotated. In lab 00, you wrote the ring step, `pass_right`.
 
 
 # %%
@@ -201,9 +200,8 @@ def ring_all_reduce(tensor):
 
 
 # %% [markdown]
-# To see whose tensors a sum contains, we set all elements to 1000 on rank 0, 100 on rank 1, 10 on rank 2 and 1 on rank
-# 3. Then every digit of a complete sum is 1. The first run is on three ranks (with 100, 10 and 1). What does rank 0
-# send first?
+# To see whose tensors a sum contains, we set all elements on ranks 0 to 3 to 1000, 100, 10 and 1. Then every digit of a
+# complete sum is 1. The first run is on three ranks (with 100, 10 and 1). What does rank 0 send first?
 
 
 # %%
