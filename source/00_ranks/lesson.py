@@ -475,8 +475,8 @@ dist.all_reduce(total)
 # Only rank 2's error tells you the cause. In the log of a real job, the other ranks fail, too, often because a
 # connection was closed. Look for the rank whose error is different.
 #
-# All four failures break the same rule: **all ranks call the same collectives, in the same order, with the same shapes
-# and dtypes. Each `send` has a matching `recv`, and ranks never wait for each other in a circle.**
+# Each of the four failures breaks one of two rules: **All ranks call the same collectives, in the same order, with the
+# same shapes and dtypes. Each `send` has a matching `recv`, and ranks never wait for each other in a circle.**
 
 # %% [markdown]
 # ## How long an all-reduce takes
