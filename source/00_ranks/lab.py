@@ -9,23 +9,23 @@
 # # Lab 00 · First collectives
 #
 # **60 minutes, 15 points.** You will write five small functions that all ranks call together. The first one takes five
-# minutes, and the fourth repairs a bug that makes many training scripts hang. At the end, you build an all-reduce from
-# your own pieces.
+# minutes, and in the fourth, you fix a bug that makes many training scripts hang. At the end, you build an all-reduce
+# from one of your own functions.
 #
 # This is how a lab works:
 #
 # - Run its cells from top to bottom, as in the lesson.
-# - Write each function where its cell says `your code here`, and run the cell. That defines it on all ranks.
-# - Then run the check below it. The check calls your function on up to four ranks, with new values each time. It gives
-#   each rank only its own values, and counts the messages that you send.
-# - If the check fails, read what it found on which rank, and the question below. Then change your function, run its
-#   cell, and run the check again, as often as you like.
+# - Write each function where its cell says `your code here`, and run the cell. This defines the function on all ranks.
+# - Then run the check below it. The check calls your function on up to four ranks, with new values each time. Each rank
+#   gets only its own values, and the check counts the messages that you send.
+# - If the check fails, it says what it found on which rank, and asks a question as a hint. Change your function, run
+#   its cell, and run the check again, as often as you like.
 # - Each exercise has a hint. Click it to open it.
 #
-# If a mistake makes the ranks hang, the cell is stopped and explained, as in the lesson. If a message says that the
-# ranks had to be restarted, run the cells with your functions again, beginning with the imports.
+# If a mistake makes the ranks hang, the course stops the cell and shows the doctor's report, as in the lesson. If a
+# message says that the ranks had to be restarted, run the cells with your functions again, beginning with the imports.
 #
-# The next two cells start the ranks, and import on each of them what your functions need.
+# The next two cells start the ranks, and import what your functions need on each of them.
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks
@@ -44,8 +44,8 @@ from torch import Tensor
 # %% [markdown]
 # ## Exercise 0.1 · A sum over ranks (5 min, 2 points)
 #
-# A training script often needs a number from all ranks: how many samples they have seen, for example. Each rank calls
-# `sum_over_ranks` with its own value, and every rank gets the sum of all values. If `value_of[rank]` is the value of a
+# A training script often needs the sum of a value over all ranks: how many samples they have seen, for example. Each
+# rank calls `sum_over_ranks` with its own value, and every rank gets the sum. If `value_of[rank]` is the value of a
 # rank, the result on every rank is:
 # ```python
 # total = 0.0
@@ -53,11 +53,11 @@ from torch import Tensor
 #     total += value_of[rank]
 # ```
 #
-# - Send **one** all-reduce of 8 bytes.
+# - Call **one** all-reduce of 8 bytes.
 # - Keep the full precision of a Python float, which has 64 bits.
 # - Return a float. `tensor.item()` returns the value of a tensor with one element.
 #
-# <details><summary>Hint</summary>A collective takes a tensor, so you have to make one from the value. How many bytes
+# <details><summary>Hint</summary>A collective takes a tensor, so you have to create one from the value. How many bytes
 # does an element of <code>torch.tensor(0.1)</code> have? <code>torch.tensor</code> has an argument that changes
 # this.</details>
 
@@ -83,8 +83,8 @@ check.sum_over_ranks()
 # %% [markdown]
 # ## Exercise 0.2 · A mean over unequal shares (10 min, 3 points)
 #
-# The last batch of an epoch is often smaller on some ranks than on others. So here, each rank holds a tensor with a
-# different number of values: nine, one, or even none. Return the mean of all values of all ranks:
+# The last batch of an epoch is often smaller on some ranks than on others. So in this exercise, the ranks hold tensors
+# of different lengths: nine values, one, or even none. Return the mean of all values of all ranks:
 # ```python
 # everything = []
 # for rank in range(world_size):
@@ -92,12 +92,12 @@ check.sum_over_ranks()
 # mean = sum(everything) / len(everything)
 # ```
 #
-# - Send **one** all-reduce of 16 bytes.
-# - A rank without values takes part as well. At least one rank has a value.
+# - Call **one** all-reduce of 16 bytes.
+# - A rank without values calls the all-reduce, too. You can assume that at least one rank has a value.
 # - Do not change `values`.
 #
 # <details><summary>Hint</summary>Suppose that one rank holds 1, 2 and 3, and another one holds 10. Their means are 2
-# and 10, and the mean of these means is 6. But the right answer is 4. Which two numbers must each rank contribute, so
+# and 10, and the mean of these means is 6, but the right answer is 4. Which two numbers must each rank contribute, so
 # that every rank can compute 4?</details>
 
 
@@ -127,23 +127,23 @@ check.global_mean()
 # %% [markdown]
 # ## Exercise 0.3 · Pass to the right (15 min, 4 points)
 #
-# This is the ring of the lesson, but without the hang. Every rank sends its tensor to its right neighbor, and returns
-# the tensor that it receives from its left neighbor. The right neighbor of the last rank is rank 0:
+# This is the ring from the lesson, but without the hang. Every rank sends its tensor to its right neighbor (rank + 1),
+# and returns the tensor that it receives from its left neighbor (rank − 1). The last rank's right neighbor is rank 0:
 # ```python
 # for rank in range(world_size):
 #     result_of[(rank + 1) % world_size] = tensor_of[rank]
 # ```
 #
-# - Each rank sends **one** message and receives **one**, whatever the shape and dtype of the tensor.
+# - Each rank sends **one** message and receives **one**, for tensors of any shape and dtype.
 # - Do not change `tensor`. Return a new tensor.
-# - Return only when both messages are complete: the caller may change `tensor` right afterwards.
+# - Return only when both messages are complete, because the caller may change `tensor` right afterwards.
 # - With a single rank, return a copy, because a rank cannot `send` to itself.
 #
-# <details><summary>Hint</summary>In the lesson's ring, every rank waited for a message before any rank had sent one.
-# Which calls launch a send and a receive without waiting for either?</details>
+# <details><summary>Hint</summary>In the lesson's ring, every rank waited for a message before it sent one. Which calls
+# launch a send and a receive without waiting for either?</details>
 #
 # <details><summary>A second hint</summary>The lesson let two ranks swap tensors with
-# <code>dist.batch_isend_irecv</code>. There, both messages had the same partner. Which partners do the two messages
+# <code>dist.batch_isend_irecv</code>. There, both operations of a rank had the same partner. Which partners do they
 # have here, and when may you return what you have received?</details>
 
 
@@ -172,17 +172,17 @@ def pass_right(tensor: Tensor) -> Tensor:
 check.pass_right()
 
 # %% [markdown]
-# There is more than one right way over gloo, because gloo runs all transfers that you have launched at the same time.
-# NCCL runs those of a rank one after the other, even if `isend` and `irecv` launched them: when every rank sends first,
-# no rank gets as far as its receive. So **with NCCL, batch the sends and receives, or let the ranks take turns**.
-# `dist.batch_isend_irecv` hands a batch over as a whole. You can try this without a GPU:
-# `ranks.start(4, backend="gloo:cpu", simulate="nccl")` lets gloo behave like NCCL.
+# With gloo, there is more than one right way to do this, because gloo runs all transfers in flight at the same time.
+# NCCL runs a rank's transfers one after the other, even if you launched them with `isend` and `irecv`. If every rank
+# launches its send first, no rank ever gets to its receive. So **with NCCL, batch the sends and receives, or let the
+# ranks take turns**. `dist.batch_isend_irecv` launches the whole batch together. You can try this without a GPU:
+# `ranks.start(4, backend="gloo:cpu", simulate="nccl")` makes gloo behave like NCCL.
 
 # %% [markdown]
 # ## Exercise 0.4 · Break it, then fix it (10 min, 3 points)
 #
 # Each rank has the loss of its own samples, and rank 0 should print the mean of all losses. Many training scripts
-# contain a function like the next one. Run the cell, and read the doctor's report before you continue here. Which rank
+# contain a function like the one below. Run its cell, and study the doctor's report before you read on. Which rank
 # waits? Which ranks is it waiting for? Why do they never call the collective?
 
 
@@ -204,13 +204,13 @@ log_loss(torch.tensor(2.0 + rank, device=device))
 #
 # - Rank 0 returns the mean as a float. The other ranks return `None`.
 # - `loss` must not change, and `loss.backward()` must still work afterwards.
-# - Send **one** all-reduce, of the size of the loss or of 8 bytes.
+# - Call **one** all-reduce, of the size of the loss or of 8 bytes.
 #
 # <details><summary>Hint</summary>Which line must all ranks run, and which line is for rank 0 only? The all-reduce
 # overwrites its argument. Which tensor can you pass instead of <code>loss</code>?</details>
 #
-# <details><summary>A second hint</summary>It should have the same value, its own memory, and no connection to
-# autograd.</details>
+# <details><summary>A second hint</summary>The tensor that you pass should have the same value, its own memory, and no
+# connection to autograd.</details>
 
 
 # %% tags=["exercise", "export"] grade_id="log-mean-loss"
@@ -248,7 +248,8 @@ check.log_mean_loss()
 #
 # - Use only `dist.send` and `dist.recv`, and overwrite `tensor` in place.
 # - Send **N − 1** messages in total on N ranks, for any `src`.
-# - Rank `src` may send them one after the other. Faster schedules are welcome. They need the same number of messages.
+# - Rank `src` may send all of them, one after the other. Faster ways are welcome. They need the same number of
+#   messages.
 #
 # <details><summary>Hint</summary>Write it for two ranks first: which rank sends, and which one receives? With more
 # ranks, one of the two cases becomes a loop. Which rank must the loop leave out?</details>
@@ -277,8 +278,8 @@ check.broadcast_by_hand()
 # %% [markdown]
 # ## An all-reduce of your own (10 min)
 #
-# Your `pass_right` is enough to build an all-reduce: pass the tensors around the ring until every rank has seen all of
-# them, and add up what arrives. Does the result agree with `dist.all_reduce`?
+# Your `pass_right` is enough to build an all-reduce: pass the tensors around the ring until every rank has received all
+# of them, and add them up on the way. Is the result the same as that of `dist.all_reduce`?
 
 
 # %%
@@ -298,8 +299,8 @@ dist.all_reduce(expected)
 print("equal:", torch.equal(ring_sum(tensor), expected))
 
 # %% [markdown]
-# In the lesson, rank 0 added up tensors of 4 MB for all ranks, and the map of the messages had one full row and one
-# full column.
+# In the lesson, rank 0 added up tensors of 4 MB for all ranks. On the map of the messages, one row and one column were
+# filled.
 #
 # **Predict.** How many megabytes does each rank send to each other rank when your ring adds up tensors of 4 MB? Draw
 # the map on paper, and then run the next two cells.
@@ -319,10 +320,11 @@ for entry in log.entries:
 plots.traffic(ranks.pull("sent_mb"))
 
 # %% [markdown]
-# No rank has a special role any more. (To see the map of your broadcast, replace `ring_sum(…)` in the cell above by
+# No rank has a special role anymore. (To see the map of your broadcast, go back two cells and replace `ring_sum(…)` by
 # `broadcast_by_hand(torch.ones(1_000_000, device=device), src=1)`.)
 #
-# How long does your all-reduce take, compared with `dist.all_reduce`? The estimator of the lesson times both, in turn:
+# How long does your all-reduce take, compared with `dist.all_reduce`? As in the lesson, `measure.collectives` times
+# them:
 
 # %%
 # %%ranks
@@ -331,8 +333,8 @@ from shared import measure
 times = measure.collectives({"by hand": ring_sum, "torch": dist.all_reduce})
 
 # %% [markdown]
-# The table and the figure show the same medians. At which sizes do the two come close to each other, and at which do
-# they not?
+# The table and the figure show the same medians. At which sizes are the two close to each other, and at which are they
+# far apart?
 
 # %% tags=["nbval-ignore-output"]
 times = ranks.pull("times")[0]
@@ -341,8 +343,8 @@ plots.message_cost(times.sizes_bytes, times.measured_ms)
 
 # %% [markdown]
 # These are times on one machine, where all ranks share cores and memory. The bytes are the same on any cluster: in your
-# ring, each rank sends three full tensors, which is 12 MB to add up tensors of 4 MB. How few bytes are enough to leave
-# the sum on every rank? Chapter 01 begins with this question.
+# ring, each rank sends three full tensors, so it sends 12 MB to add up tensors of 4 MB. How few bytes would be enough
+# to give every rank the sum? Chapter 01 begins with this question.
 
 # %%
 ranks.stop()

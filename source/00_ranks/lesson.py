@@ -9,25 +9,26 @@
 #
 # **34 minutes.** After this lesson, you will be able to:
 #
-# - run code on four processes at once, and say what they share and what they do not,
-# - predict what `all_reduce`, `broadcast`, `send` and `recv` leave on every rank, and which rank waits for which,
+# - run code in four processes at once, and say what they share and what they do not,
+# - predict what each rank holds after `all_reduce`, `broadcast`, `send` and `recv`, and which rank waits for which,
 # - read the report on a cell that hangs, and name the rank that caused it,
-# - explain why the time of a small message is mostly latency.
+# - explain why most of a small message's time is latency.
 #
-# You need PyTorch tensors and an ordinary training loop. You need no GPU, and no experience with more than one.
+# You should know PyTorch tensors and have written a training loop. You don't need a GPU, or any experience with more
+# than one.
 
 # %% [markdown]
 # ## How to use this page
 #
-# Welcome! This page is a notebook, so you can run and change everything in it. To run a cell, click it and press
-# **Shift+Enter**. Run the cells from top to bottom. The outputs that you see are from our own run, and yours replace
+# Welcome! This page is a notebook, so you can run and change everything on it. To run a cell, click it and press
+# **Shift+Enter**. Run the cells from top to bottom. The outputs you see now are from our own run. Yours will replace
 # them.
 #
-# Now and then, a paragraph begins with **Predict.** Write your estimate into the cell below it before you read on. A
-# wrong estimate is welcome: it shows you where to look more closely.
+# Now and then, a paragraph begins with **Predict.** Write your estimate in the cell below it before you read on. A
+# wrong estimate is useful, too: it shows you where to look more closely.
 #
-# After this lesson comes a lab, in which you write code and the course checks it. The next cell shows your progress.
-# You can run it again whenever you want to know what is next.
+# After the lesson comes a lab, where you write code and the course checks it. The next cell shows your progress. Run it
+# again whenever you want to know what comes next.
 
 # %% tags=["nbval-ignore-output"]
 from shared import progress
@@ -37,8 +38,8 @@ progress.show()
 # %% [markdown]
 # ## Four processes that train one model
 #
-# Let's begin with a result. The next cell starts four processes on your machine. That takes some seconds, and then you
-# see a table with one row per process.
+# Let's begin with a result. The next cell starts four processes on your machine. After a few seconds, you see a table
+# with one row per process.
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks
@@ -47,9 +48,9 @@ from shared.plots import diagrams
 ranks.start(world_size=4)
 
 # %% [markdown]
-# A cell that begins with `%%ranks` runs in all four processes. The next one contains a training loop for handwritten
-# digits, and you have probably written many like it. Its argument `samples` selects which of the 128 images of each
-# batch it uses. (`torch` and `device` are already defined in every process. You will see below where they come from.)
+# A cell that begins with `%%ranks` runs in all four processes. The next one defines a training loop for handwritten
+# digits, much like those you have written before. Each batch has 128 images, and the argument `samples` selects which
+# of them to use. (`torch` and `device` are already defined in every process. You will see below where they come from.)
 
 
 # %%
@@ -77,8 +78,9 @@ def train(model, samples, steps=300):
 
 
 # %% [markdown]
-# Each process first trains a model alone, on all 128 images of each batch. Then the four processes train one model
-# together, and each uses only 32 of the 128 images: `rank` is 0 in the first process and 3 in the last.
+# First, each process trains a model alone, on all 128 images of each batch. Then the four processes train one model
+# together. `rank` is 0 in the first process and 3 in the last, so each takes a different quarter of the batch, 32
+# images.
 
 # %%
 # %%ranks
@@ -90,8 +92,8 @@ model = DistributedDataParallel(MLP().double().to(device))
 together = train(model, slice(32 * rank, 32 * rank + 32))
 
 # %% [markdown]
-# Do the processes that share the work learn as well? In the figure, compare the two curves. For the second one, we
-# average the losses of the four processes in each step.
+# Do four processes that share the work learn as well as one that does all of it? Compare the two curves in the figure.
+# For the second curve, we average the losses of the four processes in each step.
 
 # %%
 losses = {
@@ -105,7 +107,8 @@ plots.loss_curves(losses)
 
 # %% [markdown]
 # The curves lie on top of each other: in every step, the losses differ by less than a millionth. Next, we test the
-# model on digits that it has never seen. All four processes hold the same model, so they all give the same answer.
+# model on digits that it has never seen. All four processes hold the same model, so they should all get the same
+# result.
 
 # %% tags=["nbval-ignore-output"]
 # %%ranks
@@ -115,37 +118,38 @@ print(f"{right.sum().item()} of {len(right)} new digits are right")
 assert right.double().mean() > 0.85
 
 # %% [markdown]
-# The only new line is the one with `DistributedDataParallel`. During each backward, it averages the gradients of all
-# processes. So every process takes the step that one process would take on the whole batch.
+# The only new thing is `DistributedDataParallel`. In each backward pass, it averages the gradients of all processes. So
+# every process takes the same optimizer step as one process with the whole batch would.
 #
 # **You will write this class yourself.** In chapter 02, you build a version that works. By the end of chapter 04, yours
 # communicates while backward is still computing, as PyTorch's does. From chapter 07 on, you also split what training
-# keeps in memory, so that four GPUs together can train a model for which one GPU is too small.
+# keeps in memory, so that four GPUs together can train a model that is too large for one.
 #
-# (Are four processes faster? Not here, where they share the cores of one machine. Chapter 02 shows where the speed-up
-# comes from when each process has a GPU.)
+# (Are four processes faster than one? Not here, because they share the cores of one machine. Chapter 02 shows where the
+# speed-up comes from when each process has its own GPU.)
 
 # %% [markdown]
 # ## Why one process is not enough
 #
 # Training with Adam in mixed precision takes 16 bytes per parameter (ZeRO paper, §3.1). For 7 billion parameters, that
-# is 112 GB before the first activation is stored: too much for a GPU with 80 GB. A smaller model may fit, and still
-# take longer to train than you can wait.
+# is 112 GB before the first activation is stored: too much for a GPU with 80 GB. A smaller model may fit, but take
+# longer to train than you can wait.
 #
-# In both cases, several GPUs have to work on one model. Each of them gets a process of its own. Processes share no
-# memory, so they can only send each other tensors. The figure shows what each process has for itself, and what all of
-# them have in common.
+# In both cases, several GPUs have to work on one model. Each GPU gets its own process. Processes share no memory, so
+# they have to send each other tensors. The figure shows what each process has to itself, and what they all have in
+# common.
 
 # %%
 diagrams.processes()
 
 # %% [markdown]
-# The field has a word for each part of this figure:
+# Each part of this figure has a name:
 #
-# - A **rank** is one of the processes that run together. The word also means its index: with four processes, the ranks
-#   are 0 to 3.
+# - A **rank** is one of the processes that run together. The word also means the process's index: with four processes,
+#   the ranks are 0 to 3.
 # - The **world size** is the number of ranks.
-# - A **process group** is a set of ranks that communicate with each other. `ranks.start` has formed one with all four.
+# - A **process group** is a set of ranks that communicate with each other. `ranks.start` has formed one that contains
+#   all four.
 # - The **backend** is the library that moves tensors between ranks: NCCL between GPUs, gloo between CPUs.
 #
 # The table above shows the backend on your machine, and the **device** of each rank: the GPU or CPU that holds its
@@ -154,14 +158,14 @@ diagrams.processes()
 # %% [markdown]
 # ## Cells on every rank
 #
-# Each rank runs the next cell. Look at the beginning of each line of the output: it says which rank has printed it.
+# All ranks run the next cell. Each line of the output begins with the rank that printed it:
 
 # %%
 # %%ranks
 print(f"I am rank {rank} of {world_size}")
 
 # %% [markdown]
-# You have not defined `rank` and `world_size`. The course defines five names on every rank when it starts:
+# You never defined `rank` and `world_size`. When a rank starts, the course defines five names on it:
 #
 # | name | what it is |
 # |---|---|
@@ -169,9 +173,9 @@ print(f"I am rank {rank} of {world_size}")
 # | `dist` | `torch.distributed`, PyTorch's package for communication |
 # | `rank` | the index of this rank, also available as `dist.get_rank()` |
 # | `world_size` | the number of ranks, also available as `dist.get_world_size()` |
-# | `device` | this rank's device, for `torch.ones(3, device=device)` |
+# | `device` | this rank's device, as in `torch.ones(3, device=device)` |
 #
-# You import or define everything else yourself in a `%%ranks` cell. It then stays on the ranks, from cell to cell.
+# You import or define everything else yourself, in a `%%ranks` cell. It stays defined on the ranks for all later cells.
 #
 # Ranks that print the same text share a line:
 
@@ -182,8 +186,8 @@ print(f"we are {world_size} ranks")
 # %% [markdown]
 # ## Separate memories
 #
-# Every rank sets `x`. Then only ranks 0 and 2 set it again: you can name the ranks after `%%ranks`. What does rank 1
-# hold afterwards?
+# First, every rank sets `x`. Then only ranks 0 and 2 set it again, because `%%ranks` can be followed by the ranks that
+# should run the cell. What is `x` on rank 1 afterwards?
 
 # %%
 # %%ranks
@@ -205,15 +209,15 @@ print(x)
 print("x" in globals(), ranks.pull("x"))
 
 # %% [markdown]
-# Keep this in mind for the day when a training run goes wrong. If one rank holds a wrong value, no error is raised,
-# because no other rank can see that value.
+# Remember this when a training run goes wrong. If one rank holds a wrong value, you get no error, because no other rank
+# can see that value.
 
 # %% [markdown]
 # ## The first collective
 #
 # A **collective** is an operation that all ranks of a process group call together. The most important one for training
 # is the **all-reduce**: every rank contributes a tensor, and every rank gets the sum of all tensors. In the figure,
-# compare the ranks before and after it.
+# compare what each rank holds before and after it.
 
 # %%
 diagrams.collective("all_reduce")
@@ -235,8 +239,8 @@ measured = ranks.pull("total")[2].item()
 print(f"predicted {my_prediction:g}, measured {measured:g}")
 
 # %% [markdown]
-# 1 + 2 + 3 + 4 = 10, and every rank has it. `all_reduce` works in place: it overwrites the tensor, so the values from
-# before are gone. What do you get if all ranks call it again?
+# Every rank has the sum, 1 + 2 + 3 + 4 = 10. `all_reduce` works in place: it overwrites the tensor, so the old values
+# are gone. What do you get if all ranks call it again?
 
 # %%
 # %%ranks
@@ -246,7 +250,7 @@ print(total.item())
 # %% [markdown]
 # Each of the four ranks contributed 10, so the sum is 40.
 #
-# An all-reduce can also take the maximum. For a mean, let it add up, and divide the sum yourself. (With NCCL,
+# An all-reduce can also take the maximum. To get the mean, divide the sum by the world size yourself. (With NCCL,
 # `ReduceOp.AVG` does both.)
 
 # %%
@@ -260,19 +264,20 @@ mean /= world_size
 print(f"largest {largest.item()}, mean {mean.item()}")
 
 # %% [markdown]
-# Put gradients in place of `mean`, and you have what `DistributedDataParallel` did in each backward.
+# Replace `mean` by a gradient, and you have what `DistributedDataParallel` did in each backward pass.
 
 # %% [markdown]
 # ## A broadcast
 #
-# Averaging gradients only helps if all ranks start with the same parameters. That is what a **broadcast** is for: one
+# Averaging gradients only helps if all ranks start with the same parameters. A **broadcast** makes sure of that: one
 # rank, the *source*, sends its tensor to all others. In the figure, the source is rank 0.
 
 # %%
 diagrams.collective("broadcast")
 
 # %% [markdown]
-# The argument `src` names the source. All ranks pass the same `src`, and the tensors of the others are overwritten:
+# The argument `src` is the rank of the source. All ranks pass the same `src`, and all but the source get their tensors
+# overwritten:
 
 # %%
 # %%ranks
@@ -283,14 +288,14 @@ print(weights.tolist())
 # %% [markdown]
 # ## Waiting for the last rank
 #
-# A **barrier** is a collective without a tensor: no rank continues until all ranks have called it. The figure shows who
-# computes and who waits, over time.
+# A **barrier** is a collective without a tensor: no rank continues until all ranks have called it. The figure shows
+# when each rank computes, and when it waits.
 
 # %%
 diagrams.collective("barrier")
 
 # %% [markdown]
-# An all-reduce makes ranks wait, too.
+# An all-reduce makes ranks wait as well.
 #
 # **Predict.** Rank 2 works for 0.4 s before it calls `all_reduce`, and the other ranks work for 0.1 s. After how many
 # seconds does rank 0 have its sum?
@@ -312,7 +317,7 @@ total.item()  # on a GPU, this is the line that waits
 left_s = time.perf_counter()
 
 # %% [markdown]
-# In the figure, compare when rank 2 stops working with when the other ranks stop waiting.
+# In the figure, compare the moment when rank 2 stops working with the moment when the other ranks stop waiting.
 
 # %% tags=["nbval-ignore-output"]
 began, arrived = ranks.pull("began_s"), ranks.pull("arrived_s")
@@ -322,14 +327,15 @@ assert left[0] > arrived[2]
 plots.waiting(began, arrived, left, waits_in="all_reduce")
 
 # %% [markdown]
-# Rank 0 cannot have the sum before rank 2 has contributed its tensor. In training, ranks synchronize like this in every
-# step, so the slowest rank sets the pace of all.
+# Rank 0 cannot have the sum before rank 2 has contributed its tensor. In training, the ranks wait for each other like
+# this in every step, so the slowest rank sets the pace for all of them.
 
 # %% [markdown]
 # ## From one rank to another
 #
-# Collectives are for all ranks. In **point-to-point communication**, one rank calls `send` and another one calls
-# `recv`. The receiver passes a tensor of the right shape and dtype, and the message overwrites it:
+# A collective involves all ranks. In **point-to-point communication**, one rank calls `send` and another one calls
+# `recv`. The receiver passes a tensor of the right shape and dtype, and the message (the tensor that was sent)
+# overwrites it:
 
 # %%
 # %%ranks
@@ -341,15 +347,15 @@ if rank == 3:
 print(parcel.item())
 
 # %% [markdown]
-# Both calls block: `recv` waits until the message has arrived, and with gloo, `send` waits until the receiver has
-# called `recv`. So two ranks that want to swap tensors must not both begin with `send`.
+# Both calls block: `recv` waits until the message has arrived. With gloo, `send` waits until the receiver has called
+# `recv`, so two ranks that want to swap tensors must not both begin with `send`.
 
 # %% [markdown]
 # ## Launching without waiting
 #
-# An **asynchronous operation** only launches communication, and returns at once with a handle. The communication is
-# then in flight while your code continues. The handle's `wait()` returns when the communication is complete. With
-# `async_op=True`, every collective is asynchronous:
+# An **asynchronous operation** launches communication and returns a **handle** at once. The communication is then in
+# flight while your code continues. The handle's `wait()` returns when the communication is complete. Any collective is
+# asynchronous if you pass `async_op=True`:
 
 # %%
 # %%ranks
@@ -374,15 +380,16 @@ if rank == 3:
 print(parcel.item())
 
 # %% [markdown]
-# While an operation is in flight, leave its tensor alone. Each `wait()` gives you one guarantee:
+# Do not touch a tensor while its operation is in flight. Each `wait()` gives you one guarantee:
 #
 # - after the `wait()` of `irecv`, the message is in your tensor,
 # - after the `wait()` of `isend`, you may change or free the tensor that you sent.
 #
-# So keep every handle, and wait for every one of them.
+# So keep every handle, and call `wait()` on each of them.
 #
-# A rank that sends *and* receives should launch both as a batch. `dist.batch_isend_irecv` takes a list of operations
-# and returns a list of handles. Here, ranks 0 and 3 swap tensors, and so do ranks 1 and 2:
+# A rank that sends *and* receives should launch both as one batch, because separate calls can hang with NCCL.
+# `dist.batch_isend_irecv` takes a list of operations and returns a list of handles. Here, ranks 0 and 3 swap tensors,
+# and so do ranks 1 and 2:
 
 # %%
 # %%ranks
@@ -411,19 +418,18 @@ if rank != 1:
     dist.all_reduce(total)
 
 # %% [markdown]
-# They get nothing: left alone, they would wait in silence. Waiting for something that never happens is called a
-# **hang**. The report above comes from the course's *doctor*. It asks every rank where it is, sees that the all-reduce
-# can never complete, and stops the cell. Read its report in this order:
+# They get nothing. Without the course's help, they would wait in silence. Waiting for something that never happens is
+# called a **hang**. The report above comes from the course's *doctor*, which asks every rank where it is, sees that the
+# all-reduce can never complete, and stops the cell. Read the report in this order:
 #
 # 1. **Who waits for whom?** The first sentence names the ranks that wait, the collective they wait in, and the rank
-#    that is missing. (`#` counts the collectives of the process group.)
-# 2. **What did the missing rank do instead?** The second sentence says so. This is where to look for the bug. The ranks
-#    that wait did nothing wrong.
-# 3. **At which line?** In the table, `at` is the line that a rank has reached. For a rank that has left the cell, it is
-#    the line of its last collective: here, the barrier.
+#    that is missing. (The number after `#` counts the collectives of the process group.)
+# 2. **What did the missing rank do instead?** The second sentence says so. Look for the bug there: the ranks that wait
+#    did nothing wrong.
+# 3. **At which line?** In the table, the column `at` shows the line that a rank has reached. If the rank has left the
+#    cell, you see the line of its last collective: here, the barrier.
 #
-# The process group of a cell that hung cannot be used again. So the course has formed a new one, and kept your
-# variables:
+# After a hang, a process group cannot be used again. So the course has formed a new one, and kept your variables:
 
 # %%
 # %%ranks
@@ -433,7 +439,7 @@ print(f"mean is still {mean.item()}")
 # %% [markdown]
 # ## Three more ways to fail
 #
-# **A ring.** Each rank receives from its left neighbor, and then sends to its right neighbor. Every message has a
+# **A ring.** Each rank first receives from its left neighbor, and then sends to its right neighbor. Every message has a
 # sender and a receiver, so why does this hang?
 
 # %% tags=["raises-exception"]
@@ -443,9 +449,9 @@ dist.recv(parcel, src=left)
 dist.send(parcel, dst=right)
 
 # %% [markdown]
-# Every rank waits to receive before it sends, so no rank ever sends. You will repair this ring in the lab.
+# Every rank waits to receive before it sends, so no rank ever sends. You will fix this ring in the lab.
 #
-# **Another shape.** Rank 2 passes a tensor of three elements, and the others pass four:
+# **Different shapes.** Rank 2 passes a tensor of three elements, and the others pass four:
 
 # %% tags=["raises-exception"]
 # %%ranks
@@ -457,7 +463,7 @@ dist.all_reduce(values)
 # called the same operation with the same shape and dtype. Without this check, gloo may return wrong values, hang, or
 # crash a process, depending on the sizes. NCCL may do the same (NCCL's user guide, "Collective Operations").
 #
-# **An error on one rank,** while the others wait for it:
+# **An error on one rank.** Rank 2 fails while the others wait for it:
 
 # %% tags=["raises-exception"]
 # %%ranks
@@ -466,21 +472,20 @@ if rank == 2:
 dist.all_reduce(total)
 
 # %% [markdown]
-# Only the message of rank 2 tells you the cause. In the log of a real job, the other ranks complain as well, often
-# about a closed connection. Look for the rank whose message differs.
+# Only rank 2's error tells you the cause. In the log of a real job, the other ranks fail, too, often because a
+# connection was closed. Look for the rank whose error is different.
 #
-# All four failures break the same rule: **all ranks call the same collectives, in the same order, with the same shapes
-# and dtypes, and each `send` meets its `recv` in an order in which some rank can begin.**
+# Each of the four failures breaks one of two rules: **All ranks call the same collectives, in the same order, with the
+# same shapes and dtypes. Each `send` has a matching `recv`, and ranks never wait for each other in a circle.**
 
 # %% [markdown]
 # ## How long an all-reduce takes
 #
-# `measure.collectives` calls `all_reduce` on tensors from 400 B to 4 MB, 20 times for each size, and takes the median.
-# Mismatch detection would add messages of its own, so it is off meanwhile. (400 B are 100 elements. A single element
-# would be a special case: gloo splits a tensor into chunks, and sends nothing for empty ones.)
+# `measure.collectives` calls `all_reduce` on tensors from 400 B (100 elements) to 4 MB, 20 times for each size, and
+# takes the median. Mismatch detection is off during the measurement, because it sends messages of its own.
 #
-# **Predict.** 4 MB are 10,000 times as many bytes as 400 B. How many times as long does the all-reduce take? 1 would
-# mean that the size does not matter, and 10,000 that only the size matters.
+# **Predict.** 4 MB is 10,000 times as many bytes as 400 B. How many times as long does the all-reduce take? 1 would
+# mean that the size does not matter, and 10,000 that nothing else matters.
 
 # %%
 my_prediction_ratio = 0.0
@@ -492,8 +497,9 @@ from shared import measure
 times = measure.collectives({"all_reduce": dist.all_reduce})
 
 # %% [markdown]
-# The ranks have combined their times, so it is enough to look at rank 0. In the figure, the dotted line is the time
-# that we would get if it grew in proportion to the bytes. Where is the measured time far above it?
+# The ranks have combined their times, so it is enough to look at rank 0. The dotted line in the figure goes through the
+# largest tensor's time, and shows what smaller ones would take if the time were proportional to the bytes. Where is the
+# measured time far above it?
 
 # %% tags=["nbval-ignore-output"]
 times = ranks.pull("times")[0]
@@ -507,8 +513,8 @@ plots.message_cost(times.sizes_bytes, times.measured_ms)
 
 # %% [markdown]
 # On the left, ten times the bytes take far less than ten times as long. Most of that time is **latency**: the time that
-# a message takes however small it is. Toward the right, more and more of the time is spent on moving bytes. How many
-# bytes move per second is the **bandwidth**.
+# a message takes no matter how small it is. Toward the right, moving the bytes takes up more and more of the time. How
+# many bytes move per second is the **bandwidth**.
 #
 # So one all-reduce of 4 KB is much cheaper than ten of 400 B. Chapter 01 turns this figure into a formula, and chapter
 # 03 uses it to make training steps faster.
@@ -519,13 +525,13 @@ plots.message_cost(times.sizes_bytes, times.measured_ms)
 # |---|---|
 # | number of messages, bytes sent, bytes that a rank's tensors hold | exact: the same on any cluster |
 # | values | the same up to rounding, because sums are taken in another order |
-# | times | comparable with each other, within one run |
-# | the speed-up with more ranks | not valid while ranks share cores |
+# | times | not the same, but you can compare them with each other within one run |
+# | the speed-up with more ranks | means nothing while ranks share cores |
 
 # %% [markdown]
 # ## An all-reduce built from `send` and `recv`
 #
-# What does an all-reduce do inside? The obvious way is that rank 0 receives all tensors, adds them up, and sends the
+# What does an all-reduce do inside? In the simplest version, rank 0 receives all tensors, adds them up, and sends the
 # sum to everybody:
 
 
@@ -546,7 +552,7 @@ def sum_at_rank_0(tensor):
 
 
 # %% [markdown]
-# We add up tensors of 4 MB. The course's *wire ledger* records every message that a rank sends or receives, and the
+# Let's add up tensors of 4 MB. The course's *wire ledger* records every message that a rank sends or receives, and the
 # *timeline* records when:
 
 # %%
@@ -584,8 +590,8 @@ plots.traffic(sent_mb)
 
 # %% [markdown]
 # Only the row and the column of rank 0 are filled: rank 0 is the sender or the receiver of every message. What does
-# that mean for the others? In the timeline, a bar is a message, from its call until it is complete. Compare the bars of
-# rank 0 with those of rank 3.
+# that mean for the other ranks? In the timeline, each bar is a `send` or a `recv`, from the call until it is complete.
+# Compare the bars of rank 0 with those of rank 3.
 
 # %% tags=["nbval-ignore-output"]
 lines = ranks.pull("line")
@@ -595,14 +601,15 @@ assert mean_bar_ms[3] > mean_bar_ms[0]
 plots.timeline(lines, exposed=False)
 
 # %% [markdown]
-# Rank 0 serves ranks 1, 2 and 3 one after the other. Rank 3 has only two messages, but their bars are longer than those
-# of rank 0 on average, because they include the time until it is rank 3's turn.
+# Rank 0 serves ranks 1, 2 and 3 one after the other. Rank 3 has only two messages, but on average their bars are longer
+# than those of rank 0, because they include the time until it is rank 3's turn.
 
 # %% [markdown]
 # ## The same in a script
 #
-# In production, you train with a script instead of a notebook. `torchrun` starts it once per rank, and tells each
-# process in environment variables which rank it is. `init_process_group` reads them and forms the process group.
+# In production, you train with a script instead of a notebook. `torchrun` starts it once per rank, and sets environment
+# variables that tell each process which rank it is. `init_process_group` reads them and forms the process group. The
+# next two cells write a script to a temporary folder.
 
 # %%
 import os
@@ -639,25 +646,25 @@ done = subprocess.run(command, capture_output=True, text=True, timeout=100)
 print("\n".join(sorted(done.stdout.splitlines())))
 
 # %% [markdown]
-# The sum is 10 again. On several machines, or *hosts*, you run one `torchrun` on each of them. A rank then has two
-# indices: `RANK` counts the ranks of all hosts, and the **local rank** counts those of one host. With four GPUs on each
-# of two hosts:
+# The sum is 10 again. With several machines, or *hosts*, you run one `torchrun` on each. A rank then has two indices:
+# `RANK` counts the ranks of all hosts, and the **local rank** counts those of one host. With four GPUs on each of two
+# hosts:
 #
 # | `RANK` | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 |
 # |---|---|---|---|---|---|---|---|---|
 # | host | 0 | 0 | 0 | 0 | 1 | 1 | 1 | 1 |
 # | `LOCAL_RANK` | 0 | 1 | 2 | 3 | 0 | 1 | 2 | 3 |
 #
-# You will find scripts that call `torch.cuda.set_device(dist.get_rank())`. On the second host, rank 5 would then ask
-# for GPU 5, and its host has only GPUs 0 to 3. Use `int(os.environ["LOCAL_RANK"])` instead.
+# You will find scripts that call `torch.cuda.set_device(dist.get_rank())`. Here, rank 5 would ask for GPU 5, but its
+# host only has GPUs 0 to 3. Use `int(os.environ["LOCAL_RANK"])` instead.
 #
-# With NCCL, pass the device as well: `dist.init_process_group("nccl", device_id=device)`. All ranks then connect in
-# this call. Otherwise they connect during their first collective, where a missing rank looks like any other hang.
+# With NCCL, pass the device as well: `dist.init_process_group("nccl", device_id=device)`. All ranks then connect during
+# this call. Otherwise, they connect in their first collective, where a missing rank looks like any other hang.
 
 # %% [markdown]
 # ## On a cluster
 #
-# The doctor exists only in this course. For the same questions, other tools work with NCCL and on many hosts:
+# The doctor exists only in this course. With NCCL and on many hosts, other tools answer the same questions:
 #
 # | question | here | on a cluster |
 # |---|---|---|
@@ -668,18 +675,18 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # | Which network does NCCL use, and why did it fail? | – | `NCCL_DEBUG=INFO` |
 # | When does a hang end? | after some seconds | at the timeout of the process group |
 #
-# - The **flight recorder** is a part of PyTorch. It keeps the last collectives of each rank in memory, and with NCCL,
-#   it writes them to files at a timeout. The command `torchfrtrace` compares the files. To be sure that it is on, set
+# - The **flight recorder** is a part of PyTorch. It keeps the last collectives of each rank in memory and, with NCCL,
+#   writes them to files at a timeout. The command `torchfrtrace` compares the files. To make sure that it is on, set
 #   `TORCH_FR_BUFFER_SIZE=2000` (in older versions `TORCH_NCCL_TRACE_BUFFER_SIZE`) and `TORCH_NCCL_DUMP_ON_TIMEOUT=1`.
-# - Put `dist.monitored_barrier()` before a line that hangs. Rank 0 then raises an error that names a rank which did not
+# - Put `dist.monitored_barrier()` before a line that hangs. Rank 0 then raises an error that names a rank that did not
 #   arrive in time. It needs a gloo group, which you get from `dist.new_group(backend="gloo")`.
 # - `py-spy` shows the Python stack of a running process. Run it on the host of the rank.
 # - The default timeout is 10 minutes with NCCL and 30 minutes with gloo. `init_process_group(timeout=…)` changes it.
 #
-# Names in capitals are environment variables. Set them before the job starts, because after a hang it is too late.
+# The names in capitals are environment variables. Set them before the job starts: after a hang, it is too late.
 #
-# With NCCL, one more thing differs. A call such as `all_reduce` only launches work on the GPU, and returns before it is
-# complete. A rank then waits at the line that uses the result, such as `total.item()`.
+# One more thing is different with NCCL. A call such as `all_reduce` only launches work on the GPU, and returns before
+# it is complete. So a rank waits later, at a line that needs the result on the CPU, such as `total.item()`.
 
 # %% [markdown]
 # ## Recap
@@ -690,7 +697,7 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # | `broadcast(t, src)` | all ranks | every rank holds the tensor of `src`, in place | its message |
 # | `barrier()` | all ranks | no change | the last rank |
 # | `send(t, dst)` | one rank | no change | the receiver (with gloo) |
-# | `recv(t, src)` | one rank | `t` is what was sent | the sender |
+# | `recv(t, src)` | one rank | `t` holds what was sent | the sender |
 # | `isend`, `irecv`, `async_op=True` | as above | a handle | nothing; its `wait()` waits |
 #
 # **Terms**
@@ -705,12 +712,12 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # - **broadcast**: one rank, the source, sends its tensor to all others.
 # - **barrier**: no rank continues until all ranks have called it.
 # - **point-to-point communication**: one rank sends a tensor, and one other rank receives it.
-# - **asynchronous operation**: it launches communication and returns at once with a handle, whose `wait()` returns when
-#   the communication is complete.
+# - **asynchronous operation**: it launches communication and returns at once with a handle.
+# - **handle**: the object that an asynchronous operation returns; its `wait()` returns when the result can be used.
 # - **hang**: ranks wait for something that never happens, for example for a rank that never calls the same collective.
 # - **mismatch detection**: before each collective, the ranks check that they all called the same operation with the
 #   same shape and dtype.
-# - **latency**: the time that a message takes however small it is.
+# - **latency**: the time that a message takes no matter how small it is.
 # - **bandwidth**: how many bytes move per second.
 # - **local rank**: the index of a rank among the ranks of its host.
 # - **flight recorder**: the part of PyTorch that keeps the last collectives of each rank in memory, to explain a hang
@@ -720,23 +727,23 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # ## Further reading
 #
 # - [Writing Distributed Applications with PyTorch](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html): the
-#   same first steps in plain scripts, with a picture of six collectives.
-# - [torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html): look up any call there; its section
-#   "Debugging torch.distributed applications" explains `monitored_barrier` and `TORCH_DISTRIBUTED_DEBUG`.
-# - [Flight Recorder](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html): how to switch it on,
-#   and how to read what it has recorded.
+#   same first steps in plain scripts, with pictures of six collectives.
+# - [torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html): the reference for every call; its
+#   section "Debugging torch.distributed applications" explains `monitored_barrier` and `TORCH_DISTRIBUTED_DEBUG`.
+# - [Flight Recorder](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html): how to turn it on, and
+#   how to read what it has recorded.
 # - [NCCL: Collective Operations](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html): a
 #   picture of each collective, and what may happen if ranks call it with different sizes.
 
 # %% [markdown]
 # ## What is still wasted
 #
-# In the sum that we built, rank 0 does all the work while the others wait. With 64 ranks, it would receive 63 tensors
-# and send 63. How does a real all-reduce spread this work over all ranks, and how few bytes must each of them send? You
-# build it in chapter 01.
+# In the all-reduce that we built, rank 0 does all the work while the others wait. With 64 ranks, it would receive 63
+# tensors and send 63. How does a real all-reduce divide this work among all ranks, and how few bytes must each of them
+# send? You will build one in chapter 01.
 #
-# First, write your own small collectives in [the lab](../labs/00_ranks.ipynb). You will repair the ring, and a bug that
-# makes many training scripts hang. The next cell stops the ranks of this lesson.
+# First, write your own small collectives in [the lab](../labs/00_ranks.ipynb). There you will fix the ring, and a bug
+# that makes many training scripts hang. The next cell stops the ranks of this lesson.
 
 # %%
 ranks.stop()

@@ -8,16 +8,18 @@
 # %% [markdown]
 # # Lab 01 · Collectives by hand
 #
-# **75 minutes, 16 points.** You build what `dist.all_reduce` does out of messages between two ranks: a reduce-scatter
-# and an all-gather on a ring. Then you build a broadcast along a tree, and a reduce-scatter that you launch now and
-# wait for later. Later chapters shard gradients, optimizer states and parameters with these functions.
+# **75 minutes, 16 points.** You build what `dist.all_reduce` does from messages between pairs of ranks: a
+# reduce-scatter and an all-gather on a ring. Then you build a broadcast along a tree, and a reduce-scatter that you
+# launch now and wait for later. Later chapters use these functions to shard gradients, optimizer states and parameters.
 #
 # Each exercise has a check. It draws new data every time and gives each rank only its own. It begins with tensors whose
-# length N divides. Once these are right, it tries other lengths, dtypes, and groups of some of the ranks, and counts
-# the bytes that each rank sends. So start with the plain case, run the check, and continue from what it reports.
+# length is a multiple of N, the number of ranks. Once these are right, it tries other lengths, dtypes, and subgroups of
+# the ranks, and counts the bytes that each rank sends. So start with the plain case, run the check, and continue from
+# what it reports.
 #
-# - `group=None` means all ranks. A function that you write only has to pass the group on.
-# - A tensor that is not contiguous may be supported, or rejected with a `ValueError` before anything is sent.
+# - `group` is the process group that communicates, and `None` means all ranks. Your functions only have to pass it on
+#   to each call of `dist`.
+# - You may support tensors that are not contiguous, or reject them with a `ValueError` before you send anything.
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks
@@ -46,23 +48,23 @@ from shared.c10d import all_gather_single
 # %% [markdown]
 # ## Exercise 1.1 · One step around the ring (5 min, 1 point)
 #
-# In a step of the ring, each rank sends `outgoing` to its right neighbor, and receives its left neighbor's tensor into
+# In each step of the ring, a rank sends `outgoing` to its right neighbor, and receives its left neighbor's tensor into
 # `incoming`:
 # ```python
 # for r in range(N):
 #     incoming_of[(r + 1) % N][:] = outgoing_of[r]
 # ```
-# You wrote `pass_right` in lab 00. There are two differences: the caller provides the tensor to receive into, and the
-# ranks are those of a group.
+# This is `pass_right` from lab 00, with two differences: the caller provides the tensor to receive into, and the ranks
+# are those of a group.
 #
 # - Each rank sends one message and receives one.
 # - When the function returns, both are complete.
-# - There are at least two ranks.
+# - You can assume that there are at least two ranks.
 #
 # <details><summary>Hint</summary><code>dist.P2POp(dist.isend, tensor, group=group, group_peer=…)</code> describes a
-# message; <code>group_peer</code> is a rank within the group, like <code>dist.get_rank(group)</code>.
-# <code>dist.batch_isend_irecv</code> launches a list of them together, and returns at once with a list of handles. How
-# do you know that the message of a handle is complete?</details>
+# send, and with <code>dist.irecv</code> a receive; <code>group_peer</code> is a rank within the group, like
+# <code>dist.get_rank(group)</code>. <code>dist.batch_isend_irecv</code> launches a list of sends and receives together,
+# and returns at once with a list of handles. How do you know that the operation of a handle is complete?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="ring-step"
@@ -98,8 +100,8 @@ check.ring_step()
 # %% [markdown]
 # ## Exercise 1.2 · Reduce-scatter (12 min, 3 points)
 #
-# Every rank has a tensor of the same shape, and rank *r* gets chunk *r* of their sum. This function cuts a tensor into
-# chunks:
+# Every rank has a tensor of the same shape, and rank *r* gets chunk *r* of their sum. The next function, which is
+# given, cuts a tensor into chunks. Below it, you see what it does with 8, 10 and 3 elements:
 
 
 # %% tags=["export"]
@@ -131,18 +133,18 @@ for numel in (8, 10, 3):
 # total = sum(tensor_of[r] for r in range(N))
 # shard_of[r] = chunks_of(total, N)[r]
 # ```
-# Each partial sum travels once around the ring, to the right, and every rank adds its own chunk to it. All N partial
-# sums are on their way at the same time, one at each rank. In outline:
+# Each partial sum is passed once around the ring, to the right, and every rank adds its own chunk to it. All N partial
+# sums are passed on at the same time, one from each rank. In outline:
 #
 #     partial_sum = one of my chunks                      (which one?)
 #     N − 1 times:
 #         send partial_sum to the right, receive another one from the left
 #         partial_sum = what I received + my own chunk of the same index
 #
-# - There are **N − 1** steps, and in each of them a rank sends **one chunk**: (N−1)/N of the tensor's bytes in total.
+# - There are **N − 1** steps, and in each step a rank sends **one chunk**: (N−1)/N of the tensor's bytes in total.
 # - Do not change the argument, and do not copy it as a whole. Memory for two chunks is enough.
-# - A chunk that is too short is padded with zeros at the end.
-# - The result has memory of its own, also on a single rank.
+# - Every rank returns ⌈numel/N⌉ elements. A shorter chunk is padded with zeros at the end.
+# - The result has its own memory, even with a single rank.
 #
 # <details><summary>Hint 1</summary>Start from the end. After the last step, rank r must hold chunk r. Which chunk did
 # it receive in the last step, then? Which one did its left neighbor send in that step, and receive in the step before?
@@ -200,13 +202,13 @@ check.ring_reduce_scatter()
 # ```python
 # gathered = torch.cat([shard_of[r] for r in range(N)])
 # ```
-# Write it as two functions, because exercise 1.4 needs the first one, too:
+# Write it as two functions, because you need the first one again in exercise 1.4:
 #
-# - `gather_around(chunks)` communicates. It gets N chunks, of which only this rank's own has its values, and fills the
-#   others.
+# - `gather_around(chunks)` communicates. It gets N chunks. Only this rank's own chunk contains data, and the function
+#   fills the others.
 # - `ring_all_gather(shard)` allocates the result, copies its own shard into it, and lets `gather_around` fill the rest.
-# - There are **N − 1** steps, and in each of them a rank sends one shard.
-# - A rank receives each shard directly into the result, and sends it on from there, so it needs no other copy.
+# - There are **N − 1** steps, and in each step a rank sends one shard.
+# - Receive each shard directly into the result, and send it on from there, so that no other copy is needed.
 #
 # <details><summary>Hint</summary>In the first step, each rank sends its own chunk. Which chunk can it send in the
 # second step?</details>
@@ -255,7 +257,7 @@ check.ring_all_gather()
 #
 # - The tensor may have any shape. It may be empty, or have fewer elements than there are ranks.
 # - Each rank sends at most 2(N−1)·⌈numel/N⌉ elements, in 2(N−1) messages.
-# - The results are bitwise equal on all ranks. Otherwise the models on different ranks would drift apart.
+# - The results are bitwise equal on all ranks. Otherwise, the models on different ranks would drift apart.
 #
 # <details><summary>Hint</summary>The tensor itself has memory for all N chunks. Which of your functions fills the
 # chunks that it is given? And what does chunk r of the tensor have to contain before that, on rank r?</details>
@@ -288,7 +290,7 @@ check.ring_all_reduce()
 # ## Exercise 1.5 · Broadcast along a tree (12 min, 3 points)
 #
 # Replace `tensor`, in place, with the tensor of rank `src`. In lab 00, one rank sent it to all others, one after the
-# other. Here, every rank that has the tensor helps to send it on. From rank 0 to eight ranks:
+# other. Here, every rank that already has the tensor helps to send it on. With `src=0` and eight ranks, for example:
 #
 # | round | messages |
 # |---|---|
@@ -297,7 +299,7 @@ check.ring_all_reduce()
 # | 3 | 0 → 4, 1 → 5, 2 → 6, 3 → 7 |
 #
 # - There are ⌈log₂ N⌉ rounds and N − 1 messages in total, and each rank receives at most once.
-# - This holds for any N and any `src`. (Other trees with the same number of rounds are fine, too.)
+# - Your function works for any N and any `src`. (Other trees with the same number of rounds are fine, too.)
 # - As in `dist.broadcast`, `src` is a *global* rank, also in a group. `dist.get_group_rank(group, src)` returns its
 #   rank within the group. It does not accept `None`: the group of all ranks is `dist.group.WORLD`.
 # - `dist.send(tensor, group=group, group_dst=…)` and `dist.recv(tensor, group=group, group_src=…)` take ranks within
@@ -305,11 +307,10 @@ check.ring_all_reduce()
 #
 # Write it for `src=0` first, and then for any `src`.
 #
-# <details><summary>Hint 1</summary>When round k begins, which ranks have the tensor? Which ones get it in round k, from
-# whom, and do all of these exist?</details>
+# <details><summary>Hint 1</summary>When round k begins, which ranks have the tensor? Which ranks get it in round k, and
+# from which ranks? Do all of them exist?</details>
 # <details><summary>Hint 2</summary>For any <code>src</code>, number the ranks around the ring so that <code>src</code>
-# has index 0. Do everything with these indices, and convert an index to a rank only where you send or
-# receive.</details>
+# has index 0. Compute with these indices only, and convert an index to a rank where you send or receive.</details>
 
 
 # %% tags=["exercise", "export"] grade_id="tree-broadcast"
@@ -343,8 +344,9 @@ check.tree_broadcast()
 # %% [markdown]
 # ## Exercise 1.6 · Break it, then fix it (8 min, 2 points)
 #
-# The next cell has a simpler ring, with plain sends and receives. **Predict.** In which call will the doctor find rank
-# 2, and which rank is it waiting for? If it ran, how many times your bytes would it send? (1 would mean as many.)
+# The next cell has a simpler ring all-reduce, with plain sends and receives. **Predict.** In which call will the doctor
+# find rank 2, and which rank will it be waiting for? If this ring ran, how many times as many bytes would it send as
+# your `ring_all_reduce`? (1 would mean as many.)
 
 
 # %% tags=["raises-exception"]
@@ -362,18 +364,19 @@ def simpler_ring_all_reduce(tensor):
 simpler_ring_all_reduce(torch.ones(4, device=device))
 
 # %% [markdown]
-# Read the doctor's table around the ring: each rank waits for the next one. (If it had run, each rank would have sent
-# N − 1 whole tensors, which is N/2 times your bytes.)
+# Read the doctor's table: each rank waits for the next one, all around the ring. (If this ring ran, each rank would
+# send N − 1 whole tensors, which is N/2 times as many bytes as yours sends.)
 #
-# `dist.send` and `dist.recv` each wait for the other side. You can build a ring step out of these two alone, as long as
-# not all ranks begin with the same one. Let a *turn* be a period in which every rank takes part in at most one message.
+# `dist.send` and `dist.recv` each wait for the other side. You can build a ring step from these two alone, as long as
+# not all ranks begin with the same one. Here, a *turn* is a period in which every rank takes part in at most one
+# message.
 #
-# - Write the step so that all N messages are complete after **2 turns** if N is even, and after 3 if N is odd.
+# - Write the step so that all N messages are complete after **2 turns** if N is even, and after 3 turns if N is odd.
 # - Use only `dist.send` and `dist.recv`.
 #
-# <details><summary>Hint</summary>If all ranks but rank 0 receive first, nothing hangs, because the ring of waiting
-# ranks is broken in one place. In which turn does the last rank send its message then? In how many places can you
-# break the ring?</details>
+# <details><summary>Hint</summary>If rank 0 sends first and all other ranks receive first, nothing hangs, because the
+# ring of waiting ranks is broken in one place. But in which turn does the last rank send its message then? In how many
+# places can you break the ring?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="ring-step-in-turns"
@@ -403,13 +406,13 @@ check.ring_step_in_turns()
 # ## Exercise 1.7 · Stretch: a reduce-scatter in one call (5 min, 1 point)
 #
 # With `dist.all_to_all_single(received, tensor)`, each rank sends one chunk of a tensor to every rank, and receives one
-# from each. Write a reduce-scatter with it.
+# chunk from each. Use it to write a reduce-scatter.
 #
-# - The result equals that of `ring_reduce_scatter`.
-# - There is **one** call, of at most N·⌈numel/N⌉ elements.
+# - The result is the same as that of `ring_reduce_scatter`.
+# - Make **one** call, with at most N·⌈numel/N⌉ elements.
 #
-# <details><summary>Hint</summary>Which chunk of which ranks does rank r need for its sum? Pad the tensor, so that all
-# chunks have the same length.</details>
+# <details><summary>Hint</summary>Which chunks does rank r need for its sum, and from which ranks? Pad the tensor, so
+# that all chunks have the same length.</details>
 
 
 # %% tags=["exercise", "export"] grade_id="direct-reduce-scatter"
@@ -437,14 +440,14 @@ check.direct_reduce_scatter()
 # %% [markdown]
 # ## Exercise 1.8 · Launch now, wait later (15 min, 2 points)
 #
-# All functions so far return when their messages are complete. From chapter 04 on, communication runs while backward
-# computes. For that, you need collectives that return at once, with a handle.
+# So far, all your functions return when their messages are complete. From chapter 04 on, communication runs while
+# backward computes. For that, you need collectives that return a handle at once.
 #
 # Three pieces are given. Read them first:
 #
 # - `InFlight` launches any number of point-to-point messages, and waits for them later.
-# - `exchanges_directly` decides whether to use such messages, or the backend's own collective.
-# - `launch_all_gather` uses both. It is a model for the class that you will write.
+# - `exchanges_directly` decides whether to use such messages or the backend's own collective.
+# - `launch_all_gather` uses both. You can use it as a model for the class that you will write.
 
 
 # %% tags=["export"] module="async_collectives"
@@ -530,15 +533,15 @@ def launch_all_gather(flat: Tensor, shard: Tensor, group: ProcessGroup | None = 
 # %% [markdown]
 # Write `DirectReduceScatter`, a reduce-scatter in flight:
 #
-# - `DirectReduceScatter(shards, group)` gets one tensor per rank of the group: `shards[r]` is what this rank
-#   contributes to rank r's sum. It launches all messages and returns without waiting for any.
-# - `wait()` waits for them, adds what was received to this rank's own shard in place, and returns that shard.
-# - A caller may have several of them in flight, and wait for them in any order.
+# - `DirectReduceScatter(shards, group)` gets one tensor for each rank of the group: `shards[r]` is what this rank
+#   contributes to rank r's sum. It launches all messages and returns without waiting for any of them.
+# - `wait()` waits for the messages, adds what was received to this rank's own shard in place, and returns that shard.
+# - A caller may have several reduce-scatters in flight, and wait for them in any order.
 # - Each rank sends (N−1)/N of the bytes of `shards`.
 # - Besides `shards`, it allocates memory only for what it receives, which is (N−1)/N of those bytes.
 #
 # <details><summary>Hint 1</summary>Which ranks send something to this one, and how many shards does it receive? Each
-# of them needs memory of its own until <code>wait()</code>.</details>
+# shard needs its own memory until <code>wait()</code>.</details>
 # <details><summary>Hint 2</summary><code>InFlight</code> does the launching. Which pairs of a tensor and a rank does it
 # need for the sends, and which for the receives?</details>
 
@@ -617,9 +620,10 @@ def launch_reduce_scatter(
 check.launch_reduce_scatter()
 
 # %% [markdown]
-# That was the last exercise. Two more functions that later labs use are given. `reduce_scatter_` waits, but it cuts a
-# large tensor into pieces and has at most two of them in flight, so that it needs little memory for what it receives.
-# `gather_shards` concatenates the shards of all ranks on one rank or on all of them, for checkpoints.
+# That was the last exercise. Two more functions for later labs are given. `reduce_scatter_` returns only when the sum
+# is complete, but it cuts a large tensor into pieces and has at most two of them in flight, so that it needs little
+# memory for what it receives. `gather_shards` concatenates the shards of all ranks, on one rank or on all of them, for
+# checkpoints.
 
 
 # %% tags=["export"] module="async_collectives"
@@ -700,10 +704,10 @@ tree_broadcast(actual.zero_() if rank != 2 else actual, src=2)
 print("broadcast equal:", torch.equal(actual, expected))
 
 # %% [markdown]
-# How many bytes does each rank send to each other rank, when tensors of 4 MB are summed? In lesson 00, rank 0 received
-# 12 MB and sent 12 MB. In lab 00, each rank passed on three whole tensors, which is 12 MB.
+# How many bytes does each rank send when four ranks sum tensors of 4 MB? In lesson 00, rank 0 received 12 MB and sent
+# 12 MB. In lab 00, each rank passed on three whole tensors, which is 12 MB as well.
 #
-# **Predict.** How many MB does each rank send now?
+# **Predict.** How many MB does each rank send with your `ring_all_reduce`?
 
 # %%
 my_prediction_mb = 0.0
@@ -735,10 +739,10 @@ plots.traffic(sent_mb)
 
 # %% [markdown]
 # That is half as many bytes as in lab 00, in twice as many messages. On 64 ranks, a rank would still send less than two
-# tensors, and with lab 00's ring, it would send 63.
+# tensors. With lab 00's ring, it would send 63.
 #
-# Next is a tree broadcast from rank 1. Before you run it, sketch the map: which rank sends most, and which ranks send
-# nothing?
+# Next is a tree broadcast from rank 1. Before you run it, sketch the map: which rank sends the most, and which ranks
+# send nothing?
 
 # %%
 # %%ranks
@@ -748,8 +752,8 @@ sent_mb, messages = sent_by(lambda tensor: tree_broadcast(tensor, src=1))
 plots.traffic(ranks.pull("sent_mb"))
 
 # %% [markdown]
-# Now compare your all-reduce with torch's, behind the link of the lesson. (With NCCL, the ranks use their own links.)
-# How far apart are the two curves?
+# Now compare your all-reduce with torch's, behind the emulated link of the lesson. (With NCCL, the ranks use their real
+# links.) How far apart are the two curves?
 
 # %%
 # %%ranks
@@ -769,9 +773,9 @@ cost_plots.side_by_side({sums.where: sums.measured_s}, "bytes in the tensor")
 # Both rings take the same number of steps and send the same bytes, so the link gives them the same time. What remains
 # is the time that Python takes: torch's ring runs in C++.
 #
-# And your reduce-scatter? The emulated link would hide the difference, because it delays torch's function as if gloo
-# sent what a ring requires. In fact, gloo's reduce-scatter is an all-reduce, which sends twice as much. So this time,
-# measure without the link. Compare the curves at the right end:
+# And your reduce-scatter? As you saw in the lesson, gloo's reduce-scatter is an all-reduce, which sends twice as much
+# as a ring requires. The emulated link would hide that, because it delays torch's function as if gloo sent only what a
+# ring requires. So this time, we measure without the link. Compare the curves at the right end:
 
 
 # %%
@@ -789,11 +793,11 @@ scattered = ranks.pull("scattered")[0]
 cost_plots.side_by_side({scattered.where: scattered.measured_s}, "bytes in the tensor")
 
 # %% [markdown]
-# The ring and the all-to-all send the same bytes. Which of them is faster for small tensors, and which for large ones?
-# Libraries choose by size, too: NCCL chooses between rings, trees and other algorithms.
+# The ring and the all-to-all send equally many bytes. Which of them is faster for small tensors, and which for large
+# ones? Libraries make such choices by size, too: NCCL chooses between rings, trees and other algorithms.
 #
-# You can now say how many bytes each collective of the following chapters must send. Chapter 02 trains with one of
-# them.
+# You can now say how many bytes each rank must send for the collectives of the following chapters. In chapter 02, you
+# train with one of them.
 
 # %%
 ranks.stop()

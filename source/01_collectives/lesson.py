@@ -9,13 +9,13 @@
 #
 # **35 minutes.** After this lesson, you will be able to:
 #
-# - build an all-reduce out of a reduce-scatter and an all-gather, on a ring of ranks,
+# - build an all-reduce from a reduce-scatter and an all-gather, on a ring of ranks,
 # - compute how many bytes each rank sends for any number of ranks, and check the result in the ledger,
-# - fit the latency α and the bandwidth 1/β of a link, and predict times that you have not measured,
-# - tell from a table of real links how long an all-reduce takes on a cluster, and when a tree beats a ring,
-# - launch a collective, compute in the meantime, and wait for the result.
+# - measure the latency α and the bandwidth 1/β of a link, and predict times that you have not measured,
+# - estimate from a table of real links how long an all-reduce takes on a cluster, and when a tree beats a ring,
+# - launch a collective, compute while it is in flight, and wait for the result.
 #
-# You need `all_reduce`, `send`, `recv`, the ledger and the doctor (chapter 00).
+# You need `all_reduce`, `send`, `recv`, the wire ledger and the doctor (chapter 00).
 
 # %% tags=["nbval-ignore-output"]
 from shared import formulas, plots, ranks, tables, widgets
@@ -25,13 +25,13 @@ from shared.plots import diagrams
 ranks.start(world_size=4, backend="gloo:cpu", detect_mismatch=False)
 
 # %% [markdown]
-# (In this lesson, the ranks run on the CPU even if you have GPUs, because you will put them behind a link of a known
-# rate.)
+# (In this lesson, the ranks run on the CPU even if you have GPUs, because you will emulate a link between them.
+# Mismatch detection is off, because it sends messages of its own.)
 #
 # ## What is wasted
 #
 # Chapter 00 ended with an all-reduce in which rank 0 does all the work. Such an algorithm is called a **star**, because
-# all messages go through one rank in the center, the **root**. It has two halves. The first one is a **reduce**: the
+# all messages go through one rank in the center, the **root**. It has two halves. The first half is a **reduce**: the
 # sum of all tensors ends up on the root. In the diagram, look at what rank 0 holds before and after:
 
 # %%
@@ -75,17 +75,18 @@ def tensors_sent(all_reduce):
 sent = tensors_sent(star_all_reduce)
 
 # %% [markdown]
-# How much does each rank send to sum one tensor per rank? Compare the lengths of the bars:
+# How much does each rank send? Compare the lengths of the bars:
 
 # %%
 star_sent = ranks.pull("sent")
 plots.bars({f"rank {rank}": count for rank, count in enumerate(star_sent)}, "tensors sent")
 
 # %% [markdown]
-# Rank 0 sends three tensors, and the other ranks send one each. While rank 0 is busy, the links of the others are idle.
+# Rank 0 sends three tensors, and the other ranks send one each. While rank 0 is busy, the other ranks' links are mostly
+# idle.
 #
 # **Predict.** The ranks send six tensors in total. If all four shared this work equally, how many tensors would each of
-# them send? (1 would mean as much as its own tensor.)
+# them send? (1 would mean as many bytes as its own tensor has.)
 
 # %%
 my_prediction = 0.0
@@ -93,9 +94,9 @@ my_prediction = 0.0
 # %% [markdown]
 # ## Reduce-scatter, then all-gather
 #
-# To share the work, cut the tensor into one **chunk** per rank, and let every rank be the root of one chunk. The first
-# half is then a **reduce-scatter**: each rank ends up with a different chunk of the sum, which is called its **shard**.
-# (In the diagrams, a chunk is one element.)
+# To share the work, we cut the tensor into one **chunk** per rank, and let every rank be the root of one chunk. The
+# first half is then a **reduce-scatter**: each rank ends up with a different chunk of the sum, which is called its
+# **shard**. (In the diagrams, a chunk is one element.)
 
 # %%
 diagrams.collective("reduce_scatter")
@@ -107,8 +108,8 @@ diagrams.collective("reduce_scatter")
 diagrams.collective("all_gather")
 
 # %% [markdown]
-# A reduce-scatter followed by an all-gather is an all-reduce. Here are both, chunk by chunk. Chunk A belongs to rank 0,
-# chunk B to rank 1, and so on.
+# A reduce-scatter followed by an all-gather is an all-reduce. The next cell does both, one chunk after the other. Chunk
+# A belongs to rank 0, chunk B to rank 1, and so on.
 
 
 # %%
@@ -142,27 +143,27 @@ assert in_turn_sent == [1.5] * 4 and sum(in_turn_sent) == sum(star_sent)
 print(f"predicted {my_prediction:g} tensors, measured {in_turn_sent}")
 
 # %% [markdown]
-# In total, the ranks send as many bytes as before, but now each of them sends the same share. They still take turns,
-# though: while rank 0 sums chunk A, no other chunk makes progress.
+# In total, the ranks send as many bytes as before, but now each of them sends an equal share. They still take turns,
+# though: while rank 0 sums chunk A, nothing happens to the other chunks.
 #
 # ## A ring
 #
 # A sum does not have to be computed in one place. It can be computed on the way. Arrange the ranks in a **ring**, where
 # each rank sends only to its right neighbor, and the last one sends to rank 0. Rank 1 sends its chunk A to rank 2. Rank
-# 2 adds its own and sends the sum to rank 3. Rank 3 does the same and sends it to rank 0. When rank 0 has added its
-# own, the sum is complete, and it is on the rank that chunk A belongs to. The other chunks start one rank further on,
-# at the same time, so every rank always has something to send.
+# 2 adds its own chunk A and sends the sum to rank 3. Rank 3 does the same and sends the new sum to rank 0. Rank 0 adds
+# its own, and now the sum is complete on the rank that chunk A belongs to. At the same time, chunk B starts on rank 2,
+# chunk C on rank 3 and chunk D on rank 0, so every rank always has something to send.
 #
-# **Predict.** On a ring of three ranks with the chunks A, B and C, the reduce-scatter takes two steps. Which chunk does
-# rank 0 send first, so that the sum of A ends on rank 0, B on rank 1 and C on rank 2? Write its letter.
+# **Predict.** On a ring of three ranks with the chunks A, B and C, the reduce-scatter takes two steps. Which chunk must
+# rank 0 send first, so that the sum of A ends up on rank 0, B on rank 1 and C on rank 2? Write its letter.
 
 # %%
 my_prediction = "?"
 
 # %% [markdown]
-# The whole ring fits into the next cell. It follows two plans. A plan has one string of letters per step, and the
-# letter at index *r* is the chunk that rank *r* sends. A rank always sends the chunk that it received in the step
-# before, so each string is the previous one, rotated. `pass_right` is the ring step that you wrote in lab 00.
+# The next cell contains the whole ring. It follows two plans, one for each half. A plan is a list with one string per
+# step, and the letter at index *r* is the chunk that rank *r* sends. A rank always sends the chunk that it received in
+# the previous step, so each string is the previous one, rotated. In lab 00, you wrote the ring step, `pass_right`.
 
 
 # %%
@@ -199,9 +200,8 @@ def ring_all_reduce(tensor):
 
 
 # %% [markdown]
-# To see whose tensors a sum contains, let all elements be 1000 on rank 0, 100 on rank 1, 10 on rank 2 and 1 on rank 3.
-# Then every digit of a complete sum is 1. The first run is on three ranks (with 100, 10 and 1). What does rank 0 send
-# first?
+# To see whose tensors a sum contains, we set all elements on ranks 0 to 3 to 1000, 100, 10 and 1. Then every digit of a
+# complete sum is 1. The first run is on three ranks (with 100, 10 and 1). What does rank 0 send first?
 
 
 # %%
@@ -218,8 +218,8 @@ assert all(entry == "111" for log in logs for entry in log[-1]["holds"].values()
 print(f"predicted {my_prediction}, rank 0 sent {', '.join(sent_by_rank_0)}")
 
 # %% [markdown]
-# Now follow the sums on four ranks. A cell lists the ranks whose chunks it contains, an arrow is a message, and white
-# text marks a complete sum. If you run the cell in JupyterLab, you get a slider. Follow row A from step to step.
+# Now follow the sums on four ranks. Each square lists the ranks whose chunks it contains, an arrow is a message, and
+# white text marks a complete sum. Follow row A from step to step. (In JupyterLab, you get a slider.)
 
 # %%
 # %%ranks
@@ -234,13 +234,13 @@ widgets.ring_stepper(ranks.pull("log"))
 #
 # ## How many bytes does a ring send?
 #
-# Let N be the number of ranks and S the bytes of the tensor. Each half has N−1 steps, and in each step a rank sends one
-# chunk of S/N bytes. So for the whole all-reduce, each rank sends
+# Let N be the number of ranks and S the size of the tensor in bytes. Each half has N−1 steps, and in each step a rank
+# sends one chunk of S/N bytes. So for the whole all-reduce, each rank sends
 #
 # $$2\,(N-1)\cdot\frac{S}{N} = \frac{2(N-1)}{N}\,S$$
 #
 # **Predict.** How many tensors does each rank send in a ring of 1,000 ranks: about 1, 2 or 1,000? The next cells
-# compare the formula with the ledger on 2, 3 and 4 ranks, and then evaluate it for 1,000.
+# compare the formula with the ledger on 2, 3 and 4 ranks, and then evaluate it for 1,000 ranks.
 
 # %%
 my_prediction = 0
@@ -261,17 +261,17 @@ formula = formulas.all_reduce_sent_bytes(1, 1000)
 print(f"predicted {my_prediction}, the formula gives {formula:.3f} tensors")
 
 # %% [markdown]
-# A rank never sends more than two tensors, however large the ring is. As long as the ranks themselves compute the sum,
-# no all-reduce can do with fewer bytes from its busiest rank (Patarasuk and Yuan 2009).
+# A rank always sends less than two tensors, no matter how large the ring is. If the ranks themselves compute the sum,
+# no all-reduce can work with fewer bytes from its busiest rank (Patarasuk and Yuan 2009).
 #
 # ## Training with your ring
 #
-# What is a ring all-reduce good for? Averaging gradients, for example. Below, four ranks train a small MLP to read
-# handwritten digits. In each step, every rank computes the gradient of a quarter of the batch, and the ring averages
-# the four gradients. (Chapter 02 explains why this is right, and when it is not.)
+# You can use a ring all-reduce to average gradients. Below, four ranks train a small MLP to read handwritten digits. In
+# each step, every rank computes the gradient of a quarter of the batch, and the ring averages the four gradients.
+# (Chapter 02 explains why this is right, and when it is not.)
 #
-# The last bias has 10 elements, which cannot be cut into four equal chunks. So we append **padding**: zeros, at most
-# N−1 of them, that make its length a multiple of N.
+# The last bias has 10 elements, which cannot be cut into four equal chunks. So we append **padding**: at most N−1
+# zeros, which make its length a multiple of N.
 
 
 # %%
@@ -309,7 +309,7 @@ def train(steps=200, batch=128):
 
 
 # %% [markdown]
-# Is that the same training as on one rank? In the figure, the two curves should coincide.
+# Is this the same training as on one rank? If it is, the two curves in the figure coincide.
 
 # %% tags=["nbval-ignore-output"]
 with ranks.world(1):
@@ -323,8 +323,9 @@ plots.loss_curves({"1 rank, whole batch": alone_losses, "4 ranks, a quarter each
 # %% [markdown]
 # ## A ring that hangs
 #
-# `pass_right` launches its send and its receive together. It would be simpler to do both in sequence: each rank first
-# sends to its right neighbor, then receives from its left one. Would you expect that to work for a single element?
+# `pass_right` launches its send and its receive together. It would be simpler to do one after the other: each rank
+# first sends to its right neighbor, and then receives from its left one. Would you expect that to work for a single
+# element?
 
 # %% tags=["raises-exception"]
 # %%ranks
@@ -333,8 +334,8 @@ dist.send(outgoing, dst=(rank + 1) % world_size)
 dist.recv(incoming, src=(rank - 1) % world_size)
 
 # %% [markdown]
-# Every rank waits in `send` until its right neighbor receives, which that neighbor does on the next line, after its own
-# `send`. Does a `send` return before the receiver is ready? That depends on the backend:
+# Every rank waits in `send` until its right neighbor calls `recv`. But the neighbor only does that after its own
+# `send`. Can a `send` return earlier? That depends on the backend:
 #
 # | backend | does `send` return before the receiver calls `recv`? |
 # |---|---|
@@ -343,8 +344,8 @@ dist.recv(incoming, src=(rank - 1) % world_size)
 # | MPI | often for small messages, not for large ones, so such a ring passes its tests and hangs in training |
 #
 # Two remedies work everywhere. You can launch the send and the receive in one batch with `dist.batch_isend_irecv`, as
-# `pass_right` does. Or some ranks receive first, while the others send. (With gloo, `isend` and `irecv` on separate
-# lines work, too. On NCCL, they run one after the other and can hang.)
+# `pass_right` does. Or you can let some ranks receive first, while the others send. (With gloo, separate calls of
+# `isend` and `irecv` work, too. With NCCL, they run one after the other and can hang.)
 #
 # ## The cost of a message: α and β
 #
@@ -355,10 +356,10 @@ dist.recv(incoming, src=(rank - 1) % world_size)
 # $$T_\text{star} = 2(N-1)\,(\alpha + \beta S) \qquad T_\text{ring} = 2(N-1)\left(\alpha + \beta\,\frac{S}{N}\right)$$
 #
 # Let's find α and β by timing ring steps of several sizes. The next cell puts each rank behind a link of 1 Gbit/s with
-# a latency of 5 ms, which is what light needs for 1,000 km of fiber. (A latency within one building would be far
-# smaller, but this machine's own delays would then hide it.) It is an **emulated link**: the bytes are copied within
-# the machine, but an operation completes no earlier than such a link would have transferred them. `measure` times each
-# size 20 times, and takes the median.
+# a latency of 5 ms, which is what light needs to travel through 1,000 km of fiber. (A latency within one building would
+# be far smaller, but this machine's own delays would then hide it.) It is an **emulated link**: the bytes are copied
+# within the machine, but an operation completes no earlier than such a link would have transferred them. `measure`
+# times each size in 20 rounds, and takes the median.
 
 # %%
 # %%ranks
@@ -369,7 +370,7 @@ with measure.behind_link("1gbit", latency_ms=5):
     steps = measure.collectives({"a ring step": pass_right}, message_sizes, repeats=5)
 
 # %% [markdown]
-# `fit` finds the α and β whose line α + βS is closest to the measurements, by least squares of the relative error. At 1
+# `fit` finds the α and β for which α + βS is closest to the measurements (by least squares of the relative error). At 1
 # Gbit/s, a byte takes 8 ns, so β should be close to that. In the figure, look for the size at which the curve starts to
 # rise.
 
@@ -383,8 +384,8 @@ cost_plots.predicted_against_measured(
 )
 
 # %% [markdown]
-# The curve is flat where α is the larger part, and rises where βS is. α exceeds the link's 5 ms, because a step also
-# takes time on the rank: Python launches two transfers and waits for both.
+# The curve is flat where α is the larger part, and rises where βS is. α is larger than the link's 5 ms, because a step
+# also takes time on the rank: Python launches two transfers and waits for both.
 #
 # **Predict.** How many milliseconds does our ring take for 4 MB on four ranks? Use the formula with your α and β.
 
@@ -393,8 +394,8 @@ my_prediction_ms = 0.0
 
 # %% [markdown]
 # The next cell times our ring, the star and `dist.all_reduce`, first without a link and then behind it. The figure
-# shows the second part: compare the marks with the lines. The lines are predictions, because no all-reduce was used to
-# fit α and β.
+# shows the times behind the link: compare the markers with the lines. The lines are real predictions, because α and β
+# were fitted to ring steps, not to an all-reduce.
 
 # %%
 # %%ranks
@@ -419,11 +420,11 @@ cost_plots.predicted_against_measured(models, on_link.measured_s, "bytes in the 
 
 # %% [markdown]
 # For 4 MB, the star takes much longer than the ring, because all bytes have to go through rank 0's link. For small
-# tensors, both take 2(N−1) latencies, so the ring gains nothing.
+# tensors, both take 2(N−1) latencies, so the ring is no faster.
 #
 # `dist.all_reduce` is a ring, too. If you fit its times with the ring's formula, its β is about the same, but its α is
-# smaller. It runs in C++, which needs less time per step than Python. Also, the emulated link delays it once, as a
-# whole, and each step of our ring on its own, so that Python's time comes on top.
+# smaller. It runs in C++, which needs less time per step than Python. Also, the emulated link delays it only once, as a
+# whole. It delays each step of our ring separately, so Python's time is added in every step.
 
 # %% tags=["nbval-ignore-output"]
 torch_line = on_link.fit("torch", sends="ring all-reduce")
@@ -439,9 +440,9 @@ print(
 # ## Why loopback misleads
 #
 # Without a link, the ranks of one machine communicate over **loopback**: the operating system copies the bytes from
-# process to process. There is no link that rank 0 could use up. All copies share the machine's cores and memory, and
-# both algorithms copy the same number of bytes in total. If there are fewer cores than ranks, the ring even suffers
-# more, because all of its ranks need a core at the same time. Compare ring and star at the right end of each panel:
+# process to process. There is no link that rank 0 could saturate. All copies share the machine's cores and memory, and
+# both algorithms copy the same number of bytes in total. With fewer cores than ranks, the ring suffers more than the
+# star, because all of its ranks need a core at the same time. Compare ring and star at the right end of each panel:
 
 # %% tags=["nbval-ignore-output"]
 loopback_ratio = on_loopback.ratio("star", "ring")[4_000_000]
@@ -451,15 +452,15 @@ places = {"loopback": on_loopback.measured_s, "1 Gbit/s link, emulated": on_link
 cost_plots.side_by_side(places, "bytes in the tensor")
 
 # %% [markdown]
-# Over loopback, the ring's advantage is smaller, or it disappears. The same can happen to every comparison of
-# communication on one machine, so this course measures such times behind links.
+# Over loopback, the ring's advantage is smaller, or even becomes a disadvantage. The same can happen whenever you
+# compare communication on one machine, so this course measures such times behind links.
 #
 # ## Real links
 #
-# How fast is a link? The bytes of the tensor divided by the time, S/t, depend on N even if the link does not. So
-# NVIDIA's benchmark, nccl-tests, reports the **bus bandwidth**: the bytes that each rank has to send, divided by the
-# time. For an all-reduce, this is 2(N−1)/N · S/t. You can compare it with the rate of the link, whatever N is. Here is
-# the bus bandwidth of `dist.all_reduce` on our link, which carries 125 MB/s:
+# How fast is a link? If you divide the tensor's size by the time, the result S/t depends on N, even on the same link.
+# So NVIDIA's benchmark, nccl-tests, reports the **bus bandwidth**: the bytes that each rank has to send, divided by the
+# time. For an all-reduce, this is 2(N−1)/N · S/t. For any N, you can compare it with the rate of the link. Here is the
+# bus bandwidth of `dist.all_reduce` on our link, which carries 125 MB/s:
 
 # %% tags=["nbval-ignore-output"]
 torch_s = on_link.measured_s["torch"]
@@ -470,8 +471,8 @@ rows = [[f"{size:,}", f"{rate:.3g}"] for size, rate in bus_mb_per_s.items()]
 tables.Table(["bytes", "bus bandwidth, MB/s"], rows)
 
 # %% [markdown]
-# Small tensors use a small fraction of the link, because most of the time is latency. The larger a tensor is, the
-# closer it comes to the link's rate.
+# Small tensors reach only a small fraction of the link's rate, because most of the time is latency. The larger a tensor
+# is, the closer it comes to the full rate.
 #
 # The links of a cluster are much faster. In the next table, compare the first row with the last one. (NVLink connects
 # the GPUs of one host; InfiniBand and Ethernet connect hosts.)
@@ -484,7 +485,7 @@ link_table()
 # %% [markdown]
 # ## Ring or tree?
 #
-# A ring of 1,000 ranks has 2 · 999 steps. It takes 1,998 latencies, however small the tensor is. A **tree** takes
+# A ring of 1,000 ranks has 2 · 999 steps. It takes 1,998 latencies, even for the smallest tensor. A **tree** takes
 # fewer: every rank that already has the tensor helps to send it on, so the number of copies doubles in each round.
 
 # %%
@@ -497,7 +498,8 @@ diagrams.tree_broadcast()
 #
 # A third algorithm, *halving and doubling*, has few rounds *and* few bytes: pairs of ranks exchange halves, then
 # quarters, then eighths (Thakur et al. 2005). The next cell evaluates the formulas for hosts with one InfiniBand
-# adapter of 400 Gbit/s each. Follow the dotted line, the size from which on the ring is faster than the tree.
+# adapter of 400 Gbit/s each. The dotted line marks the size above which the ring is faster than the tree. How does it
+# move from panel to panel?
 
 
 # %%
@@ -515,18 +517,18 @@ algorithms = {
 cost_plots.all_reduce_costs(algorithms, world_sizes=[4, 64, 1024])
 
 # %% [markdown]
-# Small tensors favor the tree, and large ones the ring. The more ranks there are, the larger a tensor has to be for
-# the ring to win. By its formula, halving and doubling is never slower than either. In a real network, however, its
+# Small tensors favor the tree, and large ones the ring. The more ranks there are, the larger a tensor has to be for the
+# ring to win. By its formula, halving and doubling is never slower than either. In a real network, however, its
 # partners are up to half the cluster apart, and their messages compete for the same links.
 #
 # ## Launching now, waiting later
 #
 # In all measurements so far, the rank waited until the all-reduce was complete. In chapter 00, you launched one with
-# `async_op=True` instead. The call returned a **handle** at once, and `handle.wait()` waited for the result. How much
-# time does that save, if the rank has something to compute in the meantime?
+# `async_op=True` instead. The call returned a handle at once, and `handle.wait()` waited for the result. How much time
+# does that save if the rank has something to compute in the meantime?
 #
 # **Predict.** With the link's 5 ms and 8 ns per byte, the all-reduce of 4 MB below takes 6 · (5 + 8) = 78 ms. Computing
-# takes 60 ms. How many milliseconds do both take, if they run at the same time?
+# takes 60 ms. How many milliseconds do the two take if they run at the same time?
 
 # %%
 my_prediction_ms = 0.0
@@ -564,7 +566,7 @@ print(f"predicted {my_prediction_ms:.0f} ms, measured {times['at the same time']
 plots.bars(times.ms(), "ms (median of 5)")
 
 # %% [markdown]
-# The shorter of the two is hidden behind the longer one. Chapter 04 is built on this. There are three rules:
+# The shorter of the two is hidden behind the longer one. Chapter 04 builds on this. There are three rules:
 #
 # - Until `wait()` returns, do not read the tensor and do not write to it: its values are undefined.
 # - Keep every handle and wait for it. Otherwise you do not know when the result is complete.
@@ -575,8 +577,8 @@ plots.bars(times.ms(), "ms (median of 5)")
 #
 # ## What torch calls it
 #
-# The `single` functions take one flat tensor. (Before torch 2.13, they were called `all_gather_into_tensor` and
-# `reduce_scatter_tensor`.)
+# The functions with `single` in their names take one flat tensor. (Before torch 2.13, they were called
+# `all_gather_into_tensor` and `reduce_scatter_tensor`.)
 #
 # | collective | function in `torch.distributed` | result |
 # |---|---|---|
@@ -597,9 +599,9 @@ display(diagrams.collective("scatter"), diagrams.collective("gather"))
 diagrams.collective("all_to_all")
 
 # %% [markdown]
-# Which algorithm a collective uses is up to the backend. The ledger's *must send* is what the ring's formula requires.
-# Its `carried_bytes` is what the network interface has counted meanwhile, for all ranks together. How do they compare
-# for gloo's reduce-scatter of 16 MB?
+# The backend decides which algorithm a collective uses. In the ledger, *must send* is what the ring's formula requires,
+# and `carried_bytes` is what the network interface counted, for all ranks together. How do they compare for gloo's
+# reduce-scatter of 16 MB?
 
 # %%
 # %%ranks
@@ -622,12 +624,13 @@ log.table(times=False)
 
 # %% [markdown]
 # gloo sends about twice what is required, because inside gloo, a reduce-scatter *is* an all-reduce: every rank gets the
-# whole sum, and throws all but its shard away. The reduce-scatter that you write in the lab will send half as much.
+# whole sum, and throws away everything but its shard. The reduce-scatter that you write in the lab will send half as
+# much.
 #
 # NCCL's ring differs from ours in three ways. It cuts chunks into slices, and sends one slice while it receives the
 # next. It runs several rings at once, to use all links of a GPU. And it chooses between rings, trees and other
-# algorithms by the size of the tensor and the network. Its trees are cut into slices, too, so they lose less to the
-# ring on large tensors than our formula says.
+# algorithms, depending on the size of the tensor and on the network. Its trees are cut into slices, too, so they lose
+# less to the ring on large tensors than our formula says.
 #
 # ## On a cluster
 #
@@ -636,7 +639,7 @@ log.table(times=False)
 # | How fast are the links? | `all_reduce_perf -b 8 -e 1G -f 2` (nccl-tests): compare `busbw` with the table above |
 # | Which algorithm runs? | `NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=TUNING` logs it; `NCCL_ALGO=Ring` fixes one |
 # | Which links are used? | `nvidia-smi topo -m` (one host); the word after `via` in the log of `NCCL_DEBUG=INFO` |
-# | When is a handle complete? | `wait()` orders it before later kernels; `torch.cuda.synchronize()` waits for both |
+# | When is a handle complete? | `wait()` makes later kernels wait; `torch.cuda.synchronize()` makes Python wait |
 #
 # ## Recap
 #
@@ -667,14 +670,13 @@ log.table(times=False)
 # - **bus bandwidth**: the bytes that each rank must send in a collective, divided by its time.
 # - **emulated link**: a delay that makes each operation last as long as it would on a link of a given rate and latency.
 # - **loopback**: communication between processes of one machine, without a network.
-# - **handle**: the object that an asynchronous operation returns; its `wait()` returns when the result can be used.
 #
 # ## Further reading
 #
 # - Patarasuk and Yuan, *Bandwidth optimal all-reduce algorithms for clusters of workstations* (2009): the ring, and the
 #   proof that no algorithm sends fewer bytes.
 # - Thakur, Rabenseifner and Gropp, *Optimization of collective communication operations in MPICH* (2005): the α–β model
-#   at work, with the choice of an algorithm by size.
+#   in use, and how to choose an algorithm by size.
 # - [nccl-tests, PERFORMANCE.md](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): why the bus
 #   bandwidth of each collective has the factor that it has.
 # - Hu et al., [*Demystifying NCCL*](https://arxiv.org/abs/2507.04786) (2025): how NCCL's rings and trees work inside,
@@ -685,8 +687,8 @@ log.table(times=False)
 #
 # ## What is still wasted
 #
-# *Latency.* To train the MLP, your ring summed six gradients per step, one after the other. The next cell predicts the
-# time of that behind our link, and the time of one all-reduce with the same bytes:
+# *Latency.* To train the MLP, your ring summed six gradients per step, one after the other. The next cell predicts how
+# long that takes behind our link, and how long one all-reduce of the same bytes would take:
 
 # %% tags=["nbval-ignore-output"]
 sizes = [8 * elements for elements in (8192, 128, 16384, 128, 1280, 12)]
@@ -698,7 +700,8 @@ print(f"one by one: {1e3 * one_by_one_s:.1f} ms, in one tensor: {1e3 * together_
 # %% [markdown]
 # The difference is latency. Chapter 03 removes most of it by packing gradients together.
 #
-# *Waiting.* In training, no rank computed during an all-reduce. Chapter 04 launches them early enough to change that.
+# *Waiting.* In training, no rank computed during an all-reduce. In chapter 04, you launch all-reduces early enough to
+# change that.
 #
 # In [the lab](../labs/01_collectives.ipynb), you build the ring, the tree and an asynchronous reduce-scatter yourself.
 
