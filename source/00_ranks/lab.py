@@ -22,8 +22,9 @@
 #   its cell, and run the check again, as often as you like.
 # - Each exercise has a hint. Click it to open it.
 #
-# If a mistake makes the ranks hang, the course stops the cell and shows the doctor's report, as in the lesson. If a
-# message says that the ranks had to be restarted, run the cells with your functions again, beginning with the imports.
+# If a mistake makes the ranks hang, the course stops the cell and shows the doctor's report, as in the lesson. If the
+# ranks have to be restarted, your imports and functions are defined again by themselves, and a message names what else
+# is gone.
 #
 # The next two cells start the ranks, and import what your functions need on each of them.
 

@@ -523,7 +523,7 @@ plots.message_cost(times.sizes_bytes, times.measured_ms)
 #
 # | result | on this machine |
 # |---|---|
-# | number of messages, bytes sent, bytes that a rank's tensors hold | exact: the same on any cluster |
+# | messages and bytes that your own code sends, bytes that a rank's tensors hold | exact: the same on any cluster |
 # | values | the same up to rounding, because sums are taken in another order |
 # | times | not the same, but you can compare them with each other within one run |
 # | the speed-up with more ranks | means nothing while ranks share cores |
