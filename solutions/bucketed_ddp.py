@@ -32,12 +32,12 @@ def assign_buckets(
 
     Args:
         parameters: The parameters of a module, in its order.
-        bucket_cap_mb: How many MB (2²⁰ bytes) a bucket holds at most.
+        bucket_cap_mb: The most MB (2²⁰ bytes) that a bucket holds. A larger parameter gets a bucket of its own.
         first_bucket_mb: The cap of the first bucket of each dtype and device. It is smaller, so that the first
             collective can be launched early.
 
-    Source: torch's DDP, with its default cap, uses the same order and caps, but it closes a bucket as soon as the
-        bucket reaches or exceeds its cap.
+    Source: torch's DDP, with its default cap, uses the same order and caps, but it closes a bucket once the bucket has
+        reached or exceeded its cap.
     """
     buckets = []
     open_buckets = {}  # by dtype and device: the open bucket, and how many bytes still fit into it
@@ -67,7 +67,7 @@ def reject_graph(gradient: torch.Tensor | None) -> None:
 class Bucket:
     """Averages the gradients of its `parameters` with one all-reduce of a flat tensor.
 
-    Once it is packed, a parameter's .grad *is* a slice of the flat tensor: nothing is copied back, or kept twice.
+    Once a parameter is packed, its .grad *is* a slice of the flat tensor, so nothing is copied back or held twice.
 
     Communication: launch() starts one all-reduce of the flat tensor.
     """

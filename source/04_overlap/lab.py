@@ -6,7 +6,7 @@
 # ---
 
 # %% [markdown]
-# # Lab 04 · Overlapping communication with backward
+# # Lab 04 · Overlap
 #
 # **60 minutes, 10 points.** You build `OverlappedDDP`. It uses the buckets of lab 03, but launches a bucket while
 # backward is still computing other gradients. It consists of three small pieces:

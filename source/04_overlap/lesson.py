@@ -6,7 +6,7 @@
 # ---
 
 # %% [markdown]
-# # 04 · Overlapping communication with backward
+# # 04 · Overlap
 #
 # **35 minutes.** After this lesson, you will be able to:
 #
