@@ -374,8 +374,8 @@ costs.predicted_against_measured({"exposed": predicted_s}, {"exposed": measured_
 
 # %% [markdown]
 # On the right, with a cap of 25 MB, everything except the small first bucket waits for the end of backward, so more is
-# exposed. On the left, the predicted curve is higher because of the latencies. The caps in between can be so close to
-# each other that the best measured cap is not the predicted one.
+# exposed. On the left, the curve is higher because of the latencies. Measured points may lie below it there, because
+# gloo can run two all-reduces at a time. So the best measured cap can be smaller than the predicted one.
 #
 # On a link as slow as this one, buckets queue, so it matters how early the *first* bucket is launched. If the link is
 # so fast that it is idle when the last bucket becomes full, only the size of the *last* bucket matters.
