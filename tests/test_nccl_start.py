@@ -72,6 +72,9 @@ def test_waits_never_block_the_host(monkeypatch):
     monkeypatch.setattr(dist, "TCPStore", mock.Mock())
     for module, name in (
         (rankside.instrumentation, "install"),
+        (rankside.instrumentation, "recorder"),
+        (rankside.sizes, "Recorder"),
+        (rankside.handles, "install"),
         (rankside.hosts, "enter"),
         (rankside.doctor, "listen"),
         (torch, "set_num_threads"),
@@ -81,7 +84,7 @@ def test_waits_never_block_the_host(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: seen.update(os.environ))
     for attribute in ("rank", "device", "store"):
         monkeypatch.setattr(rankside.here, attribute, getattr(rankside.here, attribute))
-    rankside.settle(0, "cuda:0", ("127.0.0.1", 1))
+    rankside.settle(0, "cuda:0", ("127.0.0.1", 1), "/sizes")
     assert not {name for name in rankside.BLOCKING_WAIT if name in seen}
     assert {name: seen[name] for name in rankside.NCCL_ENVIRONMENT} == rankside.NCCL_ENVIRONMENT
 
