@@ -288,7 +288,12 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookN
     from nbclient import NotebookClient
 
     notebook.metadata["course"]["built_from"] = _hash(notebook)
-    client = NotebookClient(notebook, timeout=CELL_TIMEOUT_S, resources={"metadata": {"path": str(folder)}})
+    client = NotebookClient(
+        notebook,
+        timeout=CELL_TIMEOUT_S,
+        startup_timeout=CELL_TIMEOUT_S,
+        resources={"metadata": {"path": str(folder)}},
+    )
     client.execute()
     notebook.metadata.pop("widgets", None)  # Notebook viewers reject a file that has only half of the widgets' state.
     for cell in notebook.cells:

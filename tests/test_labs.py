@@ -17,7 +17,9 @@ def test_an_unsolved_lab_fails_every_check_with_a_helpful_message(chapter):
     path = build.ROOT / "labs" / f"{chapter.name}.ipynb"
     lab = nbformat.read(path, as_version=4)
     resources = {"metadata": {"path": str(path.parent)}}
-    NotebookClient(lab, timeout=int(scaled(120)), allow_errors=True, resources=resources).execute()
+    deadline_s = int(scaled(120))
+    client = NotebookClient(lab, timeout=deadline_s, startup_timeout=deadline_s, allow_errors=True, resources=resources)
+    client.execute()
     checks = [cell for cell in lab.cells if "check" in cell.metadata.get("tags", [])]
     assert checks
     for cell in checks:

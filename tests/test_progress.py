@@ -326,7 +326,7 @@ def test_checks_in_the_lab_of_a_bundle_appear_on_its_start_page(tmp_path, monkey
     folder = tmp_path / "distributed-training-01"
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.setenv("JPY_SESSION_NAME", str(folder / "labs" / "00_ranks.ipynb"))
-    manager, client = start_new_kernel(cwd=str(folder / "labs"), env=dict(os.environ))
+    manager, client = start_new_kernel(startup_timeout=scaled(60), cwd=str(folder / "labs"), env=dict(os.environ))
 
     def execute(code: str, request_metadata: dict) -> str:
         content = {"code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}

@@ -189,7 +189,7 @@ widgets.ring_stepper(log)
     ],
 )
 def test_a_file_keeps_the_figure_and_jupyterlab_also_gets_the_widget(request_metadata, kinds):
-    manager, client = start_new_kernel(cwd=str(build.ROOT))
+    manager, client = start_new_kernel(startup_timeout=scaled(60), cwd=str(build.ROOT))
     try:
         content = {"code": CELL, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
         request = client.session.msg("execute_request", content, metadata=request_metadata)
