@@ -652,7 +652,7 @@ print(f"build/{trace.save(after, folder / 'overlap.json').name}")
 #
 # In this cell, the call to `wait()` is missing. The `sleep` stands for the rest of backward.
 
-# %%
+# %% tags=["nbval-ignore-output"]
 ranks.start(world_size=2, backend="gloo:cpu", detect_mismatch=False)
 
 # %%
@@ -672,7 +672,7 @@ print(gradient / world_size)
 # You can find such bugs without a GPU. With `simulate="nccl"`, the ranks still use gloo, but follow NCCL's rules: until
 # you call `wait()`, the output holds NaN, and using it is an error. Here is the same cell again:
 
-# %%
+# %% tags=["nbval-ignore-output"]
 ranks.start(world_size=2, backend="gloo:cpu", simulate="nccl", detect_mismatch=False)
 
 # %% tags=["raises-exception"]
