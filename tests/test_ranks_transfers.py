@@ -15,6 +15,8 @@ from shared.deadlines import scaled
 from shared.ranks import magic
 from shared.wire import sizes
 
+pytestmark = pytest.mark.slow  # the ranks are restarted, or hang until a deadline
+
 SOON_S = scaled(10.0)
 
 DROPS_THE_SEND = """
