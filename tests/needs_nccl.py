@@ -1,4 +1,4 @@
-"""Which notebooks need NCCL on GPUs, read from their sources.
+"""Which notebooks need NCCL on GPUs, read from their sources, and from those of the checks that they run.
 
 Ranks that share GPUs use gloo, which cannot send or receive a tensor on a GPU. A DeviceMesh on GPUs needs NCCL, too.
 """
@@ -7,26 +7,41 @@ import ast
 import functools
 from pathlib import Path
 
-SOLUTIONS = Path(__file__).parents[1] / "solutions"
+ROOT = Path(__file__).parents[1]
+SOLUTIONS, CHECKS = ROOT / "solutions", ROOT / "shared" / "checks"
 POINT_TO_POINT = ("send", "recv", "isend", "irecv", "P2POp", "batch_isend_irecv")
 OBJECTS = ("send_object_list", "recv_object_list")
+_SENDING = frozenset(f"dist.{name}" for name in (*POINT_TO_POINT, *OBJECTS))
 MESHES = ("DeviceMesh", "init_device_mesh", "fully_shard")
 ASKS_FIRST = "exchanges_directly"  # a piece that calls it uses the backend's own collective on a GPU
 
 
 def needs_nccl(source: str) -> bool:
-    """Tell whether a notebook's source runs on GPUs only with NCCL."""
-    return uses_point_to_point(source) or uses_a_mesh(source)
+    """Tell whether a notebook's source, or a check that it imports, runs on GPUs only with NCCL."""
+    names = _imported_from(source, "shared.checks")
+    return uses_point_to_point(source) or uses_a_mesh(source) or any(check_needs_nccl(name) for name in names)
+
+
+@functools.cache
+def check_needs_nccl(name: str) -> bool:
+    """Tell whether the checks of a module of solutions/ send tensors or create a DeviceMesh themselves."""
+    found = (_names_in(ast.parse(path.read_text())) for path in (CHECKS / name).glob("*.py"))
+    return any(not names.isdisjoint((*_SENDING, *MESHES)) for names in found)
 
 
 def uses_point_to_point(source: str) -> bool:
     """Tell whether a notebook's source sends tensors from rank to rank, itself or through our solutions."""
-    return _uses(source, frozenset(f"dist.{name}" for name in (*POINT_TO_POINT, *OBJECTS)))
+    return _uses(source, _SENDING)
 
 
 def uses_a_mesh(source: str) -> bool:
     """Tell whether a notebook's source creates a DeviceMesh, itself or through our solutions."""
     return _uses(source, frozenset(MESHES))
+
+
+def _imported_from(source: str, package: str) -> list[str]:
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    return [alias.name for node in imports if node.module == package for alias in node.names]
 
 
 def _uses(source: str, names: frozenset[str]) -> bool:

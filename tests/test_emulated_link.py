@@ -7,6 +7,7 @@ import contextlib
 import gc
 import time
 import weakref
+from itertools import pairwise
 
 import pytest
 import torch
@@ -249,6 +250,19 @@ def error_inside() -> bool:
     work = dist.all_reduce(torch.ones(1), async_op=True)
     work.wait()
     return instrumentation.work_wrappers == [] and not isinstance(work, emulated._DelayedWork)
+
+
+def call_in_a_row() -> list[tuple[float, float]]:
+    with emulated.link("1gbit", latency_ms=1), wire.ledger() as log:
+        for _ in range(200):
+            dist.all_reduce(torch.zeros(4))
+    return [(entry.launched_s, entry.completed_s) for entry in log.entries]
+
+
+def test_calls_in_a_row_do_not_overlap(four_ranks):
+    for spans in ranks.run(call_in_a_row):
+        assert len(spans) == 200
+        assert all(ended_s <= began_s for (_, ended_s), (began_s, _) in pairwise(spans))
 
 
 def test_emulation_ends_with_the_block_even_after_an_error(world):

@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 
+from instructor import contents
 from shared.deadlines import scaled
 from shared.ranks import facts
 from tests import machines
@@ -293,8 +294,8 @@ def test_notebooks_that_need_nccl_stay_on_the_cpu_where_there_are_too_few_gpus(g
     ran = sorted(word for part in found.values() for word in part.command if word.endswith(".ipynb"))
     assert ran == sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("[cs][ho]*s/*.ipynb"))
     for name, part in found.items():
-        folder, chapter = name.removesuffix(" (on the CPU)").split("/")
-        script = ROOT / "source" / chapter / {"chapters": "lesson.py", "solutions": "lab.py"}[folder]
+        path = ROOT / f"{name.removesuffix(' (on the CPU)')}.ipynb"
+        script = ROOT / "source" / contents.folder_of(path) / steps.SCRIPTS[path.parent.name]
         backend = "gloo:cpu" if needs_nccl(script.read_text()) else "gloo"
         assert part.environment == ({"RANKS_BACKEND": backend} if gpus == 1 else {})
         assert name.endswith("(on the CPU)") == (gpus == 1 and backend == "gloo:cpu")
@@ -303,6 +304,7 @@ def test_notebooks_that_need_nccl_stay_on_the_cpu_where_there_are_too_few_gpus(g
 def test_solutions_that_send_stay_on_the_cpu_where_there_are_too_few_gpus():
     found = by_name(Machine(1), "checks")
     assert found["collectives (on the CPU)"].environment == {"RANKS_BACKEND": "gloo:cpu"}
+    assert found["checkpoints (on the CPU)"].environment == {"RANKS_BACKEND": "gloo:cpu"}  # its checks use meshes
     assert found["manual_ddp"].environment == {"RANKS_BACKEND": "gloo"}
     assert not any(part.environment for part in by_name(Machine(4), "checks").values())
 

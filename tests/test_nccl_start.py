@@ -5,6 +5,8 @@ The sources of torch say what each of them does: ProcessGroupNCCL.hpp is part of
 
 import ast
 import os
+import subprocess
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from shared.deadlines import scaled
 from shared.ranks import rankside
 
 ROOT = Path(__file__).parent.parent
@@ -34,9 +37,33 @@ def test_ranks_name_their_device_exactly_if_the_backend_is_nccl(monkeypatch, bac
     monkeypatch.setattr(rankside.here, "store", dist.HashStore())
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "get_world_size", lambda: 1)
-    with mock.patch.object(dist, "init_process_group") as init:
+    with mock.patch.object(dist, "init_process_group") as init, mock.patch.object(rankside, "list_ranks") as listed:
         rankside.join(1, [0], backend, detect_mismatch=False, simulate=None)
     assert init.call_args.args == (backend,) and init.call_args.kwargs["device_id"] == device_id
+    assert listed.called == (device_id is not None), "a mesh splits groups only from one that names its device"
+
+
+SPLIT_IN_THE_SECOND_GENERATION = """
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from shared.ranks import rankside
+
+for generation in range(2):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    rankside.list_ranks(dist.group.WORLD)
+    part = dist.group.WORLD.split_group([0], timeout=timedelta(seconds=20), group_name="part")
+    print(part.size())
+    dist.destroy_process_group()
+"""
+
+
+def test_groups_can_be_split_in_every_generation():
+    """As with gloo here, torch 2.13 would end the process in the second generation with NCCL, too."""
+    command = [sys.executable, "-c", SPLIT_IN_THE_SECOND_GENERATION]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=scaled(60.0))
+    assert (done.returncode, done.stdout) == (0, "1\n1\n"), done.stderr
 
 
 def starts_of_groups(path: Path) -> list[ast.Call]:

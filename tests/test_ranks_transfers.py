@@ -79,7 +79,7 @@ def test_a_dropped_handle_is_named_with_its_line(two_ranks, capsys, source, op, 
     shown, seconds = check_of(source, capsys)
     text = "\n".join(shown)
     assert f"dropped the handle of an {op} before its wait(): {line}" in text
-    assert "new_group" not in text and "Hint: is wait() called" in text
+    assert "new_group" not in text and "Hint: do you call wait()" in text
     assert "– swap · wire" in text
     assert seconds < SOON_S
     magic.cell("", "kept = callable(swap)")

@@ -264,6 +264,18 @@ def test_an_operation_ends_without_an_error_if_another_rank_was_cut_first():
     assert complete_with(simulation, "[pair.cc:534] Connection closed by peer [127.0.0.1]:4321").landed
 
 
+def reduced_in_a_thread() -> list[float]:
+    group, tensor = dist.new_group(backend="gloo"), torch.ones(3)
+    thread = threading.Thread(target=dist.all_reduce, args=(tensor,), kwargs={"group": group})
+    thread.start()
+    thread.join()
+    return tensor.tolist()
+
+
+def test_what_another_thread_launches_is_not_simulated(simulated):
+    assert ranks.run(reduced_in_a_thread) == [[4.0] * 3] * 4
+
+
 def test_another_error_is_raised_at_once():
     with pytest.raises(RuntimeError, match=r"op\.preamble\.length"):
         complete_with(Simulation(), "[pair.cc:456] op.preamble.length <= op.nbytes. 8 vs 4")

@@ -1,11 +1,12 @@
 """The page that `make lab` opens maps the chapters that a reader has, and its numbers are those of the benchmarks."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from benchmarks import stages
-from instructor import build, minutes, release, start_page
+from instructor import build, contents, minutes, release, start_page
 from tests import links
 
 CHAPTERS = build.chapters()
@@ -26,7 +27,7 @@ def test_every_chapter_is_on_the_page_with_its_minutes_and_links(page):
     assert len(rows) == len(FINISHED)
     for row, chapter in zip(rows, FINISHED, strict=True):
         assert [link.split("/")[0] for link in links.links(row)] == ["chapters", "labs", "solutions"]
-        assert all(link.endswith(f"/{chapter.name}.ipynb") for link in links.links(row))
+        assert all(contents.folder_of(Path(link)) == chapter.name for link in links.links(row))
         assert f" | {minutes.lesson_minutes(chapter)} | " in row and f" | {minutes.lab_minutes(chapter)} | " in row
 
 
@@ -46,8 +47,8 @@ def test_a_bundles_page_shows_only_what_is_in_the_bundle():
     files = release.bundle(1)
     page = files["START_HERE.md"].decode()
     assert links.broken({"START_HERE.md": page}, files.__contains__) == []
-    assert "solutions/00_ranks.ipynb" in page and "labs/01_collectives.ipynb" in page
-    assert "solutions/01_collectives.ipynb" not in page and "02_manual_ddp" not in page
+    assert "solutions/00_ranks_solution.ipynb" in page and "labs/01_collectives_lab.ipynb" in page
+    assert "solutions/01_collectives_solution.ipynb" not in page and "02_manual_ddp" not in page
     assert re.search(r"^\*\*Still to come:\*\* Data parallelism by hand, ", page, re.MULTILINE)
 
 

@@ -9,6 +9,7 @@ import pickle
 import time
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -460,3 +461,12 @@ def test_the_trace_follows_the_trace_event_format(tmp_path):
     assert sum(len(spans) for spans in rows.values()) == 10
     durations = {event["name"]: event["dur"] for event in saved["traceEvents"] if event["ph"] == "X"}
     assert durations["backward"] == pytest.approx(3e6), "durations are in microseconds"
+
+
+@pytest.mark.parametrize(
+    ("op", "name"), [("send", "send to 3"), ("recv", "recv from 3"), ("all_reduce", "all_reduce 7")]
+)
+def test_a_span_names_the_other_rank_of_a_message(op, name):
+    partner = None if op == "all_reduce" else 3
+    entry = SimpleNamespace(op=op, partner=partner, launched_s=0.0, completed_s=1.0, payload_bytes=4)
+    assert timeline._span_of(7, entry).name == name

@@ -109,6 +109,7 @@ class _DelayedWork(dist.Work):
         self._due_s = due_s
         self._source: int | None = None
         self._future: torch.futures.Future | None = None
+        self._timer: threading.Timer | None = None
         self._result = None  # after completion, the value of its future, held by weak references
         with contextlib.suppress(RuntimeError):  # gloo's send, receive and reduce-scatter have no future
             original_future = work.get_future()
@@ -124,11 +125,11 @@ class _DelayedWork(dist.Work):
                 future.set_exception(error)  # _work is kept, so that wait() raises the error too
                 return
             self._result = tree_map_only(torch.Tensor, TensorWeakRef, original_future.value())
-            self._future = self._work = None
+            self._future = self._work = self._timer = None
 
-        timer = threading.Timer(self._due_s - time.perf_counter(), complete)
-        timer.daemon = True
-        timer.start()
+        self._timer = threading.Timer(self._due_s - time.perf_counter(), complete)
+        self._timer.daemon = True
+        self._timer.start()
 
     def wait(self, timeout=None) -> bool:
         with completion.timed(self):
@@ -139,7 +140,10 @@ class _DelayedWork(dist.Work):
                     self._source = work._source_rank()
             time.sleep(max(0.0, self._due_s - time.perf_counter()))
             if future is not None:
-                future.wait()  # the future's callbacks run before the rank continues
+                future.wait()
+                timer = self._timer
+                if timer is not None and timer is not threading.current_thread():
+                    timer.join()  # the future's callbacks run before the rank continues
             self._work = None
         return True
 

@@ -54,7 +54,7 @@ class Definitions:
         cell = Cell(source, targets)
         for index, statement in enumerate(statements):
             names = _defined_by(statement, self._known(cell))
-            for name in names or _bound_by(statement):
+            for name in names or bound_by(statement):
                 if not names or name not in _used_by(statement):  # `class Name(Name):` needs the earlier one
                     self._forget(name, cell)
                 self.computed.pop(name, None)
@@ -119,7 +119,7 @@ def _defined_by(statement: ast.stmt, known: set[str]) -> set[str]:
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         only_names = not any(isinstance(part, (ast.Attribute, ast.Subscript)) for each in targets for part in _in(each))
         if only_names and _is_simple(statement.value, _READY | {name.split(".")[0] for name in known}):
-            return set(_bound_by(statement))
+            return set(bound_by(statement))
     return set()
 
 
@@ -141,7 +141,7 @@ def _is_simple(value: ast.expr, known: set[str]) -> bool:
     return names <= known and not any(isinstance(part, _ACTS) for part in parts)
 
 
-def _bound_by(statement: ast.stmt) -> list[str]:
+def bound_by(statement: ast.stmt) -> list[str]:
     """Return the names that a statement binds or deletes in the namespace of the cell."""
     names = []
     for part in _in(statement):

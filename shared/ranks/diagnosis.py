@@ -128,7 +128,7 @@ def explain(cell: CellState) -> str:
         Ranks 0, 1 wait in all_reduce #2 (float32, 3 elements) for rank 2.
         Rank 2 left the cell after all_reduce #1, launched at cell, line 1: dist.all_reduce(x). It never launched #2.
 
-        rank  state     last collective                      at
+        rank  state     last call                            at
         0     waiting   all_reduce #2 (float32, 3 elements)  cell, line 9: dist.all_reduce(y)
         1     waiting   all_reduce #2 (float32, 3 elements)  cell, line 9: dist.all_reduce(y)
         2     finished  all_reduce #1 (float32, 3 elements)  cell, line 1: dist.all_reduce(x)
@@ -322,7 +322,7 @@ def _why_absent(rank: int, call: dict, cell: CellState) -> str:
     outcome = cell.outcomes.get(rank)
     verb = "failed" if outcome is not None and outcome.error else "left the cell"
     if last is None:
-        return f"Rank {rank} {verb} without launching any collective."
+        return f"Rank {rank} {verb} without launching any operation in {'this cell' if verb == 'failed' else 'it'}."
     at = f", launched at {last['line']}" if last["line"] else ""
     never = (
         f"#{call['number']}"
@@ -356,7 +356,7 @@ def _needs_table(cell: CellState) -> bool:
 
 
 def _table(cell: CellState) -> str:
-    rows = [("rank", "state", "last collective", "at")]
+    rows = [("rank", "state", "last call", "at")]
     for rank in sorted(set(cell.positions) | set(cell.deaths)):
         position = cell.positions.get(rank)
         call = position["call"] if position else None
@@ -365,7 +365,7 @@ def _table(cell: CellState) -> str:
             (
                 str(rank),
                 _state(rank, position, cell),
-                call["text"] if call else "none",
+                call["text"] if call else "none in this cell",
                 line if len(line) <= 48 else line[:47] + "…",
             )
         )

@@ -155,6 +155,7 @@ class ForkedController(_ForkedLauncher, ControllerLauncher):
     def start(self):
         argv = [*self.cluster_args, *self.controller_args]
         log = os.path.join(self.fork_server.run_dir, "controller.log")
+        self.fork_server.pids.pop("controller", None)  # an earlier one may have ended while it was starting
         self.fork_server.request(do="controller", argv=argv, env=self.get_env(), log=log)
         if not self.fork_server.wait_for(lambda server: "controller" in server.pids, 30.0):
             raise RuntimeError(f"The controller did not start within 30 s. {self.fork_server.end_of_log()}")

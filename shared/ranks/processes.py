@@ -23,6 +23,7 @@ _CONTROLLER_ARGS = [
     "--IPController.broadcast_scheduler_depth=0",
     "--log-level=WARN",
 ]
+_CONTROLLER_TRIES = 3
 _PORTS_NEEDED = 20  # ipyparallel documents 16
 
 
@@ -86,7 +87,7 @@ class RankProcesses:
     def _start_ranks(self) -> None:
         from shared.ranks import rankside
 
-        self._cluster.start_engines_sync(self.world_size)
+        self._start_engines()
         if self._client is None:
             self._client = self._cluster.connect_client_sync()
         ids = launchers.wait_for_registration(
@@ -101,6 +102,26 @@ class RankProcesses:
         self._on_all(
             lambda rank: (rankside.settle, rank, self.placement.devices[rank], address, self._sizes_path(rank))
         )
+
+    def _start_engines(self) -> None:
+        """Start the ranks' processes.
+
+        If the controller has ended while it was starting, start another one on other ports: a program may have taken
+        one of its ports.
+
+        Raises:
+            RuntimeError: If no controller starts. The message quotes the log.
+        """
+        for tries_left in reversed(range(_CONTROLLER_TRIES)):
+            try:
+                return self._cluster.start_engines_sync(self.world_size)
+            except RuntimeError as error:
+                if self._server.serves or self._client is not None:
+                    raise
+                if not tries_left:
+                    log = Path(self._run_dir, "controller.log").read_text(errors="replace")
+                    raise RuntimeError(f"{error}\n{log[-2000:]}") from error
+                self._start_cluster()
 
     def restart(self) -> None:
         """Replace every rank by a new process. Their variables are lost."""

@@ -137,11 +137,24 @@ def join(generation: int, members: list[int], backend: str, detect_mismatch: boo
         # create one for the two of them, and wait for the other rank in a way that nothing can interrupt.
         device_id=torch.device(here.device) if dist.Backend.NCCL in backend else None,
     )
+    if dist.Backend.NCCL in backend:
+        list_ranks(dist.group.WORLD)
     mismatch.watch() if detect_mismatch else mismatch.ignore()
     instrumentation.reset()
     handles.reset()
     instrumentation.simulate_nccl(simulate == "nccl")
     _define_names(dist.get_rank(), dist.get_world_size())
+
+
+def list_ranks(group: dist.ProcessGroup) -> None:
+    """Tell each backend of the group of all ranks which ranks it has, because torch 2.13 does not.
+
+    torch assumes that they are 0 to N − 1, but only in the first group that a process forms. In a later generation, a
+    mesh with two dimensions would split its groups from an empty list, and end every rank with a segmentation fault.
+    Source: pull request 192109 of PyTorch.
+    """
+    for device in group._device_types:
+        group._get_backend(device).options.global_ranks_in_group = list(range(group.size()))
 
 
 def leave() -> None:

@@ -216,7 +216,9 @@ def _with_gradient(output) -> torch.Tensor | None:
 
 
 def _span_of(number: int, entry: wire.Entry) -> Span:
-    return Span(COMMUNICATION, f"{entry.op} {number}", entry.launched_s, entry.completed_s, entry.payload_bytes)
+    direction = {"send": "to", "recv": "from"}.get(entry.op)
+    name = f"{entry.op} {direction} {entry.partner}" if direction else f"{entry.op} {number}"
+    return Span(COMMUNICATION, name, entry.launched_s, entry.completed_s, entry.payload_bytes)
 
 
 def rows_of(line: Timeline) -> list[tuple[str, list[Span]]]:

@@ -4,23 +4,32 @@ Over gloo, an all-gather made by hand is 2(N−1) sends and receives. `plots.tim
 own.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from shared.timeline import COMMUNICATION, Timeline
 
 
-def bundled(line: Timeline, messages: int) -> Timeline:
-    """Return a copy of a timeline that starts at time 0 and has one span per `messages` consecutive operations."""
+def bundled(line: Timeline, messages: int, names: Sequence[str] = ()) -> Timeline:
+    """Return a copy of a timeline that starts at time 0 and has one span per `messages` consecutive operations.
+
+    Args:
+        names: A name for each of these spans, in launch order. Without names, they are numbered from 1.
+
+    Raises:
+        ValueError: If there are not as many names as spans.
+    """
     sent = [span for span in line.spans if span.lane == COMMUNICATION]  # in launch order
     bundles = [sent[start : start + messages] for start in range(0, len(sent), messages)]
+    named = zip(names or map(str, range(1, len(bundles) + 1)), bundles, strict=True)
     merged = [
         replace(
             spans[0],
-            name=f"{number}",
+            name=name,
             ended_s=max(span.ended_s for span in spans),
             payload_bytes=sum(span.payload_bytes for span in spans),
         )
-        for number, spans in enumerate(bundles, 1)
+        for name, spans in named
     ]
     rest = [span for span in line.spans if span.lane != COMMUNICATION]
     start_s = line.began_s

@@ -201,7 +201,8 @@ def _hooked(operator, name: str):
         arguments = dict(zip(argument_names, args, strict=False)) | kwargs
         call = _record(name, arguments)
         began = completion.marks()
-        if simulation is not None:
+        simulated = simulation is not None and simulation.watches_this_thread()
+        if simulated:
             result, work = simulation.launch(call, operator, keyset & _LATER_KEYS, arguments)
         else:
             result = operator.redispatch(keyset & _LATER_KEYS, *args, **kwargs)
@@ -216,7 +217,7 @@ def _hooked(operator, name: str):
         _tell_listeners(call, operation, arguments)
         if work is None:
             operation.launched(call.is_async)
-        elif simulation is not None and not call.is_async:
+        elif simulated and not call.is_async:
             completion.waited(work, began)
         return result
 
@@ -264,9 +265,11 @@ def _record(op: str, arguments: dict) -> Call:
     if op in ("gather", "scatter") and root != group.rank():  # only the root has the full buffer
         payload_bytes *= group.size()
     lane = lane_of(op, group.group_name, partner)
-    caller = frames.innermost_student_frame(sys._getframe(2))
+    # On a GPU, DDP launches from a thread of autograd, where nothing in Python has called the hook.
+    caller = frames.innermost_student_frame(sys._getframe(1).f_back)
     counts[lane] += 1
-    last_call = Call(
+    # A thread that saves a checkpoint may launch a call at the same time, and replace `last_call`.
+    last_call = call = Call(
         op=op,
         number=counts[lane],
         group_name=group.group_name,
@@ -283,15 +286,15 @@ def _record(op: str, arguments: dict) -> Call:
         called_from=(caller.f_code.co_filename, caller.f_lineno, caller.f_code.co_name) if caller else None,
     )
     for check in before_launch:
-        check(last_call)
+        check(call)
     if before_launch:  # mismatch detection takes time that is not part of the collective
-        last_call = replace(last_call, launched_s=time.perf_counter())
-    recent_calls.append(last_call)
+        last_call = call = replace(call, launched_s=time.perf_counter())
+    recent_calls.append(call)
     if recorder is not None and op in POINT_TO_POINT:
-        recorder.write(last_call)
+        recorder.write(call)
     for calls, _, _ in _listeners:
-        calls.append(last_call)
-    return last_call
+        calls.append(call)
+    return call
 
 
 def _check_device(op: str, device: torch.device, group: dist.ProcessGroup) -> None:
@@ -337,7 +340,7 @@ def _is_async(op: str, arguments: dict) -> bool:
         return False
     if op not in POINT_TO_POINT:
         return arguments.get("async_op", True)
-    frame = sys._getframe(3)
+    frame = sys._getframe(2).f_back
     while frame is not None and frame.f_code.co_filename.startswith((_TORCH_DISTRIBUTED, _HANDLES)):
         if frame.f_code.co_name == op:
             return False

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from instructor import contents
 from shared.deadlines import scaled
-from tests.needs_nccl import needs_nccl
+from tests.needs_nccl import check_needs_nccl, needs_nccl
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = "{folder}"  # in a command, stands for the folder in which its results are expected
@@ -146,7 +147,7 @@ def checks(machine: Machine) -> Iterator[Part]:
     for name in [DRY_CHECKS] if machine.dry else names:
         source = ROOT / "solutions" / f"{name}.py"
         command = program("shared.checks", name, str(source.relative_to(ROOT)), "--json")
-        where = place(machine, source)
+        where = place(machine, needs_nccl(source.read_text()) or check_needs_nccl(name))
         yield Part("checks", name + where.note, command, reads="checks", environment=where.environment)
 
 
@@ -155,7 +156,8 @@ def notebooks(machine: Machine) -> Iterator[Part]:
     found = sorted(path for folder in SCRIPTS for path in (ROOT / folder).glob("*.ipynb"))
     for path in found[:1] if machine.dry else found:
         folder = path.parent.name
-        where = place(machine, ROOT / "source" / path.stem / SCRIPTS[folder])
+        source = ROOT / "source" / contents.folder_of(path) / SCRIPTS[folder]
+        where = place(machine, needs_nccl(source.read_text()))
         # After a cell that hung, nbval expects the others to fail. If one passes nevertheless, that is a failure.
         options = ("--nbval-lax", "--nbval-cell-timeout=300", "-o", "xfail_strict=true")
         command = pytest_command(*options, str(path.relative_to(ROOT)))
@@ -171,14 +173,14 @@ class Where:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def place(machine: Machine, source: Path) -> Where:
-    """Put four ranks on their own GPUs, else on shared GPUs if the source needs no NCCL, else on the CPU."""
+def place(machine: Machine, only_with_nccl: bool) -> Where:
+    """Put four ranks on their own GPUs, else on shared GPUs if they do not need NCCL, else on the CPU."""
     on_cpu = {"RANKS_BACKEND": "gloo:cpu"}
     if machine.dry:
         return Where("", on_cpu)
     if machine.gpus >= LESSONS_RANKS:
         return Where()
-    if machine.exclusive or needs_nccl(source.read_text()):
+    if machine.exclusive or only_with_nccl:
         return Where(" (on the CPU)", on_cpu)
     return Where("", {"RANKS_BACKEND": "gloo"})
 

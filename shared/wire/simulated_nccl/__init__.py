@@ -22,8 +22,8 @@ The simulation has limits. Times mean nothing. A rank has one stream besides tho
 whose future was taken, as DDP does, counts as waited for when it completes. Later unbatched sends do not block each
 other, although NCCL runs them one after the other. `batch_isend_irecv()` returns one Work per operation, NCCL one for
 all. The operator of a synchronous collective returns a Work, which torch.distributed waits for and drops, and NCCL's
-returns none. A group with `backend="gloo"` of its own is simulated, too. A read through a raw pointer or in another
-thread is not seen.
+returns none. A group with `backend="gloo"` of its own is simulated, too. A read through a raw pointer is not seen. What
+another thread does, such as one that saves a checkpoint, is neither simulated nor seen.
 """
 
 import contextlib
@@ -73,11 +73,16 @@ class Simulation:
 
     def start(self) -> None:
         """Watch what this thread does with tensors, and the backward passes that it starts."""
+        self._thread = threading.get_ident()
         self._watching.enter_context(uses.shown_to(self))
         self._watching.enter_context(_backend_named_as_on_gpus())
 
     def stop(self) -> None:
         self._watching.close()
+
+    def watches_this_thread(self) -> bool:
+        """Tell whether this is the thread that called start(), or one of a backward pass."""
+        return threading.get_ident() == self._thread or torch._C._current_graph_task_id() != -1
 
     # -- launching
 
