@@ -25,8 +25,20 @@ DIAGRAMS = {name: lambda size, name=name: diagrams.collective(name, size) for na
     "buckets": diagrams.buckets,
     "hooks": diagrams.hooks,
     "exposed_communication": diagrams.exposed_communication,
+    "zero1_step": diagrams.zero1_step,
+    "bucket_owners": diagrams.bucket_owners,
+    "unit": diagrams.unit,
+    "deferred_init": diagrams.deferred_init,
+}
+OF_ONE_SIZE = {
+    "training_memory": diagrams.training_memory,
+    "unit_states": diagrams.unit_states,
+    "hybrid_mesh": diagrams.hybrid_mesh,
+    "atomic_save": diagrams.atomic_save,
+    "background_save": diagrams.background_save,
 }
 CASES = [(name, size) for name in DIAGRAMS for size in WORLD_SIZES] + [("tree_broadcast", size) for size in (5, 7, 8)]
+CASES += [(name, None) for name in OF_ONE_SIZE]
 A_GAP_PX = 2.0
 ENOUGH_BRIGHTNESS = 9.0  # of 100; two patches of gray that touch can be told apart
 
@@ -40,13 +52,13 @@ class Drawn:
     patches: list[tuple[Patch, Bbox]]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{case[1]}")
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(str(each) for each in case if each))
 def drawn(request) -> Drawn:
-    """Draw one diagram at one world size, with warnings as errors."""
+    """Draw one diagram, at one world size if it has several, with warnings as errors."""
     name, world_size = request.param
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        figure = DIAGRAMS[name](world_size)
+        figure = OF_ONE_SIZE[name]() if world_size is None else DIAGRAMS[name](world_size)
         figure.canvas.draw()
     texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text()]
     patches = [(patch, patch.get_window_extent()) for patch in figure.axes[0].patches]
@@ -166,7 +178,7 @@ def test_arrows_lead_to_the_ranks_that_need_an_element(name, arrows):
 def test_what_cannot_be_drawn_is_rejected():
     with pytest.raises(ValueError, match=r"name must be one of broadcast, .*, got 'all-reduce'"):
         diagrams.collective("all-reduce")
-    for draw in (diagrams.processes, diagrams.data_parallelism, diagrams.buckets, diagrams.hooks):
+    for draw in (draw for name, draw in DIAGRAMS.items() if name not in (*collectives.NAMES, "tree_broadcast")):
         with pytest.raises(ValueError, match="world_size must be from 2 to 4"):
             draw(5)
     with pytest.raises(ValueError, match="world_size must be from 2 to 8"):

@@ -95,7 +95,8 @@ def bars(values: dict[str, float], unit: str) -> Figure:
     """Draw one labeled bar per value."""
     figure, axes = new_axes(6.0, 0.7 + 0.42 * len(values))
     drawn = axes.barh(list(values), list(values.values()), color=COLORS[0], edgecolor="black", linewidth=0.6)
-    axes.bar_label(drawn, fmt="%.3g", padding=4)
+    labels = [f"{value:.3g}" if value < 999.5 else f"{value:,.0f}" for value in values.values()]
+    axes.bar_label(drawn, labels, padding=4)
     axes.invert_yaxis()
     axes.set(xlabel=unit, xlim=(0, 1.15 * max(values.values())))
     return finish(figure)
@@ -236,6 +237,7 @@ def _draw_waits(axes, line, y: float, start_s: float):
 
 
 _VISIBLE = 1 / 500  # the smallest share of a figure's width or height that can be seen
+_ROOM_FOR_A_PHASE = 0.12  # the share of a figure's width that the name of a phase needs
 
 
 def _component_styles(components: list[str]) -> dict[str, dict]:
@@ -300,9 +302,10 @@ def memory_over_step(samples: list) -> Figure:
             axes.fill_between(range(len(top)), base, top, step="post", linewidth=0.4, label=name, **style)
         base = top
     starts = [index for index, sample in enumerate(samples) if not index or sample.phase != samples[index - 1].phase]
-    for start in starts[1:]:
+    for start, following in zip(starts[1:], [*starts[2:], len(samples)], strict=True):
         axes.axvline(start, color="black", linestyle=":", linewidth=1.0)
-        axes.text(start, 1.02, f" {samples[start].phase}", transform=axes.get_xaxis_transform())
+        height = 1.02 if following - start > _ROOM_FOR_A_PHASE * len(samples) else 1.09  # above its neighbor's name
+        axes.text(start, height, f" {samples[start].phase}", transform=axes.get_xaxis_transform())
     peak = max(range(len(totals)), key=totals.__getitem__)
     axes.plot(peak, totals[peak] / scale, marker="v", color="black")
     axes.text(peak, 1.04 * totals[peak] / scale, f" peak: {totals[peak] / scale:.3g} {unit}")

@@ -10,13 +10,17 @@ from shared.plots import COLORS, LINES, MARKERS, finish, logarithmic, new_axes
 
 
 def predicted_against_measured(
-    predicted_s: dict[str, Callable[[float], float]], measured_s: dict[str, dict[float, float]], xlabel: str
+    predicted_s: dict[str, Callable[[float], float]],
+    measured_s: dict[str, dict[float, float]],
+    xlabel: str,
+    lines_are: str = "predicted",
 ) -> Figure:
     """Draw predictions as lines and measurements of the same name as marks of the same color, on logarithmic axes.
 
     Args:
         predicted_s: Functions from bytes to seconds, by name.
         measured_s: The seconds for each number of bytes, by name.
+        lines_are: What the legend calls the lines: "fitted" if these measurements determined them.
     """
     figure, axes = new_axes(6.0, 3.6)
     sizes = sorted(size for measured in measured_s.values() for size in measured)
@@ -25,7 +29,7 @@ def predicted_against_measured(
         if name in predicted_s:
             dense = _between(sizes[0], sizes[-1])
             times_ms = [1e3 * predicted_s[name](size) for size in dense]
-            axes.plot(dense, times_ms, color=color, linestyle=LINES[index], label=f"{name}, predicted")
+            axes.plot(dense, times_ms, color=color, linestyle=LINES[index], label=f"{name}, {lines_are}")
         if name in measured_s:
             times_ms = [1e3 * time_s for time_s in measured_s[name].values()]
             axes.plot(list(measured_s[name]), times_ms, MARKERS[index], color=color, label=f"{name}, measured")

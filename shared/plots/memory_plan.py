@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from shared.plots import COLORS, HATCHES, LINES, MARKERS
 
 GPUS_GB = (24, 80, 141)  # a desktop GPU; A100 or H100; H200
-_STYLES = {  # the color and hatch of each component; the memory figures use the same for components in both
+COMPONENT_STYLES = {  # the color and hatch of each component; the memory figures use the same for components in both
     "parameters": (COLORS[0], HATCHES[0]),
     "gradients": (COLORS[1], HATCHES[1]),
     "optimizer": (COLORS[2], HATCHES[2]),
@@ -31,10 +31,11 @@ def stages(plans: dict[str, dict[str, float]], title: str = "", gpus_gb: tuple[f
         raise ValueError("There is nothing to draw: give at least one strategy with its bytes by component.")
     figure, axes = plt.subplots(figsize=(8.0, 1.3 + 0.42 * len(plans)), layout="constrained")
     edge_gb = 1.33 * max(gpus_gb)
+    right_gb = 1.05 * max(gpus_gb)
     for y, parts in enumerate(plans.values()):
         left_gb = 0.0
         for name, held_bytes in parts.items():
-            color, hatch = _STYLES[name]
+            color, hatch = COMPONENT_STYLES[name]
             width_gb = max(0.0, min(held_bytes / 1e9, edge_gb - left_gb))
             style = {"facecolor": color, "hatch": hatch, "edgecolor": "black", "linewidth": 0.6}
             axes.barh(y, width_gb, left=left_gb, height=0.65, label=name, **style)
@@ -44,11 +45,13 @@ def stages(plans: dict[str, dict[str, float]], title: str = "", gpus_gb: tuple[f
         fits = "" if any(total_gb <= gpu_gb for gpu_gb in gpus_gb) else ", fits no GPU"
         # Lines that the label would cross.
         crossed = [gpu_gb for gpu_gb in gpus_gb if 0 <= gpu_gb - left_gb < 0.11 * edge_gb]
-        axes.text(max([left_gb, *crossed]) + 0.01 * edge_gb, y, f"{cut}{_rounded(total_gb)}{fits}", va="center")
+        label, label_gb = f"{cut}{_rounded(total_gb)}{fits}", max([left_gb, *crossed]) + 0.01 * edge_gb
+        axes.text(label_gb, y, label, va="center")
+        right_gb = max(right_gb, label_gb + 0.014 * edge_gb * len(label))
     for gpu_gb, line in zip(gpus_gb, LINES[1:], strict=False):
         axes.axvline(gpu_gb, color="black", linestyle=line, linewidth=1.3)
         axes.text(gpu_gb, 1.0, f"{gpu_gb} GB", transform=axes.get_xaxis_transform(), ha="center", va="bottom", size=9)
-    axes.set(xlabel="GB per rank", yticks=range(len(plans)), xlim=(0, 1.22 * edge_gb), ylim=(len(plans) - 0.5, -0.5))
+    axes.set(xlabel="GB per rank", yticks=range(len(plans)), xlim=(0, right_gb), ylim=(len(plans) - 0.5, -0.5))
     axes.set_yticklabels(list(plans))
     axes.set_title(title, pad=18)
     axes.spines[["top", "right"]].set_visible(False)

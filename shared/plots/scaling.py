@@ -73,34 +73,3 @@ def efficiency(
     figure.legend(shown.values(), shown.keys(), frameon=False, ncols=columns, loc="outside upper left")
     plt.close(figure)
     return figure
-
-
-_PART_STYLES = {  # the color and hatch of each part, the same as for the timeline's lanes
-    "forward": (COLORS[5], ""),
-    "backward": (COLORS[0], ""),
-    "exposed": (COLORS[4], HATCHES[1]),
-}
-
-
-def step_parts(parts: dict[str, dict[str, float]]) -> Figure:
-    """Draw one bar per name, made of the parts of its step in ms.
-
-    Args:
-        parts: The ms of "forward", "backward" and "exposed", by name of the bar.
-    """
-    figure, axes = plt.subplots(figsize=(7.0, 0.9 + 0.42 * len(parts)), layout="constrained")
-    left = [0.0] * len(parts)
-    for part in next(iter(parts.values())):
-        widths = [step[part] for step in parts.values()]
-        color, hatch = _PART_STYLES[part]
-        style = {"facecolor": color, "hatch": hatch, "edgecolor": "black", "linewidth": 0.6}
-        axes.barh(list(parts), widths, left=left, height=0.65, label=part, **style)
-        left = [start + width for start, width in zip(left, widths, strict=True)]
-    for row, total in enumerate(left):
-        axes.text(total, row, f" {total:.3g}", va="center")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.invert_yaxis()
-    axes.set(xlabel="ms per step", xlim=(0, 1.12 * max(left)))
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    plt.close(figure)
-    return figure

@@ -4,7 +4,6 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from shared import plots
 from shared.plots import COLORS, HATCHES, LINES, MARKERS, rank_color
 
 
@@ -92,21 +91,6 @@ def bytes_per_parameter(
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     plt.close(figure)
-    return figure
-
-
-def both_halves(line) -> Figure:
-    """Draw a rank's timeline, and mark the optimizer step, which separates reduce-scatters from all-gathers.
-
-    Args:
-        line: A `timeline.Timeline` that contains an optimizer step.
-    """
-    figure = plots.timeline([line])
-    axes, above = figure.axes[0], figure.axes[0].get_xaxis_transform()
-    stepped_ms = 1e3 * (min(span.began_s for span in line.spans if span.lane == "optimizer") - line.began_s)
-    axes.axvline(stepped_ms, color="black", linestyle=":", linewidth=1.0)
-    axes.text(stepped_ms, 1.02, "reduce-scatters  ", ha="right", size=9, transform=above)
-    axes.text(stepped_ms, 1.02, "  all-gathers", ha="left", size=9, transform=above)
     return figure
 
 

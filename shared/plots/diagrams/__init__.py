@@ -7,7 +7,29 @@ mechanism: what a rank holds after a collective, and the time at which a bucket 
 """
 
 from shared.plots.diagrams.backward import buckets, exposed_communication, hooks
+from shared.plots.diagrams.checkpoints import atomic_save, background_save
 from shared.plots.diagrams.collectives import collective, tree_broadcast
+from shared.plots.diagrams.hosts import hybrid_mesh
+from shared.plots.diagrams.memory import deferred_init, training_memory
 from shared.plots.diagrams.ranks import data_parallelism, processes
+from shared.plots.diagrams.sharding import bucket_owners, zero1_step
+from shared.plots.diagrams.units import unit, unit_states
 
-__all__ = ["buckets", "collective", "data_parallelism", "exposed_communication", "hooks", "processes", "tree_broadcast"]
+__all__ = [
+    "atomic_save",
+    "background_save",
+    "bucket_owners",
+    "buckets",
+    "collective",
+    "data_parallelism",
+    "deferred_init",
+    "exposed_communication",
+    "hooks",
+    "hybrid_mesh",
+    "processes",
+    "training_memory",
+    "tree_broadcast",
+    "unit",
+    "unit_states",
+    "zero1_step",
+]

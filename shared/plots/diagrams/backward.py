@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from shared.plots import LANE_STYLES
 from shared.plots.buckets import bucket_style
-from shared.plots.diagrams.drawing import MESSAGE, PAPER, Drawing, check_world_size
+from shared.plots.diagrams.drawing import MESSAGE, PAPER, WAITS, Clock, Drawing, check_world_size
 
 _CAP_MB = 20
 _GRADIENTS_MB = {"embedding": 10, "block 0": 8, "block 1": 8, "block 2": 8, "norm": 4, "output": 8}
@@ -34,8 +34,7 @@ def buckets(world_size: int = 4) -> Figure:
     drawing = Drawing(8.8, 4.75, title)
     left, gap = 1.55, 0.3
     inch_per_mb = (drawing.width_in - left - 0.2 - gap * (len(groups) - 1)) / sum(_GRADIENTS_MB.values())
-    _name_rows(
-        drawing,
+    drawing.name_rows(
         (0.75, "Gradients", "in the order of\nthe parameters"),
         (1.95, "Buckets", f"flat tensors of\nat most {_CAP_MB} MB"),
         (3.15, "Collectives", "one all-reduce\nfor each bucket"),
@@ -61,13 +60,6 @@ def buckets(world_size: int = 4) -> Figure:
     middle = (left + drawing.width_in - 0.2) / 2
     drawing.text(middle, 4.5, "backward computes the last gradient first, so bucket 1 is full first", "note")
     return drawing.finish()
-
-
-def _name_rows(drawing: Drawing, *rows: tuple[float, str, str]) -> None:
-    """Write on the left what each row shows, as (y, name, explanation)."""
-    for y, name, explanation in rows:
-        drawing.text(0.15, y + 0.1, name, "heading", ha="left", weight="bold")
-        drawing.text(0.15, y + 0.26, explanation, "note", ha="left", va="top", linespacing=1.3)
 
 
 def _draw_ranks(drawing: Drawing, middle: float, y: float, world_size: int) -> None:
@@ -129,39 +121,13 @@ def step_of(world_size: int, overlap: bool) -> Step:
     return Step(ready_ms[-1], ready_ms, flights_ms)
 
 
-_WAITS = {"hatch": "\\\\", "edgecolor": "0.35"}
-
-
-class _Clock:
-    """Where a time is in a drawing."""
-
-    def __init__(self, left_in: float, right_in: float, began_ms: float, ended_ms: float):
-        self.left_in, self.right_in, self._began_ms = left_in, right_in, began_ms
-        self.inch_per_ms = (right_in - left_in) / (ended_ms - began_ms)
-
-    def x(self, ms: float) -> float:
-        return self.left_in + self.inch_per_ms * (ms - self._began_ms)
-
-    def span(self, drawing: Drawing, y: float, times_ms: tuple[float, float], words: str, **style) -> None:
-        began_ms, ended_ms = times_ms
-        drawing.span(self.x(began_ms), y, self.inch_per_ms * (ended_ms - began_ms), 0.5, words, **style)
-
-    def axis(self, drawing: Drawing, y: float, ticks_ms: list[float]) -> None:
-        drawing.arrow((self.left_in, y), (self.right_in + 0.15, y))
-        for ms in ticks_ms:
-            drawing.line((self.x(ms), y - 0.04), (self.x(ms), y + 0.04))
-            drawing.text(self.x(ms), y + 0.18, f"{ms:.0f}", "note")
-        drawing.text(self.left_in - 0.15, y, "time, ms (example)", "note", ha="right")
-
-
 def hooks(world_size: int = 4) -> Figure:
     """Draw hooks that fire during backward, the buckets they fill, and the all-reduces that full buckets launch."""
     check_world_size(world_size)
     step = step_of(world_size, overlap=True)
     drawing = Drawing(8.8, 4.75, "Hooks: a bucket is launched as soon as its last gradient is complete")
-    clock = _Clock(1.75, drawing.width_in - 0.35, 0, step.completed_ms)
-    _name_rows(
-        drawing,
+    clock = Clock(1.75, drawing.width_in - 0.35, 0, step.completed_ms)
+    drawing.name_rows(
         (0.8, "Compute", "backward, from the\nlast layer to the first"),
         (1.95, "Buckets", "a hook copies each\ngradient when it fires"),
         (3.2, "Communication", f"all-reduces on {world_size} ranks,\none at a time"),
@@ -181,7 +147,7 @@ def hooks(world_size: int = 4) -> Figure:
             drawing.span(clock.x(ended_ms) - half, 1.92, 2 * half, 0.5, f"{layer}", **style)
         drawing.message((last_x, 2.76), (clock.x(flight_ms[0]), 3.16))
         clock.span(drawing, 3.2, flight_ms, f"all-reduce {bucket}", **style)
-    clock.span(drawing, 0.8, (step.backward_ms, step.completed_ms), "waits", **_WAITS)
+    clock.span(drawing, 0.8, (step.backward_ms, step.completed_ms), "waits", **WAITS)
     drawing.text(clock.x(_LAYER_MS) + 0.06, 1.5, "hook", "note", ha="left")
     drawing.text(clock.x(step.ready_ms[0]) - 0.08, 2.95, "launch", "note", ha="right")
     clock.axis(drawing, 4.2, [0, *step.ready_ms, step.completed_ms])
@@ -194,7 +160,7 @@ def exposed_communication(world_size: int = 4) -> Figure:
     drawing = Drawing(8.8, 5.6, "Exposed communication: all-reduces during which a rank has nothing to compute")
     steps = [step_of(world_size, overlap) for overlap in (False, True)]
     end_ms = max(step.completed_ms for step in steps) + _OPTIMIZER_MS
-    clock = _Clock(1.75, drawing.width_in - 0.35, -_FORWARD_MS, end_ms)
+    clock = Clock(1.75, drawing.width_in - 0.35, -_FORWARD_MS, end_ms)
     names = ("Launched after backward", "Launched during backward")
     for top, name, step in zip((0.65, 2.95), names, steps, strict=True):
         _draw_lanes(drawing, clock, top, name, step)
@@ -202,7 +168,7 @@ def exposed_communication(world_size: int = 4) -> Figure:
     return drawing.finish()
 
 
-def _draw_lanes(drawing: Drawing, clock: _Clock, top: float, name: str, step: Step) -> None:
+def _draw_lanes(drawing: Drawing, clock: Clock, top: float, name: str, step: Step) -> None:
     drawing.text(0.15, top + 0.05, name, "heading", ha="left", weight="bold")
     compute_y, communication_y = top + 0.35, top + 0.95
     drawing.text(0.15, compute_y + 0.25, "compute", ha="left")
@@ -211,7 +177,7 @@ def _draw_lanes(drawing: Drawing, clock: _Clock, top: float, name: str, step: St
     clock.span(drawing, compute_y, (-_FORWARD_MS, 0), "forward", facecolor=color)
     color, _ = LANE_STYLES["backward"]
     clock.span(drawing, compute_y, (0, step.backward_ms), "backward", facecolor=color, ink="white")
-    clock.span(drawing, compute_y, (step.backward_ms, step.completed_ms), "waits", **_WAITS)
+    clock.span(drawing, compute_y, (step.backward_ms, step.completed_ms), "waits", **WAITS)
     color, _ = LANE_STYLES["optimizer"]
     clock.span(drawing, compute_y, (step.completed_ms, step.completed_ms + _OPTIMIZER_MS), "optimizer", facecolor=color)
     color, hatch = LANE_STYLES["communication"]

@@ -4,6 +4,8 @@ A diagram has at most six colors. Cells that ranks own have the rank's color and
 be read too.
 """
 
+from collections.abc import Iterable
+
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
@@ -13,6 +15,10 @@ from shared.plots import COLORS, finish, rank_color, rank_ink
 PAPER = "0.95"  # the inside of a box that contains other shapes
 MESSAGE = COLORS[1]
 CELL_IN = (0.5, 0.38)  # width and height of a cell
+COMPUTE = "0.85"  # a span in which a rank computes, where the colors are those of ranks
+WAITS = {"hatch": "\\\\", "edgecolor": "0.35"}  # the style of a span in which a rank computes nothing
+OWN_RANK = 1  # the rank whose memory is shown, where a diagram shows that of one rank over time
+STRIPE_IN = 0.11  # the height of a shard there
 _SIZES = {"title": 12.5, "heading": 11.0, "label": 10.0, "note": 9.5}
 
 
@@ -46,6 +52,12 @@ class Drawing:
         """Write code around (x, y)."""
         self.text(x, y, words, family="monospace", **style)
 
+    def name_rows(self, *rows: tuple[float, str, str]) -> None:
+        """Write on the left what each row shows, as (y, name, explanation)."""
+        for y, name, explanation in rows:
+            self.text(0.15, y + 0.1, name, "heading", ha="left", weight="bold")
+            self.text(0.15, y + 0.26, explanation, "note", ha="left", va="top", linespacing=1.3)
+
     def box(self, x: float, y: float, width: float, height: float, **style) -> None:
         """Draw a box with round corners and its top left corner at (x, y). Other shapes are drawn on top of it."""
         style = {"facecolor": PAPER, "edgecolor": "0.35", "linewidth": 0.8, "zorder": 0.5} | style
@@ -77,6 +89,16 @@ class Drawing:
         ink = rank_ink(ranks[0]) if len(ranks) == 1 else "black"
         self.text(x + width / 2, (y + band_y) / 2 if len(ranks) > 1 else y + height / 2, words, color=ink)
 
+    def absent(self, x: float, y: float, size_in: tuple[float, float] = CELL_IN) -> None:
+        """Draw the dashed outline of a cell for which a rank has no memory."""
+        style = {"facecolor": "none", "edgecolor": "0.45", "linewidth": 0.9, "linestyle": (0, (3, 2))}
+        self._axes.add_patch(Rectangle((x, y), *size_in, **style))
+
+    def shards(self, x: float, y: float, width: float, ranks: Iterable[int]) -> None:
+        """Draw memory over time: a stripe for each of these ranks' shards of a flat tensor that begins at y."""
+        for rank in ranks:
+            self.span(x, y + STRIPE_IN * rank, width, STRIPE_IN, facecolor=rank_color(rank))
+
     def collective(self, x: float, y: float, width: float, words: str, height: float = 0.34) -> None:
         """Draw a collective as a bar across the ranks that take part."""
         style = {"facecolor": "white", "edgecolor": MESSAGE, "linewidth": 1.8, "zorder": 1}
@@ -107,3 +129,31 @@ class Drawing:
         bbox = backing if style.get("hatch") else None
         if words:
             self.text(x + width / 2, y + height / 2, words, color="black" if bbox else ink, bbox=bbox)
+
+
+class Clock:
+    """Where a time is in a drawing."""
+
+    def __init__(self, left_in: float, right_in: float, began_ms: float, ended_ms: float):
+        self.left_in, self.right_in, self._began_ms = left_in, right_in, began_ms
+        self.inch_per_ms = (right_in - left_in) / (ended_ms - began_ms)
+
+    def x(self, ms: float) -> float:
+        return self.left_in + self.inch_per_ms * (ms - self._began_ms)
+
+    def span(
+        self, drawing: Drawing, y: float, times_ms: tuple[float, float], words: str, height: float = 0.5, **style
+    ) -> None:
+        began_ms, ended_ms = times_ms
+        drawing.span(self.x(began_ms), y, self.inch_per_ms * (ended_ms - began_ms), height, words, **style)
+
+    def shards(self, drawing: Drawing, y: float, times_ms: tuple[float, float], ranks: Iterable[int]) -> None:
+        began_ms, ended_ms = times_ms
+        drawing.shards(self.x(began_ms), y, self.inch_per_ms * (ended_ms - began_ms), ranks)
+
+    def axis(self, drawing: Drawing, y: float, ticks_ms: list[float]) -> None:
+        drawing.arrow((self.left_in, y), (self.right_in + 0.15, y))
+        for ms in ticks_ms:
+            drawing.line((self.x(ms), y - 0.04), (self.x(ms), y + 0.04))
+            drawing.text(self.x(ms), y + 0.18, f"{ms:.0f}", "note")
+        drawing.text(self.left_in - 0.15, y, "time, ms (example)", "note", ha="right")

@@ -59,7 +59,7 @@ def data_parallelism(world_size: int = 4) -> Figure:
         1.0: ("1  Replicate", "Once, before training: every\nrank receives rank 0's w."),
         2.35: ("2  Slice", f"In each step, every rank takes\ndifferent samples ({samples})."),
         3.35: ("3  Compute", "Forward and backward give\neach rank its own gradient."),
-        4.35: ("4  Average", "An all-reduce gives every\nrank the mean gradient."),
+        4.35: ("4  Average", "An all-reduce and a division\ngive every rank the mean."),
         5.75: ("5  Update", "Each rank subtracts 0.1 times\nthe mean, so w stays the same\non all ranks."),
     }
     for y, (stage, explanation) in stages.items():
@@ -84,5 +84,5 @@ def data_parallelism(world_size: int = 4) -> Figure:
     across = drawing.width_in - left - 0.25
     drawing.collective(left + 0.05, 1.0, across, "broadcast from rank 0")
     terms = " + ".join(f"{2 * rank + 1}" for rank in everyone)
-    drawing.collective(left + 0.05, 4.35, across, f"all-reduce: ({terms}) / {world_size} = {world_size}")
+    drawing.collective(left + 0.05, 4.35, across, f"all-reduce, then division: ({terms}) / {world_size} = {world_size}")
     return drawing.finish()

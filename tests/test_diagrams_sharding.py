@@ -1,0 +1,191 @@
+"""The diagrams of chapters 06 to 12 say what the solutions do: owners, states, times and names of folders."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shared import formulas
+from shared.plots import diagrams
+from shared.plots.diagrams import checkpoints, memory, sharding, units
+from solutions.checkpoints import newest_checkpoint
+from solutions.flat import FlatLayout
+from solutions.prefetching import Prefetcher
+
+WORLD_SIZES = (2, 3, 4)
+
+
+def words_in(figure) -> list[str]:
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
+# -- chapter 06
+
+
+def test_the_memory_of_a_step_has_the_bytes_of_adam_in_fp32():
+    optimizer = next(moment for moment in memory.moments() if moment.phase == "optimizer")
+    of_adam, each = formulas.FP32_ADAM, optimizer.held_gb
+    assert each["gradients"] / each["parameters"] == of_adam.gradient / of_adam.parameter
+    assert each["optimizer"] / each["parameters"] == of_adam.optimizer / of_adam.parameter
+    assert each["activations"] == 0
+
+
+def test_activations_peak_when_backward_begins_and_gradients_stay_until_the_next_step():
+    moments = memory.moments()
+    peak = max(moments, key=lambda moment: moment.total_gb)
+    assert peak is next(moment for moment in moments if moment.phase == "backward")
+    activations = [moment.held_gb["activations"] for moment in moments]
+    assert all(later >= earlier for earlier, later in pairwise(activations[: moments.index(peak) + 1]))
+    assert all(later < earlier for earlier, later in pairwise(activations[moments.index(peak) : -1]))
+    assert moments[-1].held_gb["gradients"] == 0 and moments[-2].held_gb["gradients"] > 0
+    assert f"peak: {peak.total_gb:g} GB" in words_in(diagrams.training_memory())
+
+
+# -- chapter 07
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_only_the_means_of_other_ranks_shards_are_undefined(world_size):
+    assert words_in(diagrams.zero1_step(world_size)).count("?") == world_size * (world_size - 1)
+
+
+# -- chapter 08
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_a_bucket_is_freed_when_the_next_one_is_launched(world_size):
+    lives = sharding.lives_of(world_size)
+    for life, following in pairwise(lives):
+        assert life.freed_ms == following.launched_ms >= life.completed_ms
+    assert lives[-1].freed_ms == lives[-1].completed_ms
+    for moment_ms in range(int(lives[-1].freed_ms)):
+        assert sum(life.allocated_ms <= moment_ms < life.freed_ms for life in lives) <= 2
+
+
+# -- chapter 09
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_a_unit_is_sharded_as_by_the_flat_layout(world_size, monkeypatch):
+    monkeypatch.setattr(dist, "get_world_size", lambda group=None: world_size)
+    shapes = units.SHAPES.values()
+    layout = FlatLayout([nn.Parameter(torch.zeros(shape)) for shape in shapes])
+    flat = layout.new_flat().fill_(-1)
+    start = 0
+    for view in layout.views(flat):
+        view.copy_(torch.arange(start, start + view.numel()).view(view.shape))
+        start += view.numel()
+    for rank, shard in enumerate(units.shards_of(world_size)):
+        monkeypatch.setattr(dist, "get_rank", lambda group=None, rank=rank: rank)
+        assert layout.shard_of(flat).tolist() == [-1 if element is None else element for element in shard]
+
+
+def test_padding_is_named_where_there_is_some():
+    assert "padding" in words_in(diagrams.unit(4)) and "padding" not in words_in(diagrams.unit(2))
+
+
+class RecordedUnit:
+    """A unit without parameters that records when it is unsharded."""
+
+    def __init__(self, number: int, log: list[int]):
+        self.number, self.log, self.sharded = number, log, True
+
+    def unshard(self) -> None:
+        if self.sharded:
+            self.log.append(self.number)
+        self.sharded = False
+
+
+def test_all_gathers_are_launched_in_the_order_of_the_prefetcher():
+    log: list[int] = []
+    prefetcher, recorded = Prefetcher(1), [RecordedUnit(number, log) for number in range(3)]
+    for _ in range(2):
+        prefetcher.begin_forward()
+        log.clear()
+        for unit in recorded:
+            unit.unshard()
+            prefetcher.in_forward(unit)
+            unit.sharded = True
+    for unit in reversed(recorded):
+        unit.unshard()
+        prefetcher.in_backward(unit)
+        unit.sharded = True
+    assert [span.unit for span in units.UnitsRun().all_gathers] == log
+
+
+def test_a_unit_computes_while_it_is_unsharded_and_at_most_two_have_memory():
+    run = units.UnitsRun()
+    for span in run.computed:
+        if span.name != "waits":
+            unsharded = [state for state in run.states if state.unit == span.unit and state.name == "UNSHARDED"]
+            assert any(state.began_ms == span.began_ms and state.ended_ms == span.ended_ms for state in unsharded)
+    with_memory = [state for state in run.states if state.name != "SHARDED"]
+    for moment_ms in range(int(run.now_ms)):
+        assert sum(state.began_ms <= moment_ms < state.ended_ms for state in with_memory) <= 2
+
+
+def test_the_states_of_a_unit_follow_each_other_without_gaps():
+    run = units.UnitsRun()
+    follows = {"SHARDED": "UNSHARDING", "UNSHARDING": "UNSHARDED", "UNSHARDED": "SHARDED"}
+    for number in range(3):
+        states = [state for state in run.states if state.unit == number]
+        assert states[0].began_ms == 0 and states[-1].ended_ms == run.now_ms
+        for state, following in pairwise(states):
+            at_once = (state.name, following.name) == ("UNSHARDED", "UNSHARDING")  # resharded for no time
+            assert state.ended_ms == following.began_ms and (at_once or following.name == follows[state.name])
+
+
+def test_prefetching_hides_every_all_gather_but_the_first_of_forward_and_of_backward():
+    run = units.UnitsRun()
+    waits = [span for span in run.computed if span.name == "waits"]
+    assert [span.unit for span in waits] == [0, 2, 0]  # the last one is for the last reduce-scatter
+    assert waits[-1].ended_ms == run.reduce_scatters[-1].ended_ms
+
+
+# -- chapters 10 to 12
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_deferred_initialization_leaves_each_shard_on_one_rank_and_no_rank_with_all(world_size):
+    by_rank = [memory.stages(world_size, rank) for rank in range(world_size)]
+    *deferred, whole = zip(*by_rank, strict=True)
+    assert set.union(*deferred[-1]) == whole[0] and sum(map(len, deferred[-1])) == len(whole[0])
+    assert all(len(held) < len(whole[0]) for stage in deferred for held in stage)
+    words = words_in(diagrams.deferred_init(world_size))
+    assert words.count("holds 0 GB") == words.count("holds 48 GB") == world_size
+
+
+def test_the_mesh_has_two_copies_of_each_shard():
+    words = words_in(diagrams.hybrid_mesh())
+    assert words.count("shard 0") == words.count("shard 1") == words.count("reduce-scatter of gradients") == 2
+
+
+@pytest.mark.parametrize("killed_ms", [0.0, 56.0, 79.0, 85.0, 90.0, 110.0])
+def test_a_run_resumes_from_what_newest_checkpoint_finds(killed_ms, tmp_path):
+    folders = checkpoints.left_by_a_kill(killed_ms)
+    for folder in folders:
+        (tmp_path / folder.name).mkdir()
+    assert newest_checkpoint(tmp_path) == tmp_path / checkpoints.newest(folders)
+
+
+def test_a_checkpoint_with_its_final_name_has_every_shard_and_metadata():
+    for killed_ms in range(120):
+        folders = {folder.name: folder for folder in checkpoints.left_by_a_kill(killed_ms)}
+        resumed = folders[checkpoints.newest(list(folders.values()))]
+        assert resumed.ranks == (0, 1, 2, 3) and resumed.metadata
+
+
+def test_a_checkpoint_gets_its_name_after_it_is_written_and_in_the_background_training_stands_still_for_less():
+    waiting, background = (checkpoints.SavingRun(in_background) for in_background in (False, True))
+    (written,) = background.thread
+    assert written.ended_ms <= next(span.began_ms for span in background.main if span.name == "renames")
+    assert (
+        written.began_ms < next(span.began_ms for span in background.main if span.name == "step 12") < written.ended_ms
+    )
+    assert background.standstill_ms < waiting.standstill_ms
+    assert background.copied_ms[0] <= written.began_ms and background.copied_ms[1] == written.ended_ms
+    for run in (waiting, background):
+        assert all(earlier.ended_ms == later.began_ms for earlier, later in pairwise(run.main))
+        assert f"stands still for {run.standstill_ms:.0f} ms" in words_in(diagrams.background_save())
