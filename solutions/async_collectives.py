@@ -38,34 +38,6 @@ class InFlight:
             work.wait()
 
 
-def exchanges_directly(tensor: Tensor, group: ProcessGroup | None = None) -> bool:
-    """Tell whether to exchange shards by point-to-point transfers instead of the backend's own collective.
-
-    Inside gloo, a reduce-scatter is an all-reduce, and an all-gather makes an extra copy. So on gloo we send every
-    shard directly to its rank. But gloo cannot send from a GPU. There, and on NCCL, the backend's own collective runs.
-    """
-    return dist.get_backend(group) == "gloo" and not tensor.is_cuda
-
-
-def launch_all_gather(flat: Tensor, shard: Tensor, group: ProcessGroup | None = None):
-    """Launch an all-gather that fills flat with every rank's shard, in rank order.
-
-    Returns:
-        A handle: flat is complete after its wait().
-
-    Shape: flat [N · n]; shard [n], which may be this rank's shard of flat.
-    Communication: one all-gather; each rank sends (N−1)/N of flat's bytes.
-    """
-    if not exchanges_directly(flat, group):
-        return all_gather_single(flat, shard, group=group, async_op=True)
-    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    shards = flat.view(world_size, -1)
-    if shards[rank].data_ptr() != shard.data_ptr():
-        shards[rank].copy_(shard)
-    peers = [peer for peer in range(world_size) if peer != rank]
-    return InFlight([(shards[rank], peer) for peer in peers], [(shards[peer], peer) for peer in peers], group)
-
-
 class DirectReduceScatter:
     """A reduce-scatter in flight: every rank sends each shard to its owner, which adds up what it receives.
 
@@ -90,6 +62,15 @@ class DirectReduceScatter:
         for shard in self.received:
             self.own += shard
         return self.own
+
+
+def exchanges_directly(tensor: Tensor, group: ProcessGroup | None = None) -> bool:
+    """Tell whether to exchange shards by point-to-point transfers instead of the backend's own collective.
+
+    Inside gloo, a reduce-scatter is an all-reduce, and an all-gather makes an extra copy. So on gloo we send every
+    shard directly to its rank. But gloo cannot send from a GPU. There, and on NCCL, the backend's own collective runs.
+    """
+    return dist.get_backend(group) == "gloo" and not tensor.is_cuda
 
 
 class BackendReduceScatter:
@@ -121,6 +102,25 @@ def launch_reduce_scatter(
     if exchanges_directly(flat, group):
         return DirectReduceScatter(flat.view(dist.get_world_size(group), -1), group)
     return BackendReduceScatter(flat, group)
+
+
+def launch_all_gather(flat: Tensor, shard: Tensor, group: ProcessGroup | None = None):
+    """Launch an all-gather that fills flat with every rank's shard, in rank order.
+
+    Returns:
+        A handle: flat is complete after its wait().
+
+    Shape: flat [N · n]; shard [n], which may be this rank's shard of flat.
+    Communication: one all-gather; each rank sends (N−1)/N of flat's bytes.
+    """
+    if not exchanges_directly(flat, group):
+        return all_gather_single(flat, shard, group=group, async_op=True)
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    shards = flat.view(world_size, -1)
+    if shards[rank].data_ptr() != shard.data_ptr():
+        shards[rank].copy_(shard)
+    peers = [peer for peer in range(world_size) if peer != rank]
+    return InFlight([(shards[rank], peer) for peer in peers], [(shards[peer], peer) for peer in peers], group)
 
 
 PIECE_NUMEL = 2**20  # how many elements, of all shards together, reduce_scatter_ launches at a time

@@ -32,7 +32,7 @@ def assign_buckets(
 
     Args:
         parameters: The parameters of a module, in its order.
-        bucket_cap_mb: The most MB (2²⁰ bytes) that a bucket holds. A larger parameter gets a bucket of its own.
+        bucket_cap_mb: The most MB (2²⁰ bytes) that a bucket holds. A larger parameter is alone in its bucket.
         first_bucket_mb: The cap of the first bucket of each dtype and device. It is smaller, so that the first
             collective can be launched early.
 
@@ -67,7 +67,7 @@ def reject_graph(gradient: torch.Tensor | None) -> None:
 class Bucket:
     """Averages the gradients of its `parameters` with one all-reduce of a flat tensor.
 
-    Once a parameter is packed, its .grad *is* a slice of the flat tensor, so nothing is copied back or held twice.
+    Once a parameter is packed, its .grad *is* a slice of the flat tensor, so nothing has to be copied back.
 
     Communication: launch() starts one all-reduce of the flat tensor.
     """

@@ -18,16 +18,19 @@ def newest_checkpoint(folder: Path) -> Path | None:
     return max(steps, key=steps.get, default=None)
 
 
-def save_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write a checkpoint that gets its final name only when it is complete. To be called by all ranks."""
-    complete, unfinished, replaced = (folder / f"step_{step}{suffix}" for suffix in ("", ".half", ".old"))
+def begin_checkpoint(folder: Path, step: int) -> Path:
+    """Remove what earlier attempts at this step have left. Returns the folder for the shards."""
+    unfinished, replaced = (folder / f"step_{step}{suffix}" for suffix in (".half", ".old"))
     if dist.get_rank() == 0:
         for leftover in (unfinished, replaced):
             shutil.rmtree(leftover, ignore_errors=True)
     dist.barrier()  # no rank may write before rank 0 has removed the leftovers
-    model_state, optimizer_state = get_state_dict(model, optimizer)
-    state = {"model": model_state, "optimizer": optimizer_state, "step": step}
-    dcp.save(state, checkpoint_id=unfinished)  # if one rank fails, it raises on all ranks
+    return unfinished
+
+
+def complete_checkpoint(folder: Path, step: int) -> None:
+    """Give a checkpoint its final name, when all ranks have written their shards."""
+    complete, unfinished, replaced = (folder / f"step_{step}{suffix}" for suffix in ("", ".half", ".old"))
     if dist.get_rank() == 0:
         if complete.exists():
             # A kill during a deletion would leave an incomplete checkpoint, so it must not have this name any more.
@@ -37,6 +40,15 @@ def save_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.
     dist.barrier()  # no rank may return before rank 0 has renamed the folder
 
 
+def save_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Write a checkpoint that gets its final name only when it is complete. To be called by all ranks."""
+    unfinished = begin_checkpoint(folder, step)
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    state = {"model": model_state, "optimizer": optimizer_state, "step": step}
+    dcp.save(state, checkpoint_id=unfinished)  # if one rank fails, it raises on all ranks
+    complete_checkpoint(folder, step)
+
+
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Load a checkpoint, which any number of ranks may have written. Returns its step."""
     model_state, optimizer_state = get_state_dict(model, optimizer)
@@ -44,3 +56,31 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     dcp.load(state, checkpoint_id=path)  # fills the tensors in place and replaces the step
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     return state["step"]
+
+
+class BackgroundSaver:
+    """Saves in a thread while training goes on, one checkpoint at a time. To be used by all ranks."""
+
+    def __init__(self):
+        self._group = dist.new_group(backend="gloo")
+        self._pending = None  # the future of the save in flight, and its folder and step
+
+    def save(self, folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Wait for the save before this one, and start to save. Returns when the shards are staged.
+
+        Memory: a copy of this rank's shards, on the CPU, until they are written.
+        """
+        self.wait()
+        unfinished = begin_checkpoint(folder, step)
+        model_state, optimizer_state = get_state_dict(model, optimizer)
+        state = {"model": model_state, "optimizer": optimizer_state, "step": step}
+        future = dcp.async_save(state, checkpoint_id=unfinished, process_group=self._group)
+        self._pending = future, folder, step
+
+    def wait(self) -> None:
+        """Wait until the checkpoint that save() has started is complete. Raises if it could not be written."""
+        if self._pending is None:
+            return
+        (future, folder, step), self._pending = self._pending, None
+        future.result()  # if one rank has failed, it raises on all ranks
+        complete_checkpoint(folder, step)

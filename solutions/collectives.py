@@ -55,12 +55,10 @@ def ring_reduce_scatter(tensor: Tensor, group: ProcessGroup | None = None) -> Te
     """
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     chunks = chunks_of(tensor.contiguous(), world_size)
-    buffers = torch.empty_like(chunks[0]), torch.empty_like(chunks[0])
     partial_sum = chunks[(rank - 1) % world_size]
     for step in range(1, world_size):
         own_chunk = chunks[(rank - step - 1) % world_size]
-        # The two buffers alternate, so that nothing is received into the one that is being sent.
-        received = buffers[step % 2][: own_chunk.numel()]
+        received = torch.empty_like(own_chunk)
         ring_step(partial_sum, received, group)
         partial_sum = received.add_(own_chunk)
     padding = chunks[0].numel() - partial_sum.numel()
@@ -109,20 +107,24 @@ def ring_all_reduce(tensor: Tensor, group: ProcessGroup | None = None) -> None:
 
 @torch.no_grad()
 def tree_broadcast(tensor: Tensor, src: int = 0, group: ProcessGroup | None = None) -> None:
-    """Replace tensor, in place, by that of global rank src, along a binomial tree.
+    """Replace tensor, in place, by that of global rank src. The number of copies doubles in each round.
 
     Communication: ceil(log2 N) rounds; N − 1 transfers of tensor's bytes over all ranks, at most one to each.
     """
     group = dist.group.WORLD if group is None else group
     world_size, root = dist.get_world_size(group), dist.get_group_rank(group, src)
     index = (dist.get_rank(group) - root) % world_size  # src has index 0
+
+    def rank_of(index: int) -> int:
+        return (index + root) % world_size
+
     contiguous = tensor.contiguous()
     holders = 1  # how many ranks have the tensor: those with the smallest indices
     while holders < world_size:
         if index < holders and index + holders < world_size:
-            dist.send(contiguous, group=group, group_dst=(index + holders + root) % world_size)
+            dist.send(contiguous, group=group, group_dst=rank_of(index + holders))
         elif holders <= index < 2 * holders:
-            dist.recv(contiguous, group=group, group_src=(index - holders + root) % world_size)
+            dist.recv(contiguous, group=group, group_src=rank_of(index - holders))
         holders *= 2
     if contiguous is not tensor:
         tensor.copy_(contiguous)

@@ -173,10 +173,8 @@ def place_checkpoints(saved_bytes: list[int], input_bytes: list[int], target_byt
     blocks = range(len(saved_bytes))
     choices = [chosen for count in range(len(blocks) + 1) for chosen in combinations(blocks, count)]
     peaks_bytes = {chosen: activation_peak_bytes(saved_bytes, input_bytes, chosen) for chosen in choices}
-    for (
-        chosen,
-        peak_bytes,
-    ) in peaks_bytes.items():  # in the order of choices: the fewest blocks first
+    # A dict keeps the order of choices, so those with the fewest blocks come first.
+    for chosen, peak_bytes in peaks_bytes.items():
         if peak_bytes <= target_bytes:
             return chosen
     lowest_bytes = min(peaks_bytes.values())

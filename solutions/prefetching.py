@@ -1,5 +1,7 @@
-# Built by `make notebooks` from source/10_fsdp/lab.py: edit that, not this.
+# Built by `make notebooks` from source/09_zero3/lab.py: edit that, not this.
 """Prefetching: the all-gathers of the next units are launched before anything waits for them."""
+
+from collections.abc import Collection
 
 from solutions.units import Unit
 
@@ -29,12 +31,12 @@ class Prefetcher:
         if self.called == self.expected[: len(self.called)]:
             self._unshard(self.expected[len(self.called) :])
 
-    def in_backward(self, unit: Unit) -> None:
-        """Prefetch the units that were called before this one, if backward will reach them."""
-        if unit in self.called:  # the unit may belong to an earlier forward
+    def in_backward(self, unit: Unit, unreached: Collection[Unit] = ()) -> None:
+        """Prefetch the units that were called before this one, except those that backward does not reach."""
+        if unit in self.called:  # otherwise, the unit belongs to an earlier forward
             reversed_calls = self.called[::-1]
             following = reversed_calls[reversed_calls.index(unit) + 1 :]
-            self._unshard([earlier for earlier in following if earlier.open_calls])
+            self._unshard([earlier for earlier in following if earlier not in unreached])
 
     def _unshard(self, following: list[Unit]) -> None:
         """Launch the all-gathers of the first units_ahead units of a list."""

@@ -3,7 +3,7 @@
 
 import enum
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
@@ -148,21 +148,25 @@ def shard_into_units(
     compute_dtype: torch.dtype | None = None,
     reshard_after_forward: bool = True,
     group: dist.ProcessGroup | None = None,
+    new_flat_parameter: Callable[..., ShardedFlatParameter] | None = None,
 ) -> dict[nn.Module, Unit]:
     """Shard all parameters of module, unit by unit. The last unit is the root, which stays unsharded after forward.
+
+    Args:
+        new_flat_parameter: creates a unit's flat parameters; by default, ShardedFlatParameter.
 
     Returns:
         The unit of each submodule that is one, and of module itself.
 
     Communication: one broadcast per flat parameter.
     """
-    sharded = {}
+    sharded, new_flat_parameter = {}, new_flat_parameter or ShardedFlatParameter
     owned = owned_parameters(module, default_units(module) if units is None else units)
     for owner, parameters in owned.items():
         by_kind = {}
         for parameter in parameters:
             kind = parameter.dtype, parameter.device, parameter.requires_grad
             by_kind.setdefault(kind, []).append(parameter)
-        flat_parameters = [ShardedFlatParameter(same_kind, group, compute_dtype) for same_kind in by_kind.values()]
+        flat_parameters = [new_flat_parameter(same_kind, group, compute_dtype) for same_kind in by_kind.values()]
         sharded[owner] = Unit(flat_parameters, reshard_after_forward and owner is not module)
     return sharded

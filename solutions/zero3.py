@@ -33,6 +33,7 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from solutions.clipping import clip_shards_
+from solutions.deferred import DeferredFlatParameter
 from solutions.model_state import (
     drop_full_parameters,
     expect_no_full_parameters,
@@ -84,10 +85,13 @@ class ZeRO3(nn.Module):
             own.
         prefetch: how many units to unshard ahead.
         reshard_after_forward: whether to free a unit's parameters between its forward and its backward.
+        materializer: a Materializer, for a module on the meta device. It gives the shards and the buffers memory and
+            values.
 
     Memory: with Adam in fp32, 16Ψ/N bytes for Ψ parameters on N ranks, plus the unsharded units: the root, the current
         unit and the prefetched ones; and in backward the full gradients of the root, of the current unit, and of the
         unit whose reduce-scatter is in flight. A unit whose inputs need no gradient stays until finish_gradient_sync().
+        With a materializer, the constructor needs memory for the shards and for one unit.
     Communication: per micro-batch and unit of ψ parameters, two all-gathers and one reduce-scatter: 3(N−1)/N · 4ψ bytes
         sent per rank; 2(N−1)/N · 4ψ for the root, and for every unit if reshard_after_forward is False.
     Source: Rajbhandari et al. 2020, "ZeRO", §5.3 and §7; Zhao et al. 2023, "PyTorch FSDP", §3.
@@ -101,14 +105,18 @@ class ZeRO3(nn.Module):
         prefetch: int = 1,
         reshard_after_forward: bool = True,
         group: dist.ProcessGroup | None = None,
+        materializer=None,
     ):
         super().__init__()
         self.module, self.group = module, group
+        new_flat_parameter = None  # the default, which also broadcasts the parameters
+        if materializer is not None:
+            materializer.fill_buffers(module)
+            new_flat_parameter = partial(DeferredFlatParameter, materializer=materializer)
         for buffer in module.buffers():
             dist.broadcast(buffer, group=group, group_src=0)
 
-        # This also broadcasts the parameters.
-        unit_of = shard_into_units(module, units, compute_dtype, reshard_after_forward, group)
+        unit_of = shard_into_units(module, units, compute_dtype, reshard_after_forward, group, new_flat_parameter)
         self.units, self.root = list(unit_of.values()), unit_of[module]
         self.flat_parameters = [flat for unit in self.units for flat in unit.flat_parameters]
         self.shards = nn.ParameterList(flat.shard for flat in self.flat_parameters)
@@ -122,6 +130,9 @@ class ZeRO3(nn.Module):
         self.calls: dict[Unit, Call] = {}  # the current call of each unit whose forward is running
         self.pending = False  # whether backward has run since the last finish_gradient_sync()
 
+        self._register_hooks(unit_of)
+
+    def _register_hooks(self, unit_of: dict[nn.Module, Unit]) -> None:
         for submodule, unit in unit_of.items():
             submodule.register_forward_pre_hook(partial(self.pre_forward, unit), with_kwargs=True)
             submodule.register_forward_hook(partial(self.post_forward, unit))
@@ -201,7 +212,9 @@ class ZeRO3(nn.Module):
         self.pending = True
         unit.wait_for_unshard()
         unit.state = UnitState.BACKWARD
-        self.prefetcher.in_backward(unit)  # does nothing for the root, which is never in `called`
+        unreached = [each for each in self.units if not each.open_calls]
+        # This does nothing for the root, which is never in `called`.
+        self.prefetcher.in_backward(unit, unreached)
 
     def post_backward(self, unit: Unit, call: Call) -> None:
         """Reduce a unit's gradients after its backward, and reshard it."""

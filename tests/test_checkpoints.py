@@ -15,7 +15,7 @@ from torch.distributed.checkpoint import FileSystemWriter
 
 from shared import models, ranks
 from shared.deadlines import scaled
-from solutions.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
+from solutions.checkpoints import BackgroundSaver, load_checkpoint, newest_checkpoint, save_checkpoint
 from solutions.production import fully_sharded, host_mesh
 
 pytestmark = pytest.mark.slow
@@ -66,14 +66,23 @@ def killed_while_saving(folder: str, moment: str) -> None:
     """Save, train on, and save again, when a rank is killed."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     model, optimizer = new_run(rank)
+    saver = BackgroundSaver()
+
+    def save(step: int) -> None:
+        if moment != "while a thread writes":
+            save_checkpoint(Path(folder), step, model, optimizer)
+            return
+        saver.save(Path(folder), step, model, optimizer)
+        saver.wait()
+
     train(model, optimizer, range(SAVED_AT), rank, world_size)
-    save_checkpoint(Path(folder), SAVED_AT, model, optimizer)
+    save(SAVED_AT)
     train(model, optimizer, range(SAVED_AT, KILLED_AT), rank, world_size)
-    if moment == "while a rank writes" and rank == world_size - 1:
+    if moment != "before the rename" and rank == world_size - 1:
         FileSystemWriter.write_data = die
     if moment == "before the rename" and rank == 0:
         Path.rename = die
-    save_checkpoint(Path(folder), KILLED_AT, model, optimizer)
+    save(KILLED_AT)
 
 
 def killed_while_removing_an_earlier_attempt(folder: str) -> None:
@@ -107,7 +116,7 @@ def mean_losses(found: list[tuple]) -> list[float]:
     return [sum(losses) / len(losses) for losses in zip(*(losses for _, _, losses in found), strict=True)]
 
 
-@pytest.mark.parametrize("moment", ["while a rank writes", "before the rename"])
+@pytest.mark.parametrize("moment", ["while a rank writes", "while a thread writes", "before the rename"])
 def test_a_kill_loses_only_the_steps_since_the_last_save(four_ranks, tmp_path, moment):
     with pytest.raises(ranks.CellFailed, match=r"was killed \(SIGKILL\)"):
         ranks.run(killed_while_saving, str(tmp_path), moment, timeout_s=DEADLINE_S)

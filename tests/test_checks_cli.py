@@ -97,7 +97,7 @@ def test_a_piece_imported_from_the_solutions_fails(four_ranks, tmp_path):
 
 
 def test_our_own_solution_may_consist_of_several_modules(four_ranks):
-    (verdict,) = run_file("zero3", ROOT / "solutions" / "zero3.py", only="Prefetcher", check="plain order")
+    (verdict,) = run_file("zero3", ROOT / "solutions" / "zero3.py", only="GradientReducer", check="plain backward")
     assert verdict.passed, verdict.evidence
 
 
@@ -122,3 +122,31 @@ def test_a_wrong_name_exits_2_in_one_sentence(arguments, monkeypatch, capsys):
     assert main() == 2
     output = capsys.readouterr().out
     assert output.startswith("unusable: there ") and len(output.splitlines()) == 1
+
+
+def test_a_name_that_only_cells_have_is_explained(four_ranks, tmp_path):
+    path = tmp_path / "candidate.py"
+    path.write_text("def global_mean(values):\n    return rank\n")
+    values, *others = run_file("first_collectives", path, only="global_mean")
+    assert "rank = dist.get_rank()" in values.hint
+    assert others and not any(verdict.ran for verdict in others), "they run when “values” passes"
+    path.write_text("x = torch.ones(1)\n")
+    with pytest.raises(framework.Unusable, match="define it yourself, for example: `import torch`"):
+        run_file("first_collectives", path)
+
+
+def test_a_rank_that_returns_without_sending_is_named(four_ranks, tmp_path):
+    path = tmp_path / "candidate.py"
+    text = "import torch.distributed as dist\ndef broadcast_by_hand(tensor, src):\n"
+    path.write_text(text + "    dist.get_rank() == src or dist.recv(tensor, src=src)\n")
+    values, _ = run_file("first_collectives", path, only="broadcast_by_hand")
+    assert values.hint == "Hint: which line of your function should make rank 0 send?"
+
+
+def test_an_error_in_a_group_is_not_taken_for_a_transfer_in_flight(four_ranks, tmp_path):
+    path = tmp_path / "candidate.py"
+    text = "import torch, torch.distributed as dist\ndef direct_reduce_scatter(tensor, group=None):\n"
+    text += "    dist.all_to_all_single(torch.empty_like(tensor), tensor, group=group)\n"
+    path.write_text(text + "    return tensor.view(dist.get_world_size(group), -1).sum(0)\n")
+    (group,) = run_file("collectives", path, only="direct_reduce_scatter", check="group")
+    assert "invalid for input of size 11" in group.evidence and "in flight" not in group.evidence

@@ -47,7 +47,8 @@ def run_file(name: str, path: str, seed: int | None = None, only: str = "", chec
     try:
         defined = ranks.run(candidate.names_in, path, timeout_s=framework.PROBE_TIMEOUT_S)[0]
     except ranks.CellFailed as failure:
-        raise framework.Unusable(f"{Path(path).name} does not load.\n{failure}") from None
+        report = "\n".join(filter(None, [str(failure), framework.hint_on_names(str(failure))]))
+        raise framework.Unusable(f"{Path(path).name} does not load.\n{report}") from None
     verdicts = []
     for exercise in exercises_of(name):
         if only and exercise.piece != only:

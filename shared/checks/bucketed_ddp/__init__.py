@@ -63,6 +63,7 @@ Bucket.check("waits", world_sizes=(2, 3))(bucket_steps.it_waits_when_asked_to)
 Bucket.check("wire", world_sizes=(2,))(bucket_steps.it_sends_one_message)
 Bucket.check("one copy", world_sizes=(2,))(bucket_steps.gradients_are_slices)
 Bucket.check("group", world_sizes=(3, 4))(bucket_steps.only_its_group_takes_part)
+Bucket.check("nothing in flight", world_sizes=(2,))(rejections.bucket_rejects_a_wait_for_nothing)
 Bucket.check("graphs", world_sizes=(2,))(rejections.bucket_rejects_graphs)
 
 

@@ -22,7 +22,7 @@ def judge_in_flight(rank: int, events: list[Event], context: str) -> None:
     messages = sum(event.kind != "wait" for event in events)
     in_flight = launched_before_waiting(events)
     if in_flight < messages:
-        evidence = f"{context}: only {in_flight} of {messages} messages were launched before the first wait"
+        evidence = f"{context}: only {in_flight} of {messages} collectives were launched before the first wait"
         raise Wrong({rank: evidence}, _HINT_ON_TRAVEL)
 
 
@@ -34,6 +34,6 @@ def judge_late_rank(late: int, missing: list[int], messages: int, context: str) 
     """
     if missing:
         evidence = (
-            f"{context}: while rank {late} had launched nothing, this rank launched fewer than {messages} messages"
+            f"{context}: while rank {late} had launched nothing, this rank launched fewer than {messages} collectives"
         )
         raise Wrong(dict.fromkeys(missing, f"{evidence} in {PATIENCE_S:g} s"), _HINT_ON_TRAVEL)

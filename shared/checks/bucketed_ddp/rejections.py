@@ -52,13 +52,48 @@ def judge_rejection(attempt: Attempt, options: dict) -> None:
             message = f"{error} was raised" if error else "no error was raised"
             raise Wrong(
                 {rank: f"after backward(create_graph=True), {message}; expected a RuntimeError that says why"},
-                "Hint: what does a differentiable gradient lose when it is sent?",
+                "Hint: can autograd differentiate through an all-reduce?",
             )
+
+
+def probe_waits(bucket_class) -> list[str]:
+    """Wait before the first launch, and once more after each of two steps. Returns the types of the errors."""
+    parameter = nn.Parameter(torch.ones(4, dtype=torch.float64, device=device_here()))
+    bucket = bucket_class([parameter])
+    errors = [_error_of_wait(bucket)]
+    for _ in range(2):
+        parameter.grad = torch.ones_like(parameter)
+        bucket.pack(0)
+        bucket.launch()
+        bucket.wait()
+        errors.append(_error_of_wait(bucket))
+    return errors
+
+
+def _error_of_wait(bucket) -> str:
+    try:
+        bucket.wait()
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        return type(error).__name__
+    return ""
+
+
+def bucket_rejects_a_wait_for_nothing(attempt: Attempt) -> None:
+    moments = ("before the first launch()", "after the wait() of step 1", "after the wait() of step 2")
+    for rank, errors in enumerate(attempt.run(probe_waits)):
+        for moment, error in zip(moments, errors, strict=True):
+            if error == "RuntimeError":
+                continue
+            message = f"raised {error}" if error else "raised no error"
+            hint = "Hint: how does the bucket know whether an all-reduce is in flight, and when does that change?"
+            raise Wrong({rank: f"{moment}, wait() {message}; expected a RuntimeError"}, hint)
 
 
 def bucket_rejects_graphs(attempt: Attempt) -> None:
     for rank, error in enumerate(attempt.run(probe_differentiable)):
         if error != "RuntimeError":
             message = f"pack() raised {error}" if error else "pack() raised no error"
-            hint = "Hint: what does a differentiable gradient lose when it is sent?"
+            hint = "Hint: can autograd differentiate through an all-reduce?"
             raise Wrong({rank: f"for a gradient that is part of a graph, {message}; expected a RuntimeError"}, hint)

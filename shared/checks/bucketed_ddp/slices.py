@@ -87,10 +87,10 @@ def _judge_types(rank: int, found: dict, shapes: list, dtype: torch.dtype, conte
     if flat.any():
         index = int(flat.nonzero()[0])
         raise Wrong(
-            {rank: f"{context}: element {index} of flat is {flat[index].item():g}, expected zeros to begin with"}
+            {rank: f"{context}: element {index} of flat is {flat[index].item():g}; expected all elements to be 0"}
         )
     if found["records"]:
-        raise Wrong({rank: f"{context}: flat or one of the slices requires a gradient; expected none of them to"})
+        raise Wrong({rank: f"{context}: flat or one of the slices has requires_grad=True; expected False"})
     if found["memory_bytes"] != flat.nbytes:
         sizes = f"flat has {flat.nbytes} bytes, but its storage has {found['memory_bytes']}"
         raise Wrong({rank: f"{context}: {sizes}"}, "Hint: is flat a view of a larger tensor?")
@@ -110,15 +110,15 @@ def _judge_places(rank: int, found: dict, shapes: list, dtype: torch.dtype, cont
             evidence, hint = "does not change when flat is written to", "Hint: is it a view or a copy?"
         elif torch.equal(piece.flatten().sort().values, expected.sort().values):
             evidence = "has the right elements of flat, but in another order"
-            hint = "Hint: which layout does the loop in the text give to each slice?"
+            hint = "Hint: in which order does the lab's example list the elements of a slice?"
         else:
             first = int((piece.flatten() != expected).nonzero()[0])
-            evidence = f"shows at its place {first} another element than flat[{index + first}]"
+            evidence = f"has another value in its element {first} than flat[{index + first}]"
             hint = "Hint: what decides where a parameter's slice begins?"
         raise Wrong({rank: f"{which} {evidence}"}, hint)
     for number, (which, index, size) in enumerate(zip(slices, indices, sizes, strict=True)):
         if not bool((found["written"][index : index + size] == number + 1).all()):
-            evidence = f"was written into, and flat[{index}:{index + size}] does not show it"
+            evidence = f"was written to, but flat[{index}:{index + size}] does not hold the new values"
             raise Wrong({rank: f"{which} {evidence}"}, "Hint: is it a view or a copy?")
 
 

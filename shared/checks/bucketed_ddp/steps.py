@@ -18,7 +18,7 @@ from shared.wire import completion, instrumentation
 
 SHAPES = [(3, 5), (7,), (), (2, 3, 2, 2), (4, 1)]
 _ELEMENTS = sum(torch.Size(shape).numel() for shape in SHAPES)
-_HINT_ON_WAITING = "Hint: which method waits for the message?"
+_HINT_ON_WAITING = "Hint: which method waits for the all-reduce?"
 
 
 @dataclass(frozen=True)
@@ -163,21 +163,30 @@ def _judge_values(attempt: Attempt, steps: Steps, used: float = 1.0) -> dict[int
             judge_gradients(gradients, expected, own, context)
         except Wrong as wrong:
             before = {rank: each[index - 1]["gradients"] for rank, each in found.items()} if index else {}
-            raise Wrong(wrong.evidence, _left_over(gradients, expected, before) or wrong.hint) from None
+            raise Wrong(wrong.evidence, _left_over(gradients, expected, before, own) or wrong.hint) from None
     return found
 
 
-def _left_over(gradients: dict[int, dict], expected: dict, before: dict[int, dict]) -> str:
-    """Recognize a gradient that was added to the old value of its slice, the mean of the previous step."""
+def _left_over(gradients: dict[int, dict], expected: dict, before: dict[int, dict], own: dict[int, dict]) -> str:
+    """Recognize a gradient that contains the old value of its slice, which is the mean of the previous step.
+
+    Args:
+        gradients: The gradients after this step, by rank and name.
+        expected: The mean over the ranks, by name.
+        before: The gradients after the previous step.
+        own: The gradient that each rank has computed in this step; None if the parameter is not used there.
+    """
     for rank, held in before.items():
         for name, tensor in gradients[rank].items():
             if tensor is None or held[name] is None or not held[name].any():
                 continue
-            if close(tensor, expected[name] + len(before) * held[name], tolerance_of([tensor])):
-                return (
-                    "It is the mean plus the old value of the slice. "
-                    "Hint: is the gradient copied into the slice or added to it?"
-                )
+            missing = sum(own[other][name] is None for other in own)
+            for senders, hint in (
+                (missing, "Hint: if .grad is None on a rank, is the slice set to zero there?"),
+                (len(before), "Hint: is the gradient copied into the slice or added to it?"),
+            ):
+                if senders and close(tensor, expected[name] + senders * held[name], tolerance_of([tensor])):
+                    return f"It contains the old value of the slice, that of the previous step. {hint}"
     return ""
 
 
@@ -193,15 +202,22 @@ def it_survives_zero_grad(attempt: Attempt) -> None:
             for index, step in enumerate(steps[1:], 1):
                 if not ways[index] and not step["stayed"]:
                     message = (
-                        f"step {index + 1}, after zero_grad(set_to_none=False): .grad was the slice, but is no longer"
+                        f"step {index + 1}, after zero_grad(set_to_none=False): .grad was the slice, but no longer is"
                     )
                     raise Wrong({rank: message}, "Hint: what must pack() do if .grad is already the slice?")
 
 
 def none_counts_as_zeros(attempt: Attempt) -> None:
     """A different set of gradients is None in each step. The slice's value from the last step is not a gradient."""
-    try:
+    with _saying_that_some_are_none():
         _judge_values(attempt, Steps((True, True, True, False, True)), used=0.5)
+
+
+@contextlib.contextmanager
+def _saying_that_some_are_none():
+    """Add to the hint of a failed check that gradients may be None."""
+    try:
+        yield
     except Wrong as wrong:
         if wrong.evidence != NOT_WRITTEN:
             wrong.hint = f"{wrong.hint} (In each step, some gradients are None on some ranks.)".strip()
@@ -214,10 +230,10 @@ def it_waits_when_asked_to(attempt: Attempt) -> None:
     for rank, steps in found.items():
         for step in steps:
             if step["early"]:
-                message = f"pack() launched {step['early']} messages; expected none"
+                message = f"pack() launched collectives: {step['early']} in all; expected none"
                 raise Wrong({rank: message}, "Hint: which method sends the bucket?")
             if step["waited_in_launch"]:
-                message = "launch() waited until its message was complete; expected it to return at once"
+                message = "launch() waited until its all-reduce was complete; expected it to return at once"
                 raise Wrong({rank: message}, _HINT_ON_WAITING)
     for step in found[late]:
         if step["missing"]:
@@ -248,7 +264,7 @@ def gradients_are_slices(attempt: Attempt) -> None:
             if step["memory_bytes"] != [want_bytes]:
                 many = len(step["memory_bytes"])
                 message = f"the gradients use {many} storage{'s' if many > 1 else ''} with a total of "
-                message += f"{sum(step['memory_bytes'])} bytes; expected one storage of {want_bytes}"
+                message += f"{sum(step['memory_bytes'])} bytes; expected one storage of {want_bytes} bytes"
                 raise Wrong({rank: message}, "Hint: what is .grad after pack()?")
             if step["waited"] != step["packed"]:
                 message = "a gradient is at another address after wait() than after pack()"
@@ -256,4 +272,5 @@ def gradients_are_slices(attempt: Attempt) -> None:
 
 
 def only_its_group_takes_part(attempt: Attempt) -> None:
-    _judge_values(attempt, Steps((True, True), in_subgroup=True), used=0.7)
+    with _saying_that_some_are_none():
+        _judge_values(attempt, Steps((True, True), in_subgroup=True), used=0.7)

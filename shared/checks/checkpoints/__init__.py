@@ -1,12 +1,13 @@
 """Checks for chapter 12: checkpoints that survive crashes, and that any number of ranks can load."""
 
-from shared.checks.checkpoints import crash, folder, saved, shards
+from shared.checks.checkpoints import background, crash, folder, saved, shards
 from shared.checks.engine.framework import Exercise
 from shared.checks.engine.hints import give_hints
 
 newest_checkpoint = Exercise("12.1", "newest_checkpoint", optional=True)
 save_checkpoint = Exercise("12.2", "save_checkpoint", optional=True)  # needs newest_checkpoint beside it
 load_checkpoint = Exercise("12.3", "load_checkpoint", optional=True)  # needs both others beside it
+BackgroundSaver = Exercise("12.4", "BackgroundSaver", optional=True)  # needs the functions that find and load
 
 _HINT_ON_NOTHING = "Hint: what does your search return if it finds nothing?"
 _HINT_ON_LOAD = "Hint: which tensors does torch.distributed.checkpoint.load() write into?"
@@ -30,15 +31,27 @@ IN_CHECKPOINTS = {
     "empty iterable": _HINT_ON_NOTHING,
 }
 
+IN_BACKGROUND = {".half' -> ": "Hint: have the ranks written when you rename the folder?"}
+
 newest_checkpoint.check("newest", world_sizes=(1,))(folder.the_largest_step_is_found)
 
-save_checkpoint.check("own shard", world_sizes=(4,))(shards.each_writes_its_shard)
+save_checkpoint.check("own shard", world_sizes=(2, 4))(shards.each_writes_its_shard)
 save_checkpoint.check("all or nothing", world_sizes=(2, 4))(crash.partial_checkpoints_are_never_visible)
 save_checkpoint.check("all ranks return", world_sizes=(3,))(crash.every_rank_returns_after_the_rename)
 save_checkpoint.check("leftovers", world_sizes=(1, 2))(folder.leftovers_are_removed_first)
 save_checkpoint.check("failure", world_sizes=(1, 3))(crash.a_failure_keeps_the_previous_checkpoint)
 
+load_checkpoint.check("plain", world_sizes=(2,))(saved.a_plain_model_resumes)
 load_checkpoint.check("resumed", world_sizes=(1, 2, 4))(saved.any_number_of_ranks_resumes)
 load_checkpoint.check("earlier checkpoint", world_sizes=(1, 3))(saved.training_can_go_back)
 
+BackgroundSaver.check("plain", world_sizes=(2,))(background.it_saves)
+BackgroundSaver.check("own group", world_sizes=(2,))(background.the_saves_have_their_own_group)
+BackgroundSaver.check("background", world_sizes=(2, 4))(background.training_goes_on)
+BackgroundSaver.check("not early", world_sizes=(3,))(background.unwritten_checkpoints_are_never_visible)
+BackgroundSaver.check("all ranks wait", world_sizes=(3,))(background.every_rank_waits_for_the_rename)
+BackgroundSaver.check("one at a time", world_sizes=(2,))(background.one_save_at_a_time)
+BackgroundSaver.check("failure", world_sizes=(1, 3))(background.a_failure_is_reported)
+
 give_hints(IN_CHECKPOINTS, newest_checkpoint, save_checkpoint, load_checkpoint)
+give_hints(IN_CHECKPOINTS | IN_BACKGROUND, BackgroundSaver)

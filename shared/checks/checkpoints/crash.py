@@ -188,12 +188,12 @@ def probe_meeting(save_checkpoint, plan: Saving, folder: str, step: int, token: 
     return found
 
 
-def every_rank_returns_after_the_rename(attempt: Attempt) -> None:
+def every_rank_returns_after_the_rename(attempt: Attempt, probe=probe_meeting, name: str = "save_checkpoint()") -> None:
     plan, draw, step = Saving("Blocks"), Draw(attempt), attempt.random.randrange(10, 10**6)
     with tempfile.TemporaryDirectory() as folder:
         per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
-        found = attempt.run(probe_meeting, plan, folder, step, attempt.draw_seed(), per_rank=per_rank)
-    evidence = f"save_checkpoint() returned before step_{step} existed"
+        found = attempt.run(probe, plan, folder, step, attempt.draw_seed(), per_rank=per_rank)
+    evidence = f"{name} returned before step_{step} existed"
     wrong = {rank: evidence for rank, each in enumerate(found) if not each["there"]}
     if wrong:
         raise Wrong(wrong, "Hint: which rank renames, and how do the other ranks learn that it has finished?")

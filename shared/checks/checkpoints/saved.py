@@ -1,6 +1,7 @@
 """Judge training that is saved and resumed: on fewer ranks, on one without sharding, or in the same run."""
 
 import inspect
+import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,8 +37,8 @@ class Saving:
 
 
 def beside(piece, name: str):
-    """Return the function of that name that is defined in the same module as this one."""
-    defined = inspect.unwrap(piece).__globals__
+    """Return the function of that name that is defined in the same module, or notebook, as this function or class."""
+    defined = vars(sys.modules[piece.__module__]) if inspect.isclass(piece) else inspect.unwrap(piece).__globals__
     if name not in defined:
         raise AssertionError(f"{name} is not defined beside {piece.__name__}")
     return defined[name]
@@ -193,6 +194,11 @@ def _shares(plan: Saving, draw: Draw, ranks: int) -> list[tuple]:
     return list(zip(draw.x.chunk(ranks), draw.y.chunk(ranks), strict=True))
 
 
+def a_plain_model_resumes(attempt: Attempt) -> None:
+    """Save a plain model and resume on the same number of ranks."""
+    _save_and_resume(attempt, Saving("Blocks"), [attempt.world_size])
+
+
 def any_number_of_ranks_resumes(attempt: Attempt) -> None:
     size = attempt.world_size
     plans = {
@@ -201,24 +207,33 @@ def any_number_of_ranks_resumes(attempt: Attempt) -> None:
         4: [Saving(attempt.random.choice(("Buffered", "Frozen")), attempt.random.choice(("AdamW", "SGD")))],
     }[size]
     for plan in plans:
-        draw, step = Draw(attempt), attempt.random.randrange(1, 10**6)
-        expected = trained_alone(plan, draw.seeds[0], draw.x, draw.y)
-        with tempfile.TemporaryDirectory() as root:
-            folder = str(Path(root) / "runs" / "first")  # This folder does not exist yet.
-            per_rank = [(draw.seeds[0], x, y) for x, y in _shares(plan, draw, size)]
-            found = attempt.run(probe_saved, plan, folder, step, False, per_rank=per_rank, context=str(plan))
-            judge(found, expected, None, step, f"{plan}, after it was saved")
-            saved = {what: assembled([result[what] for result in found])[0] for what in ("state", "optimizer")}
-            for fewer in {1: [1], 2: [1] if plan.sharded else [2], 4: [4, 3, 2]}[size]:
-                other, name = replace(plan, sharded=plan.sharded and fewer > 1), f"step_{step}"
-                context = f"{plan}, saved on {size} rank{'s' * (size > 1)} and resumed on {fewer}"
-                if size == 4 and fewer == 2:  # A checkpoint must not depend on its folder's name.
-                    name, context = f"step_{step + 1}", f"{context}, after its folder was renamed to step_{step + 1}"
-                    (Path(folder) / f"step_{step}").rename(Path(folder) / name)
-                with in_world_of(attempt, fewer) as there:
-                    per_rank = [(attempt.draw_seed(), x, y) for x, y in _shares(other, draw, fewer)]
-                    resumed = there.run(probe_resumed, other, folder, name, per_rank=per_rank, context=context)
-                    judge(resumed, expected, saved, step, context)
+        _save_and_resume(attempt, plan, {1: [1], 2: [1] if plan.sharded else [2], 4: [4, 3, 2]}[size])
+
+
+def _save_and_resume(attempt: Attempt, plan: Saving, resumed_on: list[int]) -> None:
+    """Train on fresh data, save, and resume on each of these numbers of ranks.
+
+    Raises:
+        Wrong: If what was loaded or what follows differs from one process that was not interrupted.
+    """
+    size, draw, step = attempt.world_size, Draw(attempt), attempt.random.randrange(1, 10**6)
+    expected = trained_alone(plan, draw.seeds[0], draw.x, draw.y)
+    with tempfile.TemporaryDirectory() as root:
+        folder = str(Path(root) / "runs" / "first")  # This folder does not exist yet.
+        per_rank = [(draw.seeds[0], x, y) for x, y in _shares(plan, draw, size)]
+        found = attempt.run(probe_saved, plan, folder, step, False, per_rank=per_rank, context=str(plan))
+        judge(found, expected, None, step, f"{plan}, after it was saved")
+        saved = {what: assembled([result[what] for result in found])[0] for what in ("state", "optimizer")}
+        for fewer in resumed_on:
+            other, name = replace(plan, sharded=plan.sharded and fewer > 1), f"step_{step}"
+            context = f"{plan}, saved on {size} rank{'s' * (size > 1)} and resumed on {fewer}"
+            if size == 4 and fewer == 2:  # A checkpoint must not depend on its folder's name.
+                name, context = f"step_{step + 1}", f"{context}, after its folder was renamed to step_{step + 1}"
+                (Path(folder) / f"step_{step}").rename(Path(folder) / name)
+            with in_world_of(attempt, fewer) as there:
+                per_rank = [(attempt.draw_seed(), x, y) for x, y in _shares(other, draw, fewer)]
+                resumed = there.run(probe_resumed, other, folder, name, per_rank=per_rank, context=context)
+                judge(resumed, expected, saved, step, context)
 
 
 def training_can_go_back(attempt: Attempt) -> None:

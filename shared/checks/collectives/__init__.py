@@ -4,18 +4,19 @@ The kernel draws every rank's tensor and gives each rank only its own. Every mes
 its bytes. A result is compared with a float64 sum, and `mixture.py` finds out what a wrong result consists of.
 """
 
-from shared.checks.collectives import calls, launched, messages, values
+from shared.checks.collectives import calls, far, launched, messages, values
 from shared.checks.collectives.kinds import COLLECTIVES, GIVE_BACK, RINGS, STEPS
 from shared.checks.engine.framework import Exercise
+from shared.checks.engine.hints import give_hints
 
-ring_step = Exercise("1.1", "ring_step", optional=True)
-ring_reduce_scatter = Exercise("1.2", "ring_reduce_scatter")
-ring_all_gather = Exercise("1.3", "ring_all_gather")
-ring_all_reduce = Exercise("1.4", "ring_all_reduce")
-tree_broadcast = Exercise("1.5", "tree_broadcast")
-ring_step_in_turns = Exercise("1.6", "ring_step_in_turns", optional=True)
-direct_reduce_scatter = Exercise("1.7", "direct_reduce_scatter", optional=True)
-launch_reduce_scatter = Exercise("1.8", "launch_reduce_scatter", optional=True)
+ring_step = Exercise("1.1", "ring_step", first="values", optional=True)
+ring_reduce_scatter = Exercise("1.2", "ring_reduce_scatter", first="values")
+ring_all_gather = Exercise("1.3", "ring_all_gather", first="values")
+ring_all_reduce = Exercise("1.4", "ring_all_reduce", first="values")
+tree_broadcast = Exercise("1.5", "tree_broadcast", first="values")
+ring_step_in_turns = Exercise("1.6", "ring_step_in_turns", first="values", optional=True)
+direct_reduce_scatter = Exercise("1.7", "direct_reduce_scatter", first="values", optional=True)
+launch_reduce_scatter = Exercise("1.8", "launch_reduce_scatter", first="values", optional=True)
 
 EXERCISES = {
     exercise.piece: exercise
@@ -59,8 +60,9 @@ _check(COLLECTIVES, "autograd", world_sizes=(1, 2))(calls.no_gradient_is_recorde
 _check(STEPS, "wire", world_sizes=(2, 3, 4))(messages.as_many_bytes_as_the_formula_says)
 _check(RINGS, "wire")(messages.as_many_bytes_as_the_formula_says)
 _check((*RINGS, *STEPS), "at once", world_sizes=(4,))(messages.all_ranks_send_at_the_same_time)
-_check(("ring_step_in_turns",), "more ranks", world_sizes=(1,))(messages.as_few_messages_among_more_ranks)
-_check((*RINGS, "tree_broadcast"), "more ranks", world_sizes=(1,))(messages.as_few_messages_among_more_ranks)
+_check((*RINGS, "tree_broadcast", "ring_step_in_turns"), "more ranks", world_sizes=(1,), simulates=far.WORLD_SIZES)(
+    messages.as_few_messages_among_more_ranks
+)
 direct_reduce_scatter.check("wire", world_sizes=(2, 3, 4))(messages.one_all_to_all)
 tree_broadcast.check("wire")(messages.n_minus_1_messages_in_few_rounds)
 ring_step_in_turns.check("turns", world_sizes=(2, 3, 4))(messages.few_turns_with_blocking_calls)
@@ -69,3 +71,6 @@ launch_reduce_scatter.check("values")(launched.each_rank_gets_its_shard_of_the_s
 launch_reduce_scatter.check("at once", world_sizes=(2, 3))(launched.the_call_returns_at_once)
 launch_reduce_scatter.check("wire", world_sizes=(3, 4))(launched.each_rank_sends_every_other_rank_one_shard)
 launch_reduce_scatter.check("memory", world_sizes=(4,))(launched.little_memory_is_needed)
+
+_HINT_ON_PARTNERS = "Hint: for every N, does the group have a rank with the index that you send to or receive from?"
+give_hints({"IndexError: ": _HINT_ON_PARTNERS, "is not part of group": _HINT_ON_PARTNERS}, tree_broadcast)

@@ -50,7 +50,7 @@ def it_returns_when_its_messages_are_done(attempt: Attempt) -> None:
             message = (
                 f"{describe_setting(setting, own[0])}: the call returned before rank {other} had received its message"
             )
-            raise Wrong({sender: message}, "Hint: is wait() called on the work of every isend?")
+            raise Wrong({sender: message}, "Hint: do you call wait() on the handle of every isend?")
 
 
 def _goes_to(call: instrumentation.Call, rank: int) -> bool:
@@ -83,7 +83,7 @@ def _judge_memory(rank: int, found: dict, context: str) -> None:
     if found.get("shares with"):
         raise Wrong(
             {rank: f"{context}: the result shares memory with the {found['shares with']}; expected memory of its own"},
-            "Hint: which line allocates the memory of the result? And is that so on one rank, too?",
+            "Hint: which line allocates the memory of the result? Does it also run on a single rank?",
         )
     if found["changed_later"]:
         raise Wrong(

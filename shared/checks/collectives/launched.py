@@ -63,7 +63,8 @@ def probe_sums(launch, sums: Sums, flats: list[torch.Tensor]) -> dict:
         with instrumentation.listening() as calls:
             result = handle.wait()
         if not isinstance(result, torch.Tensor):
-            return found | {"returned": f"the handle's wait() returned a {type(result).__name__}"}
+            kind = "None" if result is None else f"a {type(result).__name__}"
+            return found | {"returned": f"the handle's wait() returned {kind}"}
         found["results"].append(result.detach().cpu().clone())
         found["calls"][index] += calls
     return found
@@ -117,10 +118,31 @@ def _cause(shard: torch.Tensor, contributed: list[torch.Tensor], index: int, tol
         return "It is another rank's shard of the sum. Hint: which shard is sent to which rank?"
     if any(close(shard, each.view(size, -1)[index], tolerance) for each in contributed):
         return "It is the contribution of a single rank. Hint: what is added up, and has it arrived by then?"
+    if repeated := _repeated(shard, contributed, index, tolerance):
+        return (
+            f"Rank {repeated[0]}'s contribution is in it {repeated[1]} times, and others are missing. "
+            "Hint: does every receive have memory of its own?"
+        )
     without = [total[index] - each.view(size, -1)[index] for each in contributed]
     if any(close(shard, each, tolerance) for each in without):
         return "One rank's contribution is missing. Hint: how many shards must be added up, and from which ranks?"
-    return "Hint: which shard is sent to which rank, and which shards are added up?"
+    return (
+        "Hint: does every receive have memory of its own? And when are the received shards added, and to which shard?"
+    )
+
+
+def _repeated(shard: torch.Tensor, contributed: list[torch.Tensor], index: int, tolerance: float) -> tuple[int, int]:
+    """Return which rank's contribution was added in place of all others, and how often, or an empty tuple.
+
+    This happens if all shards are received into the same memory.
+    """
+    size = len(contributed)
+    mine = [each.view(size, -1)[index] for each in contributed]
+    ranks = (other for other in range(size) if other != index)
+    return next(
+        ((other, size - 1) for other in ranks if close(shard, mine[index] + (size - 1) * mine[other], tolerance)),
+        (),
+    )
 
 
 def each_rank_sends_every_other_rank_one_shard(attempt: Attempt) -> None:
@@ -155,7 +177,7 @@ def the_call_returns_at_once(attempt: Attempt) -> None:
     total = sum(each[0] for each in flats).view(len(members), -1)
     for rank, result in enumerate(found):
         if not close(result["result"], total[rank]):
-            message = f"rank {late} launches 50 ms after the others: {first_difference(result['result'], total[rank])}"
+            message = f"rank {late} launches after the others: {first_difference(result['result'], total[rank])}"
             raise Wrong({rank: message}, "Hint: what does wait() wait for before it adds up shards?")
 
 

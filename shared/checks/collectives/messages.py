@@ -35,15 +35,17 @@ def all_ranks_send_at_the_same_time(attempt: Attempt) -> None:
     took = count_steps({rank: found["events"] for rank, found in enumerate(tries)})
     messages = budget(attempt.piece, 48, attempt.world_size)[0]
     if took is None or took > 2 * messages:
+        noun, expected = "steps", f"{messages}, or {2 * messages} if each rank sends and receives one after the other"
+        if attempt.piece == "ring_step_in_turns":
+            noun, expected = "turns", str(2 * messages)
         raise Wrong(
-            f"from the first message to the last, it takes {took} steps; expected {messages}, "
-            f"or {2 * messages} if each rank sends and receives one after the other",
-            "Hint: which ranks have nothing to do in the first step?",
+            f"from the first message to the last, it takes {took} {noun}; expected {expected}",
+            f"Hint: which ranks have nothing to do in the first {noun[:-1]}?",
         )
 
 
 def as_few_messages_among_more_ranks(attempt: Attempt) -> None:
-    """A rank that is in no process group simulates worlds for which this machine has not enough ranks."""
+    """A rank that is in no process group simulates worlds with more ranks than this machine has."""
     by_standing = ranks.current().world_size - 1
     if by_standing < 1:
         return
@@ -64,7 +66,7 @@ def one_all_to_all(attempt: Attempt) -> None:
             reject_others(rank, calls, ("all_to_all_single", "all_to_all"), hint)
             if len(calls) != 1 or calls[0].payload_bytes > most_bytes:
                 message = f"{describe_setting(setting, own[rank])}: {describe_calls(calls)}"
-                raise Wrong({rank: f"{message}; expected 1 message, of at most {most_bytes} bytes"})
+                raise Wrong({rank: f"{message}; expected 1 message of at most {most_bytes} bytes"})
 
 
 def n_minus_1_messages_in_few_rounds(attempt: Attempt) -> None:

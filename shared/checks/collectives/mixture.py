@@ -68,12 +68,12 @@ def explain(found: torch.Tensor, slot: Slot, parts: Parts, rank: int) -> tuple[s
     if bool(spoilt.any()) and torch.allclose(found[~spoilt], expected[~spoilt], rtol=1e-2, atol=1e-3):
         return (
             "The check wrote −1 into another rank's tensor right after its call had returned.",
-            "Hint: when may a tensor that is being sent be changed? Is wait() called on the work of every isend?",
+            "Hint: when may a tensor that is being sent be changed? Do you call wait() on the handle of every isend?",
         )
     if bool((found == UNTOUCHED).all()):
         return (
             "The tensor still has its old values.",
-            "Hint: has the message arrived when the call returns? Is wait() called on the work of every irecv?",
+            "Hint: has the message arrived when the call returns? Do you call wait() on the handle of every irecv?",
         )
     if not bool(found.any()):
         return "It is all zeros.", "Hint: was it filled before it was returned?"

@@ -10,6 +10,7 @@ from shared.checks.collectives import mixture
 from shared.checks.collectives.kinds import IN_PLACE, STEPS
 from shared.checks.collectives.mixture import Parts, Slot, cut
 from shared.checks.collectives.probes import LATE_S, Setting, named, probe_collective, probe_step, short_name
+from shared.checks.engine.compare import describe_calls
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.subgroups import SUBGROUPS
 
@@ -172,12 +173,15 @@ def _slots(piece: str, members: tuple[int, ...], index: int, src: int | None) ->
 def _judge_refusal(found: list[dict], setting: Setting, own: Draw) -> None:
     """Check that an argument is rejected on every rank, before anything has been sent or changed."""
     for rank in setting.ranks(len(own)):
-        begun = found[rank]["calls"] or not torch.equal(found[rank]["argument"], own[rank])
-        if found[rank]["refused"] is None or begun:
+        message = ""
+        if found[rank]["refused"] is None:
+            message = "another rank raised a ValueError, but this rank did not"
+        elif found[rank]["calls"]:
+            message = f"a ValueError was raised after {describe_calls(found[rank]['calls'])}"
+        elif not torch.equal(found[rank]["argument"], own[rank]):
+            message = "a ValueError was raised after the argument had been changed"
+        if message:
             raise Wrong(
-                {
-                    rank: f"{describe_setting(setting, own[0])}: some rank raised a ValueError, but this rank "
-                    "had already sent or changed something, or did not raise it"
-                },
+                {rank: f"{describe_setting(setting, own[0])}: {message}"},
                 "Hint: is the argument checked on every rank, and before the first message?",
             )

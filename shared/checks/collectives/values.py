@@ -40,6 +40,17 @@ def right_in_every_dtype(attempt: Attempt) -> None:
 
 
 def right_or_rejected_if_not_contiguous(attempt: Attempt) -> None:
+    try:
+        _right_or_rejected(attempt)
+    except Wrong as wrong:
+        wrong.hint = wrong.hint or (
+            "If you do not want to support tensors that are not contiguous, raise a ValueError on every rank before "
+            "you send anything."
+        )
+        raise
+
+
+def _right_or_rejected(attempt: Attempt) -> None:
     for layout, shape in ((SLICED, (13,)), (TRANSPOSED, (3, 5)), (STRIDED, (13,))):
         if len(shape) > 1 and attempt.piece == "ring_all_gather":
             continue
@@ -58,7 +69,7 @@ def every_rank_has_the_same_bits(attempt: Attempt) -> None:
         for rank, theirs in enumerate(others, 1):
             if not torch.equal(theirs, first):
                 index = int((theirs != first).nonzero()[0])
-                message = f"element {index} is {theirs[index].item():.9g}, on rank 0 it is {first[index].item():.9g}"
+                message = f"element {index} is {theirs[index].item():.9g}, but {first[index].item():.9g} on rank 0"
                 raise Wrong(
                     {rank: f"{named(own[0])}: {message}"},
                     "Hint: on how many ranks is each sum computed, and what do the others receive?",

@@ -21,7 +21,7 @@ def budget(piece: str, elements: int, size: int) -> tuple[int, int]:
 
 
 def judge_far(piece: str, size: int, calls_of: list[list[instrumentation.Call]]) -> None:
-    message, own = f"among {size} ranks, 1000 elements", torch.empty(1000)
+    message, own = f"on {size} ranks, 1000 elements", torch.empty(1000)
     if piece == "tree_broadcast":
         return judge_tree(dict(enumerate(calls_of)), 0, 4000, message)
     for rank, calls in enumerate(calls_of):

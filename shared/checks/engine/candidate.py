@@ -51,10 +51,16 @@ def _destroy_groups() -> None:
     """Destroy the groups that the last probe has formed. Each one has threads, and memory on a GPU.
 
     The ranks do this when the next probe begins: by then, the kernel knows that all of them have left the last one.
+
+    Most groups have a number for a name. With NCCL, torch splits those of a mesh from the group of all ranks, and names
+    each by a hash of its ranks and of how many groups there are. After such a group was destroyed, its name would come
+    back, and gloo would find the addresses of the old group under that name in the store. So these groups stay until
+    the ranks form a new generation, and so do all others of their probe.
     """
     still_here = _groups()
-    for group in [reference() for reference in _formed]:
-        if group in still_here:  # otherwise, a new generation of ranks has replaced them all
+    formed = [group for group in (reference() for reference in _formed) if group in still_here]
+    if all(group.group_name.isdecimal() for group in formed):
+        for group in formed:
             dist.destroy_process_group(group)
     _formed.clear()
 

@@ -9,6 +9,8 @@ from shared.checks.models import awkward
 # so an error of 1e-10 of the largest value is thousands of times larger than rounding.
 RELATIVE_TOLERANCE = 1e-10
 
+_MOST_DIVISOR = 16  # a mean that is divided by a wrong number of ranks is recognized up to this number
+
 _OWN_VALUE = "It is still this rank's own value. Hint: where is the result of the collective stored?"
 
 
@@ -131,14 +133,25 @@ def _cause(found, expected, rank: int, every: dict) -> str:
     if own is not None and close(found, own):
         return _OWN_VALUE
     if own is not None and close(found, own / world_size):
-        return "It is this rank's own gradient divided by the world size. Hint: which tensor is sent?"
+        return (
+            "It is this rank's own gradient divided by the world size. "
+            "Hint: which tensor is sent, and is .grad the tensor that holds the result?"
+        )
     for other, theirs in every.items():
         if theirs is not None and close(found, theirs):
             return f"It is rank {other}'s gradient, not the mean over the ranks."
+    if found.numel() > 1:  # a single element is a multiple of any other
+        for divisor in range(2, _MOST_DIVISOR + 1):
+            if divisor != world_size and close(found, expected * world_size / divisor):
+                counted = f"the sum over {world_size} ranks, divided by {divisor}"
+                return f"It is {counted}. Hint: over how many ranks is the mean?"
     if close(found, expected, 1e-5):
         return "It is close, but not as precise as float64. Hint: is anything converted to float32?"
     if not found.any():
         return "It is all zeros. Hint: was it overwritten, or was it never filled?"
+    missing = [other for other, theirs in every.items() if theirs is None]
+    if missing:
+        return f"This gradient is None on rank {missing[0]}. Hint: what does that rank send for it?"
     return "Hint: which tensor is sent, and what happens to the result?"
 
 

@@ -26,7 +26,7 @@ def shorten_repeated_evidence(verdicts: list[Verdict]) -> list[Verdict]:
     shown = []
     for verdict in verdicts:
         words = (verdict.exercise, verdict.evidence, verdict.hint)
-        if verdict.evidence and words in first_checks:
+        if verdict.ran and verdict.evidence and words in first_checks:
             verdict = replace(verdict, evidence=f"the same as for the check “{first_checks[words]}”", hint="")
         else:
             first_checks[words] = verdict.check

@@ -14,26 +14,33 @@ from dataclasses import dataclass, field
 
 import torch
 
-from shared import progress, ranks
+from shared import mine, progress, ranks
 from shared.checks.engine import assistance, candidate, display, parcel
 from shared.checks.engine.prints import Prints
 from shared.checks.engine.verdicts import Verdict
 from shared.deadlines import scaled
 from shared.ranks import rankside
-from shared.ranks.diagnosis import dropped_handles, name_ranks, receives_too_small
+from shared.ranks.diagnosis import CellState, absent, dropped_handles, name_ranks, receives_too_small
 from shared.ranks.errors import CellFailed, RanksError
 
 PROBE_TIMEOUT_S = scaled(20.0)  # for one run of a probe, or for loading a file
 MOST_HANGS = 2  # after that many hangs, the remaining checks are skipped
 WORLD_SIZES = (1, 2, 3, 4)
-_HINT_ON_WAITS = "Hint: is wait() called on the work of every isend and irecv?"
+_HINT_ON_WAITS = "Hint: do you call wait() on the handle of every isend and irecv?"
 _HINT_ON_SIZES = "Hint: which shape and dtype does the tensor have that is sent to this rank?"
 _LEFT_IN_FLIGHT = "your code left a transfer in flight that nothing waits for, and the ranks had to be restarted"
 NOT_WRITTEN = "it is not written yet"
+_IN_A_FILE = {  # how a file defines what a rank defines for %%ranks cells
+    "torch": "import torch",
+    "dist": "import torch.distributed as dist",
+    "rank": "rank = dist.get_rank()",
+    "world_size": "world_size = dist.get_world_size()",
+    "device": "device = tensor.device",
+}
 _UNWRITTEN = ("NotImplementedError: your code here", "NotImplementedError")
 _NOT_DONE = (
     "the call returned, but the barrier after it did not complete: a transfer that it launched is still in flight, or "
-    "its work object was discarded before it completed"
+    "its handle was discarded before it completed"
 )
 
 
@@ -109,6 +116,8 @@ class Attempt:
             )
         except CellFailed as failure:
             wrong = _from_failure(failure)
+            if self.path is not None:
+                wrong.hint = wrong.hint or hint_on_names(wrong.evidence)
             if context and wrong.evidence != NOT_WRITTEN:
                 wrong.evidence = f"{context}: {wrong.evidence}"
             known = bool(dropped_handles(failure.cell))  # the other checks would only hang for the same reason
@@ -127,6 +136,7 @@ class Check:
     name: str
     judge: Callable[[Attempt], None]
     world_sizes: tuple[int, ...]
+    simulates: tuple[int, ...] = ()  # the world sizes that it simulates on ranks of smaller worlds
 
 
 @dataclass
@@ -137,13 +147,14 @@ class Exercise:
     piece: str
     optional: bool = False  # a file need not define it, because it is a step towards another piece
     stands_in: str = ""  # the finished piece, which is checked if this step is not defined
+    first: str = ""  # the name of a check; as long as it fails, the other checks would only confuse and do not run
     checks: list[Check] = field(default_factory=list)
 
-    def check(self, name: str, world_sizes: tuple[int, ...] = WORLD_SIZES):
+    def check(self, name: str, world_sizes: tuple[int, ...] = WORLD_SIZES, simulates: tuple[int, ...] = ()):
         """Register judge(attempt) as a check of this exercise. It raises Wrong if the check fails."""
 
         def register(judge):
-            self.checks.append(Check(name, judge, world_sizes))
+            self.checks.append(Check(name, judge, world_sizes, simulates))
             return judge
 
         return register
@@ -161,7 +172,8 @@ class Exercise:
         note = ranks.current().after_restart if ranks.current().starts != starts else ""
         missing = [verdict for verdict in verdicts if not verdict.passed]
         if not missing:
-            display.show(verdicts, " · ".join([f"✓ Exercise {self.number} passed", *progress.points_and_next(self)]))
+            headline = " · ".join([f"✓ Exercise {self.number} passed", *progress.points_and_next(self)])
+            display.show(verdicts, headline, self._save_for_later_labs())
             prints.show()
             return
         failed = [verdict.check for verdict in missing if verdict.ran]
@@ -169,9 +181,20 @@ class Exercise:
         headline = f"✗ Exercise {self.number} has not passed yet: {first}"
         display.show(verdicts, headline, note, assistance.find(progress.name_of(self)))
         prints.show()
-        names = ", ".join(verdict.check for verdict in missing)
-        checks = f"{len(missing)} check{'s' if len(missing) > 1 else ''} failed ({names})"
-        raise CheckFailed(f"Exercise {self.number}, {self.piece}: not there yet, {checks}.")
+        skipped = [verdict.check for verdict in missing if not verdict.ran]
+        counts = [_count(failed, "failed")] * bool(failed) + [_count(skipped, "did not run")] * bool(skipped)
+        raise CheckFailed(f"Exercise {self.number}, {self.piece}: not there yet, {', '.join(counts)}.")
+
+    def _save_for_later_labs(self) -> str:
+        """Save the piece that has passed, if this is a lab. Returns a sentence if that is not possible, or ""."""
+        module, _, name = progress.name_of(self).partition(".")
+        if not name or not progress.in_a_lab():
+            return ""
+        try:
+            mine.save(module, self.piece, ranks.current().definitions.cells)
+        except (mine.NotSaved, OSError, SyntaxError) as error:
+            return f"Later labs cannot import your {self.piece} from shared.mine: {error}."
+        return ""
 
 
 def run_exercise(
@@ -199,6 +222,8 @@ def run_exercise(
     hangs, starts = 0, ranks.current().starts
 
     def due(size: int) -> list[Check]:
+        if exercise.first in found:
+            return []
         return [check for check in checks if size in check.world_sizes and check.name not in found]
 
     sizes = [size for size in range(1, ranks.current().world_size + 1) if due(size)]
@@ -211,7 +236,7 @@ def run_exercise(
             for check in due(size):
                 if path is None and ranks.current().starts != starts:
                     break  # what the student's cells had computed on the ranks is gone
-                if hangs >= MOST_HANGS:
+                if hangs >= MOST_HANGS or exercise.first in found:
                     break
                 tried[check.name].append(size)
                 draw = random.Random(f"{seed} {check.name} {size}")
@@ -224,7 +249,16 @@ def run_exercise(
                     hangs += wrong.hangs
     if path is None and ranks.current().starts != starts and not found:
         found[checks[0].name] = Wrong(_LEFT_IN_FLIGHT, _HINT_ON_WAITS)
-    return [_verdict(exercise, check, tried[check.name], found.get(check.name)) for check in checks]
+    return [
+        _not_run(exercise, check, f"runs when “{exercise.first}” passes")
+        if exercise.first in found and check.name != exercise.first
+        else _verdict(exercise, check, tried[check.name], found.get(check.name))
+        for check in checks
+    ]
+
+
+def _count(names: list[str], what: str) -> str:
+    return f"{len(names)} check{'s' if len(names) > 1 else ''} {what} ({', '.join(names)})"
 
 
 @contextlib.contextmanager
@@ -255,10 +289,22 @@ def _verdict(exercise: Exercise, check: Check, tried: list[int], wrong: Wrong | 
         least = min(check.world_sizes)
         too_few = least > ranks.current().world_size
         why = f"needs {least} ranks" if too_few else "did not run, because earlier ones failed"
-        return Verdict(exercise.piece, check.name, False, (), f"this check {why}")
+        return _not_run(exercise, check, why)
     if wrong is None:
-        return Verdict(exercise.piece, check.name, True, tuple(tried))
-    return Verdict(exercise.piece, check.name, False, (tried[-1],), wrong.evidence, wrong.hint)
+        return Verdict(exercise.piece, check.name, True, check.simulates or tuple(tried))
+    return Verdict(exercise.piece, check.name, False, check.simulates or (tried[-1],), wrong.evidence, wrong.hint)
+
+
+def _not_run(exercise: Exercise, check: Check, why: str) -> Verdict:
+    return Verdict(exercise.piece, check.name, False, (), f"this check {why}")
+
+
+def hint_on_names(evidence: str) -> str:
+    """Return a hint if a file uses a name that only %%ranks cells have, or ""."""
+    for name, code in _IN_A_FILE.items():
+        if f"NameError: name '{name}' is not defined" in evidence:
+            return f"Only %%ranks cells have `{name}`. In a file, define it yourself, for example: `{code}`."
+    return ""
 
 
 def _from_failure(failure: CellFailed) -> Wrong:
@@ -280,7 +326,12 @@ def _from_failure(failure: CellFailed) -> Wrong:
 
 
 def _waits_behind_the_call(failure: CellFailed) -> bool:
-    """Return whether the ranks have left the student's code and hang in the barrier that the check runs after it."""
+    """Return whether the ranks have left the student's code and hang in the barrier that the check runs after it.
+
+    If a rank has raised an error, the others wait there only for this rank.
+    """
+    if any(outcome.error and not outcome.error["others_fault"] for outcome in failure.cell.outcomes.values()):
+        return False
     found = [position for position in failure.cell.positions.values() if position and position["busy"]]
     return bool(found) and all(p["call"] and p["call"]["op"] == "barrier" and not p["line"] for p in found)
 
@@ -293,9 +344,22 @@ def _hint_on(failure: CellFailed) -> str:
         return ""
     found = [position for position in failure.cell.positions.values() if position]
     if any(len(lane) > 1 for position in found for lane, _ in position["counts"]):  # transfers between two ranks
-        return "Hint: which rank can send or receive first? And is wait() called on the work of every isend and irecv?"
+        return _hint_on_transfers(failure.cell, [position for position in found if position["busy"]])
     waits = any(position["busy"] and position["waits"] != "no" for position in found)
     return "Hint: which ranks call this collective, and which never reach it?" if waits else ""
+
+
+def _hint_on_transfers(cell: CellState, running: list[dict]) -> str:
+    """Hint at a rank that has returned without its side of a transfer, or else at the order of the transfers."""
+    for position in running:
+        returned = [rank for rank in absent(position, cell) if rank in cell.outcomes]
+        if position["call"] and position["call"]["partner"] is not None and returned:
+            verb = "receive" if position["call"]["op"] == "send" else "send"
+            return f"Hint: which line of your function should make rank {returned[0]} {verb}?"
+    handles = any(".wait(" in (position["line"] or "") for position in running)
+    return "Hint: which rank can send or receive first?" + (
+        " And do you call wait() on the handle of each?" if handles else ""
+    )
 
 
 def _merge(by_rank: dict[int, str]) -> str:

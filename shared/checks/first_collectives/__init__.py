@@ -27,11 +27,11 @@ from shared.wire import instrumentation
 MOST_VALUES = 9
 ROUNDING = 1e-12  # float64, added up in another order
 
-sum_over_ranks = Exercise("0.1", "sum_over_ranks")
-global_mean = Exercise("0.2", "global_mean")
-pass_right = Exercise("0.3", "pass_right")
-log_mean_loss = Exercise("0.4", "log_mean_loss")
-broadcast_by_hand = Exercise("0.5", "broadcast_by_hand", optional=True)
+sum_over_ranks = Exercise("0.1", "sum_over_ranks", first="values")
+global_mean = Exercise("0.2", "global_mean", first="values")
+pass_right = Exercise("0.3", "pass_right", first="values")
+log_mean_loss = Exercise("0.4", "log_mean_loss", first="values")
+broadcast_by_hand = Exercise("0.5", "broadcast_by_hand", first="values", optional=True)
 
 
 # -- 0.1
@@ -167,10 +167,11 @@ def the_loss_is_unchanged_for_backward(attempt: Attempt) -> None:
         if result["loss"] != own[rank]:
             raise Wrong(
                 {rank: f"the loss was {own[rank]:g} before the call and is {result['loss']:g} after it"},
-                "Hint: what does all_reduce do with its argument?",
+                "Hint: all_reduce overwrites its argument. Does the tensor that you pass share memory with the loss?",
             )
         if result["gradient"] != 1.0:
-            raise Wrong({rank: f"loss.backward() after the call gives {result['gradient']:g}; expected 1"})
+            message = f"after the call, loss.backward() gives a gradient of {result['gradient']:g}; expected 1"
+            raise Wrong({rank: message})
 
 
 @log_mean_loss.check("wire", world_sizes=(2, 4))
@@ -180,7 +181,7 @@ def logging_costs_one_message(attempt: Attempt) -> None:
     for rank, result in enumerate(attempt.run(probe_loss, per_rank=own)):
         calls = result["calls"]
         if len(calls) != 1 or calls[0].op not in ("all_reduce", "reduce") or calls[0].payload_bytes > 8:
-            raise Wrong({rank: f"{describe_calls(calls)}; expected 1 message, of at most 8 bytes"})
+            raise Wrong({rank: f"{describe_calls(calls)}; expected 1 message of at most 8 bytes"})
 
 
 # -- 0.5

@@ -63,7 +63,7 @@ def common_cause(value: float, own: float, every: list[float]) -> str:
 def mean_cause(own: list[torch.Tensor], rank: int, value: float) -> str:
     everything, mine = torch.cat(own), own[rank]
     total, means = everything.sum().item(), [values.mean().item() for values in own if len(values)]
-    shares = f"The ranks hold {'/'.join(str(len(values)) for values in own)} values. "
+    shares = f"The ranks hold {', '.join(str(len(values)) for values in own)} values. "
     if value != value:
         return shares + "The mean of no values is nan. Hint: what should a rank send if it holds no values?"
     if is_close(value, sum(means) / len(means)) or is_close(value, sum(means) / len(own)):
@@ -73,7 +73,7 @@ def mean_cause(own: list[torch.Tensor], rank: int, value: float) -> str:
     if is_close(value, total / len(own)):
         return shares + "It is the sum divided by the number of ranks. Hint: how many values does the sum contain?"
     if len(mine) and is_close(value, total / len(mine)):
-        return shares + "It is the sum divided by this rank's number of values. Hint: how many does the sum contain?"
+        return shares + "It is the sum divided by this rank's number of values. Hint: whose values are in the sum?"
     if len(mine) and is_close(value, mine.mean().item()):
         return "It is the mean of this rank's own values. Hint: where is the result of the collective?"
     if abs(value - total / len(everything)) <= FLOAT32_TOLERANCE * abs(value):
@@ -91,7 +91,7 @@ def passing_cause(result: torch.Tensor, own: list[torch.Tensor], rank: int, righ
             return f"It is rank {other}'s tensor. Hint: which rank is the right neighbor of the last rank?"
     if bool((result == -1).any()):
         return (
-            "The check wrote −1 into the left neighbor's tensor right after its call had returned. "
+            "The check wrote −1 into the left neighbor's tensor as soon as that rank's call had returned. "
             "Hint: when may a tensor that is being sent be changed?"
         )
     return "Hint: is the message complete when you return the tensor?"

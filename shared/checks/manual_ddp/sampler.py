@@ -56,13 +56,13 @@ def every_sample_once_and_equal_shares(attempt: Attempt) -> None:
             if not result["two iterators"]:
                 raise Wrong({rank: "two iterators over the same sampler at the same time yield different samples"})
             if result["len"] != share or result["len before"] != share:
-                raise Wrong({rank: f"len() says {result['len']} of {length} samples on {size} ranks; expected {share}"})
+                raise Wrong({rank: f"len() is {result['len']} for {length} samples on {size} ranks; expected {share}"})
             if result["epoch 0"] != found[0]["epoch 0"] or result["unset"] != result["epoch 0"][rank]:
-                message = "for the same seed and epoch, the order differs from rank 0's, or set_epoch(0) changes it"
+                message = "for one seed and epoch, this rank's order differs from rank 0's, or set_epoch(0) changes it"
                 raise Wrong({rank: message}, "Hint: what does the order depend on besides the seed and the epoch?")
             expected = [[index % length for index in range(r, share * size, size)] for r in range(size)]
             if result["in order"] != expected:
-                message = f"shuffle=False, {length} samples on {size} ranks: rank r yields {result['in order']}"
+                message = f"shuffle=False, {length} samples on {size} ranks: the ranks yield {result['in order']}"
                 raise Wrong({rank: f"{message}; expected {expected}"})
 
 
@@ -75,16 +75,16 @@ def _judge_shares(rank: int, shares: list[list], length: int, share: int) -> Non
     sizes = [len(own) for own in shares]
     if sizes != [share] * len(shares):
         hint = "Hint: what happens if the length is not divisible by the number of ranks?"
-        raise Wrong({rank: f"ranks yield {sizes} of {length} samples; expected {share} each"}, hint)
+        raise Wrong({rank: f"the ranks yield {sizes} indices for {length} samples; expected {share} each"}, hint)
     if set(drawn) != set(range(length)):
         missing = sorted(set(range(length)) - set(drawn))
-        message = f"of {length} samples on {len(shares)} ranks, no rank yields {missing}; all ranks yield {drawn}"
+        message = f"of {length} samples on {len(shares)} ranks, no rank yields {missing}; together, they yield {drawn}"
         raise Wrong({rank: message}, "Hint: do all ranks have the same shuffled order before each takes its share?")
     most = -(-len(drawn) // length)
     often = sorted(sample for sample in set(drawn) if drawn.count(sample) > most)
     if often:
         raise Wrong(
-            {rank: f"samples {often} are yielded more than {most} time{'s' if most > 1 else ''}: {drawn}"},
+            {rank: f"samples {often} are yielded more than {'once' if most == 1 else f'{most} times'}: {drawn}"},
             "Hint: which samples are repeated so that all shares have the same size?",
         )
 
@@ -97,7 +97,9 @@ def epochs_and_seeds_decide_the_order(attempt: Attempt) -> None:
             raise Wrong({rank: "epochs 0 and 1 have the same order"}, "Hint: what should set_epoch() change?")
         orders = [result["epoch 0"], *result["epochs"]]
         if any(one == other for index, one in enumerate(orders) for other in orders[:index]):
-            raise Wrong({rank: "two epochs have the same order"}, "Hint: how do the seed and the epoch determine it?")
+            raise Wrong(
+                {rank: "two epochs have the same order"}, "Hint: how do the seed and the epoch determine the order?"
+            )
         if attempt.world_size > 1 and set(orders[0][0]) == set(orders[1][0]):
             raise Wrong(
                 {rank: "rank 0 has the same samples in epochs 0 and 1"},
@@ -106,7 +108,7 @@ def epochs_and_seeds_decide_the_order(attempt: Attempt) -> None:
         if result["epoch 0"] == result["other seed"]:
             raise Wrong({rank: "two different seeds give the same order"}, "Hint: which line uses the seed?")
         if result["epoch 0"] == result["in order"]:
-            raise Wrong({rank: "with shuffle=True, the samples are yielded in order"}, "Hint: which line shuffles?")
+            raise Wrong({rank: "with shuffle=True, the samples are not shuffled"}, "Hint: which line shuffles?")
         if not result["random numbers"]:
             message = "iterating changes torch's global random state, so dropout depends on the sampler"
             raise Wrong({rank: message}, "Hint: which generator draws the random numbers?")
@@ -115,4 +117,4 @@ def epochs_and_seeds_decide_the_order(attempt: Attempt) -> None:
 def the_sampler_needs_no_messages(attempt: Attempt) -> None:
     for rank, result in enumerate(attempt.run(probe_sampler, 12, attempt.draw_seed())):
         if result["calls"]:
-            raise Wrong({rank: f"{describe_calls(result['calls'])}; expected none, as a shared seed is enough"})
+            raise Wrong({rank: f"{describe_calls(result['calls'])}; expected none, because a shared seed is enough"})

@@ -28,7 +28,12 @@ def _weighted(attempt: Attempt, model: str, counts: list[int], in_subgroup: bool
     )
     expected = gradients_of_one_process(model, draw, members)
     _refuse_plain_mean(found, expected, members, context)
-    judge_gradients(by_rank(found, "gradients", members), expected, by_rank(found, "local", members), context)
+    try:
+        judge_gradients(by_rank(found, "gradients", members), expected, by_rank(found, "local", members), context)
+    except Wrong as wrong:
+        if in_subgroup:
+            wrong.hint = f"{wrong.hint} (Only the samples of the group's ranks count.)".strip()
+        raise
     reject_frozen_gradients(dict(enumerate(found)), model)
     return found, expected, draw
 
@@ -63,5 +68,6 @@ def weighing_costs_one_small_message(attempt: Attempt) -> None:
     for rank, result in enumerate(found):
         extra = sum(call.payload_bytes for call in result["calls"]) - want_bytes
         if not 0 <= extra <= 8 or len(result["calls"]) > most:
-            message = f"{describe_calls(result['calls'])}; expected at most {most}, {want_bytes} bytes and one number's"
+            expected = f"at most {most} messages, {want_bytes} bytes plus those of one element"
+            message = f"{describe_calls(result['calls'])}; expected {expected}"
             raise Wrong({rank: message}, "Hint: what must a rank know about the others besides their gradients?")

@@ -10,6 +10,7 @@ from shared import memory
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.footprint import PADDING_BYTES, hidden_bytes, living_bytes, only_what_comes
 from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.memory_wall.master_plans import with_step
 
 PARAMETERS = 16  # All have the same size, so one gradient is a sixteenth of all gradients.
 STAYS = {"Adam": (torch.optim.Adam, {}, 12), "SGD with momentum": (torch.optim.SGD, {"momentum": 0.9}, 8)}
@@ -27,7 +28,7 @@ def probe_stays(master_weights, numel: int, optimizer: str) -> int:
     optimizer_cls, defaults, _ = STAYS[optimizer]
     parameters = [nn.Parameter(torch.randn(numel, device=device_here()).bfloat16()) for _ in range(PARAMETERS)]
     with only_what_comes():
-        masters = master_weights(parameters, optimizer_cls=optimizer_cls, lr=0.01, **defaults)
+        masters = with_step(master_weights)(parameters, optimizer_cls=optimizer_cls, lr=0.01, **defaults)
         for _ in range(2):
             _set_gradients(parameters)
             masters.step()
@@ -52,7 +53,7 @@ def twelve_bytes_stay(attempt: Attempt) -> None:
 def probe_step(master_weights, numel: int) -> int:
     """Step once, then measure a second step. Return how many more bytes live at its peak than before it."""
     parameters = [nn.Parameter(torch.randn(numel, device=device_here()).bfloat16()) for _ in range(PARAMETERS)]
-    build = functools.partial(master_weights, optimizer_cls=torch.optim.SGD)
+    build = functools.partial(with_step(master_weights), optimizer_cls=torch.optim.SGD)
     masters = build(parameters, lr=0.01, momentum=0.9)
     _set_gradients(parameters)
     masters.step()

@@ -60,6 +60,21 @@ def draw(seed: int, dtypes: tuple[torch.dtype, ...], missing: float = 0.0) -> Da
     return Data(parameters, gradients)
 
 
+def with_step(optimizer_type: type) -> type:
+    """Give HoldsMasters, which only updates single parameters, a step() for all of them. MasterWeights has its own."""
+    if optimizer_type.__name__ != "HoldsMasters":
+        return optimizer_type
+
+    class OneByOne(optimizer_type):
+        @torch.no_grad()
+        def step(self) -> None:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    self.step_one(parameter, group)
+
+    return OneByOne
+
+
 def deal(parameters: list, groups: int) -> list[list]:
     return [parameters[first::groups] for first in range(groups)]
 

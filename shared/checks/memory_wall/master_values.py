@@ -9,12 +9,42 @@ from shared.checks.engine.candidate import device_here
 from shared.checks.engine.compare import first_difference
 from shared.checks.engine.framework import Attempt, Wrong
 from shared.checks.engine.hints import begin_at, where_it_raises
-from shared.checks.memory_wall.master_plans import OPTIMIZERS, Data, Plan, draw, masters, run, without_masters
+from shared.checks.memory_wall.master_plans import (
+    OPTIMIZERS,
+    Data,
+    Plan,
+    draw,
+    masters,
+    run,
+    with_step,
+    without_masters,
+)
 
 # A dozen float32 operations on values of size 1, reordered or fused, each round by 6e-8. The master may then lie on the
 # other side of a bfloat16 rounding boundary, so a parameter must equal some value this close to the master, rounded.
 MARGIN = 2e-6
 
+BFLOAT16 = (torch.bfloat16,)
+ONE_PARAMETER = (
+    Plan(
+        "SGD",
+        "SGD",
+        dtypes=BFLOAT16,
+        hint="Hint: which tensors does inner step, and which tensor is copied into which?",
+    ),
+    Plan(
+        "Adam",
+        "Adam",
+        dtypes=BFLOAT16,
+        hint="Hint: where is the state that inner has written, when step_one() begins again?",
+    ),
+    Plan(
+        "AdamW",
+        "AdamW",
+        dtypes=BFLOAT16,
+        hint="Hint: do the defaults reach inner, and do all settings of the group?",
+    ),
+)
 VALUES = (
     Plan(
         "SGD", "SGD", hint="Hint: which tensors does the inner optimizer step, and which tensor is copied into which?"
@@ -35,6 +65,7 @@ VALUES = (
         hint="The masters hold the true values. Hint: does each master have memory of its own, whatever the dtype?",
     ),
 )
+OTHER_DTYPES = VALUES[-2:]
 GROUPS = (
     Plan(
         "SGD, two groups",
@@ -93,7 +124,7 @@ BEGUN = {
 
 
 def probe_masters(master_weights, plan: Plan, data: Data) -> dict:
-    build = functools.partial(master_weights, optimizer_cls=OPTIMIZERS[plan.optimizer][0])
+    build = functools.partial(with_step(master_weights), optimizer_cls=OPTIMIZERS[plan.optimizer][0])
     return run(plan, build, data, device_here())
 
 
@@ -107,7 +138,7 @@ def judge_plan(attempt: Attempt, plan: Plan, missing: float = 0.0) -> None:
     found = attempt.run(probe_masters, plan, per_rank=[(each,) for each in data], context=plan.description)
     for rank, (result, own) in enumerate(zip(found, data, strict=True)):
         judge_steps(rank, result["steps"], plan, own)
-        _judge_optimizer(rank, result, plan)
+        _judge_optimizer(rank, result, plan, attempt.piece)
 
 
 def judge_steps(rank: int, steps: list[list[torch.Tensor]], plan: Plan, data: Data, first: int = 1) -> None:
@@ -145,12 +176,12 @@ def _cause(parameter: torch.Tensor, plan: Plan, data: Data, number: int, index: 
     return plan.hint
 
 
-def _judge_optimizer(rank: int, result: dict, plan: Plan) -> None:
+def _judge_optimizer(rank: int, result: dict, plan: Plan, piece: str) -> None:
     """Judge what every torch optimizer does, and what none does."""
     if not result["kind"]:
         raise Wrong(
-            {rank: "MasterWeights(...) is not a torch.optim.Optimizer"},
-            "Hint: which class does MasterWeights derive from?",
+            {rank: f"{piece}(...) is not a torch.optim.Optimizer"},
+            f"Hint: which class does {piece} derive from?",
         )
     if not result["in place"]:
         evidence = f"{plan.description}: a parameter has other memory after the steps than before"
@@ -171,6 +202,21 @@ def _judge_optimizer(rank: int, result: dict, plan: Plan) -> None:
 
 
 @where_it_raises(BEGUN)
+def one_parameter_is_its_rounded_master(attempt: Attempt) -> None:
+    for plan in ONE_PARAMETER:
+        judge_plan(attempt, plan)
+
+
+after_plain = begin_at(one_parameter_is_its_rounded_master, "plain")
+
+
+@after_plain
+def every_dtype_has_a_master_of_its_own(attempt: Attempt) -> None:
+    for plan in OTHER_DTYPES:
+        judge_plan(attempt, plan)
+
+
+@where_it_raises(BEGUN)
 def parameters_are_rounded_masters(attempt: Attempt) -> None:
     for plan in VALUES:
         judge_plan(attempt, plan)
@@ -185,7 +231,6 @@ def groups_have_settings_of_their_own(attempt: Attempt) -> None:
         judge_plan(attempt, plan)
 
 
-@after_values
 def settings_are_those_of_now(attempt: Attempt) -> None:
     for plan in SCHEDULES:
         judge_plan(attempt, plan)

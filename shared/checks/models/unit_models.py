@@ -63,9 +63,9 @@ KINDS = {
 }
 
 
-def build(name: str, seed: int, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """Build a model from its own seed."""
-    with torch.random.fork_rng(devices=[]):
+def build(name: str, seed: int, dtype: torch.dtype = torch.float64, device: str = "cpu") -> nn.Module:
+    """Build a model from its own seed. On the meta device, it has no values."""
+    with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(seed)
         return KINDS[name].cls().to(dtype)
 

@@ -65,7 +65,7 @@ def every_rank_launches_in_one_order(attempt: Attempt) -> None:
         shares = draw_shares(attempt, one_leaves_out)
         found = attempt.run(probe_order, sizes, seed, per_rank=shares)
         context = (
-            "each rank computes its branches in another order" + one_leaves_out * ", and one rank skips the last layer"
+            "ranks compute their branches in different orders" + one_leaves_out * ", and one rank skips the last layer"
         )
         sent = {rank: [call.payload_bytes for call in calls] for rank, calls in enumerate(found)}
         orders, sets = (
@@ -153,7 +153,7 @@ def _why_late(step: dict, sizes) -> str:
         )
     if len(step["calls"]) < len(sizes.messages()):
         return "Hint: which line launches the last bucket?"
-    return "Hint: how soon after its last gradient arrives is a bucket launched?"
+    return "Hint: how soon after its last gradient is ready is a bucket launched?"
 
 
 def _reject_waits(rank: int, step: dict, context: str) -> None:

@@ -38,13 +38,15 @@ def _judge_outside(rank: int, calls: list, sizes: Sizes, when: str) -> None:
     try:
         judge_messages(rank, calls, sizes.messages(), f"{sizes}, {when}")
     except Wrong as wrong:
-        raise Wrong(wrong.evidence, wrong.hint if calls else _hint_on_silence(when) or wrong.hint) from None
+        raise Wrong(wrong.evidence, wrong.hint if calls else _hint_on_silence(when)) from None
 
 
 def _hint_on_silence(when: str) -> str:
     if "exception" in when:
         return "Hint: which of your lines run when an exception leaves the with-block?"
-    return "Hint: where does no_sync() store its state, and who else reads it?" if "another" in when else ""
+    if "another" in when:
+        return "Hint: where does no_sync() store its state, and what else reads it?"
+    return "Hint: which attribute does no_sync() change, and which line changes it back when the block ends?"
 
 
 def _hint_on(when: str) -> str:
@@ -71,6 +73,6 @@ def the_sum_is_sent(attempt: Attempt) -> None:
     steps = [step(micro(True), micro(True), micro(False)), step(micro(False)), step(micro(True, "one"), micro(False))]
     judge_steps(attempt, sizes, steps, "micro-batches inside no_sync(), the last one outside")
     for leaves_out, where in (("one", "one rank"), ("all", "all ranks")):
-        context = f"a layer that the micro-batch inside no_sync() uses, but not the last micro-batch on {where}"
+        context = f"a layer that the micro-batch inside no_sync() uses, but the last one on {where} does not"
         judge_steps(attempt, sizes, [step(micro(True), micro(False, leaves_out))], context)
     judge_steps(attempt, sizes, [step(micro(True), micro(True))], "all micro-batches inside no_sync()")

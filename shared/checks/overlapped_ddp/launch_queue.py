@@ -1,5 +1,7 @@
 """Judge a launch queue by the order in which it packs, launches and waits, with buckets that send nothing."""
 
+import contextlib
+
 import torch
 
 from shared.checks.engine.framework import Attempt, Wrong
@@ -63,13 +65,25 @@ def probe_queue(queue_class, sizes: list[int], rounds: list[list[tuple[int, int]
     diary: list[Event] = []
     queue = queue_class([Bucket(bucket_index, size, diary) for bucket_index, size in enumerate(sizes)])
     found = []
-    for order in rounds:
+    for turn, order in enumerate(rounds, 1):
         found.append([])
         for step in [*order, None]:
             diary.clear()
-            queue.finish() if step is None else queue.add(*step)
+            with _noting(turn, step):
+                queue.finish() if step is None else queue.add(*step)
             found[-1].append(diary[:])
     return found
+
+
+@contextlib.contextmanager
+def _noting(turn: int, step: tuple[int, int] | None):
+    """Add a note to an error: in which round it was raised, and by which call."""
+    try:
+        yield
+    except Exception as error:
+        before = f"; finish() had ended round {turn - 1} without an error" if turn > 1 else ""
+        error.add_note(f"(This was {'finish()' if step is None else f'add{step}'} in round {turn}{before}.)")
+        raise
 
 
 def _try_queue(attempt: Attempt) -> tuple[list[int], list[list[tuple[int, int]]], list[list[list[Event]]]]:
@@ -89,16 +103,18 @@ def launched_in_order_and_early(attempt: Attempt) -> None:
         for turn, (order, did) in enumerate(zip(rounds, found, strict=True), 1):
             for step, expected in enumerate(events_of_add(sizes, order)):
                 if did[step] != expected:
+                    alone = attempt.run(probe_queue, sizes, [order])[0][0][step]  # the same round on a new queue
                     added = ", ".join(map(str, order[: step + 1]))
                     context = (
                         f"buckets of {sizes} gradients, round {turn}: after adding {added}, the queue did "
                         f"{described(did[step])}"
                     )
-                    raise Wrong(f"{context}; expected {described(expected)}", _hint_on(did[step], expected, turn))
+                    raise Wrong(f"{context}; expected {described(expected)}", _hint_on(alone, expected))
 
 
-def _hint_on(did: list[Event], expected: list[Event], turn: int) -> str:
-    if turn > 1:  # The first round was correct.
+def _hint_on(did: list[Event], expected: list[Event]) -> str:
+    """Hint at the cause, given what a new queue did in the round in which the queue was wrong."""
+    if did == expected:
         return "Hint: which state must be reset when a round ends?"
     if any(event[0] == "wait" for event in did):
         return "Hint: add(…) is called during backward(). Which method should wait instead?"

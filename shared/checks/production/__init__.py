@@ -32,10 +32,15 @@ IN_SHARDING = {
 # -- 11.1
 
 
-@fully_sharded.check("values")
-def training_equals_one_process(attempt: Attempt) -> None:
-    some = {1: 1, 2: 5, 3: 1, 4: 1}[attempt.world_size]
-    always = {2: ("Buffered", *awkward.HAVE_MODES), 3: ("Buffered",)}.get(attempt.world_size, ())
+@fully_sharded.check("plain", world_sizes=(2,))
+def a_plain_model_trains_as_in_one_process(attempt: Attempt) -> None:
+    train_and_judge(attempt, Sharding("Blocks", steps=2))
+
+
+@fully_sharded.check("awkward models")
+def awkward_models_train_as_in_one_process(attempt: Attempt) -> None:
+    some = {1: 1, 2: 4, 3: 1, 4: 1}[attempt.world_size]
+    always = {2: ("Buffered", "Frozen", *awkward.HAVE_MODES), 3: ("Buffered",)}.get(attempt.world_size, ())
     for model in dict.fromkeys((*always, *attempt.random.sample(MODELS, some))):
         options = {"reshard_after_forward": attempt.random.random() < 0.7}
         plan = Sharding(model, options=options, inner_first=attempt.random.random() < 0.5)

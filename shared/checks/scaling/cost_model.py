@@ -3,7 +3,10 @@
 The functions only calculate, so every check calls them on drawn cases and compares the results with the formulas.
 """
 
+import contextlib
+import inspect
 import math
+import traceback
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -38,7 +41,42 @@ Timed = list[tuple[float, int]]  # gradients or buckets: (ready_s, size_bytes), 
 
 def probe(piece: Callable, calls: list[tuple]) -> list:
     """Call the piece once for each tuple of arguments. Return what it returned, as numbers and tuples of numbers."""
-    return [_plain(piece(*arguments)) for arguments in calls]
+    found = []
+    for arguments in calls:
+        with _noting(piece, arguments):
+            found.append(_plain(piece(*arguments)))
+    return found
+
+
+@contextlib.contextmanager
+def _noting(piece: Callable, arguments: tuple):
+    """Add notes to an error: with which arguments the piece was called, and which earlier function raised it."""
+    try:
+        yield
+    except Exception as error:
+        innermost = traceback.extract_tb(error.__traceback__)[-1].name
+        if innermost in ("buckets_of", "predict_step_s") and innermost != getattr(piece, "__name__", ""):
+            error.add_note(f"(The error comes from your {innermost}. Does it pass its own check?)")
+        named = ", ".join(f"{name}={_shown(value)}" for name, value in zip(_names(piece), arguments, strict=False))
+        error.add_note(f"(Your function was called with {named}.)")
+        raise
+
+
+def _names(piece: Callable) -> list[str]:
+    return list(inspect.signature(piece).parameters)
+
+
+def _shown(value) -> str:
+    """Show a number with four digits, and the first elements of a long list or dict."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_shown, value))})"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_shown(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_shown, value[:4]))}{', …' if len(value) > 4 else ''}]"
+    return repr(value)
 
 
 def _plain(value):
@@ -194,12 +232,15 @@ def _cause_of_step(buckets: Timed, compute_s: float, link: Link, found) -> str:
         end_s = max(end_s, ready_s) + cost_s
         ends_s.append(end_s)
     known = {
-        end_s - compute_s: "This is the exposed time alone, or less. Hint: what else does the step consist of?",
+        end_s - compute_s: (
+            "This is the time from the end of backward to the end of the last all-reduce. Hint: what else does the "
+            "step consist of?"
+        ),
         max(0.0, end_s - compute_s): "This is the exposed time alone. Hint: what else does the step consist of?",
         compute_s + sum(costs_s): "Hint: which buckets are in flight while backward still computes?",
         end_s: "Hint: can a step end before its backward does?",
         max(compute_s, *(ready + cost for (ready, _), cost in zip(buckets, costs_s, strict=True))): (
-            "Hint: when can a bucket start whose predecessor is still in flight?"
+            "Hint: when can a bucket start if the one before it is still in flight?"
         ),
         compute_s + max(0.0, _end_of_messages_s(buckets, link) - compute_s): (
             "This is the time of one message per bucket. Hint: what does a ring all-reduce take?"
@@ -266,7 +307,7 @@ def _cause_of_buckets(found, gradients: Timed, expected: Timed) -> str:
     if not isinstance(found, tuple) or not all(isinstance(b, tuple) and len(b) == 2 for b in found):
         return "Expected a list of buckets, each as (ready_s, size_bytes)."
     if sum(size for _, size in found) != sum(size for _, size in gradients):
-        return "Hint: is every gradient in a bucket, the last one too?"
+        return "Hint: is every gradient in a bucket, even the last one?"
     if [size for _, size in found] == [float(size) for _, size in expected]:
         return "Hint: when a bucket is launched, which of its gradients became ready last?"
     return "Hint: at which gradient is a bucket closed, and which bucket does that gradient belong to?"
@@ -298,9 +339,9 @@ def the_best_cap_is_found(attempt: Attempt) -> None:
 
 def _cause_of_cap(found, caps: list[int], gradients: Timed, compute_s: float, link: Link) -> str:
     if found == max(caps):
-        return "Hint: when can the first bucket be launched with the largest cap?"
+        return "Hint: with the largest cap, when can the first bucket be launched?"
     if found == min(caps):
-        return "Hint: how much latency do all the buckets of the smallest cap pay?"
+        return "Hint: with the smallest cap, how many buckets are there, and how much latency does each of them add?"
     return "Hint: which cap gives the shortest step, for this number of ranks and this link?"
 
 
@@ -339,14 +380,15 @@ def _judge_efficiency(attempt: Attempt, kind: str) -> None:
 
 def _cause_of_efficiency(found, expected: float, ranks: int, kind: str) -> str:
     if _close(found, ranks * expected):
-        return "This is the speed-up. Hint: by how many ranks do you have to divide it?"
+        return "This is the speed-up. Hint: by what must you divide it to get the efficiency?"
     if kind == "strong" and isinstance(found, float) and found > 1:
         return (
-            "Hint: an efficiency above 1 would mean that ranks do more than they can. What does each of them compute?"
+            "Hint: an efficiency above 1 would mean that N ranks do more than N times as much as one. What does each "
+            "of them compute?"
         )
     if kind == "strong":
         return "Hint: what does each of N ranks compute, when are its gradients ready, and how many bytes does it send?"
-    return "Hint: what does one rank take, and what do N ranks take, each with as much to compute?"
+    return "Hint: how long does a step take on one rank, and on N ranks that each compute as much?"
 
 
 def weak_scaling_is_predicted(attempt: Attempt) -> None:

@@ -4,22 +4,24 @@ import torch
 
 from shared.checks.engine.framework import Attempt, Exercise
 from shared.checks.engine.hints import give_hints
-from shared.checks.engine.sharded import unit_wire
+from shared.checks.engine.sharded import unit_forward, unit_order, unit_wire
 from shared.checks.engine.sharded.unit_memory import judge_memory
 from shared.checks.engine.sharded.unit_training import UnitPlan, train_and_judge
-from shared.checks.units import owners, shards, states
+from shared.checks.units import after_forward, prefetcher, shards, states
 
 ShardedFlatParameter = Exercise("9.1", "ShardedFlatParameter", optional=True)
 Unit = Exercise("9.2", "Unit", optional=True)
-owned_parameters = Exercise("9.3", "owned_parameters", optional=True)
-PlainZeRO3 = Exercise("9.4", "PlainZeRO3", optional=True)
+Forward = Exercise("9.3", "PlainZeRO3", optional=True)
+Backward = Exercise("9.4", "PlainZeRO3", optional=True)
+Prefetcher = Exercise("9.5", "Prefetcher", optional=True)
+Prefetching = Exercise("9.6", "PrefetchingZeRO3", optional=True)
 
 _OUT_OF_BOUNDS = "out of bounds for storage of size"
 _HINT_ON_READERS = (
     "Hint: which unit's parameters were read while they had no memory? Is pre_backward() ever called for it?"
 )
 
-# -- 9.1 to 9.3: the pieces
+# -- 9.1 and 9.2: the pieces
 
 ShardedFlatParameter.check("plain parameters", world_sizes=(2,))(shards.plain_parameters_are_unsharded_and_resharded)
 ShardedFlatParameter.check("start", world_sizes=(1, 2, 3))(shards.shards_hold_the_first_ranks_values)
@@ -31,38 +33,81 @@ Unit.check("a plain forward", world_sizes=(1,))(states.forward_unshards_and_resh
 Unit.check("states", world_sizes=(1,))(states.states_follow_the_table)
 Unit.check("flat parameters", world_sizes=(1,))(states.work_is_done_once)
 
-owned_parameters.check("nested units", world_sizes=(1,))(owners.innermost_units_own)
-owned_parameters.check("owners", world_sizes=(1,))(owners.each_has_one_owner)
-owned_parameters.check("foreign modules", world_sizes=(1,))(owners.strangers_are_rejected)
+
+# -- 9.3: forward
+
+
+@Forward.check("plain forward", world_sizes=(2,))
+def a_plain_model_computes(attempt: Attempt) -> None:
+    unit_forward.judge_outputs(attempt, UnitPlan("Blocks"))
+
+
+Forward.check("units after forward", world_sizes=(2,))(after_forward.blocks_are_sharded_and_the_root_stays)
+
+
+@Forward.check("forward wire", world_sizes=(2, 4))
+def each_unit_is_gathered_once(attempt: Attempt) -> None:
+    for model in ("Blocks", "Whole"):
+        unit_forward.judge_forward_wire(attempt, UnitPlan(model))
+
+
+@Forward.check("forward memory", world_sizes=(4,))
+def only_computing_units_are_unsharded(attempt: Attempt) -> None:
+    """Try a model with a small root, and one whose root is large enough to show."""
+    for model in ("Deep", "DeepWhole"):
+        unit_forward.judge_forward_memory(attempt, UnitPlan(model, dtype=torch.float32))
 
 
 # -- 9.4: a plain model trains
 
-NO_PREFETCH = {"prefetch": 0}  # The class that this exercise builds does not prefetch.
 
-
-@PlainZeRO3.check("plain model", world_sizes=(2,))
+@Backward.check("plain model", world_sizes=(2,))
 def a_plain_model_trains(attempt: Attempt) -> None:
-    train_and_judge(attempt, UnitPlan("Blocks", options=NO_PREFETCH))
+    train_and_judge(attempt, UnitPlan("Blocks"))
 
 
-@PlainZeRO3.check("world sizes", world_sizes=(1, 3, 4))
+@Backward.check("world sizes", world_sizes=(1, 3, 4))
 def any_number_of_ranks_trains_it(attempt: Attempt) -> None:
     """Try other optimizers, a single unit, and units that are called from last to first."""
-    train_and_judge(attempt, UnitPlan("Backwards", "AdamW", options=NO_PREFETCH))
-    train_and_judge(attempt, UnitPlan("Whole", "Hiker", options=NO_PREFETCH))
+    train_and_judge(attempt, UnitPlan("Backwards", "AdamW"))
+    train_and_judge(attempt, UnitPlan("Whole", "Hiker"))
 
 
-@PlainZeRO3.check("wire", world_sizes=(2, 4))
+@Backward.check("wire", world_sizes=(2, 4))
 def each_unit_is_all_gathered_twice_and_reduce_scattered_once(attempt: Attempt) -> None:
-    unit_wire.judge_unit_traffic(
-        attempt, [UnitPlan(model, steps=2, options=NO_PREFETCH) for model in ("Blocks", "Whole")]
-    )
+    unit_wire.judge_unit_traffic(attempt, [UnitPlan(model, steps=2) for model in ("Blocks", "Whole")])
 
 
-@PlainZeRO3.check("memory", world_sizes=(4,))
-def only_computing_units_have_memory(attempt: Attempt) -> None:
-    judge_memory(attempt, UnitPlan("Deep", dtype=torch.float32, options=NO_PREFETCH))
+@Backward.check("memory", world_sizes=(4,))
+def only_units_in_use_have_memory(attempt: Attempt) -> None:
+    judge_memory(attempt, UnitPlan("Deep", dtype=torch.float32, options={"prefetch": 0}))
+
+
+# -- 9.5 and 9.6: prefetching
+
+Prefetcher.check("plain order", world_sizes=(1,))(prefetcher.the_next_unit_is_launched)
+Prefetcher.check("changing order", world_sizes=(1,))(prefetcher.a_changed_order_stops_it)
+Prefetcher.check("backward", world_sizes=(1,))(prefetcher.backward_is_prefetched_in_reverse)
+
+Prefetching.check("prefetched order", world_sizes=(2, 4))(unit_order.the_next_unit_is_in_flight)
+Prefetching.check("prefetch=0", world_sizes=(2,))(unit_order.nothing_is_launched_ahead)
+
+
+@Prefetching.check("prefetched values", world_sizes=(2, 3))
+def prefetching_changes_no_value(attempt: Attempt) -> None:
+    for prefetch, model in enumerate(("Blocks", "Backwards"), 1):
+        train_and_judge(attempt, UnitPlan(model, "AdamW", options={"prefetch": prefetch}))
+
+
+@Prefetching.check("prefetched wire", world_sizes=(2,))
+def prefetching_sends_no_more(attempt: Attempt) -> None:
+    plans = [UnitPlan(model, steps=3, options={"prefetch": 2}) for model in ("Blocks", "Backwards")]
+    unit_wire.judge_unit_traffic(attempt, plans)
+
+
+@Prefetching.check("prefetched memory", world_sizes=(4,))
+def one_more_unit_is_unsharded(attempt: Attempt) -> None:
+    judge_memory(attempt, UnitPlan("Deep", dtype=torch.float32, options={"prefetch": 1}))
 
 
 give_hints(
@@ -72,4 +117,4 @@ give_hints(
     },
     ShardedFlatParameter,
 )
-give_hints({"SIGSEGV": _HINT_ON_READERS, _OUT_OF_BOUNDS: _HINT_ON_READERS}, PlainZeRO3)
+give_hints({"SIGSEGV": _HINT_ON_READERS, _OUT_OF_BOUNDS: _HINT_ON_READERS}, *(Forward, Backward, Prefetching))

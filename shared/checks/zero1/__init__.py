@@ -11,14 +11,16 @@ from shared.checks.engine.sharded.plan import Plan, layout_of
 from shared.checks.engine.sharded.training import train_and_judge
 from shared.checks.engine.sharded.wire import judge_rounds, reject_messages
 from shared.checks.models import awkward
-from shared.checks.zero1 import flat_gradients, loaded
+from shared.checks.zero1 import flat_gradients, loaded, trainings
 from shared.checks.zero1.memory import judge_memory
+from shared.checks.zero1.on_shards import on_shards
 
 FlatParameter = Exercise("7.1", "FlatParameter", optional=True)
 FlatGradients = Exercise("7.2", "FlatGradients", optional=True)
-ZeRO1 = Exercise("7.3", "ZeRO1")
-clip_grad_norm_ = Exercise("7.4", "ZeRO1")
-state_dict = Exercise("7.5", "ZeRO1")
+ShardedOptimizer = Exercise("7.3", "ShardedOptimizer", optional=True)
+ZeRO1 = Exercise("7.4", "ZeRO1")
+clip_grad_norm_ = Exercise("7.5", "ZeRO1")
+state_dict = Exercise("7.6", "ZeRO1")
 
 AWKWARD = ("Tied", "Frozen", "Unused", "TwoBranches", "Scalar", "Strided", "Mixed", "Crowd")
 
@@ -31,6 +33,7 @@ FlatParameter.check("at once", world_sizes=(2, 3))(flat_layout.the_launch_return
 FlatParameter.check("memory", world_sizes=(4,))(flat_layout.no_copy_stays)
 
 FlatGradients.check("slices", world_sizes=(2,))(flat_gradients.gradients_are_slices_of_zeros)
+FlatGradients.check("plain", world_sizes=(2,))(flat_gradients.a_plain_model_has_its_mean)
 FlatGradients.check("values")(flat_gradients.each_rank_gets_its_shard_of_the_mean)
 FlatGradients.check("wire", world_sizes=(2, 3))(flat_gradients.each_gradient_is_sent_once)
 FlatGradients.check("memory", world_sizes=(4,))(flat_gradients.gradients_are_held_once)
@@ -38,24 +41,16 @@ FlatGradients.check("memory", world_sizes=(4,))(flat_gradients.gradients_are_hel
 
 # -- 7.3
 
+ShardedOptimizer.check("plain", world_sizes=(2,))(on_shards(trainings.a_plain_model_trains_as_in_one_process))
+ShardedOptimizer.check("same start", world_sizes=(2, 3))(on_shards(trainings.ranks_start_equal))
+ShardedOptimizer.check("settings", world_sizes=(1, 3))(on_shards(trainings.each_group_has_settings_of_its_own))
+ShardedOptimizer.check("more parameters", world_sizes=(2, 4))(on_shards(trainings.parameters_may_join_later))
 
-@ZeRO1.check("values", world_sizes=(2,))
-def a_plain_model_trains_as_in_one_process(attempt: Attempt) -> None:
-    for optimizer in ("SGD", "AdamW"):
-        train_and_judge(attempt, Plan("Plain", optimizer))
 
+# -- 7.4
 
-@ZeRO1.check("same start", world_sizes=(2, 3))
-def ranks_start_equal(attempt: Attempt) -> None:
-    for model in ("Frozen", "Mixed"):
-        found = train_and_judge(attempt, Plan(model, steps=0))
-        states = {rank: result["start"] for rank, result in found.items()}
-        for rank, state in states.items():
-            for name, expected in states[0].items():
-                if not torch.equal(state[name], expected):
-                    hint = "Hint: which parameters does the model use although the optimizer never updates them?"
-                    evidence = f"{awkward.describe(model)}: before the first step, {name} differs from rank 0's"
-                    raise Wrong({rank: evidence}, hint if (model, name) == ("Frozen", "first.bias") else "")
+ZeRO1.check("values", world_sizes=(2,))(trainings.a_plain_model_trains_as_in_one_process)
+ZeRO1.check("same start", world_sizes=(2, 3))(trainings.ranks_start_equal)
 
 
 @ZeRO1.check("awkward models")
@@ -66,23 +61,8 @@ def awkward_models_train_as_in_one_process(attempt: Attempt) -> None:
         train_and_judge(attempt, Plan(model, ("AdamW", "SGD", "Hiker")[number % 3]))
 
 
-@ZeRO1.check("settings", world_sizes=(1, 3))
-def each_group_has_settings_of_its_own(attempt: Attempt) -> None:
-    train_and_judge(attempt, Plan("Mixed", "Adam", split=True, scheduler="ExponentialLR"))
-    for optimizer in ("AdamW", "SGD"):
-        try:
-            train_and_judge(attempt, Plan("Tied", optimizer, split=True, scheduler="OneCycleLR"))
-        except Wrong as wrong:
-            if "must support momentum" in wrong.evidence:  # OneCycleLR raises this if it finds no betas.
-                wrong.hint = "Hint: which default settings does the inner optimizer have that the caller did not pass?"
-            raise
-
-
-@ZeRO1.check("more parameters", world_sizes=(2, 4))
-def parameters_may_join_later(attempt: Attempt) -> None:
-    """Add a parameter of three elements, fewer than there are ranks."""
-    for split in (False, True):
-        train_and_judge(attempt, Plan("Frozen", split=split, late=True))
+ZeRO1.check("settings", world_sizes=(1, 3))(trainings.each_group_has_settings_of_its_own)
+ZeRO1.check("more parameters", world_sizes=(2, 4))(trainings.parameters_may_join_later)
 
 
 @ZeRO1.check("loops", world_sizes=(1, 3))
@@ -139,7 +119,7 @@ def it_stays_inside_its_group(attempt: Attempt) -> None:
 ZeRO1.check("bf16", world_sizes=(2, 4))(sharded_steps.bf16_stays_bf16)
 
 
-# -- 7.4
+# -- 7.5
 
 clip_grad_norm_.check("clipping")(clip.clipping_equals_one_process)
 clip_grad_norm_.check("below the bound", world_sizes=(1, 2))(clip.small_gradients_stay)
@@ -148,7 +128,7 @@ clip_grad_norm_.check("clipping wire", world_sizes=(2, 3))(clip.one_more_element
 clip_grad_norm_.check("clipping group", world_sizes=(3, 4))(clip.it_stays_inside_its_group)
 
 
-# -- 7.5
+# -- 7.6
 
 state_dict.check("state")(sharded_state.it_is_a_plain_state)
 state_dict.check("before the first step", world_sizes=(1, 3))(sharded_state.before_the_first_step)

@@ -123,6 +123,12 @@ def gradients_are_slices_of_zeros(attempt: Attempt) -> None:
                     raise Wrong({rank: f"{context}: shard.grad still holds the last mean"}, hint)
 
 
+def a_plain_model_has_its_mean(attempt: Attempt) -> None:
+    """Judge a plain loop only: reset(), backward(), reduce()."""
+    how = Gradients("Plain", WAYS[:1])
+    _judge_means(how, _try(attempt, how))
+
+
 def each_rank_gets_its_shard_of_the_mean(attempt: Attempt) -> None:
     models = ("TwoBranches", "Unused", "Scalar", "Strided")
     tried = [Gradients(model) for model in (models if attempt.world_size == 2 else models[:1])]
@@ -130,23 +136,33 @@ def each_rank_gets_its_shard_of_the_mean(attempt: Attempt) -> None:
         tried.append(Gradients("TwoBranches", in_subgroup=True))
     for how in tried:
         found = _try(attempt, how)
-        for number, way in enumerate(how.ways):
-            rounds = {rank: each[number] for rank, each in found.items()}
-            own = {rank: _flat(each["own"], how.model, len(found)) for rank, each in rounds.items()}
-            mean = (sum(own.values()) / len(own)).view(len(own), -1)
-            for index, (rank, each) in enumerate(rounds.items()):
-                if not close(each["mean"].flatten(), mean[index], tolerance_of([mean])):
-                    difference = first_difference(each["mean"].flatten(), mean[index])
-                    evidence = f"{how}, gradients {way}, round {number + 1}: shard.grad is wrong: {difference}"
-                    raise Wrong({rank: evidence}, _cause(each["mean"].flatten(), mean, index, own[rank], way))
-                if each["again"] or not each["same"]:
-                    does = f"sends {describe_calls(each['again'])}" if each["again"] else "changes shard.grad"
-                    evidence = f"a second reduce() {does}; expected it to do nothing"
-                    hint = (
-                        "The flat tensor no longer holds gradients by then. Hint: how can reduce() know that "
-                        "it was already called?"
-                    )
-                    raise Wrong({rank: evidence}, hint)
+        _judge_means(how, found)
+        _judge_second_calls(found)
+
+
+def _judge_means(how: Gradients, found: dict[int, list[dict]]) -> None:
+    for number, way in enumerate(how.ways):
+        rounds = {rank: each[number] for rank, each in found.items()}
+        own = {rank: _flat(each["own"], how.model, len(found)) for rank, each in rounds.items()}
+        mean = (sum(own.values()) / len(own)).view(len(own), -1)
+        for index, (rank, each) in enumerate(rounds.items()):
+            if not close(each["mean"].flatten(), mean[index], tolerance_of([mean])):
+                difference = first_difference(each["mean"].flatten(), mean[index])
+                evidence = f"{how}, gradients {way}, round {number + 1}: shard.grad is wrong: {difference}"
+                raise Wrong({rank: evidence}, _cause(each["mean"].flatten(), mean, index, own[rank], way))
+
+
+def _judge_second_calls(found: dict[int, list[dict]]) -> None:
+    for rank, rounds in found.items():
+        for each in rounds:
+            if each["again"] or not each["same"]:
+                does = f"sends {describe_calls(each['again'])}" if each["again"] else "changes shard.grad"
+                evidence = f"a second reduce() {does}; expected it to do nothing"
+                hint = (
+                    "The flat tensor no longer holds gradients by then. Hint: how can reduce() know that "
+                    "it was already called?"
+                )
+                raise Wrong({rank: evidence}, hint)
 
 
 def _flat(gradients: dict, model: str, size: int) -> torch.Tensor:

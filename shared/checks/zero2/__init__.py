@@ -33,8 +33,11 @@ UNFINISHED = {
 # -- 8.1
 
 
-@ShardedBucket.check("values")
-def gradients_become_means(attempt: Attempt) -> None:
+ShardedBucket.check("plain model", world_sizes=(2,))(sharded_bucket.a_plain_shard_gets_its_mean)
+
+
+@ShardedBucket.check("awkward models")
+def gradients_of_awkward_models_become_means(attempt: Attempt) -> None:
     bucket_gradients.no_gradient_counts_as_zeros(attempt)
     sharded_bucket.each_shard_gets_its_mean(attempt)
 

@@ -82,32 +82,39 @@ def _try(attempt: Attempt, how: Reduced) -> dict[int, list[dict]]:
     return {rank: found[rank] for rank in members}
 
 
+def a_plain_shard_gets_its_mean(attempt: Attempt) -> None:
+    _judge_means(attempt, Reduced("Plain"))
+
+
 def each_shard_gets_its_mean(attempt: Attempt) -> None:
     tried = [Reduced("Tied"), Reduced("Frozen"), Reduced("TwoBranches"), Reduced("Strided"), Reduced("Unused")]
     tried = tried if attempt.world_size == 2 else attempt.random.sample(tried, 2)
     tried += [Reduced("TwoBranches", in_subgroup=True)] if attempt.world_size in SUBGROUPS else []
     for how in [Reduced("Plain"), *tried]:
-        found, means = _try(attempt, how), []
-        for number, adds_up in enumerate(ROUNDS):
-            rounds = {rank: each[number] for rank, each in found.items()}
-            flats = {rank: _flat(each["own"], how, len(found)) for rank, each in rounds.items()}
-            means.append((sum(flats.values()) / len(flats)).view(len(flats), -1))
-            expected = means[-2] + means[-1] if adds_up else means[-1]
-            for index, (rank, each) in enumerate(rounds.items()):
-                _judge_left(rank, each, how)
-                context = f"{how}, backward {number + 1}{', added to the one before' if adds_up else ''}"
-                if each["grad"] is None or not close(each["grad"].flatten(), expected[index], tolerance_of([expected])):
-                    was = "is None"
-                    if each["grad"] is not None:
-                        was = f"is wrong: {first_difference(each['grad'].flatten(), expected[index])}"
-                    raise Wrong(
-                        {rank: f"{context}: shard.grad {was}"}, _cause(each["grad"], expected, index, means, adds_up)
-                    )
-                if each["calls"]["again"] or not each["same"]:
-                    again = each["calls"]["again"]
-                    does = f"sends {describe_calls(again)}" if again else "changes shard.grad"
-                    evidence = f"a second wait() {does}; expected it to do nothing"
-                    raise Wrong({rank: evidence}, "Hint: how does wait() know whether a collective is in flight?")
+        _judge_means(attempt, how)
+
+
+def _judge_means(attempt: Attempt, how: Reduced) -> None:
+    found, means = _try(attempt, how), []
+    for number, adds_up in enumerate(ROUNDS):
+        rounds = {rank: each[number] for rank, each in found.items()}
+        flats = {rank: _flat(each["own"], how, len(found)) for rank, each in rounds.items()}
+        means.append((sum(flats.values()) / len(flats)).view(len(flats), -1))
+        expected = means[-2] + means[-1] if adds_up else means[-1]
+        for index, (rank, each) in enumerate(rounds.items()):
+            _judge_left(rank, each, how)
+            context = f"{how}, backward {number + 1}{', added to the one before' if adds_up else ''}"
+            if each["grad"] is None or not close(each["grad"].flatten(), expected[index], tolerance_of([expected])):
+                was = "is None"
+                if each["grad"] is not None:
+                    was = f"is wrong: {first_difference(each['grad'].flatten(), expected[index])}"
+                cause = _cause(each["grad"], expected, index, means, adds_up)
+                raise Wrong({rank: f"{context}: shard.grad {was}"}, cause)
+            if each["calls"]["again"] or not each["same"]:
+                again = each["calls"]["again"]
+                does = f"sends {describe_calls(again)}" if again else "changes shard.grad"
+                evidence = f"a second wait() {does}; expected it to do nothing"
+                raise Wrong({rank: evidence}, "Hint: how does wait() know whether a collective is in flight?")
 
 
 def _judge_left(rank: int, each: dict, how: Reduced) -> None:

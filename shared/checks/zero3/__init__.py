@@ -1,44 +1,39 @@
-"""Checks for chapter 10: a ZeRO-3 that trains any model, prefetches, and can be saved and loaded."""
+"""Checks for chapter 10: a ZeRO-3 that trains any model, and can be saved, loaded and created in shards."""
 
 import torch
 
 from shared.checks.engine.framework import Attempt, Exercise, Wrong
 from shared.checks.engine.hints import give_hints
-from shared.checks.engine.sharded import unit_wire
+from shared.checks.engine.sharded import unit_order, unit_wire
 from shared.checks.engine.sharded.unit_memory import DROPPED, FINISHED, judge_memory
 from shared.checks.engine.sharded.unit_training import UnitPlan, train_and_judge
 from shared.checks.engine.subgroups import called_alone
 from shared.checks.models import awkward
-from shared.checks.zero3 import backward, copies, forward, order, prefetcher, reducer, saved, state, states
+from shared.checks.zero3 import backward, copies, deferred, forward, reducer, saved, state, states
 
-Prefetcher = Exercise("10.1", "Prefetcher", optional=True)
-GradientReducer = Exercise("10.2", "GradientReducer", optional=True)
-Forward = Exercise("10.3", "ZeRO3")
-Backward = Exercise("10.4", "ZeRO3")
-Prefetching = Exercise("10.5", "ZeRO3")
-FullState = Exercise("10.6", "ZeRO3")
-ShardedState = Exercise("10.7", "ZeRO3")
+GradientReducer = Exercise("10.1", "GradientReducer", optional=True)
+Forward = Exercise("10.2", "ZeRO3")
+Backward = Exercise("10.3", "ZeRO3")
+FullState = Exercise("10.4", "ZeRO3")
+ShardedState = Exercise("10.5", "ZeRO3")
+Materializer = Exercise("10.6", "Materializer", optional=True)
 
 AWKWARD = ("Blocks", "Tied", "Frozen", "FrozenNorms", "Few", "Mixed", "Buffered", "Nested", "Twice", "Bundles", "Whole")
 AWKWARD += awkward.HAVE_MODES
-NO_PREFETCH = {"prefetch": 0}  # The class can then be tried before it prefetches.
+NO_PREFETCH = {"prefetch": 0}  # A mistake in prefetching then fails the checks of prefetching only.
 
 _HINT_ON_READERS = (
     "Hint: which unit's parameters were read while they had no memory? Is pre_backward() ever called for it?"
 )
 
-# -- 10.1 and 10.2: small objects
-
-Prefetcher.check("plain order", world_sizes=(1,))(prefetcher.the_next_unit_is_launched)
-Prefetcher.check("changing order", world_sizes=(1,))(prefetcher.a_changed_order_stops_it)
-Prefetcher.check("backward", world_sizes=(1,))(prefetcher.backward_is_prefetched_in_reverse)
+# -- 10.1: a small object
 
 GradientReducer.check("plain backward", world_sizes=(1,))(reducer.packed_in_backward_and_launched_on_demand)
 GradientReducer.check("missing gradients", world_sizes=(1,))(reducer.missing_gradients_count_as_zeros)
 GradientReducer.check("second gradient", world_sizes=(1,))(reducer.a_second_gradient_is_rejected)
 
 
-# -- 10.3: forward
+# -- 10.2: forward
 
 Forward.check("plain forward", world_sizes=(2,))(forward.a_plain_model_computes)
 Forward.check("forward values")(forward.outputs_equal_one_process)
@@ -48,7 +43,7 @@ Forward.check("forward memory", world_sizes=(4,))(forward.only_computing_units_a
 Forward.check("states", world_sizes=(1, 2))(states.forward_leaves_what_backward_needs)
 
 
-# -- 10.4: backward
+# -- 10.3: backward, and prefetching in it
 
 
 @Backward.check("plain model", world_sizes=(2,))
@@ -104,20 +99,18 @@ def only_computing_units_have_memory(attempt: Attempt) -> None:
         judge_memory(attempt, UnitPlan("Deep", dtype=torch.float32, options=NO_PREFETCH), skipped)
 
 
-# -- 10.5: prefetching
-
-Prefetching.check("prefetched order", world_sizes=(2, 4))(order.the_next_unit_is_in_flight)
-Prefetching.check("prefetch=0", world_sizes=(2,))(order.nothing_is_launched_ahead)
+Backward.check("prefetched order", world_sizes=(2, 4))(unit_order.the_next_unit_is_in_flight)
+Backward.check("prefetch=0", world_sizes=(2,))(unit_order.nothing_is_launched_ahead)
 
 
-@Prefetching.check("prefetched values", world_sizes=(2, 3))
+@Backward.check("prefetched values", world_sizes=(2, 3))
 def prefetching_changes_no_value(attempt: Attempt) -> None:
     models = ("Turns", "Twice", "Nested", "Branches", "Recomputed", "Frozen", "Tied", "Towers")
     for model in models if attempt.world_size == 2 else attempt.random.sample(models, 2):
         train_and_judge(attempt, UnitPlan(model, "AdamW", options={"prefetch": attempt.random.choice((1, 2))}))
 
 
-@Prefetching.check("prefetched wire", world_sizes=(2,))
+@Backward.check("prefetched wire", world_sizes=(2,))
 def prefetching_sends_no_more(attempt: Attempt) -> None:
     unit_wire.nothing_travels_in_vain(attempt)
     models = ("Blocks", "Frozen", "Recomputed", "Backwards")
@@ -126,20 +119,20 @@ def prefetching_sends_no_more(attempt: Attempt) -> None:
     unit_wire.judge_unit_traffic(attempt, [*plans, kept])
 
 
-@Prefetching.check("prefetched memory", world_sizes=(4,))
+@Backward.check("prefetched memory", world_sizes=(4,))
 def one_more_unit_is_unsharded(attempt: Attempt) -> None:
     """Compute in bfloat16, so that unsharded parameters are half as large."""
     judge_memory(attempt, UnitPlan("Deep", dtype=torch.float32, options={"compute_dtype": torch.bfloat16}))
 
 
-# -- 10.6: full state dicts
+# -- 10.4: full state dicts
 
 FullState.check("full state", world_sizes=(1, 2, 4))(state.it_is_a_plain_state)
 FullState.check("another world size", world_sizes=(1, 3))(state.any_number_of_ranks_can_load_it)
 FullState.check("another module", world_sizes=(2,))(state.states_of_other_modules_are_rejected)
 
 
-# -- 10.7: sharded state dicts, and everything together
+# -- 10.5: sharded state dicts, and everything together
 
 ShardedState.check("sharded state", world_sizes=(4,))(saved.any_number_of_ranks_resumes)
 
@@ -183,6 +176,15 @@ def it_computes_in_another_dtype(attempt: Attempt) -> None:
 ShardedState.check("a module", world_sizes=(2,))(copies.it_is_like_its_module)
 ShardedState.check("copies", world_sizes=(1, 3))(copies.a_copy_trains_independently)
 
+
+# -- 10.6: deferred initialization
+
+Materializer.check("plain model", world_sizes=(2,))(deferred.a_plain_model_is_materialized)
+Materializer.check("values", world_sizes=(1, 3))(deferred.values_depend_on_names_alone)
+Materializer.check("cuts")(deferred.every_cut_is_right)
+Materializer.check("awkward models", world_sizes=(2,))(deferred.awkward_models_are_materialized)
+Materializer.check("memory", world_sizes=(4,))(deferred.one_parameter_exists_at_a_time)
+
 give_hints(
     {
         "SIGSEGV": _HINT_ON_READERS,
@@ -190,5 +192,5 @@ give_hints(
         "SIGABRT": "Hint: which collective does each rank launch next?",
         "CheckpointException": "Hint: does each tensor in the state record its position in the global tensor?",
     },
-    *(Forward, Backward, Prefetching, FullState, ShardedState),
+    *(Forward, Backward, FullState, ShardedState),
 )

@@ -1,6 +1,6 @@
 """Adds the mean again when wait() is called a second time.
 
-caught by: ShardedBucket · values
+caught by: ShardedBucket · plain model
 """
 
 from solutions import zero2 as right

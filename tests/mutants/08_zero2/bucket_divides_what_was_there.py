@@ -1,6 +1,6 @@
 """Divides the accumulated mean again together with the new sum.
 
-caught by: ShardedBucket · values
+caught by: ShardedBucket · plain model
 """
 
 from solutions import zero2 as right

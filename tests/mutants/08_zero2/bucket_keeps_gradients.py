@@ -1,6 +1,6 @@
 """Copies the gradient into the bucket but does not free the original.
 
-caught by: ShardedBucket · values
+caught by: ShardedBucket · plain model
 """
 
 from solutions import zero2 as right

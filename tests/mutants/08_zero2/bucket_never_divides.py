@@ -1,6 +1,6 @@
 """Sums the gradients without dividing.
 
-caught by: ShardedBucket · values
+caught by: ShardedBucket · plain model
 """
 
 from solutions import zero2 as right

@@ -1,6 +1,6 @@
 """Replaces the accumulated mean instead of adding to it.
 
-caught by: ShardedBucket · values
+caught by: ShardedBucket · plain model
 """
 
 from solutions import zero2 as right

@@ -1,6 +1,6 @@
 """Reuses its flat tensor, in which a missing gradient leaves the previous one.
 
-caught by: ShardedBucket · values
+caught by: ShardedBucket · awkward models
 """
 
 from solutions import zero2 as right

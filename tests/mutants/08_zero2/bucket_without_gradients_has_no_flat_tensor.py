@@ -1,6 +1,6 @@
 """Allocates its flat tensor for the first gradient that is not None: without one, there is nothing to launch.
 
-caught by: ShardedBucket · values
+caught by: ShardedBucket · awkward models
 """
 
 from solutions import zero2 as right

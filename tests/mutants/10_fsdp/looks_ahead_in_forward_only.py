@@ -7,7 +7,7 @@ from solutions import zero3 as right
 
 
 class Prefetcher(right.Prefetcher):
-    def in_backward(self, unit):
+    def in_backward(self, unit, unreached=()):
         pass
 
 

@@ -1,6 +1,6 @@
 """Shards the units but not the rest of the module.
 
-caught by: fully_sharded · values
+caught by: fully_sharded · plain
 """
 
 from solutions import production as right

@@ -1,6 +1,6 @@
 """Puts the module into eval mode, so it trains without dropout.
 
-caught by: fully_sharded · values
+caught by: fully_sharded · awkward models
 """
 
 from solutions import production as right

@@ -1,6 +1,6 @@
 """Broadcasts the parameters but not the buffers.
 
-caught by: fully_sharded · values
+caught by: fully_sharded · awkward models
 """
 
 from solutions import production as right

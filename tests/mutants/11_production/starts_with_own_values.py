@@ -1,6 +1,6 @@
 """Does not broadcast the initial values, and neither does fully_shard.
 
-caught by: fully_sharded · values
+caught by: fully_sharded · plain
 """
 
 from solutions import production as right

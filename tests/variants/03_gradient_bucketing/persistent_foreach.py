@@ -56,7 +56,10 @@ class Bucket:
         self.work = dist.all_reduce(self.flat, dist.ReduceOp.SUM, self.group, True)
 
     def wait(self):
-        self.work.wait()
+        work, self.work = self.work, None
+        if work is None:
+            raise RuntimeError("there is no all-reduce to wait for")
+        work.wait()
         self.flat.div_(self.size)
 
 

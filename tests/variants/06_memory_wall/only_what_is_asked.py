@@ -19,6 +19,20 @@ class _Master:
         self.parameter.detach().copy_(self.weight.detach())
 
 
+class HoldsMasters(torch.optim.Optimizer):
+    """Has one optimizer per parameter and keeps its state there."""
+
+    def __init__(self, params, optimizer_cls, **defaults):
+        self.own, self.build = {}, lambda weight: optimizer_cls([weight], **defaults)
+        super().__init__(params, self.build(torch.zeros(2, 2)).defaults)
+
+    def step_one(self, parameter, group):
+        if parameter not in self.own:
+            weight = torch.nn.Parameter(torch.empty_like(parameter, dtype=torch.float32).copy_(parameter.detach()))
+            self.own[parameter] = _Master(parameter, self.build(weight))
+        self.own[parameter].step(group)
+
+
 class MasterWeights(torch.optim.Optimizer):
     def __init__(self, params, optimizer_cls, **defaults):
         self.masters = []

@@ -6,6 +6,41 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
+from solutions import flat as earlier
+
+
+def flatten_and_broadcast(parameters, group):
+    for p in parameters:
+        dist.broadcast(p.data, group=group, group_src=0)
+    alike = {}
+    for p in filter(lambda p: p.requires_grad, parameters):
+        alike.setdefault(p.dtype, []).append(p)
+    return [earlier.FlatParameter(trained, group) for trained in alike.values()]
+
+
+class ShardedOptimizer(torch.optim.Optimizer):
+    """Has one inner optimizer per param group, and gathers each flat parameter at once."""
+
+    def __init__(self, params, optimizer_cls, flatten, group=None, **defaults):
+        self.flatten, self.flat_parameters, self.inners = flatten, [], []
+        self.make = lambda shards, settings: optimizer_cls([{**settings, "params": shards}], **defaults)
+        super().__init__(params, self.make([torch.zeros(1)], {}).defaults)
+
+    def add_param_group(self, param_group):
+        super().add_param_group(param_group)
+        added = self.flatten(self.param_groups[-1]["params"])
+        self.flat_parameters.extend(added)
+        self.inners.append(self.make([each.shard for each in added], self.param_groups[-1]))
+
+    def step(self):
+        for group, inner in zip(self.param_groups, self.inners, strict=True):
+            shards = inner.param_groups[0]["params"]
+            inner.param_groups[0] = {**group, "params": shards}
+            inner.step()
+            inner.zero_grad()
+        for each in self.flat_parameters:
+            each.launch_all_gather().wait()
+
 
 class ZeRO1(torch.optim.Optimizer):
     def __init__(self, params, optimizer_cls, group=None, **defaults):

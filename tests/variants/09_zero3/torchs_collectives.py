@@ -158,3 +158,44 @@ class PlainZeRO3(nn.Module):
 
     def named_parameters(self, *args, **options):
         return self.own.named_parameters(*args, **options)
+
+
+class Prefetcher:
+    """Finds a unit by its index in the order of calls."""
+
+    def __init__(self, units_ahead):
+        self.units_ahead, self.last, self.now = units_ahead, [], []
+
+    def begin_forward(self):
+        self.last, self.now = self.now, []
+
+    def in_forward(self, unit):
+        index = len(self.now)
+        self.now.append(unit)
+        same = len(self.last) > index and all(a is b for a, b in zip(self.last, self.now, strict=False))
+        for each in self.last[index + 1 : index + 1 + self.units_ahead] if same else ():
+            each.unshard()
+
+    def in_backward(self, unit, unreached=()):
+        index = len(self.now) - 1 if unit in self.now else -1
+        while index > 0 and self.now[index] is not unit:
+            index -= 1
+        before = [each for each in reversed(self.now[: max(0, index)]) if each not in unreached]
+        for each in before[: self.units_ahead]:
+            each.unshard()
+
+
+class PrefetchingZeRO3(PlainZeRO3):
+    """Launches from hooks of its own, which run after those of PlainZeRO3."""
+
+    def __init__(self, module, units=None, prefetch=1, group=None):
+        super().__init__(module, units, group)
+        self.prefetcher = Prefetcher(prefetch)
+        for submodule, unit in self.units.items():
+            if submodule is not module:
+                submodule.register_forward_pre_hook(lambda *_, unit=unit: self.prefetcher.in_forward(unit))
+                submodule.register_full_backward_pre_hook(lambda *_, unit=unit: self.prefetcher.in_backward(unit))
+
+    def forward(self, *inputs):
+        self.prefetcher.begin_forward()
+        return super().forward(*inputs)

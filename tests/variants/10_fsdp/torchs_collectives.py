@@ -1,8 +1,12 @@
-"""Uses nothing from the labs: torch's own collectives, its own queue of reductions, and its own unit records."""
+"""Uses nothing from the labs: torch's own collectives, its own queue of reductions, and its own unit records.
+
+Its Materializer intersects ranges of elements, and restores the state of the random generator by hand.
+"""
 
 import copy
 import enum
 import weakref
+import zlib
 from types import SimpleNamespace
 
 import torch
@@ -363,3 +367,34 @@ class ZeRO3(nn.Module):
                     )
                 state[f"shelves/{index}/{name}"] = value
         return state
+
+
+class Materializer:
+    def __init__(self, module, initialize, device, seed=0):
+        self.initialize, self.device, self.seed = initialize, torch.device(device), seed
+        self.names = {id(tensor): name for name, tensor in module.named_buffers()}
+        self.names |= {id(parameter): name for name, parameter in module.named_parameters()}
+
+    def value_of(self, tensor):
+        name = self.names[id(tensor)]
+        value = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
+        before = torch.get_rng_state()
+        try:
+            torch.manual_seed(zlib.crc32(f"{self.seed}.{name}".encode()))
+            with torch.no_grad():
+                self.initialize(name, value)
+        finally:
+            torch.set_rng_state(before)
+        return value
+
+    def shard_of(self, layout):
+        n, rank = layout.shard_shape.numel(), dist.get_rank(layout.group)
+        own, end = range(rank * n, (rank + 1) * n), 0
+        shard = torch.zeros(n, dtype=layout.parameters[0].dtype, device=self.device)
+        for parameter in layout.parameters:
+            begin, end = end, end + parameter.numel()
+            common = range(max(begin, own.start), min(end, own.stop))
+            if len(common):
+                value = self.value_of(parameter).reshape(-1)[common.start - begin : common.stop - begin]
+                shard[common.start - own.start : common.stop - own.start] = value
+        return shard

@@ -1,4 +1,4 @@
-"""Saves and loads through a Stateful object; the last rank removes old folders and renames."""
+"""Saves and loads through a Stateful object; the last rank removes old folders and renames, also in the background."""
 
 import contextlib
 import shutil
@@ -52,3 +52,32 @@ def load_checkpoint(path, model, optimizer):
     run = Run(model, optimizer)
     dcp.load({"run": run}, checkpoint_id=path)
     return run.step
+
+
+class BackgroundSaver:
+    """Stages through the Stateful object; save() and wait() share one method that completes what is pending."""
+
+    future = half = None
+
+    def __init__(self):
+        self.group = dist.new_group(ranks=list(range(dist.get_world_size())), backend="gloo")
+
+    def save(self, folder, step, model, optimizer):
+        self.wait()
+        self.half = Path(folder, f"step_{step}.half")
+        if dist.get_rank() == 0:
+            for path in (self.half, self.half.with_suffix("")):
+                shutil.rmtree(path, ignore_errors=True)
+        dist.barrier()
+        state = {"run": Run(model, optimizer, step)}
+        self.future = dcp.async_save(state, storage_writer=dcp.FileSystemWriter(self.half), process_group=self.group)
+
+    def wait(self):
+        try:
+            if self.future is not None:
+                self.future.result()
+                if dist.get_rank() == dist.get_world_size() - 1:
+                    self.half.rename(self.half.with_suffix(""))
+                dist.barrier()
+        finally:
+            self.future = None

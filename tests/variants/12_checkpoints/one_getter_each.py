@@ -1,8 +1,13 @@
-"""Uses one getter per state, os.replace, and a broadcast that tells the other ranks about the rename."""
+"""Uses one getter per state, os.replace, and a broadcast that tells the other ranks about the rename.
 
+In the background, it stages with deepcopy and renames in the thread.
+"""
+
+import copy
 import os
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
@@ -15,24 +20,52 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 
-def save_checkpoint(folder, step, model, optimizer):
+def cleared(folder, step):
     target = os.path.join(folder, f"step_{step}")
     if dist.get_rank() == 0:
         for name in (target, target + ".half"):
             if os.path.isdir(name):
                 shutil.rmtree(name)
     dist.barrier()
-    state = {
+    return target
+
+
+def state_of(step, model, optimizer):
+    return {
         "step": torch.tensor(step),
         "model": get_model_state_dict(model),
         "optimizer": get_optimizer_state_dict(model, optimizer),
     }
-    dcp.save(state, storage_writer=dcp.FileSystemWriter(target + ".half", thread_count=2))
+
+
+def write(target, state, group=None):
+    writer = dcp.FileSystemWriter(target + ".half", thread_count=2)
+    dcp.save(state, storage_writer=writer, process_group=group)
     done = [None]
     if dist.get_rank() == 0:
         os.replace(target + ".half", target)
         done = ["renamed"]
-    dist.broadcast_object_list(done, src=0)
+    dist.broadcast_object_list(done, src=0, group=group)
+
+
+def save_checkpoint(folder, step, model, optimizer):
+    write(cleared(folder, step), state_of(step, model, optimizer))
+
+
+class BackgroundSaver:
+    def __init__(self):
+        self.group = dist.new_group(backend="gloo")
+        self.thread = ThreadPoolExecutor(max_workers=1)
+        self.saves = []
+
+    def save(self, folder, step, model, optimizer):
+        self.wait()
+        state = copy.deepcopy(state_of(step, model, optimizer))
+        self.saves.append(self.thread.submit(write, cleared(folder, step), state, self.group))
+
+    def wait(self):
+        while self.saves:
+            self.saves.pop().result()
 
 
 def newest_checkpoint(folder):

@@ -56,13 +56,18 @@ def _in_subgroup(attempt: Attempt) -> list[Shapes]:
 
 
 def flat_parameter_type_of(cls: type) -> type:
-    """Find the FlatParameter that is defined or imported beside a class, or beside one of its base classes."""
+    """Find the FlatParameter that a class uses."""
+    return defined_beside(cls, "FlatParameter")
+
+
+def defined_beside(cls: type, name: str):
+    """Find a piece that is defined or imported beside a class, or beside one of its base classes."""
     for base in cls.__mro__:
-        found = getattr(sys.modules.get(base.__module__), "FlatParameter", None)
-        found = found or getattr(base.__init__, "__globals__", {}).get("FlatParameter")
+        found = getattr(sys.modules.get(base.__module__), name, None)
+        found = found or getattr(base.__init__, "__globals__", {}).get(name)
         if found is not None:
             return found
-    raise AssertionError(f"FlatParameter must be defined or imported beside {cls.__name__}")
+    raise AssertionError(f"{name} must be defined or imported beside {cls.__name__}")
 
 
 def probe_layout(flat_parameter_type, shapes: Shapes, seed: int) -> dict:

@@ -1,9 +1,10 @@
-"""Judge owned_parameters: which unit unshards and reshards which parameter."""
+"""Test owned_parameters: which unit unshards and reshards which parameter."""
 
+import pytest
 import torch
 from torch import nn
 
-from shared.checks.engine.framework import Attempt, Wrong
+from solutions.units import owned_parameters
 
 WIDTH = 3
 
@@ -112,70 +113,19 @@ CASES = {
 }
 
 
-PLAIN = "a unit inside a unit inside a unit"
-
-
-def probe_owned(owned_parameters, case: str, as_iterator: bool) -> dict:
-    """Return the names of the keys, and of the parameters each owns. A tied parameter goes by its first name."""
-    build, units, _ = CASES[case]
+@pytest.mark.parametrize("case", CASES)
+def test_each_parameter_belongs_to_the_innermost_unit_around_it(case):
+    build, units, expected = CASES[case]
     module = build()
-    named = {each: name for name, each in module.named_modules()}
-    names = {each: name for name, each in module.named_parameters()}
-    given = [module.get_submodule(name) for name in units]
-    owned = owned_parameters(module, iter(given) if as_iterator else given)
-    keys = [named.get(key, "a key that is not in the module") for key in owned]
-    return {"keys": keys, "owned": [[names[each] for each in its] for its in owned.values()]}
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    owned = owned_parameters(module, iter([module.get_submodule(name) for name in units]))
+    assert list(owned) == [*(module.get_submodule(name) for name in units), module]
+    found = [sorted(names[parameter] for parameter in parameters) for parameters in owned.values()]
+    assert found == [sorted(expected[name]) for name in (*units, "")]
 
 
-def innermost_units_own(attempt: Attempt) -> None:
-    _judge(attempt, PLAIN)
-
-
-def each_has_one_owner(attempt: Attempt) -> None:
-    for case in CASES:
-        _judge(attempt, case)
-
-
-def _judge(attempt: Attempt, case: str) -> None:
-    _, units, expected_owned = CASES[case]
-    result = attempt.run(probe_owned, case, attempt.random.random() < 0.5, context=case)[0]
-    if result["keys"] != [*units, ""]:
-        evidence = f"{case}: the keys are {_names(result['keys'])}; expected {_names([*units, ''])}"
-        raise Wrong(evidence, "The keys must be all units in the given order, followed by the module.")
-    for key, found in zip(result["keys"], result["owned"], strict=True):
-        if sorted(found) != sorted(expected_owned[key]):
-            actual, expected = _names(found) or "nothing", _names(expected_owned[key]) or "nothing"
-            hint = "Hint: which units contain this parameter, and which of them is the innermost?"
-            if "tied" in case:
-                hint = "Hint: which names does a tied parameter have, and which unit contains each of them?"
-            raise Wrong(f"{case}: {_name(key)} owns {actual}; expected {expected}", hint)
-
-
-def _name(key: str) -> str:
-    return key or "the module"
-
-
-def _names(names: list[str]) -> str:
-    return ", ".join(map(_name, names))
-
-
-def probe_strangers(owned_parameters) -> list[tuple[str, str]]:
-    """Return the errors for a unit outside the module, and for the module itself."""
-    found = []
-    for pick in (lambda module: _linear(), lambda module: module):
-        module = _nested()
-        try:
-            owned_parameters(module, [module.outer, pick(module)])
-        except Exception as error:
-            found.append((type(error).__name__, str(error)))
-        else:
-            found.append(("nothing", ""))
-    return found
-
-
-def strangers_are_rejected(attempt: Attempt) -> None:
-    result = attempt.run(probe_strangers)[0]
-    for what, (kind, message) in zip(("outside the module", "that is the module itself"), result, strict=True):
-        if kind != "ValueError" or not message.strip():
-            does = "is accepted" if kind == "nothing" else f"raises {kind}({message[:80]!r})"
-            raise Wrong(f"a unit {what} {does}; expected a ValueError with a message")
+@pytest.mark.parametrize("pick", [lambda module: _linear(), lambda module: module])
+def test_a_unit_must_be_inside_the_module(pick):
+    module = _nested()
+    with pytest.raises(ValueError, match="submodules"):
+        owned_parameters(module, [module.outer, pick(module)])

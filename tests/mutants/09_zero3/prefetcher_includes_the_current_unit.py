@@ -3,7 +3,7 @@
 caught by: Prefetcher · plain order
 """
 
-from solutions import zero3 as right
+from solutions import prefetching as right
 
 
 class Prefetcher(right.Prefetcher):

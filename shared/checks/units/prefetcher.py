@@ -6,13 +6,13 @@ from shared.checks.engine.framework import Attempt, Wrong
 
 
 class LoggedUnit:  # Students see this name in error messages.
-    """Stand in for a Unit, with unshard() and open_calls only."""
+    """Stand in for a Unit, with unshard() only."""
 
     def __init__(self, number: int, log: list[int]):
-        self.number, self.log, self.open_calls = number, log, set()
+        self.number, self.log = number, log
 
     def __getattr__(self, name: str):
-        raise AttributeError(f"a unit in this check has only unshard() and open_calls; it has no {name}")
+        raise AttributeError(f"a unit in this check has only unshard(); it has no {name}")
 
     def unshard(self) -> None:
         self.log.append(self.number)
@@ -37,19 +37,15 @@ def probe_prefetcher(prefetcher_class, units_ahead: int, count: int, passes: lis
         seen = {"forward": [], "backward": []}
         for unit in (units[number] for number in each.called):
             log.clear()
-            if unit.number not in each.unreached:
-                unit.open_calls.add(len(seen["forward"]))
             prefetcher.in_forward(unit)
             seen["forward"].append(log[:])
+        unreached = [units[number] for number in each.unreached]
         for unit in (units[number] for number in reversed(each.called)) if each.backward else ():
-            if unit.number in each.unreached:
+            if unit in unreached:
                 continue
             log.clear()
-            prefetcher.in_backward(unit)
-            unit.open_calls.clear()
+            prefetcher.in_backward(unit, *[unreached] * bool(unreached))  # the argument may be left out
             seen["backward"].append(log[:])
-        for unit in units:
-            unit.open_calls.clear()
         found.append(seen)
     return found
 
@@ -126,7 +122,6 @@ def probe_earlier_forward(prefetcher_class) -> list[int]:
     for called in (units, units[:2]):
         prefetcher.begin_forward()
         for unit in called:
-            unit.open_calls.add(len(log))
             prefetcher.in_forward(unit)
     log.clear()
     prefetcher.in_backward(units[2])

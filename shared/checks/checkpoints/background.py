@@ -1,0 +1,387 @@
+"""Judge a saver that writes while training goes on: its values, its names, its process group and its failures.
+
+The probes hold back the writes of the ranks until something else has happened, so no verdict depends on how long a
+write takes.
+"""
+
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from shared.checks.checkpoints.crash import (
+    every_rank_returns_after_the_rename,
+    newest_in,
+    probe_meeting,
+    renaming,
+    writing,
+)
+from shared.checks.checkpoints.folder import names_in, put_checkpoint
+from shared.checks.checkpoints.saved import Saving, beside, remembered, settle, train
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.late_ranks import PATIENCE_S, launches_unasked
+from shared.checks.engine.sharded.dtensors import assembled, shards_of
+from shared.checks.engine.training import Draw
+from shared.deadlines import scaled
+from shared.ranks import rankside
+from shared.wire import instrumentation
+
+EARLIER = "step_3"
+HELD_BACK_S = scaled(0.2)  # in which a second save begins to write, if it does not wait for the first one
+_HINT_ON_STAGING = "Hint: does the thread read the tensors that training changes meanwhile, or a copy of them?"
+_HINT_ON_THREADS = "Hint: which function of torch.distributed.checkpoint writes in a thread, and what does it return?"
+_HINT_ON_RENAME = "Hint: when does the folder get its final name, and how do you know that all ranks have written?"
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _contents(module, optimizer) -> dict:
+    """Return this rank's shards of everything that a checkpoint holds."""
+    return {"state": shards_of(module), "optimizer": remembered(module, optimizer)}
+
+
+def _loaded(saver_class, plan: Saving, folder: str, step: int, seed: int) -> dict:
+    """Load a checkpoint into a new model and optimizer, and return their contents."""
+    module, optimizer = settle(plan, seed)
+    beside(saver_class, "load_checkpoint")(Path(folder) / f"step_{step}", module, optimizer)
+    return _contents(module, optimizer)
+
+
+def _begun(saver_class, plan: Saving, seed: int, x, y) -> tuple:
+    """Return a saver, a model and an optimizer that have taken a step, and their samples."""
+    module, optimizer = settle(plan, seed)
+    x, y = x.to(device_here()), y.to(device_here())
+    train(module, optimizer, range(1), x, y)
+    return saver_class(), module, optimizer, x, y
+
+
+def probe_plain(saver_class, plan: Saving, folder: str, step: int, seed: int, x, y) -> dict:
+    """Save, wait, and load into a new model."""
+    saver, module, optimizer, *_ = _begun(saver_class, plan, seed, x, y)
+    saver.wait()  # There is nothing to wait for yet.
+    saver.save(Path(folder), step, module, optimizer)
+    saver.wait()
+    found = {"saved": _contents(module, optimizer), "newest": newest_in(saver_class, folder)}
+    dist.barrier()
+    if found["newest"] == f"step_{step}":
+        found["loaded"] = _loaded(saver_class, plan, folder, step, seed + 1)
+    return found
+
+
+def it_saves(attempt: Attempt) -> None:
+    plan, draw, step = Saving("Blocks"), Draw(attempt), attempt.random.randrange(10, 10**6)
+    with tempfile.TemporaryDirectory() as folder:
+        per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
+        found = attempt.run(probe_plain, plan, folder, step, per_rank=per_rank, context=str(plan))
+    _judge_newest(found, f"step_{step}", "newest", "after save() and wait()")
+    _judge_loaded(found, f"{plan}, saved and loaded")
+
+
+def _judge_newest(found: list[dict], expected: str, when: str, context: str) -> None:
+    """Judge which checkpoint newest_checkpoint() finds on each rank.
+
+    Raises:
+        Wrong: If it finds another.
+    """
+    wrong = {
+        rank: f"{context}, newest_checkpoint() finds {each[when]}; expected {expected}"
+        for rank, each in enumerate(found)
+        if each[when] != expected
+    }
+    if wrong:
+        raise Wrong(wrong, _HINT_ON_RENAME)
+
+
+def _judge_loaded(found: list[dict], context: str) -> None:
+    """Judge that what each rank has loaded equals what was saved.
+
+    Raises:
+        Wrong: If it differs.
+    """
+    for what in ("state", "optimizer"):
+        saved = assembled([each["saved"][what] for each in found])[0]
+        for rank, loaded in enumerate(assembled([each["loaded"][what] for each in found])):
+            for name, expected in saved.items():
+                if name not in loaded or not torch.equal(loaded[name], expected):
+                    evidence = f"{context}: {name} differs from its value when save() was called"
+                    raise Wrong({rank: evidence}, _HINT_ON_STAGING)
+
+
+# -- training goes on while the ranks write
+
+
+class Writes:
+    """Notes in the store which ranks have written, and whether a folder got its name before all of them had.
+
+    Args:
+        token: A number that is used only once.
+        name: The final name of the folder.
+    """
+
+    def __init__(self, token: int, name: str):
+        self._store = dist.PrefixStore(f"writes{token}", rankside.here.store)
+        self._name, self._renamed = name, threading.Event()
+
+    def note_written(self) -> None:
+        self._store.set(f"{dist.get_rank()}", "written")
+
+    def note_rename(self, name: str) -> None:
+        """Note a rename, from the rank that is about to do it."""
+        written = (self._store.check([f"{rank}"]) for rank in range(dist.get_world_size()))
+        if name == self._name and not all(written):
+            self._store.set("early", "yes")
+            self._renamed.set()
+
+    def give_time_to_rename(self) -> None:
+        """Wait so long that a rank which does not wait for the writes renames the folder meanwhile."""
+        self._renamed.wait(HELD_BACK_S)
+
+    def renamed_early(self) -> bool:
+        return self._store.check(["early"])
+
+
+def probe_held_back(saver_class, plan: Saving, folder: str, step: int, token: int, seed: int, x, y) -> dict:
+    """Save, and let the ranks write only when they have trained on. Look into the folder before and after."""
+    saver, module, optimizer, x, y = _begun(saver_class, plan, seed, x, y)
+    trained, writes, found = threading.Event(), Writes(token, f"step_{step}"), {"wrote": False, "blocked": False}
+
+    def around(write):
+        found["wrote"] = True
+        found["blocked"] |= _in_main_thread() or not trained.wait(PATIENCE_S)
+        writes.give_time_to_rename()
+        written = write()
+        writes.note_written()
+        return written
+
+    with launches_unasked(), renaming(writes.note_rename), writing(around):
+        saver.save(Path(folder), step, module, optimizer)
+        found["saved"] = _contents(module, optimizer)
+        train(module, optimizer, range(2), x, y)
+        found["meanwhile"] = newest_in(saver_class, folder)
+        trained.set()
+        try:
+            saver.wait()
+        except BaseException:  # torch's CheckpointException is not an Exception
+            if not writes.renamed_early():  # otherwise, the thread cannot write, because its folder has another name
+                raise
+    found["newest"] = newest_in(saver_class, folder)
+    dist.barrier()
+    found["early"] = writes.renamed_early()
+    if found["newest"] == f"step_{step}" and not found["early"]:
+        found["loaded"] = _loaded(saver_class, plan, folder, step, seed + 1)
+    return found
+
+
+def _hold_back(attempt: Attempt) -> tuple[list[dict], int]:
+    """Save while ranks train on. Returns what the probe found, by rank, and the step.
+
+    Raises:
+        Wrong: If a rank writes nothing.
+    """
+    plan, draw, step = Saving("Blocks"), Draw(attempt), attempt.random.randrange(10, 10**6)
+    with tempfile.TemporaryDirectory() as folder:
+        put_checkpoint(Path(folder), EARLIER)
+        per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
+        args = (plan, folder, step, attempt.draw_seed())
+        found = attempt.run(probe_held_back, *args, per_rank=per_rank, context="while training goes on")
+    for rank, each in enumerate(found):
+        if not each["wrote"]:
+            evidence = "this rank wrote nothing through torch.distributed.checkpoint; expected its shard"
+            raise Wrong({rank: evidence}, _HINT_ON_THREADS)
+    return found, step
+
+
+def training_goes_on(attempt: Attempt) -> None:
+    found, _ = _hold_back(attempt)
+    evidence = "save() returned only after this rank had written; expected it to return when the shards are staged"
+    wrong = {rank: evidence for rank, each in enumerate(found) if each["blocked"]}
+    if wrong:
+        raise Wrong(wrong, _HINT_ON_THREADS)
+    if all("loaded" in each for each in found):
+        _judge_loaded(found, "saved, then trained two more steps while the ranks wrote")
+
+
+def unwritten_checkpoints_are_never_visible(attempt: Attempt) -> None:
+    found, step = _hold_back(attempt)
+    if found[0]["early"]:
+        evidence = f"the folder was renamed to step_{step} when not all ranks had written; expected it afterwards"
+        raise Wrong(evidence, _HINT_ON_RENAME)
+    _judge_newest(found, EARLIER, "meanwhile", "while no rank has written yet")
+    _judge_newest(found, f"step_{step}", "newest", "when wait() has returned")
+
+
+# -- the group
+
+
+def probe_groups(saver_class, plan: Saving, folder: str, steps: tuple[int, int], seed: int, x, y) -> dict:
+    """Save twice. Return the calls in training's group that other threads launched, and how many groups were formed."""
+    saver, module, optimizer, *_ = _begun(saver_class, plan, seed, x, y)
+    world, in_world = dist.group.WORLD.group_name, []
+
+    def note(call, *_) -> None:
+        if call.group_name == world and not _in_main_thread():
+            in_world.append(str(call))
+
+    groups = [len(dist.distributed_c10d._world.pg_map)]
+    with launches_unasked(), instrumentation.listening(launched=note):
+        for step in steps:
+            saver.save(Path(folder), step, module, optimizer)
+            saver.wait()
+            groups.append(len(dist.distributed_c10d._world.pg_map))
+    return {"in world": in_world, "formed": groups[-1] - groups[0]}
+
+
+def the_saves_have_their_own_group(attempt: Attempt) -> None:
+    plan, draw, step = Saving("Blocks"), Draw(attempt), attempt.random.randrange(10, 10**6)
+    with tempfile.TemporaryDirectory() as folder:
+        per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
+        found = attempt.run(probe_groups, plan, folder, (step, step + 1), per_rank=per_rank)
+    for rank, each in enumerate(found):
+        if each["in world"]:
+            evidence = f"the thread called {each['in world'][0]} in the process group of training"
+            hint = "Hint: what happens if training calls a collective in this group at the same time?"
+            raise Wrong({rank: f"{evidence}; expected a group of its own"}, hint)
+        if each["formed"] > 1:
+            evidence = f"two saves formed {each['formed']} process groups; expected at most one, for all saves"
+            raise Wrong({rank: evidence}, "Hint: which method is called only once?")
+
+
+# -- the next save
+
+
+def probe_two(saver_class, plan: Saving, folder: str, steps: tuple[int, int], seed: int, x, y) -> dict:
+    """Save twice in a row. Return how many saves wrote at the same time, and what the second one found."""
+    saver, module, optimizer, x, y = _begun(saver_class, plan, seed, x, y)
+    writes, most, lock, both = 0, 0, threading.Lock(), threading.Event()
+
+    def around(write):
+        nonlocal writes, most
+        with lock:
+            writes += 1
+            most = max(most, writes)
+            if writes > 1:
+                both.set()
+        if both.is_set():
+            _wait_for_metadata(Path(folder), steps[0])  # Both saves would hang if they communicated at the same time.
+        else:
+            both.wait(HELD_BACK_S)
+        try:
+            return write()
+        finally:
+            with lock:
+                writes -= 1
+
+    with launches_unasked(), writing(around):
+        saver.save(Path(folder), steps[0], module, optimizer)
+        train(module, optimizer, range(1), x, y)
+        saver.save(Path(folder), steps[1], module, optimizer)
+        found = {"second": newest_in(saver_class, folder)}
+        saver.wait()
+    return found | {"most": most, "newest": newest_in(saver_class, folder)}
+
+
+def _wait_for_metadata(folder: Path, step: int) -> None:
+    """Wait until the first save of two has ended, so that the second one does not disturb it."""
+    began_s = time.monotonic()
+    while time.monotonic() - began_s < PATIENCE_S and not any(folder.glob(f"step_{step}*/.metadata")):
+        time.sleep(1e-3)
+    time.sleep(HELD_BACK_S)
+
+
+def one_save_at_a_time(attempt: Attempt) -> None:
+    plan, draw, step = Saving("Blocks"), Draw(attempt), attempt.random.randrange(10, 10**6)
+    with tempfile.TemporaryDirectory() as folder:
+        per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
+        context = "saving twice in a row"
+        found = attempt.run(probe_two, plan, folder, (step, step + 1), per_rank=per_rank, context=context)
+    wrong = {rank: f"{each['most']} saves wrote at the same time" for rank, each in enumerate(found)}
+    wrong = {rank: evidence for rank, evidence in wrong.items() if found[rank]["most"] > 1}
+    if wrong:
+        raise Wrong(wrong, "Hint: what must save() do with the save before it?")
+    _judge_newest(found, f"step_{step}", "second", "when the second save() has returned")
+    _judge_newest(found, f"step_{step + 1}", "newest", "after the second save() and wait()")
+
+
+# -- a disk that is full
+
+
+def probe_failure(
+    saver_class, plan: Saving, folder: str, step: int, failing: int, by_saving: bool, seed: int, x, y
+) -> dict:
+    """Let one rank fail to write, and save again. Return which call raised, and what was found."""
+    saver, module, optimizer, *_ = _begun(saver_class, plan, seed, x, y)
+    found = {"raised": False}
+
+    def around(write):
+        if dist.get_rank() == failing:
+            raise OSError(28, "No space left on device")
+        return write()
+
+    with launches_unasked(), writing(around):
+        saver.save(Path(folder), step, module, optimizer)
+        try:
+            saver.save(Path(folder), step + 1, module, optimizer) if by_saving else saver.wait()
+        except BaseException as error:
+            if isinstance(error, NotImplementedError):
+                raise
+            found["raised"] = True
+    dist.barrier()
+    found["names"], found["failed"] = names_in(folder), newest_in(saver_class, folder)
+    dist.barrier()
+    all_raised = [False] * dist.get_world_size()
+    dist.all_gather_object(all_raised, found["raised"])
+    if all(all_raised):  # otherwise, the ranks would not save together
+        try:
+            saver.save(Path(folder), step + 2, module, optimizer)
+            saver.wait()
+        except BaseException as error:
+            found["later"] = type(error).__name__
+        found["again"] = newest_in(saver_class, folder)
+    return found
+
+
+def a_failure_is_reported(attempt: Attempt) -> None:
+    for by_saving in (False, True):
+        step, failing = attempt.random.randrange(10, 10**6), attempt.random.randrange(attempt.world_size)
+        plan, draw = Saving("Blocks", sharded=attempt.world_size > 1), Draw(attempt)
+        caller = "the next save()" if by_saving else "wait()"
+        context = f"rank {failing}'s disk is full"
+        with tempfile.TemporaryDirectory() as folder:
+            put_checkpoint(Path(folder), EARLIER)
+            per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
+            args = (plan, folder, step, failing, by_saving)
+            found = attempt.run(probe_failure, *args, per_rank=per_rank, context=f"{context}, and then {caller}")
+        _judge_newest(found, EARLIER, "failed", context)
+        wrong = {rank: f"{context}, but {caller} returned normally" for rank, each in enumerate(found)}
+        wrong = {rank: evidence for rank, evidence in wrong.items() if not found[rank]["raised"]}
+        if wrong:
+            raise Wrong(wrong, "Hint: how does training learn that nothing was saved?")
+        failed = f"{context}, but not in the next save, which raises a"
+        wrong = {rank: f"{failed} {each['later']}" for rank, each in enumerate(found) if "later" in each}
+        if wrong:
+            raise Wrong(wrong, "Hint: what does the saver remember of a save that has failed?")
+        _judge_newest(found, f"step_{step + 2}", "again", f"{context}, but not in the next save: after it")
+
+
+# -- a slow rename
+
+
+def probe_rename(saver_class, *args) -> dict:
+    """Return what probe_meeting() finds when wait() returns."""
+
+    def save_and_wait(*arguments) -> None:
+        saver = saver_class()
+        saver.save(*arguments)
+        saver.wait()
+
+    return probe_meeting(save_and_wait, *args)
+
+
+def every_rank_waits_for_the_rename(attempt: Attempt) -> None:
+    every_rank_returns_after_the_rename(attempt, probe_rename, "wait()")

@@ -1,0 +1,116 @@
+"""Judge forward alone: its values, and that each unit is unsharded while it computes and resharded afterwards."""
+
+import torch
+
+from shared import memory
+from shared.checks.engine.candidate import device_here
+from shared.checks.engine.compare import close, first_difference, tolerance_of
+from shared.checks.engine.footprint import living_bytes, settled_bytes
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.sharded.unit_memory import ACTIVATIONS_BYTES, SAMPLES, SLACK, bytes_of
+from shared.checks.engine.sharded.unit_training import StateReader, UnitPlan, judge_start, shard
+from shared.checks.engine.sharded.unit_wire import judge_building, judge_sent, of_evaluation
+from shared.checks.engine.training import Draw
+from shared.checks.models import unit_models
+from shared.wire import instrumentation
+
+_HINT_ON_CALLS = "Hint: are a unit's parameters unsharded each time the unit is called?"
+
+
+def probe_forward(wrapper, plan: UnitPlan, recorded: tuple[bool, ...], seed: int, x, y) -> dict:
+    """Return the state a rank computes with, the outputs and collectives, and how many elements the rank owns."""
+    module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
+    read_state, x = StateReader(module), x.to(device_here(), plan.dtype)
+    with instrumentation.listening() as building:
+        wrapped = shard(wrapper, module, plan)
+    found = {"building": building, "outputs": [], "calls": []}
+    for records in recorded:
+        with torch.set_grad_enabled(records), instrumentation.listening() as calls:
+            output, found["state"] = read_state(lambda: wrapped(x))
+        found["outputs"].append(output.detach().cpu().clone())
+        found["calls"].append(calls)
+        del output
+    return found | {"owned": sum(p.numel() for p in wrapped.parameters())}
+
+
+def judge_outputs(attempt: Attempt, plan: UnitPlan) -> None:
+    """Check that a forward computes what one process computes, with gradients and without.
+
+    Raises:
+        Wrong: If not, or if a rank does not start with the first rank's parameters.
+    """
+    draw = Draw(attempt)
+    results = attempt.run(probe_forward, plan, (True, False), per_rank=draw.per_rank, context=str(plan))
+    found = dict(enumerate(results))
+    judge_start({rank: each["state"] for rank, each in found.items()}, plan, draw.seeds[0], str(plan))
+    module = unit_models.build(plan.model, draw.seeds[0])
+    for rank, result in found.items():
+        with torch.no_grad():
+            expected = module(draw.shares[rank][0])
+        for output, how in zip(
+            result["outputs"], ("with gradients", "without gradients, after one with gradients"), strict=True
+        ):
+            if not close(output, expected, tolerance_of(module.parameters())):
+                evidence = f"{plan}, forward {how}: {first_difference(output, expected)}"
+                raise Wrong({rank: evidence}, _HINT_ON_CALLS)
+
+
+def judge_forward_wire(attempt: Attempt, plan: UnitPlan) -> None:
+    """Check that each forward all-gathers every unit once.
+
+    Raises:
+        Wrong: If a forward sends more or less than that.
+    """
+    draw = Draw(attempt)
+    found = attempt.run(probe_forward, plan, (False, False, True), per_rank=draw.per_rank, context=str(plan))
+    judge_building(plan, dict(enumerate(found)))
+    for number, how in enumerate(("without gradients", "without gradients, a second time", "with gradients")):
+        calls = {rank: result["calls"][number] for rank, result in enumerate(found)}
+        judge_sent(calls, of_evaluation(plan), f"{plan}, forward {how}")
+
+
+def probe_held(wrapper, plan: UnitPlan, most: dict[str, float], seed: int, x, y) -> dict:
+    """Return the bytes of all living tensors, by moment, and the most bytes of parameters in each forward."""
+    before_bytes = living_bytes()
+    module = unit_models.build(plan.model, seed, plan.dtype).to(device_here())
+    wrapped, x = shard(wrapper, module, plan), x.to(device_here(), plan.dtype)
+    held, peaks = {"when built": settled_bytes(most["when built"], before_bytes)}, {}
+    for moment in ("after a forward without gradients", "after a forward with gradients"):
+        with torch.set_grad_enabled("without" not in moment), memory.peak(wrapped) as peak:
+            output = wrapped(x)
+        peaks[moment] = max(sample.held.parameters_bytes for sample in peak.samples), peak.held.total_bytes
+        held[moment] = settled_bytes(most[moment], before_bytes)
+        del output
+    return {"held": held, "peaks": peaks}
+
+
+def judge_forward_memory(attempt: Attempt, plan: UnitPlan) -> None:
+    """Check that a forward unshards one unit at a time, and afterwards holds only what backward needs.
+
+    Raises:
+        Wrong: If a rank holds more.
+    """
+    own = bytes_of(plan, attempt.world_size)
+    kept = own.all_units if "reshard_after_forward" in plan.options else 0
+    most = {
+        "when built": own.shards,
+        "after a forward without gradients": own.shards,
+        "after a forward with gradients": own.shards + own.root + kept + ACTIVATIONS_BYTES,
+    }
+    allowed = {moment: SLACK * nbytes + 10_000 for moment, nbytes in most.items()}
+    draw = Draw(attempt, [SAMPLES] * attempt.world_size)
+    for rank, result in enumerate(attempt.run(probe_held, plan, allowed, per_rank=draw.per_rank)):
+        for moment, nbytes in result["held"].items():
+            if nbytes > allowed[moment]:
+                evidence = f"{plan}, {moment}: {nbytes:,} bytes are held; expected {most[moment]:,.0f}"
+                raise Wrong({rank: evidence}, "Hint: when is each unit resharded, and which other tensors have memory?")
+        for moment, (parameters_bytes, total_bytes) in result["peaks"].items():
+            unsharded = kept if kept and "without" not in moment else own.unit
+            expected = own.shards + own.root + unsharded
+            if parameters_bytes > SLACK * expected or total_bytes > SLACK * (expected + own.unit) + ACTIVATIONS_BYTES:
+                held = max(parameters_bytes, total_bytes)
+                evidence = f"{plan}, in {moment.removeprefix('after ')}: {held:,} bytes are held at once"
+                raise Wrong(
+                    {rank: f"{evidence}; expected {expected:,.0f}"},
+                    "Hint: which units' forward has ended by then, and are they resharded?",
+                )

@@ -1,0 +1,42 @@
+"""Judge trainings that ZeRO1 and the ShardedOptimizer inside it must both pass."""
+
+import torch
+
+from shared.checks.engine.framework import Attempt, Wrong
+from shared.checks.engine.sharded.plan import Plan
+from shared.checks.engine.sharded.training import probe_sharded, train_and_judge
+from shared.checks.models import awkward
+
+
+def a_plain_model_trains_as_in_one_process(attempt: Attempt, probe=probe_sharded) -> None:
+    for optimizer in ("SGD", "AdamW"):
+        train_and_judge(attempt, Plan("Plain", optimizer), probe)
+
+
+def ranks_start_equal(attempt: Attempt, probe=probe_sharded) -> None:
+    for model in ("Frozen", "Mixed"):
+        found = train_and_judge(attempt, Plan(model, steps=0), probe)
+        states = {rank: result["start"] for rank, result in found.items()}
+        for rank, state in states.items():
+            for name, expected in states[0].items():
+                if not torch.equal(state[name], expected):
+                    hint = "Hint: which parameters does the model use although the optimizer never updates them?"
+                    evidence = f"{awkward.describe(model)}: before the first step, {name} differs from rank 0's"
+                    raise Wrong({rank: evidence}, hint if (model, name) == ("Frozen", "first.bias") else "")
+
+
+def each_group_has_settings_of_its_own(attempt: Attempt, probe=probe_sharded) -> None:
+    train_and_judge(attempt, Plan("Mixed", "Adam", split=True, scheduler="ExponentialLR"), probe)
+    for optimizer in ("AdamW", "SGD"):
+        try:
+            train_and_judge(attempt, Plan("Tied", optimizer, split=True, scheduler="OneCycleLR"), probe)
+        except Wrong as wrong:
+            if "must support momentum" in wrong.evidence:  # OneCycleLR raises this if it finds no betas.
+                wrong.hint = "Hint: which default settings does the inner optimizer have that the caller did not pass?"
+            raise
+
+
+def parameters_may_join_later(attempt: Attempt, probe=probe_sharded) -> None:
+    """Add a parameter of three elements, fewer than there are ranks."""
+    for split in (False, True):
+        train_and_judge(attempt, Plan("Frozen", split=split, late=True), probe)
