@@ -36,7 +36,7 @@ from pathlib import Path
 import jupytext
 import nbformat
 
-from instructor import folding
+from instructor import contents, folding
 from instructor.links import GLOSSARY, with_links
 from shared.deadlines import scaled
 from shared.jupyter import KERNELSPEC, LANGUAGE_INFO
@@ -217,21 +217,23 @@ def _without_markers(source: str) -> str:
 
 def products(chapter: Chapter) -> dict[Path, tuple[str, object]]:
     """Return everything that is built from a chapter: (kind, unexecuted content) by path."""
-    name = f"{chapter.name}.ipynb"
     modules = modules_of(chapter)
     names = {chapter.name for chapter in chapters()}
 
     def exists(path: str) -> bool:
-        return path == GLOSSARY or Path(path).stem in names
+        return path == GLOSSARY or contents.folder_of(Path(path)) in names
+
+    def path_of(kind: str) -> Path:
+        return ROOT / contents.notebook(kind, chapter.name)
 
     def linked(folder: str, notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         return with_links(notebook, folder, chapter.name, exists)
 
     return {
-        ROOT / "chapters" / name: ("executed", linked("chapters", folding.fold_answers(chapter.read("lesson")))),
-        ROOT / "labs" / name: ("plain", linked("labs", lab_of(chapter))),
+        path_of("chapters"): ("executed", linked("chapters", folding.fold_answers(chapter.read("lesson")))),
+        path_of("labs"): ("plain", linked("labs", lab_of(chapter))),
         **{ROOT / "solutions" / f"{module}.py": ("text", text) for module, text in modules.items()},
-        ROOT / "solutions" / name: ("executed", linked("solutions", solution_of(chapter))),
+        path_of("solutions"): ("executed", linked("solutions", solution_of(chapter))),
     }
 
 

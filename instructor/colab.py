@@ -11,6 +11,7 @@ from pathlib import Path
 
 import nbformat
 
+from instructor import contents
 from instructor.build import ROOT, chapters, lab_of
 
 FOLDER = ROOT / "build" / "colab"
@@ -43,7 +44,7 @@ def write(folder: Path = FOLDER, fetched_from: str = "") -> list[Path]:
     written = []
     for chapter in chapters():
         for kind, notebook in (("chapters", chapter.read("lesson")), ("labs", lab_of(chapter))):
-            path = folder / kind / f"{chapter.name}.ipynb"
+            path = folder / contents.notebook(kind, chapter.name)
             path.parent.mkdir(parents=True, exist_ok=True)
             nbformat.write(for_colab(notebook, kind, fetched_from or address()), path)
             written.append(path)

@@ -6,6 +6,25 @@ The numbers are final. Planned chapters keep their numbers free, and prose may r
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+
+# A chapter's three notebooks have different names, so that the tabs of an editor differ.
+_ENDINGS = {"chapters": "", "labs": "_lab", "solutions": "_solution"}
+
+
+def notebook(kind: str, folder: str) -> str:
+    """Return the path of a chapter's notebook, such as "labs/04_overlap_lab.ipynb".
+
+    Args:
+        kind: "chapters" for the lesson, "labs" or "solutions".
+        folder: The name of the chapter's folder, such as "04_overlap".
+    """
+    return f"{kind}/{folder}{_ENDINGS[kind]}.ipynb"
+
+
+def folder_of(path: Path) -> str:
+    """Return the name of the chapter's folder, such as "04_overlap", for the path of one of its notebooks."""
+    return path.stem.removesuffix(_ENDINGS[path.parent.name])
 
 
 @dataclass(frozen=True)

@@ -25,20 +25,20 @@ def line(folder: str, name: str, exists: Callable[[str], bool]) -> str:
     Args:
         folder: Where the notebook lies: "chapters", "labs" or "solutions".
         name: The chapter's name, such as "04_overlap".
-        exists: Tells whether there is a file of this path, such as "labs/04_overlap.ipynb". Links lead only to files
-            that exist: a student's bundle has no later chapters, and no solution of its own.
+        exists: Tells whether there is a file of this path, such as "labs/04_overlap_lab.ipynb". Links lead only to
+            files that exist: a student's bundle has no later chapters, and no solution of its own.
     """
-    order = [chapter for chapter in titles() if exists(f"chapters/{chapter}.ipynb")]
+    order = [chapter for chapter in titles() if exists(contents.notebook("chapters", chapter))]
     index = order.index(name)
     before, after = order[max(0, index - 1) : index], order[index + 1 : index + 2]
-    found = [_link(f"← {titles()[chapter]}", f"chapters/{chapter}.ipynb", folder) for chapter in before]
+    found = [_link(f"← {titles()[chapter]}", contents.notebook("chapters", chapter), folder) for chapter in before]
     for kind, label in NAMES.items():
-        path = f"{kind}/{name}.ipynb"
+        path = contents.notebook(kind, name)
         if kind != folder and exists(path):
             found.append(_link(label, path, folder))
     if exists(GLOSSARY):
         found.append(_link("Glossary", GLOSSARY, folder))
-    found += [_link(f"{titles()[chapter]} →", f"chapters/{chapter}.ipynb", folder) for chapter in after]
+    found += [_link(f"{titles()[chapter]} →", contents.notebook("chapters", chapter), folder) for chapter in after]
     return " | ".join(found)
 
 

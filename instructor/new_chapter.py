@@ -144,9 +144,9 @@ def with_row(text: str, plan: Plan, minutes_text: str) -> str:
     Args:
         minutes_text: The minutes of its lesson and lab, such as "25 + 60".
     """
-    number, file = f"{plan.number:02d}", f"{plan.folder}.ipynb"
-    row = [number, f"[{plan.title}](chapters/{file})", f"[*to be written*](labs/{file})", minutes_text]
-    row.append(f"[{number}](solutions/{file})")
+    number = f"{plan.number:02d}"
+    lesson, lab, solution = (contents.notebook(kind, plan.folder) for kind in ("chapters", "labs", "solutions"))
+    row = [number, f"[{plan.title}]({lesson})", f"[*to be written*]({lab})", minutes_text, f"[{number}]({solution})"]
     lines, before = [], 0
     for line in text.splitlines():
         found = re.match(r"\| (\d\d) \| \[", line)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import nbformat
 
-from instructor import glossary, start_page
+from instructor import contents, glossary, start_page
 from instructor.build import ROOT, Chapter, chapters, module_names
 from instructor.links import with_links
 
@@ -61,12 +61,12 @@ def bundle(number: int) -> dict[str, bytes]:
         if path.is_file() and path.suffix != ".pyc":
             files[path.relative_to(ROOT).as_posix()] = path.read_bytes()
     for other, chapter in sorted(known.items()):
-        name = f"{chapter.name}.ipynb"
+        lesson, lab, solution = (contents.notebook(kind, chapter.name) for kind in ("chapters", "labs", "solutions"))
         if other <= number:
-            files[f"chapters/{name}"] = _lesson(ROOT / "chapters" / name, finished=other < number)
-            files[f"labs/{name}"] = (ROOT / "labs" / name).read_bytes()
+            files[lesson] = _lesson(ROOT / lesson, finished=other < number)
+            files[lab] = (ROOT / lab).read_bytes()
         if other < number:
-            files[f"solutions/{name}"] = (ROOT / "solutions" / name).read_bytes()
+            files[solution] = (ROOT / solution).read_bytes()
     files |= _linked(files)
     given = [known[other] for other in sorted(known) if other <= number]
     files["chapters/glossary.md"] = glossary.page(given).encode()
@@ -85,7 +85,8 @@ def _linked(files: dict[str, bytes]) -> dict[str, bytes]:
     for path, content in files.items():
         if path.endswith(".ipynb"):
             notebook = nbformat.reads(content.decode(), as_version=4)
-            linked = with_links(notebook, Path(path).parent.name, Path(path).stem, exists=files.__contains__)
+            kind, name = Path(path).parent.name, contents.folder_of(Path(path))
+            linked = with_links(notebook, kind, name, exists=files.__contains__)
             found[path] = (nbformat.writes(linked) + "\n").encode()
     return found
 
@@ -115,8 +116,8 @@ def _modules(finished: list[Chapter]) -> dict[str, bytes]:
 
 def _scripts(finished: list[Chapter]) -> dict[str, bytes]:
     """Return the scripts of labs/ that a finished chapter mentions. Each contains answers of that chapter's lab."""
-    notebooks = [ROOT / folder / f"{chapter.name}.ipynb" for folder in ("chapters", "labs") for chapter in finished]
-    named = "\n".join(path.read_text() for path in notebooks)
+    notebooks = [contents.notebook(kind, chapter.name) for kind in ("chapters", "labs") for chapter in finished]
+    named = "\n".join((ROOT / notebook).read_text() for notebook in notebooks)
     scripts = sorted((ROOT / "labs").glob("*.py"))
     return {f"labs/{path.name}": path.read_bytes() for path in scripts if f"labs/{path.name}" in named}
 

@@ -75,7 +75,7 @@ def page(of: Iterable[Chapter], exists: Callable[[str], bool]) -> str:
 
     Args:
         of: The chapters that the reader has.
-        exists: Tells whether the reader has a file of this path, such as "solutions/04_overlap.ipynb".
+        exists: Tells whether the reader has a file of this path, such as "solutions/04_overlap_solution.ipynb".
     """
     finished = [chapter for chapter in of if not chapter.is_draft]
     rows = [_row(chapter, exists) for chapter in finished]
@@ -91,8 +91,8 @@ def page(of: Iterable[Chapter], exists: Callable[[str], bool]) -> str:
 
 def _row(chapter: Chapter, exists: Callable[[str], bool]) -> Row:
     planned = next(entry for entry in contents.CHAPTERS.values() if entry.folder == chapter.name)
-    number, file = f"{planned.number:02d}", f"{chapter.name}.ipynb"
-    solution = f"solutions/{file}"
+    number = f"{planned.number:02d}"
+    lesson, lab, solution = (contents.notebook(kind, chapter.name) for kind in ("chapters", "labs", "solutions"))
     return Row(
         number=number,
         name=planned.title,
@@ -100,8 +100,8 @@ def _row(chapter: Chapter, exists: Callable[[str], bool]) -> Row:
         builds=builds()[number],
         lesson_minutes=minutes.lesson_minutes(chapter),
         lab_minutes=minutes.lab_minutes(chapter),
-        lesson=f"chapters/{file}",
-        lab=f"labs/{file}",
+        lesson=lesson,
+        lab=lab,
         solution=solution if exists(solution) else "",
     )
 

@@ -6,7 +6,7 @@ import nbformat
 import pytest
 from nbformat.validator import validate
 
-from instructor import build, new_chapter
+from instructor import build, contents, new_chapter
 from instructor.links import without_links
 
 CHAPTERS = build.chapters()
@@ -15,7 +15,7 @@ OUR_FILES = ("rankset.py", "processes.py", "framework.py", "magic.py", "site-pac
 
 
 def _read(folder: str, chapter) -> nbformat.NotebookNode:
-    return nbformat.read(build.ROOT / folder / f"{chapter.name}.ipynb", as_version=4)
+    return nbformat.read(build.ROOT / contents.notebook(folder, chapter.name), as_version=4)
 
 
 def _code(notebook):
@@ -30,7 +30,7 @@ def test_nothing_built_is_out_of_date():
     ("script", "stale"),
     [
         ("lesson", {"chapters/02_manual_ddp.ipynb"}),
-        ("lab", {"labs/02_manual_ddp.ipynb", "solutions/02_manual_ddp.ipynb"}),
+        ("lab", {"labs/02_manual_ddp_lab.ipynb", "solutions/02_manual_ddp_solution.ipynb"}),
     ],
 )
 def test_a_changed_source_makes_its_notebooks_stale(monkeypatch, script, stale):
@@ -87,7 +87,7 @@ def test_the_lab_has_no_solution_and_no_output(chapter):
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=IDS)
 @pytest.mark.parametrize("folder", ["chapters", "labs", "solutions"])
 def test_notebooks_are_valid_and_contain_no_paths_of_this_machine(folder, chapter):
-    path = build.ROOT / folder / f"{chapter.name}.ipynb"
+    path = build.ROOT / contents.notebook(folder, chapter.name)
     notebook = nbformat.read(path, as_version=4)
     validate(notebook)
     assert "widgets" not in notebook.metadata
@@ -100,7 +100,7 @@ def test_notebooks_are_valid_and_contain_no_paths_of_this_machine(folder, chapte
 @pytest.mark.parametrize("folder", ["chapters", "labs", "solutions"])
 def test_notebooks_have_the_form_in_which_jupyterlab_saves_them(folder, chapter):
     """tests/test_browser.py compares this form with what JupyterLab saves."""
-    text = (build.ROOT / folder / f"{chapter.name}.ipynb").read_text()
+    text = (build.ROOT / contents.notebook(folder, chapter.name)).read_text()
     assert text == build.as_saved(nbformat.reads(text, as_version=4))
 
 

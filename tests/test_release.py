@@ -12,7 +12,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from instructor import build, release
+from instructor import build, contents, release
 from tests import links
 
 ROOT = Path(__file__).parent.parent
@@ -43,7 +43,7 @@ def test_a_bundle_has_lessons_and_labs_up_to_its_chapter_and_earlier_solutions(b
     names = set(bundles[number])
     for other, chapter in CHAPTERS.items():
         for folder, first in (("chapters", other), ("labs", other), ("solutions", other + 1)):
-            assert (f"{folder}/{chapter.name}.ipynb" in names) == (number >= first)
+            assert (contents.notebook(folder, chapter.name) in names) == (number >= first)
     assert {"README.md", "Makefile", "shared/ranks/__init__.py", "shared/checks/engine/framework.py"} <= names
     assert any(name.startswith("shared/jupyter/") for name in names), "the Makefile uses it"
     assert not any(name.startswith(("source", "instructor")) for name in names)
@@ -152,7 +152,7 @@ def test_a_bundles_lesson_and_lab_run_from_its_own_folder(tmp_path):
 import nbformat, sys
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
-for name in ("chapters/02_manual_ddp.ipynb", "labs/02_manual_ddp.ipynb"):
+for name in ("chapters/02_manual_ddp.ipynb", "labs/02_manual_ddp_lab.ipynb"):
     notebook = nbformat.read(name, as_version=4)
     notebook.cells.append(nbformat.v4.new_code_cell("import shared; print(shared.__file__)"))
     try:
@@ -170,7 +170,7 @@ for name in ("chapters/02_manual_ddp.ipynb", "labs/02_manual_ddp.ipynb"):
     )
     lesson, lab = done.stdout.splitlines()[:2]
     assert lesson == f"chapters/02_manual_ddp.ipynb {folder}/shared/__init__.py", done.stderr
-    assert lab.startswith("labs/02_manual_ddp.ipynb stopped: Exercise 2.1, mean_over_ranks_: not there yet")
+    assert lab.startswith("labs/02_manual_ddp_lab.ipynb stopped: Exercise 2.1, mean_over_ranks_: not there yet")
 
 
 @pytest.mark.slow

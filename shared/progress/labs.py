@@ -32,6 +32,7 @@ class Lab:
     """A notebook in labs/ that has a lesson in chapters/."""
 
     file: str
+    lesson_file: str
     title: str
     exercises: list[Exercise]
 
@@ -39,21 +40,22 @@ class Lab:
 def labs(root: Path) -> tuple[list[Lab], list[str]]:
     """Return the labs of a folder in the order of their chapters, and the names of files that cannot be read.
 
-    Only a notebook with a lesson of the same name is a lab; a copy that a student made is not.
+    Only a notebook with a lesson is a lab; a copy that a student made is not.
     """
     found, unreadable = [], []
-    for path in sorted((root / "labs").glob("*.ipynb")):
-        if not (root / "chapters" / path.name).exists():
+    for path in sorted((root / "labs").glob("*_lab.ipynb")):
+        lesson_file = path.name.replace("_lab.ipynb", ".ipynb")
+        if not (root / "chapters" / lesson_file).exists():
             continue
         try:
-            found.append(_lab(path))
+            found.append(_lab(path, lesson_file))
         # A file may contain anything.
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             unreadable.append(path.name)
     return found, unreadable
 
 
-def _lab(path: Path) -> Lab:
+def _lab(path: Path, lesson_file: str) -> Lab:
     notebook = json.loads(path.read_bytes())
     module = notebook["metadata"]["course"]["module"]
     title, heading, cell_id, exercises = path.stem, "", "", []
@@ -69,4 +71,4 @@ def _lab(path: Path) -> Lab:
             key, points = f"{module}.{call[1]}", float(grading["points"])
             name = re.sub(r" \(.*\)$", "", heading.removeprefix("## "))  # without its minutes and points
             exercises.append(Exercise(key, points, name, "Stretch" in heading, cell_id))
-    return Lab(path.name, title, exercises)
+    return Lab(path.name, lesson_file, title, exercises)

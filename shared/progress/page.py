@@ -70,7 +70,7 @@ class Page:
         lab, exercise = step
         if self._started(lab):
             return f"Next: {exercise.name} in ", Link("labs", lab.file, exercise.cell_id), "."
-        return "Next: read ", Link("chapters", lab.file), ", then do ", Link("labs", lab.file), "."
+        return "Next: read ", Link("chapters", lab.lesson_file), ", then do ", Link("labs", lab.file), "."
 
     def _marks(self, lab: Lab) -> list[tuple[str, str]]:
         """Return a mark and a name for each exercise."""
