@@ -23,8 +23,8 @@
 # - Each exercise has a hint. Click it to open it.
 #
 # If a mistake makes the ranks hang, the course stops the cell and shows the doctor's report, as in the lesson. If the
-# ranks have to be restarted, your imports and functions are defined again by themselves, and a message names what else
-# is gone.
+# ranks have to be restarted, your imports and functions are defined again automatically, and a message names the
+# variables that are gone.
 #
 # The next two cells start the ranks, and import what your functions need on each of them.
 
@@ -45,7 +45,7 @@ from torch import Tensor
 # %% [markdown]
 # ## Exercise 0.1 · A sum over ranks (5 min, 2 points)
 #
-# A training script often needs the sum of a value over all ranks: how many samples they have seen, for example. Each
+# A training script often needs the sum of a value over all ranks: for example, how many samples they have seen. Each
 # rank calls `sum_over_ranks` with its own value, and every rank gets the sum. If `value_of[rank]` is the value of a
 # rank, the result on every rank is:
 # ```python
@@ -85,7 +85,7 @@ check.sum_over_ranks()
 # ## Exercise 0.2 · A mean over unequal shares (10 min, 3 points)
 #
 # The last batch of an epoch is often smaller on some ranks than on others. So in this exercise, the ranks hold tensors
-# of different lengths: nine values, one, or even none. Return the mean of all values of all ranks:
+# of different lengths: nine values, one, or even none. Return the mean over all values on all ranks:
 # ```python
 # everything = []
 # for rank in range(world_size):
@@ -136,9 +136,9 @@ check.global_mean()
 # ```
 #
 # - Each rank sends **one** message and receives **one**, for tensors of any shape and dtype.
-# - Do not change `tensor`. Return a new tensor.
+# - Do not change `tensor`: receive into a new one.
 # - Return only when both messages are complete, because the caller may change `tensor` right afterwards.
-# - With a single rank, return a copy, because a rank cannot `send` to itself.
+# - A rank cannot `send` to itself. So with a single rank, return the tensor or a copy of it.
 #
 # <details><summary>Hint</summary>In the lesson's ring, every rank waited for a message before it sent one. Which calls
 # launch a send and a receive without waiting for either?</details>
@@ -175,7 +175,7 @@ check.pass_right()
 # %% [markdown]
 # With gloo, there is more than one right way to do this, because gloo runs all transfers in flight at the same time.
 # NCCL runs a rank's transfers one after the other, even if you launched them with `isend` and `irecv`. If every rank
-# launches its send first, no rank ever gets to its receive. So **with NCCL, batch the sends and receives, or let the
+# launches its send first, no rank ever starts its receive. So **with NCCL, batch the sends and receives, or let the
 # ranks take turns**. `dist.batch_isend_irecv` launches the whole batch together. You can try this without a GPU:
 # `ranks.start(4, backend="gloo:cpu", simulate="nccl")` makes gloo behave like NCCL.
 
@@ -205,13 +205,13 @@ log_loss(torch.tensor(2.0 + rank, device=device))
 #
 # - Rank 0 returns the mean as a float. The other ranks return `None`.
 # - `loss` must not change, and `loss.backward()` must still work afterwards.
-# - Call **one** all-reduce, of the size of the loss or of 8 bytes.
+# - Call **one** all-reduce, of the size of the loss (or of 8 bytes, if you convert the loss to float64).
 #
 # <details><summary>Hint</summary>Which line must all ranks run, and which line is for rank 0 only? The all-reduce
 # overwrites its argument. Which tensor can you pass instead of <code>loss</code>?</details>
 #
-# <details><summary>A second hint</summary>The tensor that you pass should have the same value, its own memory, and no
-# connection to autograd.</details>
+# <details><summary>A second hint</summary>The tensor that you pass should have the same value, but memory of its own.
+# (<code>detach()</code> alone shares its memory with the loss.)</details>
 
 
 # %% tags=["exercise", "export"] grade_id="log-mean-loss"
@@ -249,8 +249,7 @@ check.log_mean_loss()
 #
 # - Use only `dist.send` and `dist.recv`, and overwrite `tensor` in place.
 # - Send **N − 1** messages in total on N ranks, for any `src`.
-# - Rank `src` may send all of them, one after the other. Faster ways are welcome. They need the same number of
-#   messages.
+# - Rank `src` may send all of them, one after the other. Faster ways are welcome, but must not send more messages.
 #
 # <details><summary>Hint</summary>Write it for two ranks first: which rank sends, and which one receives? With more
 # ranks, one of the two cases becomes a loop. Which rank must the loop leave out?</details>
@@ -334,8 +333,8 @@ from shared import measure
 times = measure.collectives({"by hand": ring_sum, "torch": dist.all_reduce})
 
 # %% [markdown]
-# The table and the figure show the same medians. At which sizes are the two close to each other, and at which are they
-# far apart?
+# The table and the figure show the same medians. At which sizes are the two all-reduces about equally fast, and at
+# which are they far apart?
 
 # %% tags=["nbval-ignore-output"]
 times = ranks.pull("times")[0]

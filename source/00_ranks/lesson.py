@@ -7,7 +7,7 @@
 # %% [markdown]
 # # 00 · Ranks
 #
-# **34 minutes.** After this lesson, you will be able to:
+# **35 minutes.** After this lesson, you will be able to:
 #
 # - run code in four processes at once, and say what they share and what they do not,
 # - predict what each rank holds after `all_reduce`, `broadcast`, `send` and `recv`, and which rank waits for which,
@@ -38,7 +38,7 @@ progress.show()
 # %% [markdown]
 # ## Four processes that train one model
 #
-# Let's begin with a result. The next cell starts four processes on your machine. After a few seconds, you see a table
+# The next cell starts four processes on your machine. After a few seconds, you see a table
 # with one row per process.
 
 # %% tags=["nbval-ignore-output"]
@@ -131,9 +131,9 @@ assert right.double().mean() > 0.85
 # %% [markdown]
 # ## Why one process is not enough
 #
-# Training with Adam in mixed precision takes 16 bytes per parameter (ZeRO paper, §3.1). For 7 billion parameters, that
-# is 112 GB before the first activation is stored: too much for a GPU with 80 GB. A smaller model may fit, but take
-# longer to train than you can wait.
+# Training with Adam in mixed precision takes 16 bytes per parameter: 2 for its value, 2 for its gradient, and 12 for
+# the optimizer (ZeRO paper, §3.1). For 7 billion parameters, that is 112 GB: too much for a GPU with 80 GB. A smaller
+# model may fit, but take longer to train than you can wait.
 #
 # In both cases, several GPUs have to work on one model. Each GPU gets its own process. Processes share no memory, so
 # they have to send each other tensors. The figure shows what each process has to itself, and what they all have in
@@ -186,8 +186,8 @@ print(f"we are {world_size} ranks")
 # %% [markdown]
 # ## Separate memories
 #
-# First, every rank sets `x`. Then only ranks 0 and 2 set it again, because `%%ranks` can be followed by the ranks that
-# should run the cell. What is `x` on rank 1 afterwards?
+# First, every rank sets `x`. Then only ranks 0 and 2 set it again: after `%%ranks`, you can list the ranks that should
+# run a cell. What is `x` on rank 1 afterwards?
 
 # %%
 # %%ranks
@@ -251,7 +251,7 @@ print(total.item())
 # Each of the four ranks contributed 10, so the sum is 40.
 #
 # An all-reduce can also take the maximum. To get the mean, divide the sum by the world size yourself. (With NCCL,
-# `ReduceOp.AVG` does both.)
+# `ReduceOp.AVG` computes the mean directly.)
 
 # %%
 # %%ranks
@@ -264,7 +264,7 @@ mean /= world_size
 print(f"largest {largest.item()}, mean {mean.item()}")
 
 # %% [markdown]
-# Replace `mean` by a gradient, and you have what `DistributedDataParallel` did in each backward pass.
+# Replace `mean` with a gradient, and you have what `DistributedDataParallel` did in each backward pass.
 
 # %% [markdown]
 # ## A broadcast
@@ -276,7 +276,7 @@ print(f"largest {largest.item()}, mean {mean.item()}")
 diagrams.collective("broadcast")
 
 # %% [markdown]
-# The argument `src` is the rank of the source. All ranks pass the same `src`, and all but the source get their tensors
+# The argument `src` is the rank of the source. All ranks pass the same `src`, and the tensors of all other ranks are
 # overwritten:
 
 # %%
@@ -297,8 +297,8 @@ diagrams.collective("barrier")
 # %% [markdown]
 # An all-reduce makes ranks wait as well.
 #
-# **Predict.** Rank 2 works for 0.4 s before it calls `all_reduce`, and the other ranks work for 0.1 s. After how many
-# seconds does rank 0 have its sum?
+# **Predict.** All ranks start together. Rank 2 works for 0.4 s before it calls `all_reduce`, and the others for 0.1 s.
+# After how many seconds does rank 0 have the sum?
 
 # %%
 my_prediction_s = 0.0
@@ -353,9 +353,9 @@ print(parcel.item())
 # %% [markdown]
 # ## Launching without waiting
 #
-# An **asynchronous operation** launches communication and returns a **handle** at once. The communication is then in
-# flight while your code continues. The handle's `wait()` returns when the communication is complete. Any collective is
-# asynchronous if you pass `async_op=True`:
+# An **asynchronous operation** launches communication and returns a **handle** immediately. The communication is then
+# in flight while your code continues. The handle's `wait()` returns when the communication is complete. Any collective
+# is asynchronous if you pass `async_op=True`:
 
 # %%
 # %%ranks
@@ -419,15 +419,16 @@ if rank != 1:
 
 # %% [markdown]
 # They get nothing. Without the course's help, they would wait in silence. Waiting for something that never happens is
-# called a **hang**. The report above comes from the course's *doctor*, which asks every rank where it is, sees that the
-# all-reduce can never complete, and stops the cell. Read the report in this order:
+# called a **hang**. The report above comes from the course's **doctor**, which asks every rank where it is, sees that
+# the all-reduce can never complete, and stops the cell. Read the report in this order:
 #
 # 1. **Who waits for whom?** The first sentence names the ranks that wait, the collective they wait in, and the rank
-#    that is missing. (The number after `#` counts the collectives of the process group.)
-# 2. **What did the missing rank do instead?** The second sentence says so. Look for the bug there: the ranks that wait
-#    did nothing wrong.
+#    that is missing. (The number after `#` counts the collectives of the process group;
+#    `DistributedDataParallel` alone called about 300.)
+# 2. **What did the missing rank do instead?** The second sentence tells you. Look for the bug there: the ranks that
+#    wait did nothing wrong.
 # 3. **At which line?** In the table, the column `at` shows the line that a rank has reached. If the rank has left the
-#    cell, you see the line of its last collective: here, the barrier.
+#    cell, you see the line of its last call: here, the barrier.
 #
 # After a hang, a process group cannot be used again. So the course has formed a new one, and kept your variables:
 
@@ -482,7 +483,7 @@ dist.all_reduce(total)
 # ## How long an all-reduce takes
 #
 # `measure.collectives` calls `all_reduce` on tensors from 400 B (100 elements) to 4 MB, 20 times for each size, and
-# takes the median. Mismatch detection is off during the measurement, because it sends messages of its own.
+# reports the median. Mismatch detection is off during the measurement, because it sends messages of its own.
 #
 # **Predict.** 4 MB is 10,000 times as many bytes as 400 B. How many times as long does the all-reduce take? 1 would
 # mean that the size does not matter, and 10,000 that nothing else matters.
@@ -497,9 +498,9 @@ from shared import measure
 times = measure.collectives({"all_reduce": dist.all_reduce})
 
 # %% [markdown]
-# The ranks have combined their times, so it is enough to look at rank 0. The dotted line in the figure goes through the
-# largest tensor's time, and shows what smaller ones would take if the time were proportional to the bytes. Where is the
-# measured time far above it?
+# The dotted line in the figure goes through the largest tensor's time, and shows how long smaller ones would take if
+# the time were proportional to the bytes. (It would continue far below the figure.) Where is the measured time far
+# above it?
 
 # %% tags=["nbval-ignore-output"]
 times = ranks.pull("times")[0]
@@ -513,20 +514,20 @@ plots.message_cost(times.sizes_bytes, times.measured_ms)
 
 # %% [markdown]
 # On the left, ten times the bytes take far less than ten times as long. Most of that time is **latency**: the time that
-# a message takes no matter how small it is. Toward the right, moving the bytes takes up more and more of the time. How
-# many bytes move per second is the **bandwidth**.
+# a message takes no matter how small it is. Toward the right, moving the bytes takes up more and more of the time. The
+# number of bytes that move per second is the **bandwidth**.
 #
 # So one all-reduce of 4 KB is much cheaper than ten of 400 B. Chapter 01 turns this figure into a formula, and chapter
 # 03 uses it to make training steps faster.
 #
 # Your four ranks share one machine. Which results would be the same on a cluster?
 #
-# | result | on this machine |
+# | result | on a cluster |
 # |---|---|
-# | messages and bytes that your own code sends, bytes that a rank's tensors hold | exact: the same on any cluster |
+# | messages and bytes that your own code sends, bytes that a rank's tensors hold | exactly the same |
 # | values | the same up to rounding, because sums are taken in another order |
-# | times | not the same, but you can compare them with each other within one run |
-# | the speed-up with more ranks | means nothing while ranks share cores |
+# | times | different, but you can compare times of one run with each other |
+# | the speed-up with more ranks | different: here it means nothing, because the ranks share cores |
 
 # %% [markdown]
 # ## An all-reduce built from `send` and `recv`
@@ -552,8 +553,8 @@ def sum_at_rank_0(tensor):
 
 
 # %% [markdown]
-# Let's add up tensors of 4 MB. The course's *wire ledger* records every message that a rank sends or receives, and the
-# *timeline* records when:
+# Let's add up tensors of 4 MB. The course's **wire ledger** records every message that a rank sends or receives, and
+# the **timeline** records when:
 
 # %%
 # %%ranks
@@ -569,15 +570,16 @@ with timeline.record() as line:
     sum_at_rank_0(tensor)
 
 # %% [markdown]
-# The sum is right. Now look at the ledger of rank 0. In the last row, `must send` is what rank 0 had to send in total:
+# Now look at the ledger of rank 0. `payload` is the size of each message, and `must send` in the last
+# row is what rank 0 had to send in total:
 
 # %%
 logs = ranks.pull("log")
 logs[0].table(times=False)
 
 # %% [markdown]
-# Rank 0 received three tensors and sent three. The next figure shows all four ledgers as a map of which rank sent how
-# many megabytes to which other rank:
+# Rank 0 received three tensors and sent three. The next figure combines all four ledgers into a map of how many
+# megabytes each rank sent to each other rank:
 
 # %%
 sent_mb = [[0.0] * 4 for _ in range(4)]
@@ -591,7 +593,8 @@ plots.traffic(sent_mb)
 # %% [markdown]
 # Only the row and the column of rank 0 are filled: rank 0 is the sender or the receiver of every message. What does
 # that mean for the other ranks? In the timeline, each bar is a `send` or a `recv`, from the call until it is complete.
-# Compare the bars of rank 0 with those of rank 3.
+# The number in a bar is the other rank. (The two bars of one message may end at different times, because the ranks
+# share cores.) Compare the bars of rank 0 with those of rank 3.
 
 # %% tags=["nbval-ignore-output"]
 lines = ranks.pull("line")
@@ -646,7 +649,7 @@ done = subprocess.run(command, capture_output=True, text=True, timeout=100)
 print("\n".join(sorted(done.stdout.splitlines())))
 
 # %% [markdown]
-# The sum is 10 again. With several machines, or *hosts*, you run one `torchrun` on each. A rank then has two indices:
+# With several machines, or *hosts*, you run one `torchrun` on each. A rank then has two indices:
 # `RANK` counts the ranks of all hosts, and the **local rank** counts those of one host. With four GPUs on each of two
 # hosts:
 #
@@ -655,8 +658,8 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # | host | 0 | 0 | 0 | 0 | 1 | 1 | 1 | 1 |
 # | `LOCAL_RANK` | 0 | 1 | 2 | 3 | 0 | 1 | 2 | 3 |
 #
-# You will find scripts that call `torch.cuda.set_device(dist.get_rank())`. Here, rank 5 would ask for GPU 5, but its
-# host only has GPUs 0 to 3. Use `int(os.environ["LOCAL_RANK"])` instead.
+# You will find scripts that call `torch.cuda.set_device(dist.get_rank())`. In this example, rank 5 would ask for GPU 5,
+# but its host only has GPUs 0 to 3. Use `int(os.environ["LOCAL_RANK"])` instead.
 #
 # With NCCL, pass the device as well: `dist.init_process_group("nccl", device_id=device)`. All ranks then connect during
 # this call. Otherwise, they connect in their first collective, where a missing rank looks like any other hang.
@@ -675,9 +678,9 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # | Which network does NCCL use, and why did it fail? | – | `NCCL_DEBUG=INFO` |
 # | When does a hang end? | after some seconds | at the timeout of the process group |
 #
-# - The **flight recorder** is a part of PyTorch. It keeps the last collectives of each rank in memory and, with NCCL,
+# - The **flight recorder** is part of PyTorch. It keeps the last collectives of each rank in memory and, with NCCL,
 #   writes them to files at a timeout. The command `torchfrtrace` compares the files. To make sure that it is on, set
-#   `TORCH_FR_BUFFER_SIZE=2000` (in older versions `TORCH_NCCL_TRACE_BUFFER_SIZE`) and `TORCH_NCCL_DUMP_ON_TIMEOUT=1`.
+#   `TORCH_FR_BUFFER_SIZE=2000` and `TORCH_NCCL_DUMP_ON_TIMEOUT=1`.
 # - Put `dist.monitored_barrier()` before a line that hangs. Rank 0 then raises an error that names a rank that did not
 #   arrive in time. It needs a gloo group, which you get from `dist.new_group(backend="gloo")`.
 # - `py-spy` shows the Python stack of a running process. Run it on the host of the rank.
@@ -698,7 +701,8 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # | `barrier()` | all ranks | no change | the last rank |
 # | `send(t, dst)` | one rank | no change | the receiver (with gloo) |
 # | `recv(t, src)` | one rank | `t` holds what was sent | the sender |
-# | `isend`, `irecv`, `async_op=True` | as above | a handle | nothing; its `wait()` waits |
+#
+# `isend`, `irecv` and `async_op=True` do the same, but return a handle immediately. Its `wait()` waits.
 #
 # **Terms**
 #
@@ -710,18 +714,21 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # - **collective**: an operation that all ranks of a process group call together.
 # - **all-reduce**: every rank contributes a tensor, and every rank gets the sum (or the maximum, for example).
 # - **broadcast**: one rank, the source, sends its tensor to all others.
-# - **barrier**: no rank continues until all ranks have called it.
+# - **barrier**: a collective without a tensor; no rank continues until all ranks have called it.
 # - **point-to-point communication**: one rank sends a tensor, and one other rank receives it.
-# - **asynchronous operation**: it launches communication and returns at once with a handle.
+# - **asynchronous operation**: an operation that launches communication and returns a handle immediately.
 # - **handle**: the object that an asynchronous operation returns; its `wait()` returns when the result can be used.
 # - **hang**: ranks wait for something that never happens, for example for a rank that never calls the same collective.
+# - **doctor**: the part of the course that reports on a cell that hangs or fails: which rank waits for which, and at
+#   which line.
 # - **mismatch detection**: before each collective, the ranks check that they all called the same operation with the
 #   same shape and dtype.
 # - **latency**: the time that a message takes no matter how small it is.
-# - **bandwidth**: how many bytes move per second.
+# - **bandwidth**: the number of bytes that move per second.
+# - **wire ledger**: the course's list of the messages and collectives of a rank, with their bytes.
+# - **timeline**: the course's record of when a rank computes and when it communicates.
 # - **local rank**: the index of a rank among the ranks of its host.
-# - **flight recorder**: the part of PyTorch that keeps the last collectives of each rank in memory, to explain a hang
-#   afterwards.
+# - **flight recorder**: the part of PyTorch that keeps the last collectives of each rank in memory, to explain a hang.
 
 # %% [markdown]
 # ## Further reading
@@ -742,8 +749,8 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # tensors and send 63. How does a real all-reduce divide this work among all ranks, and how few bytes must each of them
 # send? You will build one in chapter 01.
 #
-# First, write your own small collectives in [the lab](../labs/00_ranks.ipynb). There you will fix the ring, and a bug
-# that makes many training scripts hang. The next cell stops the ranks of this lesson.
+# First, write your own small collectives in [the lab](../labs/00_ranks_lab.ipynb). There you will fix the ring, and a
+# bug that makes many training scripts hang. The next cell stops the ranks of this lesson.
 
 # %%
 ranks.stop()

@@ -8,18 +8,19 @@
 # %% [markdown]
 # # Lab 01 · Collectives by hand
 #
-# **75 minutes, 16 points.** You build what `dist.all_reduce` does from messages between pairs of ranks: a
+# **75 minutes, 16 points.** From messages between pairs of ranks, you build what `dist.all_reduce` does: a
 # reduce-scatter and an all-gather on a ring. Then you build a broadcast along a tree, and a reduce-scatter that you
 # launch now and wait for later. Later chapters use these functions to shard gradients, optimizer states and parameters.
 #
-# Each exercise has a check. It draws new data every time and gives each rank only its own. It begins with tensors whose
-# length is a multiple of N, the number of ranks. Once these are right, it tries other lengths, dtypes, and subgroups of
-# the ranks, and counts the bytes that each rank sends. So start with the plain case, run the check, and continue from
-# what it reports.
+# Where a function has awkward cases, such as a length that is not a multiple of N, the number of ranks, the lines for
+# them are given. You write what is between these lines, where the cell says `your code here`.
 #
-# - `group` is the process group that communicates, and `None` means all ranks. Your functions only have to pass it on
-#   to each call of `dist`.
-# - You may support tensors that are not contiguous, or reject them with a `ValueError` before you send anything.
+# Each exercise has a check. It draws new data every time and gives each rank only its own. It begins with `values`, for
+# tensors whose length is a multiple of N. Only when these are right, it tries other lengths, dtypes, and subgroups of
+# the ranks, and counts the bytes that each rank sends.
+#
+# `group` is the process group that communicates, and `None` means all ranks. Your functions only have to pass `group`
+# to every `dist` function that they call.
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks
@@ -46,7 +47,7 @@ from torch.nn.functional import pad
 from shared.c10d import all_gather_single
 
 # %% [markdown]
-# ## Exercise 1.1 · One step around the ring (5 min, 1 point)
+# ## Exercise 1.1 · One step around the ring (6 min, 1 point)
 #
 # In each step of the ring, a rank sends `outgoing` to its right neighbor, and receives its left neighbor's tensor into
 # `incoming`:
@@ -54,17 +55,18 @@ from shared.c10d import all_gather_single
 # for r in range(N):
 #     incoming_of[(r + 1) % N][:] = outgoing_of[r]
 # ```
-# This is `pass_right` from lab 00, with two differences: the caller provides the tensor to receive into, and the ranks
-# are those of a group.
+# This is `pass_right` from lab 00, with two differences: the caller provides the tensor to receive into, and the ring
+# consists of the ranks of a group.
 #
 # - Each rank sends one message and receives one.
 # - When the function returns, both are complete.
 # - You can assume that there are at least two ranks.
 #
-# <details><summary>Hint</summary><code>dist.P2POp(dist.isend, tensor, group=group, group_peer=…)</code> describes a
-# send, and with <code>dist.irecv</code> a receive; <code>group_peer</code> is a rank within the group, like
-# <code>dist.get_rank(group)</code>. <code>dist.batch_isend_irecv</code> launches a list of sends and receives together,
-# and returns at once with a list of handles. How do you know that the operation of a handle is complete?</details>
+# `dist.P2POp(dist.isend, tensor, group=group, group_peer=…)` describes a send, and with `dist.irecv`, a receive.
+# `group_peer` is a rank within the group, like `dist.get_rank(group)`.
+#
+# <details><summary>Hint</summary><code>dist.batch_isend_irecv</code> launches a list of sends and receives together,
+# and returns a list of handles. How do you know that the operation of a handle is complete?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="ring-step"
@@ -74,8 +76,8 @@ def ring_step(outgoing: Tensor, incoming: Tensor, group: ProcessGroup | None = N
 
     Communication: one transfer of outgoing's bytes.
     """
-    ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    ### BEGIN SOLUTION
     left, right = (rank - 1) % world_size, (rank + 1) % world_size
     # One batch, because NCCL must launch both together. The receive comes first, so that gloo knows its destination.
     receive = dist.P2POp(dist.irecv, incoming, group=group, group_peer=left)
@@ -133,25 +135,27 @@ for numel in (8, 10, 3):
 # total = sum(tensor_of[r] for r in range(N))
 # shard_of[r] = chunks_of(total, N)[r]
 # ```
-# Each partial sum is passed once around the ring, to the right, and every rank adds its own chunk to it. All N partial
-# sums are passed on at the same time, one from each rank. In outline:
+# Each partial sum is passed around the ring, to the right, and every rank adds its own chunk to it. All N partial sums
+# are passed on at the same time. The table shows which ones rank 0 sends and receives on four ranks:
 #
-#     partial_sum = one of my chunks                      (which one?)
-#     N − 1 times:
-#         send partial_sum to the right, receive another one from the left
-#         partial_sum = what I received + my own chunk of the same index
+# | step | rank 0 sends its partial sum of | and receives that of |
+# |---|---|---|
+# | 1 | chunk 3 | chunk 2 |
+# | 2 | chunk 2 | chunk 1 |
+# | 3 | chunk 1 | chunk 0 |
 #
-# - There are **N − 1** steps, and in each step a rank sends **one chunk**: (N−1)/N of the tensor's bytes in total.
-# - Do not change the argument, and do not copy it as a whole. Memory for two chunks is enough.
-# - Every rank returns ⌈numel/N⌉ elements. A shorter chunk is padded with zeros at the end.
-# - The result has its own memory, even with a single rank.
+# As in the lesson, rank *r* begins with chunk *r* − 1. The beginning and the end of the function are given: you write
+# one step. It sends `partial_sum` to the right, receives another one from the left, and adds this rank's own chunk of
+# the same index to it. The new partial sum is what the rank sends in the next step.
 #
-# <details><summary>Hint 1</summary>Start from the end. After the last step, rank r must hold chunk r. Which chunk did
-# it receive in the last step, then? Which one did its left neighbor send in that step, and receive in the step before?
-# Follow it back to the first step.</details>
-# <details><summary>Hint 2</summary>On four ranks, the sum of chunk 0 must arrive on rank 0 in step 3. It comes from
-# rank 3, which gets it from rank 2 in step 2, which gets it from rank 1 in step 1. So rank 1 begins with chunk 0. With
-# which chunk does rank r begin?</details>
+# - Receive into a tensor of the length of your own chunk, because the last chunks may be shorter.
+# - Do not change the argument: `chunks` are views of it.
+#
+# <details><summary>Hint 1</summary>Extend the table to rank <i>r</i>: in step 1, it sends chunk <i>r</i> − 1. Its left
+# neighbor does the same with <i>its</i> rank. So which chunk does rank <i>r</i> receive in step 1, and which one in
+# step <i>s</i>? On rank 0, the index must not become negative: 0 − 2 means 2 on four ranks.</details>
+# <details><summary>Hint 2</summary>Three lines are enough: allocate a tensor like your own chunk, call
+# <code>ring_step</code>, and make <code>partial_sum</code> the sum of two tensors.</details>
 
 
 # %% tags=["exercise", "export"] grade_id="ring-reduce-scatter"
@@ -166,22 +170,20 @@ def ring_reduce_scatter(tensor: Tensor, group: ProcessGroup | None = None) -> Te
     Communication: N − 1 transfers, at most (N−1)·ceil(numel / N) elements sent per rank.
     Source: nccl-tests, PERFORMANCE.md.
     """
-    ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     chunks = chunks_of(tensor.contiguous(), world_size)
-    buffers = torch.empty_like(chunks[0]), torch.empty_like(chunks[0])
     partial_sum = chunks[(rank - 1) % world_size]
     for step in range(1, world_size):
+        ### BEGIN SOLUTION
         own_chunk = chunks[(rank - step - 1) % world_size]
-        # The two buffers alternate, so that nothing is received into the one that is being sent.
-        received = buffers[step % 2][: own_chunk.numel()]
+        received = torch.empty_like(own_chunk)
         ring_step(partial_sum, received, group)
         partial_sum = received.add_(own_chunk)
+        ### END SOLUTION
     padding = chunks[0].numel() - partial_sum.numel()
     if padding or world_size == 1:  # a single rank must not return a view of tensor: pad() copies
         partial_sum = pad(partial_sum, (0, padding))
     return partial_sum
-    ### END SOLUTION
 
 
 # %% [markdown]
@@ -202,13 +204,11 @@ check.ring_reduce_scatter()
 # ```python
 # gathered = torch.cat([shard_of[r] for r in range(N)])
 # ```
-# Write it as two functions, because you need the first one again in exercise 1.4:
+# `ring_all_gather` is given: it allocates the result, copies its own shard into it, and calls `gather_around`, which
+# you write. You need that function again in exercise 1.4.
 #
-# - `gather_around(chunks)` communicates. It gets N chunks. Only this rank's own chunk contains data, and the function
-#   fills the others.
-# - `ring_all_gather(shard)` allocates the result, copies its own shard into it, and lets `gather_around` fill the rest.
-# - There are **N − 1** steps, and in each step a rank sends one shard.
-# - Receive each shard directly into the result, and send it on from there, so that no other copy is needed.
+# - `gather_around(chunks)` gets N chunks. Only this rank's own chunk contains data, and the function fills the others.
+# - There are **N − 1** steps, and in each step a rank sends one chunk with `ring_step`, and receives another one.
 #
 # <details><summary>Hint</summary>In the first step, each rank sends its own chunk. Which chunk can it send in the
 # second step?</details>
@@ -218,8 +218,8 @@ check.ring_reduce_scatter()
 # %%ranks
 def gather_around(chunks: list[Tensor], group: ProcessGroup | None = None) -> None:
     """Fill chunks on every rank. chunks[r] starts at rank r and is passed once around the ring."""
-    ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    ### BEGIN SOLUTION
     for step in range(world_size - 1):
         outgoing, incoming = (rank - step) % world_size, (rank - step - 1) % world_size
         ring_step(chunks[outgoing], chunks[incoming], group)
@@ -234,19 +234,17 @@ def ring_all_gather(shard: Tensor, group: ProcessGroup | None = None) -> Tensor:
     Communication: N − 1 transfers of shard's bytes.
     Source: nccl-tests, PERFORMANCE.md.
     """
-    ### BEGIN SOLUTION
     gathered = shard.new_empty(dist.get_world_size(group), shard.numel())
     gathered[dist.get_rank(group)] = shard.flatten()
     gather_around(list(gathered), group)
     return gathered.view(-1)
-    ### END SOLUTION
 
 
 # %% tags=["check"] grade_id="check-ring-all-gather" points=2
 check.ring_all_gather()
 
 # %% [markdown]
-# ## Exercise 1.4 · All-reduce (6 min, 2 points)
+# ## Exercise 1.4 · All-reduce (5 min, 2 points)
 #
 # You have both halves. Replace `tensor`, in place, with its sum over the ranks:
 # ```python
@@ -255,12 +253,15 @@ check.ring_all_gather()
 #     tensor_of[r][...] = total
 # ```
 #
-# - The tensor may have any shape. It may be empty, or have fewer elements than there are ranks.
+# `chunks` are views of the tensor's memory, or of a copy where the tensor is not contiguous. You write what happens in
+# between; two lines are enough.
+#
 # - Each rank sends at most 2(N−1)·⌈numel/N⌉ elements, in 2(N−1) messages.
 # - The results are bitwise equal on all ranks. Otherwise, the models on different ranks would drift apart.
 #
-# <details><summary>Hint</summary>The tensor itself has memory for all N chunks. Which of your functions fills the
-# chunks that it is given? And what does chunk r of the tensor have to contain before that, on rank r?</details>
+# <details><summary>Hint</summary>Which of your functions fills the chunks that it is given? What does
+# <code>own_chunk</code> have to contain before that? The reduce-scatter pads its result; how many elements of it
+# belong to <code>own_chunk</code>?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="ring-all-reduce"
@@ -272,15 +273,15 @@ def ring_all_reduce(tensor: Tensor, group: ProcessGroup | None = None) -> None:
     Communication: 2(N−1) transfers, at most 2(N−1)·ceil(numel / N) elements sent per rank.
     Source: nccl-tests, PERFORMANCE.md.
     """
-    ### BEGIN SOLUTION
     contiguous = tensor.contiguous()
     chunks = chunks_of(contiguous, dist.get_world_size(group))
     own_chunk = chunks[dist.get_rank(group)]
+    ### BEGIN SOLUTION
     own_chunk.copy_(ring_reduce_scatter(contiguous, group)[: own_chunk.numel()])
     gather_around(chunks, group)
+    ### END SOLUTION
     if contiguous is not tensor:
         tensor.copy_(contiguous)
-    ### END SOLUTION
 
 
 # %% tags=["check"] grade_id="check-ring-all-reduce" points=2
@@ -298,55 +299,60 @@ check.ring_all_reduce()
 # | 2 | 0 → 2, 1 → 3 |
 # | 3 | 0 → 4, 1 → 5, 2 → 6, 3 → 7 |
 #
-# - There are ⌈log₂ N⌉ rounds and N − 1 messages in total, and each rank receives at most once.
-# - Your function works for any N and any `src`. (Other trees with the same number of rounds are fine, too.)
-# - As in `dist.broadcast`, `src` is a *global* rank, also in a group. `dist.get_group_rank(group, src)` returns its
-#   rank within the group. It does not accept `None`: the group of all ranks is `dist.group.WORLD`.
-# - `dist.send(tensor, group=group, group_dst=…)` and `dist.recv(tensor, group=group, group_src=…)` take ranks within
-#   the group. Plain `dst` and `src` are global ranks.
+# To support any `src`, the ranks are numbered around the ring so that `src` has `index` 0. The table then holds for
+# indices. `rank_of` converts an index back to a rank within the group. Both are given, and so is the loop over the
+# rounds: when a round begins, the indices 0 to `holders` − 1 have the tensor. You write one round: a rank sends,
+# receives, or does nothing.
 #
-# Write it for `src=0` first, and then for any `src`.
+# - Send with `dist.send(contiguous, group=group, group_dst=…)`, and receive with
+#   `dist.recv(contiguous, group=group, group_src=…)`.
+# - There are ⌈log₂ N⌉ rounds and N − 1 messages in total, for any N. If N is not a power of two, some ranks have nobody
+#   to send to in the last round.
 #
-# <details><summary>Hint 1</summary>When round k begins, which ranks have the tensor? Which ranks get it in round k, and
-# from which ranks? Do all of them exist?</details>
-# <details><summary>Hint 2</summary>For any <code>src</code>, number the ranks around the ring so that <code>src</code>
-# has index 0. Compute with these indices only, and convert an index to a rank where you send or receive.</details>
+# <details><summary>Hint 1</summary>In round 3 of the table, <code>holders</code> is 4. What is the difference between
+# the receiver's index and the sender's? And in rounds 1 and 2?</details>
+# <details><summary>Hint 2</summary>There are two cases: <code>index</code> is smaller than <code>holders</code>, or it
+# is not, but smaller than <code>2 * holders</code>. In the first case, does the receiver exist?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="tree-broadcast"
 # %%ranks
 @torch.no_grad()
 def tree_broadcast(tensor: Tensor, src: int = 0, group: ProcessGroup | None = None) -> None:
-    """Replace tensor, in place, by that of global rank src, along a binomial tree.
+    """Replace tensor, in place, by that of global rank src. The number of copies doubles in each round.
 
     Communication: ceil(log2 N) rounds; N − 1 transfers of tensor's bytes over all ranks, at most one to each.
     """
-    ### BEGIN SOLUTION
     group = dist.group.WORLD if group is None else group
     world_size, root = dist.get_world_size(group), dist.get_group_rank(group, src)
     index = (dist.get_rank(group) - root) % world_size  # src has index 0
+
+    def rank_of(index: int) -> int:
+        return (index + root) % world_size
+
     contiguous = tensor.contiguous()
     holders = 1  # how many ranks have the tensor: those with the smallest indices
     while holders < world_size:
+        ### BEGIN SOLUTION
         if index < holders and index + holders < world_size:
-            dist.send(contiguous, group=group, group_dst=(index + holders + root) % world_size)
+            dist.send(contiguous, group=group, group_dst=rank_of(index + holders))
         elif holders <= index < 2 * holders:
-            dist.recv(contiguous, group=group, group_src=(index - holders + root) % world_size)
+            dist.recv(contiguous, group=group, group_src=rank_of(index - holders))
+        ### END SOLUTION
         holders *= 2
     if contiguous is not tensor:
         tensor.copy_(contiguous)
-    ### END SOLUTION
 
 
 # %% tags=["check"] grade_id="check-tree-broadcast" points=3
 check.tree_broadcast()
 
 # %% [markdown]
-# ## Exercise 1.6 · Break it, then fix it (8 min, 2 points)
+# ## Exercise 1.6 · Break it, then fix it (9 min, 2 points)
 #
 # The next cell has a simpler ring all-reduce, with plain sends and receives. **Predict.** In which call will the doctor
-# find rank 2, and which rank will it be waiting for? If this ring ran, how many times as many bytes would it send as
-# your `ring_all_reduce`? (1 would mean as many.)
+# find rank 2, and which rank will it be waiting for? If this ring did not hang, how many times as many bytes would a
+# rank send as with your `ring_all_reduce`? (1 would mean equally many.)
 
 
 # %% tags=["raises-exception"]
@@ -364,8 +370,8 @@ def simpler_ring_all_reduce(tensor):
 simpler_ring_all_reduce(torch.ones(4, device=device))
 
 # %% [markdown]
-# Read the doctor's table: each rank waits for the next one, all around the ring. (If this ring ran, each rank would
-# send N − 1 whole tensors, which is N/2 times as many bytes as yours sends.)
+# Read the doctor's table: each rank waits for the next one, all around the ring. (If the ring did not hang, each rank
+# would send N − 1 whole tensors, which is N/2 times as many bytes as with yours.)
 #
 # `dist.send` and `dist.recv` each wait for the other side. You can build a ring step from these two alone, as long as
 # not all ranks begin with the same one. Here, a *turn* is a period in which every rank takes part in at most one
@@ -409,10 +415,10 @@ check.ring_step_in_turns()
 # chunk from each. Use it to write a reduce-scatter.
 #
 # - The result is the same as that of `ring_reduce_scatter`.
-# - Make **one** call, with at most N·⌈numel/N⌉ elements.
+# - Make **one** call. The padded tensor, which consists of N chunks of equal length, is given.
 #
-# <details><summary>Hint</summary>Which chunks does rank r need for its sum, and from which ranks? Pad the tensor, so
-# that all chunks have the same length.</details>
+# <details><summary>Hint</summary>Which chunks does rank r need for its sum, and from which ranks does it receive them?
+# <code>sum()</code> of small integer dtypes returns int64, unless you pass <code>dtype=tensor.dtype</code>.</details>
 
 
 # %% tags=["exercise", "export"] grade_id="direct-reduce-scatter"
@@ -424,10 +430,10 @@ def direct_reduce_scatter(tensor: Tensor, group: ProcessGroup | None = None) -> 
     Shape: tensor of any shape; returns [ceil(numel / N)].
     Communication: one all_to_all_single of the padded tensor; (N−1)·ceil(numel / N) elements sent per rank.
     """
-    ### BEGIN SOLUTION
     world_size = dist.get_world_size(group)
     flat, padding = tensor.contiguous().view(-1), -tensor.numel() % world_size
     padded = pad(flat, (0, padding)) if padding else flat
+    ### BEGIN SOLUTION
     received = torch.empty_like(padded)
     dist.all_to_all_single(received, padded, group=group)
     return received.view(world_size, padded.numel() // world_size).sum(0, dtype=tensor.dtype)
@@ -438,16 +444,13 @@ def direct_reduce_scatter(tensor: Tensor, group: ProcessGroup | None = None) -> 
 check.direct_reduce_scatter()
 
 # %% [markdown]
-# ## Exercise 1.8 · Launch now, wait later (15 min, 2 points)
+# ## Exercise 1.8 · Launch now, wait later (12 min, 2 points)
 #
-# So far, all your functions return when their messages are complete. From chapter 04 on, communication runs while
-# backward computes. For that, you need collectives that return a handle at once.
+# So far, all your functions return only when their messages are complete. From chapter 04 on, communication runs while
+# backward computes. For that, you need collectives that return a handle immediately.
 #
-# Three pieces are given. Read them first:
-#
-# - `InFlight` launches any number of point-to-point messages, and waits for them later.
-# - `exchanges_directly` decides whether to use such messages or the backend's own collective.
-# - `launch_all_gather` uses both. You can use it as a model for the class that you will write.
+# The class `InFlight` is given. It launches any number of point-to-point messages, and waits for them later. You will
+# use it, so read it first:
 
 
 # %% tags=["export"] module="async_collectives"
@@ -498,52 +501,16 @@ class InFlight:
             work.wait()
 
 
-def exchanges_directly(tensor: Tensor, group: ProcessGroup | None = None) -> bool:
-    """Tell whether to exchange shards by point-to-point transfers instead of the backend's own collective.
-
-    Inside gloo, a reduce-scatter is an all-reduce, and an all-gather makes an extra copy. So on gloo we send every
-    shard directly to its rank. But gloo cannot send from a GPU. There, and on NCCL, the backend's own collective runs.
-    """
-    return dist.get_backend(group) == "gloo" and not tensor.is_cuda
-
-
-# %% tags=["export"] module="async_collectives"
-# %%ranks
-def launch_all_gather(flat: Tensor, shard: Tensor, group: ProcessGroup | None = None):
-    """Launch an all-gather that fills flat with every rank's shard, in rank order.
-
-    Returns:
-        A handle: flat is complete after its wait().
-
-    Shape: flat [N · n]; shard [n], which may be this rank's shard of flat.
-    Communication: one all-gather; each rank sends (N−1)/N of flat's bytes.
-    """
-    if not exchanges_directly(flat, group):
-        return all_gather_single(flat, shard, group=group, async_op=True)
-    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    shards = flat.view(world_size, -1)
-    if shards[rank].data_ptr() != shard.data_ptr():
-        shards[rank].copy_(shard)
-    peers = [peer for peer in range(world_size) if peer != rank]
-    return InFlight(
-        [(shards[rank], peer) for peer in peers], [(shards[peer], peer) for peer in peers], group
-    )
-
-
 # %% [markdown]
-# Write `DirectReduceScatter`, a reduce-scatter in flight:
+# `DirectReduceScatter` is a reduce-scatter in flight. `shards[r]` is what this rank contributes to rank *r*'s sum. The
+# first lines are given: `peers` lists the other ranks, and `self.received` has one row of memory for each of them.
 #
-# - `DirectReduceScatter(shards, group)` gets one tensor for each rank of the group: `shards[r]` is what this rank
-#   contributes to rank r's sum. It launches all messages and returns without waiting for any of them.
-# - `wait()` waits for the messages, adds what was received to this rank's own shard in place, and returns that shard.
-# - A caller may have several reduce-scatters in flight, and wait for them in any order.
-# - Each rank sends (N−1)/N of the bytes of `shards`.
-# - Besides `shards`, it allocates memory only for what it receives, which is (N−1)/N of those bytes.
+# - Finish `__init__`: it launches all messages with one `InFlight`, and does not wait for them. Each rank sends every
+#   other rank one shard, and receives one from it.
+# - Write `wait()`: it waits for the messages, adds what was received to `self.own` in place, and returns `self.own`.
 #
-# <details><summary>Hint 1</summary>Which ranks send something to this one, and how many shards does it receive? Each
-# shard needs its own memory until <code>wait()</code>.</details>
-# <details><summary>Hint 2</summary><code>InFlight</code> does the launching. Which pairs of a tensor and a rank does it
-# need for the sends, and which for the receives?</details>
+# <details><summary>Hint</summary>Which pairs of a tensor and a rank does <code>InFlight</code> need for the sends, and
+# which for the receives? And which attribute does <code>wait()</code> need?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="direct-reduce-scatter-in-flight" module="async_collectives"
@@ -559,11 +526,11 @@ class DirectReduceScatter:
     """
 
     def __init__(self, shards: Sequence[Tensor], group: ProcessGroup | None):
-        ### BEGIN SOLUTION
         rank, world_size = dist.get_rank(group), dist.get_world_size(group)
         peers = [peer for peer in range(world_size) if peer != rank]
         self.own = shards[rank]  # wait() turns it into the sum
         self.received = self.own.new_empty(len(peers), self.own.numel())
+        ### BEGIN SOLUTION
         receives = list(zip(self.received, peers, strict=True))
         self.in_flight = InFlight([(shards[peer], peer) for peer in peers], receives, group)
         ### END SOLUTION
@@ -579,12 +546,21 @@ class DirectReduceScatter:
 
 
 # %% [markdown]
-# `launch_reduce_scatter` is given. It uses your class, or the backend's own reduce-scatter where that is better. The
-# check calls `launch_reduce_scatter`.
+# `launch_reduce_scatter` is given. It uses your class, or the backend's own reduce-scatter on GPUs. The check calls
+# `launch_reduce_scatter`. Run the next cell, and then the check.
 
 
 # %% tags=["export"] module="async_collectives"
 # %%ranks
+def exchanges_directly(tensor: Tensor, group: ProcessGroup | None = None) -> bool:
+    """Tell whether to exchange shards by point-to-point transfers instead of the backend's own collective.
+
+    Inside gloo, a reduce-scatter is an all-reduce, and an all-gather makes an extra copy. So on gloo we send every
+    shard directly to its rank. But gloo cannot send from a GPU. There, and on NCCL, the backend's own collective runs.
+    """
+    return dist.get_backend(group) == "gloo" and not tensor.is_cuda
+
+
 class BackendReduceScatter:
     """A reduce-scatter in flight that the backend runs, in place."""
 
@@ -620,7 +596,8 @@ def launch_reduce_scatter(
 check.launch_reduce_scatter()
 
 # %% [markdown]
-# That was the last exercise. Two more functions for later labs are given. `reduce_scatter_` returns only when the sum
+# That was the last exercise. Three more functions for later labs are given; you need not read them now.
+# `launch_all_gather` launches an all-gather. `reduce_scatter_` returns only when the sum
 # is complete, but it cuts a large tensor into pieces and has at most two of them in flight, so that it needs little
 # memory for what it receives. `gather_shards` concatenates the shards of all ranks, on one rank or on all of them, for
 # checkpoints.
@@ -628,9 +605,32 @@ check.launch_reduce_scatter()
 
 # %% tags=["export"] module="async_collectives"
 # %%ranks
+def launch_all_gather(flat: Tensor, shard: Tensor, group: ProcessGroup | None = None):
+    """Launch an all-gather that fills flat with every rank's shard, in rank order.
+
+    Returns:
+        A handle: flat is complete after its wait().
+
+    Shape: flat [N · n]; shard [n], which may be this rank's shard of flat.
+    Communication: one all-gather; each rank sends (N−1)/N of flat's bytes.
+    """
+    if not exchanges_directly(flat, group):
+        return all_gather_single(flat, shard, group=group, async_op=True)
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    shards = flat.view(world_size, -1)
+    if shards[rank].data_ptr() != shard.data_ptr():
+        shards[rank].copy_(shard)
+    peers = [peer for peer in range(world_size) if peer != rank]
+    return InFlight(
+        [(shards[rank], peer) for peer in peers], [(shards[peer], peer) for peer in peers], group
+    )
+
+
 PIECE_NUMEL = 2**20  # how many elements, of all shards together, reduce_scatter_ launches at a time
 
 
+# %% tags=["export"] module="async_collectives"
+# %%ranks
 def reduce_scatter_(flat: Tensor, group: ProcessGroup | None = None) -> Tensor:
     """Reduce-scatter flat in place and wait for it, piece by piece, which needs little memory for what is received.
 
@@ -681,7 +681,7 @@ def gather_shards(
 
 
 # %% [markdown]
-# ## Your own figures (4 min)
+# ## Your own figures (6 min)
 #
 # Do your collectives agree with torch's? The tensors contain integers, so the results must be exactly equal.
 
@@ -738,8 +738,8 @@ print(f"in {messages} messages.")
 plots.traffic(sent_mb)
 
 # %% [markdown]
-# That is half as many bytes as in lab 00, in twice as many messages. On 64 ranks, a rank would still send less than two
-# tensors. With lab 00's ring, it would send 63.
+# That is half as many bytes as in lab 00, in twice as many messages. On 64 ranks, each rank would still send less than
+# two tensors. With lab 00's ring, it would send 63.
 #
 # Next is a tree broadcast from rank 1. Before you run it, sketch the map: which rank sends the most, and which ranks
 # send nothing?
@@ -770,31 +770,42 @@ sums = ranks.pull("sums")[0]
 cost_plots.side_by_side({sums.where: sums.measured_s}, "bytes in the tensor")
 
 # %% [markdown]
-# Both rings take the same number of steps and send the same bytes, so the link gives them the same time. What remains
-# is the time that Python takes: torch's ring runs in C++.
+# Both rings take the same number of steps and send the same bytes, so the link's delays add up to the same time. But
+# the emulated link delays your ring step by step, and Python's work comes on top of each delay. If this work takes 1 ms
+# per step, a small tensor takes 6 · (5 + 1) = 36 ms. Torch's all-reduce is delayed only once, as a whole, by 6 · 5 = 30
+# ms, and torch does its own work *during* that time.
 #
 # And your reduce-scatter? As you saw in the lesson, gloo's reduce-scatter is an all-reduce, which sends twice as much
-# as a ring requires. The emulated link would hide that, because it delays torch's function as if gloo sent only what a
-# ring requires. So this time, we measure without the link. Compare the curves at the right end:
+# as a ring requires. Yours should send half as much. The network interface counts the bytes of all ranks:
 
 
 # %%
 # %%ranks
+def carried_mb(reduce_scatter, numel=4_000_000):
+    """Return how many MB all ranks send together, or None where the system does not count them."""
+    tensor = torch.zeros(numel, device=device)
+    with wire.ledger() as log:
+        dist.barrier()  # so that no rank sends before all ledgers are open
+        reduce_scatter(tensor)
+        dist.barrier()
+    return None if log.carried_bytes is None else log.carried_bytes / 1e6
+
+
 def torchs_reduce_scatter(tensor):
     reduce_scatter_single(tensor.new_empty(tensor.numel() // world_size), tensor)
 
 
-calls = {"your ring": ring_reduce_scatter, "all to all": direct_reduce_scatter}
-calls["torch"] = torchs_reduce_scatter
-scattered = measure.collectives(calls, sizes_bytes, rounds=10)
+calls = {"your ring": ring_reduce_scatter, "torch": torchs_reduce_scatter}
+carried = {name: carried_mb(call) for name, call in calls.items()}
 
 # %% tags=["nbval-ignore-output"]
-scattered = ranks.pull("scattered")[0]
-cost_plots.side_by_side({scattered.where: scattered.measured_s}, "bytes in the tensor")
+carried = ranks.pull("carried")[0]
+if None not in carried.values():
+    display(plots.bars(carried, "MB that all ranks send to reduce-scatter 16 MB"))
 
 # %% [markdown]
-# The ring and the all-to-all send equally many bytes. Which of them is faster for small tensors, and which for large
-# ones? Libraries make such choices by size, too: NCCL chooses between rings, trees and other algorithms.
+# A tensor of 16 MB needs 3/4 · 16 MB = 12 MB from each rank, which is 48 MB in total. (With NCCL, your GPUs may have
+# links that this interface does not count.)
 #
 # You can now say how many bytes each rank must send for the collectives of the following chapters. In chapter 02, you
 # train with one of them.

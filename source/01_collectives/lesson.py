@@ -148,22 +148,23 @@ print(f"predicted {my_prediction:g} tensors, measured {in_turn_sent}")
 #
 # ## A ring
 #
-# A sum does not have to be computed in one place. It can be computed on the way. Arrange the ranks in a **ring**, where
-# each rank sends only to its right neighbor, and the last one sends to rank 0. Rank 1 sends its chunk A to rank 2. Rank
-# 2 adds its own chunk A and sends the sum to rank 3. Rank 3 does the same and sends the new sum to rank 0. Rank 0 adds
-# its own, and now the sum is complete on the rank that chunk A belongs to. At the same time, chunk B starts on rank 2,
-# chunk C on rank 3 and chunk D on rank 0, so every rank always has something to send.
+# A sum does not have to be computed in one place: the ranks can compute it on the way. Arrange them in a **ring**,
+# where each rank sends only to its right neighbor, and the last one sends to rank 0. Rank 1 sends its chunk A to
+# rank 2. Rank 2 adds its own chunk A and sends the sum to rank 3. Rank 3 does the same and sends the new sum to rank 0.
+# Rank 0 adds its own chunk A. Now the sum is complete, on the rank that chunk A belongs to. At the same time, chunk B
+# starts on rank 2, chunk C on rank 3 and chunk D on rank 0, so every rank always has something to send.
 #
 # **Predict.** On a ring of three ranks with the chunks A, B and C, the reduce-scatter takes two steps. Which chunk must
-# rank 0 send first, so that the sum of A ends up on rank 0, B on rank 1 and C on rank 2? Write its letter.
+# rank 0 send first, so that the sum of A ends up on rank 0, of B on rank 1, and of C on rank 2? Write its letter.
 
 # %%
 my_prediction = "?"
 
 # %% [markdown]
-# The next cell contains the whole ring. It follows two plans, one for each half. A plan is a list with one string per
-# step, and the letter at index *r* is the chunk that rank *r* sends. A rank always sends the chunk that it received in
-# the previous step, so each string is the previous one, rotated. In lab 00, you wrote the ring step, `pass_right`.
+# The next cell contains the whole ring. It follows two plans, one for each half. A plan has one string per step, and
+# the letter at index *r* is the chunk that rank *r* sends. On four ranks, the first plan is `["DABC", "CDAB", "BCDA"]`:
+# in the first step, rank 0 sends D, and rank 1 sends A. In the next one, rank 0 sends C, which it has just received.
+# In lab 00, you wrote the ring step, `pass_right`.
 
 
 # %%
@@ -182,7 +183,8 @@ def digits_of(chunks):
 def run_plan(plan, chunks, add, log):
     """Send and receive one chunk per step. The received chunk is added to this rank's, or replaces it."""
     for sends in plan:
-        name, received_name = sends[rank], sends[rank - 1]  # from the left neighbor
+        # The left neighbor of rank 0 is the last rank, at index −1.
+        name, received_name = sends[rank], sends[rank - 1]
         received = pass_right(chunks[name])
         chunks[received_name].copy_(received + chunks[received_name] if add else received)
         log.append({"sent": name, "holds": digits_of(chunks)})
@@ -201,7 +203,8 @@ def ring_all_reduce(tensor):
 
 # %% [markdown]
 # To see whose tensors a sum contains, we set all elements on ranks 0 to 3 to 1000, 100, 10 and 1. Then every digit of a
-# complete sum is 1. The first run is on three ranks (with 100, 10 and 1). What does rank 0 send first?
+# complete sum is 1. The first run is on three ranks (with 100, 10 and 1): `ranks.world(3)` leaves out rank 3, and
+# `ranks.run` calls a function on each rank, with the variables of that rank. What does rank 0 send first?
 
 
 # %%
@@ -215,7 +218,8 @@ with ranks.world(3):
     logs = ranks.run(lambda: ring_all_reduce(marked()))
 sent_by_rank_0 = [entry["sent"] for entry in logs[0][1:]]
 assert all(entry == "111" for log in logs for entry in log[-1]["holds"].values())
-print(f"predicted {my_prediction}, rank 0 sent {', '.join(sent_by_rank_0)}")
+print(f"predicted {my_prediction}, rank 0 sent {', '.join(sent_by_rank_0[:2])} in the")
+print(f"reduce-scatter, and then {', '.join(sent_by_rank_0[2:])} in the all-gather")
 
 # %% [markdown]
 # Now follow the sums on four ranks. Each square lists the ranks whose chunks it contains, an arrow is a message, and
@@ -261,14 +265,14 @@ formula = formulas.all_reduce_sent_bytes(1, 1000)
 print(f"predicted {my_prediction}, the formula gives {formula:.3f} tensors")
 
 # %% [markdown]
-# A rank always sends less than two tensors, no matter how large the ring is. If the ranks themselves compute the sum,
-# no all-reduce can work with fewer bytes from its busiest rank (Patarasuk and Yuan 2009).
+# A rank always sends less than two tensors, no matter how large the ring is. No algorithm can do with fewer bytes on
+# its busiest rank, unless the network itself computes sums (Patarasuk and Yuan 2009).
 #
-# ## Training with your ring
+# ## Training with the ring
 #
-# You can use a ring all-reduce to average gradients. Below, four ranks train a small MLP to read handwritten digits. In
-# each step, every rank computes the gradient of a quarter of the batch, and the ring averages the four gradients.
-# (Chapter 02 explains why this is right, and when it is not.)
+# A ring all-reduce can average gradients. Below, four ranks train a small MLP to read handwritten digits. In each step,
+# every rank computes the gradient of a quarter of the batch, and the ring averages the four gradients. (Chapter 02
+# explains why this is right, and when it is not.)
 #
 # The last bias has 10 elements, which cannot be cut into four equal chunks. So we append **padding**: at most N−1
 # zeros, which make its length a multiple of N.
@@ -324,8 +328,7 @@ plots.loss_curves({"1 rank, whole batch": alone_losses, "4 ranks, a quarter each
 # ## A ring that hangs
 #
 # `pass_right` launches its send and its receive together. It would be simpler to do one after the other: each rank
-# first sends to its right neighbor, and then receives from its left one. Would you expect that to work for a single
-# element?
+# first sends to its right neighbor, and then receives from its left one. Would that work for a single element?
 
 # %% tags=["raises-exception"]
 # %%ranks
@@ -358,8 +361,8 @@ dist.recv(incoming, src=(rank - 1) % world_size)
 # Let's find α and β by timing ring steps of several sizes. The next cell puts each rank behind a link of 1 Gbit/s with
 # a latency of 5 ms, which is what light needs to travel through 1,000 km of fiber. (A latency within one building would
 # be far smaller, but this machine's own delays would then hide it.) It is an **emulated link**: the bytes are copied
-# within the machine, but an operation completes no earlier than such a link would have transferred them. `measure`
-# times each size in 20 rounds, and takes the median.
+# within the machine, but an operation completes no earlier than it would on a real link of this kind. `measure` times
+# each size in 20 rounds, and reports the median.
 
 # %%
 # %%ranks
@@ -371,8 +374,8 @@ with measure.behind_link("1gbit", latency_ms=5):
 
 # %% [markdown]
 # `fit` finds the α and β for which α + βS is closest to the measurements (by least squares of the relative error). At 1
-# Gbit/s, a byte takes 8 ns, so β should be close to that. In the figure, look for the size at which the curve starts to
-# rise.
+# Gbit/s, a byte takes 8 ns, so β should be close to that. (`fit` also fits many random selections of the rounds, and
+# shows the range of nine tenths of the results.) In the figure, look for the size at which the curve starts to rise.
 
 # %% tags=["nbval-ignore-output"]
 steps = ranks.pull("steps")[0]
@@ -380,22 +383,22 @@ line = steps.fit("a ring step")
 assert line.alpha_s > 5e-3 and 0.5 < line.gbit_per_s < 2
 display(line)
 cost_plots.predicted_against_measured(
-    {"a ring step": line.message_s}, steps.measured_s, "bytes in a message"
+    {"a ring step": line.message_s}, steps.measured_s, "bytes in a message", lines_are="fitted"
 )
 
 # %% [markdown]
 # The curve is flat where α is the larger part, and rises where βS is. α is larger than the link's 5 ms, because a step
 # also takes time on the rank: Python launches two transfers and waits for both.
 #
-# **Predict.** How many milliseconds does our ring take for 4 MB on four ranks? Use the formula with your α and β.
+# **Predict.** How many milliseconds does our ring take for 4 MB on four ranks? Use the formula with the α and β above.
 
 # %%
 my_prediction_ms = 0.0
 
 # %% [markdown]
 # The next cell times our ring, the star and `dist.all_reduce`, first without a link and then behind it. The figure
-# shows the times behind the link: compare the markers with the lines. The lines are real predictions, because α and β
-# were fitted to ring steps, not to an all-reduce.
+# shows the times behind the link: compare the markers with the lines. This time, the lines are predictions, because α
+# and β were fitted to ring steps, not to an all-reduce.
 
 # %%
 # %%ranks
@@ -422,20 +425,7 @@ cost_plots.predicted_against_measured(models, on_link.measured_s, "bytes in the 
 # For 4 MB, the star takes much longer than the ring, because all bytes have to go through rank 0's link. For small
 # tensors, both take 2(N−1) latencies, so the ring is no faster.
 #
-# `dist.all_reduce` is a ring, too. If you fit its times with the ring's formula, its β is about the same, but its α is
-# smaller. It runs in C++, which needs less time per step than Python. Also, the emulated link delays it only once, as a
-# whole. It delays each step of our ring separately, so Python's time is added in every step.
-
-# %% tags=["nbval-ignore-output"]
-torch_line = on_link.fit("torch", sends="ring all-reduce")
-assert torch_line.alpha_s < line.alpha_s
-assert 0.6 < torch_line.beta_s_per_byte / line.beta_s_per_byte < 1.6
-print(
-    f"α: {1e3 * line.alpha_s:.2f} ms per step in Python, {1e3 * torch_line.alpha_s:.2f} ms in torch"
-)
-
-# %% [markdown]
-# (Chapter 03 fits a whole all-reduce as if it were one message. On four ranks, that makes α 6 times as large.)
+# `dist.all_reduce` is a ring, too. The lab explains why it is a little faster here.
 #
 # ## Why loopback misleads
 #
@@ -452,15 +442,15 @@ places = {"loopback": on_loopback.measured_s, "1 Gbit/s link, emulated": on_link
 cost_plots.side_by_side(places, "bytes in the tensor")
 
 # %% [markdown]
-# Over loopback, the ring's advantage is smaller, or even becomes a disadvantage. The same can happen whenever you
-# compare communication on one machine, so this course measures such times behind links.
+# Over loopback, the ring's advantage is smaller, or the ring is even slower than the star. The same can happen whenever
+# you compare communication on one machine, so this course measures such times behind links.
 #
 # ## Real links
 #
-# How fast is a link? If you divide the tensor's size by the time, the result S/t depends on N, even on the same link.
-# So NVIDIA's benchmark, nccl-tests, reports the **bus bandwidth**: the bytes that each rank has to send, divided by the
-# time. For an all-reduce, this is 2(N−1)/N · S/t. For any N, you can compare it with the rate of the link. Here is the
-# bus bandwidth of `dist.all_reduce` on our link, which carries 125 MB/s:
+# How fast is a link? If you divide the tensor's size by the time, the result S/t depends on N, even on the same link,
+# because each rank sends 2(N−1)/N tensors. So NVIDIA's benchmark, nccl-tests, reports the **bus bandwidth**: the bytes
+# that each rank has to send, divided by the time. For an all-reduce, this is 2(N−1)/N · S/t. For any N, you can compare
+# it with the rate of the link. Here is the bus bandwidth of `dist.all_reduce` on our link, which carries 125 MB/s:
 
 # %% tags=["nbval-ignore-output"]
 torch_s = on_link.measured_s["torch"]
@@ -474,8 +464,9 @@ tables.Table(["bytes", "bus bandwidth, MB/s"], rows)
 # Small tensors reach only a small fraction of the link's rate, because most of the time is latency. The larger a tensor
 # is, the closer it comes to the full rate.
 #
-# The links of a cluster are much faster. In the next table, compare the first row with the last one. (NVLink connects
-# the GPUs of one host; InfiniBand and Ethernet connect hosts.)
+# The links of a cluster are much faster. NVLink connects the GPUs of one host; InfiniBand and Ethernet connect hosts.
+# In the next table, α is the time of one step of a ring, which is longer through a network. "GPUs" says how many form
+# the ring: for NVLink, they share one host. Compare the first row with the last one.
 
 # %%
 from shared.planner.links import REAL_LINKS, link_table
@@ -492,14 +483,15 @@ link_table()
 diagrams.tree_broadcast()
 
 # %% [markdown]
-# A broadcast to N ranks takes ⌈log₂N⌉ rounds. A reduce is the same in reverse. In each round, a whole tensor is sent:
+# A broadcast to N ranks takes ⌈log₂N⌉ rounds. So does a reduce, which is a broadcast in reverse. In each round, whole
+# tensors are sent:
 #
 # $$T_\text{tree} = 2\,\lceil\log_2 N\rceil\,(\alpha + \beta S)$$
 #
 # A third algorithm, *halving and doubling*, has few rounds *and* few bytes: pairs of ranks exchange halves, then
-# quarters, then eighths (Thakur et al. 2005). The next cell evaluates the formulas for hosts with one InfiniBand
-# adapter of 400 Gbit/s each. The dotted line marks the size above which the ring is faster than the tree. How does it
-# move from panel to panel?
+# quarters, then eighths (Thakur et al. 2005). If N is a power of two, it takes 2 log₂N · α + 2(N−1)/N · βS. The next
+# cell evaluates the formulas for hosts with one InfiniBand adapter of 400 Gbit/s each. The dotted line marks the size
+# above which the ring is faster than the tree. How does it move from panel to panel?
 
 
 # %%
@@ -524,8 +516,8 @@ cost_plots.all_reduce_costs(algorithms, world_sizes=[4, 64, 1024])
 # ## Launching now, waiting later
 #
 # In all measurements so far, the rank waited until the all-reduce was complete. In chapter 00, you launched one with
-# `async_op=True` instead. The call returned a handle at once, and `handle.wait()` waited for the result. How much time
-# does that save if the rank has something to compute in the meantime?
+# `async_op=True` instead. The call returned a handle immediately, and `handle.wait()` waited for the result. How much
+# time does that save if the rank has something to compute in the meantime?
 #
 # **Predict.** With the link's 5 ms and 8 ns per byte, the all-reduce of 4 MB below takes 6 · (5 + 8) = 78 ms. Computing
 # takes 60 ms. How many milliseconds do the two take if they run at the same time?
@@ -550,7 +542,7 @@ def one_after_the_other():
 
 
 def at_the_same_time():
-    handle = dist.all_reduce(tensor, async_op=True)  # returns at once
+    handle = dist.all_reduce(tensor, async_op=True)  # returns immediately
     compute()
     handle.wait()  # returns when the sum is complete
 
@@ -566,7 +558,7 @@ print(f"predicted {my_prediction_ms:.0f} ms, measured {times['at the same time']
 plots.bars(times.ms(), "ms (median of 5)")
 
 # %% [markdown]
-# The shorter of the two is hidden behind the longer one. Chapter 04 builds on this. There are three rules:
+# The shorter of the two is hidden behind the longer one. Chapter 04 builds on this. Three rules apply to handles:
 #
 # - Until `wait()` returns, do not read the tensor and do not write to it: its values are undefined.
 # - Keep every handle and wait for it. Otherwise you do not know when the result is complete.
@@ -577,8 +569,8 @@ plots.bars(times.ms(), "ms (median of 5)")
 #
 # ## What torch calls it
 #
-# The functions with `single` in their names take one flat tensor. (Before torch 2.13, they were called
-# `all_gather_into_tensor` and `reduce_scatter_tensor`.)
+# The functions with `single` in their names take one tensor instead of a list of chunks. (Before torch 2.13,
+# `reduce_scatter_single` was called `reduce_scatter_tensor`, and `all_gather_single` `all_gather_into_tensor`.)
 #
 # | collective | function in `torch.distributed` | result |
 # |---|---|---|
@@ -592,16 +584,17 @@ plots.bars(times.ms(), "ms (median of 5)")
 # | all-to-all | `all_to_all_single(received, tensor)` | in `received` |
 #
 # The last three rows are new. In a **scatter**, the root gives each rank a different chunk, and a **gather** does the
-# reverse. In an **all-to-all**, every rank scatters its tensor. In the last diagram, look at where A1 ends up:
+# reverse. In an **all-to-all**, every rank scatters its tensor. Here, the letter names the rank that an element comes
+# from, and the digit counts its elements. In the last diagram, look at where A1 ends up:
 
 # %%
 display(diagrams.collective("scatter"), diagrams.collective("gather"))
 diagrams.collective("all_to_all")
 
 # %% [markdown]
-# The backend decides which algorithm a collective uses. In the ledger, *must send* is what the ring's formula requires,
-# and `carried_bytes` is what the network interface counted, for all ranks together. How do they compare for gloo's
-# reduce-scatter of 16 MB?
+# The backend decides which algorithm a collective uses. In the ledger, `must send` is what the formula requires of one
+# rank. The network interface counts what all ranks really send. The line above the table divides this count by the
+# requirement of all ranks. What is the ratio for gloo's reduce-scatter of 16 MB?
 
 # %%
 # %%ranks
@@ -629,8 +622,8 @@ log.table(times=False)
 #
 # NCCL's ring differs from ours in three ways. It cuts chunks into slices, and sends one slice while it receives the
 # next. It runs several rings at once, to use all links of a GPU. And it chooses between rings, trees and other
-# algorithms, depending on the size of the tensor and on the network. Its trees are cut into slices, too, so they lose
-# less to the ring on large tensors than our formula says.
+# algorithms, depending on the size of the tensor and on the network. Slices help its trees, too: a rank forwards the
+# first slice before it has the others. So a tree loses less to the ring on large tensors than our formula says.
 #
 # ## On a cluster
 #
@@ -661,14 +654,15 @@ log.table(times=False)
 # - **scatter**: the root sends a different chunk of its tensor to each rank.
 # - **gather**: the root gets the chunks of all ranks.
 # - **all-to-all**: every rank sends a different chunk of its tensor to each rank.
-# - **chunk**: one of the pieces of a tensor, usually as many as there are ranks, that are sent separately.
+# - **chunk**: one of the pieces, usually one per rank, into which a tensor is cut.
 # - **star**: an algorithm in which all messages go through one rank.
 # - **ring**: an algorithm in which each rank sends only to its right neighbor, and the last rank to the first.
-# - **tree**: an algorithm in which every rank that has the tensor sends it on, so that the copies double in each round.
+# - **tree**: an algorithm in which every rank that has the tensor sends it on, so that the number of copies doubles in
+#   each round.
 # - **padding**: zeros appended to a tensor so that its length is a multiple of the number of ranks.
 # - **α–β model**: sending S bytes takes α + βS seconds, where α is the latency and 1/β the bandwidth.
 # - **bus bandwidth**: the bytes that each rank must send in a collective, divided by its time.
-# - **emulated link**: a delay that makes each operation last as long as it would on a link of a given rate and latency.
+# - **emulated link**: delays that make each operation last as long as it would on a link of a given rate and latency.
 # - **loopback**: communication between processes of one machine, without a network.
 #
 # ## Further reading
@@ -681,16 +675,14 @@ log.table(times=False)
 #   bandwidth of each collective has the factor that it has.
 # - Hu et al., [*Demystifying NCCL*](https://arxiv.org/abs/2507.04786) (2025): how NCCL's rings and trees work inside,
 #   and its protocols Simple, LL and LL128.
-# - NVIDIA's user guide,
-#   [*Point-to-point communication*](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/p2p.html): why a
-#   send and a receive belong in one group.
 #
 # ## What is still wasted
 #
-# *Latency.* To train the MLP, your ring summed six gradients per step, one after the other. The next cell predicts how
+# *Latency.* To train the MLP, the ring summed six gradients per step, one after the other. The next cell predicts how
 # long that takes behind our link, and how long one all-reduce of the same bytes would take:
 
 # %% tags=["nbval-ignore-output"]
+# 8 bytes for each element, because the MLP trains in float64; the last gradient is padded from 10 elements to 12
 sizes = [8 * elements for elements in (8192, 128, 16384, 128, 1280, 12)]
 one_by_one_s = sum(line.ring_all_reduce_s(size, 4) for size in sizes)
 together_s = line.ring_all_reduce_s(sum(sizes), 4)
@@ -703,7 +695,8 @@ print(f"one by one: {1e3 * one_by_one_s:.1f} ms, in one tensor: {1e3 * together_
 # *Waiting.* In training, no rank computed during an all-reduce. In chapter 04, you launch all-reduces early enough to
 # change that.
 #
-# In [the lab](../labs/01_collectives.ipynb), you build the ring, the tree and an asynchronous reduce-scatter yourself.
+# In [the lab](../labs/01_collectives_lab.ipynb), you build the ring, the tree and an asynchronous
+# reduce-scatter yourself.
 
 # %%
 ranks.stop()

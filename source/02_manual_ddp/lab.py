@@ -9,9 +9,9 @@
 # # Lab 02 · Data parallelism by hand
 #
 # **65 minutes, 12 points.** You build `ManualDDP`, a wrapper that trains a module on N ranks as one process would train
-# it on the full batch. The lesson's `ShortDDP` did that for a plain model. Yours will also work with tied parameters
-# (one tensor that several layers use), frozen ones (`requires_grad=False`) and unused ones, with buffers, gradient
-# accumulation and bf16, and in groups of only some of the ranks. You will also build the sampler.
+# it on the full batch. The lesson's `ShortDDP` did that for a plain model. Yours will also handle tied parameters (one
+# tensor that several layers use), frozen ones (`requires_grad=False`) and unused ones. It will work with buffers,
+# gradient accumulation and bf16, and on any group of ranks. You will also build the sampler.
 #
 # Each exercise has a check. It draws new weights and samples every time, and gives each rank only its own samples.
 
@@ -35,8 +35,8 @@ from torch import nn
 # %% [markdown]
 # ## Exercise 2.1 · A mean over ranks (5 min, 1 point)
 #
-# In the lesson, the mean was always over all ranks. In chapter 18, gradients will be averaged over some of the ranks
-# only. So your functions take a process group, the set of ranks that communicate with each other.
+# In the lesson, the mean was always over all ranks. In later chapters, only some of the ranks will average gradients.
+# So your functions take a process group, which is the set of ranks that communicate with each other.
 # (`dist.new_group([1, 2])` creates the group of ranks 1 and 2.)
 #
 # - Replace the elements of `tensor`, in place, with their mean over the ranks of `group`. `group=None` means all ranks.
@@ -48,8 +48,8 @@ from torch import nn
 # mean[i] = sum(tensor_of[r][i] for r in ranks_of_the_group) / number_of_ranks_in_the_group
 # ```
 #
-# <details><summary>Hint</summary><code>all_reduce</code> leaves the sum on every rank of the group. By which number do
-# you divide it? <code>dist.get_world_size</code> also takes a group. And which operator divides a tensor in
+# <details><summary>Hint</summary><code>all_reduce</code> leaves the sum on every rank of the group. What must you
+# divide it by? <code>dist.get_world_size</code> also takes a group. And which operator divides a tensor in
 # place?</details>
 
 
@@ -78,11 +78,12 @@ check.mean_over_ranks_()
 # - Include buffers that `state_dict()` leaves out (those registered with `persistent=False`).
 # - Change the tensors in place, because an optimizer may already refer to them.
 # - Target: one broadcast per tensor. A tied parameter is one tensor.
-# - In the group `[1, 2]`, rank 1 is the first rank.
+# - In the group `[1, 2]`, rank 1 is the first rank. `dist.broadcast` takes the source either as `src`, its index among
+#   all ranks, or as `group_src`, its index within the group.
 #
 # <details><summary>Hint</summary>Which two methods of a module yield its parameters and its buffers, each only once?
-# The <code>src</code> of <code>dist.broadcast</code> is an index among all ranks. Which other argument is an index
-# within the group? If autograd complains that you change a leaf in place, look at how the lesson avoids it.</details>
+# Which index does the first rank have within its group? If autograd complains that you change a leaf in place, look at
+# how the lesson avoids it.</details>
 
 
 # %% tags=["exercise", "export"] grade_id="broadcast-state"
@@ -129,9 +130,9 @@ class TwoExperts(nn.Module):
 
 
 # %% [markdown]
-# In the next cell, only rank 1 has samples for expert 1, and it has none for expert 0. **Predict.** How often would
-# each rank call `all_reduce`, and what happens? Then run the cell and read the report: which rank calls what, and which
-# is the first call whose sizes differ?
+# In the next cell, only rank 1 has samples for expert 1, and it has none for expert 0. **Predict.** How many times
+# would each rank call `all_reduce`, and what happens? Then run the cell and read the report: what does each rank call,
+# and which call is the first whose sizes differ?
 
 # %% tags=["raises-exception", "nbval-ignore-output"]
 # %%ranks
@@ -211,7 +212,7 @@ check.average_gradients()
 # - The constructor gives all ranks of the group the same initial state.
 # - The module itself, not a copy, is available as `.module`.
 # - `forward` passes all inputs on to the module, keyword arguments included, and returns its output.
-# - `finish_gradient_sync()` averages the gradients. Forward and backward do not communicate.
+# - `finish_gradient_sync()` averages the gradients. Nothing is sent during forward or backward.
 #
 # <details><summary>Hint</summary>Two of the three methods call a function that you have written. Which attributes
 # must <code>__init__</code> store for the other methods? And what must an <code>nn.Module</code> call before it can
@@ -280,8 +281,8 @@ check.ManualDDP()
 # - Together, the ranks yield all indices from 0 to `length − 1`.
 # - Every rank yields ⌈length / world_size⌉ indices, and `len()` returns that number. If world_size does not divide the
 #   length, some indices are repeated. (If one rank had fewer samples, the others might wait for it in the last step.)
-# - Without `shuffle`, rank r yields r, r + world_size, r + 2·world_size, … After the last index, counting continues
-#   from 0. If there are fewer samples than ranks, this may happen several times.
+# - Without `shuffle`, rank r yields r, r + world_size, r + 2·world_size, … After index `length − 1`, counting continues
+#   at 0. If there are fewer samples than ranks, this may happen several times.
 # - With `shuffle`, do the same with a random order instead of 0, 1, 2, … The order is the same on all ranks. It depends
 #   on `seed` and on the epoch, which is 0 until `set_epoch(epoch)` is called.
 # - Do not change torch's global random state.
@@ -358,6 +359,8 @@ check.ShardedSampler()
 # - The number of samples may differ between ranks. It may be 0 on some of them, which then have no gradients.
 # - Treat frozen parameters and gradients that are None as in exercise 2.3.
 # - Target: all-reduce each gradient once, and one more element.
+# - Work in float64: an int divided by an *integer* tensor is a float32 tensor in torch, which is too imprecise for the
+#   check. A Python float is precise enough, and `.item()` turns a tensor of one element into a Python number.
 #
 # <details><summary>Hint</summary>No rank knows the denominator by itself. Which collective gives it to all ranks? By
 # what must each rank multiply its gradient so that the sum over the ranks is already the result?</details>
@@ -396,9 +399,9 @@ def average_gradients_weighted(
 check.average_gradients_weighted()
 
 # %% [markdown]
-# ## Your figure, and torch's answer
+# ## Comparing your wrapper with torch's
 #
-# This part has no points. The next cells train a classifier of handwritten digits with your `ManualDDP` and your
+# This part has no exercises. The next cells train a classifier of handwritten digits with your `ManualDDP` and your
 # `ShardedSampler`, and then again with torch's `DistributedDataParallel`, from the same initial state.
 
 

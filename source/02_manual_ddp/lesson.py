@@ -28,7 +28,7 @@
 # On a single GPU, a batch that does not fit into memory is cut into **micro-batches**, which run one after the other.
 # Their gradients add up, and the optimizer takes one step at the end. This is called **gradient accumulation**. The
 # next cells do it with a small GPT and a batch of eight samples of real text. Each loss is divided by the number of
-# micro-batches, so that the gradients add up to their mean.
+# micro-batches, so the accumulated gradient is the mean over them.
 
 # %%
 import torch
@@ -40,17 +40,18 @@ from shared.models import GPTConfig, TinyGPT
 torch.set_num_threads(1)  # one process on one core, as each rank later
 text = CharTokens()
 config = GPTConfig(vocab_size=text.vocab_size)
-model = TinyGPT(config, seed=0).double()
+model = TinyGPT(config, seed=0).double()  # in float64, rounding errors are below 1e-12
 inputs, targets = text.windows(range(0, 800, 100), length=64)
 print(f"{sum(p.numel() for p in model.parameters()):,} parameters, inputs {list(inputs.shape)}")
 
 
 # %% tags=["nbval-ignore-output"]
 def accumulate(micro_batches):
-    """Run the micro-batches one after the other. Returns the sum of their gradients, as one flat tensor."""
+    """Run the micro-batches one after the other. Returns their mean gradient, as one flat tensor."""
     model.zero_grad()
     for x, y in micro_batches:
-        (model(x, y) / len(micro_batches)).backward()
+        loss = model(x, y)
+        (loss / len(micro_batches)).backward()
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
@@ -67,25 +68,25 @@ assert torch.allclose(four, full, atol=1e-12)
 # %% [markdown]
 # ## What is wasted
 #
-# How long does that take? Our model is too small to keep a GPU busy, and most readers do not have four GPUs. So each
-# block of the model becomes a **stand-in for a GPU**: in addition to its computation, it sleeps for 20 ms in forward
-# and 40 ms in backward. While a process sleeps, time passes and no core is used, as if a GPU did the work. Look at the
-# order of the bars: each micro-batch runs forward and then backward.
+# How long does that take? Our model is too small to keep a GPU busy. So each block of the model becomes a **stand-in
+# for a GPU**: in addition to its computation, it sleeps for 20 ms in forward and 40 ms in backward. While a process
+# sleeps, time passes and no core is used, as if a GPU did the work. Look at the order of the bars: each micro-batch
+# runs forward and then backward.
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, timeline
 from shared.models import stand_in_for_gpu
 
 handles = stand_in_for_gpu(model.blocks, forward_ms=20, backward_ms=40)
-job = {"": lambda: accumulate(micro_batches)}
-lines = measure.recorded(job, lambda: timeline.record(model), rounds=5)[""]  # of the median round
+jobs = {"accumulation": lambda: accumulate(micro_batches)}
+records = measure.recorded(jobs, lambda: timeline.record(model), rounds=5)  # keeps the median round
 for handle in handles:
     handle.remove()  # the model no longer sleeps
-plots.timeline(lines, names=["one process"], exposed=False)
+plots.timeline(records["accumulation"], names=["one process"], exposed=False)
 
 # %% [markdown]
-# Each micro-batch waits for the previous one, although it does not depend on it: all of them use the same parameters,
-# and gradients can be added up in any order. So four ranks could run them at the same time.
+# Each micro-batch waits for the previous one without needing its result: all of them use the same parameters, and
+# gradients can be added up in any order. So four ranks could run them at the same time.
 
 # %% [markdown]
 # ## Replicate, slice, average
@@ -104,7 +105,7 @@ diagrams.data_parallelism()
 # equal. Steps 1 to 4 become three short pieces of code.
 
 # %% tags=["nbval-ignore-output"]
-ranks.start(world_size=4, detect_mismatch=False)  # mismatch detection would add messages of its own
+ranks.start(world_size=4, detect_mismatch=False)  # mismatch detection adds collectives of its own
 
 # %% [markdown]
 # **Replicate.** Every rank builds its own model. Here, the seed is the rank:
@@ -123,7 +124,7 @@ print(f"first weight {model.token_embedding.weight[0, 0]:+.4f}")
 # %% [markdown]
 # These are four different models. So rank 0 broadcasts its parameters once, before training starts. It also broadcasts
 # its **buffers**: tensors that belong to a module but are not trained, such as BatchNorm's running statistics.
-# (`detach()` is there because autograd must not record that the parameters are overwritten.)
+# (`detach()` keeps autograd from recording that the parameters are overwritten.)
 
 
 # %%
@@ -194,7 +195,7 @@ assert torch.allclose(averaged, full, atol=1e-12)
 # ## What four ranks gain
 #
 # **Predict.** In the timeline above, four micro-batches ran one after the other. Now each of four ranks runs one of
-# them, and then the ranks average their gradients. How many times faster is that? 1 means just as fast.
+# them, and then the ranks average their gradients. How many times faster is that? 1 means no faster.
 
 # %%
 my_prediction = 1.0
@@ -220,12 +221,13 @@ def on_four_ranks():
 
 
 ways = {"in sequence, on one rank": in_sequence, "at the same time, on four": on_four_ranks}
-jobs = {name: measure.Job({"": way}, prepare=sleeping.zero_grad) for name, way in ways.items()}
+jobs = {n: measure.Job({"gradients": way}, prepare=sleeping.zero_grad) for n, way in ways.items()}
 times = measure.jobs(jobs, rounds=5)
 
 # %% tags=["nbval-ignore-output"]
 times = ranks.pull("times")[0]
-faster = times.ratio("in sequence, on one rank", "at the same time, on four")
+sequence_ms, four_ms = times.ms().values()
+faster = sequence_ms / four_ms
 print(f"predicted {my_prediction:g}, measured {faster:.1f} times faster")
 assert 1 < faster < 4
 plots.bars(times.ms(), "ms until the gradients are ready (median of 5, blocks that sleep)")
@@ -238,9 +240,9 @@ plots.bars(times.ms(), "ms until the gradients are ready (median of 5, blocks th
 # %% [markdown]
 # ## When the mean is not the gradient of the full batch
 #
-# Averaging was right because the loss is a mean over samples, and every rank had the same number of them. In general,
-# let $\ell_s$ be the loss of sample $s$, $B_r$ the share of rank $r$ in the global batch $B$, and $L_r$ the mean loss
-# of that share. Then the gradient of the full batch is
+# Averaging was right because the loss is a mean over samples, and every rank had the same number of them. What is the
+# gradient of the full batch in general? The global batch $B$ has $|B|$ samples, and $\ell_s$ is the loss of sample $s$.
+# Rank $r$ has the share $B_r$ with $|B_r|$ samples, and its loss $L_r$ is their mean. Then
 #
 # $$\nabla L = \frac{1}{|B|}\sum_{s \in B} \nabla \ell_s = \sum_r \frac{|B_r|}{|B|}\,\nabla L_r.$$
 #
@@ -290,7 +292,9 @@ print(f"measured {ranks.pull('weighted')[0]:.0e} for the weighted mean")
 
 # %% [markdown]
 # With the plain mean, a sample on rank 1 counts five times as much as one on rank 0. To correct this, each rank
-# multiplies its loss by $N\,|B_r|/|B|$ before backward. The factor N cancels the division in the mean.
+# multiplies its loss by $N\,|B_r|/|B|$ before backward. Then the mean over the ranks is the loss of the full batch:
+#
+# $$\frac{1}{N}\sum_r N\,\frac{|B_r|}{|B|}\,L_r = \sum_r \frac{|B_r|}{|B|}\,L_r$$
 #
 # ### A loss that is a sum
 #
@@ -315,9 +319,9 @@ assert relative_error(4 * mean, full) < 1e-12
 # ### Sequences with padding
 #
 # This is the case you are most likely to meet with language models. Documents have different lengths, so the shorter
-# ones are extended to the length of the longest with **padding**: tokens that carry no content. The loss must ignore
-# them. In torch, you set their targets to −100, the default of `ignore_index` in `cross_entropy`, which then takes the
-# mean over the other tokens.
+# ones are extended to the length of the longest with **padding** (not that of chapter 01): tokens that carry no
+# content. The loss must ignore them. In torch, you set their targets to −100, the default of `ignore_index` in
+# `cross_entropy`, which then takes the mean over the other tokens.
 #
 # Every rank still has two samples, and the loss is still a mean. But it is a mean over *tokens*, and now the ranks have
 # different numbers of them. The next cell pads our eight samples as if they had different lengths.
@@ -329,7 +333,7 @@ padded = targets.masked_fill(torch.arange(64, device=device) >= lengths[:, None]
 
 
 def loss_per_token(x, y):
-    """Return a loss whose mean over the ranks is the mean over the tokens of all ranks."""
+    """Return N · (the sum over this rank's tokens) / (the number of tokens on all ranks)."""
     tokens = (y != -100).sum()
     dist.all_reduce(tokens)  # one element
     return world_size * summed_loss(x, y) / tokens
@@ -347,12 +351,12 @@ print(f"loss per token {ranks.pull('corrected')[0]:.0e}")
 
 # %% [markdown]
 # In the plain mean, every rank has the same weight. So a token on a rank with short documents counts more than a token
-# on a rank with long ones, and no error tells you. (A rank whose tokens are all padding would even get NaN.) In 2024,
+# on a rank with long ones, and no error warns you. In 2024,
 # Hugging Face's Trainer was found to make this mistake, both in gradient accumulation and between ranks (transformers,
 # pull request 34191 and issue 34242).
 #
 # The remedy is to sum the loss and divide it by the number of tokens *on all ranks*, which costs an all-reduce of one
-# element. The factor N cancels the division in the mean again.
+# element. As before, the factor N cancels the division in the mean.
 #
 # ### A layer that looks at the whole batch
 #
@@ -369,7 +373,8 @@ norm = torch.nn.BatchNorm1d(16, dtype=torch.float64, device=device)
 
 
 def batch_norm_gradient(x):
-    return torch.autograd.grad(norm(x @ weight).pow(3).mean(), weight)[0].contiguous()
+    loss = norm(x @ weight).pow(3).mean()  # any loss will do
+    return torch.autograd.grad(loss, weight)[0].contiguous()  # all_reduce needs contiguous tensors
 
 
 full, mean = batch_norm_gradient(samples), batch_norm_gradient(samples.chunk(4)[rank])
@@ -379,18 +384,9 @@ print(f"relative error of the mean: {relative_error(mean, full):.1f}")
 assert relative_error(mean, full) > 0.1
 
 # %% [markdown]
-# Each rank normalizes with the statistics of its own samples, so forward computes a different function than in one
-# process with all samples. No weighting of the gradients can correct that. `SyncBatchNorm` avoids it: the ranks
+# Each rank normalizes with the statistics of its own samples, so forward computes a different function than it would in
+# one process with all samples. No weighting of the gradients can correct that. `SyncBatchNorm` avoids it: the ranks
 # exchange their statistics during forward. Transformers use LayerNorm, which normalizes each token separately.
-#
-# In summary:
-#
-# | | the plain mean | remedy |
-# |---|---|---|
-# | different numbers of samples | favors small shares | multiply the loss by N · own samples / all samples |
-# | a sum over samples | is N times too small | do not divide by N |
-# | a mean over tokens, with padding | favors ranks with few tokens | multiply the sum by N / tokens of all ranks |
-# | BatchNorm | is the gradient of another function | `SyncBatchNorm`, or LayerNorm |
 
 # %% [markdown]
 # ## Dividing a data set
@@ -414,12 +410,11 @@ print(f"epoch 0: {sample_indices(12, epoch=0).tolist()}", end=", ")
 print(f"epoch 1: {sample_indices(12, epoch=1).tolist()}")
 
 # %% [markdown]
-# Look for any index from 0 to 11 in epoch 0: it appears on exactly one rank. A shared seed is enough, without any
-# communication.
+# In each epoch, every index appears on exactly one rank. A shared seed is enough, without any communication.
 #
 # In torch, this is `torch.utils.data.DistributedSampler`. It repeats some samples if the data set cannot be divided
 # equally, so that all ranks take the same number of steps. It cannot know when a new epoch begins, so call
-# `sampler.set_epoch(epoch)` before each one. If you forget this, every epoch silently has the order of epoch 0.
+# `sampler.set_epoch(epoch)` before each one. If you forget this, every epoch silently uses the order of epoch 0.
 
 # %% [markdown]
 # ## The short version
@@ -463,7 +458,8 @@ test_labels = labels[test_set]
 
 # %% [markdown]
 # The loop is the one you know, except for `finish_gradient_sync()` between backward and the optimizer's step. The
-# global batch has 96 samples, whatever the number of ranks: four ranks take 24 each, the same 96 as one process.
+# global batch has 96 samples, whatever the number of ranks. On four ranks, rank r takes positions r, r + 4, r + 8, … of
+# the order. So the first 24 samples of the four ranks are positions 0 to 95, which one process takes in its first step.
 
 
 # %%
@@ -479,7 +475,7 @@ def train(wrap, epochs=12, global_batch=96):
             optimizer.zero_grad()
             loss = cross_entropy(model(images[batch]), labels[batch])
             loss.backward()
-            if hasattr(model, "finish_gradient_sync"):
+            if hasattr(model, "finish_gradient_sync"):  # torch's DDP, below, has no such method
                 model.finish_gradient_sync()
             optimizer.step()
             losses.append(loss.detach())
@@ -522,14 +518,13 @@ plots.loss_curves({"1 process": one_losses, "4 ranks": four_losses})
 
 # %% [markdown]
 # The four ranks trained *the same* model: it predicts the same digits, and the two curves coincide up to rounding.
-# (Sums are taken in another order, so they are rounded differently. We train in float64 here. In float32, these
-# differences are larger and grow from step to step, so a few predictions may differ in the end.)
+# (Sums are taken in another order, so they are rounded differently. In float32, a few predictions may differ.)
 
 # %% [markdown]
 # ## Without the broadcast
 #
 # **Predict.** What happens if we forget the broadcast, so that four different models average their gradients? Write 0
-# if you expect an error, 1 if the loss does not fall, and 2 if it falls, but less than before.
+# if you expect an error, 1 if the loss does not fall, 2 if it falls, but less than before, and 3 if it falls as before.
 
 # %%
 my_outcome = 0
@@ -552,7 +547,7 @@ plots.loss_curves({"4 ranks": four_losses, "4 ranks, no broadcast": unequal_loss
 # %% [markdown]
 # The answer is 2, and that is the worst kind of bug: there is no error, and the loss falls. But the mean gradient is
 # not the gradient of any of the four models, so the loss falls less. In the end, there are still four different models,
-# and a script usually saves only that of rank 0.
+# and a script usually saves only rank 0's model.
 
 # %% [markdown]
 # ## What torch calls it
@@ -569,8 +564,8 @@ print(f"{(ddp_predicted != predicted).sum()} test images with a different answer
 assert (ddp_predicted == predicted).all()
 
 # %% [markdown]
-# It does. What does a step send? The next cell records the ledger of one training step of the small GPT with each
-# wrapper. First ours:
+# It does. What does a step send? The next cells record the ledger of one training step of the small GPT with each
+# wrapper, and show ours first:
 
 # %%
 # %%ranks
@@ -589,7 +584,8 @@ logs = ranks.pull("logs")[0]  # for each wrapper, the ledgers of all ranks
 logs["by hand"][0].table(times=False)
 
 # %% [markdown]
-# And torch's DDP:
+# And torch's DDP. (It launches its all-reduce inside `backward()`, in C++. The last column shows the line of the cell
+# that led there.)
 
 # %%
 logs["torch's DDP"][0].table(times=False)
@@ -614,24 +610,27 @@ for name, of_ranks in logs.items():
 
 # %% [markdown]
 # Are twenty small all-reduces slower than one large one? The next cell times a step with each wrapper, and a step of
-# DDP without communication. The ranks share one machine, so only the ratios count.
+# DDP without communication. It puts the ranks behind an emulated link, as in chapter 01, with a latency of 2 ms.
 
 # %%
 # %%ranks
+link = measure.behind_link("1gbit", latency_ms=2)
 alone = measure.training_step(ddp, inputs[share], targets[share], sync=False)
 step_times = measure.jobs({"without communication": alone, **steps}, rounds=10)
 
 # %% tags=["nbval-ignore-output"]
 step_times = ranks.pull("step_times")[0]
-ratio = step_times.ratio("by hand", "torch's DDP")
+ratio = step_times["by hand"].time_ms / step_times["torch's DDP"].time_ms
 print(f"a step by hand takes {ratio:.1f} times as long as a step of DDP")
 assert ratio > 1
 plots.bars(step_times.ms(), "ms per step (median of 10)")
 
 # %% [markdown]
 # Ours is slower, although both send the same number of bytes. It launches twenty all-reduces instead of one, and each
-# of them costs its latency. When does a step spend that time? The next cell records a step of the model that sleeps,
-# with our wrapper and an optimizer. Look at what the rank computes while communication is in flight.
+# of them costs its latency: a ring on four ranks has six steps, so that is 6 · 2 ms. When does a step spend that time?
+# The next cell records a step of the model that sleeps, with our wrapper and an optimizer. The figure shows the rank
+# that was the last to finish backward. (The other ranks had to wait for it in their first all-reduce.) Look at what the
+# rank computes while communication is in flight.
 
 # %%
 # %%ranks
@@ -647,13 +646,15 @@ def step():
     optimizer.step()
 
 
-one_step = {"step": measure.Job({"": step}, prepare=by_hand.zero_grad)}
+one_step = {"step": measure.Job({"step": step}, prepare=by_hand.zero_grad)}
 lines = measure.recorded(one_step, lambda: timeline.record(sleeping, optimizer), rounds=5)["step"]
+link.close()
 
 # %% tags=["nbval-ignore-output"]
 lines = ranks.pull("lines")[0]
-assert lines[0].overlap < 0.1
-plots.timeline(lines[:1])
+last = max(lines, key=lambda line: line.lane("communication")[0])
+assert last.overlap < 0.1
+plots.timeline([last])
 
 # %% [markdown]
 # It computes nothing: all communication comes after backward and before the optimizer's step. Communication is called
@@ -664,7 +665,7 @@ plots.timeline(lines[:1])
 # | | by hand | torch's DDP |
 # |---|---|---|
 # | at the start | broadcasts parameters and buffers | checks that the shapes agree, then broadcasts both |
-# | all-reduces | one per parameter | one per bucket, of about 25 MB by default |
+# | all-reduces | one per parameter | one per bucket: by default, the first has about 1 MB, the others about 25 MB |
 # | when | after backward | during backward, as soon as a bucket is full |
 # | buffers | are never sent again | rank 0 broadcasts its buffers before each forward, by default |
 # | accumulation | call `finish_gradient_sync()` once | run all but the last micro-batch inside `no_sync()` |
@@ -681,21 +682,23 @@ plots.timeline(lines[:1])
 # | What about BatchNorm? | each rank uses its own statistics | `SyncBatchNorm`, which does not run on CPUs |
 # | Does the global batch grow with N? | no | usually ² |
 #
-# ¹ With `join()`, the other ranks can continue. By default, they still divide by the initial N, so every sample keeps
-# its weight (PyTorch documentation of `DistributedDataParallel.join`).
+# ¹ With `join()`, the other ranks can continue. By default, they divide by the initial N, although fewer ranks
+# contribute. So a sample of the last steps counts as much as one of the first (PyTorch documentation of
+# `DistributedDataParallel.join`).
 #
 # ² Training with a larger batch usually needs a larger learning rate and a warm-up (Goyal et al. 2017, section 2).
 
 # %% [markdown]
 # ## Recap
 #
-# There are Ψ parameters in fp32, and N ranks. The optimizer is Adam. (The last section explains the 16Ψ bytes.)
+# There are Ψ parameters in fp32, and N ranks. Each parameter takes 16 bytes: 4 for itself, 4 for its gradient, and 8
+# for the two moments of Adam. (Chapter 00 counted 16 bytes for mixed precision, which divides them differently.)
 #
-# | | memory per rank | bytes sent per rank and step | all-reduces | overlap |
+# | | memory per rank | bytes sent per rank and step | all-reduces | when |
 # |---|---|---|---|---|
 # | one process | 16Ψ bytes | 0 | 0 | – |
-# | by hand | 16Ψ | 2(N−1)/N · 4Ψ | one per parameter | none |
-# | torch's DDP | 16Ψ, and 4Ψ for buckets¹ | 2(N−1)/N · 4Ψ | one per bucket | with backward |
+# | by hand | 16Ψ | 2(N−1)/N · 4Ψ | one per parameter | after backward |
+# | torch's DDP | 16Ψ, and 4Ψ for buckets¹ | 2(N−1)/N · 4Ψ | one per bucket | during backward |
 #
 # ¹ With `gradient_as_bucket_view=True`, gradients live inside the buckets, and these 4Ψ are saved.
 #
@@ -751,8 +754,9 @@ assert 0 <= held.optimizer_bytes - 8 * parameters < 200  # Adam also counts its 
 print(f"{held.total_bytes / parameters:.1f} bytes per parameter")
 
 # %% [markdown]
-# In fp32, a parameter and its gradient take 4 bytes each, and Adam's two moments take 8. All four ranks hold the same
-# values, so three of the four copies are redundant. In chapters 07 to 09, you will divide one copy among the ranks.
+# In fp32, a parameter and its gradient take 4 bytes each, and Adam's two moments take 8 together. All four ranks hold
+# the same values, so three of the four copies are redundant. In chapters 07 to 09, you will divide one copy among the
+# ranks.
 #
 # Now do lab 02, in which you make the short version robust. The next cell stops the ranks.
 

@@ -8,15 +8,18 @@
 # %% [markdown]
 # # Lab 03 · Gradient bucketing
 #
-# **60 minutes, 11 points.** In this lab, you build `BucketedDDP`. It computes the same gradients as `ManualDDP` of
-# chapter 02 (up to rounding) and sends the same bytes, but in far fewer all-reduces. At the end, you train a GPT with
-# it, and compare its losses, all-reduces, time and memory with those of torch's DDP.
+# **60 minutes, 11 points.** In this lab, you build `BucketedDDP`. Up to rounding, it computes the same gradients as
+# `ManualDDP` from chapter 02. It also sends the same bytes, but in far fewer all-reduces. At the end, you train a GPT
+# with it, and compare it with torch's DDP: losses, all-reduces, time and memory.
 #
 # Three small pieces do the work, one in each of the first three exercises:
 #
 # - `flat_and_slices` allocates the flat tensor of a bucket,
 # - `assign_buckets` decides which gradients share a bucket,
 # - `Bucket` averages the gradients of one bucket.
+#
+# The second code cell imports our `broadcast_state`. If your own has passed its checks in lab 02, you can use it: write
+# `from shared.mine import broadcast_state`. The same holds for all pieces of earlier labs.
 #
 # Each exercise has a check, which draws new weights, samples and sizes at random every time. The first lines of a check
 # try the plain case, and the others try unusual ones.
@@ -48,7 +51,8 @@ MB = 2**20  # bytes, as in the bucket_cap_mb of torch's DDP
 # flat tensor with the shape of its parameter. It has no memory of its own, so when you write into a slice, you write
 # into the flat tensor.
 #
-# - The flat tensor is all zeros. It has as many elements as all parameters together, and their dtype and device.
+# - The flat tensor is all zeros. It has as many elements as all parameters together, and the same dtype and device as
+#   they do.
 # - The slices follow each other in the order of the parameters, without gaps.
 # - Allocate memory only once, for the flat tensor.
 #
@@ -88,13 +92,13 @@ check.flat_and_slices()
 #
 # Split the parameters into buckets.
 #
-# Start with a plain model. The first line of the check, `buckets`, tests only these rules:
+# Start with a plain model. The first line of the check, `buckets`, tests only these rules (in it, both caps are equal):
 #
 # - Go through the parameters in **reverse order**, because backward completes the gradients of the last layers first.
 # - Add each parameter to the bucket that was opened last. If it does not fit there, open a new bucket. Never go back to
 #   an earlier bucket, even if it has room.
 # - A bucket holds at most `bucket_cap_mb` · 2²⁰ bytes (2²⁰ is the constant `MB` above). A parameter that is larger than
-#   that gets a bucket of its own.
+#   that is alone in its bucket.
 # - Return the buckets in the order in which they were opened.
 #
 # For example, suppose that the cap is 3 bytes, and that the gradients have 1, 1, 1, 2, 4 and 1 bytes in the order of
@@ -109,6 +113,7 @@ check.flat_and_slices()
 # - `dtypes`: a flat tensor has one dtype and one device. So each pair of dtype and device has its own buckets,
 #   including its own first bucket and its own bucket that was opened last.
 # - `trainable`: frozen parameters (`requires_grad=False`) are in no bucket.
+# - `units`: both caps are in MB of 2²⁰ bytes, and have the defaults of the function below.
 # - `any iterable`: `parameters` may be a generator, as `module.parameters()` is, so you can go through it only once.
 #
 # <details><summary>Hint 1</summary>For one dtype, two variables are enough: the bucket that was opened last, and how
@@ -126,7 +131,7 @@ def assign_buckets(
 
     Args:
         parameters: The parameters of a module, in its order.
-        bucket_cap_mb: The most MB (2²⁰ bytes) that a bucket holds. A larger parameter gets a bucket of its own.
+        bucket_cap_mb: The most MB (2²⁰ bytes) that a bucket holds. A larger parameter is alone in its bucket.
         first_bucket_mb: The cap of the first bucket of each dtype and device. It is smaller, so that the first
             collective can be launched early.
 
@@ -178,7 +183,7 @@ class TiedOnce:
 
 # %% [markdown]
 # The next cell runs two steps of an ordinary training loop on the four ranks. On rank r, backward computes the gradient
-# r + 1. **Predict** the gradient that each rank's optimizer uses in step 0 and in step 1.
+# r + 1. **Predict.** Which gradient does each rank's optimizer use in step 0, and which in step 1?
 
 # %%
 # %%ranks
@@ -204,7 +209,8 @@ for step in range(2):
 #     - If `.grad` is None, the slice gets zeros.
 #     - If `.grad` already is the slice, divide it in place. It remains the `.grad`.
 # - `launch()` starts one asynchronous all-reduce of the flat tensor, and does not wait for it.
-# - `wait()` waits until this all-reduce is complete. If none is in flight, it raises a `RuntimeError`.
+# - `wait()` waits until this all-reduce is complete. If none is in flight, it raises a `RuntimeError`. So a second
+#   `wait()` after one `launch()` raises it, too.
 #
 # `reject_graph` is given, and `pack` already calls it. After `backward(create_graph=True)`, which is used to compute
 # second derivatives, gradients are part of an autograd graph. An all-reduce is not, so averaging would silently detach
@@ -234,7 +240,7 @@ def reject_graph(gradient: torch.Tensor | None) -> None:
 class Bucket:
     """Averages the gradients of its `parameters` with one all-reduce of a flat tensor.
 
-    Once a parameter is packed, its .grad *is* a slice of the flat tensor, so nothing is copied back or held twice.
+    Once a parameter is packed, its .grad *is* a slice of the flat tensor, so nothing has to be copied back.
 
     Communication: launch() starts one all-reduce of the flat tensor.
     """
@@ -349,9 +355,9 @@ check.BucketedDDP()
 # %% [markdown]
 # ## Comparing your wrapper with torch's (10 min)
 #
-# Three wrappers train a small GPT on text, from the same initial state: `ManualDDP` of chapter 02, your `BucketedDDP`,
-# and torch's DDP. Mismatch detection (chapter 00) is turned off from here on, because it adds a small all-reduce to
-# each collective.
+# Three wrappers train a small GPT on text, from the same initial state: `ManualDDP` from chapter 02, your
+# `BucketedDDP`, and torch's DDP. Mismatch detection (chapter 00) is turned off from here on, because it adds a small
+# all-reduce to each collective.
 
 
 # %%
@@ -422,13 +428,13 @@ plots.loss_curves(curves)
 
 # %% [markdown]
 # All three curves coincide: your wrapper computes what torch's does. How long does a step take? As in the lesson, each
-# rank is now behind a link of 1 Gbit/s. (With NCCL, the ranks use their own links.)
+# rank is now behind a link of 1 Gbit/s with a latency of 2 ms. (With NCCL, the ranks use their own links.)
 
 # %% tags=["nbval-ignore-output"]
 # %%ranks
 from shared import measure
 
-link = measure.behind_link("1gbit", latency_ms=0.1)
+link = measure.behind_link("1gbit", latency_ms=2)
 steps = {name: measure.training_step(model, *batch_of(0)) for name, model in models.items()}
 times = measure.jobs(steps, rounds=10)
 link.close()

@@ -9,13 +9,15 @@
 # # Lab 04 · Overlap
 #
 # **60 minutes, 10 points.** You build `OverlappedDDP`. It uses the buckets of lab 03, but launches a bucket while
-# backward is still computing other gradients. It consists of three small pieces:
+# backward is still computing other gradients. You write three small pieces:
 #
 # - a queue that launches buckets in the same order on every rank (4.1),
 # - hooks that tell the queue which gradients are ready (4.2, and `no_sync()` in 4.4),
 # - the wrapper that connects them to a module (4.3).
 #
-# Each exercise has a check. The checks judge the order of events, but never how long anything takes.
+# The second code cell imports pieces of labs 02 and 03. To use your own, import them from `shared.mine`.
+#
+# Each exercise has a check. The checks judge the order of events, never how long anything takes.
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks
@@ -40,8 +42,8 @@ from solutions.bucketed_ddp import Bucket, assign_buckets
 from solutions.manual_ddp import broadcast_state
 
 # %% [markdown]
-# Your code needs only four members of a bucket. The next cell declares them as a **protocol**, which every class with
-# these members fulfills. Your `Bucket` from lab 03 has them, and so will the buckets that you build in lab 08.
+# Your code needs only four members of a bucket. The next cell declares them as a **protocol**: every class that has
+# these members satisfies it. Your `Bucket` from lab 03 has them, and so will the buckets that you build in lab 08.
 
 
 # %% tags=["export"]
@@ -79,7 +81,8 @@ class GradientBucket(Protocol):
 #
 # Target: every bucket is packed completely, launched once, in order, and waited for once.
 #
-# Begin with `__init__` and `add`, and run the cell below the exercise. Once its output is right, write `finish`.
+# Begin with `__init__` and `add`, and run the cell below the exercise. Once its output is right, write `finish`. (Run
+# the check when you have all three, because both of its lines also call `finish`.)
 #
 # <details><summary>Hint 1: which buckets are launched in add?</summary>
 #
@@ -167,9 +170,9 @@ check.LaunchQueue()
 # %% [markdown]
 # ## Exercise 4.2 · Launch during backward (20 min, 3 points)
 #
-# A hook has to call `add` while backward computes. A wrong hook raises no error, so let's look at two wrong ones first.
-# Both look right. You know `register_post_accumulate_grad_hook` from the lesson. With `register_hook`, autograd calls
-# your function with the gradient that the current backward has computed.
+# A hook has to call `add` while backward computes. A wrong hook may raise no error, so let's first look at two hooks
+# that look right but are wrong. You know `register_post_accumulate_grad_hook` from the lesson. With `register_hook`,
+# autograd calls your function with the gradient that the current backward has computed.
 
 
 # %%
@@ -206,6 +209,9 @@ print(f"post-accumulate hook: parameter {parameter:.1f}, gradient {gradient:.1f}
 # %%ranks
 parameter, gradient = hooked("register_hook")
 print(f"hook on the tensor: parameter {parameter:.1f}, gradient {gradient:.1f}")
+
+# %%
+print(f"You predicted for rank 3: {my_prediction}")
 
 # %% [markdown]
 # Neither hook raises an error, and both leave gradients that differ between ranks.
@@ -262,12 +268,13 @@ def watch_gradients(
 # Then handle the two attributes that `__init__` sets, and the error:
 #
 # - While `enabled` is False, gradients only accumulate: `on_gradient` adds nothing to the queue, and `finish` does
-#   nothing.
-# - `pending` becomes True with the first gradient, even if `enabled` is False. The next `finish` sets it to False,
-#   unless `enabled` is False. (Lab 08 will read `pending`.)
-# - A second `backward()` before `finish()` would write its gradients into buckets that may be in flight. So
-#   `on_gradient` raises a `RuntimeError` if this gradient is in the queue already, whether `enabled` or not. The
-#   message should say what to do instead: call `finish_gradient_sync()` after each `backward()`, or use `no_sync()`.
+#   nothing at all.
+# - `pending` says whether there are gradients that `finish` has not averaged yet. (Lab 08 will read it.) Every
+#   `on_gradient` sets it to True, even if `enabled` is False. `finish` sets it to False, but only if `enabled` is True.
+# - If the queue already has this gradient, `on_gradient` raises a `RuntimeError`, even if `enabled` is False. Such a
+#   second `backward()` before `finish()` would write into buckets that may be in flight.
+# - The error's message says what to do instead: call `finish_gradient_sync()` after each `backward()`, or use
+#   `no_sync()`.
 #
 # Target: each gradient is added once, in the backward that completes it, and nothing waits during backward.
 #
@@ -339,7 +346,8 @@ check.GradientSync()
 # `OverlappedDDP(module, bucket_cap_mb=25.0, group=None)` is used like `BucketedDDP`. You have all of its pieces:
 #
 # - `__init__` broadcasts the state of `module` with `broadcast_state`, and splits its parameters with
-#   `assign_buckets`. It makes a `Bucket` of each list of parameters, and a `GradientSync` for all buckets.
+#   `assign_buckets`. It makes a `Bucket` of each list of parameters, and a `GradientSync` for all buckets. Pass `group`
+#   to `broadcast_state` and to each `Bucket`.
 # - `finish_gradient_sync()` returns when every gradient is the mean over the ranks. The given `with record_function(…)`
 #   labels this phase in a profiler's trace.
 #
@@ -437,8 +445,8 @@ check.no_sync()
 # %% [markdown]
 # ## Your figure (5 min)
 #
-# How much communication does your wrapper hide? You use the lesson's GPT, whose blocks sleep in place of a GPU's
-# computation, and a link of 1 Gbit/s. New ranks would not know your class, so you keep your ranks, and the link is
+# How much communication does your wrapper hide? Measure it with the lesson's GPT, whose blocks sleep as a stand-in for
+# a GPU, behind a link of 1 Gbit/s. New ranks would not know your class, so you keep your ranks, and the link is
 # *emulated*. (With NCCL, the ranks use their own links, which are much faster.)
 
 
@@ -451,7 +459,7 @@ from shared.data import CharTokens
 from shared.models import GPTConfig, TinyGPT, stand_in_for_gpu
 from solutions.bucketed_ddp import BucketedDDP
 
-link = measure.behind_link("1gbit", latency_ms=0.1)
+link = measure.behind_link("1gbit", latency_ms=0.5)
 text = CharTokens()
 text.tokens = text.tokens.to(device)
 config = GPTConfig(vocab_size=text.vocab_size, layers=6, width=192)
@@ -461,12 +469,15 @@ sample = text.windows([1000 * rank], length=16)
 # %%
 # %%ranks --timeout 120
 def recorded_step(wrapper):
-    """Record a step of a new model, with buckets of 2 MB. Returns rank 0's timeline."""
+    """Record seven steps of a new model, with buckets of 2 MB. Returns rank 0's median one, by exposed time."""
     model = TinyGPT(config).to(device)
     stand_in_for_gpu(model.blocks, forward_ms=8, backward_ms=16)
     wrapped = wrapper(model, bucket_cap_mb=2.0)
     step = {"step": measure.training_step(wrapped, *sample)}
-    return measure.recorded(step, lambda: timeline.record(wrapped), rounds=7)["step"][0]
+    lines = measure.recorded(
+        step, lambda: timeline.record(wrapped), by=lambda line: line.exposed_ms, rounds=7
+    )
+    return lines["step"][0]
 
 
 wrappers = (BucketedDDP, OverlappedDDP, DistributedDataParallel)

@@ -25,36 +25,37 @@
 # In chapter 03, you packed many gradients into a few buckets. There are fewer all-reduces now, but all of them start
 # after backward. In this chapter, they start during backward.
 #
-# To see what that gains, we need a slow network. So each rank gets a link of 1 Gbit/s, and the ranks use the CPU even
-# if you have GPUs. The next cell says whether the links are real or emulated.
+# To see what that gains, we need a slow network. So each rank gets an *emulated* link of 500 Mbit/s, with a latency
+# of 1 ms per message, and the ranks use the CPU even if you have GPUs. gloo still does the work, but no collective
+# completes before such a link would have sent its bytes. Each link runs one collective after the other, as NCCL does.
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, plots, ranks, tables
 from shared.plots import costs, diagrams
 from shared.plots import scaling as scaling_plots
 
-measure.start_behind_link(world_size=4, rate="1gbit", latency_ms=0.1)
+measure.start_behind_link(world_size=4, rate="500mbit", latency_ms=1.0, emulate=True)
 
 # %% [markdown]
-# A ring all-reduce of S bytes on N ranks takes $2(N-1)\,\alpha + \frac{2(N-1)}{N}\,S\,\beta$. As in chapter 01, we fit
-# α, the latency of a message, and β, the time per byte. (At 1 Gbit/s, β should be about 8 ns.) The last line below the
-# table says whether the formula holds on this link.
+# A ring all-reduce of S bytes on N ranks takes $2(N-1)\,\alpha + \frac{2(N-1)}{N}\,S\,\beta$ seconds, where α is the
+# latency of a message (one step of the ring), and β is the time per byte (chapter 01). You fitted both there. Here, you
+# know them:
 
 # %%
-# %%ranks
-from shared import measure
+from shared import formulas
 
-sizes_bytes = (400, 40_000, 1_000_000, 4_000_000, 10_000_000)
-all_reduces = measure.collectives({"all-reduce": dist.all_reduce}, sizes_bytes)
+alpha_s = 1e-3
+beta_s = 8 / 500e6  # 8 bits per byte, 500 · 10⁶ bits per second
 
-# %% tags=["nbval-ignore-output"]
-link = ranks.pull("all_reduces")[0].fit("all-reduce", sends="ring all-reduce")
-link
+
+def all_reduce_s(size_bytes):
+    return formulas.ring_all_reduce_s(size_bytes, 4, alpha_s, beta_s)
+
 
 # %% [markdown]
-# Next, we need computation. Your ranks share the cores of one machine, and sending needs these cores, too. Computing on
-# a GPU would leave these cores free. So each block of our GPT contains a *stand-in for a GPU*: in addition to its small
-# computation, it sleeps for 8 ms in forward and for 16 ms in backward. Time passes, but no core is used.
+# We also need computation. Your ranks share the cores of one machine, and sending needs these cores, too. A GPU would
+# leave them free while it computes. So each block of our GPT contains a *stand-in for a GPU*: in addition to its small
+# computation, it sleeps for 16 ms in forward and for 32 ms in backward. Time passes, but no core is busy.
 
 # %%
 # %%ranks
@@ -68,7 +69,7 @@ sample = text.windows([1000 * rank], length=16)
 
 def new_model():
     model = TinyGPT(config)
-    stand_in_for_gpu(model.blocks, forward_ms=8, backward_ms=16)
+    stand_in_for_gpu(model.blocks, forward_ms=16, backward_ms=32)
     return model
 
 
@@ -79,23 +80,27 @@ print(f"{gradients_bytes / 1e6:.2f} MB of gradients")
 # ## What is wasted
 #
 # Chapter 03's `BucketedDDP` with a cap of 2 MB splits these gradients into seven buckets, and all-reduces them after
-# backward.
+# backward. (A MB of a cap has 2²⁰ bytes, as in torch. A MB of data has 10⁶.)
 #
-# **Predict.** How many milliseconds do the seven all-reduces take? You know S (from the output above), N = 4, α and β.
+# **Predict.** How many milliseconds do the seven all-reduces take in total? You know S (from the output above), N = 4,
+# α and β.
 
 # %%
 my_prediction_ms = 0.0
 
 # %%
 # %%ranks
-from shared import timeline
+from shared import measure, timeline
 from solutions.bucketed_ddp import BucketedDDP
 
 
 def recorded_step(model):
-    """Record seven steps on all ranks. Returns the one of median length, as one timeline per rank."""
+    """Record seven steps. Returns the one with the median exposed time on rank 0, as one timeline per rank."""
     step = {"step": measure.training_step(model, *sample)}
-    return measure.recorded(step, lambda: timeline.record(model), rounds=7)["step"]
+    lines = measure.recorded(
+        step, lambda: timeline.record(model), by=lambda line: line.exposed_ms, rounds=7
+    )
+    return lines["step"]
 
 
 bucketed = BucketedDDP(new_model(), bucket_cap_mb=2.0)
@@ -104,21 +109,20 @@ lines = recorded_step(bucketed)
 
 # %% tags=["nbval-ignore-output"]
 before = ranks.pull("lines")[0][0]  # the step as rank 0 saw it
-bytes_ms = 1e3 * 2 * (4 - 1) / 4 * ranks.pull("gradients_bytes")[0] * link.beta_s_per_byte
-latency_ms = 1e3 * 2 * (4 - 1) * link.alpha_s
-print(f"formula: {bytes_ms:.0f} ms for the bytes + 7 · {latency_ms:.1f} ms for the latencies")
+bytes_ms = 1e3 * 2 * (4 - 1) / 4 * ranks.pull("gradients_bytes")[0] * beta_s
+latency_ms = 1e3 * 2 * (4 - 1) * alpha_s
+print(f"formula: {bytes_ms:.0f} ms for the bytes + 7 · {latency_ms:.0f} ms for the latencies")
 print(f"predicted {my_prediction_ms:.0f} ms, measured {before.exposed_ms:.0f} ms")
 assert before.overlap < 0.1
 plots.timeline([before])
 
 # %% [markdown]
-# All seven all-reduces are launched when backward has ended, and rank 0 waits until the last one is complete. (It also
-# waits for ranks that finish backward later. The formula does not include this wait, and on a busy machine, it can be
-# long.)
+# All seven all-reduces are launched when backward has ended, and rank 0 waits until the last one is complete. It also
+# copies gradients into buckets, and waits for slower ranks. The formula leaves this out.
 #
 # **Exposed communication** is the time during which a collective is in flight and the rank has nothing to compute.
 # While the rank computes, the communication is **hidden**. The text on the right of the timeline states both. In the
-# next figure, compare the two brackets named "exposed".
+# next figure, whose times are invented, compare the two brackets labeled "exposed".
 
 # %%
 diagrams.exposed_communication()
@@ -185,7 +189,8 @@ plots.timeline([blocking])
 
 # %% [markdown]
 # That is slower than before. The all-reduces now start during backward, but each one blocks backward until it
-# completes. (The hatched white bars are these waits.) And with 52 all-reduces instead of seven, the step also contains
+# completes. (The hatched white bars are these waits. What the text on the right calls hidden is the short time in which
+# each all-reduce is launched, before its wait begins.) And with 52 all-reduces instead of seven, the step also contains
 # many more latencies.
 
 # %% [markdown]
@@ -200,30 +205,25 @@ plots.timeline([blocking])
 launching_lines = recorded_step(PerParameterDDP(new_model(), async_op=True))
 
 # %% tags=["nbval-ignore-output"]
-launching = ranks.pull("launching_lines")[0]
-assert launching[0].exposed_ms < blocking.exposed_ms
+launching = ranks.pull("launching_lines")[0][0]
+assert launching.exposed_ms < blocking.exposed_ms
 exposed_ms = {
     "buckets, after backward": before.exposed_ms,
     "per parameter, blocking": blocking.exposed_ms,
-    "per parameter, asynchronous": launching[0].exposed_ms,
+    "per parameter, asynchronous": launching.exposed_ms,
 }
 plots.bars(exposed_ms, "ms exposed")
 
 # %% [markdown]
-# Much less communication is exposed than in the blocking version. But both per-parameter versions spend more time on
-# latencies than buckets do. Each all-reduce has a latency of 6α, because a ring on four ranks has six steps:
-
-# %% tags=["nbval-ignore-output"]
-count = sum(span.lane == "communication" for span in launching[0].spans)
-print(f"per parameter: {count} · 6α = {count * latency_ms:.1f} ms")
-print(f"in buckets: 7 · 6α = {7 * latency_ms:.1f} ms")
+# Less communication is exposed than in the blocking version. But both per-parameter versions spend much more time on
+# latencies than the buckets did. Each all-reduce has a latency of 6α = 6 ms, because a ring on four ranks has six
+# steps. That is 52 · 6 = 312 ms per step. With seven buckets, it was 7 · 6 = 42 ms.
 
 # %% [markdown]
 # ## Hooks and buckets together
 #
 # Now we combine both ideas: a hook packs each gradient into its bucket, and a bucket is launched when it is full. In
 # the figure, follow one gradient from the layer that computes it to its bucket, and from there to the all-reduce.
-# All-reduce 2 has to wait until all-reduce 1 is complete, because both use the same link.
 
 # %%
 diagrams.hooks()
@@ -278,22 +278,62 @@ plots.timeline(after[:1])
 
 # %% [markdown]
 # The seven buckets and the gradients are the same as at the beginning, but now part of the communication is hidden.
-# (You will need `enabled` later.)
 
 # %% [markdown]
 # ## Predicting what stays exposed
 #
-# Not everything can be hidden. The last bucket is full only when backward ends. We also assume that an all-reduce
-# cannot use the link until the one before it is complete. If bucket *i* is full at time $\text{full}_i$ and its
-# all-reduce takes $t_i$, the all-reduce completes at
+# Not everything can be hidden, because the last bucket is full only when backward ends. The link runs one all-reduce
+# after the other. If bucket *i* is full at time $\text{full}_i$ and its all-reduce takes $t_i$, it completes at
 #
 # $$e_i = \max(e_{i-1},\ \text{full}_i) + t_i$$
 #
 # The exposed time is $\max(0,\ e_\text{last} - \text{end of backward})$.
 #
-# We know $t_i$ from α and β. When is a bucket full? The asynchronous run of `PerParameterDDP` launched an all-reduce
-# whenever a gradient was ready, so we take the times from there. An all-reduce needs the gradients of *all* ranks, so
-# the slowest rank counts.
+# Let's test the formula on the step of `HookedDDP` that you have just seen. It launched each bucket when the bucket was
+# full, so we know $\text{full}_i$, and α and β give $t_i$.
+
+
+# %%
+def launches_of(step):
+    """Return when each all-reduce of a recorded step was launched, and when backward ended."""
+    launched_s = [s.began_s - step.began_s for s in step.spans if s.lane == "communication"]
+    return launched_s, max(ended_s for _, ended_s in step.lane("backward")) - step.began_s
+
+
+def completions_s(full_s, takes_s):
+    """Predict when each all-reduce completes."""
+    ends_s = [0.0]
+    for full, takes in zip(full_s, takes_s, strict=True):
+        ends_s.append(max(ends_s[-1], full) + takes)
+    return ends_s[1:]
+
+
+# %% [markdown]
+# In the next figure, the bars are the predicted all-reduces of rank 0. Each diamond marks when the all-reduce really
+# completed. Is each diamond at the right end of its bar?
+
+# %% tags=["nbval-ignore-output"]
+spans = [span for span in after[0].spans if span.lane == "communication"]
+full_s, backward_s = launches_of(after[0])
+takes_s = [all_reduce_s(span.payload_bytes) for span in spans]
+ends_s = completions_s(full_s, takes_s)
+measured_s = [span.ended_s - after[0].began_s for span in spans]
+predicted_ms = 1e3 * max(0.0, ends_s[-1] - backward_s)
+print(f"exposed: predicted {predicted_ms:.0f} ms, measured {after[0].exposed_ms:.0f} ms")
+assert 0.95 < measured_s[-1] / ends_s[-1] < 1.5
+in_ms = [[1e3 * s for s in times] for times in (full_s, takes_s, ends_s, measured_s)]
+scaling_plots.schedule(*in_ms[:3], 1e3 * backward_s, in_ms[3])
+
+# %% [markdown]
+# A diamond can be late, because gloo itself needs the cores and may be slower than the link, or because another rank
+# launched the bucket later. A diamond is never early.
+#
+# ## Which bucket cap is best?
+#
+# The formula can also predict a step that we have not run. For another bucket cap, we only need to know when its
+# buckets would be full. The asynchronous run of `PerParameterDDP` tells us, because it launched an all-reduce whenever
+# a gradient was ready. Its backward took another time, so we rescale its times to the backward of `HookedDDP`.
+# (As in lab 03, the first bucket holds at most 1 MB, or the cap if that is smaller.)
 
 # %%
 from itertools import accumulate
@@ -301,50 +341,22 @@ from itertools import accumulate
 from shared.models import TinyGPT
 from solutions.bucketed_ddp import MB, assign_buckets
 
-began_s = min(line.began_s for line in launching)
-launched_s = [[s.began_s for s in line.spans if s.lane == "communication"] for line in launching]
-ready_s = [max(times) - began_s for times in zip(*launched_s, strict=True)]
-backward_s = max(s.ended_s for s in launching[0].spans if s.lane == "backward") - began_s
+launched_s, ended_s = launches_of(launching)
+ready_s = [backward_s * launch / ended_s for launch in launched_s]
 parameters = list(TinyGPT(ranks.pull("config")[0]).parameters())
 
 
-def schedule(cap_mb):
-    """Predict when each bucket is full, how long its all-reduce takes, and when it completes."""
-    buckets = assign_buckets(parameters, cap_mb)
+def predicted_s(cap_bytes):
+    """Predict the exposed time with a bucket cap."""
+    buckets = assign_buckets(parameters, cap_bytes / MB)
     full_s = [ready_s[count - 1] for count in accumulate(map(len, buckets))]
     sizes = [sum(parameter.nbytes for parameter in bucket) for bucket in buckets]
-    takes_s = [link.ring_all_reduce_s(size, ranks=4) for size in sizes]
-    ends_s = [0.0]
-    for full, takes in zip(full_s, takes_s, strict=True):
-        ends_s.append(max(ends_s[-1], full) + takes)
-    return full_s, takes_s, ends_s[1:]
+    return max(0.0, completions_s(full_s, map(all_reduce_s, sizes))[-1] - backward_s)
 
 
 # %% [markdown]
-# The next figure shows this schedule for the seven buckets. Each diamond marks when the all-reduce really completed in
-# the run of `HookedDDP`. (The dashed line is the end of rank 0's backward. If another rank is slower, a bucket may be
-# full after it.)
-
-# %% tags=["nbval-ignore-output"]
-full_ms, takes_ms, ends_ms = [[1e3 * s for s in times] for times in schedule(cap_mb=2.0)]
-spans = [span for span in after[0].spans if span.lane == "communication"]
-measured_ms = [1e3 * (span.ended_s - after[0].began_s) for span in spans]
-predicted_ms = max(0.0, ends_ms[-1] - 1e3 * backward_s)
-print(f"exposed: predicted {predicted_ms:.0f} ms, measured {after[0].exposed_ms:.0f} ms")
-print(f"last bucket complete: predicted {ends_ms[-1]:.0f} ms, measured {measured_ms[-1]:.0f} ms")
-assert 0.4 < measured_ms[-1] / ends_ms[-1] < 2.5
-scaling_plots.schedule(full_ms, takes_ms, ends_ms, 1e3 * backward_s, measured_ms)
-
-# %% [markdown]
-# A single diamond may be off, because gloo can transfer two buckets at a time, and its threads share the cores with the
-# ranks. But the exposed time depends only on when the last bucket is complete. Compare the predicted and the measured
-# time above the figure.
-
-# %% [markdown]
-# ## Which bucket cap is best?
-#
 # As chapter 03 said, a large bucket has a price: it is full later, and the link is idle until then. Small buckets have
-# a price as well: 6α each. (As in lab 03, the first bucket holds at most 1 MB.)
+# a price as well: 6α each.
 #
 # **Predict.** Which cap leaves the least communication exposed on this link: 0.25, 0.5, 1, 2, 4 or 25 MB?
 
@@ -356,29 +368,23 @@ my_prediction_cap_mb = 0.0
 caps_mb = (0.25, 0.5, 1.0, 2.0, 4.0, 25.0)
 by_cap = {cap: recorded_step(HookedDDP(new_model(), cap))[0].exposed_ms for cap in caps_mb}
 
-
 # %% tags=["nbval-ignore-output"]
-def predicted_s(cap_bytes):
-    _, _, ends_s = schedule(cap_bytes / MB)
-    return max(0.0, ends_s[-1] - backward_s)
-
-
 by_cap = ranks.pull("by_cap")[0]
 predicted_best = min(by_cap, key=lambda cap: predicted_s(cap * MB))
 measured_best = min(by_cap, key=by_cap.get)
 print(f"best cap: your prediction {my_prediction_cap_mb:g} MB, the formula's {predicted_best:g} MB")
 print(f"measured: {measured_best:g} MB")
-assert predicted_best > 0.25 and min(by_cap.values()) < by_cap[25.0]
+assert 0.25 < predicted_best < 25 and 0.25 < measured_best < 25
 measured_s = {cap * MB: ms / 1e3 for cap, ms in by_cap.items()}
 costs.predicted_against_measured({"exposed": predicted_s}, {"exposed": measured_s}, "cap, bytes")
 
 # %% [markdown]
-# On the right, with a cap of 25 MB, everything except the small first bucket waits for the end of backward, so more is
-# exposed. On the left, the curve is higher because of the latencies. Measured points may lie below it there, because
-# gloo can run two all-reduces at a time. So the best measured cap can be smaller than the predicted one.
+# On the right, with a cap of 25 MB, everything except the small first bucket waits for the end of backward. On the
+# left, with a cap of 0.25 MB, there are 31 buckets, and their latencies alone take 31 · 6α = 186 ms. The best cap is
+# in between. On a busy machine, gloo itself may be slower than the link. Then measured points lie above the curve.
 #
-# On a link as slow as this one, buckets queue, so it matters how early the *first* bucket is launched. If the link is
-# so fast that it is idle when the last bucket becomes full, only the size of the *last* bucket matters.
+# On a link as slow as this one, buckets queue, so it matters how early the *first* bucket is launched. On a fast link,
+# every bucket but the last is already sent when backward ends. Then only the last one is exposed.
 
 # %% [markdown]
 # ## One launch order on every rank
@@ -406,7 +412,7 @@ order = "ab" if rank == 0 else "ba"
 
 # %% [markdown]
 # Rank 0 uses `a` first, so its backward computes the gradient of `b` first. On the other ranks, it is the other way
-# round. If each parameter has a bucket of its own, rank 0 launches the bucket of `b` first, while the others launch
+# around. If each parameter has a bucket of its own, rank 0 launches the bucket of `b` first, while the others launch
 # that of `a`. Both buckets have four bytes, so gloo accepts this.
 #
 # **Predict.** Which gradients does rank 0 get from `HookedDDP`? The right averages are 1 for `a` and 10 for `b`.
@@ -445,14 +451,14 @@ for used in (order, "b" if rank == 3 else "ab"):
 
 # %% [markdown]
 # 0.75 is right: three ranks had a gradient of 1, and rank 3's counts as 0. How does a wrapper know that a gradient will
-# not come? Yours will know it in `finish_gradient_sync()`, because backward is over. DDP has no such call, so it must
-# know before backward. With `find_unused_parameters=True`, it searches the autograd graph after each forward.
+# not come? Yours will know it in `finish_gradient_sync()`, because backward is over by then. DDP has no such call, so
+# it must know before backward. With `find_unused_parameters=True`, it searches the autograd graph after each forward.
 
 # %% [markdown]
 # ## Communicating for the last micro-batch only
 #
 # When you accumulate gradients over micro-batches, only their sum has to be averaged. But hooks fire in every backward.
-# So torch's DDP has a context, **`no_sync()`**: forward and backward inside it only accumulate gradients.
+# So torch's DDP has a context manager, **`no_sync()`**. Inside it, forward and backward only accumulate gradients.
 #
 # **Predict.** You accumulate four micro-batches, the first three of them inside `no_sync()`. How many bytes does DDP
 # all-reduce, as a multiple of the bytes of the gradients? 1 would mean that it all-reduces each gradient once.
@@ -505,10 +511,10 @@ hooked.finish_gradient_sync()
 # %% [markdown]
 # ## What communication costs
 #
-# `no_sync()` also lets us check the exposed time without a timeline: by how much is a step longer than the same step
-# inside `no_sync()`? The difference contains the exposed time, the work of hooks and copies, and whatever backward
-# loses because sending uses the same cores. The **communication-to-compute ratio** is the exposed time divided by the
-# time of the step without communication.
+# `no_sync()` also lets us measure without a timeline: how much longer is a step than the same step inside `no_sync()`?
+# The difference contains the exposed time, the work of hooks and copies, and the time that backward loses because
+# sending uses the same cores. The **communication-to-compute ratio** is the exposed time divided by the time of the
+# step without communication.
 #
 # The next cells compare our wrappers with torch's DDP, with the same cap. In the table, compare "exposed" with "longer
 # by".
@@ -527,32 +533,33 @@ recorded = {name: recorded_step(model)[0] for name, model in models.items()}
 
 # %% tags=["nbval-ignore-output"]
 times, recorded = ranks.pull("times")[0], ranks.pull("recorded")[0]
-alone_ms, first, rows = times["no communication"].time_ms, {}, []
+alone, first, rows = times["no communication"], {}, []
 for name, line in recorded.items():
     spans = [span for span in line.spans if span.lane == "communication"]
     first[name] = spans[0].payload_bytes / 1e6, 1e3 * (spans[0].began_s - line.began_s)
-    longer_ms = times[name].time_ms - alone_ms
+    longer = times.ratio(name, "no communication") - 1  # compared round by round
     launches = [f"{len(spans)}", "{:.1f} MB after {:.0f} ms".format(*first[name])]
-    shown = [f"{line.exposed_ms:.0f}", f"{longer_ms:.0f}", f"{line.exposed_ms / alone_ms:.0%}"]
-    rows.append([name, *launches, *shown])
-header = ["", "all-reduces", "first launch", "exposed, ms", "longer by, ms", "exposed / compute"]
-tables.Table(header, rows, f"Rank 0. A step without communication takes {alone_ms:.0f} ms.")
-
-# %% tags=["nbval-ignore-output"]
+    shown = [f"{line.exposed_ms:.0f}", f"{longer * alone.time_ms:.0f}"]
+    rows.append([name, *launches, *shown, f"{line.exposed_ms / alone.time_ms:.0%}"])
 exposed_ms = {name: line.exposed_ms for name, line in recorded.items()}
 assert first["HookedDDP"] < first["torch's DDP"]  # by the bytes of their first bucket
 assert max(exposed_ms["HookedDDP"], exposed_ms["torch's DDP"]) < exposed_ms["BucketedDDP"]
-assert times.ratio("BucketedDDP", "HookedDDP") > 1 and times.ratio("BucketedDDP", "torch's DDP") > 1
-alone = times["no communication"].phase_ms()
-compute = {"forward": alone["forward"], "backward": alone["backward"]}
-scaling_plots.step_parts({name: compute | {"exposed": ms} for name, ms in exposed_ms.items()})
+backward_ms = [times[name].phase_ms()["backward"] for name in ("no communication", "HookedDDP")]
+print("backward of HookedDDP: {:.0f} ms in no_sync(), {:.0f} ms outside".format(*backward_ms))
+header = ["", "all-reduces", "first launch", "exposed, ms", "longer by, ms", "exposed / compute"]
+note = f"Rank 0. A step without communication takes {alone.time_ms:.0f} ms."
+tables.Table(header, rows, note)
 
 # %% [markdown]
-# Both wrappers that overlap are faster than `BucketedDDP`. They differ in "first launch": if you set `bucket_cap_mb`,
-# DDP uses it for the first bucket, too, and closes a bucket only when it has reached the cap (chapter 03). So its first
-# bucket is larger than ours and full later. Because buckets queue for this link, a later start means a later end. But
-# DDP has fewer buckets, which saves latencies. Which wrapper exposes less depends on the model and the link (see
-# `benchmarks/README.md`).
+# The two columns come from different steps, so they differ by chance. Where "longer by" is clearly larger, the cores
+# are the reason, too: compare the two times of backward above the table. gloo copies and adds every byte on the cores
+# that the ranks need. A GPU and its network adapter would do that at the same time.
+#
+# Both wrappers that overlap expose less than `BucketedDDP`. They differ in "first launch": if you set
+# `bucket_cap_mb`, DDP uses it for the first bucket, too, and closes a bucket only when it has reached the cap (chapter
+# 03). So its first bucket is larger than ours and full later. Because buckets queue for this link, a later start means
+# a later end. But DDP has fewer buckets, which saves latencies. Which wrapper exposes less depends on the model and the
+# link.
 
 # %% [markdown]
 # ## The production version
@@ -600,31 +607,14 @@ plots.loss_curves(losses)
 # | `static_graph=True` | assumes that the graph is the same in every step (a **static graph**), and searches it once |
 # | `register_comm_hook` | replaces each all-reduce by a **communication hook**, for instance one that sends bfloat16 |
 # | `broadcast_buffers` | on by default: rank 0 broadcasts buffers, such as BatchNorm's means, before each forward |
-# | `join()` | lets ranks have unequal numbers of batches; by default, divides by the initial world size (chapter 05) |
-#
-# The next cell shows the effect of the first two. Parameter `a` is never used. In the ledger of the fourth step, look
-# for the flags (int32):
-
-
-# %%
-# %%ranks
-def fourth_step(**options):
-    ddp = DistributedDataParallel(TwoBranches(), **options)
-    for _ in range(4):
-        with wire.ledger() as log:
-            ddp("b").backward()
-    return [f"{entry.op} of {entry.elements} {entry.dtype}" for entry in log.entries]
-
-
-print("find_unused_parameters:", fourth_step(find_unused_parameters=True))
-print("static_graph:", fourth_step(static_graph=True))
+# | `join()` | for ranks with unequal numbers of batches (chapter 05) |
 
 # %% [markdown]
 # ## On a cluster
 #
 # | question | with NCCL and many hosts |
 # |---|---|
-# | Is my communication hidden? | Open a trace of `torch.profiler` in ui.perfetto.dev: NCCL has its own stream |
+# | Is my communication hidden? | Open a trace of `torch.profiler` in ui.perfetto.dev; NCCL has a row of its own |
 # | How much of it, over all ranks? | Holistic Trace Analysis computes the overlap from their traces |
 # | Which buckets does DDP use? | `ddp._get_ddp_logging_data()` returns them in a dictionary (a prototype) |
 # | Which cap is best? | Try several: it depends on the model, the links and the number of hosts |
@@ -650,7 +640,8 @@ print(f"build/{trace.save(after, folder / 'overlap.json').name}")
 # collective, and `wait()` does not block your program: it only makes the *current stream*, in which your other
 # operations are queued, wait for the collective. Without `wait()`, nothing puts the two streams in order.
 #
-# In this cell, the call to `wait()` is missing. The `sleep` stands for the rest of backward.
+# In this cell, the call to `wait()` is missing. The `sleep` stands for the rest of backward. (`detect_mismatch=False`
+# switches off the comparison of calls before each collective, so that nothing but the collective itself runs.)
 
 # %% tags=["nbval-ignore-output"]
 ranks.start(world_size=2, backend="gloo:cpu", detect_mismatch=False)
@@ -667,7 +658,7 @@ print(gradient / world_size)
 # %% [markdown]
 # The average of 0 and 1 is 0.5, so the result is right. By the time the cell divides, gloo has finished, so a test on
 # gloo passes. On a GPU, the division may run before the all-reduce, and the optimizer would then take a step with wrong
-# gradients. No error would tell you.
+# gradients.
 #
 # You can find such bugs without a GPU. With `simulate="nccl"`, the ranks still use gloo, but follow NCCL's rules: until
 # you call `wait()`, the output holds NaN, and using it is an error. Here is the same cell again:
@@ -685,23 +676,24 @@ time.sleep(1)
 print(gradient / world_size)
 
 # %% [markdown]
-# The message names the collective, the ranks and the line. The simulation also reports it if you change or free a
-# tensor that a collective still uses. Run your labs with it before you take your code to GPUs.
+# The simulation also reports it if you change or free a tensor that a collective still uses. Run your labs with it
+# before you take your code to GPUs.
 
 # %% [markdown]
 # ## Recap
 #
-# Ψ is the number of parameters, in fp32, S = 4Ψ the bytes of their gradients, and N the number of ranks. The optimizer
-# is Adam. With each wrapper, a rank sends 2(N−1)/N · S bytes per step.
+# There are Ψ parameters in fp32, with S = 4Ψ bytes of gradients, and N ranks. The optimizer is Adam, so a rank holds
+# 16Ψ bytes: 4Ψ of parameters, 4Ψ of gradients and 8Ψ of optimizer state. With each wrapper, a rank sends
+# 2(N−1)/N · S bytes per step.
 #
-# | | memory per rank | all-reduces | overlap |
+# | | memory per rank | all-reduces | launched |
 # |---|---|---|---|
-# | `BucketedDDP` | 16Ψ, and 4Ψ more when backward ends | one per bucket | none |
-# | per parameter, blocking | 16Ψ | one per parameter | none |
-# | per parameter, asynchronous | 16Ψ | one per parameter | all but the exposed time |
-# | `HookedDDP`, torch's DDP¹ | 16Ψ | one per bucket | all but the exposed time |
+# | `BucketedDDP` | 16Ψ; 20Ψ when backward ends, with gradients and buckets | one per bucket | after backward |
+# | per parameter, blocking | 16Ψ | one per parameter | during backward, which waits |
+# | per parameter, asynchronous | 16Ψ | one per parameter | during backward |
+# | `HookedDDP`, torch's DDP¹ | 16Ψ | one per bucket | during backward |
 #
-# ¹ With `gradient_as_bucket_view=True`, otherwise 4Ψ more.
+# ¹ With `gradient_as_bucket_view=True`. Otherwise, DDP holds buckets of 4Ψ bytes besides the gradients.
 #
 # The exposed time is max(0, e_last − end of backward), with eᵢ = max(eᵢ₋₁, fullᵢ) + tᵢ.
 #
@@ -710,7 +702,7 @@ print(gradient / world_size)
 # - **exposed communication**: the time during which a collective is in flight and the rank has nothing to compute.
 # - **hidden communication**: the time during which a collective is in flight while the rank computes.
 # - **hook**: a function that you register and that autograd calls, for instance when a gradient is ready.
-# - **`no_sync()`**: a context in which a wrapper accumulates gradients without communication.
+# - **`no_sync()`**: a context manager inside which a wrapper accumulates gradients without communication.
 # - **communication-to-compute ratio**: the exposed time of a step over the time of the same step without communication.
 # - **static graph**: an autograd graph that is the same in every step. DDP's `static_graph=True` relies on it.
 # - **communication hook**: a function that replaces the all-reduce of each bucket in torch's DDP.
@@ -733,7 +725,7 @@ print(gradient / world_size)
 # four ranks still takes longer than a step without communication. How much longer will it be on 8, 64 or 512 ranks?
 # Chapter 05 measures it on your ranks, and computes it for more.
 #
-# But first, you build the wrapper `OverlappedDDP` in the lab.
+# But first, in the lab, you build the wrapper `OverlappedDDP`.
 
 # %%
 ranks.stop()

@@ -60,8 +60,8 @@ from shared.formulas import ring_all_reduce_s
 #
 # <details><summary>Hint</summary>
 #
-# What are u and v for one size and its measured time? Compute a list of each first. What remains is to compute five
-# sums, and to solve two linear equations with two unknowns.
+# What are u and v for one size and its measured time? First compute a list of each. Then compute five sums, and solve
+# two linear equations with two unknowns.
 # </details>
 
 
@@ -104,7 +104,7 @@ check.fit_alpha_beta()
 # `predict_step_s` returns how long the whole step takes, without the optimizer.
 #
 # - `buckets` contains `(ready_s, size_bytes)` of each bucket, in launch order. `ready_s` counts from the start of the
-#   step. A bucket may be ready before another bucket that is launched earlier.
+#   step. It need not increase from bucket to bucket.
 # - `ring_all_reduce_s(size_bytes, ranks, alpha_s, beta_s)` (imported above) returns $t_i$. On one rank it is 0.
 # - A step is over when backward is over *and* the last all-reduce is complete.
 #
@@ -391,6 +391,9 @@ print(f"α = {1e6 * alpha_s:.0f} µs per step, β = {1e9 * beta_s:.2f} ns per by
 assert 4e-9 < beta_s < 16e-9  # 1 Gbit/s is 8 ns per byte
 
 # %% [markdown]
+# Your α is larger than the link's 0.1 ms, because it also contains what gloo itself needs for each step. For large
+# sizes, gloo works while the link sends, so your β may come out below 8 ns, which makes up for the large α.
+#
 # Next, find out when each gradient is ready. Inside `no_sync()`, nothing is sent, so communication cannot delay any of
 # them:
 
@@ -506,7 +509,8 @@ assert best[2] < best[512] and reached[512] < reached[2]
 tables.Table(["ranks", "best cap, MB", "efficiency, weak scaling"], rows)
 
 # %% [markdown]
-# With more ranks, each bucket costs more latency, so the best cap grows. Even with the best cap, the efficiency falls.
+# With more ranks, each bucket costs more latency, so the best cap grows. All gradients together have 10.8 MB, so a cap
+# of 16 MB means a single bucket, which is not hidden at all. Even with the best cap, the efficiency falls.
 # And more ranks do not save memory: each of them still holds all parameters, all gradients and the full optimizer
 # state. Chapter 06 counts those bytes.
 

@@ -22,22 +22,15 @@
 # ## Where we are
 #
 # Your wrapper from chapter 04 hides most of its all-reduces behind backward. Exposed communication is what is left: the
-# time during which a rank waits for the network and has nothing to compute. The diagram shows an example with invented
-# times. Compare the gap before the optimizer step in its two halves.
-
-# %%
-from shared import formulas, measure, plots, ranks, tables
-from shared.plots import diagrams
-from shared.plots import scaling as scaling_plots
-
-diagrams.exposed_communication()
-
-# %% [markdown]
+# time during which a rank waits for the network and has nothing to compute.
+#
 # So far, you have seen this on four ranks. Suppose that somebody offers you 64 GPUs. How much faster will your training
-# be? This chapter answers that question without the 64 GPUs. As in chapter 04, each rank is behind a link of 1 Gbit/s,
-# real or emulated.
+# be? This chapter answers that question without the 64 GPUs. Each rank is behind a link of 1 Gbit/s, real or emulated.
 
 # %% tags=["nbval-ignore-output"]
+from shared import formulas, measure, plots, ranks, tables
+from shared.plots import scaling as scaling_plots
+
 measure.start_behind_link(world_size=4, rate="1gbit", latency_ms=0.1)
 
 # %% [markdown]
@@ -117,8 +110,9 @@ assert 0 < exposed_ms < 110
 weak
 
 # %% [markdown]
-# On 4 ranks, the bytes alone need about 130 ms on the link, but communication makes the step longer by less than that.
-# The rest is hidden behind backward. Only the exposed part lowers the column "communication".
+# On 4 ranks, the bytes alone need about 130 ms on the link, but communication lengthens the step by less than that. The
+# rest is hidden behind backward. Only the exposed part lowers the column "communication". ("Computation" may be a few
+# percent off 100%, because the rows are measured one after the other, and the machine is not always equally busy.)
 #
 # Now run the same model without the sleep. Each rank computes three longer samples on the cores of this machine. Look
 # at the column "computation".
@@ -143,9 +137,10 @@ on_cores
 
 # %% [markdown]
 # On a machine with fewer cores than ranks, "computation" falls far below 100%: even when nothing is sent, the ranks
-# take turns on the cores. Neither other buckets nor a faster network would help. If you only looked at $T_1 / T_N$, you
-# would blame the network for what the cores cost. That is why the table has two factors. Always compare with the same
-# step *without communication, on the same number of ranks*.
+# take turns on the cores. Neither other buckets nor a faster network would raise this factor. ("Communication" is low,
+# too: these steps are short, so backward hides less, and sending competes for the same cores.) If you only looked at
+# $T_1 / T_N$, you would blame the network for everything. Always compare with
+# the same step *without communication, on the same number of ranks*.
 
 # %% [markdown]
 # ## Strong scaling, measured
@@ -173,17 +168,20 @@ strong
 
 # %% [markdown]
 # Strong scaling is harder. A rank computes less, but it sends as many bytes as before, and its shorter backward can
-# hide less of that.
+# hide less of that. ("Computation" falls as well, because only the sleep becomes shorter, not the real computation.)
 
 # %% [markdown]
 # ## A cost model
 #
 # A **cost model** is a formula that predicts the time of a step from a few measured numbers. Ours needs three things:
 #
-# 1. The link: α, the latency of one step of the ring, and β, the time per byte. We fit them to times of all-reduces.
-# 2. The computation: when backward ends, and when each bucket is ready. We take these times from one recorded step.
+# 1. The link: α, the latency of a message (one step of the ring), and β, the time per byte. We fit both to the times of
+#    all-reduces.
+# 2. The computation: how long a step takes without communication (from the tables), and after which fraction of it each
+#    bucket is ready ("full" in chapter 04). We take these fractions from a recorded step.
 # 3. Chapter 04's formula for overlap: bucket i completes at $e_i = \max(e_{i-1}, \text{ready}_i) + t_i$, where $t_i$ is
-#    the time of its all-reduce. The time from the end of backward until the last bucket completes is exposed.
+#    the time of its all-reduce. The time from the end of backward until the last bucket completes is exposed (0 if it
+#    completes earlier).
 #
 # First, the link. We time all-reduces of five sizes, fit α and β to three of them, and keep the other two for a test:
 
@@ -200,7 +198,7 @@ line
 
 # %% [markdown]
 # Next, the computation. We record a step, and read from its timelines when each bucket was launched. A bucket is ready
-# when it is ready on *all* ranks.
+# when it is ready on *all* ranks. We keep fractions of the computation.
 
 # %%
 # %%ranks
@@ -208,7 +206,7 @@ from shared import timeline
 
 model = sleeping_ddp()
 to_record = {"weak": measure.training_step(model, *sample)}
-lines = measure.recorded(to_record, lambda: timeline.record(model), rounds=5)["weak"]
+lines = measure.recorded(to_record, lambda: timeline.record(model), rounds=9)["weak"]
 
 # %% tags=["nbval-ignore-output"]
 lines = ranks.pull("lines")[0]  # one step, as each of the four ranks saw it
@@ -216,26 +214,24 @@ began_s = min(line.began_s for line in lines)
 backward_s = max(ended_s for line in lines for _, ended_s in line.lane("backward")) - began_s
 in_flight = [[span for span in line.spans if span.lane == "communication"] for line in lines]
 buckets = [
-    (max(span.began_s for span in spans) - began_s, spans[0].payload_bytes)
+    ((max(span.began_s for span in spans) - began_s) / backward_s, spans[0].payload_bytes)
     for spans in zip(*in_flight, strict=True)
 ]
-for ready_s, size_bytes in buckets:
-    print(f"ready after {1e3 * ready_s:.0f} ms: {size_bytes / 1e6:.2f} MB")
-print(f"backward ends after {1e3 * backward_s:.0f} ms")
+for ready, size_bytes in buckets:
+    print(f"ready after {ready:.0%} of the computation: {size_bytes / 1e6:.2f} MB")
 
 # %% [markdown]
-# The whole cost model is one short function. `share` is the fraction of the recorded computation that a rank does: 1 in
-# weak scaling, 1/N in strong scaling. Without `overlap`, all buckets wait for the end of backward.
+# The cost model is one short function. `alone_s` is the time of the step without communication. Without `overlap`, all
+# buckets wait for the end of backward.
 
 
 # %%
-def predicted_s(world_size, share=1.0, overlap=True):
+def predicted_s(world_size, alone_s, overlap=True):
     """Predict the time of a step on any number of ranks, behind this link."""
-    end_s = share * backward_s
-    ready_s = [share * ready_s if overlap else end_s for ready_s, _ in buckets]
+    ready_s = [alone_s * ready if overlap else alone_s for ready, _ in buckets]
     link = world_size, alpha_s, beta_s
     costs_s = [formulas.ring_all_reduce_s(size, *link) for _, size in buckets]
-    return end_s + formulas.exposed_s(ready_s, costs_s, end_s)
+    return alone_s + formulas.exposed_s(ready_s, costs_s, alone_s)
 
 
 # %% [markdown]
@@ -243,8 +239,8 @@ def predicted_s(world_size, share=1.0, overlap=True):
 #
 # A formula with enough fitted numbers can reproduce whatever it was fitted to. So we test ours on **held-out cases**:
 # measurements that were not used for the fit. We have six of them: two all-reduces, and the steps on 2 and 4 ranks in
-# weak and strong scaling. (One of these four steps is the one that we recorded. The cost model knows when its buckets
-# are ready and when its backward ends, but not how long it takes.)
+# weak and strong scaling. (One of these four steps is the recorded one. The cost model never sees how long it takes.)
+# For each step, the cost model gets the time without communication, and adds the exposed time.
 #
 # **Predict.** By what factor will the worst prediction be off? (1 means that it is exact.)
 
@@ -255,24 +251,29 @@ my_prediction = 0.0
 cases = {}
 for size, measured_s in ranks.pull("unseen")[0].measured_s["all-reduce"].items():
     predicted = formulas.ring_all_reduce_s(size, 4, alpha_s, beta_s)
-    cases[f"all-reduce of {size / 1e6:g} MB, 4 ranks"] = predicted, measured_s
-for n in (2, 4):
-    cases[f"step, weak scaling, {n} ranks"] = predicted_s(n), weak.step_s(n)
-    cases[f"step, strong scaling, {n} ranks"] = predicted_s(n, share=1 / n), strong.step_s(n)
-factors = {name: measured / predicted for name, (predicted, measured) in cases.items()}
+    cases[f"all-reduce of {size / 1e6:g} MB, 4 ranks"] = 0.0, predicted, measured_s
+for scaling in (weak, strong):
+    for n in (2, 4):
+        alone_s = scaling.without_communication_s(n)
+        case = alone_s, predicted_s(n, alone_s), scaling.step_s(n)
+        cases[f"step, {scaling.kind} scaling, {n} ranks"] = case
+factors = {name: measured / predicted for name, (_, predicted, measured) in cases.items()}
 worst = max(max(factor, 1 / factor) for factor in factors.values())
+ignored = max(measured / alone_s for alone_s, _, measured in cases.values() if alone_s)
 print(f"predicted {my_prediction:.2f}, the worst is off by a factor of {worst:.2f}")
-assert worst < 2
+print(f"if you ignored communication, it would be {ignored:.2f}")
+assert worst < ignored
 rows = [
-    [name, *(f"{1e3 * s:.0f}" for s in case), f"{factors[name]:.2f}"]
+    [name, *(f"{1e3 * s:.0f}" if s else "–" for s in case), f"{factors[name]:.2f}"]
     for name, case in cases.items()
 ]
-tables.Table(["case", "predicted, ms", "measured, ms", "measured / predicted"], rows)
+header = ["case, in ms", "without communication", "predicted", "measured", "measured / predicted"]
+tables.Table(header, rows)
 
 # %% [markdown]
-# All predictions are right within a factor of two. A value above 1 in the last column means that something takes time
-# that the cost model does not include. On this machine, sending needs cores. And in strong scaling, only the sleep
-# becomes shorter, not the real computation. On a GPU with a network adapter of its own, both matter less.
+# Where the last column is above 1, something takes time that the cost model does not include: while a rank sends, it
+# needs cores, and backward becomes slower. On a GPU with a network adapter of its own, this matters less. (The column
+# may also be below 1, because gloo can run two all-reduces at a time.)
 
 # %% [markdown]
 # ## Predicting the efficiency on more ranks
@@ -285,15 +286,18 @@ my_weak, my_strong = 0.0, 0.0
 
 # %% [markdown]
 # The figure shows the predicted efficiency against the number of ranks. The marks are your measurements. Look at how
-# much overlap gains, and at how far apart the lines for weak and strong scaling are.
+# much overlap gains, and at how far apart the lines for weak and strong scaling are. The marks for strong scaling lie
+# below their line, because only the sleep of our steps shrinks to 1/N.
 
 # %% tags=["nbval-ignore-output"]
 counts = [2**k for k in range(10)]
-one_s = predicted_s(1)
+compute_s = weak.without_communication_s(1)
 curves = {
-    "weak, overlapped": {n: one_s / predicted_s(n) for n in counts},
-    "weak, without overlap": {n: one_s / predicted_s(n, overlap=False) for n in counts},
-    "strong, overlapped": {n: one_s / n / predicted_s(n, share=1 / n) for n in counts},
+    "weak, overlapped": {n: compute_s / predicted_s(n, compute_s) for n in counts},
+    "weak, without overlap": {
+        n: compute_s / predicted_s(n, compute_s, overlap=False) for n in counts
+    },
+    "strong, overlapped": {n: compute_s / n / predicted_s(n, compute_s / n) for n in counts},
 }
 marks = {
     "weak, measured": {n: weak.efficiency(n) for n in (2, 4)},
@@ -303,6 +307,7 @@ weak_64, strong_64 = curves["weak, overlapped"][64], curves["strong, overlapped"
 print(f"64 ranks, weak: predicted {my_weak:.0%}, by the cost model {weak_64:.0%}")
 print(f"64 ranks, strong: predicted {my_strong:.0%}, by the cost model {strong_64:.0%}")
 assert strong_64 < weak_64 < curves["weak, overlapped"][2]
+assert strong.efficiency(4) < curves["strong, overlapped"][4]
 assert curves["weak, without overlap"][4] < curves["weak, overlapped"][4]
 scaling_plots.efficiency({"1 Gbit/s": curves}, {"1 Gbit/s": marks})
 
@@ -313,15 +318,15 @@ scaling_plots.efficiency({"1 Gbit/s": curves}, {"1 Gbit/s": marks})
 # - The bytes level off: each rank sends 2(N−1)/N · S, at most 2S. From 8 ranks to 512, this grows by a seventh.
 # - The latency does not: each bucket costs 2(N−1)α. From 8 ranks to 512, this grows by a factor of 73.
 #
-# So with few ranks, small buckets are better, because they can be launched early. With many ranks, large buckets are
-# better, because there are fewer of them.
+# So with few ranks, latency costs little, and smaller buckets are better, because they can be launched early. With many
+# ranks, larger buckets are better, because there are fewer of them.
 
 # %% [markdown]
 # ## Real links
 #
 # A link of 1 Gbit/s is slow. The table lists links between real GPUs. The bus bandwidth (chapter 01) is what programs
-# reach, not what the data sheet promises, and α is the latency of one step of NCCL's ring. Read the last column, the
-# time of an all-reduce of 1 GB, from top to bottom.
+# reach, not what the data sheet promises, and α is again the latency of one step, here of NCCL's ring. The last column
+# is the time of an all-reduce of 1 GB on that many GPUs. (Where the name does not say more, a host has one GPU.)
 
 # %%
 from shared.planner.links import REAL_LINKS, link_table
@@ -329,12 +334,17 @@ from shared.planner.links import REAL_LINKS, link_table
 link_table()
 
 # %% [markdown]
-# Such links deserve a larger model. Take a GPT with 1.3 billion parameters, whose gradients in bf16 are 2.6 GB. A step
-# needs about 6 floating-point operations per parameter and token, a third of them in forward (Kaplan et al., 2020). An
-# H100 executes up to 989 · 10¹² of these per second in bf16 (NVIDIA's data sheet). We assume that training reaches 40%
-# of that; for Llama 3, 38 to 43% are reported (Grattafiori et al., 2024). With 8,192 tokens per GPU, a step computes
-# for about 160 ms. We also assume that the gradients become ready evenly during backward, in 100 buckets (a cap of 25
-# MB).
+# Such links deserve a larger model:
+#
+# | what | value |
+# |---|---|
+# | a GPT with 1.3 billion parameters | 2.6 GB of gradients in bf16 |
+# | operations per parameter and token | about 6, a third of them in forward (Kaplan et al., 2020) |
+# | operations per second of an H100 | up to 989 · 10¹² in bf16 (NVIDIA's data sheet) |
+# | of these, used in training | 40% (38 to 43% for Llama 3: Grattafiori et al., 2024) |
+# | tokens per GPU and step | 8,192, so a step computes for about 160 ms |
+#
+# We assume that the gradients become ready evenly during backward, in 100 buckets (`bucket_cap_mb=25`).
 
 
 # %%
@@ -348,6 +358,7 @@ BUCKETS = math.ceil(GRADIENT_BYTES / (25 * 2**20))
 def gpt_efficiency(link, gpus, all_reduce_s=formulas.ring_all_reduce_s, tokens=8192):
     """Predict the efficiency of weak scaling for the GPT with 1.3 billion parameters."""
     compute_s = 6 * PARAMETERS * tokens / OPERATIONS_PER_S
+    # Forward is the first third, backward the rest.
     ready_s = [compute_s * (1 + 2 * number / BUCKETS) / 3 for number in range(1, BUCKETS + 1)]
     cost_s = all_reduce_s(GRADIENT_BYTES / BUCKETS, gpus, link.alpha_s, link.beta_s_per_byte)
     return compute_s / (compute_s + formulas.exposed_s(ready_s, [cost_s] * BUCKETS, compute_s))
@@ -355,8 +366,8 @@ def gpt_efficiency(link, gpus, all_reduce_s=formulas.ring_all_reduce_s, tokens=8
 
 # %% [markdown]
 # A ring has 2(N−1) steps, which is a lot of latency on 512 GPUs. NCCL can also use trees, whose latency grows only with
-# the logarithm of N (Jeaugey, 2019). We estimate their times with the formula of halving and doubling (chapter 01),
-# whose latency is logarithmic, too: it sends as many bytes as the ring in 2 log₂N steps.
+# the logarithm of N (Jeaugey, 2019). We estimate their times with the formula of halving and doubling (chapter 01). It
+# sends as many bytes as the ring, but in 2 log₂N steps.
 #
 # **Predict.** What efficiency do you expect on 64 hosts with one GPU each, over InfiniBand at 400 Gbit/s, with the
 # ring? (1 means that nothing is lost.)
@@ -380,6 +391,9 @@ note = "Efficiency with a ring / with logarithmic latency. NVLink connects GPUs 
 tables.Table(["link", "8 GPUs", "64 GPUs", "512 GPUs"], rows, note)
 
 # %% [markdown]
+# On 64 hosts, the latencies explain the prediction: 100 buckets · 126 steps · 14 µs are 176 ms, more than the whole
+# computation. In 2 log₂64 = 12 steps, they are 17 ms.
+#
 # The next figure shows three of these links. Compare the two lines in each panel. Where they are far apart, the problem
 # is the latency, and larger buckets or trees help. Where both are low, it is the bandwidth, and only a faster link or
 # more computation per byte helps. (The marks are explained below.)
@@ -398,20 +412,19 @@ for title, link in shown.items():
         "ring": {n: gpt_efficiency(link, n) for n in counts},
         "logarithmic latency": trees,
     }
-label = "1.9×/3.7×/7.2× (widely quoted; we know no source)"
+label = "1.9×/3.7×/7.2× (widely quoted; we know of no source)"
 scaling_plots.efficiency(panels, {title: {label: claimed} for title in panels})
 
 # %% [markdown]
-# (In the first panel, with 8 GPUs per host, α is the average over the ring's steps, most of which stay inside a host.
-# Other algorithms cross hosts in more of their steps, so the line for logarithmic latency is too optimistic there.)
+# (In the first panel, the dashed line is too high: trees leave the host more often than the ring does.)
 
 # %% [markdown]
 # ## When is a speed-up of 7.2 on 8 GPUs possible?
 #
 # Speed-ups of 1.9, 3.7 and 7.2 on 2, 4 and 8 GPUs are widely quoted, but we know of no source that has measured them.
 # They are the marks in the figure above. In weak scaling, our efficiency is the computing time divided by the sum of
-# computing time and exposed time. These speed-ups are efficiencies of 95%, 92.5% and 90%, so the exposed time may be at
-# most 5%, 8% and 11% of the computing time.
+# computing time and exposed time. These speed-ups correspond to efficiencies of 95%, 92.5% and 90%. So the exposed time
+# may be at most 5%, 8% and 11% of the computing time (1/0.9 − 1 = 11%).
 #
 # More tokens per GPU mean more computation for the same bytes. For each link, the next cell finds how many tokens per
 # GPU and step our GPT needs to reach these speed-ups.
@@ -431,19 +444,17 @@ header = ["link", *(f"{n * wanted:g} on {n}" for n, wanted in claimed.items())]
 tables.Table(header, rows, "tokens per GPU and step")
 
 # %% [markdown]
-# So every link in the table allows these speed-ups, if the GPUs have enough to compute. A speed-up is not a property
-# of data parallelism or of a library. The same program reaches it on one link and misses it on another, or reaches it
-# there with more micro-batches per step inside `no_sync()`. Whenever you read about a speed-up, ask for the model, the
-# batch per GPU and the link. (Li et al., VLDB 2020, report near-linear scaling to 256 GPUs, "when configured
-# appropriately".)
+# So every link in the table allows these speed-ups, if the GPUs have enough to compute. A speed-up is not a property of
+# data parallelism or of a library. The same program reaches it on one link and misses it on another, where it would
+# need more micro-batches per step inside `no_sync()`. Whenever you read about a speed-up, ask for the model, the batch
+# per GPU and the link. (Li et al., VLDB 2020, report near-linear scaling to 256 GPUs, "when configured appropriately".)
 
 # %% [markdown]
 # ## Stragglers and skew
 #
 # The cost model assumes that all ranks are equally fast. A **straggler** is a rank that is slower than the others, for
 # instance because its GPU is throttled, its data loader is late or its samples are longer. The **skew** of a collective
-# is the time between the first and the last rank that reach it. In the next cell, rank 3's blocks sleep 1.5 times as
-# long.
+# is the time between the first and the last rank that reach it. In the next cell, rank 3's blocks sleep twice as long.
 #
 # **Predict.** By what factor does the step of the other three ranks become longer? (1 means not at all.)
 
@@ -452,7 +463,7 @@ my_prediction = 0.0
 
 # %%
 # %%ranks
-skewed = sleeping_ddp(share=1.5 if rank == 3 else 1.0)
+skewed = sleeping_ddp(share=2.0 if rank == 3 else 1.0)
 steps = {
     "all ranks alike": measure.training_step(model, *sample),
     "rank 3 is a straggler": measure.training_step(skewed, *sample),
@@ -464,16 +475,16 @@ lines = measure.recorded(straggling, lambda: timeline.record(skewed), rounds=3)[
 # %% tags=["nbval-ignore-output"]
 factor = ranks.pull("times")[0].ratio("rank 3 is a straggler", "all ranks alike")
 print(f"predicted {my_prediction:.2f}, measured {factor:.2f}")
-assert factor > 1.2
+assert factor > 1.3
 plots.timeline(ranks.pull("lines")[0])
 
 # %% [markdown]
-# Every step takes as long as the slowest rank needs. (The factor can be below 1.5, because only the sleep is longer.)
-# In the timelines, ranks 0 to 2 finish backward early and wait for the all-reduces. If you only looked at their
-# communication, you would blame the network.
+# Every step takes as long as the slowest rank needs. (The factor is below 2, because only the sleep of 288 ms doubles,
+# not the real computation and the exposed time.) In the timelines, ranks 0 to 2 finish backward long before rank 3, and
+# wait for the all-reduces. If you only looked at their communication, you would blame the network.
 #
 # With many ranks, this happens even without a broken GPU. Suppose that the computing time of each rank varies from step
-# to step, by a standard deviation of 5% (normally distributed). The slowest of N ranks sets the pace:
+# to step, with a standard deviation of 5% (normally distributed). The slowest of N ranks sets the pace:
 
 # %%
 import torch
@@ -505,9 +516,8 @@ sent = sum(entry.op == "all_reduce" and entry.elements == 9 for entry in log.ent
 print(f"batches: {rank + 1}, all-reduces of the bucket: {sent}")
 
 # %% [markdown]
-# Every rank takes part in all four all-reduces. But DDP still divides by the number of ranks that started, unless you
-# pass `divide_by_initial_world_size=False` to `join()`. So in the last steps, the gradient is smaller than the mean
-# over the samples that took part.
+# Every rank takes part in all four all-reduces. In the last step, only rank 3 has samples, but its gradient is still
+# divided by 4. With `divide_by_initial_world_size=False`, `join()` divides by the number of ranks that have a batch.
 
 # %% [markdown]
 # ## Why DDP replaced `nn.DataParallel`
@@ -526,8 +536,8 @@ print(f"batches: {rank + 1}, all-reduces of the bucket: {sent}")
 #
 # With NCCL, the broadcast and the sum move about as many bytes as an all-reduce. The difference is *when* they do. No
 # replica can start forward before it has all parameters. And the sum cannot start before all gradients are ready,
-# because one autograd function handles all parameters at once (`Broadcast` in torch's `nn/parallel/_functions.py`). So
-# all of this communication is exposed. We can imitate this order on our ranks:
+# because one autograd function handles all parameters at once. So all of this communication is exposed. We can imitate
+# this order on our ranks:
 
 # %%
 # %%ranks
@@ -557,7 +567,7 @@ plots.bars(times.ms(), "ms per step (median of 5)")
 #
 # Efficiency counts samples per second. But in weak scaling, N ranks also have a global batch that is N times as large,
 # and a larger batch only helps if training then needs fewer steps. Let's train the digits MLP until it recognizes 90%
-# of 297 held-out images, with 16 images per rank and step. If you keep the learning rate, the gradient has less noise,
+# of 297 test images, with 16 images per rank and step. If you keep the learning rate, the gradient has less noise,
 # but a step moves the parameters no further. The **linear scaling rule** multiplies the learning rate by N, too (Goyal
 # et al., 2017). Compare the last two columns of the table.
 
@@ -572,7 +582,7 @@ images, labels = (tensor.to(device) for tensor in digits())
 
 
 def steps_to_90(scale_lr, most=3000):
-    """Train on the current ranks. Returns the number of steps until 90% of the held-out images are right."""
+    """Train on the current ranks. Returns the number of steps until 90% of the test images are right."""
     count = dist.get_world_size()
     generator = torch.Generator().manual_seed(0)  # all ranks draw the same global batch
     mlp = OverlappedDDP(MLP(seed=0).to(device))
@@ -600,13 +610,14 @@ for n in (1, 2, 4):
                 lambda scale: steps_to_90(scale), scale_lr, timeout_s=100
             )[0]
     rows.append([f"{n}", f"{16 * n}", f"{steps[n, False]}", f"{steps[n, True]}"])
-assert steps[4, True] < steps[4, False] and steps[4, False] > steps[1, False] / 2
+assert steps[4, False] > 0.75 * steps[1, False]
+assert max(steps[2, True], steps[4, True]) < 0.7 * steps[1, False]
 tables.Table(["ranks", "global batch", "steps with lr 0.1", "steps with lr 0.1 · N"], rows)
 
 # %% [markdown]
-# With the same learning rate, four ranks need more than half as many steps as one rank, although each step has four
-# times as many samples. With the scaled learning rate, they need fewer steps. The rule has a limit: beyond some batch
-# size, more samples per step do not help, whatever the learning rate (McCandlish et al., 2018).
+# With the same learning rate, four ranks need almost as many steps as one rank, although each step has four times as
+# many samples. With the scaled learning rate, two ranks need about half as many, and four ranks not many fewer than
+# two. The rule has a limit: beyond some batch size, more samples per step do not help (McCandlish et al., 2018).
 
 # %% [markdown]
 # ## On a cluster
@@ -621,12 +632,12 @@ tables.Table(["ranks", "global batch", "steps with lr 0.1", "steps with lr 0.1 �
 # %% [markdown]
 # ## Recap
 #
-# S bytes of gradients in b buckets, N ranks, a ring over links with latency α and bandwidth 1/β:
+# There are S bytes of gradients, b buckets and N ranks, and a ring over links with latency α and bandwidth 1/β:
 #
 # | | memory per rank | seconds for the bytes | seconds for the latency | overlap |
 # |---|---|---|---|---|
-# | weak scaling | as on one rank | 2(N−1)/N · Sβ | 2(N−1)αb | with as much backward as on one rank |
-# | strong scaling | fewer activations | 2(N−1)/N · Sβ | 2(N−1)αb | with 1/N of that backward |
+# | weak scaling | as on one rank | 2(N−1)/N · Sβ | 2(N−1)αb | with a whole backward |
+# | strong scaling | fewer activations | 2(N−1)/N · Sβ | 2(N−1)αb | with 1/N of a backward |
 # | order of `nn.DataParallel` | GPU 0 holds more | about 2Sβ | a broadcast and a reduce | none |
 #
 # **Terms**
