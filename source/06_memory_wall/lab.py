@@ -8,10 +8,10 @@
 # %% [markdown]
 # # Lab 06 · The memory wall
 #
-# **75 minutes, 13 points.** You count what a rank holds, build mixed-precision training by hand, write activation
-# checkpointing, and choose which blocks to checkpoint so that a model fits into less memory.
+# **75 minutes, 13 points.** You count the bytes that a rank holds, build an optimizer with master weights, write
+# activation checkpointing, and choose which blocks of a model to checkpoint, so that it fits into less memory.
 #
-# Each exercise has a check. The checks count bytes exactly, and they never judge times.
+# Each exercise has a check. The checks count bytes exactly, and never judge times.
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks
@@ -32,17 +32,12 @@ from torch import nn
 # %% [markdown]
 # ## Exercise 6.1 · Break it: a count (10 min, 2 points)
 #
-# A common rule for fp32 training with Adam is 4 bytes per parameter for the parameters, 4 for the gradients and 8 for
-# the optimizer state. Let's apply this rule to a small GPT whose position embedding is frozen:
+# The lesson counted 4 + 4 + 8 bytes per parameter for fp32 training with Adam. Let's apply this rule to a small GPT
+# whose position embedding is frozen:
+
+
 # %%
 # %%ranks
-from shared.data import CharTokens
-from shared.models import TinyGPT
-
-text = CharTokens()
-inputs, targets = (batch.to(device) for batch in text.windows(range(rank, 400, 100), length=64))
-
-
 def rule_of_thumb_bytes(module, optimizer):
     elements = sum(tensor.numel() for tensor in module.state_dict().values())
     return {"parameters": 4 * elements, "gradients": 4 * elements, "optimizer": 8 * elements}
@@ -50,6 +45,11 @@ def rule_of_thumb_bytes(module, optimizer):
 
 # %%
 # %%ranks
+from shared.data import CharTokens
+from shared.models import TinyGPT
+
+text = CharTokens()
+inputs, targets = (batch.to(device) for batch in text.windows(range(rank, 400, 100), length=64))
 gpt = TinyGPT().to(device)
 gpt.position_embedding.requires_grad_(False)
 adamw = torch.optim.AdamW(gpt.parameters())
@@ -58,15 +58,24 @@ adamw.step()
 print(rule_of_thumb_bytes(gpt, adamw))
 
 # %% [markdown]
-# **Predict.** All three numbers are wrong, for three reasons. One of the reasons is worth only a few bytes. What are
-# the three reasons?
+# **Predict.** All three numbers are wrong. Which three reasons can you think of? (One of them is worth only a few
+# bytes.)
+
+# %%
+my_reasons = ["?", "?", "?"]
+
+# %% [markdown]
+# Now count the bytes of the model state:
 #
-# Now count the bytes. `module` is any module, with any mixture of dtypes. `optimizer` is any torch optimizer, before or
-# after its first step. Count the parameters of the module and their gradients. The state of the optimizer is in
-# `optimizer.state`, which contains a dict per parameter. Its values are tensors or plain numbers; do not count plain
-# numbers.
+# - `module` is any module, with any mixture of dtypes. Count its parameters, and the gradients that exist.
+# - `optimizer` is any torch optimizer, before or after its first step. Its state is in `optimizer.state`, which has a
+#   dict per parameter. The values of such a dict are tensors or plain numbers. Count only the tensors.
+# - Do not count buffers.
+# - Target: exactly the bytes that `shared.memory.held` counts.
 #
-# Target: the same bytes as the memory ledger, exactly. Buffers belong to none of the three components.
+# <details><summary>Hint</summary>Which method of a module yields each parameter only once, even if two layers use it?
+# What is the <code>grad</code> of a parameter that is frozen? And every tensor knows its size in bytes:
+# <code>nbytes</code>.</details>
 
 
 # %% tags=["exercise", "export"] grade_id="model-state-bytes"
@@ -94,9 +103,14 @@ check.model_state_bytes()
 
 # %%
 # %%ranks
-estimated = rule_of_thumb_bytes(gpt, adamw)
-for name, counted in model_state_bytes(gpt, adamw).items():
-    print(f"{name}: rule of thumb {estimated[name]:,} bytes, counted {counted:,} bytes")
+estimated, counted = rule_of_thumb_bytes(gpt, adamw), model_state_bytes(gpt, adamw)
+
+# %%
+estimated, counted = ranks.pull("estimated")[0], ranks.pull("counted")[0]
+for name, counted_bytes in counted.items():
+    print(f"{name}: rule of thumb {estimated[name]:,} bytes, counted {counted_bytes:,} bytes")
+print("your reasons:", "; ".join(my_reasons))
+assert all(counted[name] < estimated[name] for name in counted)
 
 # %% [markdown]
 # First, the token embedding and the output layer share one weight, and `state_dict()` lists it twice. Second, the
@@ -104,9 +118,9 @@ for name, counted in model_state_bytes(gpt, adamw).items():
 # for each parameter.
 
 # %% [markdown]
-# ## Exercise 6.2 · Master weights (30 min, 5 points)
+# ## Exercise 6.2 · The master weight of one parameter (18 min, 3 points)
 #
-# A bfloat16 number has 8 significant bits. What does a small update change?
+# A bfloat16 number has 8 significant bits. What happens to small updates?
 
 # %%
 # %%ranks
@@ -116,36 +130,48 @@ for _ in range(1000):
 print(f"1 + 1000 × 0.001 = {weight.item():.3f}")
 
 # %% [markdown]
-# All of the thousand updates are lost, because each is too small to change the rounded sum. So mixed precision computes
-# in bfloat16 and *updates* in float32. Each parameter gets a **master weight** in float32. The optimizer updates the
-# master, and the parameter is a rounded copy of it.
+# All thousand updates are lost, because each is too small to change the rounded sum. With a **master weight** in
+# float32, the optimizer updates the master, and the parameter is a rounded copy of it.
 #
-# `MasterWeights(params, optimizer_cls, **defaults)` is a torch optimizer that contains another one, `inner`, which
-# updates the masters. For each parameter with a gradient, a step does the following:
+# The lesson's `WithMasters` held the float32 gradients of all parameters at once, which takes 4 more bytes per
+# parameter. `MasterWeights(params, optimizer_cls, **defaults)` will hold only *one* of them at a time. It is a torch
+# optimizer that contains another one, `inner`, and lends it one master after the other:
 # ```python
-# master.grad = parameter.grad.float()
-# inner.step()  # for this master only, with the current settings of its group
-# parameter.copy_(master)
+# for each parameter with a gradient:
+#     inner gets one parameter, the master, with its settings and its state
+#     master.grad = parameter.grad.float()
+#     inner.step()
+#     parameter.copy_(master)
+#     free master.grad
 # ```
-# - `self.state[parameter]` is a dict. Keep the master in it, next to the state that `inner` has for the master in
-#   `inner.state[master]`. With Adam: `{"master": …, "exp_avg": …, "exp_avg_sq": …, "step": …}`. Then `state_dict()`
-#   contains all of it. ZeRO-1 and the given `load_state_dict` rely on this layout.
-# - If there is a closure, it runs first, with gradients enabled. `step` returns its result.
-# - Each group has its own settings, and a scheduler changes them between steps: it writes to
-#   `self.param_groups[i]["lr"]`, and some schedulers also write `betas` or `momentum`.
-# - So the groups must also contain the settings that nobody passed. A torch optimizer has all its settings in
-#   `.defaults`, and `torch.optim.Optimizer.__init__(params, defaults)` expects the same dict. Build an optimizer for
-#   any tensor and look at it.
-# - Groups may be added later with `add_param_group`, for example to unfreeze a layer.
-# - Skip parameters without a gradient, as torch's optimizers do.
-# - A float32 parameter gets a master of its own, too. Parameters keep their memory, because other tensors may be views
-#   of it.
-# - Step the groups that `self.param_groups` contains now. Chapter 07 builds a `MasterWeights` for an empty tensor,
-#   clears the list, and adds groups.
+# In this exercise, you write the body of the loop: `HoldsMasters` creates `inner` and updates a single parameter. The
+# loop follows in exercise 6.3.
 #
-# Target: 2 + 2 + 12 bytes per parameter with Adam, and never more than *one* parameter's gradient in float32, because
-# all gradients in float32 would take 4 more bytes per parameter. So give `inner` only one master at a time.
-# `HoldsMasters` updates one parameter, and `MasterWeights` steps all of them.
+# - `inner` is an `optimizer_cls` with the given defaults. A torch optimizer has all its settings in `.defaults`,
+#   including those that nobody passed. `torch.optim.Optimizer.__init__(params, defaults)` expects the same dict.
+# - `self.state[parameter]` is a dict. When `step_one` updates a parameter for the first time, it stores the float32
+#   master in this dict, as `"master"`. A float32 parameter gets a master of its own, too.
+# - The same dict also holds the state that `inner` has for the master. With Adam, it is
+#   `{"master": …, "exp_avg": …, "exp_avg_sq": …, "step": …}`. Then `state_dict()` contains all of it. ZeRO-1 and the
+#   given `load_state_dict` rely on this layout.
+# - `group` is the parameter's group, with the settings that count *now*. A scheduler changes them between steps.
+# - Write into the parameter in place, because other tensors may be views of it.
+# - Target: 2 + 2 + 12 bytes per parameter with Adam, and never more than one gradient in float32.
+#
+# An optimizer finds its parameters in `param_groups`, a list of dicts, and its state in `state`, a dict by parameter.
+# You may replace both before each `inner.step()`:
+# ```python
+# inner.param_groups = [the settings of the group, with "params": [master]]
+# inner.state = {master: the state that inner had for it}
+# ```
+#
+# <details><summary>Hint 1</summary>An optimizer steps only tensors that require a gradient, such as an
+# <code>nn.Parameter</code>. Does <code>nn.Parameter(tensor)</code> copy the tensor? And what does Adam do if the state
+# that it finds is not empty, but has no <code>exp_avg</code>?</details>
+#
+# <details><summary>Hint 2</summary><code>inner</code> keeps a reference to the last master until the next call. Which
+# attribute of the master must be freed before that? And for a parameter that is float32 already, does
+# <code>.float()</code> return a copy?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="holds-masters"
@@ -176,6 +202,43 @@ class HoldsMasters(torch.optim.Optimizer):
         master.grad = None  # free it now, because inner keeps the master until the next step_one()
         parameter.copy_(master)
         ### END SOLUTION
+
+
+# %% [markdown]
+# Try it on the weight from above. Its gradient is −1 and the learning rate is 0.001, so each of the 1000 updates adds
+# 0.001. Both numbers should be 2.000:
+
+# %%
+# %%ranks
+weight = nn.Parameter(torch.ones(1, dtype=torch.bfloat16, device=device))
+optimizer = HoldsMasters([weight], torch.optim.SGD, lr=0.001)
+with torch.no_grad():
+    for _ in range(1000):
+        weight.grad = torch.full_like(weight, -1.0)
+        optimizer.step_one(weight, optimizer.param_groups[0])
+master = optimizer.state[weight]["master"]
+print(f"parameter {weight.item():.3f}, master weight {master.item():.3f}")
+
+# %% [markdown]
+# In the check, look at the line `plain` first, which trains parameters in bfloat16. The other lines try float16 and
+# float32, change settings between steps, and count bytes.
+
+# %% tags=["check"] grade_id="check-holds-masters" points=3
+check.HoldsMasters()
+
+# %% [markdown]
+# ## Exercise 6.3 · Master weights for all parameters (12 min, 2 points)
+#
+# `MasterWeights` is a `HoldsMasters` with the loop. Write its `step`:
+#
+# - If there is a closure, it runs first, with gradients enabled. `step` returns its result.
+# - Update the parameters of all groups that `self.param_groups` contains *now*. Groups may be added later with
+#   `add_param_group`, for example to unfreeze a layer. And chapter 07 builds a `MasterWeights` for an empty tensor,
+#   clears the list, and adds groups.
+# - Skip parameters without a gradient, as torch's optimizers do.
+#
+# <details><summary>Hint</summary>The whole method runs under <code>no_grad</code>, so in which context must the closure
+# run? And where do you find the group that <code>step_one</code> needs?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="master-weights"
@@ -214,40 +277,48 @@ class MasterWeights(HoldsMasters):
                     self.state[parameter][name] = value.to(device, copy=True)
 
 
-# %% tags=["check"] grade_id="check-master-weights" points=5
+# %% [markdown]
+# In the check, look at the line `values` first. The other lines try groups, schedulers, closures and checkpoints, and
+# count bytes.
+
+# %% tags=["check"] grade_id="check-master-weights" points=2
 check.MasterWeights()
 
 # %% [markdown]
-# ## Exercise 6.3 · Recomputing activations (15 min, 3 points)
+# ## Exercise 6.4 · Recomputing activations (20 min, 3 points)
 #
-# Forward saves the activations, because backward needs them. A **checkpointed** module saves only its inputs, and
-# recomputes the activations in backward. For autograd, it is a function whose forward records nothing and whose
-# backward runs the module once more:
+# A **checkpointed** module keeps only its inputs, and recomputes its activations in backward. For autograd, it is a
+# function whose forward records nothing, and whose backward runs the module once more:
 #
 # | | gets | saves | returns |
 # |---|---|---|---|
-# | forward | the module's inputs and its parameters | the inputs | the output, computed under `no_grad` |
+# | forward | the module's inputs and parameters | the same tensors | the output, computed under `no_grad` |
 # | backward | the gradient of the output | | a gradient per input and parameter, or None if it needs none |
 #
-# The parameters must be inputs of the function, even though the module has them, because autograd asks a function only
-# for the gradients of its inputs. In backward, run the module under `enable_grad` on inputs that are detached from the
-# graph (`detach()`), and compute all gradients with one call of `torch.autograd.grad`. (`.backward()` would write into
-# `.grad` itself, and hooks would run too early.)
+# Why are the parameters inputs of the function, although the module has them? Autograd asks a function only for the
+# gradients of its inputs.
 #
-# - `module` is any function of the inputs, not necessarily an `nn.Module`. `tensors` holds the inputs, `num_inputs` of
-#   them, followed by the parameters. Save tensors with `ctx.save_for_backward`, and everything else as an attribute of
-#   `ctx`.
-# - Backward returns one value per argument of forward. For `module` and `num_inputs`, it returns None.
-# - An input that needs no gradient must get None. An unused parameter is not an error: pass `allow_unused=True`.
-# - There is at least one input, all inputs are tensors, and there is one output.
-# - `get_rng_states()` and `set_rng_states(states)` are given. Dropout must drop the same elements again. Afterwards,
-#   the random generators must continue from the state in which backward found them.
-# - `Checkpointed` is given, too. Backward usually runs outside of the `with torch.autocast(…)` block, so `Checkpointed`
-#   wraps `module` in the autocast settings of forward.
+# - `tensors` are the inputs, `num_inputs` of them, followed by the parameters. There is at least one input, all inputs
+#   are tensors, and there is one output. `module` is any function of the inputs, not necessarily an `nn.Module`.
+# - In forward, save tensors with `ctx.save_for_backward`, and everything else as an attribute of `ctx`.
+# - In backward, run the module under `enable_grad` on inputs that are detached from the graph (`detach()`). Compute all
+#   gradients with one call of `torch.autograd.grad`, because `.backward()` would write into `.grad` itself.
+# - Backward returns one value per argument of forward: None for `module` and `num_inputs`, None for tensors that need
+#   no gradient, and a gradient for the others. An unused parameter is not an error: pass `allow_unused=True`.
+# - Dropout must drop the same elements again, so run the module with the random states of forward: `get_rng_states()`
+#   and `set_rng_states(states)` are given. Afterwards, the random generators must continue from the states in which
+#   backward found them.
+# - Target: the module runs once in forward and once in backward. A hook that runs when a gradient is complete
+#   (`register_post_accumulate_grad_hook`, as in `OverlappedDDP`) is called once, even if the parameter is also used
+#   outside of the module.
 #
-# Target: the module runs once in forward and once in backward. A hook that runs when a gradient is complete
-# (`register_post_accumulate_grad_hook`, as in `OverlappedDDP`) is called once, even if the parameter is also used
-# outside of the module. (A hook of `register_hook` is called twice, because `torch.autograd.grad` calls it as well.)
+# <details><summary>Hint 1</summary>What does a detached input need, so that <code>torch.autograd.grad</code> can
+# compute a gradient for it? That function rejects tensors that do not require one. So which ones do you pass, and how
+# do you bring the results back into the order of <code>tensors</code>?</details>
+#
+# <details><summary>Hint 2</summary>There are three moments at which a random state matters: when forward begins, when
+# backward begins, and when the recomputation is complete. Which state do you store or restore at each of
+# them?</details>
 
 
 # %% tags=["export"]
@@ -264,6 +335,11 @@ def set_rng_states(states: list[torch.Tensor]) -> None:
     torch.set_rng_state(cpu_state)
     for gpu_state in gpu_states:
         torch.cuda.set_rng_state(gpu_state)
+
+
+# %% [markdown]
+# The first lines of `backward` are given. The cell after yours defines `Checkpointed`, a module that uses your
+# function.
 
 
 # %% tags=["exercise", "export"] grade_id="recompute"
@@ -329,26 +405,53 @@ class Checkpointed(nn.Module):
         return Recompute.apply(function, len(inputs), *inputs, *self.module.parameters())
 
 
+# %% [markdown]
+# Backward usually runs outside of the `with torch.autocast(…)` block, so `Checkpointed` wraps the module in the
+# autocast settings of forward. Try it on a small module:
+
+# %%
+# %%ranks
+torch.manual_seed(0)
+small = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 1)).to(device)
+x = torch.randn(2, 4, device=device, requires_grad=True)
+losses = small(x).sum(), Checkpointed(small)(x).sum()
+plain, recomputed = (torch.autograd.grad(loss, [x, *small.parameters()]) for loss in losses)
+print("equal:", [torch.allclose(a, b) for a, b in zip(plain, recomputed, strict=True)])
+
+# %% [markdown]
+# The check begins with a similar comparison. Then it tries dropout, autocast, changed inputs and hooks, and counts
+# bytes.
+
 # %% tags=["check"] grade_id="check-recompute" points=3
 check.Checkpointed()
 
 # %% [markdown]
-# ## Exercise 6.4 · Choosing what to checkpoint (15 min, 3 points)
+# ## Exercise 6.5 · Choosing what to checkpoint (15 min, 3 points)
 #
 # Blocks run one after another. Block i keeps `saved_bytes[i]` for backward, or only `input_bytes[i]` if it is
 # checkpointed. When backward reaches a checkpointed block, it recomputes the block's activations and holds them until
-# the backward of this block is complete. By then, the activations of all later blocks are freed.
+# the backward of this block is complete. By then, the activations of all later blocks are freed:
 #
 # ```python
 # kept[i] = input_bytes[i] if i in chosen else saved_bytes[i]
-# held[k] = sum(kept[: k + 1]) + (saved_bytes[k] if k in chosen else 0)
-# peak = max(held)  # held[k]: in backward of block k
+# held[k] = sum(kept[: k + 1]) + (saved_bytes[k] if k in chosen else 0)  # in backward of block k
+# peak = max(held)
 # ```
 #
-# (`Recompute` computes the block's output again, too, so all of `saved_bytes[k]` comes back, in addition to the input.
-# torch's checkpoint, which the lesson used, stops before the output: it brought back 15 of 16 parts.)
+# (Your `Recompute` also recomputes the block's output, so all of `saved_bytes[k]` comes back, in addition to the input.
+# torch's `checkpoint`, which the lesson used, stops before the output: it brought back 15 of 16 parts.)
 #
-# **Predict.** There are four equal blocks, and you may checkpoint one of them. Which one does not lower the peak?
+# **Predict.** There are four equal blocks, and you may checkpoint one of them. For which one does the peak *not* become
+# lower? Write its index, from 0 to 3.
+
+# %%
+my_block = -1
+
+# %% [markdown]
+# Write the function for any list of blocks. `chosen` contains the indices of the checkpointed blocks.
+#
+# <details><summary>Hint</summary>The pseudocode is the specification. Can you compute it in one loop over the blocks,
+# if you remember the sum of <code>kept</code> so far? What is the peak if there are no blocks?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="activation-peak"
@@ -379,18 +482,30 @@ check.activation_peak_bytes()
 
 # %%
 # %%ranks
-print("no checkpoint:", activation_peak_bytes([160] * 4, [10] * 4, ()))
-for block in range(4):
-    print(f"block {block}:", activation_peak_bytes([160] * 4, [10] * 4, (block,)))
+without = activation_peak_bytes([160] * 4, [10] * 4, ())
+with_one = [activation_peak_bytes([160] * 4, [10] * 4, (block,)) for block in range(4)]
+
+# %%
+without, with_one = ranks.pull("without")[0], ranks.pull("with_one")[0]
+print(f"peak without checkpoints: {without}; with one, in block 0, 1, 2 or 3: {with_one}")
+no_gain = [block for block, peak in enumerate(with_one) if peak >= without]
+print(f"predicted block {my_block}, computed {no_gain}")
+assert no_gain == [3]
 
 # %% [markdown]
 # Checkpointing the last block saves nothing, and it costs the bytes of its input. Backward starts with the last block,
 # so it recomputes the activations of this block while those of all other blocks are still in memory.
-
-# %% [markdown]
-# `place_checkpoints` returns the indices of the blocks to checkpoint: as few as possible, but so that the peak is at
-# most `target_bytes`. If no choice reaches the target, it raises a `ValueError` that says how many bytes the lowest
-# possible peak has. There are at most 12 blocks.
+#
+# Now choose the blocks:
+#
+# - `place_checkpoints` returns the indices of the blocks to checkpoint: as few as possible, but so that the peak is at
+#   most `target_bytes`.
+# - If no choice reaches the target, it raises a `ValueError` that says how many bytes the lowest possible peak has.
+# - There are at most 12 blocks, so you can try all choices.
+#
+# <details><summary>Hint</summary><code>itertools.combinations(blocks, count)</code> yields all choices of
+# <code>count</code> blocks. In which order of <code>count</code> is the first choice that reaches the target also one
+# with the fewest blocks?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="place-checkpoints"
@@ -409,10 +524,8 @@ def place_checkpoints(
     peaks_bytes = {
         chosen: activation_peak_bytes(saved_bytes, input_bytes, chosen) for chosen in choices
     }
-    for (
-        chosen,
-        peak_bytes,
-    ) in peaks_bytes.items():  # in the order of choices: the fewest blocks first
+    # A dict keeps the order of choices, so those with the fewest blocks come first.
+    for chosen, peak_bytes in peaks_bytes.items():
         if peak_bytes <= target_bytes:
             return chosen
     lowest_bytes = min(peaks_bytes.values())
@@ -429,7 +542,7 @@ check.place_checkpoints()
 # %% [markdown]
 # ## Your figure
 #
-# Now apply it to a GPT with six blocks. The next cells measure on the ranks what each block keeps for backward:
+# Now apply it to a GPT with six blocks. The next cells measure what each block keeps for backward:
 
 
 # %%
@@ -466,14 +579,25 @@ saved_bytes, input_bytes = map(list, zip(*measured, strict=True))
 print(f"Each block keeps {saved_bytes[0]:,} bytes; its input has {input_bytes[0]:,} bytes.")
 
 # %% [markdown]
-# Suppose that the activations of the blocks must shrink to 60%. How many blocks must you checkpoint?
+# **Predict.** Suppose that the activations of the blocks must shrink to 60%. How many of the six blocks must you
+# checkpoint?
+
+# %%
+my_count = 0
 
 # %%
 # %%ranks
 target_bytes = int(0.6 * sum(saved_bytes))
 chosen = place_checkpoints(saved_bytes, input_bytes, target_bytes)
 predicted = activation_peak_bytes(saved_bytes, input_bytes, chosen) / sum(saved_bytes)
-print(f"Checkpointing blocks {chosen} should leave {predicted:.0%} of the activations.")
+
+# %%
+chosen, predicted = ranks.pull("chosen")[0], ranks.pull("predicted")[0]
+print(f"predicted {my_count}, computed {len(chosen)}: blocks {chosen}")
+print(f"This should leave {predicted:.0%} of the blocks' activations.")
+
+# %% [markdown]
+# Does it?
 
 # %%
 # %%ranks
@@ -483,7 +607,8 @@ for block in chosen:
 peaks[f"{len(chosen)} checkpoints"] = training_peak(gpt)
 
 # %% [markdown]
-# This is the measured peak, together with everything else that a step holds:
+# The figure shows everything that a step holds at its peak. Compare the activations of the two bars. (They include the
+# output layer and the loss.)
 
 # %%
 peaks = ranks.pull("peaks")[0]
@@ -494,8 +619,9 @@ assert after_bytes < 0.75 * before_bytes
 plots.memory_by_component(components)
 
 # %% [markdown]
-# The step needs less memory, but it computes the forward of the chosen blocks twice. Every rank has this extra work.
-# And every rank still holds the same parameters, gradients and optimizer state, which is where chapter 07 begins.
+# The step needs less memory, but it computes the forward of the chosen blocks twice. Every rank has this extra work,
+# and every rank still holds the same parameters, gradients and optimizer state. In chapter 07, the ranks begin to shard
+# them.
 
 # %%
 ranks.stop()

@@ -2,28 +2,32 @@
 # jupyter:
 #   course:
 #     module: memory_wall
-#     minutes: 25
+#     minutes: 35
 # ---
 
 # %% [markdown]
 # # 06 · The memory wall
 #
-# **25 minutes.** You will be able to
+# **35 minutes.** After this lesson, you will be able to:
 #
-# - say what a rank holds at each moment of a step, in bytes per parameter, and where each byte comes from,
+# - say what a rank holds at each moment of a training step, in bytes per parameter,
 # - train in mixed precision by hand, and say what it saves and what it does not,
-# - derive what a transformer block keeps for backward, and trade it for time by checkpointing,
-# - tell how large a model fits on a GPU, and why more GPUs do not help data parallelism.
+# - derive how many bytes a transformer block keeps for backward, and what fused attention changes,
+# - save activations by recomputing them, and say what that costs,
+# - tell which models fit on a GPU, and why more GPUs do not help data parallelism.
 #
-# You need chapter 02 (`ManualDDP`).
+# You need `ManualDDP` (chapter 02). Ψ is the number of parameters and N the number of ranks.
 
 # %% [markdown]
-# ## What is wasted
+# ## Where we are
 #
-# Chapter 05 ended with four ranks that hold four copies of everything. How much is everything?
+# Chapters 02 to 05 were about the *time* that data parallelism costs. This one is about *memory*: four ranks hold four
+# copies of everything. How many bytes is that? The next cells create a small GPT with AdamW on each rank. The module
+# `shared.memory` will count the bytes of every tensor exactly.
 
 # %% tags=["nbval-ignore-output"]
-from shared import formulas, plots, ranks, tables, widgets
+from shared import formulas, planner, plots, ranks, tables, widgets
+from shared.plots import diagrams
 from shared.plots import memory_plan as planner_plots
 
 ranks.start(world_size=4, detect_mismatch=False)
@@ -32,7 +36,7 @@ ranks.start(world_size=4, detect_mismatch=False)
 # %%ranks
 from torch import nn
 
-from shared import memory
+from shared import measure, memory
 from shared.data import CharTokens
 from shared.models import Block, GPTConfig, TinyGPT
 from solutions.manual_ddp import ManualDDP
@@ -46,8 +50,13 @@ parameters = sum(p.numel() for p in model.parameters())
 print(f"Ψ = {parameters:,} parameters, {4 * parameters / 1e6:.1f} MB")
 
 # %% [markdown]
-# **Predict.** The parameters take 4 bytes each. How many bytes *per parameter* does a rank hold when the first step
-# is over: parameters, gradients, and what AdamW remembers? And is it ever more than that?
+# ## What is wasted
+#
+# After a step, a rank holds three things: the parameters, their gradients, and the **optimizer state**, which is what
+# the optimizer remembers for each parameter. Together, they are called the **model state**.
+#
+# **Predict.** In fp32, each element takes 4 bytes. How many bytes *per parameter* does the model state take, with
+# AdamW? (4 would mean that only the parameters count.)
 
 # %%
 my_prediction = 0.0
@@ -63,63 +72,64 @@ def step(model, optimizer):
     optimizer.step()
 
 
+step(model, adamw)  # AdamW creates its state in the first step
 with memory.peak(model, adamw) as peak:
     step(model, adamw)
 
 # %% tags=["nbval-ignore-output"]
 peak, parameters = ranks.pull("peak")[0], ranks.pull("parameters")[0]
-held_after = {sample.phase: sample.held for sample in peak.samples}  # the last sample of each
-names = ["parameters", "gradients", "optimizer", "activations"]
-rows = []
-for phase, held in held_after.items():
-    by_component = held.by_component()
-    moment = "at the start" if phase == "start" else f"after {phase}"
-    rows.append([moment, *(f"{by_component[name] / parameters:.2f}" for name in names)])
-each = formulas.FP32_ADAM
-rows.append(["formula", *(f"{n:.2f}" for n in (each.parameter, each.gradient, each.optimizer)), ""])
-end = held_after["step"]
-assert end.parameters_bytes == end.gradients_bytes == 4 * parameters
-assert 0 <= end.optimizer_bytes - 8 * parameters < 1000
-stays = (end.parameters_bytes + end.gradients_bytes + end.optimizer_bytes) / parameters
-at_peak = peak.held.total_bytes / parameters
-print(f"predicted {my_prediction:g}, measured {stays:.2f} bytes per parameter")
-print(f"at the peak, in {peak.phase}: {at_peak:.1f}")
-tables.Table(["bytes / Ψ", *names], rows)
+end, at_peak = peak.samples[-1].held, peak.held.total_bytes / parameters
+state = (end.parameters_bytes, end.gradients_bytes, end.optimizer_bytes)
+each = [f"{nbytes / parameters:.2f}" for nbytes in state]
+print(f"predicted {my_prediction:g}, measured {' + '.join(each)} bytes per parameter")
+print(f"at the peak, in {peak.phase}: {at_peak:.1f} bytes per parameter")
+assert each == ["4.00", "4.00", "8.00"]
+assert at_peak > 20 and peak.phase in ("forward", "backward")
+
+# %% [markdown]
+# The model state takes 4 + 4 + 8 = 16 bytes per parameter. AdamW's 8 bytes are two averages, the momentum and the
+# variance.
+#
+# Yet at its peak the step needed more. The rest is **activations**: tensors that forward keeps because backward will
+# need them. The diagram is an example of one step. Look at which layers stay the same, and which grow and shrink:
+
+# %%
+diagrams.training_memory()
+
+# %% [markdown]
+# And this is the step that you have just measured:
 
 # %% tags=["nbval-ignore-output"]
 plots.memory_over_step(peak.samples)
 
 # %% [markdown]
-# Three things come and stay: 4 + 4 + 8 = 16 bytes per parameter. (AdamW has a momentum and a variance for each, and a
-# step counter of 4 bytes for each *tensor*.) One comes and goes: the **activations**, what forward
-# keeps because backward will need it. They make the peak, and depend on the batch; the rest does not.
+# First, `zero_grad()` frees the gradients of the previous step. Forward adds the activations of one layer after the
+# other, and backward frees them in reverse order while it creates new gradients. So the peak lies where forward ends
+# and backward begins. Activations depend on the number and length of the samples. The model state does not.
 #
-# And N appears nowhere. So N ranks hold N times as much, of which one process would need one part:
+# It does not depend on N either. One process would need the model state once, but N ranks hold it N times:
 
 # %%
-each_gb = (
-    formulas.model_state_bytes(7e9, ranks=1, stage=0, bytes_per_parameter=formulas.FP32_ADAM) / 1e9
-)
-for world_size in (4, 100):
-    wasted = formulas.redundant_copies(world_size)
-    in_all = f"{world_size} × {each_gb:.0f} = {world_size * each_gb:,.0f} GB"
-    print(f"7B parameters on {world_size} ranks: {in_all}, {wasted} copies of it wasted")
+each_gb = formulas.model_state_bytes(7e9, ranks=1, stage=0) / 1e9
+for n in (4, 100):
+    print(f"7B parameters on {n} ranks: {n} × {each_gb:.0f} = {n * each_gb:,.0f} GB", end=", ")
+    print(f"redundant copies: {formulas.redundant_copies(n)}")
 
 # %% [markdown]
-# Memory of data parallelism grows with the model, and not with the cluster: more ranks do not make room. This is the
-# wall. Before the ranks share anything out (chapter 07), what can one rank do alone? It can hold smaller numbers, and
-# fewer of them.
+# This is the memory wall: with data parallelism, more ranks do not make room for a larger model. From chapter 07 on,
+# the ranks will shard the model state. First, let's see what each rank can do alone: store elements in fewer bytes, and
+# keep fewer of them.
 
 # %% [markdown]
-# ## Smaller numbers
+# ## Fewer bytes per element
 #
-# bfloat16 takes 2 bytes. Make *everything* bfloat16, and 16 bytes become 8:
+# A bfloat16 takes 2 bytes instead of 4. If we store *everything* in bfloat16, 16 bytes per parameter should become 8:
 
 
 # %%
 # %%ranks
 def per_parameter(module, optimizer):
-    """→ bytes per parameter: of parameters, gradients, the optimizer's state"""
+    """Return the bytes per parameter of the parameters, the gradients and the optimizer state."""
     held = memory.held(module, optimizer)
     kinds = (held.parameters_bytes, held.gradients_bytes, held.optimizer_bytes)
     return [f"{kind / parameters:.0f}" for kind in kinds]
@@ -129,60 +139,70 @@ all_low = TinyGPT(config).to(device, torch.bfloat16)
 adamw_low = torch.optim.AdamW(all_low.parameters(), lr=1e-5)
 before = [p.detach().clone() for p in all_low.parameters()]
 step(all_low, adamw_low)
-print(" + ".join(per_parameter(all_low, adamw_low)))
+print(" + ".join(per_parameter(all_low, adamw_low)), "bytes per parameter")
 
 # %% [markdown]
-# But a bfloat16 has 8 significant bits: an update smaller than the 512th part of a weight is rounded away.
+# That works. But a bfloat16 has only 8 significant bits. If an update is smaller than about a 512th of the weight, the
+# rounded sum is the old weight.
 #
-# **Predict.** AdamW's first step moves each weight by the learning rate, here 1e−5. The weights began with a standard
-# deviation of 0.02. What share of them moved?
+# **Predict.** AdamW's first step changes each weight by about the learning rate, here 1e−5. The weights were drawn with
+# a standard deviation of 0.02. What share of them has changed? 1 means all.
 
 # %%
-my_prediction = 0.0
+my_share = 1.0
 
 # %%
 # %%ranks
-pairs = zip(all_low.parameters(), before, strict=True)
+pairs = list(zip(all_low.parameters(), before, strict=True))
 moved = sum(int((now != then).sum()) for now, then in pairs) / parameters
-limit = 512 * 1e-5
-sizes = torch.cat([each.flatten() for each in before]).float().abs()
-below = [(sizes < part).float().mean().item() for part in (limit / 2, limit)]
+sizes = torch.cat([then.flatten() for then in before]).float().abs()
+small = [(sizes < limit).float().mean().item() for limit in (256 * 1e-5, 512 * 1e-5)]
 
 # %% tags=["nbval-ignore-output"]
-moved, below = ranks.pull("moved")[0], ranks.pull("below")[0]
-print(f"predicted {my_prediction:.0%}, measured {moved:.0%}")
-print(f"weights below half of 0.005: {below[0]:.0%}, below 0.005: {below[1]:.0%}")
-assert below[0] < moved < below[1] < 0.5
+moved, small = ranks.pull("moved")[0], ranks.pull("small")[0]
+print(f"predicted {my_share:.0%}, measured {moved:.0%}")
+print(f"below 256 updates: {small[0]:.0%} of the weights; below 512 updates: {small[1]:.0%}")
+assert small[0] < moved < small[1] < 0.5
 
 # %% [markdown]
-# 1e−5 is the 512th part of 0.005. Above that no weight moves; below half of it nearly all do; between the two it
-# depends on the next power of 2. So the share that moves lies between those of the second line.
+# Most weights have not changed at all. Nearly every weight below 256 times the update moves, and none above 512 times.
+# (In between, it depends on the next power of 2.) The others will not move in any later step that is as small.
 #
-# The rest stands still, and will in every step that is no larger. So mixed precision *computes* in bfloat16 and
-# *remembers* in fp32 (Micikevicius et al. 2018, §3.1): each weight is the rounded copy of a **master**, and the
-# optimizer steps the master. By hand:
+# The remedy is to *compute* in bfloat16 and to *update* in fp32, which is called **mixed precision** (Micikevicius et
+# al. 2018, §3.1). Each parameter gets a **master weight**: an fp32 copy that the optimizer updates. The parameter
+# itself is the rounded master weight.
+
+# %% [markdown]
+# ## The short version
+#
+# A dozen lines are enough for a plain model:
+
 
 # %%
 # %%ranks
+class WithMasters:
+    """AdamW on fp32 master weights of low-precision parameters."""
+
+    def __init__(self, params, lr):
+        self.weights = list(params)
+        self.masters = [nn.Parameter(weight.detach().float()) for weight in self.weights]
+        self.adamw = torch.optim.AdamW(self.masters, lr=lr)
+
+    @torch.no_grad()
+    def step(self):
+        for weight, master in zip(self.weights, self.masters, strict=True):
+            master.grad = weight.grad.float()
+        self.adamw.step()
+        for weight, master in zip(self.weights, self.masters, strict=True):
+            weight.copy_(master)  # rounds
+
+
 low = TinyGPT(config).to(device, torch.bfloat16)
-weights = list(low.parameters())
-masters = [nn.Parameter(weight.detach().float()) for weight in weights]
-adamw_masters = torch.optim.AdamW(masters, lr=1e-5)
-
-
-def mixed_step():
-    low.zero_grad()
-    low(inputs, targets).backward()
-    for weight, master in zip(weights, masters, strict=True):
-        master.grad = weight.grad.float()
-    adamw_masters.step()
-    with torch.no_grad():
-        for weight, master in zip(weights, masters, strict=True):
-            weight.copy_(master)
-
+with_masters = WithMasters(low.parameters(), lr=1e-5)
 
 # %% [markdown]
-# **Predict.** bfloat16 weights and gradients, fp32 masters and AdamW on them: how many bytes per parameter?
+# **Predict.** The parameters and gradients are in bfloat16, the master weights and AdamW's state in fp32. The fp32
+# copies of the gradients are freed after the step. How many bytes per parameter is that?
 
 # %%
 my_prediction = 0.0
@@ -190,76 +210,102 @@ my_prediction = 0.0
 # %%
 # %%ranks
 state = {"fp32": per_parameter(model, adamw), "all bf16": per_parameter(all_low, adamw_low)}
-mixed_step()
-state["mixed, as above"] = per_parameter(low, adamw_masters)
-for master in masters:
+step(low, with_masters)
+state["mixed, as above"] = per_parameter(low, with_masters)
+for master in with_masters.masters:
     master.grad = None
-state["mixed, fp32 gradients freed"] = per_parameter(low, adamw_masters)
+state["mixed, fp32 gradients freed"] = per_parameter(low, with_masters)
 
 # %%
-state = ranks.pull("state")[0]
-kinds = [
-    formulas.FP32_ADAM,
-    formulas.BytesPerParameter(2, 2, 4),
-    formulas.MIXED_ADAM_FP32_GRADIENTS,
-    formulas.MIXED_ADAM,
-]
-rows = []
-for (name, held), kind in zip(state.items(), kinds, strict=True):
-    assert held == [str(kind.parameter), str(kind.gradient), str(kind.optimizer)], (name, held)
-    rows.append([name, *held, f"{kind.total}"])
-print(f"predicted {my_prediction:g}, measured {rows[3][-1]} or {rows[2][-1]} bytes per parameter")
-tables.Table(["", "parameters", "gradients", "optimizer", "in all"], rows)
+rows = [[name, *held, f"{sum(map(int, held))}"] for name, held in ranks.pull("state")[0].items()]
+print(f"predicted {my_prediction:g}, measured {rows[-1][-1]} bytes per parameter")
+assert [row[-1] for row in rows] == ["16", "8", "20", "16"]
+tables.Table(["bytes per parameter", "parameters", "gradients", "optimizer", "total"], rows)
 
 # %% [markdown]
-# 16 again. The state is *not* smaller than in fp32; only its parts are others (ZeRO paper, §3.1). 20 where the fp32
-# gradients of all weights are there at once, as above, or where micro-batches are added up in fp32.
+# It is 16 again: 2 + 2 + 12, where the 12 are master weight, momentum and variance (ZeRO paper, §3.1). Mixed precision
+# does *not* make the model state smaller than fp32 does. If gradients are also accumulated in fp32, it is 20. A widely
+# quoted rule says that training takes "20 times the model size". It means 20 *bytes per parameter*, which is 10 times a
+# model in bfloat16.
 #
-# From there comes a rule of thumb that circulates, "20 times the model size". It is 20 *bytes per parameter*: 10 times
-# a model in bfloat16, 5 times one in fp32.
-#
-# For the lab, where you write such an optimizer, look at one from inside. A group holds parameters and their settings;
-# `state` is a dict per parameter; `defaults` are the settings of a group that says nothing:
+# Is it worth the bytes? The next cell trains the digits MLP on four ranks in three ways, with a small learning rate.
+
+
+# %%
+# %%ranks
+from torch.nn.functional import cross_entropy
+
+from shared.data import digits
+from shared.models import MLP
+
+images, labels = (tensor.to(device) for tensor in digits())
+
+
+def train(dtype, optimizer_cls, steps=300):
+    """Train on 32 samples per rank. Returns each step's loss, averaged over the ranks."""
+    mlp = ManualDDP(MLP().to(device, dtype))
+    optimizer = optimizer_cls(mlp.parameters(), lr=1e-4)
+    losses = []
+    for seed in range(steps):
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+        batch = order[32 * rank : 32 * (rank + 1)].to(device)
+        mlp.zero_grad()
+        loss = cross_entropy(mlp(images[batch].to(dtype)).float(), labels[batch])
+        loss.backward()
+        mlp.finish_gradient_sync()
+        optimizer.step()
+        losses.append(loss.detach())
+    losses = torch.stack(losses)
+    dist.all_reduce(losses)
+    return (losses / world_size).tolist()
+
+
+curves = {
+    "fp32": train(torch.float32, torch.optim.AdamW),
+    "all bf16": train(torch.bfloat16, torch.optim.AdamW),
+    "mixed": train(torch.bfloat16, WithMasters),
+}
 
 # %% tags=["nbval-ignore-output"]
-# %%ranks
-print("group:", *adamw_masters.param_groups[0].keys())
-print("state:", *adamw_masters.state[masters[0]].keys())
-print("defaults:", *adamw_masters.defaults.keys())
+curves = ranks.pull("curves")[0]
+at_end = {name: sum(losses[-30:]) / 30 for name, losses in curves.items()}
+print("last 30 steps:", ", ".join(f"{name} {loss:.2f}" for name, loss in at_end.items()))
+lost = at_end["all bf16"] - at_end["fp32"]
+assert lost > 0.1 * at_end["fp32"] and abs(at_end["mixed"] - at_end["fp32"]) < 0.5 * lost
+plots.loss_curves(curves)
 
 # %% [markdown]
-# So what does mixed precision save? Time, since matrix units are faster in 16 bits; half of the bytes on the wire; and
-# half of what forward keeps.
+# Without master weights, the loss hardly falls, because most updates are rounded away. With them, it falls as in fp32.
+# So what does mixed precision save? It saves time, as matrix units are faster in 16 bits. With bfloat16 gradients, it
+# halves the bytes on the wire. And it halves what forward keeps.
 
 # %% [markdown]
 # ## What forward keeps
 #
-# Take one block of our GPT and ask of each operator: what must backward have? A linear layer needs its input (for the
-# weight's gradient), a norm and GELU too; fused attention needs query, key and value, and its output, which is the next
-# layer's input. An addition needs nothing. In units of *s·b·h* numbers, sequence × batch × hidden:
+# Take one block of our GPT. Which tensors does backward need? A linear layer needs its input, to compute the gradient
+# of its weight. A norm and GELU need their inputs, too. An addition needs nothing. We count in units of *s·b·h*
+# elements, for sequence length × batch × hidden width:
 #
-# | kept for | what | numbers / sbh |
+# | layers | tensors kept for backward | elements / sbh |
 # |---|---|---|
-# | `norm_1` | the block's input | 1 |
-# | `query_key_value` | its input | 1 |
-# | attention | query, key, value | 3 |
-# | `project` | its input | 1 |
-# | `norm_2` | its input | 1 |
-# | `up` | its input | 1 |
-# | GELU | its input, 4h wide | 4 |
-# | `down` | its input, 4h wide | 4 |
+# | two norms | their inputs, such as the block's input | 2 |
+# | `query_key_value`, `project`, `up` | their inputs | 3 |
+# | attention | query, key and value | 3 |
+# | GELU | its input, which has width 4h | 4 |
+# | `down` | its input, which has width 4h | 4 |
 #
-# 16 numbers, so 64 bytes in fp32, and 32 in bfloat16. Measured:
+# These are 16 sbh elements: 64 sbh bytes in fp32, and 32 sbh in bfloat16. Is that what a block holds after its forward?
 
 
 # %%
 # %%ranks
 def kept_bytes(block, dtype, sequence=64, batch=8):
-    """Run a block forward. → bytes that are then held for backward"""
+    """Run a block's forward. Returns the bytes that are then held for backward."""
     block = block.to(device, dtype)
     x = torch.randn(batch, sequence, config.width, device=device, dtype=dtype)
     with memory.peak(block) as peak:
-        _result = block(x.requires_grad_())  # it counts, as the next block's input; x does not
+        # The output counts in place of the input x, because the next block keeps it as its input.
+        _result = block(x.requires_grad_())
     return peak.samples[-1].held.activations_bytes
 
 
@@ -268,34 +314,32 @@ kept = {name: kept_bytes(Block(config), dtype) for name, dtype in dtypes.items()
 
 # %% tags=["nbval-ignore-output"]
 tokens, width, heads = 64 * 8, 128, 4
-for name, kept_bytes in ranks.pull("kept")[0].items():
-    bytes_each = {"fp32": 4, "bf16": 2}[name]
-    measured, derived = kept_bytes / (tokens * width), 16 * bytes_each
-    rest_bytes = (kept_bytes - derived * tokens * width) / tokens
-    print(f"{name}: derived {derived}, measured {measured:.2f}: {rest_bytes:.0f} B per token more")
+for name, bytes_each in {"fp32": 4, "bf16": 2}.items():
+    measured, derived = ranks.pull("kept")[0][name] / (tokens * width), 16 * bytes_each
+    print(f"{name}: derived {derived}, measured {measured:.2f} bytes per sbh element")
     assert 1 <= measured / derived < 1.1
 
 # %% [markdown]
-# The rest is small numbers: each norm keeps a mean and a 1/σ per token, and fused attention one number per token and
-# head. (That holds for the CPU. On a GPU another kernel may keep more.)
+# The small rest is a few elements per token, such as each norm's mean and standard deviation.
 #
-# The literature has a famous formula for this, in 16 bits (Korthikanti et al. 2022, arXiv 2205.05198, §4):
+# The literature has a well-known formula for 16-bit activations of a layer (Korthikanti et al. 2022, §4), where *a* is
+# the number of attention heads:
 #
 # $$sbh\,(34 + 5\,as/h)$$
 #
-# 34 is our 32, and two masks of dropout with 1 byte each. And 5as/h: their attention is not fused. With *a* heads it
-# writes down *a·s·s* weights: the softmax's output (2 bytes), a mask (1), what dropout leaves (2). Build a block as
-# they count:
+# 34 are our 32, and two dropout masks of 1 byte per element. The second term comes from *materialized* attention, which
+# stores an s × s matrix of scores per head: the output of softmax (2 bytes), a dropout mask (1) and the result of
+# dropout (2). The next cell builds a block as the formula counts it:
 
 
 # %%
 # %%ranks
 def dropout(x):
-    return torch.native_dropout(x, 0.1, True)[0]  # F.dropout's mask has 2 bytes on the CPU, 1 here
+    return torch.native_dropout(x, 0.1, True)[0]  # its mask has 1 byte per element
 
 
 class AsCounted(Block):
-    """Attention writes its weights down; dropout on them and on both results."""
+    """A block with materialized attention, and with dropout on its scores and on both results."""
 
     def attend(self, x):
         (batch, tokens, width), heads = x.shape, self.attention.heads
@@ -310,53 +354,47 @@ class AsCounted(Block):
         return x + dropout(self.down(nn.functional.gelu(self.up(self.norm_2(x)))))
 
 
-# %% [markdown]
-# Per token, one of the terms grows with *s*. Measure both blocks, in bfloat16, at several lengths:
-
-# %%
-# %%ranks
 block = AsCounted(config)
 block.register_buffer("causal", torch.full((512, 512), float("-inf")).triu(1))
 lengths = (64, 128, 256, 512)
 kept = {
-    "attention written down": {s: kept_bytes(block, torch.bfloat16, s, 1) / s for s in lengths},
-    "fused attention": {s: kept_bytes(Block(config), torch.bfloat16, s, 1) / s for s in lengths},
+    "materialized": {s: kept_bytes(block, torch.bfloat16, s, 1) / s for s in lengths},
+    "fused": {s: kept_bytes(Block(config), torch.bfloat16, s, 1) / s for s in lengths},
 }
-
-# %% tags=["nbval-ignore-output"]
-kept, lengths = ranks.pull("kept")[0], range(1, 513)
-written, fused = kept
-formula = {
-    written: {s: formulas.activation_bytes(s, 1, width, heads) / s for s in lengths},
-    fused: {s: 32 * width for s in lengths},
-}
-for name, of_lengths in kept.items():
-    ratios = [each / formula[name][s] for s, each in of_lengths.items()]
-    print(f"{name}: measured / formula {min(ratios):.3f} to {max(ratios):.3f}")
-    assert all(1 <= ratio < 1.1 for ratio in ratios)
-planner_plots.activation_growth(formula, kept)
 
 # %% [markdown]
-# The formula holds; what it leaves out is 8 bytes per token, the norms' means again. At a width of 128 attention's
-# weights are most of it by 512 tokens. Fused kernels (FlashAttention) compute them anew in backward, tile by tile, and
-# the term is gone.
+# Our own block uses **fused attention**, as in FlashAttention: one kernel that never stores the scores. In backward, it
+# recomputes them piece by piece. Look at how the bytes *per token* grow with the sequence in the two blocks:
+
+# %% tags=["nbval-ignore-output"]
+kept = ranks.pull("kept")[0]
+of_formula = {
+    "materialized": lambda s: formulas.activation_bytes(s, 1, width, heads) / s,
+    "fused": lambda s: 32 * width,  # this block has no dropout
+}
+for name, of_lengths in kept.items():
+    ratios = [per_token / of_formula[name](s) for s, per_token in of_lengths.items()]
+    print(f"{name}: measured / formula from {min(ratios):.3f} to {max(ratios):.3f}")
+    assert all(1 <= ratio < 1.1 for ratio in ratios)
+curves = {name: {s: formula(s) for s in range(1, 513)} for name, formula in of_formula.items()}
+planner_plots.activation_growth(curves, kept)
+
+# %% [markdown]
+# With materialized attention, the bytes per token grow with s, so those of a whole sequence grow with s². With fused
+# attention, the bytes per token stay constant.
 #
-# No sharding of *states* touches any of this: activations belong to the samples that a rank computes. If one sequence
-# does not fit, these help. For one layer of GPT-3:
+# Sharding the *model state* does not help with activations, because they belong to the samples of a rank. If a single
+# sequence is too large, other techniques are needed. Here is one layer of GPT-3 with a sequence of 2,048 tokens:
 
 # %%
 gpt_3 = {"sequence": 2048, "batch": 1, "hidden": 12288, "heads": 96}
+fused, split = {"attention": "fused"}, {"tensor_ranks": 8}
 ways = {
-    "none of these": {},
-    "fused attention": {"checkpointing": "selective"},  # computed anew in backward, as it is there
-    "tensor parallelism, 8 ranks": {"tensor_ranks": 8},
-    "+ sequence parallelism": {"tensor_ranks": 8, "sequence_parallel": True},
-    "+ fused attention": {
-        "tensor_ranks": 8,
-        "sequence_parallel": True,
-        "checkpointing": "selective",
-    },
-    "checkpointing": {"checkpointing": "full"},
+    "materialized attention": {},
+    "fused attention": fused,
+    "and tensor parallelism, 8 ranks": fused | split,
+    "and sequence parallelism": fused | split | {"sequence_parallel": True},
+    "only checkpointing": {"checkpointing": "full"},
 }
 rows = []
 for name, options in ways.items():
@@ -365,16 +403,14 @@ for name, options in ways.items():
 tables.Table(["", "bytes / sbh", "GB per layer"], rows)
 
 # %% [markdown]
-# (Tensor parallelism splits each layer over the ranks, chapter 13; sequence parallelism splits the tokens between those
-# layers, and context parallelism in attention too.) A mixture of experts, which is often named in this place, does not
-# help: it multiplies the MLP's *parameters*, and a token still passes through one expert or two. It keeps as much for
-# backward as before, or more.
+# Chapter 13 introduces tensor and sequence parallelism. (A mixture of experts does not help here: it has more
+# *parameters*, and each token still passes through as many layers.)
 
 # %% [markdown]
-# ## Compute it again
+# ## Recomputing activations
 #
-# The last row needs no second rank. A **checkpointed** block keeps its input only, and runs its forward once more when
-# backward comes (Chen et al. 2016, arXiv 1604.06174). torch has it:
+# The last row needs no other rank. With **activation checkpointing**, a block keeps only its input, and backward runs
+# the block's forward again to recompute the rest (Chen et al. 2016). In torch, this is `checkpoint`:
 
 
 # %%
@@ -384,155 +420,147 @@ from functools import partial
 from torch.utils.checkpoint import checkpoint
 
 plain, saving = TinyGPT(config).to(device), TinyGPT(config).to(device)
-for block in saving.blocks:  # in place: its class and its parameters stay as they are
+for block in saving.blocks:
     block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 # %% [markdown]
-# **Predict.** Eight blocks, all checkpointed; of 16 parts each keeps one. But while a block is recomputed, all of its
-# parts are there. What share of the blocks' activations is left at the peak?
+# **Predict.** There are eight blocks. If all are checkpointed, each keeps 1 of its 16 parts. But while one block is
+# recomputed, all of its parts are in memory. What share of the blocks' activations is left at the peak? 1 means that
+# nothing is saved.
 
 # %%
-my_prediction = 0.0
+my_share = 1.0
 
 
 # %%
 # %%ranks
-def followed_step(model):
+def follow(model):
     model.zero_grad()
     with memory.peak(model) as peak:
         model(inputs, targets).backward()
     return peak
 
 
-peaks = {"plain": followed_step(plain), "checkpointed": followed_step(saving)}
+peaks = {"plain": follow(plain), "checkpointed": follow(saving)}
 pairs = zip(plain.parameters(), saving.parameters(), strict=True)
-print("same gradients:", all(torch.allclose(a.grad, b.grad, atol=1e-6) for a, b in pairs))
+assert all(torch.allclose(a.grad, b.grad, atol=1e-6) for a, b in pairs)
 
 # %% tags=["nbval-ignore-output"]
 peaks = ranks.pull("peaks")[0]
-most = {
-    name: max(sample.held.activations_bytes for sample in peak.samples)
-    for name, peak in peaks.items()
-}
+most = {name: max(s.held.activations_bytes for s in peak.samples) for name, peak in peaks.items()}
 left, derived = most["checkpointed"] / most["plain"], (8 * 1 + 15) / (8 * 16)
-print(f"left: predicted {my_prediction:.0%}, derived {derived:.0%}, measured {left:.0%}")
+print(f"left: predicted {my_share:.0%}, derived {derived:.0%}, measured {left:.0%}")
 assert left < 0.35
 plots.memory_over_step(peaks["checkpointed"].samples)
 
 # %% [markdown]
-# (Measured are all activations, those of the output layer and the loss too.) A tooth for each block: recomputed, used,
-# gone. What remains between the teeth are the inputs. Without checkpoints they rose to the peak of the first figure.
+# Look at the teeth in backward: each block is recomputed, used and freed before the next one begins. (The peak
+# of the plain model includes the output layer and the loss, so the measured share is a bit smaller than the derived
+# one.)
 #
-# **Predict.** If backward takes twice as long as forward: how much longer do the two take with all blocks
-# checkpointed, in per cent?
+# **Predict.** Assume that backward takes twice as long as forward. How much longer do forward and backward take
+# together if all blocks are checkpointed? 0.5 means half as long again.
 
 # %%
-my_prediction_percent = 0.0
+my_extra = 0.0
 
 # %%
 # %%ranks
-import time
-
-
-def now_s():
-    if device.type != "cuda":
-        return time.process_time()  # this process's own: others want the same cores
-    torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def took_s(model):
-    """→ seconds of forward, and of forward and backward"""
-    began_s = now_s()
-    loss = model(inputs, targets)
-    forward_s = now_s() - began_s
-    loss.backward()
-    return forward_s, now_s() - began_s
-
-
-rounds = [[*took_s(plain), *took_s(saving)] for _ in range(8)][1:]
+both = {"plain": plain, "checkpointed": saving}
+steps = {name: measure.training_step(gpt, inputs, targets) for name, gpt in both.items()}
+times = measure.jobs(steps, rounds=10)
 
 # %% tags=["nbval-ignore-output"]
-of_ranks = [map(min, zip(*of_rank, strict=True)) for of_rank in ranks.pull("rounds")]
-forward_s, plain_s, _, saving_s = (min(times) for times in zip(*of_ranks, strict=True))
-longer = saving_s / plain_s - 1
-print(f"predicted {my_prediction_percent:.0f}%, measured {longer:.0%}")
-print(f"forward is {forward_s / plain_s:.0%} of the step without checkpoints")
-assert 0.05 < longer < 0.8
+parts_ms = ranks.pull("times")[0].parts_ms()
+extra = sum(parts_ms["checkpointed"].values()) / sum(parts_ms["plain"].values()) - 1
+print(f"predicted {my_extra:.0%}, measured {extra:.0%} longer")
+assert extra > 0.05 and parts_ms["checkpointed"]["backward"] > 1.1 * parts_ms["plain"]["backward"]
+rows = [(phase, name) for phase in ("forward", "backward") for name in parts_ms]
+plots.bars({f"{phase}, {name}": parts_ms[name][phase] for phase, name in rows}, "ms (median of 10)")
 
 # %% [markdown]
-# The forward of the blocks is paid twice: a third more, where backward takes twice as long as forward, and about the
-# second line's share here. It scatters on the CPU, where memory given back to the system must be fetched again; and
-# torch stops when it has all that backward needs, so a block's last linear layer is not computed again.
+# Forward takes about as long as before. Backward takes longer, by about one forward of the blocks. If backward used to
+# take twice as long as forward, that is a third of the step, and more if it took less.
 #
-# A good exchange, and torch makes it where you say: each block, every second, or the attention only
-# ("selective"). In the lab you write `checkpoint` yourself, and place a few where they help most.
+# You need not recompute everything. **Selective checkpointing** recomputes only what is large and cheap to compute,
+# such as materialized scores. In the lab, you write checkpointing yourself, and choose the blocks.
 
 # %% [markdown]
 # ## How large a model fits?
 #
-# Now the other way round: a GPU of M bytes, and 16 bytes per parameter.
+# We start with the model state alone, in mixed precision with 16 bytes per parameter. In chapters 07 to 09, the ranks
+# will shard the optimizer state (ZeRO-1), then also the gradients (ZeRO-2), then also the parameters (ZeRO-3). You can
+# already test some widely quoted claims about them.
 #
-# **Predict.** A thousand GPUs of 80 GB, plain
-# data parallelism, no activations at all. How many billion parameters?
+# **Predict.** Does the model state fit into 80 GB per GPU? Write y or n for each case:
+#
+# - **A**: 8B parameters, with plain data parallelism on a thousand GPUs.
+# - **B**: 70B, with ZeRO-2 on as many GPUs as you like.
+# - **C**: 70B, with ZeRO-2 on 8 GPUs and without master weights, at 12 bytes per parameter.
+# - **D**: 70B, with ZeRO-3 on one host of 8 GPUs.
+# - **E**: 70B, on 32 GPUs: each layer is split over 8 of them (tensor parallelism), and the four groups of 8 use plain
+#   data parallelism.
+# - **F**: as E, but with ZeRO-1 over the four groups.
+# - **G**: 70B, with ZeRO-3 over 32 GPUs.
 
 # %%
-my_prediction_billions = 0.0
+my_answers = "???????"
+
 
 # %%
-forever = 10**9  # ranks: as good as infinitely many
+def state_gb(billions, ranks, stage, each=formulas.MIXED_ADAM):
+    return formulas.model_state_bytes(1e9 * billions, ranks, stage, each) / 1e9
+
+
+any_number = 10**9  # of ranks: as good as infinitely many
+cases_gb = {
+    "A: 8B, data parallelism": state_gb(8, 1000, stage=0),
+    "B: 70B, ZeRO-2, N → ∞": state_gb(70, any_number, stage=2),
+    "C: 70B, ZeRO-2, 8 GPUs, 12 bytes": state_gb(70, 8, 2, formulas.MIXED_ADAM_NO_MASTER),
+    "D: 70B, ZeRO-3, 8 GPUs": state_gb(70, 8, stage=3),
+    "E: an eighth of 70B, data parallelism": state_gb(70 / 8, 4, stage=0),
+    "F: an eighth of 70B, ZeRO-1, 4 groups": state_gb(70 / 8, 4, stage=1),
+    "G: 70B, ZeRO-3, 32 GPUs": state_gb(70, 32, stage=3),
+}
+rows = [[name, f"{gb:.4g}", "y" if gb <= 80 else "n"] for name, gb in cases_gb.items()]
+answers = "".join(row[-1] for row in rows)
+right = sum(mine == answer for mine, answer in zip(my_answers, answers, strict=False))
+print(f"you wrote {my_answers}, computed {answers}: {right} of {len(answers)} are right")
+assert answers == "nnnnnyy"
+tables.Table(["", "GB per GPU", "fits"], rows)
+
+# %% [markdown]
+# - **A**: a thousand GPUs hold no larger model than one. (It is commonly claimed that data parallelism works up to
+#   about 8B parameters. That takes GPUs of 141 GB.)
+# - **B**: with ZeRO-2, each rank still holds 2 bytes per parameter for *all* parameters.
+# - **C** is often quoted with 210 GB, which is 140 + 560/8. That forgets the rank's shard of the gradients.
+# - **D**: eight GPUs have 640 GB, but the state takes 16 · 70 = 1,120 GB.
+# - **E** is widely quoted as a setup that trains. It does not, unless the groups also shard, as in F. (F and G still
+#   need room for activations.)
+#
+# So this is how many parameters fit at most:
+
+# %%
 rows = []
 for gpu_gb in planner_plots.GPUS_GB:
-    largest = [
-        gpu_gb * 1e9 / formulas.model_state_bytes(1, ranks=forever, stage=stage)
-        for stage in (0, 1, 2)
-    ]
-    assert largest[0] == formulas.largest_model_parameters(gpu_gb * 1e9)
-    rows.append([f"{gpu_gb} GB", *(f"{each / 1e9:.1f}B" for each in largest)])
-print(f"predicted {my_prediction_billions:g}B, by formula {rows[1][1]}")
+    largest = [gpu_gb / state_gb(1, any_number, stage) for stage in (0, 1, 2)]
+    rows.append([f"{gpu_gb} GB", *(f"{billions:.1f}B" for billions in largest)])
 tables.Table(["GPU", "data parallelism, any N", "ZeRO-1, N → ∞", "ZeRO-2, N → ∞"], rows)
 
 # %% [markdown]
-# M/16, however many GPUs. You may read that data parallelism works up to about 8B: that is the largest GPU of the
-# table, with nothing in it but state. The other columns look ahead: chapters 07 to 09 share out the optimizer's state
-# (ZeRO-1), the gradients too (2), the parameters too (3). As long as each rank keeps 2 bytes per parameter whole, 80 GB
-# end at 40B. You may read of 70B under ZeRO-2: that takes the largest GPU. Examples that are told, per rank:
+# Another claim is that ZeRO-1 divides the model state by 4, and ZeRO-2 by 8. These are limits for many ranks:
 
 # %%
-told = {
-    "7.5B on 64, 16 B": (7.5e9, 64, formulas.MIXED_ADAM),
-    "7.5B on 64, shared by 8": (7.5e9, 8, formulas.MIXED_ADAM),
-    "70B on 8, 16 B": (70e9, 8, formulas.MIXED_ADAM),
-    "70B on 8, 12 B": (70e9, 8, formulas.MIXED_ADAM_NO_MASTER),
-    "70B on 32: an 8th on 4": (70e9 / 8, 4, formulas.MIXED_ADAM),
-}
-rows = []
-for name, (size, world_size, each) in told.items():
-    sizes = [formulas.model_state_bytes(size, world_size, stage, each) / 1e9 for stage in range(4)]
-    rows.append([name, *(f"{gigabytes:.4g} GB" for gigabytes in sizes)])
-nothing_twice = formulas.largest_model_parameters(32 * 80e9)
-print(f"32 GPUs of 80 GB, with nothing held twice: {nothing_twice / 1e9:.0f}B parameters")
-note = "16 B, unless it says 12: without fp32 masters."
-tables.Table(["", "data parallelism", "ZeRO-1", "ZeRO-2", "ZeRO-3"], rows, note)
+for stage in (1, 2):
+    factors = [f"{formulas.memory_saving(n, stage):.1f}" for n in (8, 64)]
+    print(f"{planner.STAGES[stage]} divides it by {factors[0]} on 8 ranks, by {factors[1]} on 64")
 
 # %% [markdown]
-# - The first is the ZeRO paper's figure 1. In the second only the 8 ranks of a host share, and each host has a copy:
-#   hybrid sharding, which spares the wire between hosts (lab 11). N counts those who share.
-# - 70B at 12 bytes is often told with 210 GB for ZeRO-2, 140 + 560/8: that forgets the rank's share of the gradients,
-#   17.5 GB. On 8 GPUs of 80 GB no stage fits.
-# - On 32, it is told, it does, with each layer split over 8 GPUs (tensor parallelism, chapter 13) and 4 such groups in
-#   data parallelism. With plain data parallelism it does not; with any stage of ZeRO it does, before activations.
-#   ("Fits one node", in short: 16 · 70 = 1,120 GB of state, and a node of 8 has 640.)
-# - "GPT-4 scale on 32 GPUs" is told as well. What fits there is the line above the table, without activations; and
-#   how large GPT-4 is has not been published (its report, arXiv 2303.08774, §2).
+# Finally, the planner adds up activations and model state, for models with published shapes. In its figure, *gathered*
+# are the parameters of the layers that ZeRO-3 holds in full for a moment. (In JupyterLab, you can make other choices.)
 #
-# And the "4 times" and "8 times" that ZeRO-1 and 2 are said to save are limits for N → ∞: divide along the rows.
-#
-# Last, activations and states together, for models with published shapes. Gathered, in the figure, are the layer that
-# computes and the next one, which a rank of ZeRO-3 holds whole for a moment. (In JupyterLab you can choose another
-# model, N, precision, micro-batch and checkpointing.)
-#
-# **Predict.** From which stage on does Llama-2 7B train on eight GPUs of 24 GB?
+# **Predict.** You train Llama-2 7B on eight GPUs of 24 GB, with sequences of 4,096 tokens and all layers checkpointed.
+# Which is the first strategy that fits: "DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3" or "none"?
 
 # %%
 my_prediction = "ZeRO-?"
@@ -542,103 +570,148 @@ print(f"predicted {my_prediction}")
 widgets.memory_planner("Llama-2 7B", ranks=8)
 
 # %% [markdown]
-# With ZeRO-3 only. The planner counts what `shared/planner` says, and no more: no temporaries of kernels, no fragments,
-# no buckets. Keep a tenth of the GPU's memory for those.
+# Only ZeRO-3 stays below 24 GB. Leave a tenth of a GPU's memory free, because the planner does not count temporary
+# tensors in kernels, communication buffers and fragmentation. (It counts a layer of GPT, so for Llama it is an
+# estimate.)
 #
-# One caution. "Memory bound, so use ZeRO" mixes up two things. A kernel is *memory-bound* when it waits for memory's
-# *bandwidth*; sharding changes nothing there. What ZeRO gives is *capacity*. A step's time is computing plus exposed
-# communication, and ZeRO adds to the second, if to any:
+# That figure assumes fused attention, and that all layers are checkpointed. How large are the activations without
+# checkpointing?
+
+# %%
+from shared.planner.shapes import SHAPES
+
+for attention in planner.ATTENTION:
+    plan = planner.plan(SHAPES["Llama-2 7B"], ranks=8, stage=3, attention=attention)
+    print(f"{attention} attention: {plan.activations / 1e9:.0f} GB of activations")
+
+# %% [markdown]
+# Both are more than ZeRO-3 leaves free on these GPUs. With materialized attention, one sequence would not even fit on a
+# GPU of 80 GB.
 #
-# | what is short | how it shows | what helps |
+# One caution: "memory-bound, so use ZeRO" mixes up two things. A kernel is **memory-bound** if it waits for the
+# *bandwidth* of the GPU's memory, and sharding does not change that. ZeRO helps if you lack *capacity*:
+#
+# | you lack | symptom | what helps |
 # |---|---|---|
 # | capacity | out of memory | checkpointing, smaller micro-batches, ZeRO |
-# | memory bandwidth | small operators take long | fusing them: compilation, FlashAttention |
-# | network | exposed communication | overlap, larger batches, less to send (chapters 04, 19) |
-# | computing | none of these | more ranks, 16 bits |
+# | memory bandwidth | small operators take long | fused kernels: `torch.compile`, FlashAttention |
+# | network bandwidth | exposed communication | overlap, larger batches, sending less (chapters 04 and 19) |
+# | computing power | none of these | more ranks, 16-bit formats |
 
 # %% [markdown]
 # ## The production version
 #
-# Nobody copies masters by hand. `torch.autocast` keeps fp32 parameters, which are their own masters, and casts them
-# where an operator gains by it:
+# In practice, nobody copies master weights by hand. Under **autocast**, parameters stay in fp32, so they are their own
+# master weights. torch casts them to 16 bits for each operator that gains from it:
 
 
 # %%
 # %%ranks
-def autocast_step(model, optimizer):
-    model.zero_grad()
-    with torch.autocast(device.type, torch.bfloat16):
-        loss = model(inputs, targets)
-    loss.backward()
-    optimizer.step()
-
-
-def followed(how, model, optimizer):
-    how(model, optimizer)
-    with memory.peak(model, optimizer) as peak:
-        how(model, optimizer)
-    most_bytes = max(sample.held.activations_bytes for sample in peak.samples)
-    return per_parameter(model, optimizer), most_bytes
-
-
 automatic = TinyGPT(config).to(device)
-results = {
-    "fp32": followed(step, plain, torch.optim.AdamW(plain.parameters())),
-    "autocast": followed(autocast_step, automatic, torch.optim.AdamW(automatic.parameters())),
-    "mixed by hand": followed(lambda *_: mixed_step(), low, adamw_masters),
-}
-
-# %% tags=["nbval-ignore-output"]
-results = ranks.pull("results")[0]
-rows = []
-for name, (held, most_bytes) in results.items():
-    relative = most_bytes / results["fp32"][1]
-    rows.append([name, " + ".join(held), f"{relative:.0%}"])
-    assert name == "fp32" or relative < 0.95
-tables.Table(["", "state per parameter, bytes", "activations at the peak"], rows)
+adamw_automatic = torch.optim.AdamW(automatic.parameters())
+with memory.peak(automatic, adamw_automatic) as peaks["autocast"]:
+    with torch.autocast(device.type, torch.bfloat16):
+        loss = automatic(inputs, targets)
+    loss.backward()
+    adamw_automatic.step()
+peaks["mixed by hand"] = follow(low)
+print(" + ".join(per_parameter(automatic, adamw_automatic)), "bytes per parameter with autocast")
 
 # %% [markdown]
-# 16 bytes of state once more. autocast's activations lie between, because it leaves norms, sums and the loss in fp32,
-# and keeps a bfloat16 copy of each weight for the step. With float16 instead, `torch.amp.GradScaler` must multiply the
-# loss, or small gradients become zero; bfloat16 has fp32's range and needs none. For checkpoints the production version
-# is what you used: `torch.utils.checkpoint`, with `use_reentrant=False`.
+# Here are the most activations that each way to train the GPT holds:
+
+# %% tags=["nbval-ignore-output"]
+peaks = ranks.pull("peaks")[0]
+most = {name: max(s.held.activations_bytes for s in peak.samples) for name, peak in peaks.items()}
+assert most["mixed by hand"] < most["autocast"] < 0.95 * most["plain"]
+plots.bars({name: nbytes / 1e6 for name, nbytes in most.items()}, "MB of activations at the peak")
+
+# %% [markdown]
+# - **autocast** saves less than our version: norms and the loss stay in fp32, and it keeps a bfloat16 copy of each
+#   weight during the step. Its gradients are in fp32, so it saves nothing on the wire.
+# - **float16** has a smaller range than bfloat16, so small gradients would become zero. `torch.amp.GradScaler`
+#   multiplies the loss by a large factor before backward, and divides the gradients by it afterwards.
+# - **FSDP2** shards fp32 parameters, which are the master weights, and computes in 16 bits (chapter 11).
+# - **Selective checkpointing** takes a policy (`create_selective_checkpoint_contexts`).
 #
-# Where ours differs: `mixed_step` has all gradients in fp32 at once, and nobody can schedule its learning rate. In the
-# lab, `MasterWeights` is a real `torch.optim.Optimizer`, and holds one of them at a time.
+# Our `WithMasters` holds all fp32 gradients at once, and no scheduler can change its learning rate. In the lab, you
+# write an optimizer without these two limits.
+
+# %% [markdown]
+# ## On a cluster
+#
+# | question | here | with GPUs |
+# |---|---|---|
+# | What does a rank hold at its peak? | `memory.peak` | `torch.cuda.max_memory_allocated()` |
+# | Which tensor makes the peak? | `plots.memory_over_step` | a memory snapshot, see below |
+# | What else takes memory? | nothing that we count | the CUDA context, NCCL's buffers, fragmentation |
+# | Which 16-bit format? | bfloat16 | bfloat16 since the A100, before that float16 |
+# | What if one rank runs out of memory? | – | it raises `torch.OutOfMemoryError`, the others hang |
+#
+# A **memory snapshot** records each allocation on a GPU with the line of code that made it. Record it on one rank, and
+# drag the file onto [pytorch.org/memory_viz](https://pytorch.org/memory_viz):
+# ```python
+# torch.cuda.memory._record_memory_history()
+# train_step()
+# torch.cuda.memory._dump_snapshot("rank0.pickle")
+# ```
+# It lacks memory that is allocated outside of torch, such as NCCL's buffers (PyTorch documentation, *Understanding CUDA
+# Memory Usage*).
 
 # %% [markdown]
 # ## Recap
 #
-# Ψ parameters, N ranks; w bytes per number that is computed; sent by a ring.
-#
-# | | state per rank | activations per block | sent per rank and step | overlap |
+# | | model state per rank | activations per block | sent per rank and step | overlap |
 # |---|---|---|---|---|
-# | fp32 | 4 + 4 + 8 = 16Ψ | 64sbh | 2(N−1)/N · 4Ψ | as in chapter 04 |
-# | mixed | 2 + 2 + 12 = 16Ψ | 32sbh | 2(N−1)/N · 2Ψ | the same |
-# | mixed, fp32 gradients | 2 + 6 + 12 = 20Ψ | 32sbh | 2(N−1)/N · 2Ψ, or 4Ψ | the same |
-# | with checkpoints | unchanged | w · sbh | unchanged | backward is longer: more is hidden |
+# | fp32 | 4 + 4 + 8 = 16Ψ bytes | 64 sbh | 2(N−1)/N · 4Ψ | as in chapter 04 |
+# | mixed precision by hand | 2 + 2 + 12 = 16Ψ, or 20Ψ with fp32 gradients | 32 sbh | 2(N−1)/N · 2Ψ | the same |
+# | autocast | 4 + 4 + 8 = 16Ψ | between the two | 2(N−1)/N · 4Ψ | the same |
+# | with checkpointing | unchanged | 4 or 2 sbh | unchanged | backward takes longer, and hides more |
+#
+# **Terms**
+#
+# - **model state**: the parameters, their gradients and the optimizer state.
+# - **optimizer state**: what an optimizer remembers for each parameter, such as Adam's momentum and variance.
+# - **activations**: the tensors that forward keeps because backward needs them.
+# - **mixed precision**: computing in a 16-bit format, and updating the parameters in fp32.
+# - **master weight**: the fp32 copy of a 16-bit parameter, which the optimizer updates.
+# - **fused attention**: attention in one kernel that never stores the scores and recomputes them in backward.
+# - **activation checkpointing**: keeping only the input of a block, and recomputing its other activations in backward.
+# - **selective checkpointing**: recomputing only activations that are large and cheap to compute.
+# - **memory-bound**: a kernel is memory-bound if it waits for the bandwidth of the GPU's memory.
+# - **autocast**: a context in which torch casts fp32 tensors to 16 bits for operators that gain from it.
+# - **memory snapshot**: a recording of all allocations of torch on a GPU, with the lines of code that made them.
+
+# %% [markdown]
+# ## Further reading
+#
+# - Rajbhandari et al., *ZeRO*, 2020, §3 (arXiv 1910.02054): where the memory goes, byte by byte.
+# - Micikevicius et al., *Mixed precision training*, 2018, §3 (arXiv 1710.03740): master weights and loss scaling.
+# - Korthikanti et al., *Reducing activation recomputation in large transformer models*, 2022, §4 (arXiv 2205.05198):
+#   the formula for activations, tensor by tensor.
+# - Dao et al., *FlashAttention*, 2022, §3.1 (arXiv 2205.14135): how a kernel avoids storing the scores.
+# - Chen et al., *Training deep nets with sublinear memory cost*, 2016 (arXiv 1604.06174): how to place checkpoints.
 
 # %% [markdown]
 # ## What is still wasted
 #
-# One rank alone can do no more. But look at four. They have trained a step together, and each has AdamW's memory of it:
+# One rank alone can do no more. Let's look at all four. Is AdamW's state on each rank the same as on rank 0?
 
 # %%
 # %%ranks
-states = [[state["exp_avg"], state["exp_avg_sq"]] for state in adamw.state.values()]
-mine = torch.cat([each.flatten() for pair in states for each in pair])
+averages = [state[name] for state in adamw.state.values() for name in ("exp_avg", "exp_avg_sq")]
+mine = torch.cat([average.flatten() for average in averages])
 of_rank_0 = mine.clone()
 dist.broadcast(of_rank_0, src=0)
-same = torch.equal(mine, of_rank_0)
-print(f"{mine.nbytes / parameters:.0f} bytes per parameter, as on rank 0: {same}")
+assert torch.equal(mine, of_rank_0)
+print(f"{mine.nbytes / parameters:.0f} bytes per parameter, the same as on rank 0")
 
 # %% [markdown]
-# The same numbers on every rank, to the last bit: half of all that stays, and in mixed precision three quarters. And
-# AdamW needs each of them once per step, for its own parameter only. So rank *r* could keep one N-th of them, step that
-# part, and hand the updated parameters around. That is ZeRO-1, chapter 07.
+# It is the same on every rank, to the last bit. That is half of the model state, and in mixed precision, with master
+# weights, three quarters. All ranks use it to compute the same updates. So rank r could keep only a shard of it, update
+# its shard of the parameters, and send the result to the others. That is ZeRO-1, in chapter 07.
 #
-# But first the lab: count a rank's memory where the guess is wrong three times, and build what this page used, masters
-# and the recomputing.
+# First, the lab: you count a rank's memory where a common rule is wrong, and build the tools of this lesson yourself.
 
 # %%
 ranks.stop()

@@ -8,16 +8,24 @@
 # %% [markdown]
 # # Lab 07 · ZeRO-1
 #
-# **75 minutes, 16 points.** You build `ZeRO1`, an optimizer whose state is sharded: each of the N ranks keeps one of N
-# equal shards. In a step, a rank averages the gradients of its shard, updates its shard of the parameters, and
-# all-gathers the others' shards.
+# **75 minutes, 16 points.** You build `ZeRO1`, an optimizer whose state is sharded over N ranks. In each step, a rank
+# gets the mean gradient of its shard, updates its shard of the parameters, and all-gathers the other shards. The
+# lesson's `ShortZeRO1` did that for one model and AdamW. Yours is a real `torch.optim.Optimizer`: it works with param
+# groups, schedulers, clipping, frozen and unused parameters, and its checkpoints fit any number of ranks.
 #
-# You build it from small objects: `FlatParameter` (7.1), `FlatGradients` (7.2), and the optimizer that uses them (7.3).
-# Then you add gradient clipping (7.4), and a checkpoint that fits any number of ranks (7.5).
+# You build it from small objects:
 #
-# Each exercise has a check. Times are never judged, but bytes are: those that a rank holds, and those that it sends.
+# - `FlatParameter` stores the parameters in one flat tensor (7.1),
+# - `FlatGradients` does the same for their gradients, and averages a shard of them (7.2),
+# - `ShardedOptimizer` updates shards with an inner optimizer, and all-gathers them (7.3),
+# - `ZeRO1` is a `ShardedOptimizer` that also averages the gradients (7.4),
+# - `clip_shards_` clips by one norm for all ranks (7.5),
+# - `gather_state` and `shard_entry` are for checkpoints (7.6).
 #
-# A class that is too long for one cell continues in the next: `class ZeRO1(ZeRO1):` adds methods to `ZeRO1`.
+# Each exercise has a check. The checks judge values, the bytes that a rank holds, and the bytes that it sends, but
+# never how long anything takes.
+#
+# If a class is too long for one cell, it continues in the next one: `class ZeRO1(ZeRO1):` adds methods to `ZeRO1`.
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks, tables
@@ -26,18 +34,20 @@ from shared.checks import zero1 as check
 ranks.start(world_size=4)
 
 # %% [markdown]
-# ## Exercise 7.1 · A flat parameter (12 min, 3 points)
+# ## Exercise 7.1 · A flat parameter (10 min, 2 points)
 #
-# Lay all parameters side by side in one flat tensor, cut it into N equal shards, and let rank r own the r-th. A shard
-# may begin and end in the middle of a parameter. That does no harm, because Adam updates each element by itself.
+# A flat parameter holds all parameters side by side. It is padded to a multiple of N and cut into N equal shards, of
+# which rank r owns the r-th. A shard may begin and end in the middle of a parameter. That does no harm, because Adam
+# treats each element separately. For example, three parameters of 5, 4 and 2 elements have 11 elements together. On
+# four ranks, they are padded to 12, and each rank owns three (the digits say to which parameter an element belongs):
 #
 # ```python
-# # parameters of 5, 4 and 2 elements on 4 ranks: 11 elements, padded to 12
-# #   0 0 0 | 0 0 1 | 1 1 1 | 2 2 _
+# 0 0 0 | 0 0 1 | 1 1 1 | 2 2 _      # the shards of ranks 0 to 3; _ is padding
 # ```
 #
-# `FlatLayout` is given. It holds no tensor of its own, but knows where each parameter lies in a flat tensor.
-# `views(flat)` and `shard_of(flat)` work on any flat tensor of that layout, whatever it holds, and return views of it.
+# `FlatLayout` is given. It holds no tensor of its own, but it knows where each parameter lies in a flat tensor. Its
+# methods `views(flat)` and `shard_of(flat)` return views of any flat tensor of that layout. So you can use them for
+# parameters, for gradients and for optimizer state.
 
 
 # %% tags=["export"] module="flat"
@@ -98,23 +108,28 @@ flat = torch.arange(12)
 print([view.tolist() for view in layout.views(flat)], "own shard:", layout.shard_of(flat).tolist())
 
 # %% [markdown]
-# You write `FlatParameter(parameters, group)`, which moves parameters of one dtype and device into a flat tensor. Other
-# classes read three attributes:
+# You write `FlatParameter(parameters, group)`, which moves parameters of one dtype and device into a flat tensor. It
+# has three attributes:
 #
 # - `layout`: the `FlatLayout` of these parameters.
-# - `flat_param`: the flat tensor, with the parameters' values. Every parameter stays the `nn.Parameter` that it was,
-#   with its shape and its values, but its memory becomes its slice of `flat_param` (assign to `parameter.data`). So
-#   the model computes with whatever is written into `flat_param`.
-# - `shard`: an `nn.Parameter` that views this rank's shard of `flat_param`. This is what an optimizer will update.
+# - `flat_param`: the flat tensor with the parameters' values. Every parameter remains the same `nn.Parameter`, with its
+#   shape and its values, but its memory is now its slice of `flat_param`. (Assign to `parameter.data`.) So the model
+#   computes with whatever is written into `flat_param`.
+# - `shard`: an `nn.Parameter` that is a view of this rank's shard of `flat_param`. An optimizer will update it.
 #
-# `launch_all_gather()` launches an all-gather of every rank's shard into `flat_param` and returns its handle. Lab 01's
-# `launch_all_gather(flat, shard, group)` does that. `__setstate__` is given.
+# And it has three methods:
 #
-# Target: no second copy of the parameters remains, and the all-gather sends only parameters and their padding.
+# - `_alias_parameters()` makes each parameter's memory its slice of `flat_param`.
+# - `launch_all_gather()` launches an all-gather of every rank's shard into `flat_param`, and returns its handle. Lab
+#   01's `launch_all_gather(flat, shard, group)` does that.
+# - `__setstate__` is given. It repairs the views after a `deepcopy`.
 #
-# <details><summary>Hint 1</summary>What does <code>layout.new_flat()</code> hold before you copy anything into its
-# views? The parameters record gradients; what do you copy from them?</details>
-# <details><summary>Hint 2</summary><code>nn.Parameter(tensor)</code> shares the tensor's memory.</details>
+# Target: there is no second copy of the parameters, and the all-gather sends only parameters and padding.
+#
+# <details><summary>Hint 1</summary>What does <code>layout.new_flat()</code> contain, and how do the values get there
+# before the parameters let go of their old memory? Autograd must not record the copy.</details>
+# <details><summary>Hint 2</summary><code>nn.Parameter(tensor)</code> shares the memory of the tensor. Which view of
+# <code>flat_param</code> do you need for <code>shard</code>?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="flat-parameter" module="flat"
@@ -162,37 +177,63 @@ class FlatParameter:
         self._alias_parameters()
 
 
-# %% tags=["check"] grade_id="check-flat-parameter" points=3
+# %% [markdown]
+# Try it on the example from above. All ranks should print the same flat parameter, five zeros, four ones, two twos and
+# a zero as padding. Rank 1's shard should be 0, 0, 1.
+
+# %%
+# %%ranks
+parameters = [
+    nn.Parameter(torch.full((numel,), float(index), device=device))
+    for index, numel in enumerate((5, 4, 2))
+]
+flat_parameter = FlatParameter(parameters)
+print(flat_parameter.flat_param.tolist(), "own shard:", flat_parameter.shard.tolist())
+
+# %% [markdown]
+# In the check, look at the line `layout` first. The other lines try parameters of other shapes and dtypes and groups of
+# ranks, and measure memory and the wire:
+
+# %% tags=["check"] grade_id="check-flat-parameter" points=2
 check.FlatParameter()
 
 # %% [markdown]
-# ## Exercise 7.2 · The gradient of a shard (15 min, 3 points)
+# ## Exercise 7.2 · The gradient of a shard (13 min, 3 points)
 #
 # A rank that updates one shard needs the mean gradient of that shard and no other. A reduce-scatter computes exactly
 # that, and sends half as many bytes as an all-reduce.
 #
-# `FlatGradients(flat_parameter)` keeps the gradients side by side, in the layout of the flat parameter. `flat` is its
+# `FlatGradients(flat_parameter)` holds the gradients side by side, in the layout of the flat parameter. Its `flat` is a
 # flat tensor, and `views` are the parameters' slices of it. You write two methods:
 #
-# - `reset()` fills the gradients with zeros, makes every parameter's `.grad` its view, and drops the last mean: sets
-#   `flat_parameter.shard.grad` to None.
-# - `reduce()` sets `flat_parameter.shard.grad` to the mean over the ranks of this rank's shard. Use lab 01's
+# - `reset()` fills the gradients with zeros, makes every parameter's `.grad` its view, and discards the last mean by
+#   setting `flat_parameter.shard.grad` to None.
+# - `reduce()` sets `flat_parameter.shard.grad` to the mean, over the ranks, of this rank's shard. Use lab 01's
 #   `reduce_scatter_(flat, group)`, which returns this rank's shard of the sum, a view of `flat`.
 #
-# Start with these two. The check then tries the awkward cases:
+# Write these two for a plain loop first, `reset()`, backward, `reduce()`, and try them in the cell below. Then extend
+# `reduce()` for two awkward cases:
 #
-# - `model.zero_grad()` sets each `.grad` to None, so backward puts gradients elsewhere. `reduce()` copies these into
-#   their views first. A gradient of None counts as zeros. Afterwards every `.grad` is its view again.
-# - A second `reduce()` before the next `reset()` does nothing, because the mean is already there. It reduces again only
-#   if `model.zero_grad()` has detached the gradients since, as when a training loop skips a step. The given method
-#   `holds_gradients()` tells the two cases apart.
+# - **A `.grad` is not its view.** `model.zero_grad()` sets every `.grad` to None, so the next backward allocates new
+#   gradients outside the flat tensor. Before it communicates, `reduce()` copies them into their views. A `.grad` of
+#   None counts as zeros. Afterwards, every `.grad` is its view again.
+# - **`reduce()` has been called before.** Clipping needs the mean before the step does, so `reduce()` may be called
+#   twice. It must not reduce a second time, unless there are new gradients. The table says when there are:
+#
+# | `shard.grad` | every `.grad` | what has happened | `reduce()` |
+# |---|---|---|---|
+# | None | any | `reset()`, then backward | reduces |
+# | a mean | some are still views | `reduce()`, and nothing since | returns at once |
+# | a mean | none is a view | `reduce()`, then `model.zero_grad()`: the training loop skipped a step | reduces again |
+#
+# The given method `holds_gradients()` tells the last two rows apart.
 #
 # Target: each rank sends (N−1)/N of the gradients' bytes, and there is no second copy of the gradients.
 #
 # <details><summary>Hint 1</summary>Suppose that a <code>.grad</code> is None now, but was not when backward ran. What
-# does the memory of its view hold?</details>
-# <details><summary>Hint 2</summary>When may <code>reduce()</code> return at once? Two things must be true: a mean is
-# there, and it is the mean of these gradients.</details>
+# does the memory of its view contain?</details>
+# <details><summary>Hint 2</summary>Which row of the table lets <code>reduce()</code> return at once? Write its first
+# two columns as one condition.</details>
 
 
 # %% tags=["exercise", "export"] grade_id="flat-gradients" module="flat"
@@ -248,15 +289,29 @@ class FlatGradients(FlatGradients):
         self.views = self.layout.views(self.flat)
 
 
+# %% [markdown]
+# Try it on the flat parameter from above. On rank r, every gradient is r + 1, and the mean of 1, 2, 3 and 4 is 2.5. So
+# all ranks should print three times 2.5, except for rank 3, whose last element is padding: its gradient is 0.
+
+# %%
+# %%ranks
+gradients = FlatGradients(flat_parameter)
+sum((rank + 1) * parameter.sum() for parameter in parameters).backward()
+gradients.reduce()
+print(flat_parameter.shard.grad.tolist())
+
+# %% [markdown]
+# In the check, `slices` only needs `reset()`, and `plain` is the plain loop on two ranks. The line `values` needs both
+# awkward cases:
+
 # %% tags=["check"] grade_id="check-flat-gradients" points=3
 check.FlatGradients()
 
 # %% [markdown]
-# ## Exercise 7.3 · The sharded optimizer (22 min, 4 points)
+# ## Exercise 7.3 · Updating shards (16 min, 3 points)
 #
-# You write two classes. `ShardedOptimizer` runs another optimizer, `inner`, on this rank's shards. `ZeRO1` adds the
-# gradients: `ZeRO1(params, optimizer_cls, group=None, **defaults)` is a `torch.optim.Optimizer` that you use like any
-# other. (Lab 08 uses `ShardedOptimizer` with gradients that it reduces itself.) A step does this:
+# `ZeRO1(params, optimizer_cls, group=None, **defaults)` is a `torch.optim.Optimizer`. You use it like any other. Its
+# step has three parts:
 #
 # ```python
 # self.reduce_gradients()      # each rank gets the mean gradient of its own shard
@@ -264,12 +319,19 @@ check.FlatGradients()
 # launch_all_gather(), wait()  # every rank gets every shard; optimizer states never leave their rank
 # ```
 #
-# First, the parameters of one param group become flat parameters. `group_by_kind` is given. Write
-# `flatten_and_broadcast(parameters, group)`:
+# In this exercise, you write the last two parts, in two steps with a cell to try each of them. They do not depend on
+# where the gradients come from, so lab 08 can use them again. The first part follows in exercise 7.4.
+#
+# ### Step 1: flatten the parameters
+#
+# `group_by_kind` is given. Write `flatten_and_broadcast(parameters, group)`:
 #
 # - It returns one `FlatParameter` for each list that `group_by_kind` returns.
 # - All ranks start with the values of the group's rank 0. That includes frozen parameters: they are in no flat
 #   parameter, but the model computes with them.
+#
+# <details><summary>Hint</summary>If you broadcast <code>flat_param</code>, which tensors have you broadcast, and which
+# ones are still missing? Which argument of <code>dist.broadcast</code> is an index within the group?</details>
 
 
 # %% tags=["export"]
@@ -315,17 +377,41 @@ def flatten_and_broadcast(
 
 
 # %% [markdown]
-# Next comes `ShardedOptimizer`. Most of it is given: it builds `inner` for its defaults, and then lets torch's
-# `Optimizer` call `add_param_group()` for each param group. `clip_grad_norm_()`, `state_dict()` and `load_state_dict()`
-# are given, too; they call functions that you write in 7.4 and 7.5. You write two methods:
+# Try it on a trainable and a frozen parameter, whose values are the rank. All ranks should print two lists of zeros.
+
+# %%
+# %%ranks
+trained, frozen = (nn.Parameter(torch.full((2,), float(rank), device=device)) for _ in range(2))
+flatten_and_broadcast([trained, frozen.requires_grad_(False)], None)
+print(trained.tolist(), frozen.tolist())
+
+# %% [markdown]
+# ### Step 2: run an inner optimizer on the shards
 #
-# - `add_param_group(param_group)`, which may also be called later, when more parameters join. Call the method of
-#   torch's `Optimizer` first: then `self.param_groups[-1]` has the parameters and all settings. Flatten the parameters
-#   with `self.flatten`, add the results to `self.flat_parameters`, and give `inner` a param group with the same
-#   settings and this rank's shards.
-# - `update_parameters()`: copy every setting of each group to the inner group, because a scheduler writes to
-#   `self.param_groups` between steps. Step `inner`. All-gather the flat parameters: launch all, then wait for each.
-#   Finally set every `shard.grad` to None.
+# `ShardedOptimizer` wraps an inner optimizer, `inner`, which updates this rank's shards. Most of the class is given:
+#
+# - The constructor creates `inner`. It then calls the constructor of torch's `Optimizer`, which calls
+#   `add_param_group()` for each param group.
+# - `clip_grad_norm_()`, `state_dict()` and `load_state_dict()` call functions that you write in 7.5 and 7.6.
+#
+# You write two methods. `add_param_group(param_group)` may also be called later, when more parameters join:
+#
+# - Call the method of torch's `Optimizer` first. Then `self.param_groups[-1]` has the parameters and all settings.
+# - Flatten the parameters with `self.flatten`, and add the results to `self.flat_parameters`.
+# - Give `inner` a param group with the same settings and with this rank's shards.
+#
+# `update_parameters()` expects that every `shard.grad` is the mean gradient:
+#
+# - Copy every setting of each param group to the inner param group. (A scheduler changes `self.param_groups` between
+#   steps, and does not know `inner`.)
+# - Call `inner.step()`.
+# - All-gather the flat parameters. Launch all of them, then wait for each.
+# - Set every `shard.grad` to None.
+#
+# <details><summary>Hint 1</summary>The inner param groups are in the same order as <code>self.param_groups</code>.
+# Which entry of a param group is no setting, and must not be copied?</details>
+# <details><summary>Hint 2</summary>A param group has more settings than <code>lr</code>, and also defaults that the
+# caller did not set. Which object knows all of them?</details>
 
 
 # %% tags=["export"]
@@ -461,22 +547,57 @@ class ShardedOptimizer(ShardedOptimizer):
 
 
 # %% [markdown]
-# `ZeRO1` is a `ShardedOptimizer` whose `flatten` also builds `FlatGradients`. `reduce_gradients()` is given. Besides
-# reducing the gradients, it raises an error if the last step has used them up already: a `backward()` without a
-# `zero_grad()` before it would add to memory that the reduce-scatter has overwritten. You write:
+# Try it on a weight of eight zeros. There is no backward yet: the cell sets the mean gradient of each rank's shard by
+# hand, to r + 1 on rank r. With SGD and a learning rate of 1, all ranks should print −1 twice, then −2, −3 and −4 twice
+# each.
+
+# %%
+# %%ranks
+weight = nn.Parameter(torch.zeros(8, device=device))
+optimizer = ShardedOptimizer(
+    [weight], torch.optim.SGD, lambda parameters: flatten_and_broadcast(parameters, None), lr=1.0
+)
+shard = optimizer.flat_parameters[0].shard
+shard.grad = torch.full_like(shard, float(rank + 1))
+optimizer.step()
+print(weight.tolist())
+
+# %% [markdown]
+# In the check, look at the line `plain` first, which trains a plain model on two ranks. The check computes the mean
+# gradients itself. The other lines try frozen parameters, param groups, schedulers, and parameters that join later:
+
+# %% tags=["check"] grade_id="check-sharded-optimizer" points=3
+check.ShardedOptimizer()
+
+# %% [markdown]
+# ## Exercise 7.4 · ZeRO-1 (8 min, 2 points)
 #
-# - `_flatten(parameters)`: flatten and broadcast them, and add one `FlatGradients` for each flat parameter to
-#   `self.gradients`. It returns the flat parameters.
-# - `zero_grad()`: reset all gradients; from then on they are not used up.
-# - `step(closure=None)`: as in torch, it calls `closure()`, which zeroes the gradients and runs backward, and returns
-#   its result. Then it reduces, updates the parameters, and notes that the gradients are used up.
+# `ZeRO1` is a `ShardedOptimizer` that also has `FlatGradients`. `reduce_gradients()` is given. It calls the `reduce()`
+# of each of them, and detects a common mistake: a `backward()` without a `zero_grad()` before it. After a step, the
+# flat gradients are *used up*, because the reduce-scatter has overwritten them, and backward would add to what is left.
+# This is what a `step()` does in each case:
 #
-# Target: with Adam on N ranks, 8/N bytes of state per parameter. Per step there are one reduce-scatter and one
-# all-gather for each flat parameter, and no new tensor as large as all parameters. The first check trains a plain model
-# on two ranks; then come awkward models, param groups, schedulers, closures and subgroups.
+# | what the training loop did last | `used_up` | `step()` |
+# |---|---|---|
+# | `zero_grad()` of the optimizer, backward | False | reduces, then updates |
+# | the same, then `clip_grad_norm_()` | False | updates: the mean is there already |
+# | `step()`, then backward without any `zero_grad()` | True | raises a RuntimeError |
+# | `step()`, then `model.zero_grad()`, backward | True, but no `.grad` is a view | reduces, then updates |
 #
-# <details><summary>Hint</summary>Param groups hold more settings than <code>lr</code>, and also defaults that the
-# caller did not set. Which object knows all of them?</details>
+# You write three methods:
+#
+# - `_flatten(parameters)` flattens and broadcasts the parameters, and adds one `FlatGradients` for each flat parameter
+#   to `self.gradients`. It returns the flat parameters.
+# - `zero_grad()` resets all gradients. From then on, they are not used up.
+# - `step(closure=None)` first calls `closure()` if there is one. As in torch, a closure zeroes the gradients, runs
+#   backward and returns the loss, and `step()` returns what the closure returned. Then `step()` reduces the gradients,
+#   updates the parameters, and sets `used_up`.
+#
+# Target: with Adam on N ranks, a rank holds 8/N bytes of state per parameter. In each step, there is one reduce-scatter
+# and one all-gather for each flat parameter, and no new tensor is as large as all parameters.
+#
+# <details><summary>Hint</summary>All three methods are short. Which function and which method of 7.3, and which method
+# of 7.2, do the work?</details>
 
 
 # %% tags=["exercise", "export"] grade_id="zero1"
@@ -557,14 +678,32 @@ class ZeRO1(ZeRO1):
         ### END SOLUTION
 
 
-# %% tags=["check"] grade_id="check-zero1" points=4
+# %% [markdown]
+# Try two steps on a weight of eight zeros. On rank r, the gradient is r + 1, so the mean is 2.5, and all ranks should
+# print eight times −5.
+
+# %%
+# %%ranks
+weight = nn.Parameter(torch.zeros(8, device=device))
+zero1 = ZeRO1([weight], torch.optim.SGD, lr=1.0)
+for _ in range(2):
+    zero1.zero_grad()
+    ((rank + 1) * weight.sum()).backward()
+    zero1.step()
+print(weight.tolist())
+
+# %% [markdown]
+# In the check, look at the line `values` first, which trains a plain model on two ranks. The other lines try awkward
+# models, param groups, schedulers, closures, groups of ranks and bf16, and measure memory and the wire:
+
+# %% tags=["check"] grade_id="check-zero1" points=2
 check.ZeRO1()
 
 # %% [markdown]
-# ## Exercise 7.4 · Break it: one norm for all (10 min, 2 points)
+# ## Exercise 7.5 · Break it: one norm for all (8 min, 2 points)
 #
-# Clipping scales gradients so that their norm over *all* parameters is at most `max_norm`. Each rank now has the mean
-# gradient of its own shard, and it seems natural to do this:
+# Gradient clipping scales the gradients so that their norm over *all* parameters is at most `max_norm`. Now that each
+# rank has the mean gradient of its own shard, it seems natural that each rank clips that:
 
 
 # %%
@@ -578,21 +717,26 @@ own_gradient = torch.full((2,), 3.0 * (rank + 1), device=device)
 local_clip(own_gradient, max_norm=1.0)
 
 # %% [markdown]
-# **Predict.** The four ranks' gradients are 3, 6, 9 and 12, two elements each. They are clipped to a norm of 1. What is
-# each rank's first element now, and what should it be?
+# **Predict.** The shards of the four ranks have two elements each: 3 and 3 on rank 0, then 6, 9 and 12 on the others.
+# Each rank has clipped its shard to a norm of 1. What is an element on rank 3 now (it was 12), and what would it be if
+# all eight elements had been clipped together?
 
 # %%
-# %%ranks
-norm_of_all = torch.tensor([3.0, 6.0, 9.0, 12.0]).repeat(2).norm().item()
-expected = 3 * (rank + 1) / norm_of_all
-print(f"clipped to {own_gradient[0].item():.3f}, but expected {expected:.3f}")
+my_element, my_correct_element = 0.0, 0.0
+
+# %%
+clipped = [gradient[0].item() for gradient in ranks.pull("own_gradient")]
+norm_of_all = sum(2 * element**2 for element in (3.0, 6.0, 9.0, 12.0)) ** 0.5
+print(f"now: predicted {my_element:.2f}, measured {clipped[3]:.2f} on rank 3")
+print(f"correct: predicted {my_correct_element:.2f}, computed {12 / norm_of_all:.2f}")
+assert max(clipped) - min(clipped) < 1e-3 and abs(clipped[3] - 12 / norm_of_all) > 0.1
 
 # %% [markdown]
-# There is no error, and the model trains, but not in the direction of the gradient.
+# The elements were 3, 6, 9 and 12, and now they are all equal. There is no error, and the loss may still fall, but the
+# update no longer has the direction of the gradient.
 #
 # Write `clip_shards_(gradients, max_norm, group)`. It gets this rank's shards of the mean gradient, one for each flat
-# parameter, and does what `torch.nn.utils.clip_grad_norm_(parameters, max_norm)` does in one process. The check calls
-# `ZeRO1.clip_grad_norm_(max_norm)` between `backward()` and `step()`.
+# parameter, and does what `torch.nn.utils.clip_grad_norm_(parameters, max_norm)` does in one process:
 #
 # - It scales all gradients in place by `max_norm / (norm + 1e-6)`, if that is less than 1.
 # - It returns the norm before scaling, as a tensor, the same on every rank.
@@ -600,8 +744,8 @@ print(f"clipped to {own_gradient[0].item():.3f}, but expected {expected:.3f}")
 #
 # Target: one all-reduce of one element.
 #
-# <details><summary>Hint</summary>The norm of all is not the sum of the ranks' norms. Which quantity can you add up over
-# the ranks, to compute the norm from it?</details>
+# <details><summary>Hint</summary>The norm of all elements is not the sum of the ranks' norms. Which quantity can you
+# add up over flat parameters and ranks, and then compute the norm from it?</details>
 
 # %% tags=["export"] module="clipping"
 # %%ranks
@@ -639,30 +783,49 @@ def clip_shards_(
     ### END SOLUTION
 
 
+# %% [markdown]
+# Try it on the same gradients. Rank 3 should print the correct element from above, and all ranks the norm 23.24.
+
+# %%
+# %%ranks
+own_gradient = torch.full((2,), 3.0 * (rank + 1), device=device)
+norm = clip_shards_([own_gradient], max_norm=1.0)
+print(f"element {own_gradient[0].item():.2f}, norm {norm.item():.2f}")
+
+# %% [markdown]
+# The check calls `ZeRO1.clip_grad_norm_(max_norm)`, which calls your function, between `backward()` and `step()`:
+
 # %% tags=["check"] grade_id="check-clip" points=2
 check.clip_grad_norm_()
 
 # %% [markdown]
-# ## Exercise 7.5 · A checkpoint that fits any number of ranks (16 min, 4 points)
+# ## Exercise 7.6 · A checkpoint that fits any number of ranks (15 min, 4 points)
 #
-# Each rank's optimizer state is one shard. To resume on another number of ranks, or with a plain optimizer, a
-# checkpoint must hold the full state, per parameter:
+# The optimizer state of each rank is one shard. If you want to resume on another number of ranks, or with a plain
+# optimizer, the checkpoint must hold the full state, per parameter:
 #
 # ```python
 # zero1.state_dict()["state"][3]["exp_avg"].shape == parameters[3].shape
 # ```
 #
-# `ShardedOptimizer` has both methods already. All ranks call `state_dict(to=None)`. It returns what a plain
-# `optimizer_cls` in one process would return; with `to=0`, only the group's rank 0 gets it. `load_state_dict()` takes
-# such a state. They need two functions from you.
+# `ShardedOptimizer` already has the two methods:
 #
-# `gather_state(layout, shard_entries, to)` gets `inner.state[shard]`, a dict, and returns a dict per parameter:
+# - `state_dict(to=None)` is called by all ranks, and returns what a plain `optimizer_cls` in one process would return.
+#   With `to=0`, only the group's rank 0 gets it.
+# - `load_state_dict()` takes such a state, and each rank keeps its shard of it.
 #
-# - A tensor of the shard's shape, such as Adam's `exp_avg`, is gathered with lab 01's `gather_shards` and split into
-#   the parameters' views. Ranks that get nothing (`gather_shards` returns None there) leave it out.
-# - Any other entry, such as Adam's `step`, is shared by all parameters. Each gets a copy of its own, because a plain
-#   Adam would otherwise count the steps of all parameters in one tensor.
+# They call two functions that you write, one for each direction. First, `gather_state(layout, shard_entries, to)` gets
+# `inner.state[shard]`, a dict with entries such as Adam's `exp_avg` and `step`. It returns a dict of entries for each
+# parameter:
+#
+# - A tensor of the shard's shape, such as `exp_avg`, is gathered with lab 01's `gather_shards(shard, group, to)`, and
+#   split into the parameters' views. Where `gather_shards` returns None, leave the entry out.
+# - Any other entry, such as `step`, is shared by all parameters. Each parameter gets its own copy. Otherwise, a plain
+#   Adam that loads the state would count the steps of all parameters in one tensor.
 # - If there are no entries, as before the first step, return an empty dict.
+#
+# <details><summary>Hint</summary>Loop over the entries. For each one, make a list with one value per parameter. How
+# does this list look in each of the first two cases? An entry need not be a tensor.</details>
 
 
 # %% tags=["export"] module="optimizer_state"
@@ -710,18 +873,19 @@ def gather_state(
 
 
 # %% [markdown]
-# Loading does the reverse, one entry at a time. `shard_state` and `is_per_element` are given. The latter tells an entry
-# like `exp_avg` from one like `step`, and rejects a state that belongs to other parameters. You write
-# `shard_entry(layout, name, values)`. It gets one entry of all the layout's parameters, in order:
+# Loading does the reverse, one entry at a time. `shard_state` and `is_per_element` are given. `is_per_element` tells an
+# entry like `exp_avg` from one like `step`, and rejects a state that belongs to other parameters. You write
+# `shard_entry(layout, name, values)`, which gets one entry of all parameters of the layout, in order:
 #
 # - A shared entry is copied from any parameter that has it.
-# - An entry with one value per element is put into a new flat tensor of the entry's own dtype (fp32 master weights stay
-#   fp32 beside bf16 parameters). Of that tensor, return this rank's shard, with memory of its own.
-# - A plain optimizer has no state for a parameter that never had a gradient. Its values are None here, and count as
-#   zeros. The exception is `"master"`, lab 06's master weights: where one is missing, it is the parameter itself.
+# - An entry with one value per element is put into a new flat tensor of the *entry's* dtype: fp32 master weights stay
+#   fp32 beside bf16 parameters. Return this rank's shard of it, with memory of its own.
+# - A plain optimizer has no state for a parameter that never had a gradient. Here, its value is None, and counts as
+#   zeros. The exception is `"master"`, the master weights of lab 06: a missing one is equal to the parameter itself.
 #
-# <details><summary>Hint</summary><code>layout.new_flat(dtype)</code> and <code>layout.views(flat)</code> do most of it.
-# How many bytes does a view of a flat tensor keep alive?</details>
+# <details><summary>Hint 1</summary><code>layout.new_flat(dtype)</code> and <code>layout.views(flat)</code> do most of
+# the work. Which of the values knows the dtype?</details>
+# <details><summary>Hint 2</summary>How many bytes does a view of a flat tensor keep alive?</details>
 
 
 # %% tags=["export"] module="optimizer_state"
@@ -795,14 +959,33 @@ def shard_entry(layout: FlatLayout, name: str, values: list):
     ### END SOLUTION
 
 
+# %% [markdown]
+# Try both directions. The next cell trains two parameters of 5 and 4 elements for one step, gathers the state, and
+# loads it again. The gathered `exp_avg` of the first parameter should have 5 elements, and each rank's shard 3.
+
+# %%
+# %%ranks
+parameters = [nn.Parameter(torch.ones(numel, device=device)) for numel in (5, 4)]
+zero1 = ZeRO1(parameters, torch.optim.Adam)
+sum(parameter.sum() for parameter in parameters).backward()
+zero1.step()
+full_state = zero1.state_dict()
+zero1.load_state_dict(full_state)
+shard_entries = zero1.inner.state[zero1.flat_parameters[0].shard]
+print(len(full_state["state"][0]["exp_avg"]), len(shard_entries["exp_avg"]))
+
+# %% [markdown]
+# In the check, look at the line `state` first, for which `gather_state` is enough:
+
 # %% tags=["check"] grade_id="check-state-dict" points=4
 check.state_dict()
 
 # %% [markdown]
-# ## Your figure, and torch's answer
+# ## Comparing your optimizer with torch's (5 min)
 #
-# Here your optimizer runs beside a plain AdamW under torch's DDP, and beside torch's own `ZeroRedundancyOptimizer`.
-# Mismatch detection is switched off, because it sends messages of its own.
+# Three versions train a small GPT on text: plain AdamW under torch's DDP, torch's `ZeroRedundancyOptimizer` under DDP,
+# and your `ZeRO1`. Mismatch detection (chapter 00) is turned off from here on, because it adds a small all-reduce to
+# each collective.
 
 
 # %%
@@ -829,7 +1012,7 @@ def in_ddp():
 # %%
 # %%ranks
 def steps_of(model, optimizer, steps=4):
-    """Train, and return the last loss, the last step's ledger, and the memory over one more step."""
+    """Train. Returns the last loss, the last step's ledger, and the memory over one more step."""
     for _ in range(steps):
         optimizer.zero_grad()
         with wire.ledger() as log:
@@ -856,12 +1039,14 @@ results = {
 }
 
 # %% [markdown]
-# Are the losses the same, and what did each version send?
+# Compare the losses, and what each version has to send:
 
 # %% tags=["nbval-ignore-output"]
 results = ranks.pull("results")[0]
 losses = [loss for loss, _, _ in results.values()]
 assert max(losses) - min(losses) < 1e-3
+plain_mb, torchs_mb, yours_mb = (log.sent_bytes / 1e6 for _, log, _ in results.values())
+assert yours_mb < 1.05 * plain_mb and torchs_mb > 1.2 * plain_mb
 rows = [
     [
         name,
@@ -872,19 +1057,26 @@ rows = [
     ]
     for name, (loss, log, peak) in results.items()
 ]
-tables.Table(["", "loss", "messages", "must send, MB", "peak, MB"], rows, "rank 0, one step")
+header = ["", "loss", "operations", "must send, MB", "peak of the step, MB"]
+tables.Table(header, rows, "One step on rank 0.")
 
 # %% [markdown]
-# (On gloo, yours sends every other rank one shard for the reduce-scatter and one for the all-gather, and receives as
-# many.) This is what a rank holds between steps:
+# Your optimizer sends no more than data parallelism. torch's sends more, because it broadcasts the parameters after DDP
+# has all-reduced the gradients. (On CPUs, the collectives of lab 01 exchange shards directly. To each other rank, they
+# send one shard for the reduce-scatter and one for the all-gather, and they receive as many. Each of these is an
+# operation in the ledger.)
+#
+# In the figure, compare what a rank holds between steps:
 
 # %%
 held = {name: peak.samples[-1].held.by_component() for name, (_, _, peak) in results.items()}
+optimizer_bytes = [parts["optimizer"] for parts in held.values()]
+assert optimizer_bytes[2] < 0.27 * optimizer_bytes[0]
 plots.memory_by_component(held)
 
 # %% [markdown]
-# The optimizer state is a quarter of what it was. The parameters and the gradients are not: all four ranks still hold
-# all gradients, although three quarters of them are useless after the reduce-scatter. Chapter 08 frees them.
+# Your optimizer state is a quarter of AdamW's. Parameters and gradients are as large as before: all four ranks still
+# hold all gradients, although each needs only its shard after the reduce-scatter. Chapter 08 frees the rest.
 
 # %%
 ranks.stop()

@@ -2,33 +2,41 @@
 # jupyter:
 #   course:
 #     module: zero1
-#     minutes: 25
+#     minutes: 34
 # ---
 
 # %% [markdown]
 # # 07 · ZeRO-1
 #
-# **25 minutes.** You will be able to
+# **34 minutes.** After this lesson, you will be able to:
 #
-# - share the optimizer's state out, by parameter or by range, and say which of them balances,
-# - predict what such a step sends, and settle from the ledger what is told about it,
-# - predict what it saves on N ranks: "4 times" is a limit,
-# - name what else in a training loop must know that the state is in N parts.
+# - shard the optimizer state over the ranks, and explain why assigning whole parameters to ranks cannot divide it
+#   equally,
+# - predict what a ZeRO-1 step sends, and check in the ledger four claims about it,
+# - predict how many bytes per parameter it saves on N ranks,
+# - name the lines of a training loop that assume that every rank holds the full optimizer state,
+# - recognize ZeRO-1 in torch, DeepSpeed and Megatron, and say where they differ from yours.
 #
-# You need chapter 01 (reduce-scatter, all-gather), `OverlappedDDP` of chapter 04, and the 16 bytes per parameter of
-# chapter 06.
+# You need reduce-scatter and all-gather (chapter 01), views of a flat tensor (chapter 03), `OverlappedDDP` (chapter 04)
+# and the 16 bytes per parameter (chapter 06). As before, Ψ is the number of parameters, N is the number of ranks, and
+# f = (N−1)/N.
 
 # %% [markdown]
-# ## What is wasted
+# ## Where we are
 #
-# Chapter 06 ended with AdamW's memory, the same on four ranks to the last bit. Weigh it. (The vocabulary is larger than
-# the text needs: so the embedding has 31% of the numbers, as in the smallest GPT-2.)
+# Chapter 06 counted what a rank holds between steps. Half of it is the optimizer state: what AdamW remembers for each
+# parameter, its momentum and variance. In mixed precision, it is even three quarters.
+#
+# On one GPU, all of that is needed. But in data parallelism, there are N ranks, and each of them holds the same state.
+# Let's look at a small GPT, wrapped in the `OverlappedDDP` of chapter 04. Its vocabulary is larger than its text needs,
+# so that the embedding is a large part of the model, as in the smallest GPT-2.
 
 # %% tags=["nbval-ignore-output"]
 from shared import formulas, plots, ranks, tables
+from shared.plots import diagrams
 from shared.plots import zero as zero_plots
 
-ranks.start(world_size=4, detect_mismatch=False)
+ranks.start(world_size=4, detect_mismatch=False)  # mismatch detection would add messages of its own
 
 # %%
 # %%ranks
@@ -45,63 +53,69 @@ inputs, targets = (batch.to(device) for batch in text.windows(range(rank, 200, 1
 
 
 def new_model():
-    return TinyGPT(config).to(device)
+    return TinyGPT(config).to(device)  # with the same seed, so equal on all ranks
 
 
 def backward(model):
-    """Leave this rank's gradients in the parameters. → its loss"""
+    """Compute this rank's gradients. Returns its loss."""
     model.zero_grad()
     loss = model(inputs, targets)
     loss.backward()
     return loss.item()
 
 
+# %% [markdown]
+# ## What is wasted
+#
+# The next cells run one step of data parallelism with AdamW, and measure what each rank holds after it. In the figure,
+# compare the optimizer's share with the rest, and the four bars with each other.
+
 # %%
 # %%ranks
-AdamW, settings = torch.optim.AdamW, {"lr": 1e-3}
+AdamW, settings, logs = torch.optim.AdamW, {"lr": 1e-3}, {}
 ddp = OverlappedDDP(new_model())
 adamw = AdamW(ddp.parameters(), **settings)
 
-
-def ddp_step():
-    loss = backward(ddp)
+with wire.ledger() as logs["data parallelism"]:
+    backward(ddp)
     ddp.finish_gradient_sync()
     adamw.step()
-    return loss
-
-
-with wire.ledger() as log:
-    ddp_step()
-print(log.summary())
+print(logs["data parallelism"].summary())
 held = memory.held(ddp.module, adamw)
-sizes = {n: p.numel() for n, p in ddp.module.named_parameters()}
+sizes = {name: p.numel() for name, p in ddp.module.named_parameters()}
 
 # %%
-of_ranks, sizes = ranks.pull("held"), ranks.pull("sizes")[0]
+held, sizes = ranks.pull("held"), ranks.pull("sizes")[0]
 parameters = sum(sizes.values())
 print(f"Ψ = {parameters:,}; embedding {sizes['token_embedding.weight'] / parameters:.0%} of it")
-assert all(each == of_ranks[0] for each in of_ranks)
-optimizer_mb = of_ranks[0].optimizer_bytes / 1e6
-wasted_mb = formulas.redundant_copies(4) * optimizer_mb
-print(f"optimizer: {optimizer_mb:.2f} MB on each rank, {wasted_mb:.2f} MB of copies")
-plots.memory_by_component({f"rank {n}": each.by_component() for n, each in enumerate(of_ranks)})
+assert all(of_rank == held[0] for of_rank in held)
+assert abs(held[0].optimizer_bytes / held[0].total_bytes - 0.5) < 0.01
+optimizer_mb = held[0].optimizer_bytes / 1e6
+redundant_mb = formulas.redundant_copies(4) * optimizer_mb
+print(f"optimizer {optimizer_mb:.2f} MB on each rank, {redundant_mb:.2f} MB redundant")
+plots.memory_by_component({f"rank {r}": of_rank.by_component() for r, of_rank in enumerate(held)})
 
 # %% [markdown]
-# Half of each bar is the optimizer, and three of the four copies are for nothing. So is the computing: each rank
-# works out the same update of the same numbers. AdamW needs a parameter's momentum and variance once per step, to
-# update that parameter. So let somebody *own* it.
-
-# %% [markdown]
-# ## Each parameter has an owner
+# Half of each bar is optimizer state, and one copy of it would be enough for all four ranks. The work is redundant,
+# too: each rank computes the same update of the same parameters.
 #
-# The simplest way: sort parameters by size, and give each, the largest first, to the rank that owns least. A rank has
-# an AdamW for what it owns, and after the step everybody gets every parameter from its owner.
+# AdamW uses the momentum and variance of a parameter only once per step, to update that parameter. So only one rank has
+# to hold them. This rank updates the parameter and sends the new value to the others. Storing the optimizer state in
+# this way is called **ZeRO-1**, the first of three stages of the *Zero Redundancy Optimizer* (Rajbhandari et al. 2020).
+# One question remains: which rank holds what?
+
+# %% [markdown]
+# ## One owner per parameter
+#
+# The rank that holds the state of a parameter and updates it is its **owner**. A simple way to choose owners is to go
+# through the parameters from the largest to the smallest, and to assign each one to the rank that owns the fewest
+# elements so far:
 
 
 # %%
 # %%ranks
 def by_parameter(sizes, world_size):
-    """Give each parameter, the largest first, to the rank that owns least. → {name: rank}"""
+    """Assign each parameter, the largest first, to the rank that owns least. Returns owners by name."""
     owned, owner = [0] * world_size, {}
     for name in sorted(sizes, key=sizes.get, reverse=True):
         owner[name] = owned.index(min(owned))
@@ -112,162 +126,187 @@ def by_parameter(sizes, world_size):
 owners = {n: by_parameter(sizes, n) for n in (2, 4, 8, 64)}
 owner = owners[world_size]
 
+# %% [markdown]
+# Each rank creates an AdamW for the parameters that it owns. Gradients are averaged as in data parallelism. After the
+# step, every owner broadcasts its parameters:
+
 # %%
 # %%ranks
 owned_ddp = OverlappedDDP(new_model())
 named = dict(owned_ddp.module.named_parameters())
 own_adamw = AdamW([p for name, p in named.items() if owner[name] == rank], **settings)
 
-
-def step_by_parameter():
-    loss = backward(owned_ddp)
+with wire.ledger() as logs["one owner per parameter"]:
+    backward(owned_ddp)
     owned_ddp.finish_gradient_sync()
     own_adamw.step()
-    for name, parameter in named.items():
-        dist.broadcast(parameter.data, src=owner[name])
-    return loss
+    for name, p in named.items():
+        dist.broadcast(p.data, src=owner[name])
+print(logs["one owner per parameter"].ops)
 
-
-with wire.ledger() as log:
-    step_by_parameter()
-print(log.ops)
-
-# %% [markdown]
-# Is it the same step?
-
-# %%
-# %%ranks
 pairs = zip(ddp.parameters(), owned_ddp.parameters(), strict=True)
-print("as with DDP:", all(torch.allclose(one, other, atol=1e-6) for one, other in pairs))
+same = all(torch.allclose(one, other, atol=1e-6) for one, other in pairs)
+print("the parameters are the same as with data parallelism:", same)
+assert same
 held = memory.held(owned_ddp, own_adamw)
 
 # %% [markdown]
-# **Predict.** A quarter of the state on each rank would be ideal. How many times that does the fullest rank hold?
+# **Predict.** Ideally, each of the four ranks would hold a quarter of the optimizer state. How many times as much does
+# the rank with the largest share hold? 1 means exactly a quarter.
 
 # %%
-my_prediction = 1.0
+my_times_ideal = 1.0
 
 # %%
-held_bytes = [held.optimizer_bytes for held in ranks.pull("held")]
-print("optimizer, MB:", [f"{each / 1e6:.2f}" for each in held_bytes])
-print(f"predicted {my_prediction:g}, measured {max(held_bytes) / (sum(held_bytes) / 4):.2f}")
-owners, fullest = ranks.pull("owners")[0], {}
+held_bytes = [of_rank.optimizer_bytes for of_rank in ranks.pull("held")]
+print("optimizer state, MB:", [f"{each / 1e6:.2f}" for each in held_bytes])
+measured = max(held_bytes) / (sum(held_bytes) / 4)
+print(f"predicted {my_times_ideal:g}, measured {measured:.2f} times a quarter")
+owners, largest = ranks.pull("owners")[0], {}
 for n, owner in owners.items():
     owned = [sum(sizes[name] for name in sizes if owner[name] == rank) for rank in range(n)]
-    fullest[n] = max(owned) / (parameters / n)
-rows = [["fullest / ideal", *(f"{ratio:.2f}" for ratio in fullest.values())]]
-assert abs(max(held_bytes) / (sum(held_bytes) / 4) - fullest[4]) < 0.01
-tables.Table(["ranks", *map(str, fullest)], rows)
+    largest[n] = max(owned) / (parameters / n)
+assert abs(measured - largest[4]) < 0.01 and largest[4] < largest[8] < largest[64]
+row = ["largest share / ideal share", *(f"{ratio:.2f}" for ratio in largest.values())]
+tables.Table(["ranks", *map(str, largest)], [row])
 
 # %% [markdown]
-# Whoever owns the embedding owns 31%, on 4 ranks or on 64. A parameter is the smallest thing that can be given away,
-# and the memory that must be bought is that of the *fullest* rank. The table gets worse with N.
+# The owner of the embedding holds at least the embedding's state, no matter how many ranks there are. So the balance
+# gets worse as N grows. A model fits only if a GPU has room for the *largest* share.
 #
-# There were 36 broadcasts, too, one per parameter. You know from chapter 03 what that costs.
+# There is a second problem: the owners call one broadcast per parameter. You know from chapter 03 what the latency of
+# so many calls costs.
 
 # %% [markdown]
-# ## Each number has an owner
+# ## One owner per element
 #
-# AdamW treats each number by itself; it does not know where a parameter ends. So put all parameters into one flat
-# tensor, fill it up to a multiple of N, cut it into N equal parts, and rank r owns part r. A cut may run through
-# a parameter.
+# AdamW treats each element of a parameter separately. To AdamW, it makes no difference where one parameter ends and the
+# next begins. So we copy all parameters into one flat tensor, called a **flat parameter**, pad it to a multiple of N,
+# and cut it into N equal shards. Rank r owns the r-th shard, which may begin and end in the middle of a parameter.
+#
+# In the figure, compare the two ways. The top row is the model, from its first parameter to its last:
 
 # %%
-groups = {}
+modules = {}
 for name, size in sizes.items():
     label = ".".join(name.split(".")[:2]) if name.startswith("blocks") else name.split(".")[0]
-    groups[label] = groups.get(label, 0) + size
+    modules[label] = modules.get(label, 0) + size
 ways = {
-    "by parameter": [(size, owners[4][name]) for name, size in sizes.items()],
-    "by range": [(-(-parameters // 4), rank) for rank in range(4)],
+    "one owner per parameter": [(size, owners[4][name]) for name, size in sizes.items()],
+    "one owner per element": [(-(-parameters // 4), rank) for rank in range(4)],
 }
-zero_plots.ownership(groups, ways)
+zero_plots.ownership(modules, ways)
 
 # %% [markdown]
-# By range the fullest rank has at most one number more than Ψ/N, whatever the model: filling, at most N − 1 numbers in
-# all. And what a rank must hand around is *one* piece, in its place: an all-gather.
+# Now all ranks own equally many elements, whatever the model looks like. Only the last shards may contain padding, at
+# most N − 1 elements together. There is a second advantage: the shards lie side by side in the flat parameter, so a
+# single all-gather replaces all the broadcasts.
+
+# %% [markdown]
+# ## The short version
 #
-# As in chapter 03, a parameter becomes a view: `p.data` is a window on the flat tensor, and so is the shard. An AdamW
-# that steps the shard moves the model.
+# In chapter 03, you made each `.grad` a view of a flat tensor. Here, we do the same to the parameters: `p.data` becomes
+# a view of the flat parameter. The shard is another view. So when AdamW updates the shard, it changes the model.
+# (All ranks build equal models here. Otherwise, rank 0 would have to broadcast the flat parameter first.)
 
 
 # %%
 # %%ranks
 from torch.nn.functional import pad
 
-from shared.c10d import all_gather_single, reduce_scatter_single
+from shared.c10d import all_gather_single
 
 
-def one_piece(tensors):
-    """→ a flat copy, filled up with zeros to a multiple of the number of ranks"""
+def flatten(tensors):
+    """Copy tensors into one flat tensor, padded with zeros to a multiple of the number of ranks."""
     flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
     return pad(flat, (0, -flat.numel() % world_size))
 
 
-def all_reduced(gradient):
-    """→ the mean over the ranks, of this rank's part"""
-    dist.all_reduce(gradient)
-    return gradient.chunk(world_size)[rank] / world_size
+class ShortZeRO1:
+    """Updates this rank's shard of all parameters with AdamW, then all-gathers the others.
+
+    mean_of_shard takes this rank's flat gradients, and returns the mean over the ranks of its shard.
+    """
+
+    def __init__(self, parameters, mean_of_shard, **settings):
+        self.parameters, self.mean_of_shard = list(parameters), mean_of_shard
+        self.flat_param = flatten(self.parameters)
+        sizes = [p.numel() for p in self.parameters]
+        slices = self.flat_param[: sum(sizes)].split(sizes)
+        for p, flat_slice in zip(self.parameters, slices, strict=True):
+            p.data = flat_slice.view_as(p)
+        self.shard = nn.Parameter(self.flat_param.chunk(world_size)[rank])
+        self.inner = AdamW([self.shard], **settings)
+
+    def step(self):
+        self.shard.grad = self.mean_of_shard(flatten(p.grad for p in self.parameters))
+        self.inner.step()
+        self.shard.grad = None
+        all_gather_single(self.flat_param, self.shard.data)
+
+
+# %% [markdown]
+# How does a rank get the mean gradient of its shard? The first answer is to do what data parallelism does, and to keep
+# only the shard:
 
 
 # %%
 # %%ranks
-class ByRange:
-    """All parameters in one flat tensor, of which this rank's AdamW steps the r-th N-th."""
-
-    def __init__(self, parameters, my_mean, optimizer_cls=AdamW, **settings):
-        self.parameters, self.my_mean = list(parameters), my_mean
-        self.flat = one_piece(self.parameters)
-        sizes = [p.numel() for p in self.parameters]
-        for p, piece in zip(self.parameters, self.flat[: sum(sizes)].split(sizes), strict=True):
-            p.data = piece.view_as(p)
-        self.shard = nn.Parameter(self.flat.chunk(world_size)[rank])
-        self.inner = optimizer_cls([self.shard], **settings)
-
-    def step(self):
-        self.shard.grad = self.my_mean(one_piece(p.grad for p in self.parameters))
-        self.inner.step()
-        self.shard.grad = None
-        all_gather_single(self.flat, self.shard.data)
+def by_all_reduce(gradients):
+    dist.all_reduce(gradients)
+    return gradients.chunk(world_size)[rank] / world_size
 
 
 # %% [markdown]
-# `my_mean` is how this rank comes by the mean gradient of its part. `all_reduced` above does what data parallelism
-# does, and then takes its part.
-#
-# **Predict.** Data parallelism sent 2f · 4Ψ bytes per rank, f = (N−1)/N: the MB of the first ledger. How many does a
-# step by range send?
+# **Predict.** The first ledger of this lesson says how many MB a rank sends in a step of data parallelism: 2f · 4Ψ
+# bytes. How many MB does a rank send with this version?
 
 # %%
-my_prediction_mb = 0.0
+my_all_reduce_mb = 0.0
 
 # %%
 # %%ranks
 model = new_model()
-by_range = ByRange(model.parameters(), all_reduced, **settings)
-backward(model)
-with wire.ledger() as log:
-    by_range.step()
-print(log.summary())
+zero1 = ShortZeRO1(model.parameters(), by_all_reduce, **settings)
+with wire.ledger() as logs["one owner per element, all-reduce"]:
+    backward(model)
+    zero1.step()
+print(logs["one owner per element, all-reduce"].summary())
 
 # %%
-log, state_bytes = ranks.pull("log")[0], 4 * parameters
-all_reduce_bytes = formulas.all_reduce_sent_bytes(state_bytes, ranks=4)
-all_gather_bytes = formulas.all_gather_sent_bytes(state_bytes, ranks=4)
+log = ranks.pull("logs")[0]["one owner per element, all-reduce"]
+parameters_bytes = 4 * parameters
+all_reduce_bytes = formulas.all_reduce_sent_bytes(parameters_bytes, ranks=4)
+all_gather_bytes = formulas.all_gather_sent_bytes(parameters_bytes, ranks=4)
 log.assert_volume(sent_bytes=all_reduce_bytes + all_gather_bytes)
-print(f"predicted {my_prediction_mb:g} MB, measured {log.sent_bytes / 1e6:.2f} MB")
+print(f"predicted {my_all_reduce_mb:g} MB, measured {log.sent_bytes / 1e6:.2f} MB, ", end="")
 print(f"{log.sent_bytes / all_reduce_bytes:.2f} times data parallelism")
 
 # %% [markdown]
-# 2f for the gradients, f for the parameters: 3f · 4Ψ. That is where "ZeRO-1 costs 3Ψ" comes from, and "sharding always
-# costs more". It is what this *program* costs.
+# The all-reduce of the gradients sends 2f · 4Ψ bytes, and the all-gather of the parameters f · 4Ψ. Together, that is
+# 3f · 4Ψ, one and a half times as much as in data parallelism. It is commonly claimed that this is what ZeRO-1 costs.
+# But it is only what this program costs.
 
 # %% [markdown]
-# ## Who needs which gradient?
+# ## The all-reduce, cut in two
 #
-# Rank r steps part r. It needs the mean gradient of part r, and throws the other three quarters of the all-reduce away.
-# An all-reduce is a reduce-scatter, after which each rank has the sum of its part, and an all-gather of sums (chapter
-# 01). So leave that all-gather out.
+# Which gradients does rank r need? Only those of its own shard. The all-reduce gives it the mean of all gradients, and
+# it throws three quarters of them away.
+#
+# You know from chapter 01 that an all-reduce is a reduce-scatter followed by an all-gather. After the first half, rank
+# r already has the sum of shard r. The second half distributes all sums to all ranks, and nobody needs them. So we stop
+# after the first half, run the optimizer, and use the second half for the new parameters instead.
+#
+# Read the diagram from top to bottom. Each small box is a shard, and its number says which one. The two wide boxes are
+# the two halves of the all-reduce. Look at what each rank does between them:
+
+# %%
+diagrams.zero1_step()
+
+# %% [markdown]
+# In code, only one line changes. (We take the ring from chapter 01, because gloo's own reduce-scatter is an all-reduce
+# inside, as you saw there.)
 
 
 # %%
@@ -275,213 +314,171 @@ print(f"{log.sent_bytes / all_reduce_bytes:.2f} times data parallelism")
 from solutions.collectives import ring_reduce_scatter
 
 
-def reduce_scattered(gradient):
-    """→ the mean over the ranks, of this rank's part"""
-    return ring_reduce_scatter(gradient) / world_size
+def by_reduce_scatter(gradients):
+    return ring_reduce_scatter(gradients) / world_size
 
 
 # %% [markdown]
-# (The ring of chapter 01, for a reason that comes below.) **Predict** the MB that a rank sends now.
+# **Predict.** How many MB does a rank send now?
 
 # %%
-my_prediction_mb = 0.0
+my_reduce_scatter_mb = 0.0
 
 # %%
 # %%ranks
 model = new_model()
-by_range = ByRange(model.parameters(), reduce_scattered, **settings)
-backward(model)
-with wire.ledger() as log:
-    by_range.step()
+zero1 = ShortZeRO1(model.parameters(), by_reduce_scatter, **settings)
+with wire.ledger() as logs["one owner per element, reduce-scatter"]:
+    backward(model)
+    zero1.step()
 
 # %%
-log = ranks.pull("log")[0]
+log = ranks.pull("logs")[0]["one owner per element, reduce-scatter"]
 log.assert_volume(sent_bytes=formulas.step_sent_bytes(parameters, ranks=4, stage=1, bytes_each=4))
 assert log.sent_bytes == all_reduce_bytes
-print(f"predicted {my_prediction_mb:g} MB, measured {log.sent_bytes / 1e6:.2f} MB")
-for entry in log.entries:
-    if entry.op != "recv":
-        sent_mb = entry.sent_bytes / 1e6
-        print(f"{entry.op:10} {entry.elements:9,} numbers, must send {sent_mb:.2f} MB")
+assert log.entries[-1].op == "all_gather" and log.entries[-1].payload_bytes == parameters_bytes
+print(f"predicted {my_reduce_scatter_mb:g} MB, measured {log.sent_bytes / 1e6:.2f} MB")
+log.table(times=False)
 
 # %% [markdown]
-# As many bytes as data parallelism, to the last one, and a quarter of the state. The all-gather that was left out
-# after the gradients is the one that brings the parameters. ZeRO-1 is the all-reduce cut in two, with the optimizer's
-# step in between: sums are scattered, parameters gathered. (Rajbhandari et al. 2020, "ZeRO", §5.1 and §7: the paper's
-# "2Ψ" counts numbers, with f → 1.)
+# The three sends and receives are the steps of the ring. With the all-gather at the end, a rank sends exactly as many
+# bytes as in data parallelism, and holds a quarter of the optimizer state.
+
+# %% [markdown]
+# ## Four common claims
 #
-# `must send` is what the algorithm needs. What a rank really sent, it asks its own sockets. (The network interface,
-# which chapter 01 asked, counts everybody's traffic.) gloo's reduce-scatter is an all-reduce inside, so put it beside
-# the ring:
+# The next cell adds up what each of our four versions has to send, as a multiple of f · 4Ψ. The last row is what a step
+# would send if the ranks also all-gathered Adam's momentum and variance:
 
 
 # %%
-# %%ranks
-from shared.wire import sockets
+def in_units(sent_bytes):
+    return f"{sent_bytes / all_gather_bytes:.2f}", f"{sent_bytes / 1e6:.2f}"
 
 
-def by_backend(gradient):
-    mine = gradient.new_empty(gradient.numel() // world_size)
-    reduce_scatter_single(mine, gradient)
-    return mine / world_size
-
-
-def wire_of(step):
-    """→ messages, bytes that must be sent, and that were, of one step on this rank"""
-    before_bytes = sockets.sent_bytes()
-    with wire.ledger() as log:
-        step()
-        dist.barrier()  # until what was sent has left the sockets' queues
-    sent_bytes = float("nan")
-    if before_bytes is not None and dist.get_backend() == "gloo":  # NCCL goes other ways
-        sent_bytes = sockets.sent_bytes() - before_bytes
-    messages = [entry for entry in log.entries if entry.op not in ("recv", "barrier")]
-    return len(messages), log.sent_bytes, sent_bytes
-
-
-# %%
-# %%ranks
-def trained_by_range(my_mean):
-    """→ a function that trains a step, its model and its optimizer"""
-    model = new_model()
-    optimizer = ByRange(model.parameters(), my_mean, **settings)
-
-    def step():
-        loss = backward(model)
-        optimizer.step()
-        return loss
-
-    return step, model, optimizer
-
-
-steps = {
-    "data parallelism": ddp_step,
-    "by parameter": step_by_parameter,
-    "by range, all-reduce": trained_by_range(all_reduced)[0],
-    "by range, gloo's own": trained_by_range(by_backend)[0],
-    "by range, our ring": trained_by_range(reduce_scattered)[0],
-}
-wires = {name: wire_of(step) for name, step in steps.items()}
-
-# %% tags=["nbval-ignore-output"]
-rows, sent, of_ranks = [], {}, ranks.pull("wires")
-for name in of_ranks[0]:
-    must_bytes, sent[name] = (sum(wires[name][which] for wires in of_ranks) / 4 for which in (1, 2))
-    rows.append([name, f"{of_ranks[0][name][0]}", f"{must_bytes / all_gather_bytes:.2f}"])
-    rows[-1] += [f"{must_bytes / 1e6:.2f}", f"{sent[name] / 1e6:.2f}"]
-*_, gloo, ring = sent.values()
-assert not gloo < 1.4 * ring
-note = "Per rank, mean of four. A reduce-scatter by the ring of chapter 01 is three messages."
-tables.Table(["", "messages", "in f · 4Ψ", "must send, MB", "sent, MB"], rows, note)
+logs, rows = ranks.pull("logs"), []
+for name in logs[0]:
+    sent_bytes = sum(of_rank[name].sent_bytes for of_rank in logs) / 4  # the mean of the ranks
+    calls = sum(entry.op != "recv" for entry in logs[0][name].entries)
+    rows.append([name, f"{calls}", *in_units(sent_bytes)])
+assert [row[2] for row in rows] == ["2.00", "3.00", "3.00", "2.00"]
+with_states = in_units(log.sent_bytes + 2 * all_gather_bytes)
+rows.append(["the same, if states were all-gathered", "", *with_states])
+tables.Table(["", "calls", "in f · 4Ψ", "sent per rank, MB"], rows, "Bytes that a ring must send.")
 
 # %% [markdown]
-# Read the last column as a warning about CPUs, not about ZeRO: with gloo's own call ZeRO-1 sends as much as with the
-# all-reduce. NCCL's reduce-scatter is an honest one.
-#
-# | told | what the ledger says |
+# | commonly claimed | what the ledger says |
 # |---|---|
-# | "data parallelism costs Ψ" | 2fΨ numbers: an all-reduce is two halves |
-# | "ZeRO-1 costs 3Ψ" | 3fΨ with an all-reduce of gradients, 2fΨ with a reduce-scatter |
-# | "sharding always costs more" | not here; with one micro-batch per step, only stage 3 must (chapters 08, 09) |
-
-# %% [markdown]
-# ## States never move
+# | "Data parallelism sends Ψ elements." | It sends 2fΨ, because an all-reduce consists of two halves. |
+# | "ZeRO-1 sends 3Ψ." | It sends 3fΨ if gradients are all-reduced, and 2fΨ if they are reduce-scattered. |
+# | "Sharding always sends more." | ZeRO-1 sends what data parallelism sends. Only stage 3 has to send more. ¹ |
+# | "ZeRO-1 gathers the optimizer states before the step." | It gathers *parameters*, after the step. |
 #
-# It is told, too, that ZeRO-1 gathers (or broadcasts) the optimizer's states before the step. Look at the list of
-# messages above once more: three that sum up gradients, and one all-gather of Ψ numbers *after* the step, the
-# parameters. What would it cost to gather momentum and variance as well?
-
-# %%
-gathered_bytes = formulas.all_gather_sent_bytes(2 * state_bytes, ranks=4)
-print(f"a step sends {log.sent_bytes / 1e6:.2f} MB")
-print(f"gathered states would add {gathered_bytes / 1e6:.2f} MB")
-assert log.entries[-1].op == "all_gather" and log.entries[-1].payload_bytes == state_bytes
-assert gathered_bytes == 2 * all_gather_bytes
-
-# %% [markdown]
-# As much again as the whole step, for numbers that no other rank needs; and each rank would need room for all of them,
-# which is what was saved. Only a checkpoint moves them, see below.
-
-# %% [markdown]
-# ## Is it the same training?
+# ¹ With one micro-batch per step. Chapters 08 and 09 count the others.
 #
-# Six steps of AdamW in float64, against one process that has the full batch. The model's size is no multiple of 4.
+# If the last claim were true, a step would send twice as many bytes, and each rank would need room for all states,
+# which is what we wanted to avoid. In fact, the states of a rank stay where they are. They are needed elsewhere only
+# for a checkpoint.
+#
+# Equal bytes do not mean equal time. `OverlappedDDP` launches its all-reduces during backward, while the short version
+# communicates after it. Chapter 08 moves the reduce-scatter into backward again.
+
+# %% [markdown]
+# ## Training to the end
+#
+# Does it train the same model? We train the digits MLP for 150 steps with AdamW in float64: once in one process on the
+# full batch, and once with `ShortZeRO1` on a quarter of each batch per rank. The number of elements of this model is
+# not a multiple of 4, so its flat parameter has padding.
+
 
 # %%
 # %%ranks
 from shared.data import digits
 from shared.models import MLP
 
-images, labels = (tensor[:120].to(device) for tensor in digits(torch.float64))
+images, labels = (tensor.to(device) for tensor in digits(torch.float64))
+assert sum(p.numel() for p in MLP().parameters()) % world_size > 0
 
 
-def train(model, optimizer, images, labels):
-    for _ in range(6):
+def train(new_optimizer, share, steps=150):
+    """Train on a share of each batch. Returns the losses, and the accuracy on images not seen in training."""
+    model, losses = MLP().to(device, torch.float64), []
+    optimizer = new_optimizer(model.parameters())
+    for step in range(steps):
+        batch = torch.randperm(1500, generator=torch.Generator().manual_seed(step))[:128][share]
         model.zero_grad()
-        nn.functional.cross_entropy(model(images), labels).backward()
+        loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
+        loss.backward()
         optimizer.step()
+        losses.append(loss.item())
+    accuracy = (model(images[1500:]).argmax(1) == labels[1500:]).double().mean().item()
+    return losses, accuracy
 
 
-def apart(my_mean):
-    """→ the largest difference between the parameters of one process and of the ranks"""
-    alone, together = (MLP().to(device, torch.float64) for _ in range(2))
-    assert sum(p.numel() for p in alone.parameters()) % world_size > 0
-    sharded = ByRange(together.parameters(), my_mean, lr=1e-2)
-    train(alone, AdamW(alone.parameters(), lr=1e-2), images, labels)
-    train(together, sharded, images.chunk(world_size)[rank], labels.chunk(world_size)[rank])
-    pairs = zip(alone.parameters(), together.parameters(), strict=True)
-    return max((one - other).abs().max().item() for one, other in pairs)
+alone = train(lambda parameters: AdamW(parameters, lr=3e-3), slice(None))
+own_share = slice(rank, None, world_size)
+together = train(lambda ps: ShortZeRO1(ps, by_reduce_scatter, lr=3e-3), own_share)
 
+# %% tags=["nbval-ignore-output"]
+alone_losses, alone_accuracy = ranks.pull("alone")[0]
+of_ranks, accuracies = zip(*ranks.pull("together"), strict=True)
+mean_losses = [sum(losses) / 4 for losses in zip(*of_ranks, strict=True)]
+difference = max(abs(one - other) for one, other in zip(alone_losses, mean_losses, strict=True))
+print(f"largest difference of the losses: {difference:.0e}")
+print(f"accuracy on new digits: one process {alone_accuracy:.1%}, four ranks {accuracies[0]:.1%}")
+assert difference < 1e-6 and alone_accuracy > 0.8 and abs(accuracies[0] - alone_accuracy) < 0.01
+plots.loss_curves({"one process": alone_losses, "4 ranks, ZeRO-1": mean_losses})
 
-# %%
-# %%ranks
-for my_mean in (all_reduced, reduce_scattered):
-    largest = apart(my_mean)
-    print(f"{my_mean.__name__}: apart by less than 1e-10: {largest < 1e-10}")
-    assert largest < 1e-10
-no_mean = apart(lambda gradient: gradient.chunk(world_size)[rank])
-print(f"without a mean, for comparison: by more than 1e-3: {no_mean > 1e-3}")
+# %% [markdown]
+# The two curves coincide up to rounding. ZeRO-1 changes where the optimizer state is stored, and nothing else.
 
 # %% [markdown]
 # ## What it saves
 #
-# **Predict.** "ZeRO-1 saves 4 times." In fp32 and on your four ranks: how many times less does a rank hold between
-# steps?
+# It is commonly claimed that ZeRO-1 divides memory by four.
+
+# %% [markdown]
+# **Predict.** In fp32 and on four ranks, how many times less does a rank hold between steps than in data parallelism:
+# parameters, gradients and optimizer state together? 1 means nothing is saved.
 
 # %%
-my_prediction = 0.0
+my_times_less = 1.0
 
 
 # %%
 # %%ranks
 def held_by_stage():
-    """→ what stage 0 and stage 1 hold after a step, on the ranks of the present group"""
-    plain, model = new_model(), new_model()
-    all_of_it = AdamW(plain.parameters())
-    part_of_it = ByRange(model.parameters(), reduce_scattered)
-    for each, optimizer in ((plain, all_of_it), (model, part_of_it)):
-        backward(each)
+    """Return what this rank holds after a step without and with ZeRO-1, on the current number of ranks."""
+    plain, sharded = new_model(), new_model()
+    full_adamw = AdamW(plain.parameters())
+    zero1 = ShortZeRO1(sharded.parameters(), by_reduce_scatter)
+    for model, optimizer in ((plain, full_adamw), (sharded, zero1)):
+        backward(model)
         optimizer.step()
-    return memory.held(plain, all_of_it), memory.held(model, part_of_it)
+    return memory.held(plain, full_adamw), memory.held(sharded, zero1)
 
 
 # %%
-at = {}
+by_ranks = {}
 for n in (1, 2, 4):
     with ranks.world(n):
-        at[n] = ranks.run(lambda: held_by_stage())[0]
-    for stage, held in enumerate(at[n]):
+        by_ranks[n] = ranks.run(lambda: held_by_stage())[0]
+    for stage, held in enumerate(by_ranks[n]):
         formula_bytes = formulas.model_state_bytes(parameters, n, stage, formulas.FP32_ADAM)
-        assert 0 <= held.total_bytes - formula_bytes < 1000  # AdamW's step counters, 4 bytes each
-saved = at[4][0].total_bytes / at[4][1].total_bytes
-print(f"predicted {my_prediction:g}, measured {saved:.2f} times")
-bars = {"data parallelism": at[4][0].by_component()}
-plots.memory_by_component(bars | {f"ZeRO-1, {n} ranks": at[n][1].by_component() for n in (2, 4)})
+        assert 0 <= held.total_bytes - formula_bytes < 1000  # AdamW's step counters
+plain, _ = by_ranks[4]
+times_less = plain.total_bytes / by_ranks[4][1].total_bytes
+print(f"predicted {my_times_less:g}, measured {times_less:.2f} times")
+bars = {"data parallelism": plain.by_component()}
+bars |= {f"ZeRO-1, {n} ranks": by_ranks[n][1].by_component() for n in (2, 4)}
+plots.memory_by_component(bars)
 
 # %% [markdown]
-# The updating is shared out with it: AdamW steps a quarter of the numbers. Parameters and gradients stay whole. On N
-# ranks fp32 goes from 16 bytes per parameter to 8 + 8/N, and mixed precision, with 12 bytes of optimizer (chapter 06),
-# to 4 + 12/N:
+# Only the optimizer state gets smaller, because parameters and gradients are still whole on every rank. On N ranks, a
+# parameter takes 8 + 8/N bytes in fp32, and 4 + 12/N bytes in mixed precision, where the optimizer state includes the
+# fp32 master weights (chapter 06). AdamW also has less to compute: each rank updates only Ψ/N elements.
+#
+# In the figure, look at how fast each curve approaches its limit, the dotted line:
 
 # %%
 counts, kinds = (1, 2, 4, 8, 16, 32, 64), {"fp32": formulas.FP32_ADAM, "mixed": formulas.MIXED_ADAM}
@@ -489,33 +486,33 @@ formula = {
     name: {n: formulas.model_state_bytes(1, n, stage=1, bytes_per_parameter=each) for n in counts}
     for name, each in kinds.items()
 }
-measured = {"fp32": {n: held[1].total_bytes / parameters for n, held in at.items()}}
+measured = {"fp32": {n: held[1].total_bytes / parameters for n, held in by_ranks.items()}}
 limits = {name: each.parameter + each.gradient for name, each in kinds.items()}
 zero_plots.bytes_per_parameter(formula, measured, limits)
 
 # %% [markdown]
-# For the 7.5 billion parameters of the ZeRO paper's figure 1:
+# The first few ranks save the most. Here is the same for the model with 7.5 billion parameters in figure 1 of the ZeRO
+# paper:
 
 # %%
 rows, counts = [], (1, 2, 4, 8, 64, 10**9)
 for name, each in kinds.items():
-    sizes_gb = [
-        formulas.model_state_bytes(7.5, n, stage=1, bytes_per_parameter=each) for n in counts
-    ]
-    rows.append([f"{name}, GB", *(f"{size_gb:.4g}" for size_gb in sizes_gb)])
-    rows.append(["times less", *(f"{sizes_gb[0] / size_gb:.2f}" for size_gb in sizes_gb)])
-assert rows[2][5] == "31.41"  # the paper's 31.4 GB
+    in_gb = [formulas.model_state_bytes(7.5, n, 1, bytes_per_parameter=each) for n in counts]
+    rows.append([f"{name}, GB", *(f"{gb:.4g}" for gb in in_gb)])
+    rows.append(["times less", *(f"{in_gb[0] / gb:.2f}" for gb in in_gb)])
+assert rows[2][5] == "31.41"  # 31.4 GB in the paper
 tables.Table(["ranks", "1", "2", "4", "8", "64", "→ ∞"], rows)
 
 # %% [markdown]
-# "4 times" is mixed precision on infinitely many ranks; on 8 it is 2.9 times, and in fp32 never more than twice. The
-# first few ranks bring most of it.
+# So "four times" is the limit for mixed precision on infinitely many ranks. On 8 ranks it is 2.9 times. In fp32 it is
+# never more than twice.
 
 # %% [markdown]
 # ## What sharding breaks
 #
-# An optimizer in N parts is right, and some lines around it become wrong. Save `optimizer.state_dict()` on rank 0, as
-# ever:
+# A ZeRO-1 optimizer wraps an **inner optimizer**, the one that updates the rank's shard. The training is right, but
+# some lines around it assume that every rank holds the full optimizer state. The most common one saves
+# `optimizer.state_dict()` on rank 0. What would it save here?
 
 # %%
 # %%ranks
@@ -528,33 +525,37 @@ def saved_bytes(state):
     return file.tell()
 
 
-files = saved_bytes(adamw.state_dict()), saved_bytes(by_range.inner.state_dict())
-shape = list(by_range.inner.state[by_range.shard]["exp_avg"].shape)
+files = saved_bytes(adamw.state_dict()), saved_bytes(zero1.inner.state_dict())
+shape = list(zero1.inner.state[zero1.shard]["exp_avg"].shape)
 
 # %% tags=["nbval-ignore-output"]
-whole_bytes, part_bytes = ranks.pull("files")[0]
-print(f"data parallelism {whole_bytes / 1e6:.2f} MB, ZeRO-1 {part_bytes / 1e6:.2f} MB")
-print("exp_avg:", ranks.pull("shape")[0])
-assert 0.24 < part_bytes / whole_bytes < 0.27
+full_bytes, shard_bytes = ranks.pull("files")[0]
+print(f"data parallelism {full_bytes / 1e6:.2f} MB, ZeRO-1 {shard_bytes / 1e6:.2f} MB")
+print(f"the shape of exp_avg, the momentum, is {ranks.pull('shape')[0]}")
+assert 0.24 < shard_bytes / full_bytes < 0.27
 
 # %% [markdown]
-# A quarter of the state, of a shape that fits no parameter, and no other number of ranks. For a checkpoint, states must
-# be collected, per parameter: *there* they do move. What else in a training loop takes the optimizer for whole?
+# The file has only a quarter of the state. Its shape is that of no parameter, and it fits no other number of ranks. For
+# a checkpoint, the states have to be gathered, per parameter. Other lines fail in a similar way:
 #
-# | in the loop | what goes wrong | so |
+# | in the training loop | what goes wrong | remedy |
 # |---|---|---|
-# | a checkpoint | one N-th, and only for N ranks | collect it, per parameter (lab) |
-# | clipping | each rank would scale by its own part's norm, with no error | the norm of all parts (lab) |
-# | a scheduler | it writes to the outer optimizer, an inner one steps | pass settings on before each step (lab) |
-# | weight decay for some parameters only | a shard has one setting | a flat tensor per group |
-# | LAMB, Adafactor, Muon | they need a parameter's norm, rows or matrix | range cuts parameters: own by parameter |
-# | a log of `p.grad` | it is this rank's own, never the mean | reduce what you log |
-# | more ranks than numbers | the last ranks own filling only | an empty or zero part must still take part |
+# | a checkpoint on rank 0 | it has 1/N of the state, and fits only N ranks | gather the state, per parameter (lab) |
+# | gradient clipping | each rank clips by a norm of its own, without an error | one norm over all shards (lab) |
+# | a learning rate scheduler | the inner optimizer keeps its old settings | copy them before each step (lab) |
+# | weight decay for some parameters | a shard has only one setting | one flat parameter per param group (lab) |
+# | logging `p.grad` | it is this rank's own gradient, not the mean | average what you log |
+# | LAMB, Adafactor, Muon ¹ | a shard may contain only a piece of a parameter | one owner per parameter |
+# | fewer elements than ranks | some ranks own only padding | they still call all collectives |
+#
+# ¹ These optimizers do not treat elements separately. LAMB needs the norm of each parameter, Adafactor the means of its
+# rows and columns, and Muon the whole matrix.
 
 # %% [markdown]
 # ## The production version
 #
-# torch has `ZeroRedundancyOptimizer`, to be used under its DDP. Train the GPT with it, and with ours.
+# torch has `ZeroRedundancyOptimizer`, which you use together with its DDP. The next cells train the GPT for four steps
+# with plain AdamW, with two settings of torch's optimizer, and with the short version.
 
 # %%
 # %%ranks
@@ -562,91 +563,152 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 
-def under_ddp(optimizer_of):
+def in_ddp(new_optimizer):
     model = DistributedDataParallel(new_model(), gradient_as_bucket_view=True)
-    optimizer = optimizer_of(model.parameters())
-
-    def step():
-        loss = backward(model)
-        optimizer.step()
-        return loss
-
-    return step, model, optimizer
+    return model, new_optimizer(model.parameters())
 
 
-def zero_of(parameters, **options):
+def torchs(parameters, **options):
     return ZeroRedundancyOptimizer(parameters, AdamW, **options, **settings)
 
 
-# %%
-# %%ranks
-kinds = {
-    "DDP, AdamW": under_ddp(lambda parameters: AdamW(parameters, **settings)),
-    "DDP, torch's": under_ddp(zero_of),
-    "… as bucket views": under_ddp(lambda p: zero_of(p, parameters_as_bucket_view=True)),
-    "by range, our ring": trained_by_range(reduce_scattered),
-}
-losses = {name: [step() for _ in range(4)][-1] for name, (step, *_) in kinds.items()}
-wires = {name: wire_of(step) for name, (step, *_) in kinds.items()}
-held = {name: memory.held(*rest) for name, (_, *rest) in kinds.items()}
+def train_4_steps(model, optimizer):
+    """Return the loss and the ledger of the last step, and what this rank holds after it."""
+    for _ in range(4):
+        with wire.ledger() as log:
+            loss = backward(model)
+            optimizer.step()
+    return loss, log, memory.held(model, optimizer)
 
-# %% tags=["nbval-ignore-output"]
-losses, wires, held = ranks.pull("losses")[0], ranks.pull("wires"), ranks.pull("held")
-rows = []
-for name, loss in losses.items():
-    sent_mb = sum(of_rank[name][1] for of_rank in wires) / 4e6
-    fullest_mb = max(of_rank[name].optimizer_bytes for of_rank in held) / 1e6
-    assert abs(loss - losses["DDP, AdamW"]) < 1e-3
-    messages = f"{wires[0][name][0]}"
-    rows.append([name, f"{loss:.4f}", messages, f"{sent_mb:.2f}", f"{fullest_mb:.2f}"])
-header = ["", "loss", "messages", "send, MB", "optimizer, MB"]
-tables.Table(header, rows, "Loss of rank 0; optimizer: the fullest rank.")
+
+model = new_model()
+short = model, ShortZeRO1(model.parameters(), by_reduce_scatter, **settings)
+versions = {
+    "AdamW": in_ddp(lambda ps: AdamW(ps, **settings)),
+    "torch's ZeRO-1": in_ddp(torchs),
+    "torch's, with bucket views": in_ddp(lambda ps: torchs(ps, parameters_as_bucket_view=True)),
+    "the short version": short,
+}
+results = {name: train_4_steps(*pair) for name, pair in versions.items()}
 
 # %% [markdown]
-# The same losses. torch's is our first version: it owns by *parameter*, largest first, so its fullest rank has the
-# embedding; DDP all-reduces the gradients, and the parameters are broadcast, one by one or a rank's all together. That
-# is 3f. In exchange DDP's two thirds overlap with backward, and any optimizer may be in it, LAMB too. Ours waits until
-# backward is over and copies all gradients into one piece. (The lab spares the copy, chapter 08 the waiting.) For a
-# checkpoint, torch's `consolidate_state_dict` collects the states.
+# Compare the last two columns:
+
+# %% tags=["nbval-ignore-output"]
+results, rows = ranks.pull("results"), []
+for name in results[0]:
+    losses, logs, held = zip(*(of_rank[name] for of_rank in results), strict=True)
+    assert abs(losses[0] - results[0]["AdamW"][0]) < 1e-3
+    calls = sum(entry.op != "recv" for entry in logs[0].entries)
+    sent_mb = sum(log.sent_bytes for log in logs) / 4e6
+    most_mb = max(of_rank.optimizer_bytes for of_rank in held) / 1e6
+    rows.append([name, f"{losses[0]:.4f}", f"{calls}", f"{sent_mb:.2f}", f"{most_mb:.2f}"])
+plain, torchs, views, short = ([float(cell) for cell in row[1:]] for row in rows)
+assert torchs[2] > 1.4 * plain[2] and views[1] < torchs[1] and short[2] < 1.1 * plain[2]
+assert short[3] < torchs[3] < plain[3]
+header = ["", "loss", "calls", "sent per rank, MB", "optimizer state, MB"]
+tables.Table(header, rows, "Loss of rank 0; mean of the bytes; largest optimizer state of a rank.")
+
+# %% [markdown]
+# All of them train the same model. torch's optimizer works like our first version: it assigns whole parameters, the
+# largest first, and broadcasts them after the step. So the owner of the embedding holds the most, and a step sends
+# 3f · 4Ψ bytes. (DDP can hide the all-reduces among them behind backward.) With `parameters_as_bucket_view=True`, there
+# is one broadcast per rank instead of one per parameter. Owning whole parameters also has an advantage: it works with
+# optimizers such as LAMB. For a checkpoint, `consolidate_state_dict()` gathers the states on one rank.
 #
-# (DeepSpeed's stage 1 owns by range, as ours, and all-gathers parameters. But read its ledger before you count on 2f:
-# unless told otherwise, it *all-reduces* buckets of gradients, and each rank keeps its part: `allreduce_and_scatter` in
-# `stage_1_and_2.py`; issues 5758 and 7059.)
+# Training libraries shard by element, as the short version does. Megatron-Core calls its version the **distributed
+# optimizer**:
+#
+# | | DeepSpeed, ZeRO stage 1 | Megatron-Core |
+# |---|---|---|
+# | turned on by | `"zero_optimization": {"stage": 1}` | `use_distributed_optimizer=True` |
+# | shards | flat parameters, by element | its buffers, by element, bucket by bucket |
+# | gradients | all-reduced by default ¹ | reduce-scattered |
+# | overlap | `overlap_comm` | `overlap_grad_reduce` and `overlap_param_gather` |
+# | bytes per parameter | 4 + 12/N, as in the ZeRO paper | 6 + 12/N with bf16 parameters and fp32 gradients ² |
+#
+# ¹ DeepSpeed all-reduces a bucket of gradients, and each rank keeps its shard: see `allreduce_and_scatter` in
+# `stage_1_and_2.py`, and issues 5758 and 7059. So check what it sends before you count on 2f.
+#
+# ² Megatron-Core documentation, "Distributed Optimizer". In fp32, it lists 8 + 8/N, which you have just measured.
+
+# %% [markdown]
+# ## On a cluster
+#
+# | question | here | with NCCL and many hosts |
+# |---|---|---|
+# | Which reduce-scatter? | the ring of chapter 01 | `dist.reduce_scatter_single` ¹, a real one in NCCL |
+# | How many flat parameters? | one | several buckets, so that communication overlaps with backward and forward |
+# | Over which ranks is the state sharded? | all four | all data-parallel ranks, or groups of them ² |
+# | When does it pay? | with two ranks already | almost always: it sends no more bytes than data parallelism |
+# | How is it saved? | gathered (lab) | each rank writes its shard (chapter 12) |
+#
+# ¹ Before torch 2.13, it is called `reduce_scatter_tensor`.
+#
+# ² `num_distributed_optimizer_instances` in Megatron-Core. Chapter 11 does the same to parameters.
 
 # %% [markdown]
 # ## Recap
 #
-# Ψ parameters in fp32, AdamW, N ranks, f = (N−1)/N.
+# There are Ψ parameters in fp32, the optimizer is AdamW, there are N ranks, and f = (N−1)/N.
 #
-# | | memory per rank | sent per rank and step¹ | collectives² | overlap |
+# | | memory per rank, bytes | sent per rank and step ¹ | collectives ² | overlap |
 # |---|---|---|---|---|
-# | data parallelism | 4Ψ + 4Ψ + 8Ψ | 2f · 4Ψ | one per bucket | backward |
-# | by parameter, all-reduce | 4Ψ + 4Ψ + 8 · (the fullest rank's) | 3f · 4Ψ | + one per parameter | backward |
-# | by range, all-reduce | 4Ψ + 4Ψ + 8Ψ/N | 3f · 4Ψ | 2 | none here |
-# | by range, reduce-scatter | 4Ψ + 4Ψ + 8Ψ/N | 2f · 4Ψ | 2 | none here³ |
+# | data parallelism | 4Ψ + 4Ψ + 8Ψ | 2f · 4Ψ | one per bucket | with backward |
+# | one owner per parameter | 4Ψ + 4Ψ + 8 · largest share | 3f · 4Ψ | one per bucket and parameter | all-reduces only |
+# | one owner per element, all-reduce | 4Ψ + 4Ψ + 8Ψ/N | 3f · 4Ψ | 2 | none here |
+# | one owner per element, reduce-scatter | 4Ψ + 4Ψ + 8Ψ/N | 2f · 4Ψ | 2 | none here ³ |
 #
-# ¹ With gradient accumulation, still once per step. ² The three messages of our ring count as one collective. ³ A
-# bucket's reduce-scatter could leave during backward, as in chapter 04; chapter 08 lets it. Parameters could be
-# gathered while the next forward begins.
+# ¹ With gradient accumulation, it is the same: communication happens once per step.
+#
+# ² The steps of our ring count as one collective.
+#
+# ³ A reduce-scatter per bucket can be launched during backward (chapter 08), and an all-gather per bucket can overlap
+# with the next forward.
+#
+# **Terms**
+#
+# - **ZeRO-1**: data parallelism with a sharded optimizer state. Each rank updates its shard of the parameters, and
+#   then the ranks all-gather them.
+# - **owner** (of a parameter or an element): the rank that holds its optimizer state and updates it.
+# - **flat parameter**: a flat tensor that holds several parameters, padded to a multiple of the number of ranks. The
+#   parameters are views of it.
+# - **inner optimizer**: the ordinary optimizer that updates this rank's shard inside a ZeRO-1 optimizer.
+# - **distributed optimizer**: ZeRO-1 in Megatron-Core.
+
+# %% [markdown]
+# ## Further reading
+#
+# - Rajbhandari et al., [ZeRO: Memory Optimizations Toward Training Trillion Parameter
+#   Models](https://arxiv.org/abs/1910.02054), 2020: figure 1 and §5.1 for the memory, §7 for the communication. Its
+#   "2Ψ" counts elements, with f → 1.
+# - Megatron-Core, [Distributed
+#   Optimizer](https://docs.nvidia.com/megatron-core/developer-guide/latest/api-guide/dist_optimizer.html): the same
+#   step with fp32 gradients and bf16 parameters, drawn with 16 elements.
+# - PyTorch, [Distributed Optimizers](https://docs.pytorch.org/docs/stable/distributed.optim.html):
+#   `ZeroRedundancyOptimizer` and its options, in particular the restrictions of `overlap_with_ddp`.
+# - [DeepSpeed issue 5758](https://github.com/deepspeedai/DeepSpeed/issues/5758): a user expects a reduce-scatter,
+#   finds an all-reduce in the log, and a developer confirms it.
 
 # %% [markdown]
 # ## What is still wasted
 #
-# After the reduce-scatter a rank needs the gradients of its own part, and holds those of all:
+# After the reduce-scatter, a rank needs the mean gradient of its own shard. What does it hold?
 
 # %%
 # %%ranks
-held = memory.held(*kinds["by range, our ring"][1:])
-needed = by_range.shard.nbytes
-print(f"gradients held {held.gradients_bytes / 1e6:.2f} MB, needed {needed / 1e6:.2f} MB")
-assert held.gradients_bytes == world_size * needed
+model, zero1 = versions["the short version"]
+gradients_bytes = memory.held(model, zero1).gradients_bytes
+needed_bytes = zero1.shard.nbytes
+print(f"gradients held {gradients_bytes / 1e6:.2f} MB, needed {needed_bytes / 1e6:.2f} MB")
+assert gradients_bytes == world_size * needed_bytes
 
 # %% [markdown]
-# Three quarters of them for nothing; in mixed precision, on many ranks, gradients are by now half of all that is held.
-# They could be let go of, each as soon as its sum has left. That is ZeRO-2, chapter 08.
+# It holds the gradients of all shards, and needs those of one. In mixed precision and on many ranks, gradients are now
+# half of all that a rank holds. They could be freed as soon as they have been reduced. This is ZeRO-2, chapter 08.
 #
-# But first build `ZeRO1`: a real `torch.optim.Optimizer`, without the second copy of the gradients that `one_piece`
-# makes, that clips, follows a scheduler, and writes checkpoints for any number of ranks.
+# But first, you build `ZeRO1` in the lab: a real `torch.optim.Optimizer`, without the copy of the gradients that
+# `flatten` makes in each step. It clips gradients, follows a scheduler, and writes checkpoints for any number of ranks.
 
 # %%
 ranks.stop()

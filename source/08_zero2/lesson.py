@@ -2,36 +2,45 @@
 # jupyter:
 #   course:
 #     module: zero2
-#     minutes: 25
+#     minutes: 35
 # ---
 
 # %% [markdown]
 # # 08 · ZeRO-2
 #
-# **25 minutes.** You will be able to
+# **35 minutes.** After this lesson, you will be able to:
 #
-# - say what is gained by freeing gradients after backward, and what by freeing them during it,
-# - bound the bytes of gradients at every moment of a backward, and name the wait that keeps the bound,
-# - settle from the ledger whether ZeRO-2 sends more than data parallelism, with one micro-batch and with several,
-# - tell what gloo makes of a reduce-scatter, and how much of the sending still hides behind backward.
+# - reduce-scatter each bucket of gradients during backward, and free it as soon as it is reduced,
+# - bound the bytes of gradients at any moment of backward, on gloo and on NCCL, and name the wait that keeps the bound,
+# - say when this lowers the peak memory of a step, and when it does not,
+# - predict what a step sends, with one micro-batch and with several,
+# - explain how torch's FSDP2 and DeepSpeed's stage 2 differ from your version.
 #
-# You need buckets and hooks (chapters 03 and 04), and from lab 07 `FlatParameter`: parameters that are views of one
-# flat tensor, of which rank r owns the r-th of N equal shards.
+# You need `launch_reduce_scatter` (lab 01), buckets and hooks (chapters 03 and 04), activation checkpointing (chapter
+# 06), and the `ZeRO1` and `FlatParameter` of chapter 07. As before, Ψ is the number of parameters, N is the number of
+# ranks, and f = (N−1)/N.
+
+# %% [markdown]
+# ## Where we are
+#
+# In chapter 07, you built `ZeRO1`. After backward, it reduce-scatters the gradients, so that each rank gets the mean
+# gradient of its shard of the parameters. The rank updates this shard, and all-gathers the others.
+#
+# Each rank gets a link of 1 Gbit/s, as in chapter 03:
+
+# %% tags=["nbval-ignore-output"]
+from shared import formulas, measure, plots, ranks, tables
+from shared.plots import diagrams
+from shared.plots import zero as zero_plots
+
+measure.start_behind_link(world_size=4, rate="1gbit", latency_ms=0.1)
 
 # %% [markdown]
 # ## What is wasted
 #
-# The `ZeRO1` of lab 07 has run backward and reduced the gradients. What does a rank hold now, and what of it does it
-# need for its part of the step?
-
-# %% tags=["nbval-ignore-output"]
-from shared import formulas, plots, ranks, tables
-from shared.plots import zero as zero_plots
-
-ranks.start(world_size=4, backend="gloo:cpu", detect_mismatch=False)
-
-# %% [markdown]
-# (On the CPU even where there are GPUs: further down we look into gloo, and put a slow link under it.)
+# What does a rank hold just before the optimizer's step? We train a GPT with `ZeRO1` for two steps, because AdamW
+# allocates its state in the first one, and measure in the second one. (The samples have only 16 tokens. You will see
+# why.)
 
 # %%
 # %%ranks
@@ -39,116 +48,124 @@ from functools import partial
 from itertools import pairwise
 
 from shared import memory, wire
-from shared.c10d import all_gather_single, reduce_scatter_single
 from shared.data import CharTokens
 from shared.models import GPTConfig, TinyGPT
-from solutions.bucketed_ddp import assign_buckets
-from solutions.zero1 import FlatParameter, ZeRO1
+from solutions.zero1 import ZeRO1
 
 text = CharTokens()
 config = GPTConfig(vocab_size=text.vocab_size, layers=6, width=128)
-inputs, targets = text.windows(range(rank, 200, 100), length=16)
+sample = text.windows(range(rank, 200, 100), length=16)
 AdamW, settings = torch.optim.AdamW, {"lr": 1e-3}
 model = TinyGPT(config)
 zero1 = ZeRO1(model.parameters(), AdamW, **settings)
 for _ in range(2):
     zero1.zero_grad()
-    model(inputs, targets).backward()
+    model(*sample).backward()
     zero1.reduce_gradients()
-    held = memory.held(model, zero1)  # the second time AdamW has its state
+    held = memory.held(model, zero1)
     zero1.step()
+
+# %% [markdown]
+# To update its shard, a rank needs only its shard of the gradients. In the figure, compare the gradients that it holds
+# with those that it needs:
 
 # %%
 held = ranks.pull("held")[0].by_component()
-parameters = held["parameters"] // 4
+parameters = held["parameters"] // 4  # each has 4 bytes
 assert held["gradients"] == 4 * parameters
 needed = held | {"gradients": held["gradients"] // 4}
-wasted_mb = (held["gradients"] - needed["gradients"]) / 1e6
-print(f"Ψ = {parameters:,}; gradients for nothing: {wasted_mb:.2f} MB")
-plots.memory_by_component({"holds": held, "needs": needed}, decimals=2)
+print(f"Ψ = {parameters:,}")
+plots.memory_by_component({"held": held, "needed": needed}, decimals=2)
 
 # %% [markdown]
-# Three quarters of the gradients belong to parts that other ranks step. They had to be *made* here, from this rank's
-# samples. They need not be *kept*.
+# Three quarters of the gradients belong to shards that other ranks own. This rank has to *compute* them, because they
+# contain the contribution of its samples. But it does not have to *keep* them. In **ZeRO-2**, the second stage of ZeRO,
+# a rank keeps only its shard of the gradients, as well as only its shard of the optimizer state.
 
 # %% [markdown]
-# ## Free them after backward
+# ## Each bucket has its own shards
 #
-# First we need a reduce-scatter that returns at once. This one is `direct_reduce_scatter` of chapter 01, cut in two: it
-# returns a function that waits, and then returns this rank's shard of the sum. (Lab 01's `launch_reduce_scatter` does
-# the same with less memory, and returns an object with `wait()`.)
-
+# We want to free gradients early, so we reduce-scatter them in buckets (chapter 03). The parameters of each bucket get
+# their own `FlatParameter`, which keeps them in a flat tensor of N equal shards. So rank r owns the r-th shard of
+# *every bucket*. The diagram (an example) shows the gradients that rank 1 holds over time. When are three of a bucket's
+# four shards freed, and which one stays?
 
 # %%
-# %%ranks
-def directly(flat):
-    """Launch sending each rank its shard of flat. Returns a function that waits, and adds up what came."""
-    arrived = torch.empty_like(flat)
-    handle = dist.all_to_all_single(arrived, flat, async_op=True)
-
-    def finish():
-        handle.wait()
-        return arrived.view(world_size, -1).sum(0)
-
-    return finish
-
+diagrams.bucket_owners()
 
 # %% [markdown]
-# Then we need buckets, as in chapter 03. Each has a `FlatParameter` of its own, so a rank owns a quarter of *every
-# bucket*. If it owned a contiguous quarter of the model instead, the first bucket would belong to one rank, and all
-# others would send to that rank. (Here a bucket is packed when it is sent. The lab's packs each gradient when it
-# comes.)
+# Why not let rank r own the r-th quarter of the *model*, as in `ZeRO1`? Then rank 3 would own the first buckets
+# completely, because they hold the end of the model. All other ranks would send these gradients to rank 3 at the same
+# time, and its link would be the bottleneck.
+
+# %% [markdown]
+# ## First attempt: reducing after backward
+#
+# The next class packs the gradients of a bucket into a flat tensor, and reduce-scatters them with lab 01's
+# `launch_reduce_scatter`, which returns a handle at once. The handle's `wait()` returns this rank's shard of the sum.
 
 
 # %%
 # %%ranks
+from solutions.async_collectives import launch_reduce_scatter
+from solutions.flat import FlatParameter
+
+
 class Bucket:
-    """A flat parameter, and its gradients in flight: of their mean this rank keeps its shard."""
+    """A flat parameter, whose gradients are reduce-scattered together and then freed."""
 
-    def __init__(self, parameters, begin):
-        self.flat_parameter, self.begin, self.finish = FlatParameter(parameters), begin, None
+    def __init__(self, parameters, reduce_scatter):
+        self.flat_parameter, self.parameters = FlatParameter(parameters), parameters
+        self.reduce_scatter, self.in_flight = reduce_scatter, None
 
-    def send(self):
+    def launch(self):
         layout = self.flat_parameter.layout
         flat = layout.new_flat()
-        for parameter, view in zip(layout.parameters, layout.views(flat), strict=True):
+        for parameter, view in zip(self.parameters, layout.views(flat), strict=True):
             view.copy_(parameter.grad)
             parameter.grad = None
-        self.finish = self.begin(flat)
+        self.in_flight = self.reduce_scatter(flat)
 
     def wait(self):
-        if self.finish is not None:
-            mean, shard = self.finish() / world_size, self.flat_parameter.shard
+        if self.in_flight is not None:
+            mean, shard = self.in_flight.wait() / world_size, self.flat_parameter.shard
             shard.grad = mean if shard.grad is None else shard.grad + mean
-            self.finish = None  # and with it goes what was sent and what arrived
+            self.in_flight = None  # frees the flat tensor
+
+
+# %% [markdown]
+# The simplest ZeRO-2 reduces one bucket after the other when backward is over. The inner AdamW updates this rank's
+# shards:
 
 
 # %%
 # %%ranks
-class FreesAfter:
-    """ZeRO-2 at first sight: when backward is over, bucket after bucket is sent and freed."""
+from solutions.bucketed_ddp import assign_buckets
 
-    def __init__(self, model, begin=directly, cap_mb=0.25, **settings):
+
+class ReduceAfterBackward:
+    """ZeRO-2, first attempt: the buckets are reduced and freed when backward is over."""
+
+    def __init__(self, model, reduce_scatter=launch_reduce_scatter, cap_mb=0.25, **settings):
         assigned = assign_buckets(model.parameters(), cap_mb)
-        self.buckets = [Bucket(parameters, begin) for parameters in assigned]
+        self.buckets = [Bucket(parameters, reduce_scatter) for parameters in assigned]
         self.inner = AdamW([bucket.flat_parameter.shard for bucket in self.buckets], **settings)
 
     def finish_gradient_sync(self):
         for bucket in self.buckets:
-            bucket.send()
+            bucket.launch()
             bucket.wait()
 
     def step(self):
         self.inner.step()
         self.inner.zero_grad()
         for bucket in self.buckets:
-            flat_parameter = bucket.flat_parameter
-            all_gather_single(flat_parameter.flat_param, flat_parameter.shard.data)
+            bucket.flat_parameter.launch_all_gather().wait()
 
 
 # %% [markdown]
-# **Predict.** Between backward and step a rank now keeps a quarter of the gradients. How much of them does it hold at
-# most, at any moment of a step? (1 is all.)
+# **Predict.** Between backward and the optimizer's step, a rank now holds a quarter of the gradients. What is the
+# largest part of the gradients that it holds at *any* moment of a step? 1 means all of them.
 
 # %%
 my_prediction = 0.0
@@ -156,8 +173,8 @@ my_prediction = 0.0
 
 # %%
 # %%ranks
-def one_step(model, optimizer):
-    loss = model(inputs, targets)
+def one_step(model, optimizer, sample=sample):
+    loss = model(*sample)
     loss.backward()
     optimizer.finish_gradient_sync()
     optimizer.step()
@@ -165,63 +182,65 @@ def one_step(model, optimizer):
 
 
 def begun(kind, **options):
-    """→ a new model and its optimizer, after a first step: AdamW has its state"""
+    """Return a new model and its optimizer after one step, so that AdamW has its state."""
     model = TinyGPT(config)
     optimizer = kind(model, **settings, **options)
     one_step(model, optimizer)
     return model, optimizer
 
 
-def watched(model, optimizer):
+def peak_of(model, optimizer, sample=sample):
+    """Run one step. Returns the memory over this step."""
     with memory.peak(model, optimizer) as peak:
-        one_step(model, optimizer)
+        one_step(model, optimizer, sample)
     return peak
 
 
-after = watched(*begun(FreesAfter))
+after = peak_of(*begun(ReduceAfterBackward))
 
 # %%
 after = ranks.pull("after")[0]
 kept = next(sample.held for sample in after.samples if sample.phase == "step")
 most = max(sample.held.gradients_bytes for sample in after.samples) / (4 * parameters)
-print(f"kept for the step: {kept.gradients_bytes / (4 * parameters):.2f} of the gradients")
-print(f"at most: predicted {my_prediction:g}, measured {most:.2f}")
-assert most >= 1 and after.phase == "backward"
-figure = plots.memory_over_step(after.samples)
-figure.axes[0].set_xlabel("operators since the start (backward: with finish_gradient_sync())")
-figure
+print(f"held for the optimizer's step: {kept.gradients_bytes / (4 * parameters):.2f}")
+print(f"most at any moment: predicted {my_prediction:g}, measured {most:.2f}")
+assert most >= 1 and after.held.gradients_bytes > 0.9 * 4 * parameters
+plots.memory_over_step(after.samples)
 
 # %% [markdown]
-# All of them. The first gradient goes only when the last one has come, and just there lies the peak. A device must have
-# room for the peak; what it keeps afterwards does not help it.
+# A rank holds all of them, because the first gradient is freed only after the last one has been computed. As the figure
+# shows, this is also the **peak** of the step, the moment at which it needs the most memory. A GPU must have room for
+# it. What we free after the peak does not help.
 
 # %% [markdown]
-# ## Free them during backward
+# ## Reducing during backward
 #
-# A bucket can go when it is full. Chapter 04 has the means, a hook that is called when a parameter's gradient is
-# complete. One thing is new: before a bucket is sent, the one before it must have arrived.
+# A bucket can be launched as soon as it is full. Chapter 04 showed how: a hook counts the gradients that are ready. One
+# thing is new. Before a bucket is launched, the one before it has to be reduced and freed:
 
 
 # %%
 # %%ranks
-class FreesDuring(FreesAfter):
-    """A bucket is sent, and freed, when its last gradient has come."""
+class ReduceDuringBackward(ReduceAfterBackward):
+    """Launches a bucket as soon as it is full, but first waits for the bucket before it."""
 
     def __init__(self, model, **options):
         super().__init__(model, **options)
-        self.sends, self.before = True, {after: before for before, after in pairwise(self.buckets)}
+        self.enabled = True
+        self.previous = {later: earlier for earlier, later in pairwise(self.buckets)}
         for bucket in self.buckets:
-            bucket.missing = len(bucket.flat_parameter.layout.parameters)
-            for parameter in bucket.flat_parameter.layout.parameters:
-                parameter.register_post_accumulate_grad_hook(partial(self.came, bucket))
+            bucket.missing = len(bucket.parameters)
+            for parameter in bucket.parameters:
+                parameter.register_post_accumulate_grad_hook(partial(self.on_gradient, bucket))
 
-    def came(self, bucket, parameter):
-        bucket.missing -= 1 if self.sends else 0
+    def on_gradient(self, bucket, _):
+        if self.enabled:
+            bucket.missing -= 1
         if bucket.missing == 0:
-            if bucket in self.before:
-                self.before[bucket].wait()
-            bucket.send()
-            bucket.missing = len(bucket.flat_parameter.layout.parameters)
+            if bucket in self.previous:
+                self.previous[bucket].wait()
+            bucket.launch()
+            bucket.missing = len(bucket.parameters)
 
     def finish_gradient_sync(self):
         for bucket in self.buckets:
@@ -229,49 +248,66 @@ class FreesDuring(FreesAfter):
 
 
 # %% [markdown]
-# (All ranks fill this GPT's buckets in one order. Where they might not, it takes the queue of lab 04.)
+# (In this GPT, all ranks fill the buckets in the same order. In general, you need the queue that you built in lab 04.
+# We use `enabled` later.)
 #
-# What is alive at one moment? A bucket on its way, what arrives of it, and gradients that wait until their own bucket
-# is full: three buckets. Besides these, this rank's part of all that have left:
+# How many bytes of gradients can a rank hold at the same moment? Its shards of the buckets that have been reduced take
+# at most 4Ψ/N bytes. In addition, there are:
 #
-# $$\text{gradients and buckets} \le \frac{4\Psi}{N} + 3 \cdot \text{bucket}$$
+# | what | on gloo | with NCCL |
+# |---|---|---|
+# | the flat tensor of the bucket in flight | 1 bucket | 1 bucket |
+# | the buffer into which the reduce-scatter receives ¹ | f buckets | 1/N of a bucket, or nothing |
+# | gradients that wait until the next bucket is full | up to 1 bucket | up to 1 bucket |
+#
+# ¹ The memory that a collective fills with what it receives is its **receive buffer**. On gloo,
+# `launch_reduce_scatter` receives a shard from each of the other ranks, and then adds them up. NCCL adds while it
+# transfers, so it needs only an output of one shard. This output may even be the rank's shard of the flat tensor.
+#
+# So a rank never holds more than 4Ψ/N bytes plus 2 + f buckets on gloo, and 4Ψ/N bytes plus 2 + 1/N buckets on NCCL.
+# Both are less than 4Ψ/N plus three buckets. In the figure, compare the dashed line with this level:
 
 
 # %%
 # %%ranks
-def of_backward(peak):
-    """→ bytes of gradients and buckets, at every moment of a backward"""
-    backward = (sample.held for sample in peak.samples if sample.phase == "backward")
-    return [held.gradients_bytes + held.buckets_bytes for held in backward]
+def gradient_bytes(peak):
+    """Return the bytes of gradients and buckets at every moment of backward."""
+    held = [sample.held for sample in peak.samples if sample.phase == "backward"]
+    return [each.gradients_bytes + each.buckets_bytes for each in held]
 
 
 def curve_of(kind):
-    """As of_backward; gloo's threads may let go of a message late, so the least of three steps at each moment."""
+    """Take the least of three steps at each moment, because gloo's threads may free a tensor late."""
     model, optimizer = begun(kind)
-    steps = [of_backward(watched(model, optimizer)) for _ in range(3)]
+    steps = [gradient_bytes(peak_of(model, optimizer)) for _ in range(3)]
     return [min(moment) for moment in zip(*steps, strict=True)]
 
 
-curves = {"freed after backward": curve_of(FreesAfter), "freed during it": curve_of(FreesDuring)}
-largest_bytes = max(bucket.flat_parameter.flat_param.nbytes for bucket in FreesAfter(model).buckets)
+curves = {"after": curve_of(ReduceAfterBackward), "during": curve_of(ReduceDuringBackward)}
+buckets = ReduceAfterBackward(TinyGPT(config)).buckets
+bucket_bytes = max(bucket.flat_parameter.flat_param.nbytes for bucket in buckets)
 
 # %%
-bound_bytes = 4 * parameters / 4 + 3 * ranks.pull("largest_bytes")[0]
+bound_bytes = 4 * parameters / 4 + 3 * ranks.pull("bucket_bytes")[0]
 for curves in ranks.pull("curves"):
-    assert max(curves["freed during it"]) <= bound_bytes
-    assert max(curves["freed after backward"]) >= 4 * parameters
+    assert max(curves["during"]) <= bound_bytes
+    assert max(curves["after"]) >= 4 * parameters
 levels = {"4Ψ": 4 * parameters, "4Ψ/N": parameters, "4Ψ/N + 3 buckets": bound_bytes}
 zero_plots.over_backward(ranks.pull("curves")[0], levels)
 
 # %% [markdown]
-# Where the dashed line falls, a bucket has arrived and gone. Smaller buckets would bring it nearer to 4Ψ/N, at the
-# price of more messages (chapter 03).
+# Whenever the dashed line falls, a bucket has been reduced and freed. At the end, both lines are close to 4Ψ/N. With
+# smaller buckets, the dashed line would stay closer to this level, but there would be more latency (chapter 03).
 
 # %% [markdown]
-# ## One line less
+# ## The wait that keeps the bound
 #
-# **Predict.** Let backward never stand still: leave out the wait for the bucket before, and wait for all at the end, as
-# `OverlappedDDP` does. How many times 4Ψ are held at most?
+# Does backward have to wait? `OverlappedDDP` launches each bucket when it is full, and waits for all of them at the
+# end. Let's try the same with reduce-scatters.
+
+# %% [markdown]
+# **Predict.** Backward never waits. How many bytes of gradients and buckets does a rank hold at the peak, as a multiple
+# of 4Ψ? 1 means as many as without sharding.
 
 # %%
 my_prediction = 0.0
@@ -279,203 +315,84 @@ my_prediction = 0.0
 
 # %%
 # %%ranks
-class NeverWaits(FreesDuring):
+class NeverWaits(ReduceDuringBackward):
     def __init__(self, model, **options):
         super().__init__(model, **options)
-        self.before = {}
+        self.previous = {}
 
 
 most_bytes = max(curve_of(NeverWaits))
 
 # %%
 times = ranks.pull("most_bytes")[0] / (4 * parameters)
-print(f"predicted {my_prediction:g}, measured {times:.1f} times")
-assert times > 1.9
+print(f"predicted {my_prediction:g}, measured {times:.2f} times 4Ψ")
+assert times > 1.6
 
 # %% [markdown]
-# Twice, worse than freeing nothing: of every bucket what was sent and what arrived, until somebody has waited. DDP can
-# afford that, for its buckets are its gradients. (To let go only of what happens to have arrived would be no bound: on
-# a slow link, nothing has.)
+# That is worse than without sharding. Every flat tensor and every receive buffer stays alive until the rank has waited
+# for the reduce-scatter, which makes 1 + f times 4Ψ. (With NCCL, it would be up to 1 + 1/N times.) For DDP, not waiting
+# costs no memory, because its buckets *are* its gradients.
 
 # %% [markdown]
-# ## What it saves
+# ## When do gradients make the peak?
 #
-# Between backward and step, on N ranks, fp32 is down from 16 bytes per parameter to 4 + 12/N, and mixed precision
-# (chapter 06) to 2 + 14/N.
+# Above, the peak was at the end of backward, when there are the most gradients. We arranged that: our samples have only
+# 16 tokens, so the activations are small. With longer samples, activations take more memory than gradients, and they
+# take the most when backward *begins*. At this moment, there are no gradients yet.
+
+# %% [markdown]
+# **Predict.** With samples of 64 tokens, how high is the peak with `ReduceDuringBackward`, as a fraction of the peak
+# with `ReduceAfterBackward`? 1 means that they are equal. And what is the fraction if every block is checkpointed, as
+# in chapter 06?
 
 # %%
-held_bytes = kept.parameters_bytes + kept.gradients_bytes + kept.optimizer_bytes
-formula_bytes = formulas.model_state_bytes(parameters, 4, 2, formulas.FP32_ADAM)
-assert 0 <= held_bytes - formula_bytes < 1000  # AdamW's step counters, 4 bytes each
-print(f"fp32, 4 ranks: {held_bytes / parameters:.2f} bytes per parameter")
-rows, counts = [], (2, 4, 8, 64, 10**9)
-for name, each in {"fp32": formulas.FP32_ADAM, "mixed": formulas.MIXED_ADAM}.items():
-    rows.append([name, *(f"{formulas.memory_saving(n, 2, each):.2f}" for n in counts)])
-tables.Table(["times less, on ranks", "2", "4", "8", "64", "→ ∞"], rows)
-
-# %% [markdown]
-# "8 times" is a limit, as ZeRO-1's "4 times" was. Nor does it carry 70 billion parameters on devices of 80 GB, as is
-# told: 2Ψ bytes of parameters stay whole in mixed precision, so on any number of ranks 80/2 = 40 billion are the end.
-
-# %% [markdown]
-# ## What it sends
-#
-# One often reads that data parallelism costs Ψ per step, and ZeRO-2 "a moderate 2Ψ". **Predict:** how many times the
-# bytes of data parallelism does a step of `FreesDuring` send? And how many if a bucket is all-reduced, and this rank's
-# part sliced out?
-
-# %%
-my_prediction, my_prediction_sliced = 0.0, 0.0
-
+my_prediction, my_prediction_checkpointed = 0.0, 0.0
 
 # %%
 # %%ranks
-def all_reduced(flat):
-    """Begin to add flat up on every rank. → a function that waits, and slices out this rank's part"""
-    handle = dist.all_reduce(flat, async_op=True)
+from torch.utils.checkpoint import checkpoint
 
-    def finish():
-        handle.wait()
-        return flat.chunk(world_size)[rank].clone()
-
-    return finish
-
-
-def ledger_of(model, optimizer):
-    with wire.ledger() as log:
-        one_step(model, optimizer)
-    return log
-
-
-logs = [ledger_of(*begun(FreesDuring, begin=begin)) for begin in (directly, all_reduced)]
-print("\n".join(log.summary() for log in logs))
+longer = text.windows(range(rank, 200, 100), length=64)
+held = {}
+for name, kind in {"after": ReduceAfterBackward, "during": ReduceDuringBackward}.items():
+    model, optimizer = begun(kind)
+    held[f"{name} backward"] = peak_of(model, optimizer, longer).held.by_component()
+    for block in model.blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    held[f"{name} backward, checkpointed"] = peak_of(model, optimizer, longer).held.by_component()
 
 # %%
-ddp_bytes = formulas.step_sent_bytes(parameters, ranks=4, stage=0, bytes_each=4)
-log, sliced = ranks.pull("logs")[0]
-log.assert_volume(sent_bytes=formulas.step_sent_bytes(parameters, ranks=4, stage=2, bytes_each=4))
-times, times_sliced = log.sent_bytes / ddp_bytes, sliced.sent_bytes / ddp_bytes
-print(f"predicted {my_prediction:g}, measured {times:.2f} times data parallelism")
-print(f"all-reduce, then slice: predicted {my_prediction_sliced:g}, measured {times_sliced:.2f}")
-assert times == 1 and times_sliced == 1.5
+held = ranks.pull("held")[0]
+after, after_checkpointed, during, checkpointed = (sum(parts.values()) for parts in held.values())
+print(f"plain: predicted {my_prediction:g}, measured {during / after:.2f}")
+fraction = checkpointed / after_checkpointed
+print(f"checkpointed: predicted {my_prediction_checkpointed:g}, measured {fraction:.2f}")
+assert abs(during / after - 1) < 0.1 and fraction < 0.9
+plots.memory_by_component(held)
 
 # %% [markdown]
-# Both cost 2f numbers per parameter, f = (N−1)/N: an all-reduce is a reduce-scatter and an all-gather, and here the
-# optimizer steps between the two. (Rajbhandari et al. 2020, "ZeRO", §7.) Whoever all-reduces and slices has ZeRO-2's
-# memory, and pays half as much again.
+# Each bar shows what a rank holds at the peak of its step. Without checkpointing, activations make the peak, and the
+# moment at which gradients are reduced matters little. With checkpointing, gradients make the peak, and it is lower if
+# they are reduced during backward. Large models are usually trained with checkpointing.
 
 # %% [markdown]
-# ## What gloo makes of it
+# ## The short version
 #
-# That was what must be sent. What was sent, each rank asks its own sockets, for one flat tensor of S bytes and four
-# ways to have it added up. They take turns, and the fastest round of each counts.
+# `Bucket` and `ReduceDuringBackward` are all you need to train. The next cell trains the digits MLP twice from the same
+# weights: in one process on the full batch, and with ZeRO-2, where each rank has a quarter of each batch. There are two
+# buckets, and one of them needs padding.
 
 
 # %%
-# %%ranks
-from solutions.collectives import ring_reduce_scatter
+# %%ranks --timeout 120
+from shared.data import digits
+from shared.models import MLP
+
+images, labels = digits(torch.float64)
 
 
-def by_backend(flat):
-    mine = flat.new_empty(flat.numel() // world_size)
-    handle = reduce_scatter_single(mine, flat, async_op=True)
-
-    def finish():
-        handle.wait()
-        return mine
-
-    return finish
-
-
-def around_ring(flat):
-    mine = ring_reduce_scatter(flat)  # it waits in each of its steps
-    return lambda: mine
-
-
-# %%
-# %%ranks
-import time
-
-from shared.wire import sockets
-
-
-def wire_of(step):
-    """→ messages, bytes that must be sent, and that were, on this rank"""
-    before_bytes = sockets.sent_bytes()
-    with wire.ledger() as log:
-        step()
-        dist.barrier()  # until what was sent has left the sockets' queues
-    sent_bytes = float("nan")
-    if before_bytes is not None:  # some systems do not tell
-        sent_bytes = sockets.sent_bytes() - before_bytes
-    return log.messages - 1, log.sent_bytes, sent_bytes
-
-
-def timed_ms(begin):
-    dist.barrier()
-    began_s = time.perf_counter()
-    begin(flat)()
-    return 1e3 * (time.perf_counter() - began_s)
-
-
-# %%
-# %%ranks
-flat, ways = torch.ones(2**21), [all_reduced, by_backend, around_ring, directly]
-wires = [wire_of(lambda: begin(flat)()) for begin in ways]  # noqa: B023 - called at once
-rounds = [[timed_ms(begin) for begin in ways] for _ in range(12)]
-
-# %% tags=["nbval-ignore-output"]
-import torch
-
-names = [
-    "all-reduce, then slice",
-    "gloo's reduce-scatter",
-    "the ring of chapter 01",
-    "sent directly",
-]
-times_ms = torch.tensor(ranks.pull("rounds")).amax(0).amin(0)  # the slowest rank's
-part_bytes = formulas.reduce_scatter_sent_bytes(4 * 2**21, ranks=4)
-bytes_of = torch.tensor(ranks.pull("wires")).mean(0)[:, 1:] / part_bytes  # mean over ranks
-rows = []
-for name, (must, sent), ms in zip(names, bytes_of.tolist(), times_ms, strict=True):
-    rows.append([name, f"{must:.2f}", f"{sent:.2f}", f"{ms / times_ms[1]:.2f}"])
-assert not bytes_of[1, 1] < 1.9 and not bytes_of[2:, 1].max() > 1.1  # or the system does not tell
-tables.Table(["", "must send, in f · S", "sent, in f · S", "time / gloo's"], rows)
-
-# %% [markdown]
-# gloo's reduce-scatter is an all-reduce that throws three quarters away, so with it ZeRO-2 sends what all-reduce and
-# slice sends. NCCL's is a real one; on gloo the one that you built in chapter 01 is. Where the link is all that is
-# slow, half the bytes are half the time. Within one machine adding up takes its share, and the last column says how
-# much is gained.
-#
-# Why not the ring, which sends as little? The ring has to wait between its steps, so it cannot run behind backward;
-# direct sending can.
-
-# %% [markdown]
-# ## Is it still hidden?
-#
-# Here the link is one of 1 Gbit/s (emulated: a message ends only when such a link would have carried it), the blocks
-# take time as on a GPU, without a core (chapter 04), and a bucket holds a block.
-
-
-# %%
-# %%ranks
-class OnDevice(torch.autograd.Function):
-    """Stands in for an accelerator: time passes, and no core is used."""
-
-    @staticmethod
-    def forward(ctx, output):
-        time.sleep(0.006)
-        return output.view_as(output)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        time.sleep(0.012)
-        return gradient
-
-
-class Around:
-    """An AdamW as one_step wants it, for a model that averages its gradients itself."""
+class Plain:
+    """AdamW without sharding, with the methods that one_step calls."""
 
     def __init__(self, model, **settings):
         self.inner = AdamW(model.parameters(), **settings)
@@ -488,73 +405,163 @@ class Around:
         self.inner.zero_grad()
 
 
+def train(share, kind, **options):
+    """Train on a share of each batch. Returns the losses."""
+    mlp, losses = MLP().double(), []
+    optimizer = kind(mlp, lr=3e-3, **options)
+    for step in range(150):
+        batch = torch.randperm(1500, generator=torch.Generator().manual_seed(step))[:128][share]
+        loss = torch.nn.functional.cross_entropy(mlp(images[batch]), labels[batch])
+        loss.backward()
+        optimizer.finish_gradient_sync()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+alone = train(slice(None), Plain)
+together = train(slice(rank, None, world_size), ReduceDuringBackward, cap_mb=0.15)
+
+# %% tags=["nbval-ignore-output"]
+alone = ranks.pull("alone")[0]
+together = [sum(of_step) / 4 for of_step in zip(*ranks.pull("together"), strict=True)]
+difference = max(abs(x - y) for x, y in zip(alone, together, strict=True))
+print(f"largest difference of the losses: {difference:.0e}")
+assert difference < 1e-6 and max(alone[-10:]) < 0.5 * alone[0]
+plots.loss_curves({"one process": alone, "ZeRO-2, 4 ranks": together})
+
+# %% [markdown]
+# It is the same training. How much memory does it save? Between backward and the optimizer's step, the 16 bytes per
+# parameter of data parallelism become 4 + 12/N bytes in fp32, and 2 + 14/N in mixed precision (chapter 06):
+
+# %%
+kept_bytes = kept.parameters_bytes + kept.gradients_bytes + kept.optimizer_bytes
+formula_bytes = formulas.model_state_bytes(parameters, 4, 2, formulas.FP32_ADAM)
+assert 0 <= kept_bytes - formula_bytes < 1000  # AdamW's step counters
+print(f"fp32, 4 ranks: {kept_bytes / parameters:.2f} bytes per parameter")
+savings = [f"{formulas.memory_saving(n, stage=2):.2f}" for n in (2, 4, 8, 64, 10**9)]
+tables.Table(["ranks", "2", "4", "8", "64", "→ ∞"], [["mixed precision: times less", *savings]])
+
+# %% [markdown]
+# ZeRO-2 is often said to need "8 times" less memory. That is the limit for mixed precision on very many ranks, without
+# activations and buckets.
+
+# %% [markdown]
+# ## What a step sends
+#
+# It is commonly claimed that data parallelism sends Ψ elements per step, and ZeRO-2 moderately more, 2Ψ. In truth, data
+# parallelism sends 2fΨ elements (chapter 03).
+
+# %% [markdown]
+# **Predict.** How many times as many bytes as data parallelism does our ZeRO-2 send? And how many if a bucket is
+# *all-reduced*, and each rank then keeps its slice, as some published code does?
+
+# %%
+my_prediction, my_prediction_slice = 0.0, 0.0
+
+
 # %%
 # %%ranks
+class AllReduceThenSlice:
+    """An all-reduce in flight. wait() returns this rank's shard of the sum."""
+
+    def __init__(self, flat):
+        self.flat, self.handle = flat, dist.all_reduce(flat, async_op=True)
+
+    def wait(self):
+        self.handle.wait()
+        return self.flat.chunk(world_size)[rank]
+
+
+def ledger_of(model, optimizer):
+    with wire.ledger() as log:
+        one_step(model, optimizer)
+    return log
+
+
+log = ledger_of(*begun(ReduceDuringBackward))
+sliced = ledger_of(*begun(ReduceDuringBackward, reduce_scatter=AllReduceThenSlice))
+
+# %%
+log, sliced = ranks.pull("log")[0], ranks.pull("sliced")[0]
+log.assert_volume(sent_bytes=formulas.step_sent_bytes(parameters, ranks=4, stage=2, bytes_each=4))
+ddp_bytes = formulas.step_sent_bytes(parameters, ranks=4, stage=0, bytes_each=4)
+times, times_sliced = log.sent_bytes / ddp_bytes, sliced.sent_bytes / ddp_bytes
+print(f"reduce-scatter: predicted {my_prediction:g}, measured {times:.2f} times")
+print(f"all-reduce, slice: predicted {my_prediction_slice:g}, measured {times_sliced:.2f} times")
+assert times == 1 and times_sliced == 1.5
+
+# %% [markdown]
+# ZeRO-2 sends exactly as much as data parallelism: f · 4Ψ bytes for the reduce-scatters and f · 4Ψ for the all-gathers
+# (Rajbhandari et al. 2020, "ZeRO", §7). As in ZeRO-1, the two halves of an all-reduce have the optimizer's step between
+# them. If you all-reduce and slice, you have the memory of ZeRO-2, but send half as much again.
+
+# %% [markdown]
+# ## Is it still hidden?
+#
+# DDP hides its all-reduces behind backward. What about these two halves? We record a step of DDP and of both versions
+# of ZeRO-2. As in chapter 04, each block sleeps, as a stand-in for a GPU. With a cap of 0.8 MB, a bucket holds about
+# one block.
+
+
+# %%
+# %%ranks --timeout 120
 from torch.nn.parallel import DistributedDataParallel
 
-from shared import timeline
-from shared.hosts import emulated
+from shared import measure, timeline
+from shared.models import stand_in_for_gpu
+from shared.timeline.bundles import bundled
+
+
+def recorded(model, optimizer, operations):
+    """Record seven steps. Returns the one of median length as this rank saw it, one span per collective."""
+    stand_in_for_gpu(getattr(model, "module", model).blocks, forward_ms=6, backward_ms=12)
+    step = {"": partial(one_step, model, optimizer)}
+    lines = measure.recorded(step, lambda: timeline.record(model, optimizer.inner), rounds=7)[""]
+    return bundled(lines[rank], operations)
 
 
 def in_ddp():
-    views = {"gradient_as_bucket_view": True}
-    model = DistributedDataParallel(TinyGPT(config), bucket_cap_mb=0.8, **views)
-    return model, Around(model, **settings)
+    ddp = DistributedDataParallel(TinyGPT(config), bucket_cap_mb=0.8, gradient_as_bucket_view=True)
+    return ddp, Plain(ddp, **settings)
 
 
-def in_buckets(kind, **options):
-    model = TinyGPT(config)
-    return model, kind(model, cap_mb=0.8, **settings, **options)
-
-
-# %%
-# %%ranks
-def lines_of(model, optimizer):
-    """→ timelines of five steps"""
-    for block in getattr(model, "module", model).blocks:
-        block.register_forward_hook(lambda block, inputs, output: OnDevice.apply(output))
-    lines = []
-    for _ in range(8):
-        dist.barrier()
-        with timeline.record(model, optimizer.inner) as line:
-            one_step(model, optimizer)
-        lines.append(line)
-    return lines[3:]  # DDP settles its buckets in the first steps
-
-
-with emulated.link("1gbit", latency_ms=0.1):
-    lines = {"DDP": lines_of(*in_ddp())}
-    for kind in (FreesAfter, FreesDuring):
-        lines[kind.__name__] = lines_of(*in_buckets(kind))
-
-# %% tags=["nbval-ignore-output"]
-fastest = {
-    name: min(lines, key=lambda line: line.ended_s - line.began_s)
-    for name, lines in ranks.pull("lines")[0].items()
-}
-for name, line in fastest.items():
-    share = line.exposed_ms / line.communication_ms
-    print(f"{name:12} {share:4.0%} of the time on the wire is exposed")
-assert fastest["FreesAfter"].overlap < 0.1 < fastest["FreesDuring"].overlap
-zero_plots.both_halves(fastest["FreesDuring"])
+lines = {"DDP": recorded(*in_ddp(), operations=1)}
+for kind in (ReduceAfterBackward, ReduceDuringBackward):
+    # A reduce-scatter or all-gather over gloo consists of 3 sends and 3 receives.
+    lines[kind.__name__] = recorded(*begun(kind, cap_mb=0.8), operations=6)
 
 # %% [markdown]
-# The reduce-scatters lie under backward, as DDP's messages do. (A message that begins before the last one has ended is
-# drawn in a row of its own.) Where a bucket has arrived before the next one is full, the new wait costs nothing. Where
-# the link is slower, backward waits. Nothing is lost: the link is busy all the time, and the last bucket arrives when
-# the link is through, with or without the wait.
+# In the lower two timelines, bars 1 to 7 are reduce-scatters, and bars 8 to 14 are all-gathers. Between them is the
+# optimizer's step, which may be too short to be seen, because a rank updates only its shards. Compare where the
+# reduce-scatters are:
+
+# %% tags=["nbval-ignore-output"]
+lines = ranks.pull("lines")[0]
+after, during = lines["ReduceAfterBackward"], lines["ReduceDuringBackward"]
+assert during.exposed_ms < after.exposed_ms
+assert [len(line.lane("communication")) for line in (after, during)] == [14, 14]
+plots.timeline(list(lines.values()), list(lines))
+
+# %% [markdown]
+# With `ReduceDuringBackward`, the reduce-scatters are in flight during backward, as DDP's all-reduces are. Does the new
+# wait take time? No, if each bucket is reduced before the next one is full. On a slower link, backward has to wait. But
+# then the link is busy all the time, so the last bucket could not be reduced much earlier anyway.
 #
-# DDP hides both halves of its all-reduce, though, and ZeRO-2 only one: the all-gather comes after the step, in the
-# open. It could travel while the next forward begins. Chapter 09 gathers parameters just before a layer needs them.
+# The all-gathers come after the optimizer's step, so they are exposed. So DDP can hide both halves of its all-reduces,
+# and this version of ZeRO-2 hides only one half. The all-gathers could overlap with the next forward, in which the last
+# layers need their parameters late. Chapter 09 all-gathers parameters just before a layer needs them.
 
 # %% [markdown]
 # ## Several micro-batches
 #
-# Chapter 04 sent gradients after the last micro-batch only, and let them add up until then. Where? In whole gradients,
-# on every rank. With `sends = False`, `FreesDuring` does the same. Or every micro-batch sends, and what adds up is this
-# rank's part.
-#
-# **Predict.** Four micro-batches, each of which sends: how many times f · 4Ψ in a step?
+# In chapter 04, `no_sync()` let gradients accumulate, and only the last micro-batch sent them. Until then, every rank
+# accumulates *full* gradients. With `enabled = False`, `ReduceDuringBackward` does the same. Alternatively, every
+# micro-batch is reduced, and only this rank's shards accumulate.
+
+# %% [markdown]
+# **Predict.** You accumulate four micro-batches, and each of them is reduced. How many times f · 4Ψ bytes does a step
+# send? For one micro-batch, it is 2.
 
 # %%
 my_prediction = 0
@@ -563,20 +570,19 @@ my_prediction = 0
 # %%
 # %%ranks
 def accumulated(model, optimizer, micro_batches, last_only):
-    """→ bytes sent in a step of several micro-batches, and of gradients and buckets at every moment"""
+    """Run a step. Returns the bytes sent, and those of gradients and buckets at every moment of backward."""
     with wire.ledger() as log, memory.peak(model, optimizer) as peak:
-        for number in range(1, micro_batches + 1):
-            optimizer.sends = not last_only or number == micro_batches
-            (model(inputs, targets) / micro_batches).backward()
+        for index in range(micro_batches):
+            optimizer.enabled = not last_only or index == micro_batches - 1
+            (model(*sample) / micro_batches).backward()
             optimizer.finish_gradient_sync()
         optimizer.step()
-    return log.sent_bytes, of_backward(peak)
+    return log.sent_bytes, gradient_bytes(peak)
 
 
-kinds = [(1, False), (2, False), (4, False), (2, True), (4, True)]
 results = []
-for kind in kinds:
-    model, optimizer = begun(FreesDuring)
+for kind in ((1, False), (2, False), (4, False), (4, True)):
+    model, optimizer = begun(ReduceDuringBackward)
     sent_bytes, curves = zip(*(accumulated(model, optimizer, *kind) for _ in range(3)), strict=True)
     most_bytes = max(min(moment) for moment in zip(*curves, strict=True))  # as in curve_of
     results.append((*kind, max(sent_bytes), most_bytes))
@@ -584,179 +590,136 @@ for kind in kinds:
 # %% tags=["nbval-ignore-output"]
 rows = []
 for g, last_only, sent_bytes, most_bytes in ranks.pull("results")[0]:
-    stage, name = (1, "the last one") if last_only else (2, "every one")
+    stage, name = (1, "the last one") if last_only else (2, "each one")
     assert sent_bytes == formulas.step_sent_bytes(parameters, 4, stage, 4, micro_batches=g)
     assert (most_bytes > 4 * parameters) == last_only
     sent = sent_bytes / (ddp_bytes / 2)
     rows.append([f"{g}", name, f"{sent:g}", f"{most_bytes / (4 * parameters):.2f}"])
 print(f"predicted {my_prediction}, measured {rows[2][2]}")
-tables.Table(["micro-batches", "sends", "must send, f · 4Ψ", "gradients at most, in 4Ψ"], rows)
+header = ["micro-batches", "reduced", "sent, in f · 4Ψ", "gradients and buckets at the peak, in 4Ψ"]
+tables.Table(header, rows)
 
 # %% [markdown]
-# (g + 1) times f · 4Ψ: a reduce-scatter for each micro-batch, one all-gather after the step. Sending the last time only
-# costs 2 times f · 4Ψ, and the memory of ZeRO-1 and a bucket more. "Moderately more" is right here, and only here.
-# Where gradients do not fit, every micro-batch must send; where they do, ZeRO-1 with `no_sync()` sends less.
-# DeepSpeed's stage 2 leaves no choice: its `no_sync()` refuses (issue 6793).
-
-# %% [markdown]
-# ## Is it the same training?
-#
-# Six steps of AdamW in float64, on 1 to 4 ranks, against one process that has the full batch. Most buckets' sizes are
-# no multiples of the number of ranks.
-#
-# torch's `fully_shard` gets a **mesh**: the ranks that it shards over, and the type of device that they compute on.
-# Without a mesh, it would choose a GPU on any machine that has one, even for a job on the CPU.
-
-# %%
-# %%ranks
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-
-from shared.data import digits
-from shared.models import MLP
-
-images, labels = digits(torch.float64)
-
-
-def trained(optimizer_of, part=0, parts=1):
-    """→ the parameters after six steps on one part of the batch"""
-    model = MLP().double()
-    optimizer = optimizer_of(model)
-    for _ in range(6):
-        outputs = model(images[:120].chunk(parts)[part])
-        nn.functional.cross_entropy(outputs, labels[:120].chunk(parts)[part]).backward()
-        optimizer.finish_gradient_sync()
-        optimizer.step()
-    parameters = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
-    return torch.cat([p.detach().flatten() for p in parameters])
-
-
-# %%
-# %%ranks
-def apart(optimizer_of):
-    alone = trained(lambda model: Around(model, lr=1e-2))
-    return (trained(optimizer_of, rank, world_size) - alone).abs().max().item()
-
-
-def ours(model, begin=directly):
-    return FreesDuring(model, begin=begin, cap_mb=0.02, lr=1e-2)
-
-
-def fsdp2(model):
-    mesh = init_device_mesh(device.type, (world_size,))
-    fully_shard(model, mesh=mesh, reshard_after_forward=False)
-    return Around(model, lr=1e-2)
-
-
-def unsent(model):
-    return ours(model, lambda flat: lambda: flat.chunk(world_size)[rank])
-
-
-# %%
-for n in (1, 2, 3, 4):
-    with ranks.world(n):
-        largest = max(ranks.run(lambda: apart(ours))[:n])
-    print(f"N = {n}: apart by less than 1e-10: {largest < 1e-10}")
-    assert largest < 1e-10
-of_torch = max(ranks.run(lambda: apart(fsdp2)))
-of_unsent = max(ranks.run(lambda: apart(unsent)))
-print(f"torch's FSDP2, N = 4: by less than 1e-10: {of_torch < 1e-10}")
-print(f"ours without messages, for comparison: by more than 1e-3: {of_unsent > 1e-3}")
-assert of_torch < 1e-10 and of_unsent > 1e-3
+# With g micro-batches, a step sends (g + 1) times f · 4Ψ bytes: one reduce-scatter per micro-batch, and one all-gather
+# after the optimizer's step. So "moderately more" is true here, and only here. If only the last micro-batch is reduced,
+# a step sends 2 times f · 4Ψ bytes, but each rank needs room for full gradients, plus the buckets. If you have that
+# room, you can as well use ZeRO-1, which is simpler and sends the same.
 
 # %% [markdown]
 # ## The production version
 #
-# The nearest that torch has is FSDP2, `fully_shard(..., reshard_after_forward=False)`. Train the GPT with it, with DDP
-# and with ours.
-
+# **FSDP2** is torch's `fully_shard`, which shards parameters, gradients and optimizer state. With
+# `reshard_after_forward=False`, it is the nearest that torch has to ZeRO-2. It needs a **mesh**, an arrangement of the
+# ranks that also names the type of device. (Without a mesh, it would choose a GPU on any machine that has one.) The
+# next cell compares a step of our version with one of DDP and one of FSDP2:
 
 # %%
 # %%ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+
 def in_fsdp2():
     model, mesh = TinyGPT(config), init_device_mesh(device.type, (world_size,))
-    for each in (*model.blocks, model):
-        fully_shard(each, mesh=mesh, reshard_after_forward=False)
-    return model, Around(model, **settings)
+    for module in (*model.blocks, model):
+        fully_shard(module, mesh=mesh, reshard_after_forward=False)
+    return model, Plain(model, **settings)
 
 
-# %%
-# %%ranks
-kinds = {
-    "DDP": in_ddp(),
-    "ours, gloo's own": in_buckets(FreesDuring, begin=by_backend),
-    "ours, directly": in_buckets(FreesDuring),
-    "FSDP2": in_fsdp2(),
-}
-losses = {name: [one_step(*kind) for _ in range(4)][-1] for name, kind in kinds.items()}
-wires = {name: wire_of(lambda: one_step(*kind)) for name, kind in kinds.items()}  # noqa: B023
-peaks = {name: watched(*kind).peak_bytes for name, kind in kinds.items()}
-between = {name: memory.held(*kind).total_bytes for name, kind in kinds.items()}
+kinds = {"DDP": in_ddp(), "ours": begun(ReduceDuringBackward, cap_mb=0.8), "FSDP2": in_fsdp2()}
+results = {}
+for name, kind in kinds.items():
+    for _ in range(3 if name == "ours" else 4):  # ours has begun with one step
+        loss = one_step(*kind)
+    log, between, peak = ledger_of(*kind), memory.held(*kind), peak_of(*kind)
+    results[name] = loss, log.sent_bytes, between.total_bytes, peak.peak_bytes
 
 # %% tags=["nbval-ignore-output"]
-losses, peaks, between, rows = *(ranks.pull(n)[0] for n in ("losses", "peaks", "between")), []
-for name, loss in losses.items():
-    assert abs(loss - losses["DDP"]) < 1e-3
-    of_ranks = torch.tensor([wires[name] for wires in ranks.pull("wires")]).double().mean(0)
-    messages, must_bytes, sent_bytes = of_ranks.tolist()
-    assert abs(must_bytes / ddp_bytes - 1) < 0.01
-    row = [name, f"{loss:.4f}", f"{messages:.0f}"]
-    mb = [must_bytes, sent_bytes, between[name], peaks[name]]
-    rows.append(row + [f"{each / 1e6:.2f}" for each in mb])
-header = ["", "loss", "messages", "must send", "sent", "between steps", "peak"]
-tables.Table(header, rows, "In MB, of rank 0; sent: mean of four ranks.")
+results, rows = ranks.pull("results")[0], []
+for name, (loss, *sizes) in results.items():
+    assert abs(loss - results["DDP"][0]) < 1e-3 and abs(sizes[0] / ddp_bytes - 1) < 0.01
+    rows.append([name, f"{loss:.4f}", *(f"{size / 1e6:.2f}" for size in sizes)])
+assert results["FSDP2"][2] < results["ours"][2] < results["DDP"][2]
+header = ["", "loss, step 4", "must send, MB", "held between steps, MB", "peak, MB"]
+tables.Table(header, rows, "Rank 0.")
 
 # %% [markdown]
-# The same losses and the same bytes to send. Where gloo's own reduce-scatter is used, half as much again was sent, by
-# FSDP2 too.
+# The losses are equal, and so are the bytes to send. But FSDP2 is not quite ZeRO-2:
 #
-# FSDP2 is not quite ZeRO-2. Between steps it shards the *parameters* too (the table's last column but one), and gathers
-# them in forward instead of after the step. From then until backward has used them they are whole, and so its peak is
-# like ours, whose size its buckets decide. The FSDP before it calls this `SHARD_GRAD_OP`, which is often put down as
-# "ZeRO-2". Its `no_sync()` is called `set_requires_gradient_sync(False)` in FSDP2. DeepSpeed's stage 2 keeps parameters
-# whole between steps, as ours does. (`HYBRID_SHARD` and `_HYBRID_SHARD_ZERO2` share among the ranks of one host:
-# scatters and gathers stay inside it, and between hosts each rank all-reduces its part only. Zhao et al. 2023, "PyTorch
-# FSDP", §3.2; lab 11.)
+# - **Parameters.** Between steps, FSDP2 shards the parameters, too, so it holds less. It all-gathers them in forward
+#   instead of after the step, and keeps them until backward has used them.
+# - **The wait.** FSDP2 also waits for one reduce-scatter before it copies gradients for the next one. In torch 2.13,
+#   `set_reduce_scatter_max_input_buffers` allows more of them in flight, for more memory.
+# - **Names.** FSDP1, torch's older class, calls this mode `SHARD_GRAD_OP`, which is often described as "ZeRO-2". Its
+#   `no_sync()` became `set_requires_gradient_sync(False)` in FSDP2.
+#
+# DeepSpeed's stage 2 keeps full parameters between steps, as ours does. But a rank owns a contiguous range of the
+# model. By default (version 0.19.8), stage 2 all-reduces its buckets, and each rank keeps what it owns, although the
+# option is called `reduce_scatter` (`average_tensor` in `stage_1_and_2.py`). Its overlap with backward is off unless
+# you set `overlap_comm`. And its `no_sync()` raises an error for stages 2 and 3, so every micro-batch is reduced
+# (DeepSpeed issue 6793).
+
+# %% [markdown]
+# ## On a cluster
+#
+# | question | here, on gloo | with NCCL and many hosts |
+# |---|---|---|
+# | Is a reduce-scatter a real one? | ours is; gloo's is an all-reduce (chapter 01) | yes: it sends f times its bytes |
+# | Gradients during backward | 4Ψ/N + (2 + f) buckets | 4Ψ/N + (2 + 1/N) buckets |
+# | … without the wait | (1 + f) · 4Ψ | up to (1 + 1/N) · 4Ψ |
+# | What does `wait()` block? | the rank | only the current stream (chapter 04) |
+# | How do I see the peak? | `memory.peak` | `torch.cuda.max_memory_allocated()`, or a memory snapshot (chapter 06) |
+# | How large is a bucket? | 0.25 MB | 25 MB or more, still little next to the gradients of a large model |
 
 # %% [markdown]
 # ## Recap
 #
-# Ψ parameters in fp32, AdamW, N ranks, g micro-batches, f = (N−1)/N.
+# Ψ parameters in fp32, AdamW, N ranks, g micro-batches, f = (N−1)/N. "Gradients" includes the buckets.
 #
-# | | memory per rank | sent per rank and step | overlap |
-# |---|---|---|---|
-# | data parallelism | 4Ψ + 4Ψ + 8Ψ | 2f · 4Ψ | both halves, in backward |
-# | ZeRO-1 | 4Ψ + 4Ψ + 8Ψ/N | 2f · 4Ψ | none in chapter 07 |
-# | freed after backward | 4Ψ + 4Ψ/N + 8Ψ/N; **in backward 4Ψ + 4Ψ** + 8Ψ/N | 2f · 4Ψ | none |
-# | ZeRO-2 | 4Ψ + 4Ψ/N + 8Ψ/N; in backward three buckets more | (g+1)f · 4Ψ | reduce-scatters, not the all-gather |
-# | ZeRO-2, the last one sends | as ZeRO-1 and a bucket more, when g > 1 | 2f · 4Ψ | the same |
-# | all-reduce, then slice | as ZeRO-2 | (2g+1)f · 4Ψ | all-reduces, not the all-gather |
+# | | parameters and optimizer | gradients at the peak | sent per rank and step | overlap |
+# |---|---|---|---|---|
+# | DDP | 4Ψ + 8Ψ | 4Ψ | 2f · 4Ψ | both halves |
+# | ZeRO-1 | 4Ψ + 8Ψ/N | 4Ψ¹ | 2f · 4Ψ | none in chapter 07 |
+# | ZeRO-2, reduced after backward | 4Ψ + 8Ψ/N | 4Ψ and a bucket¹ | 2f · 4Ψ | none |
+# | ZeRO-2 | 4Ψ + 8Ψ/N | 4Ψ/N and 2 + f buckets² | (g + 1)f · 4Ψ | the reduce-scatters |
+# | ZeRO-2, only the last one reduced | 4Ψ + 8Ψ/N | 4Ψ and 2 + f buckets² | 2f · 4Ψ | the same |
+# | all-reduce, then slice | 4Ψ + 8Ψ/N | 4Ψ/N and 2 buckets | (2g + 1)f · 4Ψ | the all-reduces |
+#
+# ¹ Plus the receive buffer of one bucket, or of one piece of the flat tensor. ² With NCCL, 2 + 1/N buckets.
+#
+# **Terms**
+#
+# - **ZeRO-2**: a rank keeps all parameters, but only its shard of the gradients and of the optimizer state.
+# - **peak**: the moment of a step at which a rank holds the most memory, and how much that is.
+# - **receive buffer**: the memory that a collective fills with what a rank receives.
+# - **FSDP2**: torch's `fully_shard`, which shards parameters, gradients and optimizer state.
+# - **mesh**: an arrangement of ranks in one or more dimensions, along which a tensor or a model is sharded.
+
+# %% [markdown]
+# ## Further reading
+#
+# - Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, SC 2020 (arXiv
+#   1910.02054): §5.2 on stage 2, and §7 on what each stage sends.
+# - Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, VLDB 2023 (arXiv 2304.11277): §3.4
+#   on the rate limiter, which allows two all-gathers in flight at most, because each takes memory.
+# - `post_backward` in `torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`: the wait of this lesson, in torch.
 
 # %% [markdown]
 # ## What is still wasted
 #
-# Optimizer and gradients are shared out. What is most of the rest, and how much of that is needed at one moment?
+# The optimizer state and the gradients are sharded now. What makes up most of the rest?
 
 # %%
-# %%ranks
-numbers = sum(p.numel() for p in model.blocks[0].parameters())
-print(f"a block has {numbers / sum(p.numel() for p in model.parameters()):.0%} of the parameters")
-
-# %%
-held = kept.by_component()
-whole = held["parameters"] / (held["parameters"] + held["gradients"] + held["optimizer"])
-print(f"parameters are {whole:.0%} of what is kept for the step")
-assert round(whole, 2) == round(4 / 7, 2)  # 4Ψ of 4Ψ + 4Ψ/4 + 8Ψ/4
+fraction = kept.parameters_bytes / kept_bytes
+print(f"parameters are {fraction:.0%} of what is held for the optimizer's step")
+assert round(fraction, 2) == round(4 / 7, 2)  # 4Ψ of 4Ψ + 4Ψ/4 + 8Ψ/4
 
 # %% [markdown]
-# All ranks hold all parameters, all the time, and one block computes at a time. The others' parameters could stay with
-# their owners until it is their turn. That is ZeRO-3, chapter 09.
+# Every rank holds all parameters all the time. But only one of the six blocks computes at a time, and the parameters of
+# the others could stay sharded until it is their turn. That is ZeRO-3 (chapter 09).
 #
-# Before that, the lab. One question is left to it: who knows that a step may begin? `one_step` calls
-# `finish_gradient_sync()` itself. `ZeRO2` keeps a flag, so that `step()` can do it where the loop has not. It is an
-# `nn.Module` that copes with unused parameters and any order of gradients, has `no_sync()`, clips, and can be saved and
-# copied with `deepcopy`; and its messages take less room than those of `directly`.
+# But first, you build the wrapper `ZeRO2` in the lab. It also works with unused parameters, with `no_sync()`, and in
+# training loops that forget to call `finish_gradient_sync()`.
 
 # %%
 ranks.stop()

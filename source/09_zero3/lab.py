@@ -2,18 +2,27 @@
 # jupyter:
 #   course:
 #     module: units
-#     minutes: 65
+#     minutes: 75
 # ---
 
 # %% [markdown]
 # # Lab 09 · ZeRO-3
 #
-# **65 minutes, 12 points.** You will train a model whose parameters are sharded: each rank keeps one shard of every
-# parameter, and a part of the model has full parameters only while it computes. First you build the three pieces that
-# this needs. Then you put them together in `PlainZeRO3`, which trains every plain model. Lab 10 makes it robust.
+# **75 minutes, 15 points.** In this lab, you build `PlainZeRO3`, the model of the lesson in a form that chapter 10 can
+# extend. Between steps, each rank keeps one shard of every parameter. A unit has its full parameters only while it
+# computes. At the end, you train a GPT with it, and compare it with torch's FSDP2.
 #
-# Each exercise has a check. The checks never judge times. They do count bytes: on the wire, and in memory at every
-# moment of a step.
+# | exercise | you build | minutes | points |
+# |---|---|---|---|
+# | 9.1 | `ShardedFlatParameter`: parameters whose memory is freed and restored | 20 | 3 |
+# | 9.2 | `Unit`: it launches all-gathers, waits for them, and remembers its state | 10 | 3 |
+# | 9.3 | `PlainZeRO3`: the hooks of forward | 10 | 2 |
+# | 9.4 | `PlainZeRO3`: the hooks of backward | 10 | 3 |
+# | 9.5 | `Prefetcher`: which units come next? | 10 | 2 |
+# | 9.6 | `PrefetchingZeRO3`: prefetching in a step | 5 | 2 |
+#
+# Each exercise has a check. Its first line tries the plain case, and the other lines try unusual ones. The checks never
+# judge times. They count the bytes on the wire, and those in memory at every moment of a step.
 
 # %% tags=["nbval-ignore-output"]
 from shared import ranks
@@ -27,7 +36,7 @@ ranks.start(world_size=4)
 
 import enum
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
@@ -40,7 +49,8 @@ from solutions.flat import FlatParameter
 # %% [markdown]
 # ## Exercise 9.1 · Parameters without memory (20 min, 3 points)
 #
-# A tensor is a view of a *storage*, and a storage can be resized to zero bytes and back. The views of it stay valid:
+# A tensor is a view of a *storage*, which owns its memory. A storage can be resized to zero bytes and back, and its
+# views stay valid:
 
 # %%
 # %%ranks 0
@@ -55,26 +65,34 @@ print(view[:3].tolist())
 
 # %% [markdown]
 # Autograd saves such views for backward, too. So you can free a parameter's memory after forward, and backward does not
-# notice, as long as the same values are back in the same storage by then.
+# notice, as long as the same values are back in *the same storage* by then.
 #
 # (Reading a freed tensor usually raises `RuntimeError: setStorage: … out of bounds for storage of size 0`. Some
 # operations do not check, and the process ends with a segmentation fault, SIGSEGV. The notebook then tells you so and
 # starts new ranks.)
 #
-# `ShardedFlatParameter(parameters, group, compute_dtype)` is lab 07's `FlatParameter` with two differences. Its
-# `shard`, the `nn.Parameter` for the optimizer, has memory *of its own*. And its `flat_param`, of which the model's
-# parameters are slices, has memory only between `unshard()` and `reshard()`.
+# `ShardedFlatParameter(parameters, group, compute_dtype)` is lab 07's `FlatParameter` with two differences:
 #
-# - The constructor broadcasts the values of the group's rank 0, so that all ranks start equal. Afterwards `flat_param`
+# - Its `shard`, the `nn.Parameter` for the optimizer, has memory *of its own*. It is no longer a view of `flat_param`.
+# - Its `flat_param`, of which the model's parameters are slices, has memory only between `unshard()` and `reshard()`.
+#
+# Write these three methods:
+#
+# - The constructor broadcasts the values of the group's rank 0, so that all ranks start equal. In the end, `flat_param`
 #   is resharded: it has no memory.
-# - `shard` has the parameters' dtype, and their `requires_grad`, which is the same for all of them.
-# - `flat_param`, and with it the model's parameters, has the dtype `compute_dtype`; by default, the parameters' own.
 # - `unshard()` gives `flat_param` its memory back and launches the all-gather that fills it. It returns a handle with
-#   `wait()`. Use lab 01's `launch_all_gather(flat, shard, group)`.
-# - `reshard()` frees `flat_param`'s memory. A rank then holds one shard, 1/N of the parameters' bytes.
+#   `wait()`, and does not wait itself. Use lab 01's `launch_all_gather(flat, shard, group)`.
+# - `reshard()` frees `flat_param`'s memory. Then the rank holds one shard, 1/N of the parameters' bytes.
 #
 # `FlatParameter` gives you `self.layout` (with `layout.group` and `layout.shard_of(flat)`), `self.flat_param`, and
 # `self._alias_parameters()`, which makes the parameters slices of the current `self.flat_param`.
+#
+# The first line of the check, `plain parameters`, tries three parameters of one dtype on two ranks. The other lines
+# also try a `compute_dtype`, frozen parameters and subgroups, so they need two more rules:
+#
+# - `flat_param`, and with it the model's parameters, has the dtype `compute_dtype`. By default, that is the parameters'
+#   own dtype.
+# - `shard` always has the parameters' own dtype, and their `requires_grad`, which is the same for all of them.
 #
 # <details><summary>Hint 1</summary>
 #
@@ -84,8 +102,8 @@ print(view[:3].tolist())
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# Clone the shard first, then convert `flat_param` to `compute_dtype`. The conversion may create a new tensor, and the
-# model's parameters are still slices of the old one.
+# Clone the shard first, then convert `flat_param` to `compute_dtype`. The conversion may create a new tensor, and then
+# the model's parameters are still slices of the old one.
 #
 # </details>
 
@@ -145,9 +163,9 @@ check.ShardedFlatParameter()
 # %% [markdown]
 # ## Exercise 9.2 · A unit and its states (10 min, 3 points)
 #
-# A **unit** is a part of the model whose parameters are unsharded and resharded together: a block of a GPT, say. Its
-# parameters may differ in dtype, so a unit has a list of `ShardedFlatParameter`s. At any time it is in one of four
-# states:
+# A unit is a part of the model whose parameters are unsharded and resharded together, such as a block of a GPT. Its
+# parameters may differ in dtype, and a flat parameter has only one. So a unit has a list of `ShardedFlatParameter`s. At
+# any time, the unit is in one of four states:
 
 
 # %% tags=["export"]
@@ -166,6 +184,8 @@ class Call:
 
 
 # %% [markdown]
+# Write three methods. What each of them does depends on the state:
+#
 # | method | in state | what it does | state afterwards |
 # |---|---|---|---|
 # | `unshard()` | SHARDED | launches an all-gather per flat parameter, and returns at once | UNSHARDING |
@@ -176,11 +196,14 @@ class Call:
 # | `reshard()` | SHARDED | nothing | SHARDED |
 # | | any other | frees every flat parameter | SHARDED |
 #
-# - `unshard()` keeps the handles in `self.works`. `wait_for_unshard()` drops them.
-# - `reshard()` may be called while an all-gather is in flight. That all-gather still writes into the memory, so it must
-#   complete before the memory is freed.
-# - Nothing here sets BACKWARD: that is done from outside, in lab 10, where `open_calls` and `reshard_after_forward` are
-#   used as well.
+# - `unshard()` keeps the handles in `self.works`. `wait_for_unshard()` empties that list.
+# - `reshard()` may be called while an all-gather is in flight, which still writes into the memory. It must complete
+#   before the memory is freed.
+#
+# You do not need `open_calls`, `reshard_after_forward` and the state BACKWARD yet. Lab 10 uses them.
+#
+# The first line of the check, `a plain forward`, unshards, waits and reshards, twice. The other lines call the methods
+# in random order.
 #
 # <details><summary>Hint</summary>
 #
@@ -242,38 +265,20 @@ class Unit:
 check.Unit()
 
 # %% [markdown]
-# ## Exercise 9.3 · Which unit owns a parameter? (15 min, 2 points)
+# ## Which unit owns a parameter?
 #
-# `owned_parameters(module, units)` assigns every parameter of `module` to one unit. Units are submodules of `module`,
-# and one may lie inside another.
+# The next three functions are given. `owned_parameters` assigns each parameter of a module to the innermost unit around
+# it. Parameters in no unit belong to the root, which is the module itself. For the GPT of the lesson:
 #
 # ```python
 # owned_parameters(gpt, list(gpt.blocks))    # {block 0: [...], block 1: [...], ..., gpt: [embeddings, final norm]}
 # ```
 #
-# - A parameter belongs to the innermost unit around it.
-# - A parameter in no unit belongs to the **root**, which is `module` itself.
-# - A *tied* parameter has several names. If the innermost units around them differ, it belongs to the root, because
-#   none of the units could reshard it alone.
-# - The keys are all units in the given order, then `module`. A unit may own nothing.
-# - Each parameter appears once. Frozen parameters are included.
-# - Raise a `ValueError` for a unit that is not inside `module`, or is `module` itself.
-#
-# <details><summary>Hint 1</summary>
-#
-# `module.named_parameters(remove_duplicate=False)` yields a tied parameter once per name, and
-# `module.named_modules(remove_duplicate=False)` yields a submodule once per path. If a parameter lies inside a unit,
-# how does its name begin?
-#
-# </details>
-# <details><summary>Hint 2</summary>
-#
-# `"blocks.1"` is a prefix of `"blocks.10.weight"`, but block 1 is not around that parameter.
-#
-# </details>
+# `default_units` chooses the units if you name none. `shard_into_units` connects your two pieces with these: it returns
+# the `Unit` of each submodule that is one, and that of the root.
 
 
-# %% tags=["exercise", "export"] grade_id="owned-parameters"
+# %% tags=["export"]
 # %%ranks
 def owned_parameters(
     module: nn.Module, units: Iterable[nn.Module]
@@ -285,7 +290,6 @@ def owned_parameters(
     Raises:
         ValueError: for a unit that is not inside module, or is module itself.
     """
-    ### BEGIN SOLUTION
     units = list(units)
     unit_at = {
         path: submodule
@@ -304,15 +308,6 @@ def owned_parameters(
     for parameter, owner in owner_of.items():
         owned[owner].append(parameter)
     return owned
-    ### END SOLUTION
-
-
-# %% tags=["check"] grade_id="check-owned-parameters" points=2
-check.owned_parameters()
-
-# %% [markdown]
-# Two functions are given. `default_units` chooses the units when nobody names them. `shard_into_units` puts your three
-# pieces together: it returns a `Unit` for each submodule that is one, and for the root.
 
 
 # %% tags=["export"]
@@ -327,21 +322,27 @@ def default_units(module: nn.Module) -> list[nn.Module]:
     return list(dict.fromkeys(found))
 
 
+# %% tags=["export"]
+# %%ranks
 def shard_into_units(
     module: nn.Module,
     units: Iterable[nn.Module] | None = None,
     compute_dtype: torch.dtype | None = None,
     reshard_after_forward: bool = True,
     group: dist.ProcessGroup | None = None,
+    new_flat_parameter: Callable[..., ShardedFlatParameter] | None = None,
 ) -> dict[nn.Module, Unit]:
     """Shard all parameters of module, unit by unit. The last unit is the root, which stays unsharded after forward.
+
+    Args:
+        new_flat_parameter: creates a unit's flat parameters; by default, ShardedFlatParameter.
 
     Returns:
         The unit of each submodule that is one, and of module itself.
 
     Communication: one broadcast per flat parameter.
     """
-    sharded = {}
+    sharded, new_flat_parameter = {}, new_flat_parameter or ShardedFlatParameter
     owned = owned_parameters(module, default_units(module) if units is None else units)
     for owner, parameters in owned.items():
         by_kind = {}
@@ -349,18 +350,17 @@ def shard_into_units(
             kind = parameter.dtype, parameter.device, parameter.requires_grad
             by_kind.setdefault(kind, []).append(parameter)
         flat_parameters = [
-            ShardedFlatParameter(same_kind, group, compute_dtype) for same_kind in by_kind.values()
+            new_flat_parameter(same_kind, group, compute_dtype) for same_kind in by_kind.values()
         ]
         sharded[owner] = Unit(flat_parameters, reshard_after_forward and owner is not module)
     return sharded
 
 
 # %% [markdown]
-# ## Exercise 9.4 · A sharded model that trains (20 min, 4 points)
+# ## Exercise 9.3 · The hooks of forward (10 min, 2 points)
 #
-# `PlainZeRO3` wraps a model and registers four of its own methods as **hooks**, which are called before and after each
-# unit computes. In this exercise, the model is plain: every parameter is trained, and every unit is called once per
-# forward and returns one tensor.
+# `PlainZeRO3` wraps a model. It registers four methods of its own as hooks, which run before and after a unit computes.
+# The model is plain: every parameter is trained, and every unit is called once per forward and returns one tensor.
 #
 # | hook | is called | must |
 # |---|---|---|
@@ -369,24 +369,25 @@ def shard_into_units(
 # | `pre_backward` | when the gradient of the output is complete | wait until the parameters are unsharded again |
 # | `post_backward` | when all gradients of the unit are packed | reduce-scatter its buckets, and reshard the unit |
 #
+# Write the first two:
+#
 # - `tensor.register_hook(function)` lets autograd call `function(gradient)` when the tensor's gradient is complete. The
-#   function must return `None`.
-# - Do not reshard the root after a forward with gradients: its last layer is the first that backward needs.
-# - Without gradients (`torch.is_grad_enabled()` is false) there will be no backward. Reshard every unit then, the root
-#   too, and register nothing.
-# - `self.buckets[unit]` holds lab 08's `ShardedBucket`s. `bucket.launch()` starts the reduce-scatter of what is packed,
-#   and `bucket.wait()` adds the mean to `shard.grad`. Waiting at once is fine here; lab 10 waits later.
+#   function must return `None`. Here, it is `self.pre_backward` for this unit.
+# - Do not reshard the root after a forward with gradients, because its last layer is the first that backward needs.
+# - Without gradients (`torch.is_grad_enabled()` is false), there will be no backward. Then reshard every unit after its
+#   forward, including the root, and register nothing.
 #
-# The constructor, `on_gradient` and two small methods are given. The class is spread over three cells: a cell that
-# starts with `class Name(Name):` adds methods to the class of that name. When you change such a cell, also run the
-# cells after it that continue the class.
+# The constructor and a small method are given below. The class is spread over several cells: a cell that begins with
+# `class Name(Name):` adds methods to the class of that name. If you change such a cell, also run the cells after it
+# that continue the class.
 #
-# The first check trains a model of three blocks on two ranks. The others count bytes on the wire and in memory.
+# The first line of the check, `plain forward`, compares the outputs with those of one process. The other lines look at
+# what is unsharded after a forward, at the bytes that it sends, and at the memory during it.
 #
 # <details><summary>Hint 1</summary>
 #
-# Write down, for a unit in the middle of the model, its state before and after each hook. Which hooks allocate memory
-# for its parameters, and which ones free it?
+# Write down, for a unit in the middle of the model and for the root, its state before and after each of the two hooks.
+# There are two cases: with gradients, and without.
 #
 # </details>
 # <details><summary>Hint 2</summary>
@@ -414,29 +415,29 @@ class PlainZeRO3(nn.Module):
         unit_of = shard_into_units(module, units, group=group)
         self.units, self.root = list(unit_of.values()), unit_of[module]
         self.buckets = {unit: list(map(ShardedBucket, unit.flat_parameters)) for unit in self.units}
-        owned = [(unit, bucket) for unit in self.units for bucket in self.buckets[unit]]
-        self.shards = nn.ParameterList(bucket.flat_parameter.shard for _, bucket in owned)
+        self.owned = [(unit, bucket) for unit in self.units for bucket in self.buckets[unit]]
+        self.shards = nn.ParameterList(bucket.flat_parameter.shard for _, bucket in self.owned)
+        self.packed = Counter()  # how many gradients of each unit are packed
         for submodule, unit in unit_of.items():
             submodule.register_forward_pre_hook(partial(self.pre_forward, unit))
             submodule.register_forward_hook(partial(self.post_forward, unit))
-        self.owned, self.packed = owned, Counter()
-        watch_gradients([bucket for _, bucket in owned], self.on_gradient)
+        watch_gradients([bucket for _, bucket in self.owned], self.on_gradient)
 
     def forward(self, *inputs):
         return self.module(*inputs)
 
+    def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
+        """Name this rank's shards, for an optimizer."""
+        return self.shards.named_parameters(prefix, recurse, remove_duplicate)
+
+    def pre_backward(self, unit: Unit, gradient: torch.Tensor) -> None:
+        raise NotImplementedError("exercise 9.4")
+
     def on_gradient(self, bucket_index: int, index: int) -> None:
-        """Pack a gradient that is complete. After the unit's last one, backward is done with the unit."""
-        unit, bucket = self.owned[bucket_index]
-        bucket.pack(index)
-        self.packed[unit] += 1
-        parameters = [parameter for bucket in self.buckets[unit] for parameter in bucket.parameters]
-        if self.packed[unit] == len(parameters):
-            self.packed[unit] = 0
-            self.post_backward(unit)
+        raise NotImplementedError("exercise 9.4")
 
 
-# %% tags=["exercise"] grade_id="plain-zero3"
+# %% tags=["exercise"] grade_id="plain-forward"
 # %%ranks
 class PlainZeRO3(PlainZeRO3):
     def pre_forward(self, unit: Unit, submodule: nn.Module, inputs: tuple) -> None:
@@ -452,6 +453,53 @@ class PlainZeRO3(PlainZeRO3):
             unit.reshard()
         ### END SOLUTION
 
+
+# %% tags=["check"] grade_id="check-plain-forward" points=2
+check.Forward()
+
+# %% [markdown]
+# ## Exercise 9.4 · The hooks of backward (10 min, 3 points)
+#
+# `on_gradient` is given. Autograd calls it for each gradient that is complete. It packs the gradient into a bucket, and
+# calls `post_backward(unit)` after the last one of a unit. Write the other two hooks, which the table above describes:
+#
+# - `pre_backward(unit, gradient)` returns nothing, or it would replace the gradient.
+# - `self.buckets[unit]` holds lab 08's `ShardedBucket`s. `bucket.launch()` starts the reduce-scatter of what is packed,
+#   and `bucket.wait()` adds the mean to `shard.grad`. You may wait at once here; lab 10 waits later.
+#
+# The first line of the check, `plain model`, trains three blocks on two ranks. `world sizes` tries other numbers of
+# ranks and other optimizers, a single unit, and units that are called from last to first. `wire` counts the
+# collectives, and `memory` the bytes that a rank holds at every moment of a step.
+#
+# <details><summary>Hint</summary>
+#
+# After `post_backward`, nobody needs the unit until the next step. Which of its tensors still have memory?
+#
+# </details>
+
+
+# %% tags=["given"]
+# %%ranks
+class PlainZeRO3(PlainZeRO3):
+    def on_gradient(self, bucket_index: int, index: int) -> None:
+        """Pack a gradient that is complete. After the unit's last one, backward is done with the unit."""
+        unit, bucket = self.owned[bucket_index]
+        bucket.pack(index)
+        self.packed[unit] += 1
+        parameters = [parameter for bucket in self.buckets[unit] for parameter in bucket.parameters]
+        if self.packed[unit] == len(parameters):
+            self.packed[unit] = 0
+            self.post_backward(unit)
+
+    def finish_gradient_sync(self) -> None:
+        """Reshard units that a forward without a backward has left unsharded. All gradients are reduced already."""
+        for unit in self.units:
+            unit.reshard()
+
+
+# %% tags=["exercise"] grade_id="plain-backward"
+# %%ranks
+class PlainZeRO3(PlainZeRO3):
     def pre_backward(self, unit: Unit, gradient: torch.Tensor) -> None:
         ### BEGIN SOLUTION
         unit.wait_for_unshard()
@@ -466,32 +514,167 @@ class PlainZeRO3(PlainZeRO3):
         ### END SOLUTION
 
 
-# %% tags=["given"]
-# %%ranks
-class PlainZeRO3(PlainZeRO3):
-    def finish_gradient_sync(self) -> None:
-        """Reshard units that a forward without a backward has left unsharded. All gradients are reduced already."""
-        for unit in self.units:
-            unit.reshard()
-
-    def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
-        """Name this rank's shards, for an optimizer."""
-        return self.shards.named_parameters(prefix, recurse, remove_duplicate)
-
-
-# %% tags=["check"] grade_id="check-plain-zero3" points=4
-check.PlainZeRO3()
+# %% tags=["check"] grade_id="check-plain-backward" points=3
+check.Backward()
 
 # %% [markdown]
-# ## A GPT in shards
+# ## Exercise 9.5 · Which units come next? (10 min, 2 points)
 #
-# Train the GPT of the lessons with `PlainZeRO3`, on text, beside torch's own `fully_shard` (FSDP2).
+# Your `PlainZeRO3` waits for each unit's all-gather before the unit computes. As in the lesson, you could launch the
+# all-gather of the *next* unit while this one computes. The lesson had a list of units in the right order. In general,
+# nobody tells the wrapper the order, so a `Prefetcher` remembers the order of the calls:
 #
-# **Predict.** The model has Ψ parameters, in eight blocks of nearly the same size and a small root, and there are four
-# ranks. What is the most that parameters take on a rank during a step, as a fraction of Ψ?
+# - `called` lists the units that this forward has called so far.
+# - `expected` lists the units of the previous forward, in the order of their calls.
+#
+# Both lists are given, and so is `_unshard(following)`, which launches the all-gathers of the first `units_ahead` units
+# of a list. Write two methods:
+#
+# - `in_forward(unit)` runs when a unit's forward begins. Add the unit to `called`. As long as `called` equals the
+#   beginning of `expected`, prefetch the units that follow in `expected`. If the order has changed, prefetch nothing.
+# - `in_backward(unit, unreached)` runs when a unit's backward begins. Backward goes through `called` from its end, so
+#   prefetch the units that were called *before* this one. Leave out those in `unreached`: backward does not reach them.
+#   (In a plain model, it reaches all units. Lab 10 needs this.) If the unit is not in `called`, prefetch nothing.
+#
+# ```python
+# # with units_ahead = 1; the previous forward was a b c d, and this forward is a b c d, too
+# in_forward(b)     # launches c
+# in_backward(c)    # launches b
+# ```
+#
+# The units in the check only log the calls of `unshard()`, so no rank communicates here. Its first line tries a plain
+# forward.
+#
+# <details><summary>Hint 1</summary>
+#
+# `self.expected[: len(self.called)]` is the beginning that `called` must be equal to. Where does the rest begin?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# For backward, reverse a copy of `called`. Where in it is the unit, and what comes after it?
+#
+# </details>
 
-# %%
-prediction_peak = None  # <- as a fraction of Ψ; 1 would mean the whole model at once
+
+# %% tags=["export"] module="prefetching"
+# %%ranks
+"""Prefetching: the all-gathers of the next units are launched before anything waits for them."""
+
+from collections.abc import Collection
+
+
+# %% tags=["exercise", "export"] grade_id="prefetcher" module="prefetching"
+# %%ranks
+class Prefetcher:
+    """Launches the all-gathers of the next units while the current one computes.
+
+    In forward, it expects the order of the previous forward; in backward, the reverse of this forward's order.
+
+    Args:
+        units_ahead: how many units to prefetch.
+    """
+
+    def __init__(self, units_ahead: int):
+        self.units_ahead = units_ahead
+        # In the order of their calls: the units of the previous forward, and those of this one.
+        self.expected: list[Unit] = []
+        self.called: list[Unit] = []
+
+    def begin_forward(self) -> None:
+        """Expect the order of the forward that has just ended, and record the calls of a new one."""
+        self.expected, self.called = self.called, []
+
+    def in_forward(self, unit: Unit) -> None:
+        """Prefetch what followed this unit in the previous forward, as long as the order is the same."""
+        ### BEGIN SOLUTION
+        self.called.append(unit)
+        if self.called == self.expected[: len(self.called)]:
+            self._unshard(self.expected[len(self.called) :])
+        ### END SOLUTION
+
+    def in_backward(self, unit: Unit, unreached: Collection[Unit] = ()) -> None:
+        """Prefetch the units that were called before this one, except those that backward does not reach."""
+        ### BEGIN SOLUTION
+        if unit in self.called:  # otherwise, the unit belongs to an earlier forward
+            reversed_calls = self.called[::-1]
+            following = reversed_calls[reversed_calls.index(unit) + 1 :]
+            self._unshard([earlier for earlier in following if earlier not in unreached])
+        ### END SOLUTION
+
+    def _unshard(self, following: list[Unit]) -> None:
+        """Launch the all-gathers of the first units_ahead units of a list."""
+        for unit in following[: self.units_ahead]:
+            unit.unshard()
+
+
+# %% tags=["check"] grade_id="check-prefetcher" points=2
+check.Prefetcher()
+
+# %% [markdown]
+# ## Exercise 9.6 · Prefetching in a step (5 min, 2 points)
+#
+# `PrefetchingZeRO3` is your `PlainZeRO3` with a `Prefetcher`. Its constructor and `forward` are given. Extend the two
+# hooks that unshard a unit. Each of them first does what it does in `PlainZeRO3`, and then calls the prefetcher:
+#
+# - `pre_forward` calls `self.prefetcher.in_forward(unit)`, but not for the root: it computes before and after all
+#   others, so no unit comes next.
+# - `pre_backward` calls `self.prefetcher.in_backward(unit)`. The root needs no special case, because it is never in
+#   `called`.
+#
+# The order matters, because all-gathers complete in the order of their launches. If the next unit's all-gather were
+# launched first, this unit would have to wait for both.
+#
+# The first line of the check, `prefetched order`, looks at the order in which all-gathers are launched and waited for.
+# In the first forward, the order of the units is not known yet, so it looks at the second step and the third one.
+#
+# <details><summary>Hint</summary>
+#
+# `super().pre_forward(unit, submodule, inputs)` runs your hook of exercise 9.3.
+#
+# </details>
+
+
+# %% tags=["given"]
+# %%ranks
+class PrefetchingZeRO3(PlainZeRO3):
+    """PlainZeRO3, which also launches the all-gathers of the next units while one computes."""
+
+    def __init__(self, module: nn.Module, units=None, prefetch: int = 1, group=None):
+        super().__init__(module, units, group)
+        self.prefetcher = Prefetcher(prefetch)
+
+    def forward(self, *inputs):
+        self.prefetcher.begin_forward()
+        return super().forward(*inputs)
+
+
+# %% tags=["exercise"] grade_id="prefetching-zero3"
+# %%ranks
+class PrefetchingZeRO3(PrefetchingZeRO3):
+    def pre_forward(self, unit: Unit, submodule: nn.Module, inputs: tuple) -> None:
+        ### BEGIN SOLUTION
+        super().pre_forward(unit, submodule, inputs)
+        if unit is not self.root:
+            self.prefetcher.in_forward(unit)
+        ### END SOLUTION
+
+    def pre_backward(self, unit: Unit, gradient: torch.Tensor) -> None:
+        ### BEGIN SOLUTION
+        super().pre_backward(unit, gradient)
+        self.prefetcher.in_backward(unit)
+        ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-prefetching-zero3" points=2
+check.Prefetching()
+
+# %% [markdown]
+# ## A GPT in shards (10 min)
+#
+# Now train a GPT on text with both of your classes, and with torch's FSDP2 beside them. Mismatch detection (chapter 00)
+# is turned off from here on, because it adds a small all-reduce to each collective.
+
 
 # %%
 # %%ranks
@@ -503,15 +686,11 @@ from shared.data import CharTokens
 from shared.models import GPTConfig, TinyGPT
 from shared.wire import mismatch
 
-mismatch.ignore()  # comparing collectives between ranks costs messages of its own
+mismatch.ignore()
 text = CharTokens()
 config = GPTConfig(vocab_size=text.vocab_size, layers=8, width=128)
-samples = text.windows(range(1000 * rank, 1000 * rank + 300, 100), length=32)
-inputs, targets = (tensor.to(device) for tensor in samples)
 
 
-# %%
-# %%ranks
 def in_fsdp2(model):
     mesh = init_device_mesh(device.type, (world_size,))
     for submodule in (*model.blocks, model):
@@ -519,53 +698,90 @@ def in_fsdp2(model):
     return model
 
 
-def steps_of(model, steps=4):
-    """Train, and return the losses, and the most bytes that parameters take in the last step."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    losses = []
-    for _ in range(steps):
+def batch_of(step):
+    """Draw two samples for each rank, different ones in each step. Returns those of this rank."""
+    generator = torch.Generator().manual_seed(step)
+    starts = torch.randint(len(text.tokens) - 33, (2 * world_size,), generator=generator)
+    return [tensor.to(device) for tensor in text.windows(starts[rank::world_size], length=32)]
+
+
+# %%
+# %%ranks --timeout 180
+def trained(model, steps=30):
+    """Train. Returns the loss of each step, averaged over the ranks, and the memory during one more step."""
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.zeros(steps)
+
+    def compute_gradients(step):
         optimizer.zero_grad()
-        with memory.peak(model, optimizer) as peak:
-            loss = model(inputs, targets)
-            loss.backward()
+        loss = model(*batch_of(step))
+        loss.backward()
+        return loss.item()
+
+    for step in range(steps):
+        losses[step] = compute_gradients(step)
         optimizer.step()
-        losses.append(loss.item())
-    return losses, max(sample.held.parameters_bytes for sample in peak.samples)
+    with memory.peak(model, optimizer) as peak:
+        compute_gradients(steps)
+        optimizer.step()
+    losses = losses.to(device)
+    dist.all_reduce(losses)
+    return (losses / world_size).tolist(), peak
 
 
-torch.manual_seed(0)
-plain = TinyGPT(config).to(device)
-psi_bytes = sum(parameter.nbytes for parameter in plain.parameters())
+parameters_bytes = sum(parameter.nbytes for parameter in TinyGPT(config).parameters())
 results = {
-    "your PlainZeRO3": steps_of(PlainZeRO3(TinyGPT(config).to(device))),
-    "FSDP2": steps_of(in_fsdp2(TinyGPT(config).to(device))),
+    "your PlainZeRO3": trained(PlainZeRO3(TinyGPT(config).to(device))),
+    "your PrefetchingZeRO3": trained(PrefetchingZeRO3(TinyGPT(config).to(device))),
+    "FSDP2": trained(in_fsdp2(TinyGPT(config).to(device))),
 }
 
 # %% tags=["nbval-ignore-output"]
-from shared import tables
+from shared import plots
 
-results, psi_bytes = ranks.pull("results")[0], ranks.pull("psi_bytes")[0]
-(losses, peak_bytes), (fsdp2_losses, _) = results.values()
-assert max(abs(ours - torchs) for ours, torchs in zip(losses, fsdp2_losses, strict=True)) < 1e-3
-assert peak_bytes < 0.5 * psi_bytes
-print(f"You predicted {prediction_peak} Ψ.")
-rows = [
-    [name, *(f"{loss:.4f}" for loss in losses), f"{most_bytes / psi_bytes:.2f} Ψ"]
-    for name, (losses, most_bytes) in results.items()
-]
-header = ["", *(f"loss {step}" for step in range(1, 5)), "parameters at most"]
-tables.Table(header, rows, "rank 0's samples; four ranks")
+results = ranks.pull("results")[0]
+curves = {name: losses for name, (losses, _) in results.items()}
+for of_step in zip(*curves.values(), strict=True):
+    assert max(of_step) - min(of_step) < 0.05
+assert all(losses[-1] < 0.9 * losses[0] for losses in curves.values())
+plots.loss_curves(curves)
 
 # %% [markdown]
-# The losses agree, and a rank holds 1/N of the parameters, the root, and one block at a time.
+# The three curves lie on top of each other. (Your classes have reduced all gradients by the end of backward, so a loop
+# without `finish_gradient_sync()` trains them, too.)
+#
+# **Predict.** The model has Ψ parameters, in eight blocks of the same size and a root of about 1% of Ψ. What is the
+# most memory that parameters take on one of the four ranks during a step, as a multiple of a full copy? 1 would mean
+# the whole model.
+
+# %%
+my_peaks = {"your PlainZeRO3": 0.0, "your PrefetchingZeRO3": 0.0}
+
+# %% tags=["nbval-ignore-output"]
+measured = {}
+for name, my_peak in my_peaks.items():
+    most_bytes = max(sample.held.parameters_bytes for sample in results[name][1].samples)
+    measured[name] = most_bytes / ranks.pull("parameters_bytes")[0]
+    print(f"{name}: predicted {my_peak:g}, measured {measured[name]:.2f}")
+assert 0.25 < measured["your PlainZeRO3"] < measured["your PrefetchingZeRO3"] < 0.6
+plots.memory_over_step(results["your PlainZeRO3"][1].samples)
+
+# %% [markdown]
+# A rank holds a quarter of the parameters, the root, and one block. With prefetching, it holds two blocks: the one that
+# computes, and the next one. The figure shows a step of your `PlainZeRO3`. Each thin line in the parameters is a moment
+# at which one block has been resharded, and the next one is not unsharded yet.
 #
 # ## What it cannot do yet
 #
-# `PlainZeRO3` knows that backward is done with a unit when it has counted all the unit's gradients. Freeze one
-# parameter, or skip one for some samples, and the count is never complete: that unit's gradients are not reduced. Wrap
-# a block in activation checkpointing, and it is resharded in the middle of its own backward. `PlainZeRO3` also waits
-# for every all-gather and every reduce-scatter. In lab 10 you build `ZeRO3`. It asks autograd when backward is done
-# with a unit, prefetches the next one, and can be saved and loaded.
+# `PlainZeRO3` knows that backward is done with a unit when it has counted all the unit's gradients. So it fails as soon
+# as a model is not plain:
+#
+# - If a parameter is frozen, or unused for some samples, the count is never complete, and the unit's gradients are not
+#   reduced.
+# - If a block uses activation checkpointing, its forward runs again in backward, and `post_forward` reshards it before
+#   its own backward.
+#
+# It also waits for every reduce-scatter at once. In lab 10, you build `ZeRO3`. It asks autograd when backward is done
+# with a unit, waits for reduce-scatters later, and can be saved and loaded.
 
 # %%
 ranks.stop()

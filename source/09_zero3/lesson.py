@@ -2,57 +2,62 @@
 # jupyter:
 #   course:
 #     module: units
-#     minutes: 30
+#     minutes: 35
 # ---
 
 # %% [markdown]
 # # 09 · ZeRO-3
 #
-# **30 minutes.** After this lesson you can
+# **35 minutes.** After this lesson, you will be able to:
 #
-# - give a layer its parameters only while it computes, and explain why that needs *units*,
-# - predict the peak of the parameters to the byte,
-# - predict how much more than data parallelism such a step sends,
-# - say what prefetching and keeping parameters gain, and what they cost.
+# - unshard parameters only while a part of the model computes with them, and train a GPT that way,
+# - predict the peak memory of the parameters to the byte, and explain why the model must be divided into units,
+# - predict how much more a step sends than a step of data parallelism,
+# - predict how much time prefetching saves, and what it costs.
 #
 # You need reduce-scatter and all-gather (chapter 01), flat parameters (chapter 07), and gradients that are
-# reduce-scattered during backward (chapter 08).
+# reduce-scattered during backward (chapter 08). Ψ is the number of parameters, N the number of ranks, and
+# f = (N−1)/N.
 
 # %% [markdown]
-# ## What is wasted
+# ## Where we are
 #
-# After chapter 08, each of four ranks holds a quarter of the gradients and of the optimizer state. What does a rank
-# hold just before it steps?
+# In chapter 08, you built ZeRO-2: each rank keeps only its shard of the gradients and of the optimizer state. But it
+# still holds all parameters. As in chapter 03, the ranks use the CPU, and each of them is behind a link. This one is
+# slow, with 250 Mbit/s, so that you can see what communication costs:
 
 # %% tags=["nbval-ignore-output"]
-from shared import formulas, plots, ranks, tables, widgets
+from dataclasses import replace
+
+from shared import formulas, measure, plots, ranks, tables, widgets
+from shared.plots import diagrams
 from shared.plots import lifetimes as lifetime_plots
 
-ranks.start(world_size=4, detect_mismatch=False)
+measure.start_behind_link(world_size=4, rate="250mbit", latency_ms=0.1)
 
 # %%
 # %%ranks
 from torch import nn
 
-from shared import memory, timeline, wire
+from shared import measure, memory, timeline, wire
 from shared.data import CharTokens
-from shared.memory import lifetimes
-from shared.models import GPTConfig, TinyGPT
+from shared.models import GPTConfig, TinyGPT, stand_in_for_gpu
 from solutions.zero2 import ZeRO2
 
 text = CharTokens()
 config = GPTConfig(vocab_size=800, layers=6, width=128)
-inputs, targets = (batch.to(device) for batch in text.windows(range(rank, 400, 100), length=32))
+inputs, targets = text.windows(range(rank, 400, 100), length=32)
 AdamW, settings = torch.optim.AdamW, {"lr": 1e-3}
 
 
-def new_model():
-    return TinyGPT(config).to(device)
+def new_model(sleep=False):
+    model = TinyGPT(config)
+    if sleep:
+        stand_in_for_gpu(model.blocks, forward_ms=24, backward_ms=48)
+    return model
 
 
-# %%
-# %%ranks
-def backward(model, optimizer):
+def compute_gradients(model, optimizer):
     """Give each shard its mean gradient. Returns this rank's loss."""
     optimizer.zero_grad()
     loss = model(inputs, targets)
@@ -63,66 +68,75 @@ def backward(model, optimizer):
 
 
 def step_of(model, optimizer):
-    loss = backward(model, optimizer)
+    loss = compute_gradients(model, optimizer)
     optimizer.step()
     return loss
 
 
+# %% [markdown]
+# ## What is wasted
+#
+# What does a rank hold between backward and the optimizer's step? In the figure, compare the parameters with the rest.
+
 # %%
 # %%ranks
 zero2 = ZeRO2(new_model(), AdamW, bucket_cap_mb=0.5, **settings)
-step_of(zero2, zero2)
-backward(zero2, zero2)
+step_of(zero2, zero2)  # creates the optimizer's state
+compute_gradients(zero2, zero2)
 held = memory.held(zero2)
 numels = {name: p.numel() for name, p in zero2.module.named_parameters()}
 
-
-def alone(model):
-    with timeline.record(model) as line:
-        model(inputs, targets).backward()
-    return line
-
-
-rounds = 5 if rank == 0 else 0  # the other ranks leave the cores to it
-lines = [alone(new_model()) for _ in range(rounds)]
-
 # %%
-numels, of_ranks = ranks.pull("numels")[0], ranks.pull("held")
+numels, held = ranks.pull("numels")[0], ranks.pull("held")
 psi = sum(numels.values())
 block = sum(numels[name] for name in numels if name.startswith("blocks.0."))
-root = psi - 6 * block  # what is in no block
-share = of_ranks[0].parameters_bytes / of_ranks[0].total_bytes
-print(
-    f"Ψ = {psi:,}; a block has {block / psi:.0%} of it; parameters are {share:.0%} of what a rank holds"
-)
-plots.memory_by_component({f"rank {n}": each.by_component() for n, each in enumerate(of_ranks)})
+root = psi - 6 * block  # the parameters that are in no block
+share = held[0].parameters_bytes / held[0].total_bytes
+print(f"Ψ = {psi:,}, and each block has {block / psi:.0%} of it. Parameters: {share:.0%}")
+assert share > 0.5
+plots.memory_by_component({f"rank {n}": each.by_component() for n, each in enumerate(held)})
 
 # %% [markdown]
-# Most of what is left are four full copies of the parameters. When does a rank need them? Here are forward and backward
-# of the model alone:
+# Most of what a rank holds are parameters, and all four ranks hold the same ones. When does a rank need them? The next
+# cell records forward and backward of the model alone. As in chapter 04, its blocks sleep as a stand-in for a GPU. In
+# the figure, look for block 3:
+
+# %%
+# %%ranks
+alone = new_model(sleep=True)
+step = measure.training_step(alone, inputs, targets)
+lines = measure.recorded({"": step}, lambda: timeline.record(alone), rounds=3)[""]
+
 
 # %% tags=["nbval-ignore-output"]
-line = min(ranks.pull("lines")[0], key=lambda line: line.ended_s - line.began_s)
-used_s = sum(span.ended_s - span.began_s for span in line.spans if span.name == "blocks.3")
-print(f"block 3 computes for {used_s / (line.ended_s - line.began_s):.0%} of the time")
+def with_short_names(line):
+    spans = [replace(span, name=span.name.replace("blocks.", "block ")) for span in line.spans]
+    return replace(line, spans=spans)
+
+
+line = with_short_names(ranks.pull("lines")[0][0])
+used_s = sum(span.ended_s - span.began_s for span in line.spans if span.name == "block 3")
+print(f"Block 3 computes for {used_s / (line.ended_s - line.began_s):.0%} of the time.")
 assert used_s < 0.5 * (line.ended_s - line.began_s)
-plots.timeline([line])
+plots.timeline([line], exposed=False)
 
 # %% [markdown]
-# A block needs its parameters twice per step, for a short time each: once in forward and once in backward. For the rest
-# of the step, each rank could keep a quarter of them and get the other three quarters when they are needed.
+# A block needs its parameters twice, each time only briefly: once in forward and once in backward. For the rest of the
+# step, each rank could keep a quarter of them, and get the other three quarters from the other ranks when the block
+# needs them. This is **ZeRO-3**: parameters are sharded, like gradients and optimizer state.
 
 # %% [markdown]
-# ## Freeing a parameter, and filling it again
+# ## Freeing a parameter's memory and restoring it
 #
-# A tensor is a view of a *storage*, and a storage can be resized to zero bytes and back. The views stay valid, also the
-# ones that autograd saves for backward:
+# The memory of a tensor, and of all its views, belongs to an object called **storage**. You can resize a storage to
+# zero bytes, and later back to its full size. The tensors stay valid, including those that autograd has saved for
+# backward:
 
 # %%
 # %%ranks 0
 weight, x = nn.Parameter(torch.zeros(3)), torch.ones(3, requires_grad=True)
 flat = torch.tensor([2.0, 4.0, 6.0])
-weight.data = flat  # its memory is flat's, as in chapter 07
+weight.data = flat  # weight now uses flat's memory, as in chapter 07
 y = (weight * x).sum()  # backward will need weight
 storage = flat.untyped_storage()
 storage.resize_(0)
@@ -133,24 +147,46 @@ y.backward()
 print("gradient of x:", x.grad.tolist())
 
 # %% [markdown]
-# Backward did not notice. It would not have noticed other values either, so it is up to us to bring the right ones
-# back. Nothing checks that there is memory at all: reading a freed tensor, in a `print` for example, may end the
-# process with a segmentation fault. (The notebook then tells you so, and starts new ranks.)
+# Backward did not notice that the memory had been gone. It would not have noticed other values either, so it is up to
+# us to restore the right ones. Reading a freed tensor usually raises a `RuntimeError`. Some operations do not check,
+# and crash the process instead. (The course then tells you so, and starts new ranks.)
 
 # %% [markdown]
-# ## Unsharding the whole model
+# ## Unsharding one unit at a time
 #
-# With this trick, sharding parameters takes a few lines. To **unshard** parameters means to give their flat tensor
-# memory and to all-gather every rank's shard into it. To **reshard** them means to free that memory. The rank's own
-# shard has memory of its own, and stays.
+# A **unit** is a part of the model whose parameters are unsharded and resharded together. Here, each block is a unit.
+# To **unshard** a unit means to give its parameters memory, and to all-gather the shards of all ranks into it. To
+# **reshard** it means to free that memory, so that only the rank's own shard remains. Parameters that are in no unit
+# belong to the **root unit**, or *root* for short. In our GPT, these are the embeddings and the last norm.
+#
+# In the upper half of the diagram, follow the parameters of a unit from top to bottom. They are copied side by side
+# into a flat parameter, which is padded so that all shards have the same length. In the lower half, look at the four
+# hooks, and at when the flat parameter has memory:
+
+# %%
+diagrams.unit()
+
+# %% [markdown]
+# - `pre_forward` unshards the unit before its forward, and `post_forward` reshards it afterwards.
+# - `pre_backward` runs when the gradient of the unit's output is complete. Then backward reaches the unit, so
+#   `pre_backward` unshards it again.
+# - `post_backward` runs when the gradients of all its parameters are complete. It reduce-scatters them and reshards the
+#   unit.
+
+# %% [markdown]
+# ## The short version
+#
+# Two classes are enough to train a plain GPT. The first one holds the parameters of one unit. `unshard()` only launches
+# the all-gather, and `wait_for_unshard()` waits for it. In between, the state is `"UNSHARDING"`.
 
 
 # %%
 # %%ranks
+from functools import partial
+
 from torch.nn.functional import pad
 
-from shared.c10d import all_gather_single
-from solutions.collectives import ring_reduce_scatter
+from solutions.async_collectives import launch_all_gather, launch_reduce_scatter
 
 
 def flatten(tensors):
@@ -162,58 +198,87 @@ def flatten(tensors):
 # %%
 # %%ranks
 class ShardedFlat:
-    """Parameters of which this rank keeps one shard, and all of them from unshard() to reshard()."""
+    """The parameters of one unit. This rank keeps one shard of them."""
 
     def __init__(self, parameters):
         self.parameters = list(parameters)
-        self.flat = flatten(self.parameters)
+        self.flat_param = flatten(self.parameters)
         sizes = [p.numel() for p in self.parameters]
-        for p, view in zip(self.parameters, self.flat[: sum(sizes)].split(sizes), strict=True):
-            p.data = view.view_as(p)
-        self.shard = nn.Parameter(self.flat.chunk(world_size)[rank].clone())
+        slices = self.flat_param[: sum(sizes)].split(sizes)
+        for p, flat_slice in zip(self.parameters, slices, strict=True):
+            p.data = flat_slice.view_as(p)
+        self.shard = nn.Parameter(self.flat_param.chunk(world_size)[rank].clone())
         self.reshard()
 
     def unshard(self):
-        self.flat.untyped_storage().resize_(self.flat.nbytes)
-        self.here = True
-        all_gather_single(self.flat, self.shard.data)
+        if self.state == "SHARDED":
+            self.state = "UNSHARDING"
+            self.flat_param.untyped_storage().resize_(self.flat_param.nbytes)
+            self.handle = launch_all_gather(self.flat_param, self.shard.detach())
+
+    def wait_for_unshard(self):
+        self.unshard()
+        if self.state == "UNSHARDING":
+            self.handle.wait()
+            self.state = "UNSHARDED"
 
     def reshard(self):
-        self.flat.untyped_storage().resize_(0)
-        self.here = False
+        self.flat_param.untyped_storage().resize_(0)
+        self.state = "SHARDED"
 
     def reduce_gradients(self):
+        """Add the rank's shard of the mean gradient to shard.grad, and free the full gradients."""
         gradient = flatten(p.grad for p in self.parameters)
-        mean = ring_reduce_scatter(gradient) / world_size
+        mean = launch_reduce_scatter(gradient).wait() / world_size
         self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
         for p in self.parameters:
             p.grad = None
 
 
 # %% [markdown]
-# The model unshards its parameters before forward, and reshards them after backward. The optimizer gets the shards.
-# (`units` comes below. For now there are none, and all parameters belong to the *root*.)
+# The second class wraps the model and registers the four hooks. The root is unsharded for the whole step, because our
+# GPT needs it both first and last: the token embedding is *tied*, which means that its weight is also the weight of the
+# output layer.
 
 
 # %%
 # %%ranks
 class Sharded(nn.Module):
-    """A model in units. What is in no unit belongs to the root, which is here for the whole step."""
+    """Trains a model of which each rank keeps a shard. Parameters in no unit belong to the root."""
 
-    def __init__(self, module, units=(), **options):
+    def __init__(self, module, units=(), reshard_after_forward=True):
         super().__init__()
-        self.module = module
+        self.module, self.reshard_after_forward = module, reshard_after_forward
         inside = {p for unit in units for p in unit.parameters()}
         self.root = ShardedFlat(p for p in module.parameters() if p not in inside)
-        self.units = {unit: ShardedFlat(unit.parameters()) for unit in units}
-        everything = (self.root, *self.units.values())
-        self.shards = nn.ParameterList(sharded.shard for sharded in everything)
-        for unit, sharded in self.units.items():
-            register_hooks(unit, sharded, **options)
+        self.units = [ShardedFlat(unit.parameters()) for unit in units]
+        self.shards = nn.ParameterList(flat.shard for flat in (self.root, *self.units))
+        for index, unit in enumerate(units):
+            unit.register_forward_pre_hook(partial(self.pre_forward, index))
+            unit.register_forward_hook(partial(self.post_forward, index))
+            for p in unit.parameters():
+                p.register_post_accumulate_grad_hook(partial(self.post_backward, index))
 
     def forward(self, *inputs):
-        self.root.unshard()
+        self.root.wait_for_unshard()
         return self.module(*inputs)
+
+    def pre_forward(self, index, _unit, _inputs):
+        self.units[index].wait_for_unshard()
+
+    def post_forward(self, index, _unit, _inputs, output):
+        if self.reshard_after_forward:
+            self.units[index].reshard()
+        output.register_hook(partial(self.pre_backward, index))
+
+    def pre_backward(self, index, _gradient):
+        self.units[index].wait_for_unshard()
+
+    def post_backward(self, index, _parameter):
+        unit = self.units[index]
+        if all(p.grad is not None for p in unit.parameters):  # this was the last gradient
+            unit.reduce_gradients()
+            unit.reshard()
 
     def finish_gradient_sync(self):
         self.root.reduce_gradients()
@@ -221,26 +286,74 @@ class Sharded(nn.Module):
 
 
 # %% [markdown]
-# **Predict.** Ψ parameters, 4 ranks. What is the most that parameters take on a rank during a step, as a fraction of Ψ?
-# For ZeRO-2 it is 1.
+# Does it train? The next cell trains a small GPT twice in float64, from the same initial weights: in one process on the
+# full batch of eight samples, and in shards, with two samples per rank. The optimizer gets the shards, and does not
+# know that they are only a quarter of the model.
+
 
 # %%
-my_prediction = 0.0
+# %%ranks --timeout 180
+small = GPTConfig(vocab_size=text.vocab_size, layers=3)
+
+
+def losses_of(model, parameters, share, steps=100):
+    """Train on a share of each batch. Returns the loss of each step."""
+    optimizer, losses = AdamW(parameters, **settings), []
+    for step in range(steps):
+        seeded = torch.Generator().manual_seed(step)
+        starts = torch.randint(len(text.tokens) - 33, (8,), generator=seeded)
+        optimizer.zero_grad()
+        loss = model(*text.windows(starts[share], length=32))
+        loss.backward()
+        if isinstance(model, Sharded):
+            model.finish_gradient_sync()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+alone, gpt = TinyGPT(small).double(), TinyGPT(small).double()
+alone_losses = losses_of(alone, alone.parameters(), slice(None))
+in_shards = Sharded(gpt, gpt.blocks)
+losses = losses_of(in_shards, in_shards.shards, slice(rank, None, world_size))
+
+# %% tags=["nbval-ignore-output"]
+alone_losses = ranks.pull("alone_losses")[0]
+mean_losses = [sum(of_step) / 4 for of_step in zip(*ranks.pull("losses"), strict=True)]
+difference = max(abs(x - y) for x, y in zip(alone_losses, mean_losses, strict=True))
+print(f"largest difference of the losses: {difference:.0e}")
+assert difference < 1e-6 and max(mean_losses[-10:]) < 0.8 * mean_losses[0]
+plots.loss_curves({"one process": alone_losses, "four ranks, ZeRO-3": mean_losses})
+
+# %% [markdown]
+# This is the same training, although no rank holds the whole model between steps.
+
+# %% [markdown]
+# ## The peak
+#
+# Between steps, each rank holds a quarter of the parameters. But a GPU must have room for the *peak*. What is it with a
+# unit per block, and what would it be without units, that is, if all parameters belonged to the root?
+#
+# **Predict.** Write both peaks as multiples of a full copy of Ψ parameters, so that 1 means as much as with ZeRO-2.
+# Each of the six blocks has 15% of Ψ, and the root has the rest.
+
+# %%
+my_peaks = {"a unit per block": 0.0, "no units": 0.0}
 
 
 # %%
 # %%ranks
-def followed(model, optimizer):
-    """Return the most bytes of parameters in a step, when each unit has memory, and the bytes sent."""
-    named = {f"block {index}": sharded for index, sharded in enumerate(model.units.values())}
-    named["root"] = model.root
+from shared.memory import lifetimes
 
-    def state_of(sharded):
-        size = sharded.flat.untyped_storage().nbytes()
-        return "UNSHARDED" if sharded.here else "UNSHARDING" if size else "SHARDED", size
+
+def followed(model, optimizer):
+    """Run a step. Returns the parameters' peak, when each unit had memory, and the bytes sent."""
+    flats = {f"block {index}": flat for index, flat in enumerate(model.units)}
+    flats["root"] = model.root
 
     def look():
-        return {name: state_of(sharded) for name, sharded in named.items()}
+        storages = {name: flat.flat_param.untyped_storage() for name, flat in flats.items()}
+        return {name: (flats[name].state, each.nbytes()) for name, each in storages.items()}
 
     with memory.peak(model, optimizer) as peak, wire.ledger() as log:
         with lifetimes.follow(look) as life:
@@ -248,123 +361,54 @@ def followed(model, optimizer):
     return max(sample.held.parameters_bytes for sample in peak.samples), life, log.sent_bytes
 
 
-def sharded(units=lambda model: (), **options):
-    model = new_model()
-    model = Sharded(model, units(model), **options)
+def wrapped(kind=Sharded, with_units=True, **options):
+    module = new_model(sleep=True)
+    model = kind(module, module.blocks if with_units else (), **options)
     return model, AdamW(model.shards, **settings)
 
 
-whole_peak_bytes, whole_life, _ = followed(*sharded())
+by_unit, adamw = wrapped()
+no_units = wrapped(with_units=False)
+followed_steps = {"a unit per block": followed(by_unit, adamw), "no units": followed(*no_units)}
+
+# %% [markdown]
+# In the upper half of the figure, the dashed line is a formula: the shards, plus everything that is unsharded at the
+# same time. In the lower half, each row is a unit, and a bar means that its parameters have memory.
 
 # %%
-peak_bytes = ranks.pull("whole_peak_bytes")[0]
-print(f"predicted {my_prediction:g}, measured {peak_bytes / (4 * psi):.2f} Ψ")
-assert peak_bytes == 4 * (psi / 4 + psi)
+steps = ranks.pull("followed_steps")[0]
+unsharded = {"a unit per block": root + block, "no units": psi}
+expected_bytes = {name: 4 * (psi / 4 + numel) for name, numel in unsharded.items()}
+for name, (peak_bytes, _, _) in steps.items():
+    print(f"{name}: predicted {my_peaks[name]:g}, measured {peak_bytes / (4 * psi):.2f}")
+    assert peak_bytes == expected_bytes[name]
+lives = {name: life for name, (_, life, _) in steps.items()}
+lifetime_plots.lifetimes(lives, psi, expected_bytes)
 
 # %% [markdown]
-# That is more than ZeRO-2 needs: the shard, and all parameters on top of it. Between steps a rank holds little, but a
-# GPU must have room for the *peak*. You get the same result from code that wraps a model in FSDP and does not say what
-# its units are (in FSDP1: no wrap policy). The losses are right, and the parameters' peak is higher than without
-# sharding them.
-
-# %% [markdown]
-# ## Unsharding one unit at a time
+# The formula is right to the byte. On the left, forward unshards the blocks from first to last, and backward from last
+# to first. There are never two at once, so the peak is
 #
-# A **unit** is a part of the model that is unsharded and resharded together: one block of the GPT. Three kinds of hooks
-# do it:
+# $$\frac{\Psi}{N} + \text{root} + \text{one block}.$$
 #
-# - Before the unit's forward, unshard it. After its forward, reshard it.
-# - When the gradient of its output is complete, its backward begins, so unshard it again.
-# - When the gradients of all its parameters have come, its backward is done. Reduce-scatter them, and reshard the unit.
-
-
-# %%
-# %%ranks
-def register_hooks(unit, sharded, reshard_after_forward=True):
-    """Unshard a unit for its forward and for its backward."""
-
-    def after_forward(_unit, _inputs, output):
-        if reshard_after_forward:
-            sharded.reshard()
-        output.register_hook(lambda _gradient: sharded.unshard())  # its backward begins
-
-    def on_gradient(_parameter):
-        if all(p.grad is not None for p in sharded.parameters):
-            sharded.reduce_gradients()
-            sharded.reshard()
-
-    unit.register_forward_pre_hook(lambda _unit, _inputs: sharded.unshard())
-    unit.register_forward_hook(after_forward)
-    for p in sharded.parameters:
-        p.register_post_accumulate_grad_hook(on_gradient)
-
-
-# %% [markdown]
-# The **root** is what is in no block: the embeddings and the final norm. The token embedding is *tied* to the output
-# layer, so the root is needed first and last, in forward and in backward. It stays unsharded for the whole step.
+# (The FSDP paper counts the root as a unit like any other. With ψᵢ parameters in unit i, its formula is
+# Σψᵢ/N + max ψᵢ. Zhao et al. 2023, §3.2.1.)
 #
-# **Predict** the peak of the parameters again, as a fraction of Ψ. Each of the six blocks has 15% of Ψ, and the root
-# has the rest.
-
-# %%
-my_prediction = 0.0
-
-# %%
-# %%ranks
-by_unit, by_unit_adamw = sharded(lambda model: model.blocks)
-by_unit_peak_bytes, by_unit_life, _ = followed(by_unit, by_unit_adamw)
-
-# %%
-peak_bytes = ranks.pull("by_unit_peak_bytes")[0]
-print(f"predicted {my_prediction:g}, measured {peak_bytes / (4 * psi):.2f} Ψ")
-print(f"Ψ/N + root + a block = {psi / 4 / psi:.2f} + {root / psi:.2f} + {block / psi:.2f} Ψ")
-assert peak_bytes == 4 * (psi / 4 + root + block)
-
-# %% [markdown]
-# The formula is right to the byte: the shards, the root and one block. (The FSDP paper counts the root as a unit like
-# any other: Σψᵢ/N + max ψᵢ; Zhao et al. 2023, §3.2.1.) The figure shows both runs. In its lower half, each row is a
-# unit, and a bar means that the unit is unsharded.
-
-# %%
-expected_bytes = {"one unit": 4 * (psi / 4 + psi), "a unit per block": peak_bytes}
-lives = ranks.pull("whole_life")[0], ranks.pull("by_unit_life")[0]
-lifetime_plots.lifetimes(dict(zip(expected_bytes, lives, strict=True)), psi, expected_bytes)
-
-# %% [markdown]
-# On the right, blocks are unsharded from first to last in forward, and from last to first in backward. There are never
-# two at once.
+# On the right, the root is the only unit, and the peak is *higher* than with ZeRO-2: the rank holds its shard, and all
+# parameters on top of it. You get the same result if you wrap a model in FSDP and do not say what its units are. The
+# losses are right, so nothing warns you.
 #
-# ## Padding
-#
-# Each unit is a flat tensor, so each is padded to a multiple of N. Here is the padding for the small MLP of chapter 02,
-# with a unit per layer:
-
-# %%
-from shared.models import MLP
-
-rows = []
-for name, layer in MLP().layers.named_children():
-    if size := sum(p.numel() for p in layer.parameters()):
-        rows.append([f"layer {name}", f"{size:,}", *(f"{-size % n}" for n in (2, 3, 4, 64, 1000))])
-header = ["", "elements", *(f"N = {n}" for n in (2, 3, 4, 64, 1000))]
-tables.Table(header, rows, "elements of padding")
-
-# %% [markdown]
-# A unit has at most N − 1 elements of padding. So why not make every parameter a unit? Because each unit also costs
-# three collectives per step. Smaller units lower the peak, but each collective costs the latency α (chapter 03). A
+# Smaller units lower the peak. So why not make every layer a unit? Padding is not the reason: a unit has at most N − 1
+# elements of it. But every unit costs three collectives per step, each with its latency α (chapter 03). A transformer
 # block is the usual choice.
-#
-# torch's `fully_shard` (FSDP2) cuts each parameter by rows instead of flattening a unit, and still launches one
-# all-gather per unit. Parameters keep their names and shapes. A parameter with fewer rows than ranks leaves some ranks
-# without any of it.
 
 # %% [markdown]
 # ## What a step sends
 #
-# It is commonly claimed that ZeRO-3 sends 3 times, or 2.5 times, what data parallelism sends.
+# It is commonly claimed that ZeRO-3 sends 3 times, or 2.5 times, what data parallelism sends. An all-gather of Ψ
+# elements in fp32 sends f · 4Ψ bytes per rank, and so does a reduce-scatter. Data parallelism sends 2f · 4Ψ.
 #
-# **Predict.** An all-gather of Ψ elements sends f · 4Ψ bytes per rank, with f = (N−1)/N, and so does a reduce-scatter.
-# Data parallelism sends 2f · 4Ψ. How many times that does a step send here? 1 would mean: as much as data parallelism.
+# **Predict.** How many times as much as data parallelism does one step send here? 1 would mean just as much.
 
 # %%
 my_prediction = 0.0
@@ -372,193 +416,176 @@ my_prediction = 0.0
 
 # %%
 # %%ranks
-def sent_bytes(model, micro_batches):
-    by_unit_adamw.zero_grad()
+def sent_bytes(micro_batches):
+    adamw.zero_grad()
     with wire.ledger() as log:
         for _ in range(micro_batches):
-            model(inputs, targets).backward()
-            model.finish_gradient_sync()
-        by_unit_adamw.step()
+            by_unit(inputs, targets).backward()
+            by_unit.finish_gradient_sync()
     return log.sent_bytes
 
 
-sent = {g: sent_bytes(by_unit, g) for g in (1, 2, 4)}
+sent = {g: sent_bytes(g) for g in (1, 2, 4)}
 
 # %%
 sent, counts = ranks.pull("sent")[0], (1, 2, 4)
 half = formulas.all_gather_sent_bytes(4 * psi, ranks=4)  # f · 4Ψ
-rows = [["measured", *(f"{sent[g] / half:.2f}" for g in counts)]]
+print(f"predicted {my_prediction:g}, measured {sent[1] / (2 * half):.2f} times data parallelism")
+rows = [["measured here", *(f"{sent[g] / half:.2f}" for g in counts)]]
 for stage in (3, 2, 1, 0):
     by_formula = [formulas.step_sent_bytes(psi, 4, stage, 4, micro_batches=g) for g in counts]
     rows.append([f"formula, stage {stage}", *(f"{each / half:g}" for each in by_formula)])
 assert all(sent[g] == g * (3 - root / psi) * half for g in counts)
-print(f"predicted {my_prediction:g}, measured {sent[1] / (2 * half):.2f} times data parallelism")
-note = "g micro-batches per step. Stages 0 and 1 add them up before they send: no_sync."
-tables.Table(["in f · 4Ψ", *(f"g = {g}" for g in counts)], rows, note)
+tables.Table(["in f · 4Ψ", *(f"g = {g}" for g in counts)], rows, "sent per rank and step")
 
 # %% [markdown]
-# A unit is all-gathered for forward, all-gathered for backward, and its gradients are reduce-scattered: 3f · 4Ψ, which
-# is **1.5 times** data parallelism (Rajbhandari et al. 2020, §7). Ours is a little below that, because the root is
-# gathered once only. "3 times" would be true if an all-reduce were a single pass, but it is two.
+# A unit is all-gathered for forward and again for backward, and its gradients are reduce-scattered. That makes 3f · 4Ψ,
+# which is 1.5 times data parallelism (Rajbhandari et al. 2020, §7). Ours is a little below that, because the root
+# is all-gathered only once. "3 times" would be right if an all-reduce sent f · 4Ψ, but it sends twice as much.
 #
-# With g micro-batches per step, ZeRO-3 sends 3g against 2. Each micro-batch must gather the parameters again, and
-# gradients that waited for the last one would take all of Ψ.
-#
-# A cheaper way sends 2f · 4Ψ: do not reshard after forward, so that backward need not gather again. The peak is then
-# that of the whole model. FSDP calls this choice `reshard_after_forward`.
+# With g micro-batches per step, ZeRO-3 sends 3g · f · 4Ψ. For each of them, it has to unshard the parameters again, and
+# reduce-scatter the gradients, because gradients that wait for the last one would need a full copy. (Stages 0 and 1 use
+# `no_sync()` here.)
 
 # %% [markdown]
 # ## Prefetching the next unit
 #
-# Our model launches an all-gather, and waits until it is complete. The remedy is the one of chapter 04: launch earlier.
-# While block 2 computes, the all-gather of block 3 is in flight. This is called **prefetching**, and it costs the
-# memory of one more unsharded unit. So we need to launch an all-gather before anybody waits for it. (From here on,
-# `Sharded` is made of this new class.)
+# Until now, a block waits until its all-gather is complete, and only then does it compute. The remedy is that of
+# chapter 04: launch earlier, and wait later. While block 2 computes in forward, the all-gather of block 3 is in flight.
+# This is called **prefetching**. In backward, the next unit is the one *before*. In the diagram (an example with three
+# units), follow unit 1: it is already unsharding while unit 0 computes in forward, and while unit 2 does in backward.
+
+# %%
+diagrams.unit_states()
+
+# %% [markdown]
+# `unshard()` already launches and returns, so two hooks have to change:
 
 
 # %%
 # %%ranks
-from itertools import pairwise
+class Prefetching(Sharded):
+    """Launches the all-gather of the next unit before the current one computes."""
 
-from solutions.async_collectives import launch_all_gather
+    def pre_forward(self, index, *_):
+        self.units[index].wait_for_unshard()
+        for following in self.units[index + 1 : index + 2]:
+            following.unshard()
 
-
-class ShardedFlat(ShardedFlat):
-    def launch(self):
-        storage = self.flat.untyped_storage()
-        if storage.nbytes() == 0:
-            storage.resize_(self.flat.nbytes)
-            self.in_flight = launch_all_gather(self.flat, self.shard.data)
-
-    def unshard(self):
-        self.launch()
-        if not self.here:
-            self.in_flight.wait()
-            self.here = True
-
-
-def prefetch_each_other(before, after, sharded):
-    """Let each of two neighbors launch the other's all-gather when it begins to compute."""
-
-    def after_forward(_unit, _inputs, output):
-        output.register_hook(lambda _gradient: sharded[before].launch())
-
-    before.register_forward_pre_hook(lambda _unit, _inputs: sharded[after].launch())
-    after.register_forward_hook(after_forward)
+    def pre_backward(self, index, _gradient):
+        self.units[index].wait_for_unshard()
+        if index > 0:
+            self.units[index - 1].unshard()
 
 
 # %% [markdown]
-# A unit is now in one of three states. It is SHARDED when it has this rank's shard only. It is UNSHARDING while an
-# all-gather fills its memory, and UNSHARDED when that is complete. In the lab an `Enum` has these names, and a fourth
-# state for backward.
-#
-# **Predict** three peaks of the parameters as fractions of Ψ: without prefetching, with prefetching, and with
-# prefetching and `reshard_after_forward=False`.
+# How much time does that save? A step has twelve all-gathers of blocks: six in forward and six in backward. The next
+# cell computes how long one of them takes at 32 ns per byte. Each block sleeps for 24 ms in forward and for 48 ms in
+# backward.
 
 # %%
-my_predictions = 0.0, 0.0, 0.0
-
-
-# %%
-# %%ranks
-def in_blocks(prefetch=True, **options):
-    model, optimizer = sharded(lambda model: model.blocks, **options)
-    if prefetch:
-        for before, after in pairwise(model.units):
-            prefetch_each_other(before, after, model.units)
-    return model, optimizer
-
-
-ways = {
-    "no prefetch": in_blocks(prefetch=False),
-    "prefetch": in_blocks(),
-    "… kept after forward": in_blocks(reshard_after_forward=False),
-}
-seen = {name: followed(*built) for name, built in ways.items()}
-
-# %%
-seen = ranks.pull("seen")[0]
-unsharded = {
-    "no prefetch": block + root,
-    "prefetch": 2 * block + root,
-    "… kept after forward": psi,
-}
-expected_bytes = {name: 4 * (psi / 4 + numel) for name, numel in unsharded.items()}
-for name, predicted in zip(seen, my_predictions, strict=True):
-    peak_bytes, _, sent_bytes = seen[name]
-    measured = f"{peak_bytes / (4 * psi):.2f} Ψ, sent {sent_bytes / half:.2f} f · 4Ψ"
-    print(f"{name:20} predicted {predicted:g}, measured {measured}")
-    assert peak_bytes == expected_bytes[name]
-lives = {name: life for name, (_, life, _) in seen.items()}
-widgets.lifetime_stepper(lives, psi, expected_bytes, of="prefetch")
+all_gather_ms = 1e3 * 32e-9 * formulas.all_gather_sent_bytes(4 * block, ranks=4)
+print(f"The all-gather of a block takes about {all_gather_ms:.1f} ms.")
+assert all_gather_ms < 24
 
 # %% [markdown]
-# With prefetching, a bar begins hatched: the all-gather is in flight while the block before still computes. In forward
-# that is the next block, in backward the *previous* one. Here the list of blocks says which one is next; `ZeRO3` of lab
-# 10 remembers the order of calls. Keeping the parameters saves the second all-gather, and the peak is then that of a
-# single unit. (In JupyterLab you can step through the middle one.)
-#
-# Does it help? We emulate a link of 1 Gbit/s between two ranks, so that each rank has a core of its own:
-
+# **Predict.** How many milliseconds shorter is a step with prefetching? 0 would mean that no all-gather is hidden.
 
 # %%
-# %%ranks
-import contextlib
+my_prediction_ms = 0.0
 
-from shared.hosts import emulated
+# %%
+# %%ranks --timeout 120
+models = {
+    "no prefetching": wrapped(),
+    "prefetching": wrapped(Prefetching),
+    "prefetching, kept after forward": wrapped(Prefetching, reshard_after_forward=False),
+}
+followed_steps = {name: followed(*each) for name, each in models.items()}
+sample = inputs[:1, :16], targets[:1, :16]
+steps = {name: measure.training_step(model, *sample) for name, (model, _) in models.items()}
+times = measure.jobs(steps, rounds=8)
+lines = []
+for name, (model, _) in list(models.items())[:2]:
+    record = partial(timeline.record, model)
+    lines += measure.recorded({"": steps[name]}, record, rounds=3)[""][:1]
 
+# %% tags=["nbval-ignore-output"]
+times = ranks.pull("times")[0]
+saved_ms = times["no prefetching"].time_ms - times["prefetching"].time_ms
+print(f"predicted {my_prediction_ms:g} ms, measured {saved_ms:.0f} ms")
+print(f"The bytes of ten all-gathers take {10 * all_gather_ms:.0f} ms.")
+assert times.ratio("no prefetching", "prefetching") > 1.05
+plots.bars(times.ms(), "ms per step, without the optimizer (median of 8 rounds)")
 
-def behind_a_link(rounds=12):
-    """Return the shortest step's timeline without and with prefetching, and messages per all-gather."""
-    built = [in_blocks(prefetch) for prefetch in (False, True)]
-    is_gloo, lines = dist.get_backend() == "gloo", ([], [])
-    link = emulated.link("1gbit", latency_ms=0.1) if is_gloo else contextlib.nullcontext()
-    with link:
-        for (model, optimizer), recorded in rounds * list(zip(built, lines, strict=True)):
-            with timeline.record(model, optimizer) as line:
-                optimizer.zero_grad()
-                model(inputs.repeat(4, 1), targets.repeat(4, 1)).backward()
-                model.finish_gradient_sync()
-                optimizer.step()
-            recorded.append(line)
-    shortest = [min(each[1:], key=lambda line: line.ended_s - line.began_s) for each in lines]
-    return shortest, 2 if is_gloo else 1
+# %% [markdown]
+# Ten of the twelve all-gathers can be hidden. The first one of forward and the first one of backward cannot, because no
+# block computes before them. (An all-gather also has latencies, so you may gain more than its bytes explain.)
+#
+# The next figure shows a step without prefetching, and one with it. In each step, the first row is the computation, the
+# second the all-gathers, and the third the reduce-scatters, with the numbers of their blocks. A hatched white bar is a
+# wait. Compare the waits in both steps:
 
 
 # %% tags=["nbval-ignore-output"]
 from shared.timeline.bundles import bundled
 
-with ranks.world(2):
-    lines, per_all_gather = ranks.run(lambda: behind_a_link())[0]
-lines = [bundled(line, per_all_gather) for line in lines]  # over gloo, a send and a receive
-ended_s = [[span.ended_s for span in line.spans if "blocks" in span.name][:6] for line in lines]
-for line, blocks_ended_s, ahead in zip(lines, ended_s, (0, 1), strict=True):
-    begun_s = [began_s for began_s, _ in line.lane("communication")]
-    begun = [sum(at_s < block_s for at_s in begun_s) for block_s in blocks_ended_s]
-    assert begun == [min(7, 2 + block + ahead) for block in range(6)]  # when a block's forward ends
-plots.timeline(lines, ["no prefetch", "prefetch"])
+forward = ["AG root", *(f"AG {index}" for index in range(6))]
+plain = [f"{kind} {index}" for index in reversed(range(6)) for kind in ("AG", "RS")]
+ahead = [name for index in range(5, 0, -1) for name in (f"AG {index - 1}", f"RS {index}")]
+launched = [[*forward, *plain, "RS root"], [*forward, "AG 5", *ahead, "RS 0", "RS root"]]
+lines = []
+for line, names in zip(ranks.pull("lines")[0], launched, strict=True):
+    print(f"{line.exposed_ms:.0f} ms exposed")
+    lines.append(with_short_names(bundled(line, 6, names)))  # three sends and three receives
+    spans = lines[-1].spans
+    spans[:] = [replace(s, lane="reduce-scatter") if "RS" in s.name else s for s in spans]
+plots.timeline(lines, ["no prefetching", "prefetching"], exposed=False)
 
 # %% [markdown]
-# Above, without prefetching, the model waits for each all-gather of forward (number 1 is the root's). Below, from the
-# second block on, the all-gather is in flight while the block before computes. Backward has an all-gather *and* a
-# reduce-scatter per block to hide. Ours waits for the reduce-scatter; lab 10 does not. An all-gather that takes longer
-# than the block before it cannot be hidden. Then only larger micro-batches help.
+# In the lower step, the all-gather of block 3 is in flight while block 2 computes. What stays exposed are mainly the
+# reduce-scatters, because our `reduce_gradients()` waits for each of them. Chapter 10 waits later.
 #
-# ## Is it the same training?
+# An all-gather that takes longer than the block before it cannot be hidden completely. Then it helps to send fewer
+# bytes (bf16, chapter 10), to send them over faster links (hybrid sharding, chapter 11), or to compute longer per step
+# (larger micro-batches).
+
+# %% [markdown]
+# ## What prefetching costs
 #
-# We compare six steps of AdamW in float64 with one process that has the full batch. Beside ours we run torch's own
-# ZeRO-3, `fully_shard` (FSDP2). It wants a call for each unit, and one for the rest. Each call gets the mesh of all
-# ranks on their type of device, because without a mesh, torch would choose a GPU on any machine that has one.
+# While a block computes, the next one has memory as well, so the peak is one block higher. The third bar above is
+# another choice: with **`reshard_after_forward=False`**, parameters stay unsharded from forward until backward has used
+# them. In the figure, compare the three peaks. A hatched bar is an all-gather in flight.
+
+# %%
+steps = ranks.pull("followed_steps")[0]
+unsharded = dict(zip(steps, (root + block, root + 2 * block, psi), strict=True))
+expected_bytes = {name: 4 * (psi / 4 + numel) for name, numel in unsharded.items()}
+for name, (peak_bytes, _, step_bytes) in steps.items():
+    print(f"{name}: peak {peak_bytes / (4 * psi):.2f} · 4Ψ, sent {step_bytes / half:.2f} f · 4Ψ")
+    assert peak_bytes == expected_bytes[name]
+assert steps["prefetching, kept after forward"][2] == 2 * half
+lives = {name: life for name, (_, life, _) in steps.items()}
+widgets.lifetime_stepper(lives, psi, expected_bytes, of="prefetching")
+
+# %% [markdown]
+# Keeping the parameters saves the second all-gather, so a step sends no more than data parallelism. But the peak is
+# that of a model without units. Memory is saved only between steps.
+
+# %% [markdown]
+# ## The production version
+#
+# torch's own ZeRO-3 is FSDP2, the `fully_shard` of chapter 08. By default, it reshards its units after forward. You
+# call it once for each unit and once for the whole model, with a mesh of the ranks.
+
 
 # %%
 # %%ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from shared.data import digits
-from shared.models import MLP
-
-images, labels = (tensor[:120].to(device) for tensor in digits(torch.float64))
+from solutions.overlapped_ddp import OverlappedDDP
+from solutions.zero1 import ZeRO1
 
 
 def in_fsdp2(model, units):
@@ -568,80 +595,31 @@ def in_fsdp2(model, units):
     return fully_shard(model, mesh=mesh)
 
 
-def losses_of(model, parameters, images, labels):
-    """Return the losses of six steps on these samples."""
-    optimizer, losses = AdamW(parameters, lr=1e-2), []
-    for _ in range(6):
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(images), labels)
-        loss.backward()
-        if hasattr(model, "finish_gradient_sync"):
-            model.finish_gradient_sync()
-        optimizer.step()
-        losses.append(loss.detach())
-    return torch.stack(losses)
-
-
-# %%
-# %%ranks
-def mlp():
-    return MLP().to(device, torch.float64)
-
-
-own = images.chunk(world_size)[rank], labels.chunk(world_size)[rank]
-one, net = mlp(), mlp()
-# The last layer, with 1,290 elements, belongs to the root and needs padding.
-ours = Sharded(net, [net.layers[0], net.layers[2]])
-prefetch_each_other(*ours.units, ours.units)
-net = mlp()
-fsdp2 = in_fsdp2(net, [net.layers[0], net.layers[2]])
-of_one = losses_of(one, one.parameters(), images, labels)
-for name, model in {"ours": ours, "FSDP2": fsdp2}.items():
-    losses = losses_of(model, ours.shards if model is ours else model.parameters(), *own)
-    dist.all_reduce(losses)
-    largest = (losses / world_size - of_one).abs().max().item()
-    print(f"{name}: differs from one process by less than 1e-10: {largest < 1e-10}")
-    assert largest < 1e-10
-
-# %% [markdown]
-# ## The ladder, measured
-#
-# Here are all stages in one run: the solutions of the labs so far, and our ZeRO-3 with prefetching. Beside it runs
-# torch's `fully_shard`, once with the blocks as units, and once without units.
-
-
-# %%
-# %%ranks
-import statistics
-import time
-
-from solutions.overlapped_ddp import OverlappedDDP
-from solutions.zero1 import ZeRO1
-
-
 def with_adamw(model):
     return model, AdamW(model.parameters(), **settings)
 
 
-def rungs():
-    """Return a model and an optimizer for each stage."""
-    for_zero1, zero2 = new_model(), ZeRO2(new_model(), AdamW, bucket_cap_mb=0.5, **settings)
-    for_fsdp2 = new_model()
-    return {
-        "0: data parallelism": with_adamw(OverlappedDDP(new_model(), bucket_cap_mb=0.5)),
-        "1: ZeRO-1": (for_zero1, ZeRO1(for_zero1.parameters(), AdamW, **settings)),
-        "2: ZeRO-2": (zero2, zero2),
-        "3: ZeRO-3": in_blocks(),
-        "3: FSDP2": with_adamw(in_fsdp2(for_fsdp2, for_fsdp2.blocks)),
-        "3: FSDP2, one unit": with_adamw(in_fsdp2(new_model(), [])),
-    }
-
+# %% [markdown]
+# The next cells train the same GPT for three steps with all stages of ZeRO: with the solutions of the labs so far, with
+# `Prefetching`, and with FSDP2.
 
 # %%
-# %%ranks
+# %%ranks --timeout 120
+for_zero1, zero2, for_fsdp2 = new_model(), ZeRO2(new_model(), AdamW, 0.5, **settings), new_model()
+stages = {
+    "0: data parallelism": with_adamw(OverlappedDDP(new_model(), bucket_cap_mb=0.5)),
+    "1: ZeRO-1": (for_zero1, ZeRO1(for_zero1.parameters(), AdamW, **settings)),
+    "2: ZeRO-2": (zero2, zero2),
+    "3: ZeRO-3": wrapped(Prefetching),
+    "3: FSDP2": with_adamw(in_fsdp2(for_fsdp2, for_fsdp2.blocks)),
+    "3: FSDP2, no units": with_adamw(in_fsdp2(new_model(), [])),
+}
+
+
 def measured(model, optimizer):
-    """Return the bytes held before a step, at its peak, and sent; and the loss."""
-    backward(model, optimizer)
+    """Return the bytes held before a step, at its peak, and sent; and the last loss."""
+    step_of(model, optimizer)  # creates the optimizer's state
+    compute_gradients(model, optimizer)
     held = memory.held(model, optimizer)
     optimizer.step()
     with wire.ledger() as log, memory.peak(model, optimizer) as peak:
@@ -649,75 +627,102 @@ def measured(model, optimizer):
     return held.total_bytes, peak.peak_bytes, log.sent_bytes, loss
 
 
-built, times_s = rungs(), {}
-for each in built.values():
-    step_of(*each)
-ladder = {name: measured(*each) for name, each in built.items()}
-for _ in range(5):  # in turns, so that a busy moment slows all of them
-    for name, each in built.items():
-        dist.barrier()
-        began_s = time.perf_counter()
-        step_of(*each)
-        if device.type == "cuda":
-            torch.cuda.synchronize()  # a GPU still works when a call has returned
-        times_s.setdefault(name, []).append(time.perf_counter() - began_s)
-took_s = {name: statistics.median(each) for name, each in times_s.items()}
+by_stage = {name: measured(*each) for name, each in stages.items()}
 
-# %% tags=["nbval-ignore-output"]
-ladder, took_s, rows = ranks.pull("ladder")[0], ranks.pull("took_s")[0], []
-losses = [loss for *_, loss in ladder.values()]
+# %%
+by_stage, rows = ranks.pull("by_stage")[0], []
+losses = [loss for *_, loss in by_stage.values()]
 assert max(losses) - min(losses) < 1e-3
-assert ladder["3: ZeRO-3"][2] == ladder["3: FSDP2"][2]  # bytes to send
-for name, (held_bytes, peak_bytes, sent_bytes, _) in ladder.items():
+assert by_stage["3: ZeRO-3"][2] == by_stage["3: FSDP2"][2]  # the bytes sent
+for name, (held_bytes, peak_bytes, of_step_bytes, _) in by_stage.items():
     formula_bytes = formulas.model_state_bytes(psi, 4, int(name[0]), formulas.FP32_ADAM)
-    times = took_s[name] / took_s["0: data parallelism"]
     assert 0 <= held_bytes - formula_bytes < 10_000  # AdamW's step counters, and padding
-    sizes = (held_bytes, formula_bytes, peak_bytes)
-    rows.append([name, *(f"{size / 1e6:.2f}" for size in sizes)])
-    rows[-1] += [f"{sent_bytes / half:.2f}", f"{times:.1f}"]
-header = ["", "held, MB", "formula, MB", "peak, MB", "sent, in f · 4Ψ", "time"]
-tables.Table(header, rows, "rank 0; time as a multiple of the first row's, median of 5 steps")
+    in_mb = [f"{size / 1e6:.2f}" for size in (held_bytes, formula_bytes, peak_bytes)]
+    rows.append([name, *in_mb, f"{of_step_bytes / half:.2f}"])
+tables.Table(["", "held, MB", "formula, MB", "peak, MB", "sent, in f · 4Ψ"], rows, "rank 0")
 
 # %% [markdown]
-# The losses are the same in every row. *Held* is measured between backward and the optimizer's step. *Peak* includes
-# the activations, which no stage makes smaller, and the units or buckets of the moment.
+# All rows have the same loss. *Held* is measured between backward and the optimizer's step. *Peak* also includes the
+# activations, which no stage makes smaller, and the units or buckets in use at that moment. FSDP2 sends the same bytes
+# as our version. Without a call for each block, you get the last row.
 #
-# `fully_shard` does what ours does, unit by unit, and sends the same bytes. If you leave out the call for each block,
-# you get the last row. FSDP1, torch's older wrapper, keeps one flat tensor per unit as ours does, and learns its units
-# from an `auto_wrap_policy`. DeepSpeed's stage 3 shards each parameter by itself, gathers those of a module before it
-# runs, and records in an early step which come next.
+# Its source, `_fsdp_param_group.py`, uses the names that we used, but it differs in four points:
+#
+# | | here | FSDP2 |
+# |---|---|---|
+# | Shards | of a flat parameter | of each parameter, along its first dimension¹ |
+# | The next unit | from a list | in backward, from the order of the forward; in forward, see below |
+# | `post_backward` runs | after the unit's last gradient | after the gradients of the unit's inputs (chapter 10) |
+# | Reduce-scatters | each one is waited for | are waited for later |
+#
+# ¹ So parameters keep their names and shapes, but one with fewer rows than ranks leaves some ranks without any part of
+# it. There is still only one all-gather per unit. FSDP1, torch's older wrapper, shards flat parameters as ours does.
+
+# %% [markdown]
+# ## On a cluster
+#
+# | question | here | with NCCL and many hosts |
+# |---|---|---|
+# | How does forward prefetch? | `pre_forward` launches the next unit | by itself: see below |
+# | How do I prefetch further ahead? | I change a hook | `set_modules_to_forward_prefetch()`, also for backward |
+# | What limits the all-gathers? | each rank's link | the links between hosts: chapter 11 keeps shards within a host |
+#
+# On a GPU, forward only queues operations, so the program runs ahead of the GPU. FSDP2 queues all-gathers on a separate
+# stream. While the GPU still computes block 2, the program has already launched the all-gather of block 3. torch's
+# documentation calls this *implicit prefetching*. It fails if the program is not ahead of the GPU, for example because
+# the blocks are too small.
 
 # %% [markdown]
 # ## Recap
 #
-# New terms: **unit**, **root**, **unshard**, **reshard**, **prefetching**.
+# Parameters are in fp32, the optimizer is AdamW, and a step has g micro-batches.
 #
-# Ψ parameters in fp32, AdamW, N ranks, f = (N−1)/N, g micro-batches.
-#
-# | | memory per rank | sent per rank and step | overlap |
+# | | memory per rank | wire: sent per rank and step | overlap |
 # |---|---|---|---|
-# | data parallelism | 4Ψ + 4Ψ + 8Ψ | 2f · 4Ψ | backward |
-# | ZeRO-1 | 4Ψ + 4Ψ + 8Ψ/N | 2f · 4Ψ | none in ours |
-# | ZeRO-2 | 4Ψ + 12Ψ/N, + buckets | (g+1)f · 4Ψ | backward |
-# | ZeRO-3, one unit | 16Ψ/N + 4Ψ¹ | 2gf · 4Ψ | none |
-# | ZeRO-3, units | 16Ψ/N + root + a unit¹ | 3gf · 4Ψ² | none here, gradients in lab 10 |
-# | … with prefetching | + another unit | 3gf · 4Ψ² | the all-gathers too, in forward and backward |
-# | … kept after forward | 16Ψ/N + 4Ψ¹ | 2gf · 4Ψ | forward; gradients in lab 10 |
+# | data parallelism | 4Ψ + 4Ψ + 8Ψ | 2f · 4Ψ | in backward |
+# | ZeRO-1 | 4Ψ + 4Ψ + 8Ψ/N | 2f · 4Ψ | none in chapter 07 |
+# | ZeRO-2 | 4Ψ + 12Ψ/N, plus buckets | (g+1)f · 4Ψ | reduce-scatters, in backward |
+# | ZeRO-3, no units | 16Ψ/N + 4Ψ¹ | 2gf · 4Ψ | none |
+# | ZeRO-3 | 16Ψ/N + root + one block¹ | 3gf · 4Ψ² | none |
+# | … with prefetching | one block more | 3gf · 4Ψ² | all-gathers, in forward and backward |
+# | … kept after forward | 16Ψ/N + 4Ψ¹ | 2gf · 4Ψ | all-gathers, in forward |
 #
-# ¹ Plus the gradients of the units in backward, which are as large again, until they are reduced. ² Less one all-gather
-# of the root.
+# ¹ Plus full gradients of the units that are in backward, until they are reduce-scattered. ² Minus one all-gather of
+# the root per micro-batch.
+#
+# **Terms**
+#
+# - **ZeRO-3**: a rank keeps only its shard of the parameters, the gradients and the optimizer state.
+# - **storage**: the object that owns the memory of a tensor and of its views.
+# - **unit**: a part of a model whose parameters are unsharded and resharded together, such as a transformer block.
+# - **root unit**: the unit of all parameters that are in no other unit.
+# - **unshard**: to give a unit's parameters memory, and to all-gather the shards of all ranks into it.
+# - **reshard**: to free the memory of a unit's parameters, so that only the rank's own shard remains.
+# - **prefetching**: launching the all-gather of the next unit while the current one computes.
+# - **`reshard_after_forward`**: an option that, when false, keeps parameters unsharded from forward until backward.
+#
+# ## Further reading
+#
+# - Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, 2020 (arXiv 1910.02054):
+#   §5.3 on sharded parameters, and §7 on what each stage sends.
+# - Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, VLDB 2023 (arXiv 2304.11277): §3 on
+#   units, flat parameters and prefetching.
+# - *Getting Started with Fully Sharded Data Parallel (FSDP2)*, PyTorch tutorials: `fully_shard` and its prefetching.
+# - *FSDP Notes* in PyTorch's documentation (docs.pytorch.org/docs/stable/notes/fsdp.html): implicit and explicit
+#   prefetching.
 
 # %% [markdown]
 # ## What is still wasted
 #
-# Apart from the root, no parameter is on two ranks for longer than it is needed. But our model trains only if
-# everything is plain:
+# The reduce-scatters are still exposed. And our wrapper works only if everything about a model is plain:
 #
-# - **It counts gradients.** A frozen parameter, or one that some samples do not use, and the count never ends.
-# - **It knows the order of its units** from a list.
-# - **It cannot be saved.** No rank holds the model.
+# - It counts gradients. If a parameter is frozen, or unused for some samples, its unit is never reduce-scattered.
+# - It takes the order of its units from a list.
+# - Every rank creates the whole model first, so the model must fit on one rank after all.
+# - It cannot be saved, because no rank holds the model.
 #
-# In the lab you build this model from better parts. Chapter 10 makes it usable for any model: that is what FSDP is.
+# In the lab, you build this model from better parts, and it remembers the order itself. Chapter 10 makes it usable for
+# any model.
 
 # %%
 ranks.stop()

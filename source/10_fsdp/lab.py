@@ -8,13 +8,23 @@
 # %% [markdown]
 # # Lab 10 · FSDP
 #
-# **75 minutes, 17 points.** `PlainZeRO3` of lab 09 trains plain models. In this lab you build `ZeRO3`, which trains any
-# model: with frozen, tied and unused parameters, nested units, activation checkpointing and bf16. It prefetches, and it
-# can be saved on four ranks and loaded on two. It is what torch calls *fully sharded data parallelism* (FSDP), and its
-# methods have the names that they have in torch's `fully_shard`.
+# **75 minutes, 17 points.** `PlainZeRO3` of lab 09 trains plain models. Now you build `ZeRO3`, which trains any model:
+# with frozen, tied and unused parameters, nested units, activation checkpointing, micro-batches and bf16. It clips
+# gradients, and can be saved on four ranks and loaded on two. In the end, it creates a model that no rank could hold.
+# PyTorch calls this *fully sharded data parallelism* (FSDP), and the methods here have the names that they have in
+# torch's `fully_shard`.
 #
-# You build it from small objects, and connect them once. Each exercise has a check. Its first line is a plain case, and
-# passes when the main idea is right.
+# | exercise | you build | minutes | points |
+# |---|---|---|---|
+# | 10.1 | `GradientReducer`: pack now, reduce later | 10 | 2 |
+# | 10.2 | `ZeRO3`: the hooks of forward | 10 | 3 |
+# | 10.3 | `ZeRO3`: the hooks of backward | 15 | 5 |
+# | 10.4 | a full state dict | 15 | 2 |
+# | 10.5 | a sharded state dict | 10 | 2 |
+# | 10.6 | `Materializer`: create a model that is never whole | 15 | 3 |
+#
+# A small object comes first, and `ZeRO3` uses it. Each exercise has a check. Its first line is a plain case, which
+# passes when the main idea is right. The other lines try awkward models, and count bytes.
 
 # %% tags=["nbval-ignore-output"]
 from shared import ranks
@@ -58,132 +68,54 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from solutions.clipping import clip_shards_
+from solutions.prefetching import Prefetcher
 from solutions.units import Call, Unit, UnitState, shard_into_units
 from solutions.zero2 import ShardedBucket
 
 # %% [markdown]
-# ## Exercise 10.1 · Prefetching the next units (10 min, 2 points)
+# ## Exercise 10.1 · Reducing the gradients of a unit (10 min, 2 points)
 #
-# `PlainZeRO3` waits for each unit's all-gather before the unit computes. If the all-gather of the *next* unit is
-# launched now, it is in flight while this one computes. That is called **prefetching**, and it costs the memory of one
-# more unsharded unit.
+# Each unit has one `ShardedBucket` (lab 08) per flat parameter that is trained. In lab 04, you launched a bucket as
+# soon as its last gradient was complete. Is that safe here?
 #
-# Which unit is next? A `Prefetcher` remembers. `called` lists the units of this forward in the order of their calls,
-# and `expected` lists those of the previous forward. Both are given, and so is `_unshard(following)`, which launches
-# the first `units_ahead` of a list.
-#
-# - `in_forward(unit)` is called when a unit's forward begins. Add the unit to `called`. If `called` is equal to the
-#   beginning of `expected`, prefetch the units that follow in `expected`. If the order has changed, prefetch nothing.
-# - `in_backward(unit)` is called when a unit's backward begins. Backward goes through `called` from its end, so the
-#   units that were called *before* this one come next. Skip those without `open_calls`: backward will not reach them,
-#   because nothing before them is trained. A unit that is not in `called` belongs to an earlier forward; prefetch
-#   nothing then.
-#
-# ```python
-# # previous forward: a b c d                 # this forward: a b c d
-# in_forward(b)     # launches c              in_backward(c)     # launches b
-# ```
-#
-# The check uses units that only log `unshard()`, so no rank communicates here.
-#
-# <details><summary>Hint</summary>
-#
-# `self.expected[: len(self.called)]` is what `called` must be equal to, and `self.expected[len(self.called) :]` is what
-# comes next.
-#
-# </details>
-
-
-# %% tags=["export"] module="prefetching"
-# %%ranks
-"""Prefetching: the all-gathers of the next units are launched before anything waits for them."""
-
-from solutions.units import Unit
-
-
-# %% tags=["exercise", "export"] grade_id="prefetcher" module="prefetching"
-# %%ranks
-class Prefetcher:
-    """Launches the all-gathers of the next units while the current one computes.
-
-    In forward, it expects the order of the previous forward; in backward, the reverse of this forward's order.
-
-    Args:
-        units_ahead: how many units to prefetch.
-    """
-
-    def __init__(self, units_ahead: int):
-        self.units_ahead = units_ahead
-        # In the order of their calls: the units of the previous forward, and those of this one.
-        self.expected: list[Unit] = []
-        self.called: list[Unit] = []
-
-    def begin_forward(self) -> None:
-        """Expect the order of the forward that has just ended, and record the calls of a new one."""
-        self.expected, self.called = self.called, []
-
-    def in_forward(self, unit: Unit) -> None:
-        """Prefetch what followed this unit in the previous forward, as long as the order is the same."""
-        ### BEGIN SOLUTION
-        self.called.append(unit)
-        if self.called == self.expected[: len(self.called)]:
-            self._unshard(self.expected[len(self.called) :])
-        ### END SOLUTION
-
-    def in_backward(self, unit: Unit) -> None:
-        """Prefetch the units that were called before this one, if backward will reach them."""
-        ### BEGIN SOLUTION
-        if unit in self.called:  # the unit may belong to an earlier forward
-            reversed_calls = self.called[::-1]
-            following = reversed_calls[reversed_calls.index(unit) + 1 :]
-            self._unshard([earlier for earlier in following if earlier.open_calls])
-        ### END SOLUTION
-
-    def _unshard(self, following: list[Unit]) -> None:
-        """Launch the all-gathers of the first units_ahead units of a list."""
-        for unit in following[: self.units_ahead]:
-            unit.unshard()
-
-
-# %% tags=["check"] grade_id="check-prefetcher" points=2
-check.Prefetcher()
-
-# %% [markdown]
-# ## Exercise 10.2 · Reducing the gradients of a unit (10 min, 2 points)
-#
-# Each unit has one `ShardedBucket` (lab 08) per trained flat parameter. In lab 04 a bucket was launched as soon as it
-# was full. Here that is not safe.
-#
-# **Predict.** Two ranks, three blocks, `prefetch=0`. Rank 1 does not use one parameter of block 1, rank 0 uses all.
-# Suppose that every rank launches a block's reduce-scatter when the last of its gradients is complete. Backward has
-# just unsharded block 1. Which collective does each rank launch next?
+# **Predict.** There are two ranks, three blocks, and no prefetching. Rank 0 uses all parameters, and rank 1 does not
+# use one parameter of block 1. Suppose that each rank launches the reduce-scatter of a block as soon as the last
+# gradient of the block is complete. Both have just unsharded block 1 for backward. Which collective does each rank
+# launch next? Write "reduce-scatter" and the number of a block, or "all-gather" and the number of a block.
 
 # %%
-prediction_rank_0 = ""  # <- "reduce-scatter of block …" or "all-gather of block …"
-prediction_rank_1 = ""
+my_rank_0 = "?"
+my_rank_1 = "?"
+
+# %%
+print(f"rank 0: you wrote {my_rank_0!r}; it launches the reduce-scatter of block 1")
+print(f"rank 1: you wrote {my_rank_1!r}; it launches the all-gather of block 0")
 
 # %% [markdown]
-# Rank 0 launches the reduce-scatter of block 1. On rank 1, block 1 is never full, so the next thing it launches is the
-# all-gather of block 0. The two collectives do not belong together: the ranks hang, crash, or compute wrong values.
+# On rank 1, the bucket of block 1 is never full, so its backward simply goes on to block 0. The two collectives do not
+# belong together: the ranks hang, crash, or compute wrong values.
 #
-# So `GradientReducer` separates the two steps. `on_gradient` only packs. The wrapper calls `reduce` at a moment that is
-# the same on every rank.
+# So a `GradientReducer` separates two steps. When a gradient is complete, it is only packed. The launch comes later, at
+# a moment that is the same on all ranks.
 #
 # - `on_gradient(bucket_index, index)` is called by autograd for `self.buckets[bucket_index].parameters[index]`. Pack
-#   the gradient with `bucket.pack(index)`, and take `index` out of `self.missing[bucket]`. If it is not in there, raise
+#   the gradient with `bucket.pack(index)`, and remove `index` from `self.missing[bucket]`. If it is not in there, raise
 #   a `RuntimeError` that says to call `finish_gradient_sync()` after each `backward()`.
-# - `reduce(buckets)` launches each of these buckets unless it is in `self.launched` already. Before the launch, pack
-#   every index that is still missing: `bucket.pack(index)` takes a gradient of `None` for zeros. Set `bucket.previous`
-#   to the bucket that was launched last, or to `None`; a bucket's `launch()` waits for its `previous` one.
-# - `finish()` reduces the remaining buckets, waits for all of them, and begins anew.
+# - `reduce(buckets)` is called by the wrapper. It launches each of these buckets, except those in `self.launched`:
+#   1. Pack every index that is still missing. For a gradient of `None`, `bucket.pack(index)` packs zeros.
+#   2. Set `bucket.previous` to the bucket that was launched last, or to `None`. A bucket's `launch()` waits for its
+#      `previous` one, so only one reduce-scatter is in flight.
+#   3. Launch the bucket, and add it to `self.launched`.
+# - `finish()` reduces the remaining buckets, waits for all of them, and calls `self._begin()` for the next backward.
 #
-# The beginning of the class is given below. The exercise continues it: a cell that starts with `class Name(Name):` adds
-# methods to the class of that name. When you change such a cell, also run the cells after it that continue the class.
+# The beginning of the class is given below, and the exercise continues it: a cell that starts with `class Name(Name):`
+# adds methods to the class of that name. When you change such a cell, also run the cells after it that continue the
+# class.
 #
 # <details><summary>Hint</summary>
 #
-# Once a bucket is launched, none of its gradients may be missing. If you leave indices in `self.missing`, a gradient
-# that comes too late is packed into a bucket that is in flight.
+# After a bucket is launched, `self.missing[bucket]` must be empty. Otherwise, a gradient that comes too late would be
+# packed into a bucket that is in flight. What should happen instead?
 #
 # </details>
 
@@ -276,9 +208,9 @@ check.GradientReducer()
 # %% [markdown]
 # ## When is backward done with a unit?
 #
-# Lab 09 counted gradients, and the count is never complete when one is missing. Autograd knows better. Backward
-# computes the gradients of a unit's *inputs* last, when everything inside the unit is done. So we pass the inputs
-# through a function that changes nothing, but whose backward calls `post_backward`. FSDP2 does the same.
+# Lab 09 counts gradients, and the count is never complete if one is missing. As in the lesson, we let autograd tell us:
+# it computes the gradients of a unit's *inputs* last. So the inputs pass through `AfterBackward`, which changes
+# nothing, and whose backward calls `post_backward`. It is given:
 
 
 # %% tags=["export"]
@@ -306,18 +238,9 @@ class AfterBackward(torch.autograd.Function):
         return None, *gradients
 
 
-# %%
-# %%ranks 0
-x, weight = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
-weight.register_hook(lambda _: print("The gradient of the weight is complete."))
-(inside,) = AfterBackward.apply(lambda: print("Backward is done with this call."), x)
-output = inside * weight
-output.register_hook(lambda _: print("The gradient of the output is complete."))
-output.sum().backward()
-
 # %% [markdown]
-# Two hooks for `state_dict()` are given, too. A wrapper's `state_dict()` holds this rank's shards, and leaves out the
-# parameters of the model, which have no memory between steps.
+# Two hooks for `state_dict()` are given as well. The state dict of the wrapper holds the rank's shards. It leaves out
+# the parameters of the model, because they have no memory between steps.
 
 
 # %% tags=["export"] module="model_state"
@@ -352,8 +275,10 @@ def expect_no_full_parameters(wrapper: nn.Module, keys) -> None:
 # %% [markdown]
 # ## The class
 #
-# `ZeRO3` is one class, spread over seven cells in the order in which a training step happens. The first three are
-# given: what the class is, its constructor, and `forward`. Read them before you go on.
+# `ZeRO3` is one class in seven cells, which follow the order of a training step. The first three are given: what the
+# class does, its constructor, and `forward`. Read them before you go on. In the constructor, look at which object has
+# which job: `units` hold the parameters, `prefetcher` knows the order, and `reducer` has the gradients. (You write the
+# `materializer` in exercise 10.6. Until then, it is `None`.)
 
 
 # %% tags=["export"]
@@ -373,10 +298,13 @@ class ZeRO3(nn.Module):
             own.
         prefetch: how many units to unshard ahead.
         reshard_after_forward: whether to free a unit's parameters between its forward and its backward.
+        materializer: a Materializer, for a module on the meta device. It gives the shards and the buffers memory and
+            values.
 
     Memory: with Adam in fp32, 16Ψ/N bytes for Ψ parameters on N ranks, plus the unsharded units: the root, the current
         unit and the prefetched ones; and in backward the full gradients of the root, of the current unit, and of the
         unit whose reduce-scatter is in flight. A unit whose inputs need no gradient stays until finish_gradient_sync().
+        With a materializer, the constructor needs memory for the shards and for one unit.
     Communication: per micro-batch and unit of ψ parameters, two all-gathers and one reduce-scatter: 3(N−1)/N · 4ψ bytes
         sent per rank; 2(N−1)/N · 4ψ for the root, and for every unit if reshard_after_forward is False.
     Source: Rajbhandari et al. 2020, "ZeRO", §5.3 and §7; Zhao et al. 2023, "PyTorch FSDP", §3.
@@ -394,14 +322,20 @@ class ZeRO3(ZeRO3):
         prefetch: int = 1,
         reshard_after_forward: bool = True,
         group: dist.ProcessGroup | None = None,
+        materializer=None,
     ):
         super().__init__()
         self.module, self.group = module, group
+        new_flat_parameter = None  # the default, which also broadcasts the parameters
+        if materializer is not None:
+            materializer.fill_buffers(module)
+            new_flat_parameter = partial(DeferredFlatParameter, materializer=materializer)
         for buffer in module.buffers():
             dist.broadcast(buffer, group=group, group_src=0)
 
-        # This also broadcasts the parameters.
-        unit_of = shard_into_units(module, units, compute_dtype, reshard_after_forward, group)
+        unit_of = shard_into_units(
+            module, units, compute_dtype, reshard_after_forward, group, new_flat_parameter
+        )
         self.units, self.root = list(unit_of.values()), unit_of[module]
         self.flat_parameters = [flat for unit in self.units for flat in unit.flat_parameters]
         self.shards = nn.ParameterList(flat.shard for flat in self.flat_parameters)
@@ -415,6 +349,13 @@ class ZeRO3(ZeRO3):
         self.calls: dict[Unit, Call] = {}  # the current call of each unit whose forward is running
         self.pending = False  # whether backward has run since the last finish_gradient_sync()
 
+        self._register_hooks(unit_of)
+
+
+# %% tags=["export"]
+# %%ranks
+class ZeRO3(ZeRO3):
+    def _register_hooks(self, unit_of: dict[nn.Module, Unit]) -> None:
         for submodule, unit in unit_of.items():
             submodule.register_forward_pre_hook(partial(self.pre_forward, unit), with_kwargs=True)
             submodule.register_forward_hook(partial(self.post_forward, unit))
@@ -453,23 +394,32 @@ class ZeRO3(ZeRO3):
 
 
 # %% [markdown]
-# ## Exercise 10.3 · The hooks of forward (10 min, 3 points)
+# ## Exercise 10.2 · The hooks of forward (10 min, 3 points)
 #
-# - `pre_forward`: wait until the unit's parameters are unsharded. If gradients are recorded
-#   (`torch.is_grad_enabled()`), return what `self._watch_inputs(unit, inputs, kwargs)` returns: the new inputs.
-#   Otherwise return `None`.
-# - `post_forward`: if gradients are recorded, call `self._watch_outputs(unit, output)`, for every unit, the root too.
-#   Then reshard the unit if `unit.reshard_after_forward` is True. Without gradients, always reshard it, because there
-#   will be no backward.
-# - If the unit is in state BACKWARD, activation checkpointing is running its forward again. Both hooks then do nothing.
+# | | if `torch.is_grad_enabled()` | otherwise |
+# |---|---|---|
+# | `pre_forward` | wait until unsharded, prefetch, then return `_watch_inputs(…)` | wait, prefetch, return `None` |
+# | `post_forward` | call `_watch_outputs(…)`, then reshard if `unit.reshard_after_forward` | reshard |
 #
-# The root's `reshard_after_forward` is False. The two `_watch` methods are given below the exercise. They ask autograd
-# to call the hooks of backward: `post_backward` through `AfterBackward` on the inputs, and `pre_backward` when the
-# gradient of an output is complete.
+# - To prefetch, call `self.prefetcher.in_forward(unit)` of lab 09 after the wait, but not for the root.
+# - `self._watch_inputs(unit, inputs, kwargs)` returns the new inputs of the unit.
+# - Call `self._watch_outputs(unit, output)` for every unit, the root too. The root's `reshard_after_forward` is False.
+# - If the unit is in state BACKWARD, activation checkpointing is running its forward again, in the middle of its
+#   backward. Then both hooks do nothing, because the unit is unsharded already and must stay so.
 #
-# <details><summary>Hint</summary>
+# The two `_watch` methods are given below the exercise. They let autograd call the hooks of backward: `post_backward`
+# through `AfterBackward` on the inputs, and `pre_backward` when the gradient of an output is complete.
+#
+# The first line of the check, `plain forward`, needs no backward.
+#
+# <details><summary>Hint 1</summary>
 #
 # Both hooks begin with the same question: does this forward run inside backward?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# Without gradients, nobody will need the unit again. Does that also hold for the root?
 #
 # </details>
 
@@ -532,30 +482,43 @@ class ZeRO3(ZeRO3):
 check.Forward()
 
 # %% [markdown]
-# ## Exercise 10.4 · The hooks of backward (15 min, 4 points)
+# ## Exercise 10.3 · The hooks of backward (15 min, 5 points)
 #
-# - `pre_backward` is called when the gradient of one of the unit's outputs is complete. Set `self.pending` to True,
-#   wait until the unit's parameters are unsharded, and set its state to BACKWARD.
-# - `post_backward` is called when backward is done with one call of the unit. Take `call` out of `unit.open_calls`. If
-#   there are other open calls, backward will come back to this unit, so do nothing else. Otherwise reduce
-#   `self.buckets_of[unit]`, and reshard the unit.
-# - `finish_gradient_sync`: finish the reducer, reshard all units, clear their open calls, and set `self.pending` to
-#   False.
+# A unit can be called more than once: twice in one forward, or in two forwards that share one backward. Then backward
+# also reaches it more than once, and only the last time may it be reduced. So each call of a unit in forward has an
+# object, and `unit.open_calls` holds the calls that backward has not finished.
 #
-# All ranks run these hooks in the same order, because they call the same units in the same order. So the hooks may
-# launch collectives. Two cases are left to `finish_gradient_sync`: a unit that this step did not call, and a unit whose
-# inputs need no gradient, for which there is no `AfterBackward`.
+# ```text
+# pre_backward(unit, call):             # the gradient of one of the unit's outputs is complete
+#     self.pending is now True
+#     wait until the unit is unsharded; its state is now BACKWARD
+#     call self.prefetcher.in_backward(unit, unreached) with a list of all units that have no open calls
+#
+# post_backward(unit, call):            # backward is done with this call of the unit
+#     the call is no longer open
+#     if no call of the unit is open:
+#         reduce self.buckets_of[unit], and reshard the unit
+#
+# finish_gradient_sync():               # called by the user, after backward
+#     finish the reducer; reshard all units; clear their open calls; self.pending is now False
+# ```
+#
+# The hooks launch collectives. That is safe, because all ranks call the same units in the same order, so they also run
+# these hooks in the same order. Two cases are left to `finish_gradient_sync`: a unit that this step did not call, and a
+# unit whose inputs need no gradient, which has no `AfterBackward`.
+#
+# Begin with the line `plain model` of the check. The other lines try awkward models, parameters that only some
+# ranks use, micro-batches, activation checkpointing and several forwards.
 #
 # <details><summary>Hint 1</summary>
 #
-# A unit may be called twice, or in two forwards that share one backward. What would happen to it if it were reduced
-# after the first of two calls?
+# What would happen to a unit that is called twice if it were reduced after the backward of one of its calls?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# If the output of a forward is not used, its calls stay open, because backward never reaches them. When their graph is
-# freed, the calls drop out of the weak set, unless something else keeps them alive.
+# If nobody uses the output of a forward, backward never reaches its calls, and they stay open. `open_calls` is a weak
+# set, so they drop out when their graph is freed, unless something else keeps them alive. Does your code?
 #
 # </details>
 
@@ -569,7 +532,9 @@ class ZeRO3(ZeRO3):
         self.pending = True
         unit.wait_for_unshard()
         unit.state = UnitState.BACKWARD
-        self.prefetcher.in_backward(unit)  # does nothing for the root, which is never in `called`
+        unreached = [each for each in self.units if not each.open_calls]
+        # This does nothing for the root, which is never in `called`.
+        self.prefetcher.in_backward(unit, unreached)
         ### END SOLUTION
 
     def post_backward(self, unit: Unit, call: Call) -> None:
@@ -595,31 +560,12 @@ class ZeRO3(ZeRO3):
         ### END SOLUTION
 
 
-# %% tags=["check"] grade_id="check-backward" points=4
+# %% tags=["check"] grade_id="check-backward" points=5
 check.Backward()
 
 # %% [markdown]
-# ## Exercise 10.5 · Prefetching in a step (5 min, 2 points)
-#
-# Add one call of `self.prefetcher` to your `pre_forward`, and one to your `pre_backward`. Then run all cells of `ZeRO3`
-# again, in order.
-#
-# - In `pre_forward`, call `in_forward(unit)` after waiting for the unit's own parameters, so that its all-gather is
-#   launched first. Do not call it for the root, which is neither prefetched nor prefetches other units.
-# - In `pre_backward`, call `in_backward(unit)` at the end.
-#
-# <details><summary>Hint</summary>
-#
-# In state BACKWARD, `pre_forward` must not call the prefetcher, or the unit would be listed as called twice.
-#
-# </details>
-
-# %% tags=["check"] grade_id="check-prefetching" points=2
-check.Prefetching()
-
-# %% [markdown]
-# The rest of the class is given. Clipping needs only the shards (lab 07). Saving and loading call functions that you
-# write next.
+# The rest of the class is given. Clipping needs only the shards and one all-reduce (lab 07). Saving and loading call
+# three functions that you write next.
 
 
 # %% tags=["export"]
@@ -659,31 +605,41 @@ class ZeRO3(ZeRO3):
 
 
 # %% [markdown]
-# ## Exercise 10.6 · A full state dict (15 min, 2 points)
+# ## Exercise 10.4 · A full state dict (15 min, 2 points)
 #
-# A checkpoint for any number of ranks, and for no wrapper at all, holds every parameter in full, under the name that
-# the module gives it.
+# A full state dict holds every parameter in full, under the name that the module gives it. Any number of ranks can load
+# it, and so can a program without a wrapper.
 #
-# - `gather_full_state(module, flat_parameters)` is called by all ranks, and returns on each of them what
-#   `module.state_dict()` would return without sharding: the same names in the same order, in the shards' dtype, buffers
-#   included. All tensors are copies, so that a later forward does not change them. A tied parameter appears under all
-#   its names.
-# - `load_full_state(module, flat_parameters, state_dict)` gets a full state on every rank. Each rank keeps its shards.
-#   If the state has other names or shapes than the module's, raise a `ValueError`. Buffers are loaded as well.
+# `gather_full_state(module, flat_parameters)` is called by all ranks. On each of them, it returns what
+# `module.state_dict()` would return without sharding:
 #
-# `gather_shards(shard, group)` of lab 01 returns the flat tensor of all ranks' shards. A flat parameter's `layout` has
-# `parameters`, `views(flat)`, `shard_of(flat)`, `new_flat(dtype)` and `group`. `module.state_dict(keep_vars=True)` has
-# the parameters themselves as values, also while they have no memory.
+# - the same names in the same order, including buffers; a tied parameter has all its names,
+# - in the dtype of the shards,
+# - as copies, so that a later forward does not change them.
+#
+# `load_full_state(module, flat_parameters, state_dict)` gets a full state on every rank:
+#
+# - Each rank keeps its shards of it, and loads the buffers.
+# - If the state has other names or shapes than the module's, raise a `ValueError`.
+#
+# These help:
+#
+# - `gather_shards(shard, group)` of lab 01 returns the flat tensor that the shards of all ranks form.
+# - A flat parameter's `layout` has `parameters`, `views(flat)`, `shard_of(flat)`, `new_flat(dtype)` and `group`.
+# - `module.state_dict(keep_vars=True)` has the parameters themselves as values, even while they have no memory.
+#
+# The first line of the check needs `gather_full_state` only.
 #
 # <details><summary>Hint 1</summary>
 #
-# Build a dictionary from each parameter to its full value. Then go through `module.state_dict(keep_vars=True)`.
+# Build a dictionary from each parameter to its full value. Then go through `module.state_dict(keep_vars=True)`. Which
+# of its values are not in your dictionary?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# To load, turn `own` (name to parameter) and `state_dict` (name to value) into a dictionary from each parameter or
-# buffer to its new value. Take out the parameters, and the buffers are left.
+# To load, combine the module's own state (name to parameter) with the given one (name to value), into a dictionary from
+# each parameter or buffer to its new value. Take the parameters out, and the buffers are left.
 #
 # </details>
 
@@ -748,12 +704,14 @@ def load_full_state(
 check.FullState()
 
 # %% [markdown]
-# ## Exercise 10.7 · A sharded state dict (10 min, 2 points)
+# ## Exercise 10.5 · A sharded state dict (10 min, 2 points)
 #
-# A full state needs a rank with enough memory for it. `torch.distributed.checkpoint` lets each rank write its own
-# shards, and lets any other number of ranks read what they need. For that it must know where a shard belongs in the
-# flat tensor of all ranks, and a `DTensor` holds this information. `as_dtensor(layout, value)` is given. So is
-# `begin_state(optimizer)`, because a new optimizer has no state to load into.
+# A full state dict needs a rank with enough memory for the whole model. With `torch.distributed.checkpoint`, each rank
+# writes its own shards, and any other number of ranks reads what it needs. For that, torch must know where a shard lies
+# in the flat tensor of all ranks, and a `DTensor` contains that information.
+#
+# Two functions are given. `as_dtensor(layout, value)` describes a shard as a `DTensor`. `begin_state(optimizer)` lets a
+# new optimizer create its state, so that there is something to load into.
 
 
 # %% tags=["export"] module="model_state"
@@ -784,21 +742,21 @@ def begin_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 # %% [markdown]
-# `sharded_state(module, flat_parameters, optimizer)` returns a dictionary of this rank's shards and of the optimizer's
-# state for them. The tensors share memory with the model and the optimizer, because `torch.distributed.checkpoint.load`
-# fills them in place.
+# `sharded_state(module, flat_parameters, optimizer)` returns a dictionary of the rank's shards, and of the optimizer's
+# state for them. Its tensors share memory with the model and the optimizer, because `torch.distributed.checkpoint.load`
+# writes into them.
 #
 # - `f"{index}.shard"` is the shard of `flat_parameters[index]`, as a `DTensor`.
-# - `f"{index}.{name}"` is the entry `name` of `optimizer.state` for that shard: a `DTensor` if it has the shard's
-#   shape. Other entries, such as Adam's `step`, stay as they are.
+# - `f"{index}.{name}"` is the entry `name` of `optimizer.state` for that shard. If it has the shape of the shard, it is
+#   a `DTensor`. Other entries, such as Adam's `step`, stay as they are.
 # - `f"module.{name}"` is a buffer of the module.
 #
-# The check saves on four ranks and continues training on two. It also tries everything that the finished class can do:
-# clipping, a subgroup, bf16, copies.
+# The first line of the check saves on four ranks, and continues the training on two. The others try what the finished
+# class can do: clipping, a group of ranks, bf16, and copies.
 #
 # <details><summary>Hint</summary>
 #
-# `optimizer.state.get(shard, {})` is empty for an optimizer that has not stepped.
+# If an optimizer has not stepped, it has no state for a shard: `optimizer.state.get(shard, {})` is empty.
 #
 # </details>
 
@@ -829,17 +787,316 @@ def sharded_state(
 check.ShardedState()
 
 # %% [markdown]
-# ## Break it: no units
+# ## Exercise 10.6 · Deferred initialization (15 min, 3 points)
 #
-# Some code on the web wraps a model and names no units. Then the root is the only unit. Here is the same GPT both ways,
-# beside your `ZeRO2` and torch's FSDP2. Mismatch detection is switched off, because it sends messages of its own.
+# So far, `ZeRO3` shards a model that exists already, so each rank needs room for the whole model once. The lesson
+# builds the model on the meta device instead, and draws one unit at a time in full. But each rank still draws all
+# parameters, and keeps only 1/N of them. On 1,000 ranks, nearly all of that work is wasted.
 #
-# **Predict.** The parameters take Ψ bytes, nearly all of them in eight blocks of equal size, and there are four ranks.
-# What is the most that parameters take on a rank during a step, as a fraction of Ψ?
+# A `Materializer` draws only the parameters that lie in the rank's shard, one at a time. It is used like this:
+#
+# ```python
+# with torch.device("meta"):
+#     module = TinyGPT(config)
+# model = ZeRO3(module, materializer=Materializer(module, initialize, device))
+# ```
+#
+# The function `initialize(name, tensor)` fills a tensor in place, with any function of `torch.nn.init`. The constructor
+# of `Materializer` is given. You write two methods:
+#
+# - `value_of(tensor)` gets a parameter or buffer of the module. It returns a new tensor on `self.device`, with the same
+#   shape and dtype, filled by `self.initialize`. The name is `self.name_of[tensor]`. The values may be random, so call
+#   `initialize` inside `with seeded(seed_of(self.seed, name), self.device):`. Then they depend on the name and the
+#   seed, and on nothing else.
+# - `shard_of(layout)` returns this rank's shard of the flat tensor that the parameters of `layout` form. It has the
+#   shape `layout.shard_shape`, and its padding is zeros. Call `value_of` only for parameters of which something lies in
+#   the shard, and keep no more than one of their values at a time.
+#
+# ```text
+# parameters:  a a a a a b b b c c c     11 elements
+# rank:        0 0 0 0 1 1 1 1 2 2 2 2   3 shards of 4 elements
+# ```
+#
+# In this example, rank 1 draws a, and keeps its last element. Then it draws b, and keeps all of it. It does not draw c.
+# The last element of rank 2's shard is padding. In general, rank r's shard begins at element r · n of the flat tensor,
+# where n is the number of elements in a shard, and r is the rank in `layout.group`.
+#
+# **Predict.** Suppose that a rank sets one seed, and then draws all parameters one after the other, unit by unit. Are
+# the initial values with `units=[]` the same as with a unit per block? Write 1 for yes and 0 for no.
 
 # %%
-prediction_peak_with_units = None  # <- as a fraction of Ψ; 1 would mean all parameters at once
-prediction_peak_without = None  # <- as a fraction of Ψ
+my_answer = "?"
+
+# %%
+print(f"you wrote {my_answer}; the answer is 0")
+
+# %% [markdown]
+# With a unit per block, the blocks are drawn first, and the embeddings in the root last. With `units=[]`, the
+# embeddings are drawn first. That is why each name has a seed of its own.
+#
+# The first line of the check draws a plain model on two ranks.
+#
+# <details><summary>Hint 1</summary>
+#
+# Go through the parameters, and keep track of where the shard begins, counted from the first element of the current
+# parameter. When is that negative? For which values does nothing of the parameter lie in the shard?
+#
+# </details>
+# <details><summary>Hint 2</summary>
+#
+# A slice that ends behind a tensor is simply shorter: `torch.ones(3)[2:9]` has one element. But a negative index counts
+# from the end, so use `max(begin, 0)`.
+#
+# </details>
+
+
+# %% tags=["export"] module="deferred"
+# %%ranks
+"""Deferred initialization: a model on the meta device is sharded, and then only this rank's shards are materialized."""
+
+import contextlib
+import zlib
+from collections.abc import Callable
+from itertools import chain
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from solutions.flat import FlatLayout
+from solutions.units import ShardedFlatParameter
+
+
+def seed_of(seed: int, name: str) -> int:
+    """Return a seed for each name. Python's hash() of a string would differ from process to process."""
+    return zlib.crc32(f"{seed}.{name}".encode())
+
+
+@contextlib.contextmanager
+def seeded(seed: int, device: torch.device):
+    """Seed torch's generators for the with-block, and restore their states at its end."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+# %% tags=["export"] module="deferred"
+# %%ranks
+class Materializer:
+    """Gives tensors of a module on the meta device memory and values.
+
+    The values of a tensor depend on the seed and on its name, but not on the number of ranks or on the units.
+
+    Args:
+        module: the module that has the tensors as parameters or buffers.
+        initialize: initialize(name, tensor) fills a tensor in place. A tied parameter has its first name.
+        device: where to allocate memory. A GPU draws other random values than a CPU.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        initialize: Callable[[str, torch.Tensor], object],
+        device: torch.device | str,
+        seed: int = 0,
+    ):
+        self.initialize, self.device, self.seed = initialize, torch.device(device), seed
+        named = chain(module.named_parameters(), module.named_buffers())
+        self.name_of = {tensor: name for name, tensor in named}
+
+    def fill_buffers(self, module: nn.Module) -> None:
+        """Materialize the module's buffers that are on the meta device. They stay the same objects."""
+        for buffer in module.buffers():
+            if buffer.is_meta:
+                torch.utils.swap_tensors(buffer, self.value_of(buffer))
+
+
+# %% tags=["exercise", "export"] grade_id="materializer" module="deferred"
+# %%ranks
+class Materializer(Materializer):
+    @torch.no_grad()
+    def value_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a new tensor on self.device, of the shape and dtype of one on the meta device, with its values."""
+        ### BEGIN SOLUTION
+        name, value = self.name_of[tensor], torch.empty_like(tensor, device=self.device)
+        with seeded(seed_of(self.seed, name), self.device):
+            self.initialize(name, value)
+        return value
+        ### END SOLUTION
+
+    @torch.no_grad()
+    def shard_of(self, layout: FlatLayout) -> torch.Tensor:
+        """Materialize this rank's shard. No more than one parameter exists in full at any time.
+
+        Shape: returns layout.shard_shape, padded with zeros.
+        """
+        ### BEGIN SOLUTION
+        dtype = layout.parameters[0].dtype
+        shard = torch.zeros(layout.shard_shape, dtype=dtype, device=self.device)
+        # Where the shard begins, counted from the first element of the current parameter.
+        begin = dist.get_rank(layout.group) * shard.numel()
+        for parameter in layout.parameters:
+            if -shard.numel() < begin < parameter.numel():
+                own = self.value_of(parameter).flatten()[max(begin, 0) : begin + shard.numel()]
+                first = max(-begin, 0)
+                shard[first : first + own.numel()] = own
+            begin -= parameter.numel()
+        return shard
+        ### END SOLUTION
+
+
+# %% tags=["check"] grade_id="check-materializer" points=3
+check.Materializer()
+
+# %% [markdown]
+# `DeferredFlatParameter` is given. It is the one of the lesson, but its shard comes from your `Materializer`. `ZeRO3`
+# uses it if it gets a `materializer`.
+
+
+# %% tags=["export"] module="deferred"
+# %%ranks
+class DeferredFlatParameter(ShardedFlatParameter):
+    """A sharded flat parameter whose parameters are on the meta device until this rank's shard is materialized.
+
+    Memory: flat_param's for a moment, then the shard's and that of one parameter in full.
+    Communication: when built, none, because every rank draws the same values.
+    """
+
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        group: dist.ProcessGroup | None = None,
+        compute_dtype: torch.dtype | None = None,
+        *,
+        materializer: Materializer,
+    ):
+        self.layout, first = FlatLayout(parameters, group), parameters[0]
+        padded_numel = dist.get_world_size(group) * self.layout.shard_shape.numel()
+        dtype = compute_dtype or first.dtype
+        # Neither a tensor nor a view can be created without memory, so flat_param has some until reshard().
+        self.flat_param = torch.empty(padded_numel, dtype=dtype, device=materializer.device)
+        views = self.layout.views(self.flat_param)
+        self.reshard()
+        own_shard = materializer.shard_of(self.layout)
+        self.shard = nn.Parameter(own_shard, requires_grad=first.requires_grad)
+        for parameter, view in zip(parameters, views, strict=True):
+            # The parameter stays the same object, so modules that share it still do.
+            empty = nn.Parameter(view.new_empty(0), requires_grad=parameter.requires_grad)
+            torch.utils.swap_tensors(parameter, empty)
+            parameter.data = view
+
+
+# %% [markdown]
+# ## A model that was never whole
+#
+# The rest of this lab has no points. You now have everything that a model needs which does not fit on one rank: create
+# it, train it, clip its gradients, save it, and resume. The next cells do that with a GPT on four ranks. They save
+# after three steps and train three more. Then two ranks create the same model, load the checkpoint, and train the same
+# three steps. (Mismatch detection is switched off from here on, because it sends messages of its own.)
+
+# %%
+# %%ranks
+import torch.distributed.checkpoint as dcp
+
+from shared import memory, wire
+from shared.data import CharTokens
+from shared.models import GPTConfig, TinyGPT
+from shared.wire import mismatch
+
+mismatch.ignore()
+text = CharTokens()
+config = GPTConfig(vocab_size=text.vocab_size, layers=8, width=128)
+settings = {"lr": 3e-3}
+
+
+def initialize(name, tensor):
+    if tensor.dim() > 1:
+        nn.init.normal_(tensor, std=0.02)
+    else:  # of a LayerNorm
+        nn.init.constant_(tensor, float(name.endswith("weight")))
+
+
+def never_whole():
+    with torch.device("meta"):
+        module = TinyGPT(config)
+    model = ZeRO3(module, materializer=Materializer(module, initialize, device))
+    return model, torch.optim.AdamW(model.parameters(), **settings)
+
+
+# %%
+# %%ranks
+def train_on(model, optimizer, steps):
+    """Return the losses. A batch has 8 samples on any number of ranks."""
+    losses = []
+    for step in steps:
+        batch = text.windows(range(1000 * step, 1000 * step + 800, 100), length=32)
+        x, y = (tokens[rank::world_size].to(device) for tokens in batch)
+        optimizer.zero_grad()
+        loss = model(x, y)
+        loss.backward()
+        model.finish_gradient_sync()
+        model.clip_grad_norm_(1.0)
+        optimizer.step()
+        dist.all_reduce(loss.detach_())
+        losses.append(loss.item() / world_size)
+    return losses
+
+
+# %%
+# %%ranks
+def saved(folder):
+    """Create, train and save. Return the losses after that, and the most bytes that parameters took."""
+    # The empty tensor tells memory.peak which device to watch before there is a model.
+    with memory.peak(extra={"parameters": [torch.empty(0, device=device)]}) as creation:
+        model, optimizer = never_whole()
+    with memory.peak(model, optimizer) as training:
+        train_on(model, optimizer, range(3))
+        dcp.save({"zero3": model.sharded_state_dict(optimizer)}, checkpoint_id=folder)
+    most_bytes = max(sample.held.parameters_bytes for sample in training.samples)
+    return train_on(model, optimizer, range(3, 6)), creation.peak_bytes, most_bytes
+
+
+def resumed(folder):
+    model, optimizer = never_whole()
+    begin_state(optimizer)  # something to load into
+    dcp.load({"zero3": model.sharded_state_dict(optimizer)}, checkpoint_id=folder)
+    return train_on(model, optimizer, range(3, 6))
+
+
+psi_bytes = sum(parameter.nbytes for parameter in TinyGPT(config).parameters())
+
+# %% tags=["nbval-ignore-output"]
+import tempfile
+
+with tempfile.TemporaryDirectory() as folder:
+    on_4, creation_bytes, training_bytes = ranks.run(lambda path: saved(path), folder)[0]
+    with ranks.world(2):
+        on_2 = ranks.run(lambda path: resumed(path), folder)[0]
+print("4 ranks:", [f"{loss:.4f}" for loss in on_4], "2 ranks:", [f"{loss:.4f}" for loss in on_2])
+psi_bytes = ranks.pull("psi_bytes")[0]
+multiples = [size / psi_bytes for size in (creation_bytes, training_bytes)]
+print(
+    "the most that the parameters took: {:.2f} Ψ while created, {:.2f} Ψ after that".format(
+        *multiples
+    )
+)
+assert all(abs(one - other) < 1e-4 for one, other in zip(on_4, on_2, strict=True))
+assert max(multiples) < 1
+
+# %% [markdown]
+# The losses are equal. In training, a rank holds at most about half of the parameters: its shards, the root and two
+# blocks. With more ranks, the shards shrink.
+#
+# ## Break it: no units
+#
+# Code that wraps a model in FSDP sometimes names no units, and then the root is the only unit. The next cells train the
+# same GPT with and without units, next to your `ZeRO2` and torch's FSDP2.
+#
+# **Predict.** With units, the parameters take about half of Ψ at most, as you just saw. What is the most that they take
+# on a rank without units, as a multiple of Ψ? 1 means the whole model.
+
+# %%
+my_peak = 0.0
 
 # %%
 # %%ranks
@@ -847,19 +1104,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from shared import memory, wire
-from shared.data import CharTokens
-from shared.models import GPTConfig, TinyGPT
-from shared.wire import mismatch
 from solutions.manual_ddp import broadcast_state
 from solutions.zero2 import ZeRO2
 
-mismatch.ignore()
-text = CharTokens()
-config = GPTConfig(vocab_size=text.vocab_size, layers=8, width=128)
 samples = text.windows(range(1000 * rank, 1000 * rank + 300, 100), length=32)
 inputs, targets = (tensor.to(device) for tensor in samples)
-settings = {"lr": 3e-3}
 
 
 # %%
@@ -935,33 +1184,31 @@ header = ["", "loss", "must send, MB", "parameters' peak, MB", "peak, MB"]
 tables.Table(header, rows, "rank 0, one step")
 
 # %% tags=["nbval-ignore-output"]
-predicted = {
-    "your ZeRO3": prediction_peak_with_units,
-    "your ZeRO3, units=[]": prediction_peak_without,
-}
-for name, fraction in predicted.items():
-    measured = most_bytes[name] / most_bytes["DDP, AdamW"]
-    print(f"{name}: you predicted {fraction} Ψ, and it was {measured:.2f} Ψ.")
+measured = {name: size / most_bytes["DDP, AdamW"] for name, size in most_bytes.items()}
+without_units, with_units = measured["your ZeRO3, units=[]"], measured["your ZeRO3"]
+print(f"predicted {my_peak:g} Ψ, measured {without_units:.2f} Ψ; with units {with_units:.2f} Ψ")
+assert with_units < 1 < without_units
 
 # %% [markdown]
-# With units, a rank holds its shards, the root and two blocks: one computes, and the next one is prefetched. This
-# second block is why your `ZeRO3` holds more than FSDP2 here.
+# With units, a rank holds its shards, the root and two blocks: the one that computes, and the prefetched one. (In
+# backward, FSDP2 prefetches a block, too. Until that block computes, it lies in a buffer of the all-gather, which the
+# column of the parameters does not count.)
 #
-# With a single unit, the values are right, and the model sends less. But its parameters take more than Ψ at the peak,
-# and its whole peak is above that of `ZeRO2`, which shards no parameters.
+# With a single unit, the values are right, and the model even sends less. But its parameters take more than Ψ at the
+# peak, and its whole peak is above that of `ZeRO2`, which does not shard parameters at all.
 #
-# ## Your figure, and torch's answer
+# ## Your figure
 #
-# This is one step of your `ZeRO3` with units:
+# This is one step of your `ZeRO3` with units. Follow the parameters through forward and backward:
 
 # %% tags=["nbval-ignore-output"]
 plots.memory_over_step(results["your ZeRO3"][2].samples)
 
 # %% [markdown]
-# In forward, the blocks are unsharded and resharded from first to last, and in backward from last to first. The rest is
-# what one rank must hold in any case: its shards, the units that compute, and the activations of its own micro-batch.
-# To make activations smaller, use activation checkpointing (chapter 06), or split the computation itself with tensor
-# parallelism (chapter 13).
+# The parameters stay at one level for most of the step: whenever a block is resharded, the next one is prefetched. In
+# between, you see short dips. The rest is what a rank must hold in any case: its shards, the root, and the activations
+# of its own samples. Activation checkpointing makes the activations smaller (chapter 06), and so does splitting the
+# layers themselves (chapter 13).
 
 # %%
 ranks.stop()

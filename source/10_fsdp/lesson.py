@@ -2,31 +2,38 @@
 # jupyter:
 #   course:
 #     module: zero3
-#     minutes: 30
+#     minutes: 35
 # ---
 
 # %% [markdown]
 # # 10 · FSDP
 #
-# **30 minutes.** After this lesson you can
+# **35 minutes.** After this lesson, you will be able to:
 #
 # - explain how FSDP knows that backward is done with a unit,
-# - shard models with frozen, tied and unused parameters and with activation checkpointing, and say what each costs,
-# - halve the bytes on the wire with bf16, and keep fp32 shards,
-# - save a model on 4 ranks and train on with 2,
-# - explain why 16Ψ/N bytes are not what a GPU must have room for.
+# - say what frozen, unused and checkpointed layers and micro-batches cost in a sharded model,
+# - halve the bytes that a step sends with bf16, while the optimizer updates fp32 shards,
+# - create a model that is never whole on any rank, with the same initial values on any number of ranks,
+# - explain why a GPU needs more than 16Ψ/N bytes.
 #
-# You need chapter 09: units, unshard and reshard.
+# You need units, the root, `unshard` and `reshard` (chapter 09), reduce-scattered buckets (chapter 08), and activation
+# checkpointing (chapter 06). Ψ is the number of parameters, and N is the number of ranks.
 
 # %% [markdown]
-# ## What is wasted
+# ## Where we are
 #
-# The model of chapter 09 counts: when as many gradients have come as a unit has parameters, backward is done there. So
-# how many gradients do come? We count them for block 1 of a GPT, in three versions of it. In the last one, each rank
-# uses one of two feed-forward layers, as in a mixture of experts.
+# In chapter 09, you trained a GPT of which each rank keeps one shard, except for the unit that computes. PyTorch calls
+# this **fully sharded data parallelism**, or **FSDP**. Your version trains, but it cannot be used for every model yet:
+#
+# - It counts gradients. When as many have come as a unit has parameters, backward is done with that unit.
+# - It shards a model that exists already. So every rank must have had room for the whole model once.
+#
+# This lesson removes both limits. First, how many gradients really come? The next cells count them for block 1 of three
+# GPTs. In the last one, a rank uses only one of two feed-forward layers, as in a mixture of experts.
 
 # %% tags=["nbval-ignore-output"]
-from shared import formulas, ranks, tables
+from shared import formulas, plots, ranks, tables
+from shared.plots import diagrams
 
 ranks.start(world_size=4, detect_mismatch=False)
 
@@ -46,7 +53,7 @@ config = GPTConfig(vocab_size=800, layers=6, width=128)
 
 
 class Experts(nn.Module):
-    """Two feed-forward layers, of which ranks take turns to use one."""
+    """Two feed-forward layers. Even ranks use the first one, and odd ranks the second."""
 
     def __init__(self, first, second, index=rank):
         super().__init__()
@@ -56,12 +63,12 @@ class Experts(nn.Module):
         return self.layers[self.index % 2](x)
 
 
-# %%
-# %%ranks
 def new_model():
     return TinyGPT(config).to(device)
 
 
+# %%
+# %%ranks
 def frozen(model):
     for block in model.blocks:
         block.norm_1.requires_grad_(False)
@@ -95,22 +102,21 @@ counts = {
 
 # %%
 counts = ranks.pull("counts")[0]
-assert (
-    counts["plain"][0] == counts["plain"][1] and counts["two experts"][0] > counts["two experts"][1]
-)
-rows = [[name, *map(str, numbers)] for name, numbers in counts.items()]
-tables.Table(["", "parameters", "gradients"], rows, "block 1, rank 0")
+for name, (parameters, gradients) in counts.items():
+    print(f"{name:12} │ {parameters} parameters, {gradients} gradients")
+    assert (parameters == gradients) == (name == "plain")
 
 # %% [markdown]
-# In the second and third version the count never ends. The gradients of those blocks would never be reduced, and their
-# parameters would stay unsharded. Counting only the trained parameters helps with frozen ones. But with two experts,
-# the ranks miss *different* gradients, and no rank knows which ones will come.
+# In the second and third version, the count is never complete, so the block's gradients would never be reduced. For
+# frozen parameters, it helps to count only the trainable ones. But with two experts, different ranks miss *different*
+# gradients, and no rank knows in advance which ones will come.
 
 # %% [markdown]
 # ## When is backward done with a unit?
 #
-# Autograd computes the gradients of a unit's *inputs* last, when everything inside the unit is done. So we pass the
-# inputs through a function that changes nothing, and whose backward tells us. FSDP2 does the same.
+# Autograd knows. Backward goes through a unit from its outputs to its inputs, so it computes the gradients of the
+# *inputs* last, when nothing is left to do inside the unit. So we pass the inputs through a function that changes
+# nothing, but whose backward calls us. FSDP2 does the same.
 
 
 # %%
@@ -131,29 +137,38 @@ class AfterBackward(torch.autograd.Function):
 
 # %% [markdown]
 # **Predict.** A unit computes `output = x * weight`, and its input `x` comes through `AfterBackward`. In which order
-# are the three lines below printed?
+# does the next cell print its three lines? Write their letters in that order, for example "abc".
 
 # %%
-my_prediction = ""  # <- the letters in order, "abc" for one
+my_prediction = "?"
 
 # %%
-# %%ranks 0
+# %%ranks
+printed = []
 x, weight = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
-(inside,) = AfterBackward.apply(lambda: print("a: backward is done with the unit"), x)
-weight.register_hook(lambda _: print("b: the gradient of the weight is complete"))
+(inside,) = AfterBackward.apply(lambda: printed.append("a: backward is done with the unit"), x)
+weight.register_hook(lambda _: printed.append("b: the gradient of the weight is complete"))
 output = inside * weight
-output.register_hook(lambda _: print("c: the gradient of the output is complete"))
+output.register_hook(lambda _: printed.append("c: the gradient of the output is complete"))
 output.sum().backward()
+print("\n".join(printed))
+
+# %%
+order = "".join(line[0] for line in ranks.pull("printed")[0])
+print(f"predicted {my_prediction}, the order is {order}")
+assert order == "cba"
 
 # %% [markdown]
 # First comes the gradient of the output, then that of the weight, and then autograd leaves the unit. The first event
-# tells us to unshard, the last one to reduce and reshard. Neither depends on which gradients come in between.
+# tells us to unshard the unit for its backward, and the last one to reduce its gradients and reshard it. Neither
+# depends on which gradients come in between.
 
 # %% [markdown]
 # ## The short version
 #
-# With the `Unit` of lab 09 and the `ShardedBucket` of lab 08, four hooks are enough for any model. They have the names
-# that they have in FSDP2. A gradient that is missing counts as zeros.
+# With `Unit` (lab 09) and `ShardedBucket` (lab 08), four hooks are enough for all of these models. They have the names
+# that they have in FSDP2. In `post_backward`, look at the inner loop: it packs every gradient of the unit, and a
+# missing one counts as zeros. So all ranks launch the same reduce-scatters, whichever gradients they have.
 
 
 # %%
@@ -194,16 +209,16 @@ def post_backward(unit):
 
 
 # %% [markdown]
-# A unit whose inputs need no gradient has no `AfterBackward`: the root, for example, whose inputs are tokens. Its
-# `post_backward` runs at the end.
+# If no input of a unit needs a gradient, `AfterBackward` is never called. The root is such a unit, because its inputs
+# are tokens. So `finish_gradient_sync()` calls its `post_backward`.
 
 
 # %%
 # %%ranks
 class ShortFSDP(nn.Module):
-    def __init__(self, module):
+    def __init__(self, module, units=None):
         super().__init__()
-        self.module, self.units = module, shard_into_units(module)
+        self.module, self.units = module, units or shard_into_units(module)
         for submodule, unit in self.units.items():
             submodule.register_forward_pre_hook(partial(pre_forward, unit))
             submodule.register_forward_hook(partial(post_forward, unit))
@@ -223,8 +238,10 @@ class ShortFSDP(nn.Module):
 
 
 # %% [markdown]
-# Does it train what chapter 09 could not? Three steps of AdamW in float64 on a small GPT, compared with one process
-# that computes the loss of all four ranks' batches. Beside it runs torch's `fully_shard`.
+# ## Models that chapter 09 could not train
+#
+# We train four models for three steps of AdamW in float64, and compare the losses with those of one process that has
+# the samples of all four ranks. Next to ours we run torch's `fully_shard`.
 
 
 # %%
@@ -260,8 +277,8 @@ def new_small_model():
     return TinyGPT(small).to(device, torch.float64)
 
 
-def train(model, of_ranks):
-    """Return the losses of three steps on the batches of some ranks."""
+def losses_of(model, of_ranks):
+    """Return the losses of three steps on the samples of some ranks."""
     optimizer, losses = AdamW(model.parameters(), **settings), []
     experts = [module for module in model.modules() if isinstance(module, Experts)]
     for _ in range(3):
@@ -282,9 +299,9 @@ def train(model, of_ranks):
 # %%
 # %%ranks
 def difference(change, wrap):
-    """Return by how much the losses differ from one process's."""
-    alone = train(change(new_small_model()), range(world_size))
-    losses = train(wrap(change(new_small_model())), [rank])
+    """Return by how much the losses differ from those of one process."""
+    alone = losses_of(change(new_small_model()), range(world_size))
+    losses = losses_of(wrap(change(new_small_model())), [rank])
     dist.all_reduce(losses)
     return (losses / world_size - alone).abs().max().item()
 
@@ -293,7 +310,7 @@ changes = {
     "frozen norms": frozen,
     "blocks checkpointed": checkpointed,
     "block 0 called twice": called_twice,
-    "two experts, one per rank": unused,
+    "two experts": unused,
 }
 differ = {name: [difference(change, ShortFSDP)] for name, change in changes.items()}
 for name, change in list(changes.items())[:3]:
@@ -301,23 +318,33 @@ for name, change in list(changes.items())[:3]:
 
 # %% tags=["nbval-ignore-output"]
 differ = ranks.pull("differ")[0]
-assert all(each < 1e-10 for found in differ.values() for each in found)
-rows = [[name, *(f"{each:.0e}" for each in found)] for name, found in differ.items()]
-tables.Table(
-    ["", "ours", "FSDP2"],
-    [row + ["not tried"] * (3 - len(row)) for row in rows],
-    "difference of the losses",
-)
+for name, found in differ.items():
+    pairs = zip(("ours", "FSDP2"), found, strict=False)
+    print(f"{name:20} │", ", ".join(f"{wrapper} {each:.0e}" for wrapper, each in pairs))
+    assert max(found) < 1e-10
 
 # %% [markdown]
-# All of them train as one process does. The embedding of this GPT is tied to its output layer, and that works because
-# both belong to the root. The last row was not tried with FSDP2: it reduces only the gradients that a rank has, so all
-# ranks must use the same parameters.
+# All of them train as in one process. Their token embedding is **tied** to the output layer: both use the same
+# parameter. That works because both lie in the root. If they were in two units, neither could reshard the parameter
+# alone, so lab 09's `owned_parameters` gives such a parameter to the root. If a unit lies inside another one, each
+# parameter belongs to the innermost.
 #
-# ## What it costs
+# The last row was not tried with FSDP2. By default, it reduces only the gradients that a rank has. For such models, the
+# torch of this course has `set_reduce_scatter_unused_params(True)`, which does what ours does.
+
+# %% [markdown]
+# ## What each case costs
 #
-# What does each case cost with FSDP2? We count the collectives of one step, and measure the most bytes that parameters
-# take. Evaluation is in the table as well.
+# The next cells count the collectives of a step with FSDP2, and measure the most bytes that the parameters take.
+#
+# The last case is mixed precision. In chapter 06, the optimizer updated fp32 master weights, and the model computed
+# with bf16 copies. In a sharded model, the shards *are* the master weights: a rank rounds its shard to bf16 just before
+# the all-gather, so the unsharded parameters are bf16.
+#
+# **Predict.** How many bytes does a step send with bf16, as a fraction of those with fp32? 1 means just as many.
+
+# %%
+my_prediction = 1.0
 
 
 # %%
@@ -326,164 +353,238 @@ def with_adamw(model):
     return model, AdamW(model.parameters(), **settings)
 
 
-def step_of(model, optimizer):
+def step_of(model, optimizer, micro_batches=1):
     optimizer.zero_grad()
-    loss = model(*own_batch())
-    loss.backward()
+    for _ in range(micro_batches):
+        (model(*own_batch()) / micro_batches).backward()
     optimizer.step()
-    return loss.item()
-
-
-def evaluate(model, optimizer):
-    with torch.no_grad():
-        return model(*own_batch()).item()
 
 
 def watched(model, optimizer, step=step_of):
-    """Return, for a second step, the most bytes that parameters have, the ledger, and the loss."""
+    """Return, for a second step, the most bytes of parameters, and the ledger."""
     step(model, optimizer)
     with memory.peak(model, optimizer) as peak, wire.ledger() as log:
-        loss = step(model, optimizer)
-    return max(sample.held.parameters_bytes for sample in peak.samples), log, loss
+        step(model, optimizer)
+    return max(sample.held.parameters_bytes for sample in peak.samples), log
 
 
+two_micro_batches = partial(step_of, micro_batches=2)
+in_bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
 cases = {
     "a step": watched(*with_adamw(in_fsdp2(new_model()))),
-    "evaluation": watched(*with_adamw(in_fsdp2(new_model())), evaluate),
-    "a step, blocks checkpointed": watched(*with_adamw(in_fsdp2(checkpointed(new_model())))),
-    "a step, block 0 called twice": watched(*with_adamw(in_fsdp2(called_twice(new_model())))),
+    "two micro-batches": watched(*with_adamw(in_fsdp2(new_model())), two_micro_batches),
+    "checkpointed": watched(*with_adamw(in_fsdp2(checkpointed(new_model())))),
+    "block called twice": watched(*with_adamw(in_fsdp2(called_twice(new_model())))),
+    "bf16": watched(*with_adamw(in_fsdp2(new_model(), mp_policy=in_bf16))),
 }
 psi = sum(p.numel() for p in new_model().parameters())
 
 # %%
-rows, psi = [], ranks.pull("psi")[0]
-for name, (peak_bytes, log, _) in ranks.pull("cases")[0].items():
+cases, psi, rows = ranks.pull("cases")[0], ranks.pull("psi")[0], []
+for name, (peak_bytes, log) in cases.items():
     counts = [log.ops.get(op, 0) for op in ("all_gather", "reduce_scatter")]
     sent_mb, peak_mb = log.sent_bytes / 1e6, peak_bytes / 1e6
     rows.append([name, *map(str, counts), f"{sent_mb:.2f}", f"{peak_mb:.2f}"])
-header = ["", "all-gathers", "reduce-scatters", "sent, MB", "peak, MB"]
-tables.Table(header, rows, "peak: of the parameters")
+sent_bytes = {name: log.sent_bytes for name, (_, log) in cases.items()}
+print(f"predicted {my_prediction:g}, measured {sent_bytes['bf16'] / sent_bytes['a step']:g}")
+assert sent_bytes["bf16"] == sent_bytes["a step"] / 2
+assert sent_bytes["two micro-batches"] > 1.9 * sent_bytes["a step"]
+assert sent_bytes["checkpointed"] == sent_bytes["a step"] < sent_bytes["block called twice"]
+tables.Table(["", "all-gathers", "reduce-scatters", "sent, MB", "parameters' peak, MB"], rows)
 
 # %% [markdown]
-# - A step gathers six blocks twice, and the root once.
-# - Evaluation gathers each block once. (The root was still here from an evaluation before: FSDP2 reshards it in
-#   backward.)
-# - Activation checkpointing costs no all-gather, because a block is computed again when backward has unsharded it
-#   anyway. The two belong together: one makes activations smaller, the other the model's state.
-# - A block that is called twice is gathered for each call, in forward and in backward. It is reduced once, because
-#   autograd adds up the gradients of both calls first.
+# - **A step** all-gathers each of the six blocks twice, and the root once.
+# - **Two micro-batches** cost twice as much. A rank adds up only the shards of their gradients.
+# - **Activation checkpointing** costs no collectives. Each block is computed again at a moment when backward has
+#   unsharded it anyway.
+# - **A block that is called twice** is all-gathered for each call. FSDP2 reduces it once, after both.
+# - **bf16** halves what is sent and what is unsharded, and the shards stay fp32. Gradients are also added up in bf16,
+#   unless you ask for `MixedPrecisionPolicy(reduce_dtype=torch.float32)`.
+
+# %% [markdown]
+# ## Creating a model that is never whole
 #
-# ## Half the bytes
+# So far, we always sharded a whole model that every rank had. A model that needs 100 GPUs cannot be created like that.
 #
-# Chapter 06 kept fp32 master weights beside bf16 parameters. With ZeRO-3 the shards *are* the master weights. An
-# all-gather rounds to bf16 before it sends, and the unsharded parameters are bf16:
+# PyTorch has a device for that. A tensor on the **meta device** has a shape and a dtype, but no memory and no values.
+# **Deferred initialization** means to build and shard the model there, and to **materialize** the shards afterwards,
+# which means to give them memory and values. In the diagram, look at what each rank holds after each step:
+
+# %%
+diagrams.deferred_init()
+
+# %% [markdown]
+# Which values? They should be the same on any number of ranks, or an experiment could not be repeated on a larger
+# cluster. It is tempting to let each rank fill its own shard with random values. But if all ranks use the same seed,
+# the N shards are copies of each other. If each rank uses its own seed, the model depends on N.
+#
+# So each parameter gets a seed that depends on its *name* alone, and every rank draws it in full:
+
 
 # %%
 # %%ranks
-in_bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-seen = {
-    "fp32": watched(*with_adamw(in_fsdp2(new_model()))),
-    "bf16": watched(*with_adamw(in_fsdp2(new_model(), mp_policy=in_bf16))),
-}
+import zlib
 
-# %%
-seen, rows = ranks.pull("seen")[0], []
-for name, (peak_bytes, log, loss) in seen.items():
-    in_mb = [f"{size / 1e6:.2f}" for size in (log.sent_bytes, psi, peak_bytes - psi)]
-    rows.append([name, *in_mb, f"{loss:.1f}"])
-assert seen["bf16"][1].sent_bytes == seen["fp32"][1].sent_bytes / 2
-assert seen["bf16"][0] - psi == (seen["fp32"][0] - psi) / 2
-assert abs(seen["bf16"][2] - seen["fp32"][2]) < 0.05
-tables.Table(["", "sent, MB", "shards, MB", "unsharded at most, MB", "loss of step 2"], rows)
+
+def initialize(name, parameter):
+    """Fill a parameter with values that depend on its name, and on nothing else."""
+    if parameter.dim() > 1:
+        seed = zlib.crc32(name.encode())
+        generator = torch.Generator(parameter.device).manual_seed(seed)
+        nn.init.normal_(parameter, std=0.02, generator=generator)
+    else:  # of a LayerNorm
+        nn.init.constant_(parameter, 1.0 if name.endswith("weight") else 0.0)
+
 
 # %% [markdown]
-# (Gradients are added up in bf16 as well, unless `reduce_dtype=torch.float32` lets them travel in full size.)
+# In lab 09, the constructor of `ShardedFlatParameter` copies existing values into `flat_param` and broadcasts them. The
+# version below draws them instead, so it sends nothing. It follows the diagram: it gives `flat_param` memory, fills it,
+# keeps this rank's shard, and frees it again.
+#
+# (The model's parameters become slices of `flat_param`, as in lab 09. But they still are on the meta device, so
+# `swap_tensors` first exchanges the contents of two tensor objects. The modules keep the same objects, also tied ones.)
 
-# %% [markdown]
-# ## Saving shards
-#
-# No rank holds the model. One rank may put it together, as lab 10's `full_state_dict()` does, but then it must have
-# room for all of it. The other way is that each rank writes what it has. The shards are `DTensor`s, which say where
-# they belong in the whole. So `torch.distributed.checkpoint` can hand them to any other number of ranks.
-#
-# We train 3 steps on 4 ranks, save, and train 3 more. From the file, we then train the same 3 steps on 2 ranks.
 
 # %%
 # %%ranks
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from solutions.flat import FlatLayout
+from solutions.units import ShardedFlatParameter, Unit, default_units, owned_parameters
 
 
-def train_on(model, optimizer, numbers):
-    """Return the losses of the steps with these numbers. A batch has 8 samples on any number of ranks."""
-    losses = []
-    for number in numbers:
-        batch = text.windows(range(1000 * number, 1000 * number + 800, 100), length=32)
-        x, y = (tensor[rank::world_size].to(device) for tensor in batch)
+class DeferredFlatParameter(ShardedFlatParameter):
+    def __init__(self, parameters, name_of):
+        self.layout = layout = FlatLayout(parameters)
+        padded_numel = world_size * layout.shard_shape.numel()
+        self.flat_param = torch.zeros(padded_numel, dtype=parameters[0].dtype, device=device)
+        for parameter, view in zip(parameters, layout.views(self.flat_param), strict=True):
+            initialize(name_of[parameter], view)
+            torch.utils.swap_tensors(parameter, nn.Parameter(view.new_empty(0)))
+            parameter.data = view
+        self.shard = nn.Parameter(layout.shard_of(self.flat_param).clone())
+        self.reshard()
+
+
+def shard_deferred(module):
+    name_of = {parameter: name for name, parameter in module.named_parameters()}
+    units = {}
+    for owner, parameters in owned_parameters(module, default_units(module)).items():
+        flat_parameter = DeferredFlatParameter(parameters, name_of)
+        units[owner] = Unit([flat_parameter], reshard_after_forward=owner is not module)
+    return units
+
+
+def deferred(of_config=config, dtype=torch.float32):
+    with torch.device("meta"):
+        model = TinyGPT(of_config).to(dtype)
+    return ShortFSDP(model, shard_deferred(model))
+
+
+# %% [markdown]
+# **Predict.** What is the most memory that a rank needs to create the model, as a multiple of Ψ elements? 1 means as
+# much as the whole model. There are four ranks, and each of the six blocks has 15% of Ψ.
+
+# %%
+my_prediction = 1.0
+
+
+# %%
+# %%ranks
+def peak_bytes_of(create):
+    """Return the most bytes that this rank holds while it creates a model."""
+    # The empty tensor tells memory.peak which device to watch.
+    with memory.peak(extra={"parameters": [torch.empty(0, device=device)]}) as peak:
+        create()
+    return peak.peak_bytes
+
+
+in_full = peak_bytes_of(lambda: ShortFSDP(new_model()))
+peaks_bytes = {"in full": in_full, "deferred": peak_bytes_of(deferred)}
+
+# %%
+multiples = {name: size / (4 * psi) for name, size in ranks.pull("peaks_bytes")[0].items()}
+print(f"predicted {my_prediction:g}, measured {multiples['deferred']:.2f}")
+assert multiples["deferred"] < 0.5 < 1 < multiples["in full"]
+plots.bars(multiples, "most memory while the model is created, as a multiple of Ψ elements")
+
+# %% [markdown]
+# A rank holds its shards, a quarter of Ψ, and one unit in full on top of them. With more ranks, the shards shrink. In a
+# step, a rank needs room for unsharded units anyway.
+#
+# But each rank draws all parameters, one unit after the other, and keeps 1/N of them. In the lab, you draw only those
+# that lie in the rank's shard.
+#
+# ## Training it
+#
+# Are the values right? We train the model next to one that was whole when it was initialized, on text, for 50 steps of
+# AdamW in float64. Gradients are clipped, so we need the norm of the *whole* gradient, of which no rank holds more than
+# a shard. Squared norms can be added up: one all-reduce of a single element is enough, and then every rank scales its
+# shards by the same factor. That is `clip_shards_` of lab 07.
+
+
+# %%
+# %%ranks
+from solutions.clipping import clip_shards_
+
+small = GPTConfig(vocab_size=text.vocab_size, layers=3, width=64)
+
+
+def clip(model):
+    if isinstance(model, ShortFSDP):
+        model.finish_gradient_sync()
+        clip_shards_([shard.grad for shard in model.parameters()], max_norm=1.0)
+    else:
+        nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
+
+
+def whole(of_config):
+    model = TinyGPT(of_config).to(device, torch.float64)
+    for name, parameter in model.named_parameters():
+        initialize(name, parameter)
+    return model
+
+
+def train(model, share, steps=50):
+    """Return the losses. A batch has 8 samples, and this rank takes its share of them."""
+    optimizer, losses = AdamW(model.parameters(), lr=1e-3), []
+    for step in range(steps):
+        starts = range(1000 * step, 1000 * step + 800, 100)[share]
+        x, y = (tokens.to(device) for tokens in text.windows(starts, length=32))
         optimizer.zero_grad()
         loss = model(x, y)
         loss.backward()
+        clip(model)
         optimizer.step()
-        dist.all_reduce(loss.detach_())
-        losses.append(loss.item() / world_size)
-    return losses
+        losses.append(loss.detach())
+    return torch.stack(losses)
 
 
-# %%
-# %%ranks
-def states_of(model, optimizer):
-    of_model, of_optimizer = get_state_dict(model, optimizer)
-    return {"model": of_model, "optimizer": of_optimizer}
-
-
-def saved_at_4(folder):
-    model, optimizer = with_adamw(in_fsdp2(new_model()))
-    train_on(model, optimizer, range(3))
-    dcp.save(states_of(model, optimizer), checkpoint_id=folder)
-    return train_on(model, optimizer, range(3, 6))
-
-
-def resumed(folder):
-    model, optimizer = with_adamw(in_fsdp2(new_model()))
-    states = states_of(model, optimizer)  # something to load into
-    dcp.load(states, checkpoint_id=folder)
-    loaded = {"model_state_dict": states["model"], "optim_state_dict": states["optimizer"]}
-    set_state_dict(model, optimizer, **loaded)
-    return train_on(model, optimizer, range(3, 6))
-
-
-numels = {name: p.numel() for name, p in new_model().named_parameters()}
+alone = train(whole(small), slice(None))
+together = train(deferred(small, torch.float64), slice(rank, None, world_size))
+dist.all_reduce(together)
+together /= world_size
 
 # %% tags=["nbval-ignore-output"]
-import tempfile
-from pathlib import Path
-
-with tempfile.TemporaryDirectory() as folder:
-    on_4 = ranks.run(lambda folder: saved_at_4(folder), folder)[0]
-    written = {file.name: file.stat().st_size for file in sorted(Path(folder).glob("*.distcp"))}
-    with ranks.world(2):
-        on_2 = ranks.run(lambda folder: resumed(folder), folder)[0]
-numels = ranks.pull("numels")[0]
-rows = [[f"rank {rank}", f"{size / 1e6:.2f}"] for rank, size in enumerate(written.values())]
-rows.append(["for comparison: all of it, 12Ψ", f"{12 * psi / 1e6:.2f}"])
-print("on 4:", [f"{loss:.4f}" for loss in on_4], " resumed on 2:", [f"{loss:.4f}" for loss in on_2])
-assert all(abs(one - other) < 1e-4 for one, other in zip(on_4, on_2, strict=True))
-quarter = 12 * (psi + numels["token_embedding.weight"]) / 4  # saved under both its names
-assert all(quarter < size < 1.05 * quarter for size in written.values())
-tables.Table(["written by", "MB"], rows)
+alone, together = (ranks.pull(name)[0].tolist() for name in ("alone", "together"))
+difference = max(abs(one - other) for one, other in zip(alone, together, strict=True))
+print(f"largest difference of the losses: {difference:.0e}")
+assert difference < 1e-10 and together[-1] < 0.85 * together[0]
+plots.loss_curves({"one process, whole": alone, "4 ranks, never whole": together})
 
 # %% [markdown]
-# Each rank wrote a quarter of 12Ψ bytes, the parameters and AdamW's two states, at the same time as the others. No rank
-# ever held more. (The tied embedding is written twice, under each of its names.) The padding of flat tensors must not
-# be saved, because it depends on N.
+# The two curves coincide: the initial values, the clipped gradients and the updates are the same, although no rank ever
+# held the whole model.
+#
+# How is it saved? A **full state dict** holds every parameter in full, so any program can load it, but the rank that
+# builds it needs room for the whole model. In a **sharded state dict**, each rank saves only its own shards, with their
+# positions in the whole, and any number of ranks can read what they need. You build both in the lab.
 
 # %% [markdown]
 # ## 16Ψ/N is not the peak
 #
-# It is commonly claimed that with ZeRO-3 a rank needs 16Ψ/N bytes, so that any model fits on enough ranks. We ask for
-# Llama-2 70B in mixed precision, one sequence of 2,048 tokens per rank, all layers checkpointed. No cluster is needed:
-# tensors on the `meta` device have shapes but no memory, and a fake process group sends nothing. So rank 0 of N runs a
-# finished `ZeRO3` through a step, and its bytes are counted.
+# It is commonly claimed that ZeRO-3 needs 16Ψ/N bytes per rank, so that any model fits on enough ranks. We test this
+# with Llama-2 70B in mixed precision, one sequence of 2,048 tokens per rank, and activation checkpointing in all
+# layers. No cluster is needed: on the meta device and with a process group that sends nothing, a dry run takes rank
+# 0 of N through a step of the finished `ZeRO3`, and counts the bytes that it would hold.
 
 # %% tags=["needs-solution"]
 from shared import dryrun
@@ -495,79 +596,134 @@ def of_rank_0(n):
     """Return what rank 0 of n holds at its peak, in GB."""
     run = dryrun.dry_run(shape, "zero3", n)
     assert run.gathered_bytes == dryrun.expected_gathered_bytes(shape)
-    peak, state_bytes = run.at_peak, formulas.model_state_bytes(shape.parameters, n, stage=3)
-    other_bytes = peak.activations_bytes + peak.other_bytes
-    sizes = state_bytes, run.gathered_bytes, peak.buckets_bytes, other_bytes, peak.total_bytes
-    return [f"{n:,}", *(f"{size / 1e9:.2f}" for size in sizes)]
+    peak, formula_bytes = run.at_peak, formulas.model_state_bytes(shape.parameters, n, stage=3)
+    unsharded_bytes = peak.parameters_bytes - run.own_parameters_bytes
+    shards_bytes = run.own_parameters_bytes + peak.gradients_bytes + peak.optimizer_bytes
+    other_bytes = peak.buffers_bytes + peak.activations_bytes + peak.other_bytes
+    parts = shards_bytes, unsharded_bytes, peak.buckets_bytes, other_bytes
+    return [f"{n:,}", *(f"{size / 1e9:.2f}" for size in (formula_bytes, *parts, peak.total_bytes))]
 
 
-header = ["N", "16Ψ/N", "unsharded", "gradients in flight", "activations etc.", "peak"]
-rows = [of_rank_0(8), of_rank_0(64)]
-tables.Table(header, rows, "GB")
+header = ["N", "16Ψ/N", "shards", "unsharded", "buckets", "activations etc.", "peak"]
 
 # %% [markdown]
-# On 8 GPUs the state is nearly all of the peak, and it does not fit into 80 GB. On 64 there is room.
-#
-# **Predict** the peak on 1,024 GPUs, where 16Ψ/N is 1.1 GB.
+# **Predict.** How many GB does rank 0 hold at its peak on 1,024 GPUs, where 16Ψ/N is 1.1 GB?
 
 # %%
 my_prediction_gb = 0.0
 
 # %% tags=["needs-solution"]
-rows.append(of_rank_0(1024))
+rows = [of_rank_0(n) for n in (8, 64, 1024)]
 print(f"predicted {my_prediction_gb:g} GB, counted {rows[-1][-1]} GB")
-assert float(rows[-1][-1]) > 10 * float(rows[-1][1])
-tables.Table(header, rows, "GB")
+assert float(rows[0][-1]) > 80 > float(rows[1][-1]) and float(rows[2][-1]) > 10 * float(rows[2][1])
+tables.Table(header, rows, "GB on rank 0; the peak is the sum of the four columns before it")
 
 # %% [markdown]
-# The state is now next to nothing. The peak is what does *not* shrink with N: two layers and the root in bf16, as many
-# bytes of gradients, and the activations of one sequence. (Where the state is large, the peak comes when backward ends
-# and nearly all gradients are there. Here it comes when backward begins, and all that the checkpoints keep is still
-# there.)
-#
+# On 8 GPUs, the shards are nearly all of the peak, and 80 GB are not enough. On 64 GPUs, they are. (The shards can be
+# below 16Ψ/N: not all gradients need to be there at the peak.) On 1,024 GPUs, the shards are small. What remains does
+# *not* shrink with N: the root and two unsharded layers, gradients in buckets, and the activations of one sequence.
+
+# %% [markdown]
 # ## What torch calls it
 #
-# | here and in lab 10 | FSDP2 | how it differs |
+# | here and in lab 10 | FSDP2 | where it differs |
 # |---|---|---|
-# | `ZeRO3(model, units)` | `fully_shard(unit)` for each unit, then for the model | FSDP2 changes the modules in place |
+# | `ZeRO3(model, units)` | `fully_shard` for each unit, then for the model | it changes modules in place |
 # | `Unit` | `FSDPParamGroup` | |
-# | `ShardedFlatParameter` | `FSDPParam` | each parameter is a `DTensor`, sharded by rows |
-# | `compute_dtype` | `MixedPrecisionPolicy(param_dtype=…)` | gradients may have a `reduce_dtype` |
-# | `prefetch` | `set_modules_to_forward_prefetch` | in backward always one unit ahead |
-# | `finish_gradient_sync()` | a callback at the end of backward | |
+# | `ShardedFlatParameter` | `FSDPParam` | each parameter is sharded by rows, as a `DTensor` |
+# | `AfterBackward` | `RegisterPostBackwardFunction` | |
+# | `clip_shards_` | `torch.nn.utils.clip_grad_norm_` | the norm is a `DTensor`, too |
+# | `DeferredFlatParameter` | `model.to_empty(device=…)`, then your initialization | |
 #
-# FSDP1, torch's older wrapper, keeps one flat parameter per unit, as lab 10 does. With the `DTensor`s of FSDP2, names,
-# frozen parameters and state dicts need no special care.
+# A **`DTensor`** is a tensor of which each rank holds a shard, together with a description of the whole. So FSDP2 can
+# shard a model on the meta device, and `to_empty()` then allocates only the shards. On GPUs, random operators on a
+# `DTensor` draw what they would draw for the whole tensor. On CPUs they do not, and torch warns. So the next cell draws
+# each parameter in full, as we did, and keeps the rank's rows:
+
+
+# %%
+# %%ranks
+@torch.no_grad()
+def fsdp2_deferred():
+    with torch.device("meta"):
+        model = in_fsdp2(TinyGPT(config))
+    model.to_empty(device=device)
+    for name, parameter in model.named_parameters():
+        value = torch.empty(parameter.shape, device=device)
+        initialize(name, value)
+        parameter.to_local().copy_(value.chunk(world_size)[rank])
+
+
+fsdp2_peak_bytes = peak_bytes_of(fsdp2_deferred)
+
+# %%
+multiples["FSDP2, deferred"] = ranks.pull("fsdp2_peak_bytes")[0] / (4 * psi)
+assert multiples["FSDP2, deferred"] < 0.5
+plots.bars(multiples, "most memory while the model is created, as a multiple of Ψ elements")
+
+# %% [markdown]
+# FSDP1, torch's older wrapper, materializes one unit at a time in full, as we did, with a function that you give it
+# (`param_init_fn`). In the context of DeepSpeed's `zero.Init`, each module is sharded as soon as its constructor has
+# returned.
+
+# %% [markdown]
+# ## On a cluster
+#
+# | question | here | with NCCL and many hosts |
+# |---|---|---|
+# | Do the initial values depend on N? | no, each name has a seed | not with `DTensor`'s random operators |
+# | Where do pretrained weights come from? | – | each rank reads its shards from a checkpoint (chapter 12) |
+# | May a rank skip a parameter? | yes, it counts as zeros ¹ | yes, with `set_reduce_scatter_unused_params` ¹ |
+#
+# ¹ But not a whole unit: the other ranks would wait in its all-gather.
 
 # %% [markdown]
 # ## Recap
 #
-# New terms: `AfterBackward`, `pre_backward` and `post_backward` as the ends of a unit's backward; a *full* and a
-# *sharded* state dict.
-#
-# | | memory | wire | overlap |
+# | | memory | sent | overlap |
 # |---|---|---|---|
-# | frozen parameters | no gradient, no optimizer state | gathered, not reduced | as before |
+# | frozen parameters | no gradient, no optimizer state | all-gathered, not reduced | as before |
 # | unused parameters | as others | reduced as zeros | as before |
 # | checkpointed units | activations of one unit | no more | as before |
-# | `compute_dtype=torch.bfloat16` | unsharded units halved | halved | as before |
-# | evaluation | no unit stays | one all-gather per unit | prefetching |
+# | g micro-batches | no more | g times as much | as before |
+# | bf16 parameters, fp32 shards | unsharded units halved | halved | as before |
+# | deferred initialization | the shards and one unit, not Ψ | nothing | – |
+#
+# **Terms**
+#
+# - **FSDP**: fully sharded data parallelism, PyTorch's name for ZeRO stage 3.
+# - **tied parameter**: a parameter that several modules of a model use.
+# - **meta device**: a device on which tensors have shapes and dtypes, but no memory and no values.
+# - **deferred initialization**: building and sharding a model on the meta device, and materializing only the shards.
+# - **materialize**: to give a tensor on the meta device memory and values.
+# - **full state dict**: a state dict that holds every parameter in full.
+# - **sharded state dict**: a state dict in which each rank has only its shards, with their positions in the whole.
+# - **DTensor**: torch's tensor of which each rank holds a shard, together with a description of the whole.
+
+# %% [markdown]
+# ## Further reading
+#
+# - Zhao et al., [PyTorch FSDP](https://arxiv.org/abs/2304.11277), VLDB 2023, section 3.1: deferred initialization,
+#   one unit at a time.
+# - [Getting Started with FSDP2](https://docs.pytorch.org/tutorials/intermediate/FSDP_tutorial.html): its migration
+#   guide also covers the meta device.
+# - `torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py` in PyTorch's source: its methods `pre_forward` to
+#   `post_backward` do what ours do.
+# - [ZeRO-3 in DeepSpeed's documentation](https://deepspeed.readthedocs.io/en/latest/zero3.html): the section on
+#   constructing massive models with `deepspeed.zero.Init`.
 
 # %% [markdown]
 # ## What is still wasted
 #
-# Apart from the root, no parameter is on two ranks for longer than it is needed. Here is what data parallelism cannot
-# do, even when it is sharded:
+# FSDP cannot do three things:
 #
-# - **Make one layer smaller.** A rank that computes holds a whole unit, and the activations of at least one sequence.
-#   On 1,024 ranks of the dry run, these two are nearly all of the peak. Splitting the layer itself is tensor
-#   parallelism, chapter 13.
-# - **Keep the batch small.** Each rank needs a sequence of its own. With 2,048 tokens each, 1,024 ranks process 2.1
-#   million tokens per step, whether the training wants so many or not.
-# - **Send less per step than the model's size**, g times over. Chapter 11 compares the production wrappers, and shows
-#   how to choose between stages by such numbers.
+# - **Make one layer smaller.** The rank that computes holds a full unit and the activations of a sequence. Tensor
+#   parallelism splits the layer itself (chapter 13).
+# - **Keep the batch small.** With 2,048 tokens on each of 1,024 ranks, a step processes 2.1 million tokens.
+# - **Send less than the model in each step.** Each micro-batch sends the parameters twice and the gradients once.
+#   Chapter 11 chooses between wrappers by such numbers.
 #
-# But first build `ZeRO3` in the lab, with nested units, prefetching, and checkpoints for any number of ranks.
+# Now do lab 10, in which you build `ZeRO3`. The next cell stops the ranks.
 
 # %%
 ranks.stop()

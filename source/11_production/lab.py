@@ -2,16 +2,18 @@
 # jupyter:
 #   course:
 #     module: production
-#     minutes: 50
+#     minutes: 60
 # ---
 
 # %% [markdown]
 # # Lab 11 · Production
 #
-# **50 minutes, 10 points.** You move from your own `ZeRO3` to torch's `fully_shard`, shard within each host only, and
-# compute which strategy a model needs on given GPUs.
+# **60 minutes, 10 points.** In this lab, you move from your own `ZeRO3` to torch's `fully_shard`, shard inside each
+# host only, and compute which strategy a model needs on a given cluster. At the end, you compare the losses, the bytes
+# sent and the memory of three ways to train one GPT.
 #
-# Each exercise has a check. The checks judge bytes, but never times.
+# The three exercises do not build on each other. Each has a check, which draws new models, samples and clusters every
+# time. The checks look at values, bytes and memory, but never at times.
 
 # %% tags=["nbval-ignore-output"]
 from shared import ranks
@@ -40,27 +42,38 @@ from solutions.manual_ddp import broadcast_state
 from solutions.units import default_units
 
 # %% [markdown]
-# ## Exercise 11.1 · From ZeRO3 to fully_shard (15 min, 3 points)
+# ## Exercise 11.1 · From ZeRO3 to fully_shard (20 min, 3 points)
 #
-# `fully_shard(module)` shards one module in place, and replaces its parameters with `DTensor`s. Your function
-# `fully_sharded(module, …)` shards a whole model in the same way as `ZeRO3(module, …)`:
+# `fully_shard(module)` shards one module in place, and replaces its parameters with `DTensor`s. Write a function
+# `fully_sharded(module, …)` that shards a whole model in the same units as `ZeRO3(module, …)`.
 #
-# | `ZeRO3` | `fully_shard` |
-# |---|---|
-# | broadcasts parameters and buffers from rank 0 | does not; use lab 02's `broadcast_state(module)` |
-# | `units`, an iterable in any order, or `default_units(module)` | one call per unit, inner units first, root last |
-# | `reshard_after_forward`, for every unit but the root | an argument of the same name, with a different default |
-# | `compute_dtype`, for parameters and communication | `mp_policy=MixedPrecisionPolicy(param_dtype=…)` |
-# | no counterpart | `reduce_dtype`: gradients may be summed in a wider dtype |
-# | shards on the device of the module's parameters | shards on the device type of its `mesh` |
+# Start with these four steps, which are enough for a plain model:
 #
-# Without a mesh, `fully_shard` chooses a GPU on any machine that has one, even for a job on the CPU. So pass a mesh in
-# every call. `mesh_of_all_ranks(module)` is given and creates the default one.
+# 1. Give all ranks the values of rank 0: `broadcast_state(module)` of lab 02 does that, and `fully_shard` does not.
+# 2. Choose the units: `units`, or `default_units(module)` if `units` is None.
+# 3. Call `fully_shard` once per unit.
+# 4. Call it for the module itself, which becomes the root, and return the module.
 #
-# It returns the module, which is now sharded. An optimizer must be built afterwards.
+# Then add the rest:
 #
-# Target: the losses and the bytes of your `ZeRO3`, and no more parameters unsharded at a time. (torch prefetches the
-# next unit into a buffer, which does not count as a parameter yet.)
+# - **Nested units.** `units` is an iterable in any order, and a unit may lie inside another one. Shard inner units
+#   first: a call takes all parameters of its module that no earlier call has taken.
+# - **`reshard_after_forward`.** Pass it to every unit. The root always stays unsharded until backward, as in `ZeRO3`.
+# - **Dtypes.** Pass `mp_policy=MixedPrecisionPolicy(param_dtype=…, reduce_dtype=…)` in every call. Here,
+#   `compute_dtype` is the dtype of the unsharded parameters and their all-gathers. `reduce_dtype` is that of the
+#   reduce-scatters, for which `ZeRO3` has no counterpart.
+# - **The mesh.** Pass a mesh in every call. Without one, `fully_shard` chooses a GPU on any machine that has one, even
+#   for a job on the CPU. `mesh_of_all_ranks(module)`, which is given, creates the default.
+#
+# An optimizer must be built afterwards, because it would otherwise update parameters that the model no longer has.
+#
+# The target: the same losses and bytes as your `ZeRO3`, and no more parameters unsharded at a time. (torch prefetches
+# the next unit into a buffer, which does not count as parameters yet.)
+#
+# <details><summary>Hint 1</summary>Why must the values be broadcast before the first call of <code>fully_shard</code>?
+# What would a broadcast of a DTensor send?</details>
+# <details><summary>Hint 2</summary><code>module.modules()</code> yields a module before the modules inside it. In which
+# order do you need them?</details>
 
 
 # %% tags=["export"]
@@ -109,23 +122,33 @@ def fully_sharded(
     ### END SOLUTION
 
 
+# %% [markdown]
+# In the check, look at the line `plain` first: it trains a plain model on two ranks, for which the four steps are
+# enough. The other lines try buffers, frozen parameters, nested units, dtypes and meshes.
+
 # %% tags=["check"] grade_id="check-fully-sharded" points=3
 check.fully_sharded()
 
 # %% [markdown]
 # ## Exercise 11.2 · Hybrid sharding (10 min, 2 points)
 #
-# The links between hosts are slow. **Hybrid sharding** shards only within a host, and each host holds a full copy of
-# the model. All-gathers and reduce-scatters then stay within a host. Between hosts, each rank all-reduces its shard of
-# the gradients: Ψ elements, divided by the number of ranks per host.
+# In the lesson, the ranks of a mesh were listed by hand. Now write `host_mesh(ranks_per_host)`, which creates the mesh
+# for hybrid sharding with any number of ranks:
 #
-# **Predict.** There are four hosts with eight ranks each, and a model of S bytes. How many bytes leave a host per step?
-# With full sharding, all ranks form one ring, in which one rank per host sends to the next host. With hybrid sharding,
-# each rank forms a ring with the three ranks that have the same local rank on the other hosts.
+# - The first dimension is called "replicate" and has one entry per host. The second is called "shard" and has
+#   `ranks_per_host` entries.
+# - The ranks of a host are consecutive. With 2 ranks per host, ranks 0 and 1 share a host, and so do ranks 2 and 3.
+# - The device type is the one that the ranks compute on: "cuda" if `torch.cuda.is_initialized()`, else "cpu".
+# - If the ranks cannot be divided equally among hosts, raise a `ValueError`.
 #
-# If a mesh has two dimensions, `fully_shard` shards over the second one and replicates over the first one.
-# `host_mesh(ranks_per_host)` creates this mesh for all ranks. Its device type is the one that the ranks compute on:
-# "cuda" if `torch.cuda.is_initialized()`, else "cpu". The ranks of a host are consecutive.
+# <details><summary>Hint</summary><code>init_device_mesh(device_type, shape, mesh_dim_names=…)</code> counts the ranks
+# row by row. Which shape has one row per host?</details>
+#
+# **Predict.** A cluster has four hosts with eight ranks each, and a model has S bytes. How many times S bytes leave a
+# host in one step, with full sharding over all ranks, and with hybrid sharding?
+
+# %%
+my_full, my_hybrid = 0.0, 0.0
 
 
 # %% tags=["exercise", "export"] grade_id="host-mesh"
@@ -152,26 +175,52 @@ def host_mesh(ranks_per_host: int) -> DeviceMesh:
 check.host_mesh()
 
 # %% [markdown]
-# ## Exercise 11.3 · Which strategy? (25 min, 5 points)
+# With full sharding, all 32 ranks form one ring, which leaves each host once. With hybrid sharding, each rank forms a
+# ring with the ranks that have the same local rank on the three other hosts:
+
+# %%
+print(f"full sharding: predicted {my_full:g} S, formula 3S(N−1)/N = {3 * 31 / 32:.2f} S")
+print(f"hybrid sharding: predicted {my_hybrid:g} S, formula 2S(H−1)/H = {2 * 3 / 4:.2f} S")
+
+# %% [markdown]
+# ## Exercise 11.3 · Which strategy? (20 min, 5 points)
 #
 # "Use ZeRO-2 up to 10 B parameters" is a common recommendation. But which strategies fit depends on the memory of the
-# GPUs, and which one is fast depends on the links between them. So compute the answer. `shared/planner/clusters.py`
-# contains what you need. It is short, so read it first.
+# GPUs, and which one is fast depends on the links between them. So compute the answer.
+#
+# `shared/planner/clusters.py` contains what you need. It is short, so read it first:
 #
 # - `Cluster` describes hosts, GPUs and rates. `cluster.gpus` is the number of GPUs on all hosts.
 # - `step_seconds(shape, cluster, stage, shard_ranks, checkpointing, micro_batch)` estimates the time of a step.
 # - `SITUATIONS` contains five models, each with a cluster.
-#
-# **Predict** the best strategy for each of the five: which stage, over how many ranks does each group shard, and are
-# the activations recomputed selectively or fully?
 
 # %%
 for name in clusters.SITUATIONS:
     print(name)
 
 # %% [markdown]
-# `choose_strategy(shape, cluster, micro_batch=1)` returns the strategy with the shortest step among all that fit on a
-# GPU.
+# **Predict.** What is the best strategy for each of the five, in this order? Write the stage, the number of ranks that
+# share a copy of the model, and "selective" or "full" checkpointing; or None if you think that nothing fits.
+
+# %%
+my_choices = [
+    (0, 8, "selective"),
+    (0, 8, "selective"),
+    (0, 8, "selective"),
+    (0, 8, "selective"),
+    (0, 8, "selective"),
+]
+
+# %% [markdown]
+# Now write `choose_strategy(shape, cluster, micro_batch=1)`. Among all strategies that fit on a GPU, it returns the one
+# with the shortest step:
+#
+# ```python
+# for each stage, checkpointing and group size:
+#     if the strategy fits:
+#         remember it, with the time of its step
+# return the fastest, or None if nothing fits
+# ```
 #
 # - Try stages 0 to 3, each with "selective" and with "full" checkpointing. Shard over all GPUs and, for stages above 0,
 #   also over the GPUs of one host.
@@ -180,6 +229,11 @@ for name in clusters.SITUATIONS:
 # - If several steps take equally long, prefer the simpler strategy: first the lower stage, then selective
 #   checkpointing. After that, prefer the larger group, which holds less per rank.
 # - Return None if nothing fits. The model itself must then be split (chapters 13 and 15).
+#
+# <details><summary>Hint 1</summary>Which of several equal minima does <code>min()</code> return? In which order would
+# you try the strategies, then?</details>
+# <details><summary>Hint 2</summary>What does <code>min()</code> do with an empty list, and which of its arguments
+# changes that?</details>
 
 
 # %% tags=["export"]
@@ -217,28 +271,41 @@ def choose_strategy(shape: ModelShape, cluster: Cluster, micro_batch: int = 1) -
 check.choose_strategy()
 
 # %% [markdown]
-# Your function computes instead of following recommendations. What does it choose for the five situations?
+# What does your function choose for the five situations?
 
 # %%
 # %%ranks
 from shared.planner import clusters
 
-if rank == 0:
-    for name, (shape, cluster) in clusters.SITUATIONS.items():
-        choice = choose_strategy(shape, cluster)
-        result = "nothing fits"
-        if choice:
-            result = f"stage {choice.stage} over {choice.shard_ranks} ranks, {choice.checkpointing}"
-        print(f"{name}: {result}")
+found = [choose_strategy(*situation) for situation in clusters.SITUATIONS.values()]
+found = [choice and (choice.stage, choice.shard_ranks, choice.checkpointing) for choice in found]
+
+
+# %%
+from shared import tables
+
+
+def describe(choice):
+    return "nothing fits" if choice is None else "stage {} over {}, {}".format(*choice)
+
+
+rows = [
+    [name, describe(predicted), describe(chosen)]
+    for name, predicted, chosen in zip(
+        clusters.SITUATIONS, my_choices, ranks.pull("found")[0], strict=True
+    )
+]
+tables.Table(["", "predicted", "computed"], rows)
 
 # %% [markdown]
-# **Compare.** Which of your predictions were wrong? In these cases, what decided: what fits, or what is fast?
+# Where your prediction was wrong, what decided: what fits, or what is fast? (The lesson goes one step further: it also
+# chooses the micro-batch.)
 
 # %% [markdown]
-# ## Your `ZeRO3` and torch's `fully_shard`
+# ## Your `ZeRO3` and torch's `fully_shard` (10 min)
 #
 # The next cells train one GPT with your `ZeRO3`, with `fully_shard`, and with hybrid sharding (two hosts of two ranks).
-# The check that all ranks call the same collective is switched off, because it sends messages of its own.
+# Mismatch detection is switched off, because it adds collectives of its own.
 
 # %%
 # %%ranks
@@ -290,8 +357,6 @@ results = {
 }
 
 # %% tags=["nbval-ignore-output"]
-from shared import tables
-
 results, rows = ranks.pull("results")[0], []
 losses = [loss for loss, _, _ in results.values()]
 assert max(losses) - min(losses) < 1e-3
@@ -306,10 +371,11 @@ tables.Table(header, rows, "rank 0, one step")
 
 # %% [markdown]
 # The losses agree. The first two also send the same bytes, except for padding: `fully_shard` splits each parameter by
-# its rows, and the 94 rows of the embedding are not divisible by four. With hybrid sharding, each rank holds half of
-# everything, where full sharding holds a quarter. With N ranks on H hosts, hybrid sharding sends only S(H−1)/N bytes
-# less in total. What matters is *where* it sends them. Here is the answer to your prediction in 11.2: with full
-# sharding, 3S · 31/32 bytes leave each of the four hosts, and with hybrid sharding 2S · 3/4.
+# its rows, and the 94 rows of the embedding are not divisible by four. Your `ZeRO3` holds more parameters at the peak,
+# because the unit that it prefetches counts, while torch prefetches into a buffer.
+#
+# With hybrid sharding, each rank holds half of the model, where full sharding holds a quarter. With N ranks on H hosts,
+# hybrid sharding sends only S(H−1)/N bytes less in total. What matters is *where* it sends them.
 
 # %%
 ranks.stop()

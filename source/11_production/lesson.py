@@ -2,186 +2,137 @@
 # jupyter:
 #   course:
 #     module: production
-#     minutes: 30
+#     minutes: 35
 # ---
 
 # %% [markdown]
 # # 11 · Production
 #
-# **30 minutes.** You will be able to
+# **35 minutes.** After this lesson, you will be able to:
 #
-# - say what torch's wrappers and DeepSpeed hold, send and keep from you, by measuring them beside your own,
-# - choose in which types they compute and add up, and count what that costs,
-# - shard inside a host only, and predict the bytes that leave it,
-# - compute which strategy a model needs on given GPUs, and refute slogans.
+# - say what torch's and DeepSpeed's wrappers hold and send, by measuring them beside your own,
+# - read a DeepSpeed config and FSDP1 code, and write the same with `fully_shard`,
+# - shard inside a host only, and predict the bytes that leave the host,
+# - compute whether it pays to move the optimizer state to the CPU's memory,
+# - choose a strategy by computing what fits, the largest batch, and the throughput.
 #
-# You need chapters 07 to 10 (the stages of ZeRO, and FSDP), and chapter 06's count of a rank's memory.
+# You need the stages of ZeRO (chapters 07 to 10) and the planner (chapter 06).
 
 # %% [markdown]
-# ## What is still wasted
+# ## Where we are
 #
-# The wrappers that you have built are right, and fast. But they know nothing of hosts. Let ranks 0 and 1 be one host,
-# and 2 and 3 another. How many bytes leave a host in a step?
+# In chapter 10, you finished `ZeRO3`, and met its counterpart in torch: `fully_shard`, also called FSDP2. Both treat
+# all ranks alike. On a cluster, they are not alike: the links between the GPUs of one host can be ten times as fast as
+# those between hosts. Suppose that ranks 0 and 1 are on one host, and ranks 2 and 3 on another. How many bytes leave
+# a host in one step?
 
 # %% tags=["nbval-ignore-output"]
-from shared import formulas, planner, plots, ranks, tables
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from shared import deepspeed_engine, formulas, measure, memory, planner, plots, ranks, tables
 from shared.planner import clusters
 from shared.planner.shapes import SHAPES
+from shared.plots import diagrams
 
 ranks.start(world_size=4, detect_mismatch=False)
 
 # %%
 # %%ranks
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
 from shared import memory, wire
 from shared.data import CharTokens
-from shared.models import Block, GPTConfig, TinyGPT
-from solutions.zero3 import ZeRO3
+from shared.models import GPTConfig, TinyGPT
 
 text = CharTokens()
 config = GPTConfig(vocab_size=text.vocab_size, layers=4, width=256)
-AdamW, settings = torch.optim.AdamW, {"lr": 1e-3}
+AdamW = torch.optim.AdamW
 
 
 def new_model():
     return TinyGPT(config).to(device)
 
 
-def with_adamw(model):
-    return model, AdamW(model.parameters(), **settings)
+def in_fsdp2(mesh=None, **options):
+    """Shard a GPT with FSDP2: each block is a unit, and so is the rest."""
+    model, mesh = new_model(), mesh or init_device_mesh(device.type, (world_size,))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh)
 
 
-def my_share(number):
-    """→ this rank's part of the eight samples of a step"""
-    batch = text.windows(range(1000 * number, 1000 * number + 800, 100), length=32)
-    return [tensor[rank::world_size].to(device) for tensor in batch]
+# %% [markdown]
+# The ledger counts what a rank has to send if each collective is a ring. In a ring, a rank sends only to the next rank
+# of its group. So its bytes leave the host if that rank is on the other host:
 
 
 # %%
 # %%ranks
-def backward(model, optimizer, number):
-    """Leave each shard its part of the mean gradient. → this rank's loss"""
-    optimizer.zero_grad()
-    loss = model(*my_share(number))
+def backward(model, number):
+    """Compute the gradients of this rank's share of the eight samples of a step. Returns its loss."""
+    samples = text.windows(range(200 * number, 200_000, 25_000), length=32)
+    loss = model(*[tensor[rank::world_size].to(device) for tensor in samples])
     loss.backward()
     if hasattr(model, "finish_gradient_sync"):
         model.finish_gradient_sync()
     return loss.detach()
 
 
-def step_of(model, optimizer, number):
-    loss = backward(model, optimizer, number)
+def step(model, optimizer, number):
+    optimizer.zero_grad()
+    loss = backward(model, number)
     optimizer.step()
     return loss
 
 
-def leave_host(log):
-    """→ bytes for the other host: a message's go to its receiver, a collective's to the next rank of its ring"""
+def bytes_that_leave(log):
     sent_bytes = 0
     for entry in log.entries:
         ring = entry.group_ranks
-        following = ring[(ring.index(rank) + 1) % len(ring)]
-        receiver = following if entry.partner is None else entry.partner
-        sent_bytes += entry.sent_bytes if receiver // 2 != rank // 2 else 0
+        right = ring[(ring.index(rank) + 1) % len(ring)]
+        sent_bytes += entry.sent_bytes if right // 2 != rank // 2 else 0
     return sent_bytes
 
 
-# %%
-# %%ranks
-ours = with_adamw(ZeRO3(new_model()))
-step_of(*ours, 0)
-with wire.ledger() as log:
-    step_of(*ours, 1)
-leave_bytes = leave_host(log)
+def sent_in_a_step(model):
+    """Return this rank's bytes for the other host, all that it sends, and what it holds between steps."""
+    optimizer = AdamW(model.parameters(), lr=1e-3)
+    step(model, optimizer, 0)
+    with wire.ledger() as log:
+        step(model, optimizer, 1)
+    optimizer.zero_grad()
+    held_bytes = memory.held(model, optimizer).total_bytes
+    return bytes_that_leave(log), log.sent_bytes, held_bytes
+
+
 psi = sum(parameter.numel() for parameter in new_model().parameters())
-ours = None
+sent = {"fully sharded": sent_in_a_step(in_fsdp2())}
 
 # %%
-psi, host_bytes = ranks.pull("psi")[0], sum(ranks.pull("leave_bytes")[:2])  # ranks 0 and 1
-assert host_bytes > 2 * 4 * psi
-print(
-    f"Ψ = {psi:,} parameters in fp32; {host_bytes / (4 * psi):.2f} × 4Ψ bytes leave a host in a step of ZeRO3"
-)
+psi, sent = ranks.pull("psi")[0], ranks.pull("sent")
+size = 4 * psi
+host_bytes = sum(of_rank["fully sharded"][0] for of_rank in sent[:2])
+print(f"S = 4Ψ = {size / 1e6:.1f} MB in fp32; {host_bytes / size:.2f} S leave a host in a step")
+assert host_bytes > 2 * size
 
 # %% [markdown]
-# The model crosses the slow wire three times per step, although the two ranks of a host could hold it between them.
-# (Over gloo, each rank of our ZeRO3 sends to every other rank directly.) Production wrappers have an answer to that.
-#
-# ## Twelve ways to train one model
-#
-# First, all of them in one table: yours, and what torch and DeepSpeed have for each stage.
-
-
-# %%
-# %%ranks
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn.parallel import DistributedDataParallel
-
-from shared import deepspeed_engine
-from solutions.overlapped_ddp import OverlappedDDP
-from solutions.zero1 import ZeRO1
-from solutions.zero2 import ZeRO2
-
-cap = {"bucket_cap_mb": 2.0}
-
-
-def in_ddp():
-    return DistributedDataParallel(new_model(), gradient_as_bucket_view=True, **cap)
-
-
-def in_fsdp1(strategy):
-    """FSDP1: one wrapper object, and a policy that says which modules are units."""
-    how = {"sharding_strategy": ShardingStrategy[strategy], "use_orig_params": True}
-    how["auto_wrap_policy"] = ModuleWrapPolicy({Block})
-    return FullyShardedDataParallel(new_model(), device_id=device, **how)
-
-
-def in_fsdp2(mesh=None, **options):
-    """FSDP2: a call per unit, then one for the rest. By default, it shards over all ranks."""
-    model, mesh = new_model(), mesh or init_device_mesh(device.type, (world_size,))
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh, **options)
-    return fully_shard(model, mesh=mesh, **options)
-
-
-# %%
-# %%ranks
-def stepped_by(optimizer_cls, model):
-    return model, optimizer_cls(model.parameters(), AdamW, **settings)
-
-
-def in_zero2():
-    both = ZeRO2(new_model(), AdamW, **cap, **settings)
-    return both, both
-
-
-def in_deepspeed(stage, **options):
-    return deepspeed_engine.engine(new_model(), stage, AdamW, **cap, **settings, **options)
-
-
-def ways():
-    """→ name, which begins with the stage: a function that makes model and optimizer"""
-    yield "0 · OverlappedDDP", lambda: with_adamw(OverlappedDDP(new_model(), **cap))
-    yield "0 · DDP", lambda: with_adamw(in_ddp())
-    yield "1 · ZeRO1", lambda: stepped_by(ZeRO1, new_model())
-    yield "1 · ZeroRedundancyOptimizer", lambda: stepped_by(ZeroRedundancyOptimizer, in_ddp())
-    yield "1 · DeepSpeed", lambda: in_deepspeed(1)
-    yield "2 · ZeRO2", in_zero2
-    yield "2 · DeepSpeed", lambda: in_deepspeed(2)
-    yield "2? · FSDP1, SHARD_GRAD_OP", lambda: with_adamw(in_fsdp1("SHARD_GRAD_OP"))
-    yield "3 · ZeRO3", lambda: with_adamw(ZeRO3(new_model()))
-    yield "3 · FSDP1, FULL_SHARD", lambda: with_adamw(in_fsdp1("FULL_SHARD"))
-    yield "3 · FSDP2", lambda: with_adamw(in_fsdp2())
-    yield "3 · DeepSpeed", lambda: in_deepspeed(3)
-
+# The whole model crosses the slow link more than twice per step, although the two ranks of a host could hold it between
+# them. We come back to this after a look at the production wrappers.
 
 # %% [markdown]
-# On two ranks, so that each has a core, and DeepSpeed (a slow import) is not imported four times.
+# ## One model, ten wrappers
 #
-# **Predict**, for N = 2: what must each stage send per rank and step, as a multiple of 4Ψ bytes? (f = 1/2. One
-# micro-batch.)
+# The course keeps a registry of strategies (`solutions/strategies.py`), in which yours are beside those of torch and
+# DeepSpeed. The next cells train the same GPT with ten of them, for 20 steps each. They use two ranks, so that each has
+# a core of its own.
+#
+# **Predict.** In one step with N = 2 ranks, how many bytes does a rank send at each stage, as a multiple of S = 4Ψ?
+# (1 would mean as many bytes as the model has.)
 
 # %%
 my_prediction = {0: 0.0, 1: 0.0, 2: 0.0, 3: 0.0}
@@ -189,435 +140,573 @@ my_prediction = {0: 0.0, 1: 0.0, 2: 0.0, 3: 0.0}
 
 # %%
 # %%ranks
-def measured(model, optimizer):
-    """→ losses of six steps, held before a step, a ledger, memory at the peak"""
-    losses = [step_of(model, optimizer, number) for number in range(3)]
-    losses.append(backward(model, optimizer, 3))
+from solutions.strategies import STRATEGIES, Options
+
+names = ["overlapped_ddp", "ddp", "zero1", "zero_redundancy", "deepspeed1"]
+names += ["zero2", "deepspeed2", "zero3", "fsdp2", "deepspeed3"]
+options = Options(AdamW, {"lr": 1e-3}, bucket_cap_mb=2.0)
+
+
+def measured(strategy):
+    """Train for 20 steps. Returns the losses, a step's ledger, and what is held after a backward."""
+    model, optimizer = strategy.build(new_model(), options)
+    losses = [step(model, optimizer, number) for number in range(18)]
+    with wire.ledger() as log:
+        losses.append(step(model, optimizer, 18))
+    optimizer.zero_grad()
+    losses.append(backward(model, 19))
     held = memory.held(model, optimizer)
     optimizer.step()
-    with wire.ledger() as log:
-        losses.append(step_of(model, optimizer, 4))
-    with memory.peak(model, optimizer) as peak:
-        losses.append(step_of(model, optimizer, 5))
-    mean = torch.stack(losses) / world_size
-    dist.all_reduce(mean)
-    return mean.tolist(), held, log, peak.held
+    mean_losses = torch.stack(losses) / world_size
+    dist.all_reduce(mean_losses)
+    return strategy.stage, mean_losses.tolist(), log, held
 
 
-# %%
-# %%ranks
 def measure_all():
-    missing = deepspeed_engine.why_not()
-    made = {name: make for name, make in ways() if not (missing and "DeepSpeed" in name)}
-    return {name: measured(*make()) for name, make in made.items()}, missing
+    found = [STRATEGIES[name] for name in names]
+    return {each.title: measured(each) for each in found if not each.why_not()}
 
 
 # %% tags=["nbval-ignore-output"]
 with ranks.world(2):
-    seen, missing = ranks.run(lambda: measure_all(), timeout_s=110)[0]
-short = {"all_reduce": "AR", "all_gather": "AG", "reduce_scatter": "RS", "broadcast": "BC"}
+    seen = ranks.run(lambda: measure_all(), timeout_s=300)[0]
 rows = []
-for name, (losses, held, log, at_peak) in seen.items():
-    by_op = [f"{n} {short.get(op, op)}" for op, n in log.ops.items() if op != "recv"]
-    sizes = (held.total_bytes, at_peak.total_bytes, log.sent_bytes)
-    row = [name, f"{losses[-1]:.4f}", *(f"{size / (4 * psi):.2f}" for size in sizes)]
-    rows.append([*row, ", ".join(by_op)])
-header = ["stage · way", "loss", "held", "peak", "sent", "messages"]
-note = """On 2 ranks. Held when backward has ended, at the peak, must send: in 4Ψ bytes. (1.49: the root is
-gathered once; ours sends by hand over gloo; DeepSpeed gathers module by module.)
-AR all-reduce, AG all-gather, RS reduce-scatter, BC broadcast"""
-tables.Table(header, rows, "\n".join([note] + [missing] * bool(missing)))
+for title, (stage, losses, log, held) in seen.items():
+    by_op = ", ".join(f"{count} {op}" for op, count in log.ops.items() if op != "recv")
+    in_sizes = [f"{each / size:.2f}" for each in (held.total_bytes, log.sent_bytes)]
+    rows.append([f"{stage}", title, f"{losses[-1]:.4f}", *in_sizes, by_op])
+header = ["stage", "", "last loss", "held, S", "sent, S", "collectives"]
+note = f"2 ranks. Held after backward. {deepspeed_engine.why_not() or ''}"
+tables.Table(header, rows, note)
 
 # %%
-of_step = [[losses[number] for losses, *_ in seen.values()] for number in range(6)]
-apart = max(max(losses) - min(losses) for losses in of_step)
-print(f"losses of six steps are apart by less than 1e-4: {apart < 1e-4}")
-assert apart < 1e-4
-sent = {name: log.sent_bytes / (4 * psi) for name, (_, _, log, _) in seen.items()}
-for name in ("0 · OverlappedDDP", "1 · ZeRO1", "2 · ZeRO2", "3 · ZeRO3"):
-    stage = int(name[0])
-    formula = formulas.step_sent_bytes(psi, 2, stage, 4) / (4 * psi)
-    print(f"stage {stage}: predicted {my_prediction[stage]:g}, formula {formula:g}", end=", ")
-    print(f"measured {sent[name]:.2f}")
-    assert abs(sent[name] - formula) < 0.02
-others = [f"1 · {name}" for name in ("ZeroRedundancyOptimizer", "DeepSpeed")]
-assert all(abs(sent.get(name, 1.5) - 1.5) < 0.02 for name in [*others, "2 · DeepSpeed"])
+sent_by = {title: log.sent_bytes / size for title, (_, _, log, _) in seen.items()}
+for stage, title in enumerate(("OverlappedDDP", "ZeRO1", "ZeRO2", "ZeRO3")):
+    formula = formulas.step_sent_bytes(psi, 2, stage, 4) / size
+    print(f"stage {stage}: predicted {my_prediction[stage]:g} S, measured {sent_by[title]:.2f} S")
+    assert abs(sent_by[title] - formula) < 0.03
+assert abs(sent_by["ZeroRedundancyOptimizer"] - 1.5) < 0.05
+assert all(abs(sent_by.get(f"DeepSpeed {stage}", 1.5) - 1.5) < 0.05 for stage in (1, 2))
 
 # %% [markdown]
-# What each holds when backward has ended, by component:
+# All of them train the same model. In the next figure, the curves of three of them lie on top of each other.
 
 # %% tags=["nbval-ignore-output"]
-plots.memory_by_component({name: held.by_component() for name, (_, held, *_) in seen.items()})
+by_step = zip(*(losses for _, losses, *_ in seen.values()), strict=True)
+assert max(max(losses) - min(losses) for losses in by_step) < 5e-3
+plots.loss_curves({title: seen[title][1] for title in ("ZeRO3", "FSDP2", "DDP, bucket view")})
 
 # %% [markdown]
-# **Who sends what, and why.** The losses are the same in every row: it is the same training. By the formulas (ZeRO,
-# §7) stages 0 to 2 send 2f · 4Ψ, and only stage 3 sends 3f · 4Ψ: 1 and 1.5 here. Three rows do not keep to it. That is
-# no law of stages 1 and 2, it is how these are written:
+# **What they send.** By the formulas (ZeRO paper, §7), stages 0 to 2 send 2fS, with f = (N−1)/N, and only stage 3 sends
+# 3fS. Two implementations of the lower stages send 3fS as well:
 #
-# - torch's `ZeroRedundancyOptimizer` steps behind DDP, which all-reduces (2f). Then every rank broadcasts what it has
-#   stepped, each parameter by itself (f): hence the messages.
-# - DeepSpeed's stages 1 and 2 all-reduce a bucket whole, keep their part of it (2f), and gather in the end (f).
+# - torch's `ZeroRedundancyOptimizer` is used with DDP, which all-reduces the gradients (2fS). Afterwards, each rank
+#   broadcasts the parameters that it has updated (fS).
+# - DeepSpeed's stages 1 and 2 all-reduce a whole bucket and keep a shard of it (2fS). At the end, they all-gather the
+#   parameters (fS).
 #
-# **Who holds what.** Parameters are whole up to stage 2, gradients up to stage 1, the optimizer's state at stage 0
-# only. DeepSpeed keeps a master copy of its part also where parameters are fp32 (12Ψ/N for 8Ψ/N; in bf16, for which it
-# is made, that is no extra), lets go of gradients at stage 1 already, and has them, buckets, and the shards of stage 3
-# where no parameter or gradient shows them (*other*).
+# **What they hold.** Compare the components of the bars:
+
+# %% tags=["nbval-ignore-output"]
+if "DeepSpeed 1" in seen:
+    assert seen["DeepSpeed 1"][-1].optimizer_bytes > 1.3 * seen["ZeRO1"][-1].optimizer_bytes
+plots.memory_by_component({title: held.by_component() for title, (*_, held) in seen.items()})
+
+# %% [markdown]
+# At stages 1 and 2, DeepSpeed's optimizer is larger than ours, because it keeps fp32 master weights even if the
+# parameters are fp32 already. In bf16, for which it is made, you would need them anyway. It keeps the gradients, and at
+# stage 3 also the parameters, in buffers of its own, which the figure shows as *other*.
 #
-# How long a step lasts is not in the table: `python -m benchmarks.ladder` measures it, all ways in turns.
+# The table has no times. `benchmarks/README.md` compares them.
+
+# %% [markdown]
+# ## DeepSpeed's config, key by key
 #
-# **Who does something else.** Losses should be compared whenever a wrapper is changed. DeepSpeed 0.19 clips the norm of
-# gradients to 1, unless it is told not to. Here it was told. If not:
+# DeepSpeed takes a dictionary (or a JSON file) that says what to shard and how. This is the one that we used for
+# stage 3:
+
+# %%
+deepspeed_engine.config(stage=3, bucket_cap_mb=2.0)
+
+# %% [markdown]
+# You have built nearly everything that its keys stand for. (The keys that are not in the table only have to be there.
+# The defaults are those of DeepSpeed 0.19, `runtime/zero/config.py`.)
+#
+# | key | default | in your classes |
+# |---|---|---|
+# | `stage` | 0 | `ZeRO1`, `ZeRO2`, `ZeRO3` |
+# | `reduce_bucket_size` | 500 million elements | `bucket_cap_mb` |
+# | `allgather_bucket_size` | 500 million elements | stages 1 and 2: elements per all-gather after the step |
+# | `overlap_comm` | only at stage 3 | the hooks of chapter 04 |
+# | `stage3_prefetch_bucket_size` | 50 million elements | `prefetch`, which counts units |
+# | `stage3_max_reuse_distance` | 1 billion elements | `reshard_after_forward` |
+# | `stage3_param_persistence_threshold` | 100,000 elements | none: smaller parameters are not sharded |
+# | `gradient_clipping` | 1.0 | `clip_grad_norm_(max_norm)` |
+# | `bf16: {"enabled": true}` | off | `compute_dtype=torch.bfloat16` |
+# | `offload_optimizer: {"device": "cpu"}` | off | `OffloadedAdamW`, below |
+#
+# The defaults are for billions of parameters. Our GPT would fill less than a hundredth of one bucket, but DeepSpeed
+# allocates buckets in full, and stage 3 would keep all parameters after forward. So always set the sizes.
+#
+# One default changes the *result*. If `gradient_clipping` is missing, DeepSpeed 0.19 clips the norm of the gradients at
+# 1 (DeepSpeed pull request 8068). How do the losses of six steps differ between a value of 0, which means no
+# clipping, and no value?
 
 
 # %%
 # %%ranks
-def clipped(steps=3):
-    """→ how far losses of clipped gradients are from the others', step by step"""
-    losses = []
-    for largest_norm in (0.0, 1.0):
-        model, optimizer = in_deepspeed(2, gradient_clipping=largest_norm)
-        losses.append(torch.stack([step_of(model, optimizer, number) for number in range(steps)]))
-    return (losses[0] - losses[1]).abs().tolist()
+from shared import deepspeed_engine
+
+
+def losses_with(gradient_clipping):
+    model, optimizer = deepspeed_engine.engine(
+        new_model(), 2, AdamW, bucket_cap_mb=2.0, gradient_clipping=gradient_clipping, lr=1e-3
+    )
+    return torch.stack([step(model, optimizer, number) for number in range(6)])
+
+
+def compare_clipping():
+    return (losses_with(0.0) - losses_with(None)).abs().tolist()
 
 
 # %% tags=["nbval-ignore-output"]
-if not missing:
+if not deepspeed_engine.why_not():
     with ranks.world(2):
-        apart = ranks.run(lambda: clipped())[0]
-    print("losses of the first steps are apart by", *(f"{each:.4f}" for each in apart))
-    assert apart[0] < 1e-6 and apart[2] > 1e-3
+        differences = ranks.run(lambda: compare_clipping(), timeout_s=100)[0]
+    print("the losses differ by", ", ".join(f"{each:.4f}" for each in differences))
+    assert differences[0] < 1e-6 and max(differences) > 5e-3
 
 # %% [markdown]
-# AdamW, which divides gradients by their size, hides it for a step or two. No error will tell you.
-#
-# ## FSDP1, as history
-#
-# Much code still has FSDP1, and much text its *sharding strategies*. `SHARD_GRAD_OP` is often put down as "ZeRO-2".
-# Then parameters would be whole all the time. Look at them: at rest, when forward ends, at the peak, when the optimizer
-# steps.
-#
-# **Predict** for `SHARD_GRAD_OP` on 4 ranks, as parts of Ψ: between steps, and when forward ends.
+# The difference is small at first, because AdamW divides each gradient by a running mean of its size. No error tells
+# you about it. So whenever you change the wrapper, compare the losses.
 
-# %%
-my_prediction = 0.0, 0.0
+# %% [markdown]
+# ## From FSDP1 to FSDP2
+#
+# FSDP1 (`FullyShardedDataParallel`) is deprecated, but you will still find it in code. It packs the parameters of a
+# unit into one flat parameter, as you did. FSDP2 shards each parameter by its rows instead, and makes it a `DTensor`, a
+# tensor that knows which shard of it each rank holds.
+#
+# | FSDP1 | FSDP2 |
+# |---|---|
+# | `FSDP(model, auto_wrap_policy=…)` | one `fully_shard(block)` per unit, and `fully_shard(model)` last |
+# | `FULL_SHARD` | `reshard_after_forward=True`, the default except for the root |
+# | `SHARD_GRAD_OP` | `reshard_after_forward=False` |
+# | `HYBRID_SHARD` | a `mesh` with two dimensions, see below |
+# | `NO_SHARD` | use DDP |
+# | `mixed_precision=MixedPrecision(…)` | `mp_policy=MixedPrecisionPolicy(param_dtype=…, reduce_dtype=…)` |
+# | `cpu_offload=CPUOffload(…)` | `offload_policy=CPUOffloadPolicy()` |
+# | `sync_module_states=True` | none: initialize or load the same values on all ranks |
+# | `param_init_fn` | build on `meta`, shard, then `to_empty()` (chapter 10) |
+# | `model.clip_grad_norm_()` | `torch.nn.utils.clip_grad_norm_()` |
+# | `with model.no_sync():` | `model.set_requires_gradient_sync(False)` |
+# | `backward_prefetch`, `forward_prefetch` | `set_modules_to_backward_prefetch()`, `…_forward_prefetch()` |
+#
+# A common claim is that `SHARD_GRAD_OP` is ZeRO-2. The next section tests it.
+
+# %% [markdown]
+# ## Tuning FSDP2
+#
+# `reshard_after_forward` may also be an integer k. After forward, a unit then keeps 1/k of its parameters on each rank,
+# so that the all-gather of backward needs only k ranks. (DeepSpeed's ZeRO++ calls this hpZ.) With k = 2, these are the
+# two ranks of our hosts. In the table, look at the all-gathers in backward, and at what leaves a host:
 
 
 # %%
 # %%ranks
-def parameters_over(model, optimizer):
-    """→ bytes of parameters at rest, when forward ends, at the peak, in the optimizer's step; gathers; bytes to send"""
-    step_of(model, optimizer, 0)
-    optimizer.zero_grad()
-    with wire.ledger() as log, memory.peak(model, optimizer) as peak:
-        step_of(model, optimizer, 1)
-    held = [(sample.phase, sample.held.parameters_bytes) for sample in peak.samples]
-    of_forward = [size for phase, size in held if phase == "forward"]
-    sizes = held[0][1], of_forward[-1], max(size for _, size in held), held[-1][1]
-    return sizes, log.ops.get("all_gather", 0), log.sent_bytes
-
-
-history = {
-    "ZeRO2 (ours)": in_zero2(),
-    "SHARD_GRAD_OP": with_adamw(in_fsdp1("SHARD_GRAD_OP")),
-    "FULL_SHARD": with_adamw(in_fsdp1("FULL_SHARD")),
-    "FSDP2": with_adamw(in_fsdp2()),
-    "FSDP2, kept after forward": with_adamw(in_fsdp2(reshard_after_forward=False)),
-}
-history = {name: parameters_over(*made) for name, made in history.items()}
-
-# %%
-history, rows = ranks.pull("history")[0], []
-for name, (sizes, gathers, sent_bytes) in history.items():
-    half = formulas.all_gather_sent_bytes(4 * psi, ranks=4)
-    of_psi = [f"{size / (4 * psi):.2f}" for size in sizes]
-    rows.append([name, *of_psi, str(gathers), f"{sent_bytes / half:.2f}"])
-at_rest, forward_ends = (size / (4 * psi) for size in history["SHARD_GRAD_OP"][0][:2])
-print(f"predicted {my_prediction}, measured {at_rest:.2f} and {forward_ends:.2f} Ψ")
-assert history["ZeRO2 (ours)"][0] == (4 * psi,) * 4
-header = ["", "at rest", "forward ends", "peak", "step", "gathers", "sent"]
-tables.Table(header, rows, "Parameters as parts of Ψ, on 4 ranks. Sent: in f · 4Ψ bytes.")
-
-# %% [markdown]
-# `SHARD_GRAD_OP` gathers each unit once, keeps it until its backward has ended, and has shards again when the optimizer
-# steps. So it is *not* ZeRO-2: at rest it holds Ψ/N parameters, at the peak what ZeRO-2 has and a shard on top, and it
-# gathers before forward what ZeRO-2 gathers after the step. FSDP2 has it as `reshard_after_forward=False`.
-# (`FULL_SHARD` has two units at its peak: in backward it gathers one ahead. So does FSDP2, into a buffer that is no
-# parameter yet.)
-#
-# Of the other strategies, `NO_SHARD` is deprecated: torch's own warning sends you to DDP. `HYBRID_SHARD` is FSDP2 on a
-# mesh of two dimensions, below. The default of `auto_wrap_policy` is none, which makes one unit of the whole model:
-# chapter 09 has measured its peak.
-#
-# ## In which type?
-#
-# Chapter 06: compute in bf16, keep and step in fp32. Wrappers differ in what travels. `torch.autocast` rounds inside
-# the operators, so DDP's parameters and gradients stay fp32. FSDP2's `MixedPrecisionPolicy` has two types:
-# `param_dtype`, in which a unit is gathered and computes, and `reduce_dtype`, in which gradients travel and are added
-# up (by default the same). Off by: the distance of the mean gradient to that of fp32, relative to its length.
-
-
-# %%
-# %%ranks
-from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor
-
-bf16 = torch.bfloat16
-
-
-def gradient_of(model, autocast=False):
-    """→ the whole mean gradient, the ledger of its backward and forward"""
+def all_gathers_of(**options):
+    """Return the group sizes of the all-gathers in forward and in backward, what leaves, and what is held after."""
+    model = in_fsdp2(**options)
+    backward(model, 0)
     with wire.ledger() as log:
-        with torch.autocast(device.type, bf16, enabled=autocast):
-            loss = model(*my_share(0))
-        loss.backward()
-    gradients = [p.grad for p in model.parameters()]
-    whole = [each.full_tensor() if isinstance(each, DTensor) else each for each in gradients]
-    return torch.cat([each.flatten() for each in whole]), log
+        backward(model, 1)
+    entries = [entry for entry in log.entries if entry.op == "all_gather"]
+    sizes = [[len(e.group_ranks) for e in entries if e.in_backward == late] for late in (0, 1)]
+    return *sizes, bytes_that_leave(log), memory.held(model).parameters_bytes
 
 
-def in_types(param_dtype=None, reduce_dtype=None):
-    return in_fsdp2(mp_policy=MixedPrecisionPolicy(param_dtype, reduce_dtype))
-
-
-in_each = {
-    "DDP, fp32": gradient_of(in_ddp()),
-    "DDP, autocast to bf16": gradient_of(in_ddp(), autocast=True),
-    "FSDP2, fp32": gradient_of(in_types()),
-    "FSDP2, bf16": gradient_of(in_types(bf16)),
-    "FSDP2, bf16, sum in fp32": gradient_of(in_types(bf16, torch.float32)),
-    "FSDP2, fp32, sum in bf16": gradient_of(in_types(None, bf16)),
-}
-
-# %% tags=["nbval-ignore-output"]
-in_each, rows = ranks.pull("in_each")[0], []
-exact = in_each["DDP, fp32"][0]
-off = {name: float((each - exact).norm() / exact.norm()) for name, (each, _) in in_each.items()}
-for name, (_, log) in in_each.items():
-    types = {entry.op: entry.dtype for entry in log.entries}
-    added_up = types.get("all_reduce") or types["reduce_scatter"]
-    row = [name, types.get("all_gather", "–"), added_up]
-    rows.append([*row, f"{log.sent_bytes / 1e6:.2f}", f"{off[name]:.1e}"])
-sent_mb = {name: log.sent_bytes / 1e6 for name, (_, log) in in_each.items()}
-assert sent_mb["DDP, autocast to bf16"] == sent_mb["DDP, fp32"]
-assert sent_mb["FSDP2, bf16"] == sent_mb["FSDP2, fp32"] / 2
-computing, adding = off["FSDP2, bf16, sum in fp32"], off["FSDP2, fp32, sum in bf16"]
-assert off["FSDP2, fp32"] < 1e-6 < adding < computing
-assert 0.7 < off["FSDP2, bf16"] ** 2 / (computing**2 + adding**2) < 1.3
-tables.Table(["", "gathered in", "added up in", "sent, MB", "gradient off by"], rows)
-
-# %% [markdown]
-# Autocast spares DDP no byte. A policy halves the gathers, and with `reduce_dtype=torch.float32` a step sends as much
-# as DDP's: 2f · 2Ψ + f · 4Ψ. The shards, and so the optimizer's work, are fp32 in all rows. (A policy computes
-# *everything* of a unit in its type. Autocast has a list of operators, and leaves the sum of a block's input and output
-# in fp32.)
-#
-# What does a sum in bf16 cost? The last row has it alone. With 4 ranks it is below what computing in bf16 costs anyway,
-# and where both come together their squares add up, so that little more is seen. But a ring rounds at each rank:
+values = {"True": True, "2": 2, "False": False}
+found = {name: all_gathers_of(reshard_after_forward=value) for name, value in values.items()}
 
 # %%
-import torch
+found, rows = ranks.pull("found"), []
+leaves = {name: sum(of_rank[name][2] for of_rank in found[:2]) / size for name in found[0]}
+for name, (forward, late, _, held) in found[0].items():
+    sizes = [f"{len(each)} among {each[0]} ranks" if each else "none" for each in (forward, late)]
+    rows.append([name, *sizes, f"{leaves[name]:.2f}", f"{held / size:.2f}"])
+    assert abs(held / size - 0.25) < 0.01
+assert leaves["True"] > 1.3 * leaves["2"] and abs(leaves["2"] - leaves["False"]) < 0.05
+assert set(found[0]["2"][1]) == {2}
+header = ["reshard_after_forward", "all-gathers in forward", "in backward", "leaves a host, S"]
+tables.Table([*header, "parameters after backward, S"], rows)
 
+# %% [markdown]
+# With 2, as few bytes leave a host as if the parameters stayed unsharded, and a rank holds only half of them meanwhile.
+# The last row is what FSDP1 calls `SHARD_GRAD_OP`. It is not ZeRO-2, because the parameters are sharded again after
+# backward: a rank holds a quarter of them while the optimizer steps, where ZeRO-2 holds all of them.
+#
+# Two more things matter:
+#
+# - **Prefetch lists.** By default, FSDP2 prefetches one unit in backward. In forward, it launches each all-gather when
+#   the unit is called, which is early enough if the CPU is far ahead of the GPU. If it is not,
+#   `block.set_modules_to_forward_prefetch([next_block])` launches the next all-gather earlier. A list of two units
+#   overlaps more, and holds one more unit.
+# - **Clipping.** `clip_grad_norm_` works on DTensors: it combines the norms of all shards. The norm that it returns is
+#   a DTensor, too. Call `full_tensor()` on it before you log it. The norm of a rank's own shards is too small:
+
+# %%
+# %%ranks
+from torch.nn.utils import clip_grad_norm_, get_total_norm
+
+model, whole = in_fsdp2(), new_model()
+backward(model, 0)
+own_norm = get_total_norm([parameter.grad.to_local() for parameter in model.parameters()])
+norm = clip_grad_norm_(model.parameters(), max_norm=1.0)
+samples = text.windows(range(0, 200_000, 25_000), length=32)
+whole(*[tensor.to(device) for tensor in samples]).backward()
+expected = get_total_norm([parameter.grad for parameter in whole.parameters()])
+norms = own_norm.item(), norm.full_tensor().item(), expected.item()
+
+# %%
+own, full, expected = zip(*ranks.pull("norms"), strict=True)
+print("norms of each rank's own shards:", ", ".join(f"{each:.3f}" for each in own))
+print(f"full_tensor(): {full[0]:.3f}, one process on the full batch: {expected[0]:.3f}")
+assert abs(full[0] / expected[0] - 1) < 1e-4 and max(own) < full[0]
+
+# %% [markdown]
+# If units compute in bf16, their gradients are added up in bf16 too, unless `MixedPrecisionPolicy` gets a
+# `reduce_dtype` of `torch.float32`. Why pay for twice the bytes? In a ring, a sum is rounded at each rank:
+
+# %%
 gradients = torch.randn(1024, 10_000, generator=torch.Generator().manual_seed(0)).bfloat16()
-rows = []
 for count in (4, 64, 1024):
     total, exact = gradients[0].clone(), gradients[:count].double().sum(0)
-    for each in gradients[1:count]:  # one rank after another
+    for each in gradients[1:count]:
         total += each
-    rows.append([f"{count:,}", f"{float((total - exact).norm() / exact.norm()):.3f}"])
-tables.Table(["ranks", "sum off by"], rows, "random numbers, added up in bf16")
+    error = float((total - exact).norm() / exact.norm())
+    print(f"random gradients of {count} ranks, added up in bf16: off by {error:.1%}")
+assert error > 0.01
 
 # %% [markdown]
-# With 4 it is what the row had. On many ranks, let gradients travel in fp32.
-
-# %% [markdown]
-# ## Hybrid sharding
+# ## Sharding inside a host only
 #
-# Back to the two hosts. Each could hold the model between its two ranks. So shard inside a host only, and let hosts be
-# copies of each other. Ranks lie in a *mesh*, a row per host: parameters are shared out along a row, gradients are
-# added up along a row (reduce-scatter), and then, each rank's part by itself, along a column (all-reduce).
-# `fully_shard` does so when it is given a mesh of two dimensions, hosts first. (Here its ranks are listed;
-# `init_device_mesh(device_type, shape, mesh_dim_names=…)` counts them up in rows.)
+# Back to the two hosts. **Hybrid sharding** shards the model over the ranks of one host, and each host holds a full
+# copy. The ranks form a **device mesh**, an array of ranks whose dimensions have names: here a row per host. In the
+# diagram, all-gathers and reduce-scatters run along a row. After the reduce-scatter, each rank all-reduces its shard of
+# the gradients along its column, which is the only thing that leaves a host.
+
+# %%
+diagrams.hybrid_mesh()
+
+# %% [markdown]
+# If a mesh has two dimensions, `fully_shard` replicates over the first and shards over the second:
 
 # %%
 # %%ranks
-from torch.distributed.device_mesh import DeviceMesh
-
 mesh = DeviceMesh(device.type, [[0, 1], [2, 3]], mesh_dim_names=("replicate", "shard"))
-hybrid = with_adamw(in_fsdp2(mesh=mesh))
-step_of(*hybrid, 0)
+hybrid = in_fsdp2(mesh)
 with wire.ledger() as log:
-    step_of(*hybrid, 1)
-if rank == 0:
-    for op in log.ops:
-        entries = [entry for entry in log.entries if entry.op == op]
-        mb = sum(entry.payload_bytes for entry in entries) / 1e6
-        print(f"{len(entries)} {op}, {mb:.2f} MB, among ranks {entries[0].group_ranks}")
+    backward(hybrid, 0)
+for op in log.ops if rank == 0 else ():
+    entries = [entry for entry in log.entries if entry.op == op]
+    mb = sum(entry.payload_bytes for entry in entries) / 1e6
+    print(f"{len(entries)} {op}, {mb:.1f} MB, among ranks {entries[0].group_ranks}")
 
 # %% [markdown]
-# Only the all-reduce meets the other host, with half of the gradients. **Predict** for N = 4 ranks on H = 2 hosts: how
-# many times S = 4Ψ bytes leave a host per step? A ring goes once around all ranks, so one rank of a host sends to the
-# next host.
-#
-# | | ring | leaves a host |
-# |---|---|---|
-# | data parallelism | all-reduce of S among N | 2S(N−1)/N |
-# | fully sharded | two gathers and a reduce-scatter of S among N | 3S(N−1)/N |
-# | hybrid | k = N/H rings at once, each an all-reduce of S/k among H | ? |
+# **Predict.** With N ranks on H hosts, a ring over all ranks leaves each host once. So as many bytes leave a host as
+# one rank sends: 2S(N−1)/N with data parallelism, and 3S(N−1)/N with full sharding. With hybrid sharding, each of the
+# k = N/H ranks of a host all-reduces S/k bytes with H−1 ranks of other hosts. How many times S bytes leave a host in
+# total, with N = 4 and H = 2? (1 would mean the bytes of the whole model.)
 
 # %%
 my_prediction = 0.0
 
 # %%
 # %%ranks
-ways_between = {
-    "data parallelism": with_adamw(in_ddp()),
-    "fully sharded": with_adamw(in_fsdp2()),
-    "hybrid": hybrid,
-}
-left = {}
-for name, made in ways_between.items():
-    step_of(*made, 2)
-    made[1].zero_grad()
-    at_rest_bytes = memory.held(*made).total_bytes
-    with wire.ledger() as log:
-        step_of(*made, 3)
-    left[name] = leave_host(log), log.sent_bytes, at_rest_bytes
+sent["data parallelism"] = sent_in_a_step(STRATEGIES["ddp"].build(new_model(), options)[0])
+sent["hybrid"] = sent_in_a_step(in_fsdp2(mesh))
 
 # %%
-of_ranks, size, rows = ranks.pull("left"), 4 * psi, []
+sent, rows = ranks.pull("sent"), []
 by_formula = {"data parallelism": 2 * 3 / 4, "fully sharded": 3 * 3 / 4, "hybrid": 2 * 1 / 2}
-for name, expected in by_formula.items():
-    leave = (of_ranks[0][name][0] + of_ranks[1][name][0]) / size
-    _, sent_bytes, at_rest_bytes = of_ranks[0][name]
-    assert abs(leave - expected) < 0.03
-    row = (leave, expected, sent_bytes / size, at_rest_bytes / size)
-    rows.append([name, *(f"{each:.2f}" for each in row)])
-print(f"predicted {my_prediction:g}")
-header = ["", "leaves a host", "formula", "a rank sends", "a rank holds at rest"]
-tables.Table(header, rows, "In S = 4Ψ bytes, 4 ranks on 2 hosts. FSDP2 gathers the root once.")
+for name, formula in by_formula.items():
+    leaves = sum(of_rank[name][0] for of_rank in sent[:2]) / size
+    in_sizes = (leaves, formula, *(each / size for each in sent[0][name][1:]))
+    rows.append([name, *(f"{each:.2f}" for each in in_sizes)])
+    assert abs(leaves - formula) < 0.05
+print(f"predicted {my_prediction:g} S, the formula says {by_formula['hybrid']:g} S")
+header = ["", "leaves a host", "formula", "a rank sends", "a rank holds between steps"]
+tables.Table(header, rows, "In S = 4Ψ bytes, on 4 ranks of 2 hosts.")
 
 # %% [markdown]
-# 2S(H−1)/H: here less than half of what full sharding lets out, and less than data parallelism. It never is more than
-# 2S, whatever a host's number of ranks. The price is memory: a rank shares with those of its host, not with all. (Ours
-# let out 3S above, for over gloo each of its ranks sends to each other one itself.)
+# With hybrid sharding, 2S(H−1)/H bytes leave a host, here less than half as many as with full sharding. It is never
+# more than 2S, no matter how many ranks a host has. The price is memory: a rank shares the model with the ranks of its
+# host, not with all ranks. (Full sharding sends slightly less than the formula, because FSDP2 all-gathers the root only
+# once.)
+
+# %% [markdown]
+# ## Moving the optimizer state to the CPU
+#
+# If even the shards do not fit, the optimizer state can move to the memory of the CPU. This is called **offload**. The
+# GPU keeps bf16 parameters and gradients, and the CPU takes the optimizer step (ZeRO-Offload, Ren et al. 2021). In
+# short:
+
+
+# %%
+class OffloadedAdamW:
+    """AdamW whose fp32 master weights, state and step are on the CPU."""
+
+    def __init__(self, parameters, **settings):
+        self.parameters = list(parameters)
+        self.masters = [p.detach().to("cpu", torch.float32, copy=True) for p in self.parameters]
+        self.optimizer = torch.optim.AdamW(self.masters, fused=True, **settings)
+
+    @torch.no_grad()
+    def step(self):
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            master.grad = parameter.grad.to("cpu").float()  # 2 bytes per parameter to the CPU
+        self.optimizer.step()
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            parameter.copy_(master)  # and 2 bytes per parameter back
+            master.grad = None
+
+
+model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048, bias=False) for _ in range(4)]).bfloat16()
+optimizer = OffloadedAdamW(model.parameters(), lr=1e-3)
+model(torch.randn(4, 2048).bfloat16()).float().pow(2).mean().backward()
+optimizer.step()
+elements = sum(p.numel() for p in model.parameters())
+held = memory.held(model, optimizer.optimizer).by_component()
+for name in ("parameters", "gradients", "optimizer"):
+    print(f"{name}: {held[name] / elements:.1f} bytes per parameter")
+assert abs(held["optimizer"] / elements - 12) < 0.1
+
+# %% [markdown]
+# The last of these components is on the CPU now, so the GPU holds 4 bytes per parameter instead of 16. What does it
+# cost? Over PCIe 4.0, an A100 reaches about 25 GB/s in one direction (NVIDIA's developer forum, topic 352186). The
+# step itself runs on a CPU anyway, so the next cell measures it here.
+#
+# **Predict.** Llama-2 7B is sharded over the eight GPUs of a host. How many seconds does each GPU need to send its
+# gradient shard to the CPU?
+
+# %%
+my_prediction_s = 0.0
+
+
+# %% tags=["nbval-ignore-output"]
+def new_gradients():
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 1e-3)
+
+
+times = measure.jobs({"step": measure.Job({"": optimizer.step}, new_gradients)}, rounds=7)
+bytes_per_s = 28 * elements / times["step"].time_s
+llama = SHAPES["Llama-2 7B"]
+transfer_s = 2 * llama.parameters / 8 / 25e9
+lasts_s = {
+    "forward and backward, 4,096 tokens": 6 * llama.parameters * llama.context / 156e12,
+    "gradients to the CPU": transfer_s,
+    "AdamW on the CPU, as fast as here": 28 * llama.parameters / bytes_per_s,
+    "AdamW on the CPU, at 200 GB/s": 28 * llama.parameters / 200e9,
+    "parameters to the GPU": transfer_s,
+}
+rows = [[name, f"{each:.2f}"] for name, each in lasts_s.items()]
+print(f"predicted {my_prediction_s:g} s, computed {transfer_s:.3f} s")
+print(f"AdamW on this CPU: {1e9 * times['step'].time_s / elements:.1f} ns per parameter")
+assert lasts_s["AdamW on the CPU, at 200 GB/s"] > 5 * transfer_s
+note = "An A100 is assumed to reach 156 TFLOP/s, half of what it has on paper."
+tables.Table(["Llama-2 7B on a host of 8 A100", "s per step"], rows, note)
+
+# %% [markdown]
+# PCIe is not the problem here, but the CPU is. AdamW reads four fp32 tensors and writes three, so it moves at least 28
+# bytes per parameter, for all eight GPUs together. The fourth row assumes 200 GB/s, half of what two sockets with eight
+# channels of DDR4-3200 each have on paper. Even then, the step takes nearly as long as forward and backward of one
+# sequence. With many micro-batches per step, it matters less.
+#
+# In FSDP2, `CPUOffloadPolicy` also moves the parameters, and copies them to the GPU before each all-gather. DeepSpeed
+# can even move everything to NVMe disks (ZeRO-Infinity, Rajbhandari et al. 2021).
 
 # %% [markdown]
 # ## Choosing
 #
-# Which stage, then, over which ranks, and how much is recomputed? Two terms decide.
+# Which strategy is best for a model on a given cluster? Compute it in three steps:
 #
-# - **What fits**: chapter 06's planner, with a tenth of each GPU's memory left free.
-# - **What is fast**: a step takes as long as the longer of computing (6 flops per parameter and token, 8 with all
-#   activations recomputed) and sending (bytes at the rate of the slowest wire), as if all of the shorter could hide
-#   behind the longer. `shared/planner/clusters.py` has both.
+# 1. **Fit.** Chapter 06's planner says what a rank holds. A tenth of the GPU's memory should stay free.
+# 2. **Batch size.** Of each strategy, take the largest micro-batch that fits.
+# 3. **Throughput.** A step takes as long as computing or as sending, whichever takes longer, as if the shorter one
+#    could be hidden completely (`shared/planner/clusters.py`). Compare the tokens per second.
 #
-# Of what fits, take the fastest, whatever its stage. Llama-3 8B, on one host of eight GPUs of 80 GB that reach 156
-# TFLOP/s (half of what an A100 has on paper), one sequence of 8,192 tokens each. **Predict**: at which stage is a step
-# shortest?
+# To compare GPUs of different speeds, throughput is often given as **MFU** (model FLOPs utilization): 6 FLOPs per
+# parameter and token, over the FLOPs that the GPU could do on paper (PaLM paper, appendix B).
+#
+# **Predict.** Llama-2 13B, with sequences of 4,096 tokens, on one host of eight A100 with 80 GB. Which stage has the
+# highest throughput?
 
 # %%
 my_prediction = 0
 
 
 # %%
-def row_of(shape, cluster, stage, shard_ranks, checkpointing):
-    how = {"stage": stage, "checkpointing": checkpointing}
-    held_bytes = planner.plan(shape, ranks=shard_ranks, **how).total_bytes
-    fits = held_bytes <= 0.9 * cluster.gpu_bytes
-    sending_s = clusters.communication_seconds(shape, cluster, stage, shard_ranks)
-    step_s = clusters.step_seconds(shape, cluster, shard_ranks=shard_ranks, **how)
-    sizes = f"{held_bytes / 1e9:.0f}", "yes" if fits else "no"
-    times = f"{sending_s:.2f}", f"{step_s:.2f}"
-    return [f"{stage}", f"{shard_ranks}", checkpointing, *sizes, *times]
+def held_bytes(shape, stage, shard_ranks, checkpointing, micro_batch, attention="materialized"):
+    how = {"checkpointing": checkpointing, "micro_batch": micro_batch, "attention": attention}
+    return planner.plan(shape, ranks=shard_ranks, stage=stage, **how).total_bytes
 
 
-def hosts_of_eight(hosts, between_bytes_per_s):
+def throughputs(shape, cluster, strategies, attention="materialized"):
+    """Return each strategy's tokens per second and GPU, for each micro-batch that fits."""
+    found = {strategy: {} for strategy in strategies}
+    for (stage, shard_ranks, checkpointing), throughput in found.items():
+        for micro_batch in range(1, 65):
+            settings = (stage, shard_ranks, checkpointing, micro_batch)
+            if held_bytes(shape, *settings, attention) > 0.9 * cluster.gpu_bytes:
+                break
+            step_s = clusters.step_seconds(shape, cluster, *settings)
+            throughput[micro_batch] = micro_batch * shape.context / step_s
+    return found
+
+
+# %%
+def hosts_of_8_a100(hosts, between_bytes_per_s=25e9):
     return clusters.Cluster(hosts, 8, 80e9, 156e12, 200e9, between_bytes_per_s)
 
 
-header = ["stage", "over", "recomputed", "GB", "fits", "sending, s", "step, s"]
-llama_8b, one_host = SHAPES["Llama-3 8B"], hosts_of_eight(1, 25e9)
-recomputed = ("selective", "full")
-rows = [row_of(llama_8b, one_host, stage, 8, how) for stage in range(4) for how in recomputed]
-shortest = min((row for row in rows if row[4] == "yes"), key=lambda row: float(row[-1]))
-print(f"predicted stage {my_prediction}, computed {shortest[0]}")
-tables.Table(header, rows, "fits: at most 72 GB of a GPU's 80")
-
-# %% [markdown]
-# Here *what fits* decides, and the highest stage is the fastest. All stages have time to send. Stages 1 and 2 fit only
-# if all activations are recomputed, which costs a third; stage 3 has room for them. Bytes of memory have bought time.
-#
-# Now Llama-2 7B on four such hosts, 100 Gbit/s (12.5 GB/s) between them.
-
-# %%
-llama_7b, four_hosts = SHAPES["Llama-2 7B"], hosts_of_eight(4, 12.5e9)
-over = [(0, 32)] + [(stage, group) for stage in (1, 2, 3) for group in (32, 8)]
-rows = [row_of(llama_7b, four_hosts, stage, group, "selective") for stage, group in over]
-assert max(rows, key=lambda row: float(row[-1]))[:2] == ["3", "32"]
-tables.Table(header, rows)
-
-# %% [markdown]
-# Everything but data parallelism fits, so *what is fast* decides, and that is the wire. Stage 3 over all 32 GPUs is
-# the slowest: it saves memory that nobody needs. Stages 1 and 2 inside hosts last equally long, and then the lower one
-# is better: more micro-batches per step cost it no more bytes (chapter 08).
-#
-# ## Slogans
-#
-# Numbers like these settle what circulates. On GPUs of 80 GB, "data parallelism up to 8 B parameters", "ZeRO-2 up to
-# 70 B", and "a Llama of 70 B fits one node" of 8 GPUs, so that 32 GPUs hold 4 copies:
+llama_13b, one_host = SHAPES["Llama-2 13B"], hosts_of_8_a100(1)
+strategies = [(stage, 8, how) for stage in range(4) for how in ("selective", "full")]
+found, rows = throughputs(llama_13b, one_host, strategies), []
+for (stage, over, how), throughput in found.items():
+    gb = held_bytes(llama_13b, stage, over, how, micro_batch=1) / 1e9
+    most, best = max(throughput, default=0), max(throughput.values(), default=0)
+    mfu = 6 * llama_13b.parameters * best / 312e12
+    rows.append([f"{stage}", how, f"{gb:.0f}", f"{most}", f"{best:,.0f}", f"{mfu:.0%}"])
+fastest = max(found, key=lambda strategy: max(found[strategy].values(), default=0))
+print(f"predicted stage {my_prediction}, computed stage {fastest[0]}")
+header = ["stage", "recomputed", "GB", "largest micro-batch", "tokens/s per GPU", "MFU"]
+tables.Table(header, rows, "GB with a micro-batch of 1. At most 72 GB of 80 may be used.")
 
 # %%
-state = formulas.model_state_bytes
-of_8 = 70e9 / 8  # parameters on a rank, where tensor parallelism splits layers in 8 (chapter 13)
-needs = {
-    "data parallelism, 8 B": state(8e9, 1, 0),
-    "ZeRO-2, 70 B, 8 GPUs": state(70e9, 8, 2),
-    "ZeRO-2, 70 B, 1,024 GPUs": state(70e9, 1024, 2),
-    "70 B, 32 GPUs: layers split in 8, 4 copies": state(of_8, 4, 0),
-    "… 4 ranks share by ZeRO-1": state(of_8, 4, 1),
-    "… 4 ranks share by ZeRO-3": state(of_8, 4, 3),
-}
-rows = [[what, f"{each / 1e9:.1f}", "yes" if each < 80e9 else "no"] for what, each in needs.items()]
-largest = formulas.largest_model_parameters(80e9)
-print(f"data parallelism: at most {largest / 1e9:.1f} B; ZeRO-2, N → ∞: {80e9 / 2 / 1e9:.0f} B")
-tables.Table(["", "GB", "below 80 GB"], rows, "16 bytes per parameter, no activations")
+assert fastest == (3, 8, "selective")
+for attention in planner.ATTENTION:
+    found = throughputs(llama_13b, one_host, strategies, attention)
+    assert not any(found[strategy] for strategy in strategies[:5]) and found[2, 8, "full"]
+    assert found[fastest][1] > 1.2 * max(found[2, 8, "full"].values())
 
 # %% [markdown]
-# "Memory bound? Use ZeRO" mixes two things up: *capacity*, what fits, which ZeRO is for, and *bandwidth*, how fast
-# memory is read, which it does nothing for. The table of the 7 B model is what comes of it: what fits at stage 1 takes
-# longest when it is sharded over all GPUs at stage 3.
+# Here, memory decides, and the *highest* stage is the fastest. Stages 0 and 1 do not fit at all. Stage 2 fits only if
+# all activations are recomputed, which costs a third more FLOPs. Stage 3 has room for the activations. (The formulas
+# for activations only estimate those of Llama, chapter 06. With fused attention, a rank holds a few GB less, but the
+# choice is the same, as the assertions of the last cell show.)
 #
-# ## What they do that ours do not
+# Now take Llama-2 7B on four such hosts, with a link of 100 Gbit/s (12.5 GB/s) between them. "Over" says how many ranks
+# share a copy of the model: with 8, it is sharded inside each host. Compare the throughput with one sequence per GPU,
+# and with as many as fit:
+
+# %%
+four_hosts = hosts_of_8_a100(4, between_bytes_per_s=12.5e9)
+strategies = [(0, 32, "selective"), (1, 8, "selective"), (2, 8, "selective")]
+strategies += [(3, 8, "selective"), (3, 32, "selective")]
+found, rows = throughputs(llama, four_hosts, strategies), []
+for strategy, throughput in found.items():
+    sending_s = clusters.communication_seconds(llama, four_hosts, *strategy[:2])
+    single, most = throughput.get(1, 0), max(throughput, default=0)
+    figures = (*strategy[:2], sending_s, single, most, max(throughput.values(), default=0))
+    rows.append([f"{each:,.4g}" for each in figures])
+header = ["stage", "over", "sending, s", "tokens/s, 1 sequence", "largest micro-batch", "tokens/s"]
+tables.Table(header, rows, "Tokens/s per GPU. 0: does not fit.")
+
+# %%
+for attention in planner.ATTENTION:
+    found = throughputs(llama, four_hosts, strategies, attention)
+    single = {strategy: throughput[1] for strategy, throughput in found.items() if throughput}
+    best = {strategy: max(found[strategy].values()) for strategy in single}
+    assert len(single) == 4 and min(single, key=single.get) == (3, 32, "selective")
+    assert max(single.values()) > 1.5 * single[3, 32, "selective"]
+    assert best[3, 32, "selective"] > 0.99 * max(best.values())
+    assert best[2, 8, "selective"] > 0.99 * max(best.values()) > 1.3 * best[1, 8, "selective"]
+
+# %% [markdown]
+# With one sequence per GPU, the link decides. Stage 3 over all 32 GPUs is the slowest, because it saves memory that
+# nobody uses. But that memory has room for more sequences. They take longer to compute, while the communication stays
+# the same, and soon computing takes longer than sending. In short: *memory buys batch size, and batch size hides
+# communication.* Of the strategies that fit, only stage 1 has no room for a second sequence, and keeps waiting for the
+# link.
 #
-# - **Offload.** Optimizer's state and step in the host's memory (ZeRO-Offload, Ren et al. 2021, arXiv 2101.06840), or
-#   everything down to NVMe (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv 2104.07857). FSDP2 has `CPUOffloadPolicy`.
-#   The wire between GPU and host pays for it: count its bytes too.
-# - **Activations in host memory**, `torch.autograd.graph.save_on_cpu`: instead of computing them again.
-# - **Gathers in 8 bit**, gradients in 4, and a second copy of the shards inside each host, so that the gather of
-#   backward stays there: ZeRO++ (Wang et al. 2023, arXiv 2306.10209). Chapter 19 builds the like.
+# If several strategies are equally fast, take the lowest stage: with several micro-batches per step, it sends the
+# fewest bytes (chapter 08). And check that your training tolerates the global batch: two sequences on each of 32 GPUs
+# are 262,144 tokens per step.
 #
+# "Memory-bound? Use ZeRO" mixes up two things. ZeRO helps if the memory's *capacity* is too small, but not if a kernel
+# waits for its *bandwidth*.
+
+# %% [markdown]
+# ## A training script
+#
+# In production, you train with a script. `solutions/train.py` is one that trains with any strategy of the registry. The
+# next cell starts it with `torchrun`, as you would in a terminal:
+
+# %% tags=["nbval-ignore-output"]
+command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+command += ["-m", "solutions.train", "--strategy", "fsdp2", "--model", "gpt", "--steps", "20"]
+root = Path(planner.__file__).parents[2]
+done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=200, check=True)
+print(done.stdout)
+
+# %% [markdown]
+# ## On a cluster
+#
+# | question | here | with NCCL and many hosts |
+# |---|---|---|
+# | How do I make the mesh? | `DeviceMesh` with a list of ranks | `init_device_mesh("cuda", (hosts, gpus_per_host))` |
+# | Which ranks share a host? | we decide | consecutive ranks, because `torchrun` counts them per host |
+# | What is the bandwidth between hosts? | loopback | `all_reduce_perf` of nccl-tests, or `shared/planner/links.py` |
+# | How do I see prefetching? | wire ledger | spans in a trace of `torch.profiler` that begin with `FSDP::` |
+# | Where are offloaded tensors? | in the same memory | in pinned CPU memory, which the GPU copies while it computes |
+#
+# Large runs do not always use stage 3. For Llama 3 405B, FSDP sharded the optimizer state and the gradients, but the
+# parameters were not resharded after forward, to avoid the second all-gather (Llama 3 paper, §3.3.2).
+
+# %% [markdown]
 # ## Recap
 #
-# Ψ parameters in fp32, AdamW, N ranks on H hosts, S = 4Ψ bytes, f = (N−1)/N; one micro-batch.
+# Ψ parameters in fp32, AdamW, N ranks on H hosts, k = N/H, S = 4Ψ bytes, f = (N−1)/N; one micro-batch.
 #
 # | | memory per rank | sent per rank | leaves a host | overlap |
 # |---|---|---|---|---|
 # | DDP | 16Ψ | 2fS | 2fS | backward |
-# | ZeroRedundancyOptimizer | 8Ψ + 8Ψ/N | 3fS | 3fS | gradients, not the broadcasts |
-# | DeepSpeed 1 and 2 | 4Ψ + 16Ψ/N | 3fS | 3fS | gradients, if `overlap_comm` |
-# | FSDP2, kept after forward | 16Ψ/N + 4Ψ from forward to backward | 2fS | 2fS | gathers, reduce-scatters |
-# | FSDP2 | 16Ψ/N and gathered units | 3fS | 3fS | the same |
-# | … in bf16; sum in fp32 | 16Ψ/N and units of half the size | 1.5fS; 2fS | as sent | the same |
-# | … on a mesh of H hosts, k = N/H | 16Ψ/k and gathered units | 3S(k−1)/k + 2S(H−1)/N | 2S(H−1)/H | the same |
+# | `ZeroRedundancyOptimizer` | 8Ψ + 8Ψ/N | 3fS | 3fS | gradients only |
+# | DeepSpeed 1 and 2 | 4Ψ + 16Ψ/N | 3fS | 3fS | if `overlap_comm` |
+# | FSDP2 | 16Ψ/N + unsharded units | 3fS | 3fS | forward and backward |
+# | … `reshard_after_forward=False` | 16Ψ/N + 4Ψ until backward | 2fS | 2fS | the same |
+# | … hybrid sharding | 16Ψ/k + unsharded units | 3S(k−1)/k + 2S(H−1)/N | 2S(H−1)/H | the same |
 #
+# **Terms**
+#
+# - **hybrid sharding**: the model is sharded over the ranks of a host, and each host holds a full copy.
+# - **device mesh**: an array of ranks whose dimensions have names, such as hosts × ranks per host.
+# - **offload**: keeping tensors that do not fit on a GPU, such as the optimizer state, in the CPU's memory or on disk.
+# - **MFU** (model FLOPs utilization): the FLOPs that a model needs per second, 6 per parameter and token, over those
+#   that the GPU could do on paper.
+
+# %% [markdown]
+# ## Further reading
+#
+# - [Getting Started with FSDP2](https://docs.pytorch.org/tutorials/intermediate/FSDP_tutorial.html): the whole
+#   workflow, with explicit prefetching and a migration guide for FSDP1.
+# - [FSDP1 → FSDP2](https://github.com/pytorch/torchtitan/blob/main/docs/fsdp.md) in torchtitan: why each argument of
+#   FSDP1 was removed or renamed.
+# - Zhao et al., [PyTorch FSDP](https://arxiv.org/abs/2304.11277), VLDB 2023, §3.2.2: hybrid sharding.
+# - Ren et al., [ZeRO-Offload](https://arxiv.org/abs/2101.06840), 2021: which tensors to move to the CPU, and how to
+#   hide the step.
+# - [DeepSpeed's config](https://www.deepspeed.ai/docs/config-json/): all keys and their defaults.
+
+# %% [markdown]
 # ## What is still wasted
 #
-# Whichever wrapper it is, each rank computes *whole layers*, one after another, on a batch of its own. A layer that
-# does not fit when it is gathered, or the activations of one long sequence, no strategy of this chapter makes smaller:
-# `choose_strategy` in the lab then says None. Chapter 13 splits the layer itself.
+# With each of these wrappers, a rank computes *whole layers*, on samples of its own. No strategy of this chapter helps
+# if one unsharded layer does not fit, or if the activations of one long sequence do not. In the lab, `choose_strategy`
+# then returns None. Chapter 13 splits the layer itself.
 #
-# In the lab you move from `ZeRO3` to `fully_shard`, make the mesh for any number of hosts, and compute the choice. Then
-# chapter 12 makes sure that a run that is killed does not lose what it has learned.
+# In the lab, you move from `ZeRO3` to `fully_shard`, make the mesh for any number of hosts, and compute the choice.
+# Chapter 12 then makes sure that a run that is killed does not lose what it has learned.
 
 # %%
 ranks.stop()

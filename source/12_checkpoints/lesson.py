@@ -2,111 +2,129 @@
 # jupyter:
 #   course:
 #     module: checkpoints
-#     minutes: 15
+#     minutes: 35
 # ---
 
 # %% [markdown]
 # # 12 · Checkpoints
 #
-# **15 minutes.** You will be able to
+# **35 minutes.** After this lesson, you will be able to:
 #
-# - save a sharded model without putting it together on any rank,
-# - tell a complete checkpoint from what a killed run leaves behind,
-# - resume a run on another number of ranks.
+# - save a model that no rank can hold as a whole, and resume on another number of ranks,
+# - say what a kill leaves behind at each moment of a save, and make sure that it is never loaded,
+# - save in the background with `async_save`, and say what that costs and what you have to wait for,
+# - compute how often a run should save.
 #
 # You need `ZeRO3` (chapters 09 and 10) and `fully_shard` (chapter 11).
 
 # %% [markdown]
-# ## What is wasted
+# ## Where we are
 #
-# In chapter 11 you trained one model in twelve ways, and chose the fastest that fits. A real run takes days or weeks,
-# and something will kill it: a GPU that fails, the end of its time in the cluster's queue, somebody's Ctrl-C. So a run
-# saves a **checkpoint** every hour or so: the parameters, the optimizer state and the number of the step. After a kill,
-# somebody starts the script again, and it resumes from there.
-#
-# Your `ZeRO3` can save already: its `full_state_dict()` puts the whole model together, on every rank. How much memory
-# does a rank need for that?
+# In chapter 11, you chose the fastest strategy that fits. But a large run takes weeks, and it needs all its GPUs: when
+# one of them fails, the whole job stops. While Meta trained Llama 3 405B on 16,384 GPUs, 419 unexpected interruptions
+# happened in 54 days (The Llama 3 Herd of Models, §3.3.4). How far apart are they?
 
 # %% tags=["nbval-ignore-output"]
-from shared import ranks, tables
+from shared import plots, ranks, tables
+from shared.plots import diagrams
 
 ranks.start(world_size=4, detect_mismatch=False)
 
 # %%
+hours_between_failures = 54 * 24 / 419
+print(f"one interruption every {hours_between_failures:.1f} hours")
+
+# %% [markdown]
+# So a run saves a **checkpoint** at regular intervals: everything it needs to resume. These are the parameters, the
+# optimizer state, the step, and whatever else changes as the run goes on. After a failure, the same script starts again
+# and loads the newest checkpoint. (This has nothing to do with the activation checkpointing of chapter 06.)
+
+# %% [markdown]
+# ## What is wasted
+#
+# Your `ZeRO3` can already save: `full_state_dict()` gathers the full model on every rank. How much memory does that
+# take?
+#
+# **Predict.** One full copy of Ψ parameters in fp32 takes 4Ψ bytes. Between steps, each of four ranks holds a quarter
+# of the parameters and of AdamW's two moments, which is 0.75 · 4Ψ bytes. What does a rank hold at the peak of
+# `full_state_dict()`, as a multiple of 4Ψ? 1 would mean one full copy and nothing else.
+
+# %%
+my_prediction = 0.0
+
+# %%
 # %%ranks
+from functools import cache
+
 from shared import memory
 from shared.data import CharTokens
 from shared.models import GPTConfig, TinyGPT
 from solutions.zero3 import ZeRO3
 
-text = CharTokens()
-config = GPTConfig(vocab_size=text.vocab_size, layers=4, width=256)
+
+@cache
+def text():
+    return CharTokens()
 
 
 def new_model():
-    return TinyGPT(config).to(device)
+    return TinyGPT(GPTConfig(vocab_size=text().vocab_size, layers=4, width=128)).to(device)
+
+
+def batch_of(step):
+    """Return this rank's share of the eight samples of a step."""
+    batch = text().windows(range(200 * step, 200_000, 25_000), length=32)
+    return [tensor[rank::world_size].to(device) for tensor in batch]
 
 
 model = ZeRO3(new_model())
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-samples = text.windows(range(1000 * rank, 1000 * rank + 200, 100), length=32)
-model(*(tensor.to(device) for tensor in samples)).backward()
+model(*batch_of(0)).backward()
 model.finish_gradient_sync()
 optimizer.step()
 optimizer.zero_grad()
 with memory.peak(model, optimizer) as peak:
-    whole = model.full_state_dict()
-at_rest_bytes, peak_bytes = peak.samples[0].held.total_bytes, peak.peak_bytes
+    full = model.full_state_dict()
+held = {
+    "between steps": peak.samples[0].held.by_component(),
+    "at the peak of full_state_dict()": peak.held.by_component(),
+}
 psi = sum(parameter.numel() for parameter in new_model().parameters())
-model = optimizer = whole = peak = None
+model = optimizer = full = peak = None
 
 # %%
-psi = ranks.pull("psi")[0]
-at_rest_bytes, peak_bytes = ranks.pull("at_rest_bytes")[0], ranks.pull("peak_bytes")[0]
-rows = [
-    ["a rank holds between steps", f"{at_rest_bytes / (4 * psi):.2f}"],
-    ["… while full_state_dict() puts the model together", f"{peak_bytes / (4 * psi):.2f}"],
-]
-assert peak_bytes > at_rest_bytes + 4 * psi
-note = f"""Ψ = {psi:,} parameters in fp32.
-Between steps: a quarter of the parameters and moments, and no gradients."""
-tables.Table(["", "× 4Ψ bytes"], rows, note)
+psi, held = ranks.pull("psi")[0], ranks.pull("held")[0]
+copies = {name: sum(parts.values()) / (4 * psi) for name, parts in held.items()}
+print(f"Ψ = {psi:,} parameters in fp32")
+print(*(f"{name}: {count:.2f} × 4Ψ bytes" for name, count in copies.items()), sep="\n")
+print(f"your prediction: {my_prediction:g} × 4Ψ bytes")
+assert 1.9 < copies["at the peak of full_state_dict()"] - copies["between steps"] < 2.1
+plots.memory_by_component(held)
 
 # %% [markdown]
-# You sharded the model because a rank cannot hold all of it. While `full_state_dict()` runs, every rank holds all of it
-# twice, and the moments are not even saved yet. It is better if each rank writes its own shard: a **sharded
-# checkpoint**. We also need to know what is left of it when a run is killed *while it saves*.
+# You sharded the model because no rank can hold all of it. At the peak, every rank holds *two* full copies on top of
+# its shards: the gathered flat parameters (*buckets*), and a tensor per parameter that is copied out of them (*other*).
+# And the moments are not even saved yet.
+
+# %% [markdown]
+# ## Each rank saves its shard
 #
-# ## A job that saves shards
-#
-# The job of this lesson is a file that every rank runs. It trains with `fully_shard`, and it saves and loads with
-# `torch.distributed.checkpoint`, in which each rank writes and reads only its own shards.
+# In a **sharded checkpoint**, each rank writes its own shards, and a list says which shard is in which file.
+# `torch.distributed.checkpoint` (DCP for short) does this. We use it on a GPT that torch's `fully_shard` has sharded.
+# `get_state_dict` returns the state of the model and of the optimizer, in which the sharded tensors are `DTensor`s. A
+# `DTensor` knows which rows of the full tensor its rank holds.
 
 # %%
-import os
-import tempfile
-from pathlib import Path
-
-place = tempfile.TemporaryDirectory()
-os.chdir(place.name)
-folder = Path(place.name)
-
-# %%
-# %%writefile job.py
+# %%ranks
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from shared.data import CharTokens
-from shared.models import GPTConfig, TinyGPT
 
-text = CharTokens()
-
-
-def new_job():
-    """Build a model and its optimizer. On one rank nothing is sharded."""
-    model = TinyGPT(GPTConfig(vocab_size=text.vocab_size, layers=4, width=256)).to(device)
+def new_run():
+    """Build a sharded model and its optimizer. On one rank, nothing is sharded."""
+    model = new_model()
     if world_size > 1:
         mesh = init_device_mesh(device.type, (world_size,))
         for unit in (*model.blocks, model):
@@ -114,13 +132,12 @@ def new_job():
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
-def train(model, optimizer, numbers):
-    """Take the steps of these numbers. Returns their losses, the mean over the ranks."""
+def train(model, optimizer, steps):
+    """Train for these steps. Returns their losses, averaged over the ranks."""
     losses = []
-    for number in numbers:
-        batch = text.windows(range(1000 * number, 1000 * number + 800, 100), length=32)
+    for step in steps:
         optimizer.zero_grad()
-        loss = model(*(tensor[rank::world_size].to(device) for tensor in batch))
+        loss = model(*batch_of(step))
         loss.backward()
         optimizer.step()
         dist.all_reduce(loss.detach_())
@@ -128,124 +145,203 @@ def train(model, optimizer, numbers):
     return losses
 
 
-# %%
-# %%writefile -a job.py
-def states_of(model, optimizer):
+def state_of(model, optimizer):
     return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
 
 
-def load(model, optimizer, path):
-    states = states_of(model, optimizer)  # something to load into
-    dcp.load(states, checkpoint_id=path)
-    loaded = {"model_state_dict": states["model"], "optim_state_dict": states["optimizer"]}
-    set_state_dict(model, optimizer, **loaded)
-
-
-# %%
-def start_job():
-    ranks.run(lambda script: exec(script, globals()), Path("job.py").read_text())
-
-
-start_job()
-
 # %% [markdown]
-# We also need a writer with which something goes wrong in the middle of a save:
+# The next two cells train ten steps and save. How much memory does a rank need on top of what it holds anyway?
 
 
 # %%
 # %%ranks
-class Interrupted(dcp.FileSystemWriter):
-    """Writes a rank's shard. On rank 3, something happens instead, when the others have written theirs."""
+def bytes_to_save(path):
+    """Save after ten steps. Returns the bytes held at the peak, beyond those held before."""
+    model, optimizer = new_run()
+    train(model, optimizer, range(10))
+    optimizer.zero_grad()
+    state = state_of(model, optimizer)
+    with memory.peak(model, optimizer) as peak:
+        dcp.save(state, checkpoint_id=path)
+    return peak.peak_bytes - peak.samples[0].held.total_bytes
 
-    def __init__(self, path, happens):
-        super().__init__(path)
-        self.happens = happens
 
-    def write_data(self, plan, planner):
-        written = super().write_data(plan, planner) if dist.get_rank() != 3 else None
-        dist.barrier()
-        return self.happens() if written is None else written
+# %% tags=["nbval-ignore-output"]
+import tempfile
+from pathlib import Path
+
+place = tempfile.TemporaryDirectory()
+folder = Path(place.name)
+more_bytes = ranks.run(lambda path: bytes_to_save(path), folder / "latest")[0]
+print(f"{more_bytes / (4 * psi):.2f} × 4Ψ bytes more than between steps")
+assert more_bytes < 0.2 * 4 * psi
+files = sorted((folder / "latest").iterdir())
+rows = [[file.name, f"{file.stat().st_size / 1e6:.2f}"] for file in files]
+tables.Table(["file", "MB"], rows)
+
+# %% [markdown]
+# Each rank has written one file, and that took almost no memory beyond what the ranks hold anyway. The list is in the
+# file `.metadata`. Here is its entry for one weight:
+
+# %%
+metadata = ranks.run(lambda path: dcp.FileSystemReader(path).read_metadata(), folder / "latest")[0]
+name = "model.blocks.0.up.weight"
+file_of = {
+    index.offset: stored.relative_path
+    for index, stored in metadata.storage_data.items()
+    if index.fqn == name
+}
+rows = []
+for chunk in metadata.state_dict_metadata[name].chunks:
+    first, count = chunk.offsets[0], chunk.sizes[0]
+    rows.append([f"{first} to {first + count - 1}", file_of[chunk.offsets]])
+assert len(rows) == 4
+tables.Table([f"rows of {name}", "file"], rows)
+
+# %% [markdown]
+# The entry says nothing about ranks. It only says where to find each row. So another number of ranks can load this
+# checkpoint: each rank looks up the rows that it needs, and reads only those.
+
+
+# %%
+# %%ranks
+def load(model, optimizer, path):
+    state = state_of(model, optimizer)  # the tensors to load into
+    dcp.load(state, checkpoint_id=path)
+    loaded = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
+    set_state_dict(model, optimizer, **loaded)
 
 
 # %% [markdown]
 # ## Saving over the last checkpoint
 #
-# The job takes two steps and saves into the folder `latest`. It takes two more steps and saves into the same folder,
-# but now the disk of rank 3 is full. (torch warns that it overwrites files. We hide the warning.)
-
+# We called the folder `latest`. It is tempting to save into this folder every time, because then the script always
+# knows which folder to load. But what if something goes wrong in the middle of a save? The next cell defines a writer
+# with which we can arrange that:
 
 # %%
 # %%ranks
 import warnings
 
 
-def is_full():
+class Interrupted(dcp.FileSystemWriter):
+    """Writes this rank's shards. On rank 3, calls interrupt() when the others have written theirs."""
+
+    def __init__(self, path, interrupt):
+        super().__init__(path)
+        self.interrupt = interrupt
+
+    def write_data(self, plan, planner):
+        if dist.get_rank() == 3:
+            dist.barrier()
+            self.interrupt()
+        written = super().write_data(plan, planner)
+        if dist.get_rank() != 3:
+            dist.barrier()
+        return written
+
+
+def disk_is_full():
     raise OSError("No space left on device")
 
 
 def first_column(model):
-    """Return the first column of the token embedding. Rank 0 has its first rows, and so on."""
+    """Return the first column of the token embedding. Rank 0 holds its first rows, and so on."""
     return model.token_embedding.weight.full_tensor()[:, 0].tolist()
 
 
-def saved_with_peak(states, folder, around):
-    """Save. Returns the bytes that this takes beyond what is held anyway."""
-    with memory.peak(*around) as peak:
-        dcp.save(states, checkpoint_id=folder)
-    return peak.peak_bytes - peak.samples[0].held.total_bytes
+# %% [markdown]
+# The run resumes from the checkpoint of step 10 and trains until step 20. Then it saves into `latest` again, but the
+# disk of rank 3 is full. (torch warns that it overwrites a checkpoint. The cell hides that warning.)
 
 
 # %%
 # %%ranks
-def over_the_last_one(folder):
-    """Return the bytes that a save takes; the column at step 2, at step 4 and as loaded; the error."""
-    model, optimizer = new_job()
-    train(model, optimizer, range(2))
-    at_2 = first_column(model)
-    optimizer.zero_grad()
-    save_bytes = saved_with_peak(states_of(model, optimizer), folder, (model, optimizer))
-    train(model, optimizer, range(2, 4))
-    at_4 = first_column(model)
+def save_over(path):
+    """Return the column at step 10, at step 20 and as loaded, and the error of the save."""
+    model, optimizer = new_run()
+    load(model, optimizer, path)
+    at_10 = first_column(model)
+    train(model, optimizer, range(10, 20))
+    at_20 = first_column(model)
+    error = ""
     try:
         with warnings.catch_warnings(action="ignore"):
-            dcp.save(states_of(model, optimizer), storage_writer=Interrupted(folder, is_full))
+            dcp.save(state_of(model, optimizer), storage_writer=Interrupted(path, disk_is_full))
     except dcp.CheckpointException as caught:
         error = str(caught.failures[3][0])
-    load(model, optimizer, folder)
-    return save_bytes, at_2, at_4, first_column(model), error
+    load(model, optimizer, path)
+    return at_10, at_20, first_column(model), error
 
 
 # %% [markdown]
-# **Predict.** Rank 3 could not write its shard of step 4. What do you get when you load `latest`: an error, step 2,
-# step 4 or something else?
+# **Predict.** All ranks learn that the save has failed, and they load `latest` to go on from there. What do they get:
+# "an error", "step 10", "step 20", or something else?
 
 # %%
-my_prediction = ""
+my_prediction = "?"
 
 # %%
-latest = str(folder / "latest")
-save_bytes, at_2, at_4, loaded, error = ranks.run(lambda path: over_the_last_one(path), latest)[0]
-print(f"to save takes {save_bytes / (4 * psi):.1f} × 4Ψ bytes more than is held anyway")
+at_10, at_20, loaded, error = ranks.run(lambda path: save_over(path), folder / "latest")[0]
 print("rank 3:", error)
-rows = -(-len(loaded) // 4)  # a rank's; the last has fewer
-for number in range(4):
-    shard = slice(number * rows, (number + 1) * rows)
-    of_step = 4 if loaded[shard] == at_4[shard] else 2
-    assert loaded[shard] == (at_4 if number < 3 else at_2)[shard]
-    print(f"rank {number}'s rows of the embedding, loaded: of step {of_step}")
-print("your prediction:", my_prediction or "none")
+per_rank = -(-len(loaded) // 4)  # rows per rank; the last rank may have fewer
+for rank in range(4):
+    shard = slice(rank * per_rank, (rank + 1) * per_rank)
+    assert loaded[shard] == (at_20 if rank < 3 else at_10)[shard]
+    step = 20 if loaded[shard] == at_20[shard] else 10
+    print(f"rank {rank}'s rows of the embedding: of step {step}")
+print("your prediction:", my_prediction)
 
 # %% [markdown]
-# The first line answers the question from the beginning: each rank writes its own shard, and no rank puts the model
-# together.
+# `latest` loads without an error, but this model never existed: three quarters are from step 20, and one quarter is
+# from step 10. `.metadata` is still the list from step 10. The new shards have the same names and sizes as the old
+# ones, so nobody notices. And the good checkpoint of step 10 is gone.
 #
-# But what is in `latest` now loads without an error, and it is a model that never existed: three quarters of it are
-# from step 4, and one quarter is from step 2. The good checkpoint of step 2 is gone. So never write over the last
-# complete checkpoint.
+# So there are two rules:
 #
-# ## A folder for each step
+# - **Never write into the last complete checkpoint.** Each step gets a folder of its own, and the previous one is
+#   deleted only when the new one is complete.
+# - **"Latest" means the newest *complete* checkpoint**, not the folder into which somebody has written last. How can a
+#   script know that a checkpoint is complete?
+
+# %% [markdown]
+# ## A name for what is complete
 #
-# Now each step gets a folder of its own, and rank 3 is killed in the middle of saving step 4.
+# An operation is **atomic** if others see either its full effect or none, even if it is interrupted. Writing many
+# files is not atomic, but renaming a folder is, as long as it stays on the same file system. So we write into a folder
+# with a temporary name, and rename it when everything is written. In the diagram (an example, in which step 2 is saved
+# already and step 4 is being saved), look at what a kill leaves behind at each moment:
+
+# %%
+diagrams.atomic_save()
+
+# %% [markdown]
+# Two things have to happen before the rename:
+#
+# - **All ranks have written.** `dcp.save` takes care of that: it returns when all ranks have, and if one of them
+#   fails, it raises on all ranks.
+# - **The files are on the disk.** The operating system keeps written data in memory for a while. If only the process is
+#   killed, these data still reach the disk, but in a power failure they are lost. To **flush** a file means to wait
+#   until its data are on the disk. torch's writer flushes each file (its option `sync_files`, on by default).
+#
+# This is the short version. In the lab, you make it robust.
+
+
+# %%
+# %%ranks
+def save_atomically(folder, step, model, optimizer, writer=dcp.FileSystemWriter):
+    unfinished = folder / f"step_{step}.half"
+    dcp.save(state_of(model, optimizer), storage_writer=writer(unfinished))
+    if rank == 0:
+        unfinished.rename(folder / f"step_{step}")
+    dist.barrier()  # no rank returns before the rename
+
+
+# %% [markdown]
+# ## A kill in the middle of a save
+#
+# Now we do what a failing GPU or the cluster's scheduler does: we kill a process without a warning. The run saves after
+# 10 and after 20 steps. During the second save, rank 3 is killed when the other three have written their shards.
 
 # %%
 # %%ranks
@@ -254,100 +350,371 @@ import signal
 
 
 def uninterrupted():
-    return train(*new_job(), range(6))
+    return train(*new_run(), range(30))
 
 
-def killed_at_4(folder):
-    model, optimizer = new_job()
-    train(model, optimizer, range(2))
-    dcp.save(states_of(model, optimizer), checkpoint_id=f"{folder}/step_2")
-    train(model, optimizer, range(2, 4))
-    kill = Interrupted(f"{folder}/step_4", lambda: os.kill(os.getpid(), signal.SIGKILL))
-    dcp.save(states_of(model, optimizer), storage_writer=kill)
+def killed_while_saving(folder):
+    model, optimizer = new_run()
+    train(model, optimizer, range(10))
+    save_atomically(folder, 10, model, optimizer)
+    train(model, optimizer, range(10, 20))
 
+    def kill():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    save_atomically(folder, 20, model, optimizer, lambda path: Interrupted(path, kill))
+
+
+# %% [markdown]
+# **Predict.** At which step will the run resume? Which folders will there be, apart from the complete checkpoint?
+
+# %%
+my_prediction_step = 0
+my_prediction_folders = "?"
 
 # %% tags=["nbval-ignore-output"]
+run = folder / "run"
 expected = ranks.run(lambda: uninterrupted())[0]
 try:
-    ranks.run(lambda folder: killed_at_4(folder), str(folder))
+    ranks.run(lambda path: killed_while_saving(path), run)
 except ranks.CellFailed as failed:
     print(failed)
 
 # %% [markdown]
-# One process is gone, and with it the process group. There are four new ranks, which know nothing. What is in the
-# folder?
+# One process is gone, and the other ranks wait for it in a collective of `dcp.save`. The course has started four new
+# ranks, as a cluster would. They have your functions again, but no model. What is on the disk?
 
 # %%
 rows = []
-for path in sorted(folder.glob("step_*")):
-    shards = [file.name for file in path.glob("*.distcp")]
-    rows.append([path.name, str(len(shards)), "yes" if (path / ".metadata").exists() else "no"])
-assert [row[2] for row in rows] == ["yes", "no"]
-tables.Table(["", "shards", ".metadata"], rows)
+for path in sorted(run.iterdir()):
+    shards = len(list(path.glob("*.distcp")))
+    rows.append([path.name, f"{shards}", "yes" if (path / ".metadata").exists() else "no"])
+assert rows == [["step_10", "4", "yes"], ["step_20.half", "3", "no"]]
+print(f"predicted: step {my_prediction_step}, and {my_prediction_folders}")
+tables.Table(["folder", "files with shards", ".metadata"], rows)
 
 # %% [markdown]
-# The file `.metadata` lists which shard contains which slice of which tensor. torch writes it last, when all ranks have
-# said that their shard is written. So a folder without `.metadata` is no checkpoint, and the newest complete one is
-# step
-# 2. (`latest` still had the `.metadata` of step 2. This is why it loaded.)
+# The run resumes from step 10. The folder `step_20.half` has three of four shards, and its name says that it is not
+# complete.
 #
-# In the lab you build a way that needs to know nothing about torch's files: a complete checkpoint has a name that an
-# incomplete one can never have.
-#
+# torch leaves a mark, too: it writes `.metadata` last, when all ranks have reported that their shards are written. So a
+# *new* folder without `.metadata` is not complete. torchtitan, for instance, resumes from the folder with the largest
+# step that contains this file. (In the folder `latest`, the mark meant nothing, because it was from an earlier save.)
+
+# %% [markdown]
 # ## Resuming on fewer ranks
 #
-# Start the job again, first on 2 ranks and then on one rank, where nothing is sharded. The shards on disk are from 4
-# ranks. `.metadata` tells each rank which slices it must read.
-
-# %%
-start_job()
+# Two of the four GPUs are not available any more. So we resume on two ranks, and then on a single one, where nothing is
+# sharded.
 
 
 # %%
 # %%ranks
 def resumed(path):
-    model, optimizer = new_job()
+    model, optimizer = new_run()
     load(model, optimizer, path)
-    return train(model, optimizer, range(2, 6))
+    return train(model, optimizer, range(10, 30))
+
+
+# %% tags=["nbval-ignore-output"]
+unknown = [float("nan")] * 10  # these steps are not repeated
+curves = {"4 ranks, not interrupted": expected}
+for count in (2, 1):
+    with ranks.world(count):
+        losses = ranks.run(lambda path: resumed(path), run / "step_10")[0]
+    difference = max(abs(x - y) for x, y in zip(losses, expected[10:], strict=True))
+    print(f"resumed on {count}: largest difference of the losses {difference:.0e}")
+    assert difference < 0.01
+    curves[f"resumed on {count}"] = unknown + losses
+assert expected[-1] < expected[0] - 0.5
+
+# %% [markdown]
+# In the figure, the lines of the resumed runs begin at step 10. Do they lie on the first line?
+
+# %% tags=["nbval-ignore-output"]
+plots.loss_curves(curves)
+
+# %% [markdown]
+# They do, apart from rounding: with another number of ranks, sums are computed in another order. Only the ten steps
+# since the last checkpoint had to be repeated.
+#
+# In this run, the step alone says which samples come next. A real run has more to save:
+#
+# - the state of the learning rate schedule and of the gradient scaler,
+# - the position in the data set, or else samples are repeated or skipped,
+# - the state of the random number generators, for dropout and shuffling. There is one state per rank, so with another
+#   number of ranks you have to seed again.
+
+# %% [markdown]
+# ## Saving in the background
+#
+# While a checkpoint is written, training stands still. `dcp.async_save` avoids most of that. It first copies the
+# shards into CPU memory, which is called **staging**. Then it returns a future, which is a handle for the result of the
+# save. A thread writes the copy while training goes on. In the diagram (an example), compare for how long training
+# stands still, and when the checkpoint gets its final name:
+
+# %%
+diagrams.background_save()
+
+# %% [markdown]
+# The thread communicates too: the ranks have to agree on what each of them writes. If it used the process group of
+# training, its collectives could get between those of training, in a different order on each rank (chapter 04). So it
+# needs a process group of its own. We give it a gloo group, as torchtitan does.
+#
+# The next cell calls `async_save` after step 10. Its writer then waits until the ranks have trained until step 20, so
+# nothing is on the disk before.
 
 
 # %%
-whole = [path.parent for path in folder.glob("step_*/.metadata")]
-print("complete:", *(path.name for path in whole))
-print(f"never interrupted, 4 ranks: {[f'{loss:.4f}' for loss in expected[2:]]}")
-for count in (2, 1):
-    with ranks.world(count):
-        losses = ranks.run(lambda path: resumed(path), str(whole[0]))[0]
-    print(f"resumed on {count}:               {[f'{loss:.4f}' for loss in losses]}")
-    assert all(abs(one - other) < 1e-4 for one, other in zip(losses, expected[2:], strict=True))
+# %%ranks
+import threading
+
+
+class Delayed(dcp.FileSystemWriter):
+    """Calls a function before this rank writes its shards, and counts the bytes that are staged."""
+
+    def __init__(self, path, before):
+        super().__init__(path)
+        self.before = before
+
+    def stage(self, state):
+        staged = super().stage(state)
+        self.staged_bytes = memory.held(extra={"other": [staged]}).total_bytes
+        return staged
+
+    def write_data(self, plan, planner):
+        self.before()
+        return super().write_data(plan, planner)
+
+
+def save_in_background(path):
+    """Return the bytes that are staged, and the column at step 10, at step 20 and as loaded."""
+    model, optimizer = new_run()
+    own_group = dist.new_group(backend="gloo")
+    train(model, optimizer, range(10))
+    at_10, state = first_column(model), state_of(model, optimizer)
+    trained = threading.Event()
+    writer = Delayed(path, trained.wait)
+    future = dcp.async_save(state, storage_writer=writer, process_group=own_group)
+    train(model, optimizer, range(10, 20))
+    at_20 = first_column(model)
+    trained.set()  # now the thread may write
+    future.result()  # waits until all ranks have written
+    load(model, optimizer, path)
+    return writer.staged_bytes, at_10, at_20, first_column(model)
+
 
 # %% [markdown]
-# The losses are those of the run that was never interrupted. Only the steps since the last checkpoint had to be
-# repeated.
+# **Predict.** Which step is in the checkpoint: 10, 20 or a mixture? And how many bytes does a rank need for staging, as
+# a multiple of 4Ψ bytes? 1 would mean as much as one full copy of the parameters.
+
+# %%
+my_prediction_step = "?"
+my_prediction = 0.0
+
+# %%
+background = ranks.run(lambda path: save_in_background(path), folder / "background")[0]
+staged_bytes, at_10, at_20, loaded = background
+assert loaded == at_10 != at_20
+print(f"step: predicted {my_prediction_step}, loaded 10")
+print(f"bytes: predicted {my_prediction:g} × 4Ψ, measured {staged_bytes / (4 * psi):.2f} × 4Ψ")
+assert 0.6 < staged_bytes / (4 * psi) < 1
+
+# %% [markdown]
+# The checkpoint holds the values at the moment of the call, because training changes the parameters and not the copy.
+# The price is a copy of all shards: a quarter of the parameters and of both moments. With GPUs, the copy takes CPU
+# memory, and usually there is more of that.
+#
+# What does it gain? On a cluster, thousands of ranks share the storage, so a save may take long. Here, we let the
+# writer sleep for half a second. In each round, the ranks save once and then train ten steps.
+
+
+# %%
+# %%ranks
+import time
+
+from shared import measure
+
+
+def times_of_saving(path):
+    model, optimizer = new_run()
+    own_group = dist.new_group(backend="gloo")
+    futures = []
+
+    def writer():
+        return Delayed(path, lambda: time.sleep(0.5))
+
+    def steps():
+        train(model, optimizer, range(10))
+
+    def save():
+        dcp.save(state_of(model, optimizer), storage_writer=writer())
+
+    def async_save():
+        state, to = state_of(model, optimizer), {"storage_writer": writer()}
+        futures.append(dcp.async_save(state, process_group=own_group, **to))
+
+    def wait():
+        futures.pop().result()
+
+    ways = {
+        "no save": measure.Job({"steps": steps}),
+        "save": measure.Job({"save": save, "steps": steps}),
+        "async_save": measure.Job({"save": async_save, "steps": steps, "wait": wait}),
+    }
+    train(model, optimizer, range(1))
+    with warnings.catch_warnings(action="ignore"):
+        return measure.jobs(ways, rounds=5, warm_up_rounds=1)
+
+
+# %% [markdown]
+# In the figure, compare how long training stands still: during the call, and at the end of the round, where we wait for
+# the future.
+
+# %% tags=["nbval-ignore-output"]
+times = ranks.run(lambda path: times_of_saving(path), folder / "timed", timeout_s=180)[0]
+parts_ms = times.parts_ms()
+for way, parts in parts_ms.items():
+    print(f"{way}: ten steps take {parts['steps']:.0f} ms")
+still_ms = {
+    "save": parts_ms["save"]["save"],
+    "async_save": parts_ms["async_save"]["save"] + parts_ms["async_save"]["wait"],
+}
+assert still_ms["async_save"] < 0.7 * still_ms["save"]
+plots.bars(still_ms, "ms in which training stands still (medians of 5 rounds)")
+
+# %% [markdown]
+# If the steps last long enough, they hide all of the writing, and only staging is left. But they may take longer than
+# without a save, because the thread needs the cores as well.
+#
+# Three rules keep asynchronous saves safe:
+#
+# - **Give them a process group of their own**, as above.
+# - **Allow only one at a time.** Call `future.result()` before the next save. Otherwise, a second copy takes memory,
+#   and you do not learn that a save has failed: `result()` raises its error.
+# - **Rename after `future.result()`**, not when `async_save` returns, and delete the previous checkpoint only then. In
+#   a real project, `latest` was changed too early. For about a minute, it pointed to a checkpoint of a 7B model whose
+#   files were still being written (KempnerForge issue 102).
+
+# %% [markdown]
+# ## How often to save
+#
+# If you save too often, you lose time to saving. If you save too rarely, you lose work in each failure. Let δ be the
+# time for which a save stops training, τ the time between two saves, and M the mean time between failures. On average,
+# a failure comes in the middle between two saves, so it costs τ/2 of work. The lost share of the time is
+#
+# $$\frac{\delta}{\tau} + \frac{\tau}{2M}, \qquad \text{which is smallest at} \qquad \tau = \sqrt{2 \delta M}$$
+#
+# (Young, 1974).
+#
+# **Predict.** A save stops training for one minute, and failures come as often as in Meta's run. How many minutes
+# should be between two saves?
+
+# %%
+my_prediction_min = 0.0
+
+
+# %%
+def lost_share(save_s, every_s, failure_s):
+    return save_s / every_s + every_s / (2 * failure_s)
+
+
+failure_s = 3600 * hours_between_failures
+best_s = {save_s: (2 * save_s * failure_s) ** 0.5 for save_s in (60, 2)}
+rows = []
+for save_s, every_s in ((60, 300), (60, best_s[60]), (60, 7200), (2, best_s[2])):
+    lost = lost_share(save_s, every_s, failure_s)
+    rows.append([f"{save_s}", f"{every_s / 60:.0f}", f"{lost:.1%}"])
+print(f"predicted {my_prediction_min:g} minutes, computed {best_s[60] / 60:.0f}")
+tables.Table(["a save stops training for, s", "every, minutes", "lost"], rows)
+
+# %% [markdown]
+# If only staging stops training (in the last row, for two seconds), the run can save more often, and it loses less in
+# total. The time to start again after a failure comes on top, and does not depend on τ.
+
+# %% [markdown]
+# ## The production version
+#
+# | | the newest complete checkpoint | in the background |
+# |---|---|---|
+# | `torch.distributed.checkpoint` | you decide; a complete one has `.metadata` | `async_save`: a thread or a process¹ |
+# | torchtitan | the largest `step-N` with `.metadata` | `async_mode`: `"async"`, `"async_with_pinned_mem"` |
+# | DeepSpeed | the folder named in a text file, `latest` | checkpoint engines, such as a decoupled one |
+# | lab 12 | the largest `step_N`, a name that only complete ones have | `BackgroundSaver`, by the three rules above |
+#
+# ¹ `async_checkpointer_type=AsyncCheckpointerType.PROCESS`. A process does not compete with training for Python's lock.
+#
+# - **Deleting old checkpoints:** torchtitan's `keep_latest_k` says how many to keep. It must not be 1, because the
+#   newest one may still be incomplete.
+# - **Your `ZeRO3`** has `sharded_state_dict(optimizer)`, which DCP can save and load.
+# - **A single file for others:** `dcp_to_torch_save` in `torch.distributed.checkpoint.format_utils` converts a
+#   sharded checkpoint. One process needs memory for the full model, but no GPU.
+
+# %% [markdown]
+# ## On a cluster
+#
+# | question | here | with NCCL and many hosts |
+# |---|---|---|
+# | Where do shards go? | this machine's disk | a file system that all hosts share |
+# | Is a rename atomic? | yes | yes on a POSIX file system; an object store cannot rename, so write a mark last² |
+# | Who restarts the ranks? | the course | `torchrun --max-restarts`; your script looks for the newest checkpoint |
+# | What does staging copy? | CPU to CPU memory | GPU to CPU memory; the copies of all ranks of a host must fit |
+# | Does a kill come with a warning? | no | before a time limit, Slurm can send a signal (`sbatch --signal`) |
+# | How long does a save take? | half a second, arranged | its bytes divided by the storage's bandwidth, see below |
+#
+# ² Such as `.metadata`, and never into a folder that has one already.
+
+# %%
+checkpoint_bytes = 405e9 * 12  # fp32 parameters and both moments
+for where, bytes_per_s in {"2 TB/s": 2e12, "50 GB/s": 5e10}.items():
+    print(f"{checkpoint_bytes / 1e12:.2f} TB at {where}: {checkpoint_bytes / bytes_per_s:.0f} s")
+
+# %% [markdown]
+# 2 TB/s is what the storage of Meta's cluster sustains (The Llama 3 Herd of Models, §3.3.1).
 
 # %% [markdown]
 # ## Recap
 #
-# Ψ parameters in fp32 with AdamW, N ranks.
+# Ψ parameters in fp32 with AdamW on N ranks.
 #
-# | | memory per rank, beside what it holds | left after a kill while saving | loads on |
+# | | memory per rank, beyond what it holds | after a kill during a save | training stands still |
 # |---|---|---|---|
-# | `full_state_dict()` | 8Ψ, on every rank | depends on who writes, and where | any number of ranks |
-# | sharded, over the last checkpoint | none | a mixture of two steps, which loads | any number of ranks |
-# | sharded, a folder per step | none | the last complete checkpoint | any number of ranks |
+# | `full_state_dict()` | 8Ψ bytes | depends on who writes, and where | while it gathers and writes |
+# | sharded, into the last checkpoint | almost none | perhaps a mixture of two steps, which loads | while it writes |
+# | sharded, renamed when complete | almost none | the last complete checkpoint | while it writes |
+# | the same with `async_save` | 12Ψ/N bytes of CPU memory | the last complete checkpoint | while it stages |
 #
-# The terms of this chapter: a **checkpoint** is all that a run needs to resume, and in a **sharded checkpoint** each
-# rank has written its own shard.
+# **Terms**
+#
+# - **checkpoint**: everything that a run needs to resume, on a disk.
+# - **sharded checkpoint**: a checkpoint for which each rank has written its own shards, with a list of what is where.
+# - **atomic**: an operation is atomic if others see either its full effect or none, even if it is interrupted.
+# - **flush**: to wait until the data of a written file are on the disk, and not only in memory.
+# - **staging**: copying the state into CPU memory, so that it can be written while training changes the original.
+
+# %% [markdown]
+# ## Further reading
+#
+# - [torch.distributed.checkpoint](https://docs.pytorch.org/docs/stable/distributed.checkpoint.html): `save`,
+#   `async_save`, and the functions for state dicts.
+# - [Asynchronous Saving with Distributed Checkpoint](https://docs.pytorch.org/tutorials/recipes/distributed_async_checkpoint_recipe.html):
+#   pinned memory, and why to allow only one save at a time.
+# - Mohan et al., [CheckFreq: Frequent, Fine-Grained DNN Checkpointing](https://www.usenix.org/conference/fast21/presentation/mohan),
+#   FAST 2021: staging and writing as a pipeline, and choosing the interval during the run.
+# - Llama Team, [The Llama 3 Herd of Models](https://arxiv.org/abs/2407.21783), §3.3: what fails on 16,384 GPUs.
+# - Young, A first order approximation to the optimum checkpoint interval, CACM 1974: the formula, on two pages.
+# - [KempnerForge issue 102](https://github.com/KempnerInstitute/KempnerForge/issues/102): a `latest` that was not
+#   complete, and what a crash would have cost.
 
 # %% [markdown]
 # ## What is still wasted
 #
-# While a checkpoint is written, training stands still. torch's `async_save` copies the shards first, and writes the
-# copy while training goes on. What counts as complete is the same.
+# Your run survives now. But whatever you shard and save, each rank still computes *whole layers*: it unshards all
+# parameters of a layer before it can use them. If a single layer becomes too large, or if the batch cannot be divided
+# among more ranks, sharding does not help any more. Chapter 13 splits the layers themselves.
 #
-# And whatever you save: each rank still computes *whole layers*. Chapter 13 splits a layer itself.
-#
-# In the lab you write checkpoints that no crash can spoil.
+# First, you write checkpoints in the lab that are either complete or not there.
 
 # %%
 ranks.stop()
+place.cleanup()
