@@ -29,16 +29,10 @@ def why_not() -> str | None:
     return None
 
 
-def engine(
-    module: nn.Module,
-    stage: int,
-    optimizer_cls: Callable[..., torch.optim.Optimizer],
-    bucket_cap_mb: float = 25.0,
-    prefetch_elements: int = 0,
-    gradient_clipping: float = 0.0,
-    **settings,
-) -> tuple[nn.Module, "EngineStep"]:
-    """Wrap a module with DeepSpeed, on the ranks of the current process group. Returns the model and its optimizer.
+def config(
+    stage: int, bucket_cap_mb: float = 25.0, prefetch_elements: int = 0, gradient_clipping: float | None = 0.0
+) -> dict:
+    """Return the config that `engine` gives to DeepSpeed, with which it does what the course's classes do.
 
     DeepSpeed's defaults are for models with many billions of parameters. Its buckets have 500 million elements, which
     are allocated at once. Stage 3 prefetches 50 million elements, keeps parameters that are used again within a billion
@@ -48,7 +42,43 @@ def engine(
     Args:
         prefetch_elements: How many elements stage 3 prefetches. Elements that are prefetched for backward stay after
             forward, so a model not much larger than this is unsharded only once.
-        gradient_clipping: The largest norm of the gradients. 0 disables clipping.
+        gradient_clipping: The largest norm of the gradients. 0 disables clipping. None leaves it to DeepSpeed, whose
+            version 0.19 then clips at 1.
+
+    Raises:
+        ValueError: If the stage is not 1, 2 or 3.
+
+    Source: DeepSpeed's ds_config docs.
+    """
+    if stage not in (1, 2, 3):
+        raise ValueError(f"stage must be 1, 2 or 3, got {stage}")
+    elements = max(1, int(bucket_cap_mb * _MIB / 4))
+    zero = {"stage": stage, "reduce_bucket_size": elements, "allgather_bucket_size": elements}
+    if stage == 3:
+        zero |= {"stage3_prefetch_bucket_size": prefetch_elements, "stage3_max_reuse_distance": 0}
+        zero |= {"stage3_param_persistence_threshold": 0}
+    chosen = {
+        "train_micro_batch_size_per_gpu": 1,  # required, but not used here
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,  # DeepSpeed has not tested torch's own optimizers
+        "steps_per_print": 10**9,
+    }
+    return chosen if gradient_clipping is None else chosen | {"gradient_clipping": gradient_clipping}
+
+
+def engine(
+    module: nn.Module,
+    stage: int,
+    optimizer_cls: Callable[..., torch.optim.Optimizer],
+    bucket_cap_mb: float = 25.0,
+    prefetch_elements: int = 0,
+    gradient_clipping: float | None = 0.0,
+    **settings,
+) -> tuple[nn.Module, "EngineStep"]:
+    """Wrap a module with DeepSpeed, on the ranks of the current process group. Returns the model and its optimizer.
+
+    Args:
+        bucket_cap_mb, prefetch_elements, gradient_clipping: Those of `config`.
 
     Raises:
         RuntimeError: If DeepSpeed is missing.
@@ -56,29 +86,16 @@ def engine(
 
     Communication: one broadcast per parameter.
 
-    Source: Rajbhandari et al. 2020 (arXiv 1910.02054); DeepSpeed's ds_config docs.
+    Source: Rajbhandari et al. 2020 (arXiv 1910.02054).
     """
     if missing := why_not():
         raise RuntimeError(missing)
-    if stage not in (1, 2, 3):
-        raise ValueError(f"stage must be 1, 2 or 3, got {stage}")
+    chosen = config(stage, bucket_cap_mb, prefetch_elements, gradient_clipping)
     deepspeed = _import_deepspeed(module)
-    elements = max(1, int(bucket_cap_mb * _MIB / 4))
-    zero = {"stage": stage, "reduce_bucket_size": elements, "allgather_bucket_size": elements}
-    if stage == 3:
-        zero |= {"stage3_prefetch_bucket_size": prefetch_elements, "stage3_max_reuse_distance": 0}
-        zero |= {"stage3_param_persistence_threshold": 0}
-    config = {
-        "train_micro_batch_size_per_gpu": 1,  # required, but not used here
-        "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,  # DeepSpeed has not tested torch's own optimizers
-        "gradient_clipping": gradient_clipping,  # by default, DeepSpeed 0.19 clips their norm at 1
-        "steps_per_print": 10**9,
-    }
     optimizer = optimizer_cls(module.parameters(), **settings)
     original_linear = nn.functional.linear
     with warnings.catch_warnings(action="ignore"):
-        wrapped, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
+        wrapped, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=chosen, dist_init_required=False)
     warnings.filterwarnings(
         "ignore", "`torch.distributed", FutureWarning
     )  # DeepSpeed causes this warning at every step

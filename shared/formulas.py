@@ -201,7 +201,9 @@ def bubble_over_total(stages: int, micro_batches: int) -> float:
     return (stages - 1) / (micro_batches + stages - 1)
 
 
-# -- activations per transformer layer: GELU MLP of width 4h, dropout, materialized attention
+# -- activations per transformer layer: GELU MLP of width 4h, dropout, materialized or fused attention
+
+ATTENTION = ("materialized", "fused")
 
 
 def activation_bytes(
@@ -213,11 +215,14 @@ def activation_bytes(
     tensor_ranks: int = 1,
     sequence_parallel: bool = False,
     checkpointing: str = "none",
+    attention: str = "materialized",
     bytes_each: int = 2,
 ) -> float:
     """Bytes of activations that one layer keeps for backward: sbh(34 + 5as/h). Source: Megatron-3 §4 and table 2.
 
     Args:
+        attention: "materialized", as in the paper, or "fused": the kernel recomputes the scores tile by tile in
+            backward, so the term 5as/h is gone (Dao et al. 2022, "FlashAttention", §3.1).
         checkpointing: "none", "selective" (attention is recomputed) or "full" (only the layer's input is kept).
         bytes_each: Bytes of an activation, 2 in the paper. The masks of dropout, 2sbh + as²b, have 1 byte per element
             in any precision.
@@ -225,14 +230,17 @@ def activation_bytes(
     _positive(sequence=sequence, batch=batch, hidden=hidden, heads=heads, tensor_ranks=tensor_ranks)
     if checkpointing not in ("none", "selective", "full"):
         raise ValueError(f"checkpointing must be 'none', 'selective' or 'full', got {checkpointing!r}")
+    if attention not in ATTENTION:
+        raise ValueError(f"attention must be one of {', '.join(map(repr, ATTENTION))}, got {attention!r}")
     if checkpointing == "full":
         per_element = float(bytes_each)
     else:
-        attention = 0.0 if checkpointing == "selective" else (2 * bytes_each + 1) * heads * sequence / hidden
+        keeps_scores = attention == "materialized" and checkpointing == "none"
+        scores = (2 * bytes_each + 1) * heads * sequence / hidden if keeps_scores else 0.0
         unsharded, sharded = 4.0 * bytes_each + 2, 12.0 * bytes_each  # 10 and 24
         if sequence_parallel:
             unsharded, sharded = 0.0, unsharded + sharded
-        per_element = unsharded + (sharded + attention) / tensor_ranks
+        per_element = unsharded + (sharded + scores) / tensor_ranks
     return sequence * batch * hidden * per_element
 
 

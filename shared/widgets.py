@@ -71,6 +71,7 @@ def memory_planner(
     precision: str = "mixed, 16 B",
     micro_batch: int = 1,
     checkpointing: str = "full",
+    attention: str = "fused",
 ) -> Figure:
     """Choose a model and how to train it, and see how much memory a rank needs. Returns a figure of the given choice.
 
@@ -85,8 +86,9 @@ def memory_planner(
         "precision": list(planner.PRECISIONS),
         "micro_batch": [1, 2, 4, 8, 16],
         "checkpointing": list(planner.CHECKPOINTING),
+        "attention": list(planner.ATTENTION),
     }
-    given = dict(zip(offered, (model, ranks, precision, micro_batch, checkpointing), strict=True))
+    given = dict(zip(offered, (model, ranks, precision, micro_batch, checkpointing, attention), strict=True))
     for name, value in given.items():
         if value not in offered[name]:
             raise ValueError(f"{name} must be one of {', '.join(map(repr, offered[name]))}, got {value!r}")
@@ -101,7 +103,8 @@ def planned(*, model: str, **choice) -> Figure:
         name: planner.plan(SHAPES[model], stage=stage, **choice).by_component()
         for stage, name in planner.STAGES.items()
     }
-    setting = "{ranks} ranks, {precision}, micro-batch {micro_batch}, checkpointing: {checkpointing}".format(**choice)
+    kept = "checkpointing: {checkpointing}, attention: {attention}"
+    setting = f"{{ranks}} ranks, {{precision}}, micro-batch {{micro_batch}}, {kept}".format(**choice)
     return planner_plots.stages(bars, title=f"{model}, {setting}")
 
 

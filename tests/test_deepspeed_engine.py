@@ -92,6 +92,11 @@ def test_gradients_are_clipped_to_the_given_norm(world_size):
         assert losses == pytest.approx(expected, abs=1e-5)
 
 
+def test_the_config_disables_clipping_unless_it_is_left_to_deepspeed():
+    assert deepspeed_engine.config(2)["gradient_clipping"] == 0.0
+    assert "gradient_clipping" not in deepspeed_engine.config(2, gradient_clipping=None)
+
+
 def test_other_stages_are_rejected():
     for stage in (0, 4):
         with pytest.raises(ValueError, match=f"stage must be 1, 2 or 3, got {stage}"):

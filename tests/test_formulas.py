@@ -103,6 +103,9 @@ def test_activations_of_megatrons_table():
     assert in_sbh(tensor_ranks=8, checkpointing="selective") == 10 + 24 / 8
     assert in_sbh(tensor_ranks=8, sequence_parallel=True, checkpointing="selective") == 34 / 8
     assert in_sbh(checkpointing="full") == 2
+    assert in_sbh(attention="fused") == in_sbh(attention="fused", checkpointing="selective") == 34
+    assert in_sbh(attention="fused", tensor_ranks=8) == 10 + 24 / 8
+    assert in_sbh(attention="fused", checkpointing="full") == 2
 
 
 def test_activations_of_another_precision():
@@ -125,6 +128,7 @@ def test_activations_of_another_precision():
         lambda: f.halving_doubling_all_reduce_s(1, 3, 1, 1),
         lambda: f.bubble_over_ideal(4, 6, chunks=2),
         lambda: f.activation_bytes(1, 1, 1, 1, checkpointing="some"),
+        lambda: f.activation_bytes(1, 1, 1, 1, attention="some"),
         lambda: f.exposed_s([1], [], 0),
     ],
 )

@@ -24,6 +24,7 @@ LESSONS_MAY_IMPORT = [
     "jupyter",
     "measure",
     "memory",
+    "mine.py",
     "models.py",
     "planner",
     "plots",

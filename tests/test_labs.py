@@ -4,7 +4,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from instructor import build
+from instructor import build, contents
 from shared.deadlines import scaled
 
 pytestmark = pytest.mark.slow
@@ -14,7 +14,7 @@ CHAPTERS = build.chapters()
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=[chapter.name for chapter in CHAPTERS])
 def test_an_unsolved_lab_fails_every_check_with_a_helpful_message(chapter):
-    path = build.ROOT / "labs" / f"{chapter.name}.ipynb"
+    path = build.ROOT / contents.notebook("labs", chapter.name)
     lab = nbformat.read(path, as_version=4)
     resources = {"metadata": {"path": str(path.parent)}}
     deadline_s = int(scaled(120))

@@ -114,3 +114,7 @@ def test_messages_of_one_collective_become_one_span():
     assert (short.began_s, short.ended_s, short.rank) == (0.0, 7.0, 0)
     assert short.waits == [pytest.approx((0.2, 2.0))]
     assert line.spans[0].began_s == 1.0  # the original is as it was
+    assert [span.name for span in short.spans] == ["1", "block", "2"]
+    assert [span.name for span in bundled(line, 2, ["AG 0", "RS 0"]).spans] == ["AG 0", "block", "RS 0"]
+    with pytest.raises(ValueError, match="zip"):
+        bundled(line, 2, ["AG 0"])

@@ -3,7 +3,7 @@
 import nbformat
 import pytest
 
-from instructor import build
+from instructor import build, contents
 from instructor.links import GLOSSARY, TAG, line, with_links
 
 CHAPTERS = build.chapters()
@@ -12,7 +12,7 @@ CHAPTERS = build.chapters()
 @pytest.mark.parametrize("folder", ["chapters", "labs", "solutions"])
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.name)
 def test_every_notebook_begins_and_ends_with_its_links(folder, chapter):
-    notebook = nbformat.read(build.ROOT / folder / f"{chapter.name}.ipynb", as_version=4)
+    notebook = nbformat.read(build.ROOT / contents.notebook(folder, chapter.name), as_version=4)
     first, *inner, last = notebook.cells
     assert first.source == last.source and TAG in first.metadata["tags"] and TAG in last.metadata["tags"]
     assert not [cell for cell in inner if TAG in cell.metadata.get("tags", [])]
@@ -24,25 +24,26 @@ def test_every_notebook_begins_and_ends_with_its_links(folder, chapter):
         (
             "chapters",
             (),
-            "[← 00 · Ranks](00_ranks.ipynb) | [Lab](../labs/01_collectives.ipynb) | "
-            "[Solution](../solutions/01_collectives.ipynb) | [Glossary](glossary.md) | "
+            "[← 00 · Ranks](00_ranks.ipynb) | [Lab](../labs/01_collectives_lab.ipynb) | "
+            "[Solution](../solutions/01_collectives_solution.ipynb) | [Glossary](glossary.md) | "
             "[02 · Data parallelism by hand →](02_manual_ddp.ipynb)",
         ),
         (
             "labs",
-            ("chapters/02_manual_ddp.ipynb", "solutions/01_collectives.ipynb"),
+            ("chapters/02_manual_ddp.ipynb", "solutions/01_collectives_solution.ipynb"),
             "[← 00 · Ranks](../chapters/00_ranks.ipynb) | [Lesson](../chapters/01_collectives.ipynb) | "
             "[Glossary](../chapters/glossary.md)",
         ),
         (
             "labs",
             ("chapters/00_ranks.ipynb", "chapters/02_manual_ddp.ipynb", "chapters/glossary.md"),
-            "[Lesson](../chapters/01_collectives.ipynb) | [Solution](../solutions/01_collectives.ipynb)",
+            "[Lesson](../chapters/01_collectives.ipynb) | [Solution](../solutions/01_collectives_solution.ipynb)",
         ),
     ],
 )
 def test_links_lead_to_what_exists(folder, missing, expected):
-    three = {f"{kind}/{chapter.name}.ipynb" for kind in ("chapters", "labs", "solutions") for chapter in CHAPTERS[:3]}
+    kinds = ("chapters", "labs", "solutions")
+    three = {contents.notebook(kind, chapter.name) for kind in kinds for chapter in CHAPTERS[:3]}
     present = {*three, GLOSSARY} - set(missing)
     assert line(folder, "01_collectives", present.__contains__) == expected
 

@@ -188,6 +188,19 @@ def test_recordings_of_one_round_come_from_all_ranks_without_the_preparation(wor
     assert found == {name: [[(name, 1, rank), (name, 2, rank)] for rank in range(2)] for name in "ab"}
 
 
+def numbered_recordings() -> list:
+    numbers = iter((9, 5, 3, 1) if dist.get_rank() == 0 else (9, 1, 2, 3))  # the first one warms up
+
+    def record():
+        return contextlib.nullcontext(next(numbers))
+
+    return measure.recorded({"": lambda: None}, record, by=float, rounds=3, warm_up_rounds=1)[""]
+
+
+def test_recordings_can_be_those_of_the_round_in_which_rank_0s_number_is_the_median(world):
+    assert ranks.run(numbered_recordings) == [[3, 2]] * 2
+
+
 # -- sweeps
 
 
@@ -469,12 +482,19 @@ def test_results_display_as_tables_and_travel_from_the_ranks(result):
     assert pickle.loads(pickle.dumps(result)) == result
 
 
-def test_starting_behind_a_link_says_which_kind(monkeypatch):
-    monkeypatch.setattr("shared.hosts.why_not", lambda: "This machine cannot make hosts.")
+@pytest.mark.parametrize(
+    ("why_not", "emulate", "said"),
+    [
+        ("This machine cannot make hosts.", False, "This machine cannot make hosts."),
+        ("", True, "The links are emulated."),
+    ],
+)
+def test_starting_behind_a_link_says_which_kind(monkeypatch, why_not, emulate, said):
+    monkeypatch.setattr("shared.hosts.why_not", lambda: why_not)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        measure.start_behind_link(2, "100mbit")
+        measure.start_behind_link(2, "100mbit", emulate=emulate)
     try:
-        assert "This machine cannot make hosts. Times are measured behind an emulated link" in printed.getvalue()
+        assert f"{said} Times are measured behind an emulated link" in printed.getvalue()
     finally:
         ranks.stop()

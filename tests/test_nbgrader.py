@@ -9,6 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from instructor import contents
 from instructor.grade import nbgrader_course
 from instructor.links import TAG
 from tests.handed_in import CHAPTERS, hand_in
@@ -42,7 +43,7 @@ def nbgrader(folder: Path, *arguments: str) -> None:
 
 def test_nbgrader_releases_the_same_lab_as_the_course(course):
     released = nbformat.read(course / "release" / LAB / f"{LAB}.ipynb", as_version=4)
-    ours = nbformat.read(ROOT / "labs" / f"{LAB}.ipynb", as_version=4)
+    ours = nbformat.read(ROOT / contents.notebook("labs", LAB), as_version=4)
     own = [cell for cell in ours.cells if TAG not in cell.metadata.get("tags", [])]  # without links
     assert [cell.source for cell in released.cells] == [cell.source for cell in own]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.needs_nccl import needs_nccl, uses_a_mesh, uses_point_to_point
+from tests.needs_nccl import check_needs_nccl, needs_nccl, uses_a_mesh, uses_point_to_point
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,9 @@ def test_collectives_are_not_mistaken_for_sending(source):
 )
 def test_meshes_are_found(source):
     assert uses_a_mesh(source) and needs_nccl(source)
+
+
+def test_meshes_of_checks_are_found():
+    """Lab 12 creates no mesh, but its checks shard models with fully_shard."""
+    assert check_needs_nccl("checkpoints") and needs_nccl("from shared.checks import checkpoints as check")
+    assert not check_needs_nccl("zero1") and not needs_nccl("from shared.checks import zero1 as check")

@@ -55,7 +55,7 @@ def test_a_chapter_made_by_make_chapter_builds_and_passes_its_tests(course):
     assert f"wrote source/{TOY}/lesson.py" in printed and f"make test CHAPTER={FREE}" in printed
     lesson, readme = (course / "source" / TOY / "lesson.py").read_text(), (course / "README.md").read_text()
     stated = re.search(r"^# \*\*(\d+) minutes\.\*\*", lesson, re.MULTILINE)[1]
-    assert f"(labs/{TOY}.ipynb) | {stated} + " in readme
+    assert f"(labs/{TOY}_lab.ipynb) | {stated} + " in readme
     run(course, *make, "notebooks")
     assert (course / "solutions" / "toy.py").exists()
     lines = run(course, *make, "test", f"CHAPTER={FREE}").splitlines()
@@ -120,9 +120,9 @@ README = """\
 | | lesson | lab | minutes | solution |
 |---|---|---|---|---|
 | | **One** | | | |
-| 02 | [Two](chapters/02_two.ipynb) | [two](labs/02_two.ipynb) | 30 + 60 | [02](solutions/02_two.ipynb) |
+| 02 | [Two](chapters/02_two.ipynb) | [two](labs/02_two_lab.ipynb) | 30 + 60 | [02](solutions/02_two_solution.ipynb) |
 | | **Other** | *to come:* 13 three, 15 five, 17 seven | | |
-| 16 | [Six](chapters/16_six.ipynb) | [six](labs/16_six.ipynb) | 30 + 60 | [16](solutions/16_six.ipynb) |
+| 16 | [Six](chapters/16_six.ipynb) | [six](labs/16_six_lab.ipynb) | 30 + 60 | [16](solutions/16_six_solution.ipynb) |
 
 | 01 | another table |
 """
@@ -139,8 +139,9 @@ README = """\
 )
 def test_the_readme_gets_a_row_in_the_right_place(number, above, to_come):
     lines = with_row(README, Plan(number, "new", "New", "new"), "5 + 15").splitlines()
-    row = f"| {number:02d} | [New](chapters/{number:02d}_new.ipynb) | [*to be written*](labs/{number:02d}_new.ipynb) | "
-    row += f"5 + 15 | [{number:02d}](solutions/{number:02d}_new.ipynb) |"
+    row = f"| {number:02d} | [New](chapters/{number:02d}_new.ipynb) | "
+    row += f"[*to be written*](labs/{number:02d}_new_lab.ipynb) | 5 + 15 | "
+    row += f"[{number:02d}](solutions/{number:02d}_new_solution.ipynb) |"
     assert lines[lines.index(row) - 1].startswith(above)
     assert any(to_come in line for line in lines) and len(lines) == len(README.splitlines()) + 1
 

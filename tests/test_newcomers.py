@@ -91,7 +91,7 @@ def opened_alone(path: Path, folder: Path) -> nbformat.NotebookNode:
 
 def test_a_notebook_opened_alone_fetches_the_course_and_runs(published, tmp_path):
     copies.write(tmp_path / "colab", fetched_from=published)
-    lab = opened_alone(tmp_path / "colab" / "labs" / "02_manual_ddp.ipynb", tmp_path)
+    lab = opened_alone(tmp_path / "colab" / "labs" / "02_manual_ddp_lab.ipynb", tmp_path)
     fetched = tmp_path / "home" / published.split("/")[-1]
     bootstrap, check, module = (lab.cells[n].outputs for n in (1, -2, -1))
     assert bootstrap[0].text.startswith(f"The course is in {fetched}, with torch "), bootstrap

@@ -94,6 +94,9 @@ def test_activations_grow_with_the_micro_batch_and_shrink_with_checkpoints():
     def activations(micro_batch, checkpointing, bytes_each=2):
         return planner.activations_bytes(shape, micro_batch, shape.context, checkpointing, bytes_each)
 
+    def with_fused_attention(checkpointing):
+        return planner.activations_bytes(shape, 1, shape.context, checkpointing, 2, "fused")
+
     none, selective, full = (activations(1, how) for how in planner.CHECKPOINTING)
     assert none > selective > full and activations(4, "full") == pytest.approx(4 * full)
     sbh, logits = 2048 * 12288, 4 * 2048 * 50257
@@ -101,6 +104,8 @@ def test_activations_grow_with_the_micro_batch_and_shrink_with_checkpoints():
     assert selective == pytest.approx(96 * sbh * 34 + sbh * 80 + logits)
     assert full == pytest.approx(96 * sbh * 2 + sbh * 112 + logits)
     assert activations(1, "full", 4) - logits == pytest.approx(96 * sbh * 4 + sbh * (66 + 144 - 4))
+    assert with_fused_attention("none") == with_fused_attention("selective") == pytest.approx(96 * sbh * 34 + logits)
+    assert with_fused_attention("full") == pytest.approx(96 * sbh * 2 + sbh * 32 + logits)
 
 
 def test_a_plan_without_sharding_does_not_depend_on_the_number_of_ranks():
@@ -108,7 +113,9 @@ def test_a_plan_without_sharding_does_not_depend_on_the_number_of_ranks():
     assert planner.plan(shape, ranks=1, stage=0) == planner.plan(shape, ranks=1024, stage=0)
 
 
-@pytest.mark.parametrize("wrong", [{"stage": 4}, {"precision": "int4"}, {"ranks": 0}, {"checkpointing": "some"}])
+@pytest.mark.parametrize(
+    "wrong", [{"stage": 4}, {"precision": "int4"}, {"ranks": 0}, {"checkpointing": "some"}, {"attention": "flat"}]
+)
 def test_a_plan_with_an_invalid_argument_is_rejected(wrong):
     with pytest.raises(ValueError, match=str(next(iter(wrong.values())))):
         planner.plan(SHAPES["GPT-2 124M"], **({"ranks": 2, "stage": 0} | wrong))
@@ -143,7 +150,7 @@ def test_a_bar_that_is_cut_off_is_marked_and_shows_its_total():
 
 
 def test_components_differ_without_color():
-    hatches = [hatch for _, hatch in planner_plots._STYLES.values()]
+    hatches = [hatch for _, hatch in planner_plots.COMPONENT_STYLES.values()]
     assert len(set(hatches)) == len(hatches)
 
 
@@ -174,7 +181,7 @@ def displayed(monkeypatch) -> list:
 def test_without_jupyterlab_only_the_figure_is_shown(displayed):
     axes = widgets.memory_planner("Llama-2 7B", ranks=8).axes[0]
     assert displayed == []
-    assert axes.get_title() == "Llama-2 7B, 8 ranks, mixed, 16 B, micro-batch 1, checkpointing: full"
+    assert axes.get_title() == "Llama-2 7B, 8 ranks, mixed, 16 B, micro-batch 1, checkpointing: full, attention: fused"
 
 
 def test_a_dropdown_redraws_what_the_pure_function_draws(displayed, monkeypatch):
@@ -182,10 +189,10 @@ def test_a_dropdown_redraws_what_the_pure_function_draws(displayed, monkeypatch)
     figure = widgets.memory_planner("Llama-2 7B", ranks=8)
     [box] = displayed
     dropdowns, picture = {dropdown.description: dropdown for dropdown in box.children[0].children}, box.children[1]
-    assert list(dropdowns) == ["model", "ranks", "precision", "micro-batch", "checkpointing"]
+    assert list(dropdowns) == ["model", "ranks", "precision", "micro-batch", "checkpointing", "attention"]
     assert picture.value == widgets.as_png(figure)
     dropdowns["model"].value, dropdowns["micro-batch"].value = "Llama-3 70B", 4
-    rest = {"ranks": 8, "precision": "mixed, 16 B", "checkpointing": "full"}
+    rest = {"ranks": 8, "precision": "mixed, 16 B", "checkpointing": "full", "attention": "fused"}
     assert picture.value == widgets.as_png(widgets.planned(model="Llama-3 70B", micro_batch=4, **rest))
 
 

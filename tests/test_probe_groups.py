@@ -28,11 +28,21 @@ def form_a_group(piece) -> int:
     return before
 
 
+def split_a_group(piece) -> str:
+    """Form a group as a mesh of two dimensions does with NCCL, which names it by its ranks. Returns its name."""
+    group = dist.new_group([0, 1, 2], use_local_synchronization=True)
+    dist.all_reduce(torch.ones(1), group=group)
+    return group.group_name
+
+
+def run_probe(probe, path: str) -> list:
+    packed = ranks.run(candidate.probe, ("piece",), path, probe, ())
+    return [parcel.unpack(each) for each in packed]
+
+
 def groups_after(times: int, path: str) -> list[int]:
     """Run the probe several times. Returns how many groups each rank had when the last one began."""
-    for _ in range(times):
-        packed = ranks.run(candidate.probe, ("piece",), path, form_a_group, ())
-    return [parcel.unpack(each) for each in packed]
+    return [run_probe(form_a_group, path) for _ in range(times)][-1]
 
 
 def test_groups_of_probes_do_not_pile_up(three_ranks, tmp_path):
@@ -42,3 +52,12 @@ def test_groups_of_probes_do_not_pile_up(three_ranks, tmp_path):
     assert groups_after(3, str(path)) == first
     with ranks.world(3):  # a new generation, in which the groups of the last probe are gone
         assert groups_after(1, str(path)) == first
+
+
+def test_no_name_of_a_group_comes_back(three_ranks, tmp_path):
+    """gloo finds the other ranks under the group's name in the store, where the addresses of the last group remain."""
+    path = tmp_path / "work.py"
+    path.write_text("piece = None\n")
+    names = [run_probe(probe, str(path))[0] for probe in 2 * [split_a_group, split_a_group, form_a_group]]
+    split = [name for name in names if isinstance(name, str)]
+    assert len(set(split)) == len(split) == 4

@@ -13,7 +13,7 @@ import nbformat
 import pytest
 from jupyter_client.manager import start_new_kernel
 
-from instructor import build, release
+from instructor import build, contents, release
 from shared import progress
 from shared.checks import first_collectives
 from shared.checks.engine import display
@@ -39,11 +39,11 @@ def course(tmp_path, monkeypatch) -> Path:
     for name in CHAPTERS[:2]:
         for folder in ("labs", "chapters"):
             (tmp_path / folder).mkdir(exist_ok=True)
-            shutil.copy(build.ROOT / folder / f"{name}.ipynb", tmp_path / folder)
+            shutil.copy(build.ROOT / contents.notebook(folder, name), tmp_path / folder)
     monkeypatch.setattr(progress, "ROOT", tmp_path)
     monkeypatch.setattr(progress, "FILE", tmp_path / "progress.jsonl")
     monkeypatch.setattr(magic, "in_jupyterlab", lambda: True)
-    monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "labs" / "00_ranks.ipynb"))
+    monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "labs" / "00_ranks_lab.ipynb"))
     return tmp_path
 
 
@@ -74,7 +74,9 @@ def test_a_run_in_a_lab_is_recorded_with_its_checks_and_its_time(course):
     assert "never used for grading" in (course / "progress.jsonl").read_text()
 
 
-@pytest.mark.parametrize("notebook", ["solutions/00_ranks.ipynb", "00_ranks.ipynb", "labs/mine/00_ranks.ipynb", ""])
+@pytest.mark.parametrize(
+    "notebook", ["solutions/00_ranks_solution.ipynb", "00_ranks.ipynb", "labs/mine/00_ranks_lab.ipynb", ""]
+)
 def test_a_run_anywhere_else_is_not_recorded(course, monkeypatch, notebook):
     monkeypatch.setenv("JPY_SESSION_NAME", str(course / notebook) if notebook else "")
     check("sum_over_ranks")
@@ -91,7 +93,7 @@ def test_a_run_by_a_program_that_executes_the_lab_is_not_recorded(course, monkey
 
 def test_exercises_are_recorded_by_the_names_that_the_labs_use():
     found, unreadable = labs.labs(build.ROOT)
-    assert [lab.file for lab in found] == [f"{name}.ipynb" for name in CHAPTERS] and not unreadable
+    assert [lab.file for lab in found] == [f"{name}_lab.ipynb" for name in CHAPTERS] and not unreadable
     for lab in found:
         notebook = nbformat.read(build.ROOT / "labs" / lab.file, as_version=4)
         marks = [cell.metadata["nbgrader"] for cell in notebook.cells if "nbgrader" in cell.metadata]
@@ -152,7 +154,7 @@ def test_a_file_that_cannot_be_used_affects_neither_checks_nor_the_page(course, 
     if kind == "a folder":
         progress.FILE.mkdir()
     elif kind == "nowhere":
-        monkeypatch.setattr(progress, "FILE", course / "labs" / "00_ranks.ipynb" / "progress.jsonl")
+        monkeypatch.setattr(progress, "FILE", course / "labs" / "00_ranks_lab.ipynb" / "progress.jsonl")
     else:
         monkeypatch.setattr(progress, "MAX_BYTES", 10)
         progress.FILE.write_text("a record of something else")
@@ -161,7 +163,7 @@ def test_a_file_that_cannot_be_used_affects_neither_checks_nor_the_page(course, 
     assert printed.count("\n") == (kind != "too large") and ("cannot be written" in printed) == (kind != "too large")
     progress.show()
     shown = capsys.readouterr().out
-    assert shown.startswith("Next: read chapters/00_ranks.ipynb, then do labs/00_ranks.ipynb.")
+    assert shown.startswith("Next: read chapters/00_ranks.ipynb, then do labs/00_ranks_lab.ipynb.")
     assert "progress.jsonl" in shown.splitlines()[1] or kind == "nowhere"
 
 
@@ -175,12 +177,12 @@ def test_a_full_disk_is_reported(course, monkeypatch, capsys):
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"metadata": {"course": {"module": "x"}}, "cells": [7]}'])
 def test_a_lab_that_cannot_be_read_is_named_and_the_others_are_shown(course, content):
-    (course / "labs" / "01_collectives.ipynb").write_text(content)
-    (course / "labs" / "00_ranks-Copy1.ipynb").write_text(content)  # has no lesson, so it is not a lab of the course
+    (course / "labs" / "01_collectives_lab.ipynb").write_text(content)
+    (course / "labs" / "00_ranks_lab-Copy1.ipynb").write_text(content)  # It has no lesson.
     check("sum_over_ranks")
     shown = page().as_text()
     assert (
-        "These files in labs/ cannot be read as labs: 01_collectives.ipynb." in shown
+        "These files in labs/ cannot be read as labs: 01_collectives_lab.ipynb." in shown
         and "Lab 00" in shown
         and "Copy" not in shown
     )
@@ -227,16 +229,19 @@ def test_a_check_that_did_not_run_has_a_sign_of_its_own():
 @pytest.mark.parametrize(
     ("runs", "next_step"),
     [
-        ([], "read chapters/00_ranks.ipynb, then do labs/00_ranks.ipynb"),
-        ([("00", NAMES[0], False)], "sum_over_ranks in labs/00_ranks.ipynb"),
-        ([("00", name, True) for name in NAMES[:2]], "pass_right in labs/00_ranks.ipynb"),
-        ([("00", NAMES[0], True), ("00", NAMES[0], False)], "global_mean in labs/00_ranks.ipynb"),
+        ([], "read chapters/00_ranks.ipynb, then do labs/00_ranks_lab.ipynb"),
+        ([("00", NAMES[0], False)], "sum_over_ranks in labs/00_ranks_lab.ipynb"),
+        ([("00", name, True) for name in NAMES[:2]], "pass_right in labs/00_ranks_lab.ipynb"),
+        ([("00", NAMES[0], True), ("00", NAMES[0], False)], "global_mean in labs/00_ranks_lab.ipynb"),
         # a stretch exercise comes last
         ([("00", name, True) for name in NAMES[:4]], "read chapters/01_collectives.ipynb, then do labs/01_coll"),
         # a student who begins with another lab stays there, and returns to the first one later
-        ([("01", "ring_step", True)], "ring_reduce_scatter in labs/01_collectives.ipynb"),
-        ([("01", None, True)], "read chapters/00_ranks.ipynb, then do labs/00_ranks.ipynb"),
-        ([*[("00", name, True) for name in NAMES[:4]], ("01", None, True)], "broadcast_by_hand in labs/00_ranks.ipynb"),
+        ([("01", "ring_step", True)], "ring_reduce_scatter in labs/01_collectives_lab.ipynb"),
+        ([("01", None, True)], "read chapters/00_ranks.ipynb, then do labs/00_ranks_lab.ipynb"),
+        (
+            [*[("00", name, True) for name in NAMES[:4]], ("01", None, True)],
+            "broadcast_by_hand in labs/00_ranks_lab.ipynb",
+        ),
     ],
 )
 def test_the_next_step(course, runs, next_step):
@@ -273,8 +278,8 @@ class Links(HTMLParser):
 def test_links_lead_to_existing_notebooks_and_cells(course):
     check("sum_over_ranks")
     links = Links(page().as_html()).found
-    assert "../labs/00_ranks.ipynb#cell-id=lab-006" in links  # the heading of exercise 0.2
-    assert {"../chapters/01_collectives.ipynb", "../labs/01_collectives.ipynb"} <= set(links)
+    assert "../labs/00_ranks_lab.ipynb#cell-id=lab-006" in links  # the heading of exercise 0.2
+    assert {"../chapters/01_collectives.ipynb", "../labs/01_collectives_lab.ipynb"} <= set(links)
     for link in links:
         path, _, cell_id = link.partition("#cell-id=")
         notebook = nbformat.read(course / "chapters" / path, as_version=4)
@@ -282,7 +287,7 @@ def test_links_lead_to_existing_notebooks_and_cells(course):
 
 
 def test_the_page_has_the_same_text_in_html_and_escapes_the_titles_of_notebooks(course):
-    path = course / "labs" / "00_ranks.ipynb"
+    path = course / "labs" / "00_ranks_lab.ipynb"
     path.write_text(path.read_text().replace("Lab 00 · First", "Lab 00 · <script>"))
     check("sum_over_ranks")
     check("pass_right", failed=("values",))
@@ -325,7 +330,7 @@ def test_checks_in_the_lab_of_a_bundle_appear_on_its_start_page(tmp_path, monkey
     release.write(1, tmp_path)
     folder = tmp_path / "distributed-training-01"
     monkeypatch.setenv("PYTHONPATH", str(folder))
-    monkeypatch.setenv("JPY_SESSION_NAME", str(folder / "labs" / "00_ranks.ipynb"))
+    monkeypatch.setenv("JPY_SESSION_NAME", str(folder / "labs" / "00_ranks_lab.ipynb"))
     manager, client = start_new_kernel(startup_timeout=scaled(60), cwd=str(folder / "labs"), env=dict(os.environ))
 
     def execute(code: str, request_metadata: dict) -> str:
@@ -351,7 +356,7 @@ def test_checks_in_the_lab_of_a_bundle_appear_on_its_start_page(tmp_path, monkey
         execute(RIGHT, JUPYTERLAB)
         execute("check.sum_over_ranks()", JUPYTERLAB)
         shown = execute("progress.show()", JUPYTERLAB)
-        assert shown.startswith("Next: global_mean in labs/00_ranks.ipynb.") and "✓ sum_over_ranks" in shown
+        assert shown.startswith("Next: global_mean in labs/00_ranks_lab.ipynb.") and "✓ sum_over_ranks" in shown
         assert "1 of 13 exercises" in shown  # those of the two labs in the bundle
         assert execute("progress.show()", {}) == Page(progress.ROOT, []).as_text()
     finally:

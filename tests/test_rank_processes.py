@@ -122,6 +122,35 @@ def test_dead_helper_process_is_reported_and_ranks_can_be_started_again(victim):
     assert_nothing_left(ended)
 
 
+TAKEN_PORTS = """
+import socket
+from shared.ranks import launchers
+
+taken = socket.create_server(("127.0.0.1", 0))
+first = taken.getsockname()[1]
+free_ports, tries = launchers.free_ports, []
+
+def taken_ports(n):
+    tries.append(n)
+    return f"{first}-{first + n - 1}" if len(tries) in TAKEN else free_ports(n)
+
+launchers.free_ports = taken_ports
+"""
+
+
+def test_another_controller_starts_if_a_program_has_taken_a_port():
+    ended = run_program(TAKEN_PORTS.replace("TAKEN", "(1,)") + START + "assert len(tries) == 2\n")
+    assert ended.status == 0, ended.error
+    assert_nothing_left(ended)
+
+
+def test_a_controller_that_does_not_start_is_an_error_that_quotes_its_log():
+    source = TAKEN_PORTS.replace("TAKEN", "(1, 2, 3)") + START
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert "RanksError: The ranks did not start: Controller stopped with" in done.stderr
+    assert "Address already in use" in done.stderr
+
+
 INTERRUPTED_IMPORT = """
 import os, signal, sys
 from shared.ranks import devices

@@ -403,7 +403,7 @@ def test_a_chapter_has_its_notebooks_and_mutants():
     selection = Selection(chapter="09_zero3")
     assert phases.unit(selection).commands[0][-2:] == ("--chapter", "09_zero3")
     assert phases.unit(selection).mutants_of == ("09_zero3",)
-    assert phases.notebooks(selection).notebooks == ("solutions/09_zero3.ipynb", "chapters/09_zero3.ipynb")
+    assert phases.notebooks(selection).notebooks == ("solutions/09_zero3_solution.ipynb", "chapters/09_zero3.ipynb")
 
 
 def test_quick_skips_slow_tests_and_most_notebooks():
@@ -429,8 +429,8 @@ def test_last_failed_runs_only_the_files_of_failed_tests():
     assert "tests/test_run.py" in unit.commands[0] and "tests" not in unit.commands[0]
     assert unit.only == tuple(failed["unit"]) and unit.mutants_of == ()
     assert phases.notebooks(Selection(failed=failed)).notebooks == phases.NOTEBOOK_FOLDERS, "the whole phase had failed"
-    failed["notebooks"] = ["solutions/00_ranks.ipynb::Cell 3"]
-    assert phases.notebooks(Selection(failed=failed)).notebooks == ("solutions/00_ranks.ipynb",)
+    failed["notebooks"] = ["solutions/00_ranks_solution.ipynb::Cell 3"]
+    assert phases.notebooks(Selection(failed=failed)).notebooks == ("solutions/00_ranks_solution.ipynb",)
 
 
 # --- the record of the last run ---------------------------------------------------------------------

@@ -3,6 +3,7 @@
 The functions without `test_` run on the ranks.
 """
 
+import _thread
 import json
 import pickle
 import subprocess
@@ -411,6 +412,21 @@ def hand_made() -> wire.Ledger:
         for i, (s, e) in enumerate([(1.0, 1.5), (1.2, 2.0), (3.0, 3.25), (4.0, None)], 1)
     ]  # fmt: skip
     return wire.Ledger(0, entries, opened_s=1.0, closed_s=5.0)
+
+
+def test_a_launch_below_which_there_is_no_python_is_recorded():
+    """On a GPU, DDP's reducer launches from a thread of autograd's own, which has no frame of Python below the hook."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with wire.ledger() as log:
+            _thread.start_new_thread(dist.group.WORLD.allreduce, ([torch.ones(3)], dist.AllreduceOptions()))
+            deadline_s = time.monotonic() + scaled(5.0)
+            while not log.entries and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+        assert [(entry.op, entry.payload_bytes, entry.line) for entry in log.entries] == [("all_reduce", 12, "")]
+    finally:
+        dist.destroy_process_group()
+        instrumentation.reset()
 
 
 def test_total_time_counts_overlapping_work_once():

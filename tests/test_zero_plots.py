@@ -3,7 +3,6 @@
 import pytest
 
 from shared.plots import zero as zero_plots
-from shared.timeline import Span, Timeline
 
 
 def test_ownership_draws_every_piece_with_its_rank():
@@ -43,13 +42,6 @@ def test_over_backward_scales_lines_of_any_length_to_the_same_width():
     assert list(drawn["freed"].get_xdata()) == [0, 50, 100] and list(drawn["freed"].get_ydata()) == [0, 2, 1]
     assert drawn["all"].get_linestyle() != drawn["freed"].get_linestyle()
     assert [text.get_text() for text in figure.axes[0].texts] == ["Ψ"]
-
-
-def test_both_halves_are_separated_where_the_optimizer_begins():
-    spans = [Span("communication", "b0", 0.0, 0.1), Span("optimizer", "AdamW", 0.2, 0.3)]
-    axes = zero_plots.both_halves(Timeline(0, spans, began_s=0.0, ended_s=1.0)).axes[0]
-    assert list(axes.lines[0].get_xdata()) == [200.0, 200.0]
-    assert {"reduce-scatters", "all-gathers"} <= {text.get_text().strip() for text in axes.texts}
 
 
 @pytest.mark.parametrize("held_bytes", [{}, {"none": []}])

@@ -69,7 +69,7 @@ class Fit(ShowsTable):
         rows = [["α", alpha[0], f"{alpha[1]} to {alpha[2]}", "µs per message"]]
         rows += [["β", beta[0], f"{beta[1]} to {beta[2]}", "ns per byte"]]
         note = "\n".join(filter(None, [self.where, self.verdict]))
-        return Table(["", "fitted", "in nine of ten repetitions", ""], rows, note)
+        return Table(["", "fitted", "in nine of ten fits", ""], rows, note)
 
 
 def fit(times: Mapping[int, Times], *, steps: int = 1, pieces: int = 1, where: str = "") -> Fit:

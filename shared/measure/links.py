@@ -75,13 +75,23 @@ def behind_link(rate: str = DEFAULT_RATE, latency_ms: float = DEFAULT_LATENCY_MS
     return BehindLink()
 
 
-def start_behind_link(world_size: int = 4, rate: str = DEFAULT_RATE, latency_ms: float = DEFAULT_LATENCY_MS) -> None:
+def start_behind_link(
+    world_size: int = 4,
+    rate: str = DEFAULT_RATE,
+    latency_ms: float = DEFAULT_LATENCY_MS,
+    *,
+    emulate: bool = False,
+) -> None:
     """Start ranks on the CPU, each behind a link of this rate, and print which kind of link it is.
 
     The link is shaped by the kernel where this machine allows it, and emulated elsewhere. If the ranks have to be
     restarted, an emulated link is gone; `where` of each result says what it was measured on.
+
+    Args:
+        emulate: Emulate the link even where it could be real. It then has the given latency, which a link of this
+            machine cannot have.
     """
-    why_not = hosts.why_not()
+    why_not = "The links are emulated." if emulate else hosts.why_not()
     ranks.start(world_size, backend="gloo:cpu", detect_mismatch=False, link=None if why_not else rate)
     kinds = ranks.run(_behind_link, rate, latency_ms)
     print(f"{why_not or 'The links are real: the kernel keeps their rate.'} Times are measured {kinds[0]}.")

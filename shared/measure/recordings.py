@@ -1,5 +1,6 @@
 """Record jobs in rounds, and keep what all ranks saw in the round of median length."""
 
+import statistics
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
@@ -10,6 +11,7 @@ def recorded(
     to_record: Mapping[str, Job | Callable[[], object]],
     record: Callable[[], AbstractContextManager],
     *,
+    by: Callable[[object], float] | None = None,
     rounds: int = ROUNDS,
     warm_up_rounds: int = WARM_UP_ROUNDS,
 ) -> dict[str, list]:
@@ -18,6 +20,8 @@ def recorded(
     Args:
         to_record: The jobs, by name. Their preparation is not recorded.
         record: Opens a recording, such as `wire.ledger`, or `lambda: timeline.record(model)`.
+        by: A number of each recording, such as `lambda line: line.exposed_ms`. The round is then the one in which rank
+            0's number is the median.
 
     Returns:
         For each job, one recording per rank: those of the round whose time is the median.
@@ -35,4 +39,12 @@ def recorded(
 
     to_time = {name: with_recording(name, as_job(job)) for name, job in to_record.items()}
     measured = jobs(to_time, rounds=rounds, warm_up_rounds=warm_up_rounds)
-    return {name: of_all_ranks(recordings[name][warm_up_rounds + measured[name].median_round]) for name in to_record}
+    found = {}
+    for name in to_record:
+        counted = recordings[name][warm_up_rounds:]
+        index = measured[name].median_round
+        if by is not None:
+            numbers = of_all_ranks([by(recording) for recording in counted])[0]
+            index = numbers.index(statistics.median_low(numbers))
+        found[name] = of_all_ranks(counted[index])
+    return found

@@ -7,8 +7,8 @@ Everything is computed with `formulas`, so it is as accurate as they are. A plan
 
     parameters, gradients, optimizer   sharded according to the stage
     gathered      ZeRO-3 only: the unit that computes and the next one, unsharded, in the compute precision
-    activations   those of all layers, as the formula counts a layer (GELU MLP of width 4h, dropout, materialized
-                  attention), those of one more layer that is being recomputed, and the logits in fp32
+    activations   those of all layers, as the formula counts a layer (GELU MLP of width 4h, dropout, materialized or
+                  fused attention), those of one more layer that is being recomputed, and the logits in fp32
 
 It does not count a kernel's temporaries, gradient buckets in flight, a unit's full gradients before the reduce-scatter,
 fragmentation in the allocator, the libraries' own memory, or the activations of embeddings and norms outside the
@@ -37,6 +37,7 @@ PRECISIONS = {
     "fp32, 16 B": Precision(formulas.FP32_ADAM, 4),
 }
 CHECKPOINTING = ("none", "selective", "full")
+ATTENTION = formulas.ATTENTION
 STAGES = {0: "DDP", 1: "ZeRO-1", 2: "ZeRO-2", 3: "ZeRO-3"}
 
 
@@ -67,6 +68,7 @@ def plan(
     micro_batch: int = 1,
     sequence: int | None = None,
     checkpointing: str = "none",
+    attention: str = "materialized",
 ) -> Plan:
     """Compute the bytes that a rank holds. The module's docstring says what is counted and what is not.
 
@@ -74,7 +76,7 @@ def plan(
         sequence: The sequence length. None means the model's own context length.
 
     Raises:
-        ValueError: If the stage, the precision or the kind of checkpointing is unknown.
+        ValueError: If the stage, the precision, the kind of checkpointing or the kind of attention is unknown.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, got {precision!r}")
@@ -84,12 +86,13 @@ def plan(
         only = BytesPerParameter(**{"parameter": 0, "gradient": 0, "optimizer": 0, **kind})
         return formulas.model_state_bytes(shape.parameters, ranks, stage, only)
 
+    tokens = sequence or shape.context
     return Plan(
         parameters=held_bytes(parameter=state.parameter),
         gradients=held_bytes(gradient=state.gradient),
         optimizer=held_bytes(optimizer=state.optimizer),
         gathered=gathered_bytes(shape, ranks, compute_bytes) if stage == 3 else 0.0,
-        activations=activations_bytes(shape, micro_batch, sequence or shape.context, checkpointing, compute_bytes),
+        activations=activations_bytes(shape, micro_batch, tokens, checkpointing, compute_bytes, attention),
     )
 
 
@@ -99,13 +102,19 @@ def gathered_bytes(shape: ModelShape, ranks: int, bytes_each: int) -> float:
     return peak_bytes - bytes_each * shape.parameters / ranks
 
 
-def activations_bytes(shape: ModelShape, micro_batch: int, sequence: int, checkpointing: str, bytes_each: int) -> float:
+def activations_bytes(
+    shape: ModelShape,
+    micro_batch: int,
+    sequence: int,
+    checkpointing: str,
+    bytes_each: int,
+    attention: str = "materialized",
+) -> float:
     """Bytes of activations when backward begins, including those that backward recomputes for one layer."""
 
     def layer_bytes(how: str) -> float:
-        return formulas.activation_bytes(
-            sequence, micro_batch, shape.hidden, shape.heads, checkpointing=how, bytes_each=bytes_each
-        )
+        options = {"checkpointing": how, "attention": attention, "bytes_each": bytes_each}
+        return formulas.activation_bytes(sequence, micro_batch, shape.hidden, shape.heads, **options)
 
     recomputed_bytes = layer_bytes("none") - layer_bytes(checkpointing)  # in backward, one layer at a time
     logits_bytes = formulas.logits_bytes(sequence, micro_batch, shape.vocabulary)

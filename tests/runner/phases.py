@@ -4,6 +4,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from instructor import contents
 from shared.deadlines import scaled
 from tests import mutation_results
 from tests.runner import calibration
@@ -19,7 +20,7 @@ CELL_S = 150.0
 KERNEL_START_S = 60.0
 STUCK = 1.5  # times a test's deadline. Then its worker is killed, because it did not react at the deadline.
 
-QUICK_NOTEBOOKS = ("chapters/00_ranks.ipynb", "solutions/00_ranks.ipynb")
+QUICK_NOTEBOOKS = ("chapters/00_ranks.ipynb", "solutions/00_ranks_solution.ipynb")
 NOTEBOOK_FOLDERS = ("solutions", "chapters")
 
 # Tests of one file share ranks, and cells of one notebook share a kernel (tests/conftest.py lists exceptions). Without
@@ -80,7 +81,7 @@ def notebooks(selection: Selection) -> Phase:
     if selection.failed and selection.failed["notebooks"]:
         chosen = tuple(files_of(selection.failed["notebooks"])) or NOTEBOOK_FOLDERS  # A cell needs the cells before it.
     elif selection.chapter:
-        chosen = tuple(f"{folder}/{selection.chapter}.ipynb" for folder in NOTEBOOK_FOLDERS)
+        chosen = tuple(contents.notebook(folder, selection.chapter) for folder in NOTEBOOK_FOLDERS)
     elif selection.quick:
         chosen = QUICK_NOTEBOOKS
     workers = calibration.workers(calibration.cores() + 1)  # Notebooks often wait for their ranks to start.
