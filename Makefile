@@ -1,6 +1,7 @@
 # Two commands for a newcomer: `make lab` and `make test`. Both create .venv first if it is missing or out of date.
 #   make lab LAB_ARGS="--no-browser --port 9999"    arguments for JupyterLab
 #   make test CHAPTER=08                            the tests, mutants, variants and notebooks of a chapter
+#   make test ALL=1                                 everything, as in CI, with all mutants and variants
 #   make test LAST_FAILED=1                         the tests that failed the last time
 #   make test PHASES="lint unit"                    only some of the phases
 #   make gpu GPU_ARGS="--steps start,nccl-semantics"  some steps on this machine's GPUs; --dry tries them without one
@@ -37,8 +38,8 @@ lab: python ## Open the course in JupyterLab
 doctor: python ## Say whether the course can run here, and what to do if not
 	@$(COURSE_PYTHON) -m shared.ranks.machine
 
-test: python ## Run every check: lint, unit tests, notebooks
-	@$(COURSE_PYTHON) -m tests.run $(PHASES) $(if $(CHAPTER),--chapter "$(CHAPTER)") $(if $(LAST_FAILED),--last-failed)
+test: python ## Run the checks: lint, unit tests, all notebooks
+	@$(COURSE_PYTHON) -m tests.run $(PHASES) $(if $(ALL),--all) $(if $(CHAPTER),--chapter "$(CHAPTER)") $(if $(LAST_FAILED),--last-failed)
 
 quick: python ## Run the quick checks: lint, fast unit tests, two notebooks
 	@$(COURSE_PYTHON) -m tests.run --quick

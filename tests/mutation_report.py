@@ -1,7 +1,7 @@
 """Report how good the checks are: `make mutants`, or `python -m tests.mutation_report [02_manual_ddp …]`.
 
 Runs tests/test_mutants.py. For each chapter, prints how many mutants each check caught, how many variants passed, and
-how long that took. Exits with 1 unless every mutant was caught and every variant passed. `make test` prints the first
+how long that took. Exits with 1 unless every mutant was caught and every variant passed. `make test ALL=1` prints the
 table too.
 """
 

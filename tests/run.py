@@ -1,6 +1,7 @@
 """Run the course's checks: lint, unit tests, notebooks.
 
-    python -m tests.run                          everything, as in CI
+    python -m tests.run                          lint, unit tests and all notebooks
+    python -m tests.run --all                    also the tests that are marked `exhaustive`, as in CI
     python -m tests.run lint unit                only some of the phases
     python -m tests.run --chapter 08             lint, and the tests, mutants, variants and notebooks of a chapter
     python -m tests.run --quick                  no slow tests, two notebooks
@@ -50,6 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.run", description="Run the course's checks.")
     parser.add_argument("phases", nargs="*", metavar="phase", help=f"any of {', '.join(BUILDERS)}; default: all")
     some = parser.add_mutually_exclusive_group()
+    some.add_argument("--all", action="store_true", help="everything, as in CI")
     some.add_argument("--chapter", help="only the tests of this chapter, such as 08")
     some.add_argument("--quick", action="store_true", help="no slow tests, two notebooks")
     some.add_argument("--last-failed", action="store_true", help="only the tests that failed the last time")
@@ -66,7 +68,8 @@ def main(argv: list[str] | None = None) -> int:
         names = [name for name in names if name in record.failed]
         if not names:
             print("Nothing failed the last time.")
-    selection = Selection(chapter, options.quick, dict(record.failed) if options.last_failed else None)
+    failed = dict(record.failed) if options.last_failed else None
+    selection = Selection(chapter, options.quick, options.all, failed)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a canceled CI job leaves no processes behind
     try:
         results = [run(name, selection, record) for name in names]
@@ -83,7 +86,7 @@ def run(name: str, selection: Selection, record: Record) -> Result:
     if scale > 1.2 * calibration.MARGIN:
         print(f"\nThis machine is slow or busy, so every deadline is {scale:g} times as long as usual.")
     result = run_phase(BUILDERS[name](selection), ROOT, record.seconds)
-    whole = not (selection.chapter or selection.quick)
+    whole = selection.exhaustive or selection.failed is not None
     record.note(name, result.tests, failed=result.problem is not None, whole=whole)
     record.save()
     return result

@@ -67,7 +67,14 @@ HOSTILE = {
     "kills all it can": ("import os; os.kill(-1, 9)", "killed from inside the sandbox"),
     "10 GB": ("import torch; torch.ones(10 * 2**30, dtype=torch.uint8)", "ran out of memory"),
     "1 GB printed": ("for _ in range(1000): print('x' * 10**6)", "returned None"),
-    "waits for nobody": ("if dist.get_rank() == 0: dist.barrier()", "Rank 0 waits in barrier"),
+    "waits for nobody": (
+        """
+        if dist.get_rank() == 0 and dist.get_world_size() > 1:
+            dist.barrier()
+        return float(number)
+        """,
+        "Rank 0 waits in barrier",
+    ),
     "a pickle that runs code": (
         """
         import os

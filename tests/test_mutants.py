@@ -1,6 +1,7 @@
 """The check that a mutant names rejects it, and every variant passes all checks.
 
-The notebooks of our own solutions run every check, so they are not tried here.
+The notebooks of our own solutions run every check, so they are not tried here. `make test` tries one mutant of each
+exercise; `make test ALL=1` tries all mutants and all variants.
 """
 
 import pickle
@@ -22,12 +23,29 @@ MODULES = {chapter: module_names(chapter)[0] for chapter in chapters()}
 MIN_MUTANTS, MIN_VARIANTS = 8, 2  # of a chapter that is not a draft
 
 
-def _files(kind: str) -> list:
+def all_variants() -> list:
     return [
-        pytest.param(module, path, id=f"{chapter.name}-{path.stem}")
+        pytest.param(module, path, id=f"{chapter.name}-{path.stem}", marks=pytest.mark.exhaustive)
         for chapter, module in MODULES.items()
-        for path in sorted((TESTS / kind / chapter.name).glob("*.py"))
+        for path in sorted((TESTS / "variants" / chapter.name).glob("*.py"))
     ]
+
+
+def all_mutants() -> list:
+    found, tried = [], set()
+    for chapter, module in MODULES.items():
+        for path in sorted((TESTS / "mutants" / chapter.name).glob("*.py")):
+            exercise = chapter.name, caught_by(path)[0]
+            marks = [pytest.mark.exhaustive] if exercise in tried else []
+            tried.add(exercise)
+            found.append(pytest.param(module, path, id=f"{chapter.name}-{path.stem}", marks=marks))
+    return found
+
+
+def caught_by(path: Path) -> tuple[str, str]:
+    """Return the exercise and the name of the check that must catch a mutant; both are empty if it names none."""
+    named = re.search(r"^caught by: (\S+) · (.+)$", path.read_text(), re.MULTILINE)
+    return (named[1], named[2]) if named else ("", "")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,7 +64,7 @@ def judged_as_graded(monkeypatch):
 
 
 # These tests take the longest, so they come first.
-@pytest.mark.parametrize(("module", "path"), _files("variants"))
+@pytest.mark.parametrize(("module", "path"), all_variants())
 def test_a_right_solution_written_differently_passes(module, path, judged_as_graded):
     checks = f"shared.checks.{module}"
     before = ranks.run(fingerprints.take, checks)
@@ -57,15 +75,15 @@ def test_a_right_solution_written_differently_passes(module, path, judged_as_gra
     assert judged_as_graded == [], "the guard rejected a pickle"
 
 
-@pytest.mark.parametrize(("module", "path"), _files("mutants"))
+@pytest.mark.parametrize(("module", "path"), all_mutants())
 def test_the_named_check_catches_the_mutant(module, path, record_property):
-    named = re.search(r"^caught by: (\S+) · (.+)$", path.read_text(), re.MULTILINE)
-    assert named, f"{path.name} does not say which check must catch it"
-    record_property("caught_by", f"{named[1]} · {named[2]}")
-    known = [(exercise.piece, check.name) for exercise in exercises_of(module) for check in exercise.checks]
-    assert named.groups() in known, f"there is no check {named[1]} · {named[2]}; the checks are {known}"
-    (caught,) = run_file(module, path, only=named[1], check=named[2])
-    assert not caught.passed, f"{path.name} passes {named[1]} · {named[2]}"
+    exercise, check = caught_by(path)
+    assert check, f"{path.name} does not say which check must catch it"
+    record_property("caught_by", f"{exercise} · {check}")
+    known = [(each.piece, its.name) for each in exercises_of(module) for its in each.checks]
+    assert (exercise, check) in known, f"there is no check {exercise} · {check}; the checks are {known}"
+    (caught,) = run_file(module, path, only=exercise, check=check)
+    assert not caught.passed, f"{path.name} passes {exercise} · {check}"
     assert caught.evidence, "a failed check must give evidence"
     assert "cannot be compared" not in caught.evidence, "the check itself failed, so it has not judged the mutant"
 

@@ -36,7 +36,7 @@ class Notebook:
     """A kernel and a client that runs cells in it."""
 
     def __init__(self):
-        self.manager = KernelManager(kernel_name="python3")
+        self.manager = KernelManager(kernel_name="python3", transport="ipc")  # sockets that no other program can take
         self.manager.start_kernel()
         self.client = self.manager.client()
         self.client.start_channels()

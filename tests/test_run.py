@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from shared import deadlines
-from tests import mutation_results, run
+from tests import mutation_results, run, test_mutants
 from tests.runner import calibration, execution, phases, progress
 from tests.runner.execution import Result, run_command, run_phase
 from tests.runner.phases import PYTHON, ROOT, Phase, Selection
@@ -407,14 +407,37 @@ def test_a_chapter_has_its_notebooks_and_mutants():
 
 
 def test_quick_skips_slow_tests_and_most_notebooks():
-    assert "not gpu and not slow" in phases.unit(Selection(quick=True)).commands[0]
+    assert "not gpu and not slow and not exhaustive" in phases.unit(Selection(quick=True)).commands[0]
     assert phases.unit(Selection(quick=True)).mutants_of == ()
     quick = phases.notebooks(Selection(quick=True)).notebooks
     assert len(quick) == 2 and all((ROOT / name).exists() for name in quick)
 
 
-def test_all_mutants_are_required_by_default():
-    assert phases.unit(Selection()).mutants_of == tuple(mutation_results.chapter_names())
+def test_ci_requires_all_mutants():
+    assert "not gpu" in phases.unit(Selection(exhaustive=True)).commands[0]
+    assert phases.unit(Selection(exhaustive=True)).mutants_of == tuple(mutation_results.chapter_names())
+    assert (ROOT / ".ci" / "run").read_text().endswith("\nmake test ALL=1\n")
+
+
+def test_exhaustive_tests_run_in_ci_in_their_chapter_and_after_a_failure():
+    assert "not gpu and not exhaustive" in phases.unit(Selection()).commands[0]
+    assert phases.unit(Selection()).mutants_of == ()
+    failed = {"unit": ["tests/test_mutants.py::test_the_named_check_catches_the_mutant[09_zero3-no_hooks]"]}
+    for selection in (Selection(chapter="09_zero3"), Selection(failed=failed)):
+        assert "not gpu" in phases.unit(selection).commands[0]
+
+
+def test_a_mutant_of_every_exercise_is_tried_by_default():
+    tried = {exercise for exercise, marks in mutants_by_exercise() if not marks}
+    assert tried == {exercise for exercise, _ in mutants_by_exercise()}
+
+
+def mutants_by_exercise() -> list[tuple[tuple[str, str], list]]:
+    """Return the chapter and the exercise of every mutant, and its marks."""
+    return [
+        ((mutant.values[1].parent.name, test_mutants.caught_by(mutant.values[1])[0]), list(mutant.marks))
+        for mutant in test_mutants.all_mutants()
+    ]
 
 
 def test_only_the_tests_that_failed_run_again(tmp_path):

@@ -130,8 +130,6 @@ def steps_on_cores():
 import os
 
 on_cores = measure.scaling("steps_on_cores", timeout_s=200)
-if os.cpu_count() < 4:
-    assert on_cores.computation(4) < 0.9
 print(f"This machine has {os.cpu_count()} cores for 4 ranks.")
 on_cores
 

@@ -40,15 +40,16 @@ class Phase:
     workers: int = 1
     notebooks: tuple[str, ...] = ()  # files or folders; the phase fails if there are none
     mutants_of: tuple[str, ...] = ()  # chapters whose mutants must all be caught and whose variants must all pass
-    only: tuple[str, ...] = ()  # the tests to run; all of them by default
+    only: tuple[str, ...] = ()  # the tests to run; all that the commands choose by default
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The chosen tests; all of them by default."""
+    """The chosen tests; by default, all that are not marked `exhaustive`."""
 
     chapter: str = ""
     quick: bool = False
+    exhaustive: bool = False  # with the tests that are marked `exhaustive`
     failed: dict[str, list[str]] | None = None  # tests by phase; an empty list stands for the whole phase
 
 
@@ -66,14 +67,22 @@ def lint(selection: Selection) -> Phase:
 def unit(selection: Selection) -> Phase:
     only = tuple(selection.failed["unit"]) if selection.failed else ()
     workers = calibration.workers(2 * calibration.cores() + 1)  # Tests often wait for ranks, or for a deadline.
-    marks = "not gpu and not slow" if selection.quick else "not gpu"
-    command = pytest_command(*(files_of(only) or ["tests"]), "-n", str(workers), *BY_FILE, "-m", marks)
+    command = pytest_command(*(files_of(only) or ["tests"]), "-n", str(workers), *BY_FILE, "-m", marks(selection))
+    mutants_of: tuple[str, ...] = ()
     if selection.chapter:
         command += ("--chapter", selection.chapter)
         mutants_of = (selection.chapter,)
-    else:
-        mutants_of = () if only or selection.quick else tuple(mutation_results.chapter_names())
+    elif selection.exhaustive:
+        mutants_of = tuple(mutation_results.chapter_names())
     return Phase("unit", (command,), is_pytest=True, workers=workers, mutants_of=mutants_of, only=only)
+
+
+def marks(selection: Selection) -> str:
+    """Return the marks of the chosen tests, as pytest expects them."""
+    if selection.quick:
+        return "not gpu and not slow and not exhaustive"
+    whole = selection.exhaustive or selection.chapter or selection.failed
+    return "not gpu" if whole else "not gpu and not exhaustive"
 
 
 def notebooks(selection: Selection) -> Phase:

@@ -1,7 +1,7 @@
 """Run every check on every solution and variant under simulated NCCL: python -m tests.simulated_nccl [NAME …].
 
-`make test` runs only a part of this, because it takes about 20 minutes. A NAME is a part of `folder-file`, such as
-`04_overlap` or `solutions-zero3`. The exit status is 0 if no check fails.
+Even `make test ALL=1` runs only a part of this, because it takes about 20 minutes. A NAME is a part of `folder-file`,
+such as `04_overlap` or `solutions-zero3`. The exit status is 0 if no check fails.
 """
 
 import contextlib
