@@ -14,14 +14,13 @@ The glossary has one entry per bullet, and a link to its lesson. A term is intro
 the same one. Words in parentheses tell apart terms of the same name.
 """
 
-import argparse
 import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from instructor import links
+from instructor import links, pages
 from instructor.build import ROOT, Chapter, chapters
 
 PAGE = ROOT / "chapters" / "glossary.md"
@@ -34,7 +33,7 @@ _LIST = re.compile(r"^\*\*Terms\*\*\n\n(?P<bullets>(?:- .+\n?(?:  .+\n?)*)*)", r
 _BULLET = re.compile(r"\*\*(?P<term>[^*]+)\*\*(?: \((?P<kind>[^)]+)\))?: (?P<definition>.+)", re.DOTALL)
 
 
-class GlossaryError(ValueError):
+class GlossaryError(pages.PageError):
     """The glossary cannot be made; the message says which lesson to change, and how."""
 
 
@@ -104,22 +103,7 @@ def page(of: Iterable[Chapter]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m instructor.glossary", description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is out of date")
-    options = parser.parse_args()
-    try:
-        text = page(chapters())
-    except GlossaryError as error:
-        print(f"There is no new glossary: {error}.", file=sys.stderr)
-        return 1
-    name, is_current = PAGE.relative_to(ROOT), PAGE.exists() and PAGE.read_text() == text
-    if options.check:
-        print(f"{name} matches the lessons." if is_current else f"out of date: {name}")
-        return 0 if is_current else 1
-    if not is_current:
-        print(f"building {name}")
-        PAGE.write_text(text)
-    return 0
+    return pages.main(PAGE, lambda: page(chapters()), "instructor.glossary", __doc__.splitlines()[0])
 
 
 if __name__ == "__main__":

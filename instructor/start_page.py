@@ -7,7 +7,6 @@ The page says how to use the course, and maps it. Titles come from instructor/co
 labs, and what a lab builds from README.md's table. A draft is not on it.
 """
 
-import argparse
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import jinja2
 
-from instructor import contents, minutes
+from instructor import contents, minutes, pages
 from instructor.build import ROOT, Chapter, chapters
 
 PAGE = ROOT / "START_HERE.md"
@@ -107,18 +106,9 @@ def _row(chapter: Chapter, exists: Callable[[str], bool]) -> Row:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m instructor.start_page", description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is out of date")
-    options = parser.parse_args()
-    text = page(chapters(), exists=lambda path: True)
-    is_current = PAGE.exists() and PAGE.read_text() == text
-    if options.check:
-        print(f"{PAGE.name} matches the chapters." if is_current else f"out of date: {PAGE.name}")
-        return 0 if is_current else 1
-    if not is_current:
-        print(f"building {PAGE.name}")
-        PAGE.write_text(text)
-    return 0
+    return pages.main(
+        PAGE, lambda: page(chapters(), exists=lambda path: True), "instructor.start_page", __doc__.splitlines()[0]
+    )
 
 
 if __name__ == "__main__":

@@ -78,7 +78,6 @@ def test_words_in_parentheses_tell_terms_apart():
 
 def test_the_command_complains_and_writes_nothing(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(glossary, "PAGE", tmp_path / "glossary.md")
-    monkeypatch.setattr(glossary, "ROOT", tmp_path)
     monkeypatch.setattr(glossary, "chapters", lambda: [lesson("00_ranks", terms("rank", "rank"))])
     monkeypatch.setattr("sys.argv", ["glossary"])
     assert glossary.main() == 1 and not glossary.PAGE.exists()
