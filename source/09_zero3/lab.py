@@ -8,9 +8,9 @@
 # %% [markdown]
 # # Lab 09 · ZeRO-3
 #
-# **75 minutes, 15 points.** In this lab, you build `PlainZeRO3`, the model of the lesson in a form that chapter 10 can
-# extend. Between steps, each rank keeps one shard of every parameter. A unit has its full parameters only while it
-# computes. At the end, you train a GPT with it, and compare it with torch's FSDP2.
+# **75 minutes, 15 points.** In this lab, you build `PlainZeRO3`, which is the lesson's wrapper in a form that chapter
+# 10 can extend. Between steps, each rank keeps one shard of every parameter. A unit has its full parameters only while
+# it computes. At the end, you train a GPT with it, and compare it with torch's FSDP2.
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
@@ -22,7 +22,7 @@
 # | 9.6 | `PrefetchingZeRO3`: prefetching in a step | 5 | 2 |
 #
 # Each exercise has a check. Its first line tries the plain case, and the other lines try unusual ones. The checks never
-# judge times. They count the bytes on the wire, and those in memory at every moment of a step.
+# judge times. They count the bytes on the wire, and the bytes in memory at every moment of a step.
 
 # %% tags=["nbval-ignore-output"]
 from shared import ranks
@@ -74,12 +74,12 @@ print(view[:3].tolist())
 # `ShardedFlatParameter(parameters, group, compute_dtype)` is lab 07's `FlatParameter` with two differences:
 #
 # - Its `shard`, the `nn.Parameter` for the optimizer, has memory *of its own*. It is no longer a view of `flat_param`.
-# - Its `flat_param`, of which the model's parameters are slices, has memory only between `unshard()` and `reshard()`.
+# - Its `flat_param` has memory only between `unshard()` and `reshard()`. The model's parameters are still slices of it.
 #
 # Write these three methods:
 #
-# - The constructor broadcasts the values of the group's rank 0, so that all ranks start equal. In the end, `flat_param`
-#   is resharded: it has no memory.
+# - The constructor broadcasts the values of the group's rank 0, so that all ranks start with the same parameters. When
+#   it returns, `flat_param` is resharded: it has no memory.
 # - `unshard()` gives `flat_param` its memory back and launches the all-gather that fills it. It returns a handle with
 #   `wait()`, and does not wait itself. Use lab 01's `launch_all_gather(flat, shard, group)`.
 # - `reshard()` frees `flat_param`'s memory. Then the rank holds one shard, 1/N of the parameters' bytes.
@@ -88,7 +88,7 @@ print(view[:3].tolist())
 # `self._alias_parameters()`, which makes the parameters slices of the current `self.flat_param`.
 #
 # The first line of the check, `plain parameters`, tries three parameters of one dtype on two ranks. The other lines
-# also try a `compute_dtype`, frozen parameters and subgroups, so they need two more rules:
+# also try a `compute_dtype`, frozen parameters and subgroups. For these, there are two more rules:
 #
 # - `flat_param`, and with it the model's parameters, has the dtype `compute_dtype`. By default, that is the parameters'
 #   own dtype.
@@ -164,8 +164,8 @@ check.ShardedFlatParameter()
 # ## Exercise 9.2 · A unit and its states (10 min, 3 points)
 #
 # A unit is a part of the model whose parameters are unsharded and resharded together, such as a block of a GPT. Its
-# parameters may differ in dtype, and a flat parameter has only one. So a unit has a list of `ShardedFlatParameter`s. At
-# any time, the unit is in one of four states:
+# parameters may differ in dtype, but a flat parameter has only one dtype. So a unit has a list of
+# `ShardedFlatParameter`s. At any time, the unit is in one of four states:
 
 
 # %% tags=["export"]
@@ -197,8 +197,8 @@ class Call:
 # | | any other | frees every flat parameter | SHARDED |
 #
 # - `unshard()` keeps the handles in `self.works`. `wait_for_unshard()` empties that list.
-# - `reshard()` may be called while an all-gather is in flight, which still writes into the memory. It must complete
-#   before the memory is freed.
+# - `reshard()` may be called while an all-gather is in flight. The all-gather is still writing into the memory, so it
+#   must complete before the memory is freed.
 #
 # You do not need `open_calls`, `reshard_after_forward` and the state BACKWARD yet. Lab 10 uses them.
 #
@@ -208,7 +208,7 @@ class Call:
 # <details><summary>Hint</summary>
 #
 # `wait_for_unshard()` can begin with `self.unshard()`, which does nothing if the unit is not SHARDED. Which of the two
-# methods helps `reshard()`?
+# methods can `reshard()` call?
 #
 # </details>
 
@@ -274,8 +274,8 @@ check.Unit()
 # owned_parameters(gpt, list(gpt.blocks))    # {block 0: [...], block 1: [...], ..., gpt: [embeddings, final norm]}
 # ```
 #
-# `default_units` chooses the units if you name none. `shard_into_units` connects your two pieces with these: it returns
-# the `Unit` of each submodule that is one, and that of the root.
+# `default_units` chooses the units if you do not name any. `shard_into_units` combines these functions with your two
+# classes. It returns a dict with the `Unit` of each submodule that is one, and of the root.
 
 
 # %% tags=["export"]
@@ -365,7 +365,7 @@ def shard_into_units(
 # | hook | is called | must |
 # |---|---|---|
 # | `pre_forward` | before a unit's forward | wait until its parameters are unsharded |
-# | `post_forward` | after it | register `pre_backward` on the output, and reshard the unit |
+# | `post_forward` | after a unit's forward | register `pre_backward` on the output, and reshard the unit |
 # | `pre_backward` | when the gradient of the output is complete | wait until the parameters are unsharded again |
 # | `post_backward` | when all gradients of the unit are packed | reduce-scatter its buckets, and reshard the unit |
 #
@@ -374,8 +374,8 @@ def shard_into_units(
 # - `tensor.register_hook(function)` lets autograd call `function(gradient)` when the tensor's gradient is complete. The
 #   function must return `None`. Here, it is `self.pre_backward` for this unit.
 # - Do not reshard the root after a forward with gradients, because its last layer is the first that backward needs.
-# - Without gradients (`torch.is_grad_enabled()` is false), there will be no backward. Then reshard every unit after its
-#   forward, including the root, and register nothing.
+# - Without gradients (`torch.is_grad_enabled()` is false), there will be no backward. In that case, reshard every unit
+#   after its forward, including the root, and register nothing.
 #
 # The constructor and a small method are given below. The class is spread over several cells: a cell that begins with
 # `class Name(Name):` adds methods to the class of that name. If you change such a cell, also run the cells after it
@@ -386,8 +386,8 @@ def shard_into_units(
 #
 # <details><summary>Hint 1</summary>
 #
-# Write down, for a unit in the middle of the model and for the root, its state before and after each of the two hooks.
-# There are two cases: with gradients, and without.
+# Consider a unit in the middle of the model, and the root. Write down the state of each before and after the two hooks,
+# once with gradients and once without.
 #
 # </details>
 # <details><summary>Hint 2</summary>
@@ -460,12 +460,12 @@ check.Forward()
 # %% [markdown]
 # ## Exercise 9.4 · The hooks of backward (10 min, 3 points)
 #
-# `on_gradient` is given. Autograd calls it for each gradient that is complete. It packs the gradient into a bucket, and
-# calls `post_backward(unit)` after the last one of a unit. Write the other two hooks, which the table above describes:
+# `on_gradient` is given. Autograd calls it whenever a gradient is complete. It packs the gradient into a bucket, and
+# calls `post_backward(unit)` after a unit's last gradient. Write the other two hooks, which the table above describes:
 #
-# - `pre_backward(unit, gradient)` returns nothing, or it would replace the gradient.
-# - `self.buckets[unit]` holds lab 08's `ShardedBucket`s. `bucket.launch()` starts the reduce-scatter of what is packed,
-#   and `bucket.wait()` adds the mean to `shard.grad`. You may wait at once here; lab 10 waits later.
+# - `pre_backward(unit, gradient)` must return `None`. Any other value would replace the gradient.
+# - `self.buckets[unit]` holds lab 08's `ShardedBucket`s. `bucket.launch()` starts the reduce-scatter of the packed
+#   gradients, and `bucket.wait()` adds the mean to `shard.grad`. You may wait immediately here; lab 10 waits later.
 #
 # The first line of the check, `plain model`, trains three blocks on two ranks. `world sizes` tries other numbers of
 # ranks and other optimizers, a single unit, and units that are called from last to first. `wire` counts the
@@ -534,7 +534,8 @@ check.Backward()
 #   beginning of `expected`, prefetch the units that follow in `expected`. If the order has changed, prefetch nothing.
 # - `in_backward(unit, unreached)` runs when a unit's backward begins. Backward goes through `called` from its end, so
 #   prefetch the units that were called *before* this one. Leave out those in `unreached`: backward does not reach them.
-#   (In a plain model, it reaches all units. Lab 10 needs this.) If the unit is not in `called`, prefetch nothing.
+#   (In a plain model, it reaches all units. Lab 10 needs `unreached`.) If the unit is not in `called`, prefetch
+#   nothing.
 #
 # ```python
 # # with units_ahead = 1; the previous forward was a b c d, and this forward is a b c d, too
@@ -542,8 +543,8 @@ check.Backward()
 # in_backward(c)    # launches b
 # ```
 #
-# The units in the check only log the calls of `unshard()`, so no rank communicates here. Its first line tries a plain
-# forward.
+# The units in the check only log the calls of `unshard()`, so no rank communicates here. The first line of the check
+# tries a plain forward.
 #
 # <details><summary>Hint 1</summary>
 #
@@ -617,16 +618,16 @@ check.Prefetcher()
 # `PrefetchingZeRO3` is your `PlainZeRO3` with a `Prefetcher`. Its constructor and `forward` are given. Extend the two
 # hooks that unshard a unit. Each of them first does what it does in `PlainZeRO3`, and then calls the prefetcher:
 #
-# - `pre_forward` calls `self.prefetcher.in_forward(unit)`, but not for the root: it computes before and after all
-#   others, so no unit comes next.
+# - `pre_forward` calls `self.prefetcher.in_forward(unit)`, but not for the root. The root computes before and after all
+#   other units, so no unit comes next.
 # - `pre_backward` calls `self.prefetcher.in_backward(unit)`. The root needs no special case, because it is never in
 #   `called`.
 #
-# The order matters, because all-gathers complete in the order of their launches. If the next unit's all-gather were
+# Why call the prefetcher last? All-gathers complete in the order of their launches. If the next unit's all-gather were
 # launched first, this unit would have to wait for both.
 #
 # The first line of the check, `prefetched order`, looks at the order in which all-gathers are launched and waited for.
-# In the first forward, the order of the units is not known yet, so it looks at the second step and the third one.
+# In the first forward, the order of the units is not known yet, so the check looks at the second and third steps.
 #
 # <details><summary>Hint</summary>
 #
@@ -672,8 +673,8 @@ check.Prefetching()
 # %% [markdown]
 # ## A GPT in shards (10 min)
 #
-# Now train a GPT on text with both of your classes, and with torch's FSDP2 beside them. Mismatch detection (chapter 00)
-# is turned off from here on, because it adds a small all-reduce to each collective.
+# Now train a GPT on text with both of your classes, and with torch's FSDP2 for comparison. Mismatch detection (chapter
+# 00) is turned off from here on, because it adds a small all-reduce to each collective.
 
 
 # %%
@@ -746,8 +747,8 @@ assert all(losses[-1] < 0.9 * losses[0] for losses in curves.values())
 plots.loss_curves(curves)
 
 # %% [markdown]
-# The three curves lie on top of each other. (Your classes have reduced all gradients by the end of backward, so a loop
-# without `finish_gradient_sync()` trains them, too.)
+# The three curves lie on top of each other. (Your classes have reduced all gradients by the end of backward, so the
+# training loop does not need to call `finish_gradient_sync()`.)
 #
 # **Predict.** The model has Ψ parameters, in eight blocks of the same size and a root of about 1% of Ψ. What is the
 # most memory that parameters take on one of the four ranks during a step, as a multiple of a full copy? 1 would mean
@@ -767,8 +768,8 @@ plots.memory_over_step(results["your PlainZeRO3"][1].samples)
 
 # %% [markdown]
 # A rank holds a quarter of the parameters, the root, and one block. With prefetching, it holds two blocks: the one that
-# computes, and the next one. The figure shows a step of your `PlainZeRO3`. Each thin line in the parameters is a moment
-# at which one block has been resharded, and the next one is not unsharded yet.
+# computes, and the next one. The figure shows a step of your `PlainZeRO3`. Each thin vertical line in the parameters is
+# a moment when one block has been resharded and the next one is not unsharded yet.
 #
 # ## What it cannot do yet
 #
@@ -777,11 +778,11 @@ plots.memory_over_step(results["your PlainZeRO3"][1].samples)
 #
 # - If a parameter is frozen, or unused for some samples, the count is never complete, and the unit's gradients are not
 #   reduced.
-# - If a block uses activation checkpointing, its forward runs again in backward, and `post_forward` reshards it before
-#   its own backward.
+# - If a block uses activation checkpointing, its forward runs again in backward, and then `post_forward` reshards the
+#   block before its own backward.
 #
-# It also waits for every reduce-scatter at once. In lab 10, you build `ZeRO3`. It asks autograd when backward is done
-# with a unit, waits for reduce-scatters later, and can be saved and loaded.
+# It also waits for every reduce-scatter right after its launch. In lab 10, you build `ZeRO3`. It asks autograd when
+# backward is done with a unit, waits for reduce-scatters later, and can be saved and loaded.
 
 # %%
 ranks.stop()

@@ -23,8 +23,8 @@
 # ## Where we are
 #
 # In chapter 08, you built ZeRO-2: each rank keeps only its shard of the gradients and of the optimizer state. But it
-# still holds all parameters. As in chapter 03, the ranks use the CPU, and each of them is behind a link. This one is
-# slow, with 250 Mbit/s, so that you can see what communication costs:
+# still holds all parameters. As in chapter 03, the ranks use the CPU, and each of them is behind a link. This link is
+# slow (250 Mbit/s), so that you can see what communication costs:
 
 # %% tags=["nbval-ignore-output"]
 from dataclasses import replace
@@ -97,7 +97,7 @@ assert share > 0.5
 plots.memory_by_component({f"rank {n}": each.by_component() for n, each in enumerate(held)})
 
 # %% [markdown]
-# Most of what a rank holds are parameters, and all four ranks hold the same ones. When does a rank need them? The next
+# Most of what a rank holds is parameters, and all four ranks hold the same ones. When does a rank need them? The next
 # cell records forward and backward of the model alone. As in chapter 04, its blocks sleep as a stand-in for a GPU. In
 # the figure, look for block 3:
 
@@ -128,9 +128,8 @@ plots.timeline([line], exposed=False)
 # %% [markdown]
 # ## Freeing a parameter's memory and restoring it
 #
-# The memory of a tensor, and of all its views, belongs to an object called **storage**. You can resize a storage to
-# zero bytes, and later back to its full size. The tensors stay valid, including those that autograd has saved for
-# backward:
+# The memory of a tensor and of all its views belongs to one object, their **storage**. You can resize a storage to zero
+# bytes, and later back to its full size. The tensors stay valid, including those that autograd has saved for backward:
 
 # %%
 # %%ranks 0
@@ -149,7 +148,7 @@ print("gradient of x:", x.grad.tolist())
 # %% [markdown]
 # Backward did not notice that the memory had been gone. It would not have noticed other values either, so it is up to
 # us to restore the right ones. Reading a freed tensor usually raises a `RuntimeError`. Some operations do not check,
-# and crash the process instead. (The course then tells you so, and starts new ranks.)
+# and crash the process instead. (The notebook then tells you so and starts new ranks.)
 
 # %% [markdown]
 # ## Unsharding one unit at a time
@@ -168,16 +167,16 @@ diagrams.unit()
 
 # %% [markdown]
 # - `pre_forward` unshards the unit before its forward, and `post_forward` reshards it afterwards.
-# - `pre_backward` runs when the gradient of the unit's output is complete. Then backward reaches the unit, so
+# - `pre_backward` runs when the gradient of the unit's output is complete. Backward reaches the unit next, so
 #   `pre_backward` unshards it again.
-# - `post_backward` runs when the gradients of all its parameters are complete. It reduce-scatters them and reshards the
-#   unit.
+# - `post_backward` runs when the gradients of all the unit's parameters are complete. It reduce-scatters them and
+#   reshards the unit.
 
 # %% [markdown]
 # ## The short version
 #
 # Two classes are enough to train a plain GPT. The first one holds the parameters of one unit. `unshard()` only launches
-# the all-gather, and `wait_for_unshard()` waits for it. In between, the state is `"UNSHARDING"`.
+# the all-gather, and `wait_for_unshard()` waits for it. In between, the unit's state is `"UNSHARDING"`.
 
 
 # %%
@@ -236,9 +235,9 @@ class ShardedFlat:
 
 
 # %% [markdown]
-# The second class wraps the model and registers the four hooks. The root is unsharded for the whole step, because our
-# GPT needs it both first and last: the token embedding is *tied*, which means that its weight is also the weight of the
-# output layer.
+# The second class wraps the model and registers the four hooks. The root stays unsharded for the whole step, because
+# our GPT needs it both first and last: the token embedding is *tied*, which means that its weight is also the weight of
+# the output layer.
 
 
 # %%
@@ -286,8 +285,8 @@ class Sharded(nn.Module):
 
 # %% [markdown]
 # Does it train? The next cell trains a small GPT twice in float64, from the same initial weights: in one process on the
-# full batch of eight samples, and in shards, with two samples per rank. The optimizer gets the shards, and does not
-# know that they are only a quarter of the model.
+# full batch of eight samples, and in shards, with two samples per rank. The optimizer gets only this rank's shards, a
+# quarter of the model, and does not know that there is more.
 
 
 # %%
@@ -330,11 +329,11 @@ plots.loss_curves({"one process": alone_losses, "four ranks, ZeRO-3": mean_losse
 # %% [markdown]
 # ## The peak
 #
-# Between steps, each rank holds a quarter of the parameters. But a GPU must have room for the *peak*. What is it with a
-# unit per block, and what would it be without units, that is, if all parameters belonged to the root?
+# Between steps, each rank holds a quarter of the parameters. But a GPU must have room for the *peak*. How high is it
+# with a unit per block? And how high would it be without units, with all parameters in the root?
 #
-# **Predict.** Write both peaks as multiples of a full copy of Ψ parameters, so that 1 means as much as with ZeRO-2.
-# Each of the six blocks has 15% of Ψ, and the root has the rest.
+# **Predict.** Write both peaks as multiples of a full copy of the parameters. 1 would mean as much as with ZeRO-2. Each
+# of the six blocks has 15% of Ψ, and the root has the rest.
 
 # %%
 my_peaks = {"a unit per block": 0.0, "no units": 0.0}
@@ -386,20 +385,20 @@ lifetime_plots.lifetimes(lives, psi, expected_bytes)
 
 # %% [markdown]
 # The formula is right to the byte. On the left, forward unshards the blocks from first to last, and backward from last
-# to first. There are never two at once, so the peak is
+# to first. Two blocks are never unsharded at once, so the peak is
 #
 # $$\frac{\Psi}{N} + \text{root} + \text{one block}.$$
 #
 # (The FSDP paper counts the root as a unit like any other. With ψᵢ parameters in unit i, its formula is
 # Σψᵢ/N + max ψᵢ. Zhao et al. 2023, §3.2.1.)
 #
-# On the right, the root is the only unit, and the peak is *higher* than with ZeRO-2: the rank holds its shard, and all
-# parameters on top of it. You get the same result if you wrap a model in FSDP and do not say what its units are. The
-# losses are right, so nothing warns you.
+# On the right, the root is the only unit, and the peak is *higher* than with ZeRO-2: the rank holds its shard and, on
+# top of it, all parameters. You get the same result if you wrap a model in FSDP and do not tell it which units to use.
+# The losses are right, so nothing warns you.
 #
-# Smaller units lower the peak. So why not make every layer a unit? Padding is not the reason: a unit has at most N − 1
-# elements of it. But every unit costs three collectives per step, each with its latency α (chapter 03). A transformer
-# block is the usual choice.
+# Smaller units lower the peak. So why not make every layer a unit? Padding is not the reason, because a unit has at
+# most N − 1 elements of padding. But every unit costs three collectives per step, each with its latency α (chapter 03).
+# A transformer block is the usual choice.
 
 # %% [markdown]
 # ## What a step sends
@@ -407,7 +406,7 @@ lifetime_plots.lifetimes(lives, psi, expected_bytes)
 # It is commonly claimed that ZeRO-3 sends 3 times, or 2.5 times, what data parallelism sends. An all-gather of Ψ
 # elements in fp32 sends f · 4Ψ bytes per rank, and so does a reduce-scatter. Data parallelism sends 2f · 4Ψ.
 #
-# **Predict.** How many times as much as data parallelism does one step send here? 1 would mean just as much.
+# **Predict.** How many times as many bytes as data parallelism does one step send here? 1 would mean the same number.
 
 # %%
 my_prediction = 0.0
@@ -438,27 +437,28 @@ assert all(sent[g] == g * (3 - root / psi) * half for g in counts)
 tables.Table(["in f · 4Ψ", *(f"g = {g}" for g in counts)], rows, "sent per rank and step")
 
 # %% [markdown]
-# A unit is all-gathered for forward and again for backward, and its gradients are reduce-scattered. That makes 3f · 4Ψ,
-# which is 1.5 times data parallelism (Rajbhandari et al. 2020, §7). Ours is a little below that, because the root
-# is all-gathered only once. "3 times" would be right if an all-reduce sent f · 4Ψ, but it sends twice as much.
+# A unit is all-gathered for forward and again for backward, and its gradients are reduce-scattered. That makes 3f · 4Ψ
+# bytes, 1.5 times what data parallelism sends (Rajbhandari et al. 2020, §7). Our version sends a little less, because
+# it all-gathers the root only once. "3 times" would be right if an all-reduce sent f · 4Ψ, but it sends twice as much.
 #
-# With g micro-batches per step, ZeRO-3 sends 3g · f · 4Ψ. For each of them, it has to unshard the parameters again, and
-# reduce-scatter the gradients, because gradients that wait for the last one would need a full copy. (Stages 0 and 1 use
-# `no_sync()` here.)
+# With g micro-batches per step, ZeRO-3 sends 3g · f · 4Ψ. For each micro-batch, it has to unshard the parameters again.
+# It also has to reduce-scatter the gradients each time: if they waited for the last micro-batch, each rank would need
+# memory for full gradients. (In the table, stages 0 and 1 use `no_sync()`.)
 
 # %% [markdown]
 # ## Prefetching the next unit
 #
-# Until now, a block waits until its all-gather is complete, and only then does it compute. The remedy is that of
-# chapter 04: launch earlier, and wait later. While block 2 computes in forward, the all-gather of block 3 is in flight.
-# This is called **prefetching**. In backward, the next unit is the one *before*. In the diagram (an example with three
-# units), follow unit 1: it is already unsharding while unit 0 computes in forward, and while unit 2 does in backward.
+# So far, each block waits for its own all-gather before it computes. The remedy is the same as in chapter 04: launch
+# earlier, and wait later. While block 2 computes in forward, the all-gather of block 3 is in flight. This is called
+# **prefetching**. In backward, the next unit is the one *before* the current one. In the diagram (an example with three
+# units), follow unit 1: it is already unsharding while unit 0 computes in forward, and again while unit 2 computes in
+# backward.
 
 # %%
 diagrams.unit_states()
 
 # %% [markdown]
-# `unshard()` already launches and returns, so two hooks have to change:
+# `unshard()` already launches the all-gather without waiting for it, so only two hooks have to change:
 
 
 # %%
@@ -518,12 +518,12 @@ assert times.ratio("no prefetching", "prefetching") > 1.05
 plots.bars(times.ms(), "ms per step, without the optimizer (median of 8 rounds)")
 
 # %% [markdown]
-# Ten of the twelve all-gathers can be hidden. The first one of forward and the first one of backward cannot, because no
-# block computes before them. (An all-gather also has latencies, so you may gain more than its bytes explain.)
+# Ten of the twelve all-gathers can be hidden. The first one in forward and the first one in backward cannot, because no
+# block computes before them. (You may save more than the bytes explain, because each all-gather also has latency.)
 #
-# The next figure shows a step without prefetching, and one with it. In each step, the first row is the computation, the
-# second the all-gathers, and the third the reduce-scatters, with the numbers of their blocks. A hatched white bar is a
-# wait. Compare the waits in both steps:
+# The next figure shows a step without prefetching, and one with it. In each step, the first row shows the computation,
+# the second the all-gathers, and the third the reduce-scatters. The numbers are those of the blocks. A hatched white
+# bar is a wait. Compare the waits in both steps:
 
 
 # %% tags=["nbval-ignore-output"]
@@ -542,8 +542,8 @@ for line, names in zip(ranks.pull("lines")[0], launched, strict=True):
 plots.timeline(lines, ["no prefetching", "prefetching"], exposed=False)
 
 # %% [markdown]
-# In the lower step, the all-gather of block 3 is in flight while block 2 computes. What stays exposed are mainly the
-# reduce-scatters, because our `reduce_gradients()` waits for each of them. Chapter 10 waits later.
+# In the lower step, the all-gather of block 3 is in flight while block 2 computes. Most of what stays exposed is
+# reduce-scatters, because our `reduce_gradients()` waits for each one. Chapter 10 waits later.
 #
 # An all-gather that takes longer than the block before it cannot be hidden completely. Then it helps to send fewer
 # bytes (bf16, chapter 10), to send them over faster links (hybrid sharding, chapter 11), or to compute longer per step
@@ -552,9 +552,9 @@ plots.timeline(lines, ["no prefetching", "prefetching"], exposed=False)
 # %% [markdown]
 # ## What prefetching costs
 #
-# While a block computes, the next one has memory as well, so the peak is one block higher. The third bar above is
-# another choice: with **`reshard_after_forward=False`**, parameters stay unsharded from forward until backward has used
-# them. In the figure, compare the three peaks. A hatched bar is an all-gather in flight.
+# While a block computes, the next one has memory as well, so the peak is one block higher. The third bar in the chart
+# of step times is another option: with **`reshard_after_forward=False`**, parameters stay unsharded from forward until
+# backward has used them. In the figure, compare the three peaks. A hatched bar is an all-gather in flight.
 
 # %%
 steps = ranks.pull("followed_steps")[0]
@@ -599,8 +599,8 @@ def with_adamw(model):
 
 
 # %% [markdown]
-# The next cells train the same GPT for three steps with all stages of ZeRO: with the solutions of the labs so far, with
-# `Prefetching`, and with FSDP2.
+# The next cells train the same GPT for three steps with all stages of ZeRO. They use the solutions of the labs so far,
+# `Prefetching`, and FSDP2.
 
 # %%
 # %%ranks --timeout 120
@@ -643,19 +643,20 @@ tables.Table(["", "held, MB", "formula, MB", "peak, MB", "sent, in f · 4Ψ"], r
 # %% [markdown]
 # All rows have the same loss. *Held* is measured between backward and the optimizer's step. *Peak* also includes the
 # activations, which no stage makes smaller, and the units or buckets in use at that moment. FSDP2 sends the same bytes
-# as our version. Without a call for each block, you get the last row.
+# as our version. If you do not call `fully_shard` for each block, you get the last row.
 #
-# Its source, `_fsdp_param_group.py`, uses the names that we used, but it differs in four points:
+# FSDP2's source, `_fsdp_param_group.py`, uses the same names as our version, but differs from it in four points:
 #
 # | | here | FSDP2 |
 # |---|---|---|
 # | Shards | of a flat parameter | of each parameter, along its first dimension¹ |
 # | The next unit | from a list | in backward, from the order of the forward; in forward, see below |
 # | `post_backward` runs | after the unit's last gradient | after the gradients of the unit's inputs (chapter 10) |
-# | Reduce-scatters | each one is waited for | are waited for later |
+# | Reduce-scatters | waited for immediately | waited for later |
 #
-# ¹ So parameters keep their names and shapes, but one with fewer rows than ranks leaves some ranks without any part of
-# it. There is still only one all-gather per unit. FSDP1, torch's older wrapper, shards flat parameters as ours does.
+# ¹ So parameters keep their names and shapes. But if a parameter has fewer rows than there are ranks, some ranks hold
+# no part of it. There is still only one all-gather per unit. FSDP1, torch's older wrapper, shards flat parameters, as
+# our version does.
 
 # %% [markdown]
 # ## On a cluster
@@ -667,7 +668,7 @@ tables.Table(["", "held, MB", "formula, MB", "peak, MB", "sent, in f · 4Ψ"], r
 # | What limits the all-gathers? | each rank's link | the links between hosts: chapter 11 keeps shards within a host |
 #
 # On a GPU, forward only queues operations, so the program runs ahead of the GPU. FSDP2 queues all-gathers on a separate
-# stream. While the GPU still computes block 2, the program has already launched the all-gather of block 3. torch's
+# stream. While the GPU is still computing block 2, the program has already launched the all-gather of block 3. torch's
 # documentation calls this *implicit prefetching*. It fails if the program is not ahead of the GPU, for example because
 # the blocks are too small.
 
@@ -713,15 +714,15 @@ tables.Table(["", "held, MB", "formula, MB", "peak, MB", "sent, in f · 4Ψ"], r
 # %% [markdown]
 # ## What is still wasted
 #
-# The reduce-scatters are still exposed. And our wrapper works only if everything about a model is plain:
+# The reduce-scatters are still exposed. And our wrapper works only for plain models:
 #
 # - It counts gradients. If a parameter is frozen, or unused for some samples, its unit is never reduce-scattered.
 # - It takes the order of its units from a list.
 # - Every rank creates the whole model first, so the model must fit on one rank after all.
-# - It cannot be saved, because no rank holds the model.
+# - The model cannot be saved, because no rank holds all of it.
 #
-# In the lab, you build this model from better parts, and it remembers the order itself. Chapter 10 makes it usable for
-# any model.
+# In the lab, you build this wrapper from better parts, and it remembers the order itself. Chapter 10 makes it usable
+# for any model.
 
 # %%
 ranks.stop()
