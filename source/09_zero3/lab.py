@@ -377,7 +377,7 @@ def shard_into_units(
 # - Without gradients (`torch.is_grad_enabled()` is false), there will be no backward. In that case, reshard every unit
 #   after its forward, including the root, and register nothing.
 #
-# The constructor and a small method are given below. The class is spread over several cells: a cell that begins with
+# The constructor and two small methods are given below. The class is spread over several cells: a cell that begins with
 # `class Name(Name):` adds methods to the class of that name. If you change such a cell, also run the cells after it
 # that continue the class.
 #
