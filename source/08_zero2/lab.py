@@ -54,13 +54,13 @@ from solutions.zero1 import ShardedOptimizer
 # %% [markdown]
 # ## Exercise 8.1 · A bucket that frees its gradients (20 min, 4 points)
 #
-# `ShardedBucket(flat_parameter)` reduces the gradients of the parameters in a `FlatParameter` of lab 07. It has the
+# `ShardedBucket(flat_parameter)` reduces the gradients of the parameters in a `FlatParameter` from lab 07. It has the
 # three methods that lab 04's `LaunchQueue` calls, in this order:
 #
 # | | what it does | what is held afterwards |
 # |---|---|---|
 # | `pack(index)` | moves one gradient into the flat tensor | the flat tensor |
-# | `launch()` | launches the reduce-scatter of the flat tensor | the flat tensor, and what is received |
+# | `launch()` | launches the reduce-scatter of the flat tensor | the flat tensor and the receive buffer |
 # | `wait()` | waits for it, and frees the flat tensor | this rank's shard of the mean gradient |
 #
 # The constructor is given. It sets these attributes, which other classes read:
@@ -70,7 +70,7 @@ from solutions.zero1 import ShardedOptimizer
 # - `flat`: the flat tensor of gradients, or None while no gradient is packed,
 # - `in_flight`: the handle of the reduce-scatter, or None.
 #
-# `views` is there for you. It can hold the views of the flat tensor, one per parameter.
+# `views` is for your own use. It can hold the views of the flat tensor, one per parameter.
 #
 # Write `pack(index)` first:
 #
@@ -139,16 +139,16 @@ print(bucket.flat.tolist(), [weight.grad is None for weight in weights])
 # Then write the other two methods:
 #
 # - `launch()` waits for the bucket `previous`, if there is one. Without this wait, all buckets could be alive at the
-#   same moment. Then it launches the reduce-scatter with lab 01's `launch_reduce_scatter(flat, group)`, and returns at
+#   same time. Then it launches the reduce-scatter with lab 01's `launch_reduce_scatter(flat, group)`, and returns at
 #   once. (The group is `layout.group`.)
 # - `wait()` does nothing if no reduce-scatter is in flight. Otherwise, it waits for this rank's shard of the sum, adds
 #   its mean to `flat_parameter.shard.grad`, and frees the flat tensor.
 # - The shard's `.grad` may be None, or hold the mean of an earlier backward, because several backwards may be reduced
-#   before a step. It has the dtype of the shard. (In later labs, gradients may have another dtype.)
-# - What you store in `shard.grad` must not be a view of the flat tensor, because a view would keep all of it alive.
+#   before a step. `shard.grad` must have the dtype of the shard. (In later labs, gradients may have another dtype.)
+# - Do not store a view of the flat tensor in `shard.grad`, because a view would keep the whole flat tensor alive.
 #
 # The first line of the check, `plain model`, reduces the gradients of a plain model on two ranks. The other lines try
-# awkward models and gradients of None, count messages and bytes, and look at who waits for whom.
+# awkward models and gradients of None, count messages and bytes, and test which bucket waits for which.
 #
 # <details><summary>Hint 1</summary>The handle's <code>wait()</code> returns a view of the flat tensor. Which attributes
 # refer to the flat tensor, directly or through a view or a handle?</details>
@@ -205,10 +205,10 @@ check.ShardedBucket()
 # You have all the pieces. In the constructor:
 #
 # - Broadcast the module's parameters and buffers with lab 02's `broadcast_state(module, group)`.
-# - Build `self.buckets`: one `ShardedBucket`, with a `FlatParameter` of the group, for each list of parameters that lab
-#   03's `assign_buckets` returns.
+# - Build `self.buckets`. Lab 03's `assign_buckets` returns lists of parameters. Turn each list into a `FlatParameter`
+#   of the group, and wrap that in a `ShardedBucket`.
 # - Set each bucket's `previous`. The buckets are launched in the order of this list.
-# - Create `self.sync`, a `GradientSync(self.buckets)` of lab 04. Its hooks pack and launch the buckets.
+# - Create `self.sync`, lab 04's `GradientSync(self.buckets)`. Its hooks pack and launch the buckets.
 #
 # `self.optimizer` is given. It is lab 07's `ShardedOptimizer`, which updates the shards of the buckets' flat
 # parameters. It assumes that each `shard.grad` holds the mean gradient.
@@ -218,8 +218,8 @@ check.ShardedBucket()
 #
 # In the check, look at the line `values` first: it trains a plain model on two ranks. The line `peak` says how much a
 # rank may hold at any moment of backward, besides its shards of the gradients: three buckets and one gradient. They are
-# the bucket in flight, what is received for it, the bucket that is being packed, and the gradient that backward has
-# just computed. (With NCCL, which can reduce a bucket in place, your class needs only two buckets.)
+# the bucket in flight, its receive buffer, the bucket that is being packed, and the gradient that backward has just
+# computed. (With NCCL, which can reduce a bucket in place, your class needs only two buckets.)
 #
 # <details><summary>Hint 1</summary><code>itertools.pairwise</code> is imported. It returns each element of a list
 # together with the next one.</details>
@@ -330,17 +330,17 @@ check.ZeRO2()
 # your class, and make it work in all of these loops:
 #
 # - `clip_grad_norm_(max_norm)` clips with the optimizer's method of the same name.
-# - `step()` and `clip_grad_norm_()` finish the synchronization themselves, if that is necessary: if it has not been
+# - `step()` and `clip_grad_norm_()` finish the synchronization themselves if necessary, that is, if it has not been
 #   done since the last `zero_grad()`, `step()` or `backward()`.
-# - Inside `no_sync()`, `finish_gradient_sync()` does nothing. So the gradients are not synchronized after it.
+# - Inside `no_sync()`, `finish_gradient_sync()` does nothing, so the gradients are still not synchronized afterward.
 #
-# Two attributes tell whether it is necessary. You set `self.synced` yourself. `self.sync.pending` of lab 04 is True
+# Two attributes tell you whether it is necessary. You set `self.synced` yourself. Lab 04's `self.sync.pending` is True
 # from the first gradient of a backward until `finish()`.
 #
-# The case that is easy to miss: a rank may have run no `backward()` at all since `zero_grad()`. It must take part in
-# the synchronization all the same, or the other ranks wait for it forever. So before the first synchronization, the
-# decision must not depend on gradients. (After it, the caller has to make sure that either all ranks run another
-# `backward()`, or none does.)
+# One case is easy to miss: a rank may have run no `backward()` at all since `zero_grad()`. It must take part in the
+# synchronization all the same, or the other ranks wait for it forever. So before the first synchronization, the
+# decision must not depend on whether a rank has gradients. (After it, the caller has to make sure that either all ranks
+# run another `backward()`, or none does.)
 #
 # | since `zero_grad()` | `synced` | `pending` | must `step()` synchronize? |
 # |---|---|---|---|
@@ -349,12 +349,12 @@ check.ZeRO2()
 # | `backward()`, `finish_gradient_sync()` | True | False | no |
 # | … and another `backward()` | True | True | yes |
 #
-# The check also tries two ways of training on several micro-batches. Inside `no_sync()`, full gradients accumulate, and
-# the last backward reduces them once. Or each `backward()` is followed by `finish_gradient_sync()`, so a rank holds
-# little, but the gradients of every micro-batch are reduced. Both must give the same gradients. If your `wait()` adds
-# to `shard.grad`, you need no extra code for this.
+# The check also tries two ways of training on several micro-batches. In the first, full gradients accumulate inside
+# `no_sync()`, and the last backward reduces them once. In the second, each `backward()` is followed by
+# `finish_gradient_sync()`, so a rank holds little, but the gradients of every micro-batch are reduced. Both must give
+# the same gradients. If your `wait()` adds to `shard.grad`, you need no extra code for this.
 #
-# No reduce-scatter may be repeated, and clipping may send one more element.
+# No reduce-scatter may be repeated, and clipping may send only one additional element.
 #
 # <details><summary>Hint</summary>Write one helper method for the table, and call it in <code>step()</code> and in
 # <code>clip_grad_norm_()</code>. Which methods set <code>self.synced</code> to False? And what should
@@ -401,7 +401,7 @@ def all_reducing_zero2(*args, **kwargs):
 
 # %% [markdown]
 # **Predict.** Which of these will differ from your version: the losses, the bytes that a step sends, the gradients that
-# a rank holds when the optimizer's step begins? Set what will differ to True.
+# a rank holds when the optimizer's step begins? Set each one that will differ to True.
 
 # %%
 my_prediction = {"loss": False, "bytes sent": False, "gradients held": False}
@@ -411,7 +411,7 @@ my_prediction = {"loss": False, "bytes sent": False, "gradients held": False}
 #
 # Five versions train a GPT for four steps: torch's DDP with a plain AdamW, your `ZeRO1`, the version that slices, your
 # `ZeRO2`, and torch's FSDP2. With `reshard_after_forward=False`, FSDP2 keeps unsharded parameters until backward has
-# used them, which is the nearest that torch has to ZeRO-2. Mismatch detection is turned off, because it adds a small
+# used them, which is the closest thing to ZeRO-2 in torch. Mismatch detection is turned off, because it adds a small
 # all-reduce to each collective.
 
 # %%
@@ -534,9 +534,9 @@ assert differs == {"loss": False, "bytes sent": True, "gradients held": False}
 assert slicing[1].sent_bytes == 1.5 * yours[1].sent_bytes
 
 # %% [markdown]
-# The version that slices has the right losses, and holds no more gradients than yours. But it sends half as much again.
-# A test that looks only at values and memory would not notice. (FSDP2 holds only its shards of the parameters between
-# steps. You will build that in chapter 09.)
+# The version that slices has the right losses, and holds no more gradients than yours. But it sends 1.5 times as many
+# bytes. A test that looks only at values and memory would not notice. (FSDP2 holds only its shards of the parameters
+# between steps. You will build that in chapter 09.)
 #
 # Now look at the peaks of `ZeRO1` and `ZeRO2` in the table. The activations are part of both. Chapter 06 showed how to
 # make them small: checkpoint every block.
@@ -575,16 +575,16 @@ assert zero2 < 0.95 * zero1
 plots.memory_by_component({name: peak.held.by_component() for name, peak in peaks.items()})
 
 # %% [markdown]
-# Without checkpointing, most of the peak is activations. With checkpointing, the gradients, which `ZeRO1` holds during
-# the whole step, are a larger part of it, and your `ZeRO2` needs clearly less. The next figure shows a step of your
+# Without checkpointing, most of the peak is activations. With checkpointing, the gradients are a larger part of it.
+# `ZeRO1` holds them during the whole step, so your `ZeRO2` needs clearly less. The next figure shows a step of your
 # `ZeRO2` with checkpointing. Look at the gradients and the buckets during backward:
 
 # %% tags=["nbval-ignore-output"]
 plots.memory_over_step(peaks["your ZeRO2, checkpointed"].samples)
 
 # %% [markdown]
-# Buckets are allocated and freed again and again. What remains for the optimizer's step is a quarter of the gradients.
-# The parameters are the largest component now, and all four ranks hold all of them. Chapter 09 shards them, too.
+# Buckets are allocated and freed again and again. Only a quarter of the gradients remains for the optimizer's step. The
+# parameters are the largest component now, and all four ranks hold all of them. Chapter 09 shards them, too.
 
 # %%
 ranks.stop()

@@ -11,7 +11,8 @@
 # **35 minutes.** After this lesson, you will be able to:
 #
 # - reduce-scatter each bucket of gradients during backward, and free it as soon as it is reduced,
-# - bound the bytes of gradients at any moment of backward, on gloo and on NCCL, and name the wait that keeps the bound,
+# - state how many bytes of gradients a rank holds at most during backward, on gloo and on NCCL, and name the wait that
+#   enforces this bound,
 # - say when this lowers the peak memory of a step, and when it does not,
 # - predict what a step sends, with one micro-batch and with several,
 # - explain how torch's FSDP2 and DeepSpeed's stage 2 differ from your version.
@@ -38,9 +39,8 @@ measure.start_behind_link(world_size=4, rate="1gbit", latency_ms=0.1)
 # %% [markdown]
 # ## What is wasted
 #
-# What does a rank hold just before the optimizer's step? We train a GPT with `ZeRO1` for two steps, because AdamW
-# allocates its state in the first one, and measure in the second one. (The samples have only 16 tokens. You will see
-# why.)
+# What does a rank hold just before the optimizer's step? We train a GPT with `ZeRO1` for two steps and measure in the
+# second, because AdamW allocates its state in the first. (The samples have only 16 tokens. You will see why later.)
 
 # %%
 # %%ranks
@@ -66,8 +66,8 @@ for _ in range(2):
     zero1.step()
 
 # %% [markdown]
-# To update its shard, a rank needs only its shard of the gradients. In the figure, compare the gradients that it holds
-# with those that it needs:
+# To update its shard of the parameters, a rank needs only its shard of the gradients. In the figure, compare the
+# gradients that it holds with those that it needs:
 
 # %%
 held = ranks.pull("held")[0].by_component()
@@ -78,25 +78,25 @@ print(f"Ψ = {parameters:,}")
 plots.memory_by_component({"held": held, "needed": needed}, decimals=2)
 
 # %% [markdown]
-# Three quarters of the gradients belong to shards that other ranks own. This rank has to *compute* them, because they
-# contain the contribution of its samples. But it does not have to *keep* them. In **ZeRO-2**, the second stage of ZeRO,
-# a rank keeps only its shard of the gradients, as well as only its shard of the optimizer state.
+# Three quarters of the gradients belong to shards that other ranks own. This rank has to *compute* them, because its
+# samples contribute to them. But it does not have to *keep* them. In **ZeRO-2**, the second stage of ZeRO, a rank keeps
+# only its shard of the gradients and of the optimizer state.
 
 # %% [markdown]
 # ## Each bucket has its own shards
 #
 # We want to free gradients early, so we reduce-scatter them in buckets (chapter 03). The parameters of each bucket get
 # their own `FlatParameter`, which keeps them in a flat tensor of N equal shards. So rank r owns the r-th shard of
-# *every bucket*. The diagram (an example) shows the gradients that rank 1 holds over time. When are three of a bucket's
-# four shards freed, and which one stays?
+# *every bucket*. The diagram shows an example of the gradients that rank 1 holds over time. When are three of a
+# bucket's four shards freed, and which one stays?
 
 # %%
 diagrams.bucket_owners()
 
 # %% [markdown]
-# Why not let rank r own the r-th quarter of the *model*, as in `ZeRO1`? Then rank 3 would own the first buckets
-# completely, because they hold the end of the model. All other ranks would send these gradients to rank 3 at the same
-# time, and its link would be the bottleneck.
+# Why not let rank r own the r-th quarter of the *model*, as in `ZeRO1`? Backward fills the buckets from the end of the
+# model, so rank 3 would own the first buckets completely. All other ranks would send these gradients to rank 3 at the
+# same time, and its link would be the bottleneck.
 
 # %% [markdown]
 # ## First attempt: reducing after backward
@@ -134,7 +134,7 @@ class Bucket:
 
 
 # %% [markdown]
-# The simplest ZeRO-2 reduces one bucket after the other when backward is over. The inner AdamW updates this rank's
+# The simplest version of ZeRO-2 reduces the buckets one by one after backward. The inner AdamW updates this rank's
 # shards:
 
 
@@ -165,7 +165,7 @@ class ReduceAfterBackward:
 
 # %% [markdown]
 # **Predict.** Between backward and the optimizer's step, a rank now holds a quarter of the gradients. What is the
-# largest part of the gradients that it holds at *any* moment of a step? 1 means all of them.
+# largest fraction of the gradients that it holds at *any* moment of a step? 1 means all of them.
 
 # %%
 my_prediction = 0.0
@@ -208,9 +208,9 @@ assert most >= 1 and after.held.gradients_bytes > 0.9 * 4 * parameters
 plots.memory_over_step(after.samples)
 
 # %% [markdown]
-# A rank holds all of them, because the first gradient is freed only after the last one has been computed. As the figure
-# shows, this is also the **peak** of the step, the moment at which it needs the most memory. A GPU must have room for
-# it. What we free after the peak does not help.
+# At the end of backward, a rank holds all of them, because the first gradient is freed only after the last one has been
+# computed. As the figure shows, this is also the **peak** of the step, the moment at which the rank needs the most
+# memory. A GPU must have room for the peak, so freeing memory later does not help.
 
 # %% [markdown]
 # ## Reducing during backward
@@ -251,7 +251,7 @@ class ReduceDuringBackward(ReduceAfterBackward):
 # (In this GPT, all ranks fill the buckets in the same order. In general, you need the queue that you built in lab 04.
 # We use `enabled` later.)
 #
-# How many bytes of gradients can a rank hold at the same moment? Its shards of the buckets that have been reduced take
+# How many bytes of gradients can a rank hold at any one moment? Its shards of the buckets that have been reduced take
 # at most 4Ψ/N bytes. In addition, there are:
 #
 # | what | on gloo | with NCCL |
@@ -260,12 +260,13 @@ class ReduceDuringBackward(ReduceAfterBackward):
 # | the buffer into which the reduce-scatter receives ¹ | f buckets | 1/N of a bucket, or nothing |
 # | gradients that wait until the next bucket is full | up to 1 bucket | up to 1 bucket |
 #
-# ¹ The memory that a collective fills with what it receives is its **receive buffer**. On gloo,
-# `launch_reduce_scatter` receives a shard from each of the other ranks, and then adds them up. NCCL adds while it
-# transfers, so it needs only an output of one shard. This output may even be the rank's shard of the flat tensor.
+# ¹ A collective writes the data that it receives to its **receive buffer**. On gloo, `launch_reduce_scatter` receives a
+# shard from each of the other ranks, and then adds them up. NCCL adds while it transfers, so it needs only an output as
+# large as one shard. This output may even be the rank's shard of the flat tensor.
 #
 # So a rank never holds more than 4Ψ/N bytes plus 2 + f buckets on gloo, and 4Ψ/N bytes plus 2 + 1/N buckets on NCCL.
-# Both are less than 4Ψ/N plus three buckets. In the figure, compare the dashed line with this level:
+# Both are less than 4Ψ/N plus three buckets. In the figure, compare the dashed line (`ReduceDuringBackward`) with this
+# level:
 
 
 # %%
@@ -300,14 +301,14 @@ zero_plots.over_backward(ranks.pull("curves")[0], levels)
 # smaller buckets, the dashed line would stay closer to this level, but there would be more latency (chapter 03).
 
 # %% [markdown]
-# ## The wait that keeps the bound
+# ## The wait that enforces the bound
 #
 # Does backward have to wait? `OverlappedDDP` launches each bucket when it is full, and waits for all of them at the
 # end. Let's try the same with reduce-scatters.
 
 # %% [markdown]
-# **Predict.** Backward never waits. How many bytes of gradients and buckets does a rank hold at the peak, as a multiple
-# of 4Ψ? 1 means as many as without sharding.
+# **Predict.** Suppose that backward never waits. How many bytes of gradients and buckets does a rank hold at the peak,
+# as a multiple of 4Ψ? 1 means as many as without sharding.
 
 # %%
 my_prediction = 0.0
@@ -330,15 +331,15 @@ assert times > 1.6
 
 # %% [markdown]
 # That is worse than without sharding. Every flat tensor and every receive buffer stays alive until the rank has waited
-# for the reduce-scatter, which makes 1 + f times 4Ψ. (With NCCL, it would be up to 1 + 1/N times.) For DDP, not waiting
-# costs no memory, because its buckets *are* its gradients.
+# for its reduce-scatter, so together they take 1 + f times 4Ψ. (With NCCL, it would be up to 1 + 1/N times.) For DDP,
+# not waiting costs no memory, because its buckets *are* its gradients.
 
 # %% [markdown]
-# ## When do gradients make the peak?
+# ## When do gradients determine the peak?
 #
 # Above, the peak was at the end of backward, when there are the most gradients. We arranged that: our samples have only
 # 16 tokens, so the activations are small. With longer samples, activations take more memory than gradients, and they
-# take the most when backward *begins*. At this moment, there are no gradients yet.
+# take the most memory when backward *begins*. At this moment, there are no gradients yet.
 
 # %% [markdown]
 # **Predict.** With samples of 64 tokens, how high is the peak with `ReduceDuringBackward`, as a fraction of the peak
@@ -371,8 +372,8 @@ assert abs(during / after - 1) < 0.1 and fraction < 0.9
 plots.memory_by_component(held)
 
 # %% [markdown]
-# Each bar shows what a rank holds at the peak of its step. Without checkpointing, activations make the peak, and the
-# moment at which gradients are reduced matters little. With checkpointing, gradients make the peak, and it is lower if
+# Each bar shows what a rank holds at the peak of its step. Without checkpointing, activations determine the peak, and
+# it matters little when gradients are reduced. With checkpointing, gradients determine the peak, and it is lower if
 # they are reduced during backward. Large models are usually trained with checkpointing.
 
 # %% [markdown]
@@ -431,7 +432,7 @@ assert difference < 1e-6 and max(alone[-10:]) < 0.5 * alone[0]
 plots.loss_curves({"one process": alone, "ZeRO-2, 4 ranks": together})
 
 # %% [markdown]
-# It is the same training. How much memory does it save? Between backward and the optimizer's step, the 16 bytes per
+# The two runs match. How much memory does ZeRO-2 save? Between backward and the optimizer's step, the 16 bytes per
 # parameter of data parallelism become 4 + 12/N bytes in fp32, and 2 + 14/N in mixed precision (chapter 06):
 
 # %%
@@ -449,12 +450,12 @@ tables.Table(["ranks", "2", "4", "8", "64", "→ ∞"], [["mixed precision: time
 # %% [markdown]
 # ## What a step sends
 #
-# It is commonly claimed that data parallelism sends Ψ elements per step, and ZeRO-2 moderately more, 2Ψ. In truth, data
+# It is commonly claimed that data parallelism sends Ψ elements per step, and ZeRO-2 moderately more, 2Ψ. In fact, data
 # parallelism sends 2fΨ elements (chapter 03).
 
 # %% [markdown]
-# **Predict.** How many times as many bytes as data parallelism does our ZeRO-2 send? And how many if a bucket is
-# *all-reduced*, and each rank then keeps its slice, as some published code does?
+# **Predict.** How many bytes does our ZeRO-2 send, as a multiple of what data parallelism sends? And how many if a
+# bucket is *all-reduced*, and each rank then keeps its slice, as some published code does? 1 means equally many.
 
 # %%
 my_prediction, my_prediction_slice = 0.0, 0.0
@@ -493,11 +494,11 @@ assert times == 1 and times_sliced == 1.5
 
 # %% [markdown]
 # ZeRO-2 sends exactly as much as data parallelism: f · 4Ψ bytes for the reduce-scatters and f · 4Ψ for the all-gathers
-# (Rajbhandari et al. 2020, "ZeRO", §7). As in ZeRO-1, the two halves of an all-reduce have the optimizer's step between
-# them. If you all-reduce and slice, you have the memory of ZeRO-2, but send half as much again.
+# (Rajbhandari et al. 2020, "ZeRO", §7). As in ZeRO-1, these are the two halves of an all-reduce, with the optimizer's
+# step between them. If you all-reduce and slice, you have the memory of ZeRO-2, but send 1.5 times as many bytes.
 
 # %% [markdown]
-# ## Is it still hidden?
+# ## Is communication still hidden?
 #
 # DDP hides its all-reduces behind backward. What about these two halves? We record a step of DDP and of both versions
 # of ZeRO-2. As in chapter 04, each block sleeps, as a stand-in for a GPU. With a cap of 0.8 MB, a bucket holds about
@@ -533,7 +534,7 @@ for kind in (ReduceAfterBackward, ReduceDuringBackward):
 
 # %% [markdown]
 # In the lower two timelines, bars 1 to 7 are reduce-scatters, and bars 8 to 14 are all-gathers. Between them is the
-# optimizer's step, which may be too short to be seen, because a rank updates only its shards. Compare where the
+# optimizer's step, which may be too short to see, because a rank updates only its shards. Compare where the
 # reduce-scatters are:
 
 # %% tags=["nbval-ignore-output"]
@@ -545,23 +546,23 @@ plots.timeline(list(lines.values()), list(lines))
 
 # %% [markdown]
 # With `ReduceDuringBackward`, the reduce-scatters are in flight during backward, as DDP's all-reduces are. Does the new
-# wait take time? No, if each bucket is reduced before the next one is full. On a slower link, backward has to wait. But
+# wait cost time? Not if each bucket is reduced before the next one is full. On a slower link, backward has to wait. But
 # then the link is busy all the time, so the last bucket could not be reduced much earlier anyway.
 #
-# The all-gathers come after the optimizer's step, so they are exposed. So DDP can hide both halves of its all-reduces,
-# and this version of ZeRO-2 hides only one half. The all-gathers could overlap with the next forward, in which the last
-# layers need their parameters late. Chapter 09 all-gathers parameters just before a layer needs them.
+# The all-gathers come after the optimizer's step, so they are exposed. DDP can hide both halves of its all-reduces, but
+# this version of ZeRO-2 hides only one. The all-gathers could overlap with the next forward, because the last layers
+# need their parameters late. Chapter 09 all-gathers parameters just before a layer needs them.
 
 # %% [markdown]
 # ## Several micro-batches
 #
-# In chapter 04, `no_sync()` let gradients accumulate, and only the last micro-batch sent them. Until then, every rank
-# accumulates *full* gradients. With `enabled = False`, `ReduceDuringBackward` does the same. Alternatively, every
-# micro-batch is reduced, and only this rank's shards accumulate.
+# In chapter 04, `no_sync()` let gradients accumulate, and they were reduced only with the last micro-batch. Until then,
+# every rank accumulates *full* gradients. With `enabled = False`, `ReduceDuringBackward` does the same. Alternatively,
+# the gradients of every micro-batch are reduced, and only this rank's shards accumulate.
 
 # %% [markdown]
-# **Predict.** You accumulate four micro-batches, and each of them is reduced. How many times f · 4Ψ bytes does a step
-# send? For one micro-batch, it is 2.
+# **Predict.** You accumulate four micro-batches, and reduce the gradients of each one. How many times f · 4Ψ bytes does
+# a step send? For one micro-batch, the answer is 2.
 
 # %%
 my_prediction = 0
@@ -601,16 +602,16 @@ tables.Table(header, rows)
 
 # %% [markdown]
 # With g micro-batches, a step sends (g + 1) times f · 4Ψ bytes: one reduce-scatter per micro-batch, and one all-gather
-# after the optimizer's step. So "moderately more" is true here, and only here. If only the last micro-batch is reduced,
-# a step sends 2 times f · 4Ψ bytes, but each rank needs room for full gradients, plus the buckets. If you have that
-# room, you can as well use ZeRO-1, which is simpler and sends the same.
+# after the optimizer's step. So the claim "moderately more" is true here, and only here. If only the last micro-batch
+# is reduced, a step sends 2 times f · 4Ψ bytes, but each rank needs room for full gradients, plus the buckets. If you
+# have that room, you might as well use ZeRO-1, which is simpler and sends just as much.
 
 # %% [markdown]
 # ## The production version
 #
 # **FSDP2** is torch's `fully_shard`, which shards parameters, gradients and optimizer state. With
-# `reshard_after_forward=False`, it is the nearest that torch has to ZeRO-2. It needs a **mesh**, an arrangement of the
-# ranks that also names the type of device. (Without a mesh, it would choose a GPU on any machine that has one.) The
+# `reshard_after_forward=False`, it is the closest thing to ZeRO-2 in torch. We give it a **mesh**, an arrangement of
+# the ranks that also names the type of device. (Without a mesh, it would choose a GPU on any machine that has one.) The
 # next cell compares a step of our version with one of DDP and one of FSDP2:
 
 # %%
@@ -649,12 +650,12 @@ tables.Table(header, rows, "Rank 0.")
 # - **Parameters.** Between steps, FSDP2 shards the parameters, too, so it holds less. It all-gathers them in forward
 #   instead of after the step, and keeps them until backward has used them.
 # - **The wait.** FSDP2 also waits for one reduce-scatter before it copies gradients for the next one. In torch 2.13,
-#   `set_reduce_scatter_max_input_buffers` allows more of them in flight, for more memory.
+#   `set_reduce_scatter_max_input_buffers` allows more of them in flight, at the cost of more memory.
 # - **Names.** FSDP1, torch's older class, calls this mode `SHARD_GRAD_OP`, which is often described as "ZeRO-2". Its
 #   `no_sync()` became `set_requires_gradient_sync(False)` in FSDP2.
 #
 # DeepSpeed's stage 2 keeps full parameters between steps, as ours does. But a rank owns a contiguous range of the
-# model. By default (version 0.19.8), stage 2 all-reduces its buckets, and each rank keeps what it owns, although the
+# model. By default (version 0.19.8), stage 2 all-reduces its buckets, and each rank keeps its range, although the
 # option is called `reduce_scatter` (`average_tensor` in `stage_1_and_2.py`). Its overlap with backward is off unless
 # you set `overlap_comm`. And its `no_sync()` raises an error for stages 2 and 3, so every micro-batch is reduced
 # (DeepSpeed issue 6793).
@@ -669,7 +670,7 @@ tables.Table(header, rows, "Rank 0.")
 # | … without the wait | (1 + f) · 4Ψ | up to (1 + 1/N) · 4Ψ |
 # | What does `wait()` block? | the rank | only the current stream (chapter 04) |
 # | How do I see the peak? | `memory.peak` | `torch.cuda.max_memory_allocated()`, or a memory snapshot (chapter 06) |
-# | How large is a bucket? | 0.25 MB | 25 MB or more, still little next to the gradients of a large model |
+# | How large is a bucket? | 0.25 MB | 25 MB or more, still small compared with the gradients of a large model |
 
 # %% [markdown]
 # ## Recap
@@ -682,7 +683,7 @@ tables.Table(header, rows, "Rank 0.")
 # | ZeRO-1 | 4Ψ + 8Ψ/N | 4Ψ¹ | 2f · 4Ψ | none in chapter 07 |
 # | ZeRO-2, reduced after backward | 4Ψ + 8Ψ/N | 4Ψ and a bucket¹ | 2f · 4Ψ | none |
 # | ZeRO-2 | 4Ψ + 8Ψ/N | 4Ψ/N and 2 + f buckets² | (g + 1)f · 4Ψ | the reduce-scatters |
-# | ZeRO-2, only the last one reduced | 4Ψ + 8Ψ/N | 4Ψ and 2 + f buckets² | 2f · 4Ψ | the same |
+# | ZeRO-2, only the last micro-batch reduced | 4Ψ + 8Ψ/N | 4Ψ and 2 + f buckets² | 2f · 4Ψ | the reduce-scatters |
 # | all-reduce, then slice | 4Ψ + 8Ψ/N | 4Ψ/N and 2 buckets | (2g + 1)f · 4Ψ | the all-reduces |
 #
 # ¹ Plus the receive buffer of one bucket, or of one piece of the flat tensor. ² With NCCL, 2 + 1/N buckets.
@@ -701,7 +702,7 @@ tables.Table(header, rows, "Rank 0.")
 # - Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, SC 2020 (arXiv
 #   1910.02054): §5.2 on stage 2, and §7 on what each stage sends.
 # - Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, VLDB 2023 (arXiv 2304.11277): §3.4
-#   on the rate limiter, which allows two all-gathers in flight at most, because each takes memory.
+#   on the rate limiter, which allows at most two all-gathers in flight, because each takes memory.
 # - `post_backward` in `torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`: the wait of this lesson, in torch.
 
 # %% [markdown]
