@@ -298,7 +298,7 @@ zero_plots.over_backward(ranks.pull("curves")[0], levels)
 
 # %% [markdown]
 # Whenever the dashed line falls, a bucket has been reduced and freed. At the end, both lines are close to 4Ψ/N. With
-# smaller buckets, the dashed line would stay closer to this level, but there would be more latency (chapter 03).
+# smaller buckets, the dashed line would rise less above this level, but there would be more latency (chapter 03).
 
 # %% [markdown]
 # ## The wait that enforces the bound
