@@ -173,10 +173,10 @@ def pass_right(tensor: Tensor) -> Tensor:
 check.pass_right()
 
 # %% [markdown]
-# With gloo, there is more than one right way to do this, because gloo runs all transfers in flight at the same time.
-# NCCL runs a rank's transfers one after the other, even if you launched them with `isend` and `irecv`. If every rank
-# launches its send first, no rank ever starts its receive. So **with NCCL, batch the sends and receives, or let the
-# ranks take turns**. `dist.batch_isend_irecv` launches the whole batch together. You can try this without a GPU:
+# With gloo, there is more than one right way to do this, because gloo can run several transfers at once. NCCL runs a
+# rank's transfers one after the other, even if you launched them with `isend` and `irecv`. If every rank launches its
+# send first, no rank ever starts its receive. So **with NCCL, batch the sends and receives, or let the ranks take
+# turns**. `dist.batch_isend_irecv` launches the whole batch together. You can try this without a GPU:
 # `ranks.start(4, backend="gloo:cpu", simulate="nccl")` makes gloo behave like NCCL.
 
 # %% [markdown]
@@ -320,8 +320,8 @@ for entry in log.entries:
 plots.traffic(ranks.pull("sent_mb"))
 
 # %% [markdown]
-# No rank has a special role anymore. (To see the map of your broadcast, go back two cells and replace `ring_sum(…)` by
-# `broadcast_by_hand(torch.ones(1_000_000, device=device), src=1)`.)
+# No rank has a special role anymore. (To see the map of your broadcast, go back two cells and replace `ring_sum(…)`
+# with `broadcast_by_hand(torch.ones(1_000_000, device=device), src=1)`.)
 #
 # How long does your all-reduce take, compared with `dist.all_reduce`? As in the lesson, `measure.collectives` times
 # them:

@@ -38,8 +38,8 @@ progress.show()
 # %% [markdown]
 # ## Four processes that train one model
 #
-# The next cell starts four processes on your machine. After a few seconds, you see a table
-# with one row per process.
+# The next cell starts four processes on your machine. After a few seconds, you will see a table with one row per
+# process.
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks
@@ -79,8 +79,8 @@ def train(model, samples, steps=300):
 
 # %% [markdown]
 # First, each process trains a model alone, on all 128 images of each batch. Then the four processes train one model
-# together. `rank` is 0 in the first process and 3 in the last, so each takes a different quarter of the batch, 32
-# images.
+# together. The variable `rank` is 0 in the first process and 3 in the last, so each process takes a different quarter
+# of the batch: 32 images.
 
 # %%
 # %%ranks
@@ -133,7 +133,7 @@ assert right.double().mean() > 0.85
 #
 # Training with Adam in mixed precision takes 16 bytes per parameter: 2 for its value, 2 for its gradient, and 12 for
 # the optimizer (ZeRO paper, §3.1). For 7 billion parameters, that is 112 GB: too much for a GPU with 80 GB. A smaller
-# model may fit, but take longer to train than you can wait.
+# model may fit, but take too long to train on one GPU.
 #
 # In both cases, several GPUs have to work on one model. Each GPU gets its own process. Processes share no memory, so
 # they have to send each other tensors. The figure shows what each process has to itself, and what they all have in
@@ -499,8 +499,7 @@ times = measure.collectives({"all_reduce": dist.all_reduce})
 
 # %% [markdown]
 # The dotted line in the figure goes through the largest tensor's time, and shows how long smaller ones would take if
-# the time were proportional to the bytes. (It would continue far below the figure.) Where is the measured time far
-# above it?
+# the time were proportional to the bytes. (It is cut off at the bottom.) Where is the measured time far above it?
 
 # %% tags=["nbval-ignore-output"]
 times = ranks.pull("times")[0]
@@ -526,7 +525,7 @@ plots.message_cost(times.sizes_bytes, times.measured_ms)
 # |---|---|
 # | messages and bytes that your own code sends, bytes that a rank's tensors hold | exactly the same |
 # | values | the same up to rounding, because sums are taken in another order |
-# | times | different, but you can compare times of one run with each other |
+# | times | different, but you can compare times from the same run |
 # | the speed-up with more ranks | different: here it means nothing, because the ranks share cores |
 
 # %% [markdown]
@@ -570,8 +569,8 @@ with timeline.record() as line:
     sum_at_rank_0(tensor)
 
 # %% [markdown]
-# Now look at the ledger of rank 0. `payload` is the size of each message, and `must send` in the last
-# row is what rank 0 had to send in total:
+# Now look at the ledger of rank 0. `payload` is the size of each message, and `must send` in the last row is what rank
+# 0 had to send in total:
 
 # %%
 logs = ranks.pull("log")
@@ -697,12 +696,12 @@ print("\n".join(sorted(done.stdout.splitlines())))
 # | call | who calls it | afterwards | waits for |
 # |---|---|---|---|
 # | `all_reduce(t)` | all ranks | every rank holds the sum, in place | the last rank |
-# | `broadcast(t, src)` | all ranks | every rank holds the tensor of `src`, in place | its message |
+# | `broadcast(t, src)` | all ranks | every rank holds the tensor of `src`, in place | the message from `src` |
 # | `barrier()` | all ranks | no change | the last rank |
 # | `send(t, dst)` | one rank | no change | the receiver (with gloo) |
 # | `recv(t, src)` | one rank | `t` holds what was sent | the sender |
 #
-# `isend`, `irecv` and `async_op=True` do the same, but return a handle immediately. Its `wait()` waits.
+# `isend`, `irecv` and `async_op=True` do the same, but return a handle immediately. You wait with `handle.wait()`.
 #
 # **Terms**
 #

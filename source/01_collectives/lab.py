@@ -12,12 +12,12 @@
 # reduce-scatter and an all-gather on a ring. Then you build a broadcast along a tree, and a reduce-scatter that you
 # launch now and wait for later. Later chapters use these functions to shard gradients, optimizer states and parameters.
 #
-# Where a function has awkward cases, such as a length that is not a multiple of N, the number of ranks, the lines for
-# them are given. You write what is between these lines, where the cell says `your code here`.
+# As in the lesson, N is the number of ranks. Where a function has awkward cases, such as a length that is not a
+# multiple of N, the lines for them are given. You write the rest, where the cell says `your code here`.
 #
-# Each exercise has a check. It draws new data every time and gives each rank only its own. It begins with `values`, for
-# tensors whose length is a multiple of N. Only when these are right, it tries other lengths, dtypes, and subgroups of
-# the ranks, and counts the bytes that each rank sends.
+# Each exercise has a check. It draws new data every time and gives each rank only its own. It begins with a test called
+# `values`, on tensors whose length is a multiple of N. Once this passes, it tries other lengths, dtypes, and subgroups
+# of the ranks, and counts the bytes that each rank sends.
 #
 # `group` is the process group that communicates, and `None` means all ranks. Your functions only have to pass `group`
 # to every `dist` function that they call.
@@ -62,8 +62,8 @@ from shared.c10d import all_gather_single
 # - When the function returns, both are complete.
 # - You can assume that there are at least two ranks.
 #
-# `dist.P2POp(dist.isend, tensor, group=group, group_peer=…)` describes a send, and with `dist.irecv`, a receive.
-# `group_peer` is a rank within the group, like `dist.get_rank(group)`.
+# `dist.P2POp(dist.isend, tensor, group=group, group_peer=…)` describes a send. With `dist.irecv`, it describes a
+# receive. `group_peer` is a rank within the group, like `dist.get_rank(group)`.
 #
 # <details><summary>Hint</summary><code>dist.batch_isend_irecv</code> launches a list of sends and receives together,
 # and returns a list of handles. How do you know that the operation of a handle is complete?</details>
@@ -253,8 +253,8 @@ check.ring_all_gather()
 #     tensor_of[r][...] = total
 # ```
 #
-# `chunks` are views of the tensor's memory, or of a copy where the tensor is not contiguous. You write what happens in
-# between; two lines are enough.
+# The first and last lines are given. `chunks` are views of the tensor's memory, or of a copy if the tensor is not
+# contiguous. Two lines in between are enough.
 #
 # - Each rank sends at most 2(N−1)·⌈numel/N⌉ elements, in 2(N−1) messages.
 # - The results are bitwise equal on all ranks. Otherwise, the models on different ranks would drift apart.
@@ -597,10 +597,9 @@ check.launch_reduce_scatter()
 
 # %% [markdown]
 # That was the last exercise. Three more functions for later labs are given; you need not read them now.
-# `launch_all_gather` launches an all-gather. `reduce_scatter_` returns only when the sum
-# is complete, but it cuts a large tensor into pieces and has at most two of them in flight, so that it needs little
-# memory for what it receives. `gather_shards` concatenates the shards of all ranks, on one rank or on all of them, for
-# checkpoints.
+# `launch_all_gather` launches an all-gather. `reduce_scatter_` returns only when the sum is complete, but it cuts a
+# large tensor into pieces and has at most two of them in flight, so that it needs little memory for what it receives.
+# `gather_shards` concatenates the shards of all ranks, on one rank or on all of them, for checkpoints.
 
 
 # %% tags=["export"] module="async_collectives"

@@ -163,7 +163,7 @@ my_prediction = "?"
 # %% [markdown]
 # The next cell contains the whole ring. It follows two plans, one for each half. A plan has one string per step, and
 # the letter at index *r* is the chunk that rank *r* sends. On four ranks, the first plan is `["DABC", "CDAB", "BCDA"]`:
-# in the first step, rank 0 sends D, and rank 1 sends A. In the next one, rank 0 sends C, which it has just received.
+# in the first step, rank 0 sends D, and rank 1 sends A. In the second, rank 0 sends C, which it has just received.
 # In lab 00, you wrote the ring step, `pass_right`.
 
 
@@ -202,8 +202,8 @@ def ring_all_reduce(tensor):
 
 
 # %% [markdown]
-# To see whose tensors a sum contains, we set all elements on ranks 0 to 3 to 1000, 100, 10 and 1. Then every digit of a
-# complete sum is 1. The first run is on three ranks (with 100, 10 and 1): `ranks.world(3)` leaves out rank 3, and
+# To see whose tensors a sum contains, we set all elements to 1000 on rank 0, 100 on rank 1, and so on. Then every digit
+# of a complete sum is 1. The first run is on three ranks (with 100, 10 and 1): `ranks.world(3)` leaves out rank 3, and
 # `ranks.run` calls a function on each rank, with the variables of that rank. What does rank 0 send first?
 
 
@@ -265,8 +265,8 @@ formula = formulas.all_reduce_sent_bytes(1, 1000)
 print(f"predicted {my_prediction}, the formula gives {formula:.3f} tensors")
 
 # %% [markdown]
-# A rank always sends less than two tensors, no matter how large the ring is. No algorithm can do with fewer bytes on
-# its busiest rank, unless the network itself computes sums (Patarasuk and Yuan 2009).
+# A rank always sends less than two tensors, no matter how large the ring is. In any algorithm, the busiest rank sends
+# at least as much as in the ring, unless the network itself computes sums (Patarasuk and Yuan 2009).
 #
 # ## Training with the ring
 #
@@ -344,7 +344,7 @@ dist.recv(incoming, src=(rank - 1) % world_size)
 # |---|---|
 # | gloo | no, as you have just seen, not even for 4 bytes |
 # | NCCL | do not rely on it: on the GPU, the `recv` starts only after the `send` has completed |
-# | MPI | often for small messages, not for large ones, so such a ring passes its tests and hangs in training |
+# | MPI | often for small messages, not for large ones, so such a ring may pass its tests and hang in training |
 #
 # Two remedies work everywhere. You can launch the send and the receive in one batch with `dist.batch_isend_irecv`, as
 # `pass_right` does. Or you can let some ranks receive first, while the others send. (With gloo, separate calls of
@@ -374,8 +374,8 @@ with measure.behind_link("1gbit", latency_ms=5):
 
 # %% [markdown]
 # `fit` finds the α and β for which α + βS is closest to the measurements (by least squares of the relative error). At 1
-# Gbit/s, a byte takes 8 ns, so β should be close to that. (`fit` also fits many random selections of the rounds, and
-# shows the range of nine tenths of the results.) In the figure, look for the size at which the curve starts to rise.
+# Gbit/s, a byte takes 8 ns, so β should be close to that. (`fit` also fits many random selections of the rounds. Nine
+# out of ten results lie in the range shown.) In the figure, look for the size at which the curve starts to rise.
 
 # %% tags=["nbval-ignore-output"]
 steps = ranks.pull("steps")[0]
@@ -465,8 +465,8 @@ tables.Table(["bytes", "bus bandwidth, MB/s"], rows)
 # is, the closer it comes to the full rate.
 #
 # The links of a cluster are much faster. NVLink connects the GPUs of one host; InfiniBand and Ethernet connect hosts.
-# In the next table, α is the time of one step of a ring, which is longer through a network. "GPUs" says how many form
-# the ring: for NVLink, they share one host. Compare the first row with the last one.
+# In the next table, α is the latency of one ring step, which is higher through a network. "GPUs" says how many form the
+# ring: for NVLink, they share one host. Compare the first row with the last one.
 
 # %%
 from shared.planner.links import REAL_LINKS, link_table
@@ -584,8 +584,8 @@ plots.bars(times.ms(), "ms (median of 5)")
 # | all-to-all | `all_to_all_single(received, tensor)` | in `received` |
 #
 # The last three rows are new. In a **scatter**, the root gives each rank a different chunk, and a **gather** does the
-# reverse. In an **all-to-all**, every rank scatters its tensor. Here, the letter names the rank that an element comes
-# from, and the digit counts its elements. In the last diagram, look at where A1 ends up:
+# reverse. In an **all-to-all**, every rank scatters its tensor. In the diagrams, an element's letter names the rank it
+# comes from, and its digit is its index there. In the last diagram, look at where A1 ends up:
 
 # %%
 display(diagrams.collective("scatter"), diagrams.collective("gather"))
@@ -593,8 +593,8 @@ diagrams.collective("all_to_all")
 
 # %% [markdown]
 # The backend decides which algorithm a collective uses. In the ledger, `must send` is what the formula requires of one
-# rank. The network interface counts what all ranks really send. The line above the table divides this count by the
-# requirement of all ranks. What is the ratio for gloo's reduce-scatter of 16 MB?
+# rank. The network interface counts what all ranks really send. The line above the table divides this count by what
+# the formula requires of all four. What is the ratio for gloo's reduce-scatter of 16 MB?
 
 # %%
 # %%ranks
@@ -695,8 +695,8 @@ print(f"one by one: {1e3 * one_by_one_s:.1f} ms, in one tensor: {1e3 * together_
 # *Waiting.* In training, no rank computed during an all-reduce. In chapter 04, you launch all-reduces early enough to
 # change that.
 #
-# In [the lab](../labs/01_collectives_lab.ipynb), you build the ring, the tree and an asynchronous
-# reduce-scatter yourself.
+# In [the lab](../labs/01_collectives_lab.ipynb), you build the ring, the tree and an asynchronous reduce-scatter
+# yourself.
 
 # %%
 ranks.stop()

@@ -134,8 +134,8 @@ print(f"1 + 1000 × 0.001 = {weight.item():.3f}")
 # float32, the optimizer updates the master, and the parameter is a rounded copy of it.
 #
 # The lesson's `WithMasters` held the float32 gradients of all parameters at once, which takes 4 more bytes per
-# parameter. `MasterWeights(params, optimizer_cls, **defaults)` will hold only *one* of them at a time. It is a torch
-# optimizer that contains another one, `inner`, and lends it one master after the other:
+# parameter. `MasterWeights(params, optimizer_cls, **defaults)` will hold only *one* of these gradients at a time. It is
+# a torch optimizer that contains another one, `inner`, and lends it one master after another:
 # ```python
 # for each parameter with a gradient:
 #     inner gets one parameter, the master, with its settings and its state
@@ -148,18 +148,19 @@ print(f"1 + 1000 × 0.001 = {weight.item():.3f}")
 # loop follows in exercise 6.3.
 #
 # - `inner` is an `optimizer_cls` with the given defaults. A torch optimizer has all its settings in `.defaults`,
-#   including those that nobody passed. `torch.optim.Optimizer.__init__(params, defaults)` expects the same dict.
+#   including those that the caller did not pass. `torch.optim.Optimizer.__init__(params, defaults)` expects the same
+#   dict.
 # - `self.state[parameter]` is a dict. When `step_one` updates a parameter for the first time, it stores the float32
 #   master in this dict, as `"master"`. A float32 parameter gets a master of its own, too.
 # - The same dict also holds the state that `inner` has for the master. With Adam, it is
 #   `{"master": …, "exp_avg": …, "exp_avg_sq": …, "step": …}`. Then `state_dict()` contains all of it. ZeRO-1 and the
 #   given `load_state_dict` rely on this layout.
-# - `group` is the parameter's group, with the settings that count *now*. A scheduler changes them between steps.
+# - `group` is the parameter's group, with its *current* settings. A scheduler changes them between steps.
 # - Write into the parameter in place, because other tensors may be views of it.
 # - Target: 2 + 2 + 12 bytes per parameter with Adam, and never more than one gradient in float32.
 #
-# An optimizer finds its parameters in `param_groups`, a list of dicts, and its state in `state`, a dict by parameter.
-# You may replace both before each `inner.step()`:
+# An optimizer finds its parameters in `param_groups`, a list of dicts, and its state in `state`, a dict whose keys are
+# the parameters. You may replace both before each `inner.step()`:
 # ```python
 # inner.param_groups = [the settings of the group, with "params": [master]]
 # inner.state = {master: the state that inner had for it}
@@ -229,12 +230,12 @@ check.HoldsMasters()
 # %% [markdown]
 # ## Exercise 6.3 · Master weights for all parameters (12 min, 2 points)
 #
-# `MasterWeights` is a `HoldsMasters` with the loop. Write its `step`:
+# `MasterWeights` adds the loop to `HoldsMasters`. Write its `step`:
 #
 # - If there is a closure, it runs first, with gradients enabled. `step` returns its result.
 # - Update the parameters of all groups that `self.param_groups` contains *now*. Groups may be added later with
 #   `add_param_group`, for example to unfreeze a layer. And chapter 07 builds a `MasterWeights` for an empty tensor,
-#   clears the list, and adds groups.
+#   clears this list, and then adds the real groups.
 # - Skip parameters without a gradient, as torch's optimizers do.
 #
 # <details><summary>Hint</summary>The whole method runs under <code>no_grad</code>, so in which context must the closure
@@ -429,8 +430,8 @@ check.Checkpointed()
 # ## Exercise 6.5 · Choosing what to checkpoint (15 min, 3 points)
 #
 # Blocks run one after another. Block i keeps `saved_bytes[i]` for backward, or only `input_bytes[i]` if it is
-# checkpointed. When backward reaches a checkpointed block, it recomputes the block's activations and holds them until
-# the backward of this block is complete. By then, the activations of all later blocks are freed:
+# checkpointed. When backward reaches a checkpointed block, the activations of all later blocks have been freed. It
+# recomputes the activations of this block, and holds them until the block's backward is complete:
 #
 # ```python
 # kept[i] = input_bytes[i] if i in chosen else saved_bytes[i]
@@ -438,17 +439,17 @@ check.Checkpointed()
 # peak = max(held)
 # ```
 #
-# (Your `Recompute` also recomputes the block's output, so all of `saved_bytes[k]` comes back, in addition to the input.
-# torch's `checkpoint`, which the lesson used, stops before the output: it brought back 15 of 16 parts.)
+# (Your `Recompute` also recomputes the block's output, so all of `saved_bytes[k]` comes back, while the input is still
+# held. The lesson used torch's `checkpoint`, which stops before the output and brings back only 15 of 16 parts.)
 #
-# **Predict.** There are four equal blocks, and you may checkpoint one of them. For which one does the peak *not* become
-# lower? Write its index, from 0 to 3.
+# **Predict.** There are four equal blocks, and you may checkpoint one of them. For which one does this *not* lower the
+# peak? Write its index, from 0 to 3.
 
 # %%
 my_block = -1
 
 # %% [markdown]
-# Write the function for any list of blocks. `chosen` contains the indices of the checkpointed blocks.
+# Write `activation_peak_bytes` for any list of blocks. `chosen` contains the indices of the checkpointed blocks.
 #
 # <details><summary>Hint</summary>The pseudocode is the specification. Can you compute it in one loop over the blocks,
 # if you remember the sum of <code>kept</code> so far? What is the peak if there are no blocks?</details>
@@ -498,8 +499,8 @@ assert no_gain == [3]
 #
 # Now choose the blocks:
 #
-# - `place_checkpoints` returns the indices of the blocks to checkpoint: as few as possible, but so that the peak is at
-#   most `target_bytes`.
+# - `place_checkpoints` returns the indices of the blocks to checkpoint. It chooses as few blocks as possible such that
+#   the peak is at most `target_bytes`.
 # - If no choice reaches the target, it raises a `ValueError` that says how many bytes the lowest possible peak has.
 # - There are at most 12 blocks, so you can try all choices.
 #
@@ -619,7 +620,7 @@ assert after_bytes < 0.75 * before_bytes
 plots.memory_by_component(components)
 
 # %% [markdown]
-# The step needs less memory, but it computes the forward of the chosen blocks twice. Every rank has this extra work,
+# The step needs less memory, but it computes the forward of the chosen blocks twice. Every rank does this extra work,
 # and every rank still holds the same parameters, gradients and optimizer state. In chapter 07, the ranks begin to shard
 # them.
 

@@ -13,7 +13,7 @@
 # - say what a rank holds at each moment of a training step, in bytes per parameter,
 # - train in mixed precision by hand, and say what it saves and what it does not,
 # - derive how many bytes a transformer block keeps for backward, and what fused attention changes,
-# - save activations by recomputing them, and say what that costs,
+# - save memory by recomputing activations, and say what that costs,
 # - tell which models fit on a GPU, and why more GPUs do not help data parallelism.
 #
 # You need `ManualDDP` (chapter 02). Ψ is the number of parameters and N the number of ranks.
@@ -91,21 +91,23 @@ assert at_peak > 20 and peak.phase in ("forward", "backward")
 # variance.
 #
 # Yet at its peak the step needed more. The rest is **activations**: tensors that forward keeps because backward will
-# need them. The diagram is an example of one step. Look at which layers stay the same, and which grow and shrink:
+# need them. The diagram is an example of one step. Look at which bands keep their height, and which ones grow and
+# shrink:
 
 # %%
 diagrams.training_memory()
 
 # %% [markdown]
-# And this is the step that you have just measured:
+# And here is the step that you have just measured:
 
 # %% tags=["nbval-ignore-output"]
 plots.memory_over_step(peak.samples)
 
 # %% [markdown]
-# First, `zero_grad()` frees the gradients of the previous step. Forward adds the activations of one layer after the
-# other, and backward frees them in reverse order while it creates new gradients. So the peak lies where forward ends
-# and backward begins. Activations depend on the number and length of the samples. The model state does not.
+# First, `zero_grad()` frees the gradients of the previous step. Forward adds the activations of one layer after
+# another, and backward frees them in reverse order while it creates new gradients. So the peak lies where forward ends
+# and backward begins. The size of the activations depends on the number and length of the samples. The size of the
+# model state does not.
 #
 # It does not depend on N either. One process would need the model state once, but N ranks hold it N times:
 
@@ -143,7 +145,7 @@ print(" + ".join(per_parameter(all_low, adamw_low)), "bytes per parameter")
 
 # %% [markdown]
 # That works. But a bfloat16 has only 8 significant bits. If an update is smaller than about a 512th of the weight, the
-# rounded sum is the old weight.
+# sum is rounded back to the old weight.
 #
 # **Predict.** AdamW's first step changes each weight by about the learning rate, here 1e−5. The weights were drawn with
 # a standard deviation of 0.02. What share of them has changed? 1 means all.
@@ -165,8 +167,9 @@ print(f"below 256 updates: {small[0]:.0%} of the weights; below 512 updates: {sm
 assert small[0] < moved < small[1] < 0.5
 
 # %% [markdown]
-# Most weights have not changed at all. Nearly every weight below 256 times the update moves, and none above 512 times.
-# (In between, it depends on the next power of 2.) The others will not move in any later step that is as small.
+# Most weights have not changed at all. Nearly every weight smaller than 256 times the update has changed, and no weight
+# larger than 512 times the update has. (In between, it depends on the next power of 2.) The rest will not change in
+# later steps either, as long as the updates stay this small.
 #
 # The remedy is to *compute* in bfloat16 and to *update* in fp32, which is called **mixed precision** (Micikevicius et
 # al. 2018, §3.1). Each parameter gets a **master weight**: an fp32 copy that the optimizer updates. The parameter
@@ -202,7 +205,7 @@ with_masters = WithMasters(low.parameters(), lr=1e-5)
 
 # %% [markdown]
 # **Predict.** The parameters and gradients are in bfloat16, the master weights and AdamW's state in fp32. The fp32
-# copies of the gradients are freed after the step. How many bytes per parameter is that?
+# copies of the gradients are freed after the step. How many bytes per parameter does the model state take then?
 
 # %%
 my_prediction = 0.0
@@ -223,12 +226,13 @@ assert [row[-1] for row in rows] == ["16", "8", "20", "16"]
 tables.Table(["bytes per parameter", "parameters", "gradients", "optimizer", "total"], rows)
 
 # %% [markdown]
-# It is 16 again: 2 + 2 + 12, where the 12 are master weight, momentum and variance (ZeRO paper, §3.1). Mixed precision
-# does *not* make the model state smaller than fp32 does. If gradients are also accumulated in fp32, it is 20. A widely
-# quoted rule says that training takes "20 times the model size". It means 20 *bytes per parameter*, which is 10 times a
-# model in bfloat16.
+# It is 16 again: 2 + 2 + 12, where the 12 bytes are the master weight, the momentum and the variance (ZeRO paper,
+# §3.1). Mixed precision does *not* make the model state smaller than it is in fp32. If gradients are also accumulated
+# in fp32, the total is 20. A widely quoted rule says that training takes "20 times the model size". It means 20 *bytes
+# per parameter*, which is 10 times the size of a bfloat16 model.
 #
-# Is it worth the bytes? The next cell trains the digits MLP on four ranks in three ways, with a small learning rate.
+# Are master weights worth these bytes? The next cell trains the digits MLP on four ranks in three ways, with a small
+# learning rate.
 
 
 # %%
@@ -276,15 +280,15 @@ plots.loss_curves(curves)
 
 # %% [markdown]
 # Without master weights, the loss hardly falls, because most updates are rounded away. With them, it falls as in fp32.
-# So what does mixed precision save? It saves time, as matrix units are faster in 16 bits. With bfloat16 gradients, it
-# halves the bytes on the wire. And it halves what forward keeps.
+# So what does mixed precision save? It saves time, because GPUs multiply matrices faster in 16 bits. With bfloat16
+# gradients, it halves the bytes on the wire. And it halves what forward keeps.
 
 # %% [markdown]
 # ## What forward keeps
 #
 # Take one block of our GPT. Which tensors does backward need? A linear layer needs its input, to compute the gradient
 # of its weight. A norm and GELU need their inputs, too. An addition needs nothing. We count in units of *s·b·h*
-# elements, for sequence length × batch × hidden width:
+# elements (sequence length × batch size × hidden width):
 #
 # | layers | tensors kept for backward | elements / sbh |
 # |---|---|---|
@@ -294,7 +298,8 @@ plots.loss_curves(curves)
 # | GELU | its input, which has width 4h | 4 |
 # | `down` | its input, which has width 4h | 4 |
 #
-# These are 16 sbh elements: 64 sbh bytes in fp32, and 32 sbh in bfloat16. Is that what a block holds after its forward?
+# Together, these are 16 sbh elements: 64 sbh bytes in fp32, and 32 sbh in bfloat16. Is that what a block holds after
+# its forward?
 
 
 # %%
@@ -320,16 +325,16 @@ for name, bytes_each in {"fp32": 4, "bf16": 2}.items():
     assert 1 <= measured / derived < 1.1
 
 # %% [markdown]
-# The small rest is a few elements per token, such as each norm's mean and standard deviation.
+# The small difference is a few elements per token, such as each norm's mean and standard deviation.
 #
-# The literature has a well-known formula for 16-bit activations of a layer (Korthikanti et al. 2022, §4), where *a* is
-# the number of attention heads:
+# There is a well-known formula for the bytes of a layer's 16-bit activations (Korthikanti et al. 2022, §4), where *a*
+# is the number of attention heads:
 #
 # $$sbh\,(34 + 5\,as/h)$$
 #
-# 34 are our 32, and two dropout masks of 1 byte per element. The second term comes from *materialized* attention, which
-# stores an s × s matrix of scores per head: the output of softmax (2 bytes), a dropout mask (1) and the result of
-# dropout (2). The next cell builds a block as the formula counts it:
+# The 34 are our 32 plus two dropout masks of 1 byte per element. The second term comes from *materialized* attention,
+# which stores three s × s matrices per head: the output of softmax (2 bytes per element), a dropout mask (1) and the
+# result of dropout (2). The next cell builds the block that the formula describes:
 
 
 # %%
@@ -364,7 +369,7 @@ kept = {
 
 # %% [markdown]
 # Our own block uses **fused attention**, as in FlashAttention: one kernel that never stores the scores. In backward, it
-# recomputes them piece by piece. Look at how the bytes *per token* grow with the sequence in the two blocks:
+# recomputes them piece by piece. Look at how the bytes *per token* grow with the sequence length in the two blocks:
 
 # %% tags=["nbval-ignore-output"]
 kept = ranks.pull("kept")[0]
@@ -383,8 +388,9 @@ planner_plots.activation_growth(curves, kept)
 # With materialized attention, the bytes per token grow with s, so those of a whole sequence grow with s². With fused
 # attention, the bytes per token stay constant.
 #
-# Sharding the *model state* does not help with activations, because they belong to the samples of a rank. If a single
-# sequence is too large, other techniques are needed. Here is one layer of GPT-3 with a sequence of 2,048 tokens:
+# Sharding the *model state* does not help with activations, because each rank's activations belong to its own samples.
+# If even one sequence has too many activations, other techniques are needed. The table compares some of them for one
+# layer of GPT-3, with a sequence of 2,048 tokens:
 
 # %%
 gpt_3 = {"sequence": 2048, "batch": 1, "hidden": 12288, "heads": 96}
@@ -409,8 +415,8 @@ tables.Table(["", "bytes / sbh", "GB per layer"], rows)
 # %% [markdown]
 # ## Recomputing activations
 #
-# The last row needs no other rank. With **activation checkpointing**, a block keeps only its input, and backward runs
-# the block's forward again to recompute the rest (Chen et al. 2016). In torch, this is `checkpoint`:
+# The technique in the last row needs no other rank. With **activation checkpointing**, a block keeps only its input,
+# and backward runs the block's forward again to recompute the rest (Chen et al. 2016). In torch, this is `checkpoint`:
 
 
 # %%
@@ -424,9 +430,9 @@ for block in saving.blocks:
     block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 # %% [markdown]
-# **Predict.** There are eight blocks. If all are checkpointed, each keeps 1 of its 16 parts. But while one block is
-# recomputed, all of its parts are in memory. What share of the blocks' activations is left at the peak? 1 means that
-# nothing is saved.
+# **Predict.** There are eight blocks. If all are checkpointed, each keeps only its input, which is 1 of its 16 parts.
+# But while one block is recomputed, all of its parts are in memory. What share of the blocks' activations is left at
+# the peak? 1 means that nothing is saved.
 
 # %%
 my_share = 1.0
@@ -480,10 +486,11 @@ plots.bars({f"{phase}, {name}": parts_ms[name][phase] for phase, name in rows}, 
 
 # %% [markdown]
 # Forward takes about as long as before. Backward takes longer, by about one forward of the blocks. If backward used to
-# take twice as long as forward, that is a third of the step, and more if it took less.
+# take twice as long as forward, the two together now take a third longer. If it took less, the increase is larger.
 #
-# You need not recompute everything. **Selective checkpointing** recomputes only what is large and cheap to compute,
-# such as materialized scores. In the lab, you write checkpointing yourself, and choose the blocks.
+# You don't have to recompute everything. **Selective checkpointing** recomputes only what is large and cheap to
+# compute, such as materialized scores. In the lab, you write checkpointing yourself, and choose which blocks to
+# checkpoint.
 
 # %% [markdown]
 # ## How large a model fits?
@@ -533,7 +540,7 @@ tables.Table(["", "GB per GPU", "fits"], rows)
 # - **A**: a thousand GPUs hold no larger model than one. (It is commonly claimed that data parallelism works up to
 #   about 8B parameters. That takes GPUs of 141 GB.)
 # - **B**: with ZeRO-2, each rank still holds 2 bytes per parameter for *all* parameters.
-# - **C** is often quoted with 210 GB, which is 140 + 560/8. That forgets the rank's shard of the gradients.
+# - **C** is often said to take 210 GB, which is 140 + 560/8. That forgets the rank's shard of the gradients.
 # - **D**: eight GPUs have 640 GB, but the state takes 16 · 70 = 1,120 GB.
 # - **E** is widely quoted as a setup that trains. It does not, unless the groups also shard, as in F. (F and G still
 #   need room for activations.)
@@ -556,8 +563,9 @@ for stage in (1, 2):
     print(f"{planner.STAGES[stage]} divides it by {factors[0]} on 8 ranks, by {factors[1]} on 64")
 
 # %% [markdown]
-# Finally, the planner adds up activations and model state, for models with published shapes. In its figure, *gathered*
-# are the parameters of the layers that ZeRO-3 holds in full for a moment. (In JupyterLab, you can make other choices.)
+# Finally, a planner adds up activations and model state, for models whose shapes are published. In its figure,
+# *gathered* stands for the parameters of the layers that ZeRO-3 holds in full for a moment. (In JupyterLab, you can
+# choose other settings.)
 #
 # **Predict.** You train Llama-2 7B on eight GPUs of 24 GB, with sequences of 4,096 tokens and all layers checkpointed.
 # Which is the first strategy that fits: "DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3" or "none"?
@@ -571,8 +579,8 @@ widgets.memory_planner("Llama-2 7B", ranks=8)
 
 # %% [markdown]
 # Only ZeRO-3 stays below 24 GB. Leave a tenth of a GPU's memory free, because the planner does not count temporary
-# tensors in kernels, communication buffers and fragmentation. (It counts a layer of GPT, so for Llama it is an
-# estimate.)
+# tensors in kernels, communication buffers or fragmentation. (It counts every layer as a GPT layer, so the result for
+# Llama is an estimate.)
 #
 # That figure assumes fused attention, and that all layers are checkpointed. How large are the activations without
 # checkpointing?
@@ -585,11 +593,11 @@ for attention in planner.ATTENTION:
     print(f"{attention} attention: {plan.activations / 1e9:.0f} GB of activations")
 
 # %% [markdown]
-# Both are more than ZeRO-3 leaves free on these GPUs. With materialized attention, one sequence would not even fit on a
-# GPU of 80 GB.
+# Both are more than ZeRO-3 leaves free on these GPUs. With materialized attention, the activations of one sequence
+# would not even fit on a GPU of 80 GB.
 #
-# One caution: "memory-bound, so use ZeRO" mixes up two things. A kernel is **memory-bound** if it waits for the
-# *bandwidth* of the GPU's memory, and sharding does not change that. ZeRO helps if you lack *capacity*:
+# One caution: the advice "memory-bound, so use ZeRO" mixes up two things. A kernel is **memory-bound** if it waits for
+# the *bandwidth* of the GPU's memory, and sharding does not change that. ZeRO helps if you lack *capacity*:
 #
 # | you lack | symptom | what helps |
 # |---|---|---|
@@ -618,7 +626,7 @@ peaks["mixed by hand"] = follow(low)
 print(" + ".join(per_parameter(automatic, adamw_automatic)), "bytes per parameter with autocast")
 
 # %% [markdown]
-# Here are the most activations that each way to train the GPT holds:
+# The figure shows how many bytes of activations each version holds at its peak:
 
 # %% tags=["nbval-ignore-output"]
 peaks = ranks.pull("peaks")[0]
@@ -655,8 +663,8 @@ plots.bars({name: nbytes / 1e6 for name, nbytes in most.items()}, "MB of activat
 # train_step()
 # torch.cuda.memory._dump_snapshot("rank0.pickle")
 # ```
-# It lacks memory that is allocated outside of torch, such as NCCL's buffers (PyTorch documentation, *Understanding CUDA
-# Memory Usage*).
+# It does not include memory that is allocated outside of torch, such as NCCL's buffers (PyTorch documentation,
+# *Understanding CUDA Memory Usage*).
 
 # %% [markdown]
 # ## Recap
@@ -707,9 +715,10 @@ assert torch.equal(mine, of_rank_0)
 print(f"{mine.nbytes / parameters:.0f} bytes per parameter, the same as on rank 0")
 
 # %% [markdown]
-# It is the same on every rank, to the last bit. That is half of the model state, and in mixed precision, with master
-# weights, three quarters. All ranks use it to compute the same updates. So rank r could keep only a shard of it, update
-# its shard of the parameters, and send the result to the others. That is ZeRO-1, in chapter 07.
+# It is the same on every rank, to the last bit. AdamW's state is half of the model state. In mixed precision, it
+# includes the master weights, and is three quarters. All ranks use it to compute the same updates. So rank r could keep
+# only a shard of it, update its shard of the parameters, and send the result to the others. That is ZeRO-1, in chapter
+# 07.
 #
 # First, the lab: you count a rank's memory where a common rule is wrong, and build the tools of this lesson yourself.
 

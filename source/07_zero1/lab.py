@@ -16,7 +16,7 @@
 # You build it from small objects:
 #
 # - `FlatParameter` stores the parameters in one flat tensor (7.1),
-# - `FlatGradients` does the same for their gradients, and averages a shard of them (7.2),
+# - `FlatGradients` does the same for their gradients, and averages this rank's shard of them (7.2),
 # - `ShardedOptimizer` updates shards with an inner optimizer, and all-gathers them (7.3),
 # - `ZeRO1` is a `ShardedOptimizer` that also averages the gradients (7.4),
 # - `clip_shards_` clips by one norm for all ranks (7.5),
@@ -39,14 +39,14 @@ ranks.start(world_size=4)
 # A flat parameter holds all parameters side by side. It is padded to a multiple of N and cut into N equal shards, of
 # which rank r owns the r-th. A shard may begin and end in the middle of a parameter. That does no harm, because Adam
 # treats each element separately. For example, three parameters of 5, 4 and 2 elements have 11 elements together. On
-# four ranks, they are padded to 12, and each rank owns three (the digits say to which parameter an element belongs):
+# four ranks, they are padded to 12, and each rank owns three (each digit says which parameter the element belongs to):
 #
 # ```python
 # 0 0 0 | 0 0 1 | 1 1 1 | 2 2 _      # the shards of ranks 0 to 3; _ is padding
 # ```
 #
 # `FlatLayout` is given. It holds no tensor of its own, but it knows where each parameter lies in a flat tensor. Its
-# methods `views(flat)` and `shard_of(flat)` return views of any flat tensor of that layout. So you can use them for
+# methods `views(flat)` and `shard_of(flat)` return views of any flat tensor with that layout. So you can use them for
 # parameters, for gradients and for optimizer state.
 
 
@@ -178,7 +178,7 @@ class FlatParameter:
 
 
 # %% [markdown]
-# Try it on the example from above. All ranks should print the same flat parameter, five zeros, four ones, two twos and
+# Try it on the example from above. All ranks should print the same flat parameter: five zeros, four ones, two twos and
 # a zero as padding. Rank 1's shard should be 0, 0, 1.
 
 # %%
@@ -191,8 +191,8 @@ flat_parameter = FlatParameter(parameters)
 print(flat_parameter.flat_param.tolist(), "own shard:", flat_parameter.shard.tolist())
 
 # %% [markdown]
-# In the check, look at the line `layout` first. The other lines try parameters of other shapes and dtypes and groups of
-# ranks, and measure memory and the wire:
+# In the check, look at the line `layout` first. The other lines try other shapes, dtypes and groups of ranks, and
+# measure the memory and the bytes sent:
 
 # %% tags=["check"] grade_id="check-flat-parameter" points=2
 check.FlatParameter()
@@ -211,7 +211,7 @@ check.FlatParameter()
 # - `reduce()` sets `flat_parameter.shard.grad` to the mean, over the ranks, of this rank's shard. Use lab 01's
 #   `reduce_scatter_(flat, group)`, which returns this rank's shard of the sum, a view of `flat`.
 #
-# Write these two for a plain loop first, `reset()`, backward, `reduce()`, and try them in the cell below. Then extend
+# Write these two for a plain loop first (`reset()`, backward, `reduce()`), and try them in the cell below. Then extend
 # `reduce()` for two awkward cases:
 #
 # - **A `.grad` is not its view.** `model.zero_grad()` sets every `.grad` to None, so the next backward allocates new
@@ -230,10 +230,10 @@ check.FlatParameter()
 #
 # Target: each rank sends (N−1)/N of the gradients' bytes, and there is no second copy of the gradients.
 #
-# <details><summary>Hint 1</summary>Suppose that a <code>.grad</code> is None now, but was not when backward ran. What
-# does the memory of its view contain?</details>
-# <details><summary>Hint 2</summary>Which row of the table lets <code>reduce()</code> return at once? Write its first
-# two columns as one condition.</details>
+# <details><summary>Hint 1</summary>Suppose that backward wrote a gradient into a view, and that the parameter's
+# <code>.grad</code> was set to None afterwards. What does the memory of the view contain?</details>
+# <details><summary>Hint 2</summary>Which row of the table lets <code>reduce()</code> return at once? Write the first
+# two columns of that row as one condition.</details>
 
 
 # %% tags=["exercise", "export"] grade_id="flat-gradients" module="flat"
@@ -291,7 +291,7 @@ class FlatGradients(FlatGradients):
 
 # %% [markdown]
 # Try it on the flat parameter from above. On rank r, every gradient is r + 1, and the mean of 1, 2, 3 and 4 is 2.5. So
-# all ranks should print three times 2.5, except for rank 3, whose last element is padding: its gradient is 0.
+# all ranks should print 2.5 three times, except for rank 3. Its last element is padding, with a gradient of 0.
 
 # %%
 # %%ranks
@@ -301,8 +301,8 @@ gradients.reduce()
 print(flat_parameter.shard.grad.tolist())
 
 # %% [markdown]
-# In the check, `slices` only needs `reset()`, and `plain` is the plain loop on two ranks. The line `values` needs both
-# awkward cases:
+# In the check, the line `slices` needs only `reset()`, and `plain` is the plain loop on two ranks. The line `values`
+# needs both awkward cases:
 
 # %% tags=["check"] grade_id="check-flat-gradients" points=3
 check.FlatGradients()
@@ -319,8 +319,8 @@ check.FlatGradients()
 # launch_all_gather(), wait()  # every rank gets every shard; optimizer states never leave their rank
 # ```
 #
-# In this exercise, you write the last two parts, in two steps with a cell to try each of them. They do not depend on
-# where the gradients come from, so lab 08 can use them again. The first part follows in exercise 7.4.
+# In this exercise, you write the last two parts, in two steps. A cell after each step lets you try it. These parts do
+# not depend on where the gradients come from, so lab 08 can use them again. The first part follows in exercise 7.4.
 #
 # ### Step 1: flatten the parameters
 #
@@ -377,7 +377,8 @@ def flatten_and_broadcast(
 
 
 # %% [markdown]
-# Try it on a trainable and a frozen parameter, whose values are the rank. All ranks should print two lists of zeros.
+# Try it on a trainable and a frozen parameter, both filled with this rank's number. All ranks should print two lists of
+# zeros.
 
 # %%
 # %%ranks
@@ -403,14 +404,14 @@ print(trained.tolist(), frozen.tolist())
 # `update_parameters()` expects that every `shard.grad` is the mean gradient:
 #
 # - Copy every setting of each param group to the inner param group. (A scheduler changes `self.param_groups` between
-#   steps, and does not know `inner`.)
+#   steps, and does not know about `inner`.)
 # - Call `inner.step()`.
 # - All-gather the flat parameters. Launch all of them, then wait for each.
 # - Set every `shard.grad` to None.
 #
 # <details><summary>Hint 1</summary>The inner param groups are in the same order as <code>self.param_groups</code>.
-# Which entry of a param group is no setting, and must not be copied?</details>
-# <details><summary>Hint 2</summary>A param group has more settings than <code>lr</code>, and also defaults that the
+# Which entry of a param group is not a setting, and must not be copied?</details>
+# <details><summary>Hint 2</summary>A param group has more settings than <code>lr</code>, including defaults that the
 # caller did not set. Which object knows all of them?</details>
 
 
@@ -575,7 +576,7 @@ check.ShardedOptimizer()
 # `ZeRO1` is a `ShardedOptimizer` that also has `FlatGradients`. `reduce_gradients()` is given. It calls the `reduce()`
 # of each of them, and detects a common mistake: a `backward()` without a `zero_grad()` before it. After a step, the
 # flat gradients are *used up*, because the reduce-scatter has overwritten them, and backward would add to what is left.
-# This is what a `step()` does in each case:
+# The table shows what `step()` does in each case:
 #
 # | what the training loop did last | `used_up` | `step()` |
 # |---|---|---|
@@ -588,13 +589,13 @@ check.ShardedOptimizer()
 #
 # - `_flatten(parameters)` flattens and broadcasts the parameters, and adds one `FlatGradients` for each flat parameter
 #   to `self.gradients`. It returns the flat parameters.
-# - `zero_grad()` resets all gradients. From then on, they are not used up.
+# - `zero_grad()` resets all gradients. Afterwards, they are no longer used up.
 # - `step(closure=None)` first calls `closure()` if there is one. As in torch, a closure zeroes the gradients, runs
 #   backward and returns the loss, and `step()` returns what the closure returned. Then `step()` reduces the gradients,
 #   updates the parameters, and sets `used_up`.
 #
 # Target: with Adam on N ranks, a rank holds 8/N bytes of state per parameter. In each step, there is one reduce-scatter
-# and one all-gather for each flat parameter, and no new tensor is as large as all parameters.
+# and one all-gather for each flat parameter, and no new tensor is as large as all parameters together.
 #
 # <details><summary>Hint</summary>All three methods are short. Which function and which method of 7.3, and which method
 # of 7.2, do the work?</details>
@@ -680,7 +681,7 @@ class ZeRO1(ZeRO1):
 
 # %% [markdown]
 # Try two steps on a weight of eight zeros. On rank r, the gradient is r + 1, so the mean is 2.5, and all ranks should
-# print eight times −5.
+# print −5 eight times.
 
 # %%
 # %%ranks
@@ -694,7 +695,7 @@ print(weight.tolist())
 
 # %% [markdown]
 # In the check, look at the line `values` first, which trains a plain model on two ranks. The other lines try awkward
-# models, param groups, schedulers, closures, groups of ranks and bf16, and measure memory and the wire:
+# models, param groups, schedulers, closures, groups of ranks and bf16, and measure the memory and the bytes sent:
 
 # %% tags=["check"] grade_id="check-zero1" points=2
 check.ZeRO1()
@@ -703,7 +704,7 @@ check.ZeRO1()
 # ## Exercise 7.5 · Break it: one norm for all (8 min, 2 points)
 #
 # Gradient clipping scales the gradients so that their norm over *all* parameters is at most `max_norm`. Now that each
-# rank has the mean gradient of its own shard, it seems natural that each rank clips that:
+# rank has the mean gradient of its own shard, it seems natural to let each rank clip that shard by itself:
 
 
 # %%
@@ -717,9 +718,9 @@ own_gradient = torch.full((2,), 3.0 * (rank + 1), device=device)
 local_clip(own_gradient, max_norm=1.0)
 
 # %% [markdown]
-# **Predict.** The shards of the four ranks have two elements each: 3 and 3 on rank 0, then 6, 9 and 12 on the others.
-# Each rank has clipped its shard to a norm of 1. What is an element on rank 3 now (it was 12), and what would it be if
-# all eight elements had been clipped together?
+# **Predict.** The shards of the four ranks had two equal elements each: 3 on rank 0, 6 on rank 1, 9 on rank 2 and 12 on
+# rank 3. Each rank has clipped its shard to a norm of 1. What is an element on rank 3 now, and what would it be if all
+# eight elements had been clipped together?
 
 # %%
 my_element, my_correct_element = 0.0, 0.0
@@ -745,7 +746,7 @@ assert max(clipped) - min(clipped) < 1e-3 and abs(clipped[3] - 12 / norm_of_all)
 # Target: one all-reduce of one element.
 #
 # <details><summary>Hint</summary>The norm of all elements is not the sum of the ranks' norms. Which quantity can you
-# add up over flat parameters and ranks, and then compute the norm from it?</details>
+# add up over flat parameters and ranks, so that you can compute the norm from the sum?</details>
 
 # %% tags=["export"] module="clipping"
 # %%ranks
@@ -801,14 +802,14 @@ check.clip_grad_norm_()
 # %% [markdown]
 # ## Exercise 7.6 · A checkpoint that fits any number of ranks (15 min, 4 points)
 #
-# The optimizer state of each rank is one shard. If you want to resume on another number of ranks, or with a plain
-# optimizer, the checkpoint must hold the full state, per parameter:
+# Each rank holds only its shard of the optimizer state. If you want to resume on a different number of ranks, or with a
+# plain optimizer, the checkpoint must hold the full state of each parameter:
 #
 # ```python
 # zero1.state_dict()["state"][3]["exp_avg"].shape == parameters[3].shape
 # ```
 #
-# `ShardedOptimizer` already has the two methods:
+# `ShardedOptimizer` already has two methods for this:
 #
 # - `state_dict(to=None)` is called by all ranks, and returns what a plain `optimizer_cls` in one process would return.
 #   With `to=0`, only the group's rank 0 gets it.
@@ -824,8 +825,8 @@ check.clip_grad_norm_()
 #   Adam that loads the state would count the steps of all parameters in one tensor.
 # - If there are no entries, as before the first step, return an empty dict.
 #
-# <details><summary>Hint</summary>Loop over the entries. For each one, make a list with one value per parameter. How
-# does this list look in each of the first two cases? An entry need not be a tensor.</details>
+# <details><summary>Hint</summary>Loop over the entries. For each one, make a list with one value per parameter. What
+# does this list contain in each of the first two cases? An entry need not be a tensor.</details>
 
 
 # %% tags=["export"] module="optimizer_state"
@@ -875,12 +876,12 @@ def gather_state(
 # %% [markdown]
 # Loading does the reverse, one entry at a time. `shard_state` and `is_per_element` are given. `is_per_element` tells an
 # entry like `exp_avg` from one like `step`, and rejects a state that belongs to other parameters. You write
-# `shard_entry(layout, name, values)`, which gets one entry of all parameters of the layout, in order:
+# `shard_entry(layout, name, values)`, which gets one entry for all parameters of the layout, in order:
 #
 # - A shared entry is copied from any parameter that has it.
 # - An entry with one value per element is put into a new flat tensor of the *entry's* dtype: fp32 master weights stay
 #   fp32 beside bf16 parameters. Return this rank's shard of it, with memory of its own.
-# - A plain optimizer has no state for a parameter that never had a gradient. Here, its value is None, and counts as
+# - A plain optimizer has no state for a parameter that never had a gradient. Here, its value is None, which counts as
 #   zeros. The exception is `"master"`, the master weights of lab 06: a missing one is equal to the parameter itself.
 #
 # <details><summary>Hint 1</summary><code>layout.new_flat(dtype)</code> and <code>layout.views(flat)</code> do most of
@@ -1062,9 +1063,9 @@ tables.Table(header, rows, "One step on rank 0.")
 
 # %% [markdown]
 # Your optimizer sends no more than data parallelism. torch's sends more, because it broadcasts the parameters after DDP
-# has all-reduced the gradients. (On CPUs, the collectives of lab 01 exchange shards directly. To each other rank, they
-# send one shard for the reduce-scatter and one for the all-gather, and they receive as many. Each of these is an
-# operation in the ledger.)
+# has all-reduced the gradients. (On CPUs, the collectives of lab 01 exchange shards directly: a rank sends each other
+# rank one shard for the reduce-scatter and one for the all-gather, and receives as many. The ledger counts each of
+# these as an operation.)
 #
 # In the figure, compare what a rank holds between steps:
 

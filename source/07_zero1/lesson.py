@@ -12,10 +12,10 @@
 #
 # - shard the optimizer state over the ranks, and explain why assigning whole parameters to ranks cannot divide it
 #   equally,
-# - predict what a ZeRO-1 step sends, and check in the ledger four claims about it,
+# - predict what a ZeRO-1 step sends, and check four claims about it in the ledger,
 # - predict how many bytes per parameter it saves on N ranks,
 # - name the lines of a training loop that assume that every rank holds the full optimizer state,
-# - recognize ZeRO-1 in torch, DeepSpeed and Megatron, and say where they differ from yours.
+# - recognize ZeRO-1 in torch, DeepSpeed and Megatron, and say how they differ from your version.
 #
 # You need reduce-scatter and all-gather (chapter 01), views of a flat tensor (chapter 03), `OverlappedDDP` (chapter 04)
 # and the 16 bytes per parameter (chapter 06). As before, Ψ is the number of parameters, N is the number of ranks, and
@@ -25,7 +25,7 @@
 # ## Where we are
 #
 # Chapter 06 counted what a rank holds between steps. Half of it is the optimizer state: what AdamW remembers for each
-# parameter, its momentum and variance. In mixed precision, it is even three quarters.
+# parameter, its momentum and variance. In mixed precision, it is three quarters.
 #
 # On one GPU, all of that is needed. But in data parallelism, there are N ranks, and each of them holds the same state.
 # Let's look at a small GPT, wrapped in the `OverlappedDDP` of chapter 04. Its vocabulary is larger than its text needs,
@@ -174,8 +174,8 @@ tables.Table(["ranks", *map(str, largest)], [row])
 # The owner of the embedding holds at least the embedding's state, no matter how many ranks there are. So the balance
 # gets worse as N grows. A model fits only if a GPU has room for the *largest* share.
 #
-# There is a second problem: the owners call one broadcast per parameter. You know from chapter 03 what the latency of
-# so many calls costs.
+# There is a second problem: this takes one broadcast per parameter. You know from chapter 03 what the latency of so
+# many calls costs.
 
 # %% [markdown]
 # ## One owner per element
@@ -198,9 +198,9 @@ ways = {
 zero_plots.ownership(modules, ways)
 
 # %% [markdown]
-# Now all ranks own equally many elements, whatever the model looks like. Only the last shards may contain padding, at
-# most N − 1 elements together. There is a second advantage: the shards lie side by side in the flat parameter, so a
-# single all-gather replaces all the broadcasts.
+# Now all ranks own the same number of elements, whatever the model looks like. Only the last shards may contain
+# padding, at most N − 1 elements in total. There is a second advantage: the shards lie side by side in the flat
+# parameter, so a single all-gather replaces all the broadcasts.
 
 # %% [markdown]
 # ## The short version
@@ -305,8 +305,8 @@ print(f"{log.sent_bytes / all_reduce_bytes:.2f} times data parallelism")
 diagrams.zero1_step()
 
 # %% [markdown]
-# In code, only one line changes. (We take the ring from chapter 01, because gloo's own reduce-scatter is an all-reduce
-# inside, as you saw there.)
+# In code, only one line changes. (We take the ring from chapter 01, because gloo's own reduce-scatter runs an
+# all-reduce internally, as you saw there.)
 
 
 # %%
@@ -374,21 +374,21 @@ tables.Table(["", "calls", "in f · 4Ψ", "sent per rank, MB"], rows, "Bytes tha
 # | "Sharding always sends more." | ZeRO-1 sends what data parallelism sends. Only stage 3 has to send more. ¹ |
 # | "ZeRO-1 gathers the optimizer states before the step." | It gathers *parameters*, after the step. |
 #
-# ¹ With one micro-batch per step. Chapters 08 and 09 count the others.
+# ¹ With one micro-batch per step. Chapters 08 and 09 count the other cases.
 #
 # If the last claim were true, a step would send twice as many bytes, and each rank would need room for all states,
 # which is what we wanted to avoid. In fact, the states of a rank stay where they are. They are needed elsewhere only
 # for a checkpoint.
 #
 # Equal bytes do not mean equal time. `OverlappedDDP` launches its all-reduces during backward, while the short version
-# communicates after it. Chapter 08 moves the reduce-scatter into backward again.
+# communicates after it. Chapter 08 launches the reduce-scatter during backward, too.
 
 # %% [markdown]
 # ## Training to the end
 #
 # Does it train the same model? We train the digits MLP for 150 steps with AdamW in float64: once in one process on the
-# full batch, and once with `ShortZeRO1` on a quarter of each batch per rank. The number of elements of this model is
-# not a multiple of 4, so its flat parameter has padding.
+# full batch, and once with `ShortZeRO1` on four ranks, each with a quarter of the batch. The number of elements of this
+# model is not a multiple of 4, so its flat parameter has padding.
 
 
 # %%
@@ -438,8 +438,8 @@ plots.loss_curves({"one process": alone_losses, "4 ranks, ZeRO-1": mean_losses})
 # It is commonly claimed that ZeRO-1 divides memory by four.
 
 # %% [markdown]
-# **Predict.** In fp32 and on four ranks, how many times less does a rank hold between steps than in data parallelism:
-# parameters, gradients and optimizer state together? 1 means nothing is saved.
+# **Predict.** Between steps, a rank holds parameters, gradients and optimizer state. In fp32 and on four ranks, by what
+# factor does ZeRO-1 divide their total? 1 means that nothing is saved.
 
 # %%
 my_times_less = 1.0
@@ -474,7 +474,7 @@ bars |= {f"ZeRO-1, {n} ranks": by_ranks[n][1].by_component() for n in (2, 4)}
 plots.memory_by_component(bars)
 
 # %% [markdown]
-# Only the optimizer state gets smaller, because parameters and gradients are still whole on every rank. On N ranks, a
+# Only the optimizer state gets smaller, because every rank still holds all parameters and gradients. On N ranks, a
 # parameter takes 8 + 8/N bytes in fp32, and 4 + 12/N bytes in mixed precision, where the optimizer state includes the
 # fp32 master weights (chapter 06). AdamW also has less to compute: each rank updates only Ψ/N elements.
 #
@@ -491,8 +491,8 @@ limits = {name: each.parameter + each.gradient for name, each in kinds.items()}
 zero_plots.bytes_per_parameter(formula, measured, limits)
 
 # %% [markdown]
-# The first few ranks save the most. Here is the same for the model with 7.5 billion parameters in figure 1 of the ZeRO
-# paper:
+# The first few ranks save the most. The table shows the same for the model in figure 1 of the ZeRO paper, which has 7.5
+# billion parameters:
 
 # %%
 rows, counts = [], (1, 2, 4, 8, 64, 10**9)
@@ -510,8 +510,8 @@ tables.Table(["ranks", "1", "2", "4", "8", "64", "→ ∞"], rows)
 # %% [markdown]
 # ## What sharding breaks
 #
-# A ZeRO-1 optimizer wraps an **inner optimizer**, the one that updates the rank's shard. The training is right, but
-# some lines around it assume that every rank holds the full optimizer state. The most common one saves
+# A ZeRO-1 optimizer wraps an **inner optimizer**, the one that updates the rank's shard. Training itself is correct,
+# but some lines around it assume that every rank holds the full optimizer state. The most common one saves
 # `optimizer.state_dict()` on rank 0. What would it save here?
 
 # %%
@@ -535,13 +535,14 @@ print(f"the shape of exp_avg, the momentum, is {ranks.pull('shape')[0]}")
 assert 0.24 < shard_bytes / full_bytes < 0.27
 
 # %% [markdown]
-# The file has only a quarter of the state. Its shape is that of no parameter, and it fits no other number of ranks. For
-# a checkpoint, the states have to be gathered, per parameter. Other lines fail in a similar way:
+# The file has only a quarter of the state. The shape of the momentum is not that of any parameter, and the file fits no
+# other number of ranks. For a checkpoint, the full state of each parameter has to be gathered. Other lines fail in a
+# similar way:
 #
 # | in the training loop | what goes wrong | remedy |
 # |---|---|---|
 # | a checkpoint on rank 0 | it has 1/N of the state, and fits only N ranks | gather the state, per parameter (lab) |
-# | gradient clipping | each rank clips by a norm of its own, without an error | one norm over all shards (lab) |
+# | gradient clipping | each rank clips by its own shard's norm, without an error | one norm over all shards (lab) |
 # | a learning rate scheduler | the inner optimizer keeps its old settings | copy them before each step (lab) |
 # | weight decay for some parameters | a shard has only one setting | one flat parameter per param group (lab) |
 # | logging `p.grad` | it is this rank's own gradient, not the mean | average what you log |
@@ -612,8 +613,8 @@ tables.Table(header, rows, "Loss of rank 0; mean of the bytes; largest optimizer
 # %% [markdown]
 # All of them train the same model. torch's optimizer works like our first version: it assigns whole parameters, the
 # largest first, and broadcasts them after the step. So the owner of the embedding holds the most, and a step sends
-# 3f · 4Ψ bytes. (DDP can hide the all-reduces among them behind backward.) With `parameters_as_bucket_view=True`, there
-# is one broadcast per rank instead of one per parameter. Owning whole parameters also has an advantage: it works with
+# 3f · 4Ψ bytes. (DDP can hide the all-reduces behind backward.) With `parameters_as_bucket_view=True`, there is one
+# broadcast per rank instead of one per parameter. Owning whole parameters also has an advantage: it works with
 # optimizers such as LAMB. For a checkpoint, `consolidate_state_dict()` gathers the states on one rank.
 #
 # Training libraries shard by element, as the short version does. Megatron-Core calls its version the **distributed
@@ -640,7 +641,7 @@ tables.Table(header, rows, "Loss of rank 0; mean of the bytes; largest optimizer
 # | Which reduce-scatter? | the ring of chapter 01 | `dist.reduce_scatter_single` ¹, a real one in NCCL |
 # | How many flat parameters? | one | several buckets, so that communication overlaps with backward and forward |
 # | Over which ranks is the state sharded? | all four | all data-parallel ranks, or groups of them ² |
-# | When does it pay? | with two ranks already | almost always: it sends no more bytes than data parallelism |
+# | When does it pay? | from two ranks on | almost always: it sends no more bytes than data parallelism |
 # | How is it saved? | gathered (lab) | each rank writes its shard (chapter 12) |
 #
 # ¹ Before torch 2.13, it is called `reduce_scatter_tensor`.
@@ -650,7 +651,7 @@ tables.Table(header, rows, "Loss of rank 0; mean of the bytes; largest optimizer
 # %% [markdown]
 # ## Recap
 #
-# There are Ψ parameters in fp32, the optimizer is AdamW, there are N ranks, and f = (N−1)/N.
+# The table is for Ψ parameters in fp32, AdamW and N ranks, with f = (N−1)/N.
 #
 # | | memory per rank, bytes | sent per rank and step ¹ | collectives ² | overlap |
 # |---|---|---|---|---|
@@ -659,7 +660,7 @@ tables.Table(header, rows, "Loss of rank 0; mean of the bytes; largest optimizer
 # | one owner per element, all-reduce | 4Ψ + 4Ψ + 8Ψ/N | 3f · 4Ψ | 2 | none here |
 # | one owner per element, reduce-scatter | 4Ψ + 4Ψ + 8Ψ/N | 2f · 4Ψ | 2 | none here ³ |
 #
-# ¹ With gradient accumulation, it is the same: communication happens once per step.
+# ¹ This is the same with gradient accumulation, because communication happens once per step.
 #
 # ² The steps of our ring count as one collective.
 #
