@@ -418,15 +418,15 @@ if rank != 1:
     dist.all_reduce(total)
 
 # %% [markdown]
-# They get nothing. Without the course's help, they would wait in silence. Waiting for something that never happens is
+# They would get nothing. Without the course's help, they would wait in silence. Waiting for something that never happens is
 # called a **hang**. The report above comes from the course's **doctor**, which asks every rank where it is, sees that
 # the all-reduce can never complete, and stops the cell. Read the report in this order:
 #
 # 1. **Who waits for whom?** The first sentence names the ranks that wait, the collective they wait in, and the rank
 #    that is missing. (The number after `#` counts the collectives of the process group;
 #    `DistributedDataParallel` alone called about 300.)
-# 2. **What did the missing rank do instead?** The second sentence tells you. Look for the bug there: the ranks that
-#    wait did nothing wrong.
+# 2. **What did the missing rank do instead?** The second sentence tells you. Look for the bug there first: in this
+#    case, the ranks that wait did nothing wrong.
 # 3. **At which line?** In the table, the column `at` shows the line that a rank has reached. If the rank has left the
 #    cell, you see the line of its last call: here, the barrier.
 #

@@ -371,7 +371,7 @@ tables.Table(["", "calls", "in f · 4Ψ", "sent per rank, MB"], rows, "Bytes tha
 # |---|---|
 # | "Data parallelism sends Ψ elements." | It sends 2fΨ, because an all-reduce consists of two halves. |
 # | "ZeRO-1 sends 3Ψ." | It sends 3fΨ if gradients are all-reduced, and 2fΨ if they are reduce-scattered. |
-# | "Sharding always sends more." | ZeRO-1 sends what data parallelism sends. Only stage 3 has to send more. ¹ |
+# | "Sharding always sends more." | ZeRO-1 sends what data parallelism sends. Only ZeRO-3 has to send more. ¹ |
 # | "ZeRO-1 gathers the optimizer states before the step." | It gathers *parameters*, after the step. |
 #
 # ¹ With one micro-batch per step. Chapters 08 and 09 count the other cases.
