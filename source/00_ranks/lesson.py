@@ -418,9 +418,9 @@ if rank != 1:
     dist.all_reduce(total)
 
 # %% [markdown]
-# They would get nothing. Without the course's help, they would wait in silence. Waiting for something that never happens is
-# called a **hang**. The report above comes from the course's **doctor**, which asks every rank where it is, sees that
-# the all-reduce can never complete, and stops the cell. Read the report in this order:
+# They would get nothing. Without the course's help, they would wait in silence. Waiting for something that never
+# happens is called a **hang**. The report above comes from the course's **doctor**, which asks every rank where it is,
+# sees that the all-reduce can never complete, and stops the cell. Read the report in this order:
 #
 # 1. **Who waits for whom?** The first sentence names the ranks that wait, the collective they wait in, and the rank
 #    that is missing. (The number after `#` counts the collectives of the process group;

@@ -461,8 +461,8 @@ rows = [[f"{size:,}", f"{rate:.3g}"] for size, rate in bus_mb_per_s.items()]
 tables.Table(["bytes", "bus bandwidth, MB/s"], rows)
 
 # %% [markdown]
-# Small tensors reach only a small fraction of the link's rate, because almost all of the time is latency. The larger a tensor
-# is, the closer it comes to the full rate.
+# Small tensors reach only a small fraction of the link's rate, because almost all of the time is latency. The larger a
+# tensor is, the closer it comes to the full rate.
 #
 # The links of a cluster are much faster. NVLink connects the GPUs of one host; InfiniBand and Ethernet connect hosts.
 # In the next table, α is the latency of one ring step, which is higher through a network. "GPUs" says how many form the

@@ -227,9 +227,9 @@ tables.Table(["bytes per parameter", "parameters", "gradients", "optimizer", "to
 
 # %% [markdown]
 # It is 16 again: 2 + 2 + 12, where the 12 bytes are the master weight, the momentum and the variance (ZeRO paper,
-# §3.1). Mixed precision does *not* make the model state smaller than it is in fp32. If fp32
-# gradients are kept besides, the total is 20. A widely quoted rule says that training takes "20 times the model size". It means 20 *bytes
-# per parameter*, which is 10 times the size of a bfloat16 model.
+# §3.1). Mixed precision does *not* make the model state smaller than it is in fp32. If fp32 gradients are kept as well,
+# the total is 20. A widely quoted rule says that training takes "20 times the model size". It means 20 *bytes per
+# parameter*, which is 10 times the size of a bfloat16 model.
 #
 # Are master weights worth these bytes? The next cell trains the digits MLP on four ranks in three ways, with a small
 # learning rate.

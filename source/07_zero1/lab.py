@@ -200,8 +200,8 @@ check.FlatParameter()
 # %% [markdown]
 # ## Exercise 7.2 · The gradient of a shard (13 min, 3 points)
 #
-# A rank that updates one shard needs the mean gradient of that shard and no other. A reduce-scatter computes exactly
-# that, and sends half as many bytes as an all-reduce.
+# A rank that updates one shard needs the mean gradient of that shard and no other. A reduce-scatter gives it the sum of
+# exactly these gradients, and sends half as many bytes as an all-reduce.
 #
 # `FlatGradients(flat_parameter)` holds the gradients side by side, in the layout of the flat parameter. Its `flat` is a
 # flat tensor, and `views` are the parameters' slices of it. You write two methods:

@@ -519,7 +519,8 @@ plots.bars(times.ms(), "ms per step, without the optimizer (median of 8 rounds)"
 
 # %% [markdown]
 # Ten of the twelve all-gathers can be hidden. The first one in forward and the first one in backward cannot, because no
-# block computes before them. (The two numbers need not agree exactly: each all-gather also has latency, and times vary.)
+# block computes before them. (The two numbers need not agree exactly: each all-gather also has latency, and times
+# vary.)
 #
 # The next figure shows a step without prefetching, and one with it. In each step, the first row shows the computation,
 # the second the all-gathers, and the third the reduce-scatters. The numbers are those of the blocks. A hatched white
@@ -643,7 +644,8 @@ tables.Table(["", "held, MB", "formula, MB", "peak, MB", "sent, in f · 4Ψ"], r
 # %% [markdown]
 # The cell asserts that all rows have the same loss, up to rounding. *Held* is measured between backward and the
 # optimizer's step. *Peak* also includes the activations, which no stage makes smaller, and the units or buckets in use
-# at that moment. FSDP2 sends the same bytes as our version. If you do not call `fully_shard` for each block, you get the last row.
+# at that moment. FSDP2 sends the same bytes as our version. If you do not call `fully_shard` for each block, you get
+# the last row.
 #
 # FSDP2's source, `_fsdp_param_group.py`, uses the same names as our version, but differs from it in four points:
 #
