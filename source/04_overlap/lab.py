@@ -82,7 +82,7 @@ class GradientBucket(Protocol):
 # Target: every bucket is packed completely, launched once, in order, and waited for once.
 #
 # Begin with `__init__` and `add`, and run the cell below the exercise. Once its output is right, write `finish`. (Run
-# the check when you have all three, because both of its lines also call `finish`.)
+# the check when you have all three methods, because everything it tests also calls `finish`.)
 #
 # <details><summary>Hint 1: which buckets are launched in add?</summary>
 #
@@ -170,8 +170,8 @@ check.LaunchQueue()
 # %% [markdown]
 # ## Exercise 4.2 · Launch during backward (20 min, 3 points)
 #
-# A hook has to call `add` while backward computes. A wrong hook may raise no error, so let's first look at two hooks
-# that look right but are wrong. You know `register_post_accumulate_grad_hook` from the lesson. With `register_hook`,
+# A hook has to call `add` while backward computes. A wrong hook may raise no error, so let's first try two hooks that
+# look right but are wrong. You know `register_post_accumulate_grad_hook` from the lesson. With `register_hook`,
 # autograd calls your function with the gradient that the current backward has computed.
 
 
@@ -271,8 +271,8 @@ def watch_gradients(
 #   nothing at all.
 # - `pending` says whether there are gradients that `finish` has not averaged yet. (Lab 08 will read it.) Every
 #   `on_gradient` sets it to True, even if `enabled` is False. `finish` sets it to False, but only if `enabled` is True.
-# - If the queue already has this gradient, `on_gradient` raises a `RuntimeError`, even if `enabled` is False. Such a
-#   second `backward()` before `finish()` would write into buckets that may be in flight.
+# - If the queue already has this gradient, `on_gradient` raises a `RuntimeError`, even if `enabled` is False. A second
+#   `backward()` before `finish()` would write into buckets that may be in flight.
 # - The error's message says what to do instead: call `finish_gradient_sync()` after each `backward()`, or use
 #   `no_sync()`.
 #
@@ -446,7 +446,7 @@ check.no_sync()
 # ## Your figure (5 min)
 #
 # How much communication does your wrapper hide? Measure it with the lesson's GPT, whose blocks sleep as a stand-in for
-# a GPU, behind a link of 1 Gbit/s. New ranks would not know your class, so you keep your ranks, and the link is
+# a GPU, behind a link of 1 Gbit/s. A real link would need new ranks, which would not know your class, so the link is
 # *emulated*. (With NCCL, the ranks use their own links, which are much faster.)
 
 

@@ -25,9 +25,9 @@
 # In chapter 03, you packed many gradients into a few buckets. There are fewer all-reduces now, but all of them start
 # after backward. In this chapter, they start during backward.
 #
-# To see what that gains, we need a slow network. So each rank gets an *emulated* link of 500 Mbit/s, with a latency
-# of 1 ms per message, and the ranks use the CPU even if you have GPUs. gloo still does the work, but no collective
-# completes before such a link would have sent its bytes. Each link runs one collective after the other, as NCCL does.
+# To see what that gains, we need a slow network. So each rank gets an *emulated* link of 500 Mbit/s, with a latency of
+# 1 ms per message: gloo still does the work, but no collective completes before such a link would have sent its bytes.
+# Each link runs one collective after the other, as NCCL does. The ranks use the CPU, even if you have GPUs.
 
 # %% tags=["nbval-ignore-output"]
 from shared import measure, plots, ranks, tables
@@ -189,9 +189,9 @@ plots.timeline([blocking])
 
 # %% [markdown]
 # That is slower than before. The all-reduces now start during backward, but each one blocks backward until it
-# completes. (The hatched white bars are these waits. What the text on the right calls hidden is the short time in which
-# each all-reduce is launched, before its wait begins.) And with 52 all-reduces instead of seven, the step also contains
-# many more latencies.
+# completes. (The hatched white bars are these waits. The hidden time in the text on the right is only the short time
+# that it takes to launch each all-reduce, before its wait begins.) And with 52 all-reduces instead of seven, the step
+# also contains many more latencies.
 
 # %% [markdown]
 # ## Launching now, waiting later
@@ -309,7 +309,7 @@ def completions_s(full_s, takes_s):
 
 
 # %% [markdown]
-# In the next figure, the bars are the predicted all-reduces of rank 0. Each diamond marks when the all-reduce really
+# In the next figure, the bars are the predicted all-reduces of rank 0. Each diamond marks when the all-reduce actually
 # completed. Is each diamond at the right end of its bar?
 
 # %% tags=["nbval-ignore-output"]
@@ -332,7 +332,7 @@ scaling_plots.schedule(*in_ms[:3], 1e3 * backward_s, in_ms[3])
 #
 # The formula can also predict a step that we have not run. For another bucket cap, we only need to know when its
 # buckets would be full. The asynchronous run of `PerParameterDDP` tells us, because it launched an all-reduce whenever
-# a gradient was ready. Its backward took another time, so we rescale its times to the backward of `HookedDDP`.
+# a gradient was ready. Its backward did not take equally long, so we rescale its times to the backward of `HookedDDP`.
 # (As in lab 03, the first bucket holds at most 1 MB, or the cap if that is smaller.)
 
 # %%
@@ -551,9 +551,9 @@ note = f"Rank 0. A step without communication takes {alone.time_ms:.0f} ms."
 tables.Table(header, rows, note)
 
 # %% [markdown]
-# The two columns come from different steps, so they differ by chance. Where "longer by" is clearly larger, the cores
-# are the reason, too: compare the two times of backward above the table. gloo copies and adds every byte on the cores
-# that the ranks need. A GPU and its network adapter would do that at the same time.
+# The two columns come from different steps, so they differ by chance. Where "longer by" is clearly larger, the shared
+# cores are part of the reason: compare the two times of backward above the table. gloo copies and adds every byte on
+# the cores that the ranks need. A GPU and its network adapter would do that while the model computes.
 #
 # Both wrappers that overlap expose less than `BucketedDDP`. They differ in "first launch": if you set
 # `bucket_cap_mb`, DDP uses it for the first bucket, too, and closes a bucket only when it has reached the cap (chapter

@@ -349,8 +349,8 @@ check.communication_cost()
 # ## Your predictions and your measurements (10 min)
 #
 # Now compare your predictions with a real wrapper, `OverlappedDDP`. It trains a GPT with 2.7 million parameters behind
-# a link of 1 Gbit/s. Your functions exist only on the ranks that are running now, so you keep these ranks, and the link
-# is *emulated*. As a stand-in for a GPU, each block of the GPT also sleeps for 8 ms in forward and 16 ms in backward.
+# a link of 1 Gbit/s. A real link would need new ranks, which would not know your functions, so the link is *emulated*.
+# As a stand-in for a GPU, each block of the GPT also sleeps for 8 ms in forward and 16 ms in backward.
 # Mismatch detection is switched off, because it takes time.
 
 # %%
@@ -391,8 +391,8 @@ print(f"α = {1e6 * alpha_s:.0f} µs per step, β = {1e9 * beta_s:.2f} ns per by
 assert 4e-9 < beta_s < 16e-9  # 1 Gbit/s is 8 ns per byte
 
 # %% [markdown]
-# Your α is larger than the link's 0.1 ms, because it also contains what gloo itself needs for each step. For large
-# sizes, gloo works while the link sends, so your β may come out below 8 ns, which makes up for the large α.
+# Your α is larger than the link's 0.1 ms, because it also contains the time that gloo itself needs for each step. For
+# large sizes, gloo works while the link sends. To make up for the large α there, the fit may lower β below 8 ns.
 #
 # Next, find out when each gradient is ready. Inside `no_sync()`, nothing is sent, so communication cannot delay any of
 # them:

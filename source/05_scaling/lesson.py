@@ -56,8 +56,8 @@ measure.start_behind_link(world_size=4, rate="1gbit", latency_ms=0.1)
 # The second factor shows what communication costs. The first one should be 1, because ranks that do not communicate
 # should not slow each other down. (In strong scaling, the first factor is $T_1 / (N \cdot C_N)$.)
 #
-# We train the GPT from chapter 04, whose six blocks sleep as a stand-in for a GPU. Here, each block sleeps for 16 ms in
-# forward and 32 ms in backward.
+# We train the GPT from chapter 04. As a stand-in for a GPU, each of its six blocks sleeps for 16 ms in forward and
+# 32 ms in backward.
 
 # %%
 # %%ranks
@@ -137,8 +137,8 @@ on_cores
 # On a machine with fewer cores than ranks, "computation" falls far below 100%: even when nothing is sent, the ranks
 # take turns on the cores. Neither other buckets nor a faster network would raise this factor. ("Communication" is low,
 # too: these steps are short, so backward hides less, and sending competes for the same cores.) If you only looked at
-# $T_1 / T_N$, you would blame the network for everything. Always compare with
-# the same step *without communication, on the same number of ranks*.
+# $T_1 / T_N$, you would blame the network for everything. Always compare with the same step *without communication, on
+# the same number of ranks*.
 
 # %% [markdown]
 # ## Strong scaling, measured
@@ -195,8 +195,8 @@ alpha_s, beta_s = line.alpha_s, line.beta_s_per_byte
 line
 
 # %% [markdown]
-# Next, the computation. We record a step, and read from its timelines when each bucket was launched. A bucket is ready
-# when it is ready on *all* ranks. We keep fractions of the computation.
+# Next, the computation. We record a step, and read from its timelines when each bucket was launched. A bucket counts as
+# ready when it is ready on *all* ranks. We keep these times as fractions of the computation.
 
 # %%
 # %%ranks
@@ -324,7 +324,8 @@ scaling_plots.efficiency({"1 Gbit/s": curves}, {"1 Gbit/s": marks})
 #
 # A link of 1 Gbit/s is slow. The table lists links between real GPUs. The bus bandwidth (chapter 01) is what programs
 # reach, not what the data sheet promises, and α is again the latency of one step, here of NCCL's ring. The last column
-# is the time of an all-reduce of 1 GB on that many GPUs. (Where the name does not say more, a host has one GPU.)
+# is the time of an all-reduce of 1 GB on the number of GPUs in the column before it. (Unless the name says otherwise, a
+# host has one GPU.)
 
 # %%
 from shared.planner.links import REAL_LINKS, link_table
@@ -414,7 +415,7 @@ label = "1.9×/3.7×/7.2× (widely quoted; we know of no source)"
 scaling_plots.efficiency(panels, {title: {label: claimed} for title in panels})
 
 # %% [markdown]
-# (In the first panel, the dashed line is too high: trees leave the host more often than the ring does.)
+# (In the first panel, the dashed line is too high: trees send between hosts more often than the ring does.)
 
 # %% [markdown]
 # ## When is a speed-up of 7.2 on 8 GPUs possible?
