@@ -8,11 +8,11 @@
 # %% [markdown]
 # # Lab 10 · FSDP
 #
-# **75 minutes, 17 points.** `PlainZeRO3` of lab 09 trains plain models. Now you build `ZeRO3`, which trains any model:
-# with frozen, tied and unused parameters, nested units, activation checkpointing, micro-batches and bf16. It clips
-# gradients, and can be saved on four ranks and loaded on two. In the end, it creates a model that no rank could hold.
-# PyTorch calls this *fully sharded data parallelism* (FSDP), and the methods here have the names that they have in
-# torch's `fully_shard`.
+# **75 minutes, 17 points.** Lab 09's `PlainZeRO3` trains only plain models. Now you build `ZeRO3`, which trains any
+# model: with frozen, tied and unused parameters, nested units, activation checkpointing, micro-batches and bf16. It
+# also clips gradients, and can be saved on four ranks and loaded on two. At the end of the lab, it can even create a
+# model that no rank could hold. PyTorch calls this *fully sharded data parallelism* (FSDP), and the methods here have
+# the same names as in torch's `fully_shard`.
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
@@ -23,7 +23,7 @@
 # | 10.5 | a sharded state dict | 10 | 2 |
 # | 10.6 | `Materializer`: create a model that is never whole | 15 | 3 |
 #
-# A small object comes first, and `ZeRO3` uses it. Each exercise has a check. Its first line is a plain case, which
+# You begin with a small object that `ZeRO3` uses. Each exercise has a check. Its first line is a plain case, which
 # passes when the main idea is right. The other lines try awkward models, and count bytes.
 
 # %% tags=["nbval-ignore-output"]
@@ -81,7 +81,7 @@ from solutions.zero2 import ShardedBucket
 # **Predict.** There are two ranks, three blocks, and no prefetching. Rank 0 uses all parameters, and rank 1 does not
 # use one parameter of block 1. Suppose that each rank launches the reduce-scatter of a block as soon as the last
 # gradient of the block is complete. Both have just unsharded block 1 for backward. Which collective does each rank
-# launch next? Write "reduce-scatter" and the number of a block, or "all-gather" and the number of a block.
+# launch next? Write "reduce-scatter" or "all-gather", and the number of the block.
 
 # %%
 my_rank_0 = "?"
@@ -92,15 +92,15 @@ print(f"rank 0: you wrote {my_rank_0!r}; it launches the reduce-scatter of block
 print(f"rank 1: you wrote {my_rank_1!r}; it launches the all-gather of block 0")
 
 # %% [markdown]
-# On rank 1, the bucket of block 1 is never full, so its backward simply goes on to block 0. The two collectives do not
+# On rank 1, the bucket of block 1 is never full, so backward simply goes on to block 0. The two collectives do not
 # belong together: the ranks hang, crash, or compute wrong values.
 #
 # So a `GradientReducer` separates two steps. When a gradient is complete, it is only packed. The launch comes later, at
 # a moment that is the same on all ranks.
 #
 # - `on_gradient(bucket_index, index)` is called by autograd for `self.buckets[bucket_index].parameters[index]`. Pack
-#   the gradient with `bucket.pack(index)`, and remove `index` from `self.missing[bucket]`. If it is not in there, raise
-#   a `RuntimeError` that says to call `finish_gradient_sync()` after each `backward()`.
+#   the gradient with `bucket.pack(index)`, and remove `index` from `self.missing[bucket]`. If `index` is not in that
+#   set, raise a `RuntimeError` that says to call `finish_gradient_sync()` after each `backward()`.
 # - `reduce(buckets)` is called by the wrapper. It launches each of these buckets, except those in `self.launched`:
 #   1. Pack every index that is still missing. For a gradient of `None`, `bucket.pack(index)` packs zeros.
 #   2. Set `bucket.previous` to the bucket that was launched last, or to `None`. A bucket's `launch()` waits for its
@@ -403,7 +403,8 @@ class ZeRO3(ZeRO3):
 #
 # - To prefetch, call `self.prefetcher.in_forward(unit)` of lab 09 after the wait, but not for the root.
 # - `self._watch_inputs(unit, inputs, kwargs)` returns the new inputs of the unit.
-# - Call `self._watch_outputs(unit, output)` for every unit, the root too. The root's `reshard_after_forward` is False.
+# - Call `self._watch_outputs(unit, output)` for every unit, including the root. The root's `reshard_after_forward` is
+#   False.
 # - If the unit is in state BACKWARD, activation checkpointing is running its forward again, in the middle of its
 #   backward. Then both hooks do nothing, because the unit is unsharded already and must stay so.
 #
@@ -485,8 +486,8 @@ check.Forward()
 # ## Exercise 10.3 · The hooks of backward (15 min, 5 points)
 #
 # A unit can be called more than once: twice in one forward, or in two forwards that share one backward. Then backward
-# also reaches it more than once, and only the last time may it be reduced. So each call of a unit in forward has an
-# object, and `unit.open_calls` holds the calls that backward has not finished.
+# also reaches it more than once, and the unit must not be reduced before the last time. So each call of a unit in
+# forward gets a `Call` object, and `unit.open_calls` holds the calls that backward has not finished.
 #
 # ```text
 # pre_backward(unit, call):             # the gradient of one of the unit's outputs is complete
@@ -613,14 +614,14 @@ class ZeRO3(ZeRO3):
 # `gather_full_state(module, flat_parameters)` is called by all ranks. On each of them, it returns what
 # `module.state_dict()` would return without sharding:
 #
-# - the same names in the same order, including buffers; a tied parameter has all its names,
+# - the same names in the same order, including buffers; a tied parameter appears under all its names,
 # - in the dtype of the shards,
 # - as copies, so that a later forward does not change them.
 #
 # `load_full_state(module, flat_parameters, state_dict)` gets a full state on every rank:
 #
-# - Each rank keeps its shards of it, and loads the buffers.
-# - If the state has other names or shapes than the module's, raise a `ValueError`.
+# - Each rank takes its shards from it, and loads the buffers.
+# - If the state's names or shapes differ from the module's, raise a `ValueError`.
 #
 # These help:
 #
@@ -638,8 +639,8 @@ class ZeRO3(ZeRO3):
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# To load, combine the module's own state (name to parameter) with the given one (name to value), into a dictionary from
-# each parameter or buffer to its new value. Take the parameters out, and the buffers are left.
+# The module's own state maps each name to a parameter or buffer, and the given state maps it to a value. Combine them
+# into a dictionary from each parameter or buffer to its new value. Take the parameters out, and the buffers are left.
 #
 # </details>
 
@@ -747,8 +748,8 @@ def begin_state(optimizer: torch.optim.Optimizer) -> None:
 # writes into them.
 #
 # - `f"{index}.shard"` is the shard of `flat_parameters[index]`, as a `DTensor`.
-# - `f"{index}.{name}"` is the entry `name` of `optimizer.state` for that shard. If it has the shape of the shard, it is
-#   a `DTensor`. Other entries, such as Adam's `step`, stay as they are.
+# - `f"{index}.{name}"` is the entry `name` of `optimizer.state` for that shard. If the entry has the shape of the
+#   shard, make it a `DTensor`, too. Other entries, such as Adam's `step`, stay as they are.
 # - `f"module.{name}"` is a buffer of the module.
 #
 # The first line of the check saves on four ranks, and continues the training on two. The others try what the finished
@@ -809,8 +810,8 @@ check.ShardedState()
 #   `initialize` inside `with seeded(seed_of(self.seed, name), self.device):`. Then they depend on the name and the
 #   seed, and on nothing else.
 # - `shard_of(layout)` returns this rank's shard of the flat tensor that the parameters of `layout` form. It has the
-#   shape `layout.shard_shape`, and its padding is zeros. Call `value_of` only for parameters of which something lies in
-#   the shard, and keep no more than one of their values at a time.
+#   shape `layout.shard_shape`, and its padding is zeros. Call `value_of` only for parameters that lie at least partly
+#   in the shard, and keep no more than one of the tensors that it returns at a time.
 #
 # ```text
 # parameters:  a a a a a b b b c c c     11 elements
@@ -839,13 +840,13 @@ print(f"you wrote {my_answer}; the answer is 0")
 # <details><summary>Hint 1</summary>
 #
 # Go through the parameters, and keep track of where the shard begins, counted from the first element of the current
-# parameter. When is that negative? For which values does nothing of the parameter lie in the shard?
+# parameter. When is that negative? For which values does no part of the parameter lie in the shard?
 #
 # </details>
 # <details><summary>Hint 2</summary>
 #
-# A slice that ends behind a tensor is simply shorter: `torch.ones(3)[2:9]` has one element. But a negative index counts
-# from the end, so use `max(begin, 0)`.
+# A slice that extends past the end of a tensor is simply shorter: `torch.ones(3)[2:9]` has one element. But a negative
+# index counts from the end, so use `max(begin, 0)`.
 #
 # </details>
 
@@ -949,8 +950,8 @@ class Materializer(Materializer):
 check.Materializer()
 
 # %% [markdown]
-# `DeferredFlatParameter` is given. It is the one of the lesson, but its shard comes from your `Materializer`. `ZeRO3`
-# uses it if it gets a `materializer`.
+# `DeferredFlatParameter` is given. It is the lesson's class, except that its shard comes from your `Materializer`.
+# `ZeRO3` uses it if it gets a `materializer`.
 
 
 # %% tags=["export"] module="deferred"
@@ -989,10 +990,10 @@ class DeferredFlatParameter(ShardedFlatParameter):
 # %% [markdown]
 # ## A model that was never whole
 #
-# The rest of this lab has no points. You now have everything that a model needs which does not fit on one rank: create
-# it, train it, clip its gradients, save it, and resume. The next cells do that with a GPT on four ranks. They save
-# after three steps and train three more. Then two ranks create the same model, load the checkpoint, and train the same
-# three steps. (Mismatch detection is switched off from here on, because it sends messages of its own.)
+# The rest of this lab has no points. You can now do everything that you need for a model that does not fit on one rank:
+# create it, train it, clip its gradients, save it, and resume. The next cells do that with a GPT on four ranks. They
+# save after three steps and train three more. Then two ranks create the same model, load the checkpoint, and train the
+# same three steps. (Mismatch detection is switched off from here on, because it sends messages of its own.)
 
 # %%
 # %%ranks
@@ -1195,7 +1196,7 @@ assert with_units < 1 < without_units
 # column of the parameters does not count.)
 #
 # With a single unit, the values are right, and the model even sends less. But its parameters take more than Ψ at the
-# peak, and its whole peak is above that of `ZeRO2`, which does not shard parameters at all.
+# peak, and its total peak memory is above that of `ZeRO2`, which does not shard parameters at all.
 #
 # ## Your figure
 #

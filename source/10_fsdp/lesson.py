@@ -10,8 +10,8 @@
 #
 # **35 minutes.** After this lesson, you will be able to:
 #
-# - explain how FSDP knows that backward is done with a unit,
-# - say what frozen, unused and checkpointed layers and micro-batches cost in a sharded model,
+# - explain how FSDP knows when backward is done with a unit,
+# - say what micro-batches cost in a sharded model, and what frozen, unused and checkpointed layers cost,
 # - halve the bytes that a step sends with bf16, while the optimizer updates fp32 shards,
 # - create a model that is never whole on any rank, with the same initial values on any number of ranks,
 # - explain why a GPU needs more than 16Ψ/N bytes.
@@ -22,14 +22,16 @@
 # %% [markdown]
 # ## Where we are
 #
-# In chapter 09, you trained a GPT of which each rank keeps one shard, except for the unit that computes. PyTorch calls
-# this **fully sharded data parallelism**, or **FSDP**. Your version trains, but it cannot be used for every model yet:
+# In chapter 09, you trained a sharded GPT: each rank keeps only its shard, and unshards a unit while that unit
+# computes. PyTorch calls this **fully sharded data parallelism**, or **FSDP**. Your version trains, but it cannot be
+# used for every model yet:
 #
-# - It counts gradients. When as many have come as a unit has parameters, backward is done with that unit.
-# - It shards a model that exists already. So every rank must have had room for the whole model once.
+# - It counts gradients. Once there are as many as the unit has parameters, it assumes that backward is done with the
+#   unit.
+# - It shards a model that already exists, so every rank must once have had room for the whole model.
 #
-# This lesson removes both limits. First, how many gradients really come? The next cells count them for block 1 of three
-# GPTs. In the last one, a rank uses only one of two feed-forward layers, as in a mixture of experts.
+# This lesson removes both limits. First, how many gradients does a unit really get? The next cells count them for block
+# 1 of three GPTs. In the last one, each rank uses only one of two feed-forward layers, as in a mixture of experts.
 
 # %% tags=["nbval-ignore-output"]
 from shared import formulas, plots, ranks, tables
@@ -107,7 +109,7 @@ for name, (parameters, gradients) in counts.items():
     assert (parameters == gradients) == (name == "plain")
 
 # %% [markdown]
-# In the second and third version, the count is never complete, so the block's gradients would never be reduced. For
+# In the second and third versions, the count is never complete, so the block's gradients would never be reduced. For
 # frozen parameters, it helps to count only the trainable ones. But with two experts, different ranks miss *different*
 # gradients, and no rank knows in advance which ones will come.
 
@@ -115,8 +117,8 @@ for name, (parameters, gradients) in counts.items():
 # ## When is backward done with a unit?
 #
 # Autograd knows. Backward goes through a unit from its outputs to its inputs, so it computes the gradients of the
-# *inputs* last, when nothing is left to do inside the unit. So we pass the inputs through a function that changes
-# nothing, but whose backward calls us. FSDP2 does the same.
+# *inputs* last, when nothing is left to do inside the unit. We therefore pass the inputs through a function that
+# changes nothing, but whose backward calls our own code. FSDP2 does the same.
 
 
 # %%
@@ -136,7 +138,7 @@ class AfterBackward(torch.autograd.Function):
 
 
 # %% [markdown]
-# **Predict.** A unit computes `output = x * weight`, and its input `x` comes through `AfterBackward`. In which order
+# **Predict.** A unit computes `output = x * weight`, and its input `x` passes through `AfterBackward`. In which order
 # does the next cell print its three lines? Write their letters in that order, for example "abc".
 
 # %%
@@ -159,16 +161,16 @@ print(f"predicted {my_prediction}, the order is {order}")
 assert order == "cba"
 
 # %% [markdown]
-# First comes the gradient of the output, then that of the weight, and then autograd leaves the unit. The first event
-# tells us to unshard the unit for its backward, and the last one to reduce its gradients and reshard it. Neither
-# depends on which gradients come in between.
+# The gradient of the output comes first, then that of the weight, and then autograd leaves the unit. The first event
+# tells us to unshard the unit for its backward. The last one tells us to reduce its gradients and reshard it. Neither
+# event depends on which gradients come in between.
 
 # %% [markdown]
 # ## The short version
 #
-# With `Unit` (lab 09) and `ShardedBucket` (lab 08), four hooks are enough for all of these models. They have the names
-# that they have in FSDP2. In `post_backward`, look at the inner loop: it packs every gradient of the unit, and a
-# missing one counts as zeros. So all ranks launch the same reduce-scatters, whichever gradients they have.
+# With `Unit` (lab 09) and `ShardedBucket` (lab 08), four hooks are enough for all of these models. They have the same
+# names as in FSDP2. In `post_backward`, look at the inner loop: it packs every gradient of the unit, and a missing one
+# counts as zeros. So all ranks launch the same reduce-scatters, whichever gradients they have.
 
 
 # %%
@@ -210,7 +212,7 @@ def post_backward(unit):
 
 # %% [markdown]
 # If no input of a unit needs a gradient, `AfterBackward` is never called. The root is such a unit, because its inputs
-# are tokens. So `finish_gradient_sync()` calls its `post_backward`.
+# are tokens. So `finish_gradient_sync()` calls `post_backward` for it.
 
 
 # %%
@@ -241,7 +243,7 @@ class ShortFSDP(nn.Module):
 # ## Models that chapter 09 could not train
 #
 # We train four models for three steps of AdamW in float64, and compare the losses with those of one process that has
-# the samples of all four ranks. Next to ours we run torch's `fully_shard`.
+# the samples of all four ranks. We also run torch's FSDP2 (`fully_shard`).
 
 
 # %%
@@ -324,24 +326,24 @@ for name, found in differ.items():
     assert max(found) < 1e-10
 
 # %% [markdown]
-# All of them train as in one process. Their token embedding is **tied** to the output layer: both use the same
-# parameter. That works because both lie in the root. If they were in two units, neither could reshard the parameter
-# alone, so lab 09's `owned_parameters` gives such a parameter to the root. If a unit lies inside another one, each
-# parameter belongs to the innermost.
+# All four models train as they would in one process. Their token embedding is **tied** to the output layer: both use
+# the same parameter. That works because both lie in the root. If they were in two units, neither unit could reshard the
+# parameter alone, so lab 09's `owned_parameters` gives such a parameter to the root. If a unit lies inside another one,
+# each parameter belongs to the innermost unit around it.
 #
-# The last row was not tried with FSDP2. By default, it reduces only the gradients that a rank has. For such models, the
-# torch of this course has `set_reduce_scatter_unused_params(True)`, which does what ours does.
+# We did not try the last model with FSDP2. By default, FSDP2 reduces only the gradients that a rank has. For such
+# models, this course's version of torch has `set_reduce_scatter_unused_params(True)`, which does what our code does.
 
 # %% [markdown]
 # ## What each case costs
 #
-# The next cells count the collectives of a step with FSDP2, and measure the most bytes that the parameters take.
+# The next cells count the collectives of a step with FSDP2, and measure the peak memory of the parameters.
 #
 # The last case is mixed precision. In chapter 06, the optimizer updated fp32 master weights, and the model computed
 # with bf16 copies. In a sharded model, the shards *are* the master weights: a rank rounds its shard to bf16 just before
 # the all-gather, so the unsharded parameters are bf16.
 #
-# **Predict.** How many bytes does a step send with bf16, as a fraction of those with fp32? 1 means just as many.
+# **Predict.** How many bytes does a step send with bf16, as a fraction of the bytes with fp32? 1 means just as many.
 
 # %%
 my_prediction = 1.0
@@ -394,31 +396,33 @@ tables.Table(["", "all-gathers", "reduce-scatters", "sent, MB", "parameters' pea
 
 # %% [markdown]
 # - **A step** all-gathers each of the six blocks twice, and the root once.
-# - **Two micro-batches** cost twice as much. A rank adds up only the shards of their gradients.
-# - **Activation checkpointing** costs no collectives. Each block is computed again at a moment when backward has
-#   unsharded it anyway.
-# - **A block that is called twice** is all-gathered for each call. FSDP2 reduces it once, after both.
-# - **bf16** halves what is sent and what is unsharded, and the shards stay fp32. Gradients are also added up in bf16,
-#   unless you ask for `MixedPrecisionPolicy(reduce_dtype=torch.float32)`.
+# - **Two micro-batches** cost twice as much. Between them, a rank keeps only its shards of the gradients.
+# - **Activation checkpointing** adds no collectives. A block's forward runs again when backward has unsharded the block
+#   anyway.
+# - **A block that is called twice** is all-gathered for each call. FSDP2 reduces its gradients once, after both calls.
+# - **bf16** halves the bytes that are sent and the memory of unsharded parameters. The shards stay fp32. The ranks'
+#   gradients are also added up in bf16, unless you ask for `MixedPrecisionPolicy(reduce_dtype=torch.float32)`.
 
 # %% [markdown]
 # ## Creating a model that is never whole
 #
-# So far, we always sharded a whole model that every rank had. A model that needs 100 GPUs cannot be created like that.
+# So far, every rank had the whole model before we sharded it. A model that needs 100 GPUs cannot be created like that.
 #
 # PyTorch has a device for that. A tensor on the **meta device** has a shape and a dtype, but no memory and no values.
-# **Deferred initialization** means to build and shard the model there, and to **materialize** the shards afterwards,
-# which means to give them memory and values. In the diagram, look at what each rank holds after each step:
+# With **deferred initialization**, we build and shard the model there. Afterwards, we **materialize** the shards: we
+# give them memory and values. In the diagram, look at what each rank holds after each step:
 
 # %%
 diagrams.deferred_init()
 
 # %% [markdown]
-# Which values? They should be the same on any number of ranks, or an experiment could not be repeated on a larger
-# cluster. It is tempting to let each rank fill its own shard with random values. But if all ranks use the same seed,
-# the N shards are copies of each other. If each rank uses its own seed, the model depends on N.
+# Which values should the parameters get? They should be the same on any number of ranks, or you could not repeat an
+# experiment on a larger cluster. It is tempting to let each rank fill its own shard with random values. But if all
+# ranks use the same seed, the N shards are copies of each other. If each rank uses its own seed, the initial values
+# depend on N.
 #
-# So each parameter gets a seed that depends on its *name* alone, and every rank draws it in full:
+# So each parameter gets a seed that depends on its *name* alone, and every rank draws random values for the whole
+# parameter:
 
 
 # %%
@@ -438,11 +442,12 @@ def initialize(name, parameter):
 
 # %% [markdown]
 # In lab 09, the constructor of `ShardedFlatParameter` copies existing values into `flat_param` and broadcasts them. The
-# version below draws them instead, so it sends nothing. It follows the diagram: it gives `flat_param` memory, fills it,
-# keeps this rank's shard, and frees it again.
+# version below draws the values instead, so it sends nothing. It follows the diagram: it gives `flat_param` memory,
+# fills it, keeps this rank's shard, and frees the memory again.
 #
-# (The model's parameters become slices of `flat_param`, as in lab 09. But they still are on the meta device, so
-# `swap_tensors` first exchanges the contents of two tensor objects. The modules keep the same objects, also tied ones.)
+# (The model's parameters become slices of `flat_param`, as in lab 09. But they are still on the meta device, so
+# `swap_tensors` first exchanges the contents of each parameter with those of an empty one on the rank's device. The
+# modules keep the same parameter objects, so tied parameters stay tied.)
 
 
 # %%
@@ -507,18 +512,18 @@ assert multiples["deferred"] < 0.5 < 1 < multiples["in full"]
 plots.bars(multiples, "most memory while the model is created, as a multiple of Ψ elements")
 
 # %% [markdown]
-# A rank holds its shards, a quarter of Ψ, and one unit in full on top of them. With more ranks, the shards shrink. In a
-# step, a rank needs room for unsharded units anyway.
+# A rank holds its shards, which are a quarter of Ψ, and one full unit on top of them. With more ranks, the shards
+# shrink. During a training step, a rank needs room for unsharded units anyway.
 #
-# But each rank draws all parameters, one unit after the other, and keeps 1/N of them. In the lab, you draw only those
-# that lie in the rank's shard.
+# But each rank draws all parameters, one unit after the other, and keeps only 1/N of them. In the lab, you draw only
+# the parameters that lie in the rank's shard.
 #
 # ## Training it
 #
-# Are the values right? We train the model next to one that was whole when it was initialized, on text, for 50 steps of
-# AdamW in float64. Gradients are clipped, so we need the norm of the *whole* gradient, of which no rank holds more than
-# a shard. Squared norms can be added up: one all-reduce of a single element is enough, and then every rank scales its
-# shards by the same factor. That is `clip_shards_` of lab 07.
+# Are the values right? We train the model and, for comparison, one that was initialized as a whole. Both train on text
+# for 50 steps of AdamW in float64. Gradients are clipped, so we need the norm of the *whole* gradient, but each rank
+# holds only a shard of it. Squared norms can be added up, so one all-reduce of a single element is enough. Then every
+# rank scales its shards by the same factor. Lab 07's `clip_shards_` does this.
 
 
 # %%
@@ -574,17 +579,17 @@ plots.loss_curves({"one process, whole": alone, "4 ranks, never whole": together
 # The two curves coincide: the initial values, the clipped gradients and the updates are the same, although no rank ever
 # held the whole model.
 #
-# How is it saved? A **full state dict** holds every parameter in full, so any program can load it, but the rank that
-# builds it needs room for the whole model. In a **sharded state dict**, each rank saves only its own shards, with their
-# positions in the whole, and any number of ranks can read what they need. You build both in the lab.
+# How do you save such a model? A **full state dict** holds every parameter in full, so any program can load it, but the
+# rank that builds it needs room for the whole model. In a **sharded state dict**, each rank saves only its own shards,
+# with their positions in the whole, and any number of ranks can read what they need. You build both in the lab.
 
 # %% [markdown]
 # ## 16Ψ/N is not the peak
 #
 # It is commonly claimed that ZeRO-3 needs 16Ψ/N bytes per rank, so that any model fits on enough ranks. We test this
 # with Llama-2 70B in mixed precision, one sequence of 2,048 tokens per rank, and activation checkpointing in all
-# layers. No cluster is needed: on the meta device and with a process group that sends nothing, a dry run takes rank
-# 0 of N through a step of the finished `ZeRO3`, and counts the bytes that it would hold.
+# layers. No cluster is needed: a dry run takes rank 0 of N through a step of the finished `ZeRO3`, and counts the bytes
+# that the rank would hold. It uses the meta device and a process group that sends nothing.
 
 # %% tags=["needs-solution"]
 from shared import dryrun
@@ -619,26 +624,27 @@ assert float(rows[0][-1]) > 80 > float(rows[1][-1]) and float(rows[2][-1]) > 10 
 tables.Table(header, rows, "GB on rank 0; the peak is the sum of the four columns before it")
 
 # %% [markdown]
-# On 8 GPUs, the shards are nearly all of the peak, and 80 GB are not enough. On 64 GPUs, they are. (The shards can be
-# below 16Ψ/N: not all gradients need to be there at the peak.) On 1,024 GPUs, the shards are small. What remains does
-# *not* shrink with N: the root and two unsharded layers, gradients in buckets, and the activations of one sequence.
+# On 8 GPUs, the shards are nearly all of the peak, and 80 GB per GPU is not enough. On 64 GPUs, it is. (The shards can
+# take less than 16Ψ/N, because not all gradients need to exist at the moment of the peak.) On 1,024 GPUs, the shards
+# are small. What remains does *not* shrink with N: the root and two unsharded layers, gradients in buckets, and the
+# activations of one sequence.
 
 # %% [markdown]
 # ## What torch calls it
 #
-# | here and in lab 10 | FSDP2 | where it differs |
+# | here and in lab 10 | FSDP2 | how FSDP2 differs |
 # |---|---|---|
 # | `ZeRO3(model, units)` | `fully_shard` for each unit, then for the model | it changes modules in place |
 # | `Unit` | `FSDPParamGroup` | |
 # | `ShardedFlatParameter` | `FSDPParam` | each parameter is sharded by rows, as a `DTensor` |
 # | `AfterBackward` | `RegisterPostBackwardFunction` | |
-# | `clip_shards_` | `torch.nn.utils.clip_grad_norm_` | the norm is a `DTensor`, too |
+# | `clip_shards_` | `torch.nn.utils.clip_grad_norm_` | the norm is a `DTensor` |
 # | `DeferredFlatParameter` | `model.to_empty(device=…)`, then your initialization | |
 #
-# A **`DTensor`** is a tensor of which each rank holds a shard, together with a description of the whole. So FSDP2 can
-# shard a model on the meta device, and `to_empty()` then allocates only the shards. On GPUs, random operators on a
-# `DTensor` draw what they would draw for the whole tensor. On CPUs they do not, and torch warns. So the next cell draws
-# each parameter in full, as we did, and keeps the rank's rows:
+# A **`DTensor`** is a tensor of which each rank holds a shard, together with a description of the whole. This lets
+# FSDP2 shard a model on the meta device. Then `to_empty()` allocates only the shards. On GPUs, random operators on a
+# `DTensor` draw the same values as for the whole tensor. On CPUs they do not, and torch warns you. So the next cell
+# draws each parameter in full, as we did, and keeps the rank's rows:
 
 
 # %%
@@ -663,8 +669,8 @@ plots.bars(multiples, "most memory while the model is created, as a multiple of 
 
 # %% [markdown]
 # FSDP1, torch's older wrapper, materializes one unit at a time in full, as we did, with a function that you give it
-# (`param_init_fn`). In the context of DeepSpeed's `zero.Init`, each module is sharded as soon as its constructor has
-# returned.
+# (`param_init_fn`). With DeepSpeed's context manager `zero.Init`, each module is sharded as soon as its constructor
+# returns.
 
 # %% [markdown]
 # ## On a cluster
@@ -683,7 +689,7 @@ plots.bars(multiples, "most memory while the model is created, as a multiple of 
 # | | memory | sent | overlap |
 # |---|---|---|---|
 # | frozen parameters | no gradient, no optimizer state | all-gathered, not reduced | as before |
-# | unused parameters | as others | reduced as zeros | as before |
+# | unused parameters | as for used ones | reduced as zeros | as before |
 # | checkpointed units | activations of one unit | no more | as before |
 # | g micro-batches | no more | g times as much | as before |
 # | bf16 parameters, fp32 shards | unsharded units halved | halved | as before |
@@ -717,7 +723,7 @@ plots.bars(multiples, "most memory while the model is created, as a multiple of 
 #
 # FSDP cannot do three things:
 #
-# - **Make one layer smaller.** The rank that computes holds a full unit and the activations of a sequence. Tensor
+# - **Make one layer smaller.** While a rank computes, it holds a full unit and the activations of a sequence. Tensor
 #   parallelism splits the layer itself (chapter 13).
 # - **Keep the batch small.** With 2,048 tokens on each of 1,024 ranks, a step processes 2.1 million tokens.
 # - **Send less than the model in each step.** Each micro-batch sends the parameters twice and the gradients once.
