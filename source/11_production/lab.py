@@ -12,8 +12,8 @@
 # host only, and compute which strategy a model needs on a given cluster. At the end, you compare the losses, the bytes
 # sent and the memory of three ways to train one GPT.
 #
-# The three exercises do not build on each other. Each has a check, which draws new models, samples and clusters every
-# time. The checks look at values, bytes and memory, but never at times.
+# The three exercises do not build on each other. Each has a check, which uses new random models, samples and clusters
+# every time. The checks look at values, bytes and memory, but never at times.
 
 # %% tags=["nbval-ignore-output"]
 from shared import ranks
@@ -60,15 +60,15 @@ from solutions.units import default_units
 #   first: a call takes all parameters of its module that no earlier call has taken.
 # - **`reshard_after_forward`.** Pass it to every unit. The root always stays unsharded until backward, as in `ZeRO3`.
 # - **Dtypes.** Pass `mp_policy=MixedPrecisionPolicy(param_dtype=…, reduce_dtype=…)` in every call. Here,
-#   `compute_dtype` is the dtype of the unsharded parameters and their all-gathers. `reduce_dtype` is that of the
-#   reduce-scatters, for which `ZeRO3` has no counterpart.
+#   `compute_dtype` is the dtype of the unsharded parameters and their all-gathers. `reduce_dtype` is the dtype of the
+#   reduce-scatters; `ZeRO3` has no such argument.
 # - **The mesh.** Pass a mesh in every call. Without one, `fully_shard` chooses a GPU on any machine that has one, even
 #   for a job on the CPU. `mesh_of_all_ranks(module)`, which is given, creates the default.
 #
-# An optimizer must be built afterwards, because it would otherwise update parameters that the model no longer has.
+# Build the optimizer after calling `fully_sharded`. Otherwise, it would update parameters that the model no longer has.
 #
-# The target: the same losses and bytes as your `ZeRO3`, and no more parameters unsharded at a time. (torch prefetches
-# the next unit into a buffer, which does not count as parameters yet.)
+# The target is the same losses and bytes as with your `ZeRO3`, with no more parameters unsharded at a time. (torch
+# prefetches the next unit into a buffer, which does not count as parameters yet.)
 #
 # <details><summary>Hint 1</summary>Why must the values be broadcast before the first call of <code>fully_shard</code>?
 # What would a broadcast of a DTensor send?</details>
@@ -144,8 +144,8 @@ check.fully_sharded()
 # <details><summary>Hint</summary><code>init_device_mesh(device_type, shape, mesh_dim_names=…)</code> counts the ranks
 # row by row. Which shape has one row per host?</details>
 #
-# **Predict.** A cluster has four hosts with eight ranks each, and a model has S bytes. How many times S bytes leave a
-# host in one step, with full sharding over all ranks, and with hybrid sharding?
+# **Predict.** A cluster has four hosts with eight ranks each, and a model has S bytes. How many bytes leave a host in
+# one step, as a multiple of S, with full sharding over all ranks and with hybrid sharding?
 
 # %%
 my_full, my_hybrid = 0.0, 0.0
@@ -224,10 +224,10 @@ my_choices = [
 #
 # - Try stages 0 to 3, each with "selective" and with "full" checkpointing. Shard over all GPUs and, for stages above 0,
 #   also over the GPUs of one host.
-# - `planner.plan(shape, ranks=shard_ranks, stage=…, micro_batch=…, checkpointing=…).total_bytes` is what a strategy
-#   needs. It fits if a tenth of the GPU's memory stays free.
-# - If several steps take equally long, prefer the simpler strategy: first the lower stage, then selective
-#   checkpointing. After that, prefer the larger group, which holds less per rank.
+# - `planner.plan(shape, ranks=shard_ranks, stage=…, micro_batch=…, checkpointing=…).total_bytes` is the memory that a
+#   strategy needs. It fits if at least a tenth of the GPU's memory stays free.
+# - If several strategies are equally fast, prefer the simpler one: first the lower stage, then selective checkpointing.
+#   After that, prefer the larger group, which holds less per rank.
 # - Return None if nothing fits. The model itself must then be split (chapters 13 and 15).
 #
 # <details><summary>Hint 1</summary>Which of several equal minima does <code>min()</code> return? In which order would
@@ -298,14 +298,14 @@ rows = [
 tables.Table(["", "predicted", "computed"], rows)
 
 # %% [markdown]
-# Where your prediction was wrong, what decided: what fits, or what is fast? (The lesson goes one step further: it also
-# chooses the micro-batch.)
+# Where your prediction was wrong, did memory decide, or speed? (The lesson goes one step further: it also chooses the
+# micro-batch.)
 
 # %% [markdown]
 # ## Your `ZeRO3` and torch's `fully_shard` (10 min)
 #
-# The next cells train one GPT with your `ZeRO3`, with `fully_shard`, and with hybrid sharding (two hosts of two ranks).
-# Mismatch detection is switched off, because it adds collectives of its own.
+# The next cells train the same GPT with your `ZeRO3`, with `fully_shard`, and with hybrid sharding (two hosts of two
+# ranks). Mismatch detection is switched off, because it adds collectives of its own.
 
 # %%
 # %%ranks
@@ -372,10 +372,10 @@ tables.Table(header, rows, "rank 0, one step")
 # %% [markdown]
 # The losses agree. The first two also send the same bytes, except for padding: `fully_shard` splits each parameter by
 # its rows, and the 94 rows of the embedding are not divisible by four. Your `ZeRO3` holds more parameters at the peak,
-# because the unit that it prefetches counts, while torch prefetches into a buffer.
+# because the unit that it prefetches counts as parameters, while torch prefetches into a buffer.
 #
-# With hybrid sharding, each rank holds half of the model, where full sharding holds a quarter. With N ranks on H hosts,
-# hybrid sharding sends only S(H−1)/N bytes less in total. What matters is *where* it sends them.
+# With hybrid sharding, each rank holds half of the model instead of a quarter. With N ranks on H hosts, a rank sends
+# only S(H−1)/N bytes less than with full sharding. What matters is *where* it sends them.
 
 # %%
 ranks.stop()

@@ -10,7 +10,7 @@
 #
 # **35 minutes.** After this lesson, you will be able to:
 #
-# - say what torch's and DeepSpeed's wrappers hold and send, by measuring them beside your own,
+# - measure what torch's and DeepSpeed's wrappers hold and send, and compare that with your own,
 # - read a DeepSpeed config and FSDP1 code, and write the same with `fully_shard`,
 # - shard inside a host only, and predict the bytes that leave the host,
 # - compute whether it pays to move the optimizer state to the CPU's memory,
@@ -22,9 +22,9 @@
 # ## Where we are
 #
 # In chapter 10, you finished `ZeRO3`, and met its counterpart in torch: `fully_shard`, also called FSDP2. Both treat
-# all ranks alike. On a cluster, they are not alike: the links between the GPUs of one host can be ten times as fast as
-# those between hosts. Suppose that ranks 0 and 1 are on one host, and ranks 2 and 3 on another. How many bytes leave
-# a host in one step?
+# all ranks alike, but on a cluster they are not: the links between the GPUs of one host can be ten times as fast as
+# those between hosts. Suppose that ranks 0 and 1 are on one host, and ranks 2 and 3 on another. How many bytes leave a
+# host in one step?
 
 # %% tags=["nbval-ignore-output"]
 import subprocess
@@ -121,18 +121,18 @@ print(f"S = 4Ψ = {size / 1e6:.1f} MB in fp32; {host_bytes / size:.2f} S leave a
 assert host_bytes > 2 * size
 
 # %% [markdown]
-# The whole model crosses the slow link more than twice per step, although the two ranks of a host could hold it between
-# them. We come back to this after a look at the production wrappers.
+# More than twice the bytes of the model leave a host in each step, although its two ranks could hold the whole model
+# between them. We will come back to this after a look at the production wrappers.
 
 # %% [markdown]
 # ## One model, ten wrappers
 #
-# The course keeps a registry of strategies (`solutions/strategies.py`), in which yours are beside those of torch and
-# DeepSpeed. The next cells train the same GPT with ten of them, for 20 steps each. They use two ranks, so that each has
-# a core of its own.
+# The course keeps a registry of strategies (`solutions/strategies.py`), which has yours beside those of torch and
+# DeepSpeed. The next cells train the same GPT with ten of them, for 20 steps each. They use two ranks, so that each
+# rank has a core of its own.
 #
-# **Predict.** In one step with N = 2 ranks, how many bytes does a rank send at each stage, as a multiple of S = 4Ψ?
-# (1 would mean as many bytes as the model has.)
+# **Predict.** In one step with N = 2 ranks, how many bytes does a rank send at each stage, as a multiple of S = 4Ψ? (1
+# would mean as many bytes as the parameters take.)
 
 # %%
 my_prediction = {0: 0.0, 1: 0.0, 2: 0.0, 3: 0.0}
@@ -189,7 +189,7 @@ assert abs(sent_by["ZeroRedundancyOptimizer"] - 1.5) < 0.05
 assert all(abs(sent_by.get(f"DeepSpeed {stage}", 1.5) - 1.5) < 0.05 for stage in (1, 2))
 
 # %% [markdown]
-# All of them train the same model. In the next figure, the curves of three of them lie on top of each other.
+# All of them produce the same losses. The next figure shows three of them, and the curves lie on top of each other.
 
 # %% tags=["nbval-ignore-output"]
 by_step = zip(*(losses for _, losses, *_ in seen.values()), strict=True)
@@ -213,11 +213,11 @@ if "DeepSpeed 1" in seen:
 plots.memory_by_component({title: held.by_component() for title, (*_, held) in seen.items()})
 
 # %% [markdown]
-# At stages 1 and 2, DeepSpeed's optimizer is larger than ours, because it keeps fp32 master weights even if the
-# parameters are fp32 already. In bf16, for which it is made, you would need them anyway. It keeps the gradients, and at
-# stage 3 also the parameters, in buffers of its own, which the figure shows as *other*.
+# At stages 1 and 2, DeepSpeed's optimizer state is larger than ours, because it keeps fp32 master weights even if the
+# parameters are fp32 already. In bf16, which DeepSpeed is made for, you would need them anyway. DeepSpeed keeps the
+# gradients, and at stage 3 also the parameters, in buffers of its own, which the figure shows as *other*.
 #
-# The table has no times. `benchmarks/README.md` compares them.
+# The table has no times; `benchmarks/README.md` compares those.
 
 # %% [markdown]
 # ## DeepSpeed's config, key by key
@@ -229,14 +229,14 @@ plots.memory_by_component({title: held.by_component() for title, (*_, held) in s
 deepspeed_engine.config(stage=3, bucket_cap_mb=2.0)
 
 # %% [markdown]
-# You have built nearly everything that its keys stand for. (The keys that are not in the table only have to be there.
+# You have built nearly everything that its keys stand for. (The config's other keys have nothing to do with sharding.
 # The defaults are those of DeepSpeed 0.19, `runtime/zero/config.py`.)
 #
 # | key | default | in your classes |
 # |---|---|---|
 # | `stage` | 0 | `ZeRO1`, `ZeRO2`, `ZeRO3` |
 # | `reduce_bucket_size` | 500 million elements | `bucket_cap_mb` |
-# | `allgather_bucket_size` | 500 million elements | stages 1 and 2: elements per all-gather after the step |
+# | `allgather_bucket_size` | 500 million elements | none: elements per all-gather after the step, stages 1 and 2 |
 # | `overlap_comm` | only at stage 3 | the hooks of chapter 04 |
 # | `stage3_prefetch_bucket_size` | 50 million elements | `prefetch`, which counts units |
 # | `stage3_max_reuse_distance` | 1 billion elements | `reshard_after_forward` |
@@ -245,12 +245,12 @@ deepspeed_engine.config(stage=3, bucket_cap_mb=2.0)
 # | `bf16: {"enabled": true}` | off | `compute_dtype=torch.bfloat16` |
 # | `offload_optimizer: {"device": "cpu"}` | off | `OffloadedAdamW`, below |
 #
-# The defaults are for billions of parameters. Our GPT would fill less than a hundredth of one bucket, but DeepSpeed
-# allocates buckets in full, and stage 3 would keep all parameters after forward. So always set the sizes.
+# The defaults are meant for models with billions of parameters. Our GPT would fill less than a hundredth of one bucket,
+# but DeepSpeed allocates buckets in full, and stage 3 would keep all parameters after forward. So always set the sizes.
 #
 # One default changes the *result*. If `gradient_clipping` is missing, DeepSpeed 0.19 clips the norm of the gradients at
-# 1 (DeepSpeed pull request 8068). How do the losses of six steps differ between a value of 0, which means no
-# clipping, and no value?
+# 1 (DeepSpeed pull request 8068). The next cells train six steps with a value of 0, which means no clipping, and six
+# with no value. How much do the losses differ?
 
 
 # %%
@@ -277,15 +277,15 @@ if not deepspeed_engine.why_not():
     assert differences[0] < 1e-6 and max(differences) > 5e-3
 
 # %% [markdown]
-# The difference is small at first, because AdamW divides each gradient by a running mean of its size. No error tells
-# you about it. So whenever you change the wrapper, compare the losses.
+# The difference is small at first, because AdamW divides each gradient by a running mean of its size. No error warns
+# you. So whenever you change the wrapper, compare the losses.
 
 # %% [markdown]
 # ## From FSDP1 to FSDP2
 #
-# FSDP1 (`FullyShardedDataParallel`) is deprecated, but you will still find it in code. It packs the parameters of a
-# unit into one flat parameter, as you did. FSDP2 shards each parameter by its rows instead, and makes it a `DTensor`, a
-# tensor that knows which shard of it each rank holds.
+# FSDP1 (`FullyShardedDataParallel`) is deprecated, but you will still find it in existing code. It packs the parameters
+# of a unit into one flat parameter, as you did. FSDP2 shards each parameter by its rows instead, and makes it a
+# `DTensor`, a tensor that knows which shard of it each rank holds.
 #
 # | FSDP1 | FSDP2 |
 # |---|---|
@@ -308,8 +308,8 @@ if not deepspeed_engine.why_not():
 # ## Tuning FSDP2
 #
 # `reshard_after_forward` may also be an integer k. After forward, a unit then keeps 1/k of its parameters on each rank,
-# so that the all-gather of backward needs only k ranks. (DeepSpeed's ZeRO++ calls this hpZ.) With k = 2, these are the
-# two ranks of our hosts. In the table, look at the all-gathers in backward, and at what leaves a host:
+# so that the all-gather in backward involves only k ranks. (DeepSpeed's ZeRO++ calls this hpZ.) With k = 2, these are
+# the two ranks of a host. In the table, look at the all-gathers in backward, and at the bytes that leave a host:
 
 
 # %%
@@ -341,18 +341,20 @@ header = ["reshard_after_forward", "all-gathers in forward", "in backward", "lea
 tables.Table([*header, "parameters after backward, S"], rows)
 
 # %% [markdown]
-# With 2, as few bytes leave a host as if the parameters stayed unsharded, and a rank holds only half of them meanwhile.
-# The last row is what FSDP1 calls `SHARD_GRAD_OP`. It is not ZeRO-2, because the parameters are sharded again after
-# backward: a rank holds a quarter of them while the optimizer steps, where ZeRO-2 holds all of them.
+# With 2, as few bytes leave a host as if the parameters stayed unsharded, but between forward and backward, a rank
+# holds only half of them. The last row is what FSDP1 calls `SHARD_GRAD_OP`. It is not ZeRO-2, because the parameters
+# are sharded again after backward: a rank holds a quarter of them while the optimizer steps, where ZeRO-2 holds all of
+# them.
 #
 # Two more things matter:
 #
 # - **Prefetch lists.** By default, FSDP2 prefetches one unit in backward. In forward, it launches each all-gather when
 #   the unit is called, which is early enough if the CPU is far ahead of the GPU. If it is not,
-#   `block.set_modules_to_forward_prefetch([next_block])` launches the next all-gather earlier. A list of two units
-#   overlaps more, and holds one more unit.
+#   `block.set_modules_to_forward_prefetch([next_block])` launches the next all-gather earlier. With a list of two
+#   units, more communication overlaps, but a rank holds one more unit.
 # - **Clipping.** `clip_grad_norm_` works on DTensors: it combines the norms of all shards. The norm that it returns is
-#   a DTensor, too. Call `full_tensor()` on it before you log it. The norm of a rank's own shards is too small:
+#   a DTensor, too. Call `full_tensor()` on it before you log it. The next cells show that the norm of a rank's own
+#   shards is too small:
 
 # %%
 # %%ranks
@@ -375,7 +377,8 @@ assert abs(full[0] / expected[0] - 1) < 1e-4 and max(own) < full[0]
 
 # %% [markdown]
 # If units compute in bf16, their gradients are added up in bf16 too, unless `MixedPrecisionPolicy` gets a
-# `reduce_dtype` of `torch.float32`. Why pay for twice the bytes? In a ring, a sum is rounded at each rank:
+# `reduce_dtype` of `torch.float32`. Why pay for twice the bytes? In a ring, the sum is rounded at each rank, so the
+# error grows with the number of ranks:
 
 # %%
 gradients = torch.randn(1024, 10_000, generator=torch.Generator().manual_seed(0)).bfloat16()
@@ -390,10 +393,10 @@ assert error > 0.01
 # %% [markdown]
 # ## Sharding inside a host only
 #
-# Back to the two hosts. **Hybrid sharding** shards the model over the ranks of one host, and each host holds a full
-# copy. The ranks form a **device mesh**, an array of ranks whose dimensions have names: here a row per host. In the
-# diagram, all-gathers and reduce-scatters run along a row. After the reduce-scatter, each rank all-reduces its shard of
-# the gradients along its column, which is the only thing that leaves a host.
+# Let's return to the two hosts. **Hybrid sharding** shards the model over the ranks of one host, so each host holds a
+# full copy. The ranks form a **device mesh**, an array of ranks whose dimensions have names. Here, it has one row per
+# host. In the diagram, all-gathers and reduce-scatters run along a row. After the reduce-scatter, each rank all-reduces
+# its shard of the gradients along its column. Only this all-reduce leaves a host.
 
 # %%
 diagrams.hybrid_mesh()
@@ -413,10 +416,10 @@ for op in log.ops if rank == 0 else ():
     print(f"{len(entries)} {op}, {mb:.1f} MB, among ranks {entries[0].group_ranks}")
 
 # %% [markdown]
-# **Predict.** With N ranks on H hosts, a ring over all ranks leaves each host once. So as many bytes leave a host as
-# one rank sends: 2S(N−1)/N with data parallelism, and 3S(N−1)/N with full sharding. With hybrid sharding, each of the
-# k = N/H ranks of a host all-reduces S/k bytes with H−1 ranks of other hosts. How many times S bytes leave a host in
-# total, with N = 4 and H = 2? (1 would mean the bytes of the whole model.)
+# **Predict.** With N ranks on H hosts, a ring over all ranks leaves each host once. So the bytes that leave a host are
+# those that one of its ranks sends: 2S(N−1)/N with data parallelism, and 3S(N−1)/N with full sharding. With hybrid
+# sharding, each of the k = N/H ranks of a host all-reduces S/k bytes with H−1 ranks of other hosts. How many bytes
+# leave a host in total, as a multiple of S, with N = 4 and H = 2? (1 would mean the bytes of the whole model.)
 
 # %%
 my_prediction = 0.0
@@ -440,16 +443,15 @@ tables.Table(header, rows, "In S = 4Ψ bytes, on 4 ranks of 2 hosts.")
 
 # %% [markdown]
 # With hybrid sharding, 2S(H−1)/H bytes leave a host, here less than half as many as with full sharding. It is never
-# more than 2S, no matter how many ranks a host has. The price is memory: a rank shares the model with the ranks of its
-# host, not with all ranks. (Full sharding sends slightly less than the formula, because FSDP2 all-gathers the root only
-# once.)
+# more than 2S, no matter how many ranks a host has. The price is memory: the model is split over the k ranks of a host,
+# not over all N. (Full sharding sends slightly less than the formula, because FSDP2 all-gathers the root only once.)
 
 # %% [markdown]
 # ## Moving the optimizer state to the CPU
 #
 # If even the shards do not fit, the optimizer state can move to the memory of the CPU. This is called **offload**. The
-# GPU keeps bf16 parameters and gradients, and the CPU takes the optimizer step (ZeRO-Offload, Ren et al. 2021). In
-# short:
+# GPU keeps bf16 parameters and gradients, and the CPU takes the optimizer step (ZeRO-Offload, Ren et al. 2021). Here is
+# a minimal version:
 
 
 # %%
@@ -482,9 +484,9 @@ for name in ("parameters", "gradients", "optimizer"):
 assert abs(held["optimizer"] / elements - 12) < 0.1
 
 # %% [markdown]
-# The last of these components is on the CPU now, so the GPU holds 4 bytes per parameter instead of 16. What does it
+# The optimizer's 12 bytes are on the CPU now, so the GPU holds 4 bytes per parameter instead of 16. What does that
 # cost? Over PCIe 4.0, an A100 reaches about 25 GB/s in one direction (NVIDIA's developer forum, topic 352186). The
-# step itself runs on a CPU anyway, so the next cell measures it here.
+# optimizer step runs on a CPU anyway, so the next cell measures it on this machine.
 #
 # **Predict.** Llama-2 7B is sharded over the eight GPUs of a host. How many seconds does each GPU need to send its
 # gradient shard to the CPU?
@@ -518,10 +520,10 @@ note = "An A100 is assumed to reach 156 TFLOP/s, half of what it has on paper."
 tables.Table(["Llama-2 7B on a host of 8 A100", "s per step"], rows, note)
 
 # %% [markdown]
-# PCIe is not the problem here, but the CPU is. AdamW reads four fp32 tensors and writes three, so it moves at least 28
-# bytes per parameter, for all eight GPUs together. The fourth row assumes 200 GB/s, half of what two sockets with eight
-# channels of DDR4-3200 each have on paper. Even then, the step takes nearly as long as forward and backward of one
-# sequence. With many micro-batches per step, it matters less.
+# The bottleneck here is the CPU, not PCIe. AdamW reads four fp32 tensors and writes three, so it moves at least 28
+# bytes per parameter, and the CPU does this for all eight GPUs. The fourth row assumes 200 GB/s, half of what two
+# sockets with eight channels of DDR4-3200 each have on paper. Even then, the optimizer step takes nearly as long as
+# forward and backward of one sequence. With many micro-batches per step, it matters less.
 #
 # In FSDP2, `CPUOffloadPolicy` also moves the parameters, and copies them to the GPU before each all-gather. DeepSpeed
 # can even move everything to NVMe disks (ZeRO-Infinity, Rajbhandari et al. 2021).
@@ -532,15 +534,15 @@ tables.Table(["Llama-2 7B on a host of 8 A100", "s per step"], rows, note)
 # Which strategy is best for a model on a given cluster? Compute it in three steps:
 #
 # 1. **Fit.** Chapter 06's planner says what a rank holds. A tenth of the GPU's memory should stay free.
-# 2. **Batch size.** Of each strategy, take the largest micro-batch that fits.
-# 3. **Throughput.** A step takes as long as computing or as sending, whichever takes longer, as if the shorter one
-#    could be hidden completely (`shared/planner/clusters.py`). Compare the tokens per second.
+# 2. **Batch size.** For each strategy, take the largest micro-batch that fits.
+# 3. **Throughput.** Assume that computation and communication overlap completely, so that a step takes as long as the
+#    longer of the two (`shared/planner/clusters.py`). Compare the tokens per second.
 #
 # To compare GPUs of different speeds, throughput is often given as **MFU** (model FLOPs utilization): 6 FLOPs per
-# parameter and token, over the FLOPs that the GPU could do on paper (PaLM paper, appendix B).
+# parameter and token, divided by the FLOPs that the GPU could do in that time on paper (PaLM paper, appendix B).
 #
-# **Predict.** Llama-2 13B, with sequences of 4,096 tokens, on one host of eight A100 with 80 GB. Which stage has the
-# highest throughput?
+# **Predict.** You train Llama-2 13B with sequences of 4,096 tokens on one host of eight A100s with 80 GB each. Which
+# stage has the highest throughput?
 
 # %%
 my_prediction = 0
@@ -592,13 +594,13 @@ for attention in planner.ATTENTION:
 
 # %% [markdown]
 # Here, memory decides, and the *highest* stage is the fastest. Stages 0 and 1 do not fit at all. Stage 2 fits only if
-# all activations are recomputed, which costs a third more FLOPs. Stage 3 has room for the activations. (The formulas
-# for activations only estimate those of Llama, chapter 06. With fused attention, a rank holds a few GB less, but the
-# choice is the same, as the assertions of the last cell show.)
+# all activations are recomputed, which costs a third more FLOPs. Stage 3 has room for the activations. (For Llama, the
+# formulas for activations are only an estimate; see chapter 06. With fused attention, a rank holds a few GB less, but
+# the choice is the same, as the assertions of the last cell show.)
 #
-# Now take Llama-2 7B on four such hosts, with a link of 100 Gbit/s (12.5 GB/s) between them. "Over" says how many ranks
-# share a copy of the model: with 8, it is sharded inside each host. Compare the throughput with one sequence per GPU,
-# and with as many as fit:
+# Now take Llama-2 7B on four such hosts, with a link of 100 Gbit/s (12.5 GB/s) between them. In the table, "over" is
+# the number of ranks that share a copy of the model: with 8, it is sharded inside each host. Compare the throughput
+# with one sequence per GPU, and with as many as fit:
 
 # %%
 four_hosts = hosts_of_8_a100(4, between_bytes_per_s=12.5e9)
@@ -624,18 +626,18 @@ for attention in planner.ATTENTION:
     assert best[2, 8, "selective"] > 0.99 * max(best.values()) > 1.3 * best[1, 8, "selective"]
 
 # %% [markdown]
-# With one sequence per GPU, the link decides. Stage 3 over all 32 GPUs is the slowest, because it saves memory that
-# nobody uses. But that memory has room for more sequences. They take longer to compute, while the communication stays
-# the same, and soon computing takes longer than sending. In short: *memory buys batch size, and batch size hides
-# communication.* Of the strategies that fit, only stage 1 has no room for a second sequence, and keeps waiting for the
-# link.
+# With one sequence per GPU, the link decides. Stage 3 over all 32 GPUs is the slowest, and the memory that it saves is
+# not used. But that memory has room for more sequences. More sequences take longer to compute, while the communication
+# stays the same, so soon computing takes longer than sending. In short, saving memory allows a larger batch, and a
+# larger batch hides communication. Of the strategies that fit, only stage 1 has no room for a second sequence, so it
+# remains communication-bound.
 #
 # If several strategies are equally fast, take the lowest stage: with several micro-batches per step, it sends the
 # fewest bytes (chapter 08). And check that your training tolerates the global batch: two sequences on each of 32 GPUs
 # are 262,144 tokens per step.
 #
-# "Memory-bound? Use ZeRO" mixes up two things. ZeRO helps if the memory's *capacity* is too small, but not if a kernel
-# waits for its *bandwidth*.
+# The advice "Memory-bound? Use ZeRO" mixes up two things. ZeRO helps if the memory's *capacity* is too small, but not
+# if a kernel waits for its *bandwidth*.
 
 # %% [markdown]
 # ## A training script
@@ -659,7 +661,7 @@ print(done.stdout)
 # | Which ranks share a host? | we decide | consecutive ranks, because `torchrun` counts them per host |
 # | What is the bandwidth between hosts? | loopback | `all_reduce_perf` of nccl-tests, or `shared/planner/links.py` |
 # | How do I see prefetching? | wire ledger | spans in a trace of `torch.profiler` that begin with `FSDP::` |
-# | Where are offloaded tensors? | in the same memory | in pinned CPU memory, which the GPU copies while it computes |
+# | Where are offloaded tensors? | in the same memory | in pinned CPU memory, so that copies overlap with computing |
 #
 # Large runs do not always use stage 3. For Llama 3 405B, FSDP sharded the optimizer state and the gradients, but the
 # parameters were not resharded after forward, to avoid the second all-gather (Llama 3 paper, §3.3.2).
@@ -683,8 +685,8 @@ print(done.stdout)
 # - **hybrid sharding**: the model is sharded over the ranks of a host, and each host holds a full copy.
 # - **device mesh**: an array of ranks whose dimensions have names, such as hosts × ranks per host.
 # - **offload**: keeping tensors that do not fit on a GPU, such as the optimizer state, in the CPU's memory or on disk.
-# - **MFU** (model FLOPs utilization): the FLOPs that a model needs per second, 6 per parameter and token, over those
-#   that the GPU could do on paper.
+# - **MFU** (model FLOPs utilization): the FLOPs that a model needs per second, 6 per parameter and token, divided by
+#   those that the GPU could do on paper.
 
 # %% [markdown]
 # ## Further reading
@@ -705,8 +707,8 @@ print(done.stdout)
 # if one unsharded layer does not fit, or if the activations of one long sequence do not. In the lab, `choose_strategy`
 # then returns None. Chapter 13 splits the layer itself.
 #
-# In the lab, you move from `ZeRO3` to `fully_shard`, make the mesh for any number of hosts, and compute the choice.
-# Chapter 12 then makes sure that a run that is killed does not lose what it has learned.
+# In the lab, you move from `ZeRO3` to `fully_shard`, create the mesh for any number of hosts, and compute which
+# strategy to choose. Chapter 12 then makes sure that a killed run does not lose what it has learned.
 
 # %%
 ranks.stop()

@@ -18,7 +18,7 @@
 # - `load_checkpoint` restores one,
 # - `BackgroundSaver` writes one while training goes on (a stretch exercise).
 #
-# Each exercise has a check. The checks delay ranks and let writes fail, but they never judge times.
+# Each exercise has a check. The checks delay ranks and make writes fail, but they never judge times.
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks
@@ -40,9 +40,9 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 # %% [markdown]
-# Sooner or later, a large run is killed during a save. What it leaves behind must not be taken for a checkpoint, and
-# the one before it must still be there. As in the lesson, names tell them apart: a checkpoint is written into
-# `step_1000.half`, and renamed to `step_1000` when it is complete.
+# Sooner or later, a large run is killed during a save. What it leaves behind must not be mistaken for a checkpoint, and
+# the previous checkpoint must still be there. As in the lesson, the folder's name tells them apart: a checkpoint is
+# written into `step_1000.half`, and renamed to `step_1000` when it is complete.
 #
 # ## Exercise 12.1 · The newest checkpoint (5 min, 1 point)
 #
@@ -86,18 +86,18 @@ check.newest_checkpoint()
 # %% [markdown]
 # ## Exercise 12.2 · Complete or not there (20 min, 2 points)
 #
-# A save has three parts, which must happen one after another: removing what an earlier attempt has left, writing, and
-# renaming. The first and the last get a function of their own. All ranks call the three functions together:
+# A save has three parts, in this order: removing what an earlier attempt has left, writing, and renaming. The first and
+# the last are functions of their own. All ranks call each of the three functions together:
 #
 # - `begin_checkpoint(folder, step)` removes what an earlier attempt at this step has left. It returns the folder into
 #   which the ranks write, `folder / f"step_{step}.half"`.
-# - `complete_checkpoint(folder, step)` renames this folder to `folder / f"step_{step}"`. When it returns on a rank, the
-#   folder has its final name.
-# - `save_checkpoint(folder, step, model, optimizer)` calls both. Between them, `dcp.save` lets each rank write its
-#   shards of `{"model": …, "optimizer": …, "step": step}`. `get_state_dict(model, optimizer)` returns the state of the
-#   model and that of the optimizer.
+# - `complete_checkpoint(folder, step)` renames this folder to `folder / f"step_{step}"`. No rank returns from it before
+#   the folder has its final name.
+# - `save_checkpoint(folder, step, model, optimizer)` calls both. Between them, it calls `dcp.save`, in which each rank
+#   writes its shards of `{"model": …, "optimizer": …, "step": step}`. `get_state_dict(model, optimizer)` returns the
+#   state of the model and that of the optimizer.
 #
-# Begin with the plain case of the lesson. Then make it robust:
+# Begin with the lesson's short version. Then make it robust:
 #
 # - A complete checkpoint of the same step may exist. Remove it only when the new one is ready to take its name.
 # - If a rank fails to write, `save_checkpoint` raises on all ranks, and nothing is renamed.
@@ -187,7 +187,7 @@ print(names_in(folder / "small" / "step_1"))
 
 # %% [markdown]
 # In the check, look at the line `own shard` first: it saves once and expects what the lesson's short version does. The
-# other lines look into the folder while a rank is late, repeat a step, and let a write fail:
+# other lines look into the folder while a rank is late, repeat a step, and make a write fail:
 
 # %% tags=["check"] grade_id="check-save-checkpoint" points=2
 check.save_checkpoint()
@@ -201,7 +201,7 @@ check.save_checkpoint()
 #   structure as the state that was saved. Values that are not tensors, such as the step, are replaced in the dict.
 # - `set_state_dict(model, optimizer, model_state_dict=…, optim_state_dict=…)` gives the two states to the model and to
 #   the optimizer. The state of the optimizer also contains settings, such as the learning rate.
-# - It works on any number of ranks, no matter how many saved the checkpoint, and also if nothing is sharded.
+# - It must work on any number of ranks, no matter how many saved the checkpoint, and also if nothing is sharded.
 #
 # <details><summary>Hint</summary>You need a state with the right structure before you can load. Which function of
 # exercise 12.2 returns one? And which value of the dict is not a tensor?</details>
@@ -231,9 +231,9 @@ with ranks.world(2):
 print(steps)
 
 # %% [markdown]
-# In the check, look at the line `plain` first: it resumes on two ranks, which have also saved. The line `resumed` loads
-# into new models on other numbers of ranks. Both compare all later steps with a run that was not interrupted. The line
-# `earlier checkpoint` goes back within the same run.
+# In the check, look at the line `plain` first: it saves and resumes on two ranks. The line `resumed` loads into new
+# models on other numbers of ranks. Both compare all later steps with an uninterrupted run. The line `earlier
+# checkpoint` goes back to one within the same run.
 
 # %% tags=["check"] grade_id="check-load-checkpoint" points=2
 check.load_checkpoint()
@@ -254,8 +254,8 @@ check.load_checkpoint()
 #
 # The folders and names are those of exercise 12.2. Follow the lesson's three rules:
 #
-# - `__init__` creates a gloo process group for the saves, because the one of training is in use meanwhile.
-# - `save` first waits for the save before it. Then it prepares the folder, starts `dcp.async_save` in that group, and
+# - `__init__` creates a gloo process group for the saves, because training uses its own at the same time.
+# - `save` first waits for the previous save. Then it prepares the folder, starts `dcp.async_save` in that group, and
 #   returns while a thread writes.
 # - `wait` returns when the checkpoint has its final name. If a rank has failed to write, `wait` raises on all ranks,
 #   nothing is renamed, and the next save starts afresh. If there is nothing to wait for, `wait` returns at once.
@@ -306,7 +306,7 @@ class BackgroundSaver:
 
 
 # %% [markdown]
-# Try it on the layer of before. It should print `['step_1', 'step_2']`.
+# Try it on the same layer as before. It should print `['step_1', 'step_2']`.
 
 
 # %%
@@ -323,8 +323,8 @@ ranks.run(lambda path: save_in_background(path), folder / "small")
 print(names_in(folder / "small"))
 
 # %% [markdown]
-# In the check, the line `plain` saves and waits. The others hold back the writes of the ranks: they train on meanwhile,
-# look into the folder, save once more, or let a write fail.
+# In the check, the line `plain` saves and waits. The other lines hold back the writes of the ranks. Meanwhile, they
+# keep training, look into the folder, save once more, or make a write fail.
 
 # %% tags=["check"] grade_id="check-background-saver" points=2
 check.BackgroundSaver()
@@ -394,7 +394,7 @@ print(f"predicted {my_prediction_folders}, found {names}")
 assert names == ["step_10", "step_20", "step_30.half"]
 
 # %% [markdown]
-# Now start the same job again, but on two ranks only. In the figure, its line begins where the job resumes.
+# The next cell starts the same job again, but on two ranks only. In the figure, its line begins where the job resumes.
 
 # %% tags=["nbval-ignore-output"]
 with ranks.world(2):
@@ -408,8 +408,8 @@ plots.loss_curves({"4 ranks, not interrupted": expected, "resumed on 2": not_rep
 
 # %% [markdown]
 # The run has lost ten steps, and nothing else. The second attempt at step 30 has also removed what the first one had
-# left. Old checkpoints stay until somebody deletes them. If you write that function, let it never delete the newest
-# complete one.
+# left. Old checkpoints stay until somebody deletes them. If you write a function for that, make sure that it never
+# deletes the newest complete one.
 
 # %%
 place.cleanup()

@@ -22,7 +22,7 @@
 #
 # In chapter 11, you chose the fastest strategy that fits. But a large run takes weeks, and it needs all its GPUs: when
 # one of them fails, the whole job stops. While Meta trained Llama 3 405B on 16,384 GPUs, 419 unexpected interruptions
-# happened in 54 days (The Llama 3 Herd of Models, §3.3.4). How far apart are they?
+# happened in 54 days (The Llama 3 Herd of Models, §3.3.4). How far apart were they, on average?
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks, tables
@@ -35,7 +35,7 @@ hours_between_failures = 54 * 24 / 419
 print(f"one interruption every {hours_between_failures:.1f} hours")
 
 # %% [markdown]
-# So a run saves a **checkpoint** at regular intervals: everything it needs to resume. These are the parameters, the
+# So a run saves a **checkpoint** at regular intervals: everything it needs to resume. This includes the parameters, the
 # optimizer state, the step, and whatever else changes as the run goes on. After a failure, the same script starts again
 # and loads the newest checkpoint. (This has nothing to do with the activation checkpointing of chapter 06.)
 
@@ -103,8 +103,8 @@ plots.memory_by_component(held)
 
 # %% [markdown]
 # You sharded the model because no rank can hold all of it. At the peak, every rank holds *two* full copies on top of
-# its shards: the gathered flat parameters (*buckets*), and a tensor per parameter that is copied out of them (*other*).
-# And the moments are not even saved yet.
+# its shards: the gathered flat parameters (*buckets* in the figure), and a copy of each parameter taken from them
+# (*other*). And the moments are not even saved yet.
 
 # %% [markdown]
 # ## Each rank saves its shard
@@ -199,7 +199,7 @@ assert len(rows) == 4
 tables.Table([f"rows of {name}", "file"], rows)
 
 # %% [markdown]
-# The entry says nothing about ranks. It only says where to find each row. So another number of ranks can load this
+# The entry says nothing about ranks. It only says where to find each row. So a different number of ranks can load this
 # checkpoint: each rank looks up the rows that it needs, and reads only those.
 
 
@@ -217,7 +217,7 @@ def load(model, optimizer, path):
 #
 # We called the folder `latest`. It is tempting to save into this folder every time, because then the script always
 # knows which folder to load. But what if something goes wrong in the middle of a save? The next cell defines a writer
-# with which we can arrange that:
+# that lets us interrupt a save:
 
 # %%
 # %%ranks
@@ -295,22 +295,22 @@ print("your prediction:", my_prediction)
 # %% [markdown]
 # `latest` loads without an error, but this model never existed: three quarters are from step 20, and one quarter is
 # from step 10. `.metadata` is still the list from step 10. The new shards have the same names and sizes as the old
-# ones, so nobody notices. And the good checkpoint of step 10 is gone.
+# ones, so the mixture goes unnoticed. And the good checkpoint of step 10 is gone.
 #
 # So there are two rules:
 #
 # - **Never write into the last complete checkpoint.** Each step gets a folder of its own, and the previous one is
 #   deleted only when the new one is complete.
-# - **"Latest" means the newest *complete* checkpoint**, not the folder into which somebody has written last. How can a
-#   script know that a checkpoint is complete?
+# - **"Latest" means the newest *complete* checkpoint**, not the folder that was written last. How can a script know
+#   that a checkpoint is complete?
 
 # %% [markdown]
-# ## A name for what is complete
+# ## A name for complete checkpoints
 #
-# An operation is **atomic** if others see either its full effect or none, even if it is interrupted. Writing many
-# files is not atomic, but renaming a folder is, as long as it stays on the same file system. So we write into a folder
-# with a temporary name, and rename it when everything is written. In the diagram (an example, in which step 2 is saved
-# already and step 4 is being saved), look at what a kill leaves behind at each moment:
+# An operation is **atomic** if others see either its full effect or none, even if it is interrupted. Writing many files
+# is not atomic, but renaming a folder is, as long as it stays on the same file system. So we write into a folder with a
+# temporary name, and rename it when everything is written. In the diagram's example, step 2 is already saved and step 4
+# is being saved. Look at what a kill leaves behind at each moment:
 
 # %%
 diagrams.atomic_save()
@@ -318,13 +318,13 @@ diagrams.atomic_save()
 # %% [markdown]
 # Two things have to happen before the rename:
 #
-# - **All ranks have written.** `dcp.save` takes care of that: it returns when all ranks have, and if one of them
-#   fails, it raises on all ranks.
+# - **All ranks have written.** `dcp.save` takes care of that: it returns only when all ranks have written, and if one
+#   of them fails, it raises on all ranks.
 # - **The files are on the disk.** The operating system keeps written data in memory for a while. If only the process is
 #   killed, these data still reach the disk, but in a power failure they are lost. To **flush** a file means to wait
 #   until its data are on the disk. torch's writer flushes each file (its option `sync_files`, on by default).
 #
-# This is the short version. In the lab, you make it robust.
+# Here is a short version. In the lab, you will make it robust.
 
 
 # %%
@@ -341,7 +341,7 @@ def save_atomically(folder, step, model, optimizer, writer=dcp.FileSystemWriter)
 # ## A kill in the middle of a save
 #
 # Now we do what a failing GPU or the cluster's scheduler does: we kill a process without a warning. The run saves after
-# 10 and after 20 steps. During the second save, rank 3 is killed when the other three have written their shards.
+# 10 and after 20 steps. During the second save, rank 3 is killed once the other three have written their shards.
 
 # %%
 # %%ranks
@@ -366,7 +366,7 @@ def killed_while_saving(folder):
 
 
 # %% [markdown]
-# **Predict.** At which step will the run resume? Which folders will there be, apart from the complete checkpoint?
+# **Predict.** From which step will the run resume? Which folders will there be, apart from the complete checkpoint?
 
 # %%
 my_prediction_step = 0
@@ -381,8 +381,8 @@ except ranks.CellFailed as failed:
     print(failed)
 
 # %% [markdown]
-# One process is gone, and the other ranks wait for it in a collective of `dcp.save`. The course has started four new
-# ranks, as a cluster would. They have your functions again, but no model. What is on the disk?
+# One process is gone, and the other ranks were left waiting for it in a collective of `dcp.save`. The course has
+# started four new ranks, as a cluster would. They have your functions again, but no model. What is on the disk?
 
 # %%
 rows = []
@@ -394,8 +394,8 @@ print(f"predicted: step {my_prediction_step}, and {my_prediction_folders}")
 tables.Table(["folder", "files with shards", ".metadata"], rows)
 
 # %% [markdown]
-# The run resumes from step 10. The folder `step_20.half` has three of four shards, and its name says that it is not
-# complete.
+# The run will resume from step 10. The folder `step_20.half` has three of the four files with shards, and its name says
+# that it is not complete.
 #
 # torch leaves a mark, too: it writes `.metadata` last, when all ranks have reported that their shards are written. So a
 # *new* folder without `.metadata` is not complete. torchtitan, for instance, resumes from the folder with the largest
@@ -404,8 +404,8 @@ tables.Table(["folder", "files with shards", ".metadata"], rows)
 # %% [markdown]
 # ## Resuming on fewer ranks
 #
-# Two of the four GPUs are not available any more. So we resume on two ranks, and then on a single one, where nothing is
-# sharded.
+# Suppose that two of the four GPUs are no longer available. We resume on two ranks, and then on a single one, where
+# nothing is sharded.
 
 
 # %%
@@ -435,34 +435,34 @@ assert expected[-1] < expected[0] - 0.5
 plots.loss_curves(curves)
 
 # %% [markdown]
-# They do, apart from rounding: with another number of ranks, sums are computed in another order. Only the ten steps
-# since the last checkpoint had to be repeated.
+# They do, apart from rounding: with a different number of ranks, sums are computed in a different order. Only the ten
+# steps since the last checkpoint had to be repeated.
 #
 # In this run, the step alone says which samples come next. A real run has more to save:
 #
 # - the state of the learning rate schedule and of the gradient scaler,
 # - the position in the data set, or else samples are repeated or skipped,
-# - the state of the random number generators, for dropout and shuffling. There is one state per rank, so with another
-#   number of ranks you have to seed again.
+# - the state of the random number generators, for dropout and shuffling. There is one state per rank, so with a
+#   different number of ranks, you have to seed again.
 
 # %% [markdown]
 # ## Saving in the background
 #
-# While a checkpoint is written, training stands still. `dcp.async_save` avoids most of that. It first copies the
-# shards into CPU memory, which is called **staging**. Then it returns a future, which is a handle for the result of the
-# save. A thread writes the copy while training goes on. In the diagram (an example), compare for how long training
-# stands still, and when the checkpoint gets its final name:
+# While a checkpoint is written, training stands still. `dcp.async_save` avoids most of that. It first copies the shards
+# into CPU memory, which is called **staging**. Then it returns a future, which is a handle for the result of the save.
+# A thread writes the copy while training goes on. In the diagram's example, compare how long training stands still, and
+# when the checkpoint gets its final name:
 
 # %%
 diagrams.background_save()
 
 # %% [markdown]
 # The thread communicates too: the ranks have to agree on what each of them writes. If it used the process group of
-# training, its collectives could get between those of training, in a different order on each rank (chapter 04). So it
-# needs a process group of its own. We give it a gloo group, as torchtitan does.
+# training, its collectives could mix with those of training in a different order on each rank (chapter 04). So it needs
+# a process group of its own. We give it a gloo group, as torchtitan does.
 #
-# The next cell calls `async_save` after step 10. Its writer then waits until the ranks have trained until step 20, so
-# nothing is on the disk before.
+# The next cell calls `async_save` after step 10. Its writer waits until the ranks have trained to step 20, so nothing
+# is on the disk before then.
 
 
 # %%
@@ -522,11 +522,11 @@ assert 0.6 < staged_bytes / (4 * psi) < 1
 
 # %% [markdown]
 # The checkpoint holds the values at the moment of the call, because training changes the parameters and not the copy.
-# The price is a copy of all shards: a quarter of the parameters and of both moments. With GPUs, the copy takes CPU
-# memory, and usually there is more of that.
+# The price is a copy of the rank's shards: a quarter of the parameters and of both moments. With GPUs, the copy takes
+# CPU memory, which is usually larger.
 #
-# What does it gain? On a cluster, thousands of ranks share the storage, so a save may take long. Here, we let the
-# writer sleep for half a second. In each round, the ranks save once and then train ten steps.
+# What do you gain? On a cluster, thousands of ranks share the storage, so a save may take a long time. Here, the writer
+# imitates that by sleeping for half a second. In each round, the ranks save once and then train ten steps.
 
 
 # %%
@@ -568,8 +568,8 @@ def times_of_saving(path):
 
 
 # %% [markdown]
-# In the figure, compare how long training stands still: during the call, and at the end of the round, where we wait for
-# the future.
+# In the figure, compare how long training stands still. For `async_save`, this is the time of the call plus the wait
+# for the future at the end of the round.
 
 # %% tags=["nbval-ignore-output"]
 times = ranks.run(lambda path: times_of_saving(path), folder / "timed", timeout_s=180)[0]
@@ -584,14 +584,14 @@ assert still_ms["async_save"] < 0.7 * still_ms["save"]
 plots.bars(still_ms, "ms in which training stands still (medians of 5 rounds)")
 
 # %% [markdown]
-# If the steps last long enough, they hide all of the writing, and only staging is left. But they may take longer than
-# without a save, because the thread needs the cores as well.
+# If the steps last long enough, they hide all of the writing, and only staging is left. But the steps may take longer
+# than without a save, because the thread needs CPU cores too.
 #
 # Three rules keep asynchronous saves safe:
 #
 # - **Give them a process group of their own**, as above.
 # - **Allow only one at a time.** Call `future.result()` before the next save. Otherwise, a second copy takes memory,
-#   and you do not learn that a save has failed: `result()` raises its error.
+#   and you do not learn that a save has failed, because its error is raised by `result()`.
 # - **Rename after `future.result()`**, not when `async_save` returns, and delete the previous checkpoint only then. In
 #   a real project, `latest` was changed too early. For about a minute, it pointed to a checkpoint of a 7B model whose
 #   files were still being written (KempnerForge issue 102).
@@ -599,16 +599,16 @@ plots.bars(still_ms, "ms in which training stands still (medians of 5 rounds)")
 # %% [markdown]
 # ## How often to save
 #
-# If you save too often, you lose time to saving. If you save too rarely, you lose work in each failure. Let δ be the
-# time for which a save stops training, τ the time between two saves, and M the mean time between failures. On average,
-# a failure comes in the middle between two saves, so it costs τ/2 of work. The lost share of the time is
+# If you save too often, you lose time to saving. If you save too rarely, you lose more work in each failure. Let δ be
+# the time for which a save stops training, τ the time between two saves, and M the mean time between failures. On
+# average, a failure comes halfway between two saves, so it costs τ/2 of work. The share of the time that is lost is
 #
 # $$\frac{\delta}{\tau} + \frac{\tau}{2M}, \qquad \text{which is smallest at} \qquad \tau = \sqrt{2 \delta M}$$
 #
 # (Young, 1974).
 #
 # **Predict.** A save stops training for one minute, and failures come as often as in Meta's run. How many minutes
-# should be between two saves?
+# should pass between two saves?
 
 # %%
 my_prediction_min = 0.0
@@ -630,7 +630,7 @@ tables.Table(["a save stops training for, s", "every, minutes", "lost"], rows)
 
 # %% [markdown]
 # If only staging stops training (in the last row, for two seconds), the run can save more often, and it loses less in
-# total. The time to start again after a failure comes on top, and does not depend on τ.
+# total. The time to restart after a failure is extra, and does not depend on τ.
 
 # %% [markdown]
 # ## The production version
@@ -642,7 +642,8 @@ tables.Table(["a save stops training for, s", "every, minutes", "lost"], rows)
 # | DeepSpeed | the folder named in a text file, `latest` | checkpoint engines, such as a decoupled one |
 # | lab 12 | the largest `step_N`, a name that only complete ones have | `BackgroundSaver`, by the three rules above |
 #
-# ¹ `async_checkpointer_type=AsyncCheckpointerType.PROCESS`. A process does not compete with training for Python's lock.
+# ¹ `async_checkpointer_type=AsyncCheckpointerType.PROCESS`. A process does not compete with training for Python's
+# global interpreter lock.
 #
 # - **Deleting old checkpoints:** torchtitan's `keep_latest_k` says how many to keep. It must not be 1, because the
 #   newest one may still be incomplete.
@@ -660,7 +661,7 @@ tables.Table(["a save stops training for, s", "every, minutes", "lost"], rows)
 # | Who restarts the ranks? | the course | `torchrun --max-restarts`; your script looks for the newest checkpoint |
 # | What does staging copy? | CPU to CPU memory | GPU to CPU memory; the copies of all ranks of a host must fit |
 # | Does a kill come with a warning? | no | before a time limit, Slurm can send a signal (`sbatch --signal`) |
-# | How long does a save take? | half a second, arranged | its bytes divided by the storage's bandwidth, see below |
+# | How long does a save take? | half a second of sleep | its bytes divided by the storage's bandwidth, see below |
 #
 # ² Such as `.metadata`, and never into a folder that has one already.
 
@@ -709,11 +710,11 @@ for where, bytes_per_s in {"2 TB/s": 2e12, "50 GB/s": 5e10}.items():
 # %% [markdown]
 # ## What is still wasted
 #
-# Your run survives now. But whatever you shard and save, each rank still computes *whole layers*: it unshards all
-# parameters of a layer before it can use them. If a single layer becomes too large, or if the batch cannot be divided
-# among more ranks, sharding does not help any more. Chapter 13 splits the layers themselves.
+# Your run now survives a failure. But whatever you shard and save, each rank still computes *whole layers*: it unshards
+# all parameters of a layer before it can use them. If a single layer becomes too large, or if the batch cannot be
+# divided among more ranks, sharding no longer helps. Chapter 13 splits the layers themselves.
 #
-# First, you write checkpoints in the lab that are either complete or not there.
+# First, in the lab, you write checkpoints that are either complete or not there.
 
 # %%
 ranks.stop()
