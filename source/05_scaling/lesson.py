@@ -270,8 +270,8 @@ tables.Table(header, rows)
 
 # %% [markdown]
 # Where the last column is above 1, something takes time that the cost model does not include: while a rank sends, it
-# needs cores, and backward becomes slower. On a GPU with a network adapter of its own, this matters less. (The column
-# may also be below 1, because gloo can run two all-reduces at a time.)
+# needs cores, and backward becomes slower. On a GPU with a network adapter of its own, this matters less. (Where the
+# column is below 1, α or β is too high. Both come from a few measurements.)
 
 # %% [markdown]
 # ## Predicting the efficiency on more ranks
@@ -310,7 +310,8 @@ assert curves["weak, without overlap"][4] < curves["weak, overlapped"][4]
 scaling_plots.efficiency({"1 Gbit/s": curves}, {"1 Gbit/s": marks})
 
 # %% [markdown]
-# Why does the efficiency fall even in weak scaling, although each rank always sends about the same number of bytes?
+# Why does the efficiency fall even in weak scaling, although no rank ever sends more than twice the size
+# of the gradients?
 # Look at the two terms of the ring's formula:
 #
 # - The bytes level off: each rank sends 2(N−1)/N · S, at most 2S. From 8 ranks to 512, this grows by a seventh.

@@ -8,11 +8,11 @@
 # %% [markdown]
 # # Lab 10 · FSDP
 #
-# **75 minutes, 17 points.** Lab 09's `PlainZeRO3` trains only plain models. Now you build `ZeRO3`, which trains any
-# model: with frozen, tied and unused parameters, nested units, activation checkpointing, micro-batches and bf16. It
+# **75 minutes, 17 points.** Lab 09's `PlainZeRO3` trains only plain models. Now you build `ZeRO3`, which also trains
+# models with frozen, tied and unused parameters, nested units, activation checkpointing, micro-batches and bf16. It
 # also clips gradients, and can be saved on four ranks and loaded on two. At the end of the lab, it can even create a
-# model that no rank could hold. PyTorch calls this *fully sharded data parallelism* (FSDP), and the methods here have
-# the same names as in torch's `fully_shard`.
+# model that no rank ever holds in full. PyTorch calls this *fully sharded data parallelism* (FSDP), and the methods
+# here have the same names as in torch's `fully_shard`.
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
@@ -275,10 +275,10 @@ def expect_no_full_parameters(wrapper: nn.Module, keys) -> None:
 # %% [markdown]
 # ## The class
 #
-# `ZeRO3` is one class in seven cells, which follow the order of a training step. The first three are given: what the
-# class does, its constructor, and `forward`. Read them before you go on. In the constructor, look at which object has
-# which job: `units` hold the parameters, `prefetcher` knows the order, and `reducer` has the gradients. (You write the
-# `materializer` in exercise 10.6. Until then, it is `None`.)
+# `ZeRO3` is one class in eight cells, which follow the order of a training step. The first four are given: what the
+# class does, its constructor, its hooks, and `forward`. Read them before you go on. In the constructor, look at which
+# object has which job: `units` hold the parameters, `prefetcher` knows the order, and `reducer` has the gradients. (You
+# write the `materializer` in exercise 10.6. Until then, it is `None`.)
 
 
 # %% tags=["export"]

@@ -627,7 +627,8 @@ tables.Table(header, rows, "GB on rank 0; the peak is the sum of the four column
 # On 8 GPUs, the shards are nearly all of the peak, and 80 GB per GPU is not enough. On 64 GPUs, it is. (The shards can
 # take less than 16Ψ/N, because not all gradients need to exist at the moment of the peak.) On 1,024 GPUs, the shards
 # are small. What remains does *not* shrink with N: the root and two unsharded layers, gradients in buckets, and the
-# activations of one sequence.
+# activations of one sequence. (There, the peak comes at the start of backward, when more activations exist, and no
+# shards of gradients yet.)
 
 # %% [markdown]
 # ## What torch calls it
