@@ -168,8 +168,8 @@ assert small[0] < moved < small[1] < 0.5
 
 # %% [markdown]
 # Most weights have not changed at all. Nearly every weight smaller than 256 times the update has changed, and no weight
-# larger than 512 times the update has. (In between, it depends on the next power of 2.) The rest will not change in
-# later steps either, as long as the updates stay this small.
+# larger than 512 times the update has. The rest will not change in later steps either, as long as the updates stay
+# this small.
 #
 # The remedy is to *compute* in bfloat16 and to *update* in fp32, which is called **mixed precision** (Micikevicius et
 # al. 2018, §3.1). Each parameter gets a **master weight**: an fp32 copy that the optimizer updates. The parameter
@@ -409,8 +409,7 @@ for name, options in ways.items():
 tables.Table(["", "bytes / sbh", "GB per layer"], rows)
 
 # %% [markdown]
-# Chapter 13 introduces tensor and sequence parallelism. (A mixture of experts does not help here: it has more
-# *parameters*, and each token still passes through as many layers.)
+# Chapter 13 introduces tensor and sequence parallelism.
 
 # %% [markdown]
 # ## Recomputing activations
@@ -488,7 +487,7 @@ plots.bars({f"{phase}, {name}": parts_ms[name][phase] for phase, name in rows}, 
 # Forward takes about as long as before. Backward takes longer, by about one forward of the blocks. If backward used to
 # take twice as long as forward, the two together now take a third longer. If it took less, the increase is larger.
 #
-# You don't have to recompute everything. **Selective checkpointing** recomputes only what is large and cheap to
+# **Selective checkpointing** (`create_selective_checkpoint_contexts`) recomputes only what is large and cheap to
 # compute, such as materialized scores. In the lab, you write checkpointing yourself, and choose which blocks to
 # checkpoint.
 
@@ -564,8 +563,7 @@ for stage in (1, 2):
 
 # %% [markdown]
 # Finally, a planner adds up activations and model state, for models whose shapes are published. In its figure,
-# *gathered* stands for the parameters of the layers that ZeRO-3 holds in full for a moment. (In JupyterLab, you can
-# choose other settings.)
+# *gathered* stands for the parameters of the layers that ZeRO-3 holds in full for a moment.
 #
 # **Predict.** You train Llama-2 7B on eight GPUs of 24 GB, with sequences of 4,096 tokens and all layers checkpointed.
 # Which is the first strategy that fits: "DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3" or "none"?
@@ -640,7 +638,6 @@ plots.bars({name: nbytes / 1e6 for name, nbytes in most.items()}, "MB of activat
 # - **float16** has a smaller range than bfloat16, so small gradients would become zero. `torch.amp.GradScaler`
 #   multiplies the loss by a large factor before backward, and divides the gradients by it afterwards.
 # - **FSDP2** shards fp32 parameters, which are the master weights, and computes in 16 bits (chapter 11).
-# - **Selective checkpointing** takes a policy (`create_selective_checkpoint_contexts`).
 #
 # Our `WithMasters` holds all fp32 gradients at once, and no scheduler can change its learning rate. In the lab, you
 # write an optimizer without these two limits.
@@ -663,8 +660,6 @@ plots.bars({name: nbytes / 1e6 for name, nbytes in most.items()}, "MB of activat
 # train_step()
 # torch.cuda.memory._dump_snapshot("rank0.pickle")
 # ```
-# It does not include memory that is allocated outside of torch, such as NCCL's buffers (PyTorch documentation,
-# *Understanding CUDA Memory Usage*).
 
 # %% [markdown]
 # ## Recap

@@ -651,8 +651,7 @@ tables.Table(header, rows, "Rank 0.")
 #   instead of after the step, and keeps them until backward has used them.
 # - **The wait.** FSDP2 also waits for one reduce-scatter before it copies gradients for the next one. In torch 2.13,
 #   `set_reduce_scatter_max_input_buffers` allows more of them in flight, at the cost of more memory.
-# - **Names.** FSDP1, torch's older class, calls this mode `SHARD_GRAD_OP`, which is often described as "ZeRO-2". Its
-#   `no_sync()` became `set_requires_gradient_sync(False)` in FSDP2.
+# - **Names.** FSDP1, torch's older class, calls this mode `SHARD_GRAD_OP`, which is often described as "ZeRO-2".
 #
 # DeepSpeed's stage 2 keeps full parameters between steps, as ours does. But a rank owns a contiguous range of the
 # model. By default (version 0.19.8), stage 2 all-reduces its buckets, and each rank keeps its range, although the
@@ -719,8 +718,7 @@ assert round(fraction, 2) == round(4 / 7, 2)  # 4Ψ of 4Ψ + 4Ψ/4 + 8Ψ/4
 # Every rank holds all parameters all the time. But only one of the six blocks computes at a time, and the parameters of
 # the others could stay sharded until it is their turn. That is ZeRO-3 (chapter 09).
 #
-# But first, you build the wrapper `ZeRO2` in the lab. It also works with unused parameters, with `no_sync()`, and in
-# training loops that forget to call `finish_gradient_sync()`.
+# But first, you build the wrapper `ZeRO2` in the lab. It also works with unused parameters and with `no_sync()`.
 
 # %%
 ranks.stop()
