@@ -611,8 +611,8 @@ tables.Table(header, rows)
 #
 # **FSDP2** is torch's `fully_shard`, which shards parameters, gradients and optimizer state. With
 # `reshard_after_forward=False`, it is the closest thing to ZeRO-2 in torch. We give it a **mesh**, an arrangement of
-# the ranks that also names the type of device. (Without a mesh, it would choose a GPU on any machine that has one.) The
-# next cell compares a step of our version with one of DDP and one of FSDP2:
+# the ranks that also names the type of device. The next cell compares a step of our version with one of DDP and one of
+# FSDP2:
 
 # %%
 # %%ranks
