@@ -132,7 +132,7 @@ class TwoExperts(nn.Module):
 # %% [markdown]
 # In the next cell, only rank 1 has samples for expert 1, and it has none for expert 0. **Predict.** How many times
 # would each rank call `all_reduce`, and what happens? Then run the cell and read the report: what does each rank call,
-# and which call is the first whose sizes differ?
+# and in which call do the sizes first differ?
 
 # %% tags=["raises-exception", "nbval-ignore-output"]
 # %%ranks
@@ -359,8 +359,8 @@ check.ShardedSampler()
 # - The number of samples may differ between ranks. It may be 0 on some of them, which then have no gradients.
 # - Treat frozen parameters and gradients that are None as in exercise 2.3.
 # - Target: all-reduce each gradient once, and one more element.
-# - Work in float64: an int divided by an *integer* tensor is a float32 tensor in torch, which is too imprecise for the
-#   check. A Python float is precise enough, and `.item()` turns a tensor of one element into a Python number.
+# - Work in float64. In torch, an int divided by an *integer* tensor gives a float32 tensor, which is too imprecise for
+#   the check. A Python float is precise enough, and `.item()` turns a tensor of one element into a Python number.
 #
 # <details><summary>Hint</summary>No rank knows the denominator by itself. Which collective gives it to all ranks? By
 # what must each rank multiply its gradient so that the sum over the ranks is already the result?</details>

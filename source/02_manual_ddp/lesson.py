@@ -233,7 +233,7 @@ assert 1 < faster < 4
 plots.bars(times.ms(), "ms until the gradients are ready (median of 5, blocks that sleep)")
 
 # %% [markdown]
-# Four ranks are faster, but less than four times. The micro-batches do run at the same time, but averaging takes time
+# Four ranks are faster, but not four times as fast. The micro-batches do run at the same time, but averaging takes time
 # that one process did not need. Chapters 03 and 04 reduce that time. (If the blocks computed instead of sleeping, ranks
 # that share cores would also slow each other down.)
 
@@ -319,9 +319,9 @@ assert relative_error(4 * mean, full) < 1e-12
 # ### Sequences with padding
 #
 # This is the case you are most likely to meet with language models. Documents have different lengths, so the shorter
-# ones are extended to the length of the longest with **padding** (not that of chapter 01): tokens that carry no
-# content. The loss must ignore them. In torch, you set their targets to −100, the default of `ignore_index` in
-# `cross_entropy`, which then takes the mean over the other tokens.
+# ones are extended to the length of the longest with **padding**: tokens that carry no content. (Chapter 01's padding
+# was a different kind.) The loss must ignore these tokens. In torch, you set their targets to −100, the default of
+# `ignore_index` in `cross_entropy`, which then takes the mean over the other tokens.
 #
 # Every rank still has two samples, and the loss is still a mean. But it is a mean over *tokens*, and now the ranks have
 # different numbers of them. The next cell pads our eight samples as if they had different lengths.
@@ -351,9 +351,8 @@ print(f"loss per token {ranks.pull('corrected')[0]:.0e}")
 
 # %% [markdown]
 # In the plain mean, every rank has the same weight. So a token on a rank with short documents counts more than a token
-# on a rank with long ones, and no error warns you. In 2024,
-# Hugging Face's Trainer was found to make this mistake, both in gradient accumulation and between ranks (transformers,
-# pull request 34191 and issue 34242).
+# on a rank with long ones, and no error warns you. In 2024, Hugging Face's Trainer was found to make this mistake, both
+# in gradient accumulation and between ranks (transformers, pull request 34191 and issue 34242).
 #
 # The remedy is to sum the loss and divide it by the number of tokens *on all ranks*, which costs an all-reduce of one
 # element. As before, the factor N cancels the division in the mean.
@@ -459,7 +458,8 @@ test_labels = labels[test_set]
 # %% [markdown]
 # The loop is the one you know, except for `finish_gradient_sync()` between backward and the optimizer's step. The
 # global batch has 96 samples, whatever the number of ranks. On four ranks, rank r takes positions r, r + 4, r + 8, … of
-# the order. So the first 24 samples of the four ranks are positions 0 to 95, which one process takes in its first step.
+# the order. In the first step, each rank takes 24 samples. Together, these are positions 0 to 95, the samples that one
+# process takes in its first step.
 
 
 # %%
@@ -518,7 +518,7 @@ plots.loss_curves({"1 process": one_losses, "4 ranks": four_losses})
 
 # %% [markdown]
 # The four ranks trained *the same* model: it predicts the same digits, and the two curves coincide up to rounding.
-# (Sums are taken in another order, so they are rounded differently. In float32, a few predictions may differ.)
+# (Sums are computed in a different order, so they are rounded differently. In float32, a few predictions may differ.)
 
 # %% [markdown]
 # ## Without the broadcast
@@ -584,8 +584,8 @@ logs = ranks.pull("logs")[0]  # for each wrapper, the ledgers of all ranks
 logs["by hand"][0].table(times=False)
 
 # %% [markdown]
-# And torch's DDP. (It launches its all-reduce inside `backward()`, in C++. The last column shows the line of the cell
-# that led there.)
+# Here is the ledger of torch's DDP. (DDP launches its all-reduce inside `backward()`, in C++. The last column shows the
+# line of the cell that led there.)
 
 # %%
 logs["torch's DDP"][0].table(times=False)

@@ -19,7 +19,7 @@
 # - `Bucket` averages the gradients of one bucket.
 #
 # The second code cell imports our `broadcast_state`. If your own has passed its checks in lab 02, you can use it: write
-# `from shared.mine import broadcast_state`. The same holds for all pieces of earlier labs.
+# `from shared.mine import broadcast_state` instead. The same holds for all pieces of earlier labs.
 #
 # Each exercise has a check, which draws new weights, samples and sizes at random every time. The first lines of a check
 # try the plain case, and the others try unusual ones.
@@ -92,7 +92,8 @@ check.flat_and_slices()
 #
 # Split the parameters into buckets.
 #
-# Start with a plain model. The first line of the check, `buckets`, tests only these rules (in it, both caps are equal):
+# Start with a plain model. The first line of the check, `buckets`, tests only these rules, and sets `first_bucket_mb`
+# equal to `bucket_cap_mb`:
 #
 # - Go through the parameters in **reverse order**, because backward completes the gradients of the last layers first.
 # - Add each parameter to the bucket that was opened last. If it does not fit there, open a new bucket. Never go back to
@@ -111,7 +112,7 @@ check.flat_and_slices()
 #
 # - `first bucket`: the cap of the first bucket is `first_bucket_mb` or `bucket_cap_mb`, whichever is smaller.
 # - `dtypes`: a flat tensor has one dtype and one device. So each pair of dtype and device has its own buckets,
-#   including its own first bucket and its own bucket that was opened last.
+#   including its own first bucket and its own most recently opened bucket.
 # - `trainable`: frozen parameters (`requires_grad=False`) are in no bucket.
 # - `units`: both caps are in MB of 2²⁰ bytes, and have the defaults of the function below.
 # - `any iterable`: `parameters` may be a generator, as `module.parameters()` is, so you can go through it only once.
@@ -428,7 +429,7 @@ plots.loss_curves(curves)
 
 # %% [markdown]
 # All three curves coincide: your wrapper computes what torch's does. How long does a step take? As in the lesson, each
-# rank is now behind a link of 1 Gbit/s with a latency of 2 ms. (With NCCL, the ranks use their own links.)
+# rank is now behind a link of 1 Gbit/s with a latency of 2 ms. (With NCCL, the link is not emulated.)
 
 # %% tags=["nbval-ignore-output"]
 # %%ranks
@@ -448,7 +449,7 @@ assert times.ratio("ManualDDP", "BucketedDDP") > 1
 plots.bars(times.ms(), "ms per step (median of 10 rounds)")
 
 # %% [markdown]
-# The next cell counts the all-reduces of a step, and measures the memory of gradients and buckets at their peak.
+# The next cell counts the all-reduces of a step, and measures the peak memory of gradients and buckets.
 
 
 # %%

@@ -25,9 +25,9 @@
 # all-reduces. The GPT below has twelve blocks.
 #
 # Chapter 01 showed that times over loopback are misleading, because ranks on one machine have no links of their own. So
-# this lesson puts each rank behind an emulated link of 1 Gbit/s, as in chapter 01. A byte takes 8 ns on it. Its latency
-# is 2 ms, which is what light needs to travel through 400 km of fiber. (On a shorter link, this machine's own delays
-# would hide the latency.)
+# this lesson puts each rank behind an emulated link of 1 Gbit/s, as in chapter 01. On this link, a byte takes 8 ns, and
+# the latency is 2 ms, the time that light takes to travel through 400 km of fiber. (On a shorter link, this machine's
+# own delays would hide the latency.)
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks, tables, widgets
@@ -161,9 +161,9 @@ rows = [["fitted", f"{alpha_ms:.1f}", f"{beta_ns:.1f}"], ["expected of the link"
 tables.Table(["an all-reduce", "α, ms", "β, ns per byte"], rows, fitted.where)
 
 # %% [markdown]
-# β is that of the link. α is a little larger, because the link's latency is not everything: between two all-reduces,
-# each process also has to wake up and to launch the next one. If there are few cores, processes wait for each other, so
-# α grows when the cores are busy.
+# β is about what we expect of the link. α is a little larger, because the link's latency is not everything: between two
+# all-reduces, each process also has to wake up and launch the next one. If there are few cores, processes wait for each
+# other, so α grows when the cores are busy.
 #
 # Do the fitted α and β predict the time of the 100 gradients? If n all-reduces have $S_1, \dots, S_n$ bytes, and S
 # bytes in total, they take
@@ -355,8 +355,8 @@ assert completed[0].startswith("norm.") and completed[-1] == "token_embedding.we
 
 # %% [markdown]
 # Backward goes through the model from its end, so the gradients of the last layers are complete first, and that of the
-# token embedding comes last. The output layer uses the same weight, but the weight's gradient is the sum over both
-# uses, so it is complete only at the end.
+# token embedding comes last. The output layer uses the embedding's weight too, but the gradient of that weight is the
+# sum over both uses, so it is complete only at the end.
 #
 # So we split the gradients into several flat tensors, starting at the end of the model. A **bucket** is a group of
 # gradients that share one flat tensor and one all-reduce. The first bucket is complete early in backward. The **bucket
@@ -415,7 +415,7 @@ bucket_plots.bucket_map(gradient_sizes, ranks.pull("bucket_names")[0], "a cap of
 # The two functions `in_buckets` and `average_flat` are already enough to train. (`average_flat` frees its flat tensor
 # when it returns, so the gradients of only one bucket at a time are held twice.) The next cell trains the digits MLP
 # twice from the same initial weights: on the full batch without any communication, and on a quarter of each batch per
-# rank, with two buckets instead of six all-reduces.
+# rank, with two all-reduces (one per bucket) instead of six.
 
 
 # %%
@@ -577,8 +577,8 @@ show_collectives(TinyGPT(config))
 #   records that order.
 # - **At the start of step 2**, each rank assigns the gradients to buckets in the recorded order. Rank 0 broadcasts its
 #   **bucket assignment**, the list that says which gradient is in which bucket, so that all ranks use the same one.
-#   The first broadcast sends 100 indices and the number of buckets (404 bytes), and the second the lengths of the two
-#   buckets (8 bytes).
+#   The first broadcast sends 100 indices and the number of buckets (404 bytes). The second sends the number of
+#   gradients in each of the two buckets (8 bytes).
 # - **The first bucket is larger than its cap** of 1,048,576 bytes. DDP closes a bucket once it has *reached* its cap,
 #   so the last gradient may push it over the cap (PyTorch issue 48880). Our function closes a bucket before that
 #   happens.
