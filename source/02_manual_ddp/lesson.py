@@ -319,9 +319,9 @@ assert relative_error(4 * mean, full) < 1e-12
 # ### Sequences with padding
 #
 # This is the case you are most likely to meet with language models. Documents have different lengths, so the shorter
-# ones are extended to the length of the longest with **padding**: tokens that carry no content. (Chapter 01's padding
-# was a different kind.) The loss must ignore these tokens. In torch, you set their targets to −100, the default of
-# `ignore_index` in `cross_entropy`, which then takes the mean over the other tokens.
+# ones are extended to the length of the longest with **padding**: tokens that carry no content. The loss must ignore
+# these tokens. In torch, you set their targets to −100, the default of `ignore_index` in `cross_entropy`, which then
+# takes the mean over the other tokens.
 #
 # Every rank still has two samples, and the loss is still a mean. But it is a mean over *tokens*, and now the ranks have
 # different numbers of them. The next cell pads our eight samples as if they had different lengths.
@@ -458,8 +458,8 @@ test_labels = labels[test_set]
 # %% [markdown]
 # The loop is the one you know, except for `finish_gradient_sync()` between backward and the optimizer's step. The
 # global batch has 96 samples, whatever the number of ranks. On four ranks, rank r takes positions r, r + 4, r + 8, … of
-# the order. In the first step, each rank takes 24 samples. Together, these are positions 0 to 95, the samples that one
-# process takes in its first step.
+# the order. In the first step, the ranks' samples together are positions 0 to 95, those that one process takes in its
+# first step.
 
 
 # %%

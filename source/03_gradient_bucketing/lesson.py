@@ -26,8 +26,7 @@
 #
 # Chapter 01 showed that times over loopback are misleading, because ranks on one machine have no links of their own. So
 # this lesson puts each rank behind an emulated link of 1 Gbit/s, as in chapter 01. On this link, a byte takes 8 ns, and
-# the latency is 2 ms, the time that light takes to travel through 400 km of fiber. (On a shorter link, this machine's
-# own delays would hide the latency.)
+# the latency is 2 ms, as in 400 km of fiber. (On a shorter link, this machine's own delays would hide the latency.)
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks, tables, widgets
@@ -396,9 +395,8 @@ gradient_sizes = ranks.pull("gradient_sizes")[0]
 bucket_plots.bucket_map(gradient_sizes, ranks.pull("bucket_names")[0], "a cap of 350 KiB")
 
 # %% [markdown]
-# - No bucket is completely full, because the next gradient did not fit.
+# - Before the last, no bucket is completely full, because the next gradient did not fit.
 # - The gradients of one block may lie in two buckets.
-# - The last bucket holds what was left.
 #
 # Some parameters need special care:
 #
