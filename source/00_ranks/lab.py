@@ -173,11 +173,11 @@ def pass_right(tensor: Tensor) -> Tensor:
 check.pass_right()
 
 # %% [markdown]
-# With gloo, there is more than one right way to do this, because gloo can run several transfers at once. NCCL runs a
-# rank's transfers one after the other, even if you launched them with `isend` and `irecv`. If every rank launches its
-# send first, no rank ever starts its receive. So **with NCCL, batch the sends and receives, or let the ranks take
+# With gloo, there is more than one right way to do this, because gloo can run several transfers at once. NCCL may run
+# a rank's transfers one after the other, even if you launch them with `isend` and `irecv`. If every rank launches its
+# send first, it may then never start its receive. So **with NCCL, batch the sends and receives, or let the ranks take
 # turns**. `dist.batch_isend_irecv` launches the whole batch together. You can try this without a GPU:
-# `ranks.start(4, backend="gloo:cpu", simulate="nccl")` makes gloo behave like NCCL.
+# `ranks.start(4, backend="gloo:cpu", simulate="nccl")` simulates NCCL.
 
 # %% [markdown]
 # ## Exercise 0.4 · Break it, then fix it (10 min, 3 points)

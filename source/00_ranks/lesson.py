@@ -250,8 +250,8 @@ print(total.item())
 # %% [markdown]
 # Each of the four ranks contributed 10, so the sum is 40.
 #
-# An all-reduce can also take the maximum. To get the mean, divide the sum by the world size yourself. (With NCCL,
-# `ReduceOp.AVG` computes the mean directly.)
+# An all-reduce can also take the maximum. To get the mean, divide the sum by the world size. (With NCCL or torch 2.13,
+# `ReduceOp.AVG` computes it directly.)
 
 # %%
 # %%ranks
@@ -354,8 +354,8 @@ print(parcel.item())
 # ## Launching without waiting
 #
 # An **asynchronous operation** launches communication and returns a **handle** immediately. The communication is then
-# in flight while your code continues. The handle's `wait()` returns when the communication is complete. Any collective
-# is asynchronous if you pass `async_op=True`:
+# in flight while your code continues. The handle's `wait()` returns when you can use the result. Any collective is
+# asynchronous if you pass `async_op=True`:
 
 # %%
 # %%ranks
@@ -418,9 +418,9 @@ if rank != 1:
     dist.all_reduce(total)
 
 # %% [markdown]
-# They would get nothing. Without the course's help, they would wait in silence. Waiting for something that never
-# happens is called a **hang**. The report above comes from the course's **doctor**, which asks every rank where it is,
-# sees that the all-reduce can never complete, and stops the cell. Read the report in this order:
+# Without the course's help, they would get nothing, and wait in silence until a timeout. Waiting for something that
+# never happens is called a **hang**. The report above comes from the course's **doctor**, which asks every rank where
+# it is, sees that the all-reduce can never complete, and stops the cell. Read the report in this order:
 #
 # 1. **Who waits for whom?** The first sentence names the ranks that wait, the collective they wait in, and the rank
 #    that is missing. (The number after `#` counts the collectives of the process group;
@@ -592,8 +592,8 @@ plots.traffic(sent_mb)
 # %% [markdown]
 # Only the row and the column of rank 0 are filled: rank 0 is the sender or the receiver of every message. What does
 # that mean for the other ranks? In the timeline, each bar is a `send` or a `recv`, from the call until it is complete.
-# The number in a bar is the other rank. (The two bars of one message may end at different times, because the ranks
-# share cores.) Compare the bars of rank 0 with those of rank 3.
+# The number in a bar is the other rank. (The two bars of one message may end at different times.) Compare the bars of
+# rank 0 with those of rank 3.
 
 # %% tags=["nbval-ignore-output"]
 lines = ranks.pull("line")

@@ -153,7 +153,7 @@ for numel in (8, 10, 3):
 #
 # <details><summary>Hint 1</summary>Extend the table to rank <i>r</i>: in step 1, it sends chunk <i>r</i> − 1. Its left
 # neighbor does the same with <i>its</i> rank. So which chunk does rank <i>r</i> receive in step 1, and which one in
-# step <i>s</i>? On rank 0, the index must not become negative: 0 − 2 means 2 on four ranks.</details>
+# step <i>s</i>? On rank 0, the index may be negative: on four ranks, −2 means chunk 2.</details>
 # <details><summary>Hint 2</summary>Three lines are enough: allocate a tensor like your own chunk, call
 # <code>ring_step</code>, and make <code>partial_sum</code> the sum of two tensors.</details>
 
@@ -769,10 +769,10 @@ sums = ranks.pull("sums")[0]
 cost_plots.side_by_side({sums.where: sums.measured_s}, "bytes in the tensor")
 
 # %% [markdown]
-# Both rings take the same number of steps and send the same bytes, so the link's delays add up to the same time. But
-# the emulated link delays your ring step by step, and Python's work comes on top of each delay. If this work takes 1 ms
-# per step, a small tensor takes 6 · (5 + 1) = 36 ms. Torch's all-reduce is delayed only once, as a whole, by 6 · 5 = 30
-# ms, and torch does its own work *during* that time.
+# For both rings, the emulated link counts six steps and the same bytes, so its delays add up to the same time. But it
+# delays your ring step by step, and Python's work comes on top of each delay. If this work takes 1 ms per step, a small
+# tensor takes 6 · (5 + 1) = 36 ms. Torch's all-reduce is delayed only once, as a whole, by 6 · 5 = 30 ms, and torch
+# does its own work *during* that time.
 #
 # And your reduce-scatter? As you saw in the lesson, gloo's reduce-scatter is an all-reduce, which sends twice as much
 # as a ring requires. Yours should send half as much. The network interface counts the bytes of all ranks:

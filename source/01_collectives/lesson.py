@@ -348,7 +348,7 @@ dist.recv(incoming, src=(rank - 1) % world_size)
 #
 # Two remedies work everywhere. You can launch the send and the receive in one batch with `dist.batch_isend_irecv`, as
 # `pass_right` does. Or you can let some ranks receive first, while the others send. (With gloo, separate calls of
-# `isend` and `irecv` work, too. With NCCL, they run one after the other and can hang.)
+# `isend` and `irecv` work, too. With NCCL, they may run one after the other and hang.)
 #
 # ## The cost of a message: α and β
 #
@@ -361,8 +361,8 @@ dist.recv(incoming, src=(rank - 1) % world_size)
 # Let's find α and β by timing ring steps of several sizes. The next cell puts each rank behind a link of 1 Gbit/s with
 # a latency of 5 ms, which is what light needs to travel through 1,000 km of fiber. (A latency within one building would
 # be far smaller, but this machine's own delays would then hide it.) It is an **emulated link**: the bytes are copied
-# within the machine, but an operation completes no earlier than it would on a real link of this kind. `measure` times
-# each size in 20 rounds, and reports the median.
+# within the machine, but an operation lasts at least as long as a real link needs for its bytes. `measure` times each
+# size in 20 rounds, and reports the median.
 
 # %%
 # %%ranks
@@ -387,8 +387,8 @@ cost_plots.predicted_against_measured(
 )
 
 # %% [markdown]
-# The curve is flat where α is the larger part, and rises where βS is. α is larger than the link's 5 ms, because a step
-# also takes time on the rank: Python launches two transfers and waits for both.
+# The curve is flat where βS is small compared with α. α is larger than the link's 5 ms, because a step also takes time
+# on the rank: Python launches two transfers and waits for both.
 #
 # **Predict.** How many milliseconds does our ring take for 4 MB on four ranks? Use the formula with the α and β above.
 
@@ -422,8 +422,8 @@ models = {
 cost_plots.predicted_against_measured(models, on_link.measured_s, "bytes in the tensor")
 
 # %% [markdown]
-# For 4 MB, the star takes much longer than the ring, because all bytes have to go through rank 0's link. For small
-# tensors, both take 2(N−1) latencies, so the ring is no faster.
+# For 4 MB, the star takes longer than the ring, because all bytes have to go through rank 0's link. For small tensors,
+# both take 2(N−1) latencies, so the ring is no faster.
 #
 # `dist.all_reduce` is a ring, too. The lab explains why it is a little faster here.
 #
@@ -431,8 +431,8 @@ cost_plots.predicted_against_measured(models, on_link.measured_s, "bytes in the 
 #
 # Without a link, the ranks of one machine communicate over **loopback**: the operating system copies the bytes from
 # process to process. There is no link that rank 0 could saturate. All copies share the machine's cores and memory, and
-# both algorithms copy the same number of bytes in total. With fewer cores than ranks, the ring suffers more than the
-# star, because all of its ranks need a core at the same time. Compare ring and star at the right end of each panel:
+# both algorithms copy the same number of bytes in total. But the ring needs 24 messages and the star 6, and all ranks
+# of the ring need a core at the same time. Compare ring and star at the right end of each panel:
 
 # %% tags=["nbval-ignore-output"]
 loopback_ratio = on_loopback.ratio("star", "ring")[4_000_000]
@@ -443,7 +443,7 @@ cost_plots.side_by_side(places, "bytes in the tensor")
 
 # %% [markdown]
 # Over loopback, the ring's advantage is smaller, or the ring is even slower than the star. The same can happen whenever
-# you compare communication on one machine, so this course measures such times behind links.
+# you compare communication on one machine, so measure such times behind links.
 #
 # ## Real links
 #
@@ -616,12 +616,12 @@ if log.carried_bytes is not None:  # not every system counts
 log.table(times=False)
 
 # %% [markdown]
-# gloo sends about twice what is required, because inside gloo, a reduce-scatter *is* an all-reduce: every rank gets the
-# whole sum, and throws away everything but its shard. The reduce-scatter that you write in the lab will send half as
-# much.
+# gloo sends about twice what is required, because in torch, gloo's reduce-scatter *is* an all-reduce: every rank gets
+# the whole sum, and throws away everything but its shard. The reduce-scatter that you write in the lab will send half
+# as much.
 #
-# NCCL's ring differs from ours in three ways. It cuts chunks into slices, and sends one slice while it receives the
-# next. It runs several rings at once, to use all links of a GPU. And it chooses between rings, trees and other
+# NCCL's all-reduce differs from ours in three ways. It cuts chunks into slices, and sends one slice while it receives
+# the next. It runs several rings at once, to use all links of a GPU. And it chooses between rings, trees and other
 # algorithms, depending on the size of the tensor and on the network. Slices help its trees, too: a rank forwards the
 # first slice before it has the others. So a tree loses less to the ring on large tensors than our formula says.
 #
@@ -662,7 +662,7 @@ log.table(times=False)
 # - **padding**: zeros appended to a tensor so that its length is a multiple of the number of ranks.
 # - **α–β model**: sending S bytes takes α + βS seconds, where α is the latency and 1/β the bandwidth.
 # - **bus bandwidth**: the bytes that each rank must send in a collective, divided by its time.
-# - **emulated link**: delays that make each operation last as long as it would on a link of a given rate and latency.
+# - **emulated link**: delays that make each operation last at least as long as a given link needs for its bytes.
 # - **loopback**: communication between processes of one machine, without a network.
 #
 # ## Further reading
