@@ -82,8 +82,8 @@ check.mean_over_ranks_()
 #   all ranks, or as `group_src`, its index within the group.
 #
 # <details><summary>Hint</summary>Which two methods of a module yield its parameters and its buffers, each only once?
-# Which index does the first rank have within its group? If autograd complains that you change a leaf in place, look at
-# how the lesson avoids it.</details>
+# Which index does the first rank have within its group? If a later backward warns about <code>c10d::broadcast_</code>,
+# look at how the lesson avoids it.</details>
 
 
 # %% tags=["exercise", "export"] grade_id="broadcast-state"

@@ -124,7 +124,7 @@ print(f"first weight {model.token_embedding.weight[0, 0]:+.4f}")
 # %% [markdown]
 # These are four different models. So rank 0 broadcasts its parameters once, before training starts. It also broadcasts
 # its **buffers**: tensors that belong to a module but are not trained, such as BatchNorm's running statistics.
-# (`detach()` keeps autograd from recording that the parameters are overwritten.)
+# (`detach()` avoids a warning: autograd cannot differentiate a broadcast.)
 
 
 # %%
@@ -234,8 +234,8 @@ plots.bars(times.ms(), "ms until the gradients are ready (median of 5, blocks th
 
 # %% [markdown]
 # Four ranks are faster, but not four times as fast. The micro-batches do run at the same time, but averaging takes time
-# that one process did not need. Chapters 03 and 04 reduce that time. (If the blocks computed instead of sleeping, ranks
-# that share cores would also slow each other down.)
+# that one process did not need. Chapters 03 and 04 reduce that time. (Ranks that share cores also slow each other's
+# computation, but not their sleep.)
 
 # %% [markdown]
 # ## When the mean is not the gradient of the full batch
@@ -385,7 +385,7 @@ assert relative_error(mean, full) > 0.1
 # %% [markdown]
 # Each rank normalizes with the statistics of its own samples, so forward computes a different function than it would in
 # one process with all samples. No weighting of the gradients can correct that. `SyncBatchNorm` avoids it: the ranks
-# exchange their statistics during forward. Transformers use LayerNorm, which normalizes each token separately.
+# exchange their statistics during forward. Our GPT uses LayerNorm, which normalizes each token separately.
 
 # %% [markdown]
 # ## Dividing a data set
@@ -610,7 +610,7 @@ for name, of_ranks in logs.items():
 
 # %% [markdown]
 # Are twenty small all-reduces slower than one large one? The next cell times a step with each wrapper, and a step of
-# DDP without communication. It puts the ranks behind an emulated link, as in chapter 01, with a latency of 2 ms.
+# DDP without communication. On CPUs, it emulates a link as in chapter 01, but with a latency of 2 ms.
 
 # %%
 # %%ranks
@@ -665,8 +665,8 @@ plots.timeline([last])
 # | | by hand | torch's DDP |
 # |---|---|---|
 # | at the start | broadcasts parameters and buffers | checks that the shapes agree, then broadcasts both |
-# | all-reduces | one per parameter | one per bucket: by default, the first has about 1 MB, the others about 25 MB |
-# | when | after backward | during backward, as soon as a bucket is full |
+# | all-reduces | one per parameter | one per bucket: by default, the first is full at 1 MiB, the others at 25 MiB |
+# | when | after backward | during backward, in order, as soon as a bucket is full |
 # | buffers | are never sent again | rank 0 broadcasts its buffers before each forward, by default |
 # | accumulation | call `finish_gradient_sync()` once | run all but the last micro-batch inside `no_sync()` |
 
@@ -725,7 +725,7 @@ plots.timeline([last])
 #
 # - Li et al., [PyTorch Distributed: Experiences on Accelerating Data Parallel
 #   Training](https://arxiv.org/abs/2006.15704), VLDB 2020, sections 2 and 3: from the naive solution, which you have
-#   just built, to the DDP of today.
+#   just built, to DDP.
 # - Goyal et al., [Accurate, Large Minibatch SGD](https://arxiv.org/abs/1706.02677), 2017, section 3: pitfalls of data
 #   parallelism. Remark 3 is about the loss of each rank, as in our weighted mean, and remark 4 about shuffling.
 # - Hugging Face, [Fixing Gradient Accumulation](https://huggingface.co/blog/gradient_accumulation), 2024, and

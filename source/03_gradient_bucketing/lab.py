@@ -484,7 +484,7 @@ tables.Table(header, rows)
 # Your wrapper sends the same bytes as `ManualDDP` in less than a tenth of the all-reduces. But it holds more memory
 # than torch's DDP. `zero_grad()` sets `.grad` to None, so backward allocates every gradient anew, in addition to the
 # buckets, and your wrapper packs the gradients only after backward. torch's DDP packs each gradient as soon as it is
-# complete, and frees the original.
+# complete. With `gradient_as_bucket_view=True`, as here, it also frees the original.
 #
 # A bucket that is packed early can also be launched early. That is the topic of chapter 04.
 

@@ -20,9 +20,9 @@
 # %% [markdown]
 # ## Where we are
 #
-# In chapter 02, you built `ManualDDP`. After each backward, it averages the gradients with one all-reduce per
-# parameter, where a parameter is one tensor, such as the weight of a layer. For a GPT of two blocks, that was twenty
-# all-reduces. The GPT below has twelve blocks.
+# In chapter 02, you built `ManualDDP`. After backward, it averages the gradients with one all-reduce per parameter,
+# where a parameter is one tensor, such as the weight of a layer. For a GPT of two blocks, that was twenty all-reduces.
+# The GPT below has twelve blocks.
 #
 # Chapter 01 showed that times over loopback are misleading, because ranks on one machine have no links of their own. So
 # this lesson puts each rank behind an emulated link of 1 Gbit/s, as in chapter 01. On this link, a byte takes 8 ns, and
@@ -160,7 +160,7 @@ rows = [["fitted", f"{alpha_ms:.1f}", f"{beta_ns:.1f}"], ["expected of the link"
 tables.Table(["an all-reduce", "α, ms", "β, ns per byte"], rows, fitted.where)
 
 # %% [markdown]
-# β is about what we expect of the link. α is a little larger, because the link's latency is not everything: between two
+# β is about what we expect of the link. α is usually larger, because the link's latency is not everything: between two
 # all-reduces, each process also has to wake up and launch the next one. If there are few cores, processes wait for each
 # other, so α grows when the cores are busy.
 #
@@ -633,7 +633,7 @@ plots.memory_by_component(held)
 #
 # | question | here | with NCCL and many hosts |
 # |---|---|---|
-# | Where does α come from? | the latency of the emulated link | a kernel launch, and a few µs for each ring step |
+# | Where does α come from? | the latency of the emulated link | a kernel launch, and 3 to 62 µs per ring step |
 # | How do I measure α? | `measure.collectives` | `all_reduce_perf` of nccl-tests: its time at the smallest size |
 # | How do I measure β? | `measure.collectives` | `all_reduce_perf` at the largest size: 1/`busbw` is β of a ring step |
 # | How do I see the all-reduces? | wire ledger | a trace of `torch.profiler` |
