@@ -168,8 +168,8 @@ print(f"1 + 1000 × 0.001 = {weight.item():.3f}")
 # ```
 #
 # <details><summary>Hint 1</summary>An optimizer steps every tensor that has a <code>grad</code>, such as an
-# <code>nn.Parameter</code> to which you have given one. Does <code>nn.Parameter(tensor)</code> copy the tensor? And what does Adam do if the state
-# that it finds is not empty, but has no <code>exp_avg</code>?</details>
+# <code>nn.Parameter</code> to which you have given one. Does <code>nn.Parameter(tensor)</code> copy the tensor? And
+# what does Adam do if the state that it finds is not empty, but has no <code>exp_avg</code>?</details>
 #
 # <details><summary>Hint 2</summary><code>inner</code> keeps a reference to the last master until the next call. Which
 # attribute of the master must be freed before that? And for a parameter that is float32 already, does
