@@ -11,7 +11,7 @@
 # **75 minutes, 13 points.** You count the bytes that a rank holds, build an optimizer with master weights, write
 # activation checkpointing, and choose which blocks of a model to checkpoint, so that it fits into less memory.
 #
-# Each exercise has a check. The checks count bytes exactly, and never judge times.
+# Each exercise has a check. The checks count bytes, and never judge times.
 
 # %% tags=["nbval-ignore-output"]
 from shared import plots, ranks
@@ -68,8 +68,9 @@ my_reasons = ["?", "?", "?"]
 # Now count the bytes of the model state:
 #
 # - `module` is any module, with any mixture of dtypes. Count its parameters, and the gradients that exist.
-# - `optimizer` is any torch optimizer, before or after its first step. Its state is in `optimizer.state`, which has a
-#   dict per parameter. The values of such a dict are tensors or plain numbers. Count only the tensors.
+# - `optimizer` is any torch optimizer except `LBFGS`, before or after its first step. Its state is in
+#   `optimizer.state`, which has a dict per parameter. The values of such a dict are tensors or plain numbers. Count
+#   only the tensors.
 # - Do not count buffers.
 # - Target: exactly the bytes that `shared.memory.held` counts.
 #
@@ -167,8 +168,8 @@ print(f"1 + 1000 × 0.001 = {weight.item():.3f}")
 # ```
 #
 # <details><summary>Hint 1</summary>An optimizer steps every tensor that has a <code>grad</code>, such as an
-# <code>nn.Parameter</code> to which you have given one. Does <code>nn.Parameter(tensor)</code> copy the tensor? And what does Adam do if the state
-# that it finds is not empty, but has no <code>exp_avg</code>?</details>
+# <code>nn.Parameter</code> to which you have given one. Does <code>nn.Parameter(tensor)</code> copy the tensor? And
+# what does Adam do if the state that it finds is not empty, but has no <code>exp_avg</code>?</details>
 #
 # <details><summary>Hint 2</summary><code>inner</code> keeps a reference to the last master until the next call. Which
 # attribute of the master must be freed before that? And for a parameter that is float32 already, does

@@ -22,7 +22,7 @@
 # ## Where we are
 #
 # Chapters 02 to 05 were about the *time* that data parallelism costs. This one is about *memory*: four ranks hold four
-# copies of everything. How many bytes is that? The next cells create a small GPT with AdamW on each rank. The module
+# copies of the model. How many bytes is that? The next cells create a small GPT with AdamW on each rank. The module
 # `shared.memory` will count the bytes of every tensor exactly.
 
 # %% tags=["nbval-ignore-output"]
@@ -90,8 +90,8 @@ assert at_peak > 20 and peak.phase in ("forward", "backward")
 # The model state takes 4 + 4 + 8 = 16 bytes per parameter. AdamW's 8 bytes are two averages, the momentum and the
 # variance.
 #
-# Yet at its peak the step needed more. The rest is **activations**: tensors that forward keeps because backward will
-# need them. The diagram is an example of one step. Look at which bands keep their height, and which ones grow and
+# Yet at its peak the step needed more. Most of the rest is **activations**: tensors that forward keeps because backward
+# will need them. The diagram is an example of one step. Look at which bands keep their height, and which ones grow and
 # shrink:
 
 # %%
@@ -105,8 +105,8 @@ plots.memory_over_step(peak.samples)
 
 # %% [markdown]
 # First, `zero_grad()` frees the gradients of the previous step. Forward adds the activations of one layer after
-# another, and backward frees them in reverse order while it creates new gradients. So the peak lies where forward ends
-# and backward begins. The size of the activations depends on the number and length of the samples. The size of the
+# another, and backward frees them in reverse order while it creates new gradients. Here, the peak lies where forward
+# ends and backward begins. The size of the activations depends on the number and length of the samples. The size of the
 # model state does not.
 #
 # It does not depend on N either. One process would need the model state once, but N ranks hold it N times:
@@ -484,8 +484,8 @@ rows = [(phase, name) for phase in ("forward", "backward") for name in parts_ms]
 plots.bars({f"{phase}, {name}": parts_ms[name][phase] for phase, name in rows}, "ms (median of 10)")
 
 # %% [markdown]
-# Forward takes about as long as before. Backward takes longer, by about one forward of the blocks. If backward used to
-# take twice as long as forward, the two together now take a third longer. If it took less, the increase is larger.
+# Forward computes the same as before. Backward also recomputes the forward of the blocks. If backward used to take
+# twice as long as forward, the two together now take about a third longer. If it took less, the increase is larger.
 #
 # **Selective checkpointing** (`create_selective_checkpoint_contexts`) recomputes only what is large and cheap to
 # compute, such as materialized scores. In the lab, you write checkpointing yourself, and choose which blocks to
@@ -607,7 +607,7 @@ for attention in planner.ATTENTION:
 # %% [markdown]
 # ## The production version
 #
-# In practice, nobody copies master weights by hand. Under **autocast**, parameters stay in fp32, so they are their own
+# In practice, you need not copy master weights. Under **autocast**, parameters stay in fp32, so they are their own
 # master weights. torch casts them to 16 bits for each operator that gains from it:
 
 
@@ -634,13 +634,13 @@ plots.bars({name: nbytes / 1e6 for name, nbytes in most.items()}, "MB of activat
 
 # %% [markdown]
 # - **autocast** saves less than our version: norms and the loss stay in fp32, and it keeps a bfloat16 copy of each
-#   weight during the step. Its gradients are in fp32, so it saves nothing on the wire.
+#   linear layer's weight until backward. Its gradients are in fp32, so it saves nothing on the wire.
 # - **float16** has a smaller range than bfloat16, so small gradients would become zero. `torch.amp.GradScaler`
 #   multiplies the loss by a large factor before backward, and divides the gradients by it afterwards.
 # - **FSDP2** shards fp32 parameters, which are the master weights, and computes in 16 bits (chapter 11).
 #
-# Our `WithMasters` holds all fp32 gradients at once, and no scheduler can change its learning rate. In the lab, you
-# write an optimizer without these two limits.
+# Our `WithMasters` holds all fp32 gradients at once, and no scheduler accepts it. In the lab, you write an optimizer
+# without these two limits.
 
 # %% [markdown]
 # ## On a cluster
@@ -651,7 +651,7 @@ plots.bars({name: nbytes / 1e6 for name, nbytes in most.items()}, "MB of activat
 # | Which tensor makes the peak? | `plots.memory_over_step` | a memory snapshot, see below |
 # | What else takes memory? | nothing that we count | the CUDA context, NCCL's buffers, fragmentation |
 # | Which 16-bit format? | bfloat16 | bfloat16 since the A100, before that float16 |
-# | What if one rank runs out of memory? | – | it raises `torch.OutOfMemoryError`, the others hang |
+# | What if one rank runs out of memory? | – | it raises `torch.OutOfMemoryError`, the others wait for it |
 #
 # A **memory snapshot** records each allocation on a GPU with the line of code that made it. Record it on one rank, and
 # drag the file onto [pytorch.org/memory_viz](https://pytorch.org/memory_viz):
@@ -698,7 +698,7 @@ plots.bars({name: nbytes / 1e6 for name, nbytes in most.items()}, "MB of activat
 # %% [markdown]
 # ## What is still wasted
 #
-# One rank alone can do no more. Let's look at all four. Is AdamW's state on each rank the same as on rank 0?
+# So much for one rank. Let's look at all four. Is AdamW's state on each rank the same as on rank 0?
 
 # %%
 # %%ranks

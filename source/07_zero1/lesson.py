@@ -305,7 +305,7 @@ print(f"{log.sent_bytes / all_reduce_bytes:.2f} times data parallelism")
 diagrams.zero1_step()
 
 # %% [markdown]
-# In code, only one line changes. (We take the ring from chapter 01, because gloo's own reduce-scatter runs an
+# In code, only this function changes. (We take the ring from chapter 01, because gloo's own reduce-scatter runs an
 # all-reduce internally, as you saw there.)
 
 
@@ -367,7 +367,7 @@ rows.append(["the same, if states were all-gathered", "", *with_states])
 tables.Table(["", "calls", "in f · 4Ψ", "sent per rank, MB"], rows, "Bytes that a ring must send.")
 
 # %% [markdown]
-# | commonly claimed | what the ledger says |
+# | commonly claimed | what is true |
 # |---|---|
 # | "Data parallelism sends Ψ elements." | It sends 2fΨ, because an all-reduce consists of two halves. |
 # | "ZeRO-1 sends 3Ψ." | It sends 3fΨ if gradients are all-reduced, and 2fΨ if they are reduce-scattered. |
@@ -430,7 +430,7 @@ assert difference < 1e-6 and alone_accuracy > 0.8 and abs(accuracies[0] - alone_
 plots.loss_curves({"one process": alone_losses, "4 ranks, ZeRO-1": mean_losses})
 
 # %% [markdown]
-# The two curves coincide up to rounding. ZeRO-1 changes where the optimizer state is stored, and nothing else.
+# The two curves coincide up to rounding. ZeRO-1 changes where the optimizer state is stored, not the result.
 
 # %% [markdown]
 # ## What it saves
@@ -542,7 +542,7 @@ assert 0.24 < shard_bytes / full_bytes < 0.27
 # | in the training loop | what goes wrong | remedy |
 # |---|---|---|
 # | a checkpoint on rank 0 | it has 1/N of the state, and fits only N ranks | gather the state, per parameter (lab) |
-# | gradient clipping | each rank clips by its own shard's norm, without an error | one norm over all shards (lab) |
+# | gradient clipping | each rank clips by a norm of its own, without an error | one norm over all shards (lab) |
 # | a learning rate scheduler | the inner optimizer keeps its old settings | copy them before each step (lab) |
 # | weight decay for some parameters | a shard has only one setting | one flat parameter per param group (lab) |
 # | logging `p.grad` | it is this rank's own gradient, not the mean | average what you log |
@@ -660,7 +660,7 @@ tables.Table(header, rows, "Loss of rank 0; mean of the bytes; largest optimizer
 # | one owner per element, all-reduce | 4Ψ + 4Ψ + 8Ψ/N | 3f · 4Ψ | 2 | none here |
 # | one owner per element, reduce-scatter | 4Ψ + 4Ψ + 8Ψ/N | 2f · 4Ψ | 2 | none here ³ |
 #
-# ¹ This is the same with gradient accumulation, because communication happens once per step.
+# ¹ Gradient accumulation does not change this, if data parallelism uses `no_sync()`.
 #
 # ² The steps of our ring count as one collective.
 #
@@ -706,7 +706,7 @@ assert gradients_bytes == world_size * needed_bytes
 
 # %% [markdown]
 # It holds the gradients of all shards, and needs those of one. In mixed precision and on many ranks, gradients are now
-# half of all that a rank holds. They could be freed as soon as they have been reduced. This is ZeRO-2, chapter 08.
+# half of the model state. They could be freed as soon as they have been reduced. This is ZeRO-2, chapter 08.
 #
 # But first, you build `ZeRO1` in the lab: a real `torch.optim.Optimizer`, without the copy of the gradients that
 # `flatten` makes in each step. It clips gradients, follows a scheduler, and writes checkpoints for any number of ranks.
