@@ -49,7 +49,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 # `newest_checkpoint(folder)` returns the path of the complete checkpoint with the largest step.
 #
 # - The name of a complete checkpoint is `step_`, followed by a number and nothing else.
-# - Ignore everything else: files, folders with other names, and the contents of those folders.
+# - Ignore files and folders with other names, and the contents of those folders.
 # - Return None if there is no checkpoint, and also if the folder does not exist.
 #
 # <details><summary>Hint</summary>Which is larger, <code>"step_9"</code> or <code>"step_10"</code>? And 9 or 10? Which
@@ -187,7 +187,7 @@ print(names_in(folder / "small" / "step_1"))
 
 # %% [markdown]
 # In the check, look at the line `own shard` first: it saves once and expects what the lesson's short version does. The
-# other lines look into the folder while a rank is late, repeat a step, and make a write fail:
+# other lines look into the folder while a rank writes or renames late, repeat a step, and make a write fail:
 
 # %% tags=["check"] grade_id="check-save-checkpoint" points=2
 check.save_checkpoint()
@@ -323,8 +323,8 @@ ranks.run(lambda path: save_in_background(path), folder / "small")
 print(names_in(folder / "small"))
 
 # %% [markdown]
-# In the check, the line `plain` saves and waits. The other lines hold back the writes of the ranks. Meanwhile, they
-# keep training, look into the folder, save once more, or make a write fail.
+# In the check, the line `plain` saves and waits. The line `own group` looks for collectives in training's process
+# group. The other lines delay writes or the rename while ranks train on or save once more, and make a write fail.
 
 # %% tags=["check"] grade_id="check-background-saver" points=2
 check.BackgroundSaver()

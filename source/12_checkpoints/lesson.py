@@ -199,8 +199,8 @@ assert len(rows) == 4
 tables.Table([f"rows of {name}", "file"], rows)
 
 # %% [markdown]
-# The entry says nothing about ranks. It only says where to find each row. So a different number of ranks can load this
-# checkpoint: each rank looks up the rows that it needs, and reads only those.
+# The entry only says where each row is. So a different number of ranks can load this checkpoint: each rank looks up the
+# rows that it needs, and reads the shards that hold them.
 
 
 # %%
@@ -293,9 +293,9 @@ for rank in range(4):
 print("your prediction:", my_prediction)
 
 # %% [markdown]
-# `latest` loads without an error, but this model never existed: three quarters are from step 20, and one quarter is
-# from step 10. `.metadata` is still the list from step 10. The new shards have the same names and sizes as the old
-# ones, so the mixture goes unnoticed. And the good checkpoint of step 10 is gone.
+# `latest` loads without an error, but this model never existed: the shards of three ranks are from step 20, and those
+# of rank 3 from step 10. `.metadata` is still the list from step 10. The new shards have the same names and sizes as
+# the old ones, so the mixture goes unnoticed. And the good checkpoint of step 10 is gone.
 #
 # So there are two rules:
 #
@@ -340,8 +340,8 @@ def save_atomically(folder, step, model, optimizer, writer=dcp.FileSystemWriter)
 # %% [markdown]
 # ## A kill in the middle of a save
 #
-# Now we do what a failing GPU or the cluster's scheduler does: we kill a process without a warning. The run saves after
-# 10 and after 20 steps. During the second save, rank 3 is killed once the other three have written their shards.
+# Now we kill a process without a warning, as happens when a host fails or runs out of memory. The run saves after 10
+# and after 20 steps. During the second save, rank 3 is killed once the other three have written their shards.
 
 # %%
 # %%ranks
@@ -381,7 +381,7 @@ except ranks.CellFailed as failed:
     print(failed)
 
 # %% [markdown]
-# One process is gone, and the other ranks were left waiting for it in a collective of `dcp.save`. The course has
+# One process is gone, and without it, the others could not complete a collective of `dcp.save`. The course has
 # started four new ranks, as a cluster would. They have your functions again, but no model. What is on the disk?
 
 # %%
@@ -448,7 +448,7 @@ plots.loss_curves(curves)
 # %% [markdown]
 # ## Saving in the background
 #
-# While a checkpoint is written, training stands still. `dcp.async_save` avoids most of that. It first copies the shards
+# While a checkpoint is written, training stands still. `dcp.async_save` avoids much of that. It first copies the shards
 # into CPU memory, which is called **staging**. Then it returns a future, which is a handle for the result of the save.
 # A thread writes the copy while training goes on. In the diagram's example, compare how long training stands still, and
 # when the checkpoint gets its final name:
@@ -461,7 +461,7 @@ diagrams.background_save()
 # training, its collectives could mix with those of training in a different order on each rank (chapter 04). So it needs
 # a process group of its own. We give it a gloo group, as torchtitan does.
 #
-# The next cell calls `async_save` after step 10. Its writer waits until the ranks have trained to step 20, so nothing
+# The next cell calls `async_save` after step 10. Its writer waits until the ranks have trained to step 20, so no shard
 # is on the disk before then.
 
 
@@ -649,7 +649,7 @@ tables.Table(["a save stops training for, s", "every, minutes", "lost"], rows)
 #   newest one may still be incomplete.
 # - **Your `ZeRO3`** has `sharded_state_dict(optimizer)`, which DCP can save and load.
 # - **A single file for others:** `dcp_to_torch_save` in `torch.distributed.checkpoint.format_utils` converts a
-#   sharded checkpoint. One process needs memory for the full model, but no GPU.
+#   sharded checkpoint. One process needs memory for the whole checkpoint, but no GPU.
 
 # %% [markdown]
 # ## On a cluster
@@ -661,7 +661,7 @@ tables.Table(["a save stops training for, s", "every, minutes", "lost"], rows)
 # | Who restarts the ranks? | the course | `torchrun --max-restarts`; your script looks for the newest checkpoint |
 # | What does staging copy? | CPU to CPU memory | GPU to CPU memory; the copies of all ranks of a host must fit |
 # | Does a kill come with a warning? | no | before a time limit, Slurm can send a signal (`sbatch --signal`) |
-# | How long does a save take? | half a second of sleep | its bytes divided by the storage's bandwidth, see below |
+# | How long does a save take? | over half a second | its bytes divided by the storage's bandwidth, see below |
 #
 # ² Such as `.metadata`, and never into a folder that has one already.
 
@@ -683,7 +683,7 @@ for where, bytes_per_s in {"2 TB/s": 2e12, "50 GB/s": 5e10}.items():
 # | `full_state_dict()` | 8Ψ bytes | depends on who writes, and where | while it gathers and writes |
 # | sharded, into the last checkpoint | almost none | perhaps a mixture of two steps, which loads | while it writes |
 # | sharded, renamed when complete | almost none | the last complete checkpoint | while it writes |
-# | the same with `async_save` | 12Ψ/N bytes of CPU memory | the last complete checkpoint | while it stages |
+# | the same with `async_save` | 12Ψ/N bytes of CPU memory | the last complete checkpoint | at least while it stages |
 #
 # **Terms**
 #
