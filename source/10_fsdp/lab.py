@@ -11,7 +11,7 @@
 # **75 minutes, 17 points.** Lab 09's `PlainZeRO3` trains only plain models. Now you build `ZeRO3`, which also trains
 # models with frozen, tied and unused parameters, nested units, activation checkpointing, micro-batches and bf16. It
 # also clips gradients, and can be saved on four ranks and loaded on two. At the end of the lab, it can even create a
-# model that no rank ever holds in full. PyTorch calls this *fully sharded data parallelism* (FSDP), and the methods
+# model that no rank ever holds in full. PyTorch calls ZeRO-3 *fully sharded data parallelism* (FSDP), and the methods
 # here have the same names as in torch's `fully_shard`.
 #
 # | exercise | you build | minutes | points |
@@ -808,7 +808,7 @@ check.ShardedState()
 # - `value_of(tensor)` gets a parameter or buffer of the module. It returns a new tensor on `self.device`, with the same
 #   shape and dtype, filled by `self.initialize`. The name is `self.name_of[tensor]`. The values may be random, so call
 #   `initialize` inside `with seeded(seed_of(self.seed, name), self.device):`. Then they depend on the name and the
-#   seed, and on nothing else.
+#   seed, but not on the ranks or the units.
 # - `shard_of(layout)` returns this rank's shard of the flat tensor that the parameters of `layout` form. It has the
 #   shape `layout.shard_shape`, and its padding is zeros. Call `value_of` only for parameters that lie at least partly
 #   in the shard, and keep no more than one of the tensors that it returns at a time.
@@ -1207,9 +1207,9 @@ plots.memory_over_step(results["your ZeRO3"][2].samples)
 
 # %% [markdown]
 # The parameters stay at one level for most of the step: whenever a block is resharded, the next one is prefetched. In
-# between, you see short dips. The rest is what a rank must hold in any case: its shards, the root, and the activations
-# of its own samples. Activation checkpointing makes the activations smaller (chapter 06), and so does splitting the
-# layers themselves (chapter 13).
+# between, you see short dips. Above them lie the shards of the optimizer state and of the gradients, the gradients in
+# buckets, and the activations of the rank's own samples. Activation checkpointing makes the activations smaller
+# (chapter 06), and so does splitting the layers themselves (chapter 13).
 
 # %%
 ranks.stop()

@@ -512,8 +512,8 @@ assert multiples["deferred"] < 0.5 < 1 < multiples["in full"]
 plots.bars(multiples, "most memory while the model is created, as a multiple of Ψ elements")
 
 # %% [markdown]
-# A rank holds its shards, which are a quarter of Ψ, and one full unit on top of them. With more ranks, the shards
-# shrink. During a training step, a rank needs room for unsharded units anyway.
+# At its peak, a rank holds one full unit, and shards of less than a quarter of Ψ. With more ranks, the shards shrink.
+# During a training step, a rank needs room for unsharded units anyway.
 #
 # But each rank draws all parameters, one unit after the other, and keeps only 1/N of them. In the lab, you draw only
 # the parameters that lie in the rank's shard.
@@ -644,8 +644,8 @@ tables.Table(header, rows, "GB on rank 0; the peak is the sum of the four column
 #
 # A **`DTensor`** is a tensor of which each rank holds a shard, together with a description of the whole. This lets
 # FSDP2 shard a model on the meta device. Then `to_empty()` allocates only the shards. On GPUs, random operators on a
-# `DTensor` draw the same values as for the whole tensor. On CPUs they do not, and torch warns you. So the next cell
-# draws each parameter in full, as we did, and keeps the rank's rows:
+# `DTensor` draw values that depend on N (PyTorch issue 168058). On CPUs, torch warns that support is incomplete. So the
+# next cell draws each parameter in full, as we did, and keeps the rank's rows:
 
 
 # %%
@@ -678,7 +678,7 @@ plots.bars(multiples, "most memory while the model is created, as a multiple of 
 #
 # | question | here | with NCCL and many hosts |
 # |---|---|---|
-# | Do the initial values depend on N? | no, each name has a seed | not with `DTensor`'s random operators |
+# | Do the initial values depend on N? | no, each name has a seed | yes, with `DTensor`'s random operators |
 # | Where do pretrained weights come from? | – | each rank reads its shards from a checkpoint (chapter 12) |
 # | May a rank skip a parameter? | yes, it counts as zeros ¹ | yes, with `set_reduce_scatter_unused_params` ¹ |
 #

@@ -192,7 +192,7 @@ print(f"hybrid sharding: predicted {my_hybrid:g} S, formula 2S(H−1)/H = {2 * 3
 #
 # - `Cluster` describes hosts, GPUs and rates. `cluster.gpus` is the number of GPUs on all hosts.
 # - `step_seconds(shape, cluster, stage, shard_ranks, checkpointing, micro_batch)` estimates the time of a step.
-# - `SITUATIONS` contains five models, each with a cluster.
+# - `SITUATIONS` contains five pairs of a model and a cluster.
 
 # %%
 for name in clusters.SITUATIONS:

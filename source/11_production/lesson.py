@@ -128,8 +128,7 @@ assert host_bytes > 2 * size
 # ## One model, ten wrappers
 #
 # The course keeps a registry of strategies (`solutions/strategies.py`), which has yours beside those of torch and
-# DeepSpeed. The next cells train the same GPT with ten of them, for 20 steps each. They use two ranks, so that each
-# rank has a core of its own.
+# DeepSpeed. The next cells train the same GPT with ten of them on two ranks, for 20 steps each.
 #
 # **Predict.** In one step with N = 2 ranks, how many bytes does a rank send at each stage, as a multiple of S = 4Ψ? (1
 # would mean as many bytes as the parameters take.)
@@ -230,7 +229,7 @@ deepspeed_engine.config(stage=3, bucket_cap_mb=2.0)
 
 # %% [markdown]
 # You have built nearly everything that its keys stand for. (The config's other keys have nothing to do with sharding.
-# The defaults are those of DeepSpeed 0.19, `runtime/zero/config.py`.)
+# The defaults are those of DeepSpeed 0.19.8, `runtime/zero/config.py` and `runtime/constants.py`.)
 #
 # | key | default | in your classes |
 # |---|---|---|
@@ -248,9 +247,9 @@ deepspeed_engine.config(stage=3, bucket_cap_mb=2.0)
 # The defaults are meant for models with billions of parameters. Our GPT would fill less than a hundredth of one bucket,
 # but DeepSpeed allocates buckets in full, and stage 3 would keep all parameters after forward. So always set the sizes.
 #
-# One default changes the *result*. If `gradient_clipping` is missing, DeepSpeed 0.19 clips the norm of the gradients at
-# 1 (DeepSpeed pull request 8068). The next cells train six steps with a value of 0, which means no clipping, and six
-# with no value. How much do the losses differ?
+# One default changes the *result*. If `gradient_clipping` is missing, DeepSpeed clips the norm of the gradients at 1
+# since version 0.19.3 (pull request 8068). The next cells train six steps with a value of 0, which means no clipping,
+# and six with no value. How much do the losses differ?
 
 
 # %%
@@ -526,7 +525,7 @@ tables.Table(["Llama-2 7B on a host of 8 A100", "s per step"], rows, note)
 # forward and backward of one sequence. With many micro-batches per step, it matters less.
 #
 # In FSDP2, `CPUOffloadPolicy` also moves the parameters, and copies them to the GPU before each all-gather. DeepSpeed
-# can even move everything to NVMe disks (ZeRO-Infinity, Rajbhandari et al. 2021).
+# can even move the model state to NVMe disks (ZeRO-Infinity, Rajbhandari et al. 2021).
 
 # %% [markdown]
 # ## Choosing
@@ -539,7 +538,8 @@ tables.Table(["Llama-2 7B on a host of 8 A100", "s per step"], rows, note)
 #    longer of the two (`shared/planner/clusters.py`). Compare the tokens per second.
 #
 # To compare GPUs of different speeds, throughput is often given as **MFU** (model FLOPs utilization): 6 FLOPs per
-# parameter and token, divided by the FLOPs that the GPU could do in that time on paper (PaLM paper, appendix B).
+# parameter and token, divided by the FLOPs that the GPU could do in that time on paper (PaLM paper, appendix B, which
+# also counts attention).
 #
 # **Predict.** You train Llama-2 13B with sequences of 4,096 tokens on one host of eight A100s with 80 GB each. Which
 # stage has the highest throughput?
@@ -636,8 +636,8 @@ for attention in planner.ATTENTION:
 # fewest bytes (chapter 08). And check that your training tolerates the global batch: two sequences on each of 32 GPUs
 # are 262,144 tokens per step.
 #
-# The advice "Memory-bound? Use ZeRO" mixes up two things. ZeRO helps if the memory's *capacity* is too small, but not
-# if a kernel waits for its *bandwidth*.
+# The advice "Memory-bound? Use ZeRO" mixes up two things. ZeRO helps if the memory's *capacity* is too small, but does
+# not raise the *bandwidth* that a kernel waits for.
 
 # %% [markdown]
 # ## A training script
@@ -698,7 +698,7 @@ print(done.stdout)
 # - Zhao et al., [PyTorch FSDP](https://arxiv.org/abs/2304.11277), VLDB 2023, §3.2.2: hybrid sharding.
 # - Ren et al., [ZeRO-Offload](https://arxiv.org/abs/2101.06840), 2021: which tensors to move to the CPU, and how to
 #   hide the step.
-# - [DeepSpeed's config](https://www.deepspeed.ai/docs/config-json/): all keys and their defaults.
+# - [DeepSpeed's config](https://www.deepspeed.ai/docs/config-json/): the keys and their defaults.
 
 # %% [markdown]
 # ## What is still wasted
@@ -708,7 +708,7 @@ print(done.stdout)
 # then returns None. Chapter 13 splits the layer itself.
 #
 # In the lab, you move from `ZeRO3` to `fully_shard`, create the mesh for any number of hosts, and compute which
-# strategy to choose. Chapter 12 then makes sure that a killed run does not lose what it has learned.
+# strategy to choose. Chapter 12 then saves checkpoints, from which a killed run can resume.
 
 # %%
 ranks.stop()
