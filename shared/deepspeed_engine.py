@@ -42,8 +42,8 @@ def config(
     Args:
         prefetch_elements: How many elements stage 3 prefetches. Elements that are prefetched for backward stay after
             forward, so a model not much larger than this is unsharded only once.
-        gradient_clipping: The largest norm of the gradients. 0 disables clipping. None leaves it to DeepSpeed, whose
-            version 0.19 then clips at 1.
+        gradient_clipping: The largest norm of the gradients. 0 disables clipping. None leaves it to DeepSpeed, which
+            clips at 1 since version 0.19.3.
 
     Raises:
         ValueError: If the stage is not 1, 2 or 3.

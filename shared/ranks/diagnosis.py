@@ -365,7 +365,7 @@ def _table(cell: CellState) -> str:
             (
                 str(rank),
                 _state(rank, position, cell),
-                call["text"] if call else "none in this cell",
+                call["text"] if call else "none in this cell" if position else "unknown",
                 line if len(line) <= 48 else line[:47] + "…",
             )
         )

@@ -274,8 +274,9 @@ curves = {
 curves = ranks.pull("curves")[0]
 at_end = {name: sum(losses[-30:]) / 30 for name, losses in curves.items()}
 print("last 30 steps:", ", ".join(f"{name} {loss:.2f}" for name, loss in at_end.items()))
-lost = at_end["all bf16"] - at_end["fp32"]
-assert lost > 0.1 * at_end["fp32"] and abs(at_end["mixed"] - at_end["fp32"]) < 0.5 * lost
+fell = {name: losses[0] - at_end[name] for name, losses in curves.items()}
+assert fell["all bf16"] < 0.2 * fell["fp32"]
+assert abs(fell["mixed"] - fell["fp32"]) < 0.05 * fell["fp32"]
 plots.loss_curves(curves)
 
 # %% [markdown]
@@ -455,7 +456,7 @@ peaks = ranks.pull("peaks")[0]
 most = {name: max(s.held.activations_bytes for s in peak.samples) for name, peak in peaks.items()}
 left, derived = most["checkpointed"] / most["plain"], (8 * 1 + 15) / (8 * 16)
 print(f"left: predicted {my_share:.0%}, derived {derived:.0%}, measured {left:.0%}")
-assert left < 0.35
+assert 0.9 * derived < left < derived
 plots.memory_over_step(peaks["checkpointed"].samples)
 
 # %% [markdown]

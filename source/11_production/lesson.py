@@ -273,7 +273,7 @@ if not deepspeed_engine.why_not():
     with ranks.world(2):
         differences = ranks.run(lambda: compare_clipping(), timeout_s=100)[0]
     print("the losses differ by", ", ".join(f"{each:.4f}" for each in differences))
-    assert differences[0] < 1e-6 and max(differences) > 5e-3
+    assert max(differences[:2]) < 1e-4 and max(differences) > 5e-3
 
 # %% [markdown]
 # The difference is small at first, because AdamW divides each gradient by a running mean of its size. No error warns

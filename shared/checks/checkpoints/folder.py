@@ -100,7 +100,10 @@ def leftovers_are_removed_first(attempt: Attempt) -> None:
             names = names_in(folder)
             expected = sorted([*others, f"step_{step}"])
             if names != expected:
-                hint = "Hint: which two names does a step have, and which rank removes both before ranks write?"
+                hint = (
+                    "Hint: which folders of this step must be gone before ranks write, "
+                    "and which only when the new one is complete?"
+                )
                 raise Wrong(f"{context} leaves {', '.join(names)}; expected {', '.join(expected)}", hint)
             for name in expected:
                 stays = name in others
