@@ -355,8 +355,8 @@ def predicted_s(cap_bytes):
 
 
 # %% [markdown]
-# As chapter 03 said, a large bucket has a price: it is full later, and the link is idle until then. Small buckets have
-# a price as well: 6α each.
+# As chapter 03 said, a large bucket has a price: it is full later, and the link may be idle until then. Small buckets
+# have a price as well: 6α each.
 #
 # **Predict.** Which cap leaves the least communication exposed on this link: 0.25, 0.5, 1, 2, 4 or 25 MB?
 
@@ -381,10 +381,10 @@ costs.predicted_against_measured({"exposed": predicted_s}, {"exposed": measured_
 # %% [markdown]
 # On the right, with a cap of 25 MB, everything except the small first bucket waits for the end of backward. On the
 # left, with a cap of 0.25 MB, there are 31 buckets, and their latencies alone take 31 · 6α = 186 ms. The best cap is
-# in between. On a busy machine, gloo itself may be slower than the link. Then measured points lie above the curve.
+# in between. Measured points lie above the curve if gloo is slower than the link, and below it if backward was slow.
 #
-# On a link as slow as this one, buckets queue, so it matters how early the *first* bucket is launched. On a fast link,
-# every bucket but the last is already sent when backward ends. Then only the last one is exposed.
+# On a link as slow as this one, buckets queue, so it matters how early the *first* buckets are launched. On a fast
+# link, every bucket but the last is already sent when backward ends. Then only the last one is exposed.
 
 # %% [markdown]
 # ## One launch order on every rank
@@ -436,8 +436,8 @@ print(f"a {branches.module.a.grad.item():.2f}, b {branches.module.b.grad.item():
 # 2. **Every bucket on every rank.** If a parameter is unused on a rank, its gradient counts as zeros. Otherwise its
 #    bucket would never be full, and the other ranks would wait forever.
 #
-# torch's DDP follows both, and so will the queue that you write in the lab. In the second step of the next cell, rank 3
-# does not use `a`:
+# The queue that you write in the lab will follow both. So does torch's DDP here. In the second step of the next cell,
+# rank 3 does not use `a`:
 
 # %%
 # %%ranks
@@ -451,8 +451,8 @@ for used in (order, "b" if rank == 3 else "ab"):
 
 # %% [markdown]
 # 0.75 is right: three ranks had a gradient of 1, and rank 3's counts as 0. How does a wrapper know that a gradient will
-# not come? Yours will know it in `finish_gradient_sync()`, because backward is over by then. DDP has no such call, so
-# it must know before backward. With `find_unused_parameters=True`, it searches the autograd graph after each forward.
+# not come? Yours will know it in `finish_gradient_sync()`, because backward is over by then. DDP has no such call.
+# By default, it expects every gradient. With `find_unused_parameters=True`, it searches the graph after each forward.
 
 # %% [markdown]
 # ## Communicating for the last micro-batch only
@@ -506,7 +506,7 @@ hooked.finish_gradient_sync()
 
 # %% [markdown]
 # This short version has a bug. If a micro-batch raises an exception and you catch it outside the `with`, the flag stays
-# False, and from then on each rank trains alone. Your version in the lab will survive that.
+# False, and the next `finish_gradient_sync()` fails. Your version in the lab will survive that.
 
 # %% [markdown]
 # ## What communication costs
@@ -604,9 +604,9 @@ plots.loss_curves(losses)
 # | option | what it does |
 # |---|---|
 # | `find_unused_parameters=True` | searches the graph after each forward, and all-reduces a "used" flag per parameter |
-# | `static_graph=True` | assumes that the graph is the same in every step (a **static graph**), and searches it once |
+# | `static_graph=True` | assumes that the graph never changes (a **static graph**): step 1 shows what is unused |
 # | `register_comm_hook` | replaces each all-reduce by a **communication hook**, for instance one that sends bfloat16 |
-# | `broadcast_buffers` | on by default: rank 0 broadcasts buffers, such as BatchNorm's means, before each forward |
+# | `forward_sync_buffers` (was `broadcast_buffers`) | on by default: rank 0 broadcasts buffers before each forward |
 # | `join()` | for ranks with unequal numbers of batches (chapter 05) |
 
 # %% [markdown]
@@ -636,7 +636,7 @@ print(f"build/{trace.save(after, folder / 'overlap.json').name}")
 # ## A bug that gloo hides
 #
 # The collectives of this lesson ran on the CPU, where gloo's own threads write the results into your tensors. NCCL's
-# collectives run on the GPU, on a *stream* (a queue of GPU operations) of their own. There, `launch()` only queues the
+# asynchronous collectives run on a *stream* (a queue of GPU operations) of their own. There, `launch()` only queues the
 # collective, and `wait()` does not block your program: it only makes the *current stream*, in which your other
 # operations are queued, wait for the collective. Without `wait()`, nothing puts the two streams in order.
 #

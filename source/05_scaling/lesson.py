@@ -21,8 +21,8 @@
 # %% [markdown]
 # ## Where we are
 #
-# Your wrapper from chapter 04 hides most of its all-reduces behind backward. Exposed communication is what is left: the
-# time during which a rank waits for the network and has nothing to compute.
+# Your wrapper from chapter 04 hides part of its communication behind backward. Exposed communication is what is left:
+# the time during which a rank waits for the network and has nothing to compute.
 #
 # So far, you have seen this on four ranks. Suppose that somebody offers you 64 GPUs. How much faster will your training
 # be? This chapter answers that question without the 64 GPUs. Each rank is behind a link of 1 Gbit/s, real or emulated.
@@ -111,8 +111,8 @@ weak
 
 # %% [markdown]
 # On 4 ranks, the bytes alone need about 130 ms on the link, but communication lengthens the step by less than that. The
-# rest is hidden behind backward. Only the exposed part lowers the column "communication". ("Computation" may be a few
-# percent off 100%, because the rows are measured one after the other, and the machine is not always equally busy.)
+# rest is hidden behind backward. Only what lengthens the step lowers the column "communication". ("Computation" may be
+# a little off 100%, because the rows are measured one after the other, and the machine is not always equally busy.)
 #
 # Now run the same model without the sleep. Each rank computes three longer samples on the cores of this machine. Look
 # at the column "computation".
@@ -269,9 +269,9 @@ header = ["case, in ms", "without communication", "predicted", "measured", "meas
 tables.Table(header, rows)
 
 # %% [markdown]
-# Where the last column is above 1, something takes time that the cost model does not include: while a rank sends, it
-# needs cores, and backward becomes slower. On a GPU with a network adapter of its own, this matters less. (Where the
-# column is below 1, α or β is too high. Both come from a few measurements.)
+# The cost model leaves out one thing that makes a step longer than predicted: while a rank sends, it needs cores, and
+# backward becomes slower. On a GPU with a network adapter of its own, this matters less. (α and β come from a few
+# measurements, so they may be too high or too low: see the two all-reduces.)
 
 # %% [markdown]
 # ## Predicting the efficiency on more ranks
@@ -310,11 +310,10 @@ assert curves["weak, without overlap"][4] < curves["weak, overlapped"][4]
 scaling_plots.efficiency({"1 Gbit/s": curves}, {"1 Gbit/s": marks})
 
 # %% [markdown]
-# Why does the efficiency fall even in weak scaling, although no rank ever sends more than twice the size
-# of the gradients?
-# Look at the two terms of the ring's formula:
+# Why does the efficiency fall even in weak scaling, although no rank ever sends more than twice the size of the
+# gradients? Look at the two terms of the ring's formula:
 #
-# - The bytes level off: each rank sends 2(N−1)/N · S, at most 2S. From 8 ranks to 512, this grows by a seventh.
+# - The bytes level off: each rank sends 2(N−1)/N · S, at most 2S. From 8 ranks to 512, this grows by 14%.
 # - The latency does not: each bucket costs 2(N−1)α. From 8 ranks to 512, this grows by a factor of 73.
 #
 # So with few ranks, latency costs little, and smaller buckets are better, because they can be launched early. With many
@@ -340,7 +339,7 @@ link_table()
 # |---|---|
 # | a GPT with 1.3 billion parameters | 2.6 GB of gradients in bf16 |
 # | operations per parameter and token | about 6, a third of them in forward (Kaplan et al., 2020) |
-# | operations per second of an H100 | up to 989 · 10¹² in bf16 (NVIDIA's data sheet) |
+# | operations per second of an H100 | up to 989 · 10¹² in bf16, without sparsity (NVIDIA's data sheet) |
 # | of these, used in training | 40% (38 to 43% for Llama 3: Grattafiori et al., 2024) |
 # | tokens per GPU and step | 8,192, so a step computes for about 160 ms |
 #
@@ -416,7 +415,7 @@ label = "1.9×/3.7×/7.2× (widely quoted; we know of no source)"
 scaling_plots.efficiency(panels, {title: {label: claimed} for title in panels})
 
 # %% [markdown]
-# (In the first panel, the dashed line is too high: trees send between hosts more often than the ring does.)
+# (In the first panel, the dashed line is too high: a larger share of a tree's steps is between hosts.)
 
 # %% [markdown]
 # ## When is a speed-up of 7.2 on 8 GPUs possible?
@@ -528,7 +527,7 @@ print(f"batches: {rank + 1}, all-reduces of the bucket: {sent}")
 # | | `nn.DataParallel` | DDP |
 # |---|---|---|
 # | processes | one, with a thread per GPU: the threads compete for Python's global lock | one per GPU |
-# | before forward | broadcasts all parameters from GPU 0, and scatters the batch | nothing: the replicas are equal |
+# | before forward | broadcasts all parameters from GPU 0, and scatters the batch | broadcasts at most the buffers |
 # | loss | on GPU 0, after gathering all outputs there | on every rank |
 # | gradients | summed on GPU 0 after backward | all-reduced in buckets during backward |
 # | optimizer | on GPU 0, while the other GPUs wait | on every rank |
@@ -624,9 +623,9 @@ tables.Table(["ranks", "global batch", "steps with lr 0.1", "steps with lr 0.1 �
 #
 # | question | here | with NCCL and many hosts |
 # |---|---|---|
-# | What are α and β? | `measure.collectives` | `all_reduce_perf -b 8 -e 1G -f 2` (nccl-tests), at 8 bytes and at 1 GB |
+# | What are α and β? | `measure.collectives` | `NCCL_ALGO=Ring NCCL_PROTO=Simple all_reduce_perf -b 8 -e 1G -f 2` |
 # | What does communication cost? | steps in `no_sync()` | the same, timed with CUDA events |
-# | Which rank is slow? | `plots.timeline` | the one that waits *least*: `torch.profiler`, or NCCL's flight recorder |
+# | Which rank is slow? | `plots.timeline` | the one that waits *least*: `torch.profiler`, or the flight recorder |
 # | Why is it slow? | shared cores | clocks (`nvidia-smi -q -d PERFORMANCE`), data loading, a bad cable |
 
 # %% [markdown]
