@@ -583,8 +583,8 @@ plots.memory_by_component({name: peak.held.by_component() for name, peak in peak
 plots.memory_over_step(peaks["your ZeRO2, checkpointed"].samples)
 
 # %% [markdown]
-# Buckets are allocated and freed again and again. Only a quarter of the gradients remains for the optimizer's step. The
-# parameters are the largest component now, and all four ranks hold all of them. Chapter 09 shards them, too.
+# Buckets are allocated and freed again and again. For the optimizer's step, only a quarter of the gradients remains.
+# Then the parameters are the largest component, and all four ranks hold all of them. Chapter 09 shards them, too.
 
 # %%
 ranks.stop()

@@ -297,7 +297,7 @@ levels = {"4Ψ": 4 * parameters, "4Ψ/N": parameters, "4Ψ/N + 3 buckets": bound
 zero_plots.over_backward(ranks.pull("curves")[0], levels)
 
 # %% [markdown]
-# Whenever the dashed line falls, a bucket has been reduced and freed. At the end, both lines are close to 4Ψ/N. With
+# When a bucket has been reduced and freed, the dashed line falls. At the end, both lines are close to 4Ψ/N. With
 # smaller buckets, the dashed line would rise less above this level, but there would be more latency (chapter 03).
 
 # %% [markdown]
@@ -331,15 +331,15 @@ assert times > 1.6
 
 # %% [markdown]
 # That is worse than without sharding. Every flat tensor and every receive buffer stays alive until the rank has waited
-# for its reduce-scatter, so together they take 1 + f times 4Ψ. (With NCCL, it would be up to 1 + 1/N times.) For DDP,
-# not waiting costs no memory, because its buckets *are* its gradients.
+# for its reduce-scatter, so together they take 1 + f times 4Ψ. (With NCCL, it would be up to 1 + 1/N times.) For
+# `OverlappedDDP`, not waiting costs no memory, because its buckets *are* its gradients.
 
 # %% [markdown]
 # ## When do gradients determine the peak?
 #
 # Above, the peak was at the end of backward, when there are the most gradients. We arranged that: our samples have only
 # 16 tokens, so the activations are small. With longer samples, activations take more memory than gradients, and they
-# take the most memory when backward *begins*. At this moment, there are no gradients yet.
+# take the most memory when backward *begins*. At this moment, there are hardly any gradients.
 
 # %% [markdown]
 # **Predict.** With samples of 64 tokens, how high is the peak with `ReduceDuringBackward`, as a fraction of the peak
@@ -374,7 +374,7 @@ plots.memory_by_component(held)
 # %% [markdown]
 # Each bar shows what a rank holds at the peak of its step. Without checkpointing, activations determine the peak, and
 # it matters little when gradients are reduced. With checkpointing, gradients determine the peak, and it is lower if
-# they are reduced during backward. Large models are usually trained with checkpointing.
+# they are reduced during backward. Large models are often trained with checkpointing.
 
 # %% [markdown]
 # ## The short version
@@ -432,8 +432,8 @@ assert difference < 1e-6 and max(alone[-10:]) < 0.5 * alone[0]
 plots.loss_curves({"one process": alone, "ZeRO-2, 4 ranks": together})
 
 # %% [markdown]
-# The two runs match. How much memory does ZeRO-2 save? Between backward and the optimizer's step, the 16 bytes per
-# parameter of data parallelism become 4 + 12/N bytes in fp32, and 2 + 14/N in mixed precision (chapter 06):
+# How much memory does ZeRO-2 save? Between backward and the optimizer's step, the 16 bytes per parameter of data
+# parallelism become 4 + 12/N bytes in fp32, and 2 + 14/N in mixed precision (chapter 06):
 
 # %%
 kept_bytes = kept.parameters_bytes + kept.gradients_bytes + kept.optimizer_bytes
@@ -546,12 +546,13 @@ plots.timeline(list(lines.values()), list(lines))
 
 # %% [markdown]
 # With `ReduceDuringBackward`, the reduce-scatters are in flight during backward, as DDP's all-reduces are. Does the new
-# wait cost time? Not if each bucket is reduced before the next one is full. On a slower link, backward has to wait. But
-# then the link is busy all the time, so the last bucket could not be reduced much earlier anyway.
+# wait cost time? Not if each bucket is reduced before the next one is full. (Backward is longer, because its hooks pack
+# gradients and add them up.) On a slower link, backward has to wait. But then the link is busy all the time, so the
+# last bucket could not be reduced much earlier.
 #
 # The all-gathers come after the optimizer's step, so they are exposed. DDP can hide both halves of its all-reduces, but
-# this version of ZeRO-2 hides only one. The all-gathers could overlap with the next forward, because the last layers
-# need their parameters late. Chapter 09 all-gathers parameters just before a layer needs them.
+# this version of ZeRO-2 hides only one. The all-gathers could overlap with the next forward. Chapter 09 all-gathers
+# parameters just before a layer needs them.
 
 # %% [markdown]
 # ## Several micro-batches
@@ -602,9 +603,9 @@ tables.Table(header, rows)
 
 # %% [markdown]
 # With g micro-batches, a step sends (g + 1) times f · 4Ψ bytes: one reduce-scatter per micro-batch, and one all-gather
-# after the optimizer's step. So the claim "moderately more" is true here, and only here. If only the last micro-batch
-# is reduced, a step sends 2 times f · 4Ψ bytes, but each rank needs room for full gradients, plus the buckets. If you
-# have that room, you might as well use ZeRO-1, which is simpler and sends just as much.
+# after the optimizer's step. So ZeRO-2 sends more than data parallelism, but only here. If only the last micro-batch is
+# reduced, a step sends 2 times f · 4Ψ bytes, but each rank needs room for full gradients, plus the buckets. If you have
+# that room, you might as well use ZeRO-1, which is simpler and sends just as much.
 
 # %% [markdown]
 # ## The production version
@@ -656,8 +657,8 @@ tables.Table(header, rows, "Rank 0.")
 # DeepSpeed's stage 2 keeps full parameters between steps, as ours does. But a rank owns a contiguous range of the
 # model. By default (version 0.19.8), stage 2 all-reduces its buckets, and each rank keeps its range, although the
 # option is called `reduce_scatter` (`average_tensor` in `stage_1_and_2.py`). Its overlap with backward is off unless
-# you set `overlap_comm`. And its `no_sync()` raises an error for stages 2 and 3, so every micro-batch is reduced
-# (DeepSpeed issue 6793).
+# you set `overlap_comm`. And its `no_sync()` raises an error for stages 2 and 3 (DeepSpeed issue 6793), so every
+# micro-batch is reduced, unless you use `coalesce_grad_reduction()`.
 
 # %% [markdown]
 # ## On a cluster
@@ -669,7 +670,7 @@ tables.Table(header, rows, "Rank 0.")
 # | … without the wait | (1 + f) · 4Ψ | up to (1 + 1/N) · 4Ψ |
 # | What does `wait()` block? | the rank | only the current stream (chapter 04) |
 # | How do I see the peak? | `memory.peak` | `torch.cuda.max_memory_allocated()`, or a memory snapshot (chapter 06) |
-# | How large is a bucket? | 0.25 MB | 25 MB or more, still small compared with the gradients of a large model |
+# | How large is a bucket? | 0.25 MB | 25 MB or more |
 
 # %% [markdown]
 # ## Recap
@@ -680,12 +681,13 @@ tables.Table(header, rows, "Rank 0.")
 # |---|---|---|---|---|
 # | DDP | 4Ψ + 8Ψ | 4Ψ | 2f · 4Ψ | both halves |
 # | ZeRO-1 | 4Ψ + 8Ψ/N | 4Ψ¹ | 2f · 4Ψ | none in chapter 07 |
-# | ZeRO-2, reduced after backward | 4Ψ + 8Ψ/N | 4Ψ and a bucket¹ | 2f · 4Ψ | none |
+# | ZeRO-2, reduced after backward | 4Ψ + 8Ψ/N | 4Ψ and a bucket | 2f · 4Ψ | none |
 # | ZeRO-2 | 4Ψ + 8Ψ/N | 4Ψ/N and 2 + f buckets² | (g + 1)f · 4Ψ | the reduce-scatters |
-# | ZeRO-2, only the last micro-batch reduced | 4Ψ + 8Ψ/N | 4Ψ and 2 + f buckets² | 2f · 4Ψ | the reduce-scatters |
+# | ZeRO-2, only the last micro-batch reduced | 4Ψ + 8Ψ/N | 4Ψ and 2 buckets | 2f · 4Ψ | the reduce-scatters |
 # | all-reduce, then slice | 4Ψ + 8Ψ/N | 4Ψ/N and 2 buckets | (2g + 1)f · 4Ψ | the all-reduces |
 #
-# ¹ Plus the receive buffer of one bucket, or of one piece of the flat tensor. ² With NCCL, 2 + 1/N buckets.
+# ¹ On gloo, plus the receive buffers of two pieces of the flat tensor. ² With NCCL, 2 + 1/N buckets. If g > 1, 2/N of a
+# bucket more.
 #
 # **Terms**
 #

@@ -9,8 +9,8 @@
 # # Lab 09 · ZeRO-3
 #
 # **75 minutes, 15 points.** In this lab, you build `PlainZeRO3`, which is the lesson's wrapper in a form that chapter
-# 10 can extend. Between steps, each rank keeps one shard of every parameter. A unit has its full parameters only while
-# it computes. At the end, you train a GPT with it, and compare it with torch's FSDP2.
+# 10 can extend. Between steps, each rank keeps only its shard of the parameters. A unit has its full parameters only
+# while it computes. At the end, you train a GPT with it, and compare it with torch's FSDP2.
 #
 # | exercise | you build | minutes | points |
 # |---|---|---|---|
@@ -618,8 +618,8 @@ check.Prefetcher()
 # `PrefetchingZeRO3` is your `PlainZeRO3` with a `Prefetcher`. Its constructor and `forward` are given. Extend the two
 # hooks that unshard a unit. Each of them first does what it does in `PlainZeRO3`, and then calls the prefetcher:
 #
-# - `pre_forward` calls `self.prefetcher.in_forward(unit)`, but not for the root. The root computes before and after all
-#   other units, so no unit comes next.
+# - `pre_forward` calls `self.prefetcher.in_forward(unit)`, but not for the root. The root's forward contains those
+#   of all other units, so it has no place in their order.
 # - `pre_backward` calls `self.prefetcher.in_backward(unit)`. The root needs no special case, because it is never in
 #   `called`.
 #
@@ -776,10 +776,10 @@ plots.memory_over_step(results["your PlainZeRO3"][1].samples)
 # `PlainZeRO3` knows that backward is done with a unit when it has counted all the unit's gradients. So it fails as soon
 # as a model is not plain:
 #
-# - If a parameter is frozen, or unused for some samples, the count is never complete, and the unit's gradients are not
-#   reduced.
-# - If a block uses activation checkpointing, its forward runs again in backward, and then `post_forward` reshards the
-#   block before its own backward.
+# - If a parameter is frozen, the constructor raises an error, because torch allows no gradient hook on it. If one is
+#   unused in a step, the count is not complete, and the unit's gradients are not reduced.
+# - If a block uses activation checkpointing, its hooks may run again in backward, and `post_forward` would then reshard
+#   the block before its own backward.
 #
 # It also waits for every reduce-scatter right after its launch. In lab 10, you build `ZeRO3`. It asks autograd when
 # backward is done with a unit, waits for reduce-scatters later, and can be saved and loaded.

@@ -450,9 +450,9 @@ tables.Table(["in f · 4Ψ", *(f"g = {g}" for g in counts)], rows, "sent per ran
 #
 # So far, each block waits for its own all-gather before it computes. The remedy is the same as in chapter 04: launch
 # earlier, and wait later. While block 2 computes in forward, the all-gather of block 3 is in flight. This is called
-# **prefetching**. In backward, the next unit is the one *before* the current one. In the diagram (an example with three
-# units), follow unit 1: it is already unsharding while unit 0 computes in forward, and again while unit 2 computes in
-# backward.
+# **prefetching**. In backward, the next unit is the one *before* the current one. In the diagram (an example, in which
+# reduce-scatters overlap, as in chapter 10), follow unit 1: it is already unsharding while unit 0 computes in forward,
+# and again while unit 2 computes in backward.
 
 # %%
 diagrams.unit_states()
@@ -519,7 +519,7 @@ plots.bars(times.ms(), "ms per step, without the optimizer (median of 8 rounds)"
 
 # %% [markdown]
 # Ten of the twelve all-gathers can be hidden. The first one in forward and the first one in backward cannot, because no
-# block computes before them. (The two numbers need not agree exactly: each all-gather also has latency, and times
+# earlier block launches them. (The two numbers need not agree exactly: each all-gather also has latency, and times
 # vary.)
 #
 # The next figure shows a step without prefetching, and one with it. In each step, the first row shows the computation,
@@ -555,7 +555,7 @@ plots.timeline(lines, ["no prefetching", "prefetching"], exposed=False)
 #
 # While a block computes, the next one has memory as well, so the peak is one block higher. The third bar in the chart
 # of step times is another option: with **`reshard_after_forward=False`**, parameters stay unsharded from forward until
-# backward has used them. In the figure, compare the three peaks. A hatched bar is an all-gather in flight.
+# backward has used them. In the figure, compare the three peaks.
 
 # %%
 steps = ranks.pull("followed_steps")[0]
@@ -570,7 +570,7 @@ widgets.lifetime_stepper(lives, psi, expected_bytes, of="prefetching")
 
 # %% [markdown]
 # Keeping the parameters saves the second all-gather, so a step sends no more than data parallelism. But the peak is
-# that of a model without units. Memory is saved only between steps.
+# that of a model without units. Parameters take less memory only between steps.
 
 # %% [markdown]
 # ## The production version
@@ -718,13 +718,13 @@ tables.Table(["", "held, MB", "formula, MB", "peak, MB", "sent, in f · 4Ψ"], r
 #
 # The reduce-scatters are still exposed. And our wrapper works only for plain models:
 #
-# - It counts gradients. If a parameter is frozen, or unused for some samples, its unit is never reduce-scattered.
+# - It counts gradients. If a parameter is unused, its unit is not reduce-scattered. A frozen one cannot have the hook.
 # - It takes the order of its units from a list.
 # - Every rank creates the whole model first, so the model must fit on one rank after all.
 # - The model cannot be saved, because no rank holds all of it.
 #
 # In the lab, you build this wrapper from better parts, and it remembers the order itself. Chapter 10 makes it usable
-# for any model.
+# for other models.
 
 # %%
 ranks.stop()
