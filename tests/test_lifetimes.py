@@ -66,7 +66,7 @@ def test_the_figure_has_a_bar_wherever_a_unit_has_memory():
     assert [(bar.x0, bar.x1) for bar in bars] == seen
     assert [label.get_text() for label in below.get_yticklabels()] == ["block"]
     texts = [text.get_text().strip() for text in above.texts]
-    assert texts == ["formula: 0.00 MB", "forward", "backward", "step"]
+    assert texts == ["formula: 0.00 MB", "forward", "backward", "after"]
 
 
 def test_states_differ_without_color():

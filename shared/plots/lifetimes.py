@@ -102,7 +102,7 @@ def _draw_phases(above, below, life: Lifetimes) -> None:
     """Separate forward, backward and what follows by dotted lines."""
     starts = {"forward": 0}
     if life.backward:
-        starts |= dict(zip(("backward", "step"), life.backward, strict=True))
+        starts |= dict(zip(("backward", "after"), life.backward, strict=True))
     for name, start in starts.items():
         if start:
             for axes in (above, below):

@@ -484,7 +484,7 @@ def accumulated(model, without_sync):
 
 ddp = DistributedDataParallel(new_model(), bucket_cap_mb=2.0, gradient_as_bucket_view=True)
 for _ in range(3):
-    ddp(*sample).backward()  # DDP rearranges its buckets in the first steps
+    ddp(*sample).backward()  # DDP rearranges its buckets after the first step
 print(f"without no_sync() {accumulated(ddp, 0):.0f} ×, with it {accumulated(ddp, 3):.0f} ×")
 
 # %% [markdown]
@@ -547,7 +547,9 @@ assert max(exposed_ms["HookedDDP"], exposed_ms["torch's DDP"]) < exposed_ms["Buc
 backward_ms = [times[name].phase_ms()["backward"] for name in ("no communication", "HookedDDP")]
 print("backward of HookedDDP: {:.0f} ms in no_sync(), {:.0f} ms outside".format(*backward_ms))
 header = ["", "all-reduces", "first launch", "exposed, ms", "longer by, ms", "exposed / compute"]
-note = f"Rank 0. A step without communication takes {alone.time_ms:.0f} ms."
+note = (
+    f"Launches and exposed time: rank 0. A step without communication takes {alone.time_ms:.0f} ms."
+)
 tables.Table(header, rows, note)
 
 # %% [markdown]

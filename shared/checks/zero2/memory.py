@@ -146,8 +146,6 @@ def backward_holds_three_buckets(attempt: Attempt) -> None:
                 f"{buckets} buckets of {CAP_BYTES:,} bytes on {attempt.world_size} ranks: at its peak, backward holds"
             )
             shards = f"{4 * numel() // attempt.world_size:,}"
-            evidence = (
-                f"{context} {peak_bytes:,} bytes more than before it; expected at most {shards} and three buckets"
-            )
+            evidence = f"{context} {peak_bytes:,} bytes more than before it; expected at most {shards}, three buckets and one gradient"
             hint = "Hint: which gradients and flat tensors are alive then? Which bucket is each one's previous?"
             raise Wrong({rank: evidence}, hint)
