@@ -634,8 +634,8 @@ plots.memory_by_component(held)
 # | question | here | with NCCL and many hosts |
 # |---|---|---|
 # | Where does α come from? | the latency of the emulated link | a kernel launch, and 3 to 62 µs per ring step |
-# | How do I measure α? | `measure.collectives` | `all_reduce_perf` of nccl-tests: its time at the smallest size |
-# | How do I measure β? | `measure.collectives` | `all_reduce_perf` at the largest size: 1/`busbw` is β of a ring step |
+# | How do I measure α? | `measure.collectives` | `NCCL_PROTO=Simple all_reduce_perf` of nccl-tests, smallest size |
+# | How do I measure β? | `measure.collectives` | the same, largest size: 1/`busbw` is β of a ring step |
 # | How do I see the all-reduces? | wire ledger | a trace of `torch.profiler` |
 # | How do I see DDP's buckets? | wire ledger | in DDP's log, which `TORCH_DISTRIBUTED_DEBUG=INFO` turns on¹ |
 # | Which cap? | one bucket, until chapter 04 | several times α/β: start from the table below, then measure |

@@ -189,9 +189,8 @@ plots.timeline([blocking])
 
 # %% [markdown]
 # That is slower than before. The all-reduces now start during backward, but each one blocks backward until it
-# completes. (The hatched white bars are these waits. The hidden time in the text on the right is only the short time
-# that it takes to launch each all-reduce, before its wait begins.) And with 52 all-reduces instead of seven, the step
-# also contains many more latencies.
+# completes. (The hatched white bars are these waits. The hidden time on the right is only that of the launches.) And
+# with 52 all-reduces instead of seven, the step also contains many more latencies.
 
 # %% [markdown]
 # ## Launching now, waiting later
@@ -355,8 +354,7 @@ def predicted_s(cap_bytes):
 
 
 # %% [markdown]
-# As chapter 03 said, a large bucket has a price: it is full later, and the link may be idle until then. Small buckets
-# have a price as well: 6α each.
+# A large bucket is full later (chapter 03), and the link may be idle until then. But small buckets cost 6α each, too.
 #
 # **Predict.** Which cap leaves the least communication exposed on this link: 0.25, 0.5, 1, 2, 4 or 25 MB?
 
@@ -436,8 +434,8 @@ print(f"a {branches.module.a.grad.item():.2f}, b {branches.module.b.grad.item():
 # 2. **Every bucket on every rank.** If a parameter is unused on a rank, its gradient counts as zeros. Otherwise its
 #    bucket would never be full, and the other ranks would wait forever.
 #
-# The queue that you write in the lab will follow both. So does torch's DDP here. In the second step of the next cell,
-# rank 3 does not use `a`:
+# Your queue in the lab will follow both, and so does torch's DDP here. In the second step of the next cell, rank 3 does
+# not use `a`:
 
 # %%
 # %%ranks

@@ -595,7 +595,7 @@ for attention in planner.ATTENTION:
 # Both are more than ZeRO-3 leaves free on these GPUs. With materialized attention, the activations of one sequence
 # would not even fit on a GPU of 80 GB.
 #
-# One caution: the advice "memory-bound, so use ZeRO" mixes up two things. A kernel is **memory-bound** if it waits for
+# The advice "memory-bound, so use ZeRO" mixes up two things. A kernel is **memory-bound** if it waits for
 # the *bandwidth* of the GPU's memory, and sharding does not change that. ZeRO helps if you lack *capacity*:
 #
 # | you lack | symptom | what helps |
@@ -699,7 +699,7 @@ plots.bars({name: nbytes / 1e6 for name, nbytes in most.items()}, "MB of activat
 # %% [markdown]
 # ## What is still wasted
 #
-# So much for one rank. Let's look at all four. Is AdamW's state on each rank the same as on rank 0?
+# So much for one rank. Is AdamW's state on each rank the same as on rank 0?
 
 # %%
 # %%ranks

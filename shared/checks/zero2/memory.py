@@ -142,10 +142,10 @@ def backward_holds_three_buckets(attempt: Attempt) -> None:
     for rank, peak_bytes in enumerate(peaks):
         if peak_bytes > most:
             buckets = -(-4 * numel() // CAP_BYTES)
-            context = (
-                f"{buckets} buckets of {CAP_BYTES:,} bytes on {attempt.world_size} ranks: at its peak, backward holds"
+            evidence = (
+                f"{buckets} buckets of {CAP_BYTES:,} bytes on {attempt.world_size} ranks: at its peak, backward holds "
+                f"{peak_bytes:,} bytes more than before it; expected at most {4 * numel() // attempt.world_size:,}, "
+                "three buckets and one gradient"
             )
-            shards = f"{4 * numel() // attempt.world_size:,}"
-            evidence = f"{context} {peak_bytes:,} bytes more than before it; expected at most {shards}, three buckets and one gradient"
             hint = "Hint: which gradients and flat tensors are alive then? Which bucket is each one's previous?"
             raise Wrong({rank: evidence}, hint)
