@@ -175,7 +175,7 @@ def test_checkpoints_are_saved_and_loaded(cpu_ranks, tmp_path):
         assert resumed == continued
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("strategy", [name for name, each in STRATEGIES.items() if each.why_not() is None])
 def test_every_strategy_trains_on_the_cpu(cpu_ranks, strategy):
     for summary in ranks.run(train, Settings(strategy=strategy, steps=6)):
@@ -183,7 +183,7 @@ def test_every_strategy_trains_on_the_cpu(cpu_ranks, strategy):
         assert summary.loss_last < summary.loss_first
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_torchrun_trains_on_the_cpu(beside_gpus):
     options = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "solutions.train"]
     done = subprocess.run(
@@ -192,7 +192,7 @@ def test_torchrun_trains_on_the_cpu(beside_gpus):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("module", ["production", "checkpoints"])
 def test_the_checks_of_sharded_models_pass_on_the_cpu(beside_gpus, ranks_end_with_the_module, module):
     with contextlib.redirect_stdout(io.StringIO()):

@@ -95,6 +95,7 @@ def test_make_lab_opens_the_start_page_which_leads_to_the_first_lesson(course):
     page.close()  # Two windows on one kernel cause errors in JupyterLab's widgets.
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["chapters/06_memory_wall.ipynb", "labs/06_memory_wall_lab.ipynb"])
 def test_opening_and_saving_a_notebook_changes_nothing_in_it(course, name):
     notebook = course.open(name)
@@ -105,6 +106,7 @@ def test_opening_and_saving_a_notebook_changes_nothing_in_it(course, name):
     assert notebook.file.read_bytes() == before
 
 
+@pytest.mark.exhaustive
 def test_no_dialogs_or_notifications_appear(course):
     """JupyterLab does not ask about news, and does not suggest updates of pinned packages or a grader's menus."""
     page = course.open(FIRST_LESSON).page
@@ -114,6 +116,7 @@ def test_no_dialogs_or_notifications_appear(course):
     assert "Nbgrader" not in page.locator(".lm-MenuBar-itemLabel").all_inner_texts()
 
 
+@pytest.mark.exhaustive
 def test_the_first_lesson_runs_to_its_end(course):
     lesson = course.open(FIRST_LESSON)
     lesson.clear_outputs()
@@ -142,6 +145,7 @@ def test_the_first_lesson_runs_to_its_end(course):
 # -- the lab
 
 
+@pytest.mark.exhaustive
 def test_long_lines_of_code_wrap(lab):
     code = lab.cell("def sum_over_ranks(").locator(".cm-content")
     assert "cm-lineWrapping" in code.get_attribute("class")
@@ -178,6 +182,7 @@ def test_a_cell_that_hangs_is_explained_and_the_next_one_runs(lab):
     assert output(lab.run(after)).inner_text().strip() == "ranks 0–3 │ continuing"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("theme", ["JupyterLab Dark", "JupyterLab Light"])
 def test_outputs_are_readable_in_both_themes(lab, theme):
     lab.choose("Settings", "Theme", theme)
@@ -224,6 +229,7 @@ def digest_of(picture: Locator) -> str:
     )
 
 
+@pytest.mark.exhaustive
 def test_the_stepper_reacts_to_clicks_keys_and_play(course):
     lesson = course.open("chapters/01_collectives.ipynb")
     lesson.clear_outputs()
@@ -253,6 +259,7 @@ def test_the_stepper_reacts_to_clicks_keys_and_play(course):
     assert list(pictures) == ["0", "1", "3", "4"]
 
 
+@pytest.mark.exhaustive
 def test_the_planner_reacts_to_a_choice_and_a_key(course):
     lesson = course.open("chapters/06_memory_wall.ipynb")
     lesson.clear_outputs()

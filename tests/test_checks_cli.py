@@ -30,6 +30,7 @@ def test_a_right_solution_exits_0_with_its_verdicts_in_json():
     assert all(verdict["passed"] for verdict in report["verdicts"]) and len(report["verdicts"]) >= 8
 
 
+@pytest.mark.exhaustive
 def test_a_wrong_solution_exits_1_with_evidence_and_a_hint():
     done = _check("first_collectives", MUTANTS / "00_ranks" / "log_the_sum.py")
     assert done.returncode == 1
@@ -37,6 +38,7 @@ def test_a_wrong_solution_exits_1_with_evidence_and_a_hint():
     assert "times too large" in done.stdout and "sum or the mean?" in done.stdout
 
 
+@pytest.mark.exhaustive
 def test_a_file_without_the_piece_exits_2_with_a_reason(tmp_path):
     path = tmp_path / "candidate.py"
     path.write_text("x = 1\n")
@@ -45,6 +47,7 @@ def test_a_file_without_the_piece_exits_2_with_a_reason(tmp_path):
     assert done.stdout.startswith("unusable: candidate.py does not define ManualDDP")
 
 
+@pytest.mark.exhaustive
 def test_a_file_with_none_of_several_pieces_exits_2(tmp_path):
     path = tmp_path / "candidate.py"
     path.write_text("x = 1\n")

@@ -68,6 +68,7 @@ def world_size(request):
     ranks.stop()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_every_stage_trains_like_one_process_on_the_full_batch(world_size, stage):
     results = ranks.run(trained, stage, timeout_s=scaled(120))

@@ -16,7 +16,7 @@ from shared import ranks
 from tests import drawn
 from tests.drawn import World, tried
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 
 def rank_and_size(group) -> tuple[int, int]:

@@ -360,7 +360,7 @@ def test_an_old_python_hands_over_to_a_newer_one(clone, tmp_path):
     assert printed == f"python3.12 {clone.root}/bootstrap.py {' '.join(PRINT)}\n"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_real_environment_imports_the_clone_in_which_python_is_started(tmp_path):
     """Use the real venv and pip to install a package of one module."""
     wheel = tmp_path / "wheels" / "tiny_course_package-1-py3-none-any.whl"

@@ -17,7 +17,7 @@ from shared.deadlines import scaled
 from shared.models import GPTConfig
 from tests.gpu import steps
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 ROOT = Path(__file__).parent.parent
 GB = 1e9

@@ -113,7 +113,7 @@ def outcomes(report: dict) -> dict[str, tuple[str, str]]:
     return {part["part"]: (part["outcome"], part["reason"]) for part in report["parts"]}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_part_runs_and_is_named_with_its_reason(run_gpu, tmp_path, capsys):
     mark = str(tmp_path)
     status, report = run_gpu(fakes(mark))
@@ -141,6 +141,7 @@ def test_every_part_runs_and_is_named_with_its_reason(run_gpu, tmp_path, capsys)
     assert "time.sleep(300)" in log or 'File "<string>"' in log, "the part that hung should have said where"
 
 
+@pytest.mark.exhaustive
 def test_an_aim_that_is_missed_is_reported_and_is_no_failure(run_gpu, tmp_path):
     status, report = run_gpu([parts for parts in fakes("") if parts.step == "benchmark"])
     assert status == 0
@@ -150,6 +151,7 @@ def test_an_aim_that_is_missed_is_reported_and_is_no_failure(run_gpu, tmp_path):
     assert "0 of 1 aims were met" in markdown
 
 
+@pytest.mark.exhaustive
 def test_an_error_of_our_own_is_a_failure_of_that_part_alone(run_gpu):
     broken = part("start", "unreadable", REPORT.format(file="report.json", content={"checks": 1}))
     status, report = run_gpu([broken, part("start", "fine", GOOD)])
@@ -158,6 +160,7 @@ def test_an_error_of_our_own_is_a_failure_of_that_part_alone(run_gpu):
     assert found["unreadable"][0] == FAILED and "make gpu itself failed (TypeError" in found["unreadable"][1]
 
 
+@pytest.mark.exhaustive
 def test_when_the_time_is_used_up_the_rest_is_named(run_gpu):
     late = [part("start", "slow", SLEEP), part("start", "fine", GOOD)]
     status, report = run_gpu(late, "--minutes", "0.03")
@@ -166,7 +169,7 @@ def test_when_the_time_is_used_up_the_rest_is_named(run_gpu):
     assert outcomes(report)["fine"][1] == "the time of this run was used up"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_results_of_other_parts_are_kept_on_request(run_gpu):
     fine, wrong = part("start", "fine", GOOD), part("checks", "is wrong", BAD)
     run_gpu([wrong, fine])
@@ -177,6 +180,7 @@ def test_results_of_other_parts_are_kept_on_request(run_gpu):
     assert status == 0 and list(outcomes(report)) == ["fine"], "those are from another machine"
 
 
+@pytest.mark.exhaustive
 def test_parts_are_chosen_by_step_and_name(run_gpu, capsys):
     assert list(outcomes(run_gpu(fakes(""), "--steps", "start", "--only", "fine")[1])) == ["fine"]
     assert run_gpu(fakes(""), "--only", "no such part")[0] == 2
@@ -186,6 +190,7 @@ def test_parts_are_chosen_by_step_and_name(run_gpu, capsys):
     assert "there is no step strat: the steps are start, nccl-semantics" in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("here", [machines.CPU_ONLY, machines.CUDA_BUILD_WITHOUT_GPU, machines.NO_ANSWER])
 def test_without_a_gpu_it_says_so_and_what_it_would_do(run_gpu, capsys, here):
     status, report = run_gpu(fakes(""), here=here)
@@ -214,7 +219,7 @@ def wait_until(happens, seconds: float) -> bool:
     return happens()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_stopped_leaves_no_process_and_a_page(tmp_path, number):
     mark = str(tmp_path)
@@ -234,7 +239,7 @@ def test_a_run_that_is_stopped_leaves_no_process_and_a_page(tmp_path, number):
 # -- a Python without packages
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_it_needs_nothing_but_python_to_say_what_is_missing(tmp_path):
     command = [sys.executable, "-S", "-m", "tests.gpu", "--dry", "--folder", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -245,7 +250,7 @@ def test_it_needs_nothing_but_python_to_say_what_is_missing(tmp_path):
     assert all("this Python lacks" in part["reason"] for part in report["parts"])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_programs_need_only_the_packages_that_their_parts_name():
     known = {*steps.NOTEBOOKS, "jupyterlab", "nbclient", "nbgrader", "jupytext", "hypothesis", "xdist", "joblib"}
     modules = {"start": "tests.gpu.starting", "nccl-semantics": "tests.gpu.semantics", "benchmark": "benchmarks.gpu"}
@@ -264,6 +269,7 @@ def by_name(machine: Machine, step: str) -> dict[str, Part]:
     return {part.name: part for part in steps.parts(machine) if part.step == step}
 
 
+@pytest.mark.exhaustive
 def test_with_one_gpu_it_tries_nccl_alone_and_shares_the_gpu():
     found = by_name(Machine(1), "start")
     assert [name for name, part in found.items() if not part.skip] == [
@@ -288,6 +294,7 @@ def test_ranks_do_not_share_a_gpu_that_only_one_process_may_use():
     assert all(part.environment == {"RANKS_BACKEND": "gloo:cpu"} for part in by_name(machine, "checks").values())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("gpus", [1, 4])
 def test_notebooks_that_need_nccl_stay_on_the_cpu_where_there_are_too_few_gpus(gpus):
     found = by_name(Machine(gpus), "notebooks")
@@ -301,6 +308,7 @@ def test_notebooks_that_need_nccl_stay_on_the_cpu_where_there_are_too_few_gpus(g
         assert name.endswith("(on the CPU)") == (gpus == 1 and backend == "gloo:cpu")
 
 
+@pytest.mark.exhaustive
 def test_solutions_that_send_stay_on_the_cpu_where_there_are_too_few_gpus():
     found = by_name(Machine(1), "checks")
     assert found["collectives (on the CPU)"].environment == {"RANKS_BACKEND": "gloo:cpu"}
@@ -347,7 +355,7 @@ def test_the_page_is_valid_markdown_tables():
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.strip().splitlines()}) == 1, table
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_figure_shows_every_outcome(tmp_path):
     folder = tmp_path
     page.write(a_run(), folder)
@@ -371,7 +379,7 @@ def told(tmp_path, *command: str) -> dict[str, str]:
     return failed
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_ranks_that_are_not_on_the_gpu_do_not_pass_for_ranks_that_are(tmp_path):
     failed = told(tmp_path, "tests.gpu.starting", "--ranks", "2", "--backend", "gloo", "--device", "cuda")
@@ -379,7 +387,7 @@ def test_ranks_that_are_not_on_the_gpu_do_not_pass_for_ranks_that_are(tmp_path):
     assert "got 'ranks 0, 1 │ cpu" in failed["their device is cuda"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_probe_that_raises_says_why(tmp_path):
     failed = told(tmp_path, "tests.gpu.semantics", "stream", "--ranks", "1")

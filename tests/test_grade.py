@@ -111,7 +111,7 @@ def test_every_student_has_a_row_and_a_page_whatever_they_handed_in(tmp_path):
         assert json.loads((folder / "gradescope" / student / LAB / "results.json").read_text())["output"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_grader_killed_in_the_middle_of_200_continues_where_it_was(tmp_path):
     handed_in, folder, log = tmp_path / "in", tmp_path / "out", tmp_path / "log"
     for number in range(200):
@@ -241,7 +241,7 @@ def test_nothing_runs_without_bubblewrap(tmp_path, monkeypatch):
         grade.grade_all(tmp_path / "in", tmp_path / "out", grader=instant)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_make_grade_grades(tmp_path, monkeypatch):
     """Run the command that an instructor types, with a right and a wrong submission."""
     monkeypatch.setattr(sandbox, "require", REQUIRE)

@@ -10,7 +10,7 @@ from instructor.grade import course, grading, submissions
 from instructor.grade.limits import Limits
 from tests.handed_in import CHAPTERS, cell_of, hand_in, need_sandbox
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 LAB = "00_ranks"
 

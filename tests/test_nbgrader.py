@@ -14,7 +14,7 @@ from instructor.grade import nbgrader_course
 from instructor.links import TAG
 from tests.handed_in import CHAPTERS, hand_in
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 LAB = "00_ranks"
 ROOT = Path(__file__).parent.parent

@@ -48,7 +48,7 @@ def run(course: Path, *command: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_chapter_made_by_make_chapter_builds_and_passes_its_tests(course):
     make = ("make", "--no-print-directory", f"COURSE_PYTHON={sys.executable}")
     printed = run(course, *make, "chapter", f"NAME={TOY}", "TITLE=A toy")

@@ -12,7 +12,7 @@ import yaml
 
 from tests.runner import phases
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 ROOT = Path(__file__).parent.parent
 HOOKS = [

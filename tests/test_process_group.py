@@ -76,7 +76,7 @@ def free_port() -> int:
     return store.port  # free again when the store is gone
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_hosts_with_a_gpu_per_rank_agree_on_nccl(free_port):
     ended = run_hosts(free_port, ("a", 2, 2), ("b", 1, 1))
     assert [(each.status, each.out) for each in ended] == [
@@ -86,13 +86,13 @@ def test_hosts_with_a_gpu_per_rank_agree_on_nccl(free_port):
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_hosts_without_enough_gpus_agree_on_gloo(free_port):
     ended = run_hosts(free_port, ("a", 0, 1), ("b", 1, 2))
     assert [(each.status, each.out) for each in ended] == [(0, f"gloo {rank} 3 None\n") for rank in range(3)]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("hosts", [(("a", 1, 1), ("b", 1, 2)), (("b", 1, 2), ("a", 8, 1))], ids=["last", "first"])
 def test_a_host_short_of_gpus_is_named_by_every_rank(free_port, hosts):
     ended = run_hosts(free_port, *hosts)
@@ -104,7 +104,7 @@ def test_a_host_short_of_gpus_is_named_by_every_rank(free_port, hosts):
     assert [(each.status, each.out, each.error) for each in ended] == [(1, "", sentence)] * 3
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_hosts_that_expect_different_worlds_all_say_so(free_port):
     ended = run_hosts(free_port, ("a", 1, 1), ("b", 1, 1), world_sizes=(2, 3))
     sentence = (

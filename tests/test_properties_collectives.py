@@ -14,7 +14,7 @@ from shared import formulas, wire
 from solutions import collectives
 from tests.drawn import seeds, tried, values, worlds
 
-pytestmark = [pytest.mark.slow, pytest.mark.chapter("collectives")]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.chapter("collectives")]
 
 REDUCE_SCATTERS = ("ring_reduce_scatter", "direct_reduce_scatter")
 

@@ -199,7 +199,7 @@ def dry(shape: ModelShape, strategy: str, size: int) -> tuple[float, int, int, i
     return run.sent_bytes, run.most_bytes("optimizer"), run.at_peak.total_bytes, run.messages
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @tried(15)
 @given(model_shapes(), st.integers(1, 64), st.sampled_from(list(dryrun.strategies())))
 def test_a_dry_run_holds_and_sends_what_the_formulas_say(other_process, shape, size, strategy):

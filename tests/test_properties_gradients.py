@@ -20,7 +20,7 @@ from tests.drawn import caps_mb, nets, seeds, shapes, trainings, tried, worlds
 from tests.drawn_models import Model
 from tests.drawn_trainings import DDP, SAMPLES, Rank, Training, alone
 
-pytestmark = [pytest.mark.slow, pytest.mark.chapter("manual_ddp", "gradient_bucketing", "overlap")]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.chapter("manual_ddp", "gradient_bucketing", "overlap")]
 
 TOLERANCE = 1e-12  # for sums of float64 values around 1 in another order
 MB = 2**20

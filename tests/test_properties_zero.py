@@ -19,7 +19,7 @@ from tests.drawn import trainings, tried, worlds
 from tests.drawn_models import Model
 from tests.drawn_trainings import ZERO, Rank, Training, alone
 
-pytestmark = [pytest.mark.slow, pytest.mark.chapter("zero1", "zero2", "zero3", "fsdp")]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.chapter("zero1", "zero2", "zero3", "fsdp")]
 
 TOLERANCE = 1e-9  # Adam turns a rounding of 1e-16 in a gradient into 1e-16 / eps, a few times over.
 EPS = 1e-6  # of a byte, because formulas divide

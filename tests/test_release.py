@@ -143,7 +143,7 @@ def test_two_bundles_are_identical(tmp_path):
             assert Path(name).parts[0] == "distributed-training-04"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_bundles_lesson_and_lab_run_from_its_own_folder(tmp_path):
     """In chapter 02, the lesson runs to its end. The unsolved lab runs to its first check, which says what to do."""
     release.write(2, tmp_path)
@@ -173,7 +173,7 @@ for name in ("chapters/02_manual_ddp.ipynb", "labs/02_manual_ddp_lab.ipynb"):
     assert lab.startswith("labs/02_manual_ddp_lab.ipynb stopped: Exercise 2.1, mean_over_ranks_: not there yet")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_bundle_can_be_installed(tmp_path):
     """setuptools finds all packages with their templates and texts, so pip can install them."""
     release.write(0, tmp_path)
