@@ -23,10 +23,11 @@ from instructor.grade import course, gradebook, grading, guard, judge, sandbox, 
 from instructor.grade.limits import Limits
 from instructor.grade.records import Answer, Record, one_line
 from shared.checks.engine import parcel
+from shared.deadlines import scaled
 from shared.ranks import rankside
 from tests.handed_in import CHAPTERS, hand_in, need_sandbox, writes
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 LAB = "00_ranks"
 DEFAULTS = Limits()
@@ -166,8 +167,10 @@ def test_only_folders_with_a_limit_can_be_written(judged_with):
 
 def test_a_judge_that_reports_nothing_is_killed(tmp_path, judged_with):
     stop_all = "import os, signal; os.kill(-1, signal.SIGSTOP)"
-    record = judged(tmp_path, judged_with, stop_all, limits=Limits(seconds_each=20))
-    assert record.answers[0].reason == "no result was reported within 20 s" and record.points == 3
+    limits = Limits(seconds_each=scaled(20))
+    record = judged(tmp_path, judged_with, stop_all, limits=limits)
+    assert record.answers[0].reason == f"no result was reported within {limits.seconds_each:g} s"
+    assert record.points == 3
     assert nothing_left()
 
 

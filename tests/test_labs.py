@@ -7,7 +7,7 @@ from nbclient import NotebookClient
 from instructor import build, contents
 from shared.deadlines import scaled
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 CHAPTERS = build.chapters()
 

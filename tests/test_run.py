@@ -173,7 +173,7 @@ def test_next(): pass
     assert "crashed while running 'test_it.py::test_does_not_react'" in result.tests.failed[0].reason
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ranks_are_replaced_after_a_test_ran_out_of_time(tmp_path):
     source = """
 import time
@@ -205,7 +205,7 @@ def notebook_phase(tmp_path: Path, cell_s: float, test_s: float) -> Result:
     return run_phase(Phase("notebooks", (command,), is_pytest=True, notebooks=phase.notebooks), tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_cell_that_hangs_fails_and_so_do_the_cells_after_it(tmp_path):
     write_notebook(tmp_path / "solutions" / "hangs.ipynb", "x = 1", "import time\ntime.sleep(600)", "x = 1")
     result = notebook_phase(tmp_path, cell_s=deadlines.scaled(5), test_s=deadlines.scaled(100))
@@ -214,7 +214,7 @@ def test_a_cell_that_hangs_fails_and_so_do_the_cells_after_it(tmp_path):
     assert reason.startswith("Cell 1: Timeout of ") and reason.endswith(" · KeyboardInterrupt:")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_kernel_that_ignores_interrupts_is_ended(tmp_path):
     """nbval waits as long as such a kernel prints."""
     endless = """

@@ -385,16 +385,8 @@ def test_torchs_own_wrappers_break_no_rule(simulated, wrap):
     assert all(loss == loss for losses in ranks.run(train_with_torch, wrap) for loss in losses)
 
 
-def right_files() -> list:
-    """Return the solutions, and the variants, which are tried by CI only."""
-    marks = {"solutions": []}
-    return [
-        pytest.param(module, path, id=name_of(path), marks=marks.get(path.parent.name, pytest.mark.exhaustive))
-        for module, path in checked_files()
-    ]
-
-
-@pytest.mark.parametrize(("module", "path"), right_files())
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("module", "path"), [pytest.param(*each, id=name_of(each[1])) for each in checked_files()])
 def test_the_checks_of_right_code_find_no_violation(simulated, module, path):
     """`python -m tests.simulated_nccl` runs all checks at all world sizes."""
     with only_first_checks(module):
@@ -406,6 +398,7 @@ def losses_of_ddp(simulated) -> list[list[float]]:
     return ranks.run(losses_of, "ddp")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("strategy", strategies())
 def test_every_strategy_trains_without_a_violation(simulated, losses_of_ddp, strategy):
     assert ranks.run(losses_of, strategy) == [pytest.approx(losses) for losses in losses_of_ddp]
