@@ -67,7 +67,7 @@ class DirectReduceScatter:
 def exchanges_directly(tensor: Tensor, group: ProcessGroup | None = None) -> bool:
     """Tell whether to exchange shards by point-to-point transfers instead of the backend's own collective.
 
-    Inside gloo, a reduce-scatter is an all-reduce, and an all-gather makes an extra copy. So on gloo we send every
+    In torch, gloo's reduce-scatter is an all-reduce, and its all-gather makes an extra copy. So on gloo we send every
     shard directly to its rank. But gloo cannot send from a GPU. There, and on NCCL, the backend's own collective runs.
     """
     return dist.get_backend(group) == "gloo" and not tensor.is_cuda

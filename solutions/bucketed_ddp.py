@@ -28,7 +28,7 @@ def flat_and_slices(parameters: list[nn.Parameter]) -> tuple[torch.Tensor, list[
 def assign_buckets(
     parameters: Iterable[nn.Parameter], bucket_cap_mb: float = 25.0, first_bucket_mb: float = 1.0
 ) -> list[list[nn.Parameter]]:
-    """Split trainable parameters into buckets, in the order in which backward() completes their gradients.
+    """Split trainable parameters into buckets, from the last parameter to the first.
 
     Args:
         parameters: The parameters of a module, in its order.
@@ -36,8 +36,8 @@ def assign_buckets(
         first_bucket_mb: The cap of the first bucket of each dtype and device. It is smaller, so that the first
             collective can be launched early.
 
-    Source: torch's DDP, with its default cap, uses the same order and caps, but it closes a bucket once the bucket has
-        reached or exceeded its cap.
+    Source: torch's DDP, with its default cap, uses the same caps, but it closes a bucket once the bucket has reached
+        or exceeded its cap. From step 2 on, it follows the order in which backward() completed the gradients.
     """
     buckets = []
     open_buckets = {}  # by dtype and device: the open bucket, and how many bytes still fit into it

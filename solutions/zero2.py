@@ -81,7 +81,7 @@ class ZeRO2(nn.Module):
 
     `.optimizer` is the sharded optimizer, for schedulers and state dicts.
 
-    Memory: with Adam in fp32, 4Ψ + 4Ψ/N + 8Ψ/N bytes for Ψ parameters on N ranks; during backward up to 3 + 2/N buckets
+    Memory: with Adam in fp32, 4Ψ + 4Ψ/N + 8Ψ/N bytes for Ψ parameters on N ranks; during backward up to 3 − 1/N buckets
         more, and the gradient being computed. Inside no_sync(), full gradients of 4Ψ bytes.
     Communication: per backward outside no_sync(), one reduce-scatter per bucket; per step, one all-gather per bucket.
         With g micro-batches, (g+1)(N−1)/N · 4Ψ bytes sent per rank; with no_sync(), 2(N−1)/N · 4Ψ.

@@ -170,7 +170,7 @@ class ZeRO3(nn.Module):
         if unit.state is UnitState.BACKWARD:
             return None  # activation checkpointing is running this unit's forward again
         unit.wait_for_unshard()
-        # The root computes before and after all others, so it has no next unit.
+        # The root's forward contains those of all other units, so it has no place in their order.
         if unit is not self.root:
             self.prefetcher.in_forward(unit)
         return self._watch_inputs(unit, inputs, kwargs) if torch.is_grad_enabled() else None
