@@ -28,6 +28,7 @@ import ast
 import copy
 import functools
 import hashlib
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -289,6 +290,8 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookN
     """Run every cell in a fresh kernel. Raises an error if a cell fails that is not tagged raises-exception."""
     from nbclient import NotebookClient
 
+    from shared.measure.claims import STRICT
+
     notebook.metadata["course"]["built_from"] = _hash(notebook)
     client = NotebookClient(
         notebook,
@@ -296,7 +299,7 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookN
         startup_timeout=CELL_TIMEOUT_S,
         resources={"metadata": {"path": str(folder)}},
     )
-    client.execute()
+    client.execute(env={**os.environ, STRICT: "1"})
     notebook.metadata.pop("widgets", None)  # Notebook viewers reject a file that has only half of the widgets' state.
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # This holds time stamps.

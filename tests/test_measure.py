@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shared import formulas, measure, ranks
-from shared.measure import fitting
+from shared.measure import claims, fitting
 from shared.measure.rounds import in_ms
 from shared.models import GPTConfig, TinyGPT, stand_in_for_gpu
 from shared.ranks import rankside
@@ -498,3 +498,14 @@ def test_starting_behind_a_link_says_which_kind(monkeypatch, why_not, emulate, s
         assert f"{said} Times are measured behind an emulated link" in printed.getvalue()
     finally:
         ranks.stop()
+
+
+def test_a_claim_that_does_not_hold_is_an_error_only_while_notebooks_are_built(monkeypatch, capsys):
+    monkeypatch.delenv(claims.STRICT, raising=False)
+    measure.expect(True, "one is one")
+    assert capsys.readouterr().out == ""
+    measure.expect(False, "one is two")
+    assert capsys.readouterr().out.startswith("In this run, it is not true that one is two.")
+    monkeypatch.setenv(claims.STRICT, "1")
+    with pytest.raises(AssertionError, match="one is two"):
+        measure.expect(False, "one is two")

@@ -48,6 +48,7 @@ Where
     `loopback_and_link()` shows what that does to a comparison.
 """
 
+from shared.measure.claims import expect
 from shared.measure.fitting import Fit
 from shared.measure.links import behind_link, start_behind_link, where
 from shared.measure.loopback import loopback_and_link
@@ -67,6 +68,7 @@ __all__ = [
     "Times",
     "behind_link",
     "collectives",
+    "expect",
     "jobs",
     "loopback_and_link",
     "now_s",

@@ -106,7 +106,7 @@ weak = measure.scaling("weak_steps", counts=(1, 2, 4), timeout_s=200)
 print(f"predicted {my_prediction:.0%}, measured {weak.communication(4):.0%}")
 exposed_ms = 1e3 * (weak.step_s(4) - weak.without_communication_s(4))
 print(f"On 4 ranks, communication makes the step {exposed_ms:.0f} ms longer.")
-assert 0 < exposed_ms < 110
+measure.expect(0 < exposed_ms < 110, "it is 0 to 110 ms longer")
 weak
 
 # %% [markdown]
@@ -161,7 +161,9 @@ def strong_steps():
 # %% tags=["nbval-ignore-output"]
 strong = measure.scaling("strong_steps", kind="strong", timeout_s=200)
 print(f"predicted {my_prediction:.0%}, measured {strong.efficiency(4):.0%}")
-assert strong.efficiency(4) < weak.efficiency(4)
+measure.expect(
+    strong.efficiency(4) < weak.efficiency(4), "strong scaling is less efficient than weak scaling"
+)
 strong
 
 # %% [markdown]
@@ -260,7 +262,7 @@ worst = max(max(factor, 1 / factor) for factor in factors.values())
 ignored = max(measured / alone_s for alone_s, _, measured in cases.values() if alone_s)
 print(f"predicted {my_prediction:.2f}, the worst is off by a factor of {worst:.2f}")
 print(f"if you ignored communication, it would be {ignored:.2f}")
-assert worst < ignored
+measure.expect(worst < ignored, "the cost model is better than none")
 rows = [
     [name, *(f"{1e3 * s:.0f}" if s else "–" for s in case), f"{factors[name]:.2f}"]
     for name, case in cases.items()
@@ -305,7 +307,9 @@ weak_64, strong_64 = curves["weak, overlapped"][64], curves["strong, overlapped"
 print(f"64 ranks, weak: predicted {my_weak:.0%}, by the cost model {weak_64:.0%}")
 print(f"64 ranks, strong: predicted {my_strong:.0%}, by the cost model {strong_64:.0%}")
 assert strong_64 < weak_64 < curves["weak, overlapped"][2]
-assert strong.efficiency(2) < curves["strong, overlapped"][2]
+measure.expect(
+    strong.efficiency(2) < curves["strong, overlapped"][2], "the mark lies below its line"
+)
 assert curves["weak, without overlap"][4] < curves["weak, overlapped"][4]
 scaling_plots.efficiency({"1 Gbit/s": curves}, {"1 Gbit/s": marks})
 
@@ -558,7 +562,9 @@ times = measure.jobs(ways, rounds=5)
 
 # %% tags=["nbval-ignore-output"]
 times = ranks.pull("times")[0]
-assert times.ratio("order of nn.DataParallel", "OverlappedDDP") > 1
+measure.expect(
+    times.ratio("order of nn.DataParallel", "OverlappedDDP") > 1, "OverlappedDDP is faster"
+)
 plots.bars(times.ms(), "ms per step (median of 5)")
 
 # %% [markdown]
