@@ -236,8 +236,7 @@ plots.bars(times.ms(), "ms until the gradients are ready (median of 3, blocks th
 
 # %% [markdown]
 # Four ranks are faster, but not four times as fast. The micro-batches do run at the same time, but averaging takes time
-# that one process did not need. Chapters 03 and 04 reduce that time. (Ranks that share cores also slow each other's
-# computation, but not their sleep.)
+# that one process did not need. Chapters 03 and 04 reduce that time.
 
 # %% [markdown]
 # ## When the mean is not the gradient of the full batch

@@ -135,7 +135,7 @@ on_cores
 
 # %% [markdown]
 # On a machine with fewer cores than ranks, "computation" falls far below 100%: even when nothing is sent, the ranks
-# take turns on the cores. Neither other buckets nor a faster network would raise this factor. ("Communication" is low,
+# take turns on the cores. ("Communication" is low,
 # too: these steps are short, so backward hides less, and sending competes for the same cores.) If you only looked at
 # $T_1 / T_N$, you would blame the network for everything. Always compare with the same step *without communication, on
 # the same number of ranks*.
@@ -427,7 +427,7 @@ scaling_plots.efficiency(panels, {title: {label: claimed} for title in panels})
 # Speed-ups of 1.9, 3.7 and 7.2 on 2, 4 and 8 GPUs are widely quoted, but we know of no source that has measured them.
 # They are the marks in the figure above. In weak scaling, our efficiency is the computing time divided by the sum of
 # computing time and exposed time. These speed-ups correspond to efficiencies of 95%, 92.5% and 90%. So the exposed time
-# may be at most 5%, 8% and 11% of the computing time (1/0.9 âˆ’ 1 = 11%).
+# may be at most 5%, 8% and 11% of the computing time.
 #
 # More tokens per GPU mean more computation for the same bytes. For each link, the next cell finds how many tokens per
 # GPU and step our GPT needs to reach these speed-ups.
@@ -448,9 +448,8 @@ tables.Table(header, rows, "tokens per GPU and step")
 
 # %% [markdown]
 # So every link in the table allows these speed-ups, if the GPUs have enough to compute. A speed-up is not a property of
-# data parallelism or of a library. The same program reaches it on one link and misses it on another, where it would
-# need more micro-batches per step inside `no_sync()`. Whenever you read about a speed-up, ask for the model, the batch
-# per GPU and the link. (Li et al., VLDB 2020, report near-linear scaling to 256 GPUs, "when configured appropriately".)
+# data parallelism or of a library. The same program reaches it on one link and misses it on another. Whenever you read
+# about a speed-up, ask for the model, the batch per GPU and the link.
 
 # %% [markdown]
 # ## Stragglers and skew
@@ -484,7 +483,7 @@ plots.timeline(ranks.pull("lines")[0])
 # %% [markdown]
 # Every step takes as long as the slowest rank needs. (The factor is below 2, because only the sleep of 288 ms doubles,
 # not the real computation and the exposed time.) In the timelines, ranks 0 to 2 finish backward long before rank 3, and
-# wait for the all-reduces. If you only looked at their communication, you would blame the network.
+# wait for the all-reduces.
 #
 # With many ranks, this happens even without a broken GPU. Suppose that the computing time of each rank varies from step
 # to step, with a standard deviation of 5% (normally distributed). The slowest of N ranks sets the pace:
@@ -500,7 +499,7 @@ for n, factor in slowest.items():
 
 # %% [markdown]
 # In the extreme case, a rank has nothing left to compute. A data set rarely divides evenly, so some ranks may have one
-# batch more than the others, and would hang when the others have left the loop, as in chapter 00. torch's DDP has a
+# batch more than the others, and would hang when the others have left the loop. torch's DDP has a
 # context manager for this, `join()`: a rank that has finished still takes part in the all-reduces, with zeros. In the
 # next cell, rank r has r + 1 batches. Compare the two numbers that each rank prints:
 
@@ -526,7 +525,7 @@ print(f"batches: {rank + 1}, all-reduces of the bucket: {sent}")
 # ## Why DDP replaced `nn.DataParallel`
 #
 # Before DDP, there was `nn.DataParallel`: one line of code, one process, several GPUs. It is still in torch, whose
-# documentation recommends DDP instead, even on a single host. The table compares one step of both:
+# documentation recommends DDP instead. The table compares one step of both:
 #
 # | | `nn.DataParallel` | DDP |
 # |---|---|---|
@@ -681,7 +680,7 @@ tables.Table(["ranks", "global batch", "steps with lr 0.1", "steps with lr 0.1 Â
 # model that does not fit on one GPU does not fit on 512 of them. Chapter 06 counts what a rank holds, and from chapter
 # 07 on, the ranks divide it among themselves.
 #
-# But first, in the lab, you will write the cost model yourself, and let it find the best bucket cap.
+# But first, you write the cost model yourself in the lab.
 
 # %%
 ranks.stop()
