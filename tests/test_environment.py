@@ -118,13 +118,12 @@ def test_all_descriptions_name_the_same_pythons(project, conda):
 
 
 def make(*arguments, cwd=ROOT, **variables) -> subprocess.CompletedProcess:
-    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS")}
     return subprocess.run(
         ["make", "--no-print-directory", *arguments],
         cwd=cwd,
         capture_output=True,
         text=True,
-        env=environment | variables,
+        env=os.environ | variables,
     )
 
 

@@ -126,6 +126,13 @@ def test_commands_find_the_programs_of_this_environment(tmp_path):
     assert run_phase(python_phase(source), tmp_path).problem is None
 
 
+def test_a_make_inside_a_test_does_not_take_over_the_arguments_of_this_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("ALL", "1")
+    monkeypatch.setenv("MAKEFLAGS", "--dry-run")
+    source = "import os; exit('ALL' in os.environ or 'MAKEFLAGS' in os.environ)"
+    assert run_phase(python_phase(source), tmp_path).problem is None
+
+
 # --- hanging tests ----------------------------------------------------------------------------------
 
 HANGS = """

@@ -23,6 +23,7 @@ from tests.runner.results import Results
 POLL_S = 0.5
 # Every test reports an event by its deadline. This limit is for the start and the end of pytest.
 SILENCE_S = 3 * TEST_S
+MAKE_VARIABLES = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PHASES", "ALL", "CHAPTER", "LAST_FAILED")
 TRACEBACKS_BEGIN = "===="  # pytest's first heading; before it, there are only dots
 
 
@@ -160,6 +161,8 @@ def run_command(
     errors = subprocess.STDOUT if output else None
     environment = {**os.environ, "PATH": path}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise, each of the many processes compiles our modules anew
+    for variable in MAKE_VARIABLES:  # Some tests call `make`. It would take over what this `make test` was called with.
+        environment.pop(variable, None)
     options = {"cwd": root, "env": environment, "start_new_session": True}
     process = subprocess.Popen(command, stdout=output, stderr=errors, **options)
     silence_s, heard_s = scaled(SILENCE_S), time.monotonic()
