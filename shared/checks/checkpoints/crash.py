@@ -12,7 +12,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
 
-from shared.checks.checkpoints.folder import names_in, put_checkpoint
+from shared.checks.checkpoints.folder import JUNK, names_in, put_checkpoint
 from shared.checks.checkpoints.saved import Saving, beside, settle, train
 from shared.checks.engine.candidate import device_here
 from shared.checks.engine.framework import Attempt, Wrong
@@ -24,6 +24,7 @@ from shared.ranks import rankside
 EARLIER = "step_3"
 SLOW_RENAME_S = scaled(0.5)  # Without waiting for it, save_checkpoint() returns within a few milliseconds.
 _HINT_ON_NAMES = "Hint: under which name do ranks write, and when does the folder get its final name?"
+_HINT_ON_THE_SAME_STEP = "Hint: when is it safe to remove the existing checkpoint of the same step?"
 
 
 @contextlib.contextmanager
@@ -117,7 +118,10 @@ def partial_checkpoints_are_never_visible(attempt: Attempt) -> None:
 
 
 def probe_failure(save_checkpoint, plan: Saving, folder: str, step: int, failing: int, seed: int, x, y) -> dict:
-    """Fail while one rank writes, then try again. Return whether save_checkpoint() raised, and what was found."""
+    """Fail while one rank writes, then try again. Return whether save_checkpoint() raised, and what was found.
+
+    `files` tells which folders contain a file that was there before.
+    """
     module, optimizer = settle(plan, seed)
     train(module, optimizer, range(1), x.to(device_here()), y.to(device_here()))
     found = {"raised": False}
@@ -135,24 +139,34 @@ def probe_failure(save_checkpoint, plan: Saving, folder: str, step: int, failing
                 raise
             found["raised"] = True
     dist.barrier()
-    found["names"], found["failed"] = names_in(folder), newest_in(save_checkpoint, folder)
+    found["failed"] = newest_in(save_checkpoint, folder)
+    found["files"] = {name: (Path(folder) / name / JUNK).exists() for name in names_in(folder)}
     dist.barrier()
     save_checkpoint(Path(folder), step, module, optimizer)
     return found | {"again": newest_in(save_checkpoint, folder)}
 
 
 def a_failure_keeps_the_previous_checkpoint(attempt: Attempt) -> None:
-    step, failing = attempt.random.randrange(10, 10**6), attempt.random.randrange(attempt.world_size)
+    step = attempt.random.randrange(10, 10**6)
+    for kept in (EARLIER, f"step_{step}"):
+        _fail_to_save(attempt, step, kept)
+
+
+def _fail_to_save(attempt: Attempt, step: int, kept: str) -> None:
+    """Require that a checkpoint survives a failed attempt to save one, even one of the same step."""
+    failing = attempt.random.randrange(attempt.world_size)
     plan, draw = Saving("Blocks", sharded=attempt.world_size > 1), Draw(attempt)
-    context = f"rank {failing}'s disk is full"
+    context = f"rank {failing}'s disk is full while it saves step_{step}, and {kept} exists"
     with tempfile.TemporaryDirectory() as folder:
-        put_checkpoint(Path(folder), EARLIER)
+        put_checkpoint(Path(folder), kept)
         per_rank = [(draw.seeds[0], x, y) for x, y in draw.shares]
         found = attempt.run(probe_failure, plan, folder, step, failing, per_rank=per_rank, context=context)
     for rank, each in enumerate(found):
-        if f"step_{step}" in each["names"] or each["failed"] != EARLIER:
-            evidence = f"{context}: newest_checkpoint() then finds {each['failed']}; expected {EARLIER}"
-            raise Wrong({rank: f"{evidence}. The folder contains {', '.join(each['names'])}"}, _HINT_ON_NAMES)
+        survives = each["failed"] == kept and each["files"][kept]
+        if not survives or f"step_{step}" in set(each["files"]) - {kept}:
+            evidence = f"{context}: newest_checkpoint() then finds {each['failed']}; expected the {kept} from before"
+            evidence += f". The folder contains {', '.join(each['files'])}"
+            raise Wrong({rank: evidence}, _HINT_ON_NAMES if kept == EARLIER else _HINT_ON_THE_SAME_STEP)
         if not each["raised"]:
             hint = "Hint: how can the training loop learn that nothing was saved?"
             raise Wrong(

@@ -25,18 +25,31 @@ class Run(Stateful):
         self.step = state["step"]
 
 
-def save_checkpoint(folder, step, model, optimizer):
-    half = Path(folder, f"step_{step}.half")
-    if dist.get_rank() == dist.get_world_size() - 1:  # the last rank removes old folders and renames
-        for path in (half, half.with_suffix("")):
+def clear(half):
+    """On the last rank, remove what a failed attempt has left."""
+    if dist.get_rank() == dist.get_world_size() - 1:
+        for path in (half, half.with_suffix(".before")):
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(path)
     dist.barrier()
+
+
+def rename(half):
+    """On the last rank, put the new folder in the place of an old one."""
+    if dist.get_rank() == dist.get_world_size() - 1:
+        with contextlib.suppress(FileNotFoundError):
+            half.with_suffix("").replace(half.with_suffix(".before"))
+        half.replace(half.with_suffix(""))
+        shutil.rmtree(half.with_suffix(".before"), ignore_errors=True)
+    dist.barrier()
+
+
+def save_checkpoint(folder, step, model, optimizer):
+    half = Path(folder, f"step_{step}.half")
+    clear(half)
     dcp.save({"run": Run(model, optimizer, step)}, checkpoint_id=str(half))
     dist.barrier()
-    if dist.get_rank() == dist.get_world_size() - 1:
-        half.replace(half.with_suffix(""))
-    dist.barrier()
+    rename(half)
 
 
 def newest_checkpoint(folder):
@@ -65,10 +78,7 @@ class BackgroundSaver:
     def save(self, folder, step, model, optimizer):
         self.wait()
         self.half = Path(folder, f"step_{step}.half")
-        if dist.get_rank() == 0:
-            for path in (self.half, self.half.with_suffix("")):
-                shutil.rmtree(path, ignore_errors=True)
-        dist.barrier()
+        clear(self.half)
         state = {"run": Run(model, optimizer, step)}
         self.future = dcp.async_save(state, storage_writer=dcp.FileSystemWriter(self.half), process_group=self.group)
 
@@ -76,8 +86,6 @@ class BackgroundSaver:
         try:
             if self.future is not None:
                 self.future.result()
-                if dist.get_rank() == dist.get_world_size() - 1:
-                    self.half.rename(self.half.with_suffix(""))
-                dist.barrier()
+                rename(self.half)
         finally:
             self.future = None

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 def cleared(folder, step):
     target = os.path.join(folder, f"step_{step}")
     if dist.get_rank() == 0:
-        for name in (target, target + ".half"):
+        for name in (target + ".gone", target + ".half"):
             if os.path.isdir(name):
                 shutil.rmtree(name)
     dist.barrier()
@@ -43,7 +43,10 @@ def write(target, state, group=None):
     dcp.save(state, storage_writer=writer, process_group=group)
     done = [None]
     if dist.get_rank() == 0:
+        if os.path.isdir(target):
+            os.replace(target, target + ".gone")
         os.replace(target + ".half", target)
+        shutil.rmtree(target + ".gone", ignore_errors=True)
         done = ["renamed"]
     dist.broadcast_object_list(done, src=0, group=group)
 
