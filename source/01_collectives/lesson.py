@@ -18,7 +18,7 @@
 # You need `all_reduce`, `send`, `recv`, the wire ledger and the doctor (chapter 00).
 
 # %% tags=["nbval-ignore-output"]
-from shared import formulas, plots, ranks, tables, widgets
+from shared import formulas, measure, plots, ranks, tables, widgets
 from shared.plots import costs as cost_plots
 from shared.plots import diagrams
 
@@ -380,7 +380,7 @@ with measure.behind_link("1gbit", latency_ms=5):
 # %% tags=["nbval-ignore-output"]
 steps = ranks.pull("steps")[0]
 line = steps.fit("a ring step")
-assert line.alpha_s > 5e-3 and 0.5 < line.gbit_per_s < 2
+measure.expect(line.alpha_s > 5e-3 and 0.5 < line.gbit_per_s < 2, "α and β are those of the link")
 display(line)
 cost_plots.predicted_against_measured(
     {"a ring step": line.message_s}, steps.measured_s, "bytes in a message", lines_are="fitted"
@@ -410,7 +410,8 @@ on_loopback, on_link = ranks.pull("both")[0].values()
 ring_ms = 1e3 * on_link.measured_s["ring"][4_000_000]
 formula_ms = 1e3 * line.ring_all_reduce_s(4_000_000, 4)
 link_ratio = on_link.ratio("star", "ring")[4_000_000]
-assert 0.6 < ring_ms / formula_ms < 2 and link_ratio > 1.3
+measure.expect(0.6 < ring_ms / formula_ms < 2, "the ring takes about as long as predicted")
+measure.expect(link_ratio > 1.3, "the ring is faster behind the link")
 print(
     f"predicted {my_prediction_ms:.1f} ms, measured {ring_ms:.1f} ms; formula {formula_ms:.1f} ms"
 )
@@ -436,7 +437,7 @@ cost_plots.predicted_against_measured(models, on_link.measured_s, "bytes in the 
 
 # %% tags=["nbval-ignore-output"]
 loopback_ratio = on_loopback.ratio("star", "ring")[4_000_000]
-assert loopback_ratio < link_ratio
+measure.expect(loopback_ratio < link_ratio, "the ring gains less over loopback")
 print(f"star / ring for 4 MB: {loopback_ratio:.1f} over loopback, {link_ratio:.1f} behind links")
 places = {"loopback": on_loopback.measured_s, "1 Gbit/s link, emulated": on_link.measured_s}
 cost_plots.side_by_side(places, "bytes in the tensor")
@@ -456,7 +457,7 @@ cost_plots.side_by_side(places, "bytes in the tensor")
 torch_s = on_link.measured_s["torch"]
 sent_mb = {size: formulas.all_reduce_sent_bytes(size, 4) / 1e6 for size in torch_s}
 bus_mb_per_s = {size: sent_mb[size] / torch_s[size] for size in torch_s}
-assert bus_mb_per_s[4_000_000] > 10 * bus_mb_per_s[4_000]
+measure.expect(bus_mb_per_s[4_000_000] > 10 * bus_mb_per_s[4_000], "large tensors come closer")
 rows = [[f"{size:,}", f"{rate:.3g}"] for size, rate in bus_mb_per_s.items()]
 tables.Table(["bytes", "bus bandwidth, MB/s"], rows)
 
@@ -553,7 +554,8 @@ with measure.behind_link("1gbit", latency_ms=5):
 
 # %% tags=["nbval-ignore-output"]
 times = ranks.pull("times")[0]
-assert times.ratio("one after the other", "at the same time") > 1.3
+ratio = times.ratio("one after the other", "at the same time")
+measure.expect(ratio > 1.3, "both at the same time take less time")
 print(f"predicted {my_prediction_ms:.0f} ms, measured {times['at the same time'].time_ms:.0f} ms")
 plots.bars(times.ms(), "ms (median of 5)")
 

@@ -29,7 +29,7 @@
 # the latency is 2 ms, as in 400 km of fiber. (On a shorter link, this machine's own delays would hide the latency.)
 
 # %% tags=["nbval-ignore-output"]
-from shared import plots, ranks, tables, widgets
+from shared import measure, plots, ranks, tables, widgets
 from shared.plots import buckets as bucket_plots
 from shared.plots import costs as cost_plots
 from shared.plots import diagrams
@@ -81,7 +81,7 @@ plots.timeline([line], exposed=False)
 # %% tags=["nbval-ignore-output"]
 bytes_ms = 1e3 * 8e-9 * log.sent_bytes
 print(f"{log.sent_bytes / 1e6:.2f} MB · 8 ns per byte = {bytes_ms:.0f} ms")
-assert line.communication_ms > 5 * bytes_ms
+measure.expect(line.communication_ms > 5 * bytes_ms, "the bytes are a small part of the time")
 
 # %% [markdown]
 # The bytes explain only a small part of the time. What takes the rest?
@@ -111,7 +111,7 @@ times = ranks.pull("times")[0]
 small_ms, gradients_ms = times.ms().values()
 fraction = small_ms / gradients_ms
 print(f"predicted {my_prediction:g}, measured {fraction:.2f}")
-assert fraction > 0.7
+measure.expect(fraction > 0.7, "small all-reduces take about as long")
 plots.bars(times.ms(), "ms (median of 5 rounds)")
 
 # %% [markdown]
@@ -144,7 +144,8 @@ gradients = measure.jobs({"100 gradients": by_hand.finish_gradient_sync}, rounds
 sums = ranks.pull("sums")[0]
 fitted = sums.fit("all-reduce")
 curve_s = sums.measured_s["all-reduce"]
-assert curve_s[4_000] < 1.5 * curve_s[400] and curve_s[4_000_000] > 3 * curve_s[400]
+measure.expect(curve_s[4_000] < 1.5 * curve_s[400], "the curve is flat on the left")
+measure.expect(curve_s[4_000_000] > 3 * curve_s[400], "the curve rises on the right")
 formula = {"all-reduce": fitted.message_s}
 cost_plots.predicted_against_measured(formula, sums.measured_s, "bytes in the tensor")
 
@@ -155,7 +156,7 @@ cost_plots.predicted_against_measured(formula, sums.measured_s, "bytes in the te
 
 # %% tags=["nbval-ignore-output"]
 alpha_ms, beta_ns = 1e3 * fitted.alpha_s, 1e9 * fitted.beta_s_per_byte
-assert 0.9 < alpha_ms / 12 < 1.6 and 0.8 < beta_ns / 12 < 1.25
+measure.expect(0.9 < alpha_ms / 12 < 1.6 and 0.8 < beta_ns / 12 < 1.25, "both are near 12")
 rows = [["fitted", f"{alpha_ms:.1f}", f"{beta_ns:.1f}"], ["expected of the link", "12", "12"]]
 tables.Table(["an all-reduce", "α, ms", "β, ns per byte"], rows, fitted.where)
 
@@ -176,7 +177,7 @@ measured_ms = ranks.pull("gradients")[0]["100 gradients"].time_ms
 formula_ms = latency_ms + transfer_ms
 print(f"latency {latency_ms:.0f} ms + bytes {transfer_ms:.0f} ms = {formula_ms:.0f} ms")
 print(f"measured {measured_ms:.0f} ms")
-assert 1 / 1.6 < measured_ms / formula_ms < 1.6
+measure.expect(1 / 1.6 < measured_ms / formula_ms < 1.6, "the formula comes close")
 
 # %% [markdown]
 # They do, up to noise. We can change neither α nor β, and we have to send all the bytes. But we can send them in fewer
@@ -238,7 +239,7 @@ times = measure.jobs(ways, rounds=5)
 
 # %% tags=["nbval-ignore-output"]
 times = ranks.pull("times")[0]
-assert times.ratio("100 all-reduces", "1 all-reduce") > 5
+measure.expect(times.ratio("100 all-reduces", "1 all-reduce") > 5, "one is much faster than 100")
 plots.bars(times.ms(), "ms (median of 5 rounds)")
 
 # %% [markdown]
@@ -513,7 +514,7 @@ took_ms = {cap: run.took_ms for cap, run in runs.items()}
 print(f"350 KiB: predicted {my_prediction_ms:.0f} ms, measured {took_ms['350 KiB']:.0f} ms")
 off = sorted(run.took_ms / run.predicted_ms for run in runs.values())
 print(f"measured / formula: from {off[0]:.2f} to {off[-1]:.2f}")
-assert 1 / 1.6 < off[len(off) // 2] < 1.6
+measure.expect(1 / 1.6 < off[len(off) // 2] < 1.6, "the formula comes close")
 
 # %% [markdown]
 # In the figure, each row is a cap. The left half shows the model, split into its buckets. (Where there are more than
@@ -524,7 +525,8 @@ first_saved_ms = took_ms["none"] - took_ms["100 KiB"]
 then_saved_ms = took_ms["100 KiB"] - took_ms["25 MiB"]
 print(f"From no bucketing to 100 KiB, we save {first_saved_ms:.0f} ms.")
 print(f"From there to one bucket, we save another {then_saved_ms:.0f} ms.")
-assert first_saved_ms > then_saved_ms and took_ms["25 MiB"] == min(took_ms.values())
+measure.expect(first_saved_ms > then_saved_ms, "most is saved by the first buckets")
+measure.expect(took_ms["25 MiB"] == min(took_ms.values()), "one bucket is the fastest")
 widgets.cap_chooser(gradient_sizes, list(runs.values()))
 
 # %% [markdown]
@@ -725,7 +727,7 @@ lines = measure.recorded(steps, lambda: timeline.record(model), rounds=5)["step"
 
 # %% tags=["nbval-ignore-output"]
 lines = ranks.pull("lines")[0]
-assert all(line.overlap < 0.1 for line in lines)
+measure.expect(all(line.overlap < 0.1 for line in lines), "nothing overlaps")
 last = max(lines, key=lambda line: line.lane("communication")[0])
 plots.timeline([last], exposed=False)
 

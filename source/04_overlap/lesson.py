@@ -113,7 +113,7 @@ bytes_ms = 1e3 * 2 * (4 - 1) / 4 * ranks.pull("gradients_bytes")[0] * beta_s
 latency_ms = 1e3 * 2 * (4 - 1) * alpha_s
 print(f"formula: {bytes_ms:.0f} ms for the bytes + 7 · {latency_ms:.0f} ms for the latencies")
 print(f"predicted {my_prediction_ms:.0f} ms, measured {before.exposed_ms:.0f} ms")
-assert before.overlap < 0.1
+measure.expect(before.overlap < 0.1, "nothing overlaps")
 plots.timeline([before])
 
 # %% [markdown]
@@ -184,7 +184,7 @@ blocking_lines = recorded_step(PerParameterDDP(new_model(), async_op=False))
 # %% tags=["nbval-ignore-output"]
 blocking = ranks.pull("blocking_lines")[0][0]
 print(f"predicted {my_prediction_ms:.0f} ms, measured {blocking.exposed_ms:.0f} ms")
-assert blocking.exposed_ms > before.exposed_ms
+measure.expect(blocking.exposed_ms > before.exposed_ms, "that is slower")
 plots.timeline([blocking])
 
 # %% [markdown]
@@ -205,7 +205,7 @@ launching_lines = recorded_step(PerParameterDDP(new_model(), async_op=True))
 
 # %% tags=["nbval-ignore-output"]
 launching = ranks.pull("launching_lines")[0][0]
-assert launching.exposed_ms < blocking.exposed_ms
+measure.expect(launching.exposed_ms < blocking.exposed_ms, "less is exposed than before")
 exposed_ms = {
     "buckets, after backward": before.exposed_ms,
     "per parameter, blocking": blocking.exposed_ms,
@@ -272,7 +272,7 @@ print("same gradients:", all(torch.allclose(a.grad, b.grad, atol=1e-6) for a, b 
 # %% tags=["nbval-ignore-output"]
 after = ranks.pull("lines")[0]
 print(f"exposed: {before.exposed_ms:.0f} ms before, {after[0].exposed_ms:.0f} ms with hooks")
-assert after[0].exposed_ms < before.exposed_ms
+measure.expect(after[0].exposed_ms < before.exposed_ms, "hooks hide communication")
 plots.timeline(after[:1])
 
 # %% [markdown]
@@ -319,7 +319,7 @@ ends_s = completions_s(full_s, takes_s)
 measured_s = [span.ended_s - after[0].began_s for span in spans]
 predicted_ms = 1e3 * max(0.0, ends_s[-1] - backward_s)
 print(f"exposed: predicted {predicted_ms:.0f} ms, measured {after[0].exposed_ms:.0f} ms")
-assert 0.95 < measured_s[-1] / ends_s[-1] < 1.5
+measure.expect(0.95 < measured_s[-1] / ends_s[-1] < 1.5, "the recurrence comes close")
 in_ms = [[1e3 * s for s in times] for times in (full_s, takes_s, ends_s, measured_s)]
 scaling_plots.schedule(*in_ms[:3], 1e3 * backward_s, in_ms[3])
 
@@ -372,7 +372,8 @@ predicted_best = min(by_cap, key=lambda cap: predicted_s(cap * MB))
 measured_best = min(by_cap, key=by_cap.get)
 print(f"best cap: your prediction {my_prediction_cap_mb:g} MB, the formula's {predicted_best:g} MB")
 print(f"measured: {measured_best:g} MB")
-assert 0.25 < predicted_best < 25 and 0.25 < measured_best < 25
+measure.expect(0.25 < predicted_best < 25, "the best cap lies in between")
+measure.expect(0.25 < measured_best < 25, "the best measured cap lies in between")
 measured_s = {cap * MB: ms / 1e3 for cap, ms in by_cap.items()}
 costs.predicted_against_measured({"exposed": predicted_s}, {"exposed": measured_s}, "cap, bytes")
 
@@ -541,7 +542,8 @@ for name, line in recorded.items():
     rows.append([name, *launches, *shown, f"{line.exposed_ms / alone.time_ms:.0%}"])
 exposed_ms = {name: line.exposed_ms for name, line in recorded.items()}
 assert first["HookedDDP"] < first["torch's DDP"]  # by the bytes of their first bucket
-assert max(exposed_ms["HookedDDP"], exposed_ms["torch's DDP"]) < exposed_ms["BucketedDDP"]
+overlapped_ms = max(exposed_ms["HookedDDP"], exposed_ms["torch's DDP"])
+measure.expect(overlapped_ms < exposed_ms["BucketedDDP"], "overlap hides communication")
 backward_ms = [times[name].phase_ms()["backward"] for name in ("no communication", "HookedDDP")]
 print("backward of HookedDDP: {:.0f} ms in no_sync(), {:.0f} ms outside".format(*backward_ms))
 header = ["", "all-reduces", "first launch", "exposed, ms", "longer by, ms", "exposed / compute"]

@@ -17,7 +17,7 @@
 # link of a known rate.
 
 # %% tags=["nbval-ignore-output"]
-from shared import ranks, tables
+from shared import measure, ranks, tables
 from shared.checks import scaling as check
 
 ranks.start(world_size=4, backend="gloo:cpu")
@@ -389,7 +389,7 @@ alpha_s, beta_s = fit_alpha_beta(times_s, world_size)
 # %% tags=["nbval-ignore-output"]
 alpha_s, beta_s = ranks.pull("alpha_s")[0], ranks.pull("beta_s")[0]
 print(f"α = {1e6 * alpha_s:.0f} µs per step, β = {1e9 * beta_s:.2f} ns per byte")
-assert 4e-9 < beta_s < 16e-9  # 1 Gbit/s is 8 ns per byte
+measure.expect(4e-9 < beta_s < 16e-9, "β is near the 8 ns per byte of 1 Gbit/s")
 
 # %% [markdown]
 # Your α is larger than the link's 0.1 ms, because it also contains the time that gloo itself needs for each step. For
@@ -480,7 +480,8 @@ for name, ms in predicted_ms.items():
     rows.append([name, f"{ms:.0f}", f"{measured_ms[name]:.0f}"])
 print(f"you predicted {my_prediction_ms:.0f} ms")
 for exposed_ms in (predicted_ms, measured_ms):
-    assert exposed_ms["OverlappedDDP, 2 MB"] < exposed_ms["OverlappedDDP, 25 MB"]
+    shorter = exposed_ms["OverlappedDDP, 2 MB"] < exposed_ms["OverlappedDDP, 25 MB"]
+    measure.expect(shorter, "a cap of 2 MB exposes less than one of 25 MB")
 tables.Table(["", "exposed, predicted, ms", "exposed, measured, ms"], rows, "the slowest rank")
 
 # %% [markdown]
@@ -506,7 +507,8 @@ reached = {n: efficiency(gradients, compute_s, cap, n, alpha_s, beta_s) for n, c
 # %% tags=["nbval-ignore-output"]
 best, reached = ranks.pull("best")[0], ranks.pull("reached")[0]
 rows = [[f"{n}", f"{cap / 2**20:g}", f"{reached[n]:.0%}"] for n, cap in best.items()]
-assert best[2] < best[512] and reached[512] < reached[2]
+measure.expect(best[2] < best[512], "more ranks need a larger cap")
+measure.expect(reached[512] < reached[2], "more ranks are less efficient")
 tables.Table(["ranks", "best cap, MB", "efficiency, weak scaling"], rows)
 
 # %% [markdown]

@@ -16,7 +16,8 @@
 # - save memory by recomputing activations, and say what that costs,
 # - tell which models fit on a GPU, and why more GPUs do not help data parallelism.
 #
-# You need `ManualDDP` (chapter 02). Ψ is the number of parameters and N the number of ranks.
+# You need `ManualDDP` (chapter 02) and `BucketedDDP` (chapter 03). Ψ is the number of parameters and N the number of
+# ranks.
 
 # %% [markdown]
 # ## Where we are
@@ -26,7 +27,7 @@
 # `shared.memory` will count the bytes of every tensor exactly.
 
 # %% tags=["nbval-ignore-output"]
-from shared import formulas, planner, plots, ranks, tables, widgets
+from shared import formulas, measure, planner, plots, ranks, tables, widgets
 from shared.plots import diagrams
 from shared.plots import memory_plan as planner_plots
 
@@ -241,13 +242,14 @@ from torch.nn.functional import cross_entropy
 
 from shared.data import digits
 from shared.models import MLP
+from solutions.bucketed_ddp import BucketedDDP
 
 images, labels = (tensor.to(device) for tensor in digits())
 
 
 def train(dtype, optimizer_cls, steps=300):
     """Train on 32 samples per rank. Returns each step's loss, averaged over the ranks."""
-    mlp = ManualDDP(MLP().to(device, dtype))
+    mlp = BucketedDDP(MLP().to(device, dtype))
     optimizer = optimizer_cls(mlp.parameters(), lr=1e-4)
     losses = []
     for seed in range(steps):
@@ -480,7 +482,9 @@ times = measure.jobs(steps, rounds=10)
 parts_ms = ranks.pull("times")[0].parts_ms()
 extra = sum(parts_ms["checkpointed"].values()) / sum(parts_ms["plain"].values()) - 1
 print(f"predicted {my_extra:.0%}, measured {extra:.0%} longer")
-assert extra > 0.05 and parts_ms["checkpointed"]["backward"] > 1.1 * parts_ms["plain"]["backward"]
+backward_ms = {name: parts["backward"] for name, parts in parts_ms.items()}
+measure.expect(extra > 0.05, "the checkpointed step takes longer")
+measure.expect(backward_ms["checkpointed"] > 1.1 * backward_ms["plain"], "backward takes longer")
 rows = [(phase, name) for phase in ("forward", "backward") for name in parts_ms]
 plots.bars({f"{phase}, {name}": parts_ms[name][phase] for phase, name in rows}, "ms (median of 10)")
 
