@@ -116,6 +116,7 @@ def mean_losses(found: list[tuple]) -> list[float]:
     return [sum(losses) / len(losses) for losses in zip(*(losses for _, _, losses in found), strict=True)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("moment", ["while a rank writes", "while a thread writes", "before the rename"])
 def test_a_kill_loses_only_the_steps_since_the_last_save(four_ranks, tmp_path, moment):
     with pytest.raises(ranks.CellFailed, match=r"was killed \(SIGKILL\)"):

@@ -23,6 +23,7 @@ def _check(*arguments) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
+@pytest.mark.exhaustive
 def test_a_right_solution_exits_0_with_its_verdicts_in_json():
     done = _check("first_collectives", VARIANTS / "00_ranks" / "odd_even_and_tree.py", "--json")
     report = json.loads(done.stdout)

@@ -85,6 +85,7 @@ def test_every_stage_trains_like_one_process_on_the_full_batch(world_size, stage
         assert linear_is_original
 
 
+@pytest.mark.exhaustive
 def test_gradients_are_clipped_to_the_given_norm(world_size):
     """SGD shows this, because the norm of the gradients hardly changes a step of AdamW."""
     expected = one_process(torch.optim.SGD, max_norm=0.1)

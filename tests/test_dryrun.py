@@ -123,10 +123,11 @@ def test_70b_on_1024_ranks_fits_into_this_process():
         (("--wrappers", "nowhere"), "--wrappers nowhere: No module named 'nowhere'"),
     ],
 )
-def test_bad_arguments_are_rejected_in_one_sentence(arguments, message):
-    command = [sys.executable, "-m", "shared.dryrun", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 2 and message in done.stderr.splitlines()[-1]
+def test_bad_arguments_are_rejected_in_one_sentence(monkeypatch, capsys, arguments, message):
+    monkeypatch.setattr(sys, "argv", ["dryrun", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        dryrun.main()
+    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_torchs_names_stand_for_the_courses_counterparts():

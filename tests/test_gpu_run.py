@@ -47,6 +47,7 @@ AIM = {"what": "1 rank: ZeRO3 / plain", "unit": "×", "value": 1.1, "most": 1.02
 MEASURED = {"rows": [ROW], "failed": [], "aims": [AIM], "placements": {"1": "nccl on cuda:0"}}
 
 
+@pytest.mark.exhaustive
 def test_processes_that_have_used_cuda_get_more_time_to_end():
     assert {part.grace_s for part in steps.parts(Machine(gpus=1))} == {scaled(20)}
     assert {part.grace_s for part in steps.parts(Machine(gpus=0, dry=True))} == {scaled(5)}
@@ -282,12 +283,14 @@ def test_with_one_gpu_it_tries_nccl_alone_and_shares_the_gpu():
     assert semantics["unbatched ring"].skip == "it needs 3 GPUs, and this machine has 1 GPU"
 
 
+@pytest.mark.exhaustive
 def test_with_eight_gpus_every_rank_has_its_own():
     found = by_name(Machine(8), "start")
     assert found["NCCL, 8 ranks"].command[-6:] == ("--ranks", "8", "--backend", "nccl", "--device", "cuda")
     assert not any(part.skip for part in steps.parts(Machine(8)))
 
 
+@pytest.mark.exhaustive
 def test_ranks_do_not_share_a_gpu_that_only_one_process_may_use():
     machine = Machine(1, exclusive=True)
     assert "compute mode" in by_name(machine, "start")["gloo on the GPU, 2 ranks"].skip
@@ -317,6 +320,7 @@ def test_solutions_that_send_stay_on_the_cpu_where_there_are_too_few_gpus():
     assert not any(part.environment for part in by_name(Machine(4), "checks").values())
 
 
+@pytest.mark.exhaustive
 def test_every_test_marked_gpu_and_every_solution_with_checks_is_run():
     assert {"test_gpu", "test_memory"} <= set(by_name(Machine(1), "tests"))
     assert "test_gpu_run" not in by_name(Machine(1), "tests")

@@ -79,6 +79,7 @@ def test_it_draws_a_figure_that_is_not_blank(script_output):
     assert image[..., :3].std() > 0.05
 
 
+@pytest.mark.exhaustive
 def test_without_torchrun_it_says_how_to_start_it():
     done = _run(str(SCRIPT))
     assert done.returncode == 2

@@ -327,6 +327,7 @@ print(json.dumps({"held": held, "found": found}), flush=True)
 """
 
 
+@pytest.mark.exhaustive
 @needs_hosts
 @pytest.mark.parametrize("first", ["", "server.kill();"], ids=["alone", "together with the fork server"])
 @pytest.mark.slow

@@ -59,6 +59,7 @@ for generation in range(2):
 """
 
 
+@pytest.mark.exhaustive
 def test_groups_can_be_split_in_every_generation():
     """As with gloo here, torch 2.13 would end the process in the second generation with NCCL, too."""
     command = [sys.executable, "-c", SPLIT_IN_THE_SECOND_GENERATION]

@@ -29,6 +29,7 @@ def test_rings_of_isend_and_irecv_need_gloo():
     assert {piece for _, piece in PIECES.values()} == {"pass_right", "ring_step"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("path", PIECES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_a_variant_that_needs_gloo_hangs_on_nccl_and_is_told_why(path):
     module, piece = PIECES[path]

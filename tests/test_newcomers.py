@@ -89,6 +89,7 @@ def opened_alone(path: Path, folder: Path) -> nbformat.NotebookNode:
     return notebook
 
 
+@pytest.mark.exhaustive
 def test_a_notebook_opened_alone_fetches_the_course_and_runs(published, tmp_path):
     copies.write(tmp_path / "colab", fetched_from=published)
     lab = opened_alone(tmp_path / "colab" / "labs" / "02_manual_ddp_lab.ipynb", tmp_path)

@@ -325,6 +325,7 @@ def sum_over_ranks(value):
 JUPYTERLAB = {"deletedCells": []}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_checks_in_the_lab_of_a_bundle_appear_on_its_start_page(tmp_path, monkeypatch):
     release.write(1, tmp_path)

@@ -138,12 +138,14 @@ launchers.free_ports = taken_ports
 """
 
 
+@pytest.mark.exhaustive
 def test_another_controller_starts_if_a_program_has_taken_a_port():
     ended = run_program(TAKEN_PORTS.replace("TAKEN", "(1,)") + START + "assert len(tries) == 2\n")
     assert ended.status == 0, ended.error
     assert_nothing_left(ended)
 
 
+@pytest.mark.exhaustive
 def test_a_controller_that_does_not_start_is_an_error_that_quotes_its_log():
     source = TAKEN_PORTS.replace("TAKEN", "(1, 2, 3)") + START
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)

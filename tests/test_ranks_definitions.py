@@ -127,6 +127,7 @@ def test_a_check_that_had_to_restart_the_ranks_says_below_its_headline_what_is_l
     assert ranks.pull("kept") == [True] * 2
 
 
+@pytest.mark.exhaustive
 def test_a_definition_that_ends_its_process_is_not_run_a_second_time(fresh_ranks, tmp_path):
     run_cell(f"class Once:\n    import os\n    os.path.exists({str(tmp_path / 'ran')!r}) and os._exit(3)")
     os.mkdir(tmp_path / "ran")

@@ -229,6 +229,7 @@ def test_impatient_second_interrupt_changes_nothing(notebook, pause_s):
     assert notebook.run("print(ranks.pull('marker'))").text == "['kept', 'kept', 'kept', 'kept']\n"
 
 
+@pytest.mark.exhaustive
 def test_two_notebooks_run_their_ranks_at_once_without_a_clash(notebook):
     source = "%%ranks\nfor step in range(200):\n    total = torch.ones(1000) * (rank + 1)\n    dist.all_reduce(total)\n"
     with open_notebook() as other:
@@ -239,6 +240,7 @@ def test_two_notebooks_run_their_ranks_at_once_without_a_clash(notebook):
     assert notebook.run(ALL_REDUCE).text == "ranks 0–3 │ 6.0\n", "closing the other notebook does not affect this one"
 
 
+@pytest.mark.exhaustive
 def test_interrupted_start_leaves_nothing_and_the_next_start_works():
     with open_notebook() as other:
         other.run("from shared import ranks")
@@ -271,6 +273,7 @@ def test_killed_kernel_leaves_no_process_and_no_file():
         kill_and_check_that_nothing_is_left(notebook, processes)
 
 
+@pytest.mark.exhaustive
 def test_kernel_killed_while_ranks_start_leaves_no_process_and_no_file():
     with open_notebook() as notebook:
         notebook.run("from shared import ranks")
@@ -280,6 +283,7 @@ def test_kernel_killed_while_ranks_start_leaves_no_process_and_no_file():
         kill_and_check_that_nothing_is_left(notebook, children_of(notebook))
 
 
+@pytest.mark.exhaustive
 def test_kernel_that_is_shut_down_leaves_no_process_and_no_file():
     with open_notebook() as notebook:
         start_ranks(notebook, 1)

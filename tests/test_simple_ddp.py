@@ -38,6 +38,7 @@ def test_without_torchrun_the_script_says_how_to_start_it():
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.exhaustive
 def test_a_bad_number_of_steps_is_rejected_with_a_reason():
     done = _torchrun(1, "--steps", "0")
     assert done.returncode != 0

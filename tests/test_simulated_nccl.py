@@ -49,6 +49,7 @@ def test_it_is_simulated_on_the_cpu(monkeypatch, backend):
     assert placement.valid.startswith("NCCL is simulated")
 
 
+@pytest.mark.exhaustive
 def test_what_cannot_be_simulated_is_one_sentence(monkeypatch):
     with pytest.raises(ValueError, match=r"^simulate can only be 'nccl', .*, got 'mpi'$"):
         devices.place(2, simulate="mpi")
@@ -63,6 +64,7 @@ def name_of_the_backend() -> tuple[bool, str]:
     return instrumentation.simulation is not None, dist.get_backend()
 
 
+@pytest.mark.exhaustive
 def test_the_environment_variable_switches_it_on_in_every_group(simulated, monkeypatch):
     monkeypatch.setattr(devices, "gpu_count", lambda: 4)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
@@ -215,6 +217,7 @@ def reduce_alone() -> None:
         print("the host goes on")
 
 
+@pytest.mark.exhaustive
 def test_a_hang_belongs_to_the_cell_that_caused_it(simulated, capsys):
     with pytest.raises(ranks.CellFailed, match=r"Ranks 1–3 wait in all_reduce #\d+ .* for rank 0") as failed:
         ranks.run(reduce_alone, timeout_s=scaled(10))

@@ -9,6 +9,7 @@ from shared import ranks
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.exhaustive
 def test_the_stages_hold_and_send_what_the_formulas_say(four_ranks):
     for stage, measured in enumerate(ranks.run(stages.on_a_rank, 2, 0)[0]):
         formula = predicted(stage)

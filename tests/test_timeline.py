@@ -316,6 +316,7 @@ def profiled_all_reduces() -> list[tuple[float, float, float, float]]:
     ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_spans_agree_with_torchs_profiler(world):
     """The two clocks start at different times, so starts are compared relative to the first all-reduce.

@@ -135,6 +135,7 @@ def test_sharding_holds_less_than_data_parallelism(four_ranks, strategy):
     assert peaks_mb[1] < 0.8 * peaks_mb[0]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("strategy", EXACT_STRATEGIES)
 def test_bf16_learns_and_keeps_float32_weights(four_ranks, strategy):
     settings = Settings(strategy=strategy, steps=20, accumulate=2, bf16=True)

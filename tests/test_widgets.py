@@ -184,7 +184,7 @@ widgets.ring_stepper(log)
 @pytest.mark.parametrize(
     ("request_metadata", "kinds"),
     [
-        ({}, [["image/png", "text/plain"]]),  # a program that executes notebooks
+        pytest.param({}, [["image/png", "text/plain"]], marks=pytest.mark.exhaustive),  # such as nbval
         ({"deletedCells": []}, [[WIDGET_VIEW, "text/plain"], ["image/png", "text/plain"]]),  # JupyterLab
     ],
 )

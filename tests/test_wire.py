@@ -525,6 +525,7 @@ def isolated_bytes(tmp_path_factory):
     return json.loads(ran.stdout)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "send"])
 def test_interface_carries_the_bytes_in_the_ledger(isolated_bytes, op):
@@ -534,6 +535,7 @@ def test_interface_carries_the_bytes_in_the_ledger(isolated_bytes, op):
     assert ledger_bytes < carried_bytes < 1.02 * ledger_bytes + 84_000
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_reduce_scatter_of_gloo_carries_the_bytes_of_an_all_reduce(isolated_bytes):
     ledger_bytes, carried_bytes = isolated_bytes["reduce_scatter"]

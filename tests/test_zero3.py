@@ -159,6 +159,7 @@ def in_bfloat16() -> dict:
     return found | {"losses": losses}
 
 
+@pytest.mark.exhaustive
 def test_bfloat16_halves_the_bytes_sent_and_learns(world):
     for found in ranks.run(in_bfloat16):
         whole, half = found["sent"]
