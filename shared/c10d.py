@@ -1,4 +1,4 @@
-"""torch's collectives on one flat tensor under their names in torch 2.13. Older versions have other names for them."""
+"""torch's collectives on one flat tensor, under the names they have in torch 2.13. Older versions use other names."""
 
 import torch.distributed as dist
 

@@ -3,8 +3,8 @@
     from shared.mine import broadcast_state    # instead of: from solutions.manual_ddp import broadcast_state
 
 When all checks of an exercise pass in a lab that is open in JupyterLab, its piece is saved into mine/, together with
-the definitions in your notebook that the piece uses. Later labs can import it from here. Grading takes our pieces
-where a lab imports them, so a mistake in an early lab does not cost points in a later one.
+the definitions in your notebook that the piece uses. Later labs can import it from here. The grader uses our pieces
+wherever a lab imports them, so a mistake in an early lab does not cost points in a later one.
 """
 
 import ast
@@ -100,7 +100,7 @@ def _needed_for(piece: str, definitions: list[Definition]) -> list[Definition]:
     """Return the definitions that a piece uses, directly or indirectly, and its own, in their order.
 
     Raises:
-        NotSaved: If the piece is not defined by a cell, or one of these uses a variable that only a notebook has.
+        NotSaved: If no cell defines the piece, or a definition uses a variable that only a notebook has.
     """
     wanted, needed = {piece}, []
     while True:
@@ -116,7 +116,7 @@ def _needed_for(piece: str, definitions: list[Definition]) -> list[Definition]:
 
 
 def _merged(earlier: list[Definition], newer: list[Definition]) -> list[Definition]:
-    """Replace earlier definitions by newer ones of the same names, in their place, and append the others."""
+    """Replace earlier definitions with newer ones of the same names, in their place, and append the others."""
     merged, left = [], list(newer)
     for old in earlier:
         replacing = [each for each in newer if each.names & old.names]

@@ -119,8 +119,8 @@ class _Sleep(torch.autograd.Function):
 def stand_in_for_gpu(blocks: Iterable[nn.Module], forward_ms: float = 8.0, backward_ms: float = 16.0) -> list:
     """Let each block sleep in forward and backward, in addition to what it computes: a stand-in for a GPU.
 
-    On a machine whose ranks share few cores, real computation would take the cores that sending needs, which a GPU does
-    not. While a rank sleeps, time passes and no core is used.
+    On a machine whose ranks share few cores, real computation would take the cores that sending needs. On a GPU, it
+    does not. While a rank sleeps, time passes and no core is used.
 
     Args:
         blocks: Modules that return one tensor.

@@ -63,7 +63,7 @@ def test_message_names_missing_programs_and_their_packages(monkeypatch):
 
 def test_message_names_an_unsupported_system(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    expected = "Giving each rank its own host needs Linux network namespaces, and this system is darwin."
+    expected = "Giving each rank its own host needs Linux network namespaces, but this system is darwin."
     assert hosts.why_not() == expected
 
 
@@ -73,7 +73,7 @@ def test_message_quotes_a_missing_permission(monkeypatch):
     failing_prefix = ["sh", "-c", "echo 'unshare: unshare failed: Operation not permitted' >&2; exit 1"]
     monkeypatch.setattr(hosts, "as_root", lambda: failing_prefix)
     assert hosts.why_not() == (
-        "This machine does not allow us to make network namespaces with shaped links "
+        "This machine does not allow the course to create network namespaces with shaped links "
         "(unshare: unshare failed: Operation not permitted)."
     )
 

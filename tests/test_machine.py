@@ -122,11 +122,11 @@ EXPECTED = {
     "small_shm_four_gpus": ("docker run --shm-size=1g", "about 10 MB there for each connection", "No space left"),
     "mig": (
         "MIG: enabled",
-        "1 rank uses it, more ranks use the CPU",
+        "1 rank uses it, and more ranks use the CPU",
         "NCCL cannot connect instances",
         "nvidia-smi -mig 0",
     ),
-    "busy": ("GPU 1: 5 GiB of 140 GiB free | Leave out what others use: CUDA_VISIBLE_DEVICES=0,2", "cannot be trusted"),
+    "busy": ("GPU 1: 5 GiB of 140 GiB free | Use only the other GPUs: CUDA_VISIBLE_DEVICES=0,2", "cannot be trusted"),
     "exclusive": ("nvidia-smi -c DEFAULT", "Ranks cannot share a GPU here, because the compute mode"),
     "broken": (
         "Ranks on GPU 1 will fail: CUDA error: uncorrectable ECC error. Leave it out with CUDA_VISIBLE_DEVICES=0.",
@@ -268,4 +268,4 @@ def test_a_check_that_raises_is_reported_and_the_others_still_run(monkeypatch, c
     assert machine.main() == 1
     printed = capsys.readouterr().out
     assert "RuntimeError: no such thing" in printed and "Python" in printed
-    assert "cannot run here yet. Solve these problems first: broken" in printed
+    assert "cannot run here yet. Fix these problems first: broken" in printed

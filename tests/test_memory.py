@@ -173,11 +173,11 @@ def test_held_and_peak_display_as_tables():
 @pytest.mark.parametrize(
     ("args", "extra", "error", "message"),
     [
-        ((None, None), None, ValueError, "give a module, an optimizer or extra tensors"),
+        ((None, None), None, ValueError, "pass a module, an optimizer or extra tensors"),
         (("model",), None, TypeError, "module must be a torch.nn.Module, got str"),
         ((nn.Identity(), [1]), None, TypeError, "must have .state or contain a torch optimizer, got list"),
         ((nn.Identity(),), [1], TypeError, "extra must be a dict of tensors by component"),
-        ((nn.Identity(),), {"bukets": []}, ValueError, "unknown component, 'bukets'. Known are parameters, gradients"),
+        ((nn.Identity(),), {"bukets": []}, ValueError, "component, 'bukets'. The components are parameters, gradients"),
     ],
 )
 def test_bad_input_is_rejected_in_one_sentence(measure, args, extra, error, message):

@@ -36,4 +36,4 @@ def test_a_variant_that_needs_gloo_hangs_on_nccl_and_is_told_why(path):
     (verdict,) = run_file(module, path, only=piece, check="values")
     assert not verdict.passed
     assert "none of them can continue" in verdict.evidence
-    assert "one after the other, isend and irecv included, unless they come in one" in verdict.evidence
+    assert "one after another, including isend and irecv, unless they are all in one" in verdict.evidence

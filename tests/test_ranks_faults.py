@@ -245,7 +245,7 @@ def test_wait_outside_a_collective_ends_at_the_deadline_and_shows_its_line():
         timeout_line(1),
     )
     assert "Rank 0 waits at cell, line 3: pair = dist.new_group([0, 1])" in failure.message
-    assert "Every rank has launched the last collective, barrier" in failure.message
+    assert "Every rank has launched the most recent collective, barrier" in failure.message
     assert "Rank 0 waits in dist.new_group: every rank must call it" in failure.message
     assert f"stopped after {scaled(1):g} s" in failure.message
     assert failure.seconds < SOON_S

@@ -78,7 +78,7 @@ def check_of(source: str, capsys) -> tuple[list[str], float]:
 def test_a_dropped_handle_is_named_with_its_line(two_ranks, capsys, source, op, line):
     shown, seconds = check_of(source, capsys)
     text = "\n".join(shown)
-    assert f"dropped the handle of an {op} before its wait(): {line}" in text
+    assert f"dropped the handle of an {op} without calling its wait(): {line}" in text
     assert "new_group" not in text and "Hint: do you call wait()" in text
     assert "– swap · wire" in text
     assert seconds < SOON_S

@@ -139,7 +139,7 @@ def test_rank_that_is_still_computing_is_no_deadlock():
 def test_collective_that_all_have_launched_is_no_deadlock():
     cell = cell_of(position(0, 2, members=2), position(1, 2, members=2))
     assert not diagnosis.is_deadlocked(cell)
-    assert "Every rank has launched the last collective, all_reduce #2" in diagnosis.explain(cell)
+    assert "Every rank has launched the most recent collective, all_reduce #2" in diagnosis.explain(cell)
 
 
 def test_backward_may_compute_so_only_a_finished_rank_proves_the_deadlock():
@@ -153,7 +153,7 @@ def test_rank_that_does_not_answer_proves_nothing():
     cell.positions[2] = None
     cell.targets.append(2)
     assert not diagnosis.is_deadlocked(cell)
-    assert "Rank 2 does not answer, because it is inside a long call into a C library" in diagnosis.explain(cell)
+    assert "Rank 2 is not responding, because it is inside a long call into a C library" in diagnosis.explain(cell)
 
 
 def test_cell_that_has_ended_on_every_rank_is_no_deadlock():
@@ -178,7 +178,7 @@ def test_only_with_nccl_a_ring_is_told_to_batch_its_sends_and_receives(nccl):
     ring = [point_to_point(rank, "send", (rank + 1) % 3) | {"nccl": nccl} for rank in range(3)]
     message = diagnosis.explain(cell_of(*ring))
     assert "none of them can continue" in message
-    assert ("one after the other, isend and irecv included, unless they come in one" in message) == nccl
+    assert ("one after another, including isend and irecv, unless they are all in one" in message) == nccl
 
 
 def test_send_without_a_receive_names_the_missing_receive():

@@ -456,7 +456,7 @@ def test_assert_volume_names_expected_and_actual_values():
     log.assert_volume(messages=4, ops={"all_reduce": 4}, payload_bytes=16_000, sent_bytes=16_000)
     with pytest.raises(AssertionError, match=r"messages: expected 1, got 4"):
         log.assert_volume(messages=1)
-    with pytest.raises(AssertionError, match=r"rank 0 differs\. bytes to send: expected 8000, got 16000"):
+    with pytest.raises(AssertionError, match=r"rank 0 is not as expected\. bytes to send: expected 8000, got 16000"):
         log.assert_volume(messages=4, sent_bytes=8000)
     with pytest.raises(AssertionError, match=r"operations: expected \{'broadcast': 4\}"):
         log.assert_volume(ops={"broadcast": 4})

@@ -18,14 +18,14 @@ def digits(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tens
 
     Shape: returns images [1797, 64] and labels [1797].
     """
-    # This reads the file as scikit-learn's load_digits does, but saves every rank the second that importing it takes.
+    # This reads the file as scikit-learn's load_digits does, but without the second that importing scikit-learn takes.
     folder = Path(find_spec("sklearn").origin).parent
     table = np.loadtxt(folder / "datasets" / "data" / "digits.csv.gz", delimiter=",")
     return torch.tensor(table[:, :-1] / 16.0, dtype=dtype), torch.tensor(table[:, -1].astype(int))
 
 
 def text() -> str:
-    """Load the text: about 230,000 ASCII characters."""
+    """Load the text: about 214,000 ASCII characters."""
     return _TEXT.read_text()
 
 

@@ -32,10 +32,10 @@ _SYSTEM_PATH = ":/usr/sbin:/sbin"  # on many systems only on root's PATH
 _TIMEOUT_S = scaled(10.0)
 _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 _MIN_RATE, _MAX_RATE = 1e6, 100e9
-_MTU_BYTES = 9000  # jumbo frames, as in a cluster, so that headers are only 1 % of the bytes
+_MTU_BYTES = 9000  # jumbo frames, as in a cluster, so that headers are only 1% of the bytes
 # A sender passes packets of up to 64 KiB to the link, and a smaller token bucket would split them. The timer of a busy
 # machine may fire 1 ms late, which must not reduce the rate either. Starting with a full token bucket makes a transfer
-# of 16 MiB at 1 Gbit/s only 1 % faster.
+# of 16 MiB at 1 Gbit/s only 1% faster.
 _BURST_BYTES, _BURST_S = 128 << 10, 1e-3
 # Larger than everything TCP can have in flight. If all ranks send to one, a dropped packet would cost 200 ms until it
 # is sent again.
@@ -61,7 +61,7 @@ def bits_per_s(link: str) -> float:
 def why_not() -> str | None:
     """Try to make a host. Returns one sentence on why this machine cannot make hosts, or None if it can."""
     if sys.platform != "linux":
-        return f"Giving each rank its own host needs Linux network namespaces, and this system is {sys.platform}."
+        return f"Giving each rank its own host needs Linux network namespaces, but this system is {sys.platform}."
     missing = [program for program in ("ip", "tc", *as_root()[:1]) if _path_of(program) is None]
     if missing:
         return f"This machine lacks {' and '.join(missing)}. Install the packages iproute2 and util-linux."
@@ -69,11 +69,11 @@ def why_not() -> str | None:
     try:
         result = subprocess.run(command, cwd=course, capture_output=True, text=True, timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        return f"Making a network namespace with a shaped link took more than {_TIMEOUT_S:g} s on this machine."
+        return f"Creating a network namespace with a shaped link took more than {_TIMEOUT_S:g} s on this machine."
     if result.returncode == 0:
         return None
     error = (result.stderr.strip().splitlines() or [f"status {result.returncode}"])[-1]
-    return f"This machine does not allow us to make network namespaces with shaped links ({error})."
+    return f"This machine does not allow the course to create network namespaces with shaped links ({error})."
 
 
 def as_root() -> list[str]:
@@ -145,7 +145,7 @@ def _path_of(program: str) -> str | None:
 
 
 def _call_linux(name: str, *arguments: int) -> None:
-    """Call a C function that Python has only since 3.12, such as `unshare` and `setns`."""
+    """Call a C function that Python offers only since version 3.12, such as `unshare` and `setns`."""
     if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments):
         raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
 

@@ -9,8 +9,8 @@ the ring algorithm's formulas, after the operations before it. Sends and receive
 both. The data itself is transferred as fast as without the emulation. The Work that replaces torch's completes when the
 link would have transferred the data, whatever waits for it: `wait()`, a future, DDP's reducer, DTensor or the ledger.
 
-The emulation differs from a real link in two ways. Each rank counts from its own launch, so a receive that was launched
-long before its send may complete too early. And an operation that nothing waits for is never delayed.
+The emulation differs from a real link in two ways. Each rank measures from its own launch, so a receive that was
+launched long before its send may complete too early. And an operation that nothing waits for is never delayed.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ def link(rate: str, latency_ms: float = 0.0):
     """Complete each operation that this rank launches inside the block no earlier than a link of this rate would.
 
     Args:
-        latency_ms: The cost of each message of a collective in addition to its bytes, α.
+        latency_ms: The fixed cost α of each message of a collective, in addition to the time for its bytes.
 
     Raises:
         ValueError: If rate is not a rate, or the backend is NCCL, whose waits happen on the GPU.
@@ -68,7 +68,7 @@ def _messages(call: instrumentation.Call) -> int:
 
 
 def _bytes(call: instrumentation.Call, rank: int) -> float:
-    """Return the bytes in the busier direction. A tensor from or to a single rank delays all ranks."""
+    """Return the bytes in the busier direction. If one rank sends or receives all bytes, it delays all ranks."""
     if call.op in ("broadcast", "reduce", "recv"):
         return call.payload_bytes
     if call.op in ("gather", "scatter"):
@@ -151,14 +151,14 @@ class _DelayedWork(dist.Work):
         work = self._work
         return time.perf_counter() >= self._due_s and (work is None or work.is_completed())
 
-    def get_future(self) -> torch.futures.Future:
+        future, work = self._future, self._work  # a timer may set them to None in the meantime
         future, work = self._future, self._work  # a timer may set them to None meanwhile
         if future is not None:
             return future
         if work is not None:
             return work.get_future()  # raises the error that says why there is none
         done = torch.futures.Future()
-        # DDP's reducer asks for the future after the launch, on a busy machine even after completion, and uses its
+        # DDP's reducer asks for the future after the launch (on a busy machine, even after completion), and uses its
         # value as tensors.
         done.set_result(tree_map_only(TensorWeakRef, lambda reference: reference(), self._result))
         return done

@@ -1,4 +1,4 @@
-"""The course's one estimator of communication: the time of a job, α and β, and how training scales.
+"""How the course measures communication: the time of a job, α and β, and how training scales.
 
     times = measure.collectives({"ring": ring_all_reduce, "torch": dist.all_reduce})    # in a %%ranks cell
     times = ranks.pull("times")[0]                                                      # in the notebook
@@ -12,24 +12,24 @@ Functions that measure run on all ranks together. They exchange what each rank s
 result, and it is enough to look at one.
 
 What is estimated
-    The time of a job is the time from the moment when the last rank has entered it until the last rank has left it.
-    The ranks meet at a barrier first, but they leave a barrier at different times, and those who leave it early wait
-    inside the job. That wait is not part of the job, so it does not count. (What an early rank finishes before the last
-    one enters does not count either. The barrier keeps that small.)
+    The time of a job lasts from the moment when the last rank enters it until the last rank leaves it. The ranks meet
+    at a barrier first, but they leave the barrier at different times, and those that leave it early wait inside the
+    job. That wait is not part of the job, so it does not count. (What an early rank finishes before the last one enters
+    does not count either. The barrier keeps that small.)
 
     The estimate is the **median** of the rounds. Disturbances only ever make a round longer, so the fastest round shows
-    what the machine can do when nothing disturbs it. But predictions add up many collectives, and a training step
-    cannot have the luck of the fastest round in each of them. The median also has an uncertainty that can be computed.
-    The fastest round is there too, as a lower bound: `fastest_s`.
+    what the machine can do when nothing disturbs it. But predictions add up many collectives, and in a training step
+    not all of them will be as lucky as in the fastest round. The median also has an uncertainty that can be computed.
+    The fastest round is available as a lower bound: `fastest_s`.
 
 How it is measured
-    Two rounds warm up and do not count: the first ones set up connections and allocate memory. 20 rounds count. In each
-    round, every job runs once, in an order that is shuffled in the same way on all ranks. So a busy moment of the
-    machine affects all jobs, and `ratio()` compares two of them round by round.
+    The first two rounds are for warming up and do not count: they set up connections and allocate memory. The next 20
+    rounds count. In each round, every job runs once, in an order that is shuffled in the same way on all ranks. So a
+    busy moment of the machine affects all jobs, and `ratio()` compares two of them round by round.
 
-    Entering and leaving are read from the machine's monotonic clock, which all its processes share, also when each rank
-    runs on a host of its own (`shared/hosts`). On several machines, there is no such clock: nccl-tests, for instance,
-    lets each rank time many calls in a row instead.
+    The times of entering and leaving are read from the machine's monotonic clock. All its processes share this clock,
+    even when each rank runs on its own host (`shared/hosts`). Several machines have no such clock: nccl-tests, for
+    example, lets each rank time many calls in a row instead.
 
     On a GPU, a call returns when it has launched its work, and NCCL's synchronous collectives return before they are
     complete: only the current stream waits for them. So both readings of the clock wait for the current stream first.

@@ -8,8 +8,8 @@ STRICT = "COURSE_STRICT_CLAIMS"  # the environment variable that instructor.buil
 def expect(holds: bool, claim: str) -> None:
     """Check a claim about what a cell has just measured, and say so if it does not hold in this run.
 
-    A busy machine can make any time longer, so a failed claim is no error for a reader. It is one while the notebooks
-    are built, because then their text would contradict the outputs beside it.
+    A busy machine can make any time longer, so a failed claim is not an error for a reader. It is one while the
+    notebooks are built, because then their text would contradict the outputs next to it.
 
     Args:
         holds: Whether the claim holds.

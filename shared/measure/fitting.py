@@ -11,7 +11,7 @@ from shared.measure.rounds import Times
 from shared.tables import ShowsTable, Table
 
 RESAMPLES = 1000
-INTERVAL = (0.05, 0.95)  # of the fits to drawn rounds: nine out of ten lie in it
+INTERVAL = (0.05, 0.95)  # the range that contains nine out of ten fits to drawn rounds
 HOLDS_WITHIN = 1.25
 
 
@@ -20,9 +20,9 @@ class Fit(ShowsTable):
     """The latency α of a message and the time β of a byte: sending S bytes takes α + βS seconds.
 
     The intervals contain α and β in nine of ten repetitions of this measurement (bootstrap: rounds are drawn with
-    replacement and fitted again). They do not say whether the formula is right. The residuals do: the measured times
-    over the formula's. If one is off by more than a quarter, or if α or β is not positive, the formula does not hold
-    over these sizes, and then it must not be used to predict.
+    replacement and fitted again). They do not say whether the formula is right. The residuals do: they are the measured
+    times divided by the formula's. If one is off by more than a quarter, or if α or β is not positive, the formula does
+    not hold over these sizes, and must not be used to predict.
     """
 
     alpha_s: float
@@ -75,7 +75,7 @@ class Fit(ShowsTable):
 def fit(times: Mapping[int, Times], *, steps: int = 1, pieces: int = 1, where: str = "") -> Fit:
     """Fit α and β to the times of a job that sends `steps` messages in a row, each of 1/pieces of the tensor.
 
-    Minimizes the sum of ((α + βS)/measured − 1)², so all sizes count alike. Noise of 10 % makes the result about 2 %
+    Minimizes the sum of ((α + βS)/measured − 1)², so all sizes count equally. Noise of 10% makes the result about 2%
     too small, because dividing by the measured time favors short ones.
 
     Args:
@@ -85,7 +85,7 @@ def fit(times: Mapping[int, Times], *, steps: int = 1, pieces: int = 1, where: s
         ValueError: If there are fewer than two sizes, because a line needs two points.
     """
     if len(times) < 2:
-        raise ValueError(f"two unknowns need at least two sizes, got {len(times)}")
+        raise ValueError(f"fitting α and β needs at least two sizes, got {len(times)}")
     message_bytes = torch.tensor([size / pieces for size in times], dtype=torch.float64)
     rounds_s = torch.tensor([each.rounds_s for each in times.values()], dtype=torch.float64).T / steps
     alpha_s, beta_s = _least_squares(message_bytes, _median(rounds_s)[None])[0].tolist()
@@ -114,7 +114,7 @@ def _least_squares(message_bytes: torch.Tensor, measured_s: torch.Tensor) -> tor
 
 
 def _rounded(value: float) -> str:
-    """Write three digits, or all digits before the decimal point if there are more."""
+    """Write three digits, or all digits before the decimal point if there are more than three."""
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 

@@ -1,4 +1,4 @@
-"""Put ranks behind a link of a known rate, a real one where the machine allows it, and say where ranks measure."""
+"""Put ranks behind a link of a known rate, a real one where the machine allows it, and say where times are measured."""
 
 import contextlib
 import os
@@ -88,7 +88,7 @@ def start_behind_link(
     restarted, an emulated link is gone; `where` of each result says what it was measured on.
 
     Args:
-        emulate: Emulate the link even where it could be real. It then has the given latency, which a link of this
+        emulate: Emulate the link even where it could be real. It then has the given latency, which a real link of this
             machine cannot have.
     """
     why_not = "The links are emulated." if emulate else hosts.why_not()

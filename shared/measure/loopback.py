@@ -15,14 +15,13 @@ def loopback_and_link(
     latency_ms: float = DEFAULT_LATENCY_MS,
     **options,
 ) -> dict[str, Sweep]:
-    """Time the same collectives over loopback and behind an emulated link: how does loopback mislead?
+    """Time the same collectives over loopback and behind an emulated link, to show how loopback misleads.
 
-    Over loopback, there are no links, only memory and cores that all ranks share. All bytes of all ranks then cost
-    alike, no matter which rank sends them. Behind links, the rank that sends most sets the pace. So a star, in which
-    rank 0 sends and receives everything, may be as fast as a ring over loopback, and is several times slower behind
-    links.
+    Over loopback, there are no links, only memory and cores that all ranks share. Every byte then costs the same, no
+    matter which rank sends it. Behind links, the rank that sends most sets the pace. So a star, in which rank 0 sends
+    and receives everything, may be as fast as a ring over loopback, but it is several times slower behind links.
 
-    Runs on all ranks together, on ranks without a link, and returns the same on each.
+    Run this on all ranks together, on ranks without a link. It returns the same on each.
 
     Args:
         options: Those of `collectives`.

@@ -20,8 +20,8 @@ def recorded(
     Args:
         to_record: The jobs, by name. Their preparation is not recorded.
         record: Opens a recording, such as `wire.ledger`, or `lambda: timeline.record(model)`.
-        by: A number of each recording, such as `lambda line: line.exposed_ms`. The round is then the one in which rank
-            0's number is the median.
+        by: Returns a number for each recording, such as `lambda line: line.exposed_ms`. The round is then the one in
+            which rank 0's number is the median.
 
     Returns:
         For each job, one recording per rank: those of the round whose time is the median.

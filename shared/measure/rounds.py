@@ -23,7 +23,7 @@ def _nothing() -> None:
 
 
 def in_ms(time_s: float) -> str:
-    """Write a time in ms, with three digits: those of an all-reduce on GPUs and those of a step are far apart."""
+    """Write a time in ms with three digits, because an all-reduce on GPUs is much shorter than a training step."""
     return f"{1e3 * time_s:.3g}" if time_s < 0.1 else f"{1e3 * time_s:,.0f}"
 
 
@@ -59,7 +59,7 @@ class Times:
 
     @classmethod
     def of_marks(cls, phases: list[str], marks_s: list[list[list[float]]]) -> "Times":
-        """Combine what the ranks saw.
+        """Combine the marks of all ranks.
 
         Shape: marks_s [ranks][rounds][1 + phases].
         """
@@ -163,7 +163,7 @@ def jobs(
         ValueError: If there is no job, or no round counts.
     """
     if not to_time or rounds < 1:
-        raise ValueError(f"needs at least one job and one round, got {len(to_time)} jobs and rounds={rounds}")
+        raise ValueError(f"expected at least one job and one round, got {len(to_time)} jobs and rounds={rounds}")
     named = {name: as_job(job) for name, job in to_time.items()}
     marks_s: dict[str, list] = {name: [] for name in named}
     with mismatch.paused():

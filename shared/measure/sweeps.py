@@ -11,8 +11,8 @@ from shared.measure.rounds import ROUNDS, WARM_UP_ROUNDS, Job, Times, in_ms, job
 from shared.tables import ShowsTable, Table
 
 FLOAT32_BYTES = 4
-# From 100 elements on, because gloo sends nothing for an empty chunk. An all-reduce of one element on four ranks is
-# another operation than one of four.
+# The smallest size is 100 elements, because gloo sends nothing for an empty chunk: on four ranks, an all-reduce of one
+# element is a different operation than one of four elements.
 SIZES_BYTES = (400, 4_000, 40_000, 400_000, 4_000_000)
 
 
@@ -42,7 +42,7 @@ class Sweep(ShowsTable):
         return {name: [times.time_ms for times in of.values()] for name, of in self.times.items()}
 
     def ratio(self, name: str, other: str) -> dict[int, float]:
-        """Return, for each size, how many times as long as another collective one takes."""
+        """Return, for each size, the time of one collective divided by the time of another."""
         measured_s = self.measured_s
         return {size: measured_s[name][size] / measured_s[other][size] for size in self.sizes_bytes}
 
@@ -78,8 +78,8 @@ def collectives(
 
     Args:
         calls: Functions of a float32 tensor on the rank's device, by name.
-        repeats: How many calls in a row one round times. The result is the time of one call. In a row, the ranks stay
-            in step without a barrier, as in the steps of a ring.
+        repeats: How many calls in a row one round times. The result is the time of one call. With calls in a row, the
+            ranks stay in step without a barrier, as in the steps of a ring.
 
     Raises:
         ValueError: If a size is not a positive multiple of 4 bytes.

@@ -20,7 +20,7 @@ class Scaling(ShowsTable):
 
         computation     the efficiency that the step would have without communication. It is 1 if ranks do not slow each
                         other down. On shared cores, they do.
-        communication   the step without communication over the step, on as many ranks
+        communication   the time of the step without communication over that of the step, on the same number of ranks
     """
 
     kind: str  # "weak" or "strong"
@@ -43,7 +43,7 @@ class Scaling(ShowsTable):
         return self.without_communication_s(count) / self.step_s(count)
 
     def speed_up(self, count: int) -> float:
-        """Return how many times as many samples per second as one rank all of them process."""
+        """Return the samples per second of all ranks together, divided by those of one rank."""
         return count * self.efficiency(count)
 
     def table(self) -> Table:
@@ -58,7 +58,7 @@ class Scaling(ShowsTable):
 
 
 def scaling(function_name: str, counts: Sequence[int] = (1, 2, 4), kind: str = "weak", **options) -> Scaling:
-    """Measure a step on several numbers of ranks. Called from the notebook, on ranks that are running.
+    """Measure a step on several numbers of ranks. Call this from the notebook, while ranks are running.
 
     Args:
         function_name: The name of a function that you defined on the ranks. It builds the model in the current process

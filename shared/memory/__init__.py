@@ -22,8 +22,8 @@ Memory that ZeRO-3 unshards counts as parameters if a module computes with it as
 otherwise. A tensor on the meta device holds 0 bytes, and so does a storage resized to 0. A DTensor counts as its local
 tensor.
 
-Not counted: memory inside a kernel (workspaces, gloo's copies), tensors that only a closure or C++ keeps (except DDP's
-buckets), compiled code, and sparse layouts other than COO. NumPy's memory counts once for each tensor made from it.
+Not counted: memory inside a kernel (workspaces, gloo's copies), tensors that only a closure or C++ keeps alive (except
+DDP's buckets), compiled code, and sparse layouts other than COO. NumPy's memory counts once per tensor made from it.
 
 All this is the same on a CPU and on a GPU. Other models that live in the same process, as in a lab, do not count.
 CUDA's allocator counts the whole process and rounds each tensor up, so its peak, `Peak.allocator_bytes`, is larger.
@@ -115,14 +115,14 @@ class Peak:
     @property
     def at_peak(self) -> Sample:
         if not self.samples:
-            raise RuntimeError("The peak is known only when the block has ended. Read it after the with-block.")
+            raise RuntimeError("The peak is known only after the block has ended. Read it after the with-block.")
         return max(self.samples, key=lambda sample: sample.held.total_bytes)
 
     @property
     def peak_bytes(self) -> int:
         """The most bytes that the tracked storages held at any moment.
 
-        Tracked are the storages of the module, the optimizer and `extra`, and those that an operator of the block
+        The tracked storages are those of the module, the optimizer and `extra`, and those that an operator of the block
         created or used.
         """
         return self.at_peak.held.total_bytes
@@ -229,7 +229,7 @@ def _hidden_bucket_bytes(ddp: DistributedDataParallel) -> int:
 def _check(module, optimizer, extra) -> None:
     """Raise if the arguments are not objects whose memory can be counted."""
     if module is None and optimizer is None and extra is None:
-        raise ValueError("There is nothing to measure: give a module, an optimizer or extra tensors.")
+        raise ValueError("There is nothing to measure: pass a module, an optimizer or extra tensors.")
     if not isinstance(module, nn.Module | None):
         raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
     contains_one = any(isinstance(thing, Optimizer) for thing in _reached([optimizer]))
@@ -241,6 +241,5 @@ def _check(module, optimizer, extra) -> None:
         )
     unknown = [name for name in extra or {} if name not in storages.COMPONENTS]
     if unknown:
-        raise ValueError(
-            f"extra names an unknown component, {unknown[0]!r}. Known are {', '.join(storages.COMPONENTS)}."
-        )
+        known = ", ".join(storages.COMPONENTS)
+        raise ValueError(f"extra names an unknown component, {unknown[0]!r}. The components are {known}.")

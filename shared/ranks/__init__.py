@@ -1,4 +1,4 @@
-"""Start, heal and stop a set of ranks from a notebook, and run things on all of them.
+"""Start, repair and stop a set of ranks from a notebook, and run code on all of them.
 
     from shared import ranks
     ranks.start(world_size=4)        # four processes in one process group; `%%ranks` cells run on them
@@ -31,17 +31,18 @@ def start(
 ) -> None:
     """Start world_size ranks, and show where each one runs and what can be measured there.
 
-    If the same number of ranks is already running with the same options, they are kept, with their variables.
+    If the same number of ranks is already running with the same options, the ranks and their variables are kept.
 
     Args:
-        backend: "nccl", "gloo:cpu", or "gloo" to let ranks share GPUs, where only collectives work. By default,
-            RANKS_BACKEND decides, or else NCCL is used if each rank can have its own GPU, and gloo on the CPU if not.
+        backend: "nccl", "gloo:cpu", or "gloo", with which ranks can share GPUs, but only run collectives there. The
+            default is the environment variable RANKS_BACKEND. If it is not set, the ranks use NCCL if each of them can
+            have its own GPU, and gloo on the CPU otherwise.
         detect_mismatch: Compare each collective's operation, shape and dtype over all ranks before it runs. This costs
             extra communication, so turn it off where a cell measures time.
         link: A rate such as "1gbit". Each rank then runs on its own host, behind a link of that rate in both
-            directions. A host reaches only the other hosts, so load data beforehand. See `shared/hosts`.
-        simulate: "nccl" to let gloo behave as NCCL does for the host, so that errors that gloo hides are reported. See
-            `shared/wire/simulated_nccl`. By default, the environment variable RANKS_SIMULATE decides.
+            directions. A host can reach only the other hosts, so download any data beforehand. See `shared/hosts`.
+        simulate: "nccl" to make gloo behave toward the host as NCCL does, so that bugs that gloo hides are reported.
+            See `shared/wire/simulated_nccl`. The default is the environment variable RANKS_SIMULATE.
 
     Raises:
         ValueError: If this machine cannot run that world size, backend or link.

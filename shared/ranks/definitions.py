@@ -1,7 +1,7 @@
-"""What a notebook's cells define on the ranks, so that it can be defined again after the ranks had to be restarted.
+"""Remember what a notebook's cells define on the ranks, so that it can be defined again after the ranks restart.
 
 Imports, functions, classes and simple assignments depend only on each other, so they can be run again at any time.
-Whatever else binds a name computes it, perhaps together with the other ranks, and is not run again.
+Any other statement that binds a name computes its value, perhaps together with the other ranks, so it is not run again.
 """
 
 import ast
@@ -46,7 +46,7 @@ class Definitions:
         self.computed: dict[str, None] = {}  # names that cells have computed, in order
 
     def remember(self, source: str, targets: list[int] | None) -> None:
-        """Remember what a cell defines, before it runs. The names that it computes have no definition any more."""
+        """Remember what a cell defines, before it runs. Names that the cell computes no longer have a definition."""
         try:
             statements = ast.parse(TransformerManager().transform_cell(source)).body
         except SyntaxError:
@@ -96,7 +96,8 @@ def describe_restart(again: list[Cell], failed: list[tuple[Cell, str]], computed
         names = [name for cell in with_own for name in cell.main_names]
         sentences.append(f"Your definitions were run again: {_list(names)}.")
     for cell, why in failed:
-        sentences.append(f"Run the cell that defines {_list(cell.main_names)} yourself, because here it failed: {why}")
+        defining = _list(cell.main_names)
+        sentences.append(f"Running the cell that defines {defining} again failed, so run it yourself: {why}")
     if computed:
         sentences.append(f"Computed variables are gone: {_list(computed)}. Run the cells that compute them again.")
     return " ".join(sentences)
@@ -109,7 +110,7 @@ def _list(names: list[str]) -> str:
 
 
 def _defined_by(statement: ast.stmt, known: set[str]) -> set[str]:
-    """Return the names that a statement defines, or an empty set if it is no definition."""
+    """Return the names that a statement defines, or an empty set if it is not a definition."""
     if isinstance(statement, (ast.Import, ast.ImportFrom)):
         origin = "." * getattr(statement, "level", 0) + (getattr(statement, "module", "") or "")
         return {f"{origin}.*" if name.name == "*" else name.asname or name.name for name in statement.names}

@@ -17,9 +17,9 @@ MEMORY_PER_RANK_GB = 0.4  # measured with torch imported and a small model, with
 
 @dataclass(frozen=True)
 class Placement:
-    """A backend, one device per rank, and a sentence on which measurements are valid there.
+    """A backend, one device per rank, and a sentence about which measurements are valid there.
 
-    `simulates` is "nccl" if gloo behaves like NCCL for the host (see shared/wire/simulated_nccl).
+    `simulates` is "nccl" if gloo simulates NCCL (see shared/wire/simulated_nccl).
     """
 
     backend: str
@@ -73,11 +73,11 @@ def check_link(link: str | None) -> None:
 def place(
     world_size: int, backend: str | None = None, link: str | None = None, simulate: str | None = None
 ) -> Placement:
-    """Choose NCCL if every rank can have its own GPU, else gloo on the CPU.
+    """Choose NCCL if every rank can have its own GPU, and gloo on the CPU otherwise.
 
-    With fewer GPUs than ranks, gloo could share them, but only collectives would work: gloo cannot send or receive a
-    tensor on a GPU, and a DeviceMesh on GPUs needs NCCL. Most chapters use one or the other, so ranks share GPUs only
-    on request. Hosts behind a link communicate over TCP, so they use gloo, too.
+    With fewer GPUs than ranks, the ranks could share GPUs over gloo, but only collectives would work: gloo cannot send
+    or receive a tensor on a GPU, and a DeviceMesh on GPUs needs NCCL. Most chapters use a DeviceMesh or send tensors to
+    single ranks, so ranks share GPUs only on request. Ranks behind a link communicate over TCP, so they use gloo, too.
 
     Args:
         backend: "nccl", "gloo" to share GPUs, or "gloo:cpu" to use none; by default, the environment variable
@@ -89,7 +89,7 @@ def place(
     """
     source, simulate = ("simulate", simulate) if simulate else ("RANKS_SIMULATE", os.environ.get("RANKS_SIMULATE"))
     if simulate not in (None, "", "nccl"):
-        raise ValueError(f"{source} can only be 'nccl', the one backend that can be simulated, got {simulate!r}")
+        raise ValueError(f"{source} can only be 'nccl', the only backend that can be simulated, got {simulate!r}")
     if simulate and backend not in (None, "gloo:cpu"):
         raise ValueError(f"NCCL is simulated on the CPU: use backend='gloo:cpu' instead of {backend!r}")
     if simulate:
@@ -127,7 +127,7 @@ def _on_shared_gpus(gpus: int, world_size: int, link: str | None) -> Placement:
     if link:
         valid = f"{_valid_behind(link)} {shared}."
     return Placement(
-        "gloo", devices, f"{valid} gloo runs collectives on a GPU's tensors, but cannot send or receive them."
+        "gloo", devices, f"{valid} gloo can run collectives on GPU tensors, but it cannot send or receive them."
     )
 
 
@@ -142,7 +142,7 @@ def _on_the_cpu(world_size: int, link: str | None, why: str) -> Placement:
 
 
 def _why_no_gpu(gpus: int, world_size: int) -> str:
-    """Say why ranks stay on the CPU of a machine with GPUs; nothing on a machine without."""
+    """Return a sentence on why ranks run on the CPU although the machine has GPUs, or "" if it has none."""
     if gpus == 0:
         return ""
     if gpus < world_size:

@@ -8,15 +8,15 @@ import signal
 from dataclasses import dataclass, field, replace
 
 _ALL_LAUNCHED = (
-    "Every rank has launched the last collective, {}. Either it is slow, or this line waits for another call "
+    "Every rank has launched the most recent collective, {}. Either it is slow, or this line waits for another call "
     "that all ranks must make, such as dist.new_group."
 )
 
 _ONE_AFTER_THE_OTHER = (
-    "NCCL runs a rank's sends and receives one after the other, isend and irecv included, unless they come in one "
+    "NCCL runs a rank's sends and receives one after another, including isend and irecv, unless they are all in one "
     "dist.batch_isend_irecv()."
 )
-_FORMS_GROUP = "every rank must call it, in the same order, also the ranks that will not belong to the group."
+_FORMS_GROUP = "every rank must call it, in the same order, including ranks that will not belong to the group."
 
 
 @dataclass
@@ -42,11 +42,11 @@ def name_ranks(ranks) -> str:
 
 
 def is_deadlocked(cell: CellState) -> bool:
-    """Return whether some rank waits for a collective that can never complete, so that nobody has to wait any longer.
+    """Return whether some rank waits for a collective that can never complete, so that the cell can be stopped early.
 
     There are three such cases: a rank whose cell has ended never launched the collective; two ranks launched different
     collectives instead of the same one; or every rank that is still running is itself waiting. Nothing is certain while
-    some rank has not begun, because it may still be importing what the cell needs.
+    some rank has not started the cell, because it may still be importing what the cell needs.
     """
     cell = _where_gpus_wait(cell)
     if any(position and not position["busy"] for rank, position in cell.positions.items() if rank in _pending(cell)):
@@ -61,7 +61,7 @@ def is_deadlocked(cell: CellState) -> bool:
 
 
 def _pending(cell: CellState) -> set[int]:
-    """Return the ranks whose cell has not ended. Some of them may not have begun."""
+    """Return the ranks whose cell has not ended. Some of them may not have started it."""
     return set(cell.targets) - set(cell.outcomes)
 
 
@@ -81,7 +81,7 @@ def disagreement(cell: CellState) -> dict[str, list[int]]:
 
 
 def absent(position: dict, cell: CellState) -> list[int]:
-    """Return the ranks that never launched the operation for which the rank at this position waits."""
+    """Return the ranks that never launched the operation that the rank at this position is waiting for."""
     call = position["call"]
     if call is None:
         return []
@@ -99,9 +99,9 @@ def absent(position: dict, cell: CellState) -> list[int]:
 
 
 def _where_gpus_wait(cell: CellState) -> CellState:
-    """Put each rank whose host runs ahead of its GPU at its first call that another rank never launched.
+    """Move each rank whose host runs ahead of its GPU back to its first call that another rank never launched.
 
-    Over NCCL, the host does not wait for a collective. It may have launched more calls, which the GPU has not begun.
+    Over NCCL, the host does not wait for a collective, so it may have launched more calls that the GPU has not started.
     """
     positions = {
         rank: _put_back(position, cell) if position and position["waits"] != "no" and position["ahead"] else position
@@ -121,7 +121,7 @@ def _count(position: dict, lane: tuple) -> int:
 
 
 def explain(cell: CellState) -> str:
-    """Explain what went wrong: first the causes in order of time, then which rank waits for which, then a table.
+    """Explain what went wrong: first the causes in chronological order, then which rank waits for which, then a table.
 
     For example:
 
@@ -155,10 +155,10 @@ def _deaths(cell: CellState) -> list[str]:
         elif status == -signal.SIGABRT:
             how = (
                 "its process aborted (SIGABRT) because a C++ check failed, "
-                "for example because ranks passed different sizes to one collective"
+                "for example because ranks passed different sizes to the same collective"
             )
         elif status < 0:
-            how = f"its process was ended by the signal {signal.Signals(-status).name}"
+            how = f"its process was ended by signal {signal.Signals(-status).name}"
         else:
             how = f"its process exited with status {status} (os._exit, or a crash in a library)"
         line = (cell.positions.get(rank) or {}).get("line")
@@ -167,7 +167,7 @@ def _deaths(cell: CellState) -> list[str]:
 
 
 def receives_too_small(cell: CellState, rank: int) -> list[str]:
-    """Describe the receives of a dead rank whose tensor is smaller than the one that their partner sends."""
+    """Describe a dead rank's receives into tensors that are smaller than what their partners sent."""
     described = []
     for receive in cell.transfers.get(rank, []):
         for send in cell.transfers.get(receive.partner, []):
@@ -182,16 +182,16 @@ def receives_too_small(cell: CellState, rank: int) -> list[str]:
 
 
 def waits_for_a_dropped_handle(cell: CellState) -> bool:
-    """Return whether all running ranks wait, at least one in a call that nobody has missed, after a handle was dropped.
+    """Return whether all running ranks wait, at least one in a call that no rank missed, after a handle was dropped.
 
-    It is not certain that they wait forever, because gloo may still complete the transfer.
+    They may not wait forever, because gloo may still complete the transfer.
     """
     running = [position for rank, position in cell.positions.items() if position is None or position["busy"]]
     return all(position and position["waits"] == "yes" for position in running) and bool(dropped_handles(cell))
 
 
 def dropped_handles(cell: CellState) -> list[str]:
-    """Describe the transfers whose handles were dropped, if a rank waits although nobody has missed its call."""
+    """Describe the transfers whose handles were dropped, if a rank is waiting although no rank has missed its call."""
     stuck = [p for p in cell.positions.values() if p and p["busy"] and p["waits"] != "no" and not absent(p, cell)]
     if not stuck:
         return []
@@ -201,14 +201,14 @@ def dropped_handles(cell: CellState) -> list[str]:
             ranks = ranks_of.setdefault((call["op"], call["line"] or "a line outside your code"), [])
             ranks += [rank] if rank not in ranks else []
     return [
-        f"{name_ranks(ranks).capitalize()} dropped the handle of an i{op} before its wait(): {line}\n"
-        "    Without its handle, the transfer may never complete, so ranks wait for it forever."
+        f"{name_ranks(ranks).capitalize()} dropped the handle of an i{op} without calling its wait(): {line}\n"
+        "    Without its handle, the transfer may never complete, and then ranks wait for it forever."
         for (op, line), ranks in ranks_of.items()
     ]
 
 
 def _failures(cell: CellState) -> list[str]:
-    """Describe the errors that ranks raised, in order of time, merging equal ones and leaving out consequences."""
+    """Describe the errors that ranks raised, in chronological order, without repetitions and mere consequences."""
     errors = {rank: outcome for rank, outcome in cell.outcomes.items() if outcome.error}
     causes = {rank: outcome for rank, outcome in errors.items() if not _is_consequence(outcome, cell)}
     if any(outcome.error["mismatch"] for outcome in causes.values()):
@@ -224,7 +224,7 @@ def _failures(cell: CellState) -> list[str]:
         sentences.append(f"{who[0].upper()}{who[1:]} failed: {outcome.error['message']}")
         sentences += [f"    {line}" for line in outcome.error["lines"]]
         if outcome.error["out_of_memory"]:
-            sentences.append("    This rank ran out of memory. The other ranks did not cause that.")
+            sentences.append("    This rank ran out of memory. The other ranks did not cause this.")
             sentences.append(f"    {outcome.error['held']}")
         if outcome.error["gpu_lost"]:
             sentences.append(
@@ -232,7 +232,7 @@ def _failures(cell: CellState) -> list[str]:
             )
         if outcome.error["batch_open"]:
             sentences.append(
-                "    The error came inside a batch of sends and receives, so NCCL cannot be used any more."
+                "    The error was raised inside a batch of sends and receives, so NCCL can no longer be used."
             )
     return sentences
 
@@ -258,7 +258,7 @@ def _mismatch(calls: dict[str, list[int]]) -> str:
 
 
 def _waits(cell: CellState) -> list[str]:
-    """Describe which ranks wait in which collective for which others, in one sentence per collective."""
+    """Describe which ranks wait in which collective for which other ranks, in one sentence per collective."""
     waiting: dict[str, list[dict]] = {}
     for position in cell.positions.values():
         if position and position["busy"] and position["waits"] != "no" and position["call"]:
@@ -295,7 +295,7 @@ def _waits(cell: CellState) -> list[str]:
 
 
 def _forming(cell: CellState) -> list[str]:
-    """Say which ranks wait for others to form a group, which is not a collective that could be counted."""
+    """Say which ranks are waiting for the others in dist.new_group, which is not counted as a collective."""
     ranks = [rank for rank, position in cell.positions.items() if position and position["forms_group"]]
     if not ranks:
         return []
@@ -333,21 +333,21 @@ def _why_absent(rank: int, call: dict, cell: CellState) -> str:
 
 
 def _running_lines(cell: CellState) -> list[str]:
-    """Describe the ranks that are executing code or do not answer."""
+    """Describe the ranks that are executing code or not responding."""
     sentences = []
     for rank in cell.targets:
         position = cell.positions.get(rank)
         if rank in cell.outcomes or rank in cell.deaths:
             continue
         if rank in cell.positions and position is None:
-            sentences.append(f"Rank {rank} does not answer, because it is inside a long call into a C library.")
+            sentences.append(f"Rank {rank} is not responding, because it is inside a long call into a C library.")
         elif position and position["busy"] and position["waits"] == "no" and position["line"]:
             sentences.append(f"Rank {rank} is still running: {position['line']}")
     return sentences
 
 
 def _needs_table(cell: CellState) -> bool:
-    """Return whether a table helps: only if the ranks are at different points of the code."""
+    """Return whether a table helps, which it does only if the ranks are at different points of the code."""
     errors = [outcome.error for outcome in cell.outcomes.values() if outcome.error]
     in_step = not any(error["mismatch"] or error["others_fault"] for error in errors)
     if in_step and len(cell.outcomes) == len(cell.targets):
@@ -383,5 +383,5 @@ def _state(rank: int, position: dict | None, cell: CellState) -> str:
     if outcome is not None:
         return "failed" if outcome.error else "finished"
     if position is None:
-        return "no answer"
+        return "not responding"
     return "running" if position["waits"] == "no" else "waiting"

@@ -1,8 +1,8 @@
 """The doctor's thread in a rank: it tells the kernel where the rank is right now.
 
-A rank that hangs in a collective answers no cell, but this thread still runs. A collective waits without holding the
-GIL, and even an endless Python loop hands it over every 5 ms. Questions and answers go through the TCPStore that the
-kernel hosts. `diagnosis.py` interprets the answers.
+A rank that hangs in a collective cannot run another cell, but this thread still runs: a collective does not hold the
+GIL while it waits, and even an endless Python loop releases it every 5 ms. Questions and answers go through the
+TCPStore that the kernel hosts. `diagnosis.py` interprets the answers.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from shared.ranks.diagnosis import name_ranks
 from shared.wire import clock, frames, handles, instrumentation, mismatch
 
 CUT = "The cell was stopped on this rank"
-# Errors which only say that another rank failed first. They are never the cause.
+# Errors that only say that another rank failed first. They are never the cause.
 _OTHERS_FAULT = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -39,7 +39,7 @@ _OTHERS_FAULT = (
     "Broken pipe",
     CUT,
 )
-_ABORTS_WITHIN_S = scaled(1.0)  # then the doctor answers, and NCCL may go on ending its communicators
+_ABORTS_WITHIN_S = scaled(1.0)  # after this, the doctor answers even if NCCL is still ending its communicators
 _MAY_WAIT = (".synchronize(", ".item(", ".cpu(", ".tolist(")  # on a GPU, these calls wait for a collective
 _FORM_GROUPS = ("new_group", "_new_group_with_tag", "split_group")
 _DISTRIBUTED = os.path.dirname(dist.__file__) + os.sep
@@ -56,7 +56,7 @@ def work_begins(stream) -> None:
 
 
 def cell_synchronizes() -> None:
-    """Note that the cell has ended, and that the rank waits for the collectives that it has launched."""
+    """Note that the cell has ended, and that the rank now waits for the collectives that it has launched."""
     _work.update(synchronizes=True)
 
 
@@ -95,10 +95,10 @@ def _answer(store: dist.TCPStore, rank: int, main_thread: int) -> None:
 
 
 def _stop_work() -> None:
-    """Make an error of what this rank runs, and drop its further output.
+    """Mark what this rank runs as stopped, so that it ends with an error, and drop its further output.
 
     gloo raises an error wherever a rank waits on a connection that was cut. NCCL does not: an aborted collective just
-    ends, and leaves garbage in its output. So the rank may continue, and compute and print with that garbage.
+    ends, and leaves garbage in its output. So the rank may continue, and compute and print garbage.
     """
     if _work["busy"]:
         _work.update(cut=True)
@@ -109,15 +109,15 @@ def look(rank: int, main_thread: int) -> dict:
     """Describe where this rank is, while its main thread keeps running."""
     try:
         return position(rank, main_thread)
-    except Exception:  # the main thread's frames may change meanwhile; describe what is known without them
+    except Exception:  # the main thread's frames may change in the meantime; describe what is known without them
         return position(rank, None)
 
 
 def position(rank: int, main_thread: int | None) -> dict:
     """Describe where this rank's main thread is, and which collectives it has launched.
 
-    Over NCCL, the host may be `ahead` of its GPU: the GPU may wait in any of the cell's calls. `diagnosis.py` finds out
-    in which one, from what the other ranks launched.
+    Over NCCL, the host may be `ahead` of its GPU: the GPU may be waiting in any of the cell's calls. `diagnosis.py`
+    finds out in which one, from what the other ranks launched.
     """
     call = instrumentation.last_call
     runs_ahead = _work["busy"] and instrumentation.host_runs_ahead()
@@ -207,14 +207,14 @@ def cut(aborts_within_s: float) -> bool:
     would lose the student's work.
 
     Args:
-        aborts_within_s: How long to wait until NCCL has ended its communicators.
+        aborts_within_s: How long to wait for NCCL to end its communicators.
 
     Returns:
-        Whether it has. If not, its groups cannot be left either.
+        Whether NCCL ended them in time. If not, this rank cannot leave its process groups either.
     """
     if instrumentation.simulation is not None:
         instrumentation.simulation.cut.set()
-    # NCCL comes first: a communicator whose sockets are closed under it reports a network error, and may not end.
+    # NCCL comes first: if its sockets were closed under it, it would report a network error, and might never end.
     aborted = _abort(_nccl_backends(), aborts_within_s)
     for connection in _open_connections():
         with connection, contextlib.suppress(OSError):  # it may close while we look
@@ -231,11 +231,11 @@ def _nccl_backends() -> list:
 
 
 def _abort(backends: list, within_s: float) -> bool:
-    """End the communicators of each NCCL backend, and what is in flight. Return whether all of them ended in time.
+    """End the communicators of each NCCL backend, with everything in flight. Return whether all of them ended in time.
 
     `abort()` returns once NCCL has ended the communicator, however long that takes: the timeout of the group does not
-    interrupt it. So each abort runs in a thread of its own. All of them start at once, because ending one communicator
-    may wait for the GPU, on which a collective of another one is still in flight.
+    interrupt it. So each abort runs in its own thread. All of them start at once, because ending one communicator may
+    have to wait for a collective of another one that is still in flight on the GPU.
     """
     threads = [threading.Thread(target=_abort_one, args=(each,), daemon=True, name="abort") for each in backends]
     for thread in threads:
@@ -319,7 +319,7 @@ def _describe_memory() -> str:
     if torch.cuda.is_initialized():
         free_gb, total_gb = (nbytes / 1e9 for nbytes in torch.cuda.mem_get_info())
         held_gb = torch.cuda.memory_allocated() / 1e9
-        return f"Its tensors hold {held_gb:.2f} GB of {total_gb:.2f} GB on its GPU, where {free_gb:.2f} GB are free."
+        return f"Its tensors hold {held_gb:.2f} GB of its GPU's {total_gb:.2f} GB, and {free_gb:.2f} GB are free."
     held_gb, free_gb = psutil.Process().memory_info().rss / 1e9, psutil.virtual_memory().available / 1e9
     return f"Its process holds {held_gb:.2f} GB; this machine has {free_gb:.2f} GB left."
 

@@ -2,8 +2,8 @@
 
     python -P shared/ranks/facts.py       # prints them as JSON
 
-They are gathered in a process of its own, for two reasons: CUDA keeps memory on a GPU for as long as a process that has
-asked about it lives, and a broken driver may never answer. This file needs nothing from the course, so it also runs
+They are gathered in a separate process, for two reasons: a process that has queried a GPU keeps holding memory on it
+until the process ends, and a broken driver may never answer. This file needs nothing from the course, so it also runs
 where the course's packages are missing. `outlook.py` turns facts into sentences.
 """
 
@@ -34,7 +34,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known about a machine. A text is empty if there is nothing to say, or if nobody could tell."""
+    """What is known about a machine. A text is empty if there is nothing to say, or if the answer is unknown."""
 
     cores: int = 1
     shm_bytes: int | None = None  # the size of /dev/shm; None if there is no such folder
@@ -64,7 +64,7 @@ class Facts:
 
 
 def ask(timeout_s: float = ANSWER_S) -> Facts:
-    """Gather the facts in another process. If that fails, `problem` says why, and only what is certain is known."""
+    """Gather the facts in another process. If that fails, `problem` says why, and few other facts are known."""
     command = [sys.executable, "-P", os.path.abspath(__file__)]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
@@ -73,7 +73,7 @@ def ask(timeout_s: float = ANSWER_S) -> Facts:
     lines = answer.stdout.splitlines()
     if answer.returncode or not lines:
         reason = (answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"])[-1]
-        return _without_torch(f"PyTorch could not be asked about GPUs ({reason})")
+        return _without_torch(f"PyTorch could not be queried about GPUs ({reason})")
     return Facts.from_json(lines[-1])
 
 
@@ -95,7 +95,7 @@ def gather() -> Facts:
     try:
         torch.cuda.init()
         count = torch.cuda.device_count()
-    except Exception as error:  # on a broken machine, it may be anything
+    except Exception as error:  # on a broken machine, it may be any exception
         count, problem = 0, (str(error).strip() or type(error).__name__).splitlines()[0]
     gpus = tuple(_gpu(index) for index in range(count))
     pairs = [(one, other) for other in range(count) for one in range(other)]
@@ -135,7 +135,7 @@ def _gpu(index: int) -> Gpu:
 
 
 def _connected(one: int, other: int) -> bool:
-    """Tell whether two GPUs can read each other's memory."""
+    """Return whether two GPUs can read each other's memory."""
     import torch
 
     try:
@@ -170,7 +170,7 @@ def _nvidia_smi(*arguments: str) -> str:
 def parse_smi(printed: str) -> tuple[tuple[str, ...], str, bool, bool]:
     """Read a line of SMI_FIELDS per GPU.
 
-    Returns the GPUs' names, the driver's version, whether a GPU has MIG enabled, and whether one is exclusive.
+    Returns the GPUs' names, the driver's version, whether a GPU has MIG enabled, and whether one is in exclusive mode.
     """
     lines = [[cell.strip() for cell in line.split(",")] for line in printed.splitlines()]
     lines = [line for line in lines if len(line) == len(SMI_FIELDS)]
@@ -182,7 +182,7 @@ def parse_smi(printed: str) -> tuple[tuple[str, ...], str, bool, bool]:
 
 def parse_topology(printed: str) -> tuple[str, ...]:
     """Read the kinds of links between GPUs from the matrix that `nvidia-smi topo -m` prints."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", printed)  # its heading is underlined
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", printed)  # escape codes underline its heading
     rows = [line.split()[1:] for line in plain.splitlines() if re.match(r"GPU\d+\s", line)]
     return tuple(sorted({cell for row in rows for cell in row[: len(rows)] if cell != "X"}))
 

@@ -84,9 +84,9 @@ def _run_rank(argv: list[str]) -> None:
 def _preload() -> None:
     """Import what every rank needs, without initializing CUDA: a forked process cannot use its parent's CUDA.
 
-    The garbage collector is off meanwhile. Imports allocate a million objects and free few, so collecting would take a
-    fifth of the time. Afterwards, gc.freeze() excludes the loaded objects from collection, so that ranks keep sharing
-    their memory.
+    The garbage collector is off during the imports. They allocate a million objects and free few, so collecting would
+    take a fifth of the time. Afterwards, gc.freeze() excludes the loaded objects from collection, so that ranks keep
+    sharing their memory.
     """
     gc.disable()
     import ipyparallel.engine.app  # noqa: F401

@@ -1,4 +1,4 @@
-"""ipyparallel launchers that request processes from the fork server instead of starting Python anew.
+"""ipyparallel launchers that request processes from the fork server instead of starting new Python interpreters.
 
 ipyparallel has launchers for SSH, MPI, Slurm, PBS and LSF. The two launchers in this module are for this machine. They
 start the same `ipyparallel.Cluster` in a third of the time that ipyparallel's local launchers take.
@@ -55,18 +55,16 @@ class ForkServer:
             raise RuntimeError(f"The process that starts ranks has died. {self.end_of_log()}") from None
 
     def make_hosts(self, n: int, bits_per_s: float) -> None:
-        """Make a host for each rank that will be started.
+        """Create a host for each rank that will be started.
 
         Raises:
-            RuntimeError: If the hosts cannot be made.
+            RuntimeError: If the hosts cannot be created.
         """
         self.request(do="hosts", n=n, bits_per_s=bits_per_s)
         if not self.wait_for(lambda server: server._hosts, START_TIMEOUT_S):
-            raise RuntimeError(
-                f"The hosts of the ranks were not ready within {START_TIMEOUT_S:g} s. {self.end_of_log()}"
-            )
+            raise RuntimeError(f"The ranks' hosts were not ready within {START_TIMEOUT_S:g} s. {self.end_of_log()}")
         if "no_hosts" in self._hosts:
-            raise RuntimeError(f"The hosts of the ranks could not be made: {self._hosts['no_hosts']}")
+            raise RuntimeError(f"The ranks' hosts could not be created: {self._hosts['no_hosts']}")
 
     @property
     def serves(self) -> bool:
@@ -117,7 +115,7 @@ def _python_path() -> str:
 
 
 class _ForkedLauncher:
-    """The common part of both launchers: the state that ipyparallel asks for, and signals by pid."""
+    """The common part of both launchers: the state that ipyparallel asks for, and sending signals by pid."""
 
     fork_server: ForkServer = None  # set on the launcher classes by `bound_to`
 
@@ -223,7 +221,7 @@ def wait_for_registration(client, n: int, server: ForkServer, timeout_s: float, 
         if ended:
             log = Path(server.run_dir, f"rank-{ended[0]}.log")
             raise RuntimeError(
-                f"Rank {ended[0]} ended while it was starting.\n{log.read_text(errors='replace')[-2000:]}"
+                f"Rank {ended[0]} exited while it was starting.\n{log.read_text(errors='replace')[-2000:]}"
             )
         if time.monotonic() > deadline:
             raise RuntimeError(f"Only {len(ids)} of {n} ranks answered within {timeout_s:.0f} s. {server.end_of_log()}")

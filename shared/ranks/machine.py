@@ -130,7 +130,7 @@ def two_ranks() -> Iterator[Finding]:
         took_s = time.monotonic() - began_s
         yield Finding("two ranks", f"started and ran an all-reduce in {took_s:.1f} s", required=True)
     else:
-        advice = "Both ranks should have returned 3.0. Please report this as a bug of the course."
+        advice = "Both ranks should have returned 3.0. Please report this as a bug in the course."
         yield Finding("two ranks", f"an all-reduce of 1 and 2 returned {totals}", advice, required=True)
 
 
@@ -167,7 +167,7 @@ def main() -> int:
     print(table(findings))
     blocking = [finding.name for finding in findings if finding.blocks]
     if blocking:
-        print(f"\nThe course cannot run here yet. Solve these problems first: {', '.join(blocking)}.")
+        print(f"\nThe course cannot run here yet. Fix these problems first: {', '.join(blocking)}.")
     else:
         print("\nThe course can run here.")
         print("\n".join(f"- {sentence}" for sentence in [*outlook.outlook(here()), *outlook.overridden(os.environ)]))

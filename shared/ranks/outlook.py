@@ -1,6 +1,6 @@
-"""What will and will not work on a machine, in sentences, from facts about it.
+"""Sentences about what will and will not work on a machine, derived from facts about it.
 
-All functions are pure. They take `Facts` (see `facts.py`), so a test can ask them about a machine that nobody has.
+All functions are pure. They take `Facts` (see `facts.py`), so a test can ask about a machine that nobody has.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from shared.ranks.facts import Facts
 
 GIB, MIB = 2**30, 2**20
-SIZES = (1, 2, 4)  # of the world in lessons and labs
+SIZES = (1, 2, 4)  # the world sizes in lessons and labs
 LITTLE_SHM_BYTES = 512 * MIB
 IN_USE_BYTES = 2 * GIB  # CUDA itself takes less
 IN_USE_SHARE = 0.1
@@ -42,9 +42,9 @@ def findings(facts: Facts) -> Iterator[Finding]:
         yield _driver(facts)
     yield from _memory(facts)
     if facts.mig:
-        yield Finding("MIG", "enabled", "Nothing to do: 1 rank uses it, more ranks use the CPU.")
+        yield Finding("MIG", "enabled", "Nothing to do: 1 rank uses it, and more ranks use the CPU.")
     if facts.exclusive and facts.gpus:
-        yield Finding("compute mode", "exclusive", "Nothing to do, unless ranks should share a GPU.")
+        yield Finding("compute mode", "exclusive", "Nothing to do, unless you want ranks to share a GPU.")
     if len(facts.gpus) > 1:
         yield _peers(facts)
     yield _nccl(facts)
@@ -83,7 +83,7 @@ def _driver(facts: Facts) -> Finding:
 
 
 def driver_is_too_old(facts: Facts) -> bool:
-    """Tell whether PyTorch sees no GPU because the driver is older than its build of CUDA."""
+    """Return whether PyTorch sees no GPU because the driver is older than its build of CUDA."""
     if facts.gpus or not facts.cuda_build or not facts.driver_cuda:
         return False
     return "too old" in facts.problem or _version(facts.driver_cuda) < _version(facts.cuda_build)[:1]
@@ -95,12 +95,12 @@ def _memory(facts: Facts) -> Iterator[Finding]:
         sizes = ", ".join(f"{_gib(facts.gpus[i].free_bytes)} of {_gib(facts.gpus[i].total_bytes)} free" for i in busy)
         advice = "End the programs that `nvidia-smi` lists."
         if free := [str(index) for index in range(len(facts.gpus)) if index not in busy]:
-            advice = f"Leave out what others use: CUDA_VISIBLE_DEVICES={','.join(free)}"
+            advice = f"Use only the other GPUs: CUDA_VISIBLE_DEVICES={','.join(free)}"
         yield Finding("GPU memory", f"{_name(busy)}: {sizes}", advice)
 
 
 def in_use(facts: Facts) -> list[int]:
-    """Return the indices of the GPUs on which other programs take a good part of the memory."""
+    """Return the indices of the GPUs on which other programs use much of the memory."""
     taken = [gpu.total_bytes - gpu.free_bytes for gpu in facts.gpus]
     return [i for i, gpu in enumerate(facts.gpus) if taken[i] > max(IN_USE_BYTES, IN_USE_SHARE * gpu.total_bytes)]
 
@@ -117,7 +117,7 @@ def _peers(facts: Facts) -> Finding:
 
 def _nccl(facts: Facts) -> Finding:
     if not facts.torch:
-        return Finding("NCCL", "unknown", "PyTorch could not be asked, for the same reason.")
+        return Finding("NCCL", "unknown", "PyTorch could not be queried, for the same reason.")
     if facts.nccl:
         return Finding("NCCL", facts.nccl)
     advice = "Install PyTorch's CUDA build." if facts.gpus or facts.listed else "Nothing to do: only GPUs need it."
@@ -141,19 +141,19 @@ def outlook(facts: Facts) -> list[str]:
     if facts.torch:
         return [*_runs(facts), *_limits(facts)]
     return [
-        f"{_as_sentence(facts.problem)} So it is unknown what will work on GPUs here. With RANKS_BACKEND=gloo:cpu in "
+        f"{_as_sentence(facts.problem)} So we do not know what will work on GPUs here. With RANKS_BACKEND=gloo:cpu in "
         "the environment, ranks use only the CPU."
     ]
 
 
 def overridden(environment: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each environment variable that changes what ranks use."""
+    """Return a sentence for each environment variable that changes which backend and devices ranks use."""
     names = [name for name in OVERRIDES if environment.get(name)]
-    return [f"{name}={environment[name]} is set, so ranks use that instead of what is said above." for name in names]
+    return [f"{name}={environment[name]} is set. It takes precedence over what is said above." for name in names]
 
 
 def uses_nccl(facts: Facts, world_size: int) -> bool:
-    """Tell whether `devices.place` chooses NCCL for this many ranks. Otherwise it chooses gloo on the CPU."""
+    """Return whether `devices.place` chooses NCCL for this many ranks. Otherwise it chooses gloo on the CPU."""
     return bool(facts.nccl) and len(facts.gpus) >= world_size
 
 
@@ -174,13 +174,13 @@ def _runs(facts: Facts) -> Iterator[str]:
             "bytes and memory."
         )
         few = f", and 4 ranks share {_cores(facts.cores)} here" if facts.cores < SIZES[-1] else ""
-        yield f"Times on the CPU are not those of GPUs{few}: compare them only within one run."
+        yield f"Times on the CPU say little about times on GPUs{few}: compare them only within one run."
         if facts.gpus:
             yield _on_request(facts)
 
 
 def _on_request(facts: Facts) -> str:
-    """Say whether more ranks than GPUs can share these."""
+    """Say whether ranks can share the GPUs if there are more ranks than GPUs."""
     if facts.exclusive:
         return (
             "Ranks cannot share a GPU here, because the compute mode lets only one process at a time use a GPU. "
@@ -216,7 +216,7 @@ def _no_gpu_seen(facts: Facts) -> Iterator[str]:
         if facts.cuda_build:
             yield (
                 f"PyTorch's build for CUDA {facts.cuda_build} works without a GPU too. The CPU build is smaller, and "
-                "the README says how to get it."
+                "the README explains how to install it."
             )
         return
     there = "a GPU" if len(facts.listed) == 1 else f"{len(facts.listed)} GPUs"
@@ -234,7 +234,7 @@ def _no_gpu_seen(facts: Facts) -> Iterator[str]:
 
 
 def _obstacles(facts: Facts) -> Iterator[str]:
-    """Yield what will make the GPUs that PyTorch sees slow, or fail."""
+    """Yield what will make the GPUs that PyTorch sees slow, or make ranks on them fail."""
     if broken := [index for index, gpu in enumerate(facts.gpus) if gpu.problem]:
         usable = ",".join(str(index) for index in range(len(facts.gpus)) if index not in broken)
         remedy = f"Leave it out with CUDA_VISIBLE_DEVICES={usable}" if usable else "Use RANKS_BACKEND=gloo:cpu"
@@ -245,7 +245,7 @@ def _obstacles(facts: Facts) -> Iterator[str]:
         which = "The GPUs" if len(facts.gpus) == 2 else "Some GPUs"
         yield (
             f"{which} cannot read each other's memory, so NCCL sends through the host's memory. Its times are real, "
-            "but far from those of GPUs with NVLink. If NCCL hangs at the start, set NCCL_P2P_DISABLE=1."
+            "but much longer than on GPUs with NVLink. If NCCL hangs at the start, set NCCL_P2P_DISABLE=1."
         )
     if facts.shm_bytes is not None and facts.shm_bytes < LITTLE_SHM_BYTES:
         yield from _little_shm(facts)
@@ -261,8 +261,8 @@ def _little_shm(facts: Facts) -> Iterator[str]:
         )
     else:
         yield (
-            f"/dev/shm has only {size}, which is enough for the course. A DataLoader of your own with workers may "
-            'crash with "Bus error": Docker\'s `--shm-size=1g` prevents that.'
+            f"/dev/shm has only {size}, which is enough for the course. If your own code uses a DataLoader with "
+            'workers, it may crash with "Bus error". Docker\'s `--shm-size=1g` prevents that.'
         )
 
 

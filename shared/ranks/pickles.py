@@ -1,4 +1,4 @@
-"""Pickles that a process without a GPU can load, or one that should leave the GPUs to others."""
+"""Pickles that can be loaded by a process without a GPU, or by one that should not use the GPUs."""
 
 import pickle
 
@@ -8,8 +8,8 @@ import torch
 class CpuPickler(pickle.Pickler):
     """Pickles a GPU's tensors as tensors on the CPU.
 
-    Otherwise the notebook would load what the ranks send onto the same GPUs. On each of them it would create a CUDA
-    context, of some 500 MB.
+    Otherwise the notebook would load what the ranks send onto the same GPUs, and create a CUDA context of about 500 MB
+    on each of them.
     """
 
     def reducer_override(self, thing):

@@ -18,7 +18,7 @@ from shared.ranks.launchers import START_TIMEOUT_S
 _ANSWER_TIMEOUT_S = scaled(1.0)
 _CONTROLLER_ARGS = [
     "--HeartMonitor.period=60",  # an engine counts as registered after a heartbeat; the default period is 3 s
-    "--HeartMonitor.max_heartmonitor_misses=200",  # a busy machine is not a dead engine; the fork server reports deaths
+    "--HeartMonitor.max_heartmonitor_misses=200",  # an engine may be alive but slow; the fork server reports deaths
     "--IPController.use_threads=True",
     "--IPController.broadcast_scheduler_depth=0",
     "--log-level=WARN",
@@ -28,7 +28,7 @@ _PORTS_NEEDED = 20  # ipyparallel documents 16
 
 
 class RankProcesses:
-    """world_size processes, each with its own variables, and the store for their rendezvous.
+    """The world_size processes, each with its own variables, and the store for their rendezvous.
 
     `RankSet` adds the process group.
     """
@@ -106,8 +106,8 @@ class RankProcesses:
     def _start_engines(self) -> None:
         """Start the ranks' processes.
 
-        If the controller has ended while it was starting, start another one on other ports: a program may have taken
-        one of its ports.
+        If the controller exited while it was starting, start another one on other ports: another program may have
+        taken one of its ports.
 
         Raises:
             RuntimeError: If no controller starts. The message quotes the log.
@@ -124,9 +124,9 @@ class RankProcesses:
                 self._start_cluster()
 
     def restart(self) -> None:
-        """Replace every rank by a new process. Their variables are lost."""
+        """Replace every rank with a new process. Their variables are lost."""
         self.starts += 1
-        # A GPU may have been lost.
+        # Choose devices again, because a GPU may have been lost.
         self.placement = place(self.world_size, self._backend, self.link, self._simulate)
         self._cluster.stop_engines_sync()
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -166,7 +166,7 @@ class RankProcesses:
         return {rank: self._server.ended[pid] for rank, pid in enumerate(self.pids) if pid in self._server.ended}
 
     def _ask(self, question: str) -> dict:
-        """Ask every rank's doctor thread. Returns the position of each rank, None for one that does not answer."""
+        """Ask every rank's doctor thread. Returns each rank's position, or None for a rank that does not answer."""
         self._questions += 1
         index, deaths = self._questions, self._deaths()
         self._store.set("asked", str(index))

@@ -19,11 +19,11 @@ NCCL_JOIN_TIMEOUT_S = scaled(90.0)  # NCCL loads its kernels and creates the com
 _KEPT = "Your variables on the ranks are kept."
 _NEW_GROUP = "A new process group is ready; your variables on the ranks are kept."
 _DEFINE_TIMEOUT_S = scaled(20.0)
-_DROPPED_S = scaled(3.0)  # how long nothing moves before a dropped handle is taken for the cause
+_DROPPED_S = scaled(3.0)  # how long ranks must make no progress before a dropped handle counts as the cause
 
 
 class RankSet(RankProcesses):
-    """world_size processes in one process group. Students use `shared.ranks`, which holds one of these."""
+    """A set of world_size processes in one process group. Students use `shared.ranks`, which holds one of these."""
 
     def __init__(
         self, world_size: int, backend=None, detect_mismatch=True, link=None, simulate=None, report=lambda done: None
@@ -33,7 +33,7 @@ class RankSet(RankProcesses):
         self.alive = False
         self.members = list(range(world_size))  # the ranks in the process group; the others are idle
         self.definitions = Definitions()
-        self.after_restart = ""  # what the last restart has left on the ranks, in sentences
+        self.after_restart = ""  # sentences that say what is left on the ranks after the last restart
         self._generation = 0
         super().__init__(world_size, backend, link, simulate, report)
 
@@ -44,7 +44,7 @@ class RankSet(RankProcesses):
         self._join(self.members)
 
     def restart(self) -> None:
-        """Replace every rank by a new process, in a new process group, and run the student's definitions again.
+        """Replace every rank with a new process, in a new process group, and run the student's definitions again.
 
         Other variables are lost.
         """
@@ -60,7 +60,7 @@ class RankSet(RankProcesses):
                 self._join(members)
 
     def _define_again(self) -> None:
-        """Run on each rank what the student's cells had defined there, and describe what that has restored."""
+        """Run again on each rank what the student's cells had defined there, and describe what was restored."""
         from shared.ranks import rankside
 
         before, self.definitions = self.definitions, Definitions()
@@ -73,9 +73,9 @@ class RankSet(RankProcesses):
         try:
             answers = [answer.get(timeout=max(0.0, deadline - time.monotonic())) for answer in pending]
             errors = {index: why for outcome in answers for index, why in outcome.value.items()}
-        except Exception:  # a definition ended its process or did not end, so none is run a second time
+        except Exception:  # a definition ended its process or did not finish, so none is run a second time
             super().restart()
-            errors = dict.fromkeys(range(len(before.cells)), f"it did not end within {_DEFINE_TIMEOUT_S:g} s")
+            errors = dict.fromkeys(range(len(before.cells)), f"it did not finish within {_DEFINE_TIMEOUT_S:g} s")
         self.definitions.cells = [cell for index, cell in enumerate(before.cells) if index not in errors]
         failed = [(before.cells[index], why) for index, why in sorted(errors.items())]
         self.after_restart = describe_restart(self.definitions.cells, failed, list(before.computed))
@@ -94,7 +94,7 @@ class RankSet(RankProcesses):
         """
         if not members or not set(members) <= set(range(self.world_size)):
             raise ValueError(f"expected members among the ranks 0 to {self.world_size - 1}, got {members}")
-        self.members = members  # a restart would form their group
+        self.members = members  # a restart forms a group of these ranks
         self.check_whole()
         self.form_group(members)
 
@@ -229,7 +229,7 @@ class RankSet(RankProcesses):
                     os.kill(self.pids[rank], signal.SIGINT)
 
     def _heal(self, cell: CellState, hung: dict, still_pending: dict) -> str:
-        """Make the next cell work. Returns sentences on which variables are left."""
+        """Make sure that the next cell works. Returns sentences that say which variables are left."""
         errors = [outcome.error for outcome in cell.outcomes.values() if outcome.error]
         # After an error inside a batch, NCCL queues whatever the rank launches next, and never runs it.
         unusable = any(error["gpu_lost"] or error["batch_open"] for error in errors)

@@ -29,10 +29,10 @@ from shared.wire import handles, instrumentation, mismatch, sizes
 
 OUTPUT_LIMIT_LINES = 200
 OUTPUT_LIMIT_CHARACTERS = 20_000
-GROUP_TIMEOUT = timedelta(hours=1)  # a cell's own deadline is shorter; this one applies when the kernel is gone
-_LEAVES_WITHIN_S = scaled(20.0)  # an NCCL group without operations in flight takes about a second
-# What NCCL does by itself when a collective fails or takes long. The kernel has deadlines of its own, and explains a
-# hang; NCCL would end the process, or keep it waiting for a dump that nobody reads.
+GROUP_TIMEOUT = timedelta(hours=1)  # a cell's own deadline is shorter; this one applies if the kernel is gone
+_LEAVES_WITHIN_S = scaled(20.0)  # leaving an NCCL group with nothing in flight takes about a second
+# These switch off what NCCL does by itself when a collective fails or takes long. The kernel has its own deadlines and
+# explains a hang. NCCL would end the process, or keep it waiting for a dump that nobody reads.
 NCCL_ENVIRONMENT = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
@@ -59,7 +59,7 @@ class Outcome:
         return self.__dict__ | {"value": packed.getvalue()}
 
     def __setstate__(self, state: dict) -> None:
-        # By its name in the module, because the grader replaces it by one that loads nothing but data.
+        # Calls `pickle.loads` by this name, because the grader replaces it with one that loads nothing but data.
         self.__dict__.update(state, value=pickle.loads(state["value"]))
 
 
@@ -134,7 +134,7 @@ def join(generation: int, members: list[int], backend: str, detect_mismatch: boo
         world_size=len(members),
         timeout=GROUP_TIMEOUT,
         # NCCL then creates the communicator of all ranks here. Without device_id, the first send to each rank would
-        # create one for the two of them, and wait for the other rank in a way that nothing can interrupt.
+        # create one for these two ranks, and wait for the other one in a way that nothing can interrupt.
         device_id=torch.device(here.device) if dist.Backend.NCCL in backend else None,
     )
     if dist.Backend.NCCL in backend:
@@ -150,7 +150,7 @@ def list_ranks(group: dist.ProcessGroup) -> None:
     """Tell each backend of the group of all ranks which ranks it has, because torch 2.13 does not.
 
     torch assumes that they are 0 to N − 1, but only in the first group that a process forms. In a later generation, a
-    mesh with two dimensions would split its groups from an empty list, and end every rank with a segmentation fault.
+    mesh with two dimensions would split its groups from an empty list, and crash every rank with a segmentation fault.
     Source: pull request 192109 of PyTorch.
     """
     for device in group._device_types:
@@ -206,7 +206,7 @@ def _execute(source: str):
 
 
 class _Only(ast.NodeTransformer):
-    """Leaves out all statements of a cell but those with these indices."""
+    """Removes all statements of a cell except those with these indices."""
 
     def __init__(self, indices: list[int]):
         self.indices = indices
@@ -219,10 +219,10 @@ class _Only(ast.NodeTransformer):
 def define(cells: list[tuple[str, list[int]]]) -> Outcome:
     """Run some statements of each cell, given by their indices. Their line numbers stay those of the cell.
 
-    A cell that fails is tried again after the others, because a definition may need one of a later cell.
+    A cell that fails is tried again after the others, because a definition may need one from a later cell.
 
     Returns:
-        An Outcome with the messages of the errors that are left, by the index of the cell.
+        An Outcome with the messages of the errors that remain, by the index of the cell.
     """
 
     def body() -> dict[int, str]:
@@ -305,14 +305,14 @@ def _add_display(outcome: Outcome, bundle: dict) -> None:
 class Output(io.StringIO):
     """Collects what a cell prints and displays, until the cell is stopped.
 
-    It keeps the first lines only, because a cell that prints in an endless loop must fill neither the memory nor the
+    It keeps only the first lines, because a cell that prints in an endless loop must not fill up the memory or the
     notebook.
     """
 
     captured = None  # IPython's list of what the cell displays
     omitted_characters = 0
     omitted_lines = 0
-    _displays_kept: int | None = None  # None as long as the cell is not stopped
+    _displays_kept: int | None = None  # None unless the cell was stopped
 
     def drop_the_rest(self) -> None:
         """Ignore what is printed and displayed from now on."""
@@ -335,7 +335,7 @@ class Output(io.StringIO):
 
     def getvalue(self) -> str:
         lines = super().getvalue().splitlines(keepends=True)
-        if self.omitted_characters and not lines[-1].endswith("\n"):  # the last line is not whole
+        if self.omitted_characters and not lines[-1].endswith("\n"):  # the last line is incomplete
             if len(lines) == 1:
                 return lines[0] + f"\n… {self.omitted_characters} more characters not shown\n"
             lines.pop()

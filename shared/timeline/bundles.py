@@ -1,7 +1,6 @@
-"""Merges the sends and receives of a hand-made collective into one span of a timeline.
+"""Merges the sends and receives of a hand-written collective into one span of a timeline.
 
-Over gloo, an all-gather made by hand is 2(N−1) sends and receives. `plots.timeline` would draw each one in a row of its
-own.
+Over gloo, a hand-written all-gather is 2(N−1) sends and receives. `plots.timeline` would draw each one in its own row.
 """
 
 from collections.abc import Sequence

@@ -8,8 +8,8 @@ The ledger records every call that the dispatcher hooks see (see `instrumentatio
 DDP's reducer, FSDP2 and DTensor.
 
 Two columns count bytes. *Payload* is the size of the full buffer. *Sent* is what this rank has to send under the ring
-algorithm, whatever the backend really does. In addition, `carried_bytes` is what the network interface counted
-meanwhile. Ranks on one machine share an interface, so it covers all of them. A rank on its own host (see
+algorithm, whatever the backend really does. In addition, `carried_bytes` is what the network interface counted while
+the ledger was open. Ranks on one machine share an interface, so it covers all of them. A rank on its own host (see
 `shared/hosts`) has its own interface.
 """
 
@@ -158,7 +158,7 @@ class Ledger:
             if not _same(actual, expected)
         ]
         if differences:
-            raise AssertionError(f"The wire ledger of rank {self.rank} differs. " + "; ".join(differences))
+            raise AssertionError(f"The wire ledger of rank {self.rank} is not as expected. " + "; ".join(differences))
 
 
 @contextlib.contextmanager
@@ -257,7 +257,7 @@ def _with_partner(entry: Entry) -> str:
 
 
 def _duration(entry: Entry) -> str:
-    """Format how long an operation took. Without a report of its completion, nobody knows."""
+    """Format how long an operation took. If its completion was not reported, the duration is unknown."""
     if entry.took_ms is None:
         return "not finished" if entry.in_flight else "–"
     return f"{entry.took_ms:.2f}"

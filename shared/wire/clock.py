@@ -4,8 +4,8 @@ import time
 
 import torch
 
-PAUSE_S = 1e-4  # between two looks at the GPU
-_JUST_REACHED_S = 1e-3  # a stream passes what another stream has already waited for within microseconds
+PAUSE_S = 1e-4  # between two queries of the GPU
+_JUST_REACHED_S = 1e-3  # if one stream has waited for something, others that wait for it continue within microseconds
 
 
 class Clock:
@@ -58,7 +58,7 @@ class Clock:
         return reached
 
     def follows_current_stream(self) -> bool:
-        """Return whether the current stream is the one on which the clock was started, as it always is on a CPU.
+        """Return whether the current stream is the one on which the clock was started. Always true on a CPU.
 
         FSDP2 runs its collectives on streams of their own. While those wait, the stream that computes does not.
         """

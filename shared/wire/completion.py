@@ -1,9 +1,9 @@
 """Determines when a collective completes, and how long this rank waits for it.
 
 **On a CPU, over gloo.** Completion is reported by the future of the Work, or, if it has no future, by the code that
-waits for the Work. A future calls back on its own thread. That thread needs the GIL, so while Python computes, the
-report can be some milliseconds late (the interpreter hands over the GIL every 5 ms). A wait is the time that the host
-spends in `wait()`.
+waits for the Work. A future runs its callback on its own thread. That thread needs the GIL, so while Python computes,
+the report can be some milliseconds late (the interpreter hands over the GIL every 5 ms). A wait is the time that the
+host spends in `wait()`.
 
 **On a GPU, over NCCL.** No call blocks the host: the stream waits instead. So each time is that of a CUDA event, which
 the clock records on the current stream (see `clock.py`).
@@ -20,10 +20,10 @@ the clock records on the current stream (see `clock.py`).
 
 Only waits of the stream on which the watcher was created count, because that is the one that computes. When watching
 ends, the host waits for the current stream, and for nothing else. A collective that this stream did not wait for may
-still be in flight then. If the host waited for it, a missing `wait()` would do no harm while somebody records.
+still be in flight then. If the host waited for it, a missing `wait()` would go unnoticed during a recording.
 
 **Over simulated NCCL,** an operation is complete when its results have landed in the caller's tensors: when this rank
-uses them. These times are there, so that code that reads them runs, but they mean nothing.
+uses them. These times exist only so that code that reads them runs. They mean nothing.
 """
 
 import contextlib
@@ -96,7 +96,7 @@ class Watcher:
             self._marks.append((entry, "completed_s", self.clock.mark()))
 
     def stood_still(self, began) -> None:
-        """Record that this rank has waited since a mark, on a GPU only if the stream that computes did."""
+        """Record that this rank has waited since a mark. On a GPU, this counts only if the stream that computes did."""
         if self.clock.follows_current_stream():
             self._wait_marks.append((began, self.clock.mark()))
 
@@ -117,7 +117,7 @@ class Watcher:
     def settle(self) -> None:
         """Fill in the times that are known, and note what is still in flight.
 
-        Code that waits for a future may continue before our callback has run, so allow the callback a moment.
+        Code that waits for a future may continue before our callback has run, so give the callback a moment.
         """
         self.clock.catch_up()
         deadline_s = time.perf_counter() + _SETTLE_TIMEOUT_S
@@ -140,8 +140,8 @@ class Watcher:
 class WithoutWork:
     """Stands in for the Work of an operation that has none.
 
-    A synchronous call over NCCL has none, because the current stream waits for the operation in the call itself. So
-    does the host in a monitored barrier. The operations of a batch are waited for through the Work of the batch.
+    A synchronous call over NCCL has none, because the current stream waits for the operation in the call itself. In a
+    monitored barrier, the host does. The operations of a batch are waited for through the Work of the batch.
     """
 
     def __init__(self, began: dict):
@@ -200,7 +200,7 @@ def waited(work, began: dict) -> None:
 
 @contextlib.contextmanager
 def timed(work):
-    """Record for every Watcher that this rank waits for a Work inside the block, and that it is complete afterwards."""
+    """Record for every Watcher that this rank waits for a Work inside the block, and that the Work then is complete."""
     began = marks()
     yield
     waited(work, began)

@@ -1,6 +1,6 @@
 """Notices when the handle of an isend or irecv is dropped before anything has waited for it.
 
-gloo may never complete such a transfer. The rank that depends on it hangs, perhaps in a later call that is right.
+gloo may never complete such a transfer. The rank that depends on it hangs, perhaps in a later call that is correct.
 """
 
 import weakref

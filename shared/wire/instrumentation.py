@@ -46,8 +46,8 @@ OPERATORS = {
 POINT_TO_POINT = ("send", "recv")
 _TORCH_DISTRIBUTED = os.path.dirname(dist.__file__)
 _HANDLES = os.path.join(os.path.dirname(__file__), "handles.py")  # its functions are between torch's and the hook
-# Every dispatch passes this key, also under no_grad, under inference_mode and for DTensor, and torch uses it only for
-# factory functions.
+# Every dispatch passes through this key, even under no_grad or inference_mode and for DTensor, and torch itself uses it
+# only for factory functions.
 _KEY = "BackendSelect"
 _LATER_KEYS = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 
@@ -80,7 +80,7 @@ class Call:
         other = self.root if self.partner is None else self.partner
         preposition = "to" if self.op in ("send", "reduce", "gather") else "from"
         direction = "" if other is None else f" {preposition} rank {other}"
-        # A barrier has a tensor inside torch, but the caller has not passed one.
+        # A barrier has a tensor inside torch, but the caller did not pass one.
         tensor = "" if "barrier" in self.op else f" ({self.dtype}, {_size(self.shape)})"
         return f"{self.op} #{self.number}{direction}{tensor}"
 
@@ -94,7 +94,7 @@ last_call: Call | None = None
 recent_calls: deque = deque(maxlen=50)  # the latest launches; the doctor empties it when a cell begins
 before_launch: list = []  # functions called with each Call before its launch, which may reject it by raising
 work_wrappers: list = []  # functions called with a Call and its Work; the caller gets the Work that they return
-recorder: sizes.Recorder | None = None  # of the sizes of sends and receives
+recorder: sizes.Recorder | None = None  # records the sizes of sends and receives
 simulation: Simulation | None = None  # of NCCL; if there is one, it launches every operation
 _listeners: list = []
 _libraries: list[torch.library.Library] = []  # keep the registrations alive
@@ -141,8 +141,8 @@ def synchronize(pause_s: float = clock.PAUSE_S) -> None:
     hang would be blamed on a later cell.
 
     Args:
-        pause_s: How long to sleep between two looks at the GPU. 0 finds the end of the work as soon as possible, and
-            takes a core meanwhile.
+        pause_s: How long to sleep between two queries of the GPU. With 0, the end of the work is noticed as soon as
+            possible, but the wait keeps a core busy.
     """
     if simulation is not None:
         simulation.synchronize()
@@ -170,7 +170,7 @@ def violations_accepted():
 
 
 def simulated_bytes() -> int:
-    """Return the bytes that the simulation of NCCL holds on this rank, and that NCCL would not."""
+    """Return the bytes that the simulation of NCCL holds on this rank, but that NCCL would not hold."""
     return simulation.copied_bytes if simulation is not None else 0
 
 
@@ -179,7 +179,7 @@ def listening(launched=None, waiting=None):
     """Record, in order, the calls that this rank launches inside the block. Yields the list of calls.
 
     Args:
-        launched: Called after each launch with the Call, its Work and its tensors. If the operation has no Work, as a
+        launched: Called after each launch with the Call, its Work and its tensors. If the operation has no Work, like a
             synchronous one over NCCL, a `completion.WithoutWork` stands in for it.
         waiting: Called with a tensor. Returns a context manager around the wait in C++ for the functional collective
             that writes to it.
@@ -190,7 +190,7 @@ def listening(launched=None, waiting=None):
     try:
         yield calls
     finally:
-        # By identity, because two listeners that recorded the same calls compare equal.
+        # Compare by identity, because two listeners that recorded the same calls are equal.
         _listeners[:] = [other for other in _listeners if other is not listener]
 
 
@@ -300,8 +300,8 @@ def _record(op: str, arguments: dict) -> Call:
 def _check_device(op: str, device: torch.device, group: dist.ProcessGroup) -> None:
     """Check that a tensor is where gloo can send or receive it.
 
-    gloo copies the tensors of a collective from a GPU and back. In a send or receive it takes their addresses for
-    addresses on the CPU, so it would fail with "Bad address", or crash the process.
+    gloo copies the tensors of a collective from a GPU and back. In a send or receive, it would treat their addresses as
+    addresses on the CPU, and fail with "Bad address" or crash the process.
     """
     if device.type != "cpu" and dist.get_backend(group) == "gloo":
         raise RuntimeError(

@@ -1,8 +1,8 @@
 """Mismatch detection: before each collective, check that all ranks launch the same one.
 
-gloo does not detect a mismatch. A different operator, dtype or root hangs or produces wrong values, and a different
-size aborts the process. So each rank computes a hash of the collective it is about to launch, and an all_reduce MAX
-of (hash, −hash) on a separate group shows whether the largest and the smallest are equal.
+gloo does not detect a mismatch. If the ranks differ in the operator, dtype or root, it hangs or produces wrong values,
+and if they differ in the size, it aborts the process. So each rank computes a hash of the collective it is about to
+launch, and an all_reduce MAX of (hash, −hash) on a separate group shows whether the largest and the smallest are equal.
 
 This costs one small all-reduce per collective. torch's own `DebugLevel.DETAIL` does the same check at about twice the
 cost, and DistributedDataParallel crashes with it on gloo (measured with torch 2.13).

@@ -1,6 +1,6 @@
 """Records the sizes of this rank's latest sends and receives in a file, which outlives the process.
 
-gloo aborts a process that receives more bytes than its tensor holds. That process cannot explain anything any more, so
+gloo aborts a process that receives more bytes than its tensor holds. That process can no longer explain anything, so
 the kernel compares the sizes that both ends have recorded.
 """
 
@@ -16,7 +16,7 @@ _EMPTY = bytes(_RECORD.size * _RECORDS)
 
 @dataclass(frozen=True)
 class Transfer:
-    """A send or receive, as its rank has launched it."""
+    """A send or receive, as its rank launched it."""
 
     op: str
     partner: int

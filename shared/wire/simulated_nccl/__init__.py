@@ -1,29 +1,30 @@
-"""Simulates over gloo what NCCL's collectives do for the host, so that bugs that gloo hides become errors.
+"""Simulates over gloo how NCCL's collectives behave toward the host, so that bugs that gloo hides become errors.
 
-On a GPU, a collective only *launches* work on a stream. The host goes on at once, and the output holds garbage until
+On a GPU, a collective only *launches* work on a stream. The host continues at once, and the output holds garbage until
 the current stream has waited for the collective. Code that forgets to wait, or that changes or frees a tensor in
 flight, often passes on gloo and computes wrong values on NCCL. Here, such code raises NCCLViolation:
 
 - A synchronous collective gives its caller no Work, and returns before it is complete. It runs on the current stream,
   so later operations find its result. An asynchronous one runs on the stream of its process group, and returns a Work.
-  Its `wait()` lets the host continue: only later operations wait, for this collective and for earlier ones of that
-  stream.
+  Its `wait()` does not block the host: it makes later operations on the current stream wait for this collective, and
+  for earlier ones on the same stream as this one.
 - gloo works on copies. Until an operation uses the outputs, they hold NaN, or bytes 0x55 in tensors of integers.
-- To use an output before `wait()`, to write to an input in flight, or to free either in flight is an error.
+- It is an error to use an output before `wait()`, to write to an input in flight, or to free either while in flight.
 - The operations of a `batch_isend_irecv()` run at the same time, so a receive into memory that another one uses is an
   error.
 - The first unbatched send from one rank to another blocks both until they have called send and receive, because NCCL
-  then connects them. No signal interrupts this.
+  then connects them. A signal cannot interrupt this.
 - After a cut, operations in flight end without an error, and their outputs keep the garbage. New ones fail.
 - `dist.get_backend()` returns what it returns on ranks with a GPU each: "cpu:gloo,cuda:nccl", because they have NCCL
   for tensors on the GPU and gloo for those on the CPU. So code that compares it with "nccl" fails here, too.
 
 The simulation has limits. Times mean nothing. A rank has one stream besides those of its process groups. An operation
 whose future was taken, as DDP does, counts as waited for when it completes. Later unbatched sends do not block each
-other, although NCCL runs them one after the other. `batch_isend_irecv()` returns one Work per operation, NCCL one for
-all. The operator of a synchronous collective returns a Work, which torch.distributed waits for and drops, and NCCL's
-returns none. A group with `backend="gloo"` of its own is simulated, too. A read through a raw pointer is not seen. What
-another thread does, such as one that saves a checkpoint, is neither simulated nor seen.
+other, although NCCL runs them one after another. `batch_isend_irecv()` returns one Work per operation, but NCCL returns
+one for all of them. The operator of a synchronous collective returns a Work, which torch.distributed waits for and
+drops, but NCCL's operator returns none. A group that was created with `backend="gloo"` is simulated, too. A read
+through a raw pointer is not detected. Other threads, such as one that saves a checkpoint, are neither simulated nor
+checked.
 """
 
 import contextlib
@@ -46,13 +47,13 @@ from shared.wire.simulated_nccl.works import SimulatedWork
 
 BACKEND = "cpu:gloo,cuda:nccl"
 CONNECT_TIMEOUT_S = scaled(15.0)
-CUT_WITHIN_S = scaled(5.0)  # after another rank has closed a connection, this rank is told that its own are cut, too
+CUT_WITHIN_S = scaled(5.0)  # if another rank has closed a connection, this rank's own are cut within this time
 _CLOSED_BY_ANOTHER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")  # errors of gloo
 _BATCH = dist.batch_isend_irecv.__code__
 
 
 class NCCLViolation(RuntimeError):
-    """Code that may pass on gloo, and computes wrong values or hangs on NCCL."""
+    """Code that may pass on gloo, but computes wrong values or hangs on NCCL."""
 
 
 class Simulation:
@@ -68,7 +69,7 @@ class Simulation:
 
     @property
     def copied_bytes(self) -> int:
-        """The memory of the copies on which gloo works. Its threads free some shortly after the operation."""
+        """The memory of the copies on which gloo works. Its threads free some of them shortly after the operation."""
         return sum(nbytes for storage, nbytes in self._copies if not storage.expired())
 
     def start(self) -> None:
@@ -81,7 +82,7 @@ class Simulation:
         self._watching.close()
 
     def watches_this_thread(self) -> bool:
-        """Tell whether this is the thread that called start(), or one of a backward pass."""
+        """Return whether this is the thread that called start(), or one of a backward pass."""
         return threading.get_ident() == self._thread or torch._C._current_graph_task_id() != -1
 
     # -- launching
@@ -92,8 +93,8 @@ class Simulation:
         Returns what the operator returns, and the operation's Work, which a synchronous call does not return.
 
         Raises:
-            NCCLViolation: if the operation uses a tensor that is in flight, or its partner never calls.
-            RuntimeError: if NCCL does not have this operation, or the rank's connections were cut.
+            NCCLViolation: If the operation uses a tensor that is in flight, or its partner never calls.
+            RuntimeError: If NCCL does not have this operation, or the rank's connections were cut.
         """
         if self.cut.is_set():
             raise RuntimeError(f"NCCL communicator was aborted on rank {dist.get_rank()}")
@@ -106,7 +107,7 @@ class Simulation:
             self.use(tensor, writes=False, stream=stream)
         for tensor in outputs:
             self.use(tensor, writes=True, stream=stream)
-        self.synchronize()  # the GPU starts an operation when the current stream comes to it
+        self.synchronize()  # the GPU starts an operation when the current stream reaches it
         if call.partner is not None and not _batch():
             self._connect(call)
         flight = Flight(call, stream, outputs, inputs)
@@ -122,7 +123,7 @@ class Simulation:
         return result, work
 
     def _connect(self, call) -> None:
-        """Wait until the partner calls the other end, if this is the first transfer in this direction."""
+        """Wait until the partner calls the matching operation, if this is the first transfer in this direction."""
         me, other = dist.get_rank(), call.partner
         sender, receiver = (me, other) if call.op == "send" else (other, me)
         connection = f"simulated NCCL/{call.group_name}/{sender} to {receiver}"
@@ -136,9 +137,9 @@ class Simulation:
         except dist.DistError:
             opposite = "receive" if call.op == "send" else "send"
             raise NCCLViolation(
-                f"{call} waited {CONNECT_TIMEOUT_S:g} s for rank {other} to call the {opposite}, and on NCCL it would "
-                "wait forever: the first unbatched send or receive connects the two ranks, and blocks until both have "
-                "called it. Put them into one dist.batch_isend_irecv(), or let the ranks take turns"
+                f"{call} waited {CONNECT_TIMEOUT_S:g} s for rank {other} to call the matching {opposite}, and on NCCL "
+                "it would wait forever: the first unbatched send or receive connects the two ranks, and blocks until "
+                "each has called its end. Put both into one dist.batch_isend_irecv(), or let the ranks take turns"
             ) from None
 
     # -- what runs after what
@@ -147,7 +148,7 @@ class Simulation:
         """Note that an operation on a stream uses a tensor: it needs the results of what runs before it.
 
         Raises:
-            NCCLViolation: if the tensor is in flight, and nothing makes the stream wait for that.
+            NCCLViolation: If the tensor is in flight, and nothing makes the stream wait for that operation.
         """
         for flight in self.flights[:]:
             kind = flight.conflict_with(tensor, writes)
@@ -166,7 +167,7 @@ class Simulation:
         """Note that the memory of a storage is about to be freed.
 
         Raises:
-            NCCLViolation: if an operation in flight still uses the memory.
+            NCCLViolation: If an operation in flight still uses the memory.
         """
         for flight in self.flights[:]:
             kind = flight.use_of(storage)
@@ -179,12 +180,12 @@ class Simulation:
                 self._land(flight)
 
     def wait(self, flight: Flight) -> None:
-        """Let the current stream wait for an operation, and so for all earlier ones on the stream of that one."""
+        """Make the current stream wait for an operation, and thereby for all earlier ones on that one's stream."""
         if flight not in self.flights:
             return
         for earlier in self.flights[: self.flights.index(flight) + 1]:
             earlier.waited |= earlier.stream == flight.stream
-        if flight.call.op == "barrier":  # the only one for which the host waits, too
+        if flight.call.op == "barrier":  # the only operation that the host waits for, too
             self.synchronize()
 
     def synchronize(self) -> None:
@@ -220,7 +221,7 @@ class Simulation:
 
 @contextlib.contextmanager
 def _backend_named_as_on_gpus():
-    """Let `dist.get_backend()` return BACKEND for groups on gloo, except to torch, which would look for a GPU."""
+    """Let `dist.get_backend()` return BACKEND for groups on gloo, but not to torch, which would look for a GPU."""
     original = dist.get_backend
 
     def get_backend(group=None):

@@ -29,7 +29,7 @@ class Flight:
         self._copies = {id(tensor): tensor.detach().clone() for tensor in (*outputs, *inputs)}
         self._originals = {id(self._copies[id(tensor)]): tensor for tensor in (*outputs, *inputs)}
         self._results = [self._copies[id(tensor)] for tensor in outputs]
-        # Other tensors on the same memory, because `parameter.data = …` gives the caller's tensors other memory.
+        # Other tensors on the same memory, because `parameter.data = …` may give the caller's tensors other memory.
         self.outputs = [tensor.data for tensor in outputs]
         self._inputs = [tensor.data for tensor in inputs]
 
@@ -59,7 +59,7 @@ class Flight:
                     _bytes_of(tensor).fill_(_GARBAGE)
 
     def put_results(self) -> None:
-        """Copy the results into the outputs, unless they have landed meanwhile."""
+        """Copy the results into the outputs, unless they have landed in the meantime."""
         if self.landed:
             return
         with torch.inference_mode(), _disable_current_modes():

@@ -7,7 +7,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
-# The host reads a tensor's values here, without an operator.
+# With these, the host reads a tensor's values without an operator.
 _HOST_READS = {
     *("__array__", "__deepcopy__", "__dlpack__", "__format__", "__reduce_ex__", "__repr__", "numpy", "tolist")
 }
@@ -47,7 +47,7 @@ def _uses_values(operator) -> bool:
 
 
 def _given(schema, arguments, options):
-    """Yield each argument of an operator's schema with what it was given."""
+    """Yield each argument of an operator's schema with the value that was passed for it."""
     for index, declared in enumerate(schema.arguments):
         if index < len(arguments):
             yield declared, arguments[index]

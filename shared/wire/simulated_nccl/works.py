@@ -12,7 +12,7 @@ _kept: deque = deque(maxlen=10_000)  # C++ keeps a Work alive, but not the attri
 
 
 class SimulatedWork(dist.Work):
-    """What NCCL returns for an operation in flight: waiting for it lets the host continue."""
+    """What NCCL returns for an operation in flight. Waiting for it does not block the host."""
 
     def __init__(self, simulation, flight):
         super().__init__()
@@ -35,7 +35,7 @@ class SimulatedWork(dist.Work):
         return is_complete
 
     def get_future(self) -> torch.futures.Future:
-        """Return a future whose value, the outputs, need not be waited for.
+        """Return a future whose value, the outputs, can be used without a wait.
 
         Raises:
             RuntimeError: For gloo's send, receive and reduce-scatter, which have no future.
@@ -48,5 +48,5 @@ class SimulatedWork(dist.Work):
             return self.flight.outputs
 
         if self.flight.work is None:
-            raise RuntimeError("the operation is complete, and simulated NCCL has forgotten it")
+            raise RuntimeError("the operation is already complete, so simulated NCCL no longer has its future")
         return self.flight.work.get_future().then(land)
